@@ -1,0 +1,103 @@
+"""What every command prints and writes: one JSON envelope, tables rendered from the same records, progress for people."""
+
+import json
+import os
+import platform
+import sys
+import tempfile
+from importlib import metadata
+from pathlib import Path
+
+from ..errors import InputError
+
+SCHEMA_VERSION = 1
+
+
+def environment():
+    """Machine and versions, for the record: a dict of strings and ints."""
+    found = {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "host": platform.node(),
+        "cpus": len(os.sched_getaffinity(0)),
+    }
+    for package in ("lanterne", "numpy", "numba", "mpi4py", "mpich", "ortools", "ucxx-cu12", "ucxx-cu13", "cupy-cuda12x", "cupy-cuda13x"):
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def envelope(**content):
+    """The outer object of every JSON file of ours: schema_version, argv, environment, then `content`."""
+    return {"schema_version": SCHEMA_VERSION, "argv": sys.argv, "environment": environment(), **content}
+
+
+def write_json(path, document):
+    """Write `document` to file `path` ("-" for standard output), whole or not at all.
+
+    Raises:
+        InputError: the folder does not exist or cannot be written.
+    """
+    text = json.dumps(document, indent=1, allow_nan=False) + "\n"
+    if str(path) == "-":
+        sys.stdout.write(text)
+        return
+    write_atomically(path, text.encode())
+
+
+def write_atomically(path, data):
+    """Replace file `path` by the bytes `data`; a reader sees the old file or the new one.
+
+    Raises:
+        InputError: the folder does not exist or cannot be written.
+    """
+    path = Path(path)
+    temporary = None
+    try:
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
+            temporary = file.name
+            file.write(data)
+        os.chmod(temporary, 0o666 & ~_umask())
+        os.replace(temporary, path)
+    except OSError as error:
+        if temporary is not None:
+            Path(temporary).unlink(missing_ok=True)
+        raise InputError(f"cannot write {path}: {error.strerror}") from error
+
+
+def _umask():
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def print_table(columns, rows, title=None, notes=(), file=None):
+    """Print a table for people.
+
+    Args:
+        columns: (header, unit) pairs; the unit line is left out where all units are empty.
+        rows: sequences of str, one per column; the first column is left-aligned, the others right-aligned.
+        notes: lines printed first, behind `# `.
+    """
+    file = file or sys.stdout
+    for note in notes:
+        print(f"# {note}", file=file)
+    if title:
+        print(title, file=file)
+    lines = [[header for header, _ in columns]]
+    if any(unit for _, unit in columns):
+        lines.append([f"({unit})" if unit else "" for _, unit in columns])
+    lines += [list(map(str, row)) for row in rows]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(columns))]
+    for line in lines:
+        cells = [cell.ljust(width) if i == 0 else cell.rjust(width) for i, (cell, width) in enumerate(zip(line, widths, strict=True))]
+        print("  ".join(cells).rstrip(), file=file)
+
+
+def progress(text):
+    """Show `text` on the terminal's last line; silent where standard error is no terminal. `progress("")` clears it."""
+    if sys.stderr.isatty():
+        sys.stderr.write(f"\r\x1b[K{text}")
+        sys.stderr.flush()

@@ -1,0 +1,87 @@
+"""Sizes like 64K and 1GiB, times like 50ms and 3us, rates like 200mbit and 450GB/s: parsing and printing, in one place."""
+
+import re
+
+from ..errors import InputError
+
+# K, M, G alone are binary, as in nccl-tests; KB, MB, GB are decimal, KiB, MiB, GiB binary.
+_SIZE = {"": 1, "B": 1}
+for _power, _letter in enumerate("KMGT", start=1):
+    _SIZE[_letter] = _SIZE[f"{_letter}IB"] = 1024**_power
+    _SIZE[f"{_letter}B"] = 1000**_power
+_TIME = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9, "min": 60.0, "h": 3600.0}
+_RATE = {f"{prefix}bit": factor / 8 for prefix, factor in (("", 1), ("k", 1e3), ("m", 1e6), ("g", 1e9))}
+_RATE |= {f"{prefix}bit/s": factor / 8 for prefix, factor in (("", 1), ("k", 1e3), ("m", 1e6), ("g", 1e9))}
+_RATE |= {f"{prefix}b/s": factor for prefix, factor in (("", 1), ("k", 1e3), ("m", 1e6), ("g", 1e9), ("t", 1e12))}
+_RATE |= {f"{prefix}ib/s": 1024.0**power for power, prefix in enumerate("kmgt", start=1)}
+
+_NUMBER = re.compile(r"\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*([A-Za-zµ/]*)\s*")
+
+
+def _split(text, what, expected):
+    match = _NUMBER.fullmatch(text)
+    if not match:
+        raise InputError(f"{what}: got {text!r}, expected {expected}")
+    return float(match[1]), match[2]
+
+
+def parse_nbytes(text, what="size"):
+    """Bytes of "1024", "64K", "64KiB", "1.5MB"; K, M, G alone are powers of 1024.
+
+    Raises:
+        InputError: no number, an unknown unit, negative or not whole.
+    """
+    expected = "a size such as 64K, 16MiB or 1GB"
+    number, unit = _split(text, what, expected)
+    factor = _SIZE.get(unit.upper())
+    if factor is None or number < 0 or number * factor != int(number * factor):
+        raise InputError(f"{what}: got {text!r}, expected {expected}")
+    return int(number * factor)
+
+
+def parse_time_s(text, what="time"):
+    """Seconds of "50ms", "3us", "1.5s", "2min"; a bare number is seconds.
+
+    Raises:
+        InputError: no number, an unknown unit or negative.
+    """
+    expected = "a time such as 50ms, 3us or 1.5s"
+    number, unit = _split(text, what, expected)
+    factor = _TIME.get(unit or "s")
+    if factor is None or number < 0:
+        raise InputError(f"{what}: got {text!r}, expected {expected}")
+    return number * factor
+
+
+def parse_rate_bytes_per_s(text, what="rate"):
+    """Bytes per second of "200mbit", "1gbit/s", "450GB/s", "12GiB/s".
+
+    Raises:
+        InputError: no number, an unknown unit or not positive.
+    """
+    expected = "a rate such as 200mbit or 450GB/s"
+    number, unit = _split(text, what, expected)
+    factor = _RATE.get(unit.lower())
+    if factor is None or number <= 0:
+        raise InputError(f"{what}: got {text!r}, expected {expected}")
+    return number * factor
+
+
+def format_nbytes(nbytes):
+    """Short binary form: 1536 -> "1.5 KiB", 1048576 -> "1 MiB"."""
+    value, unit = float(nbytes), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if value < 1024:
+            break
+        value, unit = value / 1024, larger
+    return f"{value:.4g} {unit}"
+
+
+def format_time(time_s):
+    """Three digits in the unit that suits: 0.0123 -> "12.3 ms"; None -> "-"."""
+    if time_s is None:
+        return "-"
+    for factor, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
+        if abs(time_s) >= factor:
+            return f"{time_s / factor:.3g} {unit}" if abs(time_s) < 1000 * factor else f"{time_s / factor:.0f} {unit}"
+    return f"{time_s / 1e-9:.3g} ns"

@@ -1,0 +1,1 @@
+"""One file an algorithm: pure functions that return a CollectiveSchedule."""

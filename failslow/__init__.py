@@ -1,0 +1,1 @@
+"""Fail-slow: detect, locate, validate, mitigate."""

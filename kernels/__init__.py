@@ -1,0 +1,1 @@
+"""Device code: reductions, staged host copies and delays, for CPU (Numba) and GPU (CuPy, Numba CUDA)."""

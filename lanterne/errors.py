@@ -1,0 +1,41 @@
+"""The errors that lanterne raises on purpose. Each message says what, where, got and expected, in one line.
+
+The command line turns them into exit codes: InputError 2, Unavailable 3, any other LanterneError 1.
+"""
+
+
+class LanterneError(Exception):
+    """Base of every error that lanterne raises on purpose."""
+
+
+class InputError(LanterneError, ValueError):
+    """What was asked for cannot be: a bad argument, file, plan or problem."""
+
+
+class Unavailable(LanterneError, RuntimeError):
+    """This machine lacks something: a library, a device, a permission. The message says how to get it."""
+
+
+class ScheduleError(InputError):
+    """A collective schedule or pipeline plan that is not valid; the message names the place."""
+
+
+class TransportError(LanterneError, RuntimeError):
+    """A transport failed or was used wrongly."""
+
+
+class TransportTimeout(TransportError):
+    """A wait ran out of time. `peers` holds the ranks that were waited for."""
+
+    def __init__(self, message, peers=()):
+        super().__init__(message)
+        self.peers = tuple(peers)
+
+
+class PeerFailed(TransportError):
+    """Another rank died or closed its end. `rank` says which."""
+
+    def __init__(self, rank, reason="died"):
+        super().__init__(f"rank {rank} failed: {reason}")
+        self.rank = rank
+        self.reason = reason

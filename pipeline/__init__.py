@@ -1,0 +1,1 @@
+"""Pipelines as data: actions, plans, one checker, one simulator, the planners and one executor."""

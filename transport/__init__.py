@@ -1,0 +1,1 @@
+"""Point-to-point transports: one interface (base), many ways to move bytes."""

@@ -1,0 +1,247 @@
+"""The transport interface: five verbs that move bytes between ranks, and the request they return.
+
+A transport knows nothing of collectives, dtypes or reductions. Its one posting verb takes a *batch*, because NCCL has no tags
+and must fuse the sends and receives of a round; elsewhere a batch is a loop.
+
+Matching: messages of one (communicator, source, destination, lane) match in posting order, whatever else is in flight.
+"""
+
+import os
+import time
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ..errors import InputError, TransportError, TransportTimeout
+
+DEFAULT_TIMEOUT_S = float(os.environ.get("LANTERNE_TIMEOUT_S", 60.0))
+COMMUNICATOR_BITS = 16
+LANE_BITS = 32
+# Reading the clock and the control socket costs more than a poll, so a waiting loop does it only so often.
+POLLS_PER_CHECK = 64
+
+
+def make_tag(communicator, lane=0):
+    """The tag of a message: communicator (16 bits) above lane (32 bits). Transports add the source where they must.
+
+    Raises:
+        InputError: a part does not fit its bits.
+    """
+    if not 0 <= communicator < 1 << COMMUNICATOR_BITS or not 0 <= lane < 1 << LANE_BITS:
+        raise InputError(
+            f"tag: got communicator {communicator}, lane {lane}, expected 0 to {(1 << COMMUNICATOR_BITS) - 1} "
+            f"and 0 to {(1 << LANE_BITS) - 1}"
+        )
+    return communicator << LANE_BITS | lane
+
+
+class Region:
+    """Registered memory: a C-contiguous array, seen as bytes. Keeps the array alive.
+
+    Attributes: `array`; `nbytes`; `address` (int, of the first byte); `device` (True for device memory); `buffer` (a writable
+    or read-only memoryview of bytes; None for device memory); `native` (whatever the transport keeps).
+    """
+
+    __slots__ = ("address", "array", "buffer", "device", "native", "nbytes")
+
+    def __init__(self, array, native=None):
+        self.array = array
+        self.native = native
+        interface = getattr(array, "__cuda_array_interface__", None)
+        self.device = interface is not None
+        if self.device:
+            if interface.get("strides") is not None and not array.flags.c_contiguous:
+                raise InputError("register: got a non-contiguous device array, expected a C-contiguous one")
+            self.buffer = None
+            self.address = interface["data"][0]
+            self.nbytes = array.nbytes
+            return
+        try:
+            view = memoryview(array)
+            if not view.c_contiguous:
+                raise InputError("register: got a non-contiguous array, expected a C-contiguous one")
+            self.buffer = _as_bytes(array, view)
+        except (TypeError, BufferError, ValueError) as error:
+            if isinstance(error, InputError):
+                raise
+            raise InputError(f"register: got {type(array).__name__}, expected an array with the buffer protocol") from error
+        self.nbytes = self.buffer.nbytes
+        self.address = _address(self.buffer)
+
+
+def _as_bytes(array, view):
+    if view.nbytes == 0:
+        return memoryview(bytearray(0))
+    if hasattr(array, "view") and hasattr(array, "reshape"):
+        # NumPy first: memoryview.cast refuses extension formats such as float16's 'e' and bfloat16's void types.
+        return memoryview(array.reshape(-1).view("u1"))
+    return view.cast("B")
+
+
+def _address(buffer):
+    import numpy as np
+
+    return np.frombuffer(buffer, np.uint8).ctypes.data if buffer.nbytes else 0
+
+
+class Send(NamedTuple):
+    """Send `nbytes` bytes of `region` from `offset` to rank `peer`. `tag` is a make_tag()."""
+
+    region: Region
+    offset: int
+    nbytes: int
+    peer: int
+    tag: int = 0
+
+
+class Recv(NamedTuple):
+    """Receive exactly `nbytes` bytes into `region` at `offset` from rank `peer`. `tag` is a make_tag()."""
+
+    region: Region
+    offset: int
+    nbytes: int
+    peer: int
+    tag: int = 0
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What a transport can do; an executor checks its plan against this before the first byte moves."""
+
+    tags: bool = True
+    host_memory: bool = True
+    device_memory: bool = False
+    stream_ordered: bool = False
+    any_order_completion: bool = True
+    max_message_nbytes: int = 2**63 - 1
+    # From this size up a message leaves its sender only once the receive is posted, so posting receives paces senders;
+    # None: never.
+    receiver_paced_nbytes: int | None = None
+
+
+class Request(ABC):
+    """The completion of one post. It keeps the posted regions alive until it is done."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def test(self):
+        """Make progress; True once every operation of the post is complete.
+
+        Raises:
+            PeerFailed: a peer of this request is known to be dead.
+            TransportError: an operation failed.
+        """
+
+    @abstractmethod
+    def pending_peers(self):
+        """The ranks whose operations are not complete, sorted."""
+
+    @property
+    @abstractmethod
+    def transport(self):
+        """The transport that this request was posted on."""
+
+    def wait(self, timeout_s=None):
+        """Return once every operation is complete.
+
+        Args:
+            timeout_s: seconds to wait at most; None for the transport's `timeout_s`.
+
+        Raises:
+            TransportTimeout: time ran out; names the ranks. The operations stay posted and their buffers in use.
+            PeerFailed, TransportError: as `test`.
+        """
+        if self.test():
+            return
+        transport = self.transport
+        limit_s = transport.timeout_s if timeout_s is None else timeout_s
+        deadline = time.monotonic() + limit_s
+        polls = 0
+        while not self.test():
+            os.sched_yield()
+            polls += 1
+            if polls % POLLS_PER_CHECK == 0:
+                peers = self.pending_peers()
+                transport.check_peers(peers)
+                if time.monotonic() > deadline:
+                    if self.test():
+                        return
+                    raise timeout_error(transport, peers, limit_s)
+
+
+def timeout_error(transport, peers, limit_s):
+    """The TransportTimeout of a wait on `peers` that lasted `limit_s`."""
+    names = ", ".join(map(str, peers)) or "none"
+    return TransportTimeout(
+        f"{transport.name} rank {transport.rank}: no message from or to rank {names} within {limit_s:g} s", peers
+    )
+
+
+class Transport(ABC):
+    """Moves bytes between `world_size` ranks.
+
+    Attributes: `name`; `rank`; `world_size`; `capabilities`; `timeout_s` (the default of every wait, seconds).
+    """
+
+    name = "?"
+    rank: int
+    world_size: int
+    capabilities: Capabilities
+    timeout_s: float = DEFAULT_TIMEOUT_S
+    closed = False
+
+    def register(self, array):
+        """Make `array` known to the transport and return its Region.
+
+        Args:
+            array: any C-contiguous array with the buffer protocol or `__cuda_array_interface__`.
+
+        Raises:
+            InputError: not contiguous, or no array.
+        """
+        return Region(array)
+
+    @abstractmethod
+    def post(self, ops):
+        """Start a batch of Send and Recv together and return the Request of the whole.
+
+        Raises:
+            InputError: an operation is out of its region's range, names no rank, or receives into read-only memory.
+            TransportError: the transport is closed.
+        """
+
+    @abstractmethod
+    def barrier(self, timeout_s=None):
+        """Return once every rank has called it. For set-up and benchmarks; no schedule needs it."""
+
+    def check_peers(self, peers):
+        """Raise PeerFailed if one of `peers` is known to be dead; cheap enough to call from a waiting loop."""
+
+    @abstractmethod
+    def close(self):
+        """Release everything; a second call does nothing, any other verb raises TransportError afterwards."""
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        self.close()
+
+
+def check_ops(transport, ops):
+    """Raise if `ops` cannot be posted on `transport`; see Transport.post."""
+    if transport.closed:
+        raise TransportError(f"{transport.name} rank {transport.rank}: post on a closed transport")
+    for op in ops:
+        region, offset, nbytes, peer, _tag = op
+        if not 0 <= peer < transport.world_size:
+            raise InputError(f"post: got peer {peer}, expected 0 to {transport.world_size - 1}")
+        if offset < 0 or nbytes < 0 or offset + nbytes > region.nbytes:
+            raise InputError(f"post: got bytes {offset} to {offset + nbytes} of a region of {region.nbytes}")
+        if nbytes > transport.capabilities.max_message_nbytes:
+            raise InputError(
+                f"post: got a message of {nbytes} bytes, expected at most {transport.capabilities.max_message_nbytes}"
+            )
+        if region.buffer is not None and region.buffer.readonly and type(op) is Recv:
+            raise InputError("post: got a receive into read-only memory, expected a writable array")
