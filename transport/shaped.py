@@ -1,0 +1,142 @@
+"""Emulated links over any transport: latency held back at the receiver, bandwidth occupying the link at both ends.
+
+A message leaves when its sender's link is free and occupies it for nbytes / bandwidth; its first byte arrives one latency later
+and it occupies the receiver's link as long. The receiver learns the time of departure from a small message beside it and
+withholds completion until then: what is late already, because the receiver looked late, is not delayed again.
+
+Paper: Chen et al. 2025 (CrossPipe), section 6.4.
+"""
+
+import struct
+import time
+from dataclasses import dataclass
+
+from ..errors import InputError
+from .base import LANE_BITS, Recv, Request, Send, Transport, check_ops
+
+# The departure times travel on the lane's twin: the lane with its highest bit set.
+TWIN = 1 << (LANE_BITS - 1)
+DEPARTURE = struct.Struct("<d")
+
+
+@dataclass(frozen=True)
+class Link:
+    """One direction between two ranks: `latency_s` and `bandwidth_bytes_per_s` (None: unlimited)."""
+
+    latency_s: float = 0.0
+    bandwidth_bytes_per_s: float | None = None
+
+    def __post_init__(self):
+        if self.latency_s < 0 or (self.bandwidth_bytes_per_s is not None and self.bandwidth_bytes_per_s <= 0):
+            raise InputError(f"link: got {self}, expected a latency of at least 0 and a bandwidth above 0")
+
+    def occupied_s(self, nbytes):
+        """Seconds that a message of `nbytes` keeps the link busy."""
+        return nbytes / self.bandwidth_bytes_per_s if self.bandwidth_bytes_per_s else 0.0
+
+
+class ShapedTransport(Transport):
+    """`inner` with emulated links. All ranks of a job must shape alike; clocks must agree, as they do on one host.
+
+    Args:
+        inner: any transport with tags; closed with this one. Lanes of 2^31 and above are not available.
+        links: {(source, destination): Link} or one Link for all pairs; pairs that are absent are as `inner` has them.
+    """
+
+    def __init__(self, inner, links):
+        if not inner.capabilities.tags:
+            raise InputError(f"shaped: got transport {inner.name}, expected one with tags")
+        if isinstance(links, Link):
+            n = inner.world_size
+            links = {(a, b): links for a in range(n) for b in range(n) if a != b}
+        self.inner = inner
+        self.name = f"shaped-{inner.name}"
+        self.rank = inner.rank
+        self.world_size = inner.world_size
+        self.capabilities = inner.capabilities
+        self.timeout_s = inner.timeout_s
+        self._links = dict(links)
+        # When this rank's end is free again, sending and receiving.
+        self._egress_free_s = 0.0
+        self._ingress_free_s = 0.0
+
+    def link(self, source, destination):
+        """The Link from `source` to `destination` as it is now."""
+        return self._links.get((source, destination), Link())
+
+    def set_link(self, source, destination, link):
+        """Change one link from now on; the messages under way keep their times. Call it alike on both ends."""
+        self._links[source, destination] = link
+
+    def post(self, ops):
+        check_ops(self, ops)
+        for op in ops:
+            if op.tag & TWIN:
+                raise InputError(f"{self.name}: got lane {op.tag & (2 * TWIN - 1)}, expected less than {TWIN}")
+        now_s = time.monotonic()
+        inner_ops = []
+        # Sends: when the link is free again. Receives: the link and the bytes that will tell the departure.
+        releases, arrivals = [], []
+        for op in ops:
+            inner_ops.append(op)
+            if op.peer == self.rank:
+                continue
+            if type(op) is Send:
+                occupied_s = self.link(self.rank, op.peer).occupied_s(op.nbytes)
+                departure_s = max(now_s, self._egress_free_s) if occupied_s else now_s
+                if occupied_s:
+                    self._egress_free_s = departure_s + occupied_s
+                    releases.append((self._egress_free_s, op.peer))
+                word = self.inner.register(bytearray(DEPARTURE.pack(departure_s)))
+                inner_ops.append(Send(word, 0, DEPARTURE.size, op.peer, op.tag | TWIN))
+            else:
+                word = self.inner.register(bytearray(DEPARTURE.size))
+                inner_ops.append(Recv(word, 0, DEPARTURE.size, op.peer, op.tag | TWIN))
+                arrivals.append((op.peer, op.nbytes, word))
+        return ShapedRequest(self, self.inner.post(inner_ops), releases, arrivals)
+
+    def arrival_s(self, peer, nbytes, departure_s):
+        """When a message that left `peer` at `departure_s` has wholly arrived here; occupies this rank's link till then."""
+        link = self.link(peer, self.rank)
+        occupied_s = link.occupied_s(nbytes)
+        start_s = departure_s + link.latency_s
+        if not occupied_s:
+            return start_s
+        self._ingress_free_s = max(start_s, self._ingress_free_s) + occupied_s
+        return self._ingress_free_s
+
+    def check_peers(self, peers):
+        self.inner.check_peers(peers)
+
+    def close(self):
+        self.inner.close()
+        self.closed = True
+
+
+class ShapedRequest(Request):
+    """Complete once the inner request is and the emulated links have let the last byte through."""
+
+    __slots__ = ("_arrivals", "_held", "_inner", "transport")
+
+    def __init__(self, transport, inner, releases, arrivals):
+        self.transport = transport
+        self._inner = inner
+        self._held = releases
+        self._arrivals = arrivals
+
+    def test(self):
+        if not self._inner.test():
+            return False
+        if self._arrivals:
+            transport = self.transport
+            for peer, nbytes, word in self._arrivals:
+                (departure_s,) = DEPARTURE.unpack(word.buffer)
+                self._held.append((transport.arrival_s(peer, nbytes, departure_s), peer))
+            self._arrivals = []
+        if self._held:
+            now_s = time.monotonic()
+            self._held = [(release_s, peer) for release_s, peer in self._held if release_s > now_s]
+        return not self._held
+
+    def pending_peers(self):
+        return sorted({*self._inner.pending_peers(), *(peer for _, peer in self._held)})
