@@ -1,0 +1,99 @@
+"""Which library an array belongs to: NumPy on the host, CuPy on a device, and how foreign arrays are adopted by them.
+
+CuPy is imported only once a device array is there.
+"""
+
+import functools
+
+import numpy as np
+
+from ..errors import InputError, Unavailable
+
+_DLPACK_HOST = (1, 3)  # kDLCPU, kDLCUDAHost
+_DLPACK_CUDA = (2, 13)  # kDLCUDA, kDLCUDAManaged
+
+
+def is_device_array(x):
+    """True for memory of a CUDA device: `__cuda_array_interface__`, or DLPack on a CUDA device."""
+    if type(x) is np.ndarray:
+        return False
+    if hasattr(x, "__cuda_array_interface__"):
+        return True
+    return hasattr(x, "__dlpack_device__") and x.__dlpack_device__()[0] in _DLPACK_CUDA
+
+
+def array_module(x):
+    """The module that computes on `x`: cupy for device arrays, else numpy.
+
+    Raises:
+        Unavailable: a device array, and no CuPy here.
+    """
+    return import_cupy() if is_device_array(x) else np
+
+
+@functools.cache
+def import_cupy():
+    """The cupy module.
+
+    Raises:
+        Unavailable: CuPy is not installed or cannot be loaded.
+    """
+    try:
+        import cupy
+    except ImportError as error:
+        raise Unavailable(f"CuPy: {error}; install lanterne[cuda12] or lanterne[cuda13]") from error
+    return cupy
+
+
+def adopt(x, what="array"):
+    """`x` as a NumPy or CuPy array on the same memory.
+
+    Raises:
+        InputError: no array, or not C-contiguous.
+        Unavailable: a device array, and no CuPy here.
+    """
+    return device_array(x, what) if is_device_array(x) else host_array(x, what)
+
+
+def host_array(x, what="array"):
+    """`x` as a C-contiguous NumPy array on the same memory: an array, a buffer, or a host tensor with DLPack.
+
+    Raises:
+        InputError: no array, a device array, or not C-contiguous.
+    """
+    if type(x) is not np.ndarray:
+        x = _to_numpy(x, what)
+    if not x.flags.c_contiguous:
+        raise InputError(f"{what}: got a non-contiguous array of shape {x.shape}, expected a C-contiguous one")
+    return x
+
+
+def _to_numpy(x, what):
+    if isinstance(x, np.ndarray):
+        return x.view(np.ndarray)
+    if is_device_array(x):
+        raise InputError(f"{what}: got a device array, expected host memory like the others")
+    try:
+        return np.asarray(memoryview(x))
+    except (TypeError, ValueError):
+        pass
+    if hasattr(x, "__dlpack__") and x.__dlpack_device__()[0] in _DLPACK_HOST:
+        return np.from_dlpack(x)
+    raise InputError(f"{what}: got {type(x).__name__}, expected an array")
+
+
+def device_array(x, what="array"):
+    """`x` as a C-contiguous CuPy array on the same memory.
+
+    Raises:
+        InputError: not a device array, or not C-contiguous.
+        Unavailable: no CuPy here.
+    """
+    if not is_device_array(x):
+        raise InputError(f"{what}: got {type(x).__name__} on the host, expected device memory like the others")
+    cupy = import_cupy()
+    if not isinstance(x, cupy.ndarray):
+        x = cupy.asarray(x) if hasattr(x, "__cuda_array_interface__") else cupy.from_dlpack(x)
+    if not x.flags.c_contiguous:
+        raise InputError(f"{what}: got a non-contiguous array of shape {x.shape}, expected a C-contiguous one")
+    return x

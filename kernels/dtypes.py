@@ -1,0 +1,82 @@
+"""The element types that lanterne reduces: names, sizes and kinds, in one table.
+
+A dtype is named by a string ("float32"); "bfloat16" has no NumPy dtype of its own, so its arrays are either of the
+ml_dtypes package's type or plain uint16 with `dtype="bfloat16"` said beside them.
+"""
+
+import functools
+from dataclasses import dataclass
+
+from ..errors import InputError
+
+OPS = ("sum", "prod", "min", "max", "mean")
+
+
+@dataclass(frozen=True)
+class Dtype:
+    """An element type: `name`, `nbytes` per element, `kind` (one of "float", "int", "uint", "bool")."""
+
+    name: str
+    nbytes: int
+    kind: str
+
+
+DTYPES = {
+    dtype.name: dtype
+    for dtype in (
+        Dtype("float16", 2, "float"),
+        Dtype("bfloat16", 2, "float"),
+        Dtype("float32", 4, "float"),
+        Dtype("float64", 8, "float"),
+        *(Dtype(f"int{8 * nbytes}", nbytes, "int") for nbytes in (1, 2, 4, 8)),
+        *(Dtype(f"uint{8 * nbytes}", nbytes, "uint") for nbytes in (1, 2, 4, 8)),
+        Dtype("bool", 1, "bool"),
+    )
+}
+
+# What a named dtype may be stored as when the array's own dtype has another name.
+_STORED_AS = {"bfloat16": ("uint16", "int16")}
+
+
+@functools.cache
+def find_dtype(name):
+    """The Dtype called `name`: a string, a NumPy or ml_dtypes dtype or scalar type, or a torch dtype.
+
+    Raises:
+        InputError: no such dtype.
+    """
+    text = getattr(name, "name", None) or getattr(name, "__name__", None) or str(name).removeprefix("torch.")
+    try:
+        return DTYPES[text]
+    except KeyError:
+        raise InputError(f"dtype: got {text!r}, expected one of {', '.join(DTYPES)}") from None
+
+
+def dtype_of(array, dtype=None):
+    """The Dtype of `array`'s elements; with `dtype`, that one, if the array can hold it.
+
+    Raises:
+        InputError: `dtype` is unknown, or names another type than the array's.
+    """
+    if dtype is None:
+        return find_dtype(array.dtype)
+    wanted = find_dtype(dtype)
+    stored = find_dtype(array.dtype).name
+    if stored != wanted.name and stored not in _STORED_AS.get(wanted.name, ()):
+        raise InputError(f"dtype: got an array of {stored}, expected {wanted.name}")
+    return wanted
+
+
+def check_op(op, dtype):
+    """Raise unless reductions by `op` are defined for the Dtype `dtype`.
+
+    Raises:
+        InputError: unknown op; sum, prod or mean of bool; mean of integers, whose sums overflow and whose quotients are not
+            integers.
+    """
+    if op not in OPS:
+        raise InputError(f"op: got {op!r}, expected one of {', '.join(OPS)}")
+    if dtype.kind == "bool" and op not in ("min", "max"):
+        raise InputError(f"op: got {op} of bool, expected min (and), max (or), or an integer dtype")
+    if op == "mean" and dtype.kind != "float":
+        raise InputError(f"op: got mean of {dtype.name}, expected a floating dtype (or sum, divided as you see fit)")

@@ -1,0 +1,166 @@
+"""LLVM IR of the CPU kernels: one loop over all arrays, written as explicit vectors so that it cannot fail to vectorise.
+
+A kernel accepts any byte address (its loads and stores assume one-byte alignment), reads every input of a vector before it
+writes it (so the output may be one of the inputs), and stores canonical values: one NaN per dtype, and -0 < +0 in min and max.
+16-bit floats are widened to float32, combined there, and rounded once.
+"""
+
+# Bytes of accumulator per turn of the main loop: four AVX-512 registers, eight of AVX, so the loop comes out unrolled.
+WIDE_NBYTES = 256
+
+# The one NaN of each dtype: quiet, positive, no payload.
+NAN_BITS = {"float16": 0x7E00, "bfloat16": 0x7FC0, "float32": 0x7FC00000, "float64": 0x7FF8000000000000}
+
+_MEMORY = {"float16": "half", "bfloat16": "i16", "float32": "float", "float64": "double"}
+_COMPUTE = {"float16": "float", "bfloat16": "float", "float32": "float", "float64": "double"}
+_COMPUTE_NBYTES = {"float": 4, "double": 8}
+
+
+def fold_ir(op, dtype, num_inputs):
+    """IR of `void kernel(i64 count, ptr out, ptr in0, ptr in1, ...)`: out = in0 op in1 op ..., in that order.
+
+    Args:
+        op: "sum", "prod", "min" or "max".
+        dtype: a Dtype.
+        num_inputs: int, at least 1.
+    """
+    names = [f"in{i}" for i in range(num_inputs)]
+
+    def body(vector):
+        accumulator = vector.load(names[0])
+        for name in names[1:]:
+            accumulator = vector.combine(op, accumulator, vector.load(name))
+        vector.store(accumulator)
+
+    return _kernel([f"ptr %{name}" for name in names], body, dtype)
+
+
+def divide_ir(dtype):
+    """IR of `void kernel(i64 count, ptr out, ptr in, double divisor)`: out = in / divisor, rounded once, for floats."""
+    return _kernel(["ptr %in", "double %divisor"], lambda vector: vector.store(vector.divide(vector.load("in"))), dtype)
+
+
+def _kernel(parameters, body, dtype):
+    """A loop of wide vectors, then one of single elements, both with the same `body(vector)`."""
+    wide, tail = (_Vector(dtype, width) for width in (WIDE_NBYTES // _compute_nbytes(dtype), 1))
+    body(wide)
+    body(tail)
+    return "\n".join(
+        [
+            *sorted(wide.declarations | tail.declarations),
+            f"define void @kernel(i64 %count, ptr %out, {', '.join(parameters)}) nounwind {{",
+            "entry:",
+            f"%wide.stop = and i64 %count, {-wide.width}",
+            "%any.wide = icmp ne i64 %wide.stop, 0",
+            "br i1 %any.wide, label %wide, label %middle",
+            *_loop("wide", wide, "[ 0, %entry ]", "%wide.stop", "middle"),
+            "middle:",
+            "%any.tail = icmp ult i64 %wide.stop, %count",
+            "br i1 %any.tail, label %tail, label %done",
+            *_loop("tail", tail, "[ %wide.stop, %middle ]", "%count", "done"),
+            "done:",
+            "ret void",
+            "}",
+        ]
+    )
+
+
+def _loop(label, vector, first, stop, after):
+    width = vector.width
+    return [
+        f"{label}:",
+        f"%i{width} = phi i64 {first}, [ %next{width}, %{label} ]",
+        *vector.lines,
+        f"%next{width} = add nuw nsw i64 %i{width}, {width}",
+        f"%more{width} = icmp ult i64 %next{width}, {stop}",
+        f"br i1 %more{width}, label %{label}, label %{after}",
+    ]
+
+
+def _compute_nbytes(dtype):
+    return _COMPUTE_NBYTES[_COMPUTE[dtype.name]] if dtype.kind == "float" else dtype.nbytes
+
+
+class _Vector:
+    """Writes instructions on vectors of `width` elements of one Dtype into `lines`; values are SSA names."""
+
+    def __init__(self, dtype, width):
+        self.dtype = dtype
+        self.width = width
+        self.lines = []
+        self.declarations = set()
+        self.integer = f"i{8 * dtype.nbytes}"
+        self.compute = _COMPUTE.get(dtype.name, self.integer)
+
+    def of(self, scalar):
+        """The vector type of `scalar`."""
+        return f"<{self.width} x {scalar}>"
+
+    def set(self, expression):
+        """Emit `expression` and return the name of its value."""
+        name = f"%v{self.width}.{len(self.lines)}"
+        self.lines.append(f"{name} = {expression}")
+        return name
+
+    def address(self, name):
+        return self.set(f"getelementptr inbounds {self.integer}, ptr %{name}, i64 %i{self.width}")
+
+    def load(self, name):
+        """Elements of pointer `name`, widened to the type of computation."""
+        memory = self.of(_MEMORY.get(self.dtype.name, self.integer))
+        value = self.set(f"load {memory}, ptr {self.address(name)}, align 1")
+        if self.dtype.name == "float16":
+            return self.set(f"fpext {memory} {value} to {self.of('float')}")
+        if self.dtype.name == "bfloat16":
+            value = self.set(f"zext {memory} {value} to {self.of('i32')}")
+            value = self.set(f"shl {self.of('i32')} {value}, splat (i32 16)")
+            return self.set(f"bitcast {self.of('i32')} {value} to {self.of('float')}")
+        return value
+
+    def combine(self, op, left, right):
+        """left op right, element by element."""
+        kind, vector = self.dtype.kind, self.of(self.compute)
+        if op in ("sum", "prod"):
+            instruction = {"sum": "add", "prod": "mul"}[op]
+            return self.set(f"{'f' if kind == 'float' else ''}{instruction} {vector} {left}, {right}")
+        # LLVM's minimum and maximum are those of IEEE 754-2019: NaN wins, and -0 < +0.
+        name = f"{op}imum" if kind == "float" else f"{'s' if kind == 'int' else 'u'}{op}"
+        suffix = {"float": "f32", "double": "f64"}.get(self.compute, self.compute)
+        function = f"{vector} @llvm.{name}.v{self.width}{suffix}"
+        self.declarations.add(f"declare {function}({vector}, {vector})")
+        return self.set(f"call {function}({vector} {left}, {vector} {right})")
+
+    def divide(self, value):
+        """value / %divisor."""
+        vector, scalar = self.of(self.compute), "%divisor"
+        if self.compute == "float":
+            scalar = self.set("fptrunc double %divisor to float")
+        one = self.set(f"insertelement {vector} poison, {self.compute} {scalar}, i64 0")
+        every = self.set(f"shufflevector {vector} {one}, {vector} poison, {self.of('i32')} zeroinitializer")
+        return self.set(f"fdiv {vector} {value}, {every}")
+
+    def store(self, value):
+        """Round `value` to the dtype, make its NaNs canonical, and store it to pointer `out`."""
+        vector = self.of(self.integer)
+        if self.dtype.kind == "float":
+            is_nan = self.set(f"fcmp uno {self.of(self.compute)} {value}, {value}")
+            nan = f"{vector} splat ({self.integer} {NAN_BITS[self.dtype.name]})"
+            value = self.set(f"select {self.of('i1')} {is_nan}, {nan}, {vector} {self.round(value)}")
+        self.lines.append(f"store {vector} {value}, ptr {self.address('out')}, align 1")
+
+    def round(self, value):
+        """The bits of `value` in the dtype, rounded to nearest even."""
+        if self.dtype.name == "float16":
+            value = self.set(f"fptrunc {self.of('float')} {value} to {self.of('half')}")
+            return self.set(f"bitcast {self.of('half')} {value} to {self.of('i16')}")
+        bits = self.of("i32") if self.dtype.name == "bfloat16" else self.of(self.integer)
+        value = self.set(f"bitcast {self.of(self.compute)} {value} to {bits}")
+        if self.dtype.name == "bfloat16":
+            # In integers, because the bfloat16 instructions of some CPUs flush subnormal numbers to zero.
+            kept = self.set(f"lshr {bits} {value}, splat (i32 16)")
+            odd = self.set(f"and {bits} {kept}, splat (i32 1)")
+            bias = self.set(f"add {bits} {odd}, splat (i32 {0x7FFF})")
+            value = self.set(f"add {bits} {value}, {bias}")
+            value = self.set(f"lshr {bits} {value}, splat (i32 16)")
+            value = self.set(f"trunc {bits} {value} to {self.of('i16')}")
+        return value

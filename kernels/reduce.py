@@ -1,0 +1,134 @@
+"""Reductions: out = in0 op in1 op ..., in one pass over memory, in that order, with canonical results.
+
+Whoever combines the same values gets the same bits, whichever operand comes first and on whichever device: NaN results are
+one NaN per dtype, -0 < +0 in min and max, NaN wins in min and max, 16-bit floats are combined in float32 and rounded once
+per call, integers wrap around as in NumPy.
+
+`mean` is `sum` in every partial reduction; whoever holds the complete sum calls `divide(out, world_size)`, once per element.
+"""
+
+import ctypes
+import functools
+
+import numpy as np
+
+from ..errors import InputError
+from .arrays import host_array, is_device_array
+from .dtypes import check_op, dtype_of, find_dtype
+from .jit import divide_function, fold_function
+
+
+def reduce(op, out, *inputs, dtype=None):
+    """out = out op inputs[0] op inputs[1] op ...
+
+    Args:
+        op: "sum", "prod", "min", "max" or "mean" (which sums; see `divide`).
+        out: C-contiguous array of any shape, host or device, at any byte address; changed in place.
+        inputs: arrays like `out`; none of them may overlap it.
+        dtype: name of the element type where the arrays cannot say it: "bfloat16" for uint16 arrays.
+
+    Raises:
+        InputError: unknown op or dtype, an op that the dtype does not have, arrays that differ in dtype, shape or device,
+            that are not contiguous or overlap, or a read-only `out`.
+
+    Cost: reads each array once, writes `out` once; 2 us of call overhead for small arrays.
+    """
+    fold(op, out, out, *inputs, dtype=dtype)
+
+
+def fold(op, out, *inputs, dtype=None):
+    """out = inputs[0] op inputs[1] op ...; what `out` held before is not read, unless it is itself one of the inputs.
+
+    Arguments and errors as for `reduce`, but there is at least one input. A received message can so be combined with a
+    local array into a third, without a first copy.
+    """
+    if is_device_array(out):
+        from .cuda_reduce import fold as device_fold
+
+        device_fold(op, out, *inputs, dtype=dtype)
+        return
+    if not inputs:
+        raise InputError("fold: got no input, expected at least one")
+    out, element = _check_out(out, dtype)
+    check_op(op, element)
+    start, nbytes = _address(out), out.nbytes
+    addresses = []
+    for i, array in enumerate(inputs):
+        array = host_array(array, f"input {i}")
+        _check_input(i, array, out, element, dtype)
+        address = _address(array)
+        if address != start and address < start + nbytes and start < address + nbytes:
+            raise InputError(f"input {i}: overlaps the output by part; expected separate memory or the same array")
+        addresses.append(address)
+    prepare(op, element, len(inputs))(out.size, start, *addresses)
+
+
+def divide(out, divisor, dtype=None):
+    """out = out / divisor, rounded once: the step that ends a mean.
+
+    Args:
+        out: as for `reduce`, of a floating dtype.
+        divisor: number, not 0.
+
+    Raises:
+        InputError: as `reduce`; a dtype of integers; a divisor of 0.
+    """
+    if is_device_array(out):
+        from .cuda_reduce import divide as device_divide
+
+        device_divide(out, divisor, dtype=dtype)
+        return
+    out, element = _check_out(out, dtype)
+    check_op("mean", element)
+    if divisor == 0:
+        raise InputError("divide: got a divisor of 0")
+    address = _address(out)
+    divide_function(element)(out.size, address, address, divisor)
+
+
+@functools.cache
+def prepare(op, dtype, num_inputs):
+    """Compile the kernel of `fold` for `num_inputs` inputs (`reduce` has one more: its output) and return it.
+
+    An executor calls this before it posts its first message, since a rank that compiles is a late rank. The kernel is a
+    function `(count, out_address, in0_address, in1_address, ...)` of ints on host memory. It checks nothing, releases the
+    GIL, and costs under a microsecond to call.
+
+    Args:
+        op: as for `reduce`.
+        dtype: name of a dtype, or a Dtype.
+        num_inputs: int, at least 1.
+
+    Raises:
+        InputError: unknown op or dtype, or an op that the dtype does not have.
+        Unavailable: float16 on an x86 CPU without F16C.
+
+    Cost: 4 ms for few inputs, 90 ms for 64; nothing the second time.
+    """
+    element = find_dtype(dtype)
+    check_op(op, element)
+    if num_inputs < 1:
+        raise InputError(f"prepare: got {num_inputs} inputs, expected at least 1")
+    return fold_function("sum" if op == "mean" else op, element, num_inputs)
+
+
+def _check_out(out, dtype):
+    out = host_array(out, "out")
+    if not out.flags.writeable:
+        raise InputError("out: got a read-only array, expected a writable one")
+    return out, dtype_of(out, dtype)
+
+
+def _check_input(i, array, out, element, dtype):
+    if array.shape != out.shape:
+        raise InputError(f"input {i}: got shape {array.shape}, expected that of the output, {out.shape}")
+    if array.dtype is not out.dtype and dtype_of(array, dtype) is not element:
+        raise InputError(f"input {i}: got dtype {dtype_of(array, dtype).name}, expected that of the output, {element.name}")
+
+
+def _address(array):
+    try:
+        # Five times faster than array.ctypes.data, but refuses read-only and empty arrays and foreign dtypes.
+        return ctypes.addressof(ctypes.c_char.from_buffer(array))
+    except (TypeError, ValueError, BufferError):
+        return array.ctypes.data
