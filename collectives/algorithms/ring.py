@@ -1,0 +1,48 @@
+"""Ring: every rank passes one chunk a round to its right neighbour; bandwidth-optimal, latency grows with p."""
+
+import numpy as np
+
+from ..schedule import COPY, REDUCE, ScheduleBuilder
+
+
+def ring_all_reduce(world_size):
+    """Reduce-scatter around the ring, then all-gather around it.
+
+    Cost (p = world_size): rounds = 2 * (p - 1); load = 2 * (p - 1) / p
+    Paper: Patarasuk and Yuan 2009; StragglAR (arXiv 2505.23523), appendix F.
+    """
+    build = ScheduleBuilder("all_reduce", "ring", world_size, world_size)
+    build.phase("reduce_scatter")
+    _around(build, world_size, -1, REDUCE)
+    build.phase("all_gather")
+    _around(build, world_size, 0, COPY)
+    return build.build()
+
+
+def ring_reduce_scatter(world_size):
+    """Every sum travels once around the ring and ends at its owner.
+
+    Cost (p = world_size): rounds = p - 1; load = (p - 1) / p
+    Paper: Patarasuk and Yuan 2009.
+    """
+    build = ScheduleBuilder("reduce_scatter", "ring", world_size, world_size)
+    _around(build, world_size, -1, REDUCE)
+    return build.build()
+
+
+def ring_all_gather(world_size):
+    """Every part travels once around the ring.
+
+    Cost (p = world_size): rounds = p - 1; load = (p - 1) / p
+    Paper: Patarasuk and Yuan 2009.
+    """
+    build = ScheduleBuilder("all_gather", "ring", world_size, world_size)
+    _around(build, world_size, 0, COPY)
+    return build.build()
+
+
+def _around(build, world_size, first, op):
+    """p - 1 rounds to the right; in round i rank r sends chunk r + first - i."""
+    ranks = np.arange(world_size)
+    for i in range(world_size - 1):
+        build.round((ranks, (ranks + 1) % world_size, (ranks + first - i) % world_size, op))

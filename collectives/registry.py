@@ -1,0 +1,109 @@
+"""Every algorithm, one line each: what it is called, who makes it, and where it cannot be used.
+
+A new algorithm is one file in algorithms/ and one line here; check, cost, drawing, export, command line, benchmark and tests
+then know it.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ..errors import InputError
+from .algorithms import ring
+from .contracts import CONTRACTS
+from .schedule import split_chunks
+
+
+def _any(p):
+    return None
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """A line of the registry.
+
+    Attributes:
+        collective, name: the key.
+        generator: (world_size, [root], [late_rank], [num_chunks]) -> CollectiveSchedule; pure.
+        summary: one line for people.
+        refuses: world_size -> why it cannot be used with so many ranks, or None.
+        late: takes `late_rank`.
+        chunked: takes `num_chunks`, any number; None is its own choice. Others are split evenly, in multiples of their own.
+    """
+
+    collective: str
+    name: str
+    generator: Callable
+    summary: str
+    refuses: Callable = _any
+    late: bool = False
+    chunked: bool = False
+
+
+_LINES = (
+    Algorithm("all_reduce", "ring", ring.ring_all_reduce, "around the ring twice; least bytes, many rounds"),
+    Algorithm("reduce_scatter", "ring", ring.ring_reduce_scatter, "around the ring once; least bytes, many rounds"),
+    Algorithm("all_gather", "ring", ring.ring_all_gather, "around the ring once; least bytes, many rounds"),
+)
+ALGORITHMS = {(line.collective, line.name): line for line in _LINES}
+
+
+def algorithms_for(collective):
+    """The registry lines of `collective`, in the order of the registry.
+
+    Raises:
+        InputError: no such collective.
+    """
+    if collective not in CONTRACTS:
+        raise InputError(f"collective: got {collective!r}, expected one of {', '.join(CONTRACTS)}")
+    return tuple(line for line in _LINES if line.collective == collective)
+
+
+def find_algorithm(collective, name):
+    """The registry line of algorithm `name` for `collective`.
+
+    Raises:
+        InputError: no such collective or algorithm.
+    """
+    lines = algorithms_for(collective)
+    if (collective, name) not in ALGORITHMS:
+        raise InputError(f"algorithm: got {name!r} for {collective}, expected one of {', '.join(line.name for line in lines)}")
+    return ALGORITHMS[collective, name]
+
+
+def make_schedule(collective, name, world_size, num_chunks=None, root=None, late_rank=None):
+    """The (unchecked) schedule of a registered algorithm.
+
+    Args:
+        num_chunks: None for the algorithm's own choice.
+        root: of broadcast and reduce; None is rank 0.
+        late_rank: of the algorithms that expect one; None is the last rank.
+
+    Raises:
+        InputError: unknown names, a rank out of range, or a world size or chunk count that the algorithm cannot use.
+    """
+    line = find_algorithm(collective, name)
+    if world_size < 1:
+        raise InputError(f"world size: got {world_size}, expected 1 or more")
+    reason = line.refuses(world_size)
+    if reason:
+        raise InputError(f"{name} {collective}: got {world_size} ranks, {reason}")
+    options = {}
+    if CONTRACTS[collective].rooted:
+        options["root"] = _rank("root", 0 if root is None else root, world_size)
+    elif root is not None:
+        raise InputError(f"root: got {root}, but {collective} has none")
+    if line.late:
+        options["late_rank"] = _rank("late rank", world_size - 1 if late_rank is None else late_rank, world_size)
+    elif late_rank is not None:
+        raise InputError(f"late rank: got {late_rank}, but {name} {collective} expects none")
+    if num_chunks is not None and num_chunks < 1:
+        raise InputError(f"chunks: got {num_chunks}, expected 1 or more")
+    if line.chunked:
+        return line.generator(world_size, num_chunks=num_chunks, **options)
+    return split_chunks(line.generator(world_size, **options), num_chunks)
+
+
+def _rank(what, rank, world_size):
+    if not 0 <= rank < world_size:
+        raise InputError(f"{what}: got {rank}, expected 0 to {world_size - 1}")
+    return rank
