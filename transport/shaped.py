@@ -7,15 +7,18 @@ withholds completion until then: what is late already, because the receiver look
 Paper: Chen et al. 2025 (CrossPipe), section 6.4.
 """
 
+import os
 import struct
 import time
 from dataclasses import dataclass
 
 from ..errors import InputError
-from .base import LANE_BITS, Recv, Request, Send, Transport, check_ops
+from .base import LANE_BITS, Recv, Request, Send, Transport, check_ops, timeout_error
 
 # The departure times travel on the lane's twin: the lane with its highest bit set.
 TWIN = 1 << (LANE_BITS - 1)
+# Sleeping overshoots by up to this; the last part of a wait yields instead.
+SPIN_S = 200e-6
 DEPARTURE = struct.Struct("<d")
 
 
@@ -137,6 +140,19 @@ class ShapedRequest(Request):
             now_s = time.monotonic()
             self._held = [(release_s, peer) for release_s, peer in self._held if release_s > now_s]
         return not self._held
+
+    def wait(self, timeout_s=None):
+        # What the inner transport has is safe even if its sender is gone by now: only the clock is waited for.
+        limit_s = self.transport.timeout_s if timeout_s is None else timeout_s
+        deadline_s = time.monotonic() + limit_s
+        self._inner.wait(limit_s)
+        while not self.test():
+            release_s = max(release_s for release_s, _ in self._held)
+            if release_s > deadline_s:
+                time.sleep(max(0.0, deadline_s - time.monotonic()))
+                raise timeout_error(self.transport, self.pending_peers(), limit_s)
+            time.sleep(max(0.0, release_s - time.monotonic() - SPIN_S))
+            os.sched_yield()
 
     def pending_peers(self):
         return sorted({*self._inner.pending_peers(), *(peer for _, peer in self._held)})

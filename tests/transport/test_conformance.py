@@ -1,0 +1,139 @@
+"""One suite that every transport passes (conformance.py); a new transport adds a line to PROCESS or THREADS.
+
+The orderly checks of a process transport share one job; each failure has a job of its own.
+"""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from lanterne.transport.local import LocalWorld
+from lanterne.transport.shaped import Link, ShapedTransport
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+_spec = importlib.util.spec_from_file_location("conformance", HERE / "conformance.py")
+conformance = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(conformance)
+
+RANKS = 3
+NAMES = [check.__name__ for check in conformance.ORDERLY]
+
+
+def plain(world, rank):
+    return world.transport(rank, timeout_s=60.0)
+
+
+def shaped(world, rank):
+    return ShapedTransport(plain(world, rank), Link(latency_s=0.001, bandwidth_bytes_per_s=20e9))
+
+
+THREADS = {"local": plain, "shaped": shaped}
+# transport -> (the launcher, the module it needs)
+PROCESS = {"mpi": ("mpi", "mpi4py"), "ucx": ("direct", "ucxx")}
+
+
+def run_threads(make, check, world_size=RANKS):
+    """Run `check` on every rank of a fresh local world; the verdicts by rank."""
+    world = LocalWorld(world_size)
+    verdicts = ["did not end"] * world_size
+
+    def rank_main(rank):
+        transport = make(world, rank)
+        verdicts[rank] = conformance.verdict(check, transport)
+        transport.close()
+
+    threads = [threading.Thread(target=rank_main, args=(rank,), daemon=True) for rank in range(world_size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(240)
+    return verdicts
+
+
+@pytest.mark.parametrize("check", conformance.ORDERLY, ids=NAMES)
+@pytest.mark.parametrize("name", THREADS)
+def test_threads(name, check):
+    assert run_threads(THREADS[name], check) == [None] * RANKS
+
+
+@pytest.mark.parametrize("name", THREADS)
+def test_threads_peer_exits(name):
+    assert run_threads(THREADS[name], conformance.failure_peer_exits) == [None] * RANKS
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 5])
+def test_threads_other_world_sizes(world_size):
+    for check in (conformance.check_barrier, conformance.check_ordering, conformance.check_both_directions):
+        assert run_threads(plain, check, world_size) == [None] * world_size
+
+
+def run_job(name, report, checks, world_size=RANKS):
+    """Run conformance.py under our launcher; (exit code, output, verdicts {check: [per rank]})."""
+    launcher, module = PROCESS[name]
+    if importlib.util.find_spec(module) is None:
+        if name in os.environ.get("LANTERNE_REQUIRE", "").split(","):
+            pytest.fail(f"LANTERNE_REQUIRE names {name}, but {module} is not installed")
+        pytest.skip(f"{module} is not installed")
+    code = (
+        "import sys; from lanterne.transport.launch import launch; "
+        "sys.exit(launch(sys.argv[3:], int(sys.argv[2]), launcher=sys.argv[1]))"
+    )
+    worker = [sys.executable, str(HERE / "conformance.py"), name, str(report), *(check.__name__ for check in checks)]
+    result = subprocess.run(
+        [sys.executable, "-c", code, launcher, str(world_size), *worker],
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+        cwd=ROOT,
+    )
+    verdicts = {check.__name__: [] for check in checks}
+    for rank in range(world_size):
+        file = Path(f"{report}.{rank}")
+        for line in file.read_text().splitlines() if file.exists() else ():
+            record = json.loads(line)
+            verdicts[record["check"]].append(record)
+    return result.returncode, result.stdout + result.stderr, verdicts
+
+
+@pytest.fixture(scope="module")
+def orderly(tmp_path_factory):
+    """The finished orderly jobs, one a transport, started when first asked for."""
+    jobs = {}
+
+    def job(name):
+        if name not in jobs:
+            jobs[name] = run_job(name, tmp_path_factory.mktemp(name) / "report", conformance.ORDERLY)
+        return jobs[name]
+
+    return job
+
+
+@pytest.mark.parametrize("check", NAMES)
+@pytest.mark.parametrize("name", PROCESS)
+def test_processes(orderly, name, check):
+    code, output, verdicts = orderly(name)
+    records = verdicts[check]
+    wrong = [record["wrong"] for record in records if record["wrong"]]
+    assert not wrong, wrong[0]
+    assert len(records) == RANKS, output
+    assert code == 0 or any(record["wrong"] for records in verdicts.values() for record in records), output
+
+
+@pytest.mark.parametrize("failure", conformance.FAILURES, ids=lambda failure: failure.__name__)
+@pytest.mark.parametrize("name", PROCESS)
+def test_processes_failures(tmp_path, name, failure):
+    code, output, verdicts = run_job(name, tmp_path / "report", [failure])
+    records = verdicts[failure.__name__]
+    wrong = [record["wrong"] for record in records if record["wrong"]]
+    assert not wrong, wrong[0]
+    killed = failure is conformance.failure_peer_killed
+    assert len(records) == (RANKS - 1 if killed else RANKS), output
+    assert (code != 0) == killed, output

@@ -1,0 +1,24 @@
+"""The transports by name, loaded when asked for."""
+
+from importlib import import_module
+
+from ..errors import InputError
+
+# name -> (module, class, one line). A class takes (group, timeout_s).
+TRANSPORTS = {
+    "mpi": ("mpi", "MpiTransport", "MPI point to point, through mpi4py"),
+    "ucx": ("ucx", "UcxTransport", "UCX: RDMA where there is a NIC, shared memory and TCP elsewhere"),
+}
+
+
+def open_transport(name, group, timeout_s=None):
+    """The transport `name` between the ranks of `group` (bootstrap.Group).
+
+    Raises:
+        InputError: no transport of that name.
+        Unavailable: its library is missing here.
+    """
+    if name not in TRANSPORTS:
+        raise InputError(f"transport: got {name!r}, expected one of {', '.join(TRANSPORTS)}")
+    module, cls, _ = TRANSPORTS[name]
+    return getattr(import_module(f".{module}", __package__), cls)(group, timeout_s)
