@@ -1,9 +1,7 @@
-"""The `lanterne` command: finds the sub-command, parses its options, turns errors into exit codes.
-
-Exit codes: 0 ok; 1 wrong result or a bar missed; 2 usage; 3 not available here.
-"""
+"""The `lanterne` command: finds the sub-command, parses its options, turns errors into exit codes."""
 
 import argparse
+import difflib
 import sys
 from importlib import import_module
 
@@ -11,49 +9,72 @@ from .. import __version__
 from ..errors import InputError, LanterneError, Unavailable
 
 # name -> (module of this folder, one line of help). A module has add_arguments(parser) and run(args) -> exit code, and is
-# imported only when its command is called, so that --help stays instant.
+# imported only when its command is called, so that --help stays instant. Of two names that fit, the longer one wins.
 COMMANDS = {
     "info": ("info", "what this machine offers: MPI, UCX, NCCL, GPUs, transports; versions"),
+    "bench": ("collective", "benchmark a collective, with and without a late rank"),
 }
 
-EPILOG = """exit codes: 0 ok, 1 wrong result or a bar missed, 2 usage, 3 not available here
-sizes like 64K or 1GiB, times like 50ms or 3us; `lanterne COMMAND --help` teaches each command"""
+USAGE = "usage: lanterne COMMAND [OPTION ...]\n\n"
+DESCRIPTION = "Collectives and pipelines that stay fast although one rank is late or one link is slow.\n\ncommands:\n"
+EPILOG = """
+exit codes: 0 ok, 1 wrong result or a bar missed, 2 usage, 3 not available here
+sizes like 64K or 1GiB, times like 50ms or 3us; `lanterne COMMAND --help` teaches each command
+"""
 
 
-def build_parser(command=None):
-    """The parser of the whole command line; only `command`'s own module is imported."""
-    parser = argparse.ArgumentParser(
-        prog="lanterne",
-        description="Collectives and pipelines that stay fast although one rank is late or one link is slow.",
-        epilog=EPILOG,
+def help_text():
+    """What `lanterne --help` prints."""
+    width = max(map(len, COMMANDS)) + 2
+    return USAGE + DESCRIPTION + "".join(f"  {name.ljust(width)}{line}\n" for name, (_, line) in COMMANDS.items()) + EPILOG
+
+
+def find_command(argv):
+    """(name, remaining words) of the command that `argv` begins with; the name is None where there is none."""
+    for length in (2, 1):
+        name = " ".join(argv[:length])
+        if len(argv) >= length and name in COMMANDS:
+            return name, argv[length:]
+    return None, argv
+
+
+class Parser(argparse.ArgumentParser):
+    """Argument errors are InputErrors: one line, like every other bad input."""
+
+    def error(self, message):
+        raise InputError(f"{message} (see `{self.prog} --help`)")
+
+
+def build_parser(name):
+    """The parser of command `name`; imports its module."""
+    module = import_module(f".{COMMANDS[name][0]}", __package__)
+    parser = Parser(
+        prog=f"lanterne {name}",
+        description=module.__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--version", action="version", version=f"lanterne {__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for name, (module_name, summary) in COMMANDS.items():
-        if name != command:
-            commands.add_parser(name, help=summary, add_help=False)
-            continue
-        module = import_module(f".{module_name}", __package__)
-        sub = commands.add_parser(
-            name,
-            help=summary,
-            description=module.__doc__,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-            allow_abbrev=False,
-        )
-        module.add_arguments(sub)
-        sub.set_defaults(run=module.run)
+    module.add_arguments(parser)
+    parser.set_defaults(run=module.run)
     return parser
 
 
 def main(argv=None):
     """Run the command line `argv` (default: sys.argv) and return its exit code."""
-    argv = sys.argv[1:] if argv is None else argv
-    command = next((word for word in argv if not word.startswith("-")), None)
+    argv = list(sys.argv[1:] if argv is None else argv)
+    if not argv or argv[0] in ("-h", "--help", "help"):
+        (sys.stdout if argv else sys.stderr).write(help_text())
+        return 0 if argv else 2
+    if argv[0] == "--version":
+        print(f"lanterne {__version__}")
+        return 0
     try:
-        args = build_parser(command).parse_args(argv)
+        name, rest = find_command(argv)
+        if name is None:
+            close = difflib.get_close_matches(argv[0], COMMANDS, n=1)
+            hint = f" (did you mean {close[0]!r}?)" if close else ""
+            raise InputError(f"command: got {argv[0]!r}{hint}, expected one of {', '.join(COMMANDS)}")
+        args = build_parser(name).parse_args(rest)
         return args.run(args)
     except InputError as error:
         code, text = 2, error

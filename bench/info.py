@@ -1,4 +1,18 @@
-"""Say what this machine offers and what is missing, with the command that would install it."""
+"""Say what this machine offers lanterne and what is missing, with the command that would install it.
+
+Every answer is tried, not guessed: a library counts as there only if it loads.
+"""
+
+import importlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+from . import report
 
 
 def add_arguments(parser):
@@ -6,4 +20,154 @@ def add_arguments(parser):
 
 
 def run(args):
-    raise NotImplementedError
+    components = [probe() for probe in (_mpi, _mpiexec, _ucx, _gpu, _cupy, _nccl, _numba_cuda, _solver, _torch, _redis, _lab)]
+    if args.json:
+        report.write_json(args.json, report.envelope(components=components, transports=_transports(components)))
+    if args.json != "-":
+        _print(components)
+    return 0
+
+
+def _print(components):
+    print(f"lanterne {metadata.version('lanterne')} on {platform.node()}: Python {platform.python_version()}, ", end="")
+    print(f"{len(os.sched_getaffinity(0))} cores, {_memory_gib():.0f} GiB of memory\n")
+    rows = [
+        (part["name"], "yes" if part["available"] else "no", part["detail"] if part["available"] else part["reason"])
+        for part in components
+    ]
+    report.print_table([("component", ""), ("here", ""), ("what", "")], rows, left=(0, 1, 2))
+    print()
+    transports = _transports(components)
+    report.print_table(
+        [("transport", ""), ("here", "")], [(name, "yes" if here else "no") for name, here in transports.items()], left=(0, 1)
+    )
+    missing = [part for part in components if not part["available"] and part["install"]]
+    if missing:
+        print("\nto install what is missing:")
+        report.print_table([("", ""), ("", "")], [(f"  {part['name']}:", part["install"]) for part in missing], left=(0, 1))
+
+
+def _transports(components):
+    here = {part["name"]: part["available"] for part in components}
+    return {"local": True, "mpi": here["MPI"] and here["mpiexec"], "ucx": here["UCX"], "nccl": here["NCCL"] and here["GPU"]}
+
+
+def _part(name, available, detail, install=None):
+    return {
+        "name": name,
+        "available": available,
+        "detail": detail if available else None,
+        "reason": None if available else detail,
+        "install": None if available else install,
+    }
+
+
+def _load(name):
+    """(module, None) or (None, why it does not load)."""
+    try:
+        return importlib.import_module(name), None
+    except Exception as error:  # a broken library may raise anything while it loads
+        return None, str(error).splitlines()[0] if str(error) else type(error).__name__
+
+
+def _mpi():
+    # In another process: loading MPI initialises it, and MPI can be initialised once only.
+    code = (
+        "from mpi4py import MPI; import mpi4py; "
+        "print(MPI.Get_library_version().replace(chr(0), '').split(chr(10))[0].strip(), '| mpi4py', mpi4py.__version__)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    if result.returncode == 0:
+        return _part("MPI", True, " ".join(result.stdout.split()))
+    reason = result.stderr.strip().splitlines()
+    return _part("MPI", False, reason[-1] if reason else "mpi4py does not load", "pip install mpi4py mpich")
+
+
+def _mpiexec():
+    beside = Path(sys.executable).parent / "mpiexec"
+    found = str(beside) if beside.exists() else shutil.which("mpiexec")
+    return _part("mpiexec", found is not None, found or "neither beside python nor on PATH", "pip install mpich")
+
+
+def _ucx():
+    install = "pip install 'lanterne[ucx]'; in a checkout: ./run bench --transport ucx"
+    for distribution in ("ucxx-cu12", "ucxx-cu13"):
+        try:
+            version = metadata.version(distribution)
+        except metadata.PackageNotFoundError:
+            continue
+        result = subprocess.run(
+            [sys.executable, "-c", "from ucxx._lib import libucxx; print('.'.join(map(str, libucxx.get_ucx_version())))"],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+            env={**os.environ, "UCX_WARN_UNUSED_ENV_VARS": "n"},
+        )
+        if result.returncode == 0:
+            return _part("UCX", True, f"UCX {result.stdout.strip()} | {distribution} {version}")
+        return _part("UCX", False, result.stderr.strip().splitlines()[-1], install)
+    return _part("UCX", False, "ucxx is not installed", install)
+
+
+def _gpu():
+    if not shutil.which("nvidia-smi"):
+        return _part("GPU", False, "no NVIDIA driver (nvidia-smi not found)")
+    query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    result = subprocess.run(query, capture_output=True, text=True, timeout=60, check=False)
+    gpus = result.stdout.strip().splitlines()
+    if result.returncode or not gpus:
+        return _part("GPU", False, (result.stdout + result.stderr).strip().splitlines()[0])
+    return _part("GPU", True, f"{len(gpus)} x {gpus[0]}")
+
+
+def _cupy():
+    module, reason = _load("cupy")
+    install = "pip install 'lanterne[cuda13]' (driver 580 or newer) or 'lanterne[cuda12]'"
+    return _part("CuPy", module is not None, module.__version__ if module else reason, install)
+
+
+def _nccl():
+    module, reason = _load("cupy.cuda.nccl")
+    if module is not None and getattr(module, "available", False):
+        return _part("NCCL", True, str(module.get_version()))
+    return _part("NCCL", False, reason or "CuPy was built without NCCL", "pip install 'lanterne[cuda13]' or 'lanterne[cuda12]'")
+
+
+def _numba_cuda():
+    try:
+        return _part("numba-cuda", True, metadata.version("numba-cuda"))
+    except metadata.PackageNotFoundError:
+        return _part("numba-cuda", False, "not installed", "pip install 'lanterne[cuda13]' or 'lanterne[cuda12]'")
+
+
+def _solver():
+    module, reason = _load("ortools")
+    return _part("CP-SAT", module is not None, f"ortools {module.__version__}" if module else reason, "pip install ortools")
+
+
+def _torch():
+    try:
+        return _part("PyTorch", True, f"{metadata.version('torch')} (for Gloo comparisons and lanterne watch only)")
+    except metadata.PackageNotFoundError:
+        return _part("PyTorch", False, "not installed (only compared with, never needed)", "pip install 'lanterne[torch]'")
+
+
+def _redis():
+    try:
+        return _part("Redis client", True, metadata.version("redis"))
+    except metadata.PackageNotFoundError:
+        return _part("Redis client", False, "not installed (the embedded store is the default)", "pip install 'lanterne[redis]'")
+
+
+def _lab():
+    missing = [tool for tool in ("ip", "tc") if not shutil.which(tool)]
+    if missing:
+        return _part("lab", False, f"{' and '.join(missing)} not found", "apt-get install iproute2")
+    if os.geteuid() != 0:
+        return _part("lab", False, "network namespaces need root")
+    return _part("lab", True, "root, ip and tc are here: lanterne lab can emulate a cluster")
+
+
+def _memory_gib():
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30

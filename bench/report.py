@@ -73,12 +73,13 @@ def _umask():
     return mask
 
 
-def print_table(columns, rows, title=None, notes=(), file=None):
+def print_table(columns, rows, title=None, notes=(), left=(0,), file=None):
     """Print a table for people.
 
     Args:
         columns: (header, unit) pairs; the unit line is left out where all units are empty.
-        rows: sequences of str, one per column; the first column is left-aligned, the others right-aligned.
+        rows: sequences of cells, one per column.
+        left: the columns that are left-aligned; the others are right-aligned.
         notes: lines printed first, behind `# `.
     """
     file = file or sys.stdout
@@ -86,18 +87,21 @@ def print_table(columns, rows, title=None, notes=(), file=None):
         print(f"# {note}", file=file)
     if title:
         print(title, file=file)
-    lines = [[header for header, _ in columns]]
+    lines = [[header for header, _ in columns]] if any(header for header, _ in columns) else []
     if any(unit for _, unit in columns):
         lines.append([f"({unit})" if unit else "" for _, unit in columns])
     lines += [list(map(str, row)) for row in rows]
     widths = [max(len(line[column]) for line in lines) for column in range(len(columns))]
     for line in lines:
-        cells = [cell.ljust(width) if i == 0 else cell.rjust(width) for i, (cell, width) in enumerate(zip(line, widths, strict=True))]
+        cells = [cell.ljust(width) if i in left else cell.rjust(width) for i, (cell, width) in enumerate(zip(line, widths, strict=True))]
         print("  ".join(cells).rstrip(), file=file)
 
 
 def progress(text):
-    """Show `text` on the terminal's last line; silent where standard error is no terminal. `progress("")` clears it."""
-    if sys.stderr.isatty():
+    """Show `text` on the terminal's last line; silent where there is none. `progress("")` clears it.
+
+    Ranks write through a pipe: their launcher sets LANTERNE_PROGRESS where its own standard error is a terminal.
+    """
+    if sys.stderr.isatty() or "LANTERNE_PROGRESS" in os.environ:
         sys.stderr.write(f"\r\x1b[K{text}")
         sys.stderr.flush()

@@ -1,0 +1,285 @@
+"""Benchmark a collective: every algorithm asked for, at every size, without and with a late rank, results checked.
+
+With -n it starts the ranks itself (mpiexec for --transport mpi, plain processes for ucx, threads for local); without -n it
+runs under the mpiexec or the torchrun-style variables that are there.
+
+  lanterne bench                                        the main job: all_reduce on 4 ranks, with and without a late rank
+  lanterne bench all_reduce -n 8 --algorithm all --min-bytes 1K --max-bytes 64M
+  lanterne bench all_reduce -n 4 --late-rank 3 --delay 5ms,50ms --json result.json
+  mpiexec -n 4 lanterne bench all_gather --bytes 1MiB
+
+Time is from an agreed instant to the last completion on any rank, delays included; with a late rank, `late` is from its call
+to the last completion: what its lateness still costs. Bandwidths are those of nccl-tests, from the median.
+"""
+
+import os
+import statistics
+import sys
+from dataclasses import dataclass
+
+from ..errors import InputError
+from . import report
+from .units import format_nbytes, format_time, parse_nbytes, parse_time_s
+
+COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "all_to_all")
+MAX_RANKS = 4096
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The options of one run, parsed."""
+
+    collective: str
+    ranks: int | None
+    transport: str
+    algorithms: tuple
+    sizes: tuple
+    dtype: str
+    op: str
+    late_rank: int | None
+    delays_s: tuple
+    iterations: int
+    warmup: int
+    timeout_s: float
+    min_busbw: float | None
+
+
+def add_arguments(parser):
+    parser.add_argument("collective", nargs="?", choices=COLLECTIVES, help="default: the main job, see above")
+    parser.add_argument("-n", "--ranks", type=int, metavar="N", help="start N ranks here")
+    parser.add_argument("--transport", default="mpi", help="mpi (default), ucx or local")
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--algorithm", default="ring,native", metavar="A,B,...", help="or 'all' (default: ring,native)")
+    parser.add_argument("--bytes", metavar="SIZE,...", help="the sizes of the buffer, listed")
+    parser.add_argument("--min-bytes", default="64K", metavar="SIZE", help="the smallest size (default 64K)")
+    parser.add_argument("--max-bytes", default="16M", metavar="SIZE", help="the largest (default 16M)")
+    parser.add_argument("--factor", type=int, default=4, metavar="F", help="each size is F times the last (default 4)")
+    parser.add_argument("--dtype", default="float32", help="default float32")
+    parser.add_argument("--op", default="sum", choices=("sum", "prod", "min", "max", "mean"))
+    parser.add_argument("--late-rank", type=int, metavar="R", help="this rank calls late")
+    parser.add_argument("--delay", metavar="T,...", help="by these times; 0 is without a late rank (default 0,50ms)")
+    parser.add_argument("--iterations", type=int, default=10, metavar="K", help="timed calls of each (default 10)")
+    parser.add_argument("--warmup", type=int, default=2, metavar="K", help="checked but untimed calls before (default 2)")
+    parser.add_argument("--timeout", default="60s", metavar="T", help="of every wait (default 60s)")
+    parser.add_argument("--min-busbw", type=float, metavar="GB/s", help="exit 1 if a bus bandwidth is below this")
+    parser.add_argument("--json", metavar="FILE", help="write everything, raw samples too ('-' for standard output)")
+
+
+def run(args):
+    settings = parse(args)
+    started_by_us = "LANTERNE_STORE" in os.environ
+    if settings.transport == "local":
+        from ..collectives.communicator import spawn
+
+        if settings.ranks is None:
+            raise InputError("-n: got none, expected a number of ranks: --transport local has no launcher of its own")
+        return spawn(settings.ranks, run_rank, settings, args.json)[0]
+    if settings.ranks is not None and not started_by_us:
+        from ..transport.launch import launch
+
+        command = [sys.executable, "-m", "lanterne", *sys.argv[1:]]
+        if args.collective is None:
+            command += ["-n", str(settings.ranks)]
+        return launch(command, settings.ranks, launcher="mpi" if settings.transport == "mpi" else "direct")
+    from ..collectives.communicator import init
+
+    with init(transport=settings.transport, timeout_s=settings.timeout_s) as comm:
+        return run_rank(comm, settings, args.json)
+
+
+def parse(args):
+    """The Settings of a command line.
+
+    Raises:
+        InputError: an option that cannot be.
+    """
+    if args.collective is None and args.ranks is None and "LANTERNE_STORE" not in os.environ:
+        args.ranks = 4
+    if args.collective is None:
+        # The main job: few sizes, and the last rank late by more than any of them takes.
+        args.factor, args.late_rank = 16, (args.ranks or 4) - 1
+    if args.ranks is not None and not 1 <= args.ranks <= MAX_RANKS:
+        raise InputError(f"-n: got {args.ranks}, expected 1 to {MAX_RANKS}")
+    if args.late_rank is None and args.delay is not None:
+        raise InputError(f"--delay: got {args.delay} without --late-rank, expected both")
+    if args.late_rank is not None and args.ranks is not None and not 0 <= args.late_rank < args.ranks:
+        raise InputError(f"--late-rank: got {args.late_rank}, expected 0 to {args.ranks - 1}")
+    delays = (args.delay or "0,50ms") if args.late_rank is not None else "0"
+    if args.iterations < 1 or args.warmup < 0:
+        raise InputError(f"--iterations, --warmup: got {args.iterations} and {args.warmup}, expected at least 1 and 0")
+    if args.device == "cuda":
+        from ..kernels.arrays import require_device
+
+        require_device()
+    return Settings(
+        collective=args.collective or "all_reduce",
+        ranks=args.ranks,
+        transport=args.transport,
+        algorithms=tuple(name.strip() for name in args.algorithm.split(",") if name.strip()),
+        sizes=_sizes(args),
+        dtype=args.dtype,
+        op=args.op,
+        late_rank=args.late_rank,
+        delays_s=tuple(parse_time_s(text, "--delay") for text in delays.split(",")),
+        iterations=args.iterations,
+        warmup=args.warmup,
+        timeout_s=parse_time_s(args.timeout, "--timeout"),
+        min_busbw=args.min_busbw,
+    )
+
+
+def _sizes(args):
+    if args.bytes:
+        return tuple(parse_nbytes(text, "--bytes") for text in args.bytes.split(","))
+    first, last = parse_nbytes(args.min_bytes, "--min-bytes"), parse_nbytes(args.max_bytes, "--max-bytes")
+    if args.factor < 2 or not 0 < first <= last:
+        raise InputError(
+            f"--min-bytes, --max-bytes, --factor: got {args.min_bytes}, {args.max_bytes} and {args.factor}, "
+            f"expected 0 < min <= max and a factor of at least 2"
+        )
+    sizes = [first]
+    while sizes[-1] * args.factor <= last:
+        sizes.append(sizes[-1] * args.factor)
+    return tuple(sizes)
+
+
+def run_rank(comm, settings, json_file):
+    """Every case on this rank; rank 0 prints and writes. The exit code."""
+    from .measure import BUS_FACTOR, Case, measure
+
+    n = comm.world_size
+    if settings.ranks not in (None, n):
+        raise InputError(f"-n: got {settings.ranks}, expected the {n} ranks of this job, or none")
+    if settings.late_rank is not None and settings.late_rank >= n:
+        raise InputError(f"--late-rank: got {settings.late_rank}, expected 0 to {n - 1}")
+    algorithms = algorithms_of(comm, settings)
+    dtype = _dtype(settings.dtype)
+    cases = [(nbytes, delay_s) for delay_s in settings.delays_s for nbytes in settings.sizes]
+    records = []
+    for index, (nbytes, delay_s) in enumerate(cases):
+        count = max(1, nbytes // dtype.itemsize)
+        if settings.collective in ("reduce_scatter", "all_gather", "all_to_all"):
+            count = max(1, count // n) * n
+        case = Case(comm, settings.collective, count, dtype, settings.op)
+        late_rank = settings.late_rank if delay_s > 0 else None
+
+        def tick(text, index=index, nbytes=nbytes):
+            if comm.rank == 0:
+                report.progress(f"{index + 1}/{len(cases)} {format_nbytes(nbytes)} {text}")
+
+        measured = measure(
+            case, algorithms, late_rank, delay_s, iterations=settings.iterations, warmup=settings.warmup, tick=tick
+        )
+        for algorithm, (times_s, lates_s, wrong) in measured.items():
+            algbw = count * dtype.itemsize / statistics.median(times_s) / 1e9 if late_rank is None else None
+            records.append(
+                {
+                    "collective": settings.collective,
+                    "algorithm": algorithm,
+                    "transport": comm.transport.name,
+                    "device": "cpu",
+                    "ranks": n,
+                    "nbytes": count * dtype.itemsize,
+                    "count": count,
+                    "dtype": settings.dtype,
+                    "op": settings.op,
+                    "late_rank": late_rank,
+                    "delay_s": delay_s,
+                    "time_s": times_s,
+                    "late_s": lates_s,
+                    "algbw_gbytes_per_s": algbw,
+                    "busbw_gbytes_per_s": None if algbw is None else algbw * BUS_FACTOR[settings.collective](n),
+                    "wrong": wrong,
+                }
+            )
+    report.progress("")
+    if comm.rank == 0:
+        document = report.envelope(results=records)
+        if json_file:
+            report.write_json(json_file, document)
+        print_records(document, file=sys.stderr if json_file == "-" else sys.stdout)
+    below = settings.min_busbw is not None and any(
+        record["busbw_gbytes_per_s"] is not None and record["busbw_gbytes_per_s"] < settings.min_busbw for record in records
+    )
+    return int(below or any(record["wrong"] for record in records))
+
+
+def algorithms_of(comm, settings):
+    """The algorithm names to run; 'all' is every one that this collective, world size and transport allow.
+
+    Raises:
+        InputError: an algorithm that does not exist or cannot run here.
+    """
+    offered = comm.algorithms(settings.collective)
+    if settings.algorithms == ("all",):
+        return offered
+    for name in settings.algorithms:
+        if name not in offered:
+            raise InputError(
+                f"--algorithm: got {name!r} for {settings.collective} on {comm.world_size} ranks over {comm.transport.name}, "
+                f"expected one of {', '.join(offered)}, or all"
+            )
+    return settings.algorithms
+
+
+def _dtype(name):
+    import numpy as np
+
+    try:
+        dtype = np.dtype(name)
+    except TypeError:
+        dtype = None
+    if dtype is None or dtype.kind not in "fiu" or dtype.itemsize > 8:
+        raise InputError(f"--dtype: got {name!r}, expected float16, float32, float64, int8 to int64 or uint8 to uint64")
+    return dtype
+
+
+COLUMNS = [
+    ("algorithm", ""),
+    ("size", "B"),
+    ("count", ""),
+    ("type", ""),
+    ("op", ""),
+    ("late rank", ""),
+    ("delay", ""),
+    ("time", "median"),
+    ("p99", ""),
+    ("max", ""),
+    ("algbw", "GB/s"),
+    ("busbw", "GB/s"),
+    ("late", "median"),
+    ("#wrong", ""),
+]
+
+
+def print_records(document, file):
+    """The table of a bench document."""
+    results = document["results"]
+    first = results[0]
+    environment = document["environment"]
+    notes = [
+        f"lanterne {environment.get('lanterne', '')} {first['collective']}: {first['ranks']} ranks over {first['transport']}, "
+        f"{environment['cpus']} cores of {environment['host']}",
+        "time: agreed start to last completion on any rank; late: the late rank's call to last completion",
+    ]
+    report.print_table(COLUMNS, [_row(record) for record in results], notes=notes, file=file)
+
+
+def _row(record):
+    times_s = sorted(record["time_s"])
+    bandwidths = (record["algbw_gbytes_per_s"], record["busbw_gbytes_per_s"])
+    return [
+        record["algorithm"],
+        record["nbytes"],
+        record["count"],
+        record["dtype"],
+        record["op"],
+        "-" if record["late_rank"] is None else record["late_rank"],
+        format_time(record["delay_s"]) if record["delay_s"] else "-",
+        format_time(statistics.median(times_s)),
+        format_time(times_s[min(len(times_s) - 1, int(0.99 * len(times_s)))]),
+        format_time(times_s[-1]),
+        *("-" if value is None else f"{value:.3g}" for value in bandwidths),
+        format_time(statistics.median(record["late_s"])) if record["late_s"] else "-",
+        record["wrong"],
+    ]
