@@ -1,0 +1,205 @@
+"""What the store can do: one class for each service, registering the requests it answers.
+
+A handler lives in the store's one thread, so what it does for one request is atomic. It answers at once by returning the
+reply's fields, or later by `store.reply`, and hears of every client that is gone.
+"""
+
+from .wire import MAX_BODY_NBYTES, MAX_KEY_NBYTES, Kind
+
+# How long a lost connection waits for the rank's guard to say what happened to it.
+VERDICT_S = 0.1
+
+
+class Refusal(Exception):
+    """A request that cannot be granted; its text goes to the client."""
+
+
+class KeyValues:
+    """set, get (which waits for the key), add and delete."""
+
+    def __init__(self, store):
+        self._store = store
+        self._values = {}
+        self._waiting = {}  # key -> {connection: request_id}
+        self._waits_for = {}  # connection -> key
+        store.route(Kind.SET, "bb", self._set)
+        store.route(Kind.GET, "b", self._get)
+        store.route(Kind.ADD, "bi", self._add)
+        store.route(Kind.DELETE, "b", self._delete)
+
+    def _set(self, _connection, _request_id, key, value):
+        if len(key) > MAX_KEY_NBYTES:
+            raise Refusal(f"got a key of {len(key)} bytes, expected at most {MAX_KEY_NBYTES}")
+        self._values[key] = value
+        for connection, request_id in self._waiting.pop(key, {}).items():
+            del self._waits_for[connection]
+            self._store.reply(connection, request_id, [value])
+        return ()
+
+    def _get(self, connection, request_id, key):
+        self._forget(connection)
+        if key in self._values:
+            return [self._values[key]]
+        self._waiting.setdefault(key, {})[connection] = request_id
+        self._waits_for[connection] = key
+        return None
+
+    def _add(self, connection, request_id, key, delta):
+        try:
+            total = int(self._values.get(key, b"0")) + delta
+        except ValueError:
+            raise Refusal(f"add to key {key.decode(errors='replace')!r}: its value is no number") from None
+        if not -(2**63) <= total < 2**63:
+            raise Refusal(f"add to key {key.decode(errors='replace')!r}: {total} does not fit 64 bits")
+        self._set(connection, request_id, key, str(total).encode())
+        return [total]
+
+    def _delete(self, _connection, _request_id, key):
+        return [int(self._values.pop(key, None) is not None)]
+
+    def _forget(self, connection):
+        # A client has one request at a time: a new one means that it has given up waiting.
+        key = self._waits_for.pop(connection, None)
+        if key is not None:
+            del self._waiting[key][connection]
+            if not self._waiting[key]:
+                del self._waiting[key]
+
+    def connection_closed(self, connection):
+        self._forget(connection)
+
+
+class Members:
+    """Who is in the job, who left it, who died; and the all-gather that brings the members together.
+
+    A *member* is a rank itself. A *guard* is a rank's parent, which knows how it ended. A *watcher* is the launcher. A member
+    whose connection ends without goodbye has died.
+    """
+
+    def __init__(self, store):
+        self._store = store
+        self._world_size = None
+        self._members, self._guards, self._watchers = {}, {}, set()
+        self._left, self._died, self._ended = set(), {}, {}
+        self._fault = None
+        self._gathers = {}  # name -> {rank: (connection, request_id, payload)}
+        store.route(Kind.JOIN, "ii", self._join)
+        store.route(Kind.GUARD, "ii", self._guard)
+        store.route(Kind.WATCH, "", self._watch)
+        store.route(Kind.LEAVE, "", self._leave)
+        store.route(Kind.ENDED, "iib", self._end)
+        store.route(Kind.FAULT, "ib", self._report_fault)
+        store.route(Kind.GATHER, "bb", self._gather)
+        store.route(Kind.ABSENT, "b", self._absent)
+
+    def _check_rank(self, rank, world_size, taken):
+        if self._world_size is None:
+            self._world_size = world_size
+        if world_size != self._world_size:
+            raise Refusal(f"got a world of {world_size} ranks, expected {self._world_size} as on the other ranks")
+        if not 0 <= rank < world_size:
+            raise Refusal(f"got rank {rank}, expected 0 to {world_size - 1}")
+        if rank in taken:
+            raise Refusal(f"got rank {rank} twice, expected each rank of the job once")
+
+    def _join(self, connection, request_id, rank, world_size):
+        self._check_rank(rank, world_size, self._members.keys() | self._left | self._died.keys())
+        self._members[rank] = connection
+        connection.rank = rank
+        self._store.reply(connection, request_id)
+        for left in self._left:
+            self._store.send(connection, Kind.LEFT_NOTICE, 0, [left])
+        self._tell_deaths(connection)
+
+    def _guard(self, connection, request_id, rank, world_size):
+        self._check_rank(rank, world_size, self._guards)
+        self._guards[rank] = connection
+        connection.guards = rank
+        self._store.reply(connection, request_id)
+        self._tell_deaths(connection)
+
+    def _watch(self, connection, request_id):
+        self._watchers.add(connection)
+        connection.watches = True
+        self._store.reply(connection, request_id)
+        if self._fault is not None:
+            self._store.send(connection, Kind.FAULT_NOTICE, 0, self._fault)
+
+    def _tell_deaths(self, connection):
+        for rank, reason in self._died.items():
+            self._store.send(connection, Kind.DIED_NOTICE, 0, [rank, reason])
+
+    def _leave(self, connection, _request_id):
+        self._check_member(connection)
+        self._left.add(connection.rank)
+        self._members.pop(connection.rank)
+        for member in self._members.values():
+            self._store.send(member, Kind.LEFT_NOTICE, 0, [connection.rank])
+        connection.rank = None
+        return ()
+
+    def _check_member(self, connection):
+        if connection.rank is None:
+            raise Refusal("got a request of a member from a client that has not joined, or has left")
+
+    def _end(self, connection, _request_id, rank, code, reason):
+        if connection.guards != rank:
+            raise Refusal(f"got the end of rank {rank} from a client that is not its guard")
+        self._record_end(rank, code, reason)
+        return ()
+
+    def _record_end(self, rank, code, reason):
+        if rank in self._ended:
+            return
+        self._ended[rank] = code
+        for watcher in self._watchers:
+            self._store.send(watcher, Kind.ENDED_NOTICE, 0, [rank, code, reason])
+        if code != 0 or rank in self._members:
+            self._declare_dead(rank, reason)
+        if len(self._ended) == self._world_size:
+            for guard in self._guards.values():
+                self._store.send(guard, Kind.FINISHED_NOTICE, 0)
+
+    def _report_fault(self, _connection, _request_id, code, text):
+        if self._fault is None:
+            self._fault = [code, text]
+            for watcher in self._watchers:
+                self._store.send(watcher, Kind.FAULT_NOTICE, 0, self._fault)
+        return ()
+
+    def _declare_dead(self, rank, reason):
+        if rank in self._died:
+            return
+        self._died[rank] = reason
+        self._members.pop(rank, None)
+        for connection in [*self._members.values(), *self._guards.values(), *self._watchers]:
+            self._store.send(connection, Kind.DIED_NOTICE, 0, [rank, reason])
+
+    def _gather(self, connection, request_id, name, payload):
+        self._check_member(connection)
+        if len(payload) * self._world_size > MAX_BODY_NBYTES // 2:
+            raise Refusal(f"got {len(payload)} bytes from each rank, expected at most {MAX_BODY_NBYTES // 2 // self._world_size}")
+        entries = self._gathers.setdefault(name, {})
+        entries[connection.rank] = (connection, request_id, payload)
+        if len(entries) == self._world_size:
+            del self._gathers[name]
+            payloads = [entries[rank][2] for rank in range(self._world_size)]
+            for waiting, its_request_id, _payload in entries.values():
+                self._store.reply(waiting, its_request_id, payloads)
+
+    def _absent(self, _connection, _request_id, name):
+        present = self._gathers.get(name, {})
+        return [rank for rank in range(self._world_size or 0) if rank not in present]
+
+    def connection_closed(self, connection):
+        self._watchers.discard(connection)
+        if connection.guards is not None:
+            del self._guards[connection.guards]
+            self._record_end(connection.guards, 1, b"its parent process was killed or its host was lost")
+        rank = connection.rank
+        if rank is not None and self._members.get(rank) is connection:
+            lost = b"its connection ended without goodbye"
+            self._store.after(VERDICT_S if rank in self._guards else 0, lambda: self._declare_dead(rank, lost))
+
+
+HANDLERS = (KeyValues, Members)

@@ -1,0 +1,168 @@
+"""The store's language: frames, the fields in them, and the handshake that opens every connection.
+
+A frame is a header (body length, kind, request id) and a body of fields whose types each kind fixes beforehand: int64 or
+bytes. Nothing that is received is ever unpickled or evaluated. The handshake proves to both sides that the other knows the
+job token, without sending it; what follows is neither encrypted nor signed, so a network where others may alter packets needs a tunnel.
+"""
+
+import enum
+import hmac
+import os
+import struct
+
+from ..errors import InputError, TransportError
+
+MAX_BODY_NBYTES = 16 << 20
+MAX_KEY_NBYTES = 512
+MIN_TOKEN_CHARS = 16
+HEADER = struct.Struct("<IHI")
+_INT = struct.Struct("<q")
+_LENGTH = struct.Struct("<I")
+
+MAGIC = b"lanterne"
+NONCE_NBYTES = 32
+PROOF_NBYTES = 32
+CHALLENGE_NBYTES = len(MAGIC) + NONCE_NBYTES
+ANSWER_NBYTES = CHALLENGE_NBYTES + PROOF_NBYTES
+VERDICT_NBYTES = 1 + PROOF_NBYTES
+ACCEPTED, REFUSED = b"+", b"-"
+
+
+class Kind(enum.IntEnum):
+    """What a frame is. Requests first, then the store's replies, then what the store sends unasked."""
+
+    SET = 1
+    GET = 2
+    ADD = 3
+    DELETE = 4
+    GATHER = 5
+    ABSENT = 6
+    JOIN = 7
+    GUARD = 8
+    WATCH = 9
+    LEAVE = 10
+    ENDED = 11
+    FAULT = 12
+    REPLY = 20
+    ERROR = 21
+    DIED_NOTICE = 30
+    LEFT_NOTICE = 31
+    ENDED_NOTICE = 32
+    FINISHED_NOTICE = 33
+    FAULT_NOTICE = 34
+
+
+class WireError(TransportError):
+    """The other side does not speak this language."""
+
+
+def pack_frame(kind, request_id, fields=()):
+    """The bytes of one frame; `fields` are int (64 bits, signed) or bytes."""
+    parts = []
+    for field in fields:
+        if isinstance(field, int):
+            parts.append(_INT.pack(field))
+        else:
+            parts += [_LENGTH.pack(len(field)), field]
+    body = b"".join(parts)
+    if len(body) > MAX_BODY_NBYTES:
+        raise InputError(f"store: got a message of {len(body)} bytes, expected at most {MAX_BODY_NBYTES}")
+    return HEADER.pack(len(body), kind, request_id) + body
+
+
+def unpack_fields(body, types):
+    """The fields of `body`. `types` has one letter per field, i for int or b for bytes; a last * repeats the letter before it.
+
+    Raises:
+        WireError: the body does not hold exactly these fields.
+    """
+    fields, offset = [], 0
+    repeated = types[-2] if types.endswith("*") else None
+    letters = iter(types[:-2] if repeated else types)
+    while True:
+        letter = next(letters, None) or (repeated if offset < len(body) else None)
+        if letter is None:
+            break
+        field, offset = _unpack_field(body, offset, letter)
+        fields.append(field)
+    if offset != len(body):
+        raise WireError(f"frame: got {len(body)} bytes, expected {offset}")
+    return fields
+
+
+def _unpack_field(body, offset, letter):
+    try:
+        if letter == "i":
+            return _INT.unpack_from(body, offset)[0], offset + _INT.size
+        (nbytes,) = _LENGTH.unpack_from(body, offset)
+    except struct.error as error:
+        raise WireError(f"frame: got {len(body)} bytes, expected more") from error
+    start = offset + _LENGTH.size
+    if nbytes > len(body) - start:
+        raise WireError(f"frame: got a field of {nbytes} bytes, expected at most {len(body) - start}")
+    return bytes(body[start : start + nbytes]), start + nbytes
+
+
+def take_frame(buffer, max_nbytes=MAX_BODY_NBYTES):
+    """Remove the first frame from the bytearray `buffer`: (kind, request_id, body), or None while it is incomplete.
+
+    Raises:
+        WireError: the frame is larger than `max_nbytes`.
+    """
+    if len(buffer) < HEADER.size:
+        return None
+    nbytes, kind, request_id = HEADER.unpack_from(buffer)
+    if nbytes > max_nbytes:
+        raise WireError(f"frame: got {nbytes} bytes, expected at most {max_nbytes}")
+    end = HEADER.size + nbytes
+    if len(buffer) < end:
+        return None
+    body = bytes(memoryview(buffer)[HEADER.size : end])
+    del buffer[:end]
+    return kind, request_id, body
+
+
+def check_token(token):
+    """`token` as a key for proofs.
+
+    Raises:
+        InputError: it is too short to keep strangers out.
+    """
+    if len(token) < MIN_TOKEN_CHARS:
+        raise InputError(
+            f"LANTERNE_TOKEN: got {len(token)} characters, expected {MIN_TOKEN_CHARS} or more, "
+            "the same on all ranks (python3 -c 'import secrets; print(secrets.token_hex(16))' makes one)"
+        )
+    return token.encode()
+
+
+def make_challenge():
+    """What the store says first: (the bytes to send, its nonce)."""
+    nonce = os.urandom(NONCE_NBYTES)
+    return MAGIC + nonce, nonce
+
+
+def answer_challenge(key, challenge):
+    """What a client answers: (the bytes to send, the verdict that only a store with the same token can give).
+
+    Raises:
+        WireError: `challenge` is none of a store's.
+    """
+    if not challenge.startswith(MAGIC):
+        raise WireError("what answers there is not a lanterne store")
+    nonces = challenge[len(MAGIC) :] + os.urandom(NONCE_NBYTES)
+    answer = MAGIC + nonces[NONCE_NBYTES:] + _proof(key, b"client", nonces)
+    return answer, ACCEPTED + _proof(key, b"store", nonces)
+
+
+def judge_answer(key, nonce, answer):
+    """The store's verdict on a client's answer; it starts with ACCEPTED or REFUSED."""
+    nonces = nonce + answer[len(MAGIC) : CHALLENGE_NBYTES]
+    proven = hmac.compare_digest(answer[CHALLENGE_NBYTES:], _proof(key, b"client", nonces))
+    if not (proven and answer.startswith(MAGIC)):
+        return REFUSED + bytes(PROOF_NBYTES)
+    return ACCEPTED + _proof(key, b"store", nonces)
+
+
+def _proof(key, side, nonces):
+    return hmac.digest(key, side + nonces, "sha256")
