@@ -12,9 +12,9 @@ from ..errors import InputError
 OPS = ("sum", "prod", "min", "max", "mean")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Dtype:
-    """An element type: `name`, `nbytes` per element, `kind` (one of "float", "int", "uint", "bool")."""
+    """An element type: `name`, `nbytes` per element, `kind` (one of "float", "int", "uint", "bool"). One object each."""
 
     name: str
     nbytes: int
@@ -38,21 +38,26 @@ DTYPES = {
 _STORED_AS = {"bfloat16": ("uint16", "int16")}
 
 
-@functools.cache
 def find_dtype(name):
-    """The Dtype called `name`: a string, a NumPy or ml_dtypes dtype or scalar type, or a torch dtype.
+    """The Dtype called `name`: a string, a NumPy or ml_dtypes dtype or scalar type, a torch dtype, or a Dtype.
 
     Raises:
         InputError: no such dtype.
     """
-    text = getattr(name, "name", None) or getattr(name, "__name__", None) or str(name).removeprefix("torch.")
     try:
-        return DTYPES[text]
-    except KeyError:
-        raise InputError(f"dtype: got {text!r}, expected one of {', '.join(DTYPES)}") from None
+        return _find_dtype(name)
+    except (KeyError, TypeError):
+        raise InputError(f"dtype: got {name!r}, expected one of {', '.join(DTYPES)}") from None
 
 
-def dtype_of(array, dtype=None):
+@functools.cache
+def _find_dtype(name):
+    if isinstance(name, Dtype):
+        return name
+    return DTYPES[getattr(name, "name", None) or getattr(name, "__name__", None) or str(name).removeprefix("torch.")]
+
+
+def dtype_of(array, dtype=None, what="array"):
     """The Dtype of `array`'s elements; with `dtype`, that one, if the array can hold it.
 
     Raises:
@@ -63,7 +68,7 @@ def dtype_of(array, dtype=None):
     wanted = find_dtype(dtype)
     stored = find_dtype(array.dtype).name
     if stored != wanted.name and stored not in _STORED_AS.get(wanted.name, ()):
-        raise InputError(f"dtype: got an array of {stored}, expected {wanted.name}")
+        raise InputError(f"{what}: got dtype {stored}, expected {wanted.name}")
     return wanted
 
 

@@ -33,7 +33,10 @@ def reduce(op, out, *inputs, dtype=None):
 
     Cost: reads each array once, writes `out` once; 2 us of call overhead for small arrays.
     """
-    fold(op, out, out, *inputs, dtype=dtype)
+    if is_device_array(out):
+        _cuda().fold(op, out, out, *inputs, dtype=dtype)
+    else:
+        _fold_host(op, out, inputs, dtype, in_place=True)
 
 
 def fold(op, out, *inputs, dtype=None):
@@ -42,25 +45,32 @@ def fold(op, out, *inputs, dtype=None):
     Arguments and errors as for `reduce`, but there is at least one input. A received message can so be combined with a
     local array into a third, without a first copy.
     """
-    if is_device_array(out):
-        from .cuda_reduce import fold as device_fold
-
-        device_fold(op, out, *inputs, dtype=dtype)
-        return
     if not inputs:
         raise InputError("fold: got no input, expected at least one")
+    if is_device_array(out):
+        _cuda().fold(op, out, *inputs, dtype=dtype)
+    else:
+        _fold_host(op, out, inputs, dtype, in_place=False)
+
+
+def _fold_host(op, out, inputs, dtype, in_place):
     out, element = _check_out(out, dtype)
-    check_op(op, element)
-    start, nbytes = _address(out), out.nbytes
-    addresses = []
+    kernel = prepare(op, element, len(inputs) + in_place)
+    start = _address(out)
+    stop = start + out.nbytes
+    addresses = [start] if in_place else []
     for i, array in enumerate(inputs):
-        array = host_array(array, f"input {i}")
-        _check_input(i, array, out, element, dtype)
+        if type(array) is not np.ndarray or not array.flags.c_contiguous:
+            array = host_array(array, f"input {i}")
+        if array.shape != out.shape:
+            raise InputError(f"input {i}: got shape {array.shape}, expected that of the output, {out.shape}")
+        if array.dtype is not out.dtype and dtype_of(array, dtype, f"input {i}") is not element:
+            raise InputError(f"input {i}: got dtype {array.dtype.name}, expected that of the output, {element.name}")
         address = _address(array)
-        if address != start and address < start + nbytes and start < address + nbytes:
+        if address != start and address < stop and start < address + array.nbytes:
             raise InputError(f"input {i}: overlaps the output by part; expected separate memory or the same array")
         addresses.append(address)
-    prepare(op, element, len(inputs))(out.size, start, *addresses)
+    kernel(out.size, start, *addresses)
 
 
 def divide(out, divisor, dtype=None):
@@ -74,9 +84,7 @@ def divide(out, divisor, dtype=None):
         InputError: as `reduce`; a dtype of integers; a divisor of 0.
     """
     if is_device_array(out):
-        from .cuda_reduce import divide as device_divide
-
-        device_divide(out, divisor, dtype=dtype)
+        _cuda().divide(out, divisor, dtype=dtype)
         return
     out, element = _check_out(out, dtype)
     check_op("mean", element)
@@ -116,14 +124,13 @@ def _check_out(out, dtype):
     out = host_array(out, "out")
     if not out.flags.writeable:
         raise InputError("out: got a read-only array, expected a writable one")
-    return out, dtype_of(out, dtype)
+    return out, dtype_of(out, dtype, "out")
 
 
-def _check_input(i, array, out, element, dtype):
-    if array.shape != out.shape:
-        raise InputError(f"input {i}: got shape {array.shape}, expected that of the output, {out.shape}")
-    if array.dtype is not out.dtype and dtype_of(array, dtype) is not element:
-        raise InputError(f"input {i}: got dtype {dtype_of(array, dtype).name}, expected that of the output, {element.name}")
+def _cuda():
+    from . import cuda_reduce
+
+    return cuda_reduce
 
 
 def _address(array):
