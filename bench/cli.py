@@ -13,6 +13,8 @@ from ..errors import InputError, LanterneError, Unavailable
 COMMANDS = {
     "info": ("info", "what this machine offers: MPI, UCX, NCCL, GPUs, transports; versions"),
     "bench": ("collective", "benchmark a collective, with and without a late rank"),
+    "detect": ("detect", "find when a job became slow and when it recovered, in its iteration times"),
+    "rebalance": ("rebalance", "distribute microbatches over groups of different speed"),
 }
 
 USAGE = "usage: lanterne COMMAND [OPTION ...]\n\n"

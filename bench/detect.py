@@ -1,0 +1,126 @@
+"""Find where a job became slow and when it recovered, in a series of iteration times.
+
+  lanterne detect times.csv
+  lanterne detect a.csv b.csv --column seconds --plot incidents.png
+  lanterne detect times.csv --json -
+
+A file is CSV with a header line; `--column` names the iteration times, in seconds; a column `step`, where there is one, must
+increase. Rows are taken one by one, as a running job would give them: an answer at row n uses no row after n. Rows count from 0.
+
+An incident is a slow spell of 10 % or more: `onset` is its first slow row, `relief` the first one after it, `confirmed` the row at
+which it was certain. Events are the single changes, smaller lasting steps (from 5 %) and faster levels included. The first 16
+rows are never judged, and a decaying warm-up is no event.
+"""
+
+import csv
+from dataclasses import asdict
+from pathlib import Path
+
+from ..errors import InputError
+from ..failslow.track import SKIPPED_ROWS, Tracker
+from . import report
+
+
+def add_arguments(parser):
+    """The options of this command."""
+    parser.add_argument("files", nargs="+", metavar="FILE", help="CSV with a header line")
+    parser.add_argument("--column", default="seconds", metavar="NAME", help="column of iteration times (default: seconds)")
+    parser.add_argument("--plot", metavar="FILE", help="draw the series with their incidents (png, svg, pdf)")
+    parser.add_argument("--json", metavar="FILE", help="write events and incidents as JSON ('-' for standard output)")
+
+
+def run(args):
+    """Detect in every file, print, draw; exit code 0 whether there are incidents or not."""
+    found = []
+    for path in args.files:
+        report.progress(f"reading {path}")
+        tracker, seconds = Tracker(), []
+        for time_s in read_column(path, args.column):
+            tracker.update(time_s)
+            seconds.append(time_s)
+        found.append((path, tracker, seconds))
+    report.progress("")
+    if args.json:
+        series = [_record(path, tracker) for path, tracker, _ in found]
+        report.write_json(args.json, report.envelope(series=series))
+    if args.json != "-":
+        _print(found)
+    if args.plot:
+        from .detect_plot import draw
+
+        draw(args.plot, found)
+    return 0
+
+
+def read_column(path, column):
+    """The numbers of `column` of CSV file `path`, one by one.
+
+    Raises:
+        InputError: no such file or column, no rows, a value that is no positive number, or a column `step` that does not increase.
+    """
+    try:
+        with open(path, newline="", encoding="utf-8-sig") as file:
+            reader = csv.DictReader(file)
+            if not reader.fieldnames:
+                raise InputError(f"{path}: got an empty file, expected CSV with a header line")
+            if column not in reader.fieldnames:
+                raise InputError(f"{path}: no column {column!r}, expected one of: {', '.join(map(str, reader.fieldnames))} (--column)")
+            row, last_step = -1, None
+            for row, record in enumerate(reader):
+                last_step = _check_step(path, row, record.get("step"), last_step)
+                yield _positive(path, row, column, record[column])
+            if row < 0:
+                raise InputError(f"{path}: got a header and no rows, expected iteration times")
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise InputError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
+
+
+def _positive(path, row, column, text):
+    try:
+        value = float(text)
+    except (TypeError, ValueError):
+        value = float("nan")
+    if not 0.0 < value < float("inf"):
+        raise InputError(f"{path}: row {row}, column {column}: got {text!r}, expected a positive time in seconds")
+    return value
+
+
+def _check_step(path, row, text, last):
+    if text is None:
+        return last
+    try:
+        step = float(text)
+    except ValueError as error:
+        raise InputError(f"{path}: row {row}, column step: got {text!r}, expected a number") from error
+    if last is not None and not step > last:
+        raise InputError(f"{path}: row {row}: got step {text} after step {last:g}, expected increasing steps")
+    return step
+
+
+def _record(path, tracker):
+    return {
+        "file": str(path),
+        "rows": tracker.row,
+        "events": [asdict(event) for event in tracker.events],
+        "incidents": [asdict(incident) for incident in tracker.incidents],
+    }
+
+
+def _print(found):
+    rows, notes = [], []
+    for path, tracker, _ in found:
+        name = Path(path).name
+        for incident in tracker.incidents:
+            relief = "lasts" if incident.relief is None else incident.relief
+            rows.append([name, incident.onset, relief, f"{incident.ratio:.2f}", incident.confirmed_at])
+        others = sum(event.kind == "change" for event in tracker.events)
+        if tracker.row < 2 * SKIPPED_ROWS:
+            notes.append(f"{name}: {tracker.row} rows, too few to judge; the first {SKIPPED_ROWS} only show what is normal")
+        elif not tracker.incidents:
+            notes.append(f"{name}: {tracker.row} rows, no incident" + (f", {others} smaller or faster changes" if others else ""))
+    columns = [("file", ""), ("onset", "row"), ("relief", "row"), ("ratio", ""), ("confirmed", "row")]
+    if rows:
+        report.print_table(columns, rows, notes=notes)
+    else:
+        for note in notes:
+            print(f"# {note}")

@@ -1,0 +1,175 @@
+"""Score detectors of fail-slow on labelled synthetic jobs (bench/detector_jobs.py): `python -m lanterne.bench.detector_score`.
+
+Rules. A label is found when a confirmed event of its direction (slower or faster) has an index within the label's tolerance.
+A job is entirely right when every label but optional ones is found and no confirmed event is left over. Optional are
+single steps below 10 %; left over may be changes inside an incident that fluctuates or ramps. Latency counts the rows from
+the labelled index to the confirmation, both included. An alarm is a confirmed event that says "slower".
+"""
+
+import argparse
+import sys
+import time
+from dataclasses import dataclass
+from statistics import quantiles
+
+from . import detector_jobs, report
+
+HELD_OUT_SEED = 1_000_000
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How a detector did on one job; latencies in rows, of the onsets and reliefs that it found."""
+
+    right: bool
+    alarm: bool
+    onsets: int
+    missed: int
+    missed_15: int
+    latencies: tuple
+    provisional: tuple
+
+
+def judge(job, events):
+    """Compare confirmed `events` with the labels of `job`."""
+    left = [event for event in events if event.confirmed_at is not None]
+    right, missed, missed_15, onsets = True, 0, 0, 0
+    latencies, provisional = [], []
+    for label in job.labels:
+        onsets += label.kind == "onset"
+        near = [e for e in left if (e.ratio > 1) == (label.ratio > 1) and abs(e.index - label.index) <= label.tolerance]
+        if near:
+            event = min(near, key=lambda e: abs(e.index - label.index))
+            left.remove(event)
+            if label.kind in ("onset", "relief") and not job.loose:
+                latencies.append(event.confirmed_at - label.index + 1)
+                provisional.append(event.provisional_at - label.index + 1)
+        elif label.kind != "step":
+            right = False
+            missed += label.kind == "onset"
+            missed_15 += label.kind == "onset" and label.ratio >= 1.15
+    if job.loose and job.labels:
+        first, last = job.labels[0], job.labels[-1]
+        left = [e for e in left if not first.index - first.tolerance <= e.index <= last.index + last.tolerance]
+    alarm = any(event.ratio > 1 for event in left)
+    return Verdict(right and not left, alarm, onsets, missed, missed_15, tuple(latencies), tuple(provisional))
+
+
+def detectors():
+    """Name -> function that makes a detector with `update(seconds)` and `events`."""
+    from ..failslow.bocd import BocdTracker
+    from ..failslow.sliding import SlidingMedian
+    from ..failslow.track import Tracker
+
+    return {"tracker": Tracker, "sliding_median_9": SlidingMedian, "bocd": BocdTracker}
+
+
+def score(make, jobs):
+    """Run a fresh detector over each job and sum up: a record of plain numbers."""
+    verdicts, rows, spent_s = [], 0, 0.0
+    for job in jobs:
+        detector = make()
+        update = detector.update
+        start = time.perf_counter()
+        for seconds in job.seconds:
+            update(seconds)
+        spent_s += time.perf_counter() - start
+        rows += len(job.seconds)
+        verdicts.append(judge(job, detector.events))
+    return summary(jobs, verdicts) | {"update_s": spent_s / max(rows, 1), "rows": rows}
+
+
+def summary(jobs, verdicts):
+    """Shares over jobs and onsets; latencies as median and 90th percentile."""
+    healthy = [v for job, v in zip(jobs, verdicts, strict=True) if not job.labels]
+    onsets = sum(v.onsets for v in verdicts)
+    strong = sum(label.kind == "onset" and label.ratio >= 1.15 for job in jobs for label in job.labels)
+    latencies = sorted(x for v in verdicts for x in v.latencies)
+    provisional = sorted(x for v in verdicts for x in v.provisional)
+    by_kind = {}
+    for job, verdict in zip(jobs, verdicts, strict=True):
+        by_kind.setdefault(job.kind, []).append(verdict.right)
+    return {
+        "jobs": len(jobs),
+        "right": sum(v.right for v in verdicts) / max(len(jobs), 1),
+        "healthy_jobs": len(healthy),
+        "healthy_with_alarm": sum(v.alarm for v in healthy) / max(len(healthy), 1),
+        "onsets": onsets,
+        "onsets_missed": sum(v.missed for v in verdicts) / max(onsets, 1),
+        "strong_onsets": strong,
+        "strong_onsets_missed": sum(v.missed_15 for v in verdicts) / max(strong, 1),
+        "latency_rows_p50": _quantile(latencies, 50),
+        "latency_rows_p90": _quantile(latencies, 90),
+        "provisional_rows_p50": _quantile(provisional, 50),
+        "right_by_kind": {kind: sum(rights) / len(rights) for kind, rights in sorted(by_kind.items())},
+        "wrong_jobs": [job.name for job, verdict in zip(jobs, verdicts, strict=True) if not verdict.right],
+    }
+
+
+def _quantile(ordered, percent):
+    return quantiles(ordered, n=100, method="inclusive")[percent - 1] if len(ordered) > 1 else None
+
+
+def add_arguments(parser):
+    """The options of this command."""
+    parser.add_argument("--jobs", type=int, default=1008, metavar="N", help="number of jobs (default 1008)")
+    parser.add_argument("--held-out", action="store_true", help="other seeds, on which no threshold was chosen")
+    parser.add_argument("--detector", action="append", metavar="NAME", help="tracker, sliding_median_9, bocd (default: all)")
+    parser.add_argument("--json", metavar="FILE", help="write everything as JSON ('-' for standard output)")
+
+
+def run(args):
+    """Score and print; exit code 0."""
+    from ..errors import InputError
+
+    known = detectors()
+    names = args.detector or list(known)
+    if unknown := set(names) - set(known):
+        raise InputError(f"--detector: got {sorted(unknown)[0]!r}, expected one of {', '.join(known)}")
+    if args.jobs < 1:
+        raise InputError(f"--jobs: got {args.jobs}, expected at least 1")
+    jobs = detector_jobs.make_jobs(args.jobs, HELD_OUT_SEED if args.held_out else 0)
+    records = []
+    for name in names:
+        report.progress(f"{name}: {args.jobs} jobs")
+        records.append({"detector": name, **score(known[name], jobs)})
+    report.progress("")
+    if args.json:
+        report.write_json(args.json, report.envelope(held_out=args.held_out, results=records))
+    if args.json != "-":
+        _print(records)
+    return 0
+
+
+def _print(records):
+    columns = [("detector", ""), ("jobs", ""), ("right", "%"), ("healthy+alarm", "%"), ("onsets missed", "%"),
+               ("of >=15%", "%"), ("latency p50", "rows"), ("p90", "rows"), ("provisional", "rows"), ("update", "us")]  # fmt: skip
+    rows = []
+    for r in records:
+        shares = [f"{100 * r[key]:.2f}" for key in ("right", "healthy_with_alarm", "onsets_missed", "strong_onsets_missed")]
+        ranks = [f"{r[key]:.0f}" if r[key] is not None else "-" for key in ("latency_rows_p50", "latency_rows_p90", "provisional_rows_p50")]
+        rows.append([r["detector"], r["jobs"], *shares, *ranks, f"{1e6 * r['update_s']:.2f}"])
+    report.print_table(columns, rows)
+    kinds = list(records[0]["right_by_kind"])
+    print()
+    report.print_table(
+        [("jobs entirely right, %", "")] + [(r["detector"], "") for r in records],
+        [[kind, *(f"{100 * r['right_by_kind'][kind]:.1f}" for r in records)] for kind in kinds],
+    )
+
+
+def main():
+    """Entry point of `python -m`."""
+    from ..errors import LanterneError
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_arguments(parser)
+    try:
+        return run(parser.parse_args())
+    except LanterneError as error:
+        print(f"lanterne: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,54 @@
+"""What a detector reports: events (a level changed) and the incidents that they delimit. Rows count from 0."""
+
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """The level of a series changed.
+
+    Attributes: `kind`: "onset" (slower by 10 % or more), "relief" (back from it) or "change" (another level inside an
+    incident, a lasting smaller step, or a faster job); `index`: first row of the new level, as far as known;
+    `provisional_at`: row at which it was suspected; `confirmed_at`: row at which it was certain, None while it is not;
+    `ratio`: new level over old.
+    """
+
+    kind: str
+    index: int
+    provisional_at: int
+    confirmed_at: int | None
+    ratio: float
+
+
+@dataclass(frozen=True, slots=True)
+class Incident:
+    """A slow spell from row `onset` up to row `relief` (exclusive; None while it lasts), `ratio` times the healthy level."""
+
+    onset: int
+    relief: int | None
+    ratio: float
+    confirmed_at: int
+
+
+def incidents(events, merge_rows=12):
+    """The incidents that confirmed `events` delimit, in order.
+
+    A new onset within `merge_rows` of a relief belongs to the same incident: noisy incidents come and go. `ratio` is the
+    largest level of the incident over the level before it.
+    """
+    found, level = [], 1.0
+    for event in events:
+        if event.kind == "onset":
+            level = event.ratio
+            last = found[-1] if found else None
+            if last is not None and last.relief is not None and event.index - last.relief <= merge_rows:
+                found[-1] = replace(last, relief=None, ratio=max(last.ratio, level))
+            else:
+                found.append(Incident(event.index, None, level, event.confirmed_at))
+        elif found and found[-1].relief is None:
+            level *= event.ratio
+            if event.kind == "relief":
+                found[-1] = replace(found[-1], relief=event.index)
+            else:
+                found[-1] = replace(found[-1], ratio=max(found[-1].ratio, level))
+    return found

@@ -1,0 +1,48 @@
+"""A sliding median: the simple detector that others are measured against."""
+
+from math import log
+
+from .events import Event
+from .window import SortedWindow
+
+CHANGE = log(1.10)
+
+
+class SlidingMedian:
+    """Reports a change when the median of the last `rows` iterations leaves that at the last event by more than 10 %.
+
+    The first 16 iterations are skipped. Paper: GREYHOUND, section 7.2, "SlideWindow"; differs: the reference is the median at
+    the last event. Attributes: `events`, as in track.Tracker.
+    """
+
+    def __init__(self, rows=9):
+        self.events = []
+        self.row = 0
+        self._window = SortedWindow(rows)
+        self._reference = self._healthy = None
+
+    def update(self, time_s):
+        """Take the next iteration's time in seconds; return the Event that it confirms, or None."""
+        row, window = self.row, self._window
+        self.row += 1
+        window.push(log(time_s))
+        if row < 16:
+            return None
+        level = window.median()
+        if self._reference is None:
+            self._reference = self._healthy = level
+        shift = level - self._reference
+        if abs(shift) <= CHANGE:
+            return None
+        slow = self._reference - self._healthy > CHANGE
+        kind = "change"
+        if shift > 0 and not slow:
+            kind = "onset"
+        elif shift < 0 and slow and level - self._healthy < CHANGE:
+            kind = "relief"
+        if kind == "relief" or (kind == "change" and not slow):
+            self._healthy = level
+        self._reference = level
+        event = Event(kind, row - window.capacity // 2, row, row, 2.718281828459045**shift)
+        self.events.append(event)
+        return event

@@ -1,0 +1,352 @@
+"""The streaming detector: one `update(time_s)` per iteration says when a job became slow, and when it recovered.
+
+How it decides, all in log scale, where a slowdown is a shift whatever the length of an iteration:
+
+1. *Level and spread* are the median and the interquartile range of the last 64 iterations. Suspects stay outside until
+   they are cleared, so that a slowdown does not become its own reference.
+2. *Votes.* Each sample votes with the log-likelihood ratio of "shifted by 10 % or more" against "not shifted", under a
+   Student t with 2 degrees of freedom. A vote is capped at log(0.9 / r), r being how often this job has spikes anyway: so
+   no single spike counts for much, and a job full of spikes needs more samples than a quiet one.
+3. *Votes add up* to a CUSUM in each direction. Its last zero is the onset. One in a hundred is provisional, one in a
+   million certain. r is taken to be 1 % at least, so that certainty takes four samples: three are still a jitter.
+4. *Verification.* The median since the onset must have moved, by an amount that counts (ACCEPT) and that the noise, with
+   its autocorrelation, does not explain.
+5. *Slow path.* The level is also compared with the level at the last event: steps of less than 10 % add up.
+
+Inside an incident the same votes, taken against the level before it, look for the relief.
+
+Paper: Wu et al. (GREYHOUND), section 4.2; differs: no run-length posterior (bocd.py has it), medians instead of means,
+provisional and confirmed events, the slow path, re-anchoring.
+"""
+
+from math import inf, log, pi, sin, sqrt
+
+from ..errors import InputError
+from .events import Event, incidents
+from .window import SortedWindow
+
+SHIFT = log(1.10)
+# A shift of 10 %, measured on a handful of noisy samples, reads as 8 %; half of one, as 5 %, is a step worth recording.
+ACCEPT = log(1.08)
+SMALL = log(1.05)
+# Sums of votes, as odds: 100 to 1, a million to 1.
+PROVISIONAL = log(1e2)
+CERTAIN = log(1e6)
+MIN_SAMPLES = 4
+SKIPPED_ROWS = 16
+MAX_WARM_UP_ROWS = 300
+WINDOW_ROWS = 64
+# The spread never counts as less: timers and logs round.
+MIN_SCALE = 0.003
+MIN_RATE, MAX_RATE = 0.01, 0.4
+
+
+def median(values):
+    """The lower median of a short sequence."""
+    return sorted(values)[(len(values) - 1) >> 1]
+
+
+class _Run:
+    """A CUSUM of votes. `start` is the first row since its last zero, `suspected` the row at which it became provisional."""
+
+    __slots__ = ("cap", "rate", "score", "start", "suspected")
+
+    def __init__(self, rate):
+        self.score = 0.0
+        self.start = self.suspected = None
+        self.set_rate(rate)
+
+    def set_rate(self, rate):
+        """Expect a share `rate` of healthy samples to look shifted."""
+        self.rate = min(max(rate, MIN_RATE), MAX_RATE)
+        self.cap = log(0.9 / self.rate)
+
+    def add(self, vote, row):
+        cap = self.cap
+        vote = cap if vote > cap else -cap if vote < -cap else vote
+        if self.score == 0.0:
+            if vote <= 0.0:
+                return
+            self.start, self.suspected = row, None
+        # Without a limit a run that verification keeps refusing would take forever to clear.
+        self.score = min(max(self.score + vote, 0.0), CERTAIN + 2 * cap)
+        if self.suspected is None and self.score >= PROVISIONAL:
+            self.suspected = row
+
+    def clear(self):
+        self.score = 0.0
+
+
+class Tracker:
+    """Finds onsets, reliefs and other changes in a stream of iteration times.
+
+    Attributes: `events`: confirmed events so far; `row`: rows seen; `slow`: inside an incident; `warm`: warm-up is over.
+
+    Cost: 2 us an update in plain Python; memory is constant but for the confirmed events.
+    """
+
+    def __init__(self):
+        self.events = []
+        self.row = 0
+        self.slow = False
+        self.warm = False
+        self._window = SortedWindow(SKIPPED_ROWS)
+        self._level = self._anchor = 0.0
+        self._scale = MIN_SCALE
+        self._spread2 = 2 * MIN_SCALE**2
+        self._agreement = 0.0
+        self._last_z = 0.0
+        self._up, self._down, self._back = _Run(0.02), _Run(0.02), _Run(0.03)
+        self._pending = []
+        self._pushes = 0
+        self._healthy = None
+
+    @property
+    def incidents(self):
+        """The incidents so far, the last one open where its `relief` is None."""
+        return incidents(self.events)
+
+    @property
+    def level_s(self):
+        """The current level, seconds; None before any row."""
+        return 2.718281828459045**self._level if self.row else None
+
+    def update(self, time_s):
+        """Take the next iteration's time in seconds; return an Event that became provisional or confirmed, else None.
+
+        A provisional event is taken back silently when no confirmed one of that index follows.
+
+        Raises:
+            InputError: not a positive, finite number.
+        """
+        if not 0.0 < time_s < inf:
+            raise InputError(f"iteration {self.row}: got {time_s!r}, expected a positive time in seconds")
+        y = log(time_s)
+        row = self.row
+        self.row = row + 1
+        if row < SKIPPED_ROWS:
+            self._skip(y)
+            return None
+        z = y - self._level
+        up, down, back = self._up, self._down, self._back
+        if -SHIFT / 2 < z < SHIFT / 2 and not self._pending and not (self.slow and y - self._anchor < SHIFT / 2):
+            return self._absorb(y, z, row)
+        if not self.slow or len(self._window) >= SKIPPED_ROWS:
+            up.add(self._vote(z), row)
+            down.add(self._vote(-z), row)
+        if self.slow:
+            back.add(-self._vote(y - self._anchor), row)
+        if up.score == down.score == back.score == 0.0:
+            return self._clear(y, row)
+        return self._suspect(y, row)
+
+    def _vote(self, z):
+        """Log-likelihood ratio of a shift by SHIFT or more against none, of a sample at distance `z`; uncapped."""
+        z = 0.0 if z < 0.0 else SHIFT if z > SHIFT else z
+        return 1.5 * log((self._spread2 + z * z) / (self._spread2 + (SHIFT - z) ** 2))
+
+    def _skip(self, y):
+        self._window.push(y)
+        self._level = self._anchor = self._window.median()
+        if self.row == SKIPPED_ROWS:
+            self._set_scale()
+
+    def _set_scale(self):
+        self._scale = max(self._window.scale(), MIN_SCALE)
+        self._spread2 = 2 * self._scale**2
+
+    def _error(self, count, other):
+        """Standard error of the difference of the medians of `count` and `other` samples, autocorrelation included."""
+        correlation = min(max(sin(pi / 2 * self._agreement), 0.0), 0.8)
+        return 1.41 * self._scale * sqrt((1 / count + 1 / other) * (1 + correlation) / (1 - correlation))
+
+    def _absorb(self, y, z, row):
+        """Let an ordinary sample into the window."""
+        self._agreement += ((1.0 if z * self._last_z > 0.0 else -1.0) - self._agreement) / 64
+        self._last_z = z
+        window = self._window
+        window.push(y)
+        self._level = window.median()
+        self._pushes += 1
+        return self._review(row) if self._pushes % 8 == 0 else None
+
+    def _clear(self, y, row):
+        """No run is alive any more: let the suspects and `y` into the window and learn how often such things happen."""
+        pending = self._pending
+        pending.append(y)
+        self._pending = []
+        event = None
+        for value in pending:
+            z = value - self._level
+            for run, far in ((self._up, z > SHIFT / 2), (self._down, z < -SHIFT / 2)):
+                if far:
+                    run.set_rate(run.rate + 1 / 256)
+            if self.slow and value - self._anchor < SHIFT / 2:
+                self._back.set_rate(self._back.rate + 1 / 32)
+            event = self._absorb(value, z, row) or event
+        return event
+
+    def _review(self, row):
+        """Every 8 samples: refresh the spread, forget old spikes, end the warm-up, walk the slow path."""
+        window = self._window
+        if len(window) >= SKIPPED_ROWS:
+            self._set_scale()
+        for run in (self._up, self._down):
+            run.set_rate(run.rate * (1 - 8 / 256))
+        if not self.warm:
+            self._review_warm_up(row)
+        if self.slow:
+            return None
+        drift = self._level - self._anchor
+        limit = 4 * self._error(len(window) / 2, WINDOW_ROWS)
+        if drift < -max(0.03, limit):
+            self._anchor = self._level
+        elif drift > max(SHIFT, limit) and len(window) >= WINDOW_ROWS // 2:
+            values = list(window.values)
+            start = row + 1 - len(values) + split(values, self._anchor, self._level)
+            return self._confirm("onset", start, row, row, values[start - row - 1 :], self._anchor)
+        return None
+
+    def _review_warm_up(self, row):
+        """Warm-up is over once two successive half windows agree; until then the reference follows downwards."""
+        values = list(self._window.values)
+        older, newer = median(values[:8]), median(values[8:16])
+        self._anchor = self._level
+        if row >= MAX_WARM_UP_ROWS or abs(newer - older) < max(0.01, 2 * self._error(8, 8)):
+            self.warm = True
+            self._window.capacity = WINDOW_ROWS
+
+    def _suspect(self, y, row):
+        """Hold `y` back; return the event that it makes provisional or certain."""
+        pending = self._pending
+        pending.append(y)
+        for run, decide in ((self._back, self._relief), (self._up, self._rise), (self._down, self._fall)):
+            if run.score >= CERTAIN and len(pending) >= MIN_SAMPLES:
+                event = decide(pending[run.start - row - 1 :], row)
+                if event is not None:
+                    return event
+        if len(pending) >= WINDOW_ROWS:
+            # Neither certain nor cleared: noise, or a step too small to count. It is the level now.
+            for run in (self._up, self._down, self._back):
+                run.clear()
+            return self._clear(pending.pop(), row)
+        for run, sign, kind in ((self._back, -1, "relief"), (self._up, 1, "onset"), (self._down, -1, "change")):
+            if run.score and run.suspected == row:
+                kind = "change" if run is self._up and self.slow else kind
+                ratio = 2.718281828459045 ** (median(pending[run.start - row - 1 :]) - self._level)
+                if sign * (ratio - 1) > 0:
+                    return Event(kind, run.start, row, None, ratio)
+        return None
+
+    def _moved(self, suspects, reference):
+        """The distance from `reference` to where `suspects` lie now, 0.0 where noise explains it."""
+        recent = median(suspects[-8:]) - reference
+        if abs(recent) >= 4 * self._error(min(len(suspects), 8), len(self._window)):
+            return recent
+        whole = median(suspects) - reference
+        if abs(whole) >= 4 * self._error(len(suspects), len(self._window)) and recent * whole > 0.0:
+            return min(recent, whole, key=abs)
+        return 0.0
+
+    def _rise(self, suspects, row):
+        shift = self._moved(suspects, self._level)
+        if len(suspects) < MIN_SAMPLES or shift < SMALL:
+            return None
+        if self.slow:
+            return self._other_level(suspects, shift, row, self._up)
+        if self._level + shift - self._anchor >= ACCEPT:
+            return self._settle("onset", suspects, self._up, row)
+        return self._small_step(suspects, shift, row, self._up)
+
+    def _fall(self, suspects, row):
+        shift = self._moved(suspects, self._level)
+        if len(suspects) < MIN_SAMPLES or shift > -SMALL:
+            return None
+        if self.slow:
+            if self._level + shift - self._anchor < SHIFT:
+                return self._settle("relief", suspects, self._down, row)
+            return self._other_level(suspects, -shift, row, self._down)
+        if not self.warm:
+            # Warm-up ends downwards; that is no event.
+            self._restart(suspects[-8:])
+            self._anchor = self._level
+            return None
+        if shift <= -ACCEPT:
+            return self._settle("change", suspects, self._down, row)
+        return self._small_step(suspects, -shift, row, self._down)
+
+    def _relief(self, suspects, row):
+        if len(suspects) < MIN_SAMPLES or abs(median(suspects[-8:]) - self._anchor) > SMALL:
+            return None
+        return self._settle("relief", suspects, self._back, row)
+
+    def _other_level(self, suspects, shift, row, run):
+        """Another level inside an incident: it must stand clear of the incident's own noise."""
+        if len(suspects) < 2 * MIN_SAMPLES or shift < max(SHIFT, 3 * self._scale):
+            return None
+        return self._settle("change", suspects, run, row)
+
+    def _small_step(self, suspects, shift, row, run):
+        """A step below 10 % counts where it lasts and hardly a sample of the one level could be of the other."""
+        if len(suspects) < SKIPPED_ROWS or shift < 6 * self._scale or abs(self._moved(suspects[:8], self._level)) < SMALL:
+            return None
+        return self._settle("change", suspects, run, row)
+
+    def _settle(self, kind, suspects, run, row):
+        """Confirm an event of `run`; its index is where `suspects` and the samples before them part best."""
+        new = median(suspects[-8:])
+        first = row + 1 - len(suspects)
+        start = first + split(suspects, self._level, new)
+        suspected = run.suspected if run.suspected is not None else row
+        old = self._anchor if kind == "onset" else self._level
+        return self._confirm(kind, start, max(suspected, start), row, suspects[start - first :], old)
+
+    def _confirm(self, kind, index, provisional_at, row, values, old):
+        new = median(values[-8:])
+        small = kind == "change" and not self.slow and abs(new - old) < ACCEPT
+        if kind == "onset":
+            self._healthy = (self._window, self._scale, self._up.rate, self._down.rate)
+        self._restart(values)
+        if kind == "relief":
+            self._recover(values)
+        self.slow = kind == "onset" or (self.slow and kind != "relief")
+        self.warm = True
+        if not self.slow and not small:
+            self._anchor = self._level
+        event = Event(kind, index, provisional_at, row, 2.718281828459045 ** (new - old))
+        self.events.append(event)
+        return event
+
+    def _restart(self, values):
+        """Begin a new level with `values`; the spread stays until there are enough samples for another."""
+        self._window = SortedWindow(WINDOW_ROWS, list(values))
+        self._level = self._window.median()
+        self._pending = []
+        for run in (self._up, self._down, self._back):
+            run.clear()
+        self._back.set_rate(0.03)
+
+    def _recover(self, values):
+        """After a relief: what was known of the healthy job counts again, its level too where that is the same."""
+        window, self._scale, up, down = self._healthy
+        self._spread2 = 2 * self._scale**2
+        self._up.set_rate(up)
+        self._down.set_rate(down)
+        if abs(self._level - window.median()) < max(0.03, 3 * self._error(len(values), len(window))):
+            for value in values:
+                window.push(value)
+            self._window, self._level = window, window.median()
+
+
+def split(values, old, new):
+    """Index in `values` from which on they lie nearer to `new` than to `old`: the best single split."""
+    middle, limit = (old + new) / 2, abs(new - old) / 2
+    sign = 1.0 if new > old else -1.0
+    total = lowest = 0.0
+    start = 0
+    for index, value in enumerate(values):
+        vote = sign * (value - middle)
+        total += max(-limit, min(limit, vote))
+        if total < lowest:
+            lowest, start = total, index + 1
+    return min(start, len(values) - 1)
