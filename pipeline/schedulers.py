@@ -1,0 +1,35 @@
+"""Every scheduler by name.
+
+A scheduler is a function `f(problem, **options) -> Plan`. It names itself in the plan's `scheduler`, chooses the placement,
+and raises InputError for a problem that it cannot plan. Its options are keyword-only and have defaults; one that takes long
+has `time_limit_s`. A plan that a static schedule makes may exceed the problem's memory: `check` tells.
+"""
+
+from importlib import import_module
+
+from ..errors import InputError
+
+# name -> (module of this folder, function, one line of help); a module is imported when its scheduler is asked for.
+SCHEDULERS = {
+    "gpipe": ("schedules.gpipe", "gpipe", "all forwards, then all backwards"),
+    "1f1b": ("schedules.one_f_one_b", "one_f_one_b", "one forward, one backward; backward fused"),
+    "zb_h1": ("schedules.zb_h1", "zb_h1", "1F1B with W put off, in the same memory"),
+    "zb_h2": ("schedules.zb_h2", "zb_h2", "twice the warm-up, no bubbles without delays"),
+}
+
+
+def load(name):
+    """The function of scheduler `name`.
+
+    Raises:
+        InputError: an unknown name.
+    """
+    if name not in SCHEDULERS:
+        raise InputError(f"scheduler: got {name!r}, expected one of {', '.join(SCHEDULERS)}")
+    module, function, _ = SCHEDULERS[name]
+    return getattr(import_module(f".{module}", __package__), function)
+
+
+def plan(problem, scheduler, **options):
+    """The plan that `scheduler` makes for `problem`; `options` as the scheduler has them."""
+    return load(scheduler)(problem, **options)
