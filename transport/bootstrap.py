@@ -206,9 +206,9 @@ def _connect_to_launcher(timeout_s):
 
 
 def _connect_by_mpi(timeout_s):
-    from mpi4py import MPI
+    from .mpi import load_mpi
 
-    comm = MPI.COMM_WORLD
+    comm = load_mpi().COMM_WORLD
     expected = next((int(os.environ[name]) for name in MPI_SIZE_VARIABLES if name in os.environ), comm.size)
     if comm.size != expected:
         rank = next((int(os.environ[name]) for name in ("PMI_RANK", "OMPI_COMM_WORLD_RANK") if name in os.environ), 0)

@@ -1,6 +1,7 @@
 """Ranks as MPI processes, through mpi4py over any MPI."""
 
 import atexit
+import os
 import sys
 
 from ..errors import InputError, TransportError, Unavailable
@@ -11,37 +12,48 @@ INT_MAX = 2**31 - 1
 
 
 def load_mpi():
-    """`mpi4py.MPI`, initialised so that a dead peer cannot hang our exit.
+    """`mpi4py.MPI`, set up so that a dead peer cannot hang our exit.
 
-    MPI_Finalize waits for every rank, a dead one included. So we call it ourselves at exit, and not at all after a failure.
+    MPI_Finalize waits for every rank, a dead one included, so it must not run after a failure. Where MPI is not loaded yet we
+    finalize it ourselves; where the user loaded it, mpi4py will, unless the process leaves before.
 
     Raises:
         Unavailable: mpi4py or an MPI library is missing.
     """
-    if "mpi4py.MPI" in sys.modules:
-        return sys.modules["mpi4py.MPI"]
-    try:
-        import mpi4py
+    global _loaded
+    if _loaded is None:
+        ours = "mpi4py.MPI" not in sys.modules
+        try:
+            import mpi4py
 
-        mpi4py.rc.finalize = False
-        from mpi4py import MPI
-    except (ImportError, RuntimeError) as error:
-        raise Unavailable(f"mpi: cannot load mpi4py ({error}); install it with: pip install mpi4py mpich") from error
-    atexit.register(_finalize, MPI)
-    return MPI
+            if ours:
+                mpi4py.rc.finalize = False
+            from mpi4py import MPI
+        except (ImportError, RuntimeError) as error:
+            raise Unavailable(f"mpi: cannot load mpi4py ({error}); install it with: pip install mpi4py mpich") from error
+        atexit.register(_at_exit, MPI, ours)
+        _loaded = MPI
+    return _loaded
 
 
+_loaded = None
 _failed = False
 
 
 def skip_finalize():
-    """A peer died: MPI can no longer be finalized by anyone. Leave the process without it."""
+    """A peer died: nobody can finalize MPI any more. Leave the process without it."""
     global _failed
     _failed = True
 
 
-def _finalize(MPI):
-    if not _failed and not MPI.Is_finalized():
+def _at_exit(MPI, ours):
+    if _failed or hasattr(sys, "last_value"):
+        if not ours:
+            # The only way past mpi4py's own MPI_Finalize.
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(1)
+    elif ours and not MPI.Is_finalized():
         MPI.Finalize()
 
 
@@ -61,11 +73,8 @@ class MpiTransport(Transport):
     def __init__(self, group=None, timeout_s=None):
         MPI = load_mpi()
         world = MPI.COMM_WORLD
-        if group is not None and world.size != group.world_size:
-            raise Unavailable(
-                f"mpi: got an MPI world of {world.size} ranks, expected {group.world_size}: "
-                f"the launcher is not that of {MPI.Get_library_version().split(chr(10))[0].strip()}"
-            )
+        if group is not None:
+            group.check_mpi_world(world.size)
         self._mpi = MPI
         self._group = group
         self._comm = world.Dup()
