@@ -15,6 +15,7 @@ COMMANDS = {
     "bench": ("collective", "benchmark a collective, with and without a late rank"),
     "detect": ("detect", "find when a job became slow and when it recovered, in its iteration times"),
     "rebalance": ("rebalance", "distribute microbatches over groups of different speed"),
+    "bench kernels": ("kernels", "benchmark the reductions of one CPU or GPU against a plain copy"),
 }
 
 USAGE = "usage: lanterne COMMAND [OPTION ...]\n\n"

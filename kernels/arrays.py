@@ -45,6 +45,30 @@ def import_cupy():
     return cupy
 
 
+def require_device():
+    """Return the number of CUDA devices, at least 1.
+
+    Raises:
+        Unavailable: no CuPy, no driver, a driver older than CuPy's CUDA, or no device; says which and what to do.
+    """
+    cupy = import_cupy()
+    try:
+        num_devices = cupy.cuda.runtime.getDeviceCount()
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        raise Unavailable(f"CUDA: {error}; {_advice(str(error))}") from error
+    if num_devices == 0:
+        raise Unavailable("CUDA: no device; check nvidia-smi and CUDA_VISIBLE_DEVICES, or use --device cpu")
+    return num_devices
+
+
+def _advice(text):
+    if "InsufficientDriver" in text:
+        return "no driver is loaded, or it is older than this CuPy's CUDA: update it, or install lanterne[cuda12]"
+    if "NoDevice" in text:
+        return "check nvidia-smi and CUDA_VISIBLE_DEVICES, or use --device cpu"
+    return "check that nvidia-smi works, or use --device cpu"
+
+
 def adopt(x, what="array"):
     """`x` as a NumPy or CuPy array on the same memory.
 
