@@ -8,9 +8,22 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..errors import InputError
-from .algorithms import ring
+from .algorithms import (
+    allpairs,
+    binomial,
+    bruck,
+    late_broadcast,
+    pairwise,
+    pipelined_chain,
+    recursive_doubling,
+    rhd,
+    ring,
+    scatter_allgather,
+    stragglar,
+    tree,
+)
 from .contracts import CONTRACTS
-from .schedule import split_chunks
+from .passes import split_chunks
 
 
 def _any(p):
@@ -26,7 +39,7 @@ class Algorithm:
         generator: (world_size, [root], [late_rank], [num_chunks]) -> CollectiveSchedule; pure.
         summary: one line for people.
         refuses: world_size -> why it cannot be used with so many ranks, or None.
-        late: takes `late_rank`.
+        late: takes `late_rank`, a rank that is expected to come last.
         chunked: takes `num_chunks`, any number; None is its own choice. Others are split evenly, in multiples of their own.
     """
 
@@ -40,9 +53,75 @@ class Algorithm:
 
 
 _LINES = (
-    Algorithm("all_reduce", "ring", ring.ring_all_reduce, "around the ring twice; least bytes, many rounds"),
-    Algorithm("reduce_scatter", "ring", ring.ring_reduce_scatter, "around the ring once; least bytes, many rounds"),
-    Algorithm("all_gather", "ring", ring.ring_all_gather, "around the ring once; least bytes, many rounds"),
+    Algorithm("all_reduce", "ring", ring.ring_all_reduce, "around the ring twice; fewest bytes, many rounds"),
+    Algorithm("all_reduce", "rhd", rhd.rhd_all_reduce, "halving, then doubling; best for powers of two"),
+    Algorithm("all_reduce", "bruck", bruck.bruck_all_reduce, "circulant; fewest rounds and bytes for any number of ranks"),
+    Algorithm("all_reduce", "allpairs", allpairs.allpairs_all_reduce, "everybody to everybody; two rounds, needs a switch"),
+    Algorithm(
+        "all_reduce",
+        "recursive_doubling",
+        recursive_doubling.recursive_doubling_all_reduce,
+        "whole buffers, fewest rounds; for small buffers",
+    ),
+    Algorithm("all_reduce", "tree", tree.tree_all_reduce, "up and down two pipelined trees", chunked=True),
+    Algorithm(
+        "all_reduce",
+        "late_broadcast",
+        late_broadcast.late_broadcast_all_reduce,
+        "the others finish, then the late rank's buffer is added whole",
+        refuses=late_broadcast.refuses_one,
+        late=True,
+    ),
+    Algorithm(
+        "all_reduce",
+        "stragglar",
+        stragglar.stragglar_all_reduce,
+        "StragglAR as published: meets the late rank once a round",
+        refuses=stragglar.refuses_odd,
+        late=True,
+    ),
+    Algorithm("reduce_scatter", "ring", ring.ring_reduce_scatter, "around the ring once; fewest bytes, many rounds"),
+    Algorithm("reduce_scatter", "bruck", bruck.bruck_reduce_scatter, "circulant; fewest rounds and bytes for any number of ranks"),
+    Algorithm(
+        "reduce_scatter",
+        "rhd",
+        rhd.rhd_reduce_scatter,
+        "recursive halving; fewest rounds and bytes",
+        refuses=rhd.refuses_other_than_powers_of_two,
+    ),
+    Algorithm("reduce_scatter", "allpairs", allpairs.allpairs_reduce_scatter, "everybody to everybody; one round, needs a switch"),
+    Algorithm("all_gather", "ring", ring.ring_all_gather, "around the ring once; fewest bytes, many rounds"),
+    Algorithm("all_gather", "bruck", bruck.bruck_all_gather, "circulant; fewest rounds and bytes for any number of ranks"),
+    Algorithm(
+        "all_gather",
+        "rhd",
+        rhd.rhd_all_gather,
+        "recursive doubling; fewest rounds and bytes",
+        refuses=rhd.refuses_other_than_powers_of_two,
+    ),
+    Algorithm("all_gather", "allpairs", allpairs.allpairs_all_gather, "everybody to everybody; one round, needs a switch"),
+    Algorithm("broadcast", "binomial", binomial.binomial_broadcast, "whole buffers down a tree; fewest rounds"),
+    Algorithm(
+        "broadcast",
+        "scatter_allgather",
+        scatter_allgather.scatter_allgather_broadcast,
+        "parts down a tree, then gathered; twice the bytes, few rounds",
+    ),
+    Algorithm("broadcast", "chain", pipelined_chain.chain_broadcast, "pieces through all ranks in a row; fewest bytes", chunked=True),
+    Algorithm("broadcast", "tree", tree.tree_broadcast, "down two pipelined trees; few bytes, few rounds", chunked=True),
+    Algorithm("reduce", "binomial", binomial.binomial_reduce, "whole buffers up a tree; fewest rounds"),
+    Algorithm(
+        "reduce",
+        "scatter_allgather",
+        scatter_allgather.scatter_allgather_reduce,
+        "reduce-scatter, then gathered; twice the bytes, few rounds",
+    ),
+    Algorithm("reduce", "chain", pipelined_chain.chain_reduce, "pieces through all ranks in a row; fewest bytes", chunked=True),
+    Algorithm("reduce", "tree", tree.tree_reduce, "up two pipelined trees; few bytes, few rounds", chunked=True),
+    Algorithm("all_to_all", "pairwise", pairwise.pairwise_all_to_all, "every part straight to its owner; fewest bytes, many rounds"),
+    Algorithm("all_to_all", "bruck", bruck.bruck_all_to_all, "parts travel by powers of two; fewest rounds, more bytes"),
+    Algorithm("all_to_all", "allpairs", allpairs.allpairs_all_to_all, "everybody to everybody; one round, needs a switch"),
+    Algorithm("barrier", "dissemination", bruck.dissemination_barrier, "everybody hears of everybody by doubling distances"),
 )
 ALGORITHMS = {(line.collective, line.name): line for line in _LINES}
 

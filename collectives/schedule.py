@@ -9,13 +9,13 @@ A million transfers take 20 ms as columns and seconds as objects; `Transfer` is 
 """
 
 import hashlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
-from ..errors import InputError, ScheduleError
+from ..errors import ScheduleError
 
 COPY, REDUCE = 0, 1
 OP_NAMES = ("copy", "reduce")
@@ -118,7 +118,7 @@ class CollectiveSchedule:
 
     @property
     def rounds(self):
-        """The rounds, each a tuple of Transfer; for people and tests, slow for a million transfers."""
+        """The rounds, each a tuple of Transfer: for people and tests, slow for a million transfers."""
         return (self.round(index) for index in range(self.num_rounds))
 
     def columns(self, index):
@@ -185,6 +185,19 @@ class ScheduleBuilder:
             size += src.size
         self._sizes.append(size)
 
+    def rounds(self, index, src, dst, chunk, op):
+        """Append as many rounds as `index` counts, at once: transfer i goes into round index[i] of them, in listed order.
+
+        Args:
+            index, src, dst, chunk, op: ints or arrays, broadcast together; index from 0.
+        """
+        index, *columns = (values.reshape(-1) for values in np.broadcast_arrays(index, src, dst, chunk, op))
+        order = np.argsort(index, kind="stable")
+        src, dst, chunk, op = (values[order] for values in columns)
+        for column, values in zip(self._columns, (self._rank_of[src], self._rank_of[dst], chunk, op), strict=True):
+            column.append(values)
+        self._sizes += np.bincount(index).tolist()
+
     def build(self):
         """The CollectiveSchedule of the rounds so far."""
         starts = [start for _, start in self._phases]
@@ -200,19 +213,3 @@ class ScheduleBuilder:
 def late_last(world_size, late_rank):
     """Ranks by role for algorithms in which the last role is the late one: the others keep their order."""
     return np.array([rank for rank in range(world_size) if rank != late_rank] + [late_rank])
-
-
-def split_chunks(schedule, num_chunks):
-    """`schedule` with each chunk cut so that there are `num_chunks`; None leaves it as it is.
-
-    Raises:
-        InputError: not a multiple of the schedule's own chunk count.
-    """
-    if num_chunks in (None, schedule.num_chunks):
-        return schedule
-    pieces, rest = divmod(num_chunks, schedule.num_chunks)
-    if rest or pieces < 1:
-        raise InputError(f"{schedule.name}: got {num_chunks} chunks, expected a multiple of {schedule.num_chunks}")
-    chunk = (schedule.chunk[:, None].astype(np.int64) * pieces + np.arange(pieces)).reshape(-1)
-    columns = {name: np.repeat(getattr(schedule, name), pieces) for name in ("src", "dst", "op")}
-    return replace(schedule, num_chunks=num_chunks, chunk=chunk, offsets=schedule.offsets * pieces, **columns)

@@ -1,4 +1,4 @@
-"""Ring: every rank passes one chunk a round to its right neighbour; bandwidth-optimal, latency grows with p."""
+"""Ring: every rank passes one chunk a round to its right neighbour. Fewest bytes, rounds grow with p."""
 
 import numpy as np
 
@@ -13,9 +13,9 @@ def ring_all_reduce(world_size):
     """
     build = ScheduleBuilder("all_reduce", "ring", world_size, world_size)
     build.phase("reduce_scatter")
-    _around(build, world_size, -1, REDUCE)
+    ring_rounds(build, world_size, -1, REDUCE)
     build.phase("all_gather")
-    _around(build, world_size, 0, COPY)
+    ring_rounds(build, world_size, 0, COPY)
     return build.build()
 
 
@@ -26,7 +26,7 @@ def ring_reduce_scatter(world_size):
     Paper: Patarasuk and Yuan 2009.
     """
     build = ScheduleBuilder("reduce_scatter", "ring", world_size, world_size)
-    _around(build, world_size, -1, REDUCE)
+    ring_rounds(build, world_size, -1, REDUCE)
     return build.build()
 
 
@@ -37,12 +37,12 @@ def ring_all_gather(world_size):
     Paper: Patarasuk and Yuan 2009.
     """
     build = ScheduleBuilder("all_gather", "ring", world_size, world_size)
-    _around(build, world_size, 0, COPY)
+    ring_rounds(build, world_size, 0, COPY)
     return build.build()
 
 
-def _around(build, world_size, first, op):
-    """p - 1 rounds to the right; in round i rank r sends chunk r + first - i."""
-    ranks = np.arange(world_size)
-    for i in range(world_size - 1):
-        build.round((ranks, (ranks + 1) % world_size, (ranks + first - i) % world_size, op))
+def ring_rounds(build, size, first, op):
+    """Append size - 1 rounds among roles 0 to size - 1; in round i role r sends chunk r + first - i to its right."""
+    roles = np.arange(size)
+    for i in range(size - 1):
+        build.round((roles, (roles + 1) % size, (roles + first - i) % size, op))

@@ -1,0 +1,29 @@
+"""Pipelined chain: pieces flow through all ranks in a row, one rank a round. Fewest bytes for long buffers."""
+
+import numpy as np
+
+from ..passes import reverse
+from ..schedule import COPY, ScheduleBuilder
+from .binomial import from_root
+
+
+def chain_broadcast(world_size, root, num_chunks=None):
+    """Root to neighbour to neighbour; every rank sends one piece and receives the next in the same round.
+
+    Cost (p = world_size, m = num_chunks): rounds = (m + p - 2) * (p > 1); load = rounds / m
+    """
+    num_chunks = num_chunks or world_size
+    build = ScheduleBuilder("broadcast", "chain", world_size, num_chunks, rank_of=from_root(world_size, root), root=root)
+    links = np.arange(world_size - 1)
+    for i in range(num_chunks + world_size - 2 if world_size > 1 else 0):
+        active = links[max(0, i - num_chunks + 1) : i + 1]
+        build.round((active, active + 1, i - active, COPY))
+    return build.build()
+
+
+def chain_reduce(world_size, root, num_chunks=None):
+    """The broadcast reversed in time: partial sums flow to the root.
+
+    Cost (p = world_size, m = num_chunks): rounds = (m + p - 2) * (p > 1); load = rounds / m
+    """
+    return reverse(chain_broadcast(world_size, root, num_chunks), "reduce")

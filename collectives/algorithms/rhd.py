@@ -1,0 +1,71 @@
+"""Recursive halving and doubling: partners at distances p/2, p/4, ..., 1 and back. Fewest rounds and bytes for powers of two."""
+
+import numpy as np
+
+from ..passes import reverse
+from ..schedule import COPY, REDUCE, ScheduleBuilder
+
+
+def rhd_all_reduce(world_size):
+    """Halving reduce-scatter, doubling all-gather; beyond a power of two each extra rank hands its buffer to a partner first.
+
+    Cost (p = world_size, f = 2 ** floor(log2(p))): rounds = 2 * log2(f) + 2 * (p > f); load = 2 * (f - 1) / f + 2 * (p > f)
+    Paper: Rabenseifner 2004; StragglAR (arXiv 2505.23523), appendix F.
+    """
+    size = 2 ** (world_size.bit_length() - 1)
+    extra = np.arange(size, world_size)[:, None]
+    chunks = np.arange(size)
+    build = ScheduleBuilder("all_reduce", "rhd", world_size, size)
+    build.phase("fold")
+    if size < world_size:
+        build.round((extra, extra - size, chunks, REDUCE))
+    build.phase("reduce_scatter")
+    for distance in _halves(size):
+        _exchange(build, size, distance, REDUCE)
+    build.phase("all_gather")
+    for distance in reversed(_halves(size)):
+        _exchange(build, size, distance, COPY)
+    build.phase("unfold")
+    if size < world_size:
+        build.round((extra - size, extra, chunks, COPY))
+    return build.build()
+
+
+def rhd_all_gather(world_size):
+    """Recursive doubling: partners at distances 1, 2, 4, ... exchange all that they hold.
+
+    Cost (p = world_size): rounds = log2(p); load = (p - 1) / p
+    Paper: Thakur, Rabenseifner and Gropp 2005.
+    """
+    build = ScheduleBuilder("all_gather", "rhd", world_size, world_size)
+    for distance in reversed(_halves(world_size)):
+        _exchange(build, world_size, distance, COPY)
+    return build.build()
+
+
+def rhd_reduce_scatter(world_size):
+    """Recursive halving: partners at distances p/2, p/4, ... exchange the half that the other will own.
+
+    Cost (p = world_size): rounds = log2(p); load = (p - 1) / p
+    Paper: Thakur, Rabenseifner and Gropp 2005.
+    """
+    return reverse(rhd_all_gather(world_size), "reduce_scatter")
+
+
+def refuses_other_than_powers_of_two(world_size):
+    """Why recursive halving or doubling cannot serve `world_size`, or None."""
+    return None if world_size.bit_count() == 1 else "expected a power of two (bruck does the same for any number)"
+
+
+def _halves(size):
+    return [size >> level for level in range(1, size.bit_length())]
+
+
+def _exchange(build, size, distance, op):
+    """One round with the partner at `distance`: of the 2 * distance chunks around the pair each sends half.
+
+    A rank that reduces sends its partner's half, one that copies its own.
+    """
+    ranks = np.arange(size)[:, None]
+    half = ranks // distance if op == COPY else (ranks ^ distance) // distance
+    build.round((ranks, ranks ^ distance, half * distance + np.arange(distance), op))

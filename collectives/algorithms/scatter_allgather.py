@@ -1,0 +1,48 @@
+"""Scatter, then all-gather: a broadcast that moves each byte about twice and takes few rounds."""
+
+import numpy as np
+
+from ..passes import reverse
+from ..schedule import COPY, ScheduleBuilder
+from .binomial import from_root
+
+
+def scatter_allgather_broadcast(world_size, root):
+    """A binomial tree gives every rank its part, then Bruck's all-gather; nobody receives a part twice.
+
+    Cost (p = world_size): rounds = 2 * ceil(log2(p)); load = 2 * (p - 1) / p
+    Paper: Barnett et al. 1994 (van de Geijn).
+    """
+    build = ScheduleBuilder(
+        "broadcast", "scatter_allgather", world_size, world_size, rank_of=from_root(world_size, root), root=root
+    )
+    has = np.eye(world_size, dtype=bool)
+    has[0] = True
+    build.phase("scatter")
+    levels = (world_size - 1).bit_length()
+    for level in reversed(range(levels)):
+        # Role r, a multiple of 2 ** (level + 1), hands the upper half of its parts to role r + 2 ** level.
+        part = np.arange(world_size)
+        receiver = part >> level << level
+        part, receiver = part[receiver >> level & 1 == 1], receiver[receiver >> level & 1 == 1]
+        build.round((receiver - 2**level, receiver, part, COPY))
+        has[receiver, part] = True
+    build.phase("all_gather")
+    for level in range(levels):
+        held = 2**level
+        role = np.arange(world_size)[:, None]
+        sender, part = np.broadcast_arrays(role, (role + np.arange(min(held, world_size - held))) % world_size)
+        receiver = (sender - held) % world_size
+        new = ~has[receiver, part]
+        build.round((sender[new], receiver[new], part[new], COPY))
+        has[receiver, part] = True
+    return build.build()
+
+
+def scatter_allgather_reduce(world_size, root):
+    """The broadcast reversed in time: reduce-scatter, then gather.
+
+    Cost (p = world_size): rounds = 2 * ceil(log2(p)); load = 2 * (p - 1) / p
+    Paper: Rabenseifner 2004.
+    """
+    return reverse(scatter_allgather_broadcast(world_size, root), "reduce")

@@ -1,0 +1,107 @@
+"""Double binary tree: two trees, each with half the chunks, in which hardly a rank is inner twice; pipelined."""
+
+import numpy as np
+
+from ..passes import chain, reverse
+from ..schedule import COPY, ScheduleBuilder
+from .binomial import from_root
+
+
+def tree_broadcast(world_size, root, num_chunks=None):
+    """The root feeds both trees in turn; every rank receives from its two parents in turn and sends to two children in turn.
+
+    Cost (p = world_size, m = num_chunks): rounds <= (m + 1 + 2 * ceil(log2(p))) * (p > 1); load <= rounds / m
+    Paper: Sanders, Speck and Traeff 2009.
+    """
+    num_chunks = num_chunks or max(2, 2 * (world_size - 1).bit_length())
+    build = ScheduleBuilder("broadcast", "tree", world_size, num_chunks, rank_of=from_root(world_size, root), root=root)
+    if world_size > 1:
+        tree, parent, child = _two_trees(world_size - 1)
+        first = _first_rounds(tree, parent, child, _edge_colours(parent, child))
+        turn = np.arange((num_chunks + 1) // 2)
+        chunk = 2 * turn + tree[:, None]
+        index, src, dst, chunk = np.broadcast_arrays(first[:, None] + 2 * turn, parent[:, None], child[:, None], chunk)
+        real = chunk < num_chunks
+        build.rounds(index[real], src[real], dst[real], chunk[real], COPY)
+    return build.build()
+
+
+def tree_reduce(world_size, root, num_chunks=None):
+    """The broadcast reversed in time.
+
+    Cost (p = world_size, m = num_chunks): rounds <= (m + 1 + 2 * ceil(log2(p))) * (p > 1); load <= rounds / m
+    """
+    return reverse(tree_broadcast(world_size, root, num_chunks), "reduce")
+
+
+def tree_all_reduce(world_size, num_chunks=None):
+    """Up both trees to rank 0, then down again.
+
+    Cost (p = world_size, m = num_chunks): rounds <= 2 * (m + 1 + 2 * ceil(log2(p))) * (p > 1); load <= rounds / m
+    """
+    phases = {"reduce": tree_reduce(world_size, 0, num_chunks), "broadcast": tree_broadcast(world_size, 0, num_chunks)}
+    return chain("all_reduce", phases)
+
+
+def _two_trees(size):
+    """Edges (tree, parent, child) of two binary trees over roles 1 to `size`, both fed by role 0.
+
+    In the first tree the odd positions are leaves; the second shifts or mirrors the roles so that odd roles sit at even positions.
+    """
+    position = np.arange(1, size + 1)
+    parent_position = np.array([_parent(p, size) for p in position.tolist()])
+    second = np.r_[position[1:], 1] if size % 2 else position[::-1]
+    # role_at[k]: role at position k; the feeder, role 0, is the parent of the root.
+    edges = []
+    for tree, position_of in enumerate((position, second)):
+        role_at = np.zeros(size + 1, np.int64)
+        role_at[position_of] = position
+        edges.append((np.full(size, tree), role_at[parent_position], role_at[position]))
+    return tuple(np.concatenate(column) for column in zip(*edges, strict=True))
+
+
+def _parent(position, size):
+    """Parent of `position` in the in-order binary tree of positions 1 to `size`; 0 for the root."""
+    if position & (position - 1) == 0 and 2 * position > size:
+        return 0
+    bit = position & -position
+    parent = (position ^ bit) | (bit << 1)
+    return parent if parent <= size else position ^ bit
+
+
+def _edge_colours(parent, child):
+    """0 or 1 for every edge, so that edges that leave one role differ, and so do edges that enter one role."""
+    of_port = {}
+    for edge, (src, dst) in enumerate(zip(parent.tolist(), child.tolist(), strict=True)):
+        of_port.setdefault(("out", src), []).append(edge)
+        of_port.setdefault(("in", dst), []).append(edge)
+    neighbours = [[] for _ in parent]
+    for edges in of_port.values():
+        for edge in edges:
+            neighbours[edge] += [other for other in edges if other != edge]
+    colour = [None] * len(parent)
+    for start in range(len(parent)):
+        if colour[start] is None:
+            colour[start], stack = 0, [start]
+            while stack:
+                edge = stack.pop()
+                for other in neighbours[edge]:
+                    if colour[other] is None:
+                        colour[other] = 1 - colour[edge]
+                        stack.append(other)
+    return colour
+
+
+def _first_rounds(tree, parent, child, colour):
+    """The round in which every edge carries its tree's first chunk; the next ones follow every second round."""
+    edge_into = {(t, dst): edge for edge, (t, dst) in enumerate(zip(tree.tolist(), child.tolist(), strict=True))}
+    first = {}
+
+    def visit(edge):
+        if edge not in first:
+            above = edge_into.get((int(tree[edge]), int(parent[edge])))
+            earliest = 0 if above is None else visit(above) + 1
+            first[edge] = earliest + (earliest + colour[edge]) % 2
+        return first[edge]
+
+    return np.array([visit(edge) for edge in range(len(tree))])
