@@ -12,6 +12,7 @@ from ..errors import InputError, LanterneError, Unavailable
 # imported only when its command is called, so that --help stays instant. Of two names that fit, the longer one wins.
 COMMANDS = {
     "info": ("info", "what this machine offers: MPI, UCX, NCCL, GPUs, transports; versions"),
+    "bench p2p": ("p2p", "benchmark point to point: latency, one way, both ways, against bare mpi4py"),
     "bench": ("collective", "benchmark a collective, with and without a late rank"),
     "detect": ("detect", "find when a job became slow and when it recovered, in its iteration times"),
     "rebalance": ("rebalance", "distribute microbatches over groups of different speed"),

@@ -1,0 +1,73 @@
+"""The command line: help without heavy imports, one line for every error, exit codes."""
+
+import importlib
+import subprocess
+import sys
+
+import pytest
+
+from lanterne.bench import cli
+from lanterne.errors import InputError, LanterneError, Unavailable
+
+
+def run(*argv):
+    return subprocess.run([sys.executable, "-m", "lanterne", *argv], capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_help_names_every_command():
+    result = run("--help")
+    assert result.returncode == 0
+    for name, (_, line) in cli.COMMANDS.items():
+        assert f"  {name} " in result.stdout and line in result.stdout
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_every_command_has_help_that_teaches(name):
+    module = importlib.import_module(f"lanterne.bench.{cli.COMMANDS[name][0]}")
+    result = run(*name.split(), "--help")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith(f"usage: lanterne {name}")
+    assert module.__doc__.strip().splitlines()[0] in result.stdout
+
+
+def test_version():
+    assert run("--version").stdout == "lanterne 0.1.0\n"
+
+
+@pytest.mark.parametrize(
+    ("argv", "part"),
+    [
+        (["nope"], "command: got 'nope', expected one of"),
+        (["inof"], "did you mean 'info'?"),
+        (["info", "--jso", "x"], "--jso"),
+        (["info", "--json", "/no/such/folder/x.json"], "cannot write /no/such/folder/x.json: No such file or directory"),
+    ],
+)
+def test_bad_words_are_one_line_and_exit_2(argv, part):
+    result = run(*argv)
+    assert result.returncode == 2
+    assert part in result.stderr
+    assert result.stderr.startswith("lanterne: ") and result.stderr.count("\n") == 1
+
+
+def test_no_words_show_the_help_and_exit_2():
+    result = run()
+    assert result.returncode == 2 and "commands:" in result.stderr and result.stdout == ""
+
+
+@pytest.mark.parametrize(("error", "code"), [(InputError, 2), (Unavailable, 3), (LanterneError, 1)])
+def test_errors_become_exit_codes(monkeypatch, capsys, error, code):
+    def fail(_args):
+        raise error("what, where, got, expected")
+
+    info = importlib.import_module("lanterne.bench.info")
+    monkeypatch.setattr(info, "run", fail)
+    assert cli.main(["info"]) == code
+    assert capsys.readouterr().err == "lanterne: what, where, got, expected\n"
+
+
+def test_the_longest_name_wins(monkeypatch):
+    monkeypatch.setitem(cli.COMMANDS, "bench info", ("info", "two words"))
+    assert cli.find_command(["bench", "info", "--json", "-"]) == ("bench info", ["--json", "-"])
+    assert cli.find_command(["bench", "all_reduce"]) == ("bench", ["all_reduce"])
+    assert cli.find_command(["nothing"]) == (None, ["nothing"])
