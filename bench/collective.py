@@ -12,12 +12,12 @@ Time is from an agreed instant to the last completion on any rank, delays includ
 to the last completion: what its lateness still costs. Bandwidths are those of nccl-tests, from the median.
 """
 
-import os
 import statistics
 import sys
 from dataclasses import dataclass
 
 from ..errors import InputError
+from ..transport.bootstrap import in_a_job
 from . import report
 from .units import format_nbytes, format_time, parse_nbytes, parse_time_s
 
@@ -67,14 +67,13 @@ def add_arguments(parser):
 
 def run(args):
     settings = parse(args)
-    started_by_us = "LANTERNE_STORE" in os.environ
     if settings.transport == "local":
         from ..collectives.communicator import spawn
 
         if settings.ranks is None:
             raise InputError("-n: got none, expected a number of ranks: --transport local has no launcher of its own")
         return spawn(settings.ranks, run_rank, settings, args.json)[0]
-    if settings.ranks is not None and not started_by_us:
+    if settings.ranks is not None and not in_a_job():
         from ..transport.launch import launch
 
         command = [sys.executable, "-m", "lanterne", *sys.argv[1:]]
@@ -93,7 +92,7 @@ def parse(args):
     Raises:
         InputError: an option that cannot be.
     """
-    if args.collective is None and args.ranks is None and "LANTERNE_STORE" not in os.environ:
+    if args.collective is None and args.ranks is None and not in_a_job():
         args.ranks = 4
     if args.collective is None:
         # The main job: few sizes, and the last rank late by more than any of them takes.

@@ -10,7 +10,6 @@ checks the bytes that arrived.
 receives at once and counts both directions. `over mpi4py` is the median of the ratios of neighbouring blocks.
 """
 
-import os
 import statistics
 import sys
 import time
@@ -40,14 +39,17 @@ def run(args):
     timeout_s = parse_time_s(args.timeout, "--timeout")
     if args.blocks < 1:
         raise InputError(f"--blocks: got {args.blocks}, expected at least 1")
-    if "LANTERNE_STORE" not in os.environ:
+    from ..transport.bootstrap import connect, in_a_job
+    from ..transport.registry import open_transport
+
+    if not in_a_job():
         from ..transport.launch import launch
 
         return launch([sys.executable, "-m", "lanterne", *sys.argv[1:]], 2, launcher="mpi")
-    from ..transport.bootstrap import connect
-    from ..transport.registry import open_transport
 
     with connect(timeout_s) as group:
+        if group.world_size != 2:
+            raise InputError(f"bench p2p: got {group.world_size} ranks, expected 2")
         contenders = {name: Ours(open_transport(name, group, timeout_s)) for name in args.transport.split(",")}
         if not args.no_peer:
             contenders[PEER] = Bare()

@@ -167,6 +167,12 @@ class Group:
             raise PeerFailed(rank, "it has left the job")
 
 
+def in_a_job():
+    """Whether a launcher, ours or another, started this process as one of its ranks."""
+    launched = "LANTERNE_STORE" in os.environ or any(name in os.environ for name in MPI_VARIABLES)
+    return launched or all(name in os.environ for name in TORCHRUN_VARIABLES)
+
+
 def connect(timeout_s=None):
     """The Group of the job that this process belongs to; see the module. Returns once all ranks are there.
 
