@@ -89,13 +89,16 @@ class Group:
 
         Cost: some 0.2 us; one system call every LOOK_S.
         """
-        if self.store is not None and not self._closed and time.monotonic() >= self._next_look:
-            self._look()
-            self._next_look = time.monotonic() + LOOK_S
-        if self._failed:
-            for rank in self._failed if peers is None else peers:
-                if rank in self._failed:
-                    raise PeerFailed(rank, self._failed[rank])
+        try:
+            if self.store is not None and not self._closed and time.monotonic() >= self._next_look:
+                self._look()
+                self._next_look = time.monotonic() + LOOK_S
+        finally:
+            # A death that was told before the store was lost says more than that loss.
+            if self._failed:
+                for rank in self._failed if peers is None else peers:
+                    if rank in self._failed:
+                        raise PeerFailed(rank, self._failed[rank])
 
     def failed(self):
         """The dead ranks and why, as far as is known without asking: a dict, first death first."""
@@ -136,9 +139,11 @@ class Group:
         self.close()
 
     def _leave_at_exit(self):
-        # An uncaught exception is a death that the others must hear of; a script that just ends has left.
-        if not hasattr(sys, "last_value"):
-            self.leave()
+        # A script that just ends has left. An uncaught exception, or an end after another's death, is a death.
+        if self._failed or hasattr(sys, "last_value"):
+            self._closed = True
+            self.store.close()
+        self.leave()
 
     def _forget(self):
         # A forked child must not keep the connection open when its parent dies, nor speak on it.
@@ -146,7 +151,9 @@ class Group:
         self.store.close()
 
     def _look(self):
-        if self.store.pump() or self.store.notices:
+        try:
+            self.store.pump()
+        finally:
             self._read_notices()
 
     def _read_notices(self):
@@ -314,6 +321,8 @@ def _listen_address(several_hosts):
 def _mixed_up_mpi(rank, size, expected):
     if rank != 0:
         sys.exit(3)
+    if os.environ.get("LANTERNE_LAUNCHER") == "direct":
+        raise Unavailable("MPI: this job was launched without it; launch it with mpiexec, or use a transport that needs no MPI")
     raise Unavailable(
         f"MPI: got a world of {size} ranks, expected {expected}: the mpiexec and the MPI library of mpi4py do not belong "
         "together; use the mpiexec of the MPI that `python -c 'from mpi4py import MPI; print(MPI.Get_library_version())'` names"

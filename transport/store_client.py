@@ -91,9 +91,9 @@ class StoreClient:
             TransportError: the connection to the store is lost.
         """
         before = len(self.notices)
-        while self._receive():
-            while self._take_reply():  # between calls a reply is one that nobody waits for any more
-                pass
+        # Between calls a reply is one that nobody waits for any more.
+        while self._take_reply() or self._receive():
+            pass
         return len(self.notices) > before
 
     def fileno(self):

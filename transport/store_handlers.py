@@ -8,6 +8,8 @@ from .wire import MAX_BODY_NBYTES, MAX_KEY_NBYTES, Kind
 
 # How long a lost connection waits for the rank's guard to say what happened to it.
 VERDICT_S = 0.1
+# The exit code of a rank whose guard ended before it.
+UNKNOWN_CODE = -1
 
 
 class Refusal(Exception):
@@ -195,7 +197,7 @@ class Members:
         self._watchers.discard(connection)
         if connection.guards is not None:
             del self._guards[connection.guards]
-            self._record_end(connection.guards, 1, b"its parent process was killed or its host was lost")
+            self._record_end(connection.guards, UNKNOWN_CODE, b"ended with its guard, which was killed, or its host was lost")
         rank = connection.rank
         if rank is not None and self._members.get(rank) is connection:
             lost = b"its connection ended without goodbye"

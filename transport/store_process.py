@@ -62,3 +62,9 @@ class StoreProcess:
         self._process.stdin.close()
         self._process.stdout.close()
         self._process.returncode = self._process.returncode or 0  # nothing here waits for it any more
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        self.close()

@@ -1,0 +1,255 @@
+"""Starts a job of N ranks on this host, watches it, and leaves nothing behind.
+
+Every rank runs below a guard (guard.py), whether mpiexec starts it or we do. The store is ours: when we end, however that happens, the
+store ends; without the store the guards end their ranks.
+"""
+
+import logging
+import os
+import secrets
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+from ..errors import InputError, TransportError, TransportTimeout, Unavailable
+from .guard import set_parent_death_signal
+from .store_client import StoreClient
+from .store_handlers import UNKNOWN_CODE
+from .store_process import StoreProcess
+from .wire import Kind, unpack_fields
+
+MAX_WORLD_SIZE = 1024
+# How long mpiexec may take to end after its last rank, or guards after the store.
+END_S = 5.0
+JOB_VARIABLE = "LANTERNE_JOB"
+RANK_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
+# Open MPI as root, with more ranks than cores: it refuses without the first, and without the last its waiting ranks starve the others.
+OPEN_MPI_ENVIRONMENT = {
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "OMPI_MCA_rmaps_base_oversubscribe": "1",
+    "OMPI_MCA_hwloc_base_binding_policy": "none",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    "PRTE_MCA_hwloc_default_binding_policy": "none",
+    "OMPI_MCA_mpi_yield_when_idle": "1",
+    "OMPI_MCA_threads_pthreads_yield_strategy": "nanosleep",
+}
+
+log = logging.getLogger(__name__)
+
+
+def launch(command, world_size, launcher="mpi", timeout_s=None, env=None):
+    """Run `command` (list of str) as `world_size` ranks on this host and return the job's exit code.
+
+    It is 0 if every rank's is, else that of the first rank that failed, 128 + n if signal n killed it. When a rank dies, the others
+    learn it through their Group; who still runs LANTERNE_GRACE_S (10) seconds later is ended.
+
+    Args:
+        launcher: "mpi" (through mpiexec) or "direct" (no MPI; ranks find the job by `bootstrap.connect`).
+        timeout_s: end the job after so many seconds; None: never.
+        env: dict of variables that the ranks get beside ours.
+
+    Raises:
+        InputError: no such command or launcher, or a world size that is none.
+        Unavailable: no mpiexec, or one that does not make one world of `world_size` ranks.
+        TransportTimeout: `timeout_s` is over; names the ranks that still ran.
+        KeyboardInterrupt: Ctrl-C; the ranks have ended.
+    """
+    if not isinstance(world_size, int) or not 1 <= world_size <= MAX_WORLD_SIZE:
+        raise InputError(f"launch: got {world_size} ranks, expected 1 to {MAX_WORLD_SIZE}")
+    if not command or shutil.which(command[0]) is None:
+        raise InputError(f"launch: got command {' '.join(command)!r}, expected a program that can be run")
+    if launcher not in ("mpi", "direct"):
+        raise InputError(f"launch: got launcher {launcher!r}, expected 'mpi' or 'direct'")
+    mpiexec = find_mpiexec() if launcher == "mpi" else None
+    job = secrets.token_hex(8)
+    token = secrets.token_hex(16)
+    with _stopping_signals() as stopped, StoreProcess(token) as store:
+        variables = {
+            **RANK_ENVIRONMENT,
+            **OPEN_MPI_ENVIRONMENT,
+            **os.environ,
+            **(env or {}),
+            "LANTERNE_STORE": f"{store.address[0]}:{store.address[1]}",
+            "LANTERNE_TOKEN": token,
+            "LANTERNE_LAUNCHER": launcher,
+            "LANTERNE_WORLD_SIZE": str(world_size),
+            JOB_VARIABLE: job,
+        }
+        watch = Watch(StoreClient(store.address, token), world_size, stopped)
+        processes = []
+        try:
+            _start_guards(processes, command, world_size, mpiexec, variables)
+            return watch.run(processes, timeout_s)
+        finally:
+            watch.close()
+            store.close()
+            _end(processes, job)
+
+
+def find_mpiexec():
+    """The mpiexec beside this Python, else the one on PATH.
+
+    Raises:
+        Unavailable: there is none.
+    """
+    beside = Path(sys.executable).parent / "mpiexec"
+    found = str(beside) if os.access(beside, os.X_OK) else shutil.which("mpiexec") or shutil.which("mpirun")
+    if found is None:
+        raise Unavailable(f"no mpiexec beside {sys.executable} or on PATH; `{sys.executable} -m pip install mpich` installs one")
+    return found
+
+
+class Watch:
+    """Follows a job through the store until it has ended."""
+
+    def __init__(self, client, world_size, stopped):
+        self._client = client
+        self._stopped = stopped
+        self._codes = {}  # of the ranks that have ended, first end first
+        self._world_size = world_size
+        client.call(Kind.WATCH)
+
+    def run(self, processes, timeout_s):
+        """The job's exit code, once all `processes` (mpiexec, or the guards) have ended."""
+        deadline = time.monotonic() + (float("inf") if timeout_s is None else timeout_s)
+        poll = select.poll()
+        poll.register(self._client, select.POLLIN)
+        pidfds = [os.pidfd_open(process.pid) for process in processes]
+        try:
+            for pidfd in pidfds:
+                poll.register(pidfd, select.POLLIN)
+            while True:
+                self._read_notices()
+                if self._stopped:
+                    return 128 + self._stopped[0]
+                for process, pidfd in zip(processes, pidfds, strict=True):
+                    if process.returncode is None and process.poll() is not None:
+                        poll.unregister(pidfd)
+                if all(process.returncode is not None for process in processes):
+                    self._read_notices()
+                    return self._exit_code(processes)
+                if len(self._codes) == self._world_size:
+                    deadline = min(deadline, time.monotonic() + END_S)
+                if time.monotonic() >= deadline:
+                    return self._overdue(timeout_s)
+                poll.poll(min(0.2, max(0.0, deadline - time.monotonic())) * 1e3 + 1)
+        finally:
+            for pidfd in pidfds:
+                os.close(pidfd)
+
+    def close(self):
+        self._client.close()
+
+    def _read_notices(self):
+        try:
+            self._client.pump()
+        except TransportError as error:
+            raise TransportError(f"launch: the store was killed, so the job is ended ({error})") from error
+        while self._client.notices:
+            kind, body = self._client.notices.popleft()
+            if kind == Kind.FAULT_NOTICE:
+                _code, text = unpack_fields(body, "ib")
+                raise Unavailable(f"{find_mpiexec()}: {text.decode(errors='replace')}")
+            if kind == Kind.ENDED_NOTICE:
+                rank, code, reason = unpack_fields(body, "iib")
+                self._codes[rank] = code
+                # A rank that ended with a code of its own has had the chance to say why.
+                log.log(logging.INFO if 0 <= code < 128 else logging.WARNING, "rank %d %s", rank, reason.decode())
+
+    def _exit_code(self, processes):
+        launcher_code = next((process.returncode for process in processes if process.returncode != 0), 0)
+        failures = [code for code in self._codes.values() if code != 0]
+        if not failures and len(self._codes) < self._world_size:
+            log.warning("rank %s did not report how it ended", _join(self._running()))
+            failures = [UNKNOWN_CODE]
+        code = next((code for code in failures if code != UNKNOWN_CODE), launcher_code or 1) if failures else 0
+        return code if code >= 0 else 128 - code
+
+    def _overdue(self, timeout_s):
+        running = self._running()
+        if not running:
+            return max(self._codes.values())
+        raise TransportTimeout(f"launch: rank {_join(running)} still ran after {timeout_s:g} s and was ended", running)
+
+    def _running(self):
+        return [rank for rank in range(self._world_size) if rank not in self._codes]
+
+
+def _join(ranks):
+    return ", ".join(map(str, ranks))
+
+
+def _start_guards(processes, command, world_size, mpiexec, variables):
+    guard = [sys.executable, "-m", f"{__package__}.guard", *command]
+    if mpiexec is not None:
+        processes.append(_popen([mpiexec, "-n", str(world_size), *guard], variables))
+        return
+    for rank in range(world_size):
+        place = {"RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_RANK": str(rank)}
+        processes.append(_popen(guard, variables | place))
+
+
+def _popen(command, variables):
+    launcher = os.getpid()
+    return subprocess.Popen(
+        command,
+        env=variables,
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+        preexec_fn=lambda: set_parent_death_signal(signal.SIGTERM, launcher),
+    )
+
+
+@contextmanager
+def _stopping_signals():
+    """A list that gets the number of a SIGTERM or SIGHUP, instead of dying of it; they are only seen by the main thread."""
+    stopped = []
+    if threading.current_thread() is not threading.main_thread():
+        yield stopped
+        return
+    numbers = (signal.SIGTERM, signal.SIGHUP)
+    before = [signal.signal(number, lambda number, _frame: stopped.append(number)) for number in numbers]
+    try:
+        yield stopped
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+
+
+def _end(processes, job):
+    """End what is left: give guards that have lost their store time to end their ranks, then kill by name of the job."""
+    deadline = time.monotonic() + END_S
+    for process in processes:
+        try:
+            process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    while time.monotonic() < deadline + END_S and (pids := processes_of(job)):
+        for pid in pids:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        time.sleep(0.01)
+
+
+def processes_of(job):
+    """The pids of our processes that carry the job's id in their environment."""
+    marker = f"{JOB_VARIABLE}={job}".encode()
+    found = []
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{name}/environ", "rb") as file:
+                if marker in file.read().split(b"\0"):
+                    found.append(int(name))
+        except OSError:
+            continue
+    return found
