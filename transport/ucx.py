@@ -1,0 +1,251 @@
+"""Ranks as processes that talk over UCX: RDMA where there is a NIC, shared memory and TCP elsewhere. Needs no MPI.
+
+UCXX's core API in blocking progress mode: a wait spins while something moves, then sleeps in the kernel, which stays sane where ranks
+outnumber cores. Every endpoint handles errors, so a dead peer fails its requests; the job's control connection
+(bootstrap.Group) tells of deaths too, whichever is first.
+
+A UCX receive does not filter its source, so the tag holds it: communicator 16 bits, internal 1, source 15, lane 32.
+"""
+
+import atexit
+import math
+import os
+import time
+
+from ..errors import InputError, PeerFailed, TransportError
+from .base import LANE_BITS, POLLS_PER_CHECK, Capabilities, Recv, Region, Request, Send, Transport, check_ops, timeout_error
+from .ucx_worker import flush, load_ucxx, make_worker, receiver_paced_nbytes, settings
+
+SOURCE_BITS = 15
+INTERNAL = 1 << SOURCE_BITS + LANE_BITS
+# How long a wait spins after the last thing that moved, where each rank of this host has a core; waking up costs some 30 us.
+SPIN_S = 50e-6
+# How long a wait sleeps at most before it looks for deaths and at the clock.
+SLEEP_MS = 50
+# Descriptions of memory that a region keeps; making one costs 1 us, and schedules post the same slices again and again.
+MAX_SPANS = 1024
+
+
+def ucx_tag(tag, source):
+    """The 64-bit UCX tag of base.make_tag()'s `tag` from rank `source`."""
+    return tag >> LANE_BITS << SOURCE_BITS + 1 + LANE_BITS | source << LANE_BITS | tag & (1 << LANE_BITS) - 1
+
+
+class UcxTransport(Transport):
+    """Point to point over UCX. All ranks of `group` make it together.
+
+    Args:
+        group: the bootstrap.Group of this process.
+        timeout_s: the default of every wait.
+
+    Raises:
+        Unavailable: no ucxx of the right version.
+        InputError: UCX refuses the user's UCX_... variables.
+    """
+
+    name = "ucx"
+
+    def __init__(self, group, timeout_s=None):
+        if group.world_size > 1 << SOURCE_BITS:
+            raise InputError(f"ucx: got {group.world_size} ranks, expected at most {1 << SOURCE_BITS}")
+        self._ucxx, self._array = load_ucxx()
+        self._group = group
+        self.rank = group.rank
+        self.world_size = group.world_size
+        if timeout_s is not None:
+            self.timeout_s = timeout_s
+        self._context, self._worker = make_worker(self._ucxx, settings(group.hosts, group.rank, os.environ))
+        self._addresses = group.exchange("lanterne/ucx", bytes(self._worker.address), timeout_s)
+        self._peers, self._orphans = {}, []
+        self._moved, self._polls = False, 0
+        crowded = group.hosts.count(group.hosts[group.rank]) > len(os.sched_getaffinity(0))
+        self._spin_s = 0.0 if crowded else SPIN_S
+        self.capabilities = Capabilities(
+            # A UCX with CUDA says so even where there is no driver; its context then has no CUDA component.
+            device_memory=self._context.cuda_support and "cuda" in self._context.info,
+            receiver_paced_nbytes=receiver_paced_nbytes(os.environ),
+        )
+        self._pid = os.getpid()
+        atexit.register(self.close)
+
+    def post(self, ops):
+        check_ops(self, ops)
+        for op in ops:
+            if op.tag >> LANE_BITS + 16 or op.tag < 0:
+                raise InputError(f"post: got tag {op.tag}, expected one of make_tag()")
+            if op.region.device and not self.capabilities.device_memory:
+                raise InputError("post: got device memory, expected host memory: this host's UCX sees no CUDA device")
+        return UcxRequest(self, [(self._start(op, ucx_tag(op.tag, self._source(op))), op) for op in ops])
+
+    def _source(self, op):
+        return self.rank if type(op) is Send else op.peer
+
+    def _start(self, op, tag):
+        send_end, receive_end = self._peers.get(op.peer) or self._connect(op.peer)
+        span, tag = self._span(op), self._ucxx.UCXXTag(tag)
+        return send_end.tag_send(span, tag) if type(op) is Send else receive_end.tag_recv(span, tag)
+
+    def _connect(self, peer):
+        """The endpoints to `peer`, for sends and for receives; made when first needed, since n ranks have n * n of them.
+
+        Between hosts there are two connections, one for each direction. On a single one, the reply that grants a message to one side
+        waits behind the bulk that the other side has queued: TCP becomes half duplex. UCX pairs the endpoints of two workers
+        in the order in which they are made, so the first is for messages from the lower rank.
+        """
+        address = self._ucxx.UCXAddress.create_from_buffer(self._addresses[peer])
+        here = self._group.hosts[peer] == self._group.hosts[self.rank]
+        ends = [
+            self._ucxx.UCXEndpoint.create_from_worker_address(self._worker, address, peer != self.rank)
+            for _ in range(1 if here else 2)
+        ]
+        self._peers[peer] = ends = (ends[0], ends[-1]) if self.rank < peer else (ends[-1], ends[0])
+        return ends
+
+    def _span(self, op):
+        """The memory of `op` as ucxx wants it."""
+        region, offset, nbytes = op[:3]
+        spans = region.native
+        if spans is None:
+            spans = region.native = {}
+        span = spans.get((offset, nbytes))
+        if span is None:
+            if len(spans) >= MAX_SPANS:
+                spans.clear()
+            memory = DeviceSpan(region, offset, nbytes) if region.device else region.buffer[offset : offset + nbytes]
+            span = spans[offset, nbytes] = self._array(memory)
+        return span
+
+    def barrier(self, timeout_s=None):
+        """See Transport. log2(world_size) rounds of empty messages, so that posted operations progress meanwhile."""
+        deadline = time.monotonic() + (self.timeout_s if timeout_s is None else timeout_s)
+        check_ops(self, ())
+        empty = Region(bytearray(0))
+        for lane in range((self.world_size - 1).bit_length()):
+            after = (self.rank + (1 << lane)) % self.world_size
+            before = (self.rank - (1 << lane)) % self.world_size
+            ops = (Recv(empty, 0, 0, before, lane), Send(empty, 0, 0, after, lane))
+            started = [(self._start(op, ucx_tag(op.tag, self._source(op)) | INTERNAL), op) for op in ops]
+            UcxRequest(self, started, everyone=True).wait(max(deadline - time.monotonic(), 0.0))
+
+    def progress(self):
+        """Let UCX work; remember whether something moved. True each POLLS_PER_CHECK-th time: look closer."""
+        self._moved = self._worker.progress_once()
+        self._polls += 1
+        return self._polls % POLLS_PER_CHECK == 0
+
+    def check_peers(self, peers):
+        self._group.check_peers(peers)
+        for peer in peers:
+            for end in self._peers.get(peer, ()):
+                if not end.alive:
+                    raise PeerFailed(peer, "its connection is closed")
+
+    def adopt(self, pending):
+        """Keep the memory of operations whose request nobody holds any more, until they are complete."""
+        self._orphans = [(request, op) for request, op in self._orphans + pending if not request.completed]
+
+    def close(self):
+        """See Transport. What was sent has left this process when it returns; receives that are still posted are dropped."""
+        if self.closed:
+            return
+        self.closed = True
+        atexit.unregister(self.close)
+        if os.getpid() != self._pid:
+            return  # a forked child must not close its parent's connections
+        flush(self._worker, time.monotonic() + self.timeout_s)
+        for end in {id(end): end for ends in self._peers.values() for end in ends}.values():
+            end.close_blocking()
+        self._peers.clear()
+        self._orphans.clear()
+        self._worker = self._context = None
+
+
+class DeviceSpan:
+    """Some bytes of a device region, for ucxx."""
+
+    def __init__(self, region, offset, nbytes):
+        self.region = region
+        self.__cuda_array_interface__ = {
+            "data": (region.address + offset, False),
+            "shape": (nbytes,),
+            "typestr": "|u1",
+            "version": 3,
+        }
+
+
+class UcxRequest(Request):
+    """The UCX requests of one post. A failed or cancelled one raises; its memory is kept until UCX has let go of it.
+
+    Args:
+        pending: list of (UCXRequest, operation).
+        everyone: the death of any rank fails the request, not only that of its peers.
+    """
+
+    __slots__ = ("_everyone", "_pending", "transport")
+
+    def __init__(self, transport, pending, everyone=False):
+        self.transport = transport
+        self._pending = pending
+        self._everyone = everyone
+
+    def test(self):
+        pending = self._pending
+        if not pending:
+            return True
+        if self.transport.closed:
+            raise TransportError(f"ucx rank {self.transport.rank}: test of a request on a closed transport")
+        if self.transport.progress():
+            return self._look()
+        while pending and pending[-1][0].completed:
+            self._finish(*pending[-1])
+            pending.pop()
+        return not pending
+
+    def _look(self):
+        """As `test`, for all operations, those of dead peers included."""
+        transport = self.transport
+        # Drains what has come before it cancels the requests of a peer that closed: nothing that arrived is lost.
+        transport._worker.progress()
+        for request, op in self._pending:
+            if request.completed:
+                self._finish(request, op)
+        self._pending[:] = [(request, op) for request, op in self._pending if not request.completed]
+        if self._pending:
+            transport.check_peers(range(transport.world_size) if self._everyone else self.pending_peers())
+        return not self._pending
+
+    def _finish(self, request, op):
+        """Raise if a completed operation failed."""
+        try:
+            request.check_error()
+        except self.transport._ucxx.UCXError as error:
+            self.transport.check_peers((op.peer,))
+            verb = "send to" if type(op) is Send else "receive from"
+            raise TransportError(
+                f"ucx rank {self.transport.rank}: {verb} rank {op.peer} of {op.nbytes} bytes failed: {error}"
+            ) from error
+
+    def pending_peers(self):
+        return sorted({op.peer for request, op in self._pending if not request.completed})
+
+    def wait(self, timeout_s=None):
+        transport = self.transport
+        limit_s = transport.timeout_s if timeout_s is None else timeout_s
+        quiet_from = time.monotonic()
+        deadline = quiet_from + limit_s
+        while not self.test():
+            now = time.monotonic()
+            if now >= deadline:
+                if self._look():
+                    return
+                raise timeout_error(transport, self.pending_peers(), limit_s)
+            if transport._moved:
+                quiet_from = now
+            elif now - quiet_from < transport._spin_s:
+                os.sched_yield()
+            elif not self._look():
+                transport._worker.progress_worker_event(min(SLEEP_MS, math.ceil((deadline - now) * 1e3)))
+
+    def __del__(self):
+        if self._pending and not self.transport.closed:
+            self.transport.adopt(self._pending)

@@ -1,0 +1,120 @@
+"""UCX as lanterne wants it: the library loaded, its settings chosen, one worker made, and what ucxx lacks: a flush.
+
+Settings, each with its reason (measured with ucxx 0.52, UCX 1.21); a UCX_... variable of the user's always wins:
+- POSIX_, SYSV_ERROR_HANDLING and CMA_MEMORY_INVALIDATE: without them UCX leaves shared memory aside as soon as an endpoint handles
+  errors (64 MiB at 1 instead of 12 GB/s); and an endpoint that does not handle them aborts this process when a peer dies in
+  the middle of a message. With them both are had: full speed, and a failed request.
+- KEEPALIVE_INTERVAL: how often UCX looks whether a peer that shares memory still lives (20 s by default). TCP_KEEP...: the
+  same for connections; a link that goes down is noticed after 4 s instead of never.
+- TCP_TX_SEG_SIZE: at 64K, the largest that the receiving side's default admits, UCX sends without copying; 8K, the default, has a
+  third of the bandwidth on loopback.
+- NET_DEVICES=lo where all ranks share a host: no port is open to others. TLS=^sm for a rank that shares its host with none: in an
+  emulated cluster UCX would find shared memory all the same and go past the emulated links.
+RNDV_SCHEME stays as it is. get_zcopy, recommended against half-duplex TCP, turns rendezvous off there: posting a receive then no
+longer paces its sender. Two endpoints per pair cure the half duplex and keep the pacing; see ucx.py.
+"""
+
+import ctypes
+import os
+import time
+
+from ..errors import InputError, Unavailable
+
+UCXX_VERSION = "0.52"
+INSTALL = f"install it with: pip install ucxx-cu12=={UCXX_VERSION}.* (works without a GPU; ucxx-cu13 for CUDA 13), or use ./run"
+SETTINGS = {
+    "POSIX_ERROR_HANDLING": "y",
+    "SYSV_ERROR_HANDLING": "y",
+    "CMA_MEMORY_INVALIDATE": "y",
+    "KEEPALIVE_INTERVAL": "500ms",
+    "TCP_KEEPIDLE": "1s",
+    "TCP_KEEPINTVL": "1s",
+    "TCP_KEEPCNT": "3",
+    "TCP_TX_SEG_SIZE": "64K",
+}
+
+
+def load_ucxx():
+    """`ucxx._lib.libucxx`, UCXX's core API, and its Array, the view of memory that it takes.
+
+    Raises:
+        Unavailable: it is missing, cannot be loaded, or has another version than the one this was written for: its core API
+            is not a stable one. UCX-Py (`ucp`), archived since 2025, is no substitute.
+    """
+    # Read when the library loads: without it, UCX warns of each UCX_ variable that some other UCX of this process uses.
+    os.environ.setdefault("UCX_WARN_UNUSED_ENV_VARS", "n")
+    try:
+        import ucxx
+        from ucxx._lib import libucxx
+        from ucxx._lib.arr import Array
+    except (ImportError, OSError) as error:
+        raise Unavailable(f"ucx: cannot load ucxx ({error}); {INSTALL}") from error
+    if not ucxx.__version__.startswith(f"{UCXX_VERSION}."):
+        raise Unavailable(f"ucx: got ucxx {ucxx.__version__}, expected {UCXX_VERSION}; {INSTALL}")
+    return libucxx, Array
+
+
+def settings(hosts, rank, environment):
+    """The UCX settings of `rank`, {name without UCX_: value}; see the module.
+
+    Args:
+        hosts: the host identity of every rank.
+        environment: the variables whose UCX_... win.
+    """
+    chosen = dict(SETTINGS)
+    if len(set(hosts)) == 1:
+        chosen["NET_DEVICES"] = "lo"
+    elif hosts.count(hosts[rank]) == 1:
+        chosen["TLS"] = "^sm"
+    return {name: value for name, value in chosen.items() if f"UCX_{name}" not in environment}
+
+
+def receiver_paced_nbytes(environment):
+    """The size from which a sender waits for the receive to be posted: ucxx sets UCX_RNDV_THRESH to 8192 when it is loaded.
+
+    None where the user's settings leave that open, or turn rendezvous off over TCP.
+    """
+    if environment.get("UCX_RNDV_SCHEME", "auto") not in ("auto", "am"):
+        return None
+    threshold = environment.get("UCX_RNDV_THRESH", "8192")
+    return int(threshold) if threshold.isascii() and threshold.isdigit() else None
+
+
+def make_worker(libucxx, options):
+    """A UCXWorker in blocking progress mode, and its context.
+
+    Raises:
+        InputError: UCX refuses the settings, the user's variables included.
+    """
+    try:
+        context = libucxx.UCXContext(options, (libucxx.Feature.TAG, libucxx.Feature.WAKEUP))
+        worker = libucxx.UCXWorker(context, enable_delayed_submission=False, enable_python_future=False)
+        worker.init_blocking_progress_mode()
+    except (libucxx.UCXError, ValueError) as error:
+        theirs = " ".join(f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith("UCX_"))
+        raise InputError(f"ucx: cannot start with {theirs}: {error}; expected settings that this host's UCX accepts") from error
+    return context, worker
+
+
+def flush(worker, deadline):
+    """Return once every message that was sent has left this process's memory, or after `deadline` (time.monotonic()).
+
+    ucxx has no flush, and an endpoint that handles errors drops what it has queued when it is closed; so UCX is called directly.
+
+    Returns: True if all of it left.
+    """
+    ucp = ctypes.CDLL("libucp.so.0")
+    ucp.ucp_worker_flush_nbx.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+    ucp.ucp_worker_flush_nbx.restype = ctypes.c_void_p
+    ucp.ucp_request_check_status.argtypes = ucp.ucp_request_free.argtypes = [ctypes.c_void_p]
+    parameters = ctypes.create_string_buffer(256)  # a ucp_request_param_t with no field set
+    request = ucp.ucp_worker_flush_nbx(worker.handle, parameters)
+    if request is None:
+        return True
+    if request >= 2**64 - 100:
+        return False  # UCS_PTR_IS_ERR: a small negative number
+    in_progress = 1
+    while (status := ucp.ucp_request_check_status(request)) == in_progress and time.monotonic() < deadline:
+        worker.progress_worker_event(1)
+    ucp.ucp_request_free(request)
+    return status == 0
