@@ -13,8 +13,10 @@ from ..errors import InputError
 SCHEDULERS = {
     "gpipe": ("schedules.gpipe", "gpipe", "all forwards, then all backwards"),
     "1f1b": ("schedules.one_f_one_b", "one_f_one_b", "one forward, one backward; backward fused"),
+    "interleaved_1f1b": ("schedules.interleaved_1f1b", "interleaved_1f1b", "1F1B with two smaller stages per rank, around the loop"),
     "zb_h1": ("schedules.zb_h1", "zb_h1", "1F1B with W put off, in the same memory"),
     "zb_h2": ("schedules.zb_h2", "zb_h2", "twice the warm-up, no bubbles without delays"),
+    "zb_v": ("schedules.zb_v", "zb_v", "two smaller stages per rank in a V, no bubbles in the memory of 1F1B"),
 }
 
 

@@ -1,0 +1,36 @@
+"""Interleaved 1F1B: several smaller stages per rank, visited around the loop, shorten the ramp at the price of more messages."""
+
+from ..action import Action
+from ..placement import loop
+from ..plan import Plan
+
+
+def interleaved_1f1b(problem, *, stages_per_rank=2):
+    """The interleaved 1F1B plan of `problem` with v = `stages_per_rank` stages on each rank, backward fused (BW).
+
+    Microbatches go in groups of p through all of a rank's stages. It is made for a multiple of p microbatches, and those beyond the
+    problem's are left out again: that takes nothing from the others but waiting.
+
+    Cost (no delays, equal stages, p divides m): makespan (m + (p - 1) / v)(F + BW), F and BW of a whole rank.
+    Paper: Narayanan et al. 2021, section 2.2.
+    """
+    p, m = problem.stages, problem.microbatches
+    total = -(-m // p) * p * stages_per_rank
+    ranks = []
+    for rank in range(p):
+        forward = [_nth("F", k, rank, p, stages_per_rank) for k in range(total)]
+        backward = [_nth("BW", k, rank, p, stages_per_rank) for k in range(total)]
+        warmup = min(2 * (p - 1 - rank) + (stages_per_rank - 1) * p, total)
+        steady = [action for pair in zip(forward[warmup:], backward, strict=False) for action in pair]
+        actions = [*forward[:warmup], *steady, *backward[total - warmup :]]
+        ranks.append([action for action in actions if action.microbatch < m])
+    return Plan.from_actions(ranks, loop(p, stages_per_rank), m, "interleaved_1f1b")
+
+
+def _nth(kind, k, rank, p, stages_per_rank):
+    """The k-th F or BW of `rank`: p microbatches on one of its stages, then on the next; BW from the last stage to the first."""
+    group, within = divmod(k, p * stages_per_rank)
+    turn = within // p
+    if kind == "BW":
+        turn = stages_per_rank - 1 - turn
+    return Action(kind, turn * p + rank, group * p + within % p)
