@@ -17,6 +17,7 @@ COMMANDS = {
     "detect": ("detect", "find when a job became slow and when it recovered, in its iteration times"),
     "rebalance": ("rebalance", "distribute microbatches over groups of different speed"),
     "bench kernels": ("kernels", "benchmark the reductions of one CPU or GPU against a plain copy"),
+    "schedule": ("schedule", "make, check, price, draw or export a collective schedule"),
 }
 
 USAGE = "usage: lanterne COMMAND [OPTION ...]\n\n"

@@ -52,7 +52,9 @@ class CheckedSchedule:
             pieces = schedule.num_chunks // contract.parts(schedule.world_size)
             bound = pieces * contract.buffer_parts(schedule.world_size) * max(1, (schedule.world_size - 1).bit_length())
         if self.scratch_chunks > bound:
-            raise ScheduleError(f"{schedule.name}: got scratch of {self.scratch_chunks} chunks on a rank, expected at most {bound}")
+            raise ScheduleError(
+                f"{schedule.name}: got scratch of {self.scratch_chunks} chunks on a rank, expected at most {bound}"
+            )
 
 
 def check(schedule, max_scratch_chunks=None):
@@ -130,7 +132,9 @@ def _check_late_rank(schedule):
         return
     joins = [phase.name == "join" for phase in schedule.phases]
     if sorted(joins) != joins:
-        raise ScheduleError(f"{schedule.name}: got phase {schedule.phases[-1].name!r} after a join, expected joins last")
+        raise ScheduleError(
+            f"{schedule.name}: got phase {schedule.phases[-1].name!r} after a join, expected joins last"
+        )
     first_join = next((phase.start for phase in schedule.phases if phase.name == "join"), schedule.num_rounds)
     early = slice(0, schedule.offsets[first_join])
     wrong = (schedule.src[early] == schedule.late_rank) | (schedule.dst[early] == schedule.late_rank)
@@ -196,7 +200,11 @@ def _check_single_writes(schedule, start, dst, op, layers):
     wrong = np.sort(repeated[copied[repeated]])
     if len(wrong):
         at = start + wrong[0]
-        _fail(schedule, at, f"rank {schedule.dst[at]} is written twice in chunk {schedule.chunk[at]}, expected one copy or only reduces")
+        _fail(
+            schedule,
+            at,
+            f"rank {schedule.dst[at]} is written twice in chunk {schedule.chunk[at]}, expected one copy or only reduces",
+        )
 
 
 def _check_ports(schedule, start, stop):
@@ -248,7 +256,9 @@ def _check_untouched(schedule, contract, cells):
     at_ranks = range(p) if ends[chunk] == EVERY else [int(ends[chunk])]
     present = set(cells.rank[cells.chunk == chunk].tolist())
     rank = next(r for r in at_ranks if r not in present and (contract.reduces or r != starts[chunk]))
-    raise ScheduleError(f"{schedule.name}: at the end rank {rank} chunk {chunk} lacks its result: no transfer reaches it")
+    raise ScheduleError(
+        f"{schedule.name}: at the end rank {rank} chunk {chunk} lacks its result: no transfer reaches it"
+    )
 
 
 def _scratch_chunks(schedule, cells):

@@ -89,7 +89,9 @@ def contract_of(schedule):
     """
     contract = CONTRACTS.get(schedule.collective)
     if contract is None:
-        raise ScheduleError(f"{schedule.name}: got collective {schedule.collective!r}, expected one of {', '.join(CONTRACTS)}")
+        raise ScheduleError(
+            f"{schedule.name}: got collective {schedule.collective!r}, expected one of {', '.join(CONTRACTS)}"
+        )
     parts = contract.parts(schedule.world_size)
     if schedule.num_chunks % parts:
         raise ScheduleError(f"{schedule.name}: got {schedule.num_chunks} chunks, expected a multiple of {parts}")

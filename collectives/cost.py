@@ -109,9 +109,13 @@ def price(schedule, nbytes, model, start_delay_s=0.0):
         InputError: delays of another length, negative or not finite.
     """
     p = schedule.world_size
-    start = np.array(np.broadcast_to(np.asarray(start_delay_s, float), (p,)) if np.ndim(start_delay_s) == 0 else start_delay_s, float)
+    start = np.array(
+        np.broadcast_to(np.asarray(start_delay_s, float), (p,)) if np.ndim(start_delay_s) == 0 else start_delay_s, float
+    )
     if start.shape != (p,) or not np.isfinite(start).all() or (start < 0).any():
-        raise InputError(f"{schedule.name}: got start delays {start_delay_s}, expected {p} finite numbers, none negative")
+        raise InputError(
+            f"{schedule.name}: got start delays {start_delay_s}, expected {p} finite numbers, none negative"
+        )
     unit = chunk_nbytes(schedule, nbytes)
     ready, load, added = start.copy(), 0, 0
     for index in range(schedule.num_rounds):

@@ -55,8 +55,12 @@ class Algorithm:
 _LINES = (
     Algorithm("all_reduce", "ring", ring.ring_all_reduce, "around the ring twice; fewest bytes, many rounds"),
     Algorithm("all_reduce", "rhd", rhd.rhd_all_reduce, "halving, then doubling; best for powers of two"),
-    Algorithm("all_reduce", "bruck", bruck.bruck_all_reduce, "circulant; fewest rounds and bytes for any number of ranks"),
-    Algorithm("all_reduce", "allpairs", allpairs.allpairs_all_reduce, "everybody to everybody; two rounds, needs a switch"),
+    Algorithm(
+        "all_reduce", "bruck", bruck.bruck_all_reduce, "circulant; fewest rounds and bytes for any number of ranks"
+    ),
+    Algorithm(
+        "all_reduce", "allpairs", allpairs.allpairs_all_reduce, "everybody to everybody; two rounds, needs a switch"
+    ),
     Algorithm(
         "all_reduce",
         "recursive_doubling",
@@ -81,7 +85,12 @@ _LINES = (
         late=True,
     ),
     Algorithm("reduce_scatter", "ring", ring.ring_reduce_scatter, "around the ring once; fewest bytes, many rounds"),
-    Algorithm("reduce_scatter", "bruck", bruck.bruck_reduce_scatter, "circulant; fewest rounds and bytes for any number of ranks"),
+    Algorithm(
+        "reduce_scatter",
+        "bruck",
+        bruck.bruck_reduce_scatter,
+        "circulant; fewest rounds and bytes for any number of ranks",
+    ),
     Algorithm(
         "reduce_scatter",
         "rhd",
@@ -89,9 +98,16 @@ _LINES = (
         "recursive halving; fewest rounds and bytes",
         refuses=rhd.refuses_other_than_powers_of_two,
     ),
-    Algorithm("reduce_scatter", "allpairs", allpairs.allpairs_reduce_scatter, "everybody to everybody; one round, needs a switch"),
+    Algorithm(
+        "reduce_scatter",
+        "allpairs",
+        allpairs.allpairs_reduce_scatter,
+        "everybody to everybody; one round, needs a switch",
+    ),
     Algorithm("all_gather", "ring", ring.ring_all_gather, "around the ring once; fewest bytes, many rounds"),
-    Algorithm("all_gather", "bruck", bruck.bruck_all_gather, "circulant; fewest rounds and bytes for any number of ranks"),
+    Algorithm(
+        "all_gather", "bruck", bruck.bruck_all_gather, "circulant; fewest rounds and bytes for any number of ranks"
+    ),
     Algorithm(
         "all_gather",
         "rhd",
@@ -99,7 +115,9 @@ _LINES = (
         "recursive doubling; fewest rounds and bytes",
         refuses=rhd.refuses_other_than_powers_of_two,
     ),
-    Algorithm("all_gather", "allpairs", allpairs.allpairs_all_gather, "everybody to everybody; one round, needs a switch"),
+    Algorithm(
+        "all_gather", "allpairs", allpairs.allpairs_all_gather, "everybody to everybody; one round, needs a switch"
+    ),
     Algorithm("broadcast", "binomial", binomial.binomial_broadcast, "whole buffers down a tree; fewest rounds"),
     Algorithm(
         "broadcast",
@@ -107,8 +125,16 @@ _LINES = (
         scatter_allgather.scatter_allgather_broadcast,
         "parts down a tree, then gathered; twice the bytes, few rounds",
     ),
-    Algorithm("broadcast", "chain", pipelined_chain.chain_broadcast, "pieces through all ranks in a row; fewest bytes", chunked=True),
-    Algorithm("broadcast", "tree", tree.tree_broadcast, "down two pipelined trees; few bytes, few rounds", chunked=True),
+    Algorithm(
+        "broadcast",
+        "chain",
+        pipelined_chain.chain_broadcast,
+        "pieces through all ranks in a row; fewest bytes",
+        chunked=True,
+    ),
+    Algorithm(
+        "broadcast", "tree", tree.tree_broadcast, "down two pipelined trees; few bytes, few rounds", chunked=True
+    ),
     Algorithm("reduce", "binomial", binomial.binomial_reduce, "whole buffers up a tree; fewest rounds"),
     Algorithm(
         "reduce",
@@ -116,12 +142,25 @@ _LINES = (
         scatter_allgather.scatter_allgather_reduce,
         "reduce-scatter, then gathered; twice the bytes, few rounds",
     ),
-    Algorithm("reduce", "chain", pipelined_chain.chain_reduce, "pieces through all ranks in a row; fewest bytes", chunked=True),
+    Algorithm(
+        "reduce", "chain", pipelined_chain.chain_reduce, "pieces through all ranks in a row; fewest bytes", chunked=True
+    ),
     Algorithm("reduce", "tree", tree.tree_reduce, "up two pipelined trees; few bytes, few rounds", chunked=True),
-    Algorithm("all_to_all", "pairwise", pairwise.pairwise_all_to_all, "every part straight to its owner; fewest bytes, many rounds"),
-    Algorithm("all_to_all", "bruck", bruck.bruck_all_to_all, "parts travel by powers of two; fewest rounds, more bytes"),
-    Algorithm("all_to_all", "allpairs", allpairs.allpairs_all_to_all, "everybody to everybody; one round, needs a switch"),
-    Algorithm("barrier", "dissemination", bruck.dissemination_barrier, "everybody hears of everybody by doubling distances"),
+    Algorithm(
+        "all_to_all",
+        "pairwise",
+        pairwise.pairwise_all_to_all,
+        "every part straight to its owner; fewest bytes, many rounds",
+    ),
+    Algorithm(
+        "all_to_all", "bruck", bruck.bruck_all_to_all, "parts travel by powers of two; fewest rounds, more bytes"
+    ),
+    Algorithm(
+        "all_to_all", "allpairs", allpairs.allpairs_all_to_all, "everybody to everybody; one round, needs a switch"
+    ),
+    Algorithm(
+        "barrier", "dissemination", bruck.dissemination_barrier, "everybody hears of everybody by doubling distances"
+    ),
 )
 ALGORITHMS = {(line.collective, line.name): line for line in _LINES}
 
@@ -145,7 +184,9 @@ def find_algorithm(collective, name):
     """
     lines = algorithms_for(collective)
     if (collective, name) not in ALGORITHMS:
-        raise InputError(f"algorithm: got {name!r} for {collective}, expected one of {', '.join(line.name for line in lines)}")
+        raise InputError(
+            f"algorithm: got {name!r} for {collective}, expected one of {', '.join(line.name for line in lines)}"
+        )
     return ALGORITHMS[collective, name]
 
 

@@ -19,6 +19,8 @@ from ..errors import ScheduleError
 
 COPY, REDUCE = 0, 1
 OP_NAMES = ("copy", "reduce")
+# Far beyond any use; so that a broken file cannot exhaust the memory.
+MAX_WORLD_SIZE, MAX_CHUNKS = 2**16, 2**26
 
 
 class Transfer(NamedTuple):
@@ -76,21 +78,38 @@ class CollectiveSchedule:
     note: str = ""
 
     def __post_init__(self):
-        for name, dtype in (("src", np.int32), ("dst", np.int32), ("chunk", np.int32), ("op", np.int32), ("offsets", np.int64)):
+        for name, dtype in (
+            ("src", np.int32),
+            ("dst", np.int32),
+            ("chunk", np.int32),
+            ("op", np.int32),
+            ("offsets", np.int64),
+        ):
             column = np.array(getattr(self, name), dtype)
             column.flags.writeable = False
             object.__setattr__(self, name, column)
         object.__setattr__(self, "phases", tuple(Phase(*phase) for phase in self.phases))
-        if self.world_size < 1 or self.num_chunks < 1:
-            raise ScheduleError(f"{self.name}: got {self.num_chunks} chunks on {self.world_size} ranks, expected 1 or more of both")
-        if any(column.shape != self.src.shape or column.ndim != 1 for column in (self.src, self.dst, self.chunk, self.op)):
+        if not 1 <= self.world_size <= MAX_WORLD_SIZE or not 1 <= self.num_chunks <= MAX_CHUNKS:
+            raise ScheduleError(
+                f"{self.name}: got {self.num_chunks} chunks on {self.world_size} ranks, expected 1 or more of both, "
+                f"at most {MAX_CHUNKS} and {MAX_WORLD_SIZE}"
+            )
+        if any(
+            column.shape != self.src.shape or column.ndim != 1 for column in (self.src, self.dst, self.chunk, self.op)
+        ):
             raise ScheduleError(f"{self.name}: got columns of unequal length, expected one entry per transfer")
         offsets = self.offsets
         if len(offsets) < 1 or offsets[0] != 0 or offsets[-1] != len(self.src) or (np.diff(offsets) < 0).any():
             raise ScheduleError(f"{self.name}: got round offsets that do not rise from 0 to {len(self.src)}")
         bounds = [0, *(phase.stop for phase in self.phases)]
-        if [phase.start for phase in self.phases] != bounds[:-1] or bounds[-1] != self.num_rounds or sorted(bounds) != bounds:
-            raise ScheduleError(f"{self.name}: got phases {self.phases}, expected them to tile {self.num_rounds} rounds")
+        if (
+            [phase.start for phase in self.phases] != bounds[:-1]
+            or bounds[-1] != self.num_rounds
+            or sorted(bounds) != bounds
+        ):
+            raise ScheduleError(
+                f"{self.name}: got phases {self.phases}, expected them to tile {self.num_rounds} rounds"
+            )
 
     @property
     def num_rounds(self):
@@ -105,7 +124,9 @@ class CollectiveSchedule:
     @property
     def name(self):
         """How messages call this schedule: "ring_all_reduce(world_size=8)"."""
-        labels = "".join(f", {key}={getattr(self, key)}" for key in ("root", "late_rank") if getattr(self, key) is not None)
+        labels = "".join(
+            f", {key}={getattr(self, key)}" for key in ("root", "late_rank") if getattr(self, key) is not None
+        )
         return f"{self.algorithm}_{self.collective}(world_size={self.world_size}{labels})"
 
     def transfer(self, index):
@@ -202,7 +223,11 @@ class ScheduleBuilder:
         """The CollectiveSchedule of the rounds so far."""
         starts = [start for _, start in self._phases]
         stops = [*starts[1:], len(self._sizes)]
-        phases = tuple((name, start, stop) for (name, start), stop in zip(self._phases, stops, strict=True)) if starts else ()
+        phases = (
+            tuple((name, start, stop) for (name, start), stop in zip(self._phases, stops, strict=True))
+            if starts
+            else ()
+        )
         if not starts and self._sizes:
             phases = (("main", 0, len(self._sizes)),)
         columns = [np.concatenate(column) if column else np.zeros(0, np.int32) for column in self._columns]

@@ -13,7 +13,9 @@ def chain_broadcast(world_size, root, num_chunks=None):
     Cost (p = world_size, m = num_chunks): rounds = (m + p - 2) * (p > 1); load = rounds / m
     """
     num_chunks = num_chunks or world_size
-    build = ScheduleBuilder("broadcast", "chain", world_size, num_chunks, rank_of=from_root(world_size, root), root=root)
+    build = ScheduleBuilder(
+        "broadcast", "chain", world_size, num_chunks, rank_of=from_root(world_size, root), root=root
+    )
     links = np.arange(world_size - 1)
     for i in range(num_chunks + world_size - 2 if world_size > 1 else 0):
         active = links[max(0, i - num_chunks + 1) : i + 1]

@@ -20,7 +20,9 @@ def cases():
     for line in ALGORITHMS.values():
         for world_size in SIZES:
             if not line.refuses(world_size):
-                yield pytest.param(line.collective, line.name, world_size, id=f"{line.collective}-{line.name}-p{world_size}")
+                yield pytest.param(
+                    line.collective, line.name, world_size, id=f"{line.collective}-{line.name}-p{world_size}"
+                )
 
 
 def every_rank(line, world_size):
