@@ -1,0 +1,81 @@
+"""What one training iteration takes when two datacenters share the job: by pipeline, by data parallelism, or in one place."""
+
+from dataclasses import dataclass
+
+BYTES_PER_VALUE = 2  # bfloat16 activations, gradients and parameters
+
+
+@dataclass(frozen=True, slots=True)
+class Transformer:
+    """Shape of a dense decoder with grouped-query attention and a gated feed-forward part (Llama style)."""
+
+    num_layers: int
+    hidden: int
+    feedforward: int
+    num_heads: int
+    num_kv_heads: int
+    vocabulary: int
+
+    @property
+    def layer_parameters(self):
+        """Parameters of one layer: query, key, value and output projections, three feed-forward matrices."""
+        kv_width = self.hidden * self.num_kv_heads // self.num_heads
+        return 2 * self.hidden * (self.hidden + kv_width) + 3 * self.hidden * self.feedforward
+
+    @property
+    def parameters(self):
+        """Parameters of the whole model, embedding and output matrices included."""
+        return self.num_layers * self.layer_parameters + 2 * self.vocabulary * self.hidden
+
+    def layer_flops(self, sequence_length):
+        """(matrix products, attention) floating-point operations of one layer's forward for one causal sequence."""
+        return 2 * self.layer_parameters * sequence_length, 2 * sequence_length**2 * self.hidden
+
+
+LLAMA3_405B = Transformer(num_layers=126, hidden=16384, feedforward=53248, num_heads=128, num_kv_heads=8, vocabulary=128256)
+
+
+@dataclass(frozen=True, slots=True)
+class TwoDatacenters:
+    """A training job on two datacenters, half of the devices in each, joined by one link per direction.
+
+    The defaults are CrossPipe's appendix E: Llama 3 405B, 16 stages, 64-fold data parallelism, 32 microbatches of one
+    sequence per pipeline, 500 TFLOP/s of use per GPU. Embedding and output count as one layer each (section 6.1).
+    """
+
+    latency_s: float
+    bandwidth_bytes_per_s: float
+    model: Transformer = LLAMA3_405B
+    sequence_length: int = 8192
+    tensor_parallel: int = 8
+    num_stages: int = 16
+    data_parallel: int = 64
+    num_microbatches: int = 32
+    flops_per_s: float = 500e12
+
+    @property
+    def stage_times_s(self):
+        """(F, B, W) seconds of one stage and microbatch: B repeats the products and does attention twice, W the products once."""
+        layers = (self.model.num_layers + 2) / self.num_stages
+        rate = self.flops_per_s * self.tensor_parallel
+        products, attention = (layers * flops / rate for flops in self.model.layer_flops(self.sequence_length))
+        return products + attention, products + 2 * attention, products
+
+    @property
+    def message_nbytes(self):
+        """Bytes that one microbatch sends over the link between the datacenters, all data-parallel pipelines together."""
+        return self.sequence_length * self.model.hidden * BYTES_PER_VALUE * self.data_parallel
+
+    @property
+    def message_time_s(self):
+        """Seconds that one microbatch occupies one direction of the link, without latency."""
+        return self.message_nbytes / self.bandwidth_bytes_per_s
+
+    @property
+    def data_parallel_sync_s(self):
+        """Seconds of the gradients' ring all-reduce between two datacenters, not overlapped.
+
+        Cost: 2 (latency + 2 N/2 / bandwidth) with N parameters of 2 bytes.
+        Paper: Chen et al. 2025 (CrossPipe), appendix E.
+        """
+        return 2 * (self.latency_s + BYTES_PER_VALUE * self.model.parameters / 2 / self.bandwidth_bytes_per_s)
