@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from .adaptra import adaptra
+from .bounds import lower_bound
 from .costs import costs
 from .crosspipe import crosspipe
 from .optimal_model import SPLIT_KINDS, build_model
@@ -69,7 +70,7 @@ def solve(problem, *, placement=None, hint=None, time_limit_s=60.0, workers=None
     placement = placement or unidirectional(problem.stages)
     hint = hint or best_hint(problem, placement)
     timeline = simulate(hint, problem)
-    bound = 0.0
+    bound = lower_bound(problem, placement)
     search = _Search(problem, hint, timeline, bound, began, progress)
     if not search.is_closed():
         search.solve(time_limit_s, workers)
