@@ -276,7 +276,7 @@ def _connect_by_torchrun(timeout_s):
             )
         token = OPEN_TOKEN
     process = StoreProcess(token, host, port, until="members") if rank == 0 else None
-    return Group(rank, world_size, StoreClient((host, port), token, timeout_s), process, timeout_s)
+    return Group(rank, world_size, StoreClient((host, port), token, timeout_s, early=True), process, timeout_s)
 
 
 def _rank_and_world_size():

@@ -222,7 +222,6 @@ def _place():
 
 def main(command):
     parent = os.getppid()
-    reader, _writer = _signals_to_a_socket()
     set_parent_death_signal(signal.SIGTERM, parent)
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
     host, _, port = os.environ["LANTERNE_STORE"].rpartition(":")
@@ -235,6 +234,7 @@ def main(command):
             client.call(Kind.FAULT, [3, f"got {found} in a process that it started, expected a world of {expected}".encode()])
             return 3
         rank, world_size, local_rank = place
+        reader, _writer = _signals_to_a_socket()
         client.call(Kind.GUARD, [rank, world_size])
         os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_RANK": str(local_rank)}
         return Guard(command, rank, client, reader).run()

@@ -61,7 +61,7 @@ def launch(command, world_size, launcher="mpi", timeout_s=None, env=None):
         TransportTimeout: `timeout_s` is over; names the ranks that still ran.
         KeyboardInterrupt: Ctrl-C; the ranks have ended.
     """
-    if not isinstance(world_size, int) or not 1 <= world_size <= MAX_WORLD_SIZE:
+    if type(world_size) is not int or not 1 <= world_size <= MAX_WORLD_SIZE:
         raise InputError(f"launch: got {world_size} ranks, expected 1 to {MAX_WORLD_SIZE}")
     if not command or shutil.which(command[0]) is None:
         raise InputError(f"launch: got command {' '.join(command)!r}, expected a program that can be run")

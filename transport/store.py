@@ -12,6 +12,7 @@ import argparse
 import heapq
 import itertools
 import os
+import resource
 import selectors
 import signal
 import socket
@@ -78,10 +79,12 @@ class Store:
 
     def run(self):
         spin_until = 0.0
-        while self._running:
+        while True:
             now = time.monotonic()
             while self._timers and self._timers[0][0] <= now:
                 heapq.heappop(self._timers)[2]()
+            if not self._running:
+                break
             timeout_s = max(0.0, self._timers[0][0] - now) if self._timers else None
             events = self._selector.select(0 if now < spin_until else timeout_s)
             if not events:
@@ -253,6 +256,8 @@ def main(argv=None):
     args = parser.parse_args(argv)
     # Ctrl-C is the launcher's to handle; the store goes when its owner or its clients have gone.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(2 * MAX_CLIENTS, hard)), hard))
     try:
         listener = listen(args.bind, args.port)
     except OSError as error:

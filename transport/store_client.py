@@ -22,6 +22,8 @@ _REPLY_TYPES = {Kind.GET: "b", Kind.ADD: "i", Kind.DELETE: "i", Kind.GATHER: "b*
 class StoreClient:
     """A connection to the store at `address` (host, port). For one thread; a forked child must open its own.
 
+    With `early`, the store may not have started yet: it is waited for. Else nobody listening means that the job is over.
+
     Attributes: `address`; `notices`, a deque of (Kind, body) that the store has sent unasked, oldest first.
 
     Raises:
@@ -29,14 +31,14 @@ class StoreClient:
         TransportError: what answered does not know the job token, or refuses ours.
     """
 
-    def __init__(self, address, token, timeout_s=None):
+    def __init__(self, address, token, timeout_s=None, early=False):
         self.address = address
         self.notices = deque()
         self._where = f"store {address[0]}:{address[1]}"
         self._inbox = bytearray()
         self._request_id = 0
         self._lost = None
-        self._sock = _connect(address, wire.check_token(token), _limit(timeout_s), self._where)
+        self._sock = _connect(address, wire.check_token(token), _limit(timeout_s), early, self._where)
         self._poll = select.poll()
         self._poll.register(self._sock, select.POLLIN)
 
@@ -184,8 +186,8 @@ def _key(key):
     return encoded
 
 
-def _connect(address, key, limit_s, where):
-    """A socket to the store, both sides having proven that they know the token; retries while nobody listens there yet."""
+def _connect(address, key, limit_s, early, where):
+    """A socket to the store, both sides having proven that they know the token. A store that hangs up is tried again."""
     deadline = time.monotonic() + limit_s
     while True:
         remaining_s = deadline - time.monotonic()
@@ -199,8 +201,10 @@ def _connect(address, key, limit_s, where):
             configure(sock)
             return sock
         except OSError as error:
+            reason = error.strerror or str(error)
+            if isinstance(error, ConnectionRefusedError) and not early:
+                raise TransportError(f"{where}: {reason}; the job's store has ended") from error
             if time.monotonic() + RETRY_S > deadline:
-                reason = error.strerror or str(error) or type(error).__name__
                 raise TransportTimeout(f"{where}: no connection within {limit_s:g} s: {reason}") from error
         time.sleep(RETRY_S)
 
