@@ -3,6 +3,7 @@
 import atexit
 import os
 import sys
+import warnings
 
 from ..errors import InputError, TransportError, Unavailable
 from .base import COMMUNICATOR_BITS, LANE_BITS, Capabilities, Request, Send, Transport, check_ops
@@ -28,7 +29,10 @@ def load_mpi():
 
             if ours:
                 mpi4py.rc.finalize = False
-            from mpi4py import MPI
+            with warnings.catch_warnings():
+                # check_mpi_world says it once and as an error, not a warning from every rank.
+                warnings.filterwarnings("ignore", "suspicious MPI execution environment", RuntimeWarning)
+                from mpi4py import MPI
         except (ImportError, RuntimeError) as error:
             raise Unavailable(f"mpi: cannot load mpi4py ({error}); install it with: pip install mpi4py mpich") from error
         atexit.register(_at_exit, MPI, ours)
