@@ -109,6 +109,11 @@ class MpiTransport(Transport):
             requests.append(start(region.buffer[offset : offset + nbytes], peer, tag))
         return MpiRequest(self, ops, requests)
 
+    @property
+    def mpi_communicator(self):
+        """The mpi4py communicator under this transport, for MPI's own collectives."""
+        return self._comm
+
     def check_peers(self, peers):
         if self._group is not None:
             try:

@@ -1,0 +1,146 @@
+"""The arguments of a collective call, checked, and reduced to what all ranks must agree on."""
+
+import functools
+from typing import NamedTuple
+
+import numpy as np
+
+from ..errors import InputError, Unavailable
+from ..kernels.arrays import host_array, is_device_array
+from ..kernels.dtypes import Dtype, check_op, dtype_of, find_dtype
+from .plans import choose_algorithm
+
+# Elements of the input and output array, in parts, by collective: of p ranks.
+_PARTS = {
+    "all_reduce": lambda p: (1, 1),
+    "reduce": lambda p: (1, 1),
+    "broadcast": lambda p: (1, 1),
+    "barrier": lambda p: (1, p),
+    "reduce_scatter": lambda p: (p, 1),
+    "all_gather": lambda p: (1, p),
+    "all_to_all": lambda p: (p, p),
+}
+_choose = functools.lru_cache(4096)(choose_algorithm)
+
+
+class Call(NamedTuple):
+    """A checked call of this rank. `key` is what all ranks must have in common."""
+
+    key: tuple
+    in_array: np.ndarray | None
+    out_array: np.ndarray | None
+    in_place: bool
+    dtype: Dtype
+
+    @property
+    def algorithm(self):
+        return self.key[1]
+
+
+class Key(NamedTuple):
+    """What all ranks must agree on. `part_count` is elements of a part (contracts.py), `nbytes` of an element."""
+
+    collective: str
+    algorithm: str
+    op: str | None
+    dtype: str
+    part_count: int
+    root: int | None
+    late_rank: int | None
+    num_chunks: int | None
+
+    def __str__(self):
+        named = {"algorithm": self.algorithm, "op": self.op, "dtype": self.dtype, "count": self.part_count, "root": self.root}
+        named |= {"late_rank": self.late_rank, "num_chunks": self.num_chunks}
+        return f"{self.collective}({', '.join(f'{name}={value}' for name, value in named.items() if value is not None)})"
+
+
+def resolve(
+    communicator,
+    collective,
+    in_array,
+    out_array,
+    *,
+    op=None,
+    root=None,
+    stream=None,
+    algorithm="auto",
+    dtype=None,
+    late_rank=None,
+    num_chunks=None,
+):
+    """The Call of these arguments.
+
+    Raises:
+        InputError: wrong dtype, size, op or root; arrays that are not contiguous, cannot be written or overlap in part.
+        Unavailable: device arrays.
+    """
+    size, rank = communicator.world_size, communicator.rank
+    if stream is not None:
+        raise InputError(f"{collective}: got a stream with host arrays, expected None")
+    if root is not None and not 0 <= root < size:
+        raise InputError(f"{collective}: got root {root}, expected 0 to {size - 1}")
+    if collective == "reduce" and rank != root:
+        out_array = None
+    in_array = _host(collective, "in_array", in_array)
+    element = _element(collective, in_array, op, dtype)
+    in_parts, out_parts = _PARTS[collective](size)
+    part_count, rest = divmod(in_array.size, in_parts)
+    if rest:
+        raise InputError(f"{collective}: got in_array of {in_array.size} elements, expected a multiple of {in_parts}")
+    in_place = False
+    if out_array is not None:
+        out_array = _host(collective, "out_array", out_array)
+        _check_out(collective, in_array, out_array, part_count * out_parts)
+        in_array, in_place = _in_place(collective, in_array, out_array, in_parts, out_parts, rank)
+    if collective == "broadcast" and rank != root:
+        in_array = None
+    if algorithm == "auto":
+        algorithm = _choose(collective, size, part_count * max(in_parts, out_parts) * element.nbytes)
+    key = Key(collective, algorithm, op, element.name, part_count, root, late_rank, num_chunks)
+    return Call(key, in_array, out_array, in_place, element)
+
+
+def _host(collective, what, array):
+    if type(array) is np.ndarray and array.flags.c_contiguous:
+        return array
+    if is_device_array(array):
+        raise Unavailable(f"{collective}: got a device {what}, which this version does not take; pass a host array")
+    return host_array(array, f"{collective}: {what}")
+
+
+def _element(collective, array, op, dtype):
+    """The Dtype; of collectives that do not reduce it may be anything of fixed size."""
+    if op is None:
+        if array.dtype.hasobject:
+            raise InputError(f"{collective}: got dtype object, expected one of fixed size")
+        return Dtype(array.dtype.name, array.dtype.itemsize, "raw") if dtype is None else find_dtype(dtype)
+    element = dtype_of(array, dtype)
+    check_op(op, element)
+    return element
+
+
+def _check_out(collective, in_array, out_array, count):
+    if out_array.dtype is not in_array.dtype and out_array.dtype != in_array.dtype:
+        raise InputError(f"{collective}: got out_array of {out_array.dtype}, expected {in_array.dtype} as in_array")
+    if out_array.size != count:
+        raise InputError(f"{collective}: got out_array of {out_array.size} elements, expected {count}")
+    if not out_array.flags.writeable:
+        raise InputError(f"{collective}: got a read-only out_array, expected a writable one")
+
+
+def _in_place(collective, in_array, out_array, in_parts, out_parts, rank):
+    """(the input array to read, whether the parts that both arrays have are the same memory)."""
+    if in_array is out_array and in_parts == out_parts == 1:
+        return in_array, True
+    if not in_array.size or not np.may_share_memory(in_array, out_array):
+        return in_array, False
+    start, other = in_array.ctypes.data, out_array.ctypes.data
+    if in_parts > 1 and out_parts > 1:
+        if start == other:
+            return in_array.copy(), False
+    else:
+        part_nbytes = in_array.nbytes // in_parts
+        if start + rank * part_nbytes * (in_parts > 1) == other + rank * part_nbytes * (out_parts > 1):
+            return in_array, True
+    raise InputError(f"{collective}: got arrays that overlap in part, expected separate ones, or in place as its documentation says")

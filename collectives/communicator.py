@@ -1,0 +1,294 @@
+"""The Communicator: collectives and messages between the ranks of a job, named and ordered as in cupyx.distributed.
+
+    import lanterne
+    comm = lanterne.init()
+    comm.all_reduce(x, y)
+
+One thread per communicator. All members make the same calls in the same order.
+"""
+
+import numpy as np
+
+from ..errors import InputError, PeerFailed, TransportError
+from ..transport.base import COMMUNICATOR_BITS, Recv, Send, make_tag
+from . import native
+from .arguments import resolve
+from .control import Control
+from .jobs import init, spawn
+from .plans import CONTROL_LANE, USER_LANES, Plans, offered_algorithms
+from .requests import CallRequest, Failing, MessageRequest
+
+__all__ = ["Communicator", "init", "spawn"]
+
+
+class Communicator:
+    """A group of ranks that communicate.
+
+    Args:
+        transport: the Transport of this rank.
+        ranks: transport ranks of the members, in rank order; None for all.
+        communicator_id: 16 bits, equal on all members, different from those of all other groups with a member of this one.
+        used_ids: the ids in use on this transport, shared by all its communicators.
+        closes: objects to close with this communicator, in order.
+
+    Attributes: `rank`; `world_size`; `transport`; `timeout_s`, the default of every wait.
+
+    Every collective has a blocking form and a started one (`start_all_reduce`, ...), which returns a request with `wait` and `test`.
+    Arrays are C-contiguous NumPy arrays, or other host buffers; `stream` is for device arrays, which are not taken yet.
+    Ranks in errors are those of the transport.
+
+    Options of every collective:
+        algorithm: a name of `algorithms(collective)`, or "auto".
+        timeout_s: seconds to wait at most; None for the communicator's. "native" only has one if it is given.
+        dtype: "bfloat16" where the arrays are uint16.
+        late_rank, num_chunks: as in collectives/registry.py.
+
+    Raises, in every collective:
+        InputError: arrays, op or algorithm that cannot be (nothing was sent then); another rank called with other ones (then the
+            communicator is closed).
+        TransportTimeout, PeerFailed: a rank did not come in time, or died; names it. The communicator is closed.
+    """
+
+    def __init__(self, transport, ranks=None, communicator_id=0, used_ids=None, closes=()):
+        self.transport = transport
+        self.ranks = tuple(range(transport.world_size)) if ranks is None else tuple(ranks)
+        self.rank = self.ranks.index(transport.rank)
+        self.world_size = len(self.ranks)
+        self.timeout_s = transport.timeout_s
+        self.communicator_id = communicator_id
+        self.control = Control(transport, self.ranks, self.rank, make_tag(communicator_id, CONTROL_LANE))
+        self._used_ids = set() if used_ids is None else used_ids
+        self._used_ids.add(communicator_id)
+        self._closes = closes
+        self._plans = Plans(self)
+        # Calls not yet complete, in order; those of a failed communicator stay, since the transport may still use their buffers.
+        self._calls = []
+        self._number = 0
+        self._failure = None
+        self.native = None
+
+    # -- collectives
+
+    def all_reduce(self, in_array, out_array, op="sum", stream=None, **options):
+        """out_array = in_array of rank 0 op in_array of rank 1 op ..., the same bits on every rank.
+
+        Args:
+            in_array, out_array: (count,), or any other shape; one array or two that do not overlap.
+            op: "sum", "prod", "min", "max", or "mean" (of floats: the sum, divided by world_size).
+        """
+        self._call("all_reduce", in_array, out_array, op=op, stream=stream, **options)
+
+    def start_all_reduce(self, in_array, out_array, op="sum", stream=None, **options):
+        """As `all_reduce`, but returns a request."""
+        return self._start("all_reduce", in_array, out_array, op=op, stream=stream, **options)
+
+    def reduce_scatter(self, in_array, out_array, op="sum", stream=None, **options):
+        """out_array = this rank's part of the reduction.
+
+        Args:
+            in_array: (world_size * count,).
+            out_array: (count,), separate or in place: this rank's part of in_array, which is the only one that changes.
+        """
+        self._call("reduce_scatter", in_array, out_array, op=op, stream=stream, **options)
+
+    def start_reduce_scatter(self, in_array, out_array, op="sum", stream=None, **options):
+        """As `reduce_scatter`, but returns a request."""
+        return self._start("reduce_scatter", in_array, out_array, op=op, stream=stream, **options)
+
+    def all_gather(self, in_array, out_array, stream=None, **options):
+        """out_array = the in_arrays of all ranks, in order.
+
+        Args:
+            in_array: (count,) of any dtype, separate or in place: this rank's part of out_array.
+            out_array: (world_size * count,).
+        """
+        self._call("all_gather", in_array, out_array, stream=stream, **options)
+
+    def start_all_gather(self, in_array, out_array, stream=None, **options):
+        """As `all_gather`, but returns a request."""
+        return self._start("all_gather", in_array, out_array, stream=stream, **options)
+
+    def broadcast(self, in_out_array, root=0, stream=None, **options):
+        """in_out_array = that of rank `root`; any dtype."""
+        self._call("broadcast", in_out_array, in_out_array, root=root, stream=stream, **options)
+
+    def start_broadcast(self, in_out_array, root=0, stream=None, **options):
+        """As `broadcast`, but returns a request."""
+        return self._start("broadcast", in_out_array, in_out_array, root=root, stream=stream, **options)
+
+    def reduce(self, in_array, out_array, root=0, op="sum", stream=None, **options):
+        """As `all_reduce`, for rank `root` only; out_array is not touched on the others and may be None."""
+        self._call("reduce", in_array, out_array, op=op, root=root, stream=stream, **options)
+
+    def start_reduce(self, in_array, out_array, root=0, op="sum", stream=None, **options):
+        """As `reduce`, but returns a request."""
+        return self._start("reduce", in_array, out_array, op=op, root=root, stream=stream, **options)
+
+    def all_to_all(self, in_array, out_array, stream=None, **options):
+        """Part r of out_array = this rank's part of rank r's in_array.
+
+        Args:
+            in_array, out_array: (world_size * count,) of any dtype; one array or two that do not overlap.
+        """
+        self._call("all_to_all", in_array, out_array, stream=stream, **options)
+
+    def start_all_to_all(self, in_array, out_array, stream=None, **options):
+        """As `all_to_all`, but returns a request."""
+        return self._start("all_to_all", in_array, out_array, stream=stream, **options)
+
+    def barrier(self, **options):
+        """Return once every rank has called it."""
+        self._call("barrier", _EMPTY, _EMPTY, **options)
+
+    def algorithms(self, collective):
+        """Names of the algorithms that `collective` can use here; "native" last, where the transport has one of its own."""
+        names = offered_algorithms(collective, self.world_size)
+        return (*names, "native") if native.offers(self.transport, collective) else names
+
+    def _call(self, collective, in_array, out_array, *, algorithm="auto", timeout_s=None, **options):
+        if algorithm == "native" and timeout_s is None:
+            self._drain()
+            native.call(self, resolve(self, collective, in_array, out_array, algorithm=algorithm, **options))
+            return
+        self._start(collective, in_array, out_array, algorithm=algorithm, **options).wait(timeout_s)
+
+    def _start(self, collective, in_array, out_array, **options):
+        self._check_open()
+        call = resolve(self, collective, in_array, out_array, **options)
+        if call.algorithm == "native":
+            request = native.start(self, call)
+        else:
+            request = self._planned(call)
+        with self.failing():
+            self._number += 1
+            self.control.begin(self._number, request.signature)
+            self._calls.append(request)
+            if len(self._calls) == 1:
+                request.begin()
+        return request
+
+    def _planned(self, call):
+        plan = self._plans.find(call.key) or self._plans.add(call.key, call.dtype)
+        execution = plan.take(call.in_place)
+        execution.bind(call.in_array, call.out_array)
+        return CallRequest(self, plan, execution, call.in_place)
+
+    def progress(self):
+        """Advance the calls that were started, in order, as far as they go without waiting."""
+        calls = self._calls
+        if not calls:
+            return
+        self._check_open()
+        with self.failing():
+            while calls[0].advance():
+                del calls[0]
+                if not calls:
+                    return
+                calls[0].begin()
+
+    def _drain(self):
+        self._check_open()
+        while self._calls:
+            self._calls[-1].wait()
+
+    # -- failure
+
+    def failing(self):
+        """A context in which an error of lanterne ends this communicator."""
+        return Failing(self)
+
+    def fail(self, error):
+        """End this communicator because of `error`: the others are told, every later call on it raises it."""
+        if self._failure is None:
+            self._failure = error
+            self.control.tell_failure(error)
+
+    def _check_open(self):
+        if self._failure is not None:
+            raise self._failure
+
+    # -- messages
+
+    def send(self, array, peer, stream=None, *, tag=0, timeout_s=None):
+        """Send `array` to rank `peer`, which receives as many bytes with the same `tag` (0 to 31). Raises as `all_reduce`."""
+        self.start_send(array, peer, stream, tag=tag).wait(timeout_s)
+
+    def start_send(self, array, peer, stream=None, *, tag=0):
+        """As `send`, but returns a request. Messages with one peer and tag arrive in the order in which they were started."""
+        return self._message(Send, array, peer, tag, stream)
+
+    def recv(self, out_array, peer, stream=None, *, tag=0, timeout_s=None):
+        """Receive from rank `peer` into `out_array`. Raises as `all_reduce`."""
+        self.start_recv(out_array, peer, stream, tag=tag).wait(timeout_s)
+
+    def start_recv(self, out_array, peer, stream=None, *, tag=0):
+        """As `recv`, but returns a request."""
+        return self._message(Recv, out_array, peer, tag, stream)
+
+    def send_recv(self, in_array, out_array, peer, stream=None, *, tag=0, timeout_s=None):
+        """Send `in_array` to rank `peer` and receive `out_array` from it, at the same time. Raises as `all_reduce`."""
+        received = self.start_recv(out_array, peer, stream, tag=tag)
+        sent = self.start_send(in_array, peer, stream, tag=tag)
+        received.wait(timeout_s)
+        sent.wait(timeout_s)
+
+    def _message(self, verb, array, peer, tag, stream):
+        self._check_open()
+        if stream is not None:
+            raise InputError("stream: got one for a host array, expected None")
+        if not 0 <= peer < self.world_size:
+            raise InputError(f"peer: got {peer}, expected 0 to {self.world_size - 1}")
+        if not 0 <= tag < len(USER_LANES):
+            raise InputError(f"tag: got {tag}, expected 0 to {len(USER_LANES) - 1}")
+        region = self.transport.register(array)
+        op = verb(region, 0, region.nbytes, self.ranks[peer], make_tag(self.communicator_id, USER_LANES[tag]))
+        return MessageRequest(self, self.transport.post((op,)))
+
+    # -- groups
+
+    def split(self, color, key=0):
+        """The Communicator of the ranks that call with the same `color`, ordered by `key`, then rank. All ranks call it.
+
+        Args:
+            color: int; a negative one gets None.
+            key: int.
+
+        Cost: two small collectives. The new communicator has tags of its own and shares the transport; close it or not.
+        """
+        mine = np.array([color, key], np.int64)
+        everyone = np.empty((self.world_size, 2), np.int64)
+        self.all_gather(mine, everyone)
+        used = np.zeros(1 << COMMUNICATOR_BITS, np.uint8)
+        used[list(self._used_ids)] = 1
+        self.all_reduce(used, used, op="max")
+        # The last id belongs to the transports.
+        free = np.flatnonzero(used[:-1] == 0)
+        if not len(free):
+            raise InputError(f"split: got no free communicator id, expected fewer than {len(used) - 1} open communicators")
+        if color < 0:
+            return None
+        members = [rank for rank in range(self.world_size) if everyone[rank, 0] == color]
+        members.sort(key=lambda rank: (everyone[rank, 1], rank))
+        child = Communicator(self.transport, [self.ranks[rank] for rank in members], int(free[0]), self._used_ids)
+        child.timeout_s = self.timeout_s
+        return child
+
+    def close(self):
+        """Release everything; a second call does nothing, any other method raises TransportError afterwards."""
+        if self._failure is None:
+            self._failure = TransportError(f"communicator {self.communicator_id} rank {self.rank}: closed")
+        self._used_ids.discard(self.communicator_id)
+        closes, self._closes = self._closes, ()
+        for closing in closes:
+            closing.close()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, _, error, __):
+        if error is not None:
+            self.fail(PeerFailed(self.transport.rank, f"{type(error).__name__}: {error}"))
+        self.close()
+
+
+_EMPTY = np.empty(0, np.uint8)

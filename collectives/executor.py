@@ -1,0 +1,193 @@
+"""Runs a Program over a transport: starts every action as soon as what it waits for has happened, on one thread, without blocking.
+
+All that can be made beforehand is: operations, tags, kernels, scratch. A call only points the regions at the user's arrays.
+Reductions run on the host, through kernels.prepare's functions of addresses, which release the GIL.
+"""
+
+import ctypes
+from collections import deque
+
+import numpy as np
+
+from ..errors import TransportError
+from ..kernels.jit import divide_function
+from ..kernels.reduce import prepare
+from ..transport.base import Recv, Send
+from .program import IN, OUT, SCRATCH, Fold, Message, Move
+
+# Cells of this size overlap transfer with reduction and stay in the cache between them; chunks are cut into at most MAX_SEGMENTS,
+# since every cell costs some 10 us of Python.
+SEGMENT_NBYTES = 256 * 1024
+MAX_SEGMENTS = 64
+_EMPTY = np.empty(0, np.uint8)
+
+
+def choose_segment_nbytes(chunk_nbytes):
+    """Bytes of a cell of a chunk of `chunk_nbytes`; all ranks must use the same."""
+    return max(SEGMENT_NBYTES, -(-chunk_nbytes // MAX_SEGMENTS))
+
+
+def check_capabilities(program, transport):
+    """Raise if `transport` cannot carry `program` between host arrays.
+
+    Raises:
+        TransportError: host memory, or a message of this size, is beyond it.
+    """
+    capabilities = transport.capabilities
+    if not capabilities.host_memory:
+        raise TransportError(f"{transport.name}: cannot send host memory; use device arrays, or the mpi or ucx transport")
+    largest = max((action.nbytes for action in program.actions if type(action) is Message), default=0)
+    if largest > capabilities.max_message_nbytes:
+        raise TransportError(
+            f"{transport.name}: got a message of {largest} bytes, expected at most {capabilities.max_message_nbytes}"
+        )
+
+
+class Execution:
+    """One call of a program, again and again but never twice at once.
+
+    Args:
+        program: a Program.
+        transport: carries its messages.
+        ranks: transport rank of every rank of the program.
+        tag: of all its messages (transport.make_tag).
+        op, dtype: of its folds; a kernels op and Dtype. Compiled here, before anything is posted.
+
+    Attributes:
+        remaining: actions not yet complete.
+
+    Cost: some 2 us per action besides the transport and the reduction.
+    """
+
+    def __init__(self, program, transport, ranks, tag, op, dtype):
+        check_capabilities(program, transport)
+        self.program, self.transport = program, transport
+        self._regions = [transport.register(_EMPTY), transport.register(_EMPTY), transport.register(_scratch(program))]
+        self._bases = [0, 0, self._regions[SCRATCH].address]
+        self._divisor = float(len(ranks))
+        lanes = sorted({(action.sends, action.peer) for action in program.actions if type(action) is Message})
+        queues = {lane: deque() for lane in lanes}
+        # Receives first: what waits for them waits longest.
+        self._queues = list(queues.values())
+        self._steps = []
+        for action in program.actions:
+            if type(action) is Message:
+                verb, place = Send if action.sends else Recv, action.place
+                post = (verb(self._regions[place.buffer], place.offset, action.nbytes, ranks[action.peer], tag),)
+                self._steps.append((post, queues[action.sends, action.peer]))
+            elif type(action) is Fold:
+                divide = divide_function(dtype) if action.divides else None
+                self._steps.append((None, self._fold, prepare(op, dtype, len(action.inputs)), divide, action))
+            else:
+                self._steps.append((None, self._move, action))
+        ready = [index for index, waits in enumerate(program.waits) if not waits]
+        self._first = sorted(ready, key=lambda index: _first_order(program.actions[index]))
+        # Copies that nothing waits for are done when there is nothing else to do.
+        self._leisurely = frozenset(
+            index for index, action in enumerate(program.actions) if type(action) is Move and not program.successors[index]
+        )
+        self._idle = deque()
+        self.remaining = 0
+
+    def bind(self, in_array, out_array):
+        """Point the program at the user's arrays: C-contiguous, of in_count and out_count elements; None where it has none."""
+        for buffer, array in ((IN, in_array), (OUT, out_array)):
+            if array is not None:
+                region = self.transport.register(array)
+                _copy_region(region, self._regions[buffer])
+                self._bases[buffer] = region.address
+
+    def unbind(self):
+        """Let go of the user's arrays. Not after a failure: the transport may still be using them."""
+        for region in self._regions[:SCRATCH]:
+            region.array = region.buffer = region.native = None
+
+    def start(self):
+        """Start what waits for nothing."""
+        self.remaining = len(self._steps)
+        self._waits = list(self.program.waits)
+        self._begin(self._first)
+
+    def advance(self):
+        """Complete what the transport has completed and start what waited for it; True once all is done.
+
+        Raises:
+            PeerFailed, TransportError: as Request.test.
+        """
+        idle = True
+        for queue in self._queues:
+            while queue and queue[0][0].test():
+                self._finish(queue.popleft()[1])
+                idle = False
+        if idle and self._idle:
+            self._finish(self._idle.popleft(), run=True)
+        return not self.remaining
+
+    def pending_peers(self):
+        """Transport ranks that a posted message waits for, sorted."""
+        return sorted({peer for queue in self._queues if queue for peer in queue[0][0].pending_peers()})
+
+    def _begin(self, ready):
+        """Start the actions `ready`, and all that can start as a consequence."""
+        post, steps, next_post, waits = self.transport.post, self._steps, self.program.next_post, self._waits
+        for index in ready:
+            step = steps[index]
+            if step[0] is None:
+                if index in self._leisurely:
+                    self._idle.append(index)
+                else:
+                    self._finish(index, run=True)
+                continue
+            while True:
+                step[1].append((post(step[0]), index))
+                index = next_post[index]
+                if index < 0:
+                    break
+                waits[index] -= 1
+                if waits[index]:
+                    break
+                step = steps[index]
+
+    def _finish(self, index, run=False):
+        """Action `index` is complete, or is to be run first: start what waited for it."""
+        if run:
+            step = self._steps[index]
+            step[1](*step[2:])
+        self.remaining -= 1
+        followers = self.program.successors[index]
+        if not followers:
+            return
+        waits, ready = self._waits, []
+        for follower in followers:
+            waits[follower] -= 1
+            if not waits[follower]:
+                ready.append(follower)
+        if ready:
+            self._begin(ready)
+
+    def _fold(self, kernel, divide, fold):
+        bases = self._bases
+        out = bases[fold.out.buffer] + fold.out.offset
+        kernel(fold.count, out, *[bases[buffer] + offset for buffer, offset in fold.inputs])
+        if divide is not None:
+            divide(fold.count, out, out, self._divisor)
+
+    def _move(self, move):
+        bases = self._bases
+        target, source = move.target, move.source
+        ctypes.memmove(bases[target.buffer] + target.offset, bases[source.buffer] + source.offset, move.nbytes)
+
+
+def _first_order(action):
+    """Receives, then sends, then the rest."""
+    return 2 if type(action) is not Message else int(action.sends)
+
+
+def _scratch(program):
+    return np.empty(program.scratch_nbytes, np.uint8)
+
+
+def _copy_region(source, target):
+    """Make Region `target`, which prebuilt operations name, stand for what `source` stands for."""
+    target.array, target.buffer, target.address = source.array, source.buffer, source.address
+    target.nbytes, target.device, target.native = source.nbytes, source.device, source.native

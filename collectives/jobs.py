@@ -1,0 +1,86 @@
+"""How a program gets its Communicator: `init` in a process of a job, `spawn` for ranks that are threads."""
+
+import contextlib
+import os
+import threading
+
+from ..errors import InputError, LanterneError
+from ..transport.bootstrap import MPI_VARIABLES, connect
+from ..transport.local import LocalWorld
+from ..transport.registry import TRANSPORTS, open_transport
+
+_thread = threading.local()
+
+
+def init(transport=None, timeout_s=None):
+    """The Communicator of all ranks of this job.
+
+    A job is what an MPI launcher, `lanterne ... -n` or torchrun-style variables (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT) made;
+    inside `spawn` it is that; else one rank.
+
+    Args:
+        transport: "mpi", "ucx" or "local" (threads of one process); None for LANTERNE_TRANSPORT, else "mpi" under an MPI launcher
+            and "ucx" under the other variables.
+        timeout_s: the default of every wait, seconds; None for LANTERNE_TIMEOUT_S, 60.
+
+    Raises:
+        InputError: no such transport, or it cannot span this job.
+        Unavailable: its library is missing.
+        TransportTimeout: another rank did not come.
+    """
+    from .communicator import Communicator
+
+    name = transport or os.environ.get("LANTERNE_TRANSPORT")
+    if name is not None and name != "local" and name not in TRANSPORTS:
+        raise InputError(f"transport: got {name!r}, expected one of local, {', '.join(TRANSPORTS)}")
+    spawned = getattr(_thread, "communicator", None)
+    if spawned is not None:
+        if transport not in (None, "local"):
+            raise InputError(f"transport: got {transport!r} inside spawn, expected local or none")
+        return spawned
+    group = connect(timeout_s)
+    try:
+        if group.world_size == 1 and name in (None, "local"):
+            opened = LocalWorld(1).transport(0, timeout_s)
+        elif name == "local":
+            raise InputError(f"transport: got 'local' in a job of {group.world_size} processes, expected {' or '.join(TRANSPORTS)}")
+        else:
+            by_mpi = any(variable in os.environ for variable in MPI_VARIABLES)
+            opened = open_transport(name or ("mpi" if by_mpi else "ucx"), group, timeout_s)
+    except LanterneError:
+        group.close()
+        raise
+    return Communicator(opened, closes=(opened, group))
+
+
+def spawn(world_size, function, *args, timeout_s=None):
+    """Run `function(communicator, *args)` on `world_size` threads, each one rank, and return the list of results by rank.
+
+    Inside, `lanterne.init()` returns the thread's communicator. When a rank raises, the others' waits end with PeerFailed, and the
+    first error is raised here, with a note that names its rank.
+    """
+    from .communicator import Communicator
+
+    world = LocalWorld(world_size)
+    results, errors = [None] * world_size, []
+
+    def run(rank):
+        transport = world.transport(rank, timeout_s)
+        communicator = _thread.communicator = Communicator(transport, closes=(transport,))
+        with contextlib.suppress(BaseException), communicator:
+            try:
+                results[rank] = function(communicator, *args)
+            except BaseException as error:
+                # Noted before the communicator tells the others, whose errors come second.
+                error.add_note(f"raised on rank {rank} of {world_size}")
+                errors.append(error)
+                raise
+
+    threads = [threading.Thread(target=run, args=(rank,), name=f"lanterne-rank-{rank}") for rank in range(world_size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    return results

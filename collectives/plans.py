@@ -1,0 +1,187 @@
+"""Per communicator: which program a call runs. Made once for every signature, then found in a bounded cache.
+
+The first call of a signature exchanges a digest of it with the neighbours in rank order, so that ranks which disagree on op, dtype,
+count, root or algorithm find out before data moves. From then on the signature has its own lane, a number that all ranks assign
+alike since all make the same calls: messages of different signatures never match, and a rank that waits in vain finds out why over
+the control lane (control.py). So the check costs nothing but at the first call of its kind.
+"""
+
+import functools
+import threading
+from collections import OrderedDict
+
+import numpy as np
+
+from ..errors import InputError
+from ..transport.base import Recv, Send, make_tag
+from .check import check
+from .compile import compile_program
+from .contracts import CONTRACTS
+from .executor import Execution, choose_segment_nbytes
+from .registry import algorithms_for, make_schedule
+
+# Lanes of a communicator: control, first agreement, messages of the user, then one per signature.
+CONTROL_LANE, AGREEMENT_LANE, USER_LANES, PLAN_LANES = 0, 1, range(2, 34), range(64, 192)
+SIGNATURE_NBYTES = 256
+
+_checking = threading.Lock()
+
+
+@functools.cache
+def _checked(collective, algorithm, world_size, num_chunks, root, late_rank):
+    return check(make_schedule(collective, algorithm, world_size, num_chunks, root, late_rank))
+
+
+def checked_schedule(collective, algorithm, world_size, num_chunks=None, root=None, late_rank=None):
+    """The CheckedSchedule of a registered algorithm, made once per process.
+
+    Raises:
+        InputError: as registry.make_schedule.
+    """
+    with _checking:
+        return _checked(collective, algorithm, world_size, num_chunks, root, late_rank)
+
+
+class Plan:
+    """All that calls of one signature share on this rank.
+
+    Attributes:
+        signature: text, equal on all ranks.
+        agreement: the Agreement on it, until that is complete; then None.
+    """
+
+    def __init__(self, group, key, dtype, lane, checked):
+        self.signature, self._key, self._dtype, self._checked = str(key), key, dtype, checked
+        self._group, self._tag = group, make_tag(group.communicator_id, lane)
+        # By in_place: the Program, and the Executions of it that are not in use.
+        self._programs, self._free = {}, {False: [], True: []}
+        self.agreement = Agreement(group, self.signature) if group.world_size > 1 else None
+
+    def take(self, in_place):
+        """An Execution of this plan that is not in use."""
+        free = self._free[in_place]
+        return free.pop() if free else self._make(in_place)
+
+    def give_back(self, execution, in_place):
+        """The Execution is done: the next call may use it."""
+        execution.unbind()
+        self._free[in_place].append(execution)
+
+    def _make(self, in_place):
+        key, dtype, group = self._key, self._dtype, self._group
+        if in_place not in self._programs:
+            schedule = self._checked.schedule
+            pieces = schedule.num_chunks // CONTRACTS[schedule.collective].parts(schedule.world_size)
+            self._programs[in_place] = compile_program(
+                self._checked,
+                group.rank,
+                key.part_count,
+                dtype.nbytes,
+                segment_nbytes=choose_segment_nbytes(-(-key.part_count // pieces) * dtype.nbytes),
+                in_place=in_place,
+                mean=key.op == "mean",
+            )
+        return Execution(self._programs[in_place], group.transport, group.ranks, self._tag, key.op, dtype)
+
+
+class Plans:
+    """The plans of one communicator: least recently used out first, alike on all ranks.
+
+    Args:
+        group: the Communicator: transport, ranks, rank, communicator_id.
+    """
+
+    def __init__(self, group):
+        self._group = group
+        self._plans = OrderedDict()
+        self._lanes = list(reversed(PLAN_LANES))
+        self._lane_of = {}
+
+    def find(self, key):
+        """The Plan of `key` (arguments.Key), or None."""
+        plan = self._plans.get(key)
+        if plan is not None:
+            self._plans.move_to_end(key)
+        return plan
+
+    def add(self, key, dtype):
+        """Make the Plan of a new `key`, in the place of the least recently used one if there is no room.
+
+        Raises:
+            InputError: no such algorithm, or not for this.
+        """
+        checked = checked_schedule(
+            key.collective, key.algorithm, self._group.world_size, key.num_chunks, key.root, key.late_rank
+        )
+        if not self._lanes:
+            oldest, _ = self._plans.popitem(last=False)
+            self._lanes.append(self._lane_of.pop(oldest))
+        lane = self._lane_of[key] = self._lanes.pop()
+        plan = self._plans[key] = Plan(self._group, key, dtype, lane, checked)
+        return plan
+
+
+class Agreement:
+    """Exchanges `signature` with the neighbours in rank order; somewhere in the ring two that differ are neighbours."""
+
+    def __init__(self, group, signature):
+        self._rank, self._signature = group.rank, signature
+        n, transport = group.world_size, group.transport
+        self._left = (group.rank - 1) % n
+        mine, self._theirs = _padded(signature), np.zeros(SIGNATURE_NBYTES, np.uint8)
+        tag = make_tag(group.communicator_id, AGREEMENT_LANE)
+        receive = Recv(transport.register(self._theirs), 0, SIGNATURE_NBYTES, group.ranks[self._left], tag)
+        send = Send(transport.register(mine), 0, SIGNATURE_NBYTES, group.ranks[(group.rank + 1) % n], tag)
+        self._request = transport.post((receive, send))
+
+    def test(self):
+        """True once the left neighbour is known to have the same signature.
+
+        Raises:
+            InputError: it has another.
+        """
+        if not self._request.test():
+            return False
+        if not np.array_equal(self._theirs, _padded(self._signature)):
+            theirs = self._theirs.tobytes().rstrip(b"\0").decode(errors="replace")
+            (first, one), (second, other) = sorted([(self._rank, self._signature), (self._left, theirs)])
+            raise InputError(f"rank {first} got {one}, rank {second} got {other}, expected the same on every rank")
+        return True
+
+    def pending_peers(self):
+        return self._request.pending_peers()
+
+
+def _padded(signature):
+    encoded = signature.encode()
+    if len(encoded) > SIGNATURE_NBYTES:
+        raise InputError(f"signature: got {len(encoded)} bytes, expected at most {SIGNATURE_NBYTES}")
+    padded = np.zeros(SIGNATURE_NBYTES, np.uint8)
+    padded[: len(encoded)] = np.frombuffer(encoded, np.uint8)
+    return padded
+
+
+def offered_algorithms(collective, world_size):
+    """Names of the registered algorithms of `collective` that can run on `world_size` ranks."""
+    return tuple(line.name for line in algorithms_for(collective) if not line.refuses(world_size))
+
+
+# From this size of the whole buffer up, fewest bytes beat fewest rounds.
+LARGE_NBYTES = 64 * 1024
+_PREFERRED = {
+    "all_reduce": (("recursive_doubling", "rhd", "ring"), ("ring",)),
+    "reduce_scatter": (("rhd", "ring"), ("ring",)),
+    "all_gather": (("bruck", "recursive_doubling", "ring"), ("ring",)),
+    "broadcast": (("binomial", "ring"), ("scatter_allgather", "pipelined_chain", "binomial", "ring")),
+    "reduce": (("binomial", "ring"), ("pipelined_chain", "binomial", "ring")),
+    "all_to_all": (("bruck", "pairwise", "ring"), ("pairwise", "ring")),
+    "barrier": (("dissemination", "bruck", "recursive_doubling", "ring"), ()),
+}
+
+
+def choose_algorithm(collective, world_size, nbytes):
+    """What `auto` stands for where nothing was measured: few rounds for small buffers, few bytes for large ones."""
+    small, large = _PREFERRED[collective]
+    offered = offered_algorithms(collective, world_size)
+    wanted = large if nbytes >= LARGE_NBYTES and large else small
+    return next((name for name in wanted if name in offered), offered[0])

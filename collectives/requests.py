@@ -1,0 +1,203 @@
+"""Calls that were started: what `start_*` returns, and the one loop that every wait of a communicator runs."""
+
+import os
+import time
+
+from ..errors import InputError, LanterneError, PeerFailed, TransportTimeout
+from ..transport.base import POLLS_PER_CHECK, timeout_error
+from .control import STALL_S
+
+# How long a rank whose peer is gone listens for the reason, which may be another rank's failure.
+REASON_S = 0.05
+
+
+class _Request:
+    """What all requests of a communicator have in common: `test` and `wait`."""
+
+    __slots__ = ("communicator", "done")
+
+    def __init__(self, communicator):
+        self.communicator = communicator
+        self.done = False
+
+    def test(self):
+        """Make progress; True once the call is complete on this rank.
+
+        Raises:
+            InputError: another rank called something else.
+            PeerFailed, TransportError: a rank failed; the communicator is closed.
+        """
+        if not self.done:
+            self.communicator.progress()
+        return self.done
+
+    def wait(self, timeout_s=None):
+        """Return once the call is complete on this rank: outputs are whole, inputs may be changed.
+
+        Args:
+            timeout_s: seconds; None for the communicator's default.
+
+        Raises:
+            TransportTimeout: time ran out; names the ranks that never came. The communicator is closed.
+            InputError, PeerFailed, TransportError: as `test`.
+        """
+        if not self.done:
+            wait(self, timeout_s)
+
+
+class CallRequest(_Request):
+    """A collective call. Calls of one communicator run in the order in which they were started, one after the other.
+
+    They advance whenever any request of the communicator is waited for or tested, and not between.
+    """
+
+    __slots__ = ("_execution", "_in_place", "_plan")
+
+    def __init__(self, communicator, plan, execution, in_place):
+        super().__init__(communicator)
+        self._plan, self._execution, self._in_place = plan, execution, in_place
+
+    @property
+    def signature(self):
+        """What the call is, equal on all ranks."""
+        return self._plan.signature
+
+    def begin(self):
+        """Start moving data; called once, when all earlier calls are complete."""
+        if self._plan.agreement is None:
+            self._execution.start()
+
+    def advance(self):
+        """Make progress; True once complete."""
+        if self._plan.agreement is not None:
+            if not self._plan.agreement.test():
+                return False
+            self._plan.agreement = None
+            self._execution.start()
+        if not self._execution.advance():
+            return False
+        self.done = True
+        self._plan.give_back(self._execution, self._in_place)
+        return True
+
+    def pending_peers(self):
+        """Transport ranks that this call waits for now."""
+        return (self._plan.agreement or self._execution).pending_peers()
+
+
+class NativeRequest(_Request):
+    """A nonblocking collective of the transport's library.
+
+    Args:
+        signature: what the call is.
+        start: starts it and returns an object with Test().
+        end: called once it is complete.
+    """
+
+    __slots__ = ("_end", "_request", "_start", "signature")
+
+    def __init__(self, communicator, signature, start, end):
+        super().__init__(communicator)
+        self.signature, self._start, self._end = signature, start, end
+
+    def begin(self):
+        """As CallRequest.begin."""
+        self._request = self._start()
+
+    def advance(self):
+        """As CallRequest.advance."""
+        if not self._request.Test():
+            return False
+        self.done = True
+        self._end()
+        return True
+
+    def pending_peers(self):
+        """As CallRequest.pending_peers; the library does not tell, so all."""
+        communicator = self.communicator
+        return [peer for peer in communicator.ranks if peer != communicator.transport.rank]
+
+
+class MessageRequest(_Request):
+    """A send or receive of the user's. It waits for no call before it."""
+
+    __slots__ = ("_request",)
+
+    def __init__(self, communicator, request):
+        super().__init__(communicator)
+        self._request = request
+
+    def pending_peers(self):
+        """As CallRequest.pending_peers."""
+        return self._request.pending_peers()
+
+    def test(self):
+        """Make progress; True once the data has left (send) or arrived (receive). Raises as CallRequest.test."""
+        if not self.done:
+            self.communicator.progress()
+            with self.communicator.failing():
+                self.done = self._request.test()
+        return self.done
+
+
+def wait(request, timeout_s):
+    """Advance everything of the communicator until `request` is done; see CallRequest.wait."""
+    communicator, test = request.communicator, request.test
+    if test():
+        return
+    limit_s = communicator.timeout_s if timeout_s is None else timeout_s
+    start_s = time.monotonic()
+    stall_s = min(STALL_S, limit_s / 4)
+    next_report_s = start_s + stall_s
+    polls = 0
+    while not test():
+        os.sched_yield()
+        polls += 1
+        if polls % POLLS_PER_CHECK:
+            continue
+        now_s = time.monotonic()
+        with communicator.failing():
+            communicator.transport.check_peers(request.pending_peers())
+            if now_s > next_report_s:
+                communicator.control.report()
+                next_report_s = now_s + stall_s
+            if now_s > start_s + limit_s:
+                raise _timeout(request, limit_s)
+
+
+def _timeout(request, limit_s):
+    communicator, peers = request.communicator, request.pending_peers()
+    if not isinstance(request, MessageRequest):
+        peers = communicator.control.absent() or peers
+    return timeout_error(communicator.transport, peers, limit_s)
+
+
+class Failing:
+    """A block in which an error of lanterne ends the communicator: the others are told, and every later call raises it."""
+
+    __slots__ = ("_communicator",)
+
+    def __init__(self, communicator):
+        self._communicator = communicator
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, _, error, __):
+        if not isinstance(error, LanterneError):
+            return
+        cause = _cause(self._communicator, error) if isinstance(error, PeerFailed) else error
+        self._communicator.fail(cause)
+        if cause is not error:
+            raise cause from error
+
+
+def _cause(communicator, error):
+    """What the failure of a peer came from, if that peer or another has told."""
+    try:
+        communicator.control.listen(REASON_S)
+    except (InputError, PeerFailed, TransportTimeout) as told:
+        return told
+    except LanterneError:
+        pass
+    return error
