@@ -169,13 +169,13 @@ def offered_algorithms(collective, world_size):
 # From this size of the whole buffer up, fewest bytes beat fewest rounds.
 LARGE_NBYTES = 64 * 1024
 _PREFERRED = {
-    "all_reduce": (("recursive_doubling", "rhd", "ring"), ("ring",)),
-    "reduce_scatter": (("rhd", "ring"), ("ring",)),
-    "all_gather": (("bruck", "recursive_doubling", "ring"), ("ring",)),
-    "broadcast": (("binomial", "ring"), ("scatter_allgather", "pipelined_chain", "binomial", "ring")),
-    "reduce": (("binomial", "ring"), ("pipelined_chain", "binomial", "ring")),
-    "all_to_all": (("bruck", "pairwise", "ring"), ("pairwise", "ring")),
-    "barrier": (("dissemination", "bruck", "recursive_doubling", "ring"), ()),
+    "all_reduce": (("recursive_doubling",), ("ring",)),
+    "reduce_scatter": (("bruck",), ("ring",)),
+    "all_gather": (("bruck",), ("ring",)),
+    "broadcast": (("binomial",), ("chain",)),
+    "reduce": (("binomial",), ("chain",)),
+    "all_to_all": (("bruck",), ("pairwise",)),
+    "barrier": (("dissemination",), ()),
 }
 
 
