@@ -18,6 +18,8 @@ COMMANDS = {
     "rebalance": ("rebalance", "distribute microbatches over groups of different speed"),
     "bench kernels": ("kernels", "benchmark the reductions of one CPU or GPU against a plain copy"),
     "schedule": ("schedule", "make, check, price, draw or export a collective schedule"),
+    "pipeline plan": ("pipeline_plan", "plan a pipeline for slow links, unequal stages and little memory"),
+    "pipeline simulate": ("pipeline_simulate", "price a pipeline plan under other delays, or with blocking sends"),
 }
 
 USAGE = "usage: lanterne COMMAND [OPTION ...]\n\n"

@@ -2,7 +2,7 @@
 
 No deadlock, even where a send returns only once its receive is posted: a plan without a cycle has a total order, and ranks that
 post every send and every receive in one total order always find the other side there, the first unfinished transfer of that
-order being posted on both sides. `communication_order` gives that order.
+order being posted on both sides. `total_order` gives that order.
 """
 
 from dataclasses import dataclass
@@ -211,16 +211,18 @@ def _check_memory(plan, problem, levels, peaks):
             _fail(plan, f"memory: rank {rank} needs {peak:g}, over its capacity of {capacity:g} first at {_action(plan, i)}", i)
 
 
-def communication_order(checked):
+def total_order(plan, table):
     """Columns of a checked plan in a total order in which each comes after all it needs; see the top of this file.
 
-    A rank that sends right after a column and posts each receive when the order reaches the column that sends it never deadlocks.
+    A rank that sends right after a column, and posts each receive when the order reaches the column that sends it, never
+    deadlocks.
+
+    Args:
+        table: the Costs of a problem on the plan's placement.
 
     Returns:
         (num_actions,) int64 column indices.
     """
-    plan = checked.plan
-    table = costs(checked.problem, plan.placement)
     orders, (_, slot, target, *_), *_ = program_of_plan(plan, table)
     ones, zeros = [1.0] * len(slot), [0.0] * len(slot)
     starts, _ = flow(orders, (ones, slot, target, zeros, zeros, zeros), table.initial_list, 0)

@@ -1,0 +1,111 @@
+"""Plan a pipeline: the order of forward and backward work on every rank, for slow links, unequal stages and little memory.
+
+  lanterne pipeline plan problem.json --scheduler zb_h1 --plot plan.svg
+  lanterne pipeline plan --stages 8 --microbatches 32 --forward 10ms --backward-input 11ms --backward-weight 8ms \\
+                         --link 3=20ms --memory 12 --scheduler all
+  lanterne pipeline plan problem.json --json plan.json --trace trace.json
+
+A problem file is a JSON object with stages, microbatches, forward, backward_input, backward_weight (one number, or one per
+stage), link_latency (one per link between neighbours, or a matrix), max_inflight_activations, and optionally link_bandwidth,
+message_nbytes, shared_links, memory, data_parallel, recompute and unit. Every plan is checked, then simulated exactly. The bound
+is proved for the plan's placement: no order of work whatever can be below it. Memory is in activations of a whole rank.
+"""
+
+import inspect
+import time
+
+from ..errors import InputError, ScheduleError
+from ..pipeline.check import check
+from ..pipeline.schedulers import SCHEDULERS, load
+from . import report
+from .pipeline_input import add_problem_arguments, problem_from
+from .pipeline_report import add_picture_arguments, described, evaluate, parse_options, print_evaluation, record, write_pictures
+
+ALL = "all"
+
+
+def add_arguments(parser):
+    """The options of this command."""
+    names = "; ".join(f"{name}: {summary}" for name, (_, _, summary) in SCHEDULERS.items())
+    default = "best" if "best" in SCHEDULERS else ALL
+    add_problem_arguments(parser)
+    parser.add_argument("--scheduler", default=default, metavar="NAME", help=f"{names}; all: compare them (default {default})")
+    parser.add_argument("--option", action="append", default=[], metavar="NAME=VALUE", help="an option of the scheduler, such as stages_per_rank=4")
+    parser.add_argument("--time-limit", type=float, metavar="SECONDS", help="for schedulers that search")
+    parser.add_argument("--json", metavar="FILE", help="write the plan as JSON ('-' for standard output)")
+    add_picture_arguments(parser)
+
+
+def run(args):
+    """Plan, check, simulate and print; exit code 0."""
+    problem, unit, unit_s = problem_from(args)
+    if args.time_limit is not None and args.time_limit <= 0:
+        raise InputError(f"--time-limit: got {args.time_limit:g}, expected more than 0 seconds")
+    if args.scheduler == ALL:
+        return _compare(args, problem, unit, unit_s)
+    evaluation = make(args.scheduler, problem, args.time_limit, parse_options(args.option), memory=True)
+    if args.json:
+        report.write_json(args.json, report.envelope(**record(evaluation), problem=described(problem, unit)))
+    if args.json != "-":
+        print_evaluation(evaluation, problem, unit)
+    write_pictures(evaluation, args, unit, unit_s)
+    return 0
+
+
+def make(name, problem, time_limit_s=None, options=None, memory=False):
+    """The Evaluation of the plan that scheduler `name` makes; a time limit is for those that have one.
+
+    Raises:
+        InputError: no such scheduler or option, the problem is not for it, or its plan does not fit (only if `memory`).
+    """
+    function = load(name)
+    known = inspect.signature(function).parameters
+    options = dict(options or {})
+    unknown = [option for option in options if option not in list(known)[1:]]
+    if unknown:
+        raise InputError(f"--option: got {unknown[0]!r}, expected one of {', '.join(list(known)[1:]) or 'none'} for {name}")
+    if time_limit_s is not None and "time_limit_s" in known:
+        options["time_limit_s"] = time_limit_s
+    start = time.perf_counter()
+    plan = function(problem, **options)
+    planning_s = time.perf_counter() - start
+    return evaluate(check(plan, problem, memory=memory), problem, planning_s)
+
+
+def _compare(args, problem, unit, unit_s):
+    made, notes = [], []
+    for name in SCHEDULERS:
+        report.progress(f"planning with {name}")
+        try:
+            made.append(make(name, problem, args.time_limit, parse_options(args.option)))
+        except ScheduleError:
+            raise
+        except InputError as error:
+            notes.append(f"{name}: {error}")
+    report.progress("")
+    made.sort(key=lambda evaluation: (not evaluation.fits, evaluation.timeline.makespan))
+    if args.json:
+        report.write_json(args.json, report.envelope(results=[record(evaluation) for evaluation in made], problem=described(problem, unit)))
+    if args.json != "-":
+        columns = [("scheduler", ""), ("placement", ""), ("makespan", unit), ("over first", ""), ("over bound", "")]
+        columns += [("bubbles", ""), ("peak memory", ""), ("fits", ""), ("planned in", "s")]
+        report.print_table(columns, [_row(evaluation, made[0]) for evaluation in made], notes=notes)
+    limit = max(evaluation.timeline.makespan for evaluation in made)
+    for evaluation in made:
+        write_pictures(evaluation, args, unit, unit_s, limit, evaluation.checked.plan.scheduler)
+    return 0
+
+
+def _row(evaluation, first):
+    values = record(evaluation)
+    return [
+        values["scheduler"],
+        values["placement"],
+        f"{values['makespan']:.6g}",
+        f"{values['makespan'] / first.timeline.makespan - 1:.2%}",
+        f"{values['gap']:.2%}" if values["fits_memory"] else "-",
+        f"{values['bubble_rate']:.1%}",
+        f"{max(values['peak_inflight']):.4g}",
+        "yes" if values["fits_memory"] else "NO",
+        f"{values['planning_s']:.3g}",
+    ]
