@@ -1,0 +1,89 @@
+"""`lanterne bench`: its contract, its exit codes, its bad input."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+KEYS = {
+    "collective", "algorithm", "transport", "device", "ranks", "nbytes", "count", "dtype", "op", "late_rank", "delay_s",
+    "time_s", "late_s", "algbw_gbytes_per_s", "busbw_gbytes_per_s", "wrong",
+}  # fmt: skip
+
+
+def bench(*argv, launcher=()):
+    command = [*launcher, sys.executable, "-m", "lanterne", "bench", *argv]
+    return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+
+
+def test_contract(tmp_path):
+    file = tmp_path / "result.json"
+    result = bench(
+        "all_reduce", "-n", "3", "--algorithm", "ring,native", "--bytes", "4K,1M", "--late-rank", "2", "--delay", "0,5ms",
+        "--iterations", "3", "--json", str(file),
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    document = json.loads(file.read_text())
+    assert document["schema_version"] == 1 and document["environment"]["cpus"] >= 1 and "bench" in document["argv"]
+    records = document["results"]
+    assert len(records) == 2 * 2 * 2
+    for record in records:
+        assert record.keys() >= KEYS
+        assert record["wrong"] == 0 and record["ranks"] == 3 and len(record["time_s"]) == 3
+        late = record["delay_s"] > 0
+        assert record["late_rank"] == (2 if late else None)
+        assert len(record["late_s"]) == (3 if late else 0)
+        assert (record["algbw_gbytes_per_s"] is None) == late
+        if not late:
+            assert record["busbw_gbytes_per_s"] == pytest.approx(record["algbw_gbytes_per_s"] * 4 / 3)
+    # The table is rendered from the same records, and shown once.
+    assert result.stdout.count("#wrong") == 1
+    assert sum(line.startswith(("ring ", "native ")) for line in result.stdout.splitlines()) == 8
+
+
+def test_json_on_standard_output_is_alone_there():
+    result = bench("all_gather", "-n", "2", "--transport", "local", "--algorithm", "ring", "--bytes", "64", "--json", "-")
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stdout)["results"][0]["nbytes"] == 64
+    assert "#wrong" in result.stderr
+
+
+def test_under_a_foreign_mpiexec(tmp_path):
+    file = tmp_path / "result.json"
+    mpiexec = sys.executable.rsplit("/", 1)[0] + "/mpiexec"
+    result = bench(
+        "all_reduce", "--bytes", "1K", "--algorithm", "ring", "--iterations", "2", "--json", str(file), launcher=[mpiexec, "-n", "2"]
+    )
+    assert result.returncode == 0, result.stderr
+    assert json.loads(file.read_text())["results"][0]["ranks"] == 2
+
+
+@pytest.mark.parametrize(
+    ("argv", "part"),
+    [
+        (["all_redcue"], "invalid choice: 'all_redcue'"),
+        (["all_reduce", "-n", "0"], "-n: got 0, expected 1 to"),
+        (["all_reduce", "-n", "two"], "invalid int value: 'two'"),
+        (["all_reduce", "-n", "2", "--transport", "pigeon"], "got 'pigeon', expected one of"),
+        (["all_reduce", "-n", "2", "--transport", "local", "--algorithm", "rign"], "got 'rign'"),
+        (["all_reduce", "-n", "2", "--bytes", "many"], "--bytes: got 'many', expected a size"),
+        (["all_reduce", "-n", "2", "--min-bytes", "2K", "--max-bytes", "1K"], "expected 0 < min <= max"),
+        (["all_reduce", "-n", "2", "--dtype", "complex64"], "--dtype: got 'complex64'"),
+        (["all_reduce", "-n", "2", "--late-rank", "2"], "--late-rank: got 2, expected 0 to 1"),
+        (["all_reduce", "-n", "2", "--delay", "5ms"], "without --late-rank"),
+        (["all_reduce", "-n", "2", "--late-rank", "0", "--delay", "soon"], "--delay: got 'soon', expected a time"),
+        (["all_reduce", "--transport", "local"], "-n: got none"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_2(argv, part):
+    result = bench(*argv)
+    assert result.returncode == 2, result.stderr
+    assert part in result.stderr and result.stderr.count("\n") == 1, result.stderr
+    assert result.stdout == ""
+
+
+def test_a_missed_bar_is_exit_1():
+    argv = ["all_reduce", "-n", "2", "--transport", "local", "--algorithm", "ring", "--bytes", "1K", "--min-busbw"]
+    assert bench(*argv, "0.000001").returncode == 0
+    assert bench(*argv, "1e9").returncode == 1

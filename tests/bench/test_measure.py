@@ -1,0 +1,82 @@
+"""The benchmark's own data and clock: inputs whose reductions are exact, outputs that cannot be right by accident."""
+
+import numpy as np
+import pytest
+
+from lanterne.bench.collective import COLLECTIVES
+from lanterne.bench.measure import BUS_FACTOR, Case, expected_reduction, measure, pattern
+from lanterne.collectives.communicator import spawn
+
+DTYPES = ["float16", "float32", "float64", "int8", "uint8", "int64", "uint32"]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("op", ["sum", "prod", "min", "max"])
+def test_expected_reductions_are_exact(dtype, op):
+    exact = [int(value) for value in pattern(50, dtype, op, 0)]
+    combine = {"sum": int.__add__, "prod": int.__mul__, "min": min, "max": max}[op]
+    for rank in range(1, 64):
+        exact = [combine(a, int(b)) for a, b in zip(exact, pattern(50, dtype, op, rank), strict=True)]
+    got = expected_reduction(50, dtype, op, 64)
+    if np.dtype(dtype).kind == "f":
+        assert [float(value) for value in got] == exact
+    else:
+        bits = np.dtype(dtype).itemsize * 8
+        assert [int(value) % 2**bits for value in got] == [value % 2**bits for value in exact]
+
+
+def test_patterns_differ_between_ranks_and_positions():
+    patterns = [pattern(1000, "float32", "sum", rank) for rank in range(8)]
+    assert len({array.tobytes() for array in patterns}) == 8
+    assert len(np.unique(patterns[0])) == 17
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_every_collective_is_measured_and_right(collective):
+    def rank_main(comm):
+        return measure(Case(comm, collective, 40, np.dtype("float32"), "sum"), ["ring"], iterations=2, warmup=0)
+
+    if collective not in ("all_reduce", "reduce_scatter", "all_gather"):
+        pytest.skip("has no ring")
+    for result in spawn(4, rank_main):
+        times_s, lates_s, wrong = result["ring"]
+        assert len(times_s) == 2 and min(times_s) > 0 and lates_s == [] and wrong == 0
+
+
+def test_a_wrong_element_is_counted_once_on_every_rank():
+    class Broken(Case):
+        def call(self, algorithm, **options):
+            super().call(algorithm, **options)
+            if self.comm.rank == 1:
+                self.out[7] += 1
+
+    def rank_main(comm):
+        return measure(Broken(comm, "all_reduce", 40, np.dtype("int32"), "sum"), ["ring"], iterations=3, warmup=1)
+
+    assert [result["ring"][2] for result in spawn(3, rank_main)] == [4, 4, 4]
+
+
+def test_an_unwritten_output_is_wrong():
+    class Idle(Case):
+        def call(self, algorithm, **options):
+            pass
+
+    def rank_main(comm):
+        return measure(Idle(comm, "all_reduce", 40, np.dtype("float64"), "sum"), ["ring"], iterations=1, warmup=0)["ring"][2]
+
+    assert spawn(2, rank_main) == [80, 80]
+
+
+def test_the_late_rank_is_late_and_its_own_time_is_told():
+    def rank_main(comm):
+        case = Case(comm, "all_reduce", 8, np.dtype("float32"), "sum")
+        return measure(case, ["ring"], late_rank=2, delay_s=0.05, iterations=3, warmup=0)
+
+    times_s, lates_s, wrong = spawn(3, rank_main)[0]["ring"]
+    assert wrong == 0 and all(time_s >= 0.05 for time_s in times_s)
+    # What lateness costs is what is left of the time after the late rank's call, which cannot come before t0 + delay.
+    assert all(0 < late_s <= time_s - 0.05 + 1e-9 for time_s, late_s in zip(times_s, lates_s, strict=True))
+
+
+def test_bus_factors():
+    assert BUS_FACTOR["all_reduce"](4) == 1.5 and BUS_FACTOR["all_gather"](4) == 0.75 and BUS_FACTOR["broadcast"](4) == 1
