@@ -23,6 +23,8 @@ from .wire import Kind, unpack_fields
 
 # A look at the control socket costs a system call, so waiting loops take one only so often.
 LOOK_S = 2e-3
+# What a rank sent before it left may still be on its way; a wait on it that lasts longer will never end.
+LEFT_GRACE_S = 1.0
 # Variables that MPI launchers set; the first names hold the world size.
 MPI_SIZE_VARIABLES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
 MPI_VARIABLES = (*MPI_SIZE_VARIABLES, "PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")
@@ -47,7 +49,7 @@ class Group:
         self.host = host_identity()
         self.hosts = (self.host,)
         self._store_process = store_process
-        self._failed, self._left = {}, set()
+        self._failed, self._left = {}, {}
         self._next_look = 0.0
         self._closed = False
         self._pid = os.getpid()
@@ -82,7 +84,8 @@ class Group:
         self.exchange(name, b"", timeout_s)
 
     def check_peers(self, peers=None):
-        """Raise PeerFailed if one of the ranks `peers` (default: any) has died. For waiting loops: it never blocks.
+        """Raise PeerFailed if one of the ranks `peers` (default: any) has died, or left LEFT_GRACE_S ago although it is still
+        waited for. For waiting loops: it never blocks.
 
         Raises:
             TransportError: the store is lost, so deaths could no longer be noticed.
@@ -99,6 +102,10 @@ class Group:
                 for rank in self._failed if peers is None else peers:
                     if rank in self._failed:
                         raise PeerFailed(rank, self._failed[rank])
+        if self._left and peers is not None:
+            for rank in peers:
+                if time.monotonic() - self._left.get(rank, float("inf")) > LEFT_GRACE_S:
+                    raise PeerFailed(rank, "it has left the job")
 
     def failed(self):
         """The dead ranks and why, as far as is known without asking: a dict, first death first."""
@@ -164,7 +171,8 @@ class Group:
                 rank, reason = unpack_fields(body, "ib")
                 self._failed.setdefault(rank, reason.decode(errors="replace"))
             elif kind == Kind.LEFT_NOTICE:
-                self._left.update(unpack_fields(body, "i"))
+                (rank,) = unpack_fields(body, "i")
+                self._left[rank] = time.monotonic()
 
     def _check_all_present(self):
         self._read_notices()

@@ -3,6 +3,7 @@
 import atexit
 import os
 import sys
+import time
 import warnings
 
 from ..errors import InputError, TransportError, Unavailable
@@ -10,6 +11,8 @@ from .base import COMMUNICATOR_BITS, LANE_BITS, Capabilities, Request, Send, Tra
 
 # MPI messages of up to 2^31-1 bytes work everywhere; MPI 4 lifts the limit.
 INT_MAX = 2**31 - 1
+# How long after an MPI error the notice of a death may still come.
+NOTICE_S = 1.0
 
 
 def load_mpi():
@@ -118,9 +121,19 @@ class MpiTransport(Transport):
         if self._group is not None:
             try:
                 self._group.check_peers(peers)
-            except TransportError:
-                skip_finalize()
-                raise
+            finally:
+                # Who left in good order still comes to MPI_Finalize; the dead do not.
+                if self._group.failed():
+                    skip_finalize()
+
+    def explain(self, error, peers):
+        """Raise what the MPI error in an exchange with `peers` means: often the first sign of a death whose notice is on its way."""
+        skip_finalize()
+        deadline = time.monotonic() + NOTICE_S
+        while self._group is not None and time.monotonic() < deadline:
+            self._group.check_peers(peers)
+            time.sleep(0.005)
+        raise TransportError(f"mpi rank {self.rank}: {error.Get_error_string()}") from error
 
     def close(self):
         # Freeing the communicator would be collective: a dead peer would hang it, and the process ends soon.
@@ -153,8 +166,7 @@ class MpiRequest(Request):
                 return self._single.Test()
             return MPI.Request.Testall(self._requests)
         except MPI.Exception as error:
-            skip_finalize()
-            raise TransportError(f"mpi rank {self.transport.rank}: {error.Get_error_string()}") from error
+            self.transport.explain(error, {op.peer for op in self._ops})
 
     def pending_peers(self):
         return sorted({op.peer for op, request in zip(self._ops, self._requests, strict=True) if not request.Test()})

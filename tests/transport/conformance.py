@@ -279,10 +279,10 @@ ORDERLY = [
 ]
 
 
-def expect_failure(transport, victim, start_s=None):
-    """Wait for a message that will never come whole: PeerFailed or TransportTimeout must name `victim`. Seconds it took."""
-    into = np.zeros(256 << 20, np.uint8)
-    request = transport.post((Recv(transport.register(into), 0, into.nbytes, victim),))
+def expect_failure(transport, victim):
+    """Wait for two messages, of which the second never comes: PeerFailed or TransportTimeout must name `victim`."""
+    into = transport.register(np.zeros(256 << 20, np.uint8))
+    request = transport.post((Recv(into, 0, into.nbytes, victim), Recv(into, 0, 1, victim)))
     try:
         request.wait(20.0)
     except PeerFailed as error:
@@ -307,12 +307,11 @@ def failure_peer_killed(transport):
     """The last rank is killed in the middle of large messages to all others."""
     victim = transport.world_size - 1
     if transport.rank == victim:
-        array = np.ones(256 << 20, np.uint8)
-        region = transport.register(array)
+        region = transport.register(np.ones(256 << 20, np.uint8))
         transport.barrier(LONG_S)
-        # Half the bytes that the others expect: they are in the middle of a message when this rank dies.
-        request = transport.post(tuple(Send(region, 0, array.nbytes, peer) for peer in range(victim)))
+        request = transport.post(tuple(Send(region, 0, region.nbytes, peer) for peer in range(victim)))
         request.test()
+        time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGKILL)
     transport.barrier(LONG_S)
     expect_failure(transport, victim)
