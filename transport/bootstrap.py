@@ -25,6 +25,7 @@ from .wire import Kind, unpack_fields
 LOOK_S = 2e-3
 # What a rank sent before it left may still be on its way; a wait on it that lasts longer will never end.
 LEFT_GRACE_S = 1.0
+FOREVER_S = 1e6
 # Variables that MPI launchers set; the first names hold the world size.
 MPI_SIZE_VARIABLES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
 MPI_VARIABLES = (*MPI_SIZE_VARIABLES, "PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")
@@ -40,6 +41,7 @@ class Group:
         rank, world_size: ints.
         host: this host's identity (str); `hosts` has every rank's. Equal: same kernel, and shared memory is shared.
         store: the StoreClient; None in a job of one rank.
+        ends_together: set by who will call `end_together`, so that `leave` keeps the connection for it.
     """
 
     def __init__(self, rank, world_size, store=None, store_process=None, timeout_s=None):
@@ -48,6 +50,7 @@ class Group:
         self.store = store
         self.host = host_identity()
         self.hosts = (self.host,)
+        self.ends_together = False
         self._store_process = store_process
         self._failed, self._left = {}, {}
         self._next_look = 0.0
@@ -133,11 +136,27 @@ class Group:
             self.store.call(Kind.LEAVE, timeout_s=5.0)
         except TransportError:
             pass  # the store is gone: there is nobody to tell
-        self.store.close()
+        if not self.ends_together:
+            self.store.close()
         if self._store_process is not None:
             self._store_process.close()
 
     close = leave
+
+    def end_together(self, willing):
+        """Whether every rank is `willing` to end in order, as MPI_Finalize needs, which would wait for ever for one that is not.
+
+        For the end of the process, once, also after `leave`. Returns when all have said so, or one has not or has died.
+        """
+        if self.store is None:
+            return willing
+        self._leave_at_exit()
+        try:
+            return willing and bool(self.store.call(Kind.END, [1], FOREVER_S)[0])
+        except TransportError:
+            return False
+        finally:
+            self.store.close()
 
     def __enter__(self):
         return self
@@ -227,7 +246,7 @@ def _connect_to_launcher(timeout_s):
 
 
 def _connect_by_mpi(timeout_s):
-    from .mpi import load_mpi
+    from .mpi import finalize_with, load_mpi
 
     comm = load_mpi().COMM_WORLD
     expected = next((int(os.environ[name]) for name in MPI_SIZE_VARIABLES if name in os.environ), comm.size)
@@ -250,7 +269,9 @@ def _connect_by_mpi(timeout_s):
     if message.startswith("!"):
         raise Unavailable(message[1:])
     host, port, token = message.split(" ")
-    return Group(comm.rank, comm.size, StoreClient((host, int(port)), token, timeout_s), process, timeout_s)
+    group = Group(comm.rank, comm.size, StoreClient((host, int(port)), token, timeout_s), process, timeout_s)
+    finalize_with(group)
+    return group
 
 
 def _mpi_all_gather(comm, payload):

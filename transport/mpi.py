@@ -53,15 +53,26 @@ def skip_finalize():
     _failed = True
 
 
+def finalize_with(group):
+    """Finalize MPI at exit only if every rank of `group` (a bootstrap.Group) is able to."""
+    group.ends_together = True
+    if group not in _groups:
+        _groups.append(group)
+
+
+_groups = []
+
+
 def _at_exit(MPI, ours):
-    if _failed or hasattr(sys, "last_value"):
-        if not ours:
-            # The only way past mpi4py's own MPI_Finalize.
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(1)
-    elif ours and not MPI.Is_finalized():
+    willing = not _failed and not hasattr(sys, "last_value")
+    together = all([group.end_together(willing) for group in _groups]) if _groups else willing
+    if together and ours and not MPI.Is_finalized():
         MPI.Finalize()
+    if not together and not ours:
+        # The only way past mpi4py's own MPI_Finalize.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)
 
 
 class MpiTransport(Transport):
@@ -82,6 +93,7 @@ class MpiTransport(Transport):
         world = MPI.COMM_WORLD
         if group is not None:
             group.check_mpi_world(world.size)
+            finalize_with(group)
         self._mpi = MPI
         self._group = group
         self._comm = world.Dup()

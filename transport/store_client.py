@@ -16,7 +16,7 @@ from .wire import Kind
 # A reply usually comes within this time; polling with yields until then spares the cost of being woken.
 SPIN_S = 200e-6
 RETRY_S = 0.05
-_REPLY_TYPES = {Kind.GET: "b", Kind.ADD: "i", Kind.DELETE: "i", Kind.GATHER: "b*", Kind.ABSENT: "i*"}
+_REPLY_TYPES = {Kind.GET: "b", Kind.ADD: "i", Kind.DELETE: "i", Kind.GATHER: "b*", Kind.ABSENT: "i*", Kind.END: "i"}
 
 
 class StoreClient:

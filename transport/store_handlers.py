@@ -84,6 +84,7 @@ class Members:
         self._members, self._guards, self._watchers = {}, {}, set()
         self._left, self._died, self._ended = set(), {}, {}
         self._fault = None
+        self._willing, self._ending = {}, {}  # by rank: its vote on how to end; (connection, request_id) of who waits
         self._gathers = {}  # name -> {rank: (connection, request_id, payload)}
         store.route(Kind.JOIN, "ii", self._join)
         store.route(Kind.GUARD, "ii", self._guard)
@@ -91,6 +92,7 @@ class Members:
         store.route(Kind.LEAVE, "", self._leave)
         store.route(Kind.ENDED, "iib", self._end)
         store.route(Kind.FAULT, "ib", self._report_fault)
+        store.route(Kind.END, "i", self._vote)
         store.route(Kind.GATHER, "bb", self._gather)
         store.route(Kind.ABSENT, "b", self._absent)
 
@@ -137,11 +139,10 @@ class Members:
         self._members.pop(connection.rank)
         for member in self._members.values():
             self._store.send(member, Kind.LEFT_NOTICE, 0, [connection.rank])
-        connection.rank = None
         return ()
 
     def _check_member(self, connection):
-        if connection.rank is None:
+        if connection.rank is None or self._members.get(connection.rank) is not connection:
             raise Refusal("got a request of a member from a client that has not joined, or has left")
 
     def _end(self, connection, _request_id, rank, code, reason):
@@ -177,6 +178,20 @@ class Members:
         for connection in [*self._members.values(), *self._guards.values(), *self._watchers]:
             self._store.send(connection, Kind.DIED_NOTICE, 0, [rank, reason])
 
+    def _vote(self, connection, request_id, willing):
+        if connection.rank is None:
+            raise Refusal("got a vote from a client that has not joined")
+        self._ending[connection.rank] = (connection, request_id)
+        self._willing.setdefault(connection.rank, bool(willing))
+        self._count_votes()
+
+    def _count_votes(self):
+        together = all(self._willing.values())
+        if not together or len(self._willing) == self._world_size:
+            for connection, request_id in self._ending.values():
+                self._store.reply(connection, request_id, [int(together)])
+            self._ending.clear()
+
     def _gather(self, connection, request_id, name, payload):
         self._check_member(connection)
         if len(payload) * self._world_size > MAX_BODY_NBYTES // 2:
@@ -199,7 +214,11 @@ class Members:
             del self._guards[connection.guards]
             self._record_end(connection.guards, UNKNOWN_CODE, b"ended with its guard, which was killed, or its host was lost")
         rank = connection.rank
-        if rank is not None and self._members.get(rank) is connection:
+        if rank is None:
+            return
+        if self._willing.setdefault(rank, False) is False:
+            self._count_votes()
+        if self._members.get(rank) is connection:
             lost = b"its connection ended without goodbye"
             self._store.after(VERDICT_S if rank in self._guards else 0, lambda: self._declare_dead(rank, lost))
 

@@ -43,6 +43,7 @@ class Kind(enum.IntEnum):
     LEAVE = 10
     ENDED = 11
     FAULT = 12
+    END = 13
     REPLY = 20
     ERROR = 21
     DIED_NOTICE = 30

@@ -3,7 +3,8 @@
     job.py [--mpi] [--child] ACTION
 
 --mpi: with an MPI receive posted that never completes; --child: with a process of its own in another session.
-ACTION, of rank 1 only: `kill`, `exit` (code 5), `raise`; of all ranks: `report` (its surroundings, as JSON), `wait` (for a death).
+ACTION, of rank 1 only: `kill`, `exit` (code 5), `raise`; of all ranks: `report` (its surroundings, as JSON), `wait` (for a death),
+`finalize` (all end in order, but rank 1 cannot finalize MPI).
 """
 
 import json
@@ -13,7 +14,9 @@ import subprocess
 import sys
 
 from lanterne.errors import PeerFailed
+from lanterne.transport import mpi
 from lanterne.transport.bootstrap import connect
+from lanterne.transport.registry import open_transport
 
 EXIT_OF_RANK_1 = 5
 EXIT_OF_SURVIVORS = 7
@@ -63,6 +66,11 @@ def main(arguments):
     if action == "report":
         report(group)
         group.close()
+        return
+    if action == "finalize":
+        open_transport("mpi", group)
+        if group.rank == 1:
+            mpi.skip_finalize()
         return
     say(f"ready {group.rank}")
     if group.rank == 1 and action != "wait":

@@ -91,6 +91,10 @@ def test_survivors_learn_of_a_death(mark, launcher, how, code, reason):
     assert "BAD TERMINATION" not in output + errors
 
 
+def test_nobody_waits_in_mpi_finalize_for_a_rank_that_cannot(mark):
+    assert finish(start(mark, "mpi", 3, sys.executable, JOB, "finalize"), mark) == (0, "", "")
+
+
 VICTIMS = {"store": "lanterne.transport.store", "guard": "lanterne.transport.guard", "mpiexec": "mpiexec", "proxy": "hydra_pmi_proxy"}
 
 

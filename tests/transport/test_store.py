@@ -381,3 +381,29 @@ def test_the_same_rank_or_another_world_is_refused(store, groups):
 def test_only_members_and_guards_may_speak_as_such(client, request_):
     with pytest.raises(TransportError, match="from a client that"):
         client.call(*request_)
+
+
+def end_together(groups, ranks, willing):
+    votes = [groups.pool.submit(rank.end_together, vote) for rank, vote in zip(ranks, willing, strict=True)]
+    return [vote.result(30) for vote in votes]
+
+
+@pytest.mark.parametrize("willing", [(True, True, True), (True, False, True), (False, False, False)])
+@pytest.mark.parametrize("left", [False, True])
+def test_ranks_end_together_if_all_are_willing(groups, willing, left):
+    ranks = groups(3)
+    for rank in ranks:
+        rank.ends_together = True
+        if left:
+            rank.leave()
+    assert end_together(groups, ranks, willing) == [all(willing)] * 3
+
+
+def test_who_dies_after_its_goodbye_does_not_end_together_with_the_others(groups):
+    ranks = groups(3)
+    for rank in ranks:
+        rank.ends_together = True
+    ranks[1].leave()
+    waiting = [groups.pool.submit(ranks[rank].end_together, True) for rank in (0, 2)]
+    ranks[1].store.close()
+    assert [vote.result(30) for vote in waiting] == [False, False]
