@@ -7,6 +7,7 @@ from importlib import import_module
 
 from .. import __version__
 from ..errors import InputError, LanterneError, Unavailable
+from ..transport.bootstrap import launched_rank
 
 # name -> (module of this folder, one line of help). A module has add_arguments(parser) and run(args) -> exit code, and is
 # imported only when its command is called, so that --help stays instant. Of two names that fit, the longer one wins.
@@ -83,10 +84,10 @@ def main(argv=None):
             raise InputError(f"command: got {argv[0]!r}{hint}, expected one of {', '.join(COMMANDS)}")
         args = build_parser(name).parse_args(rest)
         return args.run(args)
-    except InputError as error:
-        code, text = 2, error
-    except Unavailable as error:
-        code, text = 3, error
+    except (InputError, Unavailable) as error:
+        code, text = (2 if isinstance(error, InputError) else 3), error
+        if launched_rank() != 0:
+            return code  # every rank of a job finds the same; one of them says it
     except LanterneError as error:
         code, text = 1, error
     except BrokenPipeError:

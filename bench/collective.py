@@ -16,8 +16,10 @@ import statistics
 import sys
 from dataclasses import dataclass
 
+from ..collectives.registry import find_algorithm
 from ..errors import InputError
 from ..transport.bootstrap import in_a_job
+from ..transport.registry import find_transport
 from . import report
 from .units import format_nbytes, format_time, parse_nbytes, parse_time_s
 
@@ -110,11 +112,19 @@ def parse(args):
         from ..kernels.arrays import require_device
 
         require_device()
+    if args.transport != "local":
+        find_transport(args.transport)
+    collective = args.collective or "all_reduce"
+    algorithms = tuple(name.strip() for name in args.algorithm.split(",") if name.strip())
+    for name in algorithms:
+        if name not in ("all", "auto", "native"):
+            find_algorithm(collective, name)
+    _dtype(args.dtype)
     return Settings(
-        collective=args.collective or "all_reduce",
+        collective=collective,
         ranks=args.ranks,
         transport=args.transport,
-        algorithms=tuple(name.strip() for name in args.algorithm.split(",") if name.strip()),
+        algorithms=algorithms,
         sizes=_sizes(args),
         dtype=args.dtype,
         op=args.op,

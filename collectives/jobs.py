@@ -7,7 +7,7 @@ import threading
 from ..errors import InputError, LanterneError
 from ..transport.bootstrap import MPI_VARIABLES, connect
 from ..transport.local import LocalWorld
-from ..transport.registry import TRANSPORTS, open_transport
+from ..transport.registry import TRANSPORTS, find_transport, open_transport
 
 _thread = threading.local()
 
@@ -31,8 +31,8 @@ def init(transport=None, timeout_s=None):
     from .communicator import Communicator
 
     name = transport or os.environ.get("LANTERNE_TRANSPORT")
-    if name is not None and name != "local" and name not in TRANSPORTS:
-        raise InputError(f"transport: got {name!r}, expected one of local, {', '.join(TRANSPORTS)}")
+    if name not in (None, "local"):
+        find_transport(name)
     spawned = getattr(_thread, "communicator", None)
     if spawned is not None:
         if transport not in (None, "local"):

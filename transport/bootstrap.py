@@ -207,6 +207,15 @@ def in_a_job():
     return launched or all(name in os.environ for name in TORCHRUN_VARIABLES)
 
 
+def launched_rank():
+    """The rank that a launcher gave this process in its environment; 0 where it gave none."""
+    for name in ("RANK", "PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK"):
+        text = os.environ.get(name, "")
+        if text.isascii() and text.isdigit():
+            return int(text)
+    return 0
+
+
 def connect(timeout_s=None):
     """The Group of the job that this process belongs to; see the module. Returns once all ranks are there.
 

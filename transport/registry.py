@@ -11,6 +11,17 @@ TRANSPORTS = {
 }
 
 
+def find_transport(name):
+    """The line of TRANSPORTS of transport `name`.
+
+    Raises:
+        InputError: no transport of that name.
+    """
+    if name not in TRANSPORTS:
+        raise InputError(f"transport: got {name!r}, expected one of local, {', '.join(TRANSPORTS)}")
+    return TRANSPORTS[name]
+
+
 def open_transport(name, group, timeout_s=None):
     """The transport `name` between the ranks of `group` (bootstrap.Group).
 
@@ -18,7 +29,5 @@ def open_transport(name, group, timeout_s=None):
         InputError: no transport of that name.
         Unavailable: its library is missing here.
     """
-    if name not in TRANSPORTS:
-        raise InputError(f"transport: got {name!r}, expected one of {', '.join(TRANSPORTS)}")
-    module, cls, _ = TRANSPORTS[name]
+    module, cls, _ = find_transport(name)
     return getattr(import_module(f".{module}", __package__), cls)(group, timeout_s)
