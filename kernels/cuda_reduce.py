@@ -28,15 +28,24 @@ def reduce(op, out, *inputs, dtype=None, implementation=None, stream=None):
         InputError: as for host arrays; arrays on different devices, or not at a multiple of their element's size.
         Unavailable: no CuPy, driver or device; no Numba CUDA for "numba".
     """
-    fold(op, out, out, *inputs, dtype=dtype, implementation=implementation, stream=stream)
+    _run(op, out, inputs, dtype, implementation, stream, in_place=True)
 
 
 def fold(op, out, *inputs, dtype=None, implementation=None, stream=None):
     """out = inputs[0] op inputs[1] op ... on the device of `out`; arguments and errors as for `reduce`."""
+    if not inputs:
+        raise InputError("fold: got no input, expected at least one")
+    _run(op, out, inputs, dtype, implementation, stream, in_place=False)
+
+
+def _run(op, out, inputs, dtype, implementation, stream, in_place):
     arrays, element = adopt_all(out, inputs, dtype)
+    addresses = [array.data.ptr for array in arrays]
+    if in_place:
+        addresses.insert(0, addresses[0])
     with arrays[0].device:
-        kernel = prepare(op, element, len(inputs), implementation)
-        kernel(arrays[0].size, *(array.data.ptr for array in arrays), stream=stream)
+        kernel = prepare(op, element, len(addresses) - 1, implementation)
+        kernel(arrays[0].size, *addresses, stream=stream)
 
 
 def divide(out, divisor, dtype=None, stream=None):

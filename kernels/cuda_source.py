@@ -43,7 +43,7 @@ def fold_source(op, dtype, num_inputs):
     return "\n".join(
         [
             _element(dtype),
-            _combine(op, dtype),
+            *([_combine(op, dtype)] if num_inputs > 1 else []),
             _kernel("fold", [f"const Bits* {name}" for name in names], _fold_vector(names), _fold_one(names)),
         ]
     )

@@ -34,7 +34,7 @@ def reduce(op, out, *inputs, dtype=None):
     Cost: reads each array once, writes `out` once; 2 us of call overhead for small arrays.
     """
     if is_device_array(out):
-        _cuda().fold(op, out, out, *inputs, dtype=dtype)
+        _cuda().reduce(op, out, *inputs, dtype=dtype)
     else:
         _fold_host(op, out, inputs, dtype, in_place=True)
 
@@ -45,10 +45,10 @@ def fold(op, out, *inputs, dtype=None):
     Arguments and errors as for `reduce`, but there is at least one input. A received message can so be combined with a
     local array into a third, without a first copy.
     """
-    if not inputs:
-        raise InputError("fold: got no input, expected at least one")
     if is_device_array(out):
         _cuda().fold(op, out, *inputs, dtype=dtype)
+    elif not inputs:
+        raise InputError("fold: got no input, expected at least one")
     else:
         _fold_host(op, out, inputs, dtype, in_place=False)
 

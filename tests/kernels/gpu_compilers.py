@@ -1,0 +1,76 @@
+"""NVRTC, nvJitLink and Numba CUDA without a driver: source to PTX and machine code. Also: skip, or fail, where they are missing."""
+
+import importlib.util
+import os
+
+import pytest
+
+MODULES = ("cuda.bindings", "numba_cuda", "llvmlite")
+
+
+def require_compilers():
+    """Skip the test module where the group gpu-compile is not installed; fail if LANTERNE_REQUIRE names it."""
+    missing = [name for name in MODULES if not _is_there(name)]
+    if not missing:
+        return
+    text = f"{', '.join(missing)} not installed (dependency group gpu-compile)"
+    if "gpu-compile" in os.environ.get("LANTERNE_REQUIRE", "").split(","):
+        pytest.fail(f"LANTERNE_REQUIRE names gpu-compile, but {text}", pytrace=False)
+    pytest.skip(text, allow_module_level=True)
+
+
+def _is_there(name):
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def compile_cuda_c(source, arch, options):
+    """(PTX text, machine code) of CUDA C `source` for `arch`, such as "sm_90"."""
+    from cuda.bindings import nvrtc
+
+    program = _result(nvrtc.nvrtcCreateProgram(source.encode(), b"kernel.cu", 0, [], []))
+    flags = [f"--gpu-architecture={arch}".encode(), *(option.encode() for option in options)]
+    (status,) = nvrtc.nvrtcCompileProgram(program, len(flags), flags)
+    log = b" " * _result(nvrtc.nvrtcGetProgramLogSize(program))
+    nvrtc.nvrtcGetProgramLog(program, log)
+    assert status == nvrtc.nvrtcResult.NVRTC_SUCCESS, log.decode() + source
+    assert b"warning" not in log, log.decode() + source
+    outputs = []
+    for kind in ("PTX", "CUBIN"):
+        data = b" " * _result(getattr(nvrtc, f"nvrtcGet{kind}Size")(program))
+        _result(getattr(nvrtc, f"nvrtcGet{kind}")(program, data))
+        outputs.append(data)
+    nvrtc.nvrtcDestroyProgram(program)
+    return outputs[0].decode(), outputs[1]
+
+
+def _result(returned):
+    status, *values = returned
+    assert int(status) == 0, status
+    return values[0] if values else None
+
+
+def compile_numba(function, signature, arch):
+    """PTX text of a Numba CUDA kernel for `arch`."""
+    from numba import cuda
+
+    ptx, _ = cuda.compile_ptx(function, signature, cc=(int(arch[3:-1]), int(arch[-1])))
+    return ptx
+
+
+def assemble(ptx, arch):
+    """Machine code of `ptx` for `arch`."""
+    from cuda.bindings import nvjitlink
+
+    linker = nvjitlink.create(1, [f"-arch={arch}"])
+    try:
+        text = ptx.rstrip("\0").encode() + b"\0"
+        nvjitlink.add_data(linker, nvjitlink.InputType.PTX, text, len(text), "kernel.ptx")
+        nvjitlink.complete(linker)
+        code = bytearray(nvjitlink.get_linked_cubin_size(linker))
+        nvjitlink.get_linked_cubin(linker, code)
+    finally:
+        nvjitlink.destroy(linker)
+    return bytes(code)

@@ -1,0 +1,91 @@
+"""The GPU kernels without a GPU: they compile to 16-byte accesses for sm_80 and sm_90, and their logic gives the CPU's bits."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
+from gpu_compilers import assemble, compile_cuda_c, compile_numba, require_compilers  # noqa: E402
+
+require_compilers()
+
+from lanterne.kernels.cuda_numba import fold_function, fold_signature  # noqa: E402
+from lanterne.kernels.cuda_source import OPTIONS, divide_source, fold_source  # noqa: E402
+from lanterne.kernels.dtypes import DTYPES  # noqa: E402
+
+ARCHS = ("sm_80", "sm_90")
+CASES = [
+    (name, op) for name, dtype in DTYPES.items() for op in ("sum", "prod", "min", "max") if dtype.kind != "bool" or op in ("min", "max")
+]
+WIDE_LOAD = r"ld\.global\.(?:v4\.\w32|v2\.\w64)"
+WIDE_STORE = r"st\.global\.(?:v4\.\w32|v2\.\w64)"
+
+
+def check_accesses(ptx, num_inputs):
+    """Every input is loaded by one 16-byte access, the output stored by one, and nothing lives in local memory."""
+    loads, stores = (re.findall(pattern, ptx) for pattern in (WIDE_LOAD, WIDE_STORE))
+    assert len(stores) >= 1
+    # A compiler may have unrolled the loop.
+    assert len(loads) == num_inputs * len(stores)
+    assert ".local" not in ptx
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize(("dtype", "op"), CASES)
+def test_cuda_c_compiles(dtype, op, arch):
+    ptx, code = compile_cuda_c(fold_source(op, DTYPES[dtype], 2), arch, OPTIONS)
+    check_accesses(ptx, 2)
+    assert code.startswith(b"\x7fELF")
+
+
+@pytest.mark.parametrize("num_inputs", [1, 7, 8, 9, 63])
+def test_cuda_c_of_many_inputs(num_inputs):
+    ptx, _ = compile_cuda_c(fold_source("sum", DTYPES["bfloat16"], num_inputs), "sm_90", OPTIONS)
+    check_accesses(ptx, num_inputs)
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_divide_compiles(dtype, arch):
+    ptx, _ = compile_cuda_c(divide_source(DTYPES[dtype]), arch, OPTIONS)
+    check_accesses(ptx, 1)
+    # Division is that of IEEE 754, not the approximate one.
+    assert re.search(r"div\.rn\.f(32|64)", ptx)
+    assert "approx" not in ptx
+
+
+@pytest.mark.parametrize(("dtype", "op"), CASES)
+def test_numba_compiles(dtype, op):
+    element = DTYPES[dtype]
+    ptx = compile_numba(fold_function(op, element, 2), fold_signature(element, 2), "sm_80")
+    check_accesses(ptx, 2)
+    for arch in ARCHS:
+        assert assemble(ptx, arch).startswith(b"\x7fELF")
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64", "int8"])
+def test_numba_compiles_for_sm_90(dtype):
+    element = DTYPES[dtype]
+    ptx = compile_numba(fold_function("max", element, 3), fold_signature(element, 3), "sm_90")
+    check_accesses(ptx, 3)
+    assert assemble(ptx, "sm_90").startswith(b"\x7fELF")
+
+
+def test_the_check_sees_narrow_accesses():
+    narrow = fold_source("sum", DTYPES["float32"], 2).replace("LANES = 4", "LANES = 2").replace("uint4", "uint2")
+    ptx, _ = compile_cuda_c(narrow, "sm_90", OPTIONS)
+    with pytest.raises(AssertionError):
+        check_accesses(ptx, 2)
+
+
+def test_numba_kernels_in_the_simulator_give_the_bits_of_the_cpu():
+    environment = os.environ | {"NUMBA_ENABLE_CUDASIM": "1"}
+    command = [sys.executable, "-W", "ignore", HERE / "simulate_cuda.py"]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert int(result.stdout) == 4 * len(CASES)
