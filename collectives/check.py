@@ -24,7 +24,8 @@ class CheckedSchedule:
 
     Attributes:
         schedule: the CollectiveSchedule.
-        max_scratch_chunks: the bound of rule 7; None for ceil(log2 p) times the larger of a rank's two buffers.
+        max_scratch_chunks: the bound of rule 7; None for the larger of a rank's two buffers times the larger
+            of ports and ceil(log2 p).
         scratch_chunks: chunks that one rank needs besides its buffers, at most: those received to be reduced in one round,
             and those only passed on.
 
@@ -50,7 +51,11 @@ class CheckedSchedule:
         bound = self.max_scratch_chunks
         if bound is None:
             pieces = schedule.num_chunks // contract.parts(schedule.world_size)
-            bound = pieces * contract.buffer_parts(schedule.world_size) * max(1, (schedule.world_size - 1).bit_length())
+            bound = (
+                pieces
+                * contract.buffer_parts(schedule.world_size)
+                * max(schedule.ports, (schedule.world_size - 1).bit_length())
+            )
         if self.scratch_chunks > bound:
             raise ScheduleError(
                 f"{schedule.name}: got scratch of {self.scratch_chunks} chunks on a rank, expected at most {bound}"

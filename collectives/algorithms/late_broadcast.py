@@ -31,8 +31,3 @@ def late_broadcast_all_reduce(world_size, late_rank):
         build.round((order[:count, None], order[have : have + count, None], chunks, COPY))
         have += count
     return build.build()
-
-
-def refuses_one(world_size):
-    """Why no rank can be late among `world_size`, or None."""
-    return None if world_size > 1 else "expected 2 or more"

@@ -1,0 +1,155 @@
+"""The last q - 1 rounds of late_join: every early rank receives one chunk that it lacks in each, and then lacks none.
+
+In roles at the last exchange; chunk tau is the one exchanged tau rounds before it. Role e lacks tau exactly if
+a((e + tau) mod N) > tau. A round is one minimum-cost flow on classes of alike ranks, so its size hardly grows with n:
+
+    what a receiver lacks  ->  chunk tau  ->  what a sender holds
+
+The costs keep the next rounds possible: rare chunks first (-n/(holders + k) for the k-th further copy), and not to receivers that
+already hold other scarce ones, since each rank sends only one chunk a round. A chunk that y ranks hold must be with
+n / 2^(rounds left) after the round, or doubling cannot finish it.
+"""
+
+import random
+
+import numpy as np
+
+_SCALE = 10_000
+
+
+def find_tail(age, seed):
+    """The tail for ages a(d): a list of rounds, each int arrays (source role, destination role, tau); role N is the late rank.
+
+    None if this seed finds none.
+    """
+    early = len(age)
+    world_size = early + 1
+    rounds_left = (world_size - 1).bit_length() - 1
+    lacked = _lacked_after_injection(age)
+    noise = random.Random(seed)
+    tail = []
+    while rounds_left:
+        rounds_left -= 1
+        found = _tail_round(lacked, world_size, rounds_left, noise)
+        if found is None:
+            return None
+        _, receivers, taus = found
+        lacked[receivers] &= ~(1 << taus)
+        tail.append(found)
+    return tail if not lacked.any() else None
+
+
+def _lacked_after_injection(age):
+    """(N,) bit masks: bit tau is set where the role lacks chunk tau."""
+    early = len(age)
+    roles = np.arange(early)
+    lacked = np.zeros(early, np.int64)
+    for tau in range(int(age.max())):
+        lacked |= (age[(roles + tau) % early] > tau).astype(np.int64) << tau
+    return lacked
+
+
+def _tail_round(lacked, world_size, rounds_left, noise):
+    """One round (sources, destinations, taus) from the masks `lacked`, or None."""
+    early = len(lacked)
+    chunks = [tau for tau in range(int(lacked.max()).bit_length()) if (lacked >> tau & 1).any()]
+    holders = {tau: world_size - int((lacked >> tau & 1).sum()) for tau in chunks}
+    masks, class_of = np.unique(lacked, return_inverse=True)
+    counts = np.bincount(class_of).tolist()
+    masks = masks.tolist()
+    arcs = _Arcs()
+    source, sink = arcs.node(), arcs.node()
+    receiver = [arcs.node() for _ in masks]
+    sender = [*(arcs.node() for _ in masks), arcs.node()]
+    into = {tau: arcs.node() for tau in chunks}
+    out = {tau: arcs.node() for tau in chunks}
+    scarcity = {
+        tau: min(1.0, (world_size - min(world_size, 2 * y)) / min(world_size, 2 * y)) for tau, y in holders.items()
+    }
+    for i, (mask, count) in enumerate(zip(masks, counts, strict=True)):
+        arcs.add(source, receiver[i], count)
+        arcs.add(sender[i], sink, count)
+        held = sum(scarcity[tau] for tau in chunks if not mask >> tau & 1)
+        for tau in chunks:
+            if mask >> tau & 1:
+                arcs.add(receiver[i], into[tau], count, scarcity[tau] * held * (1 + 0.05 * noise.random()))
+            else:
+                arcs.add(out[tau], sender[i], count)
+    arcs.add(sender[-1], sink, 1)
+    for tau in chunks:
+        arcs.add(out[tau], sender[-1], 1)
+        y = holders[tau]
+        needed = max(0, -(-world_size // 2**rounds_left) - y)
+        most = min(y, world_size - y)
+        if needed > most:
+            return None
+        arcs.add(into[tau], out[tau], needed, -1000.0)
+        copies = np.arange(needed + 1, most + 1)
+        arcs.add_many(into[tau], out[tau], -world_size / (y + copies))
+    flow = arcs.solve(source, sink, early)
+    if flow is None:
+        return None
+    return _pair_up(class_of, receiver, sender, into, out, flow, holders, world_size, rounds_left)
+
+
+def _pair_up(class_of, receiver, sender, into, out, flow, holders, world_size, rounds_left):
+    """Give the class flows to roles: receivers and senders of each chunk in any order, as none can be both."""
+    members = np.split(np.argsort(class_of, kind="stable"), np.cumsum(np.bincount(class_of))[:-1])
+    receive_from = {node: list(roles) for node, roles in zip(receiver, members, strict=True)}
+    send_from = {node: list(roles) for node, roles in zip(sender, [*members, [len(class_of)]], strict=True)}
+    sources, destinations, taus = [], [], []
+    for tau, node in into.items():
+        to = [receive_from[r].pop() for r in receiver for _ in range(flow.get((r, node), 0))]
+        by = [send_from[s].pop() for s in sender for _ in range(flow.get((out[tau], s), 0))]
+        if holders[tau] + len(to) < world_size / 2**rounds_left:
+            return None
+        sources += by
+        destinations += to
+        taus += [tau] * len(to)
+    return np.array(sources), np.array(destinations), np.array(taus)
+
+
+class _Arcs:
+    """A flow problem under construction: arcs (tail, head, capacity, unit cost)."""
+
+    def __init__(self):
+        self._nodes = 0
+        self._columns = ([], [], [], [])
+
+    def node(self):
+        """A new node."""
+        self._nodes += 1
+        return self._nodes - 1
+
+    def add(self, tail, head, capacity, cost=0.0):
+        """One arc."""
+        for column, value in zip(self._columns, (tail, head, capacity, int(_SCALE * cost)), strict=True):
+            column.append(value)
+
+    def add_many(self, tail, head, costs):
+        """Parallel arcs of capacity 1, one for each of `costs`."""
+        values = (
+            [tail] * len(costs),
+            [head] * len(costs),
+            [1] * len(costs),
+            (_SCALE * costs).astype(np.int64).tolist(),
+        )
+        for column, more in zip(self._columns, values, strict=True):
+            column += more
+
+    def solve(self, source, sink, amount):
+        """The flow {(tail, head): units} of least cost that carries `amount`, or None where so much cannot flow."""
+        from ortools.graph.python import min_cost_flow
+
+        tails, heads, capacities, costs = self._columns
+        problem = min_cost_flow.SimpleMinCostFlow()
+        arcs = problem.add_arcs_with_capacity_and_unit_cost(tails, heads, capacities, costs)
+        problem.set_node_supply(source, amount)
+        problem.set_node_supply(sink, -amount)
+        if problem.solve() != problem.OPTIMAL:
+            return None
+        flow = {}
+        for tail, head, units in zip(tails, heads, problem.flows(arcs).tolist(), strict=True):
+            if units:
+                flow[tail, head] = flow.get((tail, head), 0) + units
+        return flow
