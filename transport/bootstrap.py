@@ -6,6 +6,9 @@
 3. torchrun-style variables RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT: rank 0 starts the store there, no MPI needed. Ranks on
    other hosts than the first need a LANTERNE_TOKEN that is the same on all;
 4. none of these: a job of one rank.
+
+The store listens on loopback where all ranks share a host, else on one address only: LANTERNE_BIND, MASTER_ADDR (3), or the one
+that this host's name has (2). LANTERNE_PORT overrides MASTER_PORT.
 """
 
 import atexit
@@ -14,6 +17,7 @@ import secrets
 import socket
 import sys
 import time
+import weakref
 from ipaddress import ip_address
 
 from ..errors import InputError, PeerFailed, TransportError, TransportTimeout, Unavailable
@@ -57,11 +61,19 @@ class Group:
         self._closed = False
         self._pid = os.getpid()
         if store is not None:
-            store.call(Kind.JOIN, [rank, world_size], timeout_s)
-            atexit.register(self._leave_at_exit)
-            os.register_at_fork(after_in_child=self._forget)
+            self._join(timeout_s)
+
+    def _join(self, timeout_s):
+        try:
+            self.store.call(Kind.JOIN, [self.rank, self.world_size], timeout_s)
             hosts = self.exchange("lanterne/hosts", self.host.encode(), timeout_s)
-            self.hosts = tuple(host.decode(errors="replace") for host in hosts)
+        except BaseException:
+            self.store.close()
+            raise
+        self.hosts = tuple(host.decode(errors="replace") for host in hosts)
+        atexit.register(self._leave_at_exit)
+        itself = weakref.ref(self)
+        os.register_at_fork(after_in_child=lambda: itself() and itself()._forget())
 
     def exchange(self, name, payload, timeout_s=None):
         """Give every rank each rank's bytes: a list by rank. All ranks call it with the same `name`, in the same order.
@@ -306,14 +318,16 @@ def _connect_by_torchrun(timeout_s):
     if "LANTERNE_PORT" in os.environ:
         port = _port("LANTERNE_PORT", os.environ["LANTERNE_PORT"])
     token = os.environ.get("LANTERNE_TOKEN")
+    bind = os.environ.get("LANTERNE_BIND", host)
     if token is None:
-        if not _is_loopback(host):
+        public = next((address for address in (host, bind) if not _is_loopback(address)), None)
+        if public is not None:
             raise InputError(
-                f"MASTER_ADDR: got {host} and no LANTERNE_TOKEN, expected LANTERNE_TOKEN to be set alike on all ranks "
+                f"MASTER_ADDR: got {public} and no LANTERNE_TOKEN, expected LANTERNE_TOKEN to be set alike on all ranks "
                 "(a secret of 16 characters or more), or a loopback address"
             )
         token = OPEN_TOKEN
-    process = StoreProcess(token, host, port, until="members") if rank == 0 else None
+    process = StoreProcess(token, bind, port, until="members") if rank == 0 else None
     return Group(rank, world_size, StoreClient((host, port), token, timeout_s, early=True), process, timeout_s)
 
 

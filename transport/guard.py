@@ -32,9 +32,12 @@ DIRECT_NAMES = (("RANK", "WORLD_SIZE", "LOCAL_RANK"),)
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
+_LIBC = ctypes.CDLL(None)  # loaded here: a forked child may not
+
+
 def set_parent_death_signal(number, parent):
     """Let this process get signal `number` when `parent` (a pid) dies, also if it has died already."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
+    _LIBC.prctl(PR_SET_PDEATHSIG, number)
     if os.getppid() != parent:
         os.kill(os.getpid(), number)
 
@@ -75,6 +78,7 @@ class Guard:
         self._child = _start(command)
         self._ended = False
         self._terminate_at = self._kill_at = float("inf")
+        self._why = ""  # we end the rank
 
     def run(self):
         poll = select.poll()
@@ -101,7 +105,7 @@ class Guard:
         except BlockingIOError:
             return
         if any(number in STOPPING for number in numbers):
-            self._terminate_at = 0.0
+            self._end_rank(0.0, "its launcher asked for it")
 
     def _reap(self):
         while True:
@@ -115,6 +119,8 @@ class Guard:
                 self._ended = True
                 self._terminate_at = self._kill_at = float("inf")
                 code, reason = exit_code(status)
+                if code > 128 and self._why:
+                    reason += f": {self._why}"
                 self._client.call(Kind.ENDED, [self._rank, code, reason.encode()])
                 self._end_descendants()
 
@@ -127,8 +133,13 @@ class Guard:
             if kind == Kind.DIED_NOTICE and not self._ended:
                 dead, _reason = unpack_fields(body, "ib")
                 grace_s = min(GRACE_S, EXIT_S) if dead == self._rank else GRACE_S
-                self._terminate_at = min(self._terminate_at, time.monotonic() + grace_s)
+                self._end_rank(grace_s, f"it still ran {grace_s:g} s after rank {dead} had failed")
         return False
+
+    def _end_rank(self, delay_s, why):
+        at = time.monotonic() + delay_s
+        if at < self._terminate_at and self._kill_at == float("inf"):
+            self._terminate_at, self._why = at, why
 
     def _keep_deadlines(self):
         now = time.monotonic()
@@ -223,7 +234,7 @@ def _place():
 def main(command):
     parent = os.getppid()
     set_parent_death_signal(signal.SIGTERM, parent)
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+    _LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1)
     host, _, port = os.environ["LANTERNE_STORE"].rpartition(":")
     try:
         client = StoreClient((host, int(port)), os.environ["LANTERNE_TOKEN"])

@@ -41,6 +41,8 @@ OPEN_MPI_ENVIRONMENT = {
     "OMPI_MCA_threads_pthreads_yield_strategy": "nanosleep",
 }
 
+MPI_PREFIXES = ("PMI_", "PMIX_", "HYDI_", "MPI_LOCAL", "OMPI_COMM_WORLD_")
+
 log = logging.getLogger(__name__)
 
 
@@ -74,7 +76,8 @@ def launch(command, world_size, launcher="mpi", timeout_s=None, env=None):
         variables = {
             **RANK_ENVIRONMENT,
             **OPEN_MPI_ENVIRONMENT,
-            **os.environ,
+            # Without the traces of an MPI job that we are ourselves a rank of.
+            **{name: value for name, value in os.environ.items() if not name.startswith(MPI_PREFIXES)},
             **(env or {}),
             "LANTERNE_STORE": f"{store.address[0]}:{store.address[1]}",
             "LANTERNE_TOKEN": token,

@@ -116,7 +116,7 @@ class Store:
             return
         if len(self._strangers) >= MAX_STRANGERS:
             self._drop_oldest_stranger()
-        configure(sock)
+        wire.configure(sock)
         challenge, nonce = wire.make_challenge()
         connection = Connection(sock, nonce)
         self._strangers[connection] = None
@@ -222,16 +222,6 @@ class Store:
     def _stop_if_alone(self):
         if not self._clients:
             self._running = False
-
-
-def configure(sock):
-    """No delay for small frames, and a lost host noticed within about 4 s."""
-    sock.setblocking(False)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in (("TCP_KEEPIDLE", 1), ("TCP_KEEPINTVL", 1), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", 4000)):
-        if hasattr(socket, name):
-            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def listen(host, port):

@@ -10,7 +10,6 @@ from collections import deque
 from ..errors import InputError, TransportError, TransportTimeout
 from . import wire
 from .base import DEFAULT_TIMEOUT_S
-from .store import configure
 from .wire import Kind
 
 # A reply usually comes within this time; polling with yields until then spares the cost of being woken.
@@ -198,7 +197,7 @@ def _connect(address, key, limit_s, early, where):
             except BaseException:
                 sock.close()
                 raise
-            configure(sock)
+            wire.configure(sock)
             return sock
         except OSError as error:
             reason = error.strerror or str(error)

@@ -1,6 +1,8 @@
 """Finding the processes of a test: each test marks its processes' environment, which all that they start inherit."""
 
 import os
+import random
+import socket
 import time
 import uuid
 
@@ -24,6 +26,18 @@ def marked(mark, word=""):
         except OSError:
             continue
     return found
+
+
+def free_port():
+    """A port that is free, as is the next one, below those that the system hands out to anybody."""
+    while True:
+        port = random.randrange(10000, 30000)
+        try:
+            for taken in (port, port + 1):
+                socket.create_server(("127.0.0.1", taken)).close()
+        except OSError:
+            continue
+        return port
 
 
 def wait_until(condition):

@@ -13,7 +13,7 @@ from lanterne.transport.launch import find_mpiexec
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
-from processes import MARK, PATIENCE_S, assert_none_left, marked, new_mark  # noqa: E402
+from processes import MARK, PATIENCE_S, assert_none_left, free_port, marked, new_mark  # noqa: E402
 
 JOB = [sys.executable, str(HERE / "job.py")]
 SURVIVORS = 7
@@ -42,9 +42,7 @@ def start(mark, command, **variables):
 
 
 def start_by_torchrun_variables(mark, world_size, *arguments, **variables):
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = str(listener.getsockname()[1])
-    place = {"WORLD_SIZE": str(world_size), "MASTER_ADDR": "localhost", "MASTER_PORT": port, **variables}
+    place = {"WORLD_SIZE": str(world_size), "MASTER_ADDR": "localhost", "MASTER_PORT": str(free_port()), **variables}
     return [start(mark, [*JOB, *arguments], RANK=str(rank), **place) for rank in reversed(range(world_size))][::-1]
 
 

@@ -105,6 +105,10 @@ VICTIMS = {"store": "lanterne.transport.store", "guard": "lanterne.transport.gua
 def test_nothing_survives_the_death_of_a_helper(mark, launcher, victim):
     process = start_and_wait_until_ready(mark, launcher, 2, "--child", "wait")
     assert len(marked(mark, "sleep")) == 2
+    environment = Path(f"/proc/{marked(mark, 'job.py')[-1]}/environ").read_bytes().split(b"\0")
+    (token,) = (entry.partition(b"=")[2] for entry in environment if entry.startswith(b"LANTERNE_TOKEN="))
+    assert len(token) == 32
+    assert not marked(mark, token.decode()), "the token is on a command line"
     if victim == "launcher":
         pids = [process.pid]
     else:
@@ -129,7 +133,17 @@ def test_a_stopped_launcher_ends_its_ranks(mark, launcher, number, code):
 def test_survivors_that_hang_are_ended_after_the_grace_time(mark):
     script = "import os, sys, time; sys.exit(5) if os.environ['RANK'] == '1' else time.sleep(600)"
     process = start(mark, "direct", 3, sys.executable, "-c", script, LANTERNE_GRACE_S="0.2")
-    assert finish(process, mark)[0] == 5
+    code, _output, errors = finish(process, mark)
+    assert code == 5
+    why = "killed by signal 15 (SIGTERM): it still ran 0.2 s after rank 1 had failed"
+    assert sorted(errors.splitlines()) == [f"rank 0 {why}", f"rank 2 {why}"]
+
+
+def test_a_job_started_from_a_rank_of_another(mark):
+    inner = [sys.executable, "-c", LAUNCH, "direct", "2", sys.executable, JOB, "report"]
+    code, output, errors = finish(start(mark, "mpi", 1, *inner), mark)
+    assert (code, errors) == (0, "")
+    assert output.count('"payloads": ["0", "1"]') == 2
 
 
 def test_a_job_that_takes_too_long_is_ended(mark):

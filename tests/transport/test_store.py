@@ -19,7 +19,7 @@ from lanterne.transport.store_client import StoreClient
 from lanterne.transport.store_process import StoreProcess
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from processes import MARK, assert_none_left, marked, new_mark, wait_until  # noqa: E402
+from processes import MARK, assert_none_left, free_port, marked, new_mark, wait_until  # noqa: E402
 
 TOKEN = "a token of the tests"
 
@@ -188,8 +188,7 @@ def test_no_store(store):
 
 
 def test_a_store_that_comes_late_is_waited_for():
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
+    port = free_port()
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(StoreClient, ("127.0.0.1", port), TOKEN, 30, True)
         time.sleep(0.2)
