@@ -21,6 +21,7 @@ COMMANDS = {
     "schedule": ("schedule", "make, check, price, draw or export a collective schedule"),
     "pipeline plan": ("pipeline_plan", "plan a pipeline for slow links, unequal stages and little memory"),
     "pipeline simulate": ("pipeline_simulate", "price a pipeline plan under other delays, or with blocking sends"),
+    "pipeline sweep": ("pipeline_sweep", "draw makespan over link delay, bandwidth or memory, one line per scheduler"),
 }
 
 USAGE = "usage: lanterne COMMAND [OPTION ...]\n\n"

@@ -43,7 +43,7 @@ def problem_from(args):
         if getattr(args, key) is not None:
             document[key] = getattr(args, key)
     for key, texts in given.items():
-        times = [_time(text, f"--{key.replace('_', '-')}", unit_s) for text in texts]
+        times = [one_time(text, f"--{key.replace('_', '-')}", unit_s) for text in texts]
         document[key] = times[0] if len(times) == 1 else times
     if not args.problem:
         missing = [key for key in ("stages", "microbatches", "forward") if key not in document]
@@ -54,13 +54,13 @@ def problem_from(args):
         document.pop("memory", None)
         document["max_inflight_activations"] = args.memory
     if args.latency is not None:
-        document["link_latency"] = _time(args.latency, "--latency", unit_s)
+        document["link_latency"] = one_time(args.latency, "--latency", unit_s)
     if args.message is not None:
         document["message_nbytes"] = units.parse_nbytes(args.message, "--message")
     problem = Problem.from_dict(document)
     rates = dict(_assignment(text, "--bandwidth") for text in args.bandwidth)
     rates = {link: units.parse_rate_bytes_per_s(text, "--bandwidth") * (unit_s or 1.0) for link, text in rates.items()}
-    latencies = {link: _time(text, "--link", unit_s) for link, text in links.items()}
+    latencies = {link: one_time(text, "--link", unit_s) for link, text in links.items()}
     changes = {key: set_links(problem, key, values) for key, values in (("link_latency", latencies), ("link_bandwidth", rates)) if values}
     return dataclasses.replace(problem, **changes), unit, unit_s
 
@@ -161,18 +161,21 @@ def _is_number(text):
     return True
 
 
-def _time(text, what, unit_s):
+def one_time(text, what, unit_s):
+    """`text` in the problem's unit: a bare number, or with a unit where `unit_s`, the seconds in the problem's, is known.
+
+    Raises:
+        InputError: neither.
+    """
     if _is_number(text):
         return float(text)
+    if unit_s is None:
+        raise InputError(f"{what}: got {text!r}, expected a bare number")
     return round(units.parse_time_s(text, what) / unit_s, 9)
 
 
-def positive_int(text):
-    """For argparse: an int of at least 1."""
-    try:
-        value = int(text)
-    except ValueError:
-        value = 0
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"got {text!r}, expected a whole number of at least 1")
-    return value
+def queue_length(text):
+    """For argparse: an int of at least 0."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"got {text!r}, expected a whole number of at least 0")
+    return int(text)

@@ -11,6 +11,7 @@ message_nbytes, shared_links, memory, data_parallel, recompute and unit. Every p
 is proved for the plan's placement: no order of work whatever can be below it. Memory is in activations of a whole rank.
 """
 
+import dataclasses
 import inspect
 import time
 
@@ -69,6 +70,7 @@ def make(name, problem, time_limit_s=None, options=None, memory=False):
     start = time.perf_counter()
     plan = function(problem, **options)
     planning_s = time.perf_counter() - start
+    plan = dataclasses.replace(plan, scheduler=name)
     return evaluate(check(plan, problem, memory=memory), problem, planning_s)
 
 

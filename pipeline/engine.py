@@ -60,7 +60,8 @@ class Events:
     """The same in order of time, for links that several ranks send on, fixed message orders, and in-order communication.
 
     Args:
-        queue: sends that a rank may have under way, each taking its turn; None for communication that never blocks.
+        queue: sends that a rank may have under way, each taking its turn; 0 for sends that return when their message has
+            arrived, None for communication that never blocks.
         turns: link -> the ids of its messages in the order in which they take it; a link not in it takes them as they come,
             of those that come at one time the lowest rank's first.
 
@@ -116,6 +117,9 @@ class Events:
                 self._fill(self.tables[2][action], now)
         elif self.queue is None:
             heappush(self.heap, (now, JOINS, rank, action))
+        elif self.queue == 0:
+            self._issue(now, rank, action)
+            return
         elif len(self.sending[rank]) == self.queue:
             self.blocked[rank] = action
             return
@@ -163,8 +167,10 @@ class Events:
         if self.blocked[rank] is not None:
             action, self.blocked[rank] = self.blocked[rank], None
             self._issue(now, rank, action)
-            self.clock[rank] = now
-            self._go_on(rank)
+        elif self.queue:
+            return
+        self.clock[rank] = now
+        self._go_on(rank)
 
     def _fill(self, filled, at):
         self.full[filled] = at

@@ -142,12 +142,12 @@ def slower(data, problem):
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.data(), st.sampled_from([None, 1, 2, 5]))
+@given(st.data(), st.sampled_from([None, 0, 1, 2, 5]))
 def test_no_time_falls_when_something_gets_slower(data, queue):
     problem = data.draw(problems(memory=False))
     placement = PLACEMENTS[data.draw(placements)](problem.stages)
     made = data.draw(plans(problem, placement))
-    mode = {"in_order": queue is not None, "queue": queue or 1}
+    mode = {"in_order": queue is not None, "queue": queue or 0}
     before, after = simulate(made, problem, **mode), simulate(made, slower(data, problem), **mode)
     assert (after.start >= before.start - 1e-9).all() and after.makespan >= before.makespan - 1e-9
 
@@ -192,7 +192,7 @@ def test_messages_of_a_shared_link_never_overlap(data):
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.data(), st.integers(1, 3))
+@given(st.data(), st.integers(0, 3))
 def test_blocking_never_helps_and_less_so_with_a_longer_queue(data, queue):
     problem = data.draw(problems(memory=False))
     placement = PLACEMENTS[data.draw(placements)](problem.stages)
@@ -207,6 +207,7 @@ def test_head_of_line_blocking_as_in_figure_6_of_adaptra():
     made = Plan.from_actions([[Action.parse(word) for word in rank] for rank in ranks], unidirectional(2), 3)
     problem = Problem(2, 3, 10, 5, 5, [30])
     assert simulate(made, problem).start[:3].tolist() == [0, 10, 20]
+    assert simulate(made, problem, in_order=True, queue=0).start[:3].tolist() == [0, 40, 80]
     assert simulate(made, problem, in_order=True, queue=1).start[:3].tolist() == [0, 10, 40]
     assert simulate(made, problem, in_order=True, queue=2).start[:3].tolist() == [0, 10, 20]
     # Each transfer takes its turn: they arrive 40, 70 and 100.
@@ -287,7 +288,7 @@ def test_a_plan_is_priced_under_another_problem():
 
 def test_bad_queue_and_deadlock():
     problem = Problem(2, 1, 1, 1, 1)
-    with pytest.raises(InputError, match="queue: got 0"):
-        simulate(plan(problem, "1f1b"), problem, in_order=True, queue=0)
+    with pytest.raises(InputError, match="queue: got -1"):
+        simulate(plan(problem, "1f1b"), problem, in_order=True, queue=-1)
     stuck = Plan.from_actions([[Action("BW", 0, 0), Action("F", 0, 0)], [Action("F", 1, 0), Action("BW", 1, 0)]], unidirectional(2), 1)
     assert makespan(stuck, problem) == float("inf")
