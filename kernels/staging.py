@@ -1,0 +1,138 @@
+"""Staging: copies between device and pinned host memory that nothing waits for, in chunks, with flags that a CPU can watch.
+
+A `Stager` moves whole messages between a device and pinned buffers on its own streams: the compute stream is held back by no
+copy, and a transport sends the first chunk while the second is still on its way. A `Ring` (staging_ring.py) does the same across
+processes, through shared memory, with back pressure.
+Paper: ADAPTRA, section 5.2, figures 11 and 12; differs: completion is a stream-ordered write of a counter per chunk, not one
+copied flag per message, so that sending overlaps copying, and no thread spins while data comes in.
+"""
+
+import mmap
+import os
+import time
+import weakref
+
+import numpy as np
+
+from ..errors import InputError, TransportTimeout
+
+CHUNK_NBYTES = 1 << 20
+FLAG_MODULUS = 1 << 32
+_POLLS_PER_CHECK = 64
+
+
+def pinned_empty(runtime, nbytes):
+    """(nbytes,) uint8 array of page-aligned host memory, pinned for `runtime`'s device as long as it lives."""
+    if nbytes < 1:
+        raise InputError(f"pinned_empty: got {nbytes} bytes, expected at least 1")
+    array = np.frombuffer(mmap.mmap(-1, nbytes), np.uint8)
+    runtime.pin(array.ctypes.data, nbytes)
+    weakref.finalize(array, runtime.unpin, array.ctypes.data).atexit = False
+    return array
+
+
+def is_reached(counter, value):
+    """True if the uint32 `counter`, which only rises, is at `value` or beyond, both modulo 2**32."""
+    return (int(counter) - value) % FLAG_MODULUS < FLAG_MODULUS // 2
+
+
+def wait_for(is_ready, what, timeout_s):
+    """Poll `is_ready()` until it is true, yielding the core between polls.
+
+    Raises:
+        TransportTimeout: not within `timeout_s` seconds; names `what`.
+    """
+    deadline = time.monotonic() + timeout_s
+    polls = 0
+    while not is_ready():
+        os.sched_yield()
+        polls += 1
+        if polls % _POLLS_PER_CHECK == 0 and time.monotonic() > deadline:
+            raise TransportTimeout(f"{what}: not done within {timeout_s:g} s")
+
+
+class Stager:
+    """Copies messages between one device and pinned host memory, each direction on a stream of its own.
+
+    Args:
+        runtime: a CudaRuntime.
+        chunk_nbytes: bytes per copy; completion is reported at this grain.
+    """
+
+    def __init__(self, runtime, chunk_nbytes=CHUNK_NBYTES):
+        if chunk_nbytes < 1:
+            raise InputError(f"Stager: got chunks of {chunk_nbytes} bytes, expected at least 1")
+        self.runtime = runtime
+        self.chunk_nbytes = chunk_nbytes
+        self._to_host = _Lane(runtime)
+        self._to_device = _Lane(runtime)
+
+    def to_host(self, host, device_address, stream=None):
+        """Start copying to the pinned array `host` once `stream` (default: the current one) reaches this point; a Copy.
+
+        The device memory may be written again once the copy is done, or by work on a stream that `Copy.hold(stream)` holds back.
+        """
+        return self._start(self._to_host, host.ctypes.data, device_address, host.nbytes, stream)
+
+    def to_device(self, device_address, host, stream=None):
+        """Start copying the pinned array `host` to the device, after what `stream` was given so far; a Copy.
+
+        Work that needs the data runs on `stream` after `Copy.hold(stream)`.
+        """
+        return self._start(self._to_device, device_address, host.ctypes.data, host.nbytes, stream)
+
+    def _start(self, lane, dst, src, nbytes, stream):
+        runtime = self.runtime
+        runtime.wait_event(runtime.record(stream or runtime.current_stream()), lane.stream)
+        first = lane.num_chunks
+        for offset in range(0, nbytes, self.chunk_nbytes):
+            size = min(self.chunk_nbytes, nbytes - offset)
+            runtime.copy(dst + offset, src + offset, size, lane.stream)
+            lane.num_chunks += 1
+            runtime.write_flag(lane.flag_address, lane.num_chunks % FLAG_MODULUS, lane.stream)
+        return Copy(runtime, lane, first, nbytes, self.chunk_nbytes)
+
+
+class _Lane:
+    """A stream with its counter of finished chunks, in pinned memory."""
+
+    def __init__(self, runtime):
+        self.stream = runtime.new_stream()
+        self.flag = pinned_empty(runtime, mmap.PAGESIZE).view(np.uint32)
+        self.flag[0] = 0
+        self.flag_address = self.flag.ctypes.data
+        self.num_chunks = 0
+
+
+class Copy:
+    """A copy under way: `done_nbytes()`, `test()`, `wait()` for the CPU, `hold(stream)` for the device."""
+
+    def __init__(self, runtime, lane, first_chunk, nbytes, chunk_nbytes):
+        self._runtime = runtime
+        self._lane = lane
+        self._first_chunk = first_chunk
+        self._event = runtime.record(lane.stream)
+        self.nbytes = nbytes
+        self.chunk_nbytes = chunk_nbytes
+
+    def done_nbytes(self):
+        """Bytes, from the start of the message, that have arrived."""
+        num_chunks = (int(self._lane.flag[0]) - self._first_chunk) % FLAG_MODULUS
+        # Far behind, modulo 2**32: the lane has not come to this message yet.
+        return 0 if num_chunks >= FLAG_MODULUS // 2 else min(self.nbytes, num_chunks * self.chunk_nbytes)
+
+    def test(self):
+        """True once all of it has arrived."""
+        return self.done_nbytes() == self.nbytes
+
+    def wait(self, timeout_s):
+        """Return once all of it has arrived.
+
+        Raises:
+            TransportTimeout: not within `timeout_s` seconds.
+        """
+        wait_for(self.test, f"staged copy of {self.nbytes} bytes", timeout_s)
+
+    def hold(self, stream):
+        """Hold `stream` back until the copy is done; the CPU does not wait."""
+        self._runtime.wait_event(self._event, stream)
