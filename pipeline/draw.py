@@ -18,7 +18,7 @@ def draw(timeline, path, title="", unit="", limit=None):
     """Draw `timeline` into file `path`; its ending chooses the format.
 
     Microbatch numbers stand in the cells; messages that take time are thin lines from sender to receiver; the critical path has a
-    dark border.
+    dark border, unless communication was in order.
 
     Args:
         title: first line of the heading; makespan and bubble rate follow.
@@ -34,7 +34,7 @@ def draw(timeline, path, title="", unit="", limit=None):
     from matplotlib import pyplot as plt
 
     ranks = timeline.plan.placement.num_ranks
-    figure, axis = plt.subplots(figsize=(WIDTH_INCHES, 1.4 + 0.42 * ranks), layout="constrained")
+    figure, axis = plt.subplots(figsize=(WIDTH_INCHES, 1.4 + min(0.42 * ranks, 10)), layout="constrained")
     axis.set_xlim(0, limit or timeline.makespan)
     axis.set_ylim(ranks - 0.4, -0.6)
     axis.set_yticks(range(ranks), [f"rank {rank}" for rank in range(ranks)], fontsize=8)
@@ -78,7 +78,7 @@ def _bars(axis, timeline, bordered):
                     label=MEANING[name] if turn == 0 else None,
                 )
             )
-    if bordered:
+    if bordered and not timeline.in_order:
         at = np.array(critical_path(timeline))
         boxes = _boxes(timeline.start[at], timeline.end[at], plan.rank_of[at], 0.38)
         outline = {"facecolors": "none", "edgecolors": "black", "linewidths": 0.9, "zorder": 4}

@@ -35,6 +35,7 @@ class Timeline:
         sent: (num_actions,) float64, when the first byte of the message of an action was on its link; nan where it sends none.
         data_parallel: (rank, Action, start, end) of each data-parallel communication.
         makespan: when the last action or data-parallel communication on any rank ends.
+        in_order: whether communication was sent in order and blocked computing.
     """
 
     plan: Plan
@@ -45,6 +46,7 @@ class Timeline:
     sent: np.ndarray
     data_parallel: tuple
     makespan: float
+    in_order: bool = False
 
 
 def simulate(plan, problem, in_order=False, queue=1):
@@ -72,7 +74,7 @@ def simulate(plan, problem, in_order=False, queue=1):
     ran = run(program, table, queue if in_order else None, message_turns(plan, table, program))
     if ran.makespan == inf:
         raise ScheduleError("message_order: got one in which messages wait for each other, expected one that the plan can follow")
-    return _timeline(plan, problem, table, program, ran)
+    return _timeline(plan, problem, table, program, ran, in_order)
 
 
 def makespan(plan, problem):
@@ -123,10 +125,10 @@ def message_turns(plan, table, program):
     return turns
 
 
-def _timeline(plan, problem, table, program, ran):
+def _timeline(plan, problem, table, program, ran, in_order):
     duration, slot, target, latency, occupancy, _ = (np.array(column[: len(plan.ids)]) for column in program.tables)
     start = np.fromiter(chain.from_iterable(ran.starts), float, len(plan.ids))
     full = np.array(ran.full)
     crosses = (target >= 0) & ((latency > 0) | (occupancy > 0))
     sent = np.where(crosses, full[target] - latency - occupancy, np.nan)
-    return Timeline(plan, problem, start, start + duration, full[slot], sent, tuple(ran.data_parallel), ran.makespan)
+    return Timeline(plan, problem, start, start + duration, full[slot], sent, tuple(ran.data_parallel), ran.makespan, in_order)
