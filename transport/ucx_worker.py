@@ -4,8 +4,9 @@ Settings, each with its reason (measured with ucxx 0.52, UCX 1.21); a UCX_... va
 - POSIX_, SYSV_ERROR_HANDLING and CMA_MEMORY_INVALIDATE: without them UCX leaves shared memory aside as soon as an endpoint handles
   errors (64 MiB at 1 instead of 12 GB/s); and an endpoint that does not handle them aborts this process when a peer dies in
   the middle of a message. With them both are had: full speed, and a failed request.
-- KEEPALIVE_INTERVAL: how often UCX looks whether a peer that shares memory still lives (20 s by default). TCP_KEEP...: the
-  same for connections; a link that goes down is noticed after 4 s instead of never.
+- KEEPALIVE_INTERVAL: how often UCX looks whether a peer that shares memory still lives (20 s by default). Off where there are
+  connections: UCX's probe to a peer that has closed makes the kernel drop what that peer sent last. TCP_KEEP... are the kernel's
+  own probes, which are safe: a link that goes down is noticed after 4 s instead of never.
 - TCP_TX_SEG_SIZE: at 64K, the largest that the receiving side's default admits, UCX sends without copying; 8K, the default, has a
   third of the bandwidth on loopback.
 - NET_DEVICES=lo where all ranks share a host: no port is open to others. TLS=^sm for a rank that shares its host with none: in an
@@ -26,7 +27,7 @@ SETTINGS = {
     "POSIX_ERROR_HANDLING": "y",
     "SYSV_ERROR_HANDLING": "y",
     "CMA_MEMORY_INVALIDATE": "y",
-    "KEEPALIVE_INTERVAL": "500ms",
+    "KEEPALIVE_INTERVAL": "inf",
     "TCP_KEEPIDLE": "1s",
     "TCP_KEEPINTVL": "1s",
     "TCP_KEEPCNT": "3",
@@ -63,7 +64,7 @@ def settings(hosts, rank, environment):
     """
     chosen = dict(SETTINGS)
     if len(set(hosts)) == 1:
-        chosen["NET_DEVICES"] = "lo"
+        chosen |= {"NET_DEVICES": "lo", "KEEPALIVE_INTERVAL": "500ms"}
     elif hosts.count(hosts[rank]) == 1:
         chosen["TLS"] = "^sm"
     return {name: value for name, value in chosen.items() if f"UCX_{name}" not in environment}
