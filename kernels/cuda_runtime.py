@@ -30,7 +30,7 @@ class CudaRuntime:
             raise Unavailable(f"cuda.bindings: {error}; install lanterne[cuda12] or lanterne[cuda13]") from error
         self._driver = driver
         self._cupy = import_cupy()
-        self._mapped = {}
+        self._pinned = {}
         self.device = self._cupy.cuda.Device(device_id)
 
     def new_stream(self):
@@ -63,29 +63,37 @@ class CudaRuntime:
     def write_flag(self, address, value, stream):
         """Write the uint32 `value` to pinned host memory after everything before it on `stream`, copies included."""
         with self.device:
-            flag = self._device_address(address)
+            flag = self.device_address(address)
             self._check(self._driver.cuStreamWriteValue32(stream.ptr, flag, value, _WRITE_AFTER_EARLIER_WRITES))
 
     def wait_flag(self, address, value, stream):
         """Hold `stream` back until the uint32 in pinned host memory is `value` or later (modulo 2**32)."""
         with self.device:
-            flag = self._device_address(address)
+            flag = self.device_address(address)
             self._check(self._driver.cuStreamWaitValue32(stream.ptr, flag, value, _WAIT_UNTIL_AT_LEAST))
 
     def pin(self, address, nbytes):
         """Make host memory known to the device, so that copies run beside everything else; `unpin` before it is freed."""
         with self.device:
             self._cupy.cuda.runtime.hostRegister(address, nbytes, _REGISTER_PORTABLE_MAPPED)
+            mapped = self._check(self._driver.cuMemHostGetDevicePointer(address, 0))
+        self._pinned[address] = nbytes, int(mapped)
 
     def unpin(self, address):
         """Undo `pin` of the memory that begins at `address`."""
-        self._mapped.clear()
+        del self._pinned[address]
         self._cupy.cuda.runtime.hostUnregister(address)
 
-    def _device_address(self, address):
-        if address not in self._mapped:
-            self._mapped[address] = self._check(self._driver.cuMemHostGetDevicePointer(address, 0))
-        return self._mapped[address]
+    def device_address(self, address):
+        """Where the device sees the pinned host memory at `address`.
+
+        Raises:
+            InputError: it is not pinned.
+        """
+        for start, (nbytes, mapped) in self._pinned.items():
+            if start <= address < start + nbytes:
+                return mapped + address - start
+        raise InputError(f"device_address: got {address:#x}, expected an address in pinned memory")
 
     def _check(self, returned):
         status, *values = returned

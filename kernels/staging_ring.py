@@ -165,6 +165,32 @@ class DeviceEnd:
             self._advance(index, self._drained)
         return runtime.record(self.stream)
 
+    def recv_reduce(self, kernel, out_address, nbytes, element_nbytes, stream=None):
+        """Queue the arrival of a message that is combined with device memory as it lands: out = out op message.
+
+        The kernel reads the chunks where they are, in host memory: no scratch on the device, and no copy before the reduction.
+
+        Args:
+            kernel: from `cuda_reduce.prepare(op, dtype, 2)`.
+            element_nbytes: bytes of one element; the ring's chunks hold whole elements.
+            stream: as for `recv`; the event returned, too.
+
+        Raises:
+            InputError: chunks or message are no whole number of elements.
+        """
+        if nbytes % element_nbytes or self.ring.chunk_nbytes % element_nbytes:
+            raise InputError(
+                f"recv_reduce: got {nbytes} bytes in chunks of {self.ring.chunk_nbytes}, expected multiples of {element_nbytes}"
+            )
+        runtime = self.runtime
+        runtime.wait_event(runtime.record(stream or runtime.current_stream()), self.stream)
+        for index, offset, size in self.ring.pieces(self._next, nbytes):
+            runtime.wait_flag(self._filled, (index + 1) % FLAG_MODULUS, self.stream)
+            out, message = out_address + offset, runtime.device_address(self._address(index))
+            kernel(size // element_nbytes, out, out, message, stream=self.stream)
+            self._advance(index, self._drained)
+        return runtime.record(self.stream)
+
     def release(self):
         """Let everything queued run on, whatever the other end did: after a failure, so that no stream hangs. The data is lost."""
         for counter in self._counters:

@@ -62,6 +62,10 @@ class HostRuntime:
     def unpin(self, address):
         del self.pinned[address]
 
+    def device_address(self, address):
+        self._check_pinned(address)
+        return address
+
     def close(self):
         """End all threads, whatever they wait for."""
         self.closing.set()
@@ -69,7 +73,7 @@ class HostRuntime:
             stream.work.put(None)
 
     def _check_pinned(self, address):
-        assert any(start <= address < start + nbytes for start, nbytes in self.pinned.items()), "flag in memory not pinned"
+        assert any(start <= address < start + nbytes for start, nbytes in self.pinned.items()), "memory not pinned"
 
     def _until(self, is_ready):
         while not is_ready() and not self.closing.is_set():

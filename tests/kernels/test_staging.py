@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lanterne.errors import InputError, TransportTimeout
+from lanterne.kernels.reduce import prepare
 from lanterne.kernels.staging import FLAG_MODULUS, Stager, is_reached, pinned_empty
 from lanterne.kernels.staging_ring import DeviceEnd, HostEnd, Ring
 
@@ -166,6 +167,25 @@ def test_cpu_to_device(runtime, nbytes, num_chunks):
         delegate.send(data, TIMEOUT_S)
         assert arrived.wait(TIMEOUT_S)
         np.testing.assert_array_equal(device, data)
+    end.close()
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 250])
+def test_receive_and_reduce(runtime, count):
+    ring = ring_of(chunk_nbytes=8, num_chunks=3)
+    end, delegate = DeviceEnd(runtime, ring), HostEnd(ring)
+    data, out = np.arange(count, dtype=np.float32), np.full(count, 10, np.float32)
+    on_cpu = prepare("sum", "float32", 2)
+
+    def kernel(num_elements, *addresses, stream):
+        stream.work.put(lambda: on_cpu(num_elements, *addresses))
+
+    arrived = end.recv_reduce(kernel, out.ctypes.data, out.nbytes, 4)
+    delegate.send(data, TIMEOUT_S)
+    assert arrived.wait(TIMEOUT_S)
+    np.testing.assert_array_equal(out, data + 10)
+    with pytest.raises(InputError, match="recv_reduce: got 9 bytes in chunks of 8, expected multiples of 4"):
+        end.recv_reduce(kernel, out.ctypes.data, 9, 4)
     end.close()
 
 
