@@ -16,7 +16,7 @@ from .arguments import resolve
 from .control import Control
 from .jobs import init, spawn
 from .plans import CONTROL_LANE, USER_LANES, Plans, offered_algorithms
-from .requests import CallRequest, Failing, MessageRequest
+from .requests import CallRequest, Failing, MessageRequest, choose_spins
 
 __all__ = ["Communicator", "init", "spawn"]
 
@@ -29,6 +29,7 @@ class Communicator:
         ranks: transport ranks of the members, in rank order; None for all.
         communicator_id: 16 bits, equal on all members, different from those of all other groups with a member of this one.
         used_ids: the ids in use on this transport, shared by all its communicators.
+        ranks_here: how many ranks of the job run on this host; None: as many as members.
         closes: objects to close with this communicator, in order.
 
     Attributes: `rank`; `world_size`; `transport`; `timeout_s`, the default of every wait.
@@ -49,7 +50,7 @@ class Communicator:
         TransportTimeout, PeerFailed: a rank did not come in time, or died; names it. The communicator is closed.
     """
 
-    def __init__(self, transport, ranks=None, communicator_id=0, used_ids=None, closes=()):
+    def __init__(self, transport, ranks=None, communicator_id=0, used_ids=None, ranks_here=None, closes=()):
         self.transport = transport
         self.ranks = tuple(range(transport.world_size)) if ranks is None else tuple(ranks)
         self.rank = self.ranks.index(transport.rank)
@@ -65,6 +66,8 @@ class Communicator:
         self._calls = []
         self._number = 0
         self._failure = None
+        self._failing = Failing(self)
+        self.spins = choose_spins(self.world_size if ranks_here is None else ranks_here)
         self.native = None
 
     # -- collectives
@@ -174,17 +177,18 @@ class Communicator:
         return CallRequest(self, plan, execution, call.in_place)
 
     def progress(self):
-        """Advance the calls that were started, in order, as far as they go without waiting."""
+        """Advance the calls that were started, in order, as far as they go without waiting; False if nothing has happened."""
         calls = self._calls
         if not calls:
-            return
+            return False
         self._check_open()
-        with self.failing():
+        with self._failing:
             while calls[0].advance():
                 del calls[0]
                 if not calls:
-                    return
+                    return True
                 calls[0].begin()
+            return calls[0].moved
 
     def _drain(self):
         self._check_open()
@@ -195,7 +199,7 @@ class Communicator:
 
     def failing(self):
         """A context in which an error of lanterne ends this communicator."""
-        return Failing(self)
+        return self._failing
 
     def fail(self, error):
         """End this communicator because of `error`: the others are told, every later call on it raises it."""
@@ -270,7 +274,7 @@ class Communicator:
         members = [rank for rank in range(self.world_size) if everyone[rank, 0] == color]
         members.sort(key=lambda rank: (everyone[rank, 1], rank))
         child = Communicator(self.transport, [self.ranks[rank] for rank in members], int(free[0]), self._used_ids)
-        child.timeout_s = self.timeout_s
+        child.timeout_s, child.spins = self.timeout_s, self.spins
         return child
 
     def close(self):

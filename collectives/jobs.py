@@ -50,7 +50,7 @@ def init(transport=None, timeout_s=None):
     except LanterneError:
         group.close()
         raise
-    return Communicator(opened, closes=(opened, group))
+    return Communicator(opened, ranks_here=group.hosts.count(group.host), closes=(opened, group))
 
 
 def spawn(world_size, function, *args, timeout_s=None):

@@ -7,14 +7,27 @@ from ..errors import InputError, LanterneError, PeerFailed, TransportTimeout
 from ..transport.base import POLLS_PER_CHECK, timeout_error
 from .control import STALL_S
 
+# Yields before a wait naps between its polls. Yields hand a core over in 4 us, but where other programs compute beside us each of
+# them may cost a time slice (0.8 to 4 ms a hop were seen, 0.04 with naps), and with more ranks than cores we are the others.
+SPINS, SPINS_SHARED, SPINS_LEAST = 2000, 400, 20
+# The kernel's timer slack makes 50 us of it.
+NAP_S = 1e-6
 # How long a rank whose peer is gone listens for the reason, which may be another rank's failure.
 REASON_S = 0.05
+
+
+def choose_spins(ranks_here):
+    """Yields before napping, for waits of a job with `ranks_here` ranks on this host."""
+    cores = os.cpu_count()
+    return SPINS if ranks_here <= cores else max(SPINS_LEAST, SPINS_SHARED * cores // ranks_here)
 
 
 class _Request:
     """What all requests of a communicator have in common: `test` and `wait`."""
 
     __slots__ = ("communicator", "done")
+    # Whether the last advance() got anywhere.
+    moved = False
 
     def __init__(self, communicator):
         self.communicator = communicator
@@ -29,6 +42,10 @@ class _Request:
         """
         if not self.done:
             self.communicator.progress()
+        return self.done or self.poll()
+
+    def poll(self):
+        """As `test`, after the communicator has made progress."""
         return self.done
 
     def wait(self, timeout_s=None):
@@ -51,7 +68,7 @@ class CallRequest(_Request):
     They advance whenever any request of the communicator is waited for or tested, and not between.
     """
 
-    __slots__ = ("_execution", "_in_place", "_plan")
+    __slots__ = ("_execution", "_in_place", "_plan", "moved")
 
     def __init__(self, communicator, plan, execution, in_place):
         super().__init__(communicator)
@@ -70,11 +87,16 @@ class CallRequest(_Request):
     def advance(self):
         """Make progress; True once complete."""
         if self._plan.agreement is not None:
-            if not self._plan.agreement.test():
+            self.moved = self._plan.agreement.test()
+            if not self.moved:
                 return False
             self._plan.agreement = None
             self._execution.start()
-        if not self._execution.advance():
+        execution = self._execution
+        before = execution.remaining
+        done = execution.advance()
+        self.moved = execution.remaining != before
+        if not done:
             return False
         self.done = True
         self._plan.give_back(self._execution, self._in_place)
@@ -131,30 +153,36 @@ class MessageRequest(_Request):
         """As CallRequest.pending_peers."""
         return self._request.pending_peers()
 
-    def test(self):
-        """Make progress; True once the data has left (send) or arrived (receive). Raises as CallRequest.test."""
-        if not self.done:
-            self.communicator.progress()
-            with self.communicator.failing():
-                self.done = self._request.test()
+    def poll(self):
+        """As CallRequest.poll; True once the data has left (send) or arrived (receive)."""
+        with self.communicator.failing():
+            self.done = self._request.test()
         return self.done
 
 
 def wait(request, timeout_s):
     """Advance everything of the communicator until `request` is done; see CallRequest.wait."""
-    communicator, test = request.communicator, request.test
-    if test():
+    communicator = request.communicator
+    if request.test():
         return
     limit_s = communicator.timeout_s if timeout_s is None else timeout_s
     start_s = time.monotonic()
     stall_s = min(STALL_S, limit_s / 4)
     next_report_s = start_s + stall_s
-    polls = 0
-    while not test():
-        os.sched_yield()
+    spins, polls, idle = communicator.spins, 0, 0
+    while True:
+        moved = communicator.progress()
+        if request.done or request.poll():
+            return
         polls += 1
-        if polls % POLLS_PER_CHECK:
-            continue
+        idle = 0 if moved else idle + 1
+        if idle < spins:
+            if idle:
+                os.sched_yield()
+            if polls % POLLS_PER_CHECK:
+                continue
+        else:
+            time.sleep(NAP_S)
         now_s = time.monotonic()
         with communicator.failing():
             communicator.transport.check_peers(request.pending_peers())
