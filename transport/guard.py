@@ -1,8 +1,9 @@
-"""The parent of one rank: `python -m lanterne.transport.guard COMMAND...`, started by launch.py, one for each rank. Linux.
+"""The parent of one rank: `python -m lanterne.transport.guard COMMAND...`, started by launch.py for each. Linux.
 
-MPI launchers kill the whole job when one rank dies, and never tell the others why. So the launcher's child is this small process: it
-runs the rank in a session of its own, keeps the launcher's PMI connection open when the rank dies, tells the store how the
-rank ended, and ends only when all ranks have, or the store is gone. Whatever the rank leaves behind it ends too: it adopts orphans.
+MPI launchers kill the whole job when one rank dies, and never tell the others why. So the launcher's child is this
+small process: it runs the rank in a session of its own, keeps the launcher's PMI connection open when the rank dies,
+tells the store how the rank ended, and ends only when all ranks have, or the store is gone. Whatever the rank leaves
+behind it ends too: it adopts orphans.
 """
 
 import ctypes
@@ -12,6 +13,7 @@ import signal
 import socket
 import sys
 import time
+from contextlib import suppress
 
 from ..errors import LanterneError, TransportError
 from .store_client import StoreClient
@@ -19,9 +21,9 @@ from .wire import Kind, unpack_fields
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 # How long survivors of a death may take to end by themselves, and any rank between SIGTERM and SIGKILL.
-GRACE_S = float(os.environ.get("LANTERNE_GRACE_S", 10.0))
+GRACE_S = float(os.environ.get("LANTERNE_GRACE_S", "10"))
 TERMINATE_S = 1.0
-# How long a rank may take to end that is dead to the others: it has failed, and MPI_Finalize would wait for them for ever.
+# How long a rank may take to end that is dead to the others: it has failed, and MPI_Finalize would never return.
 EXIT_S = 2.0
 # rank, size and rank on this host, as MPICH (and what descends from it) and Open MPI name them.
 MPI_NAMES = (
@@ -163,8 +165,8 @@ class Guard:
 
 
 def _finalize_pmi():
-    """Say PMI's hello and goodbye for a rank that could not, or Hydra takes our end for a crash, says so and kills the others."""
-    fd = int(os.environ.get("PMI_FD", -1))
+    """Say PMI's hello and goodbye for a rank that could not, or Hydra takes our end for a crash, kills the others."""
+    fd = int(os.environ.get("PMI_FD", "-1"))
     if fd < 0:
         return
     poll = select.poll()
@@ -200,17 +202,13 @@ def _start(command):
 
 
 def _signal_group(pid, number):
-    try:
+    with suppress(ProcessLookupError):
         os.killpg(pid, number)
-    except ProcessLookupError:
-        pass
 
 
 def _signal(pid, number):
-    try:
+    with suppress(ProcessLookupError):
         os.kill(pid, number)
-    except ProcessLookupError:
-        pass
 
 
 def _signals_to_a_socket():
@@ -242,7 +240,9 @@ def main(command):
         expected = int(os.environ["LANTERNE_WORLD_SIZE"])
         if place is None or place[1] != expected:
             found = "no variables that say its rank and size" if place is None else f"a world of {place[1]} ranks"
-            client.call(Kind.FAULT, [3, f"got {found} in a process that it started, expected a world of {expected}".encode()])
+            client.call(
+                Kind.FAULT, [3, f"got {found} in a process that it started, expected a world of {expected}".encode()]
+            )
             return 3
         rank, world_size, local_rank = place
         reader, _writer = _signals_to_a_socket()

@@ -1,7 +1,7 @@
 """Starts a job of N ranks on this host, watches it, and leaves nothing behind.
 
-Every rank runs below a guard (guard.py), whether mpiexec starts it or we do. The store is ours: when we end, however that happens, the
-store ends; without the store the guards end their ranks.
+Every rank runs below a guard (guard.py), whether mpiexec starts it or we do. The store is ours: when we end, however
+that happens, the store ends; without the store the guards end their ranks.
 """
 
 import logging
@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ..errors import InputError, TransportError, TransportTimeout, Unavailable
@@ -29,7 +29,8 @@ MAX_WORLD_SIZE = 1024
 END_S = 5.0
 JOB_VARIABLE = "LANTERNE_JOB"
 RANK_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
-# Open MPI as root, with more ranks than cores: it refuses without the first, and without the last its waiting ranks starve the others.
+# Open MPI as root, with more ranks than cores: it refuses without the first, and without the last its waiting ranks
+# starve the others.
 OPEN_MPI_ENVIRONMENT = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
@@ -49,8 +50,8 @@ log = logging.getLogger(__name__)
 def launch(command, world_size, launcher="mpi", timeout_s=None, env=None):
     """Run `command` (list of str) as `world_size` ranks on this host and return the job's exit code.
 
-    It is 0 if every rank's is, else that of the first rank that failed, 128 + n if signal n killed it. When a rank dies, the others
-    learn it through their Group; who still runs LANTERNE_GRACE_S (10) seconds later is ended.
+    It is 0 if every rank's is, else that of the first rank that failed, 128 + n if signal n killed it. When a rank
+    dies, the others learn it through their Group; who still runs LANTERNE_GRACE_S (10) seconds later is ended.
 
     Args:
         launcher: "mpi" (through mpiexec) or "direct" (no MPI; ranks find the job by `bootstrap.connect`).
@@ -105,7 +106,9 @@ def find_mpiexec():
     beside = Path(sys.executable).parent / "mpiexec"
     found = str(beside) if os.access(beside, os.X_OK) else shutil.which("mpiexec") or shutil.which("mpirun")
     if found is None:
-        raise Unavailable(f"no mpiexec beside {sys.executable} or on PATH; `{sys.executable} -m pip install mpich` installs one")
+        raise Unavailable(
+            f"no mpiexec beside {sys.executable} or on PATH; `{sys.executable} -m pip install mpich` installs one"
+        )
     return found
 
 
@@ -212,7 +215,7 @@ def _popen(command, variables):
 
 @contextmanager
 def _stopping_signals():
-    """A list that gets the number of a SIGTERM or SIGHUP, instead of dying of it; they are only seen by the main thread."""
+    """A list that gets the number of a SIGTERM or SIGHUP that comes meanwhile; only the main thread sees them."""
     stopped = []
     if threading.current_thread() is not threading.main_thread():
         yield stopped
@@ -227,7 +230,7 @@ def _stopping_signals():
 
 
 def _end(processes, job):
-    """End what is left: give guards that have lost their store time to end their ranks, then kill by name of the job."""
+    """End what is left: give guards that have lost their store time to end their ranks, then kill by the job's name."""
     deadline = time.monotonic() + END_S
     for process in processes:
         try:
@@ -237,10 +240,8 @@ def _end(processes, job):
             process.wait()
     while time.monotonic() < deadline + END_S and (pids := processes_of(job)):
         for pid in pids:
-            try:
+            with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
         time.sleep(0.01)
 
 

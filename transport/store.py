@@ -1,11 +1,12 @@
 """The store: a job's small key-value service, meeting point and membership list, in a process of its own.
 
-`python -m lanterne.transport.store` prints its port on standard output and serves from one thread until its owner closes its
-standard input (`--until owner`) or its last client is gone (`--until members`), so it never outlives its job. The token comes
-in LANTERNE_TOKEN. What it can do is in store_handlers.py: a new service is one more class there.
+`python -m lanterne.transport.store` prints its port on standard output and serves from one thread until its owner
+closes its standard input (`--until owner`) or its last client is gone (`--until members`), so it never outlives its
+job. The token comes in LANTERNE_TOKEN. What it can do is in store_handlers.py: a new service is one more class there.
 
-Strangers: a connection has AUTHENTICATION_S to prove that it knows the token, may send no more than the proof until then, and
-at most MAX_STRANGERS of them are open at a time, the oldest making room. Clients are bounded in number and in unread bytes.
+Strangers: a connection has AUTHENTICATION_S to prove that it knows the token, may send no more than the proof until
+then, and at most MAX_STRANGERS of them are open at a time, the oldest making room. Clients are bounded in number and in
+unread bytes.
 """
 
 import argparse
@@ -26,7 +27,8 @@ AUTHENTICATION_S = 5.0
 MAX_STRANGERS = 128
 MAX_CLIENTS = 8192
 MAX_OUTBOX_NBYTES = 256 << 20
-# After a frame the store polls this long before it sleeps: the next one often follows at once, and waking costs more than a frame.
+# After a frame the store polls this long before it sleeps: the next one often follows at once, and waking costs more
+# than a frame.
 SPIN_S = 100e-6
 # With --until members: how long to wait for the first client, and for another one after the last has gone.
 FIRST_CLIENT_S = 120.0
@@ -36,7 +38,7 @@ LINGER_S = 1.0
 class Connection:
     """One client. `rank` and `guards` are set once it has joined as a member, or as the parent, of a rank."""
 
-    __slots__ = ("guards", "inbox", "nonce", "outbox", "rank", "sock", "watches")
+    __slots__ = ("guards", "inbox", "lost", "nonce", "outbox", "rank", "sock", "watches")
 
     def __init__(self, sock, nonce):
         self.sock = sock
@@ -45,6 +47,7 @@ class Connection:
         self.outbox = bytearray()
         self.rank = self.guards = None
         self.watches = False
+        self.lost = "its connection ended without goodbye"
 
 
 class Store:
@@ -70,7 +73,7 @@ class Store:
             self.after(FIRST_CLIENT_S, self._stop_if_alone)
 
     def route(self, kind, types, function):
-        """Answer requests of `kind` by function(connection, request_id, *fields): the reply's fields, or None for later."""
+        """Answer `kind` by function(connection, request_id, *fields): the reply's fields, or None: later."""
         self._routes[kind] = (types, function)
 
     def after(self, delay_s, function):
@@ -140,7 +143,10 @@ class Store:
             data = connection.sock.recv(1 << 16)
         except BlockingIOError:
             return
-        except OSError:
+        except ConnectionResetError:
+            data = b""
+        except OSError as error:
+            connection.lost = "its connection was lost: " + error.strerror.lower()
             data = b""
         connection.inbox += data
         try:
@@ -240,7 +246,9 @@ def listen(host, port):
 
 def main(argv=None):
     parser = argparse.ArgumentParser(prog="python -m lanterne.transport.store", description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--bind", default="127.0.0.1", help="the address to listen on, and on no other (default: %(default)s)")
+    parser.add_argument(
+        "--bind", default="127.0.0.1", help="the address to listen on, and on no other (default: %(default)s)"
+    )
     parser.add_argument("--port", type=int, default=0, help="default: any free one")
     parser.add_argument("--until", choices=["owner", "members"], default="owner", help="whose end ends the store")
     args = parser.parse_args(argv)

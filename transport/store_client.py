@@ -1,4 +1,4 @@
-"""The store's client: one request at a time, a timeout on every call, and the store's notices on the side. No thread."""
+"""The store's client: one request at a time, a timeout on every call, and the store's notices beside. No thread."""
 
 import hmac
 import os
@@ -21,7 +21,8 @@ _REPLY_TYPES = {Kind.GET: "b", Kind.ADD: "i", Kind.DELETE: "i", Kind.GATHER: "b*
 class StoreClient:
     """A connection to the store at `address` (host, port). For one thread; a forked child must open its own.
 
-    With `early`, the store may not have started yet: it is waited for. Else nobody listening means that the job is over.
+    With `early`, the store may not have started yet: it is waited for. Else nobody listening means that the job is
+    over.
 
     Attributes: `address`; `notices`, a deque of (Kind, body) that the store has sent unasked, oldest first.
 
@@ -68,7 +69,7 @@ class StoreClient:
         return bool(self.call(Kind.DELETE, [_key(key)], timeout_s, f"delete {key!r}")[0])
 
     def call(self, kind, fields=(), timeout_s=None, what=None, on_notice=None):
-        """Send a request and return its reply's fields. `on_notice()` is called whenever `notices` has grown; it may raise."""
+        """Send a request and return its reply's fields. `on_notice()`, called when `notices` has grown, may raise."""
         what = what or kind.name.lower()
         limit_s = _limit(timeout_s)
         deadline = time.monotonic() + limit_s
@@ -82,7 +83,9 @@ class StoreClient:
             if request_id != self._request_id:
                 continue  # of a request that was given up
             if reply_kind == Kind.ERROR:
-                raise TransportError(f"{self._where}: {what}: {wire.unpack_fields(body, 'b')[0].decode(errors='replace')}")
+                raise TransportError(
+                    f"{self._where}: {what}: {wire.unpack_fields(body, 'b')[0].decode(errors='replace')}"
+                )
             return wire.unpack_fields(body, _REPLY_TYPES.get(kind, ""))
 
     def pump(self):
@@ -186,7 +189,7 @@ def _key(key):
 
 
 def _connect(address, key, limit_s, early, where):
-    """A socket to the store, both sides having proven that they know the token. A store that hangs up is tried again."""
+    """A socket to the store, both sides having proven that they know the token. Who hangs up is tried again."""
     deadline = time.monotonic() + limit_s
     while True:
         remaining_s = deadline - time.monotonic()

@@ -1,7 +1,7 @@
 """What the store can do: one class for each service, registering the requests it answers.
 
-A handler lives in the store's one thread, so what it does for one request is atomic. It answers at once by returning the
-reply's fields, or later by `store.reply`, and hears of every client that is gone.
+A handler lives in the store's one thread, so what it does for one request is atomic. It answers at once by returning
+the reply's fields, or later by `store.reply`, and hears of every client that is gone.
 """
 
 from .wire import MAX_BODY_NBYTES, MAX_KEY_NBYTES, Kind
@@ -74,8 +74,8 @@ class KeyValues:
 class Members:
     """Who is in the job, who left it, who died; and the all-gather that brings the members together.
 
-    A *member* is a rank itself. A *guard* is a rank's parent, which knows how it ended. A *watcher* is the launcher. A member
-    whose connection ends without goodbye has died.
+    A *member* is a rank itself. A *guard* is a rank's parent, which knows how it ended. A *watcher* is the launcher. A
+    member whose connection ends without goodbye has died.
     """
 
     def __init__(self, store):
@@ -195,7 +195,9 @@ class Members:
     def _gather(self, connection, request_id, name, payload):
         self._check_member(connection)
         if len(payload) * self._world_size > MAX_BODY_NBYTES // 2:
-            raise Refusal(f"got {len(payload)} bytes from each rank, expected at most {MAX_BODY_NBYTES // 2 // self._world_size}")
+            raise Refusal(
+                f"got {len(payload)} bytes from each rank, expected at most {MAX_BODY_NBYTES // 2 // self._world_size}"
+            )
         entries = self._gathers.setdefault(name, {})
         entries[connection.rank] = (connection, request_id, payload)
         if len(entries) == self._world_size:
@@ -212,14 +214,16 @@ class Members:
         self._watchers.discard(connection)
         if connection.guards is not None:
             del self._guards[connection.guards]
-            self._record_end(connection.guards, UNKNOWN_CODE, b"ended with its guard, which was killed, or its host was lost")
+            self._record_end(
+                connection.guards, UNKNOWN_CODE, b"ended with its guard, which was killed, or its host was lost"
+            )
         rank = connection.rank
         if rank is None:
             return
         if self._willing.setdefault(rank, False) is False:
             self._count_votes()
         if self._members.get(rank) is connection:
-            lost = b"its connection ended without goodbye"
+            lost = connection.lost.encode()
             self._store.after(VERDICT_S if rank in self._guards else 0, lambda: self._declare_dead(rank, lost))
 
 

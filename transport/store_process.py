@@ -16,7 +16,8 @@ START_S = 30.0
 class StoreProcess:
     """A store of our own in another process.
 
-    It ends with us if `until` is "owner", else after its last client: then our own death can still be told to the others.
+    It ends with us if `until` is "owner", else after its last client: then our own death can still be told to the
+    others.
 
     Attributes: `address` (host, port).
 

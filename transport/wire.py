@@ -1,8 +1,9 @@
-"""The store's language: frames, the fields in them, the handshake that opens every connection, and the socket's options.
+"""The store's language: frames, their fields, the handshake that opens every connection, and the socket's options.
 
-A frame is a header (body length, kind, request id) and a body of fields whose types each kind fixes beforehand: int64 or
-bytes. Nothing that is received is ever unpickled or evaluated. The handshake proves to both sides that the other knows the
-job token, without sending it; what follows is neither encrypted nor signed, so a network where others may alter packets needs a tunnel.
+A frame is a header (body length, kind, request id) and a body of fields whose types each kind fixes beforehand: int64
+or bytes. Nothing that is received is ever unpickled or evaluated. The handshake proves to both sides that the other
+knows the job token, without sending it; what follows is neither encrypted nor signed, so a network where others may
+alter packets needs a tunnel.
 """
 
 import enum
@@ -73,7 +74,7 @@ def pack_frame(kind, request_id, fields=()):
 
 
 def unpack_fields(body, types):
-    """The fields of `body`. `types` has one letter per field, i for int or b for bytes; a last * repeats the letter before it.
+    """The fields of `body`. `types` has a letter for each, i for int or b for bytes; a last * repeats one.
 
     Raises:
         WireError: the body does not hold exactly these fields.

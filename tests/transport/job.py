@@ -3,8 +3,8 @@
     job.py [--mpi] [--child] ACTION
 
 --mpi: with an MPI receive posted that never completes; --child: with a process of its own in another session.
-ACTION, of rank 1 only: `kill`, `exit` (code 5), `raise`; of all ranks: `report` (its surroundings, as JSON), `wait` (for a death),
-`finalize` (all end in order, but rank 1 cannot finalize MPI).
+ACTION, of rank 1 only: `kill`, `exit` (code 5), `raise`; of all ranks: `report` (its surroundings, as JSON), `wait`
+(for a death), `finalize` (all end in order, but rank 1 cannot finalize MPI).
 """
 
 import json

@@ -37,7 +37,12 @@ def alone(monkeypatch):
 
 def start(mark, command, **variables):
     return subprocess.Popen(
-        command, env=os.environ | {MARK: mark} | variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=HERE.parents[1]
+        command,
+        env=os.environ | {MARK: mark} | variables,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=HERE.parents[1],
     )
 
 
@@ -56,7 +61,9 @@ def test_one_process_is_a_job(alone):
     group.close()
 
 
-@pytest.mark.parametrize("variables", [{}, {"LANTERNE_TOKEN": "the same on all ranks"}, {"TORCHELASTIC_USE_AGENT_STORE": "True"}])
+@pytest.mark.parametrize(
+    "variables", [{}, {"LANTERNE_TOKEN": "the same on all ranks"}, {"TORCHELASTIC_USE_AGENT_STORE": "True"}]
+)
 def test_torchrun_variables(mark, alone, variables):
     ranks = start_by_torchrun_variables(mark, 3, "report", **variables)
     outputs = [rank.communicate(timeout=PATIENCE_S) for rank in ranks]
@@ -81,7 +88,9 @@ def test_torchrun_variables_and_a_death_that_of_the_stores_starter_too(mark, alo
 def test_torchrun_variables_without_a_token_on_a_network(alone):
     for name, value in (("RANK", "1"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "192.0.2.1"), ("MASTER_PORT", "29500")):
         alone.setenv(name, value)
-    with pytest.raises(InputError, match="MASTER_ADDR: got 192.0.2.1 and no LANTERNE_TOKEN, expected LANTERNE_TOKEN to be set alike"):
+    with pytest.raises(
+        InputError, match="MASTER_ADDR: got 192.0.2.1 and no LANTERNE_TOKEN, expected LANTERNE_TOKEN to be set alike"
+    ):
         bootstrap.connect()
 
 
@@ -110,7 +119,12 @@ def test_variables_refused(alone, name, value, message):
 
 def test_a_port_that_is_taken(alone):
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        place = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": str(listener.getsockname()[1])}
+        place = {
+            "RANK": "0",
+            "WORLD_SIZE": "2",
+            "MASTER_ADDR": "localhost",
+            "MASTER_PORT": str(listener.getsockname()[1]),
+        }
         for variable, value in place.items():
             alone.setenv(variable, value)
         with pytest.raises(Unavailable, match="cannot listen on localhost port .*: Address already in use"):
@@ -156,7 +170,9 @@ def test_the_address_of_a_store_for_several_hosts(alone):
     alone.delenv("LANTERNE_BIND", raising=False)
     assert bootstrap._listen_address(several_hosts=False) == "127.0.0.1"
     answers = ["127.0.1.1", "192.0.2.7"]
-    alone.setattr(bootstrap.socket, "getaddrinfo", lambda *_args, **_kwargs: [(0, 0, 0, "", (answer, 0)) for answer in answers])
+    alone.setattr(
+        bootstrap.socket, "getaddrinfo", lambda *_args, **_kwargs: [(0, 0, 0, "", (answer, 0)) for answer in answers]
+    )
     assert bootstrap._listen_address(several_hosts=True) == "192.0.2.7"
     del answers[1]
     with pytest.raises(Unavailable, match="set LANTERNE_BIND"):

@@ -17,10 +17,13 @@ from lanterne.transport.launch import MAX_WORLD_SIZE, launch
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
-from processes import MARK, PATIENCE_S, assert_none_left, marked, new_mark, wait_until  # noqa: E402
+from processes import MARK, PATIENCE_S, assert_none_left, marked, new_mark  # noqa: E402
 
 JOB = str(HERE / "job.py")
-LAUNCH = "import sys; from lanterne.transport.launch import launch; sys.exit(launch(sys.argv[3:], int(sys.argv[2]), sys.argv[1]))"
+LAUNCH = (
+    "import sys; from lanterne.transport.launch import launch; "
+    "sys.exit(launch(sys.argv[3:], int(sys.argv[2]), sys.argv[1]))"
+)
 SURVIVORS = 7
 
 
@@ -64,7 +67,13 @@ def test_every_rank_runs_and_finds_the_others(mark, launcher, world_size):
     reports = sorted((json.loads(line) for line in output.splitlines()), key=lambda report: report["rank"])
     ranks = [str(rank) for rank in range(world_size)]
     assert [report["variables"] for report in reports] == [
-        {"RANK": rank, "WORLD_SIZE": str(world_size), "LOCAL_RANK": rank, "OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
+        {
+            "RANK": rank,
+            "WORLD_SIZE": str(world_size),
+            "LOCAL_RANK": rank,
+            "OMP_NUM_THREADS": "1",
+            "NUMBA_NUM_THREADS": "1",
+        }
         for rank in ranks
     ]
     assert all(report["payloads"] == ranks and report["one_host"] for report in reports)
@@ -95,12 +104,18 @@ def test_nobody_waits_in_mpi_finalize_for_a_rank_that_cannot(mark):
     assert finish(start(mark, "mpi", 3, sys.executable, JOB, "finalize"), mark) == (0, "", "")
 
 
-VICTIMS = {"store": "lanterne.transport.store", "guard": "lanterne.transport.guard", "mpiexec": "mpiexec", "proxy": "hydra_pmi_proxy"}
+VICTIMS = {
+    "store": "lanterne.transport.store",
+    "guard": "lanterne.transport.guard",
+    "mpiexec": "mpiexec",
+    "proxy": "hydra_pmi_proxy",
+}
 
 
 @pytest.mark.parametrize(
     ("launcher", "victim"),
-    [("mpi", victim) for victim in ("launcher", *VICTIMS)] + [("direct", victim) for victim in ("launcher", "store", "guard")],
+    [("mpi", victim) for victim in ("launcher", *VICTIMS)]
+    + [("direct", victim) for victim in ("launcher", "store", "guard")],
 )
 def test_nothing_survives_the_death_of_a_helper(mark, launcher, victim):
     process = start_and_wait_until_ready(mark, launcher, 2, "--child", "wait")
@@ -152,12 +167,18 @@ def test_a_job_that_takes_too_long_is_ended(mark):
         "try: launch([sys.executable, '-c', 'import time; time.sleep(600)'], 2, 'direct', timeout_s=1)\n"
         "except TransportTimeout as error: print(error, error.peers)"
     )
-    process = subprocess.Popen([sys.executable, "-c", code], env=os.environ | {MARK: mark}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        env=os.environ | {MARK: mark},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     assert finish(process, mark) == (0, "launch: rank 0, 1 still ran after 1 s and was ended (0, 1)\n", "")
 
 
 def test_output_passes_through_unmangled(mark):
-    script = "import os, sys; text = 'ä│\\t' * 30000 + '\\n'; rank = os.environ['RANK']; rank == '0' and sys.stdout.write(text)"
+    script = "import os, sys; os.environ['RANK'] == '0' and sys.stdout.write('ä│\\t' * 30000 + '\\n')"
     for launcher in ("mpi", "direct"):
         code, output, errors = finish(start(mark, launcher, 2, sys.executable, "-X", "utf8", "-c", script), mark)
         assert (code, output, errors) == (0, "ä│\t" * 30000 + "\n", "")
@@ -171,7 +192,11 @@ def test_world_sizes_refused(world_size):
 
 @pytest.mark.parametrize(
     ("command", "launcher", "message"),
-    [([], "direct", "got command ''"), (["no-such-program"], "direct", "'no-such-program'"), (["true"], "slurm", "got launcher 'slurm'")],
+    [
+        ([], "direct", "got command ''"),
+        (["no-such-program"], "direct", "'no-such-program'"),
+        (["true"], "slurm", "got launcher 'slurm'"),
+    ],
 )
 def test_commands_refused(command, launcher, message):
     with pytest.raises(InputError, match=message):
@@ -186,12 +211,18 @@ def test_no_mpiexec(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("variables", "got"), [("", "no variables that say its rank and size"), ("PMI_RANK=0 PMI_SIZE=1 MPI_LOCALRANKID=0", "a world of 1 ranks")]
+    ("variables", "got"),
+    [
+        ("", "no variables that say its rank and size"),
+        ("PMI_RANK=0 PMI_SIZE=1 MPI_LOCALRANKID=0", "a world of 1 ranks"),
+    ],
 )
 def test_an_mpiexec_that_makes_worlds_of_one_rank(monkeypatch, tmp_path, variables, got):
     fake = tmp_path / "mpiexec"
     # mpiexec -n N COMMAND...: starts N processes that know nothing of each other.
-    fake.write_text(f'#!/bin/sh\nn=$2; shift 2; unset PMI_FD\nfor i in $(seq $n); do env {variables} "$@" & done; wait\n')
+    fake.write_text(
+        f'#!/bin/sh\nn=$2; shift 2; unset PMI_FD\nfor i in $(seq $n); do env {variables} "$@" & done; wait\n'
+    )
     fake.chmod(0o755)
     monkeypatch.setattr(launch_module, "find_mpiexec", lambda: str(fake))
     for name in ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"):
@@ -201,7 +232,8 @@ def test_an_mpiexec_that_makes_worlds_of_one_rank(monkeypatch, tmp_path, variabl
 
 
 @pytest.mark.parametrize(
-    ("status", "expected"), [(0, (0, "exited with code 0")), (3 << 8, (3, "exited with code 3")), (9, (137, "killed by signal 9 (SIGKILL)"))]
+    ("status", "expected"),
+    [(0, (0, "exited with code 0")), (3 << 8, (3, "exited with code 3")), (9, (137, "killed by signal 9 (SIGKILL)"))],
 )
 def test_exit_codes(status, expected):
     assert exit_code(status) == expected

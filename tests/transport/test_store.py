@@ -6,7 +6,8 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from lanterne.transport.store_client import StoreClient
 from lanterne.transport.store_process import StoreProcess
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from processes import MARK, assert_none_left, free_port, marked, new_mark, wait_until  # noqa: E402
+from processes import MARK, assert_none_left, free_port, marked, new_mark, wait_until
 
 TOKEN = "a token of the tests"
 
@@ -55,17 +56,6 @@ def groups(store):
 
         make.pool = pool
         yield make
-
-
-class closing:
-    def __init__(self, client):
-        self.client = client
-
-    def __enter__(self):
-        return self.client
-
-    def __exit__(self, *exception):
-        self.client.close()
 
 
 def test_values(client):
@@ -116,7 +106,9 @@ def test_get_waits_for_another_client(store, client):
 
 
 def test_a_timeout_names_key_and_store_and_a_late_answer_harms_nothing(store, client):
-    with pytest.raises(TransportTimeout, match=rf"store 127.0.0.1:{store.address[1]}: no answer to get 'late' within 0.05 s"):
+    with pytest.raises(
+        TransportTimeout, match=rf"store 127.0.0.1:{store.address[1]}: no answer to get 'late' within 0.05 s"
+    ):
         client.get("late", 0.05)
     client.set("other", b"2")
     with pytest.raises(TransportTimeout):
@@ -136,7 +128,7 @@ def test_add_is_atomic(store):
         return sums
 
     with ThreadPoolExecutor(4) as pool:
-        sums = sum(pool.map(count, range(4)), [])
+        sums = chain(*pool.map(count, range(4)))
     assert sorted(sums) == list(range(1, 201))
 
 
@@ -265,7 +257,9 @@ def test_a_scan_and_half_open_connections_while_a_job_runs(store, groups):
 def test_it_listens_on_the_address_asked_for_only(store):
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.2", store.address[1]))
-    with pytest.raises(Unavailable, match=f"cannot listen on 127.0.0.1 port {store.address[1]}: Address already in use"):
+    with pytest.raises(
+        Unavailable, match=f"cannot listen on 127.0.0.1 port {store.address[1]}: Address already in use"
+    ):
         StoreProcess(TOKEN, port=store.address[1])
     with pytest.raises(Unavailable, match="cannot listen on 192.0.2.1"):
         StoreProcess(TOKEN, bind="192.0.2.1")
@@ -371,12 +365,18 @@ def test_a_lost_store_is_noticed(store, groups):
 
 def test_the_same_rank_or_another_world_is_refused(store, groups):
     groups(2)
-    for rank, world_size, message in ((1, 2, "got rank 1 twice"), (2, 2, "got rank 2, expected 0 to 1"), (0, 3, "got a world of 3 ranks, expected 2")):
+    for rank, world_size, message in (
+        (1, 2, "got rank 1 twice"),
+        (2, 2, "got rank 2, expected 0 to 1"),
+        (0, 3, "got a world of 3 ranks, expected 2"),
+    ):
         with closing(StoreClient(store.address, TOKEN)) as client, pytest.raises(TransportError, match=message):
             Group(rank, world_size, client)
 
 
-@pytest.mark.parametrize("request_", [(wire.Kind.LEAVE, []), (wire.Kind.GATHER, [b"x", b""]), (wire.Kind.ENDED, [0, 1, b"forged"])])
+@pytest.mark.parametrize(
+    "request_", [(wire.Kind.LEAVE, []), (wire.Kind.GATHER, [b"x", b""]), (wire.Kind.ENDED, [0, 1, b"forged"])]
+)
 def test_only_members_and_guards_may_speak_as_such(client, request_):
     with pytest.raises(TransportError, match="from a client that"):
         client.call(*request_)
