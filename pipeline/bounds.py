@@ -11,8 +11,8 @@ most the makespan. So is that of the messages on each link.
 """
 
 from functools import lru_cache
-from heapq import heappop, heappush
-from itertools import groupby
+from heapq import heappop, heappush, heapreplace
+from math import inf
 from typing import NamedTuple
 
 import numpy as np
@@ -174,28 +174,32 @@ def _along(chain, ready, busy, duration, link_free):
 class _Machines:
     """One machine per stage that must do all pieces added so far, each after its release, interruptions allowed.
 
-    It ends at the largest, over releases h, of h plus the work released at h or later.
+    It ends at the largest, over releases h, of h plus the work released at h or later. `through` holds these less `added`, all
+    work so far, so that a piece changes only what was released after it.
     """
 
     def __init__(self, stages, size):
-        self.release = np.full((stages, size), -np.inf)
-        self.work = np.zeros((stages, size))
-        self.through = np.full((stages, size), -np.inf)
+        self.release = np.full((size, stages), -np.inf)
+        self.work = np.zeros((size, stages))
+        self.through = np.full((size, stages), -np.inf)
+        self.added = np.zeros(stages)
         self.used = 0
 
     def add(self, release, duration):
         """One more piece per stage."""
         n = self.used
-        known, work, through = self.release[:, :n], self.work[:, :n], self.through[:, :n]
-        column = release[:, None]
-        np.add(through, duration[:, None], out=through, where=known <= column)
-        self.through[:, n] = release + duration + np.sum(work, axis=1, where=known > column)
-        self.release[:, n], self.work[:, n] = release, duration
+        later = self.release[:n] > release
+        self.through[n] = release - self.added
+        if later.any():
+            self.through[:n] -= later * duration
+            self.through[n] += (later * self.work[:n]).sum(axis=0)
+        self.added += duration
+        self.release[n], self.work[n] = release, duration
         self.used = n + 1
 
     def finish(self):
         """(num_stages,) float64."""
-        return self.through[:, : self.used].max(axis=1, initial=-np.inf)
+        return self.through[: self.used].max(axis=0, initial=-np.inf) + self.added
 
 
 def preemptive_makespan(jobs):
@@ -204,19 +208,22 @@ def preemptive_makespan(jobs):
     Cost: O(n log n). Paper: Carlier 1982, section 2.
     """
     jobs = sorted(jobs)
-    now, best, waiting = 0.0, 0.0, []
-    releases = [(head, list(group)) for head, group in groupby(jobs, key=lambda job: job[0])]
-    for i, (head, group) in enumerate(releases):
-        now = max(now, head)
-        for _, duration, tail in group:
+    now, best, waiting, coming = 0.0, 0.0, [], 0
+    while waiting or coming < len(jobs):
+        if not waiting:
+            now = max(now, jobs[coming][0])
+        while coming < len(jobs) and jobs[coming][0] <= now:
+            _, duration, tail = jobs[coming]
             heappush(waiting, (-tail, duration))
-        until = releases[i + 1][0] if i + 1 < len(releases) else float("inf")
-        while waiting and now < until:
-            tail, left = heappop(waiting)
-            ran = min(left, until - now)
-            now += ran
-            if ran < left:
-                heappush(waiting, (tail, left - ran))
-            else:
-                best = max(best, now - tail)
+            coming += 1
+        minus_tail, left = waiting[0]
+        until = jobs[coming][0] if coming < len(jobs) else inf
+        if now + left > until:
+            heapreplace(waiting, (minus_tail, left - (until - now)))
+            now = until
+        else:
+            heappop(waiting)
+            now += left
+            if now - minus_tail > best:
+                best = now - minus_tail
     return best

@@ -39,6 +39,10 @@ class Plan:
     scheduler: str = ""
     message_order: tuple = ()
 
+    def __repr__(self):
+        ranks, actions = len(self.offsets) - 1, self.columns.shape[1]
+        return f"Plan({self.scheduler or 'unnamed'}, {self.placement.name}, {ranks} ranks, {self.microbatches} microbatches, {actions} actions)"
+
     @classmethod
     def from_actions(cls, ranks, placement, microbatches, scheduler="", message_order=()):
         """The plan of `ranks`: a sequence of sequences of Action.
