@@ -3,6 +3,7 @@
 from math import log
 
 from .events import Event
+from .track import MAX_WARM_UP_ROWS
 from .window import SortedWindow
 
 CHANGE = log(1.10)
@@ -11,7 +12,7 @@ CHANGE = log(1.10)
 class SlidingMedian:
     """Reports a change when the median of the last `rows` iterations leaves that at the last event by more than 10 %.
 
-    The first 16 iterations are skipped. Paper: GREYHOUND, section 7.2, "SlideWindow"; differs: the reference is the median at
+    The first 16 iterations are skipped, and before row 300 a job that becomes faster is warming up, as for the Tracker. Paper: GREYHOUND, section 7.2, "SlideWindow"; differs: the reference is the median at
     the last event. Attributes: `events`, as in track.Tracker.
     """
 
@@ -35,6 +36,9 @@ class SlidingMedian:
         if abs(shift) <= CHANGE:
             return None
         slow = self._reference - self._healthy > CHANGE
+        if shift < 0 and row < MAX_WARM_UP_ROWS and not self.events:
+            self._reference = self._healthy = level
+            return None
         kind = "change"
         if shift > 0 and not slow:
             kind = "onset"

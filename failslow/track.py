@@ -8,7 +8,7 @@ How it decides, all in log scale, where a slowdown is a shift whatever the lengt
    Student t with 2 degrees of freedom. A vote is capped at log(0.9 / r), r being how often this job has spikes anyway: so
    no single spike counts for much, and a job full of spikes needs more samples than a quiet one.
 3. *Votes add up* to a CUSUM in each direction. Its last zero is the onset. One in a hundred is provisional, one in a
-   million certain. r is taken to be 1 % at least, so that certainty takes four samples: three are still a jitter.
+   hundred thousand certain, given at least five samples: jitters last one to three.
 4. *Verification.* The median since the onset must have moved, by an amount that counts (ACCEPT) and that the noise, with
    its autocorrelation, does not explain.
 5. *Slow path.* The level is also compared with the level at the last event: steps of less than 10 % add up.
@@ -20,30 +20,49 @@ provisional and confirmed events, the slow path, re-anchoring.
 """
 
 from math import inf, log, pi, sin, sqrt
+from typing import NamedTuple
 
 from ..errors import InputError
 from .events import Event, incidents
 from .window import SortedWindow
 
 SHIFT = log(1.10)
-# A shift of 10 %, measured on a handful of noisy samples, reads as 8 %; half of one, as 5 %, is a step worth recording.
+# A shift counts where it may be 10 %: from two standard errors below, but never below 8 %. Half of one is a step worth recording.
 ACCEPT = log(1.08)
 SMALL = log(1.05)
-# Sums of votes, as odds: 100 to 1, a million to 1.
+# Sums of votes, as odds: 100 to 1, a hundred thousand to 1.
 PROVISIONAL = log(1e2)
-CERTAIN = log(1e6)
-MIN_SAMPLES = 4
+CERTAIN = log(1e5)
+MIN_SAMPLES = 5
+# Standard errors by which a median must have moved.
+SIGNIFICANT = 6
 SKIPPED_ROWS = 16
 MAX_WARM_UP_ROWS = 300
 WINDOW_ROWS = 64
 # The spread never counts as less: timers and logs round.
 MIN_SCALE = 0.003
-MIN_RATE, MAX_RATE = 0.01, 0.4
+MIN_RATE, MAX_RATE = 0.03, 0.4
 
 
 def median(values):
     """The lower median of a short sequence."""
     return sorted(values)[(len(values) - 1) >> 1]
+
+
+def vote(z, spread2):
+    """Log-likelihood ratio of a shift by SHIFT or more against none, of a sample at distance `z`; uncapped."""
+    z = 0.0 if z < 0.0 else SHIFT if z > SHIFT else z
+    return 1.5 * log((spread2 + z * z) / (spread2 + (SHIFT - z) ** 2))
+
+
+class _Healthy(NamedTuple):
+    """What was known of the job before an incident."""
+
+    window: SortedWindow
+    scale: float
+    spread2: float
+    up_rate: float
+    down_rate: float
 
 
 class _Run:
@@ -94,9 +113,9 @@ class Tracker:
         self._level = self._anchor = 0.0
         self._scale = MIN_SCALE
         self._spread2 = 2 * MIN_SCALE**2
-        self._agreement = 0.0
+        self._agreement = 0.25
         self._last_z = 0.0
-        self._up, self._down, self._back = _Run(0.02), _Run(0.02), _Run(0.03)
+        self._up, self._down, self._back = _Run(MIN_RATE), _Run(MIN_RATE), _Run(MIN_RATE)
         self._pending = []
         self._pushes = 0
         self._healthy = None
@@ -132,18 +151,13 @@ class Tracker:
         if -SHIFT / 2 < z < SHIFT / 2 and not self._pending and not (self.slow and y - self._anchor < SHIFT / 2):
             return self._absorb(y, z, row)
         if not self.slow or len(self._window) >= SKIPPED_ROWS:
-            up.add(self._vote(z), row)
-            down.add(self._vote(-z), row)
+            up.add(vote(z, self._spread2), row)
+            down.add(vote(-z, self._spread2), row)
         if self.slow:
-            back.add(-self._vote(y - self._anchor), row)
+            back.add(-vote(y - self._anchor, self._healthy.spread2), row)
         if up.score == down.score == back.score == 0.0:
             return self._clear(y, row)
         return self._suspect(y, row)
-
-    def _vote(self, z):
-        """Log-likelihood ratio of a shift by SHIFT or more against none, of a sample at distance `z`; uncapped."""
-        z = 0.0 if z < 0.0 else SHIFT if z > SHIFT else z
-        return 1.5 * log((self._spread2 + z * z) / (self._spread2 + (SHIFT - z) ** 2))
 
     def _skip(self, y):
         self._window.push(y)
@@ -158,11 +172,12 @@ class Tracker:
     def _error(self, count, other):
         """Standard error of the difference of the medians of `count` and `other` samples, autocorrelation included."""
         correlation = min(max(sin(pi / 2 * self._agreement), 0.0), 0.8)
-        return 1.41 * self._scale * sqrt((1 / count + 1 / other) * (1 + correlation) / (1 - correlation))
+        known = 1 + 8 / len(self._window)
+        return 1.41 * self._scale * sqrt((1 / count + 1 / other) * known * (1 + correlation) / (1 - correlation))
 
     def _absorb(self, y, z, row):
         """Let an ordinary sample into the window."""
-        self._agreement += ((1.0 if z * self._last_z > 0.0 else -1.0) - self._agreement) / 64
+        self._agreement += ((1.0 if z * self._last_z > 0.0 else -1.0) - self._agreement) / 128
         self._last_z = z
         window = self._window
         window.push(y)
@@ -182,7 +197,7 @@ class Tracker:
                 if far:
                     run.set_rate(run.rate + 1 / 256)
             if self.slow and value - self._anchor < SHIFT / 2:
-                self._back.set_rate(self._back.rate + 1 / 32)
+                self._back.set_rate(min(self._back.rate + 1 / 64, 0.2))
             event = self._absorb(value, z, row) or event
         return event
 
@@ -225,7 +240,7 @@ class Tracker:
                 event = decide(pending[run.start - row - 1 :], row)
                 if event is not None:
                     return event
-        if len(pending) >= WINDOW_ROWS:
+        if len(pending) >= WINDOW_ROWS and (self._back.score == 0.0 or self._back.start <= row - WINDOW_ROWS // 2):
             # Neither certain nor cleared: noise, or a step too small to count. It is the level now.
             for run in (self._up, self._down, self._back):
                 run.clear()
@@ -241,12 +256,16 @@ class Tracker:
     def _moved(self, suspects, reference):
         """The distance from `reference` to where `suspects` lie now, 0.0 where noise explains it."""
         recent = median(suspects[-8:]) - reference
-        if abs(recent) >= 4 * self._error(min(len(suspects), 8), len(self._window)):
+        if abs(recent) >= SIGNIFICANT * self._error(min(len(suspects), 8), len(self._window)):
             return recent
         whole = median(suspects) - reference
-        if abs(whole) >= 4 * self._error(len(suspects), len(self._window)) and recent * whole > 0.0:
+        if abs(whole) >= SIGNIFICANT * self._error(len(suspects), len(self._window)) and recent * whole > 0.0:
             return min(recent, whole, key=abs)
         return 0.0
+
+    def _counts(self, shift, suspects):
+        """Whether `shift`, measured on `suspects`, may be 10 %."""
+        return shift >= max(ACCEPT, SHIFT - 2 * self._error(min(len(suspects), 8), len(self._window)))
 
     def _rise(self, suspects, row):
         shift = self._moved(suspects, self._level)
@@ -254,7 +273,7 @@ class Tracker:
             return None
         if self.slow:
             return self._other_level(suspects, shift, row, self._up)
-        if self._level + shift - self._anchor >= ACCEPT:
+        if self._counts(self._level + shift - self._anchor, suspects):
             return self._settle("onset", suspects, self._up, row)
         return self._small_step(suspects, shift, row, self._up)
 
@@ -266,12 +285,12 @@ class Tracker:
             if self._level + shift - self._anchor < SHIFT:
                 return self._settle("relief", suspects, self._down, row)
             return self._other_level(suspects, -shift, row, self._down)
-        if not self.warm:
-            # Warm-up ends downwards; that is no event.
+        if row < MAX_WARM_UP_ROWS and not self.events:
+            # A warm-up ends downwards; that is no event.
             self._restart(suspects[-8:])
             self._anchor = self._level
             return None
-        if shift <= -ACCEPT:
+        if self._counts(-shift, suspects):
             return self._settle("change", suspects, self._down, row)
         return self._small_step(suspects, -shift, row, self._down)
 
@@ -282,9 +301,9 @@ class Tracker:
 
     def _other_level(self, suspects, shift, row, run):
         """Another level inside an incident: it must stand clear of the incident's own noise."""
-        if len(suspects) < 2 * MIN_SAMPLES or shift < max(SHIFT, 3 * self._scale):
-            return None
-        return self._settle("change", suspects, run, row)
+        if len(suspects) >= 2 * MIN_SAMPLES and shift >= 3 * self._scale and self._counts(shift, suspects):
+            return self._settle("change", suspects, run, row)
+        return self._small_step(suspects, shift, row, run)
 
     def _small_step(self, suspects, shift, row, run):
         """A step below 10 % counts where it lasts and hardly a sample of the one level could be of the other."""
@@ -305,7 +324,7 @@ class Tracker:
         new = median(values[-8:])
         small = kind == "change" and not self.slow and abs(new - old) < ACCEPT
         if kind == "onset":
-            self._healthy = (self._window, self._scale, self._up.rate, self._down.rate)
+            self._healthy = _Healthy(self._window, self._scale, self._spread2, self._up.rate, self._down.rate)
         self._restart(values)
         if kind == "relief":
             self._recover(values)
@@ -324,15 +343,14 @@ class Tracker:
         self._pending = []
         for run in (self._up, self._down, self._back):
             run.clear()
-        self._back.set_rate(0.03)
+        self._back.set_rate(MIN_RATE)
 
     def _recover(self, values):
         """After a relief: what was known of the healthy job counts again, its level too where that is the same."""
-        window, self._scale, up, down = self._healthy
-        self._spread2 = 2 * self._scale**2
-        self._up.set_rate(up)
-        self._down.set_rate(down)
-        if abs(self._level - window.median()) < max(0.03, 3 * self._error(len(values), len(window))):
+        window, self._scale, self._spread2, up_rate, down_rate = self._healthy
+        self._up.set_rate(up_rate)
+        self._down.set_rate(down_rate)
+        if abs(self._level - window.median()) < max(0.015, 2 * self._error(len(values), len(window))):
             for value in values:
                 window.push(value)
             self._window, self._level = window, window.median()
