@@ -61,7 +61,7 @@ def _core(rng, rows, noise):
     """Student-t noise with autocorrelation: a Gaussian AR(1), each value over its own chi.
 
     So the marginal is exactly a t and the sign lingers, while an extreme value is extreme alone, as in real series. Quartiles
-    are those of a Gaussian of `sigma`. Iterations hardly ever take much less than usual: the low tail ends at -0.3.
+    are those of a Gaussian of `sigma`. Iterations cannot take much less than usual: the low tail ends at 3 sigma.
     """
     import numpy as np
 
@@ -72,7 +72,7 @@ def _core(rng, rows, noise):
         last = gauss[row] = noise.correlation * last + shocks[row]
     student = gauss / np.sqrt(rng.chisquare(noise.dof, size=rows) / noise.dof)
     quartile = {1: 1.0, 2: 0.8165}[noise.dof]
-    return np.clip(noise.sigma * 0.6745 / quartile * student, -0.3, None)
+    return np.clip(noise.sigma * 0.6745 / quartile * student, -3 * noise.sigma, None)
 
 
 def _discernible(noise, severity, rows):

@@ -172,7 +172,7 @@ class Tracker:
     def _error(self, count, other):
         """Standard error of the difference of the medians of `count` and `other` samples, autocorrelation included."""
         correlation = min(max(sin(pi / 2 * self._agreement), 0.0), 0.8)
-        known = 1 + 8 / len(self._window)
+        known = 1 + 16 / len(self._window)
         return 1.41 * self._scale * sqrt((1 / count + 1 / other) * known * (1 + correlation) / (1 - correlation))
 
     def _absorb(self, y, z, row):
@@ -213,7 +213,7 @@ class Tracker:
         if self.slow:
             return None
         drift = self._level - self._anchor
-        limit = 4 * self._error(len(window) / 2, WINDOW_ROWS)
+        limit = SIGNIFICANT * self._error(len(window) / 2, WINDOW_ROWS)
         if drift < -max(0.03, limit):
             self._anchor = self._level
         elif drift > max(SHIFT, limit) and len(window) >= WINDOW_ROWS // 2:
