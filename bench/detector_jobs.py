@@ -5,15 +5,13 @@ freedom, lag-1 autocorrelation up to 0.7, 0 to 13 % of spikes (up to x9), jitter
 35 % over 100 to 300 iterations, drifts of up to 5 %. Slow spells are 10 % to x5, 6 iterations to the rest of the job.
 
 A label stands for what an expert would mark in a plot: where the drawn severity would drown in the drawn noise, it is raised
-until the shift is six standard errors of a median, autocorrelation included, over at most 16 iterations (`discernible`).
+until the shift is six standard errors of a median (eight in spells of fewer than 16 iterations), autocorrelation included, over at most 16 iterations (`discernible`).
 """
 
 from dataclasses import dataclass, field
 from math import log, sqrt
 
-# Kinds and their weights; the first seven are healthy.
-HEALTHY = ("plain", "warm_up", "jitter", "spiky", "drift", "correlated", "bump")
-SLOW = ("step", "permanent", "short", "repeated", "adding_up", "ladder", "noisy", "ramp", "faster", "weak", "quiet_short")
+HEALTHY = ("plain", "warm_up", "jitter", "spiky", "drift", "correlated", "bump", "periodic")
 SEED = 20260
 
 
@@ -48,13 +46,17 @@ class _Noise:
 
 
 def _draw_noise(rng, kind):
-    sigma = min(max(10 ** rng.normal(-2.0, 0.45), 0.0002), 0.07)
-    correlation = rng.uniform(0.3, 0.7) if kind == "correlated" else rng.uniform(0.0, 0.7) if rng.random() < 0.4 else 0.0
-    rate = rng.uniform(0.04, 0.13) if kind == "spiky" else rng.uniform(0.0, 0.05) if rng.random() < 0.5 else 0.0
+    # Median 1 %; the extremes, 0.02 and 7 %, lie 2.4 standard deviations below and above in log scale.
+    deviate = rng.normal()
+    sigma = min(max(10 ** (-2.0 + deviate * (0.35 if deviate > 0 else 0.7)), 0.0002), 0.07)
+    correlation = rng.uniform(0.3, 0.7) if kind == "correlated" else rng.uniform(0.0, 0.7) if rng.random() < 0.6 else 0.0
+    rate = rng.uniform(0.04, 0.13) if kind.startswith("spiky") else rng.uniform(0.0, 0.08) if rng.random() < 0.6 else 0.0
     jitters = int(rng.integers(4, 9)) if kind == "jitter" else int(rng.integers(0, 5))
     if kind == "adding_up":
         sigma = min(sigma, 0.008)
-    return _Noise(sigma, int(rng.integers(1, 3)), correlation, rate, jitters)
+    # Real jobs of much noise have it in their spread, not in their tails.
+    dof = int(rng.integers(1, 3)) if sigma < 0.03 else 2
+    return _Noise(sigma, dof, correlation, rate, jitters)
 
 
 def _core(rng, rows, noise):
@@ -76,9 +78,10 @@ def _core(rng, rows, noise):
 
 
 def _discernible(noise, severity, rows):
-    """`severity` (a log ratio), raised to six standard errors of the median of `rows` samples."""
+    """`severity` (a log ratio), raised to six standard errors of the median of `rows` samples, eight for fewer than 16."""
     inflation = (1 + noise.correlation) / (1 - noise.correlation)
-    return max(severity, 6 * 1.25 * noise.sigma * sqrt(inflation / min(rows, 16)))
+    errors = 6 if rows >= 16 else 8
+    return max(severity, errors * 1.25 * noise.sigma * sqrt(inflation / min(rows, 16)))
 
 
 def _severity(rng):
@@ -99,7 +102,10 @@ class _Builder:
         self.level[row:] += amount
 
     def label(self, kind, row, amount, tolerance=4):
-        self.labels.append(Label(kind, row, float(2.718281828459045**amount), tolerance))
+        """Label a change of `amount`; the best split of two noisy levels is off by (noise / amount)^2 rows, times a constant."""
+        inflation = (1 + self.noise.correlation) / (1 - self.noise.correlation)
+        blur = 8 * inflation * (1.25 * self.noise.sigma / amount) ** 2
+        self.labels.append(Label(kind, row, float(2.718281828459045**amount), tolerance + min(round(blur), 20)))
 
     def spell(self, start, stop, amount, tolerance=4):
         """A slow spell of rows [start, stop); open-ended where `stop` is None."""
@@ -138,6 +144,13 @@ def _bump(build):
         size = build.rng.uniform(0.02, 0.04)
         build.shift(start, size)
         build.shift(start + int(build.rng.integers(20, 60)), -size)
+
+
+def _periodic(build):
+    """An evaluation or a checkpoint of 1 to 3 iterations, every 20 to 60."""
+    period, length = int(build.rng.integers(20, 60)), int(build.rng.integers(1, 4))
+    for start in range(period, build.rows - length, period):
+        build.level[start : start + length] += log(build.rng.uniform(1.5, 4.0))
 
 
 def _step(build):
@@ -248,7 +261,7 @@ _SHAPES = {
     "plain": _plain, "jitter": _plain, "spiky": _plain, "correlated": _plain, "warm_up": _warm_up, "drift": _drift,
     "bump": _bump, "step": _step, "permanent": _permanent, "short": _short, "repeated": _repeated,
     "adding_up": _adding_up, "ladder": _ladder, "noisy": _noisy, "ramp": _ramp, "faster": _faster, "weak": _weak,
-    "quiet_short": _quiet_short,
+    "quiet_short": _quiet_short, "periodic": _periodic, "spiky_step": _step, "spiky_repeated": _repeated,
 }  # fmt: skip
 
 
@@ -276,7 +289,7 @@ def make_job(kind, seed):
     import numpy as np
 
     rng = np.random.default_rng([SEED, seed, list(_SHAPES).index(kind)])
-    rows = int(rng.integers(450, 1300))
+    rows = int(rng.integers(500, 1500))
     noise = _draw_noise(rng, kind)
     build = _Builder(rng, rows, noise)
     _SHAPES[kind](build)

@@ -34,6 +34,8 @@ SMALL = log(1.05)
 PROVISIONAL = log(1e2)
 CERTAIN = log(1e5)
 MIN_SAMPLES = 5
+# Up to three of the votes may come from a jitter, of which there is one in 400 iterations: CERTAIN - log(400).
+JITTER = log(1e5 / 400)
 # Standard errors by which a median must have moved.
 SIGNIFICANT = 6
 SKIPPED_ROWS = 16
@@ -49,10 +51,11 @@ def median(values):
     return sorted(values)[(len(values) - 1) >> 1]
 
 
-def vote(z, spread2):
-    """Log-likelihood ratio of a shift by SHIFT or more against none, of a sample at distance `z`; uncapped."""
-    z = 0.0 if z < 0.0 else SHIFT if z > SHIFT else z
-    return 1.5 * log((spread2 + z * z) / (spread2 + (SHIFT - z) ** 2))
+def vote(z, spread2, shift=SHIFT):
+    """Log-likelihood ratio of a shift by `shift` or more against none, of a sample at distance `z`; uncapped."""
+    z = 0.0 if z < 0.0 else z
+    short = shift - z if z < shift else 0.0
+    return 1.5 * log((spread2 + z * z) / (spread2 + short * short))
 
 
 class _Healthy(NamedTuple):
@@ -119,6 +122,7 @@ class Tracker:
         self._pending = []
         self._pushes = 0
         self._healthy = None
+        self._return_shift = SHIFT
 
     @property
     def incidents(self):
@@ -154,7 +158,7 @@ class Tracker:
             up.add(vote(z, self._spread2), row)
             down.add(vote(-z, self._spread2), row)
         if self.slow:
-            back.add(-vote(y - self._anchor, self._healthy.spread2), row)
+            back.add(-vote(y - self._anchor, self._healthy.spread2, self._return_shift), row)
         if up.score == down.score == back.score == 0.0:
             return self._clear(y, row)
         return self._suspect(y, row)
@@ -191,9 +195,10 @@ class Tracker:
         pending.append(y)
         self._pending = []
         event = None
+        spike = max(SHIFT / 2, 2 * self._scale)
         for value in pending:
             z = value - self._level
-            for run, far in ((self._up, z > SHIFT / 2), (self._down, z < -SHIFT / 2)):
+            for run, far in ((self._up, z > spike), (self._down, z < -spike)):
                 if far:
                     run.set_rate(run.rate + 1 / 256)
             if self.slow and value - self._anchor < SHIFT / 2:
@@ -210,17 +215,23 @@ class Tracker:
             run.set_rate(run.rate * (1 - 8 / 256))
         if not self.warm:
             self._review_warm_up(row)
-        if self.slow:
-            return None
         drift = self._level - self._anchor
+        full = len(window) >= WINDOW_ROWS // 2
+        if self.slow:
+            return self._slow_path("relief", row, drift) if full and drift < SHIFT / 2 else None
         limit = SIGNIFICANT * self._error(len(window) / 2, WINDOW_ROWS)
         if drift < -max(0.03, limit):
             self._anchor = self._level
-        elif drift > max(SHIFT, limit) and len(window) >= WINDOW_ROWS // 2:
-            values = list(window.values)
-            start = row + 1 - len(values) + split(values, self._anchor, self._level)
-            return self._confirm("onset", start, row, row, values[start - row - 1 :], self._anchor)
+        elif full and drift > max(SHIFT, limit):
+            return self._slow_path("onset", row, drift)
         return None
+
+    def _slow_path(self, kind, row, drift):
+        """Confirm what the window as a whole shows: it has left the anchor, or an incident's has come back to it."""
+        values = list(self._window.values)
+        old = self._anchor if kind == "onset" else self._anchor + self._return_shift
+        start = split(values, old, self._anchor + drift)
+        return self._confirm(kind, row + 1 - len(values) + start, row, row, values[start:], old)
 
     def _review_warm_up(self, row):
         """Warm-up is over once two successive half windows agree; until then the reference follows downwards."""
@@ -236,7 +247,7 @@ class Tracker:
         pending = self._pending
         pending.append(y)
         for run, decide in ((self._back, self._relief), (self._up, self._rise), (self._down, self._fall)):
-            if run.score >= CERTAIN and len(pending) >= MIN_SAMPLES:
+            if run.score >= max(CERTAIN, JITTER + 3 * run.cap) and len(pending) >= MIN_SAMPLES:
                 event = decide(pending[run.start - row - 1 :], row)
                 if event is not None:
                     return event
@@ -329,6 +340,9 @@ class Tracker:
         if kind == "relief":
             self._recover(values)
         self.slow = kind == "onset" or (self.slow and kind != "relief")
+        if self.slow:
+            # In a noisy job the relief is easier to see half way to the incident's level than at SHIFT.
+            self._return_shift = max(SHIFT, min((self._level - self._anchor) / 2, 4 * self._healthy.scale))
         self.warm = True
         if not self.slow and not small:
             self._anchor = self._level
