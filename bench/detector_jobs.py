@@ -9,7 +9,7 @@ until the shift is six standard errors of a median (eight in spells of fewer tha
 """
 
 from dataclasses import dataclass, field
-from math import log, sqrt
+from math import exp, log, sqrt
 
 HEALTHY = ("plain", "warm_up", "jitter", "spiky", "drift", "correlated", "bump", "periodic")
 SEED = 20260
@@ -105,7 +105,7 @@ class _Builder:
         """Label a change of `amount`; the best split of two noisy levels is off by (noise / amount)^2 rows, times a constant."""
         inflation = (1 + self.noise.correlation) / (1 - self.noise.correlation)
         blur = 8 * inflation * (1.25 * self.noise.sigma / amount) ** 2
-        self.labels.append(Label(kind, row, float(2.718281828459045**amount), tolerance + min(round(blur), 20)))
+        self.labels.append(Label(kind, row, exp(amount), tolerance + min(round(blur), 20)))
 
     def spell(self, start, stop, amount, tolerance=4):
         """A slow spell of rows [start, stop); open-ended where `stop` is None."""

@@ -1,6 +1,6 @@
 """A sliding median: the simple detector that others are measured against."""
 
-from math import log
+from math import exp, log
 
 from .events import Event
 from .track import MAX_WARM_UP_ROWS
@@ -47,6 +47,6 @@ class SlidingMedian:
         if kind == "relief" or (kind == "change" and not slow):
             self._healthy = level
         self._reference = level
-        event = Event(kind, row - window.capacity // 2, row, row, 2.718281828459045**shift)
+        event = Event(kind, row - window.capacity // 2, row, row, exp(shift))
         self.events.append(event)
         return event

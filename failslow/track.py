@@ -7,8 +7,9 @@ How it decides, all in log scale, where a slowdown is a shift whatever the lengt
 2. *Votes.* Each sample votes with the log-likelihood ratio of "shifted by 10 % or more" against "not shifted", under a
    Student t with 2 degrees of freedom. A vote is capped at log(0.9 / r), r being how often this job has spikes anyway: so
    no single spike counts for much, and a job full of spikes needs more samples than a quiet one.
-3. *Votes add up* to a CUSUM in each direction. Its last zero is the onset. One in a hundred is provisional, one in a
-   hundred thousand certain, given at least five samples: jitters last one to three.
+3. *Votes add up* to a CUSUM in each direction. Its last zero is the onset. Odds of 100 to 1 are provisional. Odds of a million
+   to 1 are certain, or of 100,000 to 1 where the samples agree with each other, as spikes that happen to meet do not; always with
+   at least five samples, for jitters last one to three.
 4. *Verification.* The median since the onset must have moved, by an amount that counts (ACCEPT) and that the noise, with
    its autocorrelation, does not explain.
 5. *Slow path.* The level is also compared with the level at the last event: steps of less than 10 % add up.
@@ -19,43 +20,27 @@ Paper: Wu et al. (GREYHOUND), section 4.2; differs: no run-length posterior (boc
 provisional and confirmed events, the slow path, re-anchoring.
 """
 
-from math import inf, log, pi, sin, sqrt
+from math import exp, inf, log, pi, sin, sqrt
 from typing import NamedTuple
 
 from ..errors import InputError
 from .events import Event, incidents
+from .votes import CERTAIN, LIKELY, MIN_RATE, SHIFT, Run, median, split, vote
 from .window import SortedWindow
 
-SHIFT = log(1.10)
-# A shift counts where it may be 10 %: from two standard errors below, but never below 8 %. Half of one is a step worth recording.
+# A shift that lasts 8 rows counts from one standard error below 10 %, but never below 8 %. Half of one is a step worth recording.
 ACCEPT = log(1.08)
 SMALL = log(1.05)
-# Sums of votes, as odds: 100 to 1, a hundred thousand to 1.
-PROVISIONAL = log(1e2)
-CERTAIN = log(1e5)
 MIN_SAMPLES = 5
-# Up to three of the votes may come from a jitter, of which there is one in 400 iterations: CERTAIN - log(400).
-JITTER = log(1e5 / 400)
+# Three of the votes may come from a jitter, once in some hundred iterations: the rest must still make 250 to 1.
+JITTER = log(250)
 # Standard errors by which a median must have moved.
-SIGNIFICANT = 6
+SIGNIFICANT = 5.5
 SKIPPED_ROWS = 16
 MAX_WARM_UP_ROWS = 300
 WINDOW_ROWS = 64
 # The spread never counts as less: timers and logs round.
 MIN_SCALE = 0.003
-MIN_RATE, MAX_RATE = 0.03, 0.4
-
-
-def median(values):
-    """The lower median of a short sequence."""
-    return sorted(values)[(len(values) - 1) >> 1]
-
-
-def vote(z, spread2, shift=SHIFT):
-    """Log-likelihood ratio of a shift by `shift` or more against none, of a sample at distance `z`; uncapped."""
-    z = 0.0 if z < 0.0 else z
-    short = shift - z if z < shift else 0.0
-    return 1.5 * log((spread2 + z * z) / (spread2 + short * short))
 
 
 class _Healthy(NamedTuple):
@@ -66,37 +51,6 @@ class _Healthy(NamedTuple):
     spread2: float
     up_rate: float
     down_rate: float
-
-
-class _Run:
-    """A CUSUM of votes. `start` is the first row since its last zero, `suspected` the row at which it became provisional."""
-
-    __slots__ = ("cap", "rate", "score", "start", "suspected")
-
-    def __init__(self, rate):
-        self.score = 0.0
-        self.start = self.suspected = None
-        self.set_rate(rate)
-
-    def set_rate(self, rate):
-        """Expect a share `rate` of healthy samples to look shifted."""
-        self.rate = min(max(rate, MIN_RATE), MAX_RATE)
-        self.cap = log(0.9 / self.rate)
-
-    def add(self, vote, row):
-        cap = self.cap
-        vote = cap if vote > cap else -cap if vote < -cap else vote
-        if self.score == 0.0:
-            if vote <= 0.0:
-                return
-            self.start, self.suspected = row, None
-        # Without a limit a run that verification keeps refusing would take forever to clear.
-        self.score = min(max(self.score + vote, 0.0), CERTAIN + 2 * cap)
-        if self.suspected is None and self.score >= PROVISIONAL:
-            self.suspected = row
-
-    def clear(self):
-        self.score = 0.0
 
 
 class Tracker:
@@ -113,14 +67,15 @@ class Tracker:
         self.slow = False
         self.warm = False
         self._window = SortedWindow(SKIPPED_ROWS)
-        self._level = self._anchor = 0.0
+        self._level = self._anchor = self._base = 0.0
         self._scale = MIN_SCALE
         self._spread2 = 2 * MIN_SCALE**2
         self._agreement = 0.25
         self._last_z = 0.0
-        self._up, self._down, self._back = _Run(MIN_RATE), _Run(MIN_RATE), _Run(MIN_RATE)
+        self._up, self._down, self._back = Run(MIN_RATE), Run(MIN_RATE), Run(MIN_RATE)
         self._pending = []
         self._pushes = 0
+        self._forget = 1 / 64
         self._healthy = None
         self._return_shift = SHIFT
 
@@ -132,7 +87,7 @@ class Tracker:
     @property
     def level_s(self):
         """The current level, seconds; None before any row."""
-        return 2.718281828459045**self._level if self.row else None
+        return exp(self._level) if self.row else None
 
     def update(self, time_s):
         """Take the next iteration's time in seconds; return an Event that became provisional or confirmed, else None.
@@ -152,13 +107,13 @@ class Tracker:
             return None
         z = y - self._level
         up, down, back = self._up, self._down, self._back
-        if -SHIFT / 2 < z < SHIFT / 2 and not self._pending and not (self.slow and y - self._anchor < SHIFT / 2):
+        if -SHIFT / 2 < z < SHIFT / 2 and not self._pending and not (self.slow and y - self._base < SHIFT / 2):
             return self._absorb(y, z, row)
         if not self.slow or len(self._window) >= SKIPPED_ROWS:
             up.add(vote(z, self._spread2), row)
             down.add(vote(-z, self._spread2), row)
         if self.slow:
-            back.add(-vote(y - self._anchor, self._healthy.spread2, self._return_shift), row)
+            back.add(-vote(y - self._base, self._healthy.spread2, self._return_shift), row)
         if up.score == down.score == back.score == 0.0:
             return self._clear(y, row)
         return self._suspect(y, row)
@@ -200,8 +155,8 @@ class Tracker:
             z = value - self._level
             for run, far in ((self._up, z > spike), (self._down, z < -spike)):
                 if far:
-                    run.set_rate(run.rate + 1 / 256)
-            if self.slow and value - self._anchor < SHIFT / 2:
+                    run.set_rate(run.rate + self._forget)
+            if self.slow and value - self._base < SHIFT / 2:
                 self._back.set_rate(min(self._back.rate + 1 / 64, 0.2))
             event = self._absorb(value, z, row) or event
         return event
@@ -211,26 +166,27 @@ class Tracker:
         window = self._window
         if len(window) >= SKIPPED_ROWS:
             self._set_scale()
+        self._forget = 1 / min(64 + self._pushes, 256)
         for run in (self._up, self._down):
-            run.set_rate(run.rate * (1 - 8 / 256))
+            run.set_rate(run.rate * (1 - 8 * self._forget))
         if not self.warm:
             self._review_warm_up(row)
         drift = self._level - self._anchor
         full = len(window) >= WINDOW_ROWS // 2
         if self.slow:
-            return self._slow_path("relief", row, drift) if full and drift < SHIFT / 2 else None
+            return self._slow_path("relief", row) if full and self._level - self._base < SHIFT / 2 else None
         limit = SIGNIFICANT * self._error(len(window) / 2, WINDOW_ROWS)
         if drift < -max(0.03, limit):
             self._anchor = self._level
         elif full and drift > max(SHIFT, limit):
-            return self._slow_path("onset", row, drift)
+            return self._slow_path("onset", row)
         return None
 
-    def _slow_path(self, kind, row, drift):
+    def _slow_path(self, kind, row):
         """Confirm what the window as a whole shows: it has left the anchor, or an incident's has come back to it."""
         values = list(self._window.values)
-        old = self._anchor if kind == "onset" else self._anchor + self._return_shift
-        start = split(values, old, self._anchor + drift)
+        old = self._anchor if kind == "onset" else self._base + self._return_shift
+        start = split(values, old, self._level)
         return self._confirm(kind, row + 1 - len(values) + start, row, row, values[start:], old)
 
     def _review_warm_up(self, row):
@@ -247,10 +203,12 @@ class Tracker:
         pending = self._pending
         pending.append(y)
         for run, decide in ((self._back, self._relief), (self._up, self._rise), (self._down, self._fall)):
-            if run.score >= max(CERTAIN, JITTER + 3 * run.cap) and len(pending) >= MIN_SAMPLES:
-                event = decide(pending[run.start - row - 1 :], row)
-                if event is not None:
-                    return event
+            if run.score >= LIKELY and row - run.start >= MIN_SAMPLES - 1:
+                suspects = pending[run.start - row - 1 :]
+                if run is self._back or run.score >= max(CERTAIN, JITTER + 3 * run.cap) or self._agree(suspects):
+                    event = decide(suspects, row)
+                    if event is not None:
+                        return event
         if len(pending) >= WINDOW_ROWS and (self._back.score == 0.0 or self._back.start <= row - WINDOW_ROWS // 2):
             # Neither certain nor cleared: noise, or a step too small to count. It is the level now.
             for run in (self._up, self._down, self._back):
@@ -259,10 +217,15 @@ class Tracker:
         for run, sign, kind in ((self._back, -1, "relief"), (self._up, 1, "onset"), (self._down, -1, "change")):
             if run.score and run.suspected == row:
                 kind = "change" if run is self._up and self.slow else kind
-                ratio = 2.718281828459045 ** (median(pending[run.start - row - 1 :]) - self._level)
+                ratio = exp(median(pending[run.start - row - 1 :]) - self._level)
                 if sign * (ratio - 1) > 0:
                     return Event(kind, run.start, row, None, ratio)
         return None
+
+    def _agree(self, suspects):
+        """Whether `suspects` lie together as closely as one level's samples do; spikes that happen to meet do not."""
+        ordered = sorted(suspects[-8:])
+        return ordered[-2] - ordered[1] <= max(4 * self._scale, SHIFT / 2)
 
     def _moved(self, suspects, reference):
         """The distance from `reference` to where `suspects` lie now, 0.0 where noise explains it."""
@@ -275,8 +238,9 @@ class Tracker:
         return 0.0
 
     def _counts(self, shift, suspects):
-        """Whether `shift`, measured on `suspects`, may be 10 %."""
-        return shift >= max(ACCEPT, SHIFT - 2 * self._error(min(len(suspects), 8), len(self._window)))
+        """Whether `shift`, measured on `suspects`, is 10 %; within its standard error where it lasts."""
+        allowance = self._error(8, len(self._window)) if len(suspects) >= 8 else 0.0
+        return shift >= max(ACCEPT, SHIFT - allowance)
 
     def _rise(self, suspects, row):
         shift = self._moved(suspects, self._level)
@@ -293,7 +257,7 @@ class Tracker:
         if len(suspects) < MIN_SAMPLES or shift > -SMALL:
             return None
         if self.slow:
-            if self._level + shift - self._anchor < SHIFT:
+            if self._level + shift - self._base < SHIFT:
                 return self._settle("relief", suspects, self._down, row)
             return self._other_level(suspects, -shift, row, self._down)
         if row < MAX_WARM_UP_ROWS and not self.events:
@@ -306,7 +270,7 @@ class Tracker:
         return self._small_step(suspects, -shift, row, self._down)
 
     def _relief(self, suspects, row):
-        if len(suspects) < MIN_SAMPLES or abs(median(suspects[-8:]) - self._anchor) > SMALL:
+        if len(suspects) < MIN_SAMPLES or median(suspects[-8:]) - self._base > SMALL:
             return None
         return self._settle("relief", suspects, self._back, row)
 
@@ -335,6 +299,8 @@ class Tracker:
         new = median(values[-8:])
         small = kind == "change" and not self.slow and abs(new - old) < ACCEPT
         if kind == "onset":
+            # What counts as recovered is the level just before, be it that of the last event or a little above.
+            self._base = max(self._anchor, self._level) if self._level < self._anchor + SHIFT else self._anchor
             self._healthy = _Healthy(self._window, self._scale, self._spread2, self._up.rate, self._down.rate)
         self._restart(values)
         if kind == "relief":
@@ -342,11 +308,11 @@ class Tracker:
         self.slow = kind == "onset" or (self.slow and kind != "relief")
         if self.slow:
             # In a noisy job the relief is easier to see half way to the incident's level than at SHIFT.
-            self._return_shift = max(SHIFT, min((self._level - self._anchor) / 2, 4 * self._healthy.scale))
+            self._return_shift = max(SHIFT, min((self._level - self._base) / 2, 4 * self._healthy.scale))
         self.warm = True
         if not self.slow and not small:
             self._anchor = self._level
-        event = Event(kind, index, provisional_at, row, 2.718281828459045 ** (new - old))
+        event = Event(kind, index, provisional_at, row, exp(new - old))
         self.events.append(event)
         return event
 
@@ -368,17 +334,3 @@ class Tracker:
             for value in values:
                 window.push(value)
             self._window, self._level = window, window.median()
-
-
-def split(values, old, new):
-    """Index in `values` from which on they lie nearer to `new` than to `old`: the best single split."""
-    middle, limit = (old + new) / 2, abs(new - old) / 2
-    sign = 1.0 if new > old else -1.0
-    total = lowest = 0.0
-    start = 0
-    for index, value in enumerate(values):
-        vote = sign * (value - middle)
-        total += max(-limit, min(limit, vote))
-        if total < lowest:
-            lowest, start = total, index + 1
-    return min(start, len(values) - 1)

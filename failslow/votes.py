@@ -1,0 +1,73 @@
+"""Votes for and against a shift, their running sum, and where a shift began. All in log scale."""
+
+from math import log
+
+SHIFT = log(1.10)
+# Sums of votes, as odds. Reliefs and suspects that agree with each other need the middle one.
+PROVISIONAL = log(1e2)
+LIKELY = log(1e5)
+CERTAIN = log(1e6)
+MIN_RATE, MAX_RATE = 0.03, 0.4
+
+
+def median(values):
+    """The lower median of a short sequence."""
+    return sorted(values)[(len(values) - 1) >> 1]
+
+
+def vote(z, spread2, shift=SHIFT):
+    """Log-likelihood ratio of a shift by `shift` or more against none, of a sample at distance `z`; uncapped."""
+    z = 0.0 if z < 0.0 else z
+    short = shift - z if z < shift else 0.0
+    return 1.5 * log((spread2 + z * z) / (spread2 + short * short))
+
+
+class Run:
+    """A CUSUM of votes.
+
+    Attributes: `score`; `start`: first row since its last zero; `suspected`: row at which it became provisional; `cap`: the most
+    that one vote counts; `rate`: the share of healthy samples that look shifted.
+    """
+
+    __slots__ = ("cap", "rate", "score", "start", "suspected")
+
+    def __init__(self, rate):
+        self.score = 0.0
+        self.start = self.suspected = None
+        self.set_rate(rate)
+
+    def set_rate(self, rate):
+        """Expect a share `rate` of healthy samples to look shifted."""
+        self.rate = min(max(rate, MIN_RATE), MAX_RATE)
+        self.cap = log(0.9 / self.rate)
+
+    def add(self, vote, row):
+        """Count the vote of `row`."""
+        cap = self.cap
+        vote = cap if vote > cap else -cap if vote < -cap else vote
+        if self.score == 0.0:
+            if vote <= 0.0:
+                return
+            self.start, self.suspected = row, None
+        # Without a limit a run that verification keeps refusing would take forever to clear.
+        self.score = min(max(self.score + vote, 0.0), CERTAIN + 2 * cap)
+        if self.suspected is None and self.score >= PROVISIONAL:
+            self.suspected = row
+
+    def clear(self):
+        """Back to zero; the rate stays."""
+        self.score = 0.0
+
+
+def split(values, old, new):
+    """Index in `values` from which on they lie nearer to `new` than to `old`: the best single split."""
+    middle, limit = (old + new) / 2, abs(new - old) / 2
+    sign = 1.0 if new > old else -1.0
+    total = lowest = 0.0
+    start = 0
+    for index, value in enumerate(values):
+        vote = sign * (value - middle)
+        total += max(-limit, min(limit, vote))
+        if total < lowest:
+            lowest, start = total, index + 1
+    return min(start, len(values) - 1)
