@@ -19,6 +19,7 @@ COMMANDS = {
     "rebalance": ("rebalance", "distribute microbatches over groups of different speed"),
     "bench kernels": ("kernels", "benchmark the reductions of one CPU or GPU against a plain copy"),
     "schedule": ("schedule", "make, check, price, draw or export a collective schedule"),
+    "cost": ("cost", "alpha-beta study over sizes, rank counts and delays"),
     "pipeline plan": ("pipeline_plan", "plan a pipeline for slow links, unequal stages and little memory"),
     "pipeline simulate": ("pipeline_simulate", "price a pipeline plan under other delays, or with blocking sends"),
     "pipeline sweep": ("pipeline_sweep", "draw makespan over link delay, bandwidth or memory, one line per scheduler"),

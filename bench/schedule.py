@@ -33,7 +33,10 @@ def add_arguments(parser):
     parser.add_argument("--chunks", type=int, metavar="M", help="number of chunks (default: the algorithm's own)")
     parser.add_argument("--root", type=int, metavar="R", help="root of broadcast and reduce (default: 0)")
     parser.add_argument("--late-rank", type=int, metavar="R", help="the rank that comes last (default: the last one)")
-    add_model_arguments(parser)
+    parser.add_argument("--nbytes", default="1GiB", metavar="SIZE", help="buffer size (default: 1GiB)")
+    parser.add_argument("--alpha", default="3us", metavar="TIME", help="start-up time of a message (default: 3us)")
+    parser.add_argument("--bandwidth", default="450GB/s", metavar="RATE", help="of a rank, each way (default: 450GB/s)")
+    parser.add_argument("--gamma", metavar="RATE", help="rate at which a rank adds (default: adding is free)")
     parser.add_argument("--delay", default="0", metavar="TIME", help="how late the late rank comes (default: 0)")
     parser.add_argument("--format", choices=FORMATS, default="table", help="default: table")
     parser.add_argument(
@@ -42,25 +45,13 @@ def add_arguments(parser):
     parser.add_argument("--list", action="store_true", help="list the algorithms of COLLECTIVE and stop")
 
 
-def add_model_arguments(parser):
-    """The options of the cost model."""
-    parser.add_argument("--nbytes", default="1GiB", metavar="SIZE", help="buffer size (default: 1GiB)")
-    parser.add_argument("--alpha", default="3us", metavar="TIME", help="start-up time of a message (default: 3us)")
-    parser.add_argument(
-        "--bandwidth", default="450GB/s", metavar="RATE", help="of each rank, each direction (default: 450GB/s)"
-    )
-    parser.add_argument(
-        "--gamma", metavar="RATE", help="rate at which a rank adds what it receives (default: adding is free)"
-    )
-
-
 def model_from(args):
-    """(nbytes, CostModel) of the options of add_model_arguments."""
+    """The CostModel of --alpha, --bandwidth and --gamma."""
     from ..collectives.cost import CostModel
 
     gamma = 1 / parse_rate_bytes_per_s(args.gamma, "--gamma") if args.gamma else 0.0
     beta = 1 / parse_rate_bytes_per_s(args.bandwidth, "--bandwidth")
-    return parse_nbytes(args.nbytes, "--nbytes"), CostModel(parse_time_s(args.alpha, "--alpha"), beta, gamma)
+    return CostModel(parse_time_s(args.alpha, "--alpha"), beta, gamma)
 
 
 def run(args):
@@ -68,7 +59,7 @@ def run(args):
     from ..collectives.contracts import CONTRACTS
     from ..collectives.registry import algorithms_for, make_schedule
 
-    nbytes, model = model_from(args)
+    nbytes, model = parse_nbytes(args.nbytes, "--nbytes"), model_from(args)
     delay_s = parse_time_s(args.delay, "--delay")
     if args.list:
         return _list(algorithms_for(args.what), args.ranks)

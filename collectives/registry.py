@@ -34,6 +34,10 @@ def _any(p):
     return None
 
 
+def _levels(p):
+    return (p - 1).bit_length()
+
+
 @dataclass(frozen=True)
 class Algorithm:
     """A line of the registry.
@@ -45,6 +49,9 @@ class Algorithm:
         refuses: world_size -> why it cannot be used with so many ranks, or None.
         late: takes `late_rank`, a rank that is expected to come last.
         chunked: takes `num_chunks`, any number; None is its own choice. Others are split evenly, in multiples of their own.
+        law: world_size -> (a, c, k, grain): the cost that num_chunks = m influences, with a late rank that of the join, is
+            a m + c rounds of k chunks at each port; counts beyond `grain` had better be multiples of it. None where there is
+            nothing to choose.
     """
 
     collective: str
@@ -54,6 +61,7 @@ class Algorithm:
     refuses: Callable = _any
     late: bool = False
     chunked: bool = False
+    law: Callable | None = None
 
 
 _LINES = (
@@ -71,7 +79,14 @@ _LINES = (
         recursive_doubling.recursive_doubling_all_reduce,
         "whole buffers, fewest rounds; for small buffers",
     ),
-    Algorithm("all_reduce", "tree", tree.tree_all_reduce, "up and down two pipelined trees", chunked=True),
+    Algorithm(
+        "all_reduce",
+        "tree",
+        tree.tree_all_reduce,
+        "up and down two pipelined trees",
+        chunked=True,
+        law=lambda p: (2, 2 + 4 * _levels(p), 1, 2),
+    ),
     Algorithm(
         "all_reduce",
         "late_broadcast",
@@ -96,6 +111,7 @@ _LINES = (
         refuses=late_join.refuses_one,
         late=True,
         chunked=True,
+        law=lambda p: (1, _levels(p) - 1, 1, p - 1),
     ),
     Algorithm(
         "all_reduce",
@@ -105,6 +121,7 @@ _LINES = (
         refuses=late_join.refuses_one,
         late=True,
         chunked=True,
+        law=lambda p: (1, p - 1, 1, 1),
     ),
     Algorithm(
         "all_reduce",
@@ -114,6 +131,7 @@ _LINES = (
         refuses=late_join.refuses_one,
         late=True,
         chunked=True,
+        law=lambda p: (1 / (p - 1), 1, p - 1, p - 1),
     ),
     Algorithm(
         "all_reduce",
@@ -171,9 +189,15 @@ _LINES = (
         pipelined_chain.chain_broadcast,
         "pieces through all ranks in a row; fewest bytes",
         chunked=True,
+        law=lambda p: (1, p - 2, 1, 1),
     ),
     Algorithm(
-        "broadcast", "tree", tree.tree_broadcast, "down two pipelined trees; few bytes, few rounds", chunked=True
+        "broadcast",
+        "tree",
+        tree.tree_broadcast,
+        "down two pipelined trees; few bytes, few rounds",
+        chunked=True,
+        law=lambda p: (1, 1 + 2 * _levels(p), 1, 2),
     ),
     Algorithm("reduce", "binomial", binomial.binomial_reduce, "whole buffers up a tree; fewest rounds"),
     Algorithm(
@@ -183,9 +207,21 @@ _LINES = (
         "reduce-scatter, then gathered; twice the bytes, few rounds",
     ),
     Algorithm(
-        "reduce", "chain", pipelined_chain.chain_reduce, "pieces through all ranks in a row; fewest bytes", chunked=True
+        "reduce",
+        "chain",
+        pipelined_chain.chain_reduce,
+        "pieces through all ranks in a row; fewest bytes",
+        chunked=True,
+        law=lambda p: (1, p - 2, 1, 1),
     ),
-    Algorithm("reduce", "tree", tree.tree_reduce, "up two pipelined trees; few bytes, few rounds", chunked=True),
+    Algorithm(
+        "reduce",
+        "tree",
+        tree.tree_reduce,
+        "up two pipelined trees; few bytes, few rounds",
+        chunked=True,
+        law=lambda p: (1, 1 + 2 * _levels(p), 1, 2),
+    ),
     Algorithm(
         "all_to_all",
         "pairwise",
@@ -267,3 +303,26 @@ def _rank(what, rank, world_size):
     if not 0 <= rank < world_size:
         raise InputError(f"{what}: got {rank}, expected 0 to {world_size - 1}")
     return rank
+
+
+def best_num_chunks(line, world_size, nbytes, model, min_chunk_nbytes=1):
+    """The chunk count of a pipelined algorithm that the model likes best; None where the algorithm has no choice.
+
+    Args:
+        line: an Algorithm; nbytes: of the buffer; model: a CostModel; min_chunk_nbytes: no chunk shall be smaller.
+
+    Cost: (a m + c) (alpha + k nbytes beta / m) is least at m = sqrt(c k nbytes beta / (a alpha)).
+    """
+    if line.law is None:
+        return None
+    a, c, k, grain = line.law(world_size)
+    most = max(1, int(nbytes // max(1, min_chunk_nbytes)))
+    alpha, beta = (float(x) for x in model.alpha_beta(nbytes))
+    count = 1
+    # Alpha and beta may depend on the chunk's size, so the second pass looks them up for the count that the first has found.
+    for _ in range(2):
+        ideal = (max(c, 0) * k * nbytes * beta / (a * alpha)) ** 0.5 if alpha else most
+        ideal = round(ideal / grain) * grain if ideal > grain else round(ideal)
+        count = int(min(max(1, ideal), most))
+        alpha, beta = (float(x) for x in model.alpha_beta(nbytes / count))
+    return count
