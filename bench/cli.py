@@ -18,6 +18,7 @@ COMMANDS = {
     "detect": ("detect", "find when a job became slow and when it recovered, in its iteration times"),
     "rebalance": ("rebalance", "distribute microbatches over groups of different speed"),
     "bench kernels": ("kernels", "benchmark the reductions of one CPU or GPU against a plain copy"),
+    "bench gpu": ("gpu", "measure the GPU path: reductions, staging, delays; writes a report"),
     "schedule": ("schedule", "make, check, price, draw or export a collective schedule"),
     "cost": ("cost", "alpha-beta study over sizes, rank counts and delays"),
     "pipeline plan": ("pipeline_plan", "plan a pipeline for slow links, unequal stages and little memory"),

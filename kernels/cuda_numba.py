@@ -6,6 +6,7 @@ One function is written per (op, dtype, number of inputs). The element accesses 
 
 import functools
 import math
+import warnings
 
 from ..errors import Unavailable
 from .cuda_source import THREADS_PER_BLOCK, VECTOR_NBYTES
@@ -68,9 +69,11 @@ def fold_launcher(op, dtype, num_inputs, device_id):
     with cuda.gpus[device_id]:
         kernel = cuda.jit(fold_signature(dtype, num_inputs))(fold_function(op, dtype, num_inputs))
     typestr = storage_of(dtype).str
+    # Small arrays have small grids.
+    warnings.filterwarnings("ignore", message="Grid size .* will likely result in GPU under-utilization")
 
     def launch(blocks, count, head, addresses, stream):
-        arrays = [DeviceView(address, count, typestr) for address in addresses]
+        arrays = [cuda.as_cuda_array(DeviceView(address, count, typestr), sync=False) for address in addresses]
         with cuda.gpus[device_id]:
             kernel[blocks, THREADS_PER_BLOCK, _numba_stream(stream)](count, head, *arrays)
 

@@ -1,0 +1,218 @@
+"""Measure this machine's GPU path: reductions, staging, delays. Writes gpu-NAME.json and gpu-NAME.md to a folder.
+
+  lanterne bench gpu --name h200                     everything, in about two minutes
+  lanterne bench gpu --name h200 --bytes 256MiB      smaller arrays
+
+Every figure is taken beside its peer in the same run, in turn: reductions beside the device's copy; staged copies beside plain
+pinned copies; a matrix product with staging beside it, and without; delays beside what was asked for. Bars: reductions and
+staging 0.9 of their peer, the product at most 1.03 of its time alone, delays within 2 % or 5 us. With --check a missed bar is
+exit code 1; a wrong result always is.
+"""
+
+import argparse
+import statistics
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from ..errors import InputError
+from . import kernels, report
+from .units import format_nbytes, format_time, parse_nbytes
+
+STAGING_BAR = 0.9
+GEMM_BAR = 1.03
+DELAYS_S = (10e-6, 50e-6, 200e-6, 1e-3, 10e-3, 100e-3)
+DELAY_RELATIVE_BAR, DELAY_ABSOLUTE_BAR_S = 0.02, 5e-6
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One measured figure against its bar: `value` is good where `ok`; `samples` are the raw values behind it, in `unit`."""
+
+    name: str
+    value: float
+    unit: str
+    bar: str
+    ok: bool
+    samples: tuple
+
+
+def add_arguments(parser):
+    parser.add_argument("--name", required=True, help="of this machine's GPU, for the files' names: letters, digits, - and _")
+    parser.add_argument("--out", default="bench/results", metavar="FOLDER", help="where the files go (default bench/results)")
+    parser.add_argument("--bytes", default="1GiB", metavar="SIZE", help="of the arrays (default 1GiB)")
+    parser.add_argument("--iterations", type=int, default=7, metavar="N", help="timed calls of each (default 7)")
+    parser.add_argument("--check", action="store_true", help="exit 1 where a bar is missed, too")
+
+
+def run(args):
+    nbytes = parse_nbytes(args.bytes, "--bytes")
+    if not args.name.replace("-", "").replace("_", "").isalnum():
+        raise InputError(f"--name: got {args.name!r}, expected letters, digits, - and _")
+    if args.iterations < 1 or nbytes < 1 << 20:
+        raise InputError(f"--iterations, --bytes: got {args.iterations} and {args.bytes}, expected at least 1 and 1MiB")
+    from ..kernels.arrays import require_device
+
+    require_device()
+    try:
+        Path(args.out).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"--out: cannot make folder {args.out}: {error.strerror}") from error
+    comparisons = kernels.measure(
+        argparse.Namespace(
+            device="cuda", bytes=args.bytes, dtype="float32,float16,bfloat16,int8", inputs=7, iterations=args.iterations
+        )
+    )
+    figures = [*staging_figures(nbytes, args.iterations), *gemm_figures(nbytes, args.iterations), *delay_figures()]
+    write(Path(args.out) / f"gpu-{args.name}", comparisons, figures)
+    kernels.print_comparisons(comparisons)
+    print_figures(figures)
+    missed = any(not figure.ok for figure in figures) or any(c.bar is not None and c.ratio < c.bar for c in comparisons)
+    return 1 if any(c.wrong for c in comparisons) or (args.check and missed) else 0
+
+
+def staging_figures(nbytes, iterations):
+    """Bandwidth of staged copies over that of a plain pinned copy, each direction.
+
+    Raises:
+        LanterneError: the bytes did not arrive as they were.
+    """
+    import cupy
+
+    from ..errors import LanterneError
+    from ..kernels.cuda_runtime import CudaRuntime
+    from ..kernels.staging import Stager, pinned_empty
+
+    runtime = CudaRuntime()
+    stager, stream = Stager(runtime), runtime.new_stream()
+    device = cupy.arange(nbytes // 4, dtype=cupy.uint32).view(cupy.uint8)
+    host = pinned_empty(runtime, device.nbytes)
+    cupy.cuda.Device().synchronize()
+    figures = []
+    for direction in ("device to host", "host to device"):
+        pointers = (host.ctypes.data, device.data.ptr) if direction == "device to host" else (device.data.ptr, host.ctypes.data)
+
+        def plain(pointers=pointers):
+            runtime.copy(*pointers, host.nbytes, stream)
+            stream.synchronize()
+
+        def staged(direction=direction):
+            start = stager.to_host(host, device.data.ptr) if direction == "device to host" else stager.to_device(device.data.ptr, host)
+            start.wait(60)
+
+        plain(), staged()
+        ratios = tuple(_time_s(plain) / _time_s(staged) for _ in range(iterations))
+        ratio = statistics.median(ratios)
+        figures.append(Figure(f"staging, {direction}, over a plain copy", ratio, "", f">= {STAGING_BAR}", ratio >= STAGING_BAR, ratios))
+    if (host.view("u4")[:: 1 << 10] != cupy.arange(nbytes // 4, dtype=cupy.uint32)[:: 1 << 10].get()).any():
+        raise LanterneError("staging: the bytes did not arrive as they were")
+    return figures
+
+
+def gemm_figures(nbytes, iterations, size=8192):
+    """Time of a float16 matrix product while messages are staged both ways, over its time alone."""
+    import cupy
+
+    from ..kernels.cuda_runtime import CudaRuntime
+    from ..kernels.staging import Stager, pinned_empty
+
+    runtime = CudaRuntime()
+    stager = Stager(runtime)
+    a, b = (cupy.ones((size, size), cupy.float16) for _ in range(2))
+    c = cupy.empty_like(a)
+    down, up = (cupy.zeros(nbytes, cupy.uint8) for _ in range(2))
+    down_host, up_host = (pinned_empty(runtime, nbytes) for _ in range(2))
+    compute, idle = runtime.new_stream(), runtime.new_stream()
+    cupy.cuda.Device().synchronize()
+
+    def gemm_s():
+        start, stop = cupy.cuda.Event(), cupy.cuda.Event()
+        with compute:
+            start.record()
+            for _ in range(5):
+                cupy.matmul(a, b, out=c)
+            stop.record()
+        stop.synchronize()
+        return cupy.cuda.get_elapsed_time(start, stop) * 1e-3
+
+    gemm_s()
+    ratios = []
+    for _ in range(iterations):
+        alone_s = gemm_s()
+        copies = [stager.to_host(down_host, down.data.ptr, idle), stager.to_device(up.data.ptr, up_host, idle)]
+        ratios.append(gemm_s() / alone_s)
+        for copy in copies:
+            copy.wait(60)
+    ratio = statistics.median(ratios)
+    return [Figure("matrix product beside staging, over alone", ratio, "", f"<= {GEMM_BAR}", ratio <= GEMM_BAR, tuple(ratios))]
+
+
+def delay_figures(num_samples=20):
+    """Error of a delay of each length, median, by both timers."""
+    from ..kernels.cuda_delay import TIMERS, measure_delay
+
+    figures = []
+    for timer in TIMERS:
+        for duration_s in DELAYS_S:
+            samples = tuple(measure_delay(duration_s, num_samples, timer))
+            error_s = statistics.median(abs(sample - duration_s) for sample in samples)
+            allowed_s = max(DELAY_RELATIVE_BAR * duration_s, DELAY_ABSOLUTE_BAR_S)
+            name = f"error of a delay of {format_time(duration_s)} by {timer}"
+            figures.append(Figure(name, error_s, "s", f"<= {format_time(allowed_s)}", error_s <= allowed_s, samples))
+    return figures
+
+
+def _time_s(call):
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def figure_rows(figures):
+    """(name, value, bar, verdict) of each figure, as text."""
+    return [
+        (f.name, format_time(f.value) if f.unit == "s" else f"{f.value:.3f}", f.bar, "ok" if f.ok else "MISSED") for f in figures
+    ]
+
+
+def print_figures(figures):
+    report.print_table([("figure", ""), ("value", ""), ("bar", ""), ("", "")], figure_rows(figures))
+
+
+def markdown(comparisons, figures, environment):
+    """The report as a Markdown document."""
+    lines = ["# GPU path", "", f"Environment: {', '.join(f'{key} {value}' for key, value in environment.items())}.", ""]
+    lines += ["| comparison | kernel | dtype | size | k | GB/s | ratio | bar | wrong |", "|---|---|---|---|---|---|---|---|---|"]
+    for c in comparisons:
+        bar = "-" if c.bar is None else f"{c.bar:g}"
+        lines.append(
+            f"| {c.comparison} | {c.kernel} | {c.dtype} | {format_nbytes(c.nbytes)} | {c.inputs} "
+            f"| {c.bandwidth_gbytes_per_s:.0f} | {c.ratio:.2f} | {bar} | {c.wrong} |"
+        )
+    lines += ["", "| figure | value | bar | |", "|---|---|---|---|"]
+    lines += [f"| {' | '.join(row)} |" for row in figure_rows(figures)]
+    return "\n".join(lines) + "\n"
+
+
+def write(stem, comparisons, figures):
+    """Write STEM.json and STEM.md.
+
+    Raises:
+        InputError: the folder does not exist or cannot be written.
+    """
+    environment = report.environment() | device_environment()
+    document = report.envelope(results=[asdict(c) for c in comparisons], figures=[asdict(f) for f in figures])
+    report.write_json(f"{stem}.json", document | {"environment": environment})
+    report.write_atomically(f"{stem}.md", markdown(comparisons, figures, environment).encode())
+
+
+def device_environment():
+    """Name of the GPU, driver and runtime versions."""
+    import cupy
+
+    properties = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.Device().id)
+    return {
+        "gpu": properties["name"].decode(),
+        "driver": cupy.cuda.runtime.driverGetVersion(),
+        "cuda": cupy.cuda.runtime.runtimeGetVersion(),
+    }

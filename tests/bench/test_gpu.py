@@ -1,0 +1,88 @@
+"""`lanterne bench gpu` as far as it goes without a GPU: its errors, its files, its verdicts."""
+
+import json
+
+import pytest
+
+from lanterne.bench import gpu, kernels
+from lanterne.bench.cli import main
+from lanterne.errors import InputError, Unavailable
+from lanterne.kernels import arrays
+
+COMPARISON = kernels.Comparison("reduce / copy", "cuda-c", "float32", 1 << 30, 2, (1e-3,), (1e-3,), 4000.0, 0.95, 0.9, 0)
+FIGURE = gpu.Figure("error of a delay of 10 us by globaltimer", 2e-6, "s", "<= 5 us", True, (12e-6,))
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """What the GPU would have answered; tests change it."""
+    answers = {"comparison": COMPARISON, "figure": FIGURE}
+    monkeypatch.setattr(arrays, "require_device", lambda: 1)
+    monkeypatch.setattr(kernels, "measure", lambda args: [answers["comparison"]])
+    monkeypatch.setattr(gpu, "staging_figures", lambda *arguments: [answers["figure"]])
+    monkeypatch.setattr(gpu, "gemm_figures", lambda *arguments: [])
+    monkeypatch.setattr(gpu, "delay_figures", lambda: [])
+    monkeypatch.setattr(gpu, "device_environment", lambda: {"gpu": "H200"})
+    return answers
+
+
+def test_files(measured, tmp_path, capsys):
+    assert main(["bench", "gpu", "--name", "h200", "--out", str(tmp_path), "--check"]) == 0
+    document = json.loads((tmp_path / "gpu-h200.json").read_text())
+    assert document["environment"]["gpu"] == "H200"
+    assert document["results"][0]["ratio"] == 0.95
+    assert document["figures"][0]["samples"] == [12e-6]
+    text = (tmp_path / "gpu-h200.md").read_text()
+    assert "| reduce / copy | cuda-c | float32 | 1 GiB | 2 | 4000 | 0.95 | 0.9 | 0 |" in text
+    assert "| error of a delay of 10 us by globaltimer | 2 us | <= 5 us | ok |" in text
+    assert "globaltimer" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("changes", "check", "code"),
+    [
+        ({"figure": FIGURE.__class__(**vars(FIGURE) | {"ok": False})}, True, 1),
+        ({"figure": FIGURE.__class__(**vars(FIGURE) | {"ok": False})}, False, 0),
+        ({"comparison": COMPARISON.__class__(**vars(COMPARISON) | {"ratio": 0.5})}, True, 1),
+        ({"comparison": COMPARISON.__class__(**vars(COMPARISON) | {"wrong": 3})}, False, 1),
+    ],
+)
+def test_exit_codes(measured, tmp_path, capsys, changes, check, code):
+    measured.update(changes)
+    assert main(["bench", "gpu", "--name", "x", "--out", str(tmp_path), *(["--check"] if check else [])]) == code
+
+
+def test_no_gpu(monkeypatch, capsys, tmp_path):
+    def none_here():
+        raise Unavailable("CUDA: no device; check nvidia-smi")
+
+    monkeypatch.setattr(arrays, "require_device", none_here)
+    assert main(["bench", "gpu", "--name", "x", "--out", str(tmp_path)]) == 3
+    assert "CUDA: no device" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--name", "../x"], "--name: got '../x'"),
+        (["--name", ""], "--name: got ''"),
+        (["--name", "x", "--bytes", "1K"], "--iterations, --bytes: got 7 and 1K"),
+        (["--name", "x", "--iterations", "0"], "--iterations, --bytes: got 0 and 1GiB"),
+        ([], "the following arguments are required: --name"),
+    ],
+)
+def test_bad_input(arguments, message, capsys):
+    assert main(["bench", "gpu", *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_an_impossible_folder_is_said_before_measuring(measured, tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    assert main(["bench", "gpu", "--name", "x", "--out", str(tmp_path / "file")]) == 2
+    assert "--out: cannot make folder" in capsys.readouterr().err
+
+
+def test_a_folder_that_is_not_there(measured, tmp_path):
+    with pytest.raises(InputError, match="cannot write"):
+        gpu.write(tmp_path / "none" / "gpu-x", [COMPARISON], [FIGURE])
