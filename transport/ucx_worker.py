@@ -17,7 +17,9 @@ longer paces its sender. Two endpoints per pair cure the half duplex and keep th
 
 import ctypes
 import os
+import sys
 import time
+from contextlib import contextmanager
 
 from ..errors import InputError, Unavailable
 
@@ -45,14 +47,38 @@ def load_ucxx():
     # Read when the library loads: without it, UCX warns of each UCX_ variable that some other UCX of this process uses.
     os.environ.setdefault("UCX_WARN_UNUSED_ENV_VARS", "n")
     try:
-        import ucxx
-        from ucxx._lib import libucxx
-        from ucxx._lib.arr import Array
+        with one_ucx():
+            import ucxx
+            from ucxx._lib import libucxx
+            from ucxx._lib.arr import Array
     except (ImportError, OSError) as error:
         raise Unavailable(f"ucx: cannot load ucxx ({error}); {INSTALL}") from error
     if not ucxx.__version__.startswith(f"{UCXX_VERSION}."):
         raise Unavailable(f"ucx: got ucxx {ucxx.__version__}, expected {UCXX_VERSION}; {INSTALL}")
     return libucxx, Array
+
+
+@contextmanager
+def one_ucx():
+    """Within it, ucxx is imported over the UCX that this process has already, if it has one.
+
+    The MPICH wheel brings a UCX (1.20, with InfiniBand), and so may any MPI; libraries of the same name are loaded once, so that
+    the ones of ucxx's own wheel would be a mixture of two versions.
+    """
+    try:
+        ctypes.CDLL("libucp.so.0", os.RTLD_NOLOAD | os.RTLD_NOW)
+    except OSError:
+        yield
+        return
+    missing = object()
+    before = sys.modules.get("libucx", missing)
+    sys.modules["libucx"] = None  # the package that loads them; ucxx takes what is there when it is absent
+    try:
+        yield
+    finally:
+        del sys.modules["libucx"]
+        if before is not missing:
+            sys.modules["libucx"] = before
 
 
 def settings(hosts, rank, environment):

@@ -138,6 +138,14 @@ def test_two_ranks(needs_ucxx, scenario, apart):
     check_ended_well(run_ranks(scenario, 2, apart))
 
 
+@HOSTS
+@pytest.mark.parametrize("scenario", ["paced", "death_both"])
+def test_over_the_ucx_that_mpi_has_loaded(needs_ucxx, scenario, apart):
+    results = run_ranks(scenario, 2, apart, {"LOAD_MPI_FIRST": "1"}.items())
+    check_ended_well(results if scenario == "paced" else results[:1])
+    assert scenario == "paced" or "PeerFailed 1 PeerFailed 1" in results[0][1]
+
+
 def test_one_rank(needs_ucxx):
     check_ended_well(run_ranks("alone", 1, False))
 

@@ -186,6 +186,13 @@ def expect(kind, text, action):
 
 
 def main(scenario):
+    if "LOAD_MPI_FIRST" in os.environ:
+        import mpi4py
+
+        mpi4py.rc.initialize = False
+        from mpi4py import MPI
+
+        assert not MPI.Is_initialized()
     group = connect(LONG_S)
     transport = UcxTransport(group, LONG_S)
     globals()[f"scenario_{scenario}"](transport)
