@@ -51,7 +51,7 @@ def add_arguments(parser):
     parser.add_argument("-n", "--ranks", type=int, metavar="N", help="start N ranks here")
     parser.add_argument("--transport", default="mpi", help="mpi (default), ucx or local")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
-    parser.add_argument("--algorithm", default="ring,native", metavar="A,B,...", help="or 'all' (default: ring,native)")
+    parser.add_argument("--algorithm", default="ring,native", metavar="A,B,...", help="or 'all', every one (default ring,native)")
     parser.add_argument("--bytes", metavar="SIZE,...", help="the sizes of the buffer, listed")
     parser.add_argument("--min-bytes", default="64K", metavar="SIZE", help="the smallest size (default 64K)")
     parser.add_argument("--max-bytes", default="16M", metavar="SIZE", help="the largest (default 16M)")
@@ -185,6 +185,7 @@ def run_rank(comm, settings, json_file):
                 {
                     "collective": settings.collective,
                     "algorithm": algorithm,
+                    "chosen": chosen(comm, settings.collective, count * dtype.itemsize) if algorithm == "auto" else None,
                     "transport": comm.transport.name,
                     "device": "cpu",
                     "ranks": n,
@@ -223,12 +224,17 @@ def algorithms_of(comm, settings):
     if settings.algorithms == ("all",):
         return offered
     for name in settings.algorithms:
-        if name not in offered:
+        if name not in ("auto", *offered):
             raise InputError(
                 f"--algorithm: got {name!r} for {settings.collective} on {comm.world_size} ranks over {comm.transport.name}, "
-                f"expected one of {', '.join(offered)}, or all"
+                f"expected one of auto, {', '.join(offered)}, or all"
             )
     return settings.algorithms
+
+
+def chosen(comm, collective, nbytes):
+    """What "auto" stands for: {algorithm, num_chunks, reason}."""
+    return comm.tuning.choose(collective, nbytes)._asdict()
 
 
 def _dtype(name):
@@ -277,8 +283,9 @@ def print_records(document, file):
 def _row(record):
     times_s = sorted(record["time_s"])
     bandwidths = (record["algbw_gbytes_per_s"], record["busbw_gbytes_per_s"])
+    name = record["algorithm"]
     return [
-        record["algorithm"],
+        f"{name} ({record['chosen']['algorithm']})" if record["chosen"] else name,
         record["nbytes"],
         record["count"],
         record["dtype"],

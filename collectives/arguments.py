@@ -1,6 +1,5 @@
 """The arguments of a collective call, checked, and reduced to what all ranks must agree on."""
 
-import functools
 from typing import NamedTuple
 
 import numpy as np
@@ -8,7 +7,6 @@ import numpy as np
 from ..errors import InputError, Unavailable
 from ..kernels.arrays import host_array, is_device_array
 from ..kernels.dtypes import Dtype, check_op, dtype_of, find_dtype
-from .plans import choose_algorithm
 
 # Elements of the input and output array, in parts, by collective: of p ranks.
 _PARTS = {
@@ -20,7 +18,6 @@ _PARTS = {
     "all_gather": lambda p: (1, p),
     "all_to_all": lambda p: (p, p),
 }
-_choose = functools.lru_cache(4096)(choose_algorithm)
 
 
 class Call(NamedTuple):
@@ -96,7 +93,8 @@ def resolve(
     if collective == "broadcast" and rank != root:
         in_array = None
     if algorithm == "auto":
-        algorithm = _choose(collective, size, part_count * max(in_parts, out_parts) * element.nbytes)
+        choice = communicator.tuning.choose(collective, part_count * max(in_parts, out_parts) * element.nbytes)
+        algorithm, num_chunks = choice.algorithm, choice.num_chunks if num_chunks is None else num_chunks
     key = Key(collective, algorithm, op, element.name, part_count, root, late_rank, num_chunks)
     return Call(key, in_array, out_array, in_place, element)
 

@@ -17,6 +17,7 @@ from .control import Control
 from .jobs import init, spawn
 from .plans import CONTROL_LANE, USER_LANES, Plans, offered_algorithms
 from .requests import CallRequest, Failing, MessageRequest, choose_spins
+from .tuning import Tuning
 
 __all__ = ["Communicator", "init", "spawn"]
 
@@ -32,7 +33,7 @@ class Communicator:
         ranks_here: how many ranks of the job run on this host; None: as many as members.
         closes: objects to close with this communicator, in order.
 
-    Attributes: `rank`; `world_size`; `transport`; `timeout_s`, the default of every wait.
+    Attributes: `rank`; `world_size`; `transport`; `timeout_s`, the default of every wait; `tuning`, what "auto" goes by.
 
     Every collective has a blocking form and a started one (`start_all_reduce`, ...), which returns a request with `wait` and `test`.
     Arrays are C-contiguous NumPy arrays, or other host buffers; `stream` is for device arrays, which are not taken yet.
@@ -62,6 +63,7 @@ class Communicator:
         self._used_ids.add(communicator_id)
         self._closes = closes
         self._plans = Plans(self)
+        self.tuning = Tuning(self)
         # Calls not yet complete, in order; those of a failed communicator stay, since the transport may still use their buffers.
         self._calls = []
         self._number = 0

@@ -164,24 +164,3 @@ def _padded(signature):
 def offered_algorithms(collective, world_size):
     """Names of the registered algorithms of `collective` that can run on `world_size` ranks."""
     return tuple(line.name for line in algorithms_for(collective) if not line.refuses(world_size))
-
-
-# From this size of the whole buffer up, fewest bytes beat fewest rounds.
-LARGE_NBYTES = 64 * 1024
-_PREFERRED = {
-    "all_reduce": (("recursive_doubling",), ("ring",)),
-    "reduce_scatter": (("bruck",), ("ring",)),
-    "all_gather": (("bruck",), ("ring",)),
-    "broadcast": (("binomial",), ("chain",)),
-    "reduce": (("binomial",), ("chain",)),
-    "all_to_all": (("bruck",), ("pairwise",)),
-    "barrier": (("dissemination",), ()),
-}
-
-
-def choose_algorithm(collective, world_size, nbytes):
-    """What `auto` stands for where nothing was measured: few rounds for small buffers, few bytes for large ones."""
-    small, large = _PREFERRED[collective]
-    offered = offered_algorithms(collective, world_size)
-    wanted = large if nbytes >= LARGE_NBYTES and large else small
-    return next((name for name in wanted if name in offered), offered[0])
