@@ -177,7 +177,7 @@ def run_rank(comm, settings, json_file):
                 report.progress(f"{index + 1}/{len(cases)} {format_nbytes(nbytes)} {text}")
 
         measured = measure(
-            case, algorithms, late_rank, delay_s, iterations=settings.iterations, warmup=settings.warmup, tick=tick
+            case, algorithms, late_rank, delay_s, settings.iterations, settings.warmup, told_late_rank(settings, algorithms), tick
         )
         for algorithm, (times_s, lates_s, wrong) in measured.items():
             algbw = count * dtype.itemsize / statistics.median(times_s) / 1e9 if late_rank is None else None
@@ -230,6 +230,15 @@ def algorithms_of(comm, settings):
                 f"expected one of auto, {', '.join(offered)}, or all"
             )
     return settings.algorithms
+
+
+def told_late_rank(settings, algorithms):
+    """Options of the algorithms that must be told who is late: {algorithm: {"late_rank": rank}}."""
+    return {
+        name: {"late_rank": settings.late_rank}
+        for name in algorithms
+        if name not in ("auto", "native") and find_algorithm(settings.collective, name).late
+    }
 
 
 def chosen(comm, collective, nbytes):

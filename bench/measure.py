@@ -115,7 +115,7 @@ def agree_start_s(comm):
     return float(start[0])
 
 
-def timed_call(case, algorithm, late_rank, delay_s, **options):
+def timed_call(case, algorithm, late_rank, delay_s, options):
     """Call once from an agreed instant t0, the late rank at t0 + delay_s.
 
     Returns:
@@ -151,7 +151,7 @@ def measure(case, algorithms, late_rank=None, delay_s=0.0, iterations=5, warmup=
         for algorithm in algorithms:
             tick(f"{algorithm} {max(iteration, 0) + 1}/{iterations}")
             case.reset()
-            time_s, late_s = timed_call(case, algorithm, late_rank, delay_s, **(options or {}).get(algorithm, {}))
+            time_s, late_s = timed_call(case, algorithm, late_rank, delay_s, (options or {}).get(algorithm, {}))
             times_s, lates_s, wrong = samples[algorithm]
             wrong[0] += case.wrong()
             if iteration >= 0:
