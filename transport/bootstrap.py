@@ -72,7 +72,7 @@ def _connect_to_launcher(timeout_s):
 
 
 def _connect_by_mpi(timeout_s):
-    from .mpi import finalize_with, load_mpi
+    from .mpi import finalize_with, load_mpi, unlink_segments
 
     comm = load_mpi().COMM_WORLD
     expected = next((int(os.environ[name]) for name in MPI_SIZE_VARIABLES if name in os.environ), comm.size)
@@ -91,6 +91,7 @@ def _connect_by_mpi(timeout_s):
         except (Unavailable, InputError) as error:
             message = b"!" + str(error).encode()
     message = _mpi_all_gather(comm, message)[0].decode()
+    unlink_segments()
     if message.startswith("!"):
         raise Unavailable(message[1:])
     host, port, token = message.split(" ")

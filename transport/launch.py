@@ -6,6 +6,7 @@ that happens, the store ends; without the store the guards end their ranks.
 
 import logging
 import os
+import re
 import secrets
 import select
 import shutil
@@ -20,7 +21,7 @@ from pathlib import Path
 from ..errors import InputError, TransportError, TransportTimeout, Unavailable
 from .guard import set_parent_death_signal
 from .store_client import StoreClient
-from .store_handlers import UNKNOWN_CODE
+from .store_members import UNKNOWN_CODE
 from .store_process import StoreProcess
 from .wire import Kind, unpack_fields
 
@@ -42,7 +43,7 @@ OPEN_MPI_ENVIRONMENT = {
     "OMPI_MCA_threads_pthreads_yield_strategy": "nanosleep",
 }
 
-MPI_PREFIXES = ("PMI_", "PMIX_", "HYDI_", "MPI_LOCAL", "OMPI_COMM_WORLD_")
+OUTER_JOB = re.compile("PMI_|PMIX_(?!MCA)|HYDI_|MPI_LOCAL|OMPI_COMM_WORLD_")
 
 log = logging.getLogger(__name__)
 
@@ -70,6 +71,7 @@ def launch(command, world_size, launcher="mpi", timeout_s=None, env=None):
         raise InputError(f"launch: got command {' '.join(command)!r}, expected a program that can be run")
     if launcher not in ("mpi", "direct"):
         raise InputError(f"launch: got launcher {launcher!r}, expected 'mpi' or 'direct'")
+    _check_grace()
     mpiexec = find_mpiexec() if launcher == "mpi" else None
     job = secrets.token_hex(8)
     token = secrets.token_hex(16)
@@ -78,7 +80,7 @@ def launch(command, world_size, launcher="mpi", timeout_s=None, env=None):
             **RANK_ENVIRONMENT,
             **OPEN_MPI_ENVIRONMENT,
             # Without the traces of an MPI job that we are ourselves a rank of.
-            **{name: value for name, value in os.environ.items() if not name.startswith(MPI_PREFIXES)},
+            **{name: value for name, value in os.environ.items() if not OUTER_JOB.match(name)},
             **(env or {}),
             "LANTERNE_STORE": f"{store.address[0]}:{store.address[1]}",
             "LANTERNE_TOKEN": token,
@@ -86,7 +88,7 @@ def launch(command, world_size, launcher="mpi", timeout_s=None, env=None):
             "LANTERNE_WORLD_SIZE": str(world_size),
             JOB_VARIABLE: job,
         }
-        watch = Watch(StoreClient(store.address, token), world_size, stopped)
+        watch = Watch(StoreClient(store.address, token), world_size, mpiexec or "launch", stopped)
         processes = []
         try:
             _start_guards(processes, command, world_size, mpiexec, variables)
@@ -95,6 +97,16 @@ def launch(command, world_size, launcher="mpi", timeout_s=None, env=None):
             watch.close()
             store.close()
             _end(processes, job)
+
+
+def _check_grace():
+    text = os.environ.get("LANTERNE_GRACE_S", "10")
+    try:
+        valid = 0 <= float(text) < float("inf")
+    except ValueError:
+        valid = False
+    if not valid:
+        raise InputError(f"LANTERNE_GRACE_S: got {text!r}, expected seconds, 0 or more")
 
 
 def find_mpiexec():
@@ -115,8 +127,9 @@ def find_mpiexec():
 class Watch:
     """Follows a job through the store until it has ended."""
 
-    def __init__(self, client, world_size, stopped):
+    def __init__(self, client, world_size, starter, stopped):
         self._client = client
+        self._starter = starter
         self._stopped = stopped
         self._codes = {}  # of the ranks that have ended, first end first
         self._world_size = world_size
@@ -162,7 +175,7 @@ class Watch:
             kind, body = self._client.notices.popleft()
             if kind == Kind.FAULT_NOTICE:
                 _code, text = unpack_fields(body, "ib")
-                raise Unavailable(f"{find_mpiexec()}: {text.decode(errors='replace')}")
+                raise Unavailable(f"{self._starter}: {text.decode(errors='replace')}")
             if kind == Kind.ENDED_NOTICE:
                 rank, code, reason = unpack_fields(body, "iib")
                 self._codes[rank] = code

@@ -5,6 +5,7 @@ import os
 import sys
 import time
 import warnings
+from contextlib import suppress
 
 from ..errors import InputError, TransportError, Unavailable
 from .base import COMMUNICATOR_BITS, LANE_BITS, Capabilities, Request, Send, Transport, check_ops
@@ -63,6 +64,16 @@ def finalize_with(group):
 _groups = []
 
 
+def unlink_segments():
+    """Remove the names of MPICH's shared memory, once every rank has opened it: MPICH does so in MPI_Finalize only, so that
+    jobs with a death would fill the memory.
+    """
+    with suppress(OSError), open("/proc/self/maps") as maps:
+        for path in {line.split(maxsplit=5)[-1].strip() for line in maps if "/dev/shm/mpich_shm_" in line}:
+            with suppress(OSError):
+                os.unlink(path)
+
+
 def _at_exit(MPI, ours):
     willing = not _failed and not hasattr(sys, "last_value")
     together = all([group.end_together(willing) for group in _groups]) if _groups else willing
@@ -97,6 +108,7 @@ class MpiTransport(Transport):
         self._mpi = MPI
         self._group = group
         self._comm = world.Dup()
+        unlink_segments()
         self.rank = world.rank
         self.world_size = world.size
         self._lane_bits = _lane_bits(self._comm.Get_attr(MPI.TAG_UB))

@@ -2,7 +2,7 @@
 
 `python -m lanterne.transport.store` prints its port on standard output and serves from one thread until its owner
 closes its standard input (`--until owner`) or its last client is gone (`--until members`), so it never outlives its
-job. The token comes in LANTERNE_TOKEN. What it can do is in store_handlers.py: a new service is one more class there.
+job. The token comes in LANTERNE_TOKEN. What it can do is in HANDLERS: a new service is one more class there.
 
 Strangers: a connection has AUTHENTICATION_S to prove that it knows the token, may send no more than the proof until
 then, and at most MAX_STRANGERS of them are open at a time, the oldest making room. Clients are bounded in number and in
@@ -20,9 +20,12 @@ import socket
 import sys
 import time
 
+from ..errors import InputError
 from . import wire
-from .store_handlers import HANDLERS, Refusal
+from .store_members import Members
+from .store_values import KeyValues, Refusal
 
+HANDLERS = (KeyValues, Members)
 AUTHENTICATION_S = 5.0
 MAX_STRANGERS = 128
 MAX_CLIENTS = 8192
@@ -38,7 +41,7 @@ LINGER_S = 1.0
 class Connection:
     """One client. `rank` and `guards` are set once it has joined as a member, or as the parent, of a rank."""
 
-    __slots__ = ("guards", "inbox", "lost", "nonce", "outbox", "rank", "sock", "watches")
+    __slots__ = ("guards", "inbox", "lost", "nonce", "outbox", "rank", "sock")
 
     def __init__(self, sock, nonce):
         self.sock = sock
@@ -46,7 +49,6 @@ class Connection:
         self.inbox = bytearray()
         self.outbox = bytearray()
         self.rank = self.guards = None
-        self.watches = False
         self.lost = "its connection ended without goodbye"
 
 
@@ -258,10 +260,10 @@ def main(argv=None):
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(2 * MAX_CLIENTS, hard)), hard))
     try:
         listener = listen(args.bind, args.port)
-    except OSError as error:
-        print(f"error {error.strerror or error}", flush=True)
+        store = Store(listener, os.environ.get("LANTERNE_TOKEN", ""), args.until, owner=sys.stdin.fileno())
+    except (OSError, InputError) as error:
+        print(f"error {getattr(error, 'strerror', None) or error}", flush=True)
         return 1
-    store = Store(listener, os.environ.get("LANTERNE_TOKEN", ""), args.until, owner=sys.stdin.fileno())
     print(listener.getsockname()[1], flush=True)
     # The reader of the port may close its end: nothing else is ever written there.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

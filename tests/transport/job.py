@@ -9,9 +9,11 @@ ACTION, of rank 1 only: `kill`, `exit` (code 5), `raise`; of all ranks: `report`
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 from lanterne.errors import PeerFailed
 from lanterne.transport import mpi
@@ -69,6 +71,9 @@ def main(arguments):
         return
     if action == "finalize":
         open_transport("mpi", group)
+        group.barrier("opened")
+        if re.search(r"/mpich_shm_\S+$", Path("/proc/self/maps").read_text(), re.MULTILINE):
+            say("shared memory has a name still, and will keep it if the job is killed")
         if group.rank == 1:
             mpi.skip_finalize()
         return

@@ -17,7 +17,7 @@ from lanterne.transport.launch import MAX_WORLD_SIZE, launch
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
-from processes import MARK, PATIENCE_S, assert_none_left, marked, new_mark  # noqa: E402
+from processes import MARK, PATIENCE_S, assert_none_left, marked, new_mark, wait_until  # noqa: E402
 
 JOB = str(HERE / "job.py")
 LAUNCH = (
@@ -119,7 +119,7 @@ VICTIMS = {
 )
 def test_nothing_survives_the_death_of_a_helper(mark, launcher, victim):
     process = start_and_wait_until_ready(mark, launcher, 2, "--child", "wait")
-    assert len(marked(mark, "sleep")) == 2
+    assert wait_until(lambda: len(marked(mark, "sleep")) == 2)
     environment = Path(f"/proc/{marked(mark, 'job.py')[-1]}/environ").read_bytes().split(b"\0")
     (token,) = (entry.partition(b"=")[2] for entry in environment if entry.startswith(b"LANTERNE_TOKEN="))
     assert len(token) == 32
@@ -237,3 +237,10 @@ def test_an_mpiexec_that_makes_worlds_of_one_rank(monkeypatch, tmp_path, variabl
 )
 def test_exit_codes(status, expected):
     assert exit_code(status) == expected
+
+
+@pytest.mark.parametrize("grace", ["x", "-1", "nan", "inf"])
+def test_grace_times_refused(monkeypatch, grace):
+    monkeypatch.setenv("LANTERNE_GRACE_S", grace)
+    with pytest.raises(InputError, match=f"LANTERNE_GRACE_S: got '{grace}', expected seconds"):
+        launch([sys.executable], 2, "direct")

@@ -406,3 +406,19 @@ def test_who_dies_after_its_goodbye_does_not_end_together_with_the_others(groups
     waiting = [groups.pool.submit(ranks[rank].end_together, True) for rank in (0, 2)]
     ranks[1].store.close()
     assert [vote.result(30) for vote in waiting] == [False, False]
+
+
+@pytest.mark.parametrize("token", ["", "short"])
+def test_a_store_without_a_token_says_so(token):
+    command = [sys.executable, "-m", "lanterne.transport.store"]
+    result = subprocess.run(
+        command,
+        env=os.environ | {"LANTERNE_TOKEN": token},
+        stdin=subprocess.PIPE,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 1
+    assert result.stdout.startswith("error LANTERNE_TOKEN: got ")
+    assert result.stderr == ""
