@@ -3,10 +3,10 @@
   lanterne bench gpu --name h200                     everything, in about two minutes
   lanterne bench gpu --name h200 --bytes 256MiB      smaller arrays
 
-Every figure is taken beside its peer in the same run, in turn: reductions beside the device's copy; staged copies beside plain
-pinned copies; a matrix product with staging beside it, and without; delays beside what was asked for. Bars: reductions and
-staging 0.9 of their peer, the product at most 1.03 of its time alone, delays within 2 % or 5 us. With --check a missed bar is
-exit code 1; a wrong result always is.
+Every figure is taken beside its peer in the same run, in turn: reductions beside the device's copy; staged copies
+beside plain pinned copies; a matrix product with staging beside it, and without; delays beside what was asked for.
+Bars: reductions and staging 0.9 of their peer, the product at most 1.03 of its time alone, delays within 2 % or 5 us.
+With --check a missed bar is exit code 1; a wrong result always is.
 """
 
 import argparse
@@ -27,7 +27,7 @@ DELAY_RELATIVE_BAR, DELAY_ABSOLUTE_BAR_S = 0.02, 5e-6
 
 @dataclass(frozen=True)
 class Figure:
-    """One measured figure against its bar: `value` is good where `ok`; `samples` are the raw values behind it, in `unit`."""
+    """One measured figure against its bar; `samples` are the raw values behind `value`."""
 
     name: str
     value: float
@@ -38,8 +38,12 @@ class Figure:
 
 
 def add_arguments(parser):
-    parser.add_argument("--name", required=True, help="of this machine's GPU, for the files' names: letters, digits, - and _")
-    parser.add_argument("--out", default="bench/results", metavar="FOLDER", help="where the files go (default bench/results)")
+    parser.add_argument(
+        "--name", required=True, help="of this machine's GPU, for the files' names: letters, digits, - and _"
+    )
+    parser.add_argument(
+        "--out", default="bench/results", metavar="FOLDER", help="where the files go (default bench/results)"
+    )
     parser.add_argument("--bytes", default="1GiB", metavar="SIZE", help="of the arrays (default 1GiB)")
     parser.add_argument("--iterations", type=int, default=7, metavar="N", help="timed calls of each (default 7)")
     parser.add_argument("--check", action="store_true", help="exit 1 where a bar is missed, too")
@@ -90,20 +94,32 @@ def staging_figures(nbytes, iterations):
     cupy.cuda.Device().synchronize()
     figures = []
     for direction in ("device to host", "host to device"):
-        pointers = (host.ctypes.data, device.data.ptr) if direction == "device to host" else (device.data.ptr, host.ctypes.data)
+        pointers = (
+            (host.ctypes.data, device.data.ptr)
+            if direction == "device to host"
+            else (device.data.ptr, host.ctypes.data)
+        )
 
         def plain(pointers=pointers):
             runtime.copy(*pointers, host.nbytes, stream)
             stream.synchronize()
 
         def staged(direction=direction):
-            start = stager.to_host(host, device.data.ptr) if direction == "device to host" else stager.to_device(device.data.ptr, host)
+            start = (
+                stager.to_host(host, device.data.ptr)
+                if direction == "device to host"
+                else stager.to_device(device.data.ptr, host)
+            )
             start.wait(60)
 
         plain(), staged()
         ratios = tuple(_time_s(plain) / _time_s(staged) for _ in range(iterations))
         ratio = statistics.median(ratios)
-        figures.append(Figure(f"staging, {direction}, over a plain copy", ratio, "", f">= {STAGING_BAR}", ratio >= STAGING_BAR, ratios))
+        figures.append(
+            Figure(
+                f"staging, {direction}, over a plain copy", ratio, "", f">= {STAGING_BAR}", ratio >= STAGING_BAR, ratios
+            )
+        )
     if (host.view("u4")[:: 1 << 10] != cupy.arange(nbytes // 4, dtype=cupy.uint32)[:: 1 << 10].get()).any():
         raise LanterneError("staging: the bytes did not arrive as they were")
     return figures
@@ -144,7 +160,11 @@ def gemm_figures(nbytes, iterations, size=8192):
         for copy in copies:
             copy.wait(60)
     ratio = statistics.median(ratios)
-    return [Figure("matrix product beside staging, over alone", ratio, "", f"<= {GEMM_BAR}", ratio <= GEMM_BAR, tuple(ratios))]
+    return [
+        Figure(
+            "matrix product beside staging, over alone", ratio, "", f"<= {GEMM_BAR}", ratio <= GEMM_BAR, tuple(ratios)
+        )
+    ]
 
 
 def delay_figures(num_samples=20):
@@ -171,7 +191,8 @@ def _time_s(call):
 def figure_rows(figures):
     """(name, value, bar, verdict) of each figure, as text."""
     return [
-        (f.name, format_time(f.value) if f.unit == "s" else f"{f.value:.3f}", f.bar, "ok" if f.ok else "MISSED") for f in figures
+        (f.name, format_time(f.value) if f.unit == "s" else f"{f.value:.3f}", f.bar, "ok" if f.ok else "MISSED")
+        for f in figures
     ]
 
 
@@ -182,7 +203,10 @@ def print_figures(figures):
 def markdown(comparisons, figures, environment):
     """The report as a Markdown document."""
     lines = ["# GPU path", "", f"Environment: {', '.join(f'{key} {value}' for key, value in environment.items())}.", ""]
-    lines += ["| comparison | kernel | dtype | size | k | GB/s | ratio | bar | wrong |", "|---|---|---|---|---|---|---|---|---|"]
+    lines += [
+        "| comparison | kernel | dtype | size | k | GB/s | ratio | bar | wrong |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
     for c in comparisons:
         bar = "-" if c.bar is None else f"{c.bar:g}"
         lines.append(

@@ -4,14 +4,15 @@
   lanterne bench kernels --dtype int8 --bytes 64K,1M
   lanterne bench kernels --device cuda --bytes 1GiB      on the GPU, CUDA C and Numba kernels
 
-Every iteration calls each kernel and its peer in turn, so a noisy neighbour hits both; `ratio` is the median over iterations.
-Comparisons per dtype and size, `reduce` being out += in, and `fold` k inputs, `out` the first of them, in one pass:
-  reduce / copy, fold / copy   their bandwidth over that of a copy: bytes read and written, 3, k + 1 and 2 per byte of buffer
-  reduce / add                 time of the array library's in-place add over ours
+Every iteration calls each kernel and its peer in turn, so a noisy neighbour hits both; `ratio` is the median over
+iterations. Comparisons per dtype and size, `reduce` being out += in, and `fold` k inputs, `out` the first of them, in
+one pass:
+  reduce / copy, fold / copy   their bandwidth over that of a copy: bytes read and written, 3, k + 1 and 2 per byte of
+  buffer reduce / add                 time of the array library's in-place add over ours
   fold / adds                  time of its k - 1 in-place adds over ours
-Results are checked on every element, before and after timing. With --check a missed bar, too, is exit code 1. On the CPU, from
-256 MiB on: reduce / copy 0.9 (float32), reduce / add 10 (float16), fold / adds 1.6 (float32, k = 7). On a GPU, from 1 GiB
-on: 0.9 of the copy, for reduce and fold alike.
+Results are checked on every element, before and after timing. With --check a missed bar, too, is exit code 1. On the
+CPU, from 256 MiB on: reduce / copy 0.9 (float32), reduce / add 10 (float16), fold / adds 1.6 (float32, k = 7). On a
+GPU, from 1 GiB on: 0.9 of the copy, for reduce and fold alike.
 """
 
 import statistics
@@ -51,7 +52,9 @@ class Comparison:
 def add_arguments(parser):
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--bytes", default="256MiB", metavar="SIZE,...", help="sizes of one array (default 256MiB)")
-    parser.add_argument("--dtype", default="float32,float16,bfloat16", metavar="D,...", help="default float32,float16,bfloat16")
+    parser.add_argument(
+        "--dtype", default="float32,float16,bfloat16", metavar="D,...", help="default float32,float16,bfloat16"
+    )
     parser.add_argument("--inputs", type=int, default=7, metavar="K", help="inputs of the fold (default 7)")
     parser.add_argument("--iterations", type=int, default=7, metavar="N", help="timed calls of each (default 7)")
     parser.add_argument("--check", action="store_true", help="exit 1 where a bar is missed, too")
@@ -103,7 +106,8 @@ def print_comparisons(comparisons):
     ]  # fmt: skip
     rows = [
         (
-            c.comparison, c.kernel, c.dtype, format_nbytes(c.nbytes), c.inputs, format_time(statistics.median(c.time_s)),
+            c.comparison, c.kernel, c.dtype, format_nbytes(c.nbytes), c.inputs,
+            format_time(statistics.median(c.time_s)),
             f"{c.bandwidth_gbytes_per_s:.1f}", f"{c.ratio:.2f}", "-" if c.bar is None else f"{c.bar:g}", c.wrong,
         )
         for c in comparisons
@@ -122,12 +126,9 @@ def compare(bench, dtype, nbytes, num_inputs, iterations):
     out = bench.values(dtype, count, 0)
     contenders = {"copy": (2, 1, lambda: bench.copy(out, arrays[0]))}
     for kernel, reduce in bench.kernels.items():
-        contenders[f"reduce {kernel}"] = (3, 2, lambda reduce=reduce: reduce("sum", out, arrays[1], dtype=dtype.name))
-        contenders[f"fold {kernel}"] = (
-            num_inputs + 1,
-            num_inputs,
-            lambda reduce=reduce: reduce("sum", out, *arrays[1:], dtype=dtype.name),
-        )
+        add_in = partial(reduce, "sum", out, dtype=dtype.name)
+        contenders[f"reduce {kernel}"] = (3, 2, partial(add_in, arrays[1]))
+        contenders[f"fold {kernel}"] = (num_inputs + 1, num_inputs, partial(add_in, *arrays[1:]))
     # To NumPy and CuPy a bfloat16 array is one of uint16.
     if dtype.name != "bfloat16":
         contenders["add"] = (3, 2, lambda: bench.add(out, arrays[1:2]))
@@ -186,7 +187,7 @@ class _Arrays:
     """What both devices share: `xp`, the module of the arrays, and `kernels`, name -> a function like `reduce`."""
 
     def values(self, dtype, count, first, num_summed=1):
-        """(count,) whole numbers: the sum, over `num_summed` inputs from input `first` on, of (position + input) modulo 7.
+        """(count,) whole numbers: the sum, over `num_summed` inputs from `first` on, of (position + input) modulo 7.
 
         They tell inputs and positions apart, and their sums are exact in every dtype.
         """

@@ -1,9 +1,9 @@
-"""Delays on GPU streams: spin kernels by the global timer or the core's clock, calibrated; emulated latency and bandwidth.
+"""Delays on GPU streams: calibrated spin kernels, and emulated link latency and bandwidth.
 
-A spin kernel is one thread. `StreamShaper` makes a stream's transfers behave like those of a slow or far link, by the method of
-CrossPipe (appendix F): bandwidth is a kernel that keeps the communication stream busy, latency one that holds the consumer
-back. Differs: times are stamped by kernels in device memory, so the host never synchronises, and the time that the real
-transfer took counts towards the emulated one instead of being added to it.
+A spin kernel is one thread. `StreamShaper` makes a stream's transfers behave like those of a slow or far link, by the
+method of CrossPipe (appendix F): bandwidth is a kernel that keeps the communication stream busy, latency one that holds
+the consumer back. Differs: times are stamped by kernels in device memory, so the host never synchronises, and the time
+that the real transfer took counts towards the emulated one instead of being added to it.
 Paper: CrossPipe, section 6.4 and appendix F.1.
 """
 
@@ -82,9 +82,10 @@ def _launch(name, arguments, stream):
 
 @dataclass(frozen=True)
 class Calibration:
-    """What a spin on one device takes: `overhead_s` of an empty kernel on a stream, `clock_hz` of clock64 while spinning.
+    """What a spin on one device takes: `overhead_s` of an empty kernel, `clock_hz` of clock64 while spinning.
 
-    `tick_ns` is the step of the global timer: tens of nanoseconds to a microsecond, a thousand times as much on some devices.
+    `tick_ns` is the step of the global timer: tens of nanoseconds to a microsecond, a thousand times as much on some
+        devices.
     """
 
     overhead_s: float
@@ -138,8 +139,8 @@ def delay(duration_s, stream=None, timer=None):
     """Queue a kernel that holds `stream` (default: the current one) up for `duration_s` seconds; returns at once.
 
     Args:
-        timer: "globaltimer" (nanoseconds, whatever the clock rate), "clock64" (cycles at the calibrated rate, which drifts with
-            it), or None for the better one on this device.
+        timer: "globaltimer" (nanoseconds, whatever the clock rate), "clock64" (cycles at the calibrated rate, which
+            drifts with it), or None for the better one on this device.
 
     Raises:
         InputError: a negative or infinite duration, or no such timer.
@@ -163,14 +164,14 @@ def spin_parts_ns(duration_ns):
 
 
 def measure_delay(duration_s, num_samples=20, timer=None):
-    """Seconds that a stream was really held up by `delay(duration_s)`, one value per sample, by CUDA events."""
+    """Seconds that a stream was held up by `delay(duration_s)`, by CUDA events: one value per sample."""
     stream = import_cupy().cuda.Stream(non_blocking=True)
     delay(0.0, stream, timer)
     return [_elapsed_s(stream, lambda: delay(duration_s, stream, timer)) for _ in range(num_samples)]
 
 
 class SpinKernels:
-    """The device's part of a StreamShaper: slots of device memory for time stamps, kernels that write them and spin from them.
+    """The device's part of a StreamShaper: time stamps in device memory, kernels that write them and spin from them.
 
     The slots are used in turn: a stamp is good for the next 4095 of them.
     """
@@ -228,7 +229,7 @@ class StreamShaper:
 
     @contextlib.contextmanager
     def transfer(self, nbytes, stream):
-        """Run the body, which queues one transfer of `nbytes` on `stream`; the stream is busy for nbytes / bandwidth in all.
+        """Run the body, which queues a transfer of `nbytes` on `stream`: busy for nbytes / bandwidth in all.
 
         Both the sending and the receiving side do this; yields a list that holds the Transfer afterwards.
         """

@@ -1,7 +1,9 @@
-"""Element accesses of the Numba CUDA kernels: 16 bytes as a tuple of values, or one value, widened, rounded and made canonical.
+"""Element accesses of the Numba CUDA kernels: 16 bytes as a tuple of values, or one value.
 
-Arrays are 1-D, of the storage type: uint16 for the 16-bit floats. Numba's own array loads are of single elements, so these are
-intrinsics; in the simulator, which has none, plain functions do the same with NumPy.
+Loads widen; stores round and make canonical.
+
+Arrays are 1-D, of the storage type: uint16 for the 16-bit floats. Numba's own array loads are of single elements, so
+these are intrinsics; in the simulator, which has none, plain functions do the same with NumPy.
 """
 
 import functools
@@ -18,7 +20,7 @@ STORAGE = {"float16": "uint16", "bfloat16": "uint16", "bool": "uint8"}
 
 
 class Lanes(NamedTuple):
-    """The accesses of one dtype: `load_vector(array, at)`, `store_vector(array, at, values)`, `load_one`, `store_one`."""
+    """The accesses of one dtype: `load_vector(array, at)`, `store_vector(array, at, values)`, and of one element."""
 
     load_vector: object
     store_vector: object
@@ -78,7 +80,9 @@ def _intrinsics(dtype, width):
     from numba.cuda import types
     from numba.cuda.extending import intrinsic
 
-    value_type = types.float32 if dtype.name in ("float16", "bfloat16") else getattr(types, STORAGE.get(dtype.name, dtype.name))
+    value_type = (
+        types.float32 if dtype.name in ("float16", "bfloat16") else getattr(types, STORAGE.get(dtype.name, dtype.name))
+    )
     result_type = types.UniTuple(value_type, width) if width > 1 else value_type
     element = ir.IntType(8 * dtype.nbytes)
 
@@ -101,7 +105,9 @@ def _intrinsics(dtype, width):
 
         def codegen(context, builder, signature, arguments):
             address = _address(context, builder, signature, arguments)
-            lanes = [builder.extract_value(arguments[2], lane) for lane in range(width)] if width > 1 else [arguments[2]]
+            lanes = (
+                [builder.extract_value(arguments[2], lane) for lane in range(width)] if width > 1 else [arguments[2]]
+            )
             lanes = [_narrow_ir(builder, dtype, context.cast(builder, lane, given, value_type)) for lane in lanes]
             if width == 1:
                 builder.store(lanes[0], builder.bitcast(address, element.as_pointer()))
@@ -138,7 +144,9 @@ def _load_words(builder, address, vector_type):
 
     word = ir.IntType(32)
     signature = ir.FunctionType(ir.LiteralStructType([word] * 4), [ir.IntType(64)])
-    code = ir.InlineAsm(signature, "ld.global.v4.u32 {$0, $1, $2, $3}, [$4];", "=r,=r,=r,=r,l,~{memory}", side_effect=True)
+    code = ir.InlineAsm(
+        signature, "ld.global.v4.u32 {$0, $1, $2, $3}, [$4];", "=r,=r,=r,=r,l,~{memory}", side_effect=True
+    )
     loaded = builder.call(code, [_global_address(builder, address)])
     words = ir.Constant(ir.VectorType(word, 4), ir.Undefined)
     for i in range(4):
@@ -156,7 +164,9 @@ def _store_words(builder, address, lanes, vector_type):
     words = builder.bitcast(bits, ir.VectorType(word, 4))
     signature = ir.FunctionType(ir.VoidType(), [ir.IntType(64), *[word] * 4])
     code = ir.InlineAsm(signature, "st.global.v4.u32 [$0], {$1, $2, $3, $4};", "l,r,r,r,r,~{memory}", side_effect=True)
-    builder.call(code, [_global_address(builder, address), *(builder.extract_element(words, _index(i)) for i in range(4))])
+    builder.call(
+        code, [_global_address(builder, address), *(builder.extract_element(words, _index(i)) for i in range(4))]
+    )
 
 
 def _widen_ir(builder, dtype, bits):

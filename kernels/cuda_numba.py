@@ -1,7 +1,7 @@
 """The device reductions as Numba CUDA kernels: the same loops, the same bits as the CUDA C of cuda_source.
 
-One function is written per (op, dtype, number of inputs). The element accesses come from `cuda_lanes`, whose instructions give
-16-byte loads and stores; in Numba's simulator (NUMBA_ENABLE_CUDASIM=1) NumPy does the same.
+One function is written per (op, dtype, number of inputs). The element accesses come from `cuda_lanes`, whose
+instructions give 16-byte loads and stores; in Numba's simulator (NUMBA_ENABLE_CUDASIM=1) NumPy does the same.
 """
 
 import functools
@@ -39,7 +39,7 @@ def fold_function(op, dtype, num_inputs):
 
     lanes = cuda_lanes.lanes_of(dtype)
     namespace = {"cuda": cuda, "copysign": math.copysign, **lanes._asdict()}
-    exec(_source(op, dtype, num_inputs), namespace)  # noqa: S102 - our own text, of names and numbers only
+    exec(_source(op, dtype, num_inputs), namespace)
     namespace["combine"] = cuda.jit(device=True, inline="always")(namespace["combine"])
     return namespace["fold"]
 
@@ -65,7 +65,9 @@ def fold_launcher(op, dtype, num_inputs, device_id):
     try:
         from numba import cuda
     except ImportError as error:
-        raise Unavailable(f"Numba CUDA: {error}; install lanterne[cuda12] or lanterne[cuda13], or use cuda-c") from error
+        raise Unavailable(
+            f"Numba CUDA: {error}; install lanterne[cuda12] or lanterne[cuda13], or use cuda-c"
+        ) from error
     with cuda.gpus[device_id]:
         kernel = cuda.jit(fold_signature(dtype, num_inputs))(fold_function(op, dtype, num_inputs))
     typestr = storage_of(dtype).str

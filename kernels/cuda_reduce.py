@@ -60,16 +60,19 @@ def divide(out, divisor, dtype=None, stream=None):
 
 
 def prepare(op, dtype, num_inputs, implementation=None):
-    """Compile the kernel of `fold` for the current device and return it, as `lanterne.kernels.reduce.prepare` does for hosts.
+    """Compile the kernel of `fold` for the current device and return it; see `lanterne.kernels.reduce.prepare`.
 
-    The kernel is a function `(count, out_address, in0_address, ..., stream=None)` of device addresses (or addresses of pinned
-    host memory, so that a message received into it is reduced without a copy to the device before). It has to be called with
-    the device current on which it was prepared. A first call inside a CUDA graph capture would compile; prepare before.
+    The kernel is a function `(count, out_address, in0_address, ..., stream=None)` of device addresses (or addresses of
+    pinned host memory, so that a message received into it is reduced without a copy to the device before). It has to be
+    called with the device current on which it was prepared. A first call inside a CUDA graph capture would compile;
+    prepare before.
 
     Cost: 0.1 s with CUDA C, 0.3 s with Numba; CuPy caches its part on disk.
     """
     require_device()
-    return _fold_kernel(op, find_dtype(dtype), num_inputs, implementation_of(implementation), import_cupy().cuda.Device().id)
+    return _fold_kernel(
+        op, find_dtype(dtype), num_inputs, implementation_of(implementation), import_cupy().cuda.Device().id
+    )
 
 
 def implementation_of(name=None):
@@ -104,9 +107,13 @@ def check_arrays(arrays, element, dtype):
         name = f"input {i - 1}" if i else "out"
         address = array.data.ptr
         if address % element.nbytes:
-            raise InputError(f"{name}: got address {address:#x}, expected a multiple of {element.nbytes} for {element.name}")
+            raise InputError(
+                f"{name}: got address {address:#x}, expected a multiple of {element.nbytes} for {element.name}"
+            )
         if array.device.id != out.device.id:
-            raise InputError(f"{name}: got an array on device {array.device.id}, expected device {out.device.id} like the output")
+            raise InputError(
+                f"{name}: got an array on device {array.device.id}, expected device {out.device.id} like the output"
+            )
         if array.shape != out.shape:
             raise InputError(f"{name}: got shape {array.shape}, expected that of the output, {out.shape}")
         if dtype_of(array, dtype, name) is not element:

@@ -73,7 +73,7 @@ class CudaRuntime:
             self._check(self._driver.cuStreamWaitValue32(stream.ptr, flag, value, _WAIT_UNTIL_AT_LEAST))
 
     def pin(self, address, nbytes):
-        """Make host memory known to the device, so that copies run beside everything else; `unpin` before it is freed."""
+        """Make host memory known to the device, so that copies to it are asynchronous; `unpin` before it is freed."""
         with self.device:
             self._cupy.cuda.runtime.hostRegister(address, nbytes, _REGISTER_PORTABLE_MAPPED)
             mapped = self._check(self._driver.cuMemHostGetDevicePointer(address, 0))

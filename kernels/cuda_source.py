@@ -1,7 +1,8 @@
-"""CUDA C of the device reductions: 16-byte accesses, grid-stride, k inputs in one pass, the same bits as the CPU kernels.
+"""CUDA C of the device reductions: 16-byte accesses, grid-stride, k inputs in one pass, the bits of the CPU.
 
-The text includes no header, so that it compiles with NVRTC alone. `head` is the number of elements before the first 16-byte
-boundary; the host passes `head = count` where the arrays do not share their alignment, and the loop of single elements does all.
+The text includes no header, so that it compiles with NVRTC alone. `head` is the number of elements before the first
+16-byte boundary; the host passes `head = count` where the arrays do not share their alignment, and the loop of single
+elements does all.
 """
 
 from .fold_ir import NAN_BITS
@@ -78,10 +79,16 @@ def _element(dtype):
         lines += [
             _function("Value widen(Bits bits)", _WIDEN[dtype.name]),
             _function("Bits round_to_even(Value value)", _ROUND[dtype.name]),
-            _function("Bits narrow(Value value)", f"return value != value ? (Bits){NAN_BITS[dtype.name]:#x}ull : round_to_even(value);"),
+            _function(
+                "Bits narrow(Value value)",
+                f"return value != value ? (Bits){NAN_BITS[dtype.name]:#x}ull : round_to_even(value);",
+            ),
         ]
     else:
-        lines += [_function("Value widen(Bits bits)", "return bits;"), _function("Bits narrow(Value value)", "return value;")]
+        lines += [
+            _function("Value widen(Bits bits)", "return bits;"),
+            _function("Bits narrow(Value value)", "return value;"),
+        ]
     return "\n".join(lines)
 
 
@@ -128,11 +135,14 @@ def _fold_vector(names):
 
 
 def _fold_one(names):
-    return [f"Value value = widen({names[0]}[at]);", *(f"value = combine(value, widen({name}[at]));" for name in names[1:])]
+    return [
+        f"Value value = widen({names[0]}[at]);",
+        *(f"value = combine(value, widen({name}[at]));" for name in names[1:]),
+    ]
 
 
 def _kernel(name, parameters, vector_lines, one_lines):
-    """The kernel `name`: `vector_lines` fill value[LANES] from element `at` on, `one_lines` make the value of element `at`."""
+    """The kernel `name`: `vector_lines` fill value[LANES] from element `at`, `one_lines` make the value of one."""
     return "\n".join(
         [
             f'extern "C" __global__ void __launch_bounds__({THREADS_PER_BLOCK})',
@@ -140,7 +150,8 @@ def _kernel(name, parameters, vector_lines, one_lines):
             "const long long first = (long long)blockIdx.x * blockDim.x + threadIdx.x;",
             "const long long stride = (long long)gridDim.x * blockDim.x;",
             "const long long vectors = (count - head) / LANES;",
-            # Unrolled, the compiler would split the stores of its remainder loop; inputs may be the output, so it gains nothing.
+            # Unrolled, the compiler would split the stores of its remainder loop; inputs may be the output, so it gains
+            # nothing.
             "#pragma unroll 1",
             "for (long long i = first; i < vectors; i += stride) {",
             "const long long at = head + i * LANES;",

@@ -1,4 +1,4 @@
-"""Waiting on the CPU for a given time: sleep while there is long to go, then poll the clock, yielding the core in between."""
+"""Waiting on the CPU for a given time: sleep first, then poll the clock, yielding the core in between."""
 
 import os
 import statistics
@@ -7,13 +7,14 @@ from dataclasses import dataclass
 
 from ..errors import InputError
 
-# A sleep returns late by the timer's slack and the scheduler's latency: tens of microseconds, with a tail to a millisecond.
+# A sleep returns late by the timer's slack and the scheduler's latency: tens of microseconds, with a tail to a
+# millisecond.
 SPIN_S = 1e-3
 _POLLS_PER_YIELD = 8
 
 
 def delay(duration_s):
-    """Return `duration_s` seconds after the call, to a few microseconds on an idle core; at once if it is not positive."""
+    """Return `duration_s` seconds after the call, microseconds late on an idle core; at once if it is not positive."""
     wait_until(time.monotonic() + duration_s)
 
 

@@ -14,7 +14,7 @@ OPS = ("sum", "prod", "min", "max", "mean")
 
 @dataclass(frozen=True, eq=False)
 class Dtype:
-    """An element type: `name`, `nbytes` per element, `kind` (one of "float", "int", "uint", "bool"). One object each."""
+    """An element type: `name`, `nbytes` per element, `kind` ("float", "int", "uint" or "bool"). One object each."""
 
     name: str
     nbytes: int
@@ -76,8 +76,8 @@ def check_op(op, dtype):
     """Raise unless reductions by `op` are defined for the Dtype `dtype`.
 
     Raises:
-        InputError: unknown op; sum, prod or mean of bool; mean of integers, whose sums overflow and whose quotients are not
-            integers.
+        InputError: unknown op; sum, prod or mean of bool; mean of integers, whose sums overflow and whose quotients are
+            not integers.
     """
     if op not in OPS:
         raise InputError(f"op: got {op!r}, expected one of {', '.join(OPS)}")

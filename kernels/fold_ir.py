@@ -1,12 +1,13 @@
-"""LLVM IR of the CPU kernels: one loop over all arrays, written as explicit vectors so that it cannot fail to vectorise.
+"""LLVM IR of the CPU kernels: one loop over all arrays, in explicit vectors, so that it cannot fail to vectorise.
 
-A kernel accepts any byte address (its loads and stores assume one-byte alignment), reads every input of a vector before it
-writes it (so the output may be one of the inputs), and stores canonical values: one NaN per dtype, and -0 < +0 in min and max.
-16-bit floats are widened to float32, combined there, and rounded once.
+A kernel accepts any byte address (its loads and stores assume one-byte alignment), reads every input of a vector before
+it writes it (so the output may be one of the inputs), and stores canonical values: one NaN per dtype, and -0 < +0 in
+min and max. 16-bit floats are widened to float32, combined there, and rounded once.
 """
 
 # Bytes of accumulator per turn of the main loop, by the number of streams it reads: the memory's prefetchers follow two
-# streams best line by line (46 against 41 GB/s), and many streams better in runs of lines (39 against 35 GB/s for eight).
+# streams best line by line (46 against 41 GB/s), and many streams better in runs of lines (39 against 35 GB/s for
+# eight).
 FEW_STREAMS = 2
 FEW_WIDE_NBYTES = 64
 MANY_WIDE_NBYTES = 256

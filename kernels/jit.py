@@ -1,8 +1,8 @@
-"""Compiles the CPU kernels with LLVM, through llvmlite, the compiler beneath Numba, and hands them out as plain C functions.
+"""Compiles the CPU kernels with LLVM, through llvmlite, the compiler beneath Numba, into plain C functions.
 
-Numba's own front end would infer types for half a second per kernel; from IR a kernel takes 4 ms (up to 90 ms for 64 inputs),
-less than reading a cache file of Numba's, so there is no cache on disk to fill, lock or find read-only. A C function called
-through ctypes releases the GIL and costs about a microsecond.
+Numba's own front end would infer types for half a second per kernel; from IR a kernel takes 4 ms (up to 90 ms for 64
+inputs), less than reading a cache file of Numba's, so there is no cache on disk to fill, lock or find read-only. A C
+function called through ctypes releases the GIL and costs about a microsecond.
 """
 
 import ctypes
@@ -50,7 +50,9 @@ def _llvm():
 def _target_machine():
     llvm = _llvm()
     features = llvm.get_host_cpu_features().flatten()
-    return llvm.Target.from_default_triple().create_target_machine(cpu=llvm.get_host_cpu_name(), features=features, opt=3)
+    return llvm.Target.from_default_triple().create_target_machine(
+        cpu=llvm.get_host_cpu_name(), features=features, opt=3
+    )
 
 
 def _compile(ir, argument_types):
@@ -77,4 +79,6 @@ def _check_cpu(dtype):
     if dtype.name != "float16" or platform.machine() not in ("x86_64", "AMD64"):
         return
     if not _llvm().get_host_cpu_features().get("f16c"):
-        raise Unavailable("float16: this CPU lacks the F16C instructions (x86 of 2012 and later); use float32 or bfloat16")
+        raise Unavailable(
+            "float16: this CPU lacks the F16C instructions (x86 of 2012 and later); use float32 or bfloat16"
+        )

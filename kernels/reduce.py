@@ -1,10 +1,11 @@
 """Reductions: out = in0 op in1 op ..., in one pass over memory, in that order, with canonical results.
 
-Whoever combines the same values gets the same bits, whichever operand comes first and on whichever device: NaN results are
-one NaN per dtype, -0 < +0 in min and max, NaN wins in min and max, 16-bit floats are combined in float32 and rounded once
-per call, integers wrap around as in NumPy.
+Whoever combines the same values gets the same bits, whichever operand comes first and on whichever device: NaN results
+are one NaN per dtype, -0 < +0 in min and max, NaN wins in min and max, 16-bit floats are combined in float32 and
+rounded once per call, integers wrap around as in NumPy.
 
-`mean` is `sum` in every partial reduction; whoever holds the complete sum calls `divide(out, world_size)`, once per element.
+`mean` is `sum` in every partial reduction; whoever holds the complete sum calls `divide(out, world_size)`, once per
+element.
 """
 
 import ctypes
@@ -28,8 +29,8 @@ def reduce(op, out, *inputs, dtype=None):
         dtype: name of the element type where the arrays cannot say it: "bfloat16" for uint16 arrays.
 
     Raises:
-        InputError: unknown op or dtype, an op that the dtype does not have, arrays that differ in dtype, shape or device,
-            that are not contiguous or overlap, or a read-only `out`.
+        InputError: unknown op or dtype, an op that the dtype does not have, arrays that differ in dtype, shape or
+            device, that are not contiguous or overlap, or a read-only `out`.
 
     Cost: reads each array once, writes `out` once; 2 us of call overhead for small arrays.
     """
@@ -59,9 +60,9 @@ def _fold_host(op, out, inputs, dtype, in_place):
     start = _address(out)
     stop = start + out.nbytes
     addresses = [start] if in_place else []
-    for i, array in enumerate(inputs):
-        if type(array) is not np.ndarray or not array.flags.c_contiguous:
-            array = host_array(array, f"input {i}")
+    for i, given in enumerate(inputs):
+        is_fine = type(given) is np.ndarray and given.flags.c_contiguous
+        array = given if is_fine else host_array(given, f"input {i}")
         if array.shape != out.shape:
             raise InputError(f"input {i}: got shape {array.shape}, expected that of the output, {out.shape}")
         if array.dtype is not out.dtype and dtype_of(array, dtype, f"input {i}") is not element:
@@ -99,8 +100,8 @@ def prepare(op, dtype, num_inputs):
     """Compile the kernel of `fold` for `num_inputs` inputs (`reduce` has one more: its output) and return it.
 
     An executor calls this before it posts its first message, since a rank that compiles is a late rank. The kernel is a
-    function `(count, out_address, in0_address, in1_address, ...)` of ints on host memory. It checks nothing, releases the
-    GIL, and costs under a microsecond to call.
+    function `(count, out_address, in0_address, in1_address, ...)` of ints on host memory. It checks nothing, releases
+    the GIL, and costs under a microsecond to call.
 
     Args:
         op: as for `reduce`.

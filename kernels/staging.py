@@ -1,10 +1,10 @@
-"""Staging: copies between device and pinned host memory that nothing waits for, in chunks, with flags that a CPU can watch.
+"""Staging: copies between device and pinned host memory, in chunks, with flags that a CPU can watch.
 
-A `Stager` moves whole messages between a device and pinned buffers on its own streams: the compute stream is held back by no
-copy, and a transport sends the first chunk while the second is still on its way. A `Ring` (staging_ring.py) does the same across
-processes, through shared memory, with back pressure.
-Paper: ADAPTRA, section 5.2, figures 11 and 12; differs: completion is a stream-ordered write of a counter per chunk, not one
-copied flag per message, so that sending overlaps copying, and no thread spins while data comes in.
+A `Stager` moves whole messages between a device and pinned buffers on its own streams: the compute stream is held back
+by no copy, and a transport sends the first chunk while the second is still on its way. A `Ring` (staging_ring.py) does
+the same across processes, through shared memory, with back pressure.
+Paper: ADAPTRA, section 5.2, figures 11 and 12; differs: completion is a stream-ordered write of a counter per chunk,
+not one copied flag per message, so that sending overlaps copying, and no thread spins while data comes in.
 """
 
 import mmap
@@ -70,7 +70,8 @@ class Stager:
     def to_host(self, host, device_address, stream=None):
         """Start copying to the pinned array `host` once `stream` (default: the current one) reaches this point; a Copy.
 
-        The device memory may be written again once the copy is done, or by work on a stream that `Copy.hold(stream)` holds back.
+        The device memory may be written again once the copy is done, or by work on a stream that `Copy.hold(stream)`
+        holds back.
         """
         return self._start(self._to_host, host.ctypes.data, device_address, host.nbytes, stream)
 

@@ -1,8 +1,8 @@
-"""A ring of chunks in shared, pinned host memory: one end fills, the other drains, and either end may be a device or a CPU process.
+"""A ring of chunks in shared, pinned host memory: one end fills, the other drains; a device or a CPU process each.
 
-Two counters lie in the same memory: chunks filled and chunks drained, ever. A device's end does not wait for them on the CPU: its
-stream does. So the training process queues a send and goes on computing, and a delegate process sees each chunk as it lands.
-Paper: ADAPTRA, section 5.2, figures 10 to 12.
+Two counters lie in the same memory: chunks filled and chunks drained, ever. A device's end does not wait for them on
+the CPU: its stream does. So the training process queues a send and goes on computing, and a delegate process sees each
+chunk as it lands. Paper: ADAPTRA, section 5.2, figures 10 to 12.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ _FILLED, _DRAINED, _DATA = 0, 64, 4096
 
 @dataclass(frozen=True)
 class Ring:
-    """`num_chunks` chunks of `chunk_nbytes` bytes in `memory`, a writable buffer of `Ring.nbytes_for(...)` bytes, zeroed at first."""
+    """`num_chunks` chunks of `chunk_nbytes` bytes in `memory`, a writable buffer of `nbytes_for(...)` zeros."""
 
     memory: object
     chunk_nbytes: int
@@ -27,7 +27,9 @@ class Ring:
 
     def __post_init__(self):
         if self.chunk_nbytes < 1 or self.num_chunks < 1:
-            raise InputError(f"Ring: got {self.num_chunks} chunks of {self.chunk_nbytes} bytes, expected at least 1 of 1")
+            raise InputError(
+                f"Ring: got {self.num_chunks} chunks of {self.chunk_nbytes} bytes, expected at least 1 of 1"
+            )
         needed = self.nbytes_for(self.chunk_nbytes, self.num_chunks)
         if memoryview(self.memory).nbytes < needed:
             raise InputError(f"Ring: got {memoryview(self.memory).nbytes} bytes of memory, expected {needed}")
@@ -50,7 +52,7 @@ class Ring:
         return _DATA + index % self.num_chunks * self.chunk_nbytes
 
     def pieces(self, first, nbytes):
-        """(chunk number, offset in the message, bytes) of a message of `nbytes` that begins with chunk number `first`."""
+        """(chunk number, offset in the message, bytes) of a message of `nbytes` that begins with chunk `first`."""
         for i, offset in enumerate(range(0, nbytes, self.chunk_nbytes)):
             yield first + i, offset, min(self.chunk_nbytes, nbytes - offset)
 
@@ -100,9 +102,11 @@ class HostEnd:
 
     @contextlib.contextmanager
     def empty_chunk(self, index, nbytes, timeout_s):
-        """Lend the first `nbytes` of chunk number `index` once it is drained of its last use; leaving the block fills it."""
+        """Lend the first `nbytes` of chunk number `index` once its last use is drained; leaving the block fills it."""
         reusable = index + 1 - self.ring.num_chunks
-        wait_for(lambda: reusable <= 0 or is_reached(self._drained[0], reusable), f"ring: room for chunk {index}", timeout_s)
+        wait_for(
+            lambda: reusable <= 0 or is_reached(self._drained[0], reusable), f"ring: room for chunk {index}", timeout_s
+        )
         yield self._chunk(index, nbytes)
         self._next = index + 1
         self._filled[0] = self._next % FLAG_MODULUS
@@ -117,7 +121,7 @@ class HostEnd:
 
 
 class DeviceEnd:
-    """A device's end of a ring; it fills with `send` or drains with `recv`. Both only queue work on a stream of its own.
+    """A device's end of a ring; it fills with `send` or drains with `recv`. Both only queue work on its own stream.
 
     Args:
         runtime: a CudaRuntime.
@@ -154,8 +158,8 @@ class DeviceEnd:
         """Queue the arrival of a message; returns an event that is done once it is there.
 
         Args:
-            stream: whose earlier work must be done before the device memory is overwritten; None for the current one. Use
-                `runtime.wait_event(event, stream)` where the data is needed.
+            stream: whose earlier work must be done before the device memory is overwritten; None for the current one.
+                Use `runtime.wait_event(event, stream)` where the data is needed.
         """
         runtime = self.runtime
         runtime.wait_event(runtime.record(stream or runtime.current_stream()), self.stream)
@@ -168,7 +172,8 @@ class DeviceEnd:
     def recv_reduce(self, kernel, out_address, nbytes, element_nbytes, stream=None):
         """Queue the arrival of a message that is combined with device memory as it lands: out = out op message.
 
-        The kernel reads the chunks where they are, in host memory: no scratch on the device, and no copy before the reduction.
+        The kernel reads the chunks where they are, in host memory: no scratch on the device, and no copy before the
+            reduction.
 
         Args:
             kernel: from `cuda_reduce.prepare(op, dtype, 2)`.
@@ -180,7 +185,8 @@ class DeviceEnd:
         """
         if nbytes % element_nbytes or self.ring.chunk_nbytes % element_nbytes:
             raise InputError(
-                f"recv_reduce: got {nbytes} bytes in chunks of {self.ring.chunk_nbytes}, expected multiples of {element_nbytes}"
+                f"recv_reduce: got {nbytes} bytes in chunks of {self.ring.chunk_nbytes}, "
+                f"expected multiples of {element_nbytes}"
             )
         runtime = self.runtime
         runtime.wait_event(runtime.record(stream or runtime.current_stream()), self.stream)
@@ -192,7 +198,7 @@ class DeviceEnd:
         return runtime.record(self.stream)
 
     def release(self):
-        """Let everything queued run on, whatever the other end did: after a failure, so that no stream hangs. The data is lost."""
+        """Let everything queued run on, so that no stream hangs after a failure. The data is lost."""
         for counter in self._counters:
             counter[0] = self._next % FLAG_MODULUS
 
@@ -200,7 +206,8 @@ class DeviceEnd:
         """Wait for what is queued, then unpin the memory; a second call does nothing.
 
         Raises:
-            TransportTimeout: the other end did not do its part within `timeout_s` seconds; the end is closed all the same.
+            TransportTimeout: the other end did not do its part within `timeout_s` seconds; the end is closed all the
+                same.
         """
         if self._bytes is None:
             return

@@ -1,4 +1,4 @@
-"""The GPU suite: `LANTERNE_REQUIRE=gpu ./run test tests/gpu` on a machine with one GPU. There, nothing is skipped for want of one."""
+"""The GPU suite: `LANTERNE_REQUIRE=gpu ./run test tests/gpu` on a machine with one GPU."""
 
 import os
 

@@ -13,7 +13,10 @@ from lanterne.kernels.reduce import prepare as prepare_host
 from lanterne.kernels.reduce import reduce as any_reduce
 
 CASES = [
-    (name, op) for name, dtype in DTYPES.items() for op in ("sum", "prod", "min", "max") if dtype.kind != "bool" or op in ("min", "max")
+    (name, op)
+    for name, dtype in DTYPES.items()
+    for op in ("sum", "prod", "min", "max")
+    if dtype.kind != "bool" or op in ("min", "max")
 ]
 FLOATS = ["float16", "bfloat16", "float32", "float64"]
 

@@ -119,7 +119,8 @@ def test_another_process_drains(cupy, runtime):
         code = (
             "import hashlib, os, sys, numpy as np; from multiprocessing import shared_memory, resource_tracker\n"
             "from lanterne.kernels.staging_ring import HostEnd, Ring\n"
-            "memory = shared_memory.SharedMemory(sys.argv[1]); resource_tracker.unregister(memory._name, 'shared_memory')\n"
+            "memory = shared_memory.SharedMemory(sys.argv[1])\n"
+            "resource_tracker.unregister(memory._name, 'shared_memory')\n"
             "got = np.zeros(1_000_003, np.uint8); HostEnd(Ring(memory.buf, 1 << 16, 4)).recv(got, 60)\n"
             "sys.stdout.write(hashlib.sha256(got).hexdigest()); sys.stdout.flush(); os._exit(0)"
         )

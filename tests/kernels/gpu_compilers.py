@@ -1,4 +1,4 @@
-"""NVRTC, nvJitLink and Numba CUDA without a driver: source to PTX and machine code. Also: skip, or fail, where they are missing."""
+"""NVRTC, nvJitLink and Numba CUDA without a driver: source to PTX and machine code."""
 
 import importlib.util
 import os

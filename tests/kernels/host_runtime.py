@@ -19,7 +19,7 @@ class HostStream:
 
 
 class HostRuntime:
-    """The verbs of CudaRuntime; `spins` records what spin kernels were asked for, `pinned` the memory that is pinned now."""
+    """The verbs of CudaRuntime; `pinned` holds the memory that is pinned now."""
 
     def __init__(self):
         self.streams, self.pinned, self.closing = [], {}, threading.Event()

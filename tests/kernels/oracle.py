@@ -65,7 +65,7 @@ def fold_bits(op, dtype, arrays):
 
 
 def special_bits(dtype):
-    """Zeros, subnormals, ordinary values, the largest, infinities and several NaNs of a floating dtype, as uint bits."""
+    """Zeros, subnormals, ordinary values, the largest, infinities and NaNs of a floating dtype, as uint bits."""
     bits = BITS[dtype]
     sign = 1 << (np.dtype(bits).itemsize * 8 - 1)
     infinity = {"float16": 0x7C00, "bfloat16": 0x7F80, "float32": 0x7F800000, "float64": 0x7FF0000000000000}[dtype]

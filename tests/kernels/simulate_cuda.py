@@ -1,7 +1,7 @@
 """Runs the Numba CUDA kernels in Numba's simulator and compares them, bit by bit, with the CPU kernels.
 
-Started by test_cuda_kernels.py in a process of its own, with NUMBA_ENABLE_CUDASIM=1: simulator and compiler exclude each other.
-Prints the number of cases; exits 1 at the first difference.
+Started by test_cuda_kernels.py in a process of its own, with NUMBA_ENABLE_CUDASIM=1: simulator and compiler exclude
+each other. Prints the number of cases; exits 1 at the first difference.
 """
 
 import sys
@@ -46,7 +46,12 @@ def main():
         for op in ("min", "max") if dtype.kind == "bool" else ("sum", "prod", "min", "max"):
             width = 16 // dtype.nbytes
             # Vectors alone; a head and a tail; no common alignment; a single element.
-            for num_inputs, count, head in ((2, 4 * width, 0), (3, 5 * width + 3, min(1, width - 1)), (2, 7, 7), (1, 1, 0)):
+            for num_inputs, count, head in (
+                (2, 4 * width, 0),
+                (3, 5 * width + 3, min(1, width - 1)),
+                (2, 7, 7),
+                (1, 1, 0),
+            ):
                 check(op, dtype, num_inputs, count, head)
                 num_cases += 1
     print(num_cases)

@@ -1,4 +1,4 @@
-"""Which module an array belongs to, and how foreign arrays are adopted. Devices are played by stand-ins: no GPU here."""
+"""Which module an array belongs to, and how foreign arrays are adopted. Stand-ins play the devices."""
 
 import subprocess
 import sys
@@ -26,7 +26,9 @@ class DLPack:
         return self.base.__dlpack__(**options)
 
 
-CUDA_ARRAY = SimpleNamespace(__cuda_array_interface__={"data": (256, False), "shape": (4,), "typestr": "<f4", "version": 3})
+CUDA_ARRAY = SimpleNamespace(
+    __cuda_array_interface__={"data": (256, False), "shape": (4,), "typestr": "<f4", "version": 3}
+)
 
 
 @pytest.mark.parametrize("name", DTYPES)
@@ -62,7 +64,9 @@ def test_uint16_holds_bfloat16_only_when_told():
         dtype_of(x, "float16")
 
 
-@pytest.mark.parametrize(("op", "name"), [("mean", "int8"), ("mean", "uint64"), ("sum", "bool"), ("mean", "bool"), ("xor", "int8")])
+@pytest.mark.parametrize(
+    ("op", "name"), [("mean", "int8"), ("mean", "uint64"), ("sum", "bool"), ("mean", "bool"), ("xor", "int8")]
+)
 def test_ops_that_a_dtype_lacks(op, name):
     with pytest.raises(InputError, match=f"op: got '?{op}"):
         check_op(op, DTYPES[name])
@@ -70,7 +74,14 @@ def test_ops_that_a_dtype_lacks(op, name):
 
 @pytest.mark.parametrize(
     ("x", "expected"),
-    [(np.zeros(2), False), (bytearray(2), False), (CUDA_ARRAY, True), (DLPack(1), False), (DLPack(2), True), (DLPack(13), True)],
+    [
+        (np.zeros(2), False),
+        (bytearray(2), False),
+        (CUDA_ARRAY, True),
+        (DLPack(1), False),
+        (DLPack(2), True),
+        (DLPack(13), True),
+    ],
 )
 def test_is_device_array(x, expected):
     assert is_device_array(x) is expected
@@ -114,9 +125,7 @@ def test_modules(monkeypatch):
 
 def test_foreign_device_arrays_are_adopted(monkeypatch):
     adopted = SimpleNamespace(flags=SimpleNamespace(c_contiguous=True))
-    fake = SimpleNamespace(
-        ndarray=type("ndarray", (), {}), asarray=lambda x: adopted, from_dlpack=lambda x: adopted
-    )
+    fake = SimpleNamespace(ndarray=type("ndarray", (), {}), asarray=lambda x: adopted, from_dlpack=lambda x: adopted)
     monkeypatch.setattr(arrays, "import_cupy", lambda: fake)
     assert adopt(CUDA_ARRAY) is adopted
     assert adopt(DLPack(2)) is adopted
@@ -131,7 +140,8 @@ def test_no_cupy_is_said(monkeypatch):
 
 def test_host_work_imports_neither_cupy_nor_numba():
     code = (
-        "import sys, numpy as np; from lanterne.kernels.reduce import reduce; x = np.ones(9); reduce('sum', x, x.copy()); "
+        "import sys, numpy as np; from lanterne.kernels.reduce import reduce\n"
+        "x = np.ones(9); reduce('sum', x, x.copy())\n"
         "print(x[0], [m for m in ('cupy', 'numba') if m in sys.modules])"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -13,7 +13,10 @@ from lanterne.kernels.dtypes import DTYPES
 from lanterne.kernels.reduce import divide, prepare
 
 CASES = [
-    (name, op) for name, dtype in DTYPES.items() for op in ("sum", "prod", "min", "max") if dtype.kind != "bool" or op in ("min", "max")
+    (name, op)
+    for name, dtype in DTYPES.items()
+    for op in ("sum", "prod", "min", "max")
+    if dtype.kind != "bool" or op in ("min", "max")
 ]
 FLOATS = ["float16", "bfloat16", "float32", "float64"]
 NUM_INPUTS = 3
@@ -47,7 +50,9 @@ def as_cpp(name, source, call):
     source = source.replace('asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));', "bits = to_half(value);")
     assert "asm(" not in source
     source = source.replace('extern "C" __global__', "static")
-    function = f'extern "C" void {name}(long long count, long long head, void** p, double divisor) {{ {LAUNCH} {call}; }}'
+    function = (
+        f'extern "C" void {name}(long long count, long long head, void** p, double divisor) {{ {LAUNCH} {call}; }}'
+    )
     return f"namespace {name}_space {{ {source} {function} }}\n"
 
 
@@ -59,9 +64,15 @@ def library(tmp_path_factory):
     pointers = "".join(f", (const Bits*)p[{i + 1}]" for i in range(NUM_INPUTS))
     text = PRELUDE
     for name, op in CASES:
-        text += as_cpp(f"{op}_{name}", fold_source(op, DTYPES[name], NUM_INPUTS), f"fold(count, head, (Bits*)p[0]{pointers})")
+        text += as_cpp(
+            f"{op}_{name}", fold_source(op, DTYPES[name], NUM_INPUTS), f"fold(count, head, (Bits*)p[0]{pointers})"
+        )
     for name in FLOATS:
-        text += as_cpp(f"divide_{name}", divide_source(DTYPES[name]), "divide(count, head, (Bits*)p[0], (const Bits*)p[1], divisor)")
+        text += as_cpp(
+            f"divide_{name}",
+            divide_source(DTYPES[name]),
+            "divide(count, head, (Bits*)p[0], (const Bits*)p[1], divisor)",
+        )
     folder = tmp_path_factory.mktemp("cuda_c")
     (folder / "kernels.cpp").write_text(text)
     command = [compiler, "-O1", "-shared", "-fPIC", "-ffp-contract=off", "-fno-strict-aliasing", "-w", "-std=c++17"]

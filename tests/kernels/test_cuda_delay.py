@@ -1,4 +1,4 @@
-"""GPU delays without a GPU: what is launched, and that shaped streams keep the time of the emulated link, on a virtual clock."""
+"""GPU delays without a GPU: what is launched, and that shaped streams keep the emulated link's time."""
 
 import itertools
 import sys
@@ -12,8 +12,8 @@ from lanterne.kernels import cuda_delay
 from lanterne.kernels.cuda_delay import MAX_SPIN_NS, Calibration, StreamShaper, delay, spin_parts_ns
 
 sys.path.insert(0, str(Path(__file__).parent))
-from gpu_compilers import compile_cuda_c, require_compilers  # noqa: E402
-from host_runtime import HostRuntime  # noqa: E402
+from gpu_compilers import compile_cuda_c, require_compilers
+from host_runtime import HostRuntime
 
 TIMEOUT_S = 60
 
@@ -96,7 +96,9 @@ def test_consumers_wait_for_the_transfer_itself(runtime):
     assert order == ["transfer", "compute"]
 
 
-@pytest.mark.parametrize(("latency_s", "bandwidth"), [(-1.0, None), (float("inf"), None), (float("nan"), None), (0.0, 0.0), (0.0, -1.0)])
+@pytest.mark.parametrize(
+    ("latency_s", "bandwidth"), [(-1.0, None), (float("inf"), None), (float("nan"), None), (0.0, 0.0), (0.0, -1.0)]
+)
 def test_links_that_cannot_be(runtime, latency_s, bandwidth):
     with pytest.raises(InputError, match="StreamShaper: got a (latency|bandwidth) of"):
         StreamShaper(runtime, latency_s, bandwidth, VirtualSpins())
@@ -125,7 +127,9 @@ def test_delays_below_the_overhead_of_a_kernel_are_none(launches, duration_s):
     assert launches == []
 
 
-@pytest.mark.parametrize(("duration_s", "timer"), [(-1.0, None), (float("inf"), None), (float("nan"), None), (1.0, "rdtsc")])
+@pytest.mark.parametrize(
+    ("duration_s", "timer"), [(-1.0, None), (float("inf"), None), (float("nan"), None), (1.0, "rdtsc")]
+)
 def test_bad_delays(launches, duration_s, timer):
     with pytest.raises(InputError, match="delay: got|timer: got 'rdtsc', expected one of globaltimer, clock64"):
         delay(duration_s, timer=timer)

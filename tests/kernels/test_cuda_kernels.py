@@ -1,4 +1,4 @@
-"""The GPU kernels without a GPU: they compile to 16-byte accesses for sm_80 and sm_90, and their logic gives the CPU's bits."""
+"""The GPU kernels without a GPU: they compile to 16-byte accesses, and their logic gives the CPU's bits."""
 
 import os
 import re
@@ -10,17 +10,20 @@ import pytest
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
-from gpu_compilers import assemble, compile_cuda_c, compile_numba, require_compilers  # noqa: E402
+from gpu_compilers import assemble, compile_cuda_c, compile_numba, require_compilers
 
 require_compilers()
 
-from lanterne.kernels.cuda_numba import fold_function, fold_signature  # noqa: E402
-from lanterne.kernels.cuda_source import OPTIONS, divide_source, fold_source  # noqa: E402
-from lanterne.kernels.dtypes import DTYPES  # noqa: E402
+from lanterne.kernels.cuda_numba import fold_function, fold_signature
+from lanterne.kernels.cuda_source import OPTIONS, divide_source, fold_source
+from lanterne.kernels.dtypes import DTYPES
 
 ARCHS = ("sm_80", "sm_90")
 CASES = [
-    (name, op) for name, dtype in DTYPES.items() for op in ("sum", "prod", "min", "max") if dtype.kind != "bool" or op in ("min", "max")
+    (name, op)
+    for name, dtype in DTYPES.items()
+    for op in ("sum", "prod", "min", "max")
+    if dtype.kind != "bool" or op in ("min", "max")
 ]
 WIDE_LOAD = r"ld\.global\.(?:v4\.\w32|v2\.\w64)"
 WIDE_STORE = r"st\.global\.(?:v4\.\w32|v2\.\w64)"

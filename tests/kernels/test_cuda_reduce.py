@@ -108,8 +108,14 @@ def fake_cupy(num_devices=1, error=None):
 @pytest.mark.parametrize(
     ("cupy", "message"),
     [
-        (fake_cupy(error="cudaErrorInsufficientDriver: CUDA driver version is insufficient"), "no driver is loaded, or it is older"),
-        (fake_cupy(error="cudaErrorNoDevice: no CUDA-capable device is detected"), "check nvidia-smi and CUDA_VISIBLE_DEVICES"),
+        (
+            fake_cupy(error="cudaErrorInsufficientDriver: CUDA driver version is insufficient"),
+            "no driver is loaded, or it is older",
+        ),
+        (
+            fake_cupy(error="cudaErrorNoDevice: no CUDA-capable device is detected"),
+            "check nvidia-smi and CUDA_VISIBLE_DEVICES",
+        ),
         (fake_cupy(error="cudaErrorUnknown: unknown error"), "check that nvidia-smi works"),
         (fake_cupy(num_devices=0), "CUDA: no device"),
     ],
@@ -128,13 +134,17 @@ def test_a_device_is_found(monkeypatch):
 def test_device_arrays_without_cupy(monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", None)
     arrays.import_cupy.cache_clear()
-    foreign = SimpleNamespace(__cuda_array_interface__={"data": (256, False), "shape": (4,), "typestr": "<f4", "version": 3})
+    foreign = SimpleNamespace(
+        __cuda_array_interface__={"data": (256, False), "shape": (4,), "typestr": "<f4", "version": 3}
+    )
     with pytest.raises(Unavailable, match="CuPy: .*install lanterne"):
         reduce("sum", foreign, foreign)
 
 
 def test_device_and_host_arrays_do_not_mix(monkeypatch):
-    foreign = SimpleNamespace(__cuda_array_interface__={"data": (256, False), "shape": (4,), "typestr": "<f4", "version": 3})
+    foreign = SimpleNamespace(
+        __cuda_array_interface__={"data": (256, False), "shape": (4,), "typestr": "<f4", "version": 3}
+    )
     with pytest.raises(InputError, match="input 0: got a device array, expected host memory like the others"):
         reduce("sum", np.zeros(4, np.float32), foreign)
     adopted = SimpleNamespace(flags=SimpleNamespace(c_contiguous=True), **vars(device_array()))

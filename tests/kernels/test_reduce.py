@@ -265,9 +265,15 @@ BAD = {
     "op": (lambda: reduce("avg", X, X.copy()), "op: got 'avg', expected one of sum, prod"),
     "dtype": (lambda: reduce("sum", X, X.astype(np.float64)), "input 0: got dtype float64.*output, float32"),
     "dtype of the second": (lambda: reduce("sum", X, X.copy(), X.astype("i4")), "input 1: got dtype int32"),
-    "unknown dtype": (lambda: reduce("sum", X.astype(complex), X.astype(complex)), r"dtype: got dtype\('complex128'\), expected one of"),
+    "unknown dtype": (
+        lambda: reduce("sum", X.astype(complex), X.astype(complex)),
+        r"dtype: got dtype\('complex128'\), expected one of",
+    ),
     "named dtype": (lambda: reduce("sum", X, X.copy(), dtype="bfloat16"), "out: got dtype float32, expected bfloat16"),
-    "shape": (lambda: reduce("sum", X, X[:4].copy()), r"input 0: got shape \(4,\), expected that of the output, \(8,\)"),
+    "shape": (
+        lambda: reduce("sum", X, X[:4].copy()),
+        r"input 0: got shape \(4,\), expected that of the output, \(8,\)",
+    ),
     "strided out": (lambda: reduce("sum", X[::2], X[:4].copy()), "out: got a non-contiguous array"),
     "strided input": (lambda: reduce("sum", X[:4].copy(), X[::2]), "input 0: got a non-contiguous array"),
     "read-only": (lambda: reduce("sum", LOCKED, X), "out: got a read-only array, expected a writable one"),

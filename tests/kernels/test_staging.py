@@ -20,7 +20,7 @@ from lanterne.kernels.staging import FLAG_MODULUS, Stager, is_reached, pinned_em
 from lanterne.kernels.staging_ring import DeviceEnd, HostEnd, Ring
 
 sys.path.insert(0, str(Path(__file__).parent))
-from host_runtime import HostRuntime  # noqa: E402
+from host_runtime import HostRuntime
 
 TIMEOUT_S = 60
 SIZES = [0, 1, 7, 8, 9, 24, 1000]
@@ -92,7 +92,10 @@ def test_progress_is_per_chunk_and_per_message(runtime):
     gates = [threading.Event() for _ in range(4)]
     release = iter(gates)
     copy = runtime.copy
-    runtime.copy = lambda dst, src, nbytes, stream: (stream.work.put(next(release).wait), copy(dst, src, nbytes, stream))
+    runtime.copy = lambda dst, src, nbytes, stream: (
+        stream.work.put(next(release).wait),
+        copy(dst, src, nbytes, stream),
+    )
     device, first_host, second_host = message(20), np.zeros(20, np.uint8), np.zeros(3, np.uint8)
     first = stager.to_host(first_host, device.ctypes.data)
     second = stager.to_host(second_host, device.ctypes.data)
@@ -259,7 +262,8 @@ def test_another_process_drains(runtime):
         code = (
             "import hashlib, sys, numpy as np; from multiprocessing import shared_memory, resource_tracker\n"
             "from lanterne.kernels.staging_ring import HostEnd, Ring\n"
-            "memory = shared_memory.SharedMemory(sys.argv[1]); resource_tracker.unregister(memory._name, 'shared_memory')\n"
+            "memory = shared_memory.SharedMemory(sys.argv[1])\n"
+            "resource_tracker.unregister(memory._name, 'shared_memory')\n"
             "got = np.zeros(100_000, np.uint8); HostEnd(Ring(memory.buf, 4096, 4)).recv(got, 60)\n"
             "sys.stdout.write(hashlib.sha256(got).hexdigest()); sys.stdout.flush(); import os; os._exit(0)"
         )
