@@ -24,6 +24,7 @@ COMMANDS = {
     "pipeline plan": ("pipeline_plan", "plan a pipeline for slow links, unequal stages and little memory"),
     "pipeline simulate": ("pipeline_simulate", "price a pipeline plan under other delays, or with blocking sends"),
     "pipeline sweep": ("pipeline_sweep", "draw makespan over link delay, bandwidth or memory, one line per scheduler"),
+    "experiment": ("experiment", "redo a figure of the papers: table, JSON and plot"),
 }
 
 USAGE = "usage: lanterne COMMAND [OPTION ...]\n\n"

@@ -3,16 +3,22 @@
 import os
 import time
 from dataclasses import dataclass
+from math import inf
 from typing import NamedTuple
 
-from .adaptra import adaptra
+from ..errors import ScheduleError
 from .bounds import lower_bound
+from .check import check
 from .costs import costs
 from .crosspipe import crosspipe
 from .optimal_model import SPLIT_KINDS, build_model
 from .placement import unidirectional
 from .plan import Plan
+from .schedulers import plan
 from .simulate import simulate
+
+# Quick schedulers besides CrossPipe's greedy whose plans have F, B and W apart, by placement.
+QUICK = {"unidirectional": ("adaptra", "zb_h1", "zb_h2"), "wave": ("zb_v",)}
 
 
 class Improvement(NamedTuple):
@@ -54,8 +60,8 @@ def solve(problem, *, placement=None, hint=None, time_limit_s=60.0, workers=None
 
     Args:
         placement: unidirectional by default.
-        hint: a Plan of whole actions to start from; by default the better of ADAPTRA's and CrossPipe's greedy. From a cold start the solver
-            finds nothing at 32 stages x 64 microbatches.
+        hint: a Plan of whole actions to start from; best_hint by default. From a cold start the solver finds nothing at
+            32 stages x 64 microbatches.
         workers: threads of the solver; all processors by default.
         progress: called with an Improvement whenever there is one.
 
@@ -63,7 +69,7 @@ def solve(problem, *, placement=None, hint=None, time_limit_s=60.0, workers=None
         ScheduleError: the hint is not a plan of this problem.
 
     Cost: one variable per action and message; 4 to 8 stages x 8 to 16 microbatches are proved in seconds.
-    Paper: Chen et al. 2025 (CrossPipe), section 4.1; differs: times are whole numbers, memory taken is there from an action's
+    Paper: Chen et al. 2025 (CrossPipe), section 4.1; differs: times are whole numbers, memory is taken from an action's
         start and memory given back until its end, and the makespan ends with the last communication on any rank.
     """
     began = time.monotonic()
@@ -78,11 +84,19 @@ def solve(problem, *, placement=None, hint=None, time_limit_s=60.0, workers=None
 
 
 def best_hint(problem, placement):
-    """The better of ADAPTRA's plan and CrossPipe's greedy one with whole W."""
+    """The best plan that a quick scheduler makes on this placement and that fits in memory."""
     plans = [crosspipe(problem, placement=placement, weight_parts=1)]
-    if placement.name == "unidirectional":
-        plans.append(adaptra(problem))
-    return min(plans, key=lambda plan: simulate(plan, problem).makespan)
+    plans += [plan(problem, name) for name in QUICK.get(placement.name, ())]
+    found = [(simulate(checked, problem).makespan, i) for i, made in enumerate(plans) if (checked := _fitting(made, problem, placement))]
+    return plans[min(found)[1]]
+
+
+def _fitting(made, problem, placement):
+    """The CheckedPlan of `made`, or None."""
+    try:
+        return check(made, problem) if made.placement.stage_to_rank == placement.stage_to_rank else None
+    except ScheduleError:
+        return None
 
 
 class _Search:
@@ -97,30 +111,37 @@ class _Search:
     def is_closed(self):
         return self.timeline.makespan <= self.bound * (1 + 1e-9)
 
-    def note(self, makespan, bound):
-        """Tell of an Improvement."""
-        self.improvements.append(Improvement(time.monotonic() - self.began, makespan, max(bound, self.bound)))
-        if self.progress:
-            self.progress(self.improvements[-1])
+    def note(self, makespan=inf, lower_bound=0.0):
+        """Tell of an Improvement, if it is one."""
+        before = self.improvements[-1] if self.improvements else Improvement(0.0, inf, 0.0)
+        now = Improvement(time.monotonic() - self.began, min(before.makespan, makespan), max(before.lower_bound, lower_bound))
+        if now[1:] != before[1:]:
+            self.improvements.append(now)
+            if self.progress:
+                self.progress(now)
 
     def solve(self, time_limit_s, workers):
         from ortools.sat.python import cp_model
 
         tables = costs(self.problem, self.plan.placement)
         model = build_model(tables, self.timeline.makespan, self.bound)
-        for action, start in zip((a for rank in self.plan.ranks for a in rank), self.timeline.start.tolist(), strict=True):
-            model.model.add_hint(model.start[action], int(start * model.scale + 1e-6))
+        _add_hint(model, self.timeline)
         solver = cp_model.CpSolver()
+        # Probing takes seconds and finds little here.
+        solver.parameters.cp_model_probing_level = 0
+        solver.parameters.use_strong_propagation_in_disjunctive = True
         solver.parameters.num_workers = workers or len(os.sched_getaffinity(0))
-        solver.parameters.max_time_in_seconds = max(time_limit_s - (time.monotonic() - self.began), 0.01)
-        note, scale = self.note, model.scale
+        solver.parameters.max_time_in_seconds = time_limit_s
+        unit = model.grain / model.scale
+        solver.best_bound_callback = lambda bound: self.note(lower_bound=bound * unit)
+        note = self.note
 
         class Watcher(cp_model.CpSolverSolutionCallback):
             def on_solution_callback(self):
-                note(self.objective_value / scale, self.best_objective_bound / scale)
+                note(self.objective_value * unit, self.best_objective_bound * unit)
 
         status = solver.solve(model.model, Watcher())
-        self.bound = max(self.bound, solver.best_objective_bound / scale)
+        self.bound = max(self.bound, solver.best_objective_bound * unit)
         if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
             self.take(_plan(model, solver, self.plan.placement, self.problem.microbatches))
 
@@ -136,6 +157,20 @@ class _Search:
         return Solution(
             self.plan, makespan, bound, makespan - bound <= 1e-5 * makespan, time.monotonic() - self.began, tuple(self.improvements)
         )  # fmt: skip
+
+
+def _add_hint(model, timeline):
+    """Give the solver a whole solution to start from: a simulated timeline."""
+    actions = [action for rank in timeline.plan.ranks for action in rank]
+    start, end = (dict(zip(actions, (times * model.scale + 1e-6).astype(int).tolist(), strict=True)) for times in (timeline.start, timeline.end))
+    sent = dict(zip(actions, (timeline.sent * model.scale + 1e-6).tolist(), strict=True))
+    values = [(model.makespan, -(-int(timeline.makespan * model.scale - 1e-6) // model.grain))]
+    values += [(variable, start[action]) for action, variable in model.start.items()]
+    values += [(variable, int(sent[action])) for action, variable in model.message.items()]
+    values += [(size, end[last] - start[first]) for size, first, last in model.sizes]
+    values += [(variable, start[one] < start[other]) for variable, one, other in model.orders]
+    for variable, value in values:
+        model.model.add_hint(variable, value)
 
 
 def _plan(model, solver, placement, microbatches):

@@ -12,9 +12,11 @@ from .action import KINDS, Action, dependencies
 from .costs import Costs
 
 SPLIT_KINDS = ("F", "B", "W")
-# Whole numbers per unit of time are chosen so that every time is exact if at most this many are needed, else so that the
-# horizon has about as many.
+# Whole numbers per unit of time are chosen so that every time is exact if the horizon then has at most 100 times as many, else
+# so that it has as many.
 FINEST = 10_000_000
+# Actions of a unit or two the solver takes for an assignment problem, which it presolves for seconds; so none is shorter.
+SHORTEST = 16
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,7 +28,10 @@ class Model:
         start: whole action -> the variable of its start.
         message: whole action -> the variable of when its message takes its link; only where links have a bandwidth.
         shared_links: per link on which several ranks send, the actions that send on it.
+        sizes: (variable, first action, last action) of each span for which memory is held: its length.
+        orders: (variable, one action, another) for whether the one's message goes first.
         scale: whole numbers per unit of time.
+        grain: whole numbers per value of `makespan`.
     """
 
     model: object
@@ -34,16 +39,23 @@ class Model:
     start: dict
     message: dict
     shared_links: list
+    sizes: list
+    orders: list
     scale: float
+    grain: int
 
 
 def time_scale(tables: Costs, horizon):
-    """(Whole numbers per unit of time, whether all times are exact in them)."""
+    """(Whole numbers per unit of time, how many of these divide every time): exact if at all possible; else rounded, and 1."""
     times = np.concatenate([tables.duration, tables.latency, tables.occupancy, tables.all_gather, tables.reduce])
     fractions = [Fraction(value).limit_denominator(10**6) for value in np.unique(times).tolist()]
     scale = lcm(*(fraction.denominator for fraction in fractions))
     exact = np.allclose(np.unique(times) * scale, [float(fraction * scale) for fraction in fractions], rtol=1e-12, atol=0)
-    return (scale, True) if exact and scale * horizon <= 100 * FINEST else (FINEST / horizon, False)
+    if not exact or scale * horizon > 100 * FINEST:
+        return FINEST / horizon, 1
+    whole = np.round(np.unique(times) * scale).astype(int)
+    finer = -(-SHORTEST // int(whole[whole > 0].min()))
+    return scale * finer, finer * int(np.gcd.reduce(whole))
 
 
 def build_model(tables: Costs, horizon, lower_bound):
@@ -53,20 +65,21 @@ def build_model(tables: Costs, horizon, lower_bound):
     """
     from ortools.sat.python import cp_model
 
-    scale, _ = time_scale(tables, horizon)
+    scale, grain = time_scale(tables, horizon)
     builder = _Builder(cp_model.CpModel(), tables, scale, int(np.ceil(horizon * scale - 1e-6)))
     builder.add_ranks()
     builder.add_needs()
     builder.add_memory()
-    builder.add_makespan(int(np.floor(lower_bound * scale + 1e-6)))
-    return Model(builder.model, builder.makespan, builder.start, builder.message, builder.shared_links, scale)
+    makespan = builder.add_makespan(grain, int(np.ceil((lower_bound - 1e-6) * scale / grain)))
+    handles = builder.start, builder.message, builder.shared_links, builder.sizes, builder.orders
+    return Model(builder.model, makespan, *handles, scale, grain)
 
 
 class _Builder:
     def __init__(self, model, tables, scale, horizon):
         self.model, self.tables, self.horizon, self.scale = model, tables, horizon, scale
         self.placement = tables.placement
-        self.start, self.message, self.shared_links = {}, {}, []
+        self.start, self.message, self.shared_links, self.sizes, self.orders = {}, {}, [], [], []
 
         def whole(times):
             return np.floor(times * scale + 1e-6).astype(int).tolist()
@@ -146,6 +159,7 @@ class _Builder:
     def add_same_order(self, one, other):
         """`one` before `other` on their rank and on their link, or the other way round on both."""
         first = self.model.new_bool_var("")
+        self.orders.append((first, one, other))
         for before, after, when in ((one, other, first), (other, one, ~first)):
             self.model.add(self.end(before) <= self.start[after]).only_enforce_if(when)
             size = self.occupancy[self.id(before)]
@@ -160,38 +174,41 @@ class _Builder:
         """What actions take from their start and give back at their end never exceeds the rank's capacity.
 
         With one stage on the rank and a B that changes nothing: F m starts after W m - M, M being how many activations fit,
-        since the W end in order. Otherwise a reservoir.
+        since the W end in order. Otherwise a cumulative constraint: since F + B + W is zero, what an F takes is held until the end of
+        its B or of its W, and what a B takes until the end of its W.
         """
         stages = self.placement.stages_of(rank)
-        changes = {}
-        for stage in stages:
-            for kind in SPLIT_KINDS:
-                number = self.tables.id(KINDS.index(kind), stage, self.placement.route(stage))
-                changes[kind, stage] = float(self.tables.alloc[number]), float(self.tables.free[number])
-        if len(stages) == 1 and changes["B", stages[0]] == (0.0, 0.0):
-            forward = changes["F", stages[0]][0]
+        changes = {stage: [self.memory_change(kind, stage) for kind in SPLIT_KINDS] for stage in stages}
+        if len(stages) == 1 and changes[stages[0]][1] == 0:
+            forward = changes[stages[0]][0]
             room = int(capacity / forward * (1 + 1e-9)) if forward else self.tables.microbatches
             for weight, action in zip(self.stream("W", stages[0]), self.stream("F", stages[0])[room:], strict=False):
                 self.model.add(self.start[action] >= self.end(weight))
             return
-        amounts = [Fraction(value).limit_denominator(10**4) for pair in changes.values() for value in pair]
-        scale = lcm(*(amount.denominator for amount in amounts))
-        times, levels = [], []
-        for (kind, stage), (alloc, free) in changes.items():
-            for action in self.stream(kind, stage):
-                times += [self.start[action], self.end(action)]
-                levels += [round(alloc * scale), -round(free * scale)]
-        used = [i for i, level in enumerate(levels) if level]
-        least = sum(level for level in levels if level < 0)
-        limit = int(capacity * scale * (1 + 1e-9))
-        self.model.add_reservoir_constraint([times[i] for i in used], [levels[i] for i in used], least, limit)
+        scale = lcm(*(Fraction(value).limit_denominator(10**4).denominator for change in changes.values() for value in change))
+        held, amounts = [], []
+        for stage, (forward, backward, weight) in changes.items():
+            spans = [("F", "B", -backward), ("F", "W", -weight)] if backward < 0 else [("F", "W", forward), ("B", "W", backward)]
+            for taker, giver, amount in spans:
+                for first, last in zip(self.stream(taker, stage), self.stream(giver, stage), strict=True):
+                    size = self.variable()
+                    self.sizes.append((size, first, last))
+                    held.append(self.model.new_interval_var(self.start[first], size, self.end(last), ""))
+                    amounts.append(round(amount * scale))
+        self.model.add_cumulative(held, amounts, int(capacity * scale * (1 + 1e-9)))
 
-    def add_makespan(self, lower_bound):
+    def memory_change(self, kind, stage):
+        """Memory that an action of `kind` takes, negative if it gives back."""
+        number = self.tables.id(KINDS.index(kind), stage, self.placement.route(stage))
+        return float(self.tables.alloc[number] - self.tables.free[number])
+
+    def add_makespan(self, grain, least):
         """The end of the last action or data-parallel communication on any rank, one of the latter at a time on each rank.
 
-        A stage's first F waits for its all-gather; its all-reduce or reduce-scatter for its last W.
+        A stage's first F waits for its all-gather; its all-reduce or reduce-scatter for its last W. Some plan of least makespan
+        has no idle time but that which times make, so its makespan is a multiple of `grain`.
         """
-        self.makespan = self.model.new_int_var(min(lower_bound, self.horizon), self.horizon, "makespan")
+        makespan = self.model.new_int_var(min(least, -(-self.horizon // grain)), -(-self.horizon // grain), "makespan")
         lanes = [[] for _ in range(self.placement.num_ranks)]
         for stage, rank in enumerate(self.placement.stage_to_rank):
             first, last = self.stream("F", stage)[:1], self.stream("W", stage)[-1:]
@@ -201,10 +218,11 @@ class _Builder:
                 self.model.add(self.start[action] >= gather + self.all_gather[stage])
             for action in last:
                 self.model.add(reduce >= self.end(action))
-            self.model.add(self.makespan >= reduce + self.reduce[stage])
+            self.model.add(grain * makespan >= reduce + self.reduce[stage])
         for lane in lanes:
             self.model.add_no_overlap(lane)
-        self.model.minimize(self.makespan)
+        self.model.minimize(makespan)
+        return makespan
 
     def add_communication(self, lane, duration):
         """The start of a data-parallel communication on a rank's `lane`."""

@@ -102,11 +102,14 @@ def test_the_last_all_reduce_ends_the_iteration():
 
 def test_times_that_are_not_whole():
     problem = Problem(3, 4, [0.1, 0.2, 0.3], [0.21, 0.35, 0.12], [0.3, 0.1, 0.2], [1 / 3, 0.7])
-    assert time_scale(costs(problem, unidirectional(3)), 10.0) == (300, True)
+    # 300 to a unit makes all whole; the shortest, 0.1, takes 30.
+    assert time_scale(costs(problem, unidirectional(3)), 10.0) == (300, 1)
+    # 10 to a unit would do here, of which the shortest takes 1, so each becomes 16.
+    assert time_scale(costs(Problem(2, 1, 0.1, 0.2, 0.3), unidirectional(2)), 10.0) == (160, 16)
     tenfold = Problem(3, 4, [30, 60, 90], [63, 105, 36], [90, 30, 60], [100, 210])
     assert solve(problem, workers=1).makespan == pytest.approx(solve(tenfold, workers=1).makespan / 300)
     odd = Problem(3, 4, [2**0.5, 3**0.5, 1], 1, 1, [5**0.5, 0.7])
-    assert not time_scale(costs(odd, unidirectional(3)), 10.0)[1]
+    assert time_scale(costs(odd, unidirectional(3)), 10.0) == (1e6, 1)
     solution = solve(odd, workers=1)
     assert solution.is_optimal and 0 <= solution.makespan - solution.lower_bound <= 1e-5 * solution.makespan
 
