@@ -137,4 +137,16 @@ def _svg(checked, *_):
     return draw_svg(checked.schedule)
 
 
-FORMATS = {"table": _table, "json": _json, "svg": _svg}
+def _msccl_xml(checked, *_):
+    from ..collectives.msccl_xml import to_msccl_xml
+
+    return to_msccl_xml(checked)
+
+
+def _mscclpp_json(checked, *_):
+    from ..collectives.mscclpp_plan import to_mscclpp_plan
+
+    return json.dumps(to_mscclpp_plan(checked)) + "\n"
+
+
+FORMATS = {"table": _table, "json": _json, "svg": _svg, "msccl-xml": _msccl_xml, "mscclpp-json": _mscclpp_json}
