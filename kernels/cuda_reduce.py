@@ -54,8 +54,8 @@ def divide(out, divisor, dtype=None, stream=None):
     check_op("mean", element)
     if divisor == 0:
         raise InputError("divide: got a divisor of 0")
-    with array.device as device:
-        kernel = _divide_kernel(element, device.id)
+    with array.device:
+        kernel = _divide_kernel(element, array.device.id)
         kernel(array.size, array.data.ptr, array.data.ptr, float(divisor), stream=stream)
 
 

@@ -47,31 +47,25 @@ def _llvm():
     return llvm
 
 
-def _target_machine():
+def _target_machine(cpu):
     llvm = _llvm()
-    features = llvm.get_host_cpu_features().flatten()
-    return llvm.Target.from_default_triple().create_target_machine(
-        cpu=llvm.get_host_cpu_name(), features=features, opt=3
-    )
+    features = "" if cpu else llvm.get_host_cpu_features().flatten()
+    target = llvm.Target.from_default_triple()
+    return target.create_target_machine(cpu=cpu or llvm.get_host_cpu_name(), features=features, opt=3)
 
 
-def _compile(ir, argument_types):
+def _compile(ir, argument_types, cpu=None):
+    """The C function of `ir`; `cpu` names another instruction set than this machine's best, for tests."""
     with _lock:
         llvm = _llvm()
         module = llvm.parse_assembly(ir)
         module.verify()
-        engine = llvm.create_mcjit_compiler(module, _target_machine())
+        engine = llvm.create_mcjit_compiler(module, _target_machine(cpu))
         engine.finalize_object()
         function = ctypes.CFUNCTYPE(None, ctypes.c_size_t, *argument_types)(engine.get_function_address("kernel"))
     # The engine owns the machine code, so it has to live as long as the function.
     function.engine = engine
     return function
-
-
-def assembly(ir):
-    """The assembly of `ir` for this CPU, to read."""
-    with _lock:
-        return _target_machine().emit_assembly(_llvm().parse_assembly(ir))
 
 
 def _check_cpu(dtype):

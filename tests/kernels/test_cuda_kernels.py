@@ -10,6 +10,7 @@ import pytest
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
+import gpu_compilers
 from gpu_compilers import assemble, compile_cuda_c, compile_numba, require_compilers
 
 require_compilers()
@@ -92,3 +93,15 @@ def test_numba_kernels_in_the_simulator_give_the_bits_of_the_cpu():
     result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
     assert int(result.stdout) == 4 * len(CASES)
+
+
+def test_missing_compilers_are_a_skip_or_where_required_a_failure(monkeypatch):
+    monkeypatch.setattr(gpu_compilers, "MODULES", ("no.such.module", "llvmlite"))
+    monkeypatch.setenv("LANTERNE_REQUIRE", "mpi")
+    with pytest.raises(pytest.skip.Exception, match="no.such.module not installed"):
+        require_compilers()
+    monkeypatch.setenv("LANTERNE_REQUIRE", "mpi,gpu-compile")
+    with pytest.raises(
+        pytest.fail.Exception, match="LANTERNE_REQUIRE names gpu-compile, but no.such.module not installed"
+    ):
+        require_compilers()
