@@ -24,7 +24,7 @@ EVEN_SHARE = 0.75
 STEADY_SHARE = 0.9
 MAX_CHECKS = 24
 MAX_CALLS = 65_536
-# A marker that has not been seen for so many periods is gone: the program has changed.
+# A marker that has not been seen for so many periods, and for most of what is known, is gone: the program has changed.
 LOST_PERIODS = 8
 # A marker is final once it has held this often and this long; until then a longer spacing may replace it.
 SETTLED_PERIODS = 32
@@ -222,7 +222,8 @@ class PeriodTracker:
         self._since += 1
         if marker is None:
             return False
-        if self._since > LOST_PERIODS * marker.spacing + COMMON and not self._fixed:
+        gone = self._since > max(LOST_PERIODS * marker.spacing + COMMON, 2 * len(self._symbols) / 3)
+        if gone and not self._fixed:
             self._restart()
             return False
         if marker.gap_s is not None:

@@ -153,7 +153,7 @@ def test_a_clock_that_jumps_back():
 
 def test_a_program_that_changes():
     tracker, _, _ = measure(pipeline(), 30)
-    symbols, times, _ = log(PROGRAMS["paper figure 8"] * 3 + ["embedding"], 200)
+    symbols, times, _ = log(PROGRAMS["paper figure 8"] * 3 + ["embedding"], 400)
     assert len(measured_by(tracker, symbols, [1000.0 + t for t in times])) >= 45
 
 
