@@ -1,30 +1,56 @@
-"""What the `lanterne pipeline` commands share: the problem from a file and from options, and how a simulated plan is reported."""
+"""What the `lanterne pipeline` commands share: the problem, from a file, from options, or from both."""
 
 import argparse
 import dataclasses
 import json
+from itertools import chain
 
 from ..errors import InputError
 from ..pipeline.problem import Problem
 from . import units
 
-TIMES = {"forward": "F", "backward_input": "B, the gradient of the input", "backward_weight": "W, the gradient of the weights"}
+TIMES = {
+    "forward": "F",
+    "backward_input": "B, the gradient of the input",
+    "backward_weight": "W, the gradient of the weights",
+}
 # Options with units give problems in this unit.
 UNIT, UNIT_S = "ms", 1e-3
 
 
 def add_problem_arguments(parser):
     """The problem file and the options that replace or change it."""
-    parser.add_argument("problem", nargs="?", metavar="PROBLEM.json", help="problem file; with options instead, all of it comes from them")
-    group = parser.add_argument_group("problem", "Times are all bare numbers, in the problem's own unit, or all with units such as 10ms; lists like 10ms,10ms,15ms go by stage.")
+    parser.add_argument(
+        "problem",
+        nargs="?",
+        metavar="PROBLEM.json",
+        help="problem file; with options instead, all of it comes from them",
+    )
+    group = parser.add_argument_group(
+        "problem",
+        "Times are all bare numbers, in the problem's own unit, or all with units such as 10ms; "
+        "a list such as 10ms,10ms,15ms goes by stage.",
+    )
     group.add_argument("--case", metavar="ID", help="the case of this id, of a file with a list of `cases`")
     group.add_argument("--stages", type=int, metavar="S", help="stages, one per rank")
     group.add_argument("--microbatches", type=int, metavar="M", help="microbatches of an iteration")
     for key, what in TIMES.items():
         group.add_argument(f"--{key.replace('_', '-')}", metavar="T[,T...]", help=f"duration of {what}")
     group.add_argument("--latency", metavar="T", help="latency of every link")
-    group.add_argument("--link", action="append", default=[], metavar="I=T", help="latency of the link between ranks I and I+1; repeatable")
-    group.add_argument("--bandwidth", action="append", default=[], metavar="I=RATE", help="bandwidth of that link, such as 1=10gbit; repeatable")
+    group.add_argument(
+        "--link",
+        action="append",
+        default=[],
+        metavar="I=T",
+        help="latency of the link between ranks I and I+1; repeatable",
+    )
+    group.add_argument(
+        "--bandwidth",
+        action="append",
+        default=[],
+        metavar="I=RATE",
+        help="bandwidth of that link, such as 1=10gbit; repeatable",
+    )
     group.add_argument("--message", metavar="SIZE", help="bytes of a message, such as 64MiB")
     group.add_argument("--memory", type=float, metavar="N", help="activations that a rank can hold")
 
@@ -38,7 +64,8 @@ def problem_from(args):
     document = _document(args)
     given = {key: getattr(args, key).split(",") for key in TIMES if getattr(args, key) is not None}
     links = dict(_assignment(text, "--link") for text in args.link)
-    unit, unit_s = _unit(args, document, [*sum(given.values(), []), *links.values(), *([args.latency] if args.latency else [])])
+    texts = [*chain.from_iterable(given.values()), *links.values(), *([args.latency] if args.latency else [])]
+    unit, unit_s = _unit(args, document, texts)
     for key in ("stages", "microbatches"):
         if getattr(args, key) is not None:
             document[key] = getattr(args, key)
@@ -48,7 +75,9 @@ def problem_from(args):
     if not args.problem:
         missing = [key for key in ("stages", "microbatches", "forward") if key not in document]
         if missing:
-            raise InputError(f"problem: got no {missing[0]}, expected a problem file or --stages, --microbatches and --forward")
+            raise InputError(
+                f"problem: got no {missing[0]}, expected a problem file or --stages, --microbatches and --forward"
+            )
         document = {"backward_input": document["forward"], "backward_weight": document["forward"]} | document
     if args.memory is not None:
         document.pop("memory", None)
@@ -61,7 +90,11 @@ def problem_from(args):
     rates = dict(_assignment(text, "--bandwidth") for text in args.bandwidth)
     rates = {link: units.parse_rate_bytes_per_s(text, "--bandwidth") * (unit_s or 1.0) for link, text in rates.items()}
     latencies = {link: one_time(text, "--link", unit_s) for link, text in links.items()}
-    changes = {key: set_links(problem, key, values) for key, values in (("link_latency", latencies), ("link_bandwidth", rates)) if values}
+    changes = {
+        key: set_links(problem, key, values)
+        for key, values in (("link_latency", latencies), ("link_bandwidth", rates))
+        if values
+    }
     return dataclasses.replace(problem, **changes), unit, unit_s
 
 
@@ -77,12 +110,14 @@ def _document(args):
     if isinstance(document.get("problem"), dict) and "stages" not in document:
         document = document["problem"]  # A plan file holds the problem that it was made for.
     if "cases" in document and "stages" not in document:
-        raise InputError(f"{args.problem}: holds several cases, expected --case with one of {', '.join(_ids(document))}")
+        raise InputError(
+            f"{args.problem}: holds several cases, expected --case with one of {', '.join(_ids(document))}"
+        )
     return dict(document)
 
 
 def _unit(args, document, texts):
-    """The unit of the problem's times and the seconds in it; options with units need a file that names its unit, or none."""
+    """The unit of the problem's times and the seconds in it; options with units need a file that names its own."""
     unit = str(document.get("unit", ""))
     try:
         unit_s = units.parse_time_s(f"1{unit}") if unit else None
@@ -90,11 +125,16 @@ def _unit(args, document, texts):
         unit_s = None
     bare = [_is_number(text) for text in texts]
     if any(bare) and not all(bare):
-        raise InputError(f"times: got {texts[bare.index(True)]!r} beside {texts[bare.index(False)]!r}, expected all with units or none")
+        raise InputError(
+            f"times: got {texts[bare.index(True)]!r} beside {texts[bare.index(False)]!r}, "
+            "expected all with units or none"
+        )
     if not texts or bare[0] or unit_s is not None:
         return unit, unit_s
     if args.problem:
-        raise InputError(f"times: got {texts[0]!r}, expected bare numbers, {args.problem} having no \"unit\" such as \"ms\"")
+        raise InputError(
+            f'times: got {texts[0]!r}, expected bare numbers, {args.problem} having no "unit" such as "ms"'
+        )
     return UNIT, UNIT_S
 
 
@@ -116,7 +156,9 @@ def set_links(problem, key, values):
     table = [list(row) for row in table] if by_pair else list(table)
     for text, value in values.items():
         if not (text.isdecimal() and int(text) < problem.stages - 1):
-            raise InputError(f"link: got {text!r}, expected 0 to {problem.stages - 2}, link I being between ranks I and I+1")
+            raise InputError(
+                f"link: got {text!r}, expected 0 to {problem.stages - 2}, link I being between ranks I and I+1"
+            )
         i = int(text)
         if by_pair:
             table[i][i + 1] = table[i + 1][i] = value
@@ -162,7 +204,8 @@ def _is_number(text):
 
 
 def one_time(text, what, unit_s):
-    """`text` in the problem's unit: a bare number, or with a unit where `unit_s`, the seconds in the problem's, is known.
+    """`text` in the problem's unit: a bare number, or with a unit where `unit_s`, the seconds in the problem's, is
+    known.
 
     Raises:
         InputError: neither.

@@ -1,14 +1,16 @@
-"""Plan a pipeline: the order of forward and backward work on every rank, for slow links, unequal stages and little memory.
+"""Plan a pipeline: the order of forward and backward work on every rank, for slow links, unequal stages and little
+memory.
 
   lanterne pipeline plan problem.json --scheduler zb_h1 --plot plan.svg
   lanterne pipeline plan --stages 8 --microbatches 32 --forward 10ms --backward-input 11ms --backward-weight 8ms \\
                          --link 3=20ms --memory 12 --scheduler all
   lanterne pipeline plan problem.json --json plan.json --trace trace.json
 
-A problem file is a JSON object with stages, microbatches, forward, backward_input, backward_weight (one number, or one per
-stage), link_latency (one per link between neighbours, or a matrix), max_inflight_activations, and optionally link_bandwidth,
-message_nbytes, shared_links, memory, data_parallel, recompute and unit. Every plan is checked, then simulated exactly. The bound
-is proved for the plan's placement: no order of work whatever can be below it. Memory is in activations of a whole rank.
+A problem file is a JSON object with stages, microbatches, forward, backward_input, backward_weight (one number, or one
+per stage), link_latency (one per link between neighbours, or a matrix), max_inflight_activations, and optionally
+link_bandwidth, message_nbytes, shared_links, memory, data_parallel, recompute and unit. Every plan is checked, then
+simulated exactly. The bound is proved for the plan's placement: no order of work whatever can be below it. Memory is in
+activations of a whole rank.
 """
 
 import dataclasses
@@ -20,7 +22,15 @@ from ..pipeline.check import check
 from ..pipeline.schedulers import SCHEDULERS, load
 from . import report
 from .pipeline_input import add_problem_arguments, problem_from
-from .pipeline_report import add_picture_arguments, described, evaluate, parse_options, print_evaluation, record, write_pictures
+from .pipeline_report import (
+    add_picture_arguments,
+    described,
+    evaluate,
+    parse_options,
+    print_evaluation,
+    record,
+    write_pictures,
+)
 
 ALL = "all"
 
@@ -30,8 +40,16 @@ def add_arguments(parser):
     names = "; ".join(f"{name}: {summary}" for name, (_, _, summary) in SCHEDULERS.items())
     default = "best" if "best" in SCHEDULERS else ALL
     add_problem_arguments(parser)
-    parser.add_argument("--scheduler", default=default, metavar="NAME", help=f"{names}; all: compare them (default {default})")
-    parser.add_argument("--option", action="append", default=[], metavar="NAME=VALUE", help="an option of the scheduler, such as stages_per_rank=4")
+    parser.add_argument(
+        "--scheduler", default=default, metavar="NAME", help=f"{names}; all: compare them (default {default})"
+    )
+    parser.add_argument(
+        "--option",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="an option of the scheduler, such as stages_per_rank=4",
+    )
     parser.add_argument("--time-limit", type=float, metavar="SECONDS", help="for schedulers that search")
     parser.add_argument("--json", metavar="FILE", help="write the plan as JSON ('-' for standard output)")
     add_picture_arguments(parser)
@@ -64,7 +82,9 @@ def make(name, problem, time_limit_s=None, options=None, memory=False):
     options = dict(options or {})
     unknown = [option for option in options if option not in list(known)[1:]]
     if unknown:
-        raise InputError(f"--option: got {unknown[0]!r}, expected one of {', '.join(list(known)[1:]) or 'none'} for {name}")
+        raise InputError(
+            f"--option: got {unknown[0]!r}, expected one of {', '.join(list(known)[1:]) or 'none'} for {name}"
+        )
     if time_limit_s is not None and "time_limit_s" in known:
         options["time_limit_s"] = time_limit_s
     start = time.perf_counter()
@@ -87,7 +107,10 @@ def _compare(args, problem, unit, unit_s):
     report.progress("")
     made.sort(key=lambda evaluation: (not evaluation.fits, evaluation.timeline.makespan))
     if args.json:
-        report.write_json(args.json, report.envelope(results=[record(evaluation) for evaluation in made], problem=described(problem, unit)))
+        report.write_json(
+            args.json,
+            report.envelope(results=[record(evaluation) for evaluation in made], problem=described(problem, unit)),
+        )
     if args.json != "-":
         columns = [("scheduler", ""), ("placement", ""), ("makespan", unit), ("over first", ""), ("over bound", "")]
         columns += [("bubbles", ""), ("peak memory", ""), ("fits", ""), ("planned in", "s")]

@@ -1,4 +1,4 @@
-"""How the `lanterne pipeline` commands report simulated plans: records, tables, pictures and traces from one evaluation."""
+"""How the `lanterne pipeline` commands report a simulated plan: records, tables, pictures, traces."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,7 @@ from . import report
 
 
 class Evaluation(NamedTuple):
-    """A checked plan with its simulation and the proved bound of its placement; `planning_s` None where it came from a file."""
+    """A checked plan, its simulation and its placement's proved bound; `planning_s` is None for one from a file."""
 
     checked: CheckedPlan
     timeline: Timeline
@@ -41,7 +41,7 @@ def evaluate(checked, problem, planning_s=None, in_order=False, queue=1):
 
 
 def record(evaluation):
-    """The keys of a plan file: what DESIGN's contract for `lanterne pipeline plan --json` names, times in the problem's unit."""
+    """What a plan file holds besides its envelope; times are in the problem's unit."""
     plan, timeline = evaluation.checked.plan, evaluation.timeline
     return {
         "makespan": timeline.makespan,
@@ -64,7 +64,10 @@ def print_evaluation(evaluation, problem, unit, notes=()):
     """One row per rank, then the figures of the whole."""
     plan, timeline = evaluation.checked.plan, evaluation.timeline
     busy, capacity = busy_time(timeline), problem.limits.capacity
-    ends = [timeline.end[start:stop].max(initial=0.0) for start, stop in zip(plan.offsets[:-1], plan.offsets[1:], strict=True)]
+    ends = [
+        timeline.end[start:stop].max(initial=0.0)
+        for start, stop in zip(plan.offsets[:-1], plan.offsets[1:], strict=True)
+    ]
     rows = [
         [
             f"rank {rank}",
@@ -77,12 +80,21 @@ def print_evaluation(evaluation, problem, unit, notes=()):
         ]
         for rank, peak in enumerate(evaluation.checked.peak_memory)
     ]
-    columns = [("rank", ""), ("stages", ""), ("busy", unit), ("bubbles", ""), ("ends", unit), ("peak memory", ""), ("capacity", "")]
+    columns = [
+        ("rank", ""),
+        ("stages", ""),
+        ("busy", unit),
+        ("bubbles", ""),
+        ("ends", unit),
+        ("peak memory", ""),
+        ("capacity", ""),
+    ]
     report.print_table(columns, rows, notes=notes)
     suffix = f" {unit}" if unit else ""
     planned = f", planned in {evaluation.planning_s:.3g} s" if evaluation.planning_s is not None else ""
     print(
-        f"{plan.scheduler or 'plan'}: makespan {timeline.makespan:.6g}{suffix}, {evaluation.gap:.2%} over the proved bound "
+        f"{plan.scheduler or 'plan'}: makespan {timeline.makespan:.6g}{suffix}, {evaluation.gap:.2%} over the proved "
+        f"bound "
         f"{evaluation.lower_bound:.6g}{suffix}, bubble rate {bubble_rate(timeline):.1%}{planned}"
     )
 
@@ -106,7 +118,9 @@ def labelled(path, label):
 def add_picture_arguments(parser):
     """--plot and --trace."""
     parser.add_argument("--plot", metavar="FILE", help="draw the Gantt chart: plan.svg, plan.png or plan.pdf")
-    parser.add_argument("--trace", metavar="FILE", help="write a trace for ui.perfetto.dev; without a known unit a unit is 1 us")
+    parser.add_argument(
+        "--trace", metavar="FILE", help="write a trace for ui.perfetto.dev; without a known unit a unit is 1 us"
+    )
 
 
 def parse_options(words):

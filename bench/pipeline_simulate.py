@@ -1,19 +1,20 @@
-"""Simulate a plan that `lanterne pipeline plan --json` wrote: under its own problem, another one, or with blocking sends.
+"""Simulate a plan file of `lanterne pipeline plan`: under its own problem, another one, or with blocking sends.
 
   lanterne pipeline simulate plan.json
   lanterne pipeline simulate plan.json problem.json --link 0=30
   lanterne pipeline simulate plan.json problem.json --in-order --queue 1 --plot blocked.png
 
-With --in-order each rank sends one message after another, each taking its link's whole latency, and computing goes on only while
-no more than --queue sends are under way (0: it waits for each): the head-of-line blocking of frameworks that send in the order of
-the plan. The difference to the run without it is what blocking costs; between two latencies without it, what dependencies cost.
+With --in-order each rank sends one message after another, each taking its link's whole latency, and computing goes on
+only while no more than --queue sends are under way (0: it waits for each): the head-of-line blocking of frameworks that
+send in the order of the plan. The difference to the run without it is what blocking costs; between two latencies
+without it, what dependencies cost.
 """
 
 from ..errors import InputError
 from ..pipeline.check import check
 from ..pipeline.plan import Plan
 from . import report
-from .pipeline_input import add_problem_arguments, queue_length, problem_from, read_json
+from .pipeline_input import add_problem_arguments, problem_from, queue_length, read_json
 from .pipeline_report import add_picture_arguments, described, evaluate, print_evaluation, record, write_pictures
 
 
@@ -21,8 +22,16 @@ def add_arguments(parser):
     """The options of this command."""
     parser.add_argument("plan", metavar="PLAN.json", help="plan file")
     add_problem_arguments(parser)
-    parser.add_argument("--in-order", action="store_true", help="sends go out in order and block computing when the queue is full")
-    parser.add_argument("--queue", type=queue_length, default=1, metavar="N", help="with --in-order: sends under way while computing goes on; 0: none (default 1)")
+    parser.add_argument(
+        "--in-order", action="store_true", help="sends go out in order and block computing when the queue is full"
+    )
+    parser.add_argument(
+        "--queue",
+        type=queue_length,
+        default=1,
+        metavar="N",
+        help="with --in-order: sends under way while computing goes on; 0: none (default 1)",
+    )
     parser.add_argument("--json", metavar="FILE", help="write the result as JSON ('-' for standard output)")
     add_picture_arguments(parser)
 

@@ -1,15 +1,16 @@
 """Draw makespan over link delay, bandwidth or memory, one line per scheduler.
 
-  lanterne pipeline sweep --stages 8 --microbatches 32 --forward 10ms --over latency --on 6 --at 0ms,10ms,20ms,40ms,60ms \\
-                          --scheduler 1f1b+in-order --scheduler zb_h1+in-order --scheduler zb_h1 --scheduler adaptra --plot fig15.png
-  lanterne pipeline sweep --stages 4 --microbatches 8 --forward 100 --memory 4 --over bandwidth --on 1 --at 0,50,100,200 \\
-                          --relative-to zb_v --plot fig8.png
+  lanterne pipeline sweep --stages 8 --microbatches 32 --forward 10ms --over latency --on 6 --at 0ms,20ms,40ms,60ms \\
+                          --scheduler 1f1b+in-order --scheduler zb_h1+in-order --scheduler zb_h1 --scheduler adaptra
+                          --plot fig15.png
+  lanterne pipeline sweep --stages 4 --microbatches 8 --forward 100 --memory 4 --over bandwidth --on 1 \\
+                          --at 0,50,100,200 --relative-to zb_v --plot fig8.png
   lanterne pipeline sweep problem.json --over memory --at 4,6,8,12,16 --scheduler crosspipe --scheduler zb_v
 
-A line is NAME[:OPTION=VALUE...][+in-order][+frozen]. in-order: sends block computing (see `lanterne pipeline simulate`). frozen:
-planned once, at the first value, and then kept, where the others plan again at every value. The first two commands are figure 15
-of ADAPTRA and figure 8 of CrossPipe. Bandwidth is swept by the time that a message keeps the link. A star marks plans that do
-not fit in memory, a dash a value that the scheduler cannot plan for.
+A line is NAME[:OPTION=VALUE...][+in-order][+frozen]. in-order: sends block computing (see `lanterne pipeline
+simulate`). frozen: planned once, at the first value, and then kept, where the others plan again at every value. The
+first two commands are figure 15 of ADAPTRA and figure 8 of CrossPipe. Bandwidth is swept by the time that a message
+keeps the link. A star marks plans that do not fit in memory, a dash a value that the scheduler cannot plan for.
 """
 
 import dataclasses
@@ -21,7 +22,7 @@ from ..pipeline.check import check
 from ..pipeline.placement import unidirectional
 from ..pipeline.schedulers import SCHEDULERS, load
 from . import report
-from .pipeline_input import add_problem_arguments, one_time, queue_length, problem_from, set_links
+from .pipeline_input import add_problem_arguments, one_time, problem_from, queue_length, set_links
 from .pipeline_plan import make
 from .pipeline_report import described, evaluate, parse_options
 
@@ -44,12 +45,20 @@ def add_arguments(parser):
     """The options of this command."""
     add_problem_arguments(parser)
     parser.add_argument("--over", choices=OVER, default="latency", help="what changes (default latency)")
-    parser.add_argument("--at", required=True, metavar="V1,V2,...", help="its values: times, activations or microbatches")
+    parser.add_argument(
+        "--at", required=True, metavar="V1,V2,...", help="its values: times, activations or microbatches"
+    )
     parser.add_argument("--on", metavar="I[,J...]", help="links whose latency or bandwidth changes (default: all)")
-    parser.add_argument("--scheduler", action="append", metavar="LINE", help=f"repeatable; of {', '.join(SCHEDULERS)} (default: all)")
-    parser.add_argument("--queue", type=queue_length, default=1, metavar="N", help="send queue of +in-order (default 1)")
+    parser.add_argument(
+        "--scheduler", action="append", metavar="LINE", help=f"repeatable; of {', '.join(SCHEDULERS)} (default: all)"
+    )
+    parser.add_argument(
+        "--queue", type=queue_length, default=1, metavar="N", help="send queue of +in-order (default 1)"
+    )
     parser.add_argument("--time-limit", type=float, metavar="SECONDS", help="per plan, for schedulers that search")
-    parser.add_argument("--relative-to", metavar="NAME", help="divide all by the makespan of this scheduler at the first value")
+    parser.add_argument(
+        "--relative-to", metavar="NAME", help="divide all by the makespan of this scheduler at the first value"
+    )
     parser.add_argument("--json", metavar="FILE", help="write the points as JSON ('-' for standard output)")
     parser.add_argument("--plot", metavar="FILE", help="draw the lines: sweep.svg, sweep.png or sweep.pdf")
 
@@ -76,7 +85,10 @@ def run(args):
     if args.json:
         report.write_json(args.json, report.envelope(**content, problem=described(problem, unit)))
     if args.json != "-":
-        columns = [(args.over, unit if args.over in OVER[:2] else ""), *((result["line"], "" if args.relative_to else unit) for result in results)]
+        columns = [
+            (args.over, unit if args.over in OVER[:2] else ""),
+            *((result["line"], "" if args.relative_to else unit) for result in results),
+        ]
         rows = [[text, *(_cell(result["points"][i], args) for result in results)] for i, text in enumerate(texts)]
         report.print_table(columns, rows)
     if args.plot:
@@ -113,7 +125,9 @@ def changed(problem, over, value, on=None):
         return dataclasses.replace(problem, microbatches=value)
     links = on.split(",") if on else [str(i) for i in range(problem.stages - 1)]
     if over == "latency":
-        return dataclasses.replace(problem, link_latency=set_links(problem, "link_latency", dict.fromkeys(links, value)))
+        return dataclasses.replace(
+            problem, link_latency=set_links(problem, "link_latency", dict.fromkeys(links, value))
+        )
     nbytes = problem.message_nbytes if any(problem.message_nbytes) else (1.0, 1.0)
     bandwidth = set_links(problem, "link_bandwidth", dict.fromkeys(links, max(nbytes) / value if value else None))
     return dataclasses.replace(problem, link_bandwidth=bandwidth, message_nbytes=nbytes)

@@ -26,19 +26,34 @@ def draw(path, content, unit):
             axis.plot(x, y, color="black", linewidth=0.8, linestyle=":", label=result["line"])
             continue
         colour = colours(i % 10)
-        line = {"color": colour, "linestyle": STYLES[i // 10 % len(STYLES)], "marker": MARKERS[i % len(MARKERS)], "markersize": 5}
+        line = {
+            "color": colour,
+            "linestyle": STYLES[i // 10 % len(STYLES)],
+            "marker": MARKERS[i % len(MARKERS)],
+            "markersize": 5,
+        }
         axis.plot(x, y, linewidth=1.4, label=result["line"], **line)
         over = [(a, b) for a, b, point in zip(x, y, points, strict=True) if not point["fits_memory"]]
         if over:
             axis.plot(*zip(*over, strict=True), **line | {"linestyle": "none", "markerfacecolor": "white"})
     axis.set_xlabel(_axis(content["over"], unit))
-    axis.set_ylabel(f"makespan / {content['relative_to']} at the first value" if content["relative_to"] else _with_unit("makespan", unit))
+    axis.set_ylabel(
+        f"makespan / {content['relative_to']} at the first value"
+        if content["relative_to"]
+        else _with_unit("makespan", unit)
+    )
     axis.grid(color="0.9", linewidth=0.6)
     axis.set_axisbelow(True)
     for side in ("top", "right"):
         axis.spines[side].set_visible(False)
     hollow = any(point["fits_memory"] is False for result in content["results"] for point in result["points"])
-    axis.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, fontsize=9, title="hollow: over memory" if hollow else None)
+    axis.legend(
+        loc="center left",
+        bbox_to_anchor=(1.0, 0.5),
+        frameon=False,
+        fontsize=9,
+        title="hollow: over memory" if hollow else None,
+    )
     try:
         figure.savefig(path, dpi=120)
     except (OSError, ValueError) as error:

@@ -1,8 +1,8 @@
 """What a pipeline does: actions, how they are written, and the one table of what needs what.
 
-Letters as in the zero-bubble papers: F forward, B gradient of the input, W gradient of the weights, BW both in one (PyTorch
-writes I for our B and B for our BW). AR, RS and AG are the data-parallel all-reduce, reduce-scatter and all-gather of a stage;
-they appear in simulated timelines, never in plans.
+Letters as in the zero-bubble papers: F forward, B gradient of the input, W gradient of the weights, BW both in one
+(PyTorch writes I for our B and B for our BW). AR, RS and AG are the data-parallel all-reduce, reduce-scatter and
+all-gather of a stage; they appear in simulated timelines, never in plans.
 """
 
 import re
@@ -14,7 +14,8 @@ from ..errors import ScheduleError
 KINDS = ("F", "B", "W", "BW")
 DATA_PARALLEL_KINDS = ("AR", "RS", "AG")
 
-# kind -> what it needs: (kind, how many stages further along the microbatch's route). A B that is needed may be done by a BW.
+# kind -> what it needs: (kind, how many stages further along the microbatch's route). A B that is needed may be done by
+# a BW.
 NEEDS = {
     "F": (("F", -1),),
     "B": (("F", 0), ("B", +1)),
@@ -28,7 +29,8 @@ _WORD = re.compile(r"(F|BW|B|W|AR|RS|AG)(\d+)\.(\d+)(?:\.(\d+)/(\d+))?")
 
 
 class Action(NamedTuple):
-    """One piece of work: `kind` of `microbatch` on `stage`; with `parts` > 1 the `part`-th (from 1) of that many equal pieces.
+    """One piece of work: `kind` of `microbatch` on `stage`; with `parts` > 1 the `part`-th (from 1) of that many equal
+    pieces.
 
     Printed as `F2.0` (stage 2, microbatch 0) and `W2.0.1/4` (its first quarter); `Action.parse` is the inverse.
     """
@@ -52,7 +54,9 @@ class Action(NamedTuple):
         """
         match = _WORD.fullmatch(text) if isinstance(text, str) else None
         if match is None:
-            raise ScheduleError(f"action: got {text!r}, expected KIND STAGE.MICROBATCH[.PART/PARTS] such as F2.0 or W2.0.1/4")
+            raise ScheduleError(
+                f"action: got {text!r}, expected KIND STAGE.MICROBATCH[.PART/PARTS] such as F2.0 or W2.0.1/4"
+            )
         part, parts = int(match[4] or 1), int(match[5] or 1)
         if not 1 <= part <= parts:
             raise ScheduleError(f"action {text}: got part {part} of {parts}, expected 1 to {parts}")

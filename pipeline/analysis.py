@@ -5,11 +5,14 @@ import numpy as np
 from ..errors import InputError
 from .check import total_order
 from .costs import costs
+from .plan import PART, PARTS, STAGE
 
 
 def busy_time(timeline):
     """(num_ranks,) float64: time that each rank computes."""
-    return np.bincount(timeline.plan.rank_of, timeline.end - timeline.start, minlength=timeline.plan.placement.num_ranks)
+    return np.bincount(
+        timeline.plan.rank_of, timeline.end - timeline.start, minlength=timeline.plan.placement.num_ranks
+    )
 
 
 def bubble_rate(timeline):
@@ -34,8 +37,8 @@ def slack(timeline):
 def critical_path(timeline):
     """Columns of the plan on one chain, from a start at 0 to the makespan, in which each waits for the one before.
 
-    Where two neighbours are on different ranks a message lies between; it may have waited for its link. Before the first column
-    there may be a data-parallel all-gather, behind the last a reduction.
+    Where two neighbours are on different ranks a message lies between; it may have waited for its link. Before the
+    first column there may be a data-parallel all-gather, behind the last a reduction.
 
     Returns:
         A tuple of ints.
@@ -48,13 +51,15 @@ def critical_path(timeline):
     sender, before_on_link = senders(timeline), _before_on_link(timeline)
     at = _last(timeline)
     path = [at]
+    # `sent` is worked out backwards from the arrival, so it may be rounded.
+    rounding = 1e-9 * timeline.makespan
     while start[at] > 0:
         ready = timeline.arrival[at]
         if at > plan.offsets[plan.rank_of[at]] and end[at - 1] == start[at]:
             at = at - 1
         elif ready == start[at] and sender[at] >= 0:
             at = int(sender[at])
-            while timeline.sent[at] > end[at] and before_on_link[at] >= 0:
+            while timeline.sent[at] > end[at] + rounding and before_on_link[at] >= 0:
                 at = int(before_on_link[at])
         else:
             break
@@ -68,7 +73,7 @@ def memory_profile(timeline):
     An activation counts from the start of F to the end of W (see problem.Memory), in the unit of the capacity.
     """
     plan, table = timeline.plan, costs(timeline.problem, timeline.plan.placement)
-    part, parts = plan.columns[3], plan.columns[4]
+    part, parts = plan.columns[PART], plan.columns[PARTS]
     alloc = np.where(part == 1, table.alloc[plan.ids], 0.0)
     free = np.where(part == parts, table.free[plan.ids], 0.0)
     profile = []
@@ -83,13 +88,15 @@ def memory_profile(timeline):
 
 def _check_free(timeline):
     if timeline.in_order:
-        raise InputError("timeline: got one with in-order communication, expected one in which computing never waits for a send")
+        raise InputError(
+            "timeline: got one with in-order communication, expected one in which computing never waits for a send"
+        )
 
 
 def senders(timeline):
-    """(num_actions,) int64: the column whose message or result each column waits for from another stage; -1 for none."""
+    """(num_actions,) int64: the column of another stage whose result each column waits for; -1 for none."""
     plan, table = timeline.plan, costs(timeline.problem, timeline.plan.placement)
-    part, parts = plan.columns[3], plan.columns[4]
+    part, parts = plan.columns[PART], plan.columns[PARTS]
     filled_by = np.full(len(table.initial), -1)
     target = np.where(part == parts, table.target[plan.ids], -1)
     filled_by[target[target >= 0]] = np.flatnonzero(target >= 0)
@@ -97,7 +104,7 @@ def senders(timeline):
 
 
 def _before_on_link(timeline):
-    """(num_actions,) int64: of the column that sends a message over a link, the sender of the link's message before; -1 for none."""
+    """(num_actions,) int64: of a column that sends over a link, the one that sent over it before; -1 for none."""
     before = np.full(len(timeline.start), -1)
     for messages in _links(timeline):
         before[messages[1:]] = messages[:-1]
@@ -109,75 +116,71 @@ def _links(timeline):
     plan, table = timeline.plan, costs(timeline.problem, timeline.plan.placement)
     sends = np.flatnonzero(~np.isnan(timeline.sent) & (table.link[plan.ids] >= 0))
     links = table.link[plan.ids[sends]]
-    return [sends[links == link][np.argsort(timeline.sent[sends[links == link]], kind="stable")] for link in range(table.num_links)]
+    return [
+        sends[links == link][np.argsort(timeline.sent[sends[links == link]], kind="stable")]
+        for link in range(table.num_links)
+    ]
 
 
 def _last(timeline):
     """The column that the makespan waits for."""
-    last = int(np.argmax(timeline.end))
-    ends = [(end, start, rank, action.stage) for rank, action, start, end in timeline.data_parallel if end > timeline.end[last]]
-    if not ends:
+    plan, last = timeline.plan, int(np.argmax(timeline.end))
+    if timeline.end[last] == timeline.makespan:
         return last
-    plan = timeline.plan
-    _, start, rank, _ = max(ends)
-    # A lane that was busy goes back to the reduction before; the first of them started when its stage's last W ended.
-    lane = sorted((s, e, action.stage) for holder, action, s, e in timeline.data_parallel if holder == rank and action.kind != "AG")
-    position = next(i for i, (s, _, _) in enumerate(lane) if s == start)
-    while position and lane[position - 1][1] == lane[position][0]:
-        position -= 1
-    on_stage = np.flatnonzero((plan.columns[1] == lane[position][2]) & (timeline.end <= lane[position][0]))
+    # A reduction ends last. Its rank's queue up; the first of them without a pause started when its stage was done.
+    rank = max(timeline.data_parallel, key=lambda communication: communication[3])[0]
+    own = [communication[1:] for communication in timeline.data_parallel if communication[0] == rank]
+    lane = sorted((start, end, action.stage) for action, start, end in own if action.kind != "AG")
+    first = len(lane) - 1
+    while first and lane[first - 1][1] == lane[first][0]:
+        first -= 1
+    on_stage = np.flatnonzero(plan.columns[STAGE] == lane[first][2])
     return int(on_stage[np.argmax(timeline.end[on_stage])])
 
 
 def _latest_starts(timeline):
+    """(num_actions,) float64: backwards through actions and messages, each before all that wait for it."""
     plan, table = timeline.plan, costs(timeline.problem, timeline.plan.placement)
-    duration = timeline.end - timeline.start
-    sender, rank_of = senders(timeline), plan.rank_of
-    receiver = np.full(len(duration), -1)
+    count = len(timeline.start)
+    sender, sends = senders(timeline), np.flatnonzero(~np.isnan(timeline.sent))
+    receiver = np.full(count, -1)
     receiver[sender[sender >= 0]] = np.flatnonzero(sender >= 0)
-    latest_end = _latest_ends_of_stages(timeline)
-    latest_start = np.full(len(duration), np.inf)
-    after_on_link = {int(a): int(b) for messages in _links(timeline) for a, b in zip(messages[:-1], messages[1:], strict=True)}
-    latest_send = np.full(len(duration), np.inf)
-    waiting = [list(messages) for messages in _links(timeline)]
-    # By start, and in a total order of the plan where actions of no duration start together.
-    position = np.empty(len(duration), int)
-    position[total_order(plan, table)] = np.arange(len(duration))
-    for i in np.lexsort((position, timeline.start))[::-1].tolist():
-        end = latest_end[i]
-        if i + 1 < plan.offsets[rank_of[i] + 1]:
-            end = min(end, latest_start[i + 1])
-        if receiver[i] >= 0:
-            link = table.link[plan.ids[i]] if not np.isnan(timeline.sent[i]) else -1
-            # Those behind it on the link were received later than it was sent, so their receivers are known by now.
-            while link >= 0 and waiting[link] and latest_send[i] == np.inf:
-                j = int(waiting[link].pop())
-                latest_send[j] = _latest_send(j, receiver, latest_start, latest_send, after_on_link, table, plan)
-            end = min(end, latest_send[i] if link >= 0 else latest_start[receiver[i]] - table.latency[plan.ids[i]])
-        latest_start[i] = end - duration[i]
-    return latest_start
+    next_on_link = np.full(count, -1)
+    for messages in _links(timeline):
+        next_on_link[messages[:-1]] = messages[1:]
+    last_of_rank = np.isin(np.arange(count) + 1, plan.offsets)
+    # The message of column i is node count + i. At one time an action comes before its message, and actions in a total
+    # order.
+    position = np.empty(count, int)
+    position[total_order(plan, table)] = np.arange(count)
+    nodes = np.concatenate([np.arange(count), count + sends])
+    ties = np.concatenate([position, np.full(len(sends), count)])
+    nodes = nodes[np.lexsort((ties, np.concatenate([timeline.start, timeline.sent[sends]])))]
+    duration, latency, occupancy = timeline.end - timeline.start, table.latency[plan.ids], table.occupancy[plan.ids]
+    latest = np.concatenate([_stage_deadlines(timeline)[plan.columns[STAGE]], np.full(count, np.inf)])
+    for node in nodes[::-1].tolist():
+        if node >= count:
+            i = node - count
+            leaves = latest[receiver[i]] - latency[i]
+            if next_on_link[i] >= 0:
+                leaves = min(leaves, latest[count + next_on_link[i]])
+            latest[node] = leaves - occupancy[i]
+            continue
+        end = latest[node]
+        if not last_of_rank[node]:
+            end = min(end, latest[node + 1])
+        if receiver[node] >= 0:
+            end = min(end, latest[receiver[node] if np.isnan(timeline.sent[node]) else count + node])
+        latest[node] = end - duration[node]
+    return latest[:count]
 
 
-def _latest_send(j, receiver, latest_start, latest_send, after_on_link, table, plan):
-    """The latest time for the first byte of the message of column j."""
-    action = plan.ids[j]
-    leaves = latest_start[receiver[j]] - table.latency[action]
-    if j in after_on_link:
-        leaves = min(leaves, latest_send[after_on_link[j]])
-    return leaves - table.occupancy[action]
-
-
-def _latest_ends_of_stages(timeline):
-    """(num_actions,) float64: the makespan, or what the data-parallel reduction of the stage leaves of it."""
-    plan = timeline.plan
-    by_stage = np.full(plan.placement.num_stages, timeline.makespan)
-    by_rank = {}
-    for rank, action, start, end in timeline.data_parallel:
+def _stage_deadlines(timeline):
+    """(num_stages,) float64: by when each must be done: the makespan less its rank's reductions from its own on."""
+    deadlines = np.full(timeline.plan.placement.num_stages, timeline.makespan)
+    left = {}
+    for rank, action, start, end in sorted(timeline.data_parallel, key=lambda communication: -communication[2]):
         if action.kind != "AG":
-            by_rank.setdefault(rank, []).append((start, end, action.stage))
-    for lane in by_rank.values():
-        latest = timeline.makespan
-        for start, end, stage in sorted(lane, reverse=True):
-            latest -= end - start
-            by_stage[stage] = latest
-    return by_stage[plan.columns[1]].astype(float)
+            left[rank] = left.get(rank, timeline.makespan) - (end - start)
+            deadlines[action.stage] = left[rank]
+    return deadlines

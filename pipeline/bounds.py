@@ -1,13 +1,16 @@
-"""Lower bounds on the makespan of every plan of a problem on a placement, whatever its order, parts and fusing: proved, not guessed.
+"""Proved lower bounds on the makespan of every plan of a problem on a placement, whatever its order, parts and fusing.
 
-Heads. Consider the k-th F, B or W *to end* on a stage. When it ends, k pieces of that kind have ended there, so have k of each
-kind they need, there and on the stages before; and the rank has worked on all of them. So it ends no earlier than the earliest
-time by which one machine can do those of the stage, each after its release, even if it may interrupt them. The release of a
-k-th piece is the end of the k-th of what it needs, after the message; with memory for C activations that of the k-th F is also
-the end of the (k - C)-th W. Microbatches need not pass in one order for that, only be counted.
+Heads. Consider the k-th F, B or W *to end* on a stage. When it ends, k pieces of that kind have ended there, so have k
+of each kind they need, there and on the stages before; and the rank has worked on all of them. So it ends no earlier
+than the earliest time by which one machine can do those of the stage, each after its release, even if it may interrupt
+them. The release of a k-th piece is the end of the k-th of what it needs, after the message; with memory for C
+activations that of the k-th F is also the end of the (k - C)-th W. Microbatches need not pass in one order for that,
+only be counted.
+
 Tails. The same with time reversed: what must follow the k-th last piece.
-Bound. On each rank, the pieces with their heads and tails are a one-machine problem; its preemptive optimum (Jackson's rule) is at
-most the makespan. So is that of the messages on each link.
+
+Bound. On each rank, the pieces with their heads and tails are a one-machine problem; its preemptive optimum (Jackson's
+rule) is at most the makespan. So is that of the messages on each link, and of a rank's data-parallel communication.
 """
 
 from functools import lru_cache
@@ -71,10 +74,14 @@ def _add_route(table, stages, count, work, link, lane):
     occupancy, latency = ({kind: column[at[kind]] for kind in (F, B)} for column in (table.occupancy, table.latency))
     lag = _lag(table, stages, count)
     up, down = _Chain(+1, occupancy[F], latency[F]), _Chain(-1, occupancy[B], latency[B])
-    ahead = _releases([(duration[F], up), (duration[B], down), (duration[W], None)], table.all_gather[stages], lag, count)
-    # Reversed, W comes first and F last, and messages are passed the other way, each kept by the stage that now sends it.
+    ahead = _releases(
+        [(duration[F], up), (duration[B], down), (duration[W], None)], table.all_gather[stages], lag, count
+    )
+    # Reversed, W comes first and F last, and messages go the other way, each kept by the stage that now sends it.
     back_up, back_down = _Chain(+1, *_shifted(down)), _Chain(-1, *_shifted(up))
-    behind = _releases([(duration[W], None), (duration[B], back_up), (duration[F], back_down)], table.reduce[stages], lag, count)
+    behind = _releases(
+        [(duration[W], None), (duration[B], back_up), (duration[F], back_down)], table.reduce[stages], lag, count
+    )
     for level, kind in enumerate((F, B, W)):
         heads, tails = ahead[level], behind[2 - level][:, ::-1]
         for i, stage in enumerate(stages.tolist()):
@@ -123,7 +130,8 @@ def _releases(levels, first, lag, count):
     """The release of the k-th piece of each level on each stage.
 
     Args:
-        levels: three (duration, _Chain or None); a piece needs that of the level before on its stage, and of its own level along the chain.
+        levels: three (duration, _Chain or None); a piece needs that of the level before on its stage, and of its own
+            level along the chain.
         first: (num_stages,) release of everything at level 0.
         lag: (num_stages,) C; the k-th of level 0 needs the (k - C)-th of level 2 on its stage.
         count: pieces per stage and level.
@@ -151,8 +159,10 @@ def _releases(levels, first, lag, count):
 
 
 def _along(chain, ready, busy, duration, link_free):
-    """Release and end of one piece on every stage, where each needs the one before it along `chain`: end = max(ready, busy,
-    end before + message) + duration. Solved for all stages at once: less the sum of what lies before a stage, it is a running maximum.
+    """Release and end of one piece on every stage, where each needs the one before it along `chain`.
+
+    An end is max(ready, busy, end before + message) + duration; solved for all stages at once, because less the sum
+    of what lies before the stage it is a running maximum.
     """
     if chain is None:
         return ready, np.maximum(ready, busy) + duration, link_free
@@ -174,8 +184,8 @@ def _along(chain, ready, busy, duration, link_free):
 class _Machines:
     """One machine per stage that must do all pieces added so far, each after its release, interruptions allowed.
 
-    It ends at the largest, over releases h, of h plus the work released at h or later. `through` holds these less `added`, all
-    work so far, so that a piece changes only what was released after it.
+    It ends at the largest, over releases h, of h plus the work released at h or later. `through` holds these less
+    `added`, all work so far, so that a piece changes only what was released after it.
     """
 
     def __init__(self, stages, size):
@@ -203,9 +213,13 @@ class _Machines:
 
 
 def preemptive_makespan(jobs):
-    """The least largest (end + tail) of one machine that may interrupt jobs of (head, duration, tail): Jackson's rule, exact.
+    """The least possible largest end + tail on one machine that may interrupt its jobs; exact, by Jackson's rule.
 
-    Cost: O(n log n). Paper: Carlier 1982, section 2.
+    Args:
+        jobs: (head, duration, tail) tuples.
+
+    Cost: O(n log n).
+    Paper: Carlier 1982, section 2.
     """
     jobs = sorted(jobs)
     now, best, waiting, coming = 0.0, 0.0, [], 0

@@ -1,8 +1,8 @@
 """Proves that a plan does all of a problem's work, can run to its end, and fits in memory.
 
-No deadlock, even where a send returns only once its receive is posted: a plan without a cycle has a total order, and ranks that
-post every send and every receive in one total order always find the other side there, the first unfinished transfer of that
-order being posted on both sides. `total_order` gives that order.
+No deadlock, even where a send returns only once its receive is posted: a plan without a cycle has a total order, and
+ranks that post every send and every receive in one total order always find the other side there, the first unfinished
+transfer of that order being posted on both sides. `total_order` gives that order.
 """
 
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ SHOWN = 4
 
 @dataclass(frozen=True, eq=False)
 class CheckedPlan:
-    """A plan that `check` has proved for `problem`; `peak_memory` is a (num_ranks,) tuple in the unit of the capacity."""
+    """A plan proved for `problem`; `peak_memory` is a (num_ranks,) tuple in the unit of the capacity."""
 
     plan: Plan
     problem: Problem
@@ -38,15 +38,17 @@ def check(plan, problem, memory=True):
         memory: False to let it exceed the memory capacity.
 
     Raises:
-        ScheduleError: an action is unknown, missing, double, on the wrong rank or before what it needs; ranks wait for each other
-            in a cycle; or memory does not suffice. The message shows the plan around the place.
+        ScheduleError: an action is unknown, missing, double, on the wrong rank or before what it needs; ranks wait for
+            each other in a cycle; or memory does not suffice. The message shows the plan around the place.
         InputError: the plan is for another number of ranks than the problem.
 
     Cost: some 20 ms for 64 ranks x 256 microbatches.
     """
     table = costs(problem, plan.placement)
     if plan.microbatches != problem.microbatches:
-        raise ScheduleError(f"plan: got {plan.microbatches} microbatches, expected the problem's {problem.microbatches}")
+        raise ScheduleError(
+            f"plan: got {plan.microbatches} microbatches, expected the problem's {problem.microbatches}"
+        )
     _check_places(plan)
     first, last = _check_parts(plan)
     _check_complete(plan, last)
@@ -71,9 +73,13 @@ def grid(plan, centre, marked=()):
     start = max(centre - SHOWN, 0)
     lines = []
     for rank, (words, offset) in enumerate(zip(plan.ranks, plan.offsets.tolist(), strict=False)):
-        shown = [f">{word}<" if offset + i in marked else str(word) for i, word in enumerate(words)][start : centre + SHOWN + 1]
+        shown = [f">{word}<" if offset + i in marked else str(word) for i, word in enumerate(words)][
+            start : centre + SHOWN + 1
+        ]
         cells = " ".join(f"{word:>7}" for word in shown)
-        lines.append(f"  rank {rank}: {'... ' if start else ''}{cells}{' ...' if len(words) > centre + SHOWN + 1 else ''}")
+        lines.append(
+            f"  rank {rank}: {'... ' if start else ''}{cells}{' ...' if len(words) > centre + SHOWN + 1 else ''}"
+        )
     return "\n".join(lines)
 
 
@@ -90,7 +96,12 @@ def _action(plan, index):
 
 def _check_places(plan):
     placement = plan.placement
-    stage, microbatch, part, parts = plan.columns[STAGE], plan.columns[MICROBATCH], plan.columns[PART], plan.columns[PARTS]
+    stage, microbatch, part, parts = (
+        plan.columns[STAGE],
+        plan.columns[MICROBATCH],
+        plan.columns[PART],
+        plan.columns[PARTS],
+    )
     for bad, expected in (
         (stage >= placement.num_stages, f"stages 0 to {placement.num_stages - 1}"),
         (microbatch >= plan.microbatches, f"microbatches 0 to {plan.microbatches - 1}"),
@@ -100,13 +111,23 @@ def _check_places(plan):
             _fail(plan, f"rank {plan.rank_of[i]}: got {_action(plan, i)}, expected {expected}", i)
     holder = np.array(placement.stage_to_rank)[stage]
     if (i := _first(holder != plan.rank_of)) is not None:
-        _fail(plan, f"rank {plan.rank_of[i]}: got {_action(plan, i)}, expected it on rank {holder[i]}, which holds stage {stage[i]}", i)
+        _fail(
+            plan,
+            f"rank {plan.rank_of[i]}: got {_action(plan, i)}, expected it on rank {holder[i]}, "
+            f"which holds stage {stage[i]}",
+            i,
+        )
     if (i := _first(microbatch % placement.num_routes != stage // placement.route_length)) is not None:
-        _fail(plan, f"rank {plan.rank_of[i]}: got {_action(plan, i)}, but microbatch {microbatch[i]} does not pass stage {stage[i]}", i)
+        _fail(
+            plan,
+            f"rank {plan.rank_of[i]}: got {_action(plan, i)}, but microbatch {microbatch[i]} does not pass "
+            f"stage {stage[i]}",
+            i,
+        )
 
 
 def _check_parts(plan):
-    """Each action once, its parts ascending; returns the columns of the first and the last part by id, -1 where there is none."""
+    """Each action once, its parts ascending; returns the columns of the first and the last part by id, -1 for none."""
     ids, part, parts = plan.ids, plan.columns[PART], plan.columns[PARTS]
     by_id = np.argsort(ids, kind="stable")
     ordered = ids[by_id]
@@ -121,7 +142,11 @@ def _check_parts(plan):
         _fail(plan, f"rank {plan.rank_of[i]}: {got}, expected {whole} {expected}", i, by_id[k - nth[k] + 1])
     if (k := _first(count != wanted[begins])) is not None:
         i = by_id[begins[k] + count[k] - 1]
-        _fail(plan, f"rank {plan.rank_of[i]}: {_action(plan, i)} is the last of its parts, expected all {wanted[begins[k]]}", i)
+        _fail(
+            plan,
+            f"rank {plan.rank_of[i]}: {_action(plan, i)} is the last of its parts, expected all {wanted[begins[k]]}",
+            i,
+        )
     size = len(KINDS) * plan.placement.num_stages * plan.microbatches
     first, last = np.full(size, -1), np.full(size, -1)
     first[ordered[begins]] = by_id[begins]
@@ -144,16 +169,23 @@ def _check_complete(plan, last):
         if missing.any():
             stage, microbatch = (int(i) for i in np.argwhere(missing)[0])
             rank = placement.stage_to_rank[stage]
-            got = f"got no {Action(kind, stage, microbatch)}" + (f" and no {Action(whole, stage, microbatch)}" if whole else "")
+            got = f"got no {Action(kind, stage, microbatch)}" + (
+                f" and no {Action(whole, stage, microbatch)}" if whole else ""
+            )
             raise ScheduleError(f"rank {rank}: {got}, expected it once\n{grid(plan, 0)}")
         if double.any():
             stage, microbatch = (int(i) for i in np.argwhere(double)[0])
             i, j = (last[(KINDS.index(name) * stages + stage) * microbatches + microbatch] for name in (kind, whole))
-            _fail(plan, f"rank {plan.rank_of[i]}: got both {_action(plan, i)} and {_action(plan, j)}, expected one of them", i, j)
+            _fail(
+                plan,
+                f"rank {plan.rank_of[i]}: got both {_action(plan, i)} and {_action(plan, j)}, expected one of them",
+                i,
+                j,
+            )
 
 
 def _check_local_order(plan, first, last):
-    """What an action needs of its own stage comes before it; W is never late for anything, so only these are to be looked at."""
+    """What an action needs of its own stage comes before it on the rank."""
     stages, microbatches = plan.placement.num_stages, plan.microbatches
     first, last = (table.reshape(len(KINDS), stages, microbatches) for table in (first, last))
     for kind, needs in NEEDS.items():
@@ -165,7 +197,12 @@ def _check_local_order(plan, first, last):
             if bad.any():
                 stage, microbatch = (int(i) for i in np.argwhere(bad)[0])
                 i, j = needs_it[stage, microbatch], given[stage, microbatch]
-                _fail(plan, f"rank {plan.rank_of[i]}: got {_action(plan, i)} before {_action(plan, j)}, which it needs", i, j)
+                _fail(
+                    plan,
+                    f"rank {plan.rank_of[i]}: got {_action(plan, i)} before {_action(plan, j)}, which it needs",
+                    i,
+                    j,
+                )
 
 
 def _check_no_deadlock(plan, table):
@@ -208,14 +245,18 @@ def _check_memory(plan, problem, levels, peaks):
         if peak > capacity * (1 + 1e-9):
             start = int(plan.offsets[rank])
             i = start + int(np.argmax(levels[start : int(plan.offsets[rank + 1])] > capacity * (1 + 1e-9)))
-            _fail(plan, f"memory: rank {rank} needs {peak:g}, over its capacity of {capacity:g} first at {_action(plan, i)}", i)
+            _fail(
+                plan,
+                f"memory: rank {rank} needs {peak:g}, over its capacity of {capacity:g} first at {_action(plan, i)}",
+                i,
+            )
 
 
 def total_order(plan, table):
     """Columns of a checked plan in a total order in which each comes after all it needs; see the top of this file.
 
-    A rank that sends right after a column, and posts each receive when the order reaches the column that sends it, never
-    deadlocks.
+    A rank that sends right after a column, and posts each receive when the order reaches the column that sends it,
+    never deadlocks.
 
     Args:
         table: the Costs of a problem on the plan's placement.

@@ -1,10 +1,11 @@
 """A problem on a placement, as flat tables that the simulator and the planners index by action.
 
-The id of a whole action is (kind * num_stages + stage) * microbatches + microbatch, kind being its index in KINDS. What an
-action waits for from another stage comes into a *slot*, one for F and one for B or BW of each stage and microbatch; what it
-waits for on its own rank is a matter of the order there. So each action waits for one slot and fills at most one. Behind those
-comes one slot that is always full, and a *gate* for each stage, filled by its data-parallel all-gather: an action of no duration,
-with the ids behind all others, that the simulator puts before the stage's first F.
+The id of a whole action is (kind * num_stages + stage) * microbatches + microbatch, kind being its index in KINDS. What
+an action waits for from another stage comes into a *slot*, one for F and one for B or BW of each stage and microbatch;
+what it waits for on its own rank is a matter of the order there. So each action waits for one slot and fills at most
+one. Behind those comes one slot that is always full, and a *gate* for each stage, filled by its data-parallel
+all-gather: an action of no duration, with the ids behind all others, that the simulator puts before the stage's first
+F.
 """
 
 from dataclasses import dataclass
@@ -72,7 +73,7 @@ class Costs:
 
     @cached_property
     def lists(self):
-        """(duration, slot, target, latency, occupancy, link) as lists, gates included: plain loops read lists faster than arrays."""
+        """(duration, slot, target, latency, occupancy, link), gates included, as lists: loops read them faster."""
         tables = self.duration, self.slot, self.target, self.latency, self.occupancy, self.link
         return tuple(table.tolist() + more for table, more in zip(tables, self.gates, strict=True))
 
@@ -106,7 +107,9 @@ def costs(problem, placement):
         InputError: the placement has another number of ranks than the problem has stages.
     """
     if placement.num_ranks != problem.stages:
-        raise InputError(f"placement: got {placement.num_ranks} ranks, expected {problem.stages}, one per stage of the problem")
+        raise InputError(
+            f"placement: got {placement.num_ranks} ranks, expected {problem.stages}, one per stage of the problem"
+        )
     rank, share = np.array(placement.stage_to_rank), np.array(placement.shares(), float)
     duration = np.array([np.array(problem.durations[kind])[rank] / share for kind in KINDS])
     alloc, free = _memory(problem.limits, rank, share)
@@ -143,7 +146,7 @@ def _memory(limits, rank, share):
 
 
 def _remote_needs():
-    """(kind that waits, kind or fused kind that serves it, step to the serving stage) for every need that crosses stages."""
+    """Every need that crosses stages: (kind that waits, kind or fused kind that serves it, step to its stage)."""
     for kind, needs in NEEDS.items():
         for needed, step in needs:
             if step:

@@ -7,8 +7,24 @@ from .action import KINDS
 from .analysis import bubble_rate, critical_path, senders
 
 # One colour per kind, told apart by colour-blind readers too; later stages of a rank are lighter.
-COLOURS = {"F": "#5b8fc9", "B": "#e39a3b", "W": "#7fb069", "BW": "#c9764a", "AR": "#9a86b8", "RS": "#9a86b8", "AG": "#9a86b8"}
-MEANING = {"F": "forward", "B": "input gradient", "W": "weight gradient", "BW": "backward", "AR": "all-reduce", "RS": "reduce-scatter", "AG": "all-gather"}
+COLOURS = {
+    "F": "#5b8fc9",
+    "B": "#e39a3b",
+    "W": "#7fb069",
+    "BW": "#c9764a",
+    "AR": "#9a86b8",
+    "RS": "#9a86b8",
+    "AG": "#9a86b8",
+}
+MEANING = {
+    "F": "forward",
+    "B": "input gradient",
+    "W": "weight gradient",
+    "BW": "backward",
+    "AR": "all-reduce",
+    "RS": "reduce-scatter",
+    "AG": "all-gather",
+}
 WIDTH_INCHES = 16.0
 # Charts with more columns than this get no numbers, borders or messages: they would cover everything.
 MOST_LABELLED = 4000
@@ -17,8 +33,8 @@ MOST_LABELLED = 4000
 def draw(timeline, path, title="", unit="", limit=None):
     """Draw `timeline` into file `path`; its ending chooses the format.
 
-    Microbatch numbers stand in the cells; messages that take time are thin lines from sender to receiver; the critical path has a
-    dark border, unless communication was in order.
+    Microbatch numbers stand in the cells; messages that take time are thin lines from sender to receiver; the critical
+    path has a dark border, unless communication was in order.
 
     Args:
         title: first line of the heading; makespan and bubble rate follow.
@@ -87,7 +103,9 @@ def _bars(axis, timeline, bordered):
 
 def _boxes(start, end, rank, half):
     top, bottom = rank - half, rank + half
-    return np.stack([np.stack(pair, axis=-1) for pair in ((start, top), (end, top), (end, bottom), (start, bottom))], axis=1)
+    return np.stack(
+        [np.stack(pair, axis=-1) for pair in ((start, top), (end, top), (end, bottom), (start, bottom))], axis=1
+    )
 
 
 def _legs(placement):
@@ -126,7 +144,9 @@ def _messages(axis, timeline):
     down = np.where(rank[receiver] > rank[sender], 0.38, -0.38)
     begins = np.stack([timeline.sent[sender], rank[sender] + down], axis=-1)
     ends = np.stack([timeline.arrival[receiver], rank[receiver] - down], axis=-1)
-    axis.add_collection(LineCollection(np.stack([begins, ends], axis=1), colors="0.35", linewidths=0.5, alpha=0.6, zorder=3))
+    axis.add_collection(
+        LineCollection(np.stack([begins, ends], axis=1), colors="0.35", linewidths=0.5, alpha=0.6, zorder=3)
+    )
 
 
 def _labels(axis, timeline, limit):

@@ -12,8 +12,8 @@ from heapq import heappop, heappush
 def flow(orders, tables, initial, num_links):
     """Run each rank as far as it goes, then those that it woke: exact where every link has one sending rank.
 
-    Messages of a rank then take a link in the order in which it sends them, whatever the others do, so all times are sums and
-    maxima over a fixed graph: no event queue is needed, and no time can fall when a duration or a delay grows.
+    Messages of a rank then take a link in the order in which it sends them, whatever the others do, so all times are
+    sums and maxima over a fixed graph: no event queue is needed, and no time can fall when a duration or a delay grows.
 
     Cost: about 0.3 us per action.
     """
@@ -57,13 +57,14 @@ ENDED, JOINS, ARRIVES = range(3)
 
 
 class Events:
-    """The same in order of time, for links that several ranks send on, fixed message orders, and in-order communication.
+    """The same in order of time, for links that several ranks send on, fixed message orders, and in-order
+    communication.
 
     Args:
-        queue: sends that a rank may have under way, each taking its turn; 0 for sends that return when their message has
-            arrived, None for communication that never blocks.
-        turns: link -> the ids of its messages in the order in which they take it; a link not in it takes them as they come,
-            of those that come at one time the lowest rank's first.
+        queue: sends that a rank may have under way, each taking its turn; 0 for sends that return when their message
+            has arrived, None for communication that never blocks.
+        turns: link -> the ids of its messages in the order in which they take it; a link not in it takes them as they
+            come, of those that come at one time the lowest rank's first.
 
     Cost: about 2 us per action.
     """
@@ -159,7 +160,7 @@ class Events:
             heappush(self.heap, (arrives, ARRIVES, rank, action))
 
     def _arrives(self, now, rank):
-        """Only with a bounded queue: the rank's next message may go, and the rank may compute again if it was blocked."""
+        """With a bounded queue: the rank's next message may go, and the rank may compute again if it was blocked."""
         sending = self.sending[rank]
         sending.popleft()
         if sending:

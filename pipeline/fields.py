@@ -1,4 +1,4 @@
-"""Checked values of a problem file: each function returns a plain value or raises an InputError that begins with the key."""
+"""Checked values of a problem file: each function returns a plain value or an InputError that begins with the key."""
 
 import difflib
 import math
@@ -10,7 +10,13 @@ from ..errors import InputError
 
 def as_count(key, value):
     """`value` as an int of at least 1."""
-    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value) or value != int(value) or value < 1:
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, Real)
+        or not math.isfinite(value)
+        or value != int(value)
+        or value < 1
+    ):
         raise InputError(f"{key}: got {value!r}, expected a whole number of at least 1")
     return int(value)
 
@@ -32,7 +38,8 @@ def as_numbers(key, value, length, positive=False, signed=False, or_none=False):
     if len(value) != length:
         raise InputError(f"{key}: got {len(value)} values, expected {length}")
     return tuple(
-        None if or_none and item is None else as_number(f"{key}[{i}]", item, positive, signed) for i, item in enumerate(value)
+        None if or_none and item is None else as_number(f"{key}[{i}]", item, positive, signed)
+        for i, item in enumerate(value)
     )
 
 
@@ -49,7 +56,11 @@ def as_per_pair(key, value, stages, positive=False, or_none=False):
         # Nobody sends to itself, so the diagonal may hold anything.
         rows.append(
             tuple(
-                0.0 if src == dst else None if or_none and item is None else as_number(f"{key}[{src}][{dst}]", item, positive)
+                0.0
+                if src == dst
+                else None
+                if or_none and item is None
+                else as_number(f"{key}[{src}][{dst}]", item, positive)
                 for dst, item in enumerate(row)
             )
         )
@@ -68,19 +79,25 @@ def as_pairs(key, value, stages):
             valid = all(isinstance(rank, int) and 0 <= rank < stages for rank in pair) and pair[0] != pair[1]
             if not valid or pair in seen:
                 problem = "twice" if pair in seen else f"of {stages} ranks"
-                raise InputError(f"{key}[{i}]: got pair {list(pair)} {problem}, expected each pair of different ranks once at most")
+                raise InputError(
+                    f"{key}[{i}]: got pair {list(pair)} {problem}, expected each pair of different ranks once at most"
+                )
             seen.add(pair)
         groups.append(tuple(map(tuple, group)))
     return tuple(groups)
 
 
 def check_keys(what, document, known, required):
-    """Raise unless `document` is an object with the `required` keys and none that looks like a misspelt one of `known`."""
+    """Raise unless `document` is an object with all `required` keys and no misspelt one of `known`."""
     if not isinstance(document, dict):
-        raise InputError(f"{what}: got {type(document).__name__}, expected an object with {', '.join(required or known)}")
+        raise InputError(
+            f"{what}: got {type(document).__name__}, expected an object with {', '.join(required or known)}"
+        )
     for key in document:
         absent = [name for name in known if name not in document and key not in known]
-        close = difflib.get_close_matches(str(key), absent, 1, 0.8) or [name for name in absent if name.startswith(str(key))]
+        close = difflib.get_close_matches(str(key), absent, 1, 0.8) or [
+            name for name in absent if name.startswith(str(key))
+        ]
         if close:
             raise InputError(f"{what}: got the unknown key {key!r}, expected {close[0]!r}")
     missing = [key for key in required if key not in document]

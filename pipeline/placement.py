@@ -10,7 +10,8 @@ class Placement:
     """Stages on ranks.
 
     Stages are numbered along the route of a microbatch. With several routes (bidirectional: two) route r is the stages
-    [r L, (r + 1) L), L = route_length, and microbatch m takes route m % num_routes: routes hold copies of the same model.
+    [r L, (r + 1) L), L = route_length, and microbatch m takes route m % num_routes: routes hold copies of the same
+    model.
 
     Attributes:
         name: unidirectional, loop, wave, bidirectional, or custom.
@@ -31,10 +32,14 @@ class Placement:
         object.__setattr__(self, "num_stages", len(self.stage_to_rank))
         object.__setattr__(self, "route_length", self.num_stages // max(self.num_routes, 1))
         if self.num_routes < 1 or self.num_stages != self.route_length * self.num_routes or self.num_stages == 0:
-            raise InputError(f"placement: got {self.num_stages} stages on {self.num_routes} routes, expected a positive multiple")
+            raise InputError(
+                f"placement: got {self.num_stages} stages on {self.num_routes} routes, expected a positive multiple"
+            )
         ranks = set(self.stage_to_rank)
         if ranks != set(range(self.num_ranks)):
-            raise InputError(f"placement: got stages on ranks {sorted(ranks)}, expected each of 0 to {self.num_ranks - 1}")
+            raise InputError(
+                f"placement: got stages on ranks {sorted(ranks)}, expected each of 0 to {self.num_ranks - 1}"
+            )
 
     def step(self, stage, count):
         """The stage `count` (0, 1 or -1) further along `stage`'s route; None beyond either end."""
@@ -74,9 +79,14 @@ def loop(num_ranks, stages_per_rank=2):
 
 
 def wave(num_ranks, stages_per_rank=2):
-    """Forth and back: with two stages per rank a V, its turn on the last rank. Paper: Qi et al. 2024, V-shape schedules."""
+    """Forth and back: with two stages per rank a V, its turn on the last rank.
+
+    Paper: Qi et al. 2023 (zero bubble), section 6.
+    """
     forth, back = list(range(num_ranks)), list(range(num_ranks - 1, -1, -1))
-    return Placement("wave", num_ranks, [rank for leg in range(stages_per_rank) for rank in (back if leg % 2 else forth)])
+    return Placement(
+        "wave", num_ranks, [rank for leg in range(stages_per_rank) for rank in (back if leg % 2 else forth)]
+    )
 
 
 def bidirectional(num_ranks):

@@ -1,4 +1,4 @@
-"""A plan: for each rank the actions that it runs, in order. A value; checked by `check`, priced by `simulate`, run by `execute`."""
+"""A plan: for each rank the actions that it runs, in order; a value that is checked, simulated, and then executed."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -9,7 +9,7 @@ import numpy as np
 from ..errors import ScheduleError
 from .action import KINDS, Action
 from .fields import as_count, check_keys
-from .placement import PLACEMENTS, Placement
+from .placement import PLACEMENTS, Placement, make_placement
 
 KIND_INDEX = {kind: index for index, kind in enumerate(KINDS)}
 # The rows of `Plan.columns`.
@@ -28,8 +28,8 @@ class Plan:
         columns: (5, num_actions) int32: kind (index in KINDS), stage, microbatch, part, parts.
         offsets: (num_ranks + 1,) int64.
         scheduler: name of what made it.
-        message_order: messages of each shared link in the order in which they go over it, each named by the whole action that
-            sends it: a tuple of tuples of Action, or () to send each when it is ready.
+        message_order: messages of each shared link in the order in which they go over it, each named by the whole
+            action that sends it: a tuple of tuples of Action, or () to send each when it is ready.
     """
 
     placement: Placement
@@ -41,7 +41,8 @@ class Plan:
 
     def __repr__(self):
         ranks, actions = len(self.offsets) - 1, self.columns.shape[1]
-        return f"Plan({self.scheduler or 'unnamed'}, {self.placement.name}, {ranks} ranks, {self.microbatches} microbatches, {actions} actions)"
+        size = f"{ranks} ranks, {self.microbatches} microbatches, {actions} actions"
+        return f"Plan({self.scheduler or 'unnamed'}, {self.placement.name}, {size})"
 
     @classmethod
     def from_actions(cls, ranks, placement, microbatches, scheduler="", message_order=()):
@@ -52,16 +53,22 @@ class Plan:
         """
         ranks = [list(actions) for actions in ranks]
         if len(ranks) != placement.num_ranks:
-            raise ScheduleError(f"plan: got {len(ranks)} lists of actions, expected {placement.num_ranks}, one per rank")
+            raise ScheduleError(
+                f"plan: got {len(ranks)} lists of actions, expected {placement.num_ranks}, one per rank"
+            )
         offsets = np.cumsum([0, *map(len, ranks)])
         try:
             rows = [(KIND_INDEX[kind], *numbers) for kind, *numbers in chain.from_iterable(ranks)]
         except KeyError as error:
-            raise ScheduleError(f"plan: got an action of kind {error.args[0]!r}, expected one of {', '.join(KINDS)}") from None
+            raise ScheduleError(
+                f"plan: got an action of kind {error.args[0]!r}, expected one of {', '.join(KINDS)}"
+            ) from None
         columns = np.array(rows, np.int64).reshape(-1, 5).T
         if columns.size and (columns.min() < 0 or columns.max() >= 2**31):
             raise ScheduleError("plan: got a number outside 0 to 2**31 - 1 in an action")
-        return cls(placement, microbatches, columns.astype(np.int32), offsets, scheduler, tuple(map(tuple, message_order)))
+        return cls(
+            placement, microbatches, columns.astype(np.int32), offsets, scheduler, tuple(map(tuple, message_order))
+        )
 
     @classmethod
     def from_ids(cls, orders, placement, microbatches, scheduler="", message_order=()):
@@ -73,7 +80,14 @@ class Plan:
         columns = np.ones((5, len(ids)), np.int32)
         block, columns[MICROBATCH] = np.divmod(ids, microbatches)
         columns[KIND], columns[STAGE] = np.divmod(block, placement.num_stages)
-        return cls(placement, microbatches, columns, np.cumsum([0, *map(len, orders)]), scheduler, tuple(map(tuple, message_order)))
+        return cls(
+            placement,
+            microbatches,
+            columns,
+            np.cumsum([0, *map(len, orders)]),
+            scheduler,
+            tuple(map(tuple, message_order)),
+        )
 
     @cached_property
     def ranks(self):
@@ -112,6 +126,8 @@ class Plan:
             "stage_to_rank": list(self.placement.stage_to_rank),
             "ranks": self.words(),
         }
+        if self.placement.num_routes > 1:
+            document["num_routes"] = self.placement.num_routes
         if self.message_order:
             document["message_order"] = [[str(action) for action in link] for link in self.message_order]
         return document
@@ -123,17 +139,30 @@ class Plan:
         Raises:
             ScheduleError, InputError: keys are missing, an action cannot be read, or the placement cannot be.
         """
-        check_keys("plan", document, ("placement", "stage_to_rank", "ranks", "microbatches", "scheduler"), ("stage_to_rank", "ranks"))
-        name, stage_to_rank, ranks = document.get("placement", "custom"), document["stage_to_rank"], document["ranks"]
-        if not isinstance(stage_to_rank, list) or not all(type(rank) is int for rank in stage_to_rank):
-            raise ScheduleError(f"plan: got stage_to_rank {stage_to_rank!r}, expected a list of ranks")
-        if not isinstance(ranks, list) or not all(isinstance(words, list) for words in ranks):
-            raise ScheduleError("plan: got no list of lists in ranks, expected one list of actions per rank")
-        placement = Placement(
-            name if name in PLACEMENTS else "custom", len(ranks), stage_to_rank, 2 if name == "bidirectional" else 1
-        )
-        actions = [[Action.parse(word) for word in words] for words in ranks]
-        largest = max((action.microbatch for action in chain.from_iterable(actions)), default=0)
+        known = ("placement", "stage_to_rank", "num_routes", "ranks", "microbatches", "scheduler", "message_order")
+        check_keys("plan", document, known, ("stage_to_rank", "ranks"))
+        ranks = _actions("ranks", document["ranks"])
+        largest = max((action.microbatch for action in chain.from_iterable(ranks)), default=0)
         microbatches = as_count("plan: microbatches", document.get("microbatches", largest + 1))
-        message_order = [[Action.parse(word) for word in link] for link in document.get("message_order", ())]
-        return cls.from_actions(actions, placement, microbatches, document.get("scheduler", ""), message_order)
+        message_order = _actions("message_order", document.get("message_order", []))
+        scheduler = str(document.get("scheduler", ""))
+        return cls.from_actions(ranks, _placement(document, len(ranks)), microbatches, scheduler, message_order)
+
+
+def _actions(key, value):
+    if not isinstance(value, list) or not all(isinstance(words, list) for words in value):
+        raise ScheduleError(f"plan: got {key} of another kind, expected a list of lists of actions")
+    return [[Action.parse(word) for word in words] for words in value]
+
+
+def _placement(document, num_ranks):
+    """The named placement if the file's stages are where it puts them, or a custom one."""
+    name, stage_to_rank = document.get("placement"), document["stage_to_rank"]
+    if not isinstance(stage_to_rank, list) or not all(type(rank) is int for rank in stage_to_rank):
+        raise ScheduleError(f"plan: got stage_to_rank {stage_to_rank!r}, expected a list of ranks")
+    if isinstance(name, str) and name in PLACEMENTS and num_ranks and stage_to_rank:
+        named = make_placement(name, num_ranks, max(len(stage_to_rank) // num_ranks, 1))
+        if named.stage_to_rank == tuple(stage_to_rank):
+            return named
+    num_routes = as_count("plan: num_routes", document.get("num_routes", 1))
+    return Placement("custom", num_ranks, stage_to_rank, num_routes)

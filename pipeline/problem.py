@@ -1,73 +1,46 @@
 """What is to be planned: stages, microbatches, and what each piece of work costs in time and memory.
 
-A problem describes one rank per stage. A placement that gives a rank several stages (loop, wave) cuts the rank's work, memory
-and data-parallel time into as many equal stages; messages keep their size. All times are in one unit of the user's choice.
+A problem describes one rank per stage. A placement that gives a rank several stages (loop, wave) cuts the rank's work,
+memory and data-parallel time into as many equal stages; messages keep their size. All times are in one unit of the
+user's choice.
 """
 
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
 
 from ..errors import InputError
-from .fields import as_count, as_number, as_numbers, as_pairs, as_per_pair, check_keys
+from .fields import as_count, as_numbers, as_pairs, as_per_pair, check_keys
+from .resources import DataParallel, Memory, Recompute, read_data_parallel, read_memory, read_recompute
 
 TIMES = ("forward", "backward_input", "backward_weight")
-
-
-class Memory(NamedTuple):
-    """Change of a rank's memory by each action, and its limit: four (stages,) tuples; capacity inf where there is none.
-
-    What an action adds is there from its start, what it takes away until its end. F + B + W is zero.
-    """
-
-    forward: tuple
-    backward_input: tuple
-    backward_weight: tuple
-    capacity: tuple
-
-
-class DataParallel(NamedTuple):
-    """Communication with the rank's copies in other pipelines, overlapped with everything else; one at a time on a rank.
-
-    kind "all_reduce": `reduce` after a stage's last W. kind "zero1": `reduce` is a reduce-scatter there, and an `all_gather`
-    precedes the stage's first F. Times are (stages,) tuples. Paper: CrossPipe section 4.1.
-    """
-
-    kind: str
-    reduce: tuple
-    all_gather: tuple
-
-
-class Recompute(NamedTuple):
-    """Activations are dropped after F but for the part `keeps` (0 to 1), and made again at the start of B, which takes `time` more.
-
-    `time` is a (stages,) tuple.
-    """
-
-    time: tuple
-    keeps: float
 
 
 @dataclass(frozen=True)
 class Problem:
     """A pipeline to plan; equal problems compare and hash equal.
 
-    Wherever a value per stage is wanted, one number stands for all. Given values are checked and turned into tuples of floats.
+    Wherever a value per stage is wanted, one number stands for all. Given values are checked and turned into tuples of
+    floats.
 
     Attributes:
         stages: ranks of the pipeline, one stage each.
         microbatches: at least 1; fewer than stages too.
-        forward, backward_input, backward_weight: (stages,) durations of F, B and W; only W's may be 0. A BW takes B + W.
-        link_latency: (stages - 1,) for the link between ranks i and i + 1, both ways, where any other pair takes the largest;
-            or (stages, stages) by [source][destination].
-        link_bandwidth: bytes per unit of time, shaped likewise, None for unlimited, any other pair taking the smallest. A
-            message occupies its link for nbytes / bandwidth, and arrives link_latency after that.
-        message_nbytes: bytes of an activation and of its gradient: one number, or two, or {"forward", "backward_input"}.
-        shared_links: groups of [source, destination] pairs whose messages queue on one physical link. Any other pair has a link of its own.
-        max_inflight_activations: the memory limit in activations, one or (stages,); F adds 1, W takes it away. None: no limit.
+        forward, backward_input, backward_weight: (stages,) durations of F, B and W; only W's may be 0. A BW takes B +
+            W.
+        link_latency: (stages - 1,) for the link between ranks i and i + 1, both ways, where any other pair takes the
+            largest; or (stages, stages) by [source][destination].
+        link_bandwidth: bytes per unit of time, shaped likewise, None for unlimited, any other pair taking the smallest.
+            A message occupies its link for nbytes / bandwidth, and arrives link_latency after that.
+        message_nbytes: bytes of an activation and of its gradient: one number, or two, or {"forward",
+            "backward_input"}.
+        shared_links: groups of [source, destination] pairs whose messages queue on one physical link. Any other pair
+            has a link of its own.
+        max_inflight_activations: the memory limit in activations, one or (stages,); F adds 1, W takes it away. None: no
+            limit.
         memory: instead of that, {"forward", "backward_input", "backward_weight", "capacity"}; see Memory.
-        data_parallel: {"kind": "all_reduce", "time"} or {"kind": "zero1", "reduce_scatter", "all_gather"}; see DataParallel.
+        data_parallel: {"kind": "all_reduce", "time"} or {"kind": "zero1", "reduce_scatter", "all_gather"}; see
+            DataParallel.
         recompute: True, or {"time": its duration if not F's, "keeps": 0 to 1}; see Recompute.
 
     Raises:
@@ -89,14 +62,17 @@ class Problem:
     recompute: Recompute | None = None
 
     def __post_init__(self):
-        put = lambda key, value: object.__setattr__(self, key, value)
+        def put(key, value):
+            object.__setattr__(self, key, value)
+
         put("stages", as_count("stages", self.stages))
         put("microbatches", as_count("microbatches", self.microbatches))
         for key in TIMES:
             put(key, as_numbers(key, getattr(self, key), self.stages, positive=key != "backward_weight"))
         put("link_latency", as_per_pair("link_latency", self.link_latency, self.stages))
         if self.link_bandwidth is not None:
-            put("link_bandwidth", as_per_pair("link_bandwidth", self.link_bandwidth, self.stages, positive=True, or_none=True))
+            key = "link_bandwidth"
+            put(key, as_per_pair(key, self.link_bandwidth, self.stages, positive=True, or_none=True))
         put("message_nbytes", _message_nbytes(self.message_nbytes))
         if self.link_bandwidth is not None and not any(self.message_nbytes):
             raise InputError("message_nbytes: got none beside a link_bandwidth, expected the bytes of a message")
@@ -106,9 +82,9 @@ class Problem:
                 raise InputError("memory: got a max_inflight_activations too, expected one of them")
             key = "max_inflight_activations"
             put(key, as_numbers(key, self.max_inflight_activations, self.stages, or_none=True))
-        put("memory", _memory(self.memory, self.stages))
-        put("data_parallel", _data_parallel(self.data_parallel, self.stages))
-        put("recompute", _recompute(self.recompute, self.stages, self.forward))
+        put("memory", read_memory(self.memory, self.stages))
+        put("data_parallel", read_data_parallel(self.data_parallel, self.stages))
+        put("recompute", read_recompute(self.recompute, self.stages, self.forward))
         _check_capacity(self)
 
     @cached_property
@@ -124,7 +100,9 @@ class Problem:
             return memory
         kept = tuple(value * self.recompute.keeps for value in memory.forward)
         made_again = zip(memory.forward, kept, memory.backward_input, strict=True)
-        return memory._replace(forward=kept, backward_input=tuple(full - part + given for full, part, given in made_again))
+        return memory._replace(
+            forward=kept, backward_input=tuple(full - part + given for full, part, given in made_again)
+        )
 
     @cached_property
     def durations(self):
@@ -177,13 +155,9 @@ class Problem:
             document["shared_links"] = _lists(self.shared_links)
         if self.memory is not None:
             del document["max_inflight_activations"]
-            capacity = [None if math.isinf(value) else value for value in self.memory.capacity]
-            document["memory"] = {key: list(value) for key, value in self.memory._asdict().items()} | {"capacity": capacity}
+            document["memory"] = self.memory.to_dict()
         if self.data_parallel is not None:
-            reduce = "time" if self.data_parallel.kind == "all_reduce" else "reduce_scatter"
-            document["data_parallel"] = {"kind": self.data_parallel.kind, reduce: list(self.data_parallel.reduce)}
-            if self.data_parallel.kind == "zero1":
-                document["data_parallel"]["all_gather"] = list(self.data_parallel.all_gather)
+            document["data_parallel"] = self.data_parallel.to_dict()
         if self.recompute is not None:
             document["recompute"] = {"time": list(self.recompute.time), "keeps": self.recompute.keeps}
         return document
@@ -213,49 +187,11 @@ def _message_nbytes(given):
     return as_numbers(key, given, 2)
 
 
-def _memory(given, stages):
-    if given is None:
-        return None
-    given = given._asdict() if isinstance(given, Memory) else given
-    check_keys("memory", given, Memory._fields, Memory._fields[:3])
-    deltas = [as_numbers(f"memory.{key}", given[key], stages, signed=True) for key in Memory._fields[:3]]
-    capacity = as_numbers("memory.capacity", given.get("capacity"), stages, or_none=True)
-    memory = Memory(*deltas, tuple(math.inf if value is None else value for value in capacity))
-    for stage, (forward, backward_input, backward_weight) in enumerate(zip(*deltas, strict=True)):
-        total = forward + backward_input + backward_weight
-        if forward < 0 or backward_weight > 0:
-            raise InputError(f"memory: got F {forward:+g} and W {backward_weight:+g} on stage {stage}, expected F to add and W to free")
-        if abs(total) > 1e-9 * max(forward, abs(backward_input), 1.0):
-            raise InputError(f"memory: got F + B + W = {total:g} on stage {stage}, expected 0: an iteration leaves nothing behind")
-    return memory
-
-
-def _data_parallel(given, stages):
-    if given is None or isinstance(given, DataParallel):
-        return given
-    check_keys("data_parallel", given, ("kind", "time", "reduce_scatter", "all_gather"), ("kind",))
-    wanted = {"all_reduce": ("time",), "zero1": ("reduce_scatter", "all_gather")}.get(given["kind"])
-    if wanted is None:
-        raise InputError(f"data_parallel.kind: got {given['kind']!r}, expected all_reduce or zero1")
-    check_keys("data_parallel", given, ("kind", *wanted), wanted)
-    times = [as_numbers(f"data_parallel.{key}", given[key], stages) for key in wanted]
-    return DataParallel(given["kind"], times[0], times[1] if len(times) == 2 else (0.0,) * stages)
-
-
-def _recompute(given, stages, forward):
-    if not given or isinstance(given, Recompute):
-        return given or None
-    given = {} if given is True else given
-    check_keys("recompute", given, ("time", "keeps"), ())
-    keeps = as_number("recompute.keeps", given.get("keeps", 0.0))
-    if keeps > 1:
-        raise InputError(f"recompute.keeps: got {keeps:g}, expected 0 to 1")
-    return Recompute(as_numbers("recompute.time", given.get("time", forward), stages), keeps)
-
-
 def _check_capacity(problem):
     key = "max_inflight_activations" if problem.memory is None else "memory.capacity"
     for rank, capacity in enumerate(problem.limits.capacity):
         needed = problem.needed_memory(rank)
         if capacity < needed * (1 - 1e-9):
-            raise InputError(f"{key}: got {capacity:g} on stage {rank}, expected at least {needed:g}, which any schedule needs")
+            raise InputError(
+                f"{key}: got {capacity:g} on stage {rank}, expected at least {needed:g}, which any schedule needs"
+            )

@@ -1,4 +1,4 @@
-"""A plan made ready for the engine's loops: orders of ids, tables of lists, data-parallel gates in place, and its run."""
+"""A plan made ready for the engine's loops, orders of ids and tables of lists, and its run."""
 
 from itertools import pairwise
 from typing import NamedTuple

@@ -1,8 +1,8 @@
 """Every scheduler by name.
 
-A scheduler is a function `f(problem, **options) -> Plan`. It names itself in the plan's `scheduler`, chooses the placement,
-and raises InputError for a problem that it cannot plan. Its options are keyword-only and have defaults; one that takes long
-has `time_limit_s`. A plan that a static schedule makes may exceed the problem's memory: `check` tells.
+A scheduler is a function `f(problem, **options) -> Plan`. It names itself in the plan's `scheduler`, chooses the
+placement, and raises InputError for a problem that it cannot plan. Its options are keyword-only and have defaults; one
+that takes long has `time_limit_s`. A plan that a static schedule makes may exceed the problem's memory: `check` tells.
 """
 
 from importlib import import_module
@@ -13,7 +13,11 @@ from ..errors import InputError
 SCHEDULERS = {
     "gpipe": ("schedules.gpipe", "gpipe", "all forwards, then all backwards"),
     "1f1b": ("schedules.one_f_one_b", "one_f_one_b", "one forward, one backward; backward fused"),
-    "interleaved_1f1b": ("schedules.interleaved_1f1b", "interleaved_1f1b", "1F1B with two smaller stages per rank, around the loop"),
+    "interleaved_1f1b": (
+        "schedules.interleaved_1f1b",
+        "interleaved_1f1b",
+        "1F1B with two smaller stages per rank, around the loop",
+    ),
     "zb_h1": ("schedules.zb_h1", "zb_h1", "1F1B with W put off, in the same memory"),
     "zb_h2": ("schedules.zb_h2", "zb_h2", "twice the warm-up, no bubbles without delays"),
     "zb_v": ("schedules.zb_v", "zb_v", "two smaller stages per rank in a V, no bubbles in the memory of 1F1B"),

@@ -43,4 +43,13 @@ def _named(what, rank, thread, name):
 
 def _span(action, rank, thread, start, end):
     about = {"stage": action.stage, "microbatch": action.microbatch}
-    return {"ph": "X", "name": str(action), "cat": action.kind, "pid": rank, "tid": thread, "ts": start, "dur": end - start, "args": about}
+    return {
+        "ph": "X",
+        "name": str(action),
+        "cat": action.kind,
+        "pid": rank,
+        "tid": thread,
+        "ts": start,
+        "dur": end - start,
+        "args": about,
+    }

@@ -12,5 +12,8 @@ def gpipe(problem):
     Paper: Huang et al. 2019, section 2.3.
     """
     p, m = problem.stages, problem.microbatches
-    ranks = [[*(Action("F", stage, i) for i in range(m)), *(Action("BW", stage, i) for i in reversed(range(m)))] for stage in range(p)]
+    ranks = [
+        [*(Action("F", stage, i) for i in range(m)), *(Action("BW", stage, i) for i in reversed(range(m)))]
+        for stage in range(p)
+    ]
     return Plan.from_actions(ranks, unidirectional(p), m, "gpipe")

@@ -1,4 +1,4 @@
-"""Interleaved 1F1B: several smaller stages per rank, visited around the loop, shorten the ramp at the price of more messages."""
+"""Interleaved 1F1B: smaller stages, visited around the loop, shorten the ramp at the price of more messages."""
 
 from ..action import Action
 from ..placement import loop
@@ -8,8 +8,8 @@ from ..plan import Plan
 def interleaved_1f1b(problem, *, stages_per_rank=2):
     """The interleaved 1F1B plan of `problem` with v = `stages_per_rank` stages on each rank, backward fused (BW).
 
-    Microbatches go in groups of p through all of a rank's stages. It is made for a multiple of p microbatches, and those beyond the
-    problem's are left out again: that takes nothing from the others but waiting.
+    Microbatches go in groups of p through all of a rank's stages. It is made for a multiple of p microbatches, and
+    those beyond the problem's are left out again: that takes nothing from the others but waiting.
 
     Cost (no delays, equal stages, p divides m): makespan (m + (p - 1) / v)(F + BW), F and BW of a whole rank.
     Paper: Narayanan et al. 2021, section 2.2.
@@ -28,7 +28,7 @@ def interleaved_1f1b(problem, *, stages_per_rank=2):
 
 
 def _nth(kind, k, rank, p, stages_per_rank):
-    """The k-th F or BW of `rank`: p microbatches on one of its stages, then on the next; BW from the last stage to the first."""
+    """The k-th F or BW of `rank`: p microbatches on one stage, then on the next; BW from the last to the first."""
     group, within = divmod(k, p * stages_per_rank)
     turn = within // p
     if kind == "BW":

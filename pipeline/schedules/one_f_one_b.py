@@ -13,4 +13,6 @@ def one_f_one_b(problem):
     Paper: Narayanan et al. 2019 (PipeDream) section 3.2; flushed as in Narayanan et al. 2021 section 2.2.
     """
     p, m = problem.stages, problem.microbatches
-    return Plan.from_actions([alternate(stage, m, p - 1 - stage, "BW") for stage in range(p)], unidirectional(p), m, "1f1b")
+    return Plan.from_actions(
+        [alternate(stage, m, p - 1 - stage, "BW") for stage in range(p)], unidirectional(p), m, "1f1b"
+    )

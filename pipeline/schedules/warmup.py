@@ -4,7 +4,8 @@ from ..action import Action
 
 
 def alternate(stage, microbatches, warmup, backward, weight_lag=None):
-    """The actions of one stage: `warmup` F, then F and backward in turn while there are F, then the backwards that are left.
+    """The actions of one stage: `warmup` F, then F and backward in turn while there are F, then the backwards that are
+    left.
 
     Args:
         stage, microbatches: whose, and how many.

@@ -8,8 +8,8 @@ from .warmup import alternate
 def zb_h1(problem):
     """The ZB-H1 plan of `problem`: the warm-up of 1F1B, and rank r puts W off by r microbatches.
 
-    Cost (no delays, equal stages, F >= W): bubbles (p - 1)(F + B - W) on each rank, a third of 1F1B's where F = B = W; peak
-    activations min(p, m) on every rank.
+    Cost (no delays, equal stages, F >= W): bubbles (p - 1)(F + B - W) on each rank, a third of 1F1B's where F = B = W;
+    peak activations min(p, m) on every rank.
     Paper: Qi et al. 2023 (zero bubble), section 2.1.
     """
     p, m = problem.stages, problem.microbatches

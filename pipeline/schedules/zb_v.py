@@ -1,4 +1,4 @@
-"""ZB-V: two half-size stages per rank in a V, so that first and last stage share a rank; no bubbles in the memory of 1F1B."""
+"""ZB-V: two half-size stages per rank in a V, first and last on one rank; no bubbles in the memory of 1F1B."""
 
 from itertools import count
 
@@ -12,8 +12,8 @@ def zb_v(problem):
 
     It is made for at least 2 p microbatches, and those beyond the problem's are left out again.
 
-    Cost (no delays, equal stages, F = B = W, m >= 2 p): makespan m (F + B + W) + (p - 1) F / 2, no bubbles once a rank has
-    begun; peak activations p on every rank.
+    Cost (no delays, equal stages, F = B = W, m >= 2 p): makespan m (F + B + W) + (p - 1) F / 2, no bubbles once a rank
+    has begun; peak activations p on every rank.
     Paper: Qi et al. 2023 (zero bubble, arXiv 2401.10241), section 6.
     """
     p, m = problem.stages, problem.microbatches
@@ -22,7 +22,7 @@ def zb_v(problem):
 
 
 def _rank(rank, p, m):
-    """One rank's actions for m >= 2 p microbatches: words name the leg, 0 down and 1 up the V, each with its own count."""
+    """One rank's actions for m >= 2 p microbatches; words name the leg, 0 down and 1 up the V, each with its count."""
     stage = rank, 2 * p - 1 - rank
     following = {(kind, leg): count() for kind in "FBW" for leg in (0, 1)}
     actions = []

@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 
 import pytest
-
 from lanterne.bench import cli
 
 CASES = str(Path(__file__).parents[1] / "pipeline" / "data" / "cases.json")
@@ -27,7 +26,11 @@ def answer(capsys, *argv):
 def test_plan_holds_the_contract(capsys):
     found = answer(capsys, "plan", CASES, "--case", "c05", "--scheduler", "zb_h1")
     assert found["schema_version"] == 1 and found["scheduler"] == "zb_h1"
-    assert (found["makespan"], found["lower_bound"], found["bubble_rate"]) == (3300, 3100, pytest.approx(1 - 2400 / 3300))
+    assert (found["makespan"], found["lower_bound"], found["bubble_rate"]) == (
+        3300,
+        3100,
+        pytest.approx(1 - 2400 / 3300),
+    )
     assert found["peak_inflight"] == [4, 4, 4, 4] and found["planning_s"] >= 0
     assert found["placement"] == "unidirectional" and found["stage_to_rank"] == [0, 1, 2, 3]
     assert len(found["ranks"]) == 4 and found["ranks"][3][:4] == ["F3.0", "B3.0", "F3.1", "B3.1"]
@@ -55,7 +58,10 @@ def test_bandwidth_and_messages(capsys):
     assert found["makespan"] == 550
 
 
-@pytest.mark.parametrize(("scheduler", "delay", "expected"), [("1f1b", "0ms", 450), ("1f1b", "10ms", 550), ("zb_h1", "0ms", 390), ("zb_h1", "10ms", 460)])
+@pytest.mark.parametrize(
+    ("scheduler", "delay", "expected"),
+    [("1f1b", "0ms", 450), ("1f1b", "10ms", 550), ("zb_h1", "0ms", 390), ("zb_h1", "10ms", 460)],
+)
 def test_golden_numbers(capsys, scheduler, delay, expected):
     assert answer(capsys, "plan", *FLAGS, "--link", f"0={delay}", "--scheduler", scheduler)["makespan"] == expected
 
@@ -63,7 +69,9 @@ def test_golden_numbers(capsys, scheduler, delay, expected):
 def test_the_table_says_what_the_json_says(capsys):
     code, out, _ = call(capsys, "plan", *FLAGS, "--memory", "4", "--scheduler", "zb_h1")
     assert code == 0
-    assert out.splitlines()[-1].startswith("zb_h1: makespan 390 ms, 0.00% over the proved bound 390 ms, bubble rate 7.7%, planned in ")
+    assert out.splitlines()[-1].startswith(
+        "zb_h1: makespan 390 ms, 0.00% over the proved bound 390 ms, bubble rate 7.7%, planned in "
+    )
     assert [line.split()[-1] for line in out.splitlines()[2:6]] == ["4"] * 4
 
 
@@ -90,7 +98,17 @@ def test_a_plan_file_is_simulated_again(capsys, tmp_path):
 
 
 def test_pictures_and_traces_are_written(capsys, tmp_path):
-    code, *_ = call(capsys, "plan", *FLAGS, "--scheduler", "zb_v", "--plot", tmp_path / "plan.svg", "--trace", tmp_path / "trace.json")
+    code, *_ = call(
+        capsys,
+        "plan",
+        *FLAGS,
+        "--scheduler",
+        "zb_v",
+        "--plot",
+        tmp_path / "plan.svg",
+        "--trace",
+        tmp_path / "trace.json",
+    )
     assert code == 0 and (tmp_path / "plan.svg").read_text().startswith("<?xml")
     spans = [event for event in json.loads((tmp_path / "trace.json").read_text())["traceEvents"] if event["ph"] == "X"]
     assert max(event["ts"] + event["dur"] for event in spans) == pytest.approx(375_000)
@@ -115,11 +133,27 @@ def test_sweep(capsys, over, at, scheduler, expected):
     found = answer(capsys, "sweep", *FLAGS, "--over", over, "--on", "0", "--at", at, "--scheduler", scheduler)
     points = found["results"][0]["points"]
     assert [point["makespan"] for point in points] == expected
-    assert all(b["makespan"] <= p["makespan"] or not p["fits_memory"] for p, b in zip(points, found["results"][1]["points"], strict=True))
+    assert all(
+        b["makespan"] <= p["makespan"] or not p["fits_memory"]
+        for p, b in zip(points, found["results"][1]["points"], strict=True)
+    )
 
 
 def test_sweep_marks_plans_that_do_not_fit_and_draws(capsys, tmp_path):
-    argv = ["--over", "memory", "--at", "1,4,8", "--scheduler", "zb_h1", "--scheduler", "1f1b", "--relative-to", "zb_h1", "--plot", tmp_path / "s.png"]
+    argv = [
+        "--over",
+        "memory",
+        "--at",
+        "1,4,8",
+        "--scheduler",
+        "zb_h1",
+        "--scheduler",
+        "1f1b",
+        "--relative-to",
+        "zb_h1",
+        "--plot",
+        tmp_path / "s.png",
+    ]
     code, out, err = call(capsys, "sweep", *FLAGS, *argv)
     assert code == 0, err
     assert (tmp_path / "s.png").read_bytes().startswith(b"\x89PNG")
@@ -136,16 +170,25 @@ def test_sweep_marks_plans_that_do_not_fit_and_draws(capsys, tmp_path):
         (["plan", CASES], "holds several cases, expected --case with one of c01, c02"),
         (["plan", CASES, "--case", "c99"], "--case: got 'c99', expected one of c01"),
         (["plan", *FLAGS, "--scheduler", "zb"], "scheduler: got 'zb', expected one of gpipe"),
-        (["plan", *FLAGS, "--scheduler", "1f1b", "--option", "x=1"], "--option: got 'x', expected one of none for 1f1b"),
+        (
+            ["plan", *FLAGS, "--scheduler", "1f1b", "--option", "x=1"],
+            "--option: got 'x', expected one of none for 1f1b",
+        ),
         (["plan", *FLAGS, "--scheduler", "1f1b", "--option", "x"], "--option: got 'x', expected NAME=VALUE"),
         (["plan", *FLAGS, "--link", "3=1ms"], "link: got '3', expected 0 to 2"),
         (["plan", *FLAGS, "--link", "1"], "--link: got '1', expected LINK=VALUE"),
         (["plan", *FLAGS, "--link", "1=5"], "times: got '5' beside '10ms', expected all with units or none"),
-        (["plan", *FLAGS, "--memory", "0.5"], "max_inflight_activations: got 0.5 on stage 0, expected at least 1, which any schedule needs"),
+        (
+            ["plan", *FLAGS, "--memory", "0.5"],
+            "max_inflight_activations: got 0.5 on stage 0, expected at least 1, which any schedule needs",
+        ),
         (["plan", *FLAGS, "--memory", "4", "--scheduler", "zb_h2"], "memory: rank 0 needs 7, over its capacity of 4"),
         (["plan", *FLAGS, "--time-limit", "0"], "--time-limit: got 0"),
         (["plan", *FLAGS, "--scheduler", "1f1b", "--plot", "plan.nope"], "cannot draw plan.nope"),
-        (["plan", "--stages", "4", "--microbatches", "0", "--forward", "1"], "microbatches: got 0, expected a whole number of at least 1"),
+        (
+            ["plan", "--stages", "4", "--microbatches", "0", "--forward", "1"],
+            "microbatches: got 0, expected a whole number of at least 1",
+        ),
         (["plan", "--stages", "4", "--microbatches", "4", "--forward", "-1"], "forward"),
         (["plan", "--stages", "4", "--microbatches", "4", "--forward", "1,2"], "forward: got 2 values, expected 4"),
         (["simulate", CASES], "plan: stage_to_rank is missing"),
@@ -167,7 +210,10 @@ def test_bad_input_is_one_error_and_exit_2(capsys, argv, message):
         (lambda ranks: ranks[0].remove("F0.3"), "rank 0: got no F0.3, expected it once"),
         (lambda ranks: ranks[1].append("F1.3"), "got F1.3 as number 2 of F1.3"),
         (lambda ranks: ranks[1].append("X1.3"), "action: got 'X1.3'"),
-        (lambda ranks: ranks[0].insert(0, ranks[0].pop(ranks[0].index("BW0.0"))), "got BW0.0 before F0.0, which it needs"),
+        (
+            lambda ranks: ranks[0].insert(0, ranks[0].pop(ranks[0].index("BW0.0"))),
+            "got BW0.0 before F0.0, which it needs",
+        ),
         (lambda ranks: ranks[3].insert(0, ranks[3].pop(ranks[3].index("F3.3"))), "deadlock: rank "),
         (lambda ranks: ranks.pop(), "expected each of 0 to 2"),
     ],

@@ -1,7 +1,6 @@
 """Random problems and random valid plans for the tests of this folder."""
 
 from hypothesis import strategies as st
-
 from lanterne.pipeline.action import Action, dependencies
 from lanterne.pipeline.costs import costs
 from lanterne.pipeline.placement import bidirectional, loop, unidirectional, wave
@@ -20,7 +19,9 @@ durations = st.integers(1, 6)
 
 
 @st.composite
-def problems(draw, stages=st.integers(1, 4), microbatches=st.integers(1, 5), shared=False, memory=True, latency=5, occupancy=True):
+def problems(
+    draw, stages=st.integers(1, 4), microbatches=st.integers(1, 5), shared=False, memory=True, latency=5, occupancy=True
+):
     """Whole-number problems; with `shared`, links that several ranks send on."""
     p = draw(stages)
     per_stage = lambda values: [draw(values) for _ in range(p)]
@@ -37,12 +38,16 @@ def problems(draw, stages=st.integers(1, 4), microbatches=st.integers(1, 5), sha
         keys["message_nbytes"] = draw(st.tuples(st.integers(1, 6), st.integers(1, 6)))
         if shared:
             pairs = [(src, dst) for src in range(p) for dst in range(p) if src != dst]
-            keys["shared_links"] = [draw(st.lists(st.sampled_from(pairs), unique=True, min_size=2))] if len(pairs) > 1 else []
+            keys["shared_links"] = (
+                [draw(st.lists(st.sampled_from(pairs), unique=True, min_size=2))] if len(pairs) > 1 else []
+            )
     if memory and draw(st.booleans()):
         keys["max_inflight_activations"] = draw(st.integers(1, 4))
     if draw(st.booleans()):
         keys["data_parallel"] = draw(
-            st.sampled_from([{"kind": "all_reduce", "time": 4}, {"kind": "zero1", "reduce_scatter": 3, "all_gather": 5}])
+            st.sampled_from(
+                [{"kind": "all_reduce", "time": 4}, {"kind": "zero1", "reduce_scatter": 3, "all_gather": 5}]
+            )
         )
     if draw(st.integers(0, 3)) == 0:
         keys["recompute"] = {"keeps": draw(st.sampled_from([0, 0.25, 1]))}
@@ -62,7 +67,9 @@ def plans(draw, problem, placement, parts=True, within_memory=False):
         for microbatch in placement.microbatches_of(stage, problem.microbatches):
             for kind in ("F", "BW") if random.random() < 0.25 else ("F", "B", "W"):
                 count = random.choice((1, 1, 1, 2, 3)) if parts else 1
-                left[Action(kind, stage, microbatch)] = [Action(kind, stage, microbatch, i + 1, count) for i in range(count)]
+                left[Action(kind, stage, microbatch)] = [
+                    Action(kind, stage, microbatch, i + 1, count) for i in range(count)
+                ]
     done, ranks = set(), [[] for _ in range(placement.num_ranks)]
     used = [0.0] * placement.num_ranks
     while left:
@@ -95,4 +102,6 @@ def _id(whole, table):
 
 def _fits(whole, left, used, table, placement, problem):
     rank = placement.stage_to_rank[whole.stage]
-    return left[whole][0].part > 1 or used[rank] + table.alloc[_id(whole, table)] <= problem.limits.capacity[rank] + 1e-9
+    return (
+        left[whole][0].part > 1 or used[rank] + table.alloc[_id(whole, table)] <= problem.limits.capacity[rank] + 1e-9
+    )

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from lanterne.errors import ScheduleError
 from lanterne.pipeline.action import KINDS, Action, dependencies
 from lanterne.pipeline.placement import bidirectional, unidirectional, wave
+
+from lanterne.errors import ScheduleError
 
 PIPELINE = Path(__file__).resolve().parents[2] / "pipeline"
 
@@ -22,14 +22,21 @@ def test_parse_is_the_inverse_of_str(kind, stage, microbatch, part, more):
 
 @pytest.mark.parametrize(
     ("action", "word"),
-    [(Action("F", 2, 0), "F2.0"), (Action("W", 2, 0, 1, 4), "W2.0.1/4"), (Action("BW", 11, 3), "BW11.3"), (Action("W", 0, 1, 4, 4), "W0.1.4/4")],
+    [
+        (Action("F", 2, 0), "F2.0"),
+        (Action("W", 2, 0, 1, 4), "W2.0.1/4"),
+        (Action("BW", 11, 3), "BW11.3"),
+        (Action("W", 0, 1, 4, 4), "W0.1.4/4"),
+    ],
 )
 def test_words(action, word):
     assert str(action) == word
     assert Action.parse(word) == action
 
 
-@pytest.mark.parametrize("text", ["", "F", "F2", "X2.0", "F2.0.1", "F2.0.0/4", "F2.0.5/4", "F-1.0", "F2.0 ", "f2.0", "F2.0.1/0", 7, None])
+@pytest.mark.parametrize(
+    "text", ["", "F", "F2", "X2.0", "F2.0.1", "F2.0.0/4", "F2.0.5/4", "F-1.0", "F2.0 ", "f2.0", "F2.0.1/0", 7, None]
+)
 def test_what_is_no_action_is_said(text):
     with pytest.raises(ScheduleError, match="action"):
         Action.parse(text)

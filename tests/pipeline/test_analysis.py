@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-
 from lanterne.pipeline.analysis import bubble_rate, busy_time, critical_path, memory_profile, senders, slack
 from lanterne.pipeline.check import check
 from lanterne.pipeline.costs import costs
@@ -41,7 +40,11 @@ def delayed(timeline, i, delay):
     longer = list(program.tables[0])
     longer[i] += delay
     starts, _ = flow(program.orders, (longer, *program.tables[1:]), table.initial_list, table.num_links)
-    return max(start + longer[j] for order, begun in zip(program.orders, starts, strict=True) for j, start in zip(order, begun, strict=True))
+    return max(
+        start + longer[j]
+        for order, begun in zip(program.orders, starts, strict=True)
+        for j, start in zip(order, begun, strict=True)
+    )
 
 
 @settings(max_examples=100, deadline=None)

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-
 from lanterne.pipeline.bounds import bounds, lower_bound, preemptive_makespan
 from lanterne.pipeline.check import check
 from lanterne.pipeline.placement import unidirectional
@@ -62,5 +61,7 @@ def test_what_limits_a_pipeline(keys, expected):
 def test_preemptive_makespan_is_the_largest_over_subsets(jobs):
     """Carlier 1982: the preemptive optimum is the maximum over job subsets of least head + work + least tail."""
     subsets = ([job for i, job in enumerate(jobs) if mask >> i & 1] for mask in range(1, 2 ** len(jobs)))
-    expected = max(min(h for h, _, _ in some) + sum(d for _, d, _ in some) + min(q for _, _, q in some) for some in subsets)
+    expected = max(
+        min(h for h, _, _ in some) + sum(d for _, d, _ in some) + min(q for _, _, q in some) for some in subsets
+    )
     assert preemptive_makespan(jobs) == expected

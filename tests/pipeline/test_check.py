@@ -6,8 +6,6 @@ from itertools import product
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from lanterne.errors import InputError, ScheduleError
 from lanterne.pipeline.action import Action, dependencies
 from lanterne.pipeline.check import check, total_order
 from lanterne.pipeline.costs import costs
@@ -15,6 +13,9 @@ from lanterne.pipeline.placement import unidirectional
 from lanterne.pipeline.plan import Plan
 from lanterne.pipeline.problem import Problem
 from lanterne.pipeline.schedulers import SCHEDULERS, plan
+from lanterne.pipeline.simulate import simulate
+
+from lanterne.errors import InputError, ScheduleError
 
 from .problems import PLACEMENTS, placements, plans, problems
 
@@ -37,7 +38,9 @@ def valid(ranks, placement, microbatches):
     pieces = {}
     for action in flat:
         pieces.setdefault(action[:3], []).append(action)
-    if set(pieces) != wanted or any([a[3:] for a in found] != [(i + 1, len(found)) for i in range(len(found))] for found in pieces.values()):
+    if set(pieces) != wanted or any(
+        [a[3:] for a in found] != [(i + 1, len(found)) for i in range(len(found))] for found in pieces.values()
+    ):
         return False
     done, at, moved = set(), [0] * len(ranks), True
     is_done = lambda need: need in done or need._replace(kind="BW") in done
@@ -60,7 +63,12 @@ def mutations(ranks):
         yield f"drop {action}", edit([*mine[:i], *mine[i + 1 :]])
         yield f"double {action}", edit([*mine[: i + 1], action, *mine[i + 1 :]])
         yield f"double {action} at the end", edit([*mine, action])
-        for change in ({"stage": action.stage + 1}, {"microbatch": action.microbatch + 1}, {"part": 1, "parts": 2}, {"kind": "BW"}):
+        for change in (
+            {"stage": action.stage + 1},
+            {"microbatch": action.microbatch + 1},
+            {"part": 1, "parts": 2},
+            {"kind": "BW"},
+        ):
             if action._replace(**change) != action:
                 yield f"turn {action} into {change}", edit([*mine[:i], action._replace(**change), *mine[i + 1 :]])
         for j in range(len(mine)):
@@ -129,7 +137,11 @@ GOOD = ["F0.0 F0.1 B0.0 W0.0 B0.1 W0.1", "F1.0 B1.0 W1.0 F1.1 B1.1 W1.1"]
         ("F0.1 ", "F2.1 ", "rank 0: got F2.1, expected stages 0 to 1"),
         ("F0.1 ", "F0.2 ", "rank 0: got F0.2, expected microbatches 0 to 1"),
         ("F0.1 ", "F0.1.1/2 ", "F0.1.1/2 is the last of its parts, expected all 2"),
-        ("F0.1 ", "F0.1.2/2 F0.1.1/2 ", "got F0.1.2/2 as number 1 of F0.1, expected F0.1 the parts 1 to 2 in this order"),
+        (
+            "F0.1 ",
+            "F0.1.2/2 F0.1.1/2 ",
+            "got F0.1.2/2 as number 1 of F0.1, expected F0.1 the parts 1 to 2 in this order",
+        ),
         ("W0.1", "W0.1 BW0.1", "got both B0.1 and BW0.1, expected one of them"),
         ("F1.0 B1.0", "B1.0 F1.0", "rank 1: got B1.0 before F1.0, which it needs"),
         ("B0.0 W0.0", "W0.0 B0.0", "rank 0: got W0.0 before B0.0, which it needs"),
@@ -170,7 +182,7 @@ def test_a_plan_of_other_size_is_refused():
 
 
 def rendezvous(checked, problem):
-    """Run sends that return only once their receive is posted, in the total order of the plan; whether all ranks finish."""
+    """Whether all ranks finish if sends return only once their receive is posted, in the total order of the plan."""
     made = checked.plan
     order = total_order(made, costs(problem, made.placement)).tolist()
     actions = [action for rank in made.ranks for action in rank]
@@ -197,7 +209,14 @@ def rendezvous(checked, problem):
                 ran.append(program.pop(0)[1])
                 moved = True
             if program and program[0][0] == "send":
-                to = next((r for r, other in enumerate(programs) if r != rank and other and other[0] == ("receive", program[0][1])), None)
+                to = next(
+                    (
+                        r
+                        for r, other in enumerate(programs)
+                        if r != rank and other and other[0] == ("receive", program[0][1])
+                    ),
+                    None,
+                )
                 if to is not None:
                     program.pop(0)
                     programs[to].pop(0)
@@ -228,3 +247,22 @@ def test_plans_survive_json(data):
     again = Plan.from_dict(json.loads(json.dumps(made.to_dict())))
     assert again.ranks == made.ranks and again.placement.stage_to_rank == made.placement.stage_to_rank
     assert again.placement.num_routes == made.placement.num_routes and again.microbatches == made.microbatches
+
+
+ODD = [None, True, -1, 0, 1.5, "x", "", [], [[]], [None], [["x"]], [[0]], {}, [["F0.0"]], [["F0.0.1/2"]], [[["F0.0"]]]]
+
+
+@pytest.mark.parametrize("value", ODD, ids=repr)
+@pytest.mark.parametrize("key", ["placement", "stage_to_rank", "ranks", "microbatches", "scheduler", "message_order"])
+def test_odd_plan_files_are_taken_or_refused_but_never_crash(key, value):
+    document = plan(TWO, "1f1b").to_dict() | {key: value}
+    try:
+        simulate(Plan.from_dict(document), TWO)
+    except InputError as error:
+        assert str(error)
+
+
+@pytest.mark.parametrize("document", [None, [], 3, "x"])
+def test_a_plan_file_that_is_no_object_is_said(document):
+    with pytest.raises(InputError, match="plan: got"):
+        Plan.from_dict(document)

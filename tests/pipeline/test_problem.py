@@ -5,9 +5,9 @@ import json
 
 import pytest
 from hypothesis import given, settings
+from lanterne.pipeline.problem import Memory, Problem
 
 from lanterne.errors import InputError
-from lanterne.pipeline.problem import Memory, Problem
 
 from .problems import problems
 
@@ -47,7 +47,10 @@ def test_json_and_replace_give_an_equal_problem(problem):
     [
         ({"stages": ...}, "problem: stages is missing"),
         ({"forward": ..., "forwards": 3}, "problem: got the unknown key 'forwards', expected 'forward'"),
-        ({"max_inflight_activations": ..., "max_inflight": 3}, "problem: got the unknown key 'max_inflight', expected 'max_inflight_activations'"),
+        (
+            {"max_inflight_activations": ..., "max_inflight": 3},
+            "problem: got the unknown key 'max_inflight', expected 'max_inflight_activations'",
+        ),
         ({"stages": 0}, "stages: got 0, expected a whole number of at least 1"),
         ({"stages": 2.5}, "stages: got 2.5, expected a whole number"),
         ({"stages": True}, "stages: got True, expected a whole number"),
@@ -63,8 +66,14 @@ def test_json_and_replace_give_an_equal_problem(problem):
         ({"link_latency": [1, 2, 3]}, "link_latency: got 3 values, expected 2"),
         ({"link_latency": [1, -2]}, "link_latency[1]: got -2, expected a number of at least 0"),
         ({"link_latency": [[0, 1], [1, 0]]}, "link_latency: got 2 rows, expected 3, one per source"),
-        ({"link_latency": [[0, 1, 1], [1, 0], [1, 1, 0]]}, "link_latency[1]: got 2 values, expected 3, one per destination"),
-        ({"link_latency": [[0, 1, 1], [1, 0, 1], [1, -1, 0]]}, "link_latency[2][1]: got -1, expected a number of at least 0"),
+        (
+            {"link_latency": [[0, 1, 1], [1, 0], [1, 1, 0]]},
+            "link_latency[1]: got 2 values, expected 3, one per destination",
+        ),
+        (
+            {"link_latency": [[0, 1, 1], [1, 0, 1], [1, -1, 0]]},
+            "link_latency[2][1]: got -1, expected a number of at least 0",
+        ),
         ({"link_bandwidth": [1, 1]}, "message_nbytes: got none beside a link_bandwidth"),
         ({"link_bandwidth": [1, 0], "message_nbytes": 5}, "link_bandwidth[1]: got 0, expected a number above 0"),
         ({"message_nbytes": [1, 2, 3]}, "message_nbytes: got 3 values, expected 2"),
@@ -73,12 +82,24 @@ def test_json_and_replace_give_an_equal_problem(problem):
         ({"shared_links": [[[0, 3]]]}, "shared_links[0]: got pair [0, 3] of 3 ranks"),
         ({"shared_links": [[[0, 1]], [[0, 1]]]}, "shared_links[1]: got pair [0, 1] twice"),
         ({"shared_links": [[0, 1]]}, "shared_links[0]: got [0, 1], expected a list of [source, destination]"),
-        ({"max_inflight_activations": 0}, "max_inflight_activations: got 0 on stage 0, expected at least 1, which any schedule needs"),
-        ({"max_inflight_activations": [1, 1, 0.5]}, "max_inflight_activations: got 0.5 on stage 2, expected at least 1"),
-        ({"memory": {"forward": 1, "backward_input": 0, "backward_weight": -1}}, "memory: got a max_inflight_activations too"),
+        (
+            {"max_inflight_activations": 0},
+            "max_inflight_activations: got 0 on stage 0, expected at least 1, which any schedule needs",
+        ),
+        (
+            {"max_inflight_activations": [1, 1, 0.5]},
+            "max_inflight_activations: got 0.5 on stage 2, expected at least 1",
+        ),
+        (
+            {"memory": {"forward": 1, "backward_input": 0, "backward_weight": -1}},
+            "memory: got a max_inflight_activations too",
+        ),
         ({"data_parallel": {"kind": "fsdp"}}, "data_parallel.kind: got 'fsdp', expected all_reduce or zero1"),
         ({"data_parallel": {"kind": "all_reduce"}}, "data_parallel: time is missing"),
-        ({"data_parallel": {"kind": "zero1", "reduce_scatter": 1, "all_gather": -1}}, "data_parallel.all_gather[0]: got -1"),
+        (
+            {"data_parallel": {"kind": "zero1", "reduce_scatter": 1, "all_gather": -1}},
+            "data_parallel.all_gather[0]: got -1",
+        ),
         ({"recompute": {"keeps": 2}}, "recompute.keeps: got 2, expected 0 to 1"),
         ({"recompute": {"time": [1]}}, "recompute.time: got 1 values, expected 3"),
     ],
@@ -99,10 +120,19 @@ def test_what_is_no_object_is_said(document):
 @pytest.mark.parametrize(
     ("memory", "message"),
     [
-        ({"forward": 2, "backward_input": 1, "backward_weight": -2}, "memory: got F + B + W = 1 on stage 0, expected 0"),
+        (
+            {"forward": 2, "backward_input": 1, "backward_weight": -2},
+            "memory: got F + B + W = 1 on stage 0, expected 0",
+        ),
         ({"forward": -1, "backward_input": 0, "backward_weight": 1}, "memory: got F -1 and W +1 on stage 0"),
-        ({"forward": 2, "backward_input": 1, "backward_weight": -3, "capacity": 2.5}, "memory.capacity: got 2.5 on stage 0, expected at least 3"),
-        ({"forward": 2, "backward_input": -1, "backward_weight": -1, "capacity": [2, 2, 1]}, "memory.capacity: got 1 on stage 2, expected at least 2"),
+        (
+            {"forward": 2, "backward_input": 1, "backward_weight": -3, "capacity": 2.5},
+            "memory.capacity: got 2.5 on stage 0, expected at least 3",
+        ),
+        (
+            {"forward": 2, "backward_input": -1, "backward_weight": -1, "capacity": [2, 2, 1]},
+            "memory.capacity: got 1 on stage 2, expected at least 2",
+        ),
         ({"forward": 2, "backward_input": -2}, "memory: backward_weight is missing"),
     ],
 )
@@ -127,3 +157,34 @@ def test_other_pairs_take_the_slowest_link():
 def test_a_matrix_gives_each_direction():
     problem = Problem(2, 1, 1, 1, 1, link_latency=[[0, 3], [7, 0]])
     assert (problem.latency(0, 1), problem.latency(1, 0)) == (3, 7)
+
+
+ODD = [
+    None,
+    True,
+    -1,
+    0,
+    1.5,
+    1e400,
+    "x",
+    "",
+    [],
+    [[]],
+    [None],
+    [[0]],
+    {},
+    {"a": 1},
+    {"kind": []},
+    {"forward": "x"},
+    [[[0, "x"]]],
+]
+
+
+@pytest.mark.parametrize("value", ODD, ids=repr)
+@pytest.mark.parametrize("key", sorted(Problem.__dataclass_fields__))
+def test_odd_values_are_taken_or_refused_but_never_crash(key, value):
+    document = GOOD | {"message_nbytes": 1, "link_bandwidth": 1} | {key: value}
+    try:
+        assert Problem.from_dict(document).stages == document["stages"]
+    except InputError as error:
+        assert key in str(error) or key in ("memory", "stages")

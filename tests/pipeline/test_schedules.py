@@ -2,14 +2,14 @@
 
 import numpy as np
 import pytest
-
-from lanterne.errors import InputError
 from lanterne.pipeline.analysis import bubble_rate, busy_time
 from lanterne.pipeline.bounds import lower_bound
 from lanterne.pipeline.check import check
 from lanterne.pipeline.problem import Problem
 from lanterne.pipeline.schedulers import SCHEDULERS, load, plan
 from lanterne.pipeline.simulate import simulate
+
+from lanterne.errors import InputError
 
 STATIC = [name for name, (module, _, _) in SCHEDULERS.items() if module.startswith("schedules.")]
 SHAPES = [(p, m) for p in (1, 2, 3, 4, 5, 8) for m in (1, 2, 3, 5, 8, 16, 17)]
@@ -61,7 +61,9 @@ def test_zb_h1_has_bubbles_of_f_plus_b_minus_w(p, m, times):
 def test_zb_h2_never_waits(p, m):
     checked, timeline = simulated("zb_h2", p, m, (1, 1, 1))
     offsets = checked.plan.offsets
-    spans = [timeline.end[stop - 1] - timeline.start[start] for start, stop in zip(offsets[:-1], offsets[1:], strict=True)]
+    spans = [
+        timeline.end[stop - 1] - timeline.start[start] for start, stop in zip(offsets[:-1], offsets[1:], strict=True)
+    ]
     assert spans == [3 * m] * p
     assert checked.peak_memory == (2 * p - 1,) * p
 

@@ -8,8 +8,6 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-
-from lanterne.errors import InputError, ScheduleError
 from lanterne.pipeline.action import Action, dependencies
 from lanterne.pipeline.check import check
 from lanterne.pipeline.costs import costs
@@ -20,6 +18,8 @@ from lanterne.pipeline.problem import Problem
 from lanterne.pipeline.program import program_of_plan
 from lanterne.pipeline.schedulers import plan
 from lanterne.pipeline.simulate import makespan, makespan_of_orders, simulate
+
+from lanterne.errors import InputError, ScheduleError
 
 from .problems import PLACEMENTS, placements, plans, problems
 
@@ -45,7 +45,9 @@ def test_peak_memory_says_whether_a_plan_fits(case, scheduler):
     assert fits == CASES[case]["within_memory"][PUBLISHED[scheduler]]
 
 
-@pytest.mark.parametrize(("scheduler", "delay", "expected"), [("1f1b", 0, 450), ("1f1b", 10, 550), ("zb_h1", 0, 390), ("zb_h1", 10, 460)])
+@pytest.mark.parametrize(
+    ("scheduler", "delay", "expected"), [("1f1b", 0, 450), ("1f1b", 10, 550), ("zb_h1", 0, 390), ("zb_h1", 10, 460)]
+)
 def test_golden_numbers_of_four_stages(scheduler, delay, expected):
     problem = Problem(4, 12, 10, 10, 10, [delay, 0, 0])
     assert simulate(plan(problem, scheduler), problem).makespan == expected
@@ -58,7 +60,10 @@ def by_definition(made, problem):
     index = {action: i for i, action in enumerate(actions)}
     last = {action[:3]: i for i, action in enumerate(actions) if action.part == action.parts}
     rank_of = made.rank_of.tolist()
-    duration = [problem.durations[a.kind][r] / placement.shares()[a.stage] / a.parts for a, r in zip(actions, rank_of, strict=True)]
+    duration = [
+        problem.durations[a.kind][r] / placement.shares()[a.stage] / a.parts
+        for a, r in zip(actions, rank_of, strict=True)
+    ]
     floor = [0.0] * len(actions)
     if problem.data_parallel and problem.data_parallel.kind == "zero1":
         lane = [0.0] * placement.num_ranks
@@ -73,11 +78,20 @@ def by_definition(made, problem):
         link_free, arrival = {}, {}
         for i, action in enumerate(actions):
             for other in actions:
-                if action.part == action.parts and other.part == 1 and other.stage != action.stage and other.microbatch == action.microbatch:
+                if (
+                    action.part == action.parts
+                    and other.part == 1
+                    and other.stage != action.stage
+                    and other.microbatch == action.microbatch
+                ):
                     needs = [n.kind for n in dependencies(other, placement) if n.stage == action.stage]
                     if action.kind in needs or (action.kind == "BW" and "B" in needs):
                         src, dst = rank_of[i], rank_of[index[other]]
-                        busy = problem.occupancy(src, dst, problem.message_nbytes[action.kind != "F"]) if src != dst else 0.0
+                        busy = (
+                            problem.occupancy(src, dst, problem.message_nbytes[action.kind != "F"])
+                            if src != dst
+                            else 0.0
+                        )
                         leaves = max(start[i] + duration[i], link_free.get((src, dst), 0.0) if busy else 0.0) + busy
                         if busy:
                             link_free[src, dst] = leaves
@@ -85,7 +99,11 @@ def by_definition(made, problem):
         new = []
         for i, action in enumerate(actions):
             before = [new[i - 1] + duration[i - 1]] if i and rank_of[i - 1] == rank_of[i] else []
-            local = [last.get(n[:3], last.get(("BW", *n[1:3]))) for n in dependencies(action, placement) if n.stage == action.stage and n.parts == 1]
+            local = [
+                last.get(n[:3], last.get(("BW", *n[1:3])))
+                for n in dependencies(action, placement)
+                if n.stage == action.stage and n.parts == 1
+            ]
             new.append(max([floor[i], arrival.get(i, 0.0), *before, *(start[j] + duration[j] for j in local)]))
         if new == start:
             return np.array(start), np.array(duration)
@@ -127,7 +145,11 @@ def test_makespan_is_that_of_simulate(data):
     problem = data.draw(problems(shared=True))
     placement = PLACEMENTS[data.draw(placements)](problem.stages)
     made = data.draw(plans(problem, placement, parts=False))
-    assert makespan(made, problem) == simulate(made, problem).makespan == makespan_of_orders(made.orders, costs(problem, placement))
+    assert (
+        makespan(made, problem)
+        == simulate(made, problem).makespan
+        == makespan_of_orders(made.orders, costs(problem, placement))
+    )
 
 
 def slower(data, problem):
@@ -197,7 +219,11 @@ def test_blocking_never_helps_and_less_so_with_a_longer_queue(data, queue):
     problem = data.draw(problems(memory=False))
     placement = PLACEMENTS[data.draw(placements)](problem.stages)
     made = data.draw(plans(problem, placement))
-    free, long, short = simulate(made, problem), simulate(made, problem, True, queue + 1), simulate(made, problem, True, queue)
+    free, long, short = (
+        simulate(made, problem),
+        simulate(made, problem, True, queue + 1),
+        simulate(made, problem, True, queue),
+    )
     assert (short.start >= long.start - 1e-9).all() and (long.start >= free.start - 1e-9).all()
 
 
@@ -215,7 +241,7 @@ def test_head_of_line_blocking_as_in_figure_6_of_adaptra():
 
 
 def test_messages_queue_on_a_shared_link():
-    """F0.0 and F0.1 end at 1 and 2 and fill the link from 1 to 21; F1.0, ended at 12, must wait for it if it is the same one."""
+    """F0.0 and F0.1 end at 1 and 2 and fill the link from 1 to 21; F1.0 ends at 12 and waits if it has the same link."""
     problem = Problem(2, 2, 2, 1, 1, link_bandwidth=1, message_nbytes=10, shared_links=[[[0, 1], [1, 0]]])
     made = plan(problem, "interleaved_1f1b")
     words = [str(action) for rank in made.ranks for action in rank]
@@ -249,7 +275,7 @@ def test_the_order_on_a_shared_link_can_be_planned():
     ],
 )
 def test_data_parallel_communication_counts(given, expected):
-    """Two stages, one microbatch, F 1, B 2, W 3: 1 + 1 + 2 + 2 + 3 on the path through rank 0, W of rank 1 in its shadow."""
+    """Two stages, one microbatch, F 1, B 2, W 3; W of rank 1 is in the shadow of the path through rank 0."""
     problem = Problem(2, 1, 1, [2, 2], [3, 0], link_latency=[1.5], data_parallel=given)
     assert simulate(plan(problem, "zb_h1"), problem).makespan == expected
 
@@ -290,5 +316,7 @@ def test_bad_queue_and_deadlock():
     problem = Problem(2, 1, 1, 1, 1)
     with pytest.raises(InputError, match="queue: got -1"):
         simulate(plan(problem, "1f1b"), problem, in_order=True, queue=-1)
-    stuck = Plan.from_actions([[Action("BW", 0, 0), Action("F", 0, 0)], [Action("F", 1, 0), Action("BW", 1, 0)]], unidirectional(2), 1)
+    stuck = Plan.from_actions(
+        [[Action("BW", 0, 0), Action("F", 0, 0)], [Action("F", 1, 0), Action("BW", 1, 0)]], unidirectional(2), 1
+    )
     assert makespan(stuck, problem) == float("inf")
