@@ -180,7 +180,8 @@ class Watch:
                 rank, code, reason = unpack_fields(body, "iib")
                 self._codes[rank] = code
                 # A rank that ended with a code of its own has had the chance to say why.
-                log.log(logging.INFO if 0 <= code < 128 else logging.WARNING, "rank %d %s", rank, reason.decode())
+                level = logging.INFO if 0 <= code < 128 else logging.WARNING
+                log.log(level, "rank %d %s", rank, reason.decode(errors="replace"))
 
     def _exit_code(self, processes):
         launcher_code = next((process.returncode for process in processes if process.returncode != 0), 0)

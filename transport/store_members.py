@@ -5,6 +5,7 @@ from .wire import MAX_BODY_NBYTES, Kind
 
 # How long a lost connection waits for the rank's guard to say what happened to it.
 VERDICT_S = 0.1
+MAX_WORLD_SIZE = 1 << 16
 # The exit code of a rank whose guard ended before it.
 UNKNOWN_CODE = -1
 
@@ -34,7 +35,11 @@ class Members:
         store.route(Kind.GATHER, "bb", self._gather)
         store.route(Kind.ABSENT, "b", self._absent)
 
-    def _check_rank(self, rank, world_size, taken):
+    def _check_rank(self, connection, rank, world_size, taken):
+        if connection.rank is not None or connection.guards is not None:
+            raise Refusal("got a second rank from one client")
+        if not 1 <= world_size <= MAX_WORLD_SIZE:
+            raise Refusal(f"got a world of {world_size} ranks, expected 1 to {MAX_WORLD_SIZE}")
         if self._world_size is None:
             self._world_size = world_size
         if world_size != self._world_size:
@@ -45,7 +50,7 @@ class Members:
             raise Refusal(f"got rank {rank} twice, expected each rank of the job once")
 
     def _join(self, connection, request_id, rank, world_size):
-        self._check_rank(rank, world_size, self._members.keys() | self._left | self._died.keys())
+        self._check_rank(connection, rank, world_size, self._members.keys() | self._left | self._died.keys())
         self._members[rank] = connection
         connection.rank = rank
         self._store.reply(connection, request_id)
@@ -54,7 +59,7 @@ class Members:
         self._tell_deaths(connection)
 
     def _guard(self, connection, request_id, rank, world_size):
-        self._check_rank(rank, world_size, self._guards)
+        self._check_rank(connection, rank, world_size, self._guards)
         self._guards[rank] = connection
         connection.guards = rank
         self._store.reply(connection, request_id)

@@ -1,8 +1,8 @@
 """The store's values: set, get, add, delete.
 
-A handler, such as this one, registers the requests it answers. It lives in the store's one thread, so what it does for one
-request is atomic. It answers at once by returning the reply's fields, or later by `store.reply`, and hears of every client
-that is gone.
+A handler, such as this one, registers the requests it answers. It lives in the store's one thread, so what it does for
+one request is atomic. It answers at once by returning the reply's fields, or later by `store.reply`, and hears of every
+client that is gone.
 """
 
 from .wire import MAX_KEY_NBYTES, Kind

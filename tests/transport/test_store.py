@@ -6,11 +6,13 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from itertools import chain
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from lanterne.errors import InputError, PeerFailed, TransportError, TransportTimeout, Unavailable
 from lanterne.transport import wire
@@ -223,6 +225,26 @@ def test_garbage_from_a_client(store, client, garbage):
     assert client.get("kept") == b"1"
 
 
+FRAMES = st.lists(
+    st.tuples(
+        st.sampled_from(wire.Kind) | st.integers(0, 2**16 - 1),
+        st.lists(st.integers(-3, 3) | st.integers(-(2**63), 2**63 - 1) | st.binary(max_size=20), max_size=4),
+    ),
+    max_size=6,
+)
+
+
+@given(FRAMES, st.binary(max_size=40))
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_no_frame_of_a_client_ends_the_store(store, frames, garbage):
+    with closing(StoreClient(store.address, TOKEN)) as client:
+        stream = b"".join(wire.pack_frame(kind, number, fields) for number, (kind, fields) in enumerate(frames))
+        client._sock.setblocking(True)
+        with suppress(ConnectionResetError, BrokenPipeError):
+            client._sock.sendall(stream + garbage)
+    assert_serves(store)
+
+
 def hung_up_on(sock, garbage):
     """Whether the other side ends the connection because of `garbage`."""
     sock.settimeout(30)
@@ -274,7 +296,8 @@ def test_it_ends_after_its_owner_or_its_clients(until):
     mark = new_mark()
     code = (
         "import sys, os; from lanterne.transport.store_process import StoreProcess\n"
-        "p = StoreProcess(sys.argv[1], until=sys.argv[2]); print(p.address[1], flush=True); sys.stdin.read(); os.kill(os.getpid(), 9)"
+        "p = StoreProcess(sys.argv[1], until=sys.argv[2]); print(p.address[1], flush=True)\n"
+        "sys.stdin.read(); os.kill(os.getpid(), 9)"
     )
     owner = subprocess.Popen(
         [sys.executable, "-c", code, TOKEN, until],
