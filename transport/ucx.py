@@ -13,15 +13,32 @@ import os
 import time
 
 from ..errors import InputError, PeerFailed, TransportError
-from .base import LANE_BITS, POLLS_PER_CHECK, Capabilities, Recv, Region, Request, Send, Transport, check_ops, timeout_error
+from .base import (
+    COMMUNICATOR_BITS,
+    LANE_BITS,
+    POLLS_PER_CHECK,
+    Capabilities,
+    Recv,
+    Region,
+    Request,
+    Send,
+    Transport,
+    check_ops,
+    timeout_error,
+)
 from .ucx_worker import flush, load_ucxx, make_worker, receiver_paced_nbytes, settings
 
 SOURCE_BITS = 15
+# Of a base.make_tag().
+TAG_BITS = COMMUNICATOR_BITS + LANE_BITS
 INTERNAL = 1 << SOURCE_BITS + LANE_BITS
-# How long a wait spins after the last thing that moved, where each rank of this host has a core; waking up costs some 30 us.
+# How long a wait spins, giving way to others, after the last thing that moved: waking up costs some 30 us. With four ranks a core
+# it halves the time of small exchanges still; longer spins take the core from those that have work.
 SPIN_S = 50e-6
 # How long a wait sleeps at most before it looks for deaths and at the clock.
 SLEEP_MS = 50
+# How long close() waits at most for what was sent to leave, once a peer has failed.
+LAST_FLUSH_S = 1.0
 # Descriptions of memory that a region keeps; making one costs 1 us, and schedules post the same slices again and again.
 MAX_SPANS = 1024
 
@@ -49,6 +66,7 @@ class UcxTransport(Transport):
         if group.world_size > 1 << SOURCE_BITS:
             raise InputError(f"ucx: got {group.world_size} ranks, expected at most {1 << SOURCE_BITS}")
         self._ucxx, self._array = load_ucxx()
+        self._tag = self._ucxx.UCXXTag
         self._group = group
         self.rank = group.rank
         self.world_size = group.world_size
@@ -58,8 +76,6 @@ class UcxTransport(Transport):
         self._addresses = group.exchange("lanterne/ucx", bytes(self._worker.address), timeout_s)
         self._peers, self._orphans = {}, []
         self._moved, self._polls = False, 0
-        crowded = group.hosts.count(group.hosts[group.rank]) > len(os.sched_getaffinity(0))
-        self._spin_s = 0.0 if crowded else SPIN_S
         self.capabilities = Capabilities(
             # A UCX with CUDA says so even where there is no driver; its context then has no CUDA component.
             device_memory=self._context.cuda_support and "cuda" in self._context.info,
@@ -71,19 +87,19 @@ class UcxTransport(Transport):
     def post(self, ops):
         check_ops(self, ops)
         for op in ops:
-            if op.tag >> LANE_BITS + 16 or op.tag < 0:
+            if op.tag >> TAG_BITS:
                 raise InputError(f"post: got tag {op.tag}, expected one of make_tag()")
             if op.region.device and not self.capabilities.device_memory:
                 raise InputError("post: got device memory, expected host memory: this host's UCX sees no CUDA device")
-        return UcxRequest(self, [(self._start(op, ucx_tag(op.tag, self._source(op))), op) for op in ops])
+        return UcxRequest(self, [(self._start(op), op) for op in ops])
 
-    def _source(self, op):
-        return self.rank if type(op) is Send else op.peer
-
-    def _start(self, op, tag):
-        send_end, receive_end = self._peers.get(op.peer) or self._connect(op.peer)
-        span, tag = self._span(op), self._ucxx.UCXXTag(tag)
-        return send_end.tag_send(span, tag) if type(op) is Send else receive_end.tag_recv(span, tag)
+    def _start(self, op, internal=0):
+        region, offset, nbytes, peer, tag = op
+        send_end, receive_end = self._peers.get(peer) or self._connect(peer)
+        span = region.native and region.native.get((offset, nbytes)) or self._span(region, offset, nbytes)
+        if type(op) is Send:
+            return send_end.tag_send(span, self._tag(ucx_tag(tag, self.rank) | internal))
+        return receive_end.tag_recv(span, self._tag(ucx_tag(tag, peer) | internal))
 
     def _connect(self, peer):
         """The endpoints to `peer`, for sends and for receives; made when first needed, since n ranks have n * n of them.
@@ -101,18 +117,12 @@ class UcxTransport(Transport):
         self._peers[peer] = ends = (ends[0], ends[-1]) if self.rank < peer else (ends[-1], ends[0])
         return ends
 
-    def _span(self, op):
-        """The memory of `op` as ucxx wants it."""
-        region, offset, nbytes = op[:3]
-        spans = region.native
-        if spans is None:
-            spans = region.native = {}
-        span = spans.get((offset, nbytes))
-        if span is None:
-            if len(spans) >= MAX_SPANS:
-                spans.clear()
-            memory = DeviceSpan(region, offset, nbytes) if region.device else region.buffer[offset : offset + nbytes]
-            span = spans[offset, nbytes] = self._array(memory)
+    def _span(self, region, offset, nbytes):
+        """The memory of an operation as ucxx wants it, kept by the region."""
+        if region.native is None or len(region.native) >= MAX_SPANS:
+            region.native = {}
+        memory = DeviceSpan(region, offset, nbytes) if region.device else region.buffer[offset : offset + nbytes]
+        span = region.native[offset, nbytes] = self._array(memory)
         return span
 
     def barrier(self, timeout_s=None):
@@ -124,8 +134,7 @@ class UcxTransport(Transport):
             after = (self.rank + (1 << lane)) % self.world_size
             before = (self.rank - (1 << lane)) % self.world_size
             ops = (Recv(empty, 0, 0, before, lane), Send(empty, 0, 0, after, lane))
-            started = [(self._start(op, ucx_tag(op.tag, self._source(op)) | INTERNAL), op) for op in ops]
-            UcxRequest(self, started, everyone=True).wait(max(deadline - time.monotonic(), 0.0))
+            UcxRequest(self, [(self._start(op, INTERNAL), op) for op in ops], everyone=True).wait(max(deadline - time.monotonic(), 0.0))
 
     def progress(self):
         """Let UCX work; remember whether something moved. True each POLLS_PER_CHECK-th time: look closer."""
@@ -152,8 +161,10 @@ class UcxTransport(Transport):
         atexit.unregister(self.close)
         if os.getpid() != self._pid:
             return  # a forked child must not close its parent's connections
-        flush(self._worker, time.monotonic() + self.timeout_s)
-        for end in {id(end): end for ends in self._peers.values() for end in ends}.values():
+        ends = {id(end): end for ends in self._peers.values() for end in ends}.values()
+        unharmed = all(end.alive for end in ends) and not self._group.failed()
+        flush(self._worker, time.monotonic() + (self.timeout_s if unharmed else min(self.timeout_s, LAST_FLUSH_S)))
+        for end in ends:
             end.close_blocking()
         self._peers.clear()
         self._orphans.clear()
@@ -189,17 +200,23 @@ class UcxRequest(Request):
         self._everyone = everyone
 
     def test(self):
-        pending = self._pending
-        if not pending:
+        if self._reap():
             return True
-        if self.transport.closed:
-            raise TransportError(f"ucx rank {self.transport.rank}: test of a request on a closed transport")
+        self._check_open()
         if self.transport.progress():
             return self._look()
-        while pending and pending[-1][0].completed:
-            self._finish(*pending[-1])
+        return self._reap()
+
+    def _reap(self):
+        """Drop the last operations, as far as they are complete; True if none is left."""
+        pending = self._pending
+        while pending:
+            request, op = pending[-1]
+            if not request.completed:
+                return False
+            self._finish(request, op)
             pending.pop()
-        return not pending
+        return True
 
     def _look(self):
         """As `test`, for all operations, those of dead peers included."""
@@ -219,16 +236,23 @@ class UcxRequest(Request):
         try:
             request.check_error()
         except self.transport._ucxx.UCXError as error:
+            self._check_open()
             self.transport.check_peers((op.peer,))
             verb = "send to" if type(op) is Send else "receive from"
             raise TransportError(
                 f"ucx rank {self.transport.rank}: {verb} rank {op.peer} of {op.nbytes} bytes failed: {error}"
             ) from error
 
+    def _check_open(self):
+        if self.transport.closed:
+            raise TransportError(f"ucx rank {self.transport.rank}: the transport was closed before this request was complete")
+
     def pending_peers(self):
         return sorted({op.peer for request, op in self._pending if not request.completed})
 
     def wait(self, timeout_s=None):
+        if self.test():
+            return
         transport = self.transport
         limit_s = transport.timeout_s if timeout_s is None else timeout_s
         quiet_from = time.monotonic()
@@ -241,7 +265,7 @@ class UcxRequest(Request):
                 raise timeout_error(transport, self.pending_peers(), limit_s)
             if transport._moved:
                 quiet_from = now
-            elif now - quiet_from < transport._spin_s:
+            elif now - quiet_from < SPIN_S:
                 os.sched_yield()
             elif not self._look():
                 transport._worker.progress_worker_event(min(SLEEP_MS, math.ceil((deadline - now) * 1e3)))

@@ -162,6 +162,7 @@ def scenario_alone(transport):
     transport.post((Recv(transport.register(np.zeros(64, np.uint8)), 0, 64, 0, 1),))
     assert len(transport._orphans) == 1
     transport.post((Send(transport.register(np.ones(64, np.uint8)), 0, 64, 0, 1),)).wait()
+    transport.progress()
     transport.post((Recv(target, 0, 9, 0, 2),))
     assert len(transport._orphans) == 1
     pending = transport.post((Recv(target, 0, 9, 0, 3),))
