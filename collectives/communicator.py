@@ -176,6 +176,8 @@ class Communicator:
         plan = self._plans.find(call.key) or self._plans.add(call.key, call.dtype)
         execution = plan.take(call.in_place)
         execution.bind(call.in_array, call.out_array)
+        with self._failing:
+            plan.agree()
         return CallRequest(self, plan, execution, call.in_place)
 
     def progress(self):

@@ -7,7 +7,7 @@
 - Actions wait only for earlier ones in the order (round, segment), and no message waits for one of the same round and segment.
   So the earliest unfinished message of the whole group can always proceed: no deadlock, even if every send waits for its receive.
 
-Scratch: two segments per reducing message of the fullest round, plus the cells that are passed on.
+Scratch: two segments per reducing transfer of the fullest round, plus the cells that are passed on.
 """
 
 import heapq

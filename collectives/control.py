@@ -5,8 +5,8 @@ and signature), and looks what they told. Two ranks in the same call with differ
 fails tells why, and the others raise the same error instead of waiting for their own timeout; and who times out knows which ranks
 never came to the call, and names those.
 
-Nothing received is evaluated: a notice is a struct and text. At most one unread report per pair and second is sent, and every rank
-reads its own at least once a second while it makes calls, so reports do not pile up before a rank that is always late.
+Nothing received is evaluated: a notice is a struct and text. A rank tells another at most ten times a second, and every rank reads
+at least once a second while it makes calls, so reports do not pile up before a rank that is always late.
 """
 
 import struct
@@ -67,13 +67,14 @@ class Control:
             InputError: another rank is in the same call with a different signature.
             PeerFailed, TransportTimeout, TransportError: another rank told so.
         """
-        number, signature = self._calls[-1]
-        now_s = time.monotonic()
-        for peer in self._others():
-            told_number, told_s = self._told.get(peer, (-1, 0.0))
-            if told_number != number and now_s - told_s >= STALL_S:
-                self._told[peer] = number, now_s
-                self._send(peer, IN_CALL, -1, number, signature)
+        if self._calls:
+            number, signature = self._calls[-1]
+            now_s = time.monotonic()
+            for peer in self._others():
+                told_number, told_s = self._told.get(peer, (-1, 0.0))
+                if told_number != number and now_s - told_s >= STALL_S:
+                    self._told[peer] = number, now_s
+                    self._send(peer, IN_CALL, -1, number, signature)
         self.read()
 
     def read(self):
@@ -81,6 +82,9 @@ class Control:
         self._next_read_s = time.monotonic() + READ_EVERY_S
         for peer in self._others():
             if peer not in self._receives:
+                # Some transports connect at the first message, which a dead peer would hold up.
+                if not self._lives(peer):
+                    continue
                 self._receives[peer] = self._receive(peer)
             request, buffer = self._receives[peer]
             while request.test():
@@ -134,7 +138,16 @@ class Control:
     def _others(self):
         return (peer for peer in range(len(self._ranks)) if peer != self._rank)
 
+    def _lives(self, peer):
+        try:
+            self._transport.check_peers((self._ranks[peer],))
+        except PeerFailed:
+            return False
+        return True
+
     def _send(self, peer, kind, subject, number, text):
+        if not self._lives(peer):
+            return
         buffer = np.zeros(NOTICE_NBYTES, np.uint8)
         HEADER.pack_into(buffer, 0, kind, subject, number)
         encoded = text.encode()[: NOTICE_NBYTES - HEADER.size]

@@ -47,7 +47,7 @@ class Plan:
 
     Attributes:
         signature: text, equal on all ranks.
-        agreement: the Agreement on it, until that is complete; then None.
+        agreement: the Agreement on it while it is under way, else None.
     """
 
     def __init__(self, group, key, dtype, lane, checked):
@@ -55,7 +55,12 @@ class Plan:
         self._group, self._tag = group, make_tag(group.communicator_id, lane)
         # By in_place: the Program, and the Executions of it that are not in use.
         self._programs, self._free = {}, {False: [], True: []}
-        self.agreement = Agreement(group, self.signature) if group.world_size > 1 else None
+        self._agreed, self.agreement = group.world_size == 1, None
+
+    def agree(self):
+        """Start the agreement on the signature, unless that was done."""
+        if not self._agreed:
+            self._agreed, self.agreement = True, Agreement(self._group, self.signature)
 
     def take(self, in_place):
         """An Execution of this plan that is not in use."""

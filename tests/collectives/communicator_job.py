@@ -1,0 +1,102 @@
+"""What each rank of the jobs in test_communicator_jobs.py runs: `python communicator_job.py CASE`. Prints one line if all is well."""
+
+import os
+import signal
+import sys
+import time
+
+import numpy as np
+
+import lanterne
+from lanterne.collectives.registry import algorithms_for
+
+DTYPES = ("float16", "float32", "int64")
+COUNTS = (0, 1, 1000, 300_001)
+
+
+def inputs_of(comm, count, dtype):
+    return [(np.arange(count) % 5 + rank).astype(dtype) for rank in range(comm.world_size)]
+
+
+def matrix(comm):
+    """Every algorithm of all_reduce, native too, by dtype and count; then one call of each other collective."""
+    for name in comm.algorithms("all_reduce"):
+        for dtype in DTYPES:
+            if name == "native" and dtype == "float16":
+                continue
+            for count in COUNTS:
+                inputs = inputs_of(comm, count, dtype)
+                out = np.empty(count, dtype)
+                comm.all_reduce(inputs[comm.rank], out, algorithm=name)
+                np.testing.assert_array_equal(out, sum(inputs), err_msg=f"{name} {dtype} {count}")
+    others(comm, "auto")
+    if comm.transport.name == "mpi":
+        others(comm, "native")
+        out = np.empty(5)
+        comm.start_all_reduce(np.ones(5), out, "mean", algorithm="native").wait()
+        np.testing.assert_array_equal(out, 1)
+    half = comm.split(comm.rank % 2)
+    others(half, "auto")
+    if comm.transport.name == "mpi":
+        others(half, "native")
+
+
+def others(comm, algorithm):
+    n, me, count = comm.world_size, comm.rank, 77
+    parts = inputs_of(comm, n * count, "int64")
+    mine, part = parts[me], slice(me * count, (me + 1) * count)
+    out = np.empty(count, np.int64)
+    comm.reduce_scatter(mine, out, algorithm=algorithm)
+    np.testing.assert_array_equal(out, sum(parts)[part])
+    gathered = np.empty(n * count, np.int64)
+    comm.all_gather(mine[:count].copy(), gathered, algorithm=algorithm)
+    np.testing.assert_array_equal(gathered, np.concatenate([p[:count] for p in parts]))
+    comm.all_to_all(mine, gathered, algorithm=algorithm)
+    np.testing.assert_array_equal(gathered, np.concatenate([p[part] for p in parts]))
+    reduced = np.zeros(n * count, np.int64)
+    comm.reduce(mine, reduced, n - 1, "max", algorithm=algorithm)
+    np.testing.assert_array_equal(reduced, np.max(parts, axis=0) if me == n - 1 else 0)
+    copy = mine.copy()
+    comm.broadcast(copy, n - 1, algorithm=algorithm)
+    np.testing.assert_array_equal(copy, parts[n - 1])
+    comm.barrier(algorithm=algorithm)
+
+
+def failing(comm, case):
+    """Rank 1 misbehaves in the second call; all others must raise in bounded time, and name it."""
+    array, out = np.ones(1 << 20), np.empty(1 << 20)
+    comm.all_reduce(array, out)
+    if comm.rank == 1:
+        if case == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if case == "absent":
+            time.sleep(4)
+            return
+        array, out = array[:7], out[:7]
+    try:
+        comm.all_reduce(array, out, timeout_s=1.5 if case == "absent" else 30)
+    except lanterne.PeerFailed as error:
+        assert error.rank == 1, error
+        found = "killed"
+    except lanterne.TransportTimeout as error:
+        assert error.peers == (1,), error
+        found = "absent"
+    except lanterne.InputError as error:
+        assert "rank 1 got all_reduce(" in str(error), error
+        found = "disagrees"
+    assert found == case
+
+
+def main():
+    case = sys.argv[1]
+    with lanterne.init(os.environ.get("CASE_TRANSPORT"), timeout_s=60) as comm:
+        assert comm.world_size == int(os.environ["CASE_RANKS"])
+        if case == "matrix":
+            matrix(comm)
+        else:
+            failing(comm, case)
+        line = f"rank {comm.rank} fine: {len(algorithms_for('all_reduce'))} algorithms over {comm.transport.name}\n"
+    os.write(1, line.encode())
+
+
+main()

@@ -1,0 +1,435 @@
+"""What a user of a Communicator sees: results, order, groups, messages, and every way in which a call can go wrong."""
+
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import lanterne
+from lanterne.collectives import plans
+from lanterne.collectives.communicator import Communicator
+from lanterne.errors import InputError, LanterneError, PeerFailed, TransportError, TransportTimeout, Unavailable
+from lanterne.transport.local import LocalWorld
+
+TIMEOUT_S = 1.0
+
+
+def outcome(comm, function):
+    """What `function(comm)` returns or raises."""
+    try:
+        return function(comm)
+    except LanterneError as error:
+        return error
+
+
+def outcomes(n, function, timeout_s=20.0):
+    return lanterne.spawn(n, outcome, function, timeout_s=timeout_s)
+
+
+def sum_of_ranks(comm):
+    out = np.empty(3)
+    comm.all_reduce(np.full(3, float(comm.rank)), out)
+    return out.tolist()
+
+
+# -- jobs
+
+
+def test_one_process_is_a_job_of_one_rank():
+    with lanterne.init() as comm:
+        assert (comm.rank, comm.world_size) == (0, 1)
+        out = np.empty(4)
+        comm.all_reduce(np.arange(4.0), out, "mean")
+        assert out.tolist() == [0, 1, 2, 3]
+        comm.barrier()
+    comm.close()
+    with pytest.raises(TransportError, match="closed"):
+        comm.all_reduce(out, out)
+
+
+def test_spawn_returns_the_results_by_rank():
+    assert lanterne.spawn(3, lambda comm, factor: comm.rank * factor, 10) == [0, 10, 20]
+
+
+def test_init_inside_spawn_is_the_threads_communicator():
+    assert lanterne.spawn(2, lambda comm: lanterne.init() is comm and lanterne.init("local") is comm) == [True, True]
+    with pytest.raises(InputError, match="inside spawn"):
+        lanterne.spawn(1, lambda comm: lanterne.init("mpi"))
+
+
+def test_spawn_raises_the_first_error_with_its_rank():
+    seen = {}
+
+    def fails(comm):
+        if comm.rank == 2:
+            raise ValueError("lost the plot")
+        try:
+            comm.barrier()
+        except PeerFailed as error:
+            seen[comm.rank] = error
+            raise
+
+    with pytest.raises(ValueError, match="lost the plot") as caught:
+        lanterne.spawn(4, fails)
+    assert caught.value.__notes__ == ["raised on rank 2 of 4"]
+    assert {rank: error.rank for rank, error in seen.items()} == {0: 2, 1: 2, 3: 2}
+    assert all("ValueError: lost the plot" in str(error) for error in seen.values())
+
+
+@pytest.mark.parametrize("n", [0, -1])
+def test_spawn_refuses_no_ranks(n):
+    with pytest.raises(InputError, match=f"got {n} ranks"):
+        lanterne.spawn(n, sum_of_ranks)
+
+
+def test_init_refuses_an_unknown_transport():
+    with pytest.raises(InputError, match="got 'carrier-pigeon', expected one of local, mpi, ucx"):
+        lanterne.init("carrier-pigeon")
+
+
+# -- order
+
+
+def test_started_calls_keep_their_order():
+    def run(comm):
+        outs = [np.empty(2) for _ in range(6)]
+        started = [comm.start_all_reduce(np.full(2, float(i)), out) for i, out in enumerate(outs)]
+        for request in reversed(started) if comm.rank % 2 else started:
+            request.wait()
+        return [out[0] for out in outs]
+
+    assert lanterne.spawn(3, run) == [[0, 3, 6, 9, 12, 15]] * 3
+
+
+def test_a_chain_of_started_calls_sees_the_results_before_it():
+    def run(comm):
+        array = np.ones(5)
+        for _ in range(3):
+            last = comm.start_all_reduce(array, array)
+        last.wait()
+        return array[0]
+
+    assert lanterne.spawn(2, run) == [8.0, 8.0]
+
+
+def test_tests_make_progress():
+    def run(comm):
+        out = np.empty(1)
+        request = comm.start_all_reduce(np.ones(1), out)
+        while not request.test():
+            time.sleep(0)
+        assert request.test()
+        request.wait()
+        return out[0]
+
+    assert lanterne.spawn(2, run) == [2.0, 2.0]
+
+
+def test_a_first_call_does_not_block_where_it_is_started():
+    """A signature is agreed upon while waiting: rank 0 starts a call and then sends what rank 1 needs before it calls."""
+
+    def run(comm):
+        out = np.empty(1)
+        if comm.rank == 0:
+            request = comm.start_all_reduce(np.ones(1), out)
+            comm.send(np.full(1, 5.0), 1)
+            request.wait()
+        else:
+            got = np.empty(1)
+            comm.recv(got, 0)
+            comm.all_reduce(got, out)
+        return out[0]
+
+    assert lanterne.spawn(2, run, timeout_s=20.0) == [6.0, 6.0]
+
+
+def test_more_signatures_than_the_cache_holds(monkeypatch):
+    monkeypatch.setattr(plans, "PLAN_LANES", range(64, 67))
+
+    def run(comm):
+        for count in (1, 2, 3, 4, 5, 1, 3, 5, 2, 5, 4):
+            out = np.empty(count)
+            comm.all_reduce(np.arange(float(count)), out)
+            np.testing.assert_array_equal(out, 2 * np.arange(float(count)))
+
+    lanterne.spawn(2, run, timeout_s=20.0)
+
+
+# -- messages
+
+
+def test_messages_by_peer_and_tag():
+    def run(comm):
+        left, right = (comm.rank - 1) % 3, (comm.rank + 1) % 3
+        first, second = np.empty(1, np.int64), np.empty(2, np.int64)
+        requests = [comm.start_recv(second, left, tag=1), comm.start_recv(first, left)]
+        comm.start_send(np.array([comm.rank]), right)
+        comm.start_send(np.array([comm.rank, comm.rank]), right, tag=1)
+        for request in requests:
+            request.wait()
+        return [first.tolist(), second.tolist()]
+
+    assert lanterne.spawn(3, run) == [[[2], [2, 2]], [[0], [0, 0]], [[1], [1, 1]]]
+
+
+def test_send_recv_exchanges():
+    def run(comm):
+        got = np.empty(3)
+        comm.send_recv(np.full(3, float(comm.rank)), got, 1 - comm.rank)
+        return got[0]
+
+    assert lanterne.spawn(2, run) == [1.0, 0.0]
+
+
+@pytest.mark.parametrize(("peer", "tag", "text"), [(2, 0, "peer: got 2"), (-1, 0, "peer: got -1"), (1, 32, "got 32, expected 0 to 31")])
+def test_messages_refused(peer, tag, text):
+    with pytest.raises(InputError, match=text):
+        lanterne.spawn(2, lambda comm: comm.send(np.zeros(1), peer, tag=tag))
+
+
+def test_a_receive_that_nobody_answers():
+    done = threading.Event()
+
+    def run(comm):
+        if comm.rank == 1:
+            done.wait(30)
+            return
+        try:
+            comm.recv(np.empty(1), 1, timeout_s=0.2)
+        finally:
+            done.set()
+
+    with pytest.raises(TransportTimeout, match="rank 1 within 0.2 s"):
+        lanterne.spawn(2, run)
+
+
+# -- groups
+
+
+def test_split_orders_by_key_and_leaves_out_negative_colors():
+    def run(comm):
+        group = comm.split(comm.rank % 2 if comm.rank < 4 else -1, key=-comm.rank)
+        if group is None:
+            return None
+        members = np.empty(group.world_size, np.int64)
+        group.all_gather(np.array([comm.rank]), members)
+        return group.rank, members.tolist(), group.communicator_id
+
+    assert lanterne.spawn(5, run) == [(1, [2, 0], 1), (1, [3, 1], 1), (0, [2, 0], 1), (0, [3, 1], 1), None]
+
+
+def test_groups_of_groups_and_closed_ids():
+    def run(comm):
+        row = comm.split(comm.rank // 2)
+        single = row.split(row.rank)
+        column = comm.split(comm.rank % 2)
+        ids = [row.communicator_id, single.communicator_id, column.communicator_id]
+        row.close()
+        comm.barrier()
+        again = comm.split(0)
+        out, grand = np.empty(1), np.empty(1)
+        column.all_reduce(np.full(1, float(comm.rank)), out)
+        again.all_reduce(out, grand)
+        return ids, again.communicator_id, out[0], grand[0], single.world_size
+
+    assert lanterne.spawn(4, run) == [([1, 2, 3], 1, total, 12.0, 1) for total in (2.0, 4.0, 2.0, 4.0)]
+
+
+# -- bad input: refused before anything is sent, and the communicator lives on
+
+
+def frozen(array):
+    array.flags.writeable = False
+    return array
+
+
+BAD = {
+    "op": (lambda c: c.all_reduce(np.zeros(2), np.zeros(2), "median"), "got 'median', expected one of sum"),
+    "mean of int": (lambda c: c.all_reduce(np.zeros(2, int), np.zeros(2, int), "mean"), "mean of int64"),
+    "dtype": (lambda c: c.all_reduce(np.zeros(2, complex), np.zeros(2, complex)), "complex128"),
+    "dtypes differ": (lambda c: c.all_reduce(np.zeros(2), np.zeros(2, "f4")), "got out_array of float32, expected float64"),
+    "sizes differ": (lambda c: c.all_reduce(np.zeros(2), np.zeros(3)), "got out_array of 3 elements, expected 2"),
+    "read-only": (lambda c: c.all_reduce(np.zeros(2), frozen(np.zeros(2))), "read-only out_array"),
+    "strided": (lambda c: c.all_reduce(np.zeros(4)[::2], np.zeros(2)), "non-contiguous"),
+    "strided out": (lambda c: c.all_reduce(np.zeros(2), np.zeros(4)[::2]), "non-contiguous"),
+    "overlap": (lambda c: c.all_reduce(*(lambda a: (a[:3], a[1:]))(np.zeros(4))), "overlap in part"),
+    "no array": (lambda c: c.all_reduce(3.0, np.zeros(2)), "got float, expected an array"),
+    "objects": (lambda c: c.broadcast(np.array([None])), "got dtype object"),
+    "algorithm": (lambda c: c.all_reduce(np.zeros(2), np.zeros(2), algorithm="magic"), "got 'magic' for all_reduce"),
+    "native": (lambda c: c.all_reduce(np.zeros(2), np.zeros(2), algorithm="native"), "got 'native' over local"),
+    "chunks": (lambda c: c.all_reduce(np.zeros(2), np.zeros(2), algorithm="ring", num_chunks=3), "got 3 chunks"),
+    "root": (lambda c: c.broadcast(np.zeros(2), root=2), "got root 2, expected 0 to 1"),
+    "not a multiple": (lambda c: c.reduce_scatter(np.zeros(3), np.zeros(1)), "got in_array of 3 elements, expected a multiple of 2"),
+    "all_gather": (lambda c: c.all_gather(np.zeros(3), np.zeros(5)), "got out_array of 5 elements, expected 6"),
+    "stream": (lambda c: c.all_reduce(np.zeros(2), np.zeros(2), stream=object()), "got a stream with host arrays"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_refused(name):
+    call, text = BAD[name]
+
+    def run(comm):
+        with pytest.raises(InputError) as caught:
+            call(comm)
+        return str(caught.value), sum_of_ranks(comm)
+
+    for message, after in lanterne.spawn(2, run, timeout_s=20.0):
+        assert text in message and "\n" not in message
+        assert after == [1.0] * 3
+
+
+def test_device_arrays_are_unavailable():
+    class DeviceArray:
+        __cuda_array_interface__ = {"data": (0, False), "shape": (1,), "typestr": "<f4", "version": 3}
+
+    with lanterne.init() as comm, pytest.raises(Unavailable, match="device in_array"):
+        comm.all_reduce(DeviceArray(), DeviceArray())
+
+
+# -- ranks that disagree
+
+
+def different(comm, call, other):
+    """Rank 1 calls something else; afterwards the communicator is closed."""
+    error = outcome(comm, other if comm.rank == 1 else call)
+    again = outcome(comm, sum_of_ranks)
+    assert type(again) is type(error) and str(again) == str(error)
+    return error
+
+
+DISAGREEMENTS = {
+    "dtype": lambda c: c.all_reduce(np.zeros(8, "f4"), np.zeros(8, "f4")),
+    "count": lambda c: c.all_reduce(np.zeros(9), np.zeros(9)),
+    "op": lambda c: c.all_reduce(np.zeros(8), np.zeros(8), "max"),
+    "algorithm": lambda c: c.all_reduce(np.zeros(8), np.zeros(8), algorithm="ring"),
+    "collective": lambda c: c.broadcast(np.zeros(8)),
+}
+
+
+@pytest.mark.parametrize("known", [False, True], ids=["first", "known"])
+@pytest.mark.parametrize("name", DISAGREEMENTS)
+def test_ranks_that_disagree_all_raise(name, known):
+    """Also where each rank has made its call before, together with the others, so that no agreement is due."""
+
+    def call(comm):
+        comm.all_reduce(np.zeros(8), np.zeros(8), algorithm="recursive_doubling")
+
+    def run(comm):
+        if known:
+            call(comm)
+            DISAGREEMENTS[name](comm)
+        return different(comm, call, DISAGREEMENTS[name])
+
+    errors = lanterne.spawn(4, run, timeout_s=20.0)
+    for error in errors:
+        assert isinstance(error, InputError), error
+        assert "rank 1 got " in str(error) and "expected the same on every rank" in str(error)
+
+
+def test_different_roots_disagree():
+    errors = outcomes(3, lambda comm: comm.broadcast(np.zeros(4), root=comm.rank % 2))
+    assert all(isinstance(error, InputError) and "root=0" in str(error) and "root=1" in str(error) for error in errors)
+
+
+def test_in_place_may_differ_between_ranks():
+    def run(comm):
+        array = np.ones(10)
+        out = array if comm.rank == 0 else np.empty(10)
+        comm.all_reduce(array, out)
+        return out[3]
+
+    assert lanterne.spawn(3, run) == [3.0] * 3
+
+
+# -- ranks that fail
+
+
+@pytest.mark.parametrize("algorithm", ["ring", "rhd", "tree"])
+def test_a_rank_that_never_calls_is_named_by_all_others(algorithm):
+    done = threading.Event()
+
+    def run(comm):
+        if comm.rank == 2:
+            done.wait(30)
+            return None
+        try:
+            comm.all_reduce(np.ones(1000), np.ones(1000), algorithm=algorithm, timeout_s=TIMEOUT_S)
+        except TransportTimeout as error:
+            return error
+        finally:
+            if comm.rank == 0:
+                time.sleep(2 * TIMEOUT_S)
+                done.set()
+
+    errors = lanterne.spawn(4, run)
+    for rank in (0, 1, 3):
+        assert errors[rank].peers == (2,), errors[rank]
+
+
+def test_the_late_one_learns_that_the_others_have_given_up():
+    def run(comm):
+        if comm.rank == 1:
+            time.sleep(0.6)
+        try:
+            comm.all_reduce(np.ones(10), np.ones(10), timeout_s=0.3 if comm.rank != 1 else 10.0)
+        except TransportTimeout as error:
+            time.sleep(0.6)
+            return error.peers
+
+    assert lanterne.spawn(3, run) == [(1,)] * 3
+
+
+def test_a_timeout_closes_the_communicator_but_not_the_transport():
+    def run(comm):
+        group = comm.split(0)
+        if comm.rank == 0:
+            error = outcome(group, lambda group: group.barrier(timeout_s=0.3))
+            assert outcome(group, sum_of_ranks) is error
+        comm.barrier()
+        return sum_of_ranks(comm)
+
+    assert lanterne.spawn(2, run, timeout_s=20.0) == [[1.0] * 3] * 2
+
+
+def test_a_rank_that_is_only_slow_disturbs_nobody():
+    """Long enough for reports to go out, in several calls, also while it reads none."""
+
+    def run(comm):
+        for _ in range(3):
+            if comm.rank == 1:
+                time.sleep(0.35)
+            assert sum_of_ranks(comm) == [3.0] * 3
+        return True
+
+    assert lanterne.spawn(3, run, timeout_s=20.0) == [True] * 3
+
+
+def test_reports_do_not_pile_up():
+    """A rank that is late in every call finds few unread reports."""
+    world = LocalWorld(2)
+
+    def run(comm):
+        for _ in range(8):
+            if comm.rank == 1:
+                time.sleep(0.3)
+            sum_of_ranks(comm)
+
+    comms = [Communicator(world.transport(rank, 20.0)) for rank in range(2)]
+    threads = [threading.Thread(target=run, args=(comm,)) for comm in comms]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    unread = sum(len(queue) for (source, _, tag), queue in world.unmatched.items() if tag == 0 and source == 0)
+    assert unread <= 6
+
+
+# -- native
+
+
+def test_algorithms_without_a_native_one():
+    names = lanterne.spawn(2, lambda comm: comm.algorithms("all_reduce"))[0]
+    assert "ring" in names and "native" not in names
+    assert all("stragglar" not in names for names in lanterne.spawn(3, lambda comm: comm.algorithms("all_reduce")))
