@@ -1,0 +1,96 @@
+"""Every experiment, made small: what it finds, its table, its JSON, its picture."""
+
+import json
+from importlib import import_module
+
+import pytest
+
+from lanterne.bench.cli import main
+from lanterne.bench.experiment import EXPERIMENTS
+
+# What to shrink: name -> constants of its module.
+SMALL = {
+    "adaptra-19": {"SIZES": ((3, 6),), "STEPS": (1, None)},
+    "crosspipe-8": {"RATIOS": (0, 1, 4)},
+    "crosspipe-9": {"LATENCIES_S": (4e-3,), "BANDWIDTHS": (4e9, 1024e9, 1024e9)},
+    "crosspipe-12": {"SETTINGS": ((1, 0.25, 0.25),), "STAGES": (4, 8)},
+    "crosspipe-14": {"SIZES": (4,)},
+    "crosspipe-15": {"NAMES": ("1f1b", "zb_v", "crosspipe")},
+}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """name -> (records, table) of a small run."""
+    found = {}
+
+    def run(name):
+        if name not in found:
+            folder = tmp_path_factory.mktemp(name)
+            module = import_module(f"lanterne.bench.{EXPERIMENTS[name]}")
+            with pytest.MonkeyPatch.context() as patch:
+                for key, value in SMALL[name].items():
+                    patch.setattr(module, key, value)
+                assert main(["experiment", name, "--quick", "--json", f"{folder}/out.json", "--plot", f"{folder}/out.png"]) == 0
+            document = json.loads((folder / "out.json").read_text())
+            assert document["schema_version"] == 1 and document["experiment"] == name
+            found[name] = document["results"], (folder / "out.png").read_bytes()
+        return found[name]
+
+    return run
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_it_draws_and_tabulates(name, run):
+    records, picture = run(name)
+    module = import_module(f"lanterne.bench.{EXPERIMENTS[name]}")
+    assert picture.startswith(b"\x89PNG") and len(picture) > 10_000
+    assert {len(module.row(record)) for record in records} == {len(module.COLUMNS)}
+
+
+def test_adaptra_is_within_a_percent_without_a_memory_limit(run):
+    free, capped = ([r for r in run("adaptra-19")[0] if (r["max_inflight_activations"] is None) == free] for free in (True, False))
+    assert all(record["proved"] == len(record["gaps"]) for record in free)
+    steps, events = ({r["steps_per_action"]: sum(r["gaps"]) for r in free}[key] for key in (1, None))
+    assert events <= 0.01 * 3 and events <= steps
+    assert min(min(record["gaps"]) for record in free + capped) >= -1e-9
+
+
+def test_waves_win_without_delay_and_lose_with(run):
+    latency = {record["ratio"]: record["slowdown"] for record in run("crosspipe-8")[0] if record["delay"] == "latency"}
+    assert latency[0]["zb_v"] == 1 and latency[0]["crosspipe_wave"] < latency[0]["optimal"]
+    assert latency[4]["optimal"] < latency[4]["crosspipe_wave"] < latency[4]["zb_v"]
+    assert all(slowdown["optimal"] <= slowdown["crosspipe"] for slowdown in latency.values())
+
+
+def test_the_gap_between_pipeline_and_data_parallelism(run):
+    slow, *_, wide = run("crosspipe-9")[0]
+    assert slow["speedup"] == pytest.approx(1.47, abs=0.01) and wide["speedup"] < 1.1
+
+
+def test_the_choice_of_stages_hardly_matters(run):
+    few, many = run("crosspipe-12")[0]
+    assert (few["stages"], many["stages"]) == (4, 8) and few["work"] == many["work"]
+    assert many["best"] == pytest.approx(few["best"], rel=0.02) and min(few["best"], many["best"]) >= few["work"]
+
+
+def test_all_solvers_agree(run):
+    records, _ = run("crosspipe-14")
+    assert {record["solver"] for record in records} == {"CP-SAT hinted", "CP-SAT cold", "mixed-integer"}
+    assert max(r["lower_bound"] for r in records) <= min(r["makespan"] for r in records if r["makespan"])
+
+
+def test_static_schedules_meet_the_link_again_and_again(run):
+    lost = {record["schedule"]: record["lost_latencies"] for record in run("crosspipe-15")[0]}
+    assert lost["1f1b"] > 20 and lost["zb_v"] > 20 and lost["crosspipe"] < 6
+
+
+def test_an_unknown_experiment(capsys):
+    assert main(["experiment", "crosspipe-99"]) == 2
+    assert "crosspipe-99" in capsys.readouterr().err
+
+
+def test_a_picture_that_cannot_be_drawn(capsys, monkeypatch):
+    monkeypatch.setattr("lanterne.bench.experiment_crosspipe_15.NAMES", ("1f1b",))
+    assert main(["experiment", "crosspipe-15", "--plot", "figure.nonsense"]) == 2
+    assert "cannot draw figure.nonsense" in capsys.readouterr().err
