@@ -279,6 +279,7 @@ class Communicator:
         members.sort(key=lambda rank: (everyone[rank, 1], rank))
         child = Communicator(self.transport, [self.ranks[rank] for rank in members], int(free[0]), self._used_ids)
         child.timeout_s, child.spins = self.timeout_s, self.spins
+        child.tuning.adopt(self.tuning.model, self.tuning.source)
         return child
 
     def close(self):

@@ -8,6 +8,7 @@ from ..errors import InputError, LanterneError
 from ..transport.bootstrap import MPI_VARIABLES, connect
 from ..transport.local import LocalWorld
 from ..transport.registry import TRANSPORTS, find_transport, open_transport
+from .tuning import THREADS
 
 _thread = threading.local()
 
@@ -50,7 +51,13 @@ def init(transport=None, timeout_s=None):
     except LanterneError:
         group.close()
         raise
-    return Communicator(opened, ranks_here=group.hosts.count(group.host), closes=(opened, group))
+    communicator = Communicator(opened, ranks_here=group.hosts.count(group.host), closes=(opened, group))
+    try:
+        communicator.tuning.learn()
+    except LanterneError:
+        communicator.close()
+        raise
+    return communicator
 
 
 def spawn(world_size, function, *args, timeout_s=None):
@@ -67,6 +74,7 @@ def spawn(world_size, function, *args, timeout_s=None):
     def run(rank):
         transport = world.transport(rank, timeout_s)
         communicator = _thread.communicator = Communicator(transport, closes=(transport,))
+        communicator.tuning.adopt(THREADS, "threads")
         with contextlib.suppress(BaseException), communicator:
             try:
                 results[rank] = function(communicator, *args)

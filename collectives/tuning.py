@@ -1,8 +1,10 @@
 """What `auto` knows of a group: alpha, beta and gamma measured with the executor itself, and the choices made from them.
 
-The first `auto` call of a group measures, or takes what an earlier job measured on the same hosts (LANTERNE_CACHE, a folder; "off"
-for none). Rank 0's answer is everybody's, so all ranks choose alike. LANTERNE_ALGORITHM overrides: "ring" for every collective that
-has it, or "all_reduce=ring,broadcast=chain". Every new choice is logged, with its reason, at level INFO.
+`lanterne.init()` measures, or takes what an earlier job measured on the same hosts (LANTERNE_CACHE, a folder; "off" for none), while
+all ranks are there; so no call of the user's ever waits for a measurement, and a late rank does not spoil it. Rank 0's answer is
+everybody's, so all ranks choose alike; groups have that of the communicator they were split from. Threads (`lanterne.spawn`) go by
+THREADS. LANTERNE_ALGORITHM overrides: "ring" for every collective that has it, or "all_reduce=ring,broadcast=chain". Every new choice
+is logged, with its reason, at level INFO.
 """
 
 import functools
@@ -37,6 +39,10 @@ CHUNKS = (4, 16, 64)
 MAX_PRICED_RANKS = 128
 
 
+# Threads of one process, roughly: what one measures there is mostly who held the interpreter.
+THREADS = CostModel(30e-6, 1 / 5e9, 1 / 10e9, serial_messages=True)
+
+
 class Choice(NamedTuple):
     """What `auto` stands for in one call: an algorithm, its num_chunks (None: its own), and why."""
 
@@ -49,17 +55,25 @@ class Tuning:
     """The choices of one communicator.
 
     Args:
-        communicator: measures with its collectives, once, when first asked.
+        communicator: the group; it measures with its own collectives.
 
-    Attributes: `model`, a CostModel, None until measured; `source`, "measured", "cache" or "none".
+    Attributes: `model`, a CostModel, None where there is none; `source`, "measured", "cache", "threads" or "none".
     """
 
     def __init__(self, communicator):
         self._communicator = communicator
+        self.adopt(None, "none")
+
+    def adopt(self, model, source):
+        """Choose by `model` from now on; call it alike on all ranks."""
         self._choices = {}
-        self._measuring = False
-        self.model = None
-        self.source = "none"
+        self.model, self.source = model, source
+
+    def learn(self):
+        """Choose by what is measured now, or by the cache. A collective call."""
+        if self._communicator.world_size > 1:
+            self.adopt(*learn(self._communicator))
+            log.info("cost model (%s): %s", self.source, self.model)
 
     def choose(self, collective, nbytes):
         """The Choice for `collective` on buffers of `nbytes`, the larger of a rank's two; the same on all ranks.
@@ -72,18 +86,18 @@ class Tuning:
         size = 1 << max(0, nbytes - 1).bit_length()
         choice = self._choices.get((collective, size))
         if choice is None:
-            choice = self._make(collective, size)
-            if not self._measuring:
-                self._choices[collective, size] = choice
-                log.info("%s of %d bytes: %s, %s", collective, nbytes, choice.algorithm, choice.reason)
+            choice = self._choices[collective, size] = self._make(collective, size)
+            log.info("%s of %d bytes: %s, %s", collective, nbytes, choice.algorithm, choice.reason)
         return choice
 
     def explain(self, collective, nbytes):
         """Predicted seconds of every candidate, cheapest first: [(algorithm, num_chunks, seconds)].
 
-        Measures first if that was not done yet; a collective call then.
+        Raises:
+            InputError: there is no model yet.
         """
-        self._learn()
+        if self.model is None:
+            raise InputError("explain: got a communicator without a cost model; call tuning.learn() on all its ranks")
         world_size = self._communicator.world_size
         priced = [
             (name, chunks, price(_schedule(collective, name, world_size, chunks), nbytes, self.model).makespan_s)
@@ -99,20 +113,10 @@ class Tuning:
         candidates = _candidates(collective, world_size)
         if len(candidates) == 1 or world_size == 1:
             return Choice(*candidates[0], "the only one")
-        if self._measuring or world_size > MAX_PRICED_RANKS:
+        if self.model is None or world_size > MAX_PRICED_RANKS:
             return Choice(*candidates[0], "not measured")
         algorithm, chunks, time_s = self.explain(collective, nbytes)[0]
         return Choice(algorithm, chunks, f"predicted to take {time_s * 1e6:.1f} us ({self.source} model)")
-
-    def _learn(self):
-        if self.model is not None:
-            return
-        self._measuring = True
-        try:
-            self.model, self.source = learn(self._communicator)
-        finally:
-            self._measuring = False
-        log.info("cost model (%s): %s", self.source, self.model)
 
 
 def override(collective, world_size):

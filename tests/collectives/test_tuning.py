@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lanterne.collectives.communicator import spawn
+from lanterne.collectives.communicator import Communicator, spawn
 from lanterne.collectives.cost import price
 from lanterne.collectives.registry import make_schedule
 from lanterne.collectives.tuning import MISFIT, fit, learn, override
 from lanterne.errors import InputError
+from lanterne.transport.local import LocalWorld
 
 SIZES = [64, 4096, 32768, 262144, 1048576]
 
@@ -42,6 +43,7 @@ def test_all_ranks_choose_alike_and_say_why(caplog):
     caplog.set_level(logging.INFO, "lanterne.collectives")
 
     def main(comm):
+        comm.tuning.learn()
         out = np.empty(1000, np.float32)
         comm.all_reduce(np.ones(1000, np.float32), out)
         return comm.tuning.choose("all_reduce", 4000), comm.tuning.model, comm.tuning.explain("all_reduce", 4096), float(out[0])
@@ -55,6 +57,22 @@ def test_all_ranks_choose_alike_and_say_why(caplog):
     name, chunks, time_s = explained[-1]
     assert time_s == price(make_schedule("all_reduce", name, 5, chunks), 4096, model).makespan_s
     assert f"all_reduce of 4000 bytes: {choice.algorithm}, predicted to take" in caplog.text
+
+
+def test_groups_go_by_the_model_of_their_parent():
+    def main(comm):
+        group = comm.split(comm.rank % 2)
+        return comm.tuning.source, group.tuning.source, group.tuning.model == comm.tuning.model
+
+    assert spawn(4, main) == [("threads", "threads", True)] * 4
+
+
+def test_without_a_model_there_is_a_choice_but_no_explanation():
+    communicator = Communicator(LocalWorld(4).transport(0))
+    choice = communicator.tuning.choose("all_reduce", 1000)
+    assert choice.algorithm in communicator.algorithms("all_reduce") and choice.reason == "not measured"
+    with pytest.raises(InputError, match="without a cost model"):
+        communicator.tuning.explain("all_reduce", 1000)
 
 
 @pytest.mark.parametrize("collective", ["all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "all_to_all", "barrier"])
