@@ -1,14 +1,13 @@
 """Ranks as processes that talk over UCX: RDMA where there is a NIC, shared memory and TCP elsewhere. Needs no MPI.
 
-UCXX's core API in blocking progress mode: a wait spins while something moves, then sleeps in the kernel, which stays sane where ranks
-outnumber cores. Every endpoint handles errors, so a dead peer fails its requests; the job's control connection
-(bootstrap.Group) tells of deaths too, whichever is first.
+UCXX's core API in blocking progress mode: a wait spins while something moves, then sleeps in the kernel, which stays
+sane where ranks outnumber cores. Every endpoint handles errors, so a dead peer fails its requests; the job's control
+connection (Group) tells of deaths too, whichever is first.
 
 A UCX receive does not filter its source, so the tag holds it: communicator 16 bits, internal 1, source 15, lane 32.
 """
 
 import atexit
-import math
 import os
 import time
 
@@ -20,23 +19,19 @@ from .base import (
     Capabilities,
     Recv,
     Region,
-    Request,
     Send,
     Transport,
     check_ops,
-    timeout_error,
 )
+from .ucx_request import UcxRequest
 from .ucx_worker import flush, load_ucxx, make_worker, receiver_paced_nbytes, settings
 
 SOURCE_BITS = 15
 # Of a base.make_tag().
 TAG_BITS = COMMUNICATOR_BITS + LANE_BITS
 INTERNAL = 1 << SOURCE_BITS + LANE_BITS
-# How long a wait spins, giving way to others, after the last thing that moved: waking up costs some 30 us. With four ranks a core
-# it halves the time of small exchanges still; longer spins take the core from those that have work.
-SPIN_S = 50e-6
-# How long a wait sleeps at most before it looks for deaths and at the clock.
-SLEEP_MS = 50
+# After a connection could not be made: how long the group has to say that the peer is dead.
+NOTICE_S = 0.5
 # How long close() waits at most for what was sent to leave, once a peer has failed.
 LAST_FLUSH_S = 1.0
 # Descriptions of memory that a region keeps; making one costs 1 us, and schedules post the same slices again and again.
@@ -91,31 +86,38 @@ class UcxTransport(Transport):
                 raise InputError(f"post: got tag {op.tag}, expected one of make_tag()")
             if op.region.device and not self.capabilities.device_memory:
                 raise InputError("post: got device memory, expected host memory: this host's UCX sees no CUDA device")
+            if op.peer not in self._peers:
+                self._peers[op.peer] = self._connect(op.peer)
         return UcxRequest(self, [(self._start(op), op) for op in ops])
 
     def _start(self, op, internal=0):
         region, offset, nbytes, peer, tag = op
-        send_end, receive_end = self._peers.get(peer) or self._connect(peer)
-        span = region.native and region.native.get((offset, nbytes)) or self._span(region, offset, nbytes)
+        span = (region.native and region.native.get((offset, nbytes))) or self._span(region, offset, nbytes)
         if type(op) is Send:
-            return send_end.tag_send(span, self._tag(ucx_tag(tag, self.rank) | internal))
-        return receive_end.tag_recv(span, self._tag(ucx_tag(tag, peer) | internal))
+            return self._peers[peer][0].tag_send(span, self._tag(ucx_tag(tag, self.rank) | internal))
+        return self._peers[peer][1].tag_recv(span, self._tag(ucx_tag(tag, peer) | internal))
 
     def _connect(self, peer):
-        """The endpoints to `peer`, for sends and for receives; made when first needed, since n ranks have n * n of them.
+        """The endpoints to `peer`, for sends and for receives; made when first needed: n ranks could have n * n of them.
 
-        Between hosts there are two connections, one for each direction. On a single one, the reply that grants a message to one side
-        waits behind the bulk that the other side has queued: TCP becomes half duplex. UCX pairs the endpoints of two workers
-        in the order in which they are made, so the first is for messages from the lower rank.
+        Between hosts there are two connections, one for each direction. On a single one, the reply that lets one side
+        send waits behind the bulk that the other side has queued: TCP becomes half duplex. UCX pairs the endpoints of
+        two workers in the order in which they are made, so the first is for messages from the lower rank.
         """
-        address = self._ucxx.UCXAddress.create_from_buffer(self._addresses[peer])
         here = self._group.hosts[peer] == self._group.hosts[self.rank]
-        ends = [
-            self._ucxx.UCXEndpoint.create_from_worker_address(self._worker, address, peer != self.rank)
-            for _ in range(1 if here else 2)
-        ]
-        self._peers[peer] = ends = (ends[0], ends[-1]) if self.rank < peer else (ends[-1], ends[0])
-        return ends
+        try:
+            address = self._ucxx.UCXAddress.create_from_buffer(self._addresses[peer])
+            ends = [
+                self._ucxx.UCXEndpoint.create_from_worker_address(self._worker, address, peer != self.rank)
+                for _ in range(1 if here else 2)
+            ]
+        except self._ucxx.UCXError as error:
+            give_up = time.monotonic() + NOTICE_S
+            while time.monotonic() < give_up:
+                self._group.check_peers((peer,))
+                time.sleep(0.01)
+            raise TransportError(f"ucx rank {self.rank}: cannot connect to rank {peer}: {error}") from error
+        return (ends[0], ends[-1]) if self.rank < peer else (ends[-1], ends[0])
 
     def _span(self, region, offset, nbytes):
         """The memory of an operation as ucxx wants it, kept by the region."""
@@ -133,8 +135,11 @@ class UcxTransport(Transport):
         for lane in range((self.world_size - 1).bit_length()):
             after = (self.rank + (1 << lane)) % self.world_size
             before = (self.rank - (1 << lane)) % self.world_size
+            for peer in {before, after} - self._peers.keys():
+                self._peers[peer] = self._connect(peer)
             ops = (Recv(empty, 0, 0, before, lane), Send(empty, 0, 0, after, lane))
-            UcxRequest(self, [(self._start(op, INTERNAL), op) for op in ops], everyone=True).wait(max(deadline - time.monotonic(), 0.0))
+            request = UcxRequest(self, [(self._start(op, INTERNAL), op) for op in ops], everyone=True)
+            request.wait(max(deadline - time.monotonic(), 0.0))
 
     def progress(self):
         """Let UCX work; remember whether something moved. True each POLLS_PER_CHECK-th time: look closer."""
@@ -154,7 +159,7 @@ class UcxTransport(Transport):
         self._orphans = [(request, op) for request, op in self._orphans + pending if not request.completed]
 
     def close(self):
-        """See Transport. What was sent has left this process when it returns; receives that are still posted are dropped."""
+        """See Transport. What was sent has left this process; receives that are still posted are dropped."""
         if self.closed:
             return
         self.closed = True
@@ -182,94 +187,3 @@ class DeviceSpan:
             "typestr": "|u1",
             "version": 3,
         }
-
-
-class UcxRequest(Request):
-    """The UCX requests of one post. A failed or cancelled one raises; its memory is kept until UCX has let go of it.
-
-    Args:
-        pending: list of (UCXRequest, operation).
-        everyone: the death of any rank fails the request, not only that of its peers.
-    """
-
-    __slots__ = ("_everyone", "_pending", "transport")
-
-    def __init__(self, transport, pending, everyone=False):
-        self.transport = transport
-        self._pending = pending
-        self._everyone = everyone
-
-    def test(self):
-        if self._reap():
-            return True
-        self._check_open()
-        if self.transport.progress():
-            return self._look()
-        return self._reap()
-
-    def _reap(self):
-        """Drop the last operations, as far as they are complete; True if none is left."""
-        pending = self._pending
-        while pending:
-            request, op = pending[-1]
-            if not request.completed:
-                return False
-            self._finish(request, op)
-            pending.pop()
-        return True
-
-    def _look(self):
-        """As `test`, for all operations, those of dead peers included."""
-        transport = self.transport
-        # Drains what has come before it cancels the requests of a peer that closed: nothing that arrived is lost.
-        transport._worker.progress()
-        for request, op in self._pending:
-            if request.completed:
-                self._finish(request, op)
-        self._pending[:] = [(request, op) for request, op in self._pending if not request.completed]
-        if self._pending:
-            transport.check_peers(range(transport.world_size) if self._everyone else self.pending_peers())
-        return not self._pending
-
-    def _finish(self, request, op):
-        """Raise if a completed operation failed."""
-        try:
-            request.check_error()
-        except self.transport._ucxx.UCXError as error:
-            self._check_open()
-            self.transport.check_peers((op.peer,))
-            verb = "send to" if type(op) is Send else "receive from"
-            raise TransportError(
-                f"ucx rank {self.transport.rank}: {verb} rank {op.peer} of {op.nbytes} bytes failed: {error}"
-            ) from error
-
-    def _check_open(self):
-        if self.transport.closed:
-            raise TransportError(f"ucx rank {self.transport.rank}: the transport was closed before this request was complete")
-
-    def pending_peers(self):
-        return sorted({op.peer for request, op in self._pending if not request.completed})
-
-    def wait(self, timeout_s=None):
-        if self.test():
-            return
-        transport = self.transport
-        limit_s = transport.timeout_s if timeout_s is None else timeout_s
-        quiet_from = time.monotonic()
-        deadline = quiet_from + limit_s
-        while not self.test():
-            now = time.monotonic()
-            if now >= deadline:
-                if self._look():
-                    return
-                raise timeout_error(transport, self.pending_peers(), limit_s)
-            if transport._moved:
-                quiet_from = now
-            elif now - quiet_from < SPIN_S:
-                os.sched_yield()
-            elif not self._look():
-                transport._worker.progress_worker_event(min(SLEEP_MS, math.ceil((deadline - now) * 1e3)))
-
-    def __del__(self):
-        if self._pending and not self.transport.closed:
-            self.transport.adopt(self._pending)

@@ -1,18 +1,18 @@
 """UCX as lanterne wants it: the library loaded, its settings chosen, one worker made, and what ucxx lacks: a flush.
 
 Settings, each with its reason (measured with ucxx 0.52, UCX 1.21); a UCX_... variable of the user's always wins:
-- POSIX_, SYSV_ERROR_HANDLING and CMA_MEMORY_INVALIDATE: without them UCX leaves shared memory aside as soon as an endpoint handles
-  errors (64 MiB at 1 instead of 12 GB/s); and an endpoint that does not handle them aborts this process when a peer dies in
-  the middle of a message. With them both are had: full speed, and a failed request.
-- KEEPALIVE_INTERVAL: how often UCX looks whether a peer that shares memory still lives (20 s by default). Off where there are
-  connections: UCX's probe to a peer that has closed makes the kernel drop what that peer sent last. TCP_KEEP... are the kernel's
-  own probes, which are safe: a link that goes down is noticed after 4 s instead of never.
-- TCP_TX_SEG_SIZE: at 64K, the largest that the receiving side's default admits, UCX sends without copying; 8K, the default, has a
-  third of the bandwidth on loopback.
-- NET_DEVICES=lo where all ranks share a host: no port is open to others. TLS=^sm for a rank that shares its host with none: in an
-  emulated cluster UCX would find shared memory all the same and go past the emulated links.
-RNDV_SCHEME stays as it is. get_zcopy, recommended against half-duplex TCP, turns rendezvous off there: posting a receive then no
-longer paces its sender. Two endpoints per pair cure the half duplex and keep the pacing; see ucx.py.
+- POSIX_, SYSV_ERROR_HANDLING and CMA_MEMORY_INVALIDATE: without them UCX leaves shared memory aside as soon as an
+  endpoint handles errors (64 MiB at 1 instead of 12 GB/s), and one that does not handle them aborts this process when
+  a peer dies in the middle of a message. With them both are had: full speed, and a request that fails.
+- KEEPALIVE_INTERVAL: how often UCX looks whether a peer that shares memory still lives (20 s by default). Off where
+  there are connections: UCX's probe to a peer that has closed makes the kernel drop what that peer sent last.
+  TCP_KEEP... are the kernel's own probes, which are safe: a link that goes down is noticed after 4 s instead of never.
+- TCP_TX_SEG_SIZE: at 64K, the largest that the receiving side's default admits, UCX sends without copying; 8K, the
+  default, has a third of the bandwidth on loopback.
+- NET_DEVICES=lo where all ranks share a host: no port is open to others. TLS=^sm for a rank that shares its host with
+  none: in an emulated cluster UCX would find shared memory all the same and go past the emulated links.
+RNDV_SCHEME stays as it is. get_zcopy, known as a cure of half-duplex TCP, turns rendezvous off there: posting a receive
+then no longer paces its sender. Two connections for each pair cure it and keep the pacing; see ucx.py.
 """
 
 import ctypes
@@ -24,7 +24,7 @@ from contextlib import contextmanager
 from ..errors import InputError, Unavailable
 
 UCXX_VERSION = "0.52"
-INSTALL = f"install it with: pip install ucxx-cu12=={UCXX_VERSION}.* (works without a GPU; ucxx-cu13 for CUDA 13), or use ./run"
+INSTALL = f"install it with: pip install ucxx-cu12=={UCXX_VERSION}.* (no GPU needed; CUDA 13: ucxx-cu13), or use ./run"
 SETTINGS = {
     "POSIX_ERROR_HANDLING": "y",
     "SYSV_ERROR_HANDLING": "y",
@@ -41,8 +41,8 @@ def load_ucxx():
     """`ucxx._lib.libucxx`, UCXX's core API, and its Array, the view of memory that it takes.
 
     Raises:
-        Unavailable: it is missing, cannot be loaded, or has another version than the one this was written for: its core API
-            is not a stable one. UCX-Py (`ucp`), archived since 2025, is no substitute.
+        Unavailable: it is missing, cannot be loaded, or has another version than the one this was written for: its core
+            API is not a stable one. UCX-Py (`ucp`), archived since 2025, is no substitute.
     """
     # Read when the library loads: without it, UCX warns of each UCX_ variable that some other UCX of this process uses.
     os.environ.setdefault("UCX_WARN_UNUSED_ENV_VARS", "n")
@@ -62,8 +62,8 @@ def load_ucxx():
 def one_ucx():
     """Within it, ucxx is imported over the UCX that this process has already, if it has one.
 
-    The MPICH wheel brings a UCX (1.20, with InfiniBand), and so may any MPI; libraries of the same name are loaded once, so that
-    the ones of ucxx's own wheel would be a mixture of two versions.
+    The MPICH wheel brings a UCX (1.20, with InfiniBand), and so may any MPI. Of libraries with the same name only the
+    first are loaded, so that those of ucxx's own wheel would come out as a mixture of two versions.
     """
     try:
         ctypes.CDLL("libucp.so.0", os.RTLD_NOLOAD | os.RTLD_NOW)
@@ -97,7 +97,7 @@ def settings(hosts, rank, environment):
 
 
 def receiver_paced_nbytes(environment):
-    """The size from which a sender waits for the receive to be posted: ucxx sets UCX_RNDV_THRESH to 8192 when it is loaded.
+    """The size from which a sender waits for its receive; ucxx sets UCX_RNDV_THRESH to 8192 when it is loaded.
 
     None where the user's settings leave that open, or turn rendezvous off over TCP.
     """
@@ -119,14 +119,15 @@ def make_worker(libucxx, options):
         worker.init_blocking_progress_mode()
     except (libucxx.UCXError, ValueError) as error:
         theirs = " ".join(f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith("UCX_"))
-        raise InputError(f"ucx: cannot start with {theirs}: {error}; expected settings that this host's UCX accepts") from error
+        raise InputError(f"ucx: cannot start with {theirs}: {error}; expected settings that UCX takes here") from error
     return context, worker
 
 
 def flush(worker, deadline):
     """Return once every message that was sent has left this process's memory, or after `deadline` (time.monotonic()).
 
-    ucxx has no flush, and an endpoint that handles errors drops what it has queued when it is closed; so UCX is called directly.
+    ucxx has no flush, and an endpoint that handles errors drops what it has queued when it is closed; so UCX is called
+    directly.
 
     Returns: True if all of it left.
     """

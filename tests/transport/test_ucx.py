@@ -1,4 +1,4 @@
-"""What is UCX's own: tags, settings, shared memory and dead peers at once, orderly ends. The rest is in test_conformance.py."""
+"""What is UCX's own: tags, settings, shared memory and dead peers at once, orderly ends. The rest: test_conformance."""
 
 import importlib.util
 import os
@@ -18,7 +18,8 @@ from lanterne.transport.ucx import INTERNAL, SOURCE_BITS, ucx_tag
 from lanterne.transport.ucx_worker import load_ucxx, receiver_paced_nbytes, settings
 
 RANK_PROGRAM = Path(__file__).resolve().with_name("ucx_rank.py")
-parts = st.tuples(st.integers(0, 2**16 - 1), st.integers(0, 2**SOURCE_BITS - 1), st.integers(0, 2**32 - 1), st.booleans())
+communicators, sources, lanes = (st.integers(0, 2**bits - 1) for bits in (16, SOURCE_BITS, 32))
+parts = st.tuples(communicators, sources, lanes, st.booleans())
 
 
 def full_tag(communicator, source, lane, internal):
@@ -174,6 +175,15 @@ def test_a_death_fails_the_barrier_of_all(needs_ucxx, apart):
     check_ended_well(survivors)
     for _, output in survivors:
         assert "PeerFailed 3" in output, output
+
+
+@HOSTS
+def test_a_peer_that_died_before_the_first_message(needs_ucxx, apart):
+    survivor, victim = run_ranks("death_before_use", 2, apart)
+    assert victim[0] == -9, victim[1]
+    check_ended_well([survivor])
+    # UCX may take an eager message for a peer whose memory is still there.
+    assert survivor[1].rstrip().endswith("PeerFailed 1 PeerFailed 1"), survivor[1]
 
 
 def test_an_exception_is_a_death(needs_ucxx):

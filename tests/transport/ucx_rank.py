@@ -1,4 +1,4 @@
-"""One rank of a job that test_ucx.py starts: `python ucx_rank.py SCENARIO` with RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT.
+"""One rank of a job that test_ucx.py starts: `python ucx_rank.py SCENARIO`, with torchrun's variables.
 
 A scenario raises where the transport is wrong; what it prints, the test compares.
 """
@@ -21,7 +21,8 @@ LARGE_NBYTES = 256 << 20
 
 
 def pattern(nbytes, seed):
-    return (np.arange(nbytes, dtype=np.uint32) * np.uint32(2654435761) + np.uint32(seed) >> np.uint32(11)).astype(np.uint8)
+    mixed = np.arange(nbytes, dtype=np.uint32) * np.uint32(2654435761) + np.uint32(seed)
+    return (mixed >> np.uint32(11)).astype(np.uint8)
 
 
 def scenario_paced(transport):
@@ -120,6 +121,14 @@ def scenario_death_both(transport):
     death(transport, True, True)
 
 
+def scenario_death_before_use(transport):
+    """The victim dies before the survivor has a connection to it."""
+    if transport.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    region = transport.register(np.zeros(1 << 20, np.uint8))
+    print(outcome(transport, (Recv(region, 0, 8, 1),)), outcome(transport, (Send(region, 0, 1 << 20, 1),)))
+
+
 def scenario_death_in_barrier(transport):
     """The barrier fails on every rank, not only on those that wait for the dead one."""
     victim = transport.world_size - 1
@@ -156,7 +165,8 @@ def scenario_alone(transport):
     transport.barrier()
     transport.post((Send(source, 0, 9, 0, 5), Recv(target, 0, 9, 0, 5))).wait()
     np.testing.assert_array_equal(bytes_in, bytes_out)
-    expect(TransportError, "failed: Message truncated", lambda: both(transport, Send(source, 0, 9, 0), Recv(target, 0, 8, 0)))
+    too_long = (Recv(target, 0, 8, 0), Send(source, 0, 9, 0))
+    expect(TransportError, "failed: Message truncated", lambda: transport.post(too_long).wait())
     expect(InputError, "make_tag", lambda: transport.post((Send(source, 0, 9, 0, 1 << 48),)))
     # A request that nobody holds keeps its memory until it is complete.
     transport.post((Recv(transport.register(np.zeros(64, np.uint8)), 0, 64, 0, 1),))
@@ -171,10 +181,6 @@ def scenario_alone(transport):
     expect(TransportError, "closed", pending.test)
     expect(TransportError, "closed", transport.barrier)
     expect(TransportError, "closed", lambda: transport.post(()))
-
-
-def both(transport, send, receive):
-    transport.post((receive, send)).wait()
 
 
 def expect(kind, text, action):
