@@ -14,6 +14,7 @@ from ..transport.bootstrap import launched_rank
 COMMANDS = {
     "info": ("info", "what this machine offers: MPI, UCX, NCCL, GPUs, transports; versions"),
     "bench p2p": ("p2p", "benchmark point to point: latency, one way, both ways, against bare mpi4py"),
+    "lab": ("lab", "run a command on every host of an emulated cluster with rate-limited links"),
     "bench": ("collective", "benchmark a collective, with and without a late rank"),
     "detect": ("detect", "find when a job became slow and when it recovered, in its iteration times"),
     "rebalance": ("rebalance", "distribute microbatches over groups of different speed"),
