@@ -7,6 +7,7 @@ instructions give 16-byte loads and stores; in Numba's simulator (NUMBA_ENABLE_C
 import functools
 import math
 import warnings
+from importlib import import_module
 
 from ..errors import Unavailable
 from .cuda_source import THREADS_PER_BLOCK, VECTOR_NBYTES
@@ -63,6 +64,8 @@ def fold_launcher(op, dtype, num_inputs, device_id):
     from .cuda_lanes import storage_of
 
     try:
+        for module in ("numba.cuda.extending", "numba.cuda.types"):
+            import_module(module)
         from numba import cuda
     except ImportError as error:
         raise Unavailable(

@@ -1,6 +1,7 @@
 """The GPU suite: `LANTERNE_REQUIRE=gpu ./run test tests/gpu` on a machine with one GPU."""
 
 import os
+from pathlib import Path
 
 import pytest
 
@@ -9,8 +10,10 @@ from lanterne.kernels.arrays import require_device
 
 
 def pytest_collection_modifyitems(items):
+    # pytest hands every item of the session to this hook, also those of other folders.
     for item in items:
-        item.add_marker(pytest.mark.gpu)
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.gpu)
 
 
 @pytest.fixture(scope="session", autouse=True)

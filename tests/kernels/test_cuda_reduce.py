@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lanterne.errors import InputError, Unavailable
@@ -30,6 +30,7 @@ def device_array(address=0x1000, count=8, dtype="float32", device=0):
     )
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 1 << 20), min_size=1, max_size=4), st.sampled_from([1, 2, 4, 8]), st.integers(0, 100))
 def test_heads_end_at_a_boundary_shared_by_all(elements, nbytes, count):
     addresses = [element * nbytes for element in elements]
@@ -40,6 +41,7 @@ def test_heads_end_at_a_boundary_shared_by_all(elements, nbytes, count):
         assert head * nbytes < VECTOR_NBYTES
 
 
+@settings(deadline=None)
 @given(st.integers(1, 1 << 33), st.integers(0, 15), st.sampled_from([1, 2, 4, 8]), st.integers(1, 200))
 def test_blocks_cover_the_work_and_fit_the_device(count, head, nbytes, num_multiprocessors):
     head = min(head, count)

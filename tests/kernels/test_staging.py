@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lanterne.errors import InputError, TransportTimeout
@@ -41,6 +41,7 @@ def ring_of(chunk_nbytes=8, num_chunks=3):
     return Ring(bytearray(Ring.nbytes_for(chunk_nbytes, num_chunks)), chunk_nbytes, num_chunks)
 
 
+@settings(deadline=None)
 @given(st.integers(0, FLAG_MODULUS - 1), st.integers(0, FLAG_MODULUS // 2 - 1))
 def test_counters_compare_cyclically(value, ahead):
     assert is_reached((value + ahead) % FLAG_MODULUS, value)
