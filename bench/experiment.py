@@ -10,7 +10,7 @@ crosspipe-12  many stages or much data parallelism, on the same nodes
 crosspipe-14  how the solver scales: constraints against a mixed-integer program
 crosspipe-15  bubble strides: charts of static schedules over a slow link, and of planned ones
 
-Without --quick the points are as many as the paper has. Simulated, but for the seconds that planning takes, which are measured.
+All is simulated, but for the seconds that planning takes, which are measured.
 """
 
 from importlib import import_module
@@ -18,7 +18,7 @@ from importlib import import_module
 from ..errors import InputError
 from . import report
 
-# name -> module of this folder with run(quick) -> list of records, COLUMNS, row(record), NOTES and draw(figure, records).
+# name -> module of this folder with run(quick) -> records, COLUMNS, row(record), NOTES, draw(figure, records).
 EXPERIMENTS = {
     name: f"experiment_{name.replace('-', '_')}"
     for name in ("adaptra-19", "crosspipe-8", "crosspipe-9", "crosspipe-12", "crosspipe-14", "crosspipe-15")
@@ -41,8 +41,13 @@ def run(args):
     if args.json:
         report.write_json(args.json, report.envelope(experiment=args.name, quick=args.quick, results=records))
     if args.json != "-":
-        notes = [line for line in module.NOTES.strip().splitlines()]
-        report.print_table(module.COLUMNS, [module.row(record) for record in records], title=module.__doc__.splitlines()[0], notes=notes)
+        notes = module.NOTES.strip().splitlines()
+        report.print_table(
+            module.COLUMNS,
+            [module.row(record) for record in records],
+            title=module.__doc__.splitlines()[0],
+            notes=notes,
+        )
     if args.plot:
         _draw(module, args.plot, records)
     return 0

@@ -1,8 +1,9 @@
-"""ADAPTRA figure 19: how far its plans are from the optimum, and how long planning takes, by the simulation's time step.
+"""ADAPTRA figure 19: how far its plans are from the optimum, and how long planning takes, by the size of time steps.
 
-Random profiles: F, B, W of each stage and every link's delay differ. The paper discretises time, with steps of t / r for the
-longest action t; that is redone by planning with durations rounded up to steps. Ours is event-driven: no steps. The optimum is
-the solver's, or its proved bound where it does not finish. The last rows plan in the memory of 1F1B, which the paper leaves open.
+Random profiles: F, B, W of each stage and every link's delay differ. The paper discretises time, with steps of t / r
+for the longest action t; that is redone by planning with durations rounded up to steps. Ours is event-driven: no steps.
+The optimum is the solver's, or its proved bound where it does not finish. The last rows plan in the memory of 1F1B,
+which the paper leaves open.
 """
 
 import math
@@ -21,13 +22,20 @@ SIZES = ((3, 6), (4, 12), (6, 24), (8, 32))
 STEPS = (1, 3, 10, 30, None)
 FIGURE_INCHES = (11, 4.2)
 NOTES = """
-gap: makespan over the proved lower bound, less 1. Paper, without a memory limit: below 1 % at 30 steps, in less than 100 ms
+gap: makespan over the proved lower bound, less 1
+paper, without a memory limit: below 1 % at 30 steps, in less than 100 ms
 steps: time steps per longest action; `events` is this library's planner
 """
 COLUMNS = [
-    ("stages", ""), ("microbatches", ""), ("memory", "activations"), ("steps", ""), ("gap mean", "%"), ("gap worst", "%"),
-    ("planning mean", "ms"), ("proved", ""),
-]  # fmt: skip
+    ("stages", ""),
+    ("microbatches", ""),
+    ("memory", "activations"),
+    ("steps", ""),
+    ("gap mean", "%"),
+    ("gap worst", "%"),
+    ("planning mean", "ms"),
+    ("proved", ""),
+]
 
 
 def run(quick):
@@ -51,7 +59,9 @@ def random_problem(source, stages, microbatches, memory):
         return [source.randint(60, 140) / 10 for _ in range(stages)]
 
     delays = [source.choice((0, 0, source.randint(1, 400) / 10)) for _ in range(stages - 1)]
-    return Problem(stages, microbatches, times(), times(), times(), delays, max_inflight_activations=stages if memory else None)
+    return Problem(
+        stages, microbatches, times(), times(), times(), delays, max_inflight_activations=stages if memory else None
+    )
 
 
 def _record(cases, solutions, steps):
@@ -85,11 +95,17 @@ def discretised(problem, steps):
 
 def row(record):
     """One line of the table."""
-    gaps = record["gaps"]
+    gaps, memory = record["gaps"], record["max_inflight_activations"]
     return [
-        record["stages"], record["microbatches"], "-" if record["max_inflight_activations"] is None else f"{record['max_inflight_activations']:g}", record["steps_per_action"] or "events",
-        f"{100 * mean(gaps):.2f}", f"{100 * max(gaps):.2f}", f"{1e3 * mean(record['planning_s']):.2f}", f"{record['proved']}/{len(gaps)}",
-    ]  # fmt: skip
+        record["stages"],
+        record["microbatches"],
+        "-" if memory is None else f"{memory:g}",
+        record["steps_per_action"] or "events",
+        f"{100 * mean(gaps):.2f}",
+        f"{100 * max(gaps):.2f}",
+        f"{1e3 * mean(record['planning_s']):.2f}",
+        f"{record['proved']}/{len(gaps)}",
+    ]
 
 
 def draw(figure, records):
@@ -97,9 +113,18 @@ def draw(figure, records):
     axes = figure.subplots(1, 2, sharey=True)
     for axis, memory in zip(axes, (False, True), strict=True):
         for size in SIZES:
-            mine = [r for r in records if (r["stages"], r["microbatches"]) == size and (r["max_inflight_activations"] is not None) == memory]
+            mine = [
+                r
+                for r in records
+                if (r["stages"], r["microbatches"]) == size and (r["max_inflight_activations"] is not None) == memory
+            ]
             label = f"{size[0]} stages, {size[1]} microbatches"
-            axis.plot([str(r["steps_per_action"] or "events") for r in mine], [100 * mean(r["gaps"]) for r in mine], marker="o", label=label)
+            axis.plot(
+                [str(r["steps_per_action"] or "events") for r in mine],
+                [100 * mean(r["gaps"]) for r in mine],
+                marker="o",
+                label=label,
+            )
         axis.axhline(1, color="0.6", linewidth=0.8, linestyle="--")
         axis.set_title("in the memory of 1F1B" if memory else "no memory limit", loc="left", fontsize=10)
         axis.set_xlabel("time steps per longest action")

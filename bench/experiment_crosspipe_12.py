@@ -1,9 +1,9 @@
 """CrossPipe figure 12: many stages or much data parallelism, on the same 16 nodes in two datacenters.
 
-p stages times 16 / p pipelines, 4 p microbatches each, so that the global batch stays; the model is the paper's M70. More stages
-mean shorter ones, smaller messages (fewer pipelines share the link), more of them, less parameter memory per device, and the same
-latency. Delay ratios are those at 4 stages, as the paper labels them. Activation memory is what parameters leave: per layer and
-microbatch 34 s h bytes over the tensor-parallel ranks, on devices of 96 GB.
+p stages times 16 / p pipelines, 4 p microbatches each, so that the global batch stays; the model is the paper's M70.
+More stages mean shorter ones, smaller messages (fewer pipelines share the link), more of them, less parameter memory
+per device, and the same latency. Delay ratios are those at 4 stages. Activation memory is what parameters leave: per
+layer and microbatch 34 s h bytes over the tensor-parallel ranks, on devices of 96 GB.
 """
 
 from ..pipeline.check import check
@@ -20,13 +20,19 @@ STATIC = ("1f1b", "zb_h1", "zb_v")
 PLANNED = ("adaptra", "crosspipe", "crosspipe_wave")
 FIGURE_INCHES = (13, 3.8)
 NOTES = """
-time: of one iteration, in forwards of a stage at 4 stages; best: the best planned schedule; work: what no schedule can be below
+time: of one iteration, in forwards of a stage at 4 stages; best: of the planned schedules; work: of one device
 paper, no figures printed: planned schedules take about as long at 4, 8 and 16 stages in all four settings
 """
 COLUMNS = [
-    ("latency", "F"), ("message", "F"), ("parameters", "%"), ("stages", ""), ("memory", "activations"), ("work", "F"),
-    *((name, "F") for name in (*STATIC, *PLANNED)), ("best", "F"),
-]  # fmt: skip
+    ("latency", "F"),
+    ("message", "F"),
+    ("parameters", "%"),
+    ("stages", ""),
+    ("memory", "activations"),
+    ("work", "F"),
+    *((name, "F") for name in (*STATIC, *PLANNED)),
+    ("best", "F"),
+]
 
 
 def problem_of(latency, message, parameters, stages):
@@ -37,11 +43,16 @@ def problem_of(latency, message, parameters, stages):
     middle = stages // 2 - 1
     links = range(stages - 1)
     return Problem(
-        stages, MICROBATCHES_PER_STAGE * stages, share, share, share,
+        stages,
+        MICROBATCHES_PER_STAGE * stages,
+        share,
+        share,
+        share,
         link_latency=[latency if link == middle else 0 for link in links],
         link_bandwidth=[1 if link == middle else None for link in links],
-        message_nbytes=message * share, max_inflight_activations=memory,
-    )  # fmt: skip
+        message_nbytes=message * share,
+        max_inflight_activations=memory,
+    )
 
 
 def run(quick):
@@ -55,11 +66,16 @@ def run(quick):
             times = {name: simulate(check(made, problem), problem).makespan for name, made in plans.items()}
             records.append(
                 {
-                    "latency": latency, "message": message, "parameters": parameters, "stages": stages,
+                    "latency": latency,
+                    "message": message,
+                    "parameters": parameters,
+                    "stages": stages,
                     "max_inflight_activations": problem.max_inflight_activations[0],
-                    "work": problem.microbatches * 3 * problem.forward[0], "makespan": times, "best": min(times[name] for name in PLANNED),
+                    "work": problem.microbatches * 3 * problem.forward[0],
+                    "makespan": times,
+                    "best": min(times[name] for name in PLANNED),
                 }
-            )  # fmt: skip
+            )
     return records
 
 
@@ -77,9 +93,19 @@ def draw(figure, records):
     for axis, setting in zip(axes, settings, strict=True):
         mine = [r for r in records if (r["latency"], r["message"], r["parameters"]) == setting]
         for name in (*STATIC, *PLANNED):
-            axis.plot([str(r["stages"]) for r in mine], [r["makespan"][name] for r in mine], ":" if name in STATIC else "-", marker="o", label=name)
+            axis.plot(
+                [str(r["stages"]) for r in mine],
+                [r["makespan"][name] for r in mine],
+                ":" if name in STATIC else "-",
+                marker="o",
+                label=name,
+            )
         axis.plot([str(r["stages"]) for r in mine], [r["work"] for r in mine], color="0.6", linewidth=0.8, label="work")
-        axis.set_title(f"latency {setting[0]:g} F, message {setting[1]:g} F,\nparameters {100 * setting[2]:g} %", loc="left", fontsize=9)
+        axis.set_title(
+            f"latency {setting[0]:g} F, message {setting[1]:g} F,\nparameters {100 * setting[2]:g} %",
+            loc="left",
+            fontsize=9,
+        )
         axis.set_xlabel("stages")
     axes[0].set_ylabel("iteration (F at 4 stages)")
     axes[0].set_ylim(0)

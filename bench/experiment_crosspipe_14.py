@@ -1,8 +1,8 @@
 """CrossPipe figure 14: how solvers scale, constraints against a mixed-integer program, to within 1 % of the optimum.
 
-Stages in two datacenters, twice as many microbatches, in the memory of 1F1B. The paper compares CPLEX with Gurobi on 128 cores
-and two hours; here are OR-tools' CP-SAT, which this library plans with, and SCIP on the mixed-integer program of Qi et al. 2023
-(zero bubble, appendix), in minutes. CP-SAT starts cold in one run and from the best quick plan in the other.
+Stages in two datacenters, twice as many microbatches, in the memory of 1F1B. The paper compares CPLEX with Gurobi on
+128 cores and two hours; here are OR-tools' CP-SAT, which this library plans with, and SCIP on the mixed-integer program
+of Qi et al. 2023 (zero bubble, appendix), in minutes. CP-SAT starts cold in one run and from a quick plan in the other.
 """
 
 import time
@@ -20,11 +20,20 @@ GAP = 0.01
 SIZES = (4, 6, 8, 16, 32)
 FIGURE_INCHES = (12, 4.2)
 NOTES = """
-makespan, bound: of the best plan and what the solver proved, in units of 1 % of F; time: until both were within 1 %, or the limit
-cold starts from the schedule with one forward in flight, hinted from the best quick plan; all are given the proved lower bound
+makespan, bound: of the best plan and what was proved, in 1 % of F; time: until both were within 1 %, or the limit
+cold: from the schedule with one forward in flight; hinted: from the best quick plan; all know the planners' lower bound
 paper, no figures printed: constraints scale better; the mixed-integer solver runs out of memory at 32 stages
 """
-COLUMNS = [("stages", ""), ("microbatches", ""), ("solver", ""), ("makespan", ""), ("bound", ""), ("gap", "%"), ("first 5 % at", "s"), ("time", "s")]
+COLUMNS = [
+    ("stages", ""),
+    ("microbatches", ""),
+    ("solver", ""),
+    ("makespan", ""),
+    ("bound", ""),
+    ("gap", "%"),
+    ("first 5 % at", "s"),
+    ("time", "s"),
+]
 
 
 def problem_of(stages):
@@ -46,10 +55,16 @@ def run(quick):
             gap = None if makespan is None else max(makespan - bound, 0) / makespan
             records.append(
                 {
-                    "stages": stages, "microbatches": problem.microbatches, "solver": solver, "makespan": makespan, "lower_bound": bound,
-                    "gap": gap, "solve_s": time.monotonic() - begin, "moments": moments,
+                    "stages": stages,
+                    "microbatches": problem.microbatches,
+                    "solver": solver,
+                    "makespan": makespan,
+                    "lower_bound": bound,
+                    "gap": gap,
+                    "solve_s": time.monotonic() - begin,
+                    "moments": moments,
                 }
-            )  # fmt: skip
+            )
     return records
 
 
@@ -68,7 +83,7 @@ def _told(solution, problem):
 
 
 def _mixed_integer(problem, limit_s):
-    """The mixed-integer program: starts are continuous, and a binary variable orders each pair that nothing else orders."""
+    """The mixed-integer program: starts are continuous; a binary variable orders each pair that nothing else does."""
     from ortools.linear_solver import pywraplp
 
     solver = pywraplp.Solver.CreateSolver("SCIP")
@@ -108,7 +123,11 @@ def _mixed_integer(problem, limit_s):
     status = solver.Solve(parameters)
     found = status in (pywraplp.Solver.OPTIMAL, pywraplp.Solver.FEASIBLE)
     bound = solver.Objective().BestBound()
-    return (solver.Objective().Value(), bound, [[time.monotonic() - begin, solver.Objective().Value(), bound]]) if found else (None, bound, [])
+    return (
+        (solver.Objective().Value(), bound, [[time.monotonic() - begin, solver.Objective().Value(), bound]])
+        if found
+        else (None, bound, [])
+    )
 
 
 SOLVERS = {"CP-SAT hinted": _hinted, "CP-SAT cold": _cold, "mixed-integer": _mixed_integer}
@@ -131,7 +150,14 @@ def draw(figure, records):
             best = max(other["lower_bound"] for other in records if other["stages"] == stages)
             times = [max(moment[0], 1e-2) for moment in record["moments"]] + [max(record["solve_s"], 1e-2)]
             gaps = [100 * (moment[1] / best - 1) for moment in record["moments"]]
-            axis.step(times, gaps + gaps[-1:] if gaps else [float("nan")], where="post", marker="o", markersize=4, label=record["solver"])
+            axis.step(
+                times,
+                gaps + gaps[-1:] if gaps else [float("nan")],
+                where="post",
+                marker="o",
+                markersize=4,
+                label=record["solver"],
+            )
         axis.set_xscale("log")
         axis.set_title(f"{stages} stages, {2 * stages} microbatches", loc="left", fontsize=10)
         axis.set_xlabel("time (s)")

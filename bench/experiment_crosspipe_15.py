@@ -1,7 +1,7 @@
 """CrossPipe figure 15: bubble strides, where a static schedule meets the link between two datacenters again and again.
 
-16 stages, 8 in each datacenter, 32 microbatches, F = B = W, a latency of 1.5 F on the middle link. The paper draws the static
-schedules; below them are two that were planned for the link, in the same memory of 16 activations.
+16 stages, 8 in each datacenter, 32 microbatches, F = B = W, a latency of 1.5 F on the middle link. The paper draws the
+static schedules; below them are three that were planned for the link, in the same memory of 16 activations.
 """
 
 from ..pipeline.analysis import bubble_rate
@@ -15,10 +15,17 @@ NAMES = ("1f1b", "interleaved_1f1b", "zb_h1", "zb_v", "adaptra", "crosspipe", "c
 LATENCY = 1.5
 FIGURE_INCHES = (14, 19)
 NOTES = """
-lost: what the link adds to the makespan, in units of its latency; a plan that met it once there and once back would lose 2
+lost: what the link adds to the makespan, in units of its latency; a plan that met it once there and back would lose 2
 paper, no figures printed: the delay of 1f1b, interleaved_1f1b, zb_h1 and zb_v accumulates throughout the schedule
 """
-COLUMNS = [("schedule", ""), ("no delay", "F"), ("delay", "F"), ("lost", "latencies"), ("bubble rate", "%"), ("memory", "activations")]
+COLUMNS = [
+    ("schedule", ""),
+    ("no delay", "F"),
+    ("delay", "F"),
+    ("lost", "latencies"),
+    ("bubble rate", "%"),
+    ("memory", "activations"),
+]
 
 
 def problem_of(latency):
@@ -41,11 +48,15 @@ def run(quick):
         columns = zip(made.rank_of.tolist(), kinds, timeline.start.tolist(), timeline.end.tolist(), strict=True)
         records.append(
             {
-                "schedule": name, "makespan_without_delay": base, "makespan": timeline.makespan,
-                "lost_latencies": (timeline.makespan - base) / LATENCY, "bubble_rate": bubble_rate(timeline),
-                "peak_inflight": max(checked.peak_memory), "actions": [list(column) for column in columns],
+                "schedule": name,
+                "makespan_without_delay": base,
+                "makespan": timeline.makespan,
+                "lost_latencies": (timeline.makespan - base) / LATENCY,
+                "bubble_rate": bubble_rate(timeline),
+                "peak_inflight": max(checked.peak_memory),
+                "actions": [list(column) for column in columns],
             }
-        )  # fmt: skip
+        )
     return records
 
 
@@ -65,14 +76,28 @@ def draw(figure, records):
     for axis, record in zip(figure.subplots(len(records), 1, sharex=True, squeeze=False)[:, 0], records, strict=True):
         for kind, colour in COLOURS.items():
             for rank in range(16):
-                spans = [(start, stop - start) for holder, what, start, stop in record["actions"] if (holder, what) == (rank, kind)]
+                spans = [
+                    (start, stop - start)
+                    for holder, what, start, stop in record["actions"]
+                    if (holder, what) == (rank, kind)
+                ]
                 axis.broken_barh(spans, (rank - 0.45, 0.9), facecolors=colour, linewidth=0)
         axis.axhline(7.5, color="black", linewidth=0.7, linestyle="--")
         axis.set_xlim(0, end)
         axis.set_ylim(15.5, -0.5)
         axis.set_ylabel("rank")
         lost = record["makespan"] - record["makespan_without_delay"]
-        axis.set_title(f"{record['schedule']}: {record['makespan']:g} F, {lost:g} of it because of the link", loc="left", fontsize=10)
+        axis.set_title(
+            f"{record['schedule']}: {record['makespan']:g} F, {lost:g} of it because of the link",
+            loc="left",
+            fontsize=10,
+        )
     axis.set_xlabel("time (F)")
     kinds = ("F", "B", "W", "BW")
-    figure.legend([Patch(color=COLOURS[kind]) for kind in kinds], [MEANING[kind] for kind in kinds], loc="outside upper right", ncols=4, frameon=False)
+    figure.legend(
+        [Patch(color=COLOURS[kind]) for kind in kinds],
+        [MEANING[kind] for kind in kinds],
+        loc="outside upper right",
+        ncols=4,
+        frameon=False,
+    )

@@ -1,4 +1,4 @@
-"""CrossPipe figure 9: Llama 3 405B in two datacenters, by a pipeline across their link or by data parallelism across it.
+"""CrossPipe figure 9: Llama 3 405B in two datacenters, by a pipeline across their link or data parallelism across it.
 
 What the model of the paper's section 5.2 and appendix E gives; see pipeline/performance_model.py.
 """
@@ -15,9 +15,15 @@ paper: speedup up to 3.05 at 4 GB/s, about 1 from 1024 GB/s; slowdown 1.3 at 64 
 the printed setting gives 1.5 at 4 GB/s: 32 microbatches of 17 GB against 2 x 406 GB of gradients through one link
 """
 COLUMNS = [
-    ("latency", "ms"), ("bandwidth", "GB/s"), ("pipeline", "s"), ("data parallel", "s"), ("one datacenter", "s"), ("speedup", ""),
-    ("slowdown", ""), ("plan", ""),
-]  # fmt: skip
+    ("latency", "ms"),
+    ("bandwidth", "GB/s"),
+    ("pipeline", "s"),
+    ("data parallel", "s"),
+    ("one datacenter", "s"),
+    ("speedup", ""),
+    ("slowdown", ""),
+    ("plan", ""),
+]
 
 
 def run(quick):
@@ -28,9 +34,10 @@ def run(quick):
             report.progress(f"{1e3 * latency_s:g} ms, {bandwidth / 1e9:g} GB/s")
             found = compare(TwoDatacenters(latency_s, bandwidth))
             records.append(
-                {"latency_s": latency_s, "bandwidth_bytes_per_s": bandwidth} | found._asdict()
+                {"latency_s": latency_s, "bandwidth_bytes_per_s": bandwidth}
+                | found._asdict()
                 | {"speedup": found.speedup, "slowdown": found.slowdown}
-            )  # fmt: skip
+            )
     return records
 
 
@@ -51,7 +58,15 @@ def draw(figure, records):
         axis.imshow(values, aspect="auto", cmap="Blues" if key == "speedup" else "Oranges", vmin=0)
         for y, line in enumerate(values):
             for x, value in enumerate(line):
-                axis.text(x, y, f"{value:.2f}", ha="center", va="center", fontsize=8, color="white" if value > 0.7 * max(map(max, values)) else "black")
+                axis.text(
+                    x,
+                    y,
+                    f"{value:.2f}",
+                    ha="center",
+                    va="center",
+                    fontsize=8,
+                    color="white" if value > 0.7 * max(map(max, values)) else "black",
+                )
         axis.set_xticks(range(len(bandwidths)), [f"{bandwidth / 1e9:g}" for bandwidth in bandwidths])
         axis.set_yticks(range(len(latencies)), [f"{1e3 * latency:g}" for latency in latencies])
         axis.set_xlabel("bandwidth (GB/s)")

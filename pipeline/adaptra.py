@@ -1,9 +1,10 @@
-"""ADAPTRA's planner: how many forwards each stage runs first, so that slow links are absorbed, and the whole schedule from there.
+"""ADAPTRA's planner: how many forwards each stage runs first so that slow links are absorbed, and all else from there.
 
-Paper: Wu et al. 2025 (ADAPTRA), section 4 and appendix. The printed algorithms were repaired: an action's result is there after
-its duration and the link's delay; only what is there can be picked; the last stage's B follows its own F; the counts that
-SelectOp lowers are shared state; warm-up counts stay within 1 and the microbatches, and never rise along the pipeline. Differs:
-event-driven instead of in time steps, and with a memory limit where the problem has one (the paper's grows to all microbatches).
+Paper: Wu et al. 2025 (ADAPTRA), section 4 and appendix. The printed algorithms were repaired: an action's result is
+there after its duration and the link's delay; only what is there can be picked; the last stage's B follows its own F;
+the counts that SelectOp lowers are shared state; warm-up counts stay within 1 and the microbatches, and never rise
+along the pipeline. Differs: event-driven instead of in time steps, and with a memory limit where the problem has one
+(without, memory grows to all microbatches).
 """
 
 import math
@@ -17,7 +18,7 @@ from .plan import Plan
 
 
 def initial_warmups(problem):
-    """Warm-up forwards per stage while no delay is known: as many on the first as fit, then the most even slack. (stages,) ints.
+    """Warm-up forwards per stage while no delay is known, (stages,) ints: as many as fit on the first, then even slack.
 
     Paper: ADAPTRA, algorithm 1; differs: clipped, see clip_warmups.
     """
@@ -33,8 +34,8 @@ def adapted_warmups(problem):
     """Warm-up forwards per stage that absorb the problem's link delays. (stages,) ints.
 
     From the last stage backwards, each slack is the least that equation 1 asks for, and at least 2.
-    Paper: ADAPTRA, algorithm 2; differs: clipped by the microbatches and the memory limit from the first stage on instead of
-    by N - 2S, which goes wrong for few microbatches.
+    Paper: ADAPTRA, algorithm 2; differs: clipped by the microbatches and the memory limit from the first stage on,
+    not by N - 2S, which goes wrong for few microbatches.
     """
     warmups = [1]
     busy = _steady_times(problem)
@@ -46,7 +47,9 @@ def adapted_warmups(problem):
 
 def _steady_times(problem):
     """Per stage the time of one F and one B."""
-    return [forward + backward for forward, backward in zip(problem.durations["F"], problem.durations["B"], strict=True)]
+    return [
+        forward + backward for forward, backward in zip(problem.durations["F"], problem.durations["B"], strict=True)
+    ]
 
 
 def clip_warmups(warmups, problem):
@@ -68,13 +71,17 @@ def max_inflight(problem, stage):
 def round_trip(problem, link):
     """Delay of an activation from stage `link` to the next one plus that of a gradient back: the 2c of the paper."""
     ways = ((link, link + 1), (link + 1, link))
-    return sum(problem.latency(*way) + problem.occupancy(*way, nbytes) for way, nbytes in zip(ways, problem.message_nbytes, strict=True))
+    return sum(
+        problem.latency(*way) + problem.occupancy(*way, nbytes)
+        for way, nbytes in zip(ways, problem.message_nbytes, strict=True)
+    )
 
 
 def tolerances(problem, warmups):
-    """Per link, the delay that a plan with these warm-up counts absorbs without cascading bubbles: (stages - 1,) in the problem's unit.
+    """Per link, the delay that a plan with these warm-up counts absorbs without cascading bubbles.
 
-    Negative where even no delay is too much. With t for every F and B it is (slack - 1) t.
+    (stages - 1,) floats in the problem's unit; negative where even no delay is too much. Where every F and B takes t it
+    is (slack - 1) t.
     Paper: ADAPTRA, equation 1 and theorem 1.
     """
     busy = _steady_times(problem)
@@ -85,8 +92,8 @@ def tolerances(problem, warmups):
 def expected_delay(delay, slack, num_microbatches, first_warmup, duration):
     """How much longer an iteration takes because one link has `delay`, all F, B, W taking `duration`, in its unit.
 
-    Up to the tolerance (slack - 1) t the delay c itself; beyond it also 2 (c - (slack - 1) t) for each slack + 1 of the N - x_0
-    microbatches after the warm-up.
+    Up to the tolerance (slack - 1) t the delay c itself; beyond it also 2 (c - (slack - 1) t) for each slack + 1 of the
+    N - x_0 microbatches after the warm-up.
     Paper: ADAPTRA, theorem 1, which gives the orders c and N c / (slack + 1); differs: with its constants, for strict
     alternation of B and F (within 2.3 % of simulation on average).
     """
@@ -136,7 +143,7 @@ def adaptra(problem, *, warmups=None):
 def frozen(problem, warmups):
     """The plan in which each stage alternates strictly: warm-up F, then B and F, then B and W, then W.
 
-    It is the plan that theorem 1 is about: its order does not react to delays, so that what the slack absorbs can be seen.
+    The plan that theorem 1 is about: its order does not react to delays, which shows what the slack absorbs.
     Paper: ADAPTRA, figures 4, 5 and 8.
     """
     placement, count = unidirectional(problem.stages), problem.microbatches

@@ -8,17 +8,17 @@ from .plan import Plan
 def crosspipe(problem, *, placement=None, weight_parts=4):
     """CrossPipe's greedy plan: CrossUDSub on the unidirectional placement, the greedy CrossWave on a wave.
 
-    Whenever a rank is free it takes, of what is there and fits in memory: before its first B, an F; then F and B in turn, and a
-    piece of W where memory keeps an F out; when its F are done, B before W. A piece of W fills any gap. Among equals the oldest
-    microbatch goes first. Messages occupy their link from the moment they are ready, in that order.
+    Whenever a rank is free it takes, of what is there and fits in memory: before its first B, an F; then F and B in
+    turn, and a piece of W where memory keeps an F out; when its F are done, B before W. A piece of W fills any gap.
+    Among equals the oldest microbatch goes first. Messages take their link as they become ready.
 
     Args:
         placement: unidirectional by default; loop, wave and bidirectional work too.
         weight_parts: pieces of each W.
 
     Cost: O(A log A) for A actions and pieces.
-    Paper: Chen et al. 2025 (CrossPipe), section 4.2, algorithm 1; differs: F and B stay whole, since the paper's rule never puts
-        anything between their pieces.
+    Paper: Chen et al. 2025 (CrossPipe), section 4.2, algorithm 1; differs: F and B stay whole, since the paper's rule
+        never puts anything between their pieces.
     """
     placement = placement or unidirectional(problem.stages)
     last = [W] * placement.num_ranks
@@ -27,7 +27,8 @@ def crosspipe(problem, *, placement=None, weight_parts=4):
         """(The stage with the oldest microbatch of `kind` that could start, whether one is kept out by memory)."""
         there = [stage for stage in state.stages[rank] if state.available(kind, stage)]
         fitting = [stage for stage in there if state.fits(kind, stage)]
-        return min(fitting, key=lambda stage: (state.started[kind][stage], -stage), default=None), len(fitting) < len(there)
+        first = min(fitting, key=lambda stage: (state.started[kind][stage], -stage), default=None)
+        return first, len(fitting) < len(there)
 
     def choose(state, rank):
         forward, no_room_for_forward = oldest(state, rank, F)

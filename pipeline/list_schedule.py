@@ -1,4 +1,4 @@
-"""The event-driven list scheduler under ADAPTRA and CrossPipe's greedy: they differ only in what an idle rank starts next."""
+"""The event-driven list scheduler that ADAPTRA and CrossPipe's greedy share: the choice of an idle rank is theirs."""
 
 from heapq import heapify, heappop, heappush
 from itertools import count
@@ -11,7 +11,7 @@ F, B, W = (KINDS.index(kind) for kind in "FBW")
 
 
 class State:
-    """A pipeline in the middle of an iteration, as a rule sees it; the microbatches of a stage go in order, kind by kind.
+    """A pipeline in the middle of an iteration, as a rule sees it; the microbatches of a stage and kind go in order.
 
     Attributes, by [kind][stage], kind being F, B or W as an index of KINDS:
         ready, started: how many actions may start by now, and have started; W in pieces of which `parts[W]` make one.
@@ -32,7 +32,9 @@ class State:
         self.used, self.busy = [0.0] * placement.num_ranks, [False] * placement.num_ranks
 
         def per_stage(table):
-            return [[table[tables.id(kind, stage, placement.route(stage))] for stage in range(stages)] for kind in (F, B, W)]
+            return [
+                [table[tables.id(kind, stage, placement.route(stage))] for stage in range(stages)] for kind in (F, B, W)
+            ]
 
         names = ("duration", "latency", "occupancy", "link", "alloc", "free")
         self.duration, self.latency, self.occupancy, self.link, self.alloc, self.free = (
@@ -45,7 +47,7 @@ class State:
         return self.started[kind][stage] < self.ready[kind][stage]
 
     def fits(self, kind, stage):
-        """Whether there is memory for it; an F leaves enough that a microbatch which has begun can also end (see _reserves)."""
+        """Whether there is memory for it; an F leaves enough that a microbatch which has begun can also end."""
         rank = self.rank_of[stage]
         need = self.alloc[kind][stage]
         if kind == F:
@@ -53,20 +55,30 @@ class State:
             for other in self.stages[rank]:
                 # A microbatch of another route that has none here must still find its place.
                 here = self.started[F][other] - self.done[W][other]
-                if self.placement.route(other) != self.placement.route(stage) and not here and self.started[F][other] < self.total[other]:
+                if (
+                    self.placement.route(other) != self.placement.route(stage)
+                    and not here
+                    and self.started[F][other] < self.total[other]
+                ):
                     need += self.alloc[F][other]
         return need == 0 or self.used[rank] + need <= self.capacity[rank]
 
     def _reserves(self):
-        """Per stage: memory that an F leaves free, for the F of its microbatch on the rank's later stages and for one B.
+        """Per stage: memory that an F leaves free for the rank's later F of the same microbatch, and for one B.
 
-        The oldest microbatch whose F are not all done always finds what it needs: whoever comes later on the way takes the
+        The oldest microbatch whose F are not all done always finds what it needs: whoever comes later takes the
         rank's earlier stages only if it leaves that much. So no order of choices ends in a deadlock.
         """
         reserves = []
         for stage, rank in enumerate(self.rank_of):
-            later = [other for other in self.stages[rank] if other > stage and self.placement.route(other) == self.placement.route(stage)]
-            reserves.append(sum(self.alloc[F][other] for other in later) + max(self.alloc[B][other] for other in self.stages[rank]))
+            later = [
+                other
+                for other in self.stages[rank]
+                if other > stage and self.placement.route(other) == self.placement.route(stage)
+            ]
+            reserves.append(
+                sum(self.alloc[F][other] for other in later) + max(self.alloc[B][other] for other in self.stages[rank])
+            )
         return reserves
 
 
@@ -143,7 +155,8 @@ def list_schedule(problem, placement, choose, weight_parts=1):
         now = events[0][0]
     for stage, rank in enumerate(state.rank_of):
         if state.done[W][stage] < state.total[stage]:
-            raise InputError(f"memory: got {problem.limits.capacity[rank]:g} on rank {rank}, expected room for a microbatch of each route")
+            got = f"got {problem.limits.capacity[rank]:g} on rank {rank}"
+            raise InputError(f"memory: {got}, expected room for a microbatch of each route")
     return orders
 
 
@@ -165,7 +178,7 @@ def _followers(placement):
 
 
 def _openings(problem, placement):
-    """Stage -> the time from which its F may run: 0, or the end of its parameters' all-gather, one at a time on each rank."""
+    """Stage -> when its F may run: at 0, or at the end of its parameters' all-gather, one at a time on each rank."""
     gather = costs(problem, placement).all_gather.tolist()
     opened, free = {}, [0.0] * placement.num_ranks
     for stage, rank in enumerate(placement.stage_to_rank):

@@ -1,4 +1,4 @@
-"""CrossPipe's optimal planner: a constraint solver over actions and messages, which also proves how good its plan is."""
+"""CrossPipe's optimal planner: a constraint solver over actions and messages, which proves how good its plan is."""
 
 import os
 import time
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple
 
-from ..errors import ScheduleError
+from ..errors import InputError, ScheduleError
 from .bounds import lower_bound
 from .check import check
 from .costs import costs
@@ -67,7 +67,8 @@ def solve(problem, *, placement=None, hint=None, time_limit_s=60.0, gap=0.0, wor
         progress: called with an Improvement whenever there is one.
 
     Raises:
-        ScheduleError: the hint is not a plan of this problem.
+        ScheduleError: the hint is not a plan of this problem that fits in memory.
+        InputError: it holds fused actions or pieces.
 
     Cost: one variable per action and message; 4 to 8 stages x 8 to 16 microbatches are proved in seconds.
     Paper: Chen et al. 2025 (CrossPipe), section 4.1; differs: times are whole numbers, memory is taken from an action's
@@ -76,9 +77,13 @@ def solve(problem, *, placement=None, hint=None, time_limit_s=60.0, gap=0.0, wor
     began = time.monotonic()
     placement = placement or unidirectional(problem.stages)
     hint = hint or best_hint(problem, placement)
-    timeline = simulate(hint, problem)
+    if any(action.parts > 1 or action.kind not in SPLIT_KINDS for rank in hint.ranks for action in rank):
+        raise InputError(
+            f"hint: got actions of {hint.scheduler} that are fused or in pieces, expected whole F, B and W"
+        )
+    timeline = simulate(check(hint, problem), problem)
     bound = lower_bound(problem, placement)
-    search = _Search(problem, hint, timeline, bound, began, progress)
+    search = _Search(timeline, bound, began, progress)
     if not search.is_closed(gap):
         search.solve(time_limit_s, gap, workers)
     return search.solution()
@@ -88,7 +93,11 @@ def best_hint(problem, placement):
     """The best plan that a quick scheduler makes on this placement and that fits in memory."""
     plans = [crosspipe(problem, placement=placement, weight_parts=1)]
     plans += [plan(problem, name) for name in QUICK.get(placement.name, ())]
-    found = [(simulate(checked, problem).makespan, i) for i, made in enumerate(plans) if (checked := _fitting(made, problem, placement))]
+    found = [
+        (simulate(checked, problem).makespan, i)
+        for i, made in enumerate(plans)
+        if (checked := _fitting(made, problem, placement))
+    ]
     return plans[min(found)[1]]
 
 
@@ -103,9 +112,9 @@ def _fitting(made, problem, placement):
 class _Search:
     """The best plan and bound so far, each a fact: plans are simulated, bounds proved."""
 
-    def __init__(self, problem, plan, timeline, bound, began, progress):
-        self.problem, self.began, self.progress = problem, began, progress
-        self.plan, self.timeline, self.bound = plan, timeline, bound
+    def __init__(self, timeline, bound, began, progress):
+        self.problem, self.plan, self.timeline = timeline.problem, timeline.plan, timeline
+        self.bound, self.began, self.progress = bound, began, progress
         self.improvements = []
         self.note(timeline.makespan, bound)
 
@@ -115,7 +124,9 @@ class _Search:
     def note(self, makespan=inf, lower_bound=0.0):
         """Tell of an Improvement, if it is one."""
         before = self.improvements[-1] if self.improvements else Improvement(0.0, inf, 0.0)
-        now = Improvement(time.monotonic() - self.began, min(before.makespan, makespan), max(before.lower_bound, lower_bound))
+        now = Improvement(
+            time.monotonic() - self.began, min(before.makespan, makespan), max(before.lower_bound, lower_bound)
+        )
         if now[1:] != before[1:]:
             self.improvements.append(now)
             if self.progress:
@@ -154,17 +165,20 @@ class _Search:
             self.plan, self.timeline = plan, timeline
 
     def solution(self):
-        # Rounding of times leaves a gap below a millionth where they are not exact in whole numbers.
         makespan, bound = self.timeline.makespan, min(self.bound, self.timeline.makespan)
-        return Solution(
-            self.plan, makespan, bound, makespan - bound <= 1e-5 * makespan, time.monotonic() - self.began, tuple(self.improvements)
-        )  # fmt: skip
+        # Times that are not exact in whole numbers leave a gap of less than that.
+        is_optimal = makespan - bound <= 1e-5 * makespan
+        elapsed_s = time.monotonic() - self.began
+        return Solution(self.plan, makespan, bound, is_optimal, elapsed_s, tuple(self.improvements))
 
 
 def _add_hint(model, timeline):
     """Give the solver a whole solution to start from: a simulated timeline."""
     actions = [action for rank in timeline.plan.ranks for action in rank]
-    start, end = (dict(zip(actions, (times * model.scale + 1e-6).astype(int).tolist(), strict=True)) for times in (timeline.start, timeline.end))
+    start, end = (
+        dict(zip(actions, (times * model.scale + 1e-6).astype(int).tolist(), strict=True))
+        for times in (timeline.start, timeline.end)
+    )
     sent = dict(zip(actions, (timeline.sent * model.scale + 1e-6).tolist(), strict=True))
     values = [(model.makespan, -(-int(timeline.makespan * model.scale - 1e-6) // model.grain))]
     values += [(variable, start[action]) for action, variable in model.start.items()]

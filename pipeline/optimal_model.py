@@ -1,4 +1,4 @@
-"""The planning problem as a constraint model for OR-tools CP-SAT: actions and messages are intervals, all times whole numbers."""
+"""The planning problem as a constraint model for OR-tools CP-SAT: actions and messages in whole numbers of time."""
 
 from collections import defaultdict
 from dataclasses import dataclass
@@ -12,10 +12,11 @@ from .action import KINDS, Action, dependencies
 from .costs import Costs
 
 SPLIT_KINDS = ("F", "B", "W")
-# Whole numbers per unit of time are chosen so that every time is exact if the horizon then has at most 100 times as many, else
+# Whole numbers per unit of time are chosen so that every time is exact if the horizon then has at most 100 times as
+# many, else
 # so that it has as many.
 FINEST = 10_000_000
-# Actions of a unit or two the solver takes for an assignment problem, which it presolves for seconds; so none is shorter.
+# The solver takes actions of one unit for an assignment problem, which it presolves for seconds; so none is shorter.
 SHORTEST = 16
 
 
@@ -46,11 +47,13 @@ class Model:
 
 
 def time_scale(tables: Costs, horizon):
-    """(Whole numbers per unit of time, how many of these divide every time): exact if at all possible; else rounded, and 1."""
+    """(Whole numbers per unit of time, how many of them divide every time, or 1 where times must be rounded)."""
     times = np.concatenate([tables.duration, tables.latency, tables.occupancy, tables.all_gather, tables.reduce])
     fractions = [Fraction(value).limit_denominator(10**6) for value in np.unique(times).tolist()]
     scale = lcm(*(fraction.denominator for fraction in fractions))
-    exact = np.allclose(np.unique(times) * scale, [float(fraction * scale) for fraction in fractions], rtol=1e-12, atol=0)
+    exact = np.allclose(
+        np.unique(times) * scale, [float(fraction * scale) for fraction in fractions], rtol=1e-12, atol=0
+    )
     if not exact or scale * horizon > 100 * FINEST:
         return FINEST / horizon, 1
     whole = np.round(np.unique(times) * scale).astype(int)
@@ -61,7 +64,8 @@ def time_scale(tables: Costs, horizon):
 def build_model(tables: Costs, horizon, lower_bound):
     """The Model of a problem on a placement, with no plan longer than `horizon` and none shorter than `lower_bound`.
 
-    Where times are not exact in whole numbers they are rounded down, so that what the solver proves holds for the true ones.
+    Where times are not exact in whole numbers they are rounded down, so that what the solver proves holds for the true
+    ones.
     """
     from ortools.sat.python import cp_model
 
@@ -102,7 +106,7 @@ class _Builder:
         return self.start[action] + self.duration[self.id(action)]
 
     def add_ranks(self):
-        """One action at a time on each rank; those of one kind on one stage in the order of their (alike) microbatches."""
+        """One action at a time on each rank; those of one kind and stage in the order of microbatches, all alike."""
         intervals = [[] for _ in range(self.placement.num_ranks)]
         for stage, rank in enumerate(self.placement.stage_to_rank):
             for kind in SPLIT_KINDS:
@@ -128,7 +132,9 @@ class _Builder:
                 else:
                     self.message[need] = self.variable()
                     self.model.add(self.message[need] >= self.end(need))
-                    self.model.add(self.start[action] >= self.message[need] + self.occupancy[number] + self.latency[number])
+                    self.model.add(
+                        self.start[action] >= self.message[need] + self.occupancy[number] + self.latency[number]
+                    )
         streams = defaultdict(lambda: defaultdict(list))
         for action in self.message:
             streams[int(self.tables.link[self.id(action)])][action.kind, action.stage].append(action)
@@ -138,8 +144,8 @@ class _Builder:
     def add_link(self, streams):
         """One message at a time on a link.
 
-        Where one rank sends they go in the order in which their actions end, as the simulator has it; where several do, the
-        order is the solver's to choose, and becomes the plan's message_order.
+        Where one rank sends they go in the order in which their actions end, as the simulator has it; where several do,
+        the order is the solver's to choose, and becomes the plan's message_order.
         """
         for stream in streams:
             for before, after in pairwise(stream):
@@ -147,7 +153,10 @@ class _Builder:
         everything = [action for stream in streams for action in stream]
         if len({self.placement.stage_to_rank[action.stage] for action in everything}) > 1:
             sizes = [self.occupancy[self.id(action)] for action in everything]
-            messages = [self.model.new_fixed_size_interval_var(self.message[a], size, "") for a, size in zip(everything, sizes, strict=True)]
+            messages = [
+                self.model.new_fixed_size_interval_var(self.message[a], size, "")
+                for a, size in zip(everything, sizes, strict=True)
+            ]
             self.model.add_no_overlap(messages)
             self.shared_links.append(everything)
             return
@@ -173,9 +182,9 @@ class _Builder:
     def add_memory_of(self, rank, capacity):
         """What actions take from their start and give back at their end never exceeds the rank's capacity.
 
-        With one stage on the rank and a B that changes nothing: F m starts after W m - M, M being how many activations fit,
-        since the W end in order. Otherwise a cumulative constraint: since F + B + W is zero, what an F takes is held until the end of
-        its B or of its W, and what a B takes until the end of its W.
+        With one stage on the rank and a B that changes nothing: F m starts after W m - M, M being how many activations
+        fit, since the W end in order. Otherwise a cumulative constraint: since F + B + W is zero, what an F takes is
+        held until the end of its B or of its W, and what a B takes until the end of its W.
         """
         stages = self.placement.stages_of(rank)
         changes = {stage: [self.memory_change(kind, stage) for kind in SPLIT_KINDS] for stage in stages}
@@ -185,10 +194,16 @@ class _Builder:
             for weight, action in zip(self.stream("W", stages[0]), self.stream("F", stages[0])[room:], strict=False):
                 self.model.add(self.start[action] >= self.end(weight))
             return
-        scale = lcm(*(Fraction(value).limit_denominator(10**4).denominator for change in changes.values() for value in change))
+        scale = lcm(
+            *(Fraction(value).limit_denominator(10**4).denominator for change in changes.values() for value in change)
+        )
         held, amounts = [], []
         for stage, (forward, backward, weight) in changes.items():
-            spans = [("F", "B", -backward), ("F", "W", -weight)] if backward < 0 else [("F", "W", forward), ("B", "W", backward)]
+            spans = (
+                [("F", "B", -backward), ("F", "W", -weight)]
+                if backward < 0
+                else [("F", "W", forward), ("B", "W", backward)]
+            )
             for taker, giver, amount in spans:
                 for first, last in zip(self.stream(taker, stage), self.stream(giver, stage), strict=True):
                     size = self.variable()
@@ -203,10 +218,10 @@ class _Builder:
         return float(self.tables.alloc[number] - self.tables.free[number])
 
     def add_makespan(self, grain, least):
-        """The end of the last action or data-parallel communication on any rank, one of the latter at a time on each rank.
+        """The end of the last action or data-parallel communication, one of the latter at a time on each rank.
 
-        A stage's first F waits for its all-gather; its all-reduce or reduce-scatter for its last W. Some plan of least makespan
-        has no idle time but that which times make, so its makespan is a multiple of `grain`.
+        A stage's first F waits for its all-gather; its all-reduce or reduce-scatter for its last W. Some plan of least
+        makespan has no idle time but that which times make, so its makespan is a multiple of `grain`.
         """
         makespan = self.model.new_int_var(min(least, -(-self.horizon // grain)), -(-self.horizon // grain), "makespan")
         lanes = [[] for _ in range(self.placement.num_ranks)]

@@ -35,17 +35,18 @@ def partition_layers(layer_times, stage_speeds, layer_memory=None, stage_memory=
     """The contiguous partition, one layer or more per stage in order, whose slowest stage is fastest.
 
     Args:
-        layer_times: time of each layer (F, B and W together) on a device of speed 1, embedding and output layers included
-            as the first and last entries.
+        layer_times: time of each layer (F, B and W together) on a device of speed 1, embedding and output layers
+            included as the first and last entries.
         stage_speeds: speed of each stage's device; layer time / speed is its time there.
         layer_memory, stage_memory: memory of each layer and of each stage's device, in one unit; None for no limit.
 
     Raises:
         InputError: a length, sign or memory limit that no partition can meet.
 
-    Cost: a dynamic programme over (stage, last layer), O(S L w) where no stage of a better partition holds more than w layers.
-    Paper: Chen et al. 2025 (CrossPipe), sections 6.1 and 8.1, where embedding and output count as one layer each and faster
-        nodes get more layers; differs: exact, with measured times, speeds and memory.
+    Cost: a dynamic programme over (stage, last layer), O(S L w) where no stage of a better partition holds more than w
+        layers.
+    Paper: Chen et al. 2025 (CrossPipe), sections 6.1 and 8.1, where embedding and output count as one layer each and
+        faster nodes get more layers; differs: exact, with measured times, speeds and memory.
     """
     times, speeds = _positive(layer_times, "layer times"), _positive(stage_speeds, "stage speeds", strictly=True)
     num_layers, num_stages = len(times), len(speeds)
@@ -58,7 +59,8 @@ def partition_layers(layer_times, stage_speeds, layer_memory=None, stage_memory=
     for values, expected, what in ((memory, num_layers, "layer memory"), (limits, num_stages, "stage memory")):
         if len(values) != expected:
             raise InputError(f"{what}: got {len(values)} values, expected {expected}")
-    # Any partition found within a bound proves that no better one lies outside it; so widen the bound until one is found.
+    # Any partition found within a bound proves that no better one lies outside it; so widen the bound until one is
+    # found.
     bound, widest = 1.25 * max(times.sum() / speeds.sum(), times.max() / speeds.max()), times.sum() / speeds.min()
     while (starts := _search(times, speeds, memory, limits, bound)) is None:
         if bound >= widest:

@@ -1,4 +1,4 @@
-"""What one training iteration takes when two datacenters share the job: by pipeline, by data parallelism, or in one place."""
+"""What an iteration takes in two datacenters: by a pipeline across them, by data parallelism across them, or in one."""
 
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -39,7 +39,9 @@ class Transformer:
         return 2 * self.layer_parameters * sequence_length, 2 * sequence_length**2 * self.hidden
 
 
-LLAMA3_405B = Transformer(num_layers=126, hidden=16384, feedforward=53248, num_heads=128, num_kv_heads=8, vocabulary=128256)
+LLAMA3_405B = Transformer(
+    num_layers=126, hidden=16384, feedforward=53248, num_heads=128, num_kv_heads=8, vocabulary=128256
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,7 @@ class TwoDatacenters:
 
     @property
     def stage_times_s(self):
-        """(F, B, W) seconds of one stage and microbatch: B repeats the products and does attention twice, W the products once."""
+        """(F, B, W) seconds of a stage and microbatch: B does the products once and attention twice, W the products."""
         layers = (self.model.num_layers + 2) / self.num_stages
         rate = self.flops_per_s * self.tensor_parallel
         products, attention = (layers * flops / rate for flops in self.model.layer_flops(self.sequence_length))
@@ -70,7 +72,7 @@ class TwoDatacenters:
 
     @property
     def message_nbytes(self):
-        """Bytes that one microbatch sends over the link between the datacenters, all data-parallel pipelines together."""
+        """Bytes that one microbatch sends over the link, all data-parallel pipelines together."""
         return self.sequence_length * self.model.hidden * BYTES_PER_VALUE * self.data_parallel
 
     @property
@@ -89,7 +91,7 @@ class TwoDatacenters:
 
     @property
     def pipeline_problem(self):
-        """The Problem, in seconds, of a pipeline through both datacenters in the memory of 1F1B; gradients stay within each.
+        """The Problem, in seconds, of a pipeline through both datacenters in the memory of 1F1B.
 
         Its middle link is the one between the datacenters: each direction of it carries the messages of all pipelines.
         """
@@ -110,7 +112,7 @@ class TwoDatacenters:
 
 
 class Comparison(NamedTuple):
-    """Seconds of one iteration: by pipeline across the datacenters, by data parallelism across them, and in one datacenter."""
+    """Seconds of one iteration: by pipeline across both datacenters, data parallelism across both, and in one."""
 
     pipeline_s: float
     scheduler: str
@@ -131,11 +133,11 @@ class Comparison(NamedTuple):
 def compare(setting):
     """The Comparison of the ways to run `setting`, a TwoDatacenters.
 
-    Across: the best of `SCHEDULERS` plans for the link. Data parallelism across: ZB-V in each datacenter, then the gradients,
-    not overlapped. One datacenter: ZB-V or the best plan for a link without delay.
-    Paper: Chen et al. 2025 (CrossPipe), section 5.2, figure 9; differs: greedy plans and ADAPTRA's instead of the solver's. At
-        4 GB/s and 4 ms the paper prints a speedup of 3.05; its printed setting gives 1.5: 137 s of activations against 203 s
-        of gradients.
+    Across: the best of `SCHEDULERS` plans for the link. Data parallelism across: ZB-V in each datacenter, then the
+    gradients, not overlapped. One datacenter: ZB-V or the best plan for a link without delay.
+    Paper: Chen et al. 2025 (CrossPipe), section 5.2, figure 9; differs: greedy plans and ADAPTRA's instead of the
+        solver's. At 4 GB/s and 4 ms the paper prints a speedup of 3.05; its printed setting gives 1.5: 137 s of
+        activations against 203 s of gradients.
     """
     problem = setting.pipeline_problem
     alone = replace(problem, link_latency=0.0, link_bandwidth=None)

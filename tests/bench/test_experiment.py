@@ -4,7 +4,6 @@ import json
 from importlib import import_module
 
 import pytest
-
 from lanterne.bench.cli import main
 from lanterne.bench.experiment import EXPERIMENTS
 
@@ -31,7 +30,10 @@ def run(tmp_path_factory):
             with pytest.MonkeyPatch.context() as patch:
                 for key, value in SMALL[name].items():
                     patch.setattr(module, key, value)
-                assert main(["experiment", name, "--quick", "--json", f"{folder}/out.json", "--plot", f"{folder}/out.png"]) == 0
+                assert (
+                    main(["experiment", name, "--quick", "--json", f"{folder}/out.json", "--plot", f"{folder}/out.png"])
+                    == 0
+                )
             document = json.loads((folder / "out.json").read_text())
             assert document["schema_version"] == 1 and document["experiment"] == name
             found[name] = document["results"], (folder / "out.png").read_bytes()
@@ -49,7 +51,9 @@ def test_it_draws_and_tabulates(name, run):
 
 
 def test_adaptra_is_within_a_percent_without_a_memory_limit(run):
-    free, capped = ([r for r in run("adaptra-19")[0] if (r["max_inflight_activations"] is None) == free] for free in (True, False))
+    free, capped = (
+        [r for r in run("adaptra-19")[0] if (r["max_inflight_activations"] is None) == free] for free in (True, False)
+    )
     assert all(record["proved"] == len(record["gaps"]) for record in free)
     steps, events = ({r["steps_per_action"]: sum(r["gaps"]) for r in free}[key] for key in (1, None))
     assert events <= 0.01 * 3 and events <= steps

@@ -1,7 +1,6 @@
 """Random problems for property tests, small enough for every planner: unequal durations, delays, bandwidths, memory."""
 
 from hypothesis import strategies as st
-
 from lanterne.pipeline.placement import PLACEMENTS, make_placement
 from lanterne.pipeline.problem import Problem
 
@@ -16,7 +15,10 @@ def problems(draw, stages=4, microbatches=6, memory=True, data_parallel=True):
 
     options = {"link_latency": per_stage(0, 9, stages - 1)}
     if draw(st.booleans()):
-        options |= {"link_bandwidth": per_stage(1, 4, stages - 1), "message_nbytes": draw(st.sampled_from([12, [12, 24]]))}
+        options |= {
+            "link_bandwidth": per_stage(1, 4, stages - 1),
+            "message_nbytes": draw(st.sampled_from([12, [12, 24]])),
+        }
         if stages > 2 and draw(st.booleans()):
             options["shared_links"] = [[[0, 1], [1, 2]], [[1, 0], [2, 1]]]
     if memory and draw(st.booleans()):
@@ -25,7 +27,12 @@ def problems(draw, stages=4, microbatches=6, memory=True, data_parallel=True):
         weight = [-f - b for f, b in zip(forward, backward, strict=True)]
         # Bidirectional placements hold a microbatch of either direction: twice what one needs.
         capacity = [2 * (f + max(b, 0)) + extra for f, b, extra in zip(forward, backward, per_stage(0, 6), strict=True)]
-        options["memory"] = {"forward": forward, "backward_input": backward, "backward_weight": weight, "capacity": capacity}
+        options["memory"] = {
+            "forward": forward,
+            "backward_input": backward,
+            "backward_weight": weight,
+            "capacity": capacity,
+        }
     if data_parallel and draw(st.booleans()):
         kinds = {"all_reduce": ("time",), "zero1": ("reduce_scatter", "all_gather")}
         kind = draw(st.sampled_from(sorted(kinds)))

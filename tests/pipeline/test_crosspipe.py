@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from lanterne.errors import InputError
 from lanterne.pipeline.check import check
 from lanterne.pipeline.crosspipe import crosspipe, crosspipe_wave
 from lanterne.pipeline.placement import PLACEMENTS, make_placement
 from lanterne.pipeline.problem import Problem
 from lanterne.pipeline.simulate import simulate
+
+from lanterne.errors import InputError
 
 from .random_problems import placements, problems
 
@@ -60,7 +60,8 @@ def test_two_routes_need_room_for_both():
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_the_scheduler_sees_the_times_that_the_simulator_finds(placement):
-    """Nothing is picked before it is there: no rank idles before an action although a later one of its plan was there."""
+    """Nothing is picked before it is there: no rank idles before an action although a later one of its plan was
+    there."""
     problem = Problem(4, 9, [1, 2, 3, 1], [2, 3, 1, 2], [3, 1, 2, 1], [4, 2, 3], [2, 3, 4], 6)
     plan = crosspipe(problem, placement=make_placement(placement, 4), weight_parts=1)
     timeline = simulate(plan, problem)
@@ -73,7 +74,8 @@ def test_the_scheduler_sees_the_times_that_the_simulator_finds(placement):
 
 
 def test_a_narrow_link_is_priced():
-    """With messages that take as long as 4 F, the plan leads the one made for a free link, which only latency would suggest."""
+    """With messages that take as long as 4 F, the plan leads the one made for a free link, which only latency would
+    suggest."""
     narrow = Problem(4, 16, 1, 2, 1, 0, [None, 1, None], 4, max_inflight_activations=8)
     blind = crosspipe(Problem(4, 16, 1, 2, 1, 0, max_inflight_activations=8))
     assert simulate(crosspipe(narrow), narrow).makespan < simulate(blind, narrow).makespan

@@ -7,8 +7,6 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from lanterne.errors import ScheduleError
 from lanterne.pipeline.action import Action
 from lanterne.pipeline.check import check
 from lanterne.pipeline.costs import costs
@@ -19,6 +17,8 @@ from lanterne.pipeline.placement import unidirectional, wave
 from lanterne.pipeline.plan import Plan
 from lanterne.pipeline.problem import Problem
 from lanterne.pipeline.simulate import simulate
+
+from lanterne.errors import InputError, ScheduleError
 
 from .random_problems import placements, problems
 
@@ -37,6 +37,12 @@ def orders_of(stage, microbatches):
                     longer.append(((*order, Action("FBW"[kind], stage, counts[kind])), more))
         found = longer
     return [order for order, _ in found]
+
+
+def gpipe_of_whole_actions(problem):
+    """All F, then B and W."""
+    ranks = [[Action(kind, s, m) for kind in "FBW" for m in range(problem.microbatches)] for s in range(problem.stages)]
+    return Plan.from_actions(ranks, unidirectional(problem.stages), problem.microbatches)
 
 
 def brute_force(problem):
@@ -85,7 +91,8 @@ def test_every_case_is_proved(case):
 
 
 def test_messages_choose_their_turn_on_a_shared_link():
-    """Both ends of the middle stage send on one link: an order of messages that is not first come, first served, is the plan's."""
+    """Both ends of the middle stage send on one link: an order of messages that is not first come, first served, is the
+    plan's."""
     problem = Problem(3, 3, [1, 2, 3], [2, 3, 1], [3, 1, 2], [1, 2], 4, 12, [[[0, 1], [1, 2], [1, 0], [2, 1]]])
     solution = solve(problem, workers=1)
     assert solution.is_optimal and [len(link) for link in solution.plan.message_order] == [12]
@@ -115,13 +122,19 @@ def test_times_that_are_not_whole():
 
 
 def test_time_limit_and_hint():
-    problem = Problem(8, 24, [100, 110, 90, 120, 100, 95, 105, 100], 113, 87, [50, 0, 170, 0, 90, 0, 60], max_inflight_activations=9)
+    problem = Problem(
+        8, 24, [100, 110, 90, 120, 100, 95, 105, 100], 113, 87, [50, 0, 170, 0, 90, 0, 60], max_inflight_activations=9
+    )
     hint = crosspipe(problem, weight_parts=1)
     solution = solve(problem, hint=hint, time_limit_s=0.5)
     assert solution.improvements[0].makespan == simulate(hint, problem).makespan >= solution.makespan
     assert solution.lower_bound <= solution.makespan
     with pytest.raises(ScheduleError):
-        solve(problem, hint=crosspipe(Problem(8, 23, 1, 1, 1)))
+        solve(problem, hint=crosspipe(Problem(8, 23, 1, 1, 1), weight_parts=1))
+    with pytest.raises(ScheduleError, match="memory"):
+        solve(problem, hint=gpipe_of_whole_actions(problem))
+    with pytest.raises(InputError, match="expected whole F, B and W"):
+        solve(problem, hint=crosspipe(problem, weight_parts=2))
 
 
 def test_the_scheduler_returns_the_plan():

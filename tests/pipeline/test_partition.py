@@ -1,13 +1,13 @@
 """The layer partitioner against brute force, and its errors."""
 
-from itertools import combinations
+from itertools import combinations, pairwise
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lanterne.pipeline.partition import partition_layers
 
 from lanterne.errors import InputError
-from lanterne.pipeline.partition import partition_layers
 
 
 def brute_force(times, speeds, memory, limits):
@@ -15,7 +15,7 @@ def brute_force(times, speeds, memory, limits):
     best = None
     for cuts in combinations(range(1, len(times)), len(speeds) - 1):
         starts = (0, *cuts, len(times))
-        spans = [slice(start, end) for start, end in zip(starts, starts[1:], strict=False)]
+        spans = [slice(start, end) for start, end in pairwise(starts)]
         if any(sum(memory[span]) > limit for span, limit in zip(spans, limits, strict=True)):
             continue
         bottleneck = max(sum(times[span]) / speed for span, speed in zip(spans, speeds, strict=True))
@@ -27,8 +27,10 @@ def brute_force(times, speeds, memory, limits):
 def cases(draw):
     num_layers = draw(st.integers(1, 9))
     num_stages = draw(st.integers(1, min(num_layers, 4)))
+
     def whole(count, least, most):
         return draw(st.lists(st.integers(least, most), min_size=count, max_size=count))
+
     return whole(num_layers, 0, 30), whole(num_stages, 1, 8), whole(num_layers, 0, 5), whole(num_stages, 1, 20)
 
 
@@ -53,7 +55,8 @@ def test_a_slow_last_device_still_gets_a_layer():
 
 
 def test_embedding_and_output_count_as_layers():
-    # Llama style: 30 transformer layers, embedding and output as heavy as one layer each, on 4 equal stages: 8 layers each.
+    # Llama style: 30 transformer layers, embedding and output as heavy as one layer each, on 4 equal stages: 8 layers
+    # each.
     assert partition_layers([3] * 32, [1] * 4).num_layers == (8, 8, 8, 8)
     # An output layer three times as heavy takes two transformer layers' place; the devices' speeds count too.
     assert partition_layers([1] + [1] * 28 + [3], [1, 1, 1, 1]).num_layers[-1] == 6
@@ -68,7 +71,9 @@ def test_a_thousand_layers_on_128_unequal_stages():
 
 def test_stage_sums_give_a_problem_its_durations():
     found = partition_layers([1, 2, 3, 6], [1, 2])
-    assert found.stage_sums([10, 20, 30, 60]) == tuple(10 * t * v for t, v in zip(found.stage_times, (1, 2), strict=True))
+    assert found.stage_sums([10, 20, 30, 60]) == tuple(
+        10 * t * v for t, v in zip(found.stage_times, (1, 2), strict=True)
+    )
     with pytest.raises(InputError, match="got 3, expected 4"):
         found.stage_sums([1, 2, 3])
 
