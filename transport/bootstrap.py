@@ -7,13 +7,15 @@
    A MASTER_ADDR that is not loopback needs a LANTERNE_TOKEN that is the same on all ranks;
 4. none of these: a job of one rank.
 
-The store listens on loopback where all ranks share a host, else on one address only: LANTERNE_BIND, MASTER_ADDR (3), or
-the one that this host's name has (2). LANTERNE_PORT overrides MASTER_PORT.
+The store listens on one address only: loopback where all ranks share a host, else that of this host's name (2), or
+MASTER_ADDR (3). LANTERNE_BIND, an address or an interface, overrides both, and LANTERNE_PORT overrides MASTER_PORT.
 """
 
+import fcntl
 import os
 import secrets
 import socket
+import struct
 from ipaddress import ip_address
 
 from ..errors import InputError, Unavailable
@@ -24,6 +26,7 @@ from .store_process import StoreProcess
 # Variables that MPI launchers set; the first names hold the world size.
 MPI_SIZE_VARIABLES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
 MPI_VARIABLES = (*MPI_SIZE_VARIABLES, "PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")
+SIOCGIFADDR = 0x8915  # Linux: ask for an interface's address
 TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 # Without LANTERNE_TOKEN, on loopback only: no secret, so it keeps out accidents but no local user.
 OPEN_TOKEN = "loopback-without-a-secret"
@@ -124,7 +127,7 @@ def _connect_by_torchrun(timeout_s):
     if "LANTERNE_PORT" in os.environ:
         port = _port("LANTERNE_PORT", os.environ["LANTERNE_PORT"])
     token = os.environ.get("LANTERNE_TOKEN")
-    bind = os.environ.get("LANTERNE_BIND", host)
+    bind = _asked_address() or host
     if token is None:
         public = next((address for address in (host, bind) if not _is_loopback(address)), None)
         if public is not None:
@@ -134,7 +137,8 @@ def _connect_by_torchrun(timeout_s):
             )
         token = OPEN_TOKEN
     process = StoreProcess(token, bind, port, until="members") if rank == 0 else None
-    return Group(rank, world_size, StoreClient((host, port), token, timeout_s, early=True), process, timeout_s)
+    address = process.address if process else (host, port)
+    return Group(rank, world_size, StoreClient(address, token, timeout_s, early=True), process, timeout_s)
 
 
 def _rank_and_world_size():
@@ -164,10 +168,23 @@ def _is_loopback(host):
     return all(ip_address(address.partition("%")[0]).is_loopback for address in found)
 
 
+def _asked_address():
+    """LANTERNE_BIND as an address or host name, or as the address of the interface it names; "" if it is not set."""
+    asked = os.environ.get("LANTERNE_BIND", "")
+    if asked not in [name for _index, name in socket.if_nameindex()]:
+        return asked
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        try:
+            answer = fcntl.ioctl(sock, SIOCGIFADDR, struct.pack("256s", asked.encode()))
+        except OSError as error:
+            raise Unavailable(f"LANTERNE_BIND: interface {asked} has no IPv4 address: {error.strerror}") from error
+    return socket.inet_ntoa(answer[20:24])
+
+
 def _listen_address(several_hosts):
     """The one address that the store listens on: LANTERNE_BIND, loopback on a single host, else this host's own."""
-    if "LANTERNE_BIND" in os.environ:
-        return os.environ["LANTERNE_BIND"]
+    if asked := _asked_address():
+        return asked
     if not several_hosts:
         return "127.0.0.1"
     for info in socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM):

@@ -195,7 +195,7 @@ class Watch:
     def _overdue(self, timeout_s):
         running = self._running()
         if not running:
-            return max(self._codes.values())
+            return self._exit_code(())
         raise TransportTimeout(f"launch: rank {_join(running)} still ran after {timeout_s:g} s and was ended", running)
 
     def _running(self):
@@ -223,6 +223,7 @@ def _popen(command, variables):
         env=variables,
         stdin=subprocess.DEVNULL,
         start_new_session=True,
+        # System calls only, so it cannot meet a lock that another thread held at the fork.
         preexec_fn=lambda: set_parent_death_signal(signal.SIGTERM, launcher),
     )
 

@@ -148,7 +148,7 @@ class Store:
         except ConnectionResetError:
             data = b""
         except OSError as error:
-            connection.lost = "its connection was lost: " + error.strerror.lower()
+            connection.lost = "its connection was lost: " + (error.strerror or str(error)).lower()
             data = b""
         connection.inbox += data
         try:

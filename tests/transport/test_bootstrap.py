@@ -62,7 +62,13 @@ def test_one_process_is_a_job(alone):
 
 
 @pytest.mark.parametrize(
-    "variables", [{}, {"LANTERNE_TOKEN": "the same on all ranks"}, {"TORCHELASTIC_USE_AGENT_STORE": "True"}]
+    "variables",
+    [
+        {},
+        {"LANTERNE_TOKEN": "the same on all ranks"},
+        {"TORCHELASTIC_USE_AGENT_STORE": "True"},
+        {"LANTERNE_BIND": "lo"},
+    ],
 )
 def test_torchrun_variables(mark, alone, variables):
     ranks = start_by_torchrun_variables(mark, 3, "report", **variables)
@@ -179,3 +185,5 @@ def test_the_address_of_a_store_for_several_hosts(alone):
         bootstrap._listen_address(several_hosts=True)
     alone.setenv("LANTERNE_BIND", "192.0.2.8")
     assert bootstrap._listen_address(several_hosts=False) == "192.0.2.8"
+    alone.setenv("LANTERNE_BIND", "lo")
+    assert bootstrap._listen_address(several_hosts=True) == "127.0.0.1"
