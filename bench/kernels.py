@@ -7,9 +7,10 @@
 Every iteration calls each kernel and its peer in turn, so a noisy neighbour hits both; `ratio` is the median over
 iterations. Comparisons per dtype and size, `reduce` being out += in, and `fold` k inputs, `out` the first of them, in
 one pass:
-  reduce / copy, fold / copy   their bandwidth over that of a copy: bytes read and written, 3, k + 1 and 2 per byte of
-  buffer reduce / add                 time of the array library's in-place add over ours
-  fold / adds                  time of its k - 1 in-place adds over ours
+  reduce / copy   bandwidth over that of a copy, by bytes read and written: three per byte of buffer against two
+  fold / copy     the same: k + 1 against two
+  reduce / add    time of the array library's in-place add over ours
+  fold / adds     time of its k - 1 in-place adds over ours
 Results are checked on every element, before and after timing. With --check a missed bar, too, is exit code 1. On the
 CPU, from 256 MiB on: reduce / copy 0.9 (float32), reduce / add 10 (float16), fold / adds 1.6 (float32, k = 7). On a
 GPU, from 1 GiB on: 0.9 of the copy, for reduce and fold alike.

@@ -85,7 +85,7 @@ class Calibration:
     """What a spin on one device takes: `overhead_s` of an empty kernel, `clock_hz` of clock64 while spinning.
 
     `tick_ns` is the step of the global timer: tens of nanoseconds to a microsecond, a thousand times as much on some
-        devices.
+    devices.
     """
 
     overhead_s: float
@@ -166,7 +166,8 @@ def spin_parts_ns(duration_ns):
 def measure_delay(duration_s, num_samples=20, timer=None):
     """Seconds that a stream was held up by `delay(duration_s)`, by CUDA events: one value per sample."""
     stream = import_cupy().cuda.Stream(non_blocking=True)
-    delay(0.0, stream, timer)
+    # The first launch compiles.
+    delay(1e-3, stream, timer)
     return [_elapsed_s(stream, lambda: delay(duration_s, stream, timer)) for _ in range(num_samples)]
 
 
