@@ -172,7 +172,7 @@ class DeviceEnd:
     def recv_reduce(self, kernel, out_address, nbytes, element_nbytes, stream=None):
         """Queue the arrival of a message that is combined with device memory as it lands: out = out op message.
 
-        The kernel reads the chunks where they are, in host memory: no scratch on the device, no copy before the reduction.
+        The kernel reads the chunks where they are, in host memory: no scratch on the device, no copy before.
 
         Args:
             kernel: from `cuda_reduce.prepare(op, dtype, 2)`.

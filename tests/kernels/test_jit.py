@@ -1,4 +1,4 @@
-"""The CPU kernels on other instruction sets than this machine's best: they compile, call nothing, and give the same bits."""
+"""The CPU kernels on other instruction sets than this machine's best: they call nothing and give the same bits."""
 
 import ctypes
 import platform
