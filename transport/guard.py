@@ -25,6 +25,8 @@ GRACE_S = float(os.environ.get("LANTERNE_GRACE_S", "10"))
 TERMINATE_S = 1.0
 # How long a rank may take to end that is dead to the others: it has failed, and MPI_Finalize would never return.
 EXIT_S = 2.0
+# The store's counter of guards that have started.
+STARTED_KEY = "lanterne/guards"
 # rank, size and rank on this host, as MPICH (and what descends from it) and Open MPI name them.
 MPI_NAMES = (
     ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
@@ -247,6 +249,7 @@ def main(command):
         rank, world_size, local_rank = place
         reader, _writer = _signals_to_a_socket()
         client.call(Kind.GUARD, [rank, world_size])
+        client.add(STARTED_KEY)
         os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_RANK": str(local_rank)}
         return Guard(command, rank, client, reader).run()
     except LanterneError as error:

@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ..errors import InputError, TransportError, TransportTimeout, Unavailable
-from .guard import set_parent_death_signal
+from .guard import STARTED_KEY, set_parent_death_signal
 from .store_client import StoreClient
 from .store_members import UNKNOWN_CODE
 from .store_process import StoreProcess
@@ -28,11 +28,15 @@ from .wire import Kind, unpack_fields
 MAX_WORLD_SIZE = 1024
 # How long mpiexec may take to end after its last rank, or guards after the store.
 END_S = 5.0
+# How long the launcher may take until all guards have started, and for each of them.
+START_S, START_RANK_S = 60.0, 1.0
 JOB_VARIABLE = "LANTERNE_JOB"
 RANK_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
-# Open MPI as root, with more ranks than cores: it refuses without the first, and without the last its waiting ranks
-# starve the others.
-OPEN_MPI_ENVIRONMENT = {
+# MPICH: on this host only, also in an allocation of a batch system. Open MPI as root and with more ranks than cores: it
+# refuses without the first ones, and without the last its waiting ranks starve the others.
+MPI_ENVIRONMENT = {
+    "HYDRA_LAUNCHER": "fork",
+    "HYDRA_RMK": "user",
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
     "OMPI_MCA_rmaps_base_oversubscribe": "1",
@@ -78,7 +82,7 @@ def launch(command, world_size, launcher="mpi", timeout_s=None, env=None):
     with _stopping_signals() as stopped, StoreProcess(token) as store:
         variables = {
             **RANK_ENVIRONMENT,
-            **OPEN_MPI_ENVIRONMENT,
+            **MPI_ENVIRONMENT,
             # Without the traces of an MPI job that we are ourselves a rank of.
             **{name: value for name, value in os.environ.items() if not OUTER_JOB.match(name)},
             **(env or {}),
@@ -133,11 +137,13 @@ class Watch:
         self._stopped = stopped
         self._codes = {}  # of the ranks that have ended, first end first
         self._world_size = world_size
+        self._start_s = START_S + START_RANK_S * world_size
         client.call(Kind.WATCH)
 
     def run(self, processes, timeout_s):
         """The job's exit code, once all `processes` (mpiexec, or the guards) have ended."""
         deadline = time.monotonic() + (float("inf") if timeout_s is None else timeout_s)
+        started_by = time.monotonic() + self._start_s
         poll = select.poll()
         poll.register(self._client, select.POLLIN)
         pidfds = [os.pidfd_open(process.pid) for process in processes]
@@ -156,6 +162,9 @@ class Watch:
                     return self._exit_code(processes)
                 if len(self._codes) == self._world_size:
                     deadline = min(deadline, time.monotonic() + END_S)
+                if time.monotonic() >= started_by:
+                    self._check_started()
+                    started_by = float("inf")
                 if time.monotonic() >= deadline:
                     return self._overdue(timeout_s)
                 poll.poll(min(0.2, max(0.0, deadline - time.monotonic())) * 1e3 + 1)
@@ -165,6 +174,13 @@ class Watch:
 
     def close(self):
         self._client.close()
+
+    def _check_started(self):
+        started = self._client.add(STARTED_KEY, 0)
+        if started < self._world_size:
+            raise Unavailable(
+                f"{self._starter}: started {started} ranks in {self._start_s:g} s, expected {self._world_size}"
+            )
 
     def _read_notices(self):
         try:

@@ -231,6 +231,25 @@ def test_an_mpiexec_that_makes_worlds_of_one_rank(monkeypatch, tmp_path, variabl
         launch([sys.executable, "-c", "raise SystemExit('a rank ran')"], 3)
 
 
+def test_an_mpiexec_that_starts_nothing(monkeypatch, tmp_path):
+    fake = tmp_path / "mpiexec"
+    fake.write_text("#!/bin/sh\nexec sleep 600\n")
+    fake.chmod(0o755)
+    monkeypatch.setattr(launch_module, "find_mpiexec", lambda: str(fake))
+    monkeypatch.setattr(launch_module, "START_S", 0.1)
+    monkeypatch.setattr(launch_module, "START_RANK_S", 0.1)
+    monkeypatch.setattr(launch_module, "END_S", 0.2)
+    with pytest.raises(Unavailable, match=f"{fake}: started 0 ranks in 0.3 s, expected 2"):
+        launch([sys.executable], 2)
+
+
+def test_a_batch_system_does_not_take_the_ranks_elsewhere(mark):
+    slurm = {"SLURM_JOB_ID": "5", "SLURM_NODELIST": "nodea,nodeb", "SLURM_NNODES": "2", "SLURM_TASKS_PER_NODE": "2(x2)"}
+    code, output, errors = finish(start(mark, "mpi", 2, sys.executable, JOB, "report", **slurm), mark)
+    assert (code, errors) == (0, "")
+    assert output.count('"payloads": ["0", "1"]') == 2
+
+
 @pytest.mark.parametrize(
     ("status", "expected"),
     [(0, (0, "exited with code 0")), (3 << 8, (3, "exited with code 3")), (9, (137, "killed by signal 9 (SIGKILL)"))],
