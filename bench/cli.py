@@ -17,6 +17,7 @@ COMMANDS = {
     "lab": ("lab", "run a command on every host of an emulated cluster with rate-limited links"),
     "bench": ("collective", "benchmark a collective, with and without a late rank"),
     "detect": ("detect", "find when a job became slow and when it recovered, in its iteration times"),
+    "locate": ("locate", "say which worker, link or stage makes recorded steps long, or that it is the data"),
     "rebalance": ("rebalance", "distribute microbatches over groups of different speed"),
     "bench kernels": ("kernels", "benchmark the reductions of one CPU or GPU against a plain copy"),
     "bench gpu": ("gpu", "measure the GPU path: reductions, staging, delays; writes a report"),

@@ -156,7 +156,8 @@ class PeriodTracker:
     Attributes: `marker`: the Marker in use, None while learning; `generation`: how many markers there have been: iteration
     times of different generations are not comparable; `dropped`: calls whose clock went backwards.
 
-    Cost: 0.3 us a call once the marker is final; memory: MAX_CALLS calls while learning.
+    Cost: 0.5 us a call once the marker is final; while learning, 3 us on average and 0.15 s for the longest look at the log.
+    Memory: MAX_CALLS calls while learning, none afterwards.
     """
 
     def __init__(self, marker=None):

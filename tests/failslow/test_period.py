@@ -108,8 +108,9 @@ def measure(program, iterations, **kwargs):
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.parametrize("foreign", [0.0, 0.01])
 def test_streaming_times_within_a_thousandth(name, foreign):
-    tracker, measured, lengths = measure(PROGRAMS[name], 40, foreign=foreign, iteration_s=30.0)
-    assert len(measured) >= 25
+    iterations = 40 if len(PROGRAMS[name]) < 200 else 12
+    tracker, measured, lengths = measure(PROGRAMS[name], iterations, foreign=foreign, iteration_s=30.0)
+    assert len(measured) >= 0.5 * iterations
     for iteration_s in measured:
         assert min(abs(iteration_s / length - 1) for length in lengths) < 1e-3
     assert tracker.dropped == 0

@@ -1,0 +1,243 @@
+"""Traces of training steps: one record per operation, read into arrays that compare like with like.
+
+A record has dp_rank, stage, rank, step, optype, start_ts (seconds, of the step's clock), duration (seconds) and mb_id; `mc`, the
+model chunk of interleaved schedules, is optional. Compute operations are called forward-compute and backward-compute; the
+others are transfers (forward-send, forward-recv, backward-send, backward-recv) and collectives.
+"""
+
+import csv
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import InputError, Unavailable
+
+REQUIRED = ("dp_rank", "stage", "rank", "step", "optype", "start_ts", "duration", "mb_id")
+COMPUTE = {"forward-compute": "F", "backward-compute": "B"}
+TRANSFERS = ("forward-send", "forward-recv", "backward-send", "backward-recv")
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """The steps that every worker reported in full.
+
+    Attributes: `steps` (S,); `ranks` (D, P) as recorded, -1 where a worker never reported; `order`: per stage the compute
+    operations (kind, microbatch, chunk) as they ran; `compute_s`: per stage (S, D, operations) seconds; `links`: (boundary,
+    direction) -> (S, D) seconds of a message alone, median over microbatches; `groups`: collective -> (S, D, P) seconds in it;
+    `notes`: what was left out, for people.
+    """
+
+    steps: object
+    ranks: object
+    order: tuple
+    compute_s: tuple
+    links: dict
+    groups: dict
+    notes: tuple
+
+    @property
+    def replicas(self):
+        """Data-parallel width."""
+        return self.ranks.shape[0]
+
+    @property
+    def stages(self):
+        """Pipeline depth."""
+        return self.ranks.shape[1]
+
+
+def read_records(path):
+    """Columns of a trace file as NumPy arrays: parquet (needs pyarrow), CSV, or JSON (a list of records).
+
+    Raises:
+        InputError: no such file, not readable, or columns are missing.
+        Unavailable: parquet without pyarrow.
+    """
+    path = Path(path)
+    readers = {".parquet": _read_parquet, ".csv": _read_csv, ".json": _read_json}
+    if path.suffix not in readers:
+        raise InputError(f"{path}: got a file ending in {path.suffix!r}, expected one of {', '.join(readers)}")
+    if not path.is_file():
+        raise InputError(f"cannot read {path}: no such file")
+    columns = readers[path.suffix](path)
+    if missing := [name for name in REQUIRED if name not in columns]:
+        raise InputError(f"{path}: no column {', '.join(missing)}; expected {', '.join(REQUIRED)}")
+    return columns
+
+
+def _read_parquet(path):
+    try:
+        import pyarrow as pa
+        from pyarrow import parquet
+    except ImportError as error:
+        raise Unavailable("reading parquet needs pyarrow: pip install 'lanterne[traces]'") from error
+    import numpy as np
+
+    try:
+        table = parquet.read_table(path)
+    except (pa.ArrowException, OSError) as error:
+        raise InputError(f"{path}: got no readable parquet file ({str(error).splitlines()[0]})") from error
+    return {name: np.asarray(table[name].to_pylist()) for name in (*REQUIRED, "mc", "seq_id") if name in table.column_names}
+
+
+def _read_csv(path):
+    try:
+        with open(path, newline="", encoding="utf-8-sig") as file:
+            reader = csv.DictReader(file)
+            names, records = reader.fieldnames or (), list(reader)
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise InputError(f"{path}: got no readable CSV ({error})") from error
+    return _columns(path, records, names)
+
+
+def _read_json(path):
+    try:
+        records = json.loads(path.read_text())
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise InputError(f"{path}: got no valid JSON ({error}); is the file whole?") from error
+    if not isinstance(records, list) or not all(isinstance(record, dict) for record in records):
+        raise InputError(f"{path}: got JSON {type(records).__name__}, expected a list of records")
+    return _columns(path, records, records[0] if records else ())
+
+
+def _columns(path, records, names):
+    import numpy as np
+
+    columns = {}
+    for name in (*REQUIRED, "mc", "seq_id"):
+        if name not in names:
+            continue
+        values = [record.get(name) for record in records]
+        try:
+            columns[name] = np.array([str(v) if name == "optype" else float(v) for v in values])
+        except (TypeError, ValueError) as error:
+            raise InputError(f"{path}: column {name}: got a value that is no number ({error})") from error
+    return columns
+
+
+def read_trace(path):
+    """The Trace of a file; see read_records and build_trace for what is refused."""
+    return build_trace(read_records(path), str(path))
+
+
+def build_trace(columns, name="trace"):
+    """Arrange records, given as columns, by step, replica and stage.
+
+    Raises:
+        InputError: no records, times that are no numbers or negative, no compute operations, or no step that is whole.
+    """
+    import numpy as np
+
+    size = len(columns["step"])
+    if size == 0:
+        raise InputError(f"{name}: got no records, expected at least one step")
+    for column in ("start_ts", "duration"):
+        values = columns[column].astype(float)
+        bad = ~np.isfinite(values) | ((values < 0) if column == "duration" else False)
+        if bad.any():
+            row = int(np.argmax(bad))
+            raise InputError(f"{name}: record {row}, {column}: got {values[row]}, expected seconds")
+    compute = np.isin(columns["optype"], list(COMPUTE))
+    if not compute.any():
+        raise InputError(f"{name}: got no forward-compute or backward-compute records")
+    layout = _Layout(np, columns, compute)
+    durations, order = layout.compute()
+    whole = np.all([np.isfinite(d).all(axis=(1, 2)) for d in durations], axis=0)
+    if not whole.any():
+        raise InputError(f"{name}: got no step in which every worker reports all its operations; {layout.missing(durations)}")
+    notes = [layout.missing(durations)] if not whole.all() else []
+    links, groups = layout.links(), layout.groups()
+    return Trace(
+        layout.steps[whole],
+        layout.ranks,
+        tuple(order),
+        tuple(d[whole] for d in durations),
+        {key: value[whole] for key, value in links.items()},
+        {key: value[whole] for key, value in groups.items()},
+        tuple(notes),
+    )
+
+
+class _Layout:
+    """Row indices of the columns by step, replica and stage."""
+
+    def __init__(self, np, columns, compute):
+        self.np, self.columns, self.is_compute = np, columns, compute
+        self.steps, self.step = np.unique(columns["step"].astype(np.int64), return_inverse=True)
+        replicas, self.replica = np.unique(columns["dp_rank"].astype(np.int64), return_inverse=True)
+        stages, self.stage = np.unique(columns["stage"].astype(np.int64), return_inverse=True)
+        self.shape = (len(self.steps), len(replicas), len(stages))
+        self.ranks = np.full(self.shape[1:], -1, np.int64)
+        self.ranks[self.replica, self.stage] = columns["rank"].astype(np.int64)
+        chunk = columns.get("mc")
+        self.chunk = np.maximum(chunk.astype(np.int64), 0) if chunk is not None else np.zeros(len(self.step), np.int64)
+
+    def compute(self):
+        """Per stage: (S, D, operations) durations, NaN where missing, and the operations in the usual order."""
+        np, columns = self.np, self.columns
+        durations, orders = [], []
+        for stage in range(self.shape[2]):
+            rows = np.flatnonzero(self.is_compute & (self.stage == stage))
+            keys = np.stack([columns["optype"][rows] == "backward-compute", columns["mb_id"][rows].astype(int), self.chunk[rows]])
+            kinds, which = np.unique(keys.astype(np.int64), axis=1, return_inverse=True)
+            which = which.reshape(-1)
+            starts = np.full((*self.shape[:2], kinds.shape[1]), np.nan)
+            took = starts.copy()
+            place = (self.step[rows], self.replica[rows], which)
+            starts[place] = columns["start_ts"][rows]
+            took[place] = columns["duration"][rows]
+            # The usual order is that of the median start, relative to each worker's first operation.
+            relative = starts - np.nanmin(np.where(np.isnan(starts), np.inf, starts), axis=2, keepdims=True)
+            order = np.argsort(np.nanmedian(relative, axis=(0, 1)), kind="stable")
+            orders.append(tuple(("B" if kinds[0, k] else "F", int(kinds[1, k]), int(kinds[2, k])) for k in order))
+            durations.append(took[:, :, order])
+        return durations, orders
+
+    def missing(self, durations):
+        """One line on steps and workers that report too little."""
+        np = self.np
+        holes = np.stack([np.isnan(d).any(axis=2) for d in durations], axis=2)
+        steps = int(holes.any(axis=(1, 2)).sum())
+        workers = [int(rank) for rank in self.ranks[holes.mean(axis=0) > 0.5]]
+        silent = f"; mostly silent: ranks {workers}" if workers else ""
+        return f"{steps} of {self.shape[0]} steps left out, where a worker lacks operations{silent}"
+
+    def links(self):
+        """(boundary, direction) -> (S, D): a message alone takes the shorter of what its sender and its receiver see."""
+        np, columns = self.np, self.columns
+        found = {}
+        sequence = columns.get("seq_id", columns["mb_id"]).astype(np.int64)
+        for direction, send, receive, step in (("forward", *TRANSFERS[:2], 1), ("backward", *TRANSFERS[2:], -1)):
+            for boundary in range(self.shape[2] - 1):
+                sender = boundary if step == 1 else boundary + 1
+                seen = [self._by_message(columns["optype"] == kind, stage, sequence) for kind, stage in ((send, sender), (receive, sender + step))]
+                if any(array is None for array in seen):
+                    continue
+                count = min(array.shape[2] for array in seen)
+                alone = np.fmin(seen[0][:, :, :count], seen[1][:, :, :count])
+                if np.isfinite(alone).any(axis=2).all():
+                    found[boundary, direction] = np.nanmedian(alone, axis=2)
+        return found
+
+    def _by_message(self, kind, stage, sequence):
+        np = self.np
+        rows = np.flatnonzero(kind & (self.stage == stage))
+        if not len(rows):
+            return None
+        seen = np.full((*self.shape[:2], int(sequence[rows].max()) + 1), np.nan)
+        seen[self.step[rows], self.replica[rows], sequence[rows]] = self.columns["duration"][rows]
+        return seen
+
+    def groups(self):
+        """Collective -> (S, D, P) seconds that each worker spent in it, NaN where it took no part."""
+        np, columns = self.np, self.columns
+        found = {}
+        for kind in np.unique(columns["optype"]):
+            if not any(word in kind for word in ("reduce-scatter", "all-gather", "all-reduce")):
+                continue
+            spent = np.full(self.shape, np.nan)
+            rows = np.flatnonzero(columns["optype"] == kind)
+            spent[self.step[rows], self.replica[rows], self.stage[rows]] = 0.0
+            np.add.at(spent, (self.step[rows], self.replica[rows], self.stage[rows]), columns["duration"][rows])
+            found[str(kind)] = spent
+        return found
