@@ -79,7 +79,7 @@ def study(lines, ranks, nbytes, model, delays=()):
             continue
         progress(f"{line.name}, {ranks} ranks")
         chunks = best_num_chunks(line, ranks, nbytes, model)
-        schedule = check(make_schedule(line.collective, line.name, ranks, chunks)).schedule
+        schedule = check(make_schedule(line.collective, line.name, ranks, chunks, progress=progress)).schedule
         together = price(schedule, nbytes, model)
         join = [phase.start for phase in schedule.phases if phase.name == "join"]
         # Whoever is late: by symmetry the last rank stands for it where the algorithm expects nobody.

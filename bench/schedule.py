@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 
 from ..errors import InputError
-from .report import write_atomically
+from .report import progress, write_atomically
 from .units import format_nbytes, format_time, parse_nbytes, parse_rate_bytes_per_s, parse_time_s
 
 # Drawing more transfers than this helps nobody; the other formats have no limit.
@@ -65,7 +65,8 @@ def run(args):
         return _list(algorithms_for(args.what), args.ranks)
     if args.what in CONTRACTS:
         name = args.algorithm or algorithms_for(args.what)[0].name
-        schedule = make_schedule(args.what, name, args.ranks, args.chunks, args.root, args.late_rank)
+        schedule = make_schedule(args.what, name, args.ranks, args.chunks, args.root, args.late_rank, progress)
+        progress("")
     elif Path(args.what).suffix or Path(args.what).exists():
         schedule = _read(args.what)
     else:

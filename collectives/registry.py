@@ -52,6 +52,7 @@ class Algorithm:
         law: world_size -> (a, c, k, grain): the cost that num_chunks = m influences, with a late rank that of the join, is
             a m + c rounds of k chunks at each port; counts beyond `grain` had better be multiples of it. None where there is
             nothing to choose.
+        slow: may search for seconds, and takes `progress`.
     """
 
     collective: str
@@ -62,6 +63,7 @@ class Algorithm:
     late: bool = False
     chunked: bool = False
     law: Callable | None = None
+    slow: bool = False
 
 
 _LINES = (
@@ -99,9 +101,10 @@ _LINES = (
         "all_reduce",
         "stragglar",
         stragglar.stragglar_all_reduce,
-        "StragglAR as published: meets the late rank once a round",
+        "StragglAR: a chunk meets the late rank in every round",
         refuses=stragglar.refuses_odd,
         late=True,
+        slow=True,
     ),
     Algorithm(
         "all_reduce",
@@ -266,13 +269,14 @@ def find_algorithm(collective, name):
     return ALGORITHMS[collective, name]
 
 
-def make_schedule(collective, name, world_size, num_chunks=None, root=None, late_rank=None):
+def make_schedule(collective, name, world_size, num_chunks=None, root=None, late_rank=None, progress=None):
     """The (unchecked) schedule of a registered algorithm.
 
     Args:
         num_chunks: None for the algorithm's own choice.
         root: of broadcast and reduce; None is rank 0.
         late_rank: of the algorithms that expect one; None is the last rank.
+        progress: called with one line of text now and then by algorithms that search for long; None for silence.
 
     Raises:
         InputError: unknown names, a rank out of range, or a world size or chunk count that the algorithm cannot use.
@@ -294,6 +298,8 @@ def make_schedule(collective, name, world_size, num_chunks=None, root=None, late
         raise InputError(f"late rank: got {late_rank}, but {name} {collective} expects none")
     if num_chunks is not None and num_chunks < 1:
         raise InputError(f"chunks: got {num_chunks}, expected 1 or more")
+    if line.slow:
+        options["progress"] = progress
     if line.chunked:
         return line.generator(world_size, num_chunks=num_chunks, **options)
     return split_chunks(line.generator(world_size, **options), num_chunks)

@@ -25,7 +25,7 @@ def find_tail(age, seed):
     early = len(age)
     world_size = early + 1
     rounds_left = (world_size - 1).bit_length() - 1
-    lacked = _lacked_after_injection(age)
+    lacked = lacked_after_injection(age)
     noise = random.Random(seed)
     tail = []
     while rounds_left:
@@ -39,7 +39,7 @@ def find_tail(age, seed):
     return tail if not lacked.any() else None
 
 
-def _lacked_after_injection(age):
+def lacked_after_injection(age):
     """(N,) bit masks: bit tau is set where the role lacks chunk tau."""
     early = len(age)
     roles = np.arange(early)
@@ -47,6 +47,12 @@ def _lacked_after_injection(age):
     for tau in range(int(age.max())):
         lacked |= (age[(roles + tau) % early] > tau).astype(np.int64) << tau
     return lacked
+
+
+def chunk_scarcity(holders, world_size):
+    """How much the holders of a chunk are needed to send it in the next round, at most 1: array, for `holders` ranks each."""
+    doubled = np.minimum(world_size, 2 * holders)
+    return np.minimum(1.0, (world_size - doubled) / doubled)
 
 
 def _tail_round(lacked, world_size, rounds_left, noise):

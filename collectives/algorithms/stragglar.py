@@ -1,20 +1,22 @@
-"""StragglAR as published: the others reduce-scatter while they wait; then each meets the late rank once and all pass on the sums.
+"""StragglAR: the others reduce-scatter while they wait; then each meets the late rank once and all pass on the sums.
 
-In roles: early roles 0 to p - 2 own chunks 0 to p - 2, the last role is the late rank. A powers of two follow algorithm 1 of the
-paper; the other even numbers take a maximum-weight matching in every round (appendix E).
+In roles: early roles 0 to p - 2 own chunks 0 to p - 2, the last role is the late rank. Powers of two follow algorithm 1
+of the paper, other even numbers a matching in every round (its appendix E; see stragglar_matching.py).
 """
 
 import numpy as np
 
 from ..schedule import COPY, REDUCE, ScheduleBuilder, late_last
 from .ring import ring_rounds
+from .stragglar_matching import matching_rounds
 
 
 def stragglar_all_reduce(world_size, late_rank, progress=None):
     """Ring reduce-scatter among the early ranks; then, once the late rank is there, one exchange with it in every round.
 
-    Cost (p = world_size, a power of two): rounds = 2 * (p - 2) + log2(p); load = rounds / (p - 1)
-    Paper: Devraj et al., StragglAR (arXiv 2505.23523), section 3, algorithm 1 and appendix E; differs: any rank may be late.
+    Cost (p = world_size): rounds = 2 * (p - 2) + ceil(log2(p)); load = rounds / (p - 1); join = p - 2 + ceil(log2(p))
+    Paper: Devraj et al., StragglAR (arXiv 2505.23523), section 3, algorithm 1 and appendix E; differs: any rank may be
+    late, and the matchings of even numbers that are no powers of two reach the rounds of powers of two.
 
     Args:
         progress: called with one line of text now and then while matchings are computed; None for silence.
@@ -26,7 +28,8 @@ def stragglar_all_reduce(world_size, late_rank, progress=None):
     build.phase("reduce_scatter")
     ring_rounds(build, early, -1, REDUCE)
     build.phase("join")
-    rounds = _algorithm_1(world_size)
+    power_of_two = world_size.bit_count() == 1
+    rounds = _algorithm_1(world_size) if power_of_two else matching_rounds(world_size, progress)
     for index, copies in enumerate(rounds):
         groups = [(np.array([early, index]), np.array([index, early]), index, REDUCE)] if index < early else []
         if copies:
@@ -40,7 +43,7 @@ def refuses_odd(world_size):
     """Why StragglAR cannot serve `world_size`, or None."""
     if world_size < 2:
         return "expected 2 or more"
-    return None if world_size.bit_count() == 1 else "expected a power of two (late_join does the same for any)"
+    return "expected an even number (late_join does the same for any)" if world_size % 2 else None
 
 
 def _algorithm_1(world_size):
