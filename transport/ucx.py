@@ -98,7 +98,7 @@ class UcxTransport(Transport):
         return self._peers[peer][1].tag_recv(span, self._tag(ucx_tag(tag, peer) | internal))
 
     def _connect(self, peer):
-        """The endpoints to `peer`, for sends and for receives; made when first needed: n ranks could have n * n of them.
+        """The endpoints to `peer`, for sends and for receives; made when first needed: n ranks could have n * n.
 
         Between hosts there are two connections, one for each direction. On a single one, the reply that lets one side
         send waits behind the bulk that the other side has queued: TCP becomes half duplex. UCX pairs the endpoints of
