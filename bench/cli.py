@@ -15,6 +15,7 @@ COMMANDS = {
     "info": ("info", "what this machine offers: MPI, UCX, NCCL, GPUs, transports; versions"),
     "bench p2p": ("p2p", "benchmark point to point: latency, one way, both ways, against bare mpi4py"),
     "lab": ("lab", "run a command on every host of an emulated cluster with rate-limited links"),
+    "bench deaths": ("deaths", "benchmark how soon survivors learn that a rank was killed"),
     "bench": ("collective", "benchmark a collective, with and without a late rank"),
     "detect": ("detect", "find when a job became slow and when it recovered, in its iteration times"),
     "locate": ("locate", "say which worker, link or stage makes recorded steps long, or that it is the data"),
