@@ -41,9 +41,7 @@ sizes like 64K or 1GiB, times like 50ms or 3us; `lanterne COMMAND --help` teache
 def help_text():
     """What `lanterne --help` prints."""
     width = max(map(len, COMMANDS)) + 2
-    return (
-        USAGE + DESCRIPTION + "".join(f"  {name.ljust(width)}{line}\n" for name, (_, line) in COMMANDS.items()) + EPILOG
-    )
+    return USAGE + DESCRIPTION + "".join(f"  {name.ljust(width)}{line}\n" for name, (_, line) in COMMANDS.items()) + EPILOG
 
 
 def find_command(argv):

@@ -51,9 +51,7 @@ def add_arguments(parser):
     parser.add_argument("-n", "--ranks", type=int, metavar="N", help="start N ranks here")
     parser.add_argument("--transport", default="mpi", help="mpi (default), ucx or local")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
-    parser.add_argument(
-        "--algorithm", default="ring,native", metavar="A,B,...", help="or 'all', every one (default ring,native)"
-    )
+    parser.add_argument("--algorithm", default="ring,native", metavar="A,B,...", help="or 'all', every one (default ring,native)")
     parser.add_argument("--bytes", metavar="SIZE,...", help="the sizes of the buffer, listed")
     parser.add_argument("--min-bytes", default="64K", metavar="SIZE", help="the smallest size (default 64K)")
     parser.add_argument("--max-bytes", default="16M", metavar="SIZE", help="the largest (default 16M)")
@@ -63,9 +61,7 @@ def add_arguments(parser):
     parser.add_argument("--late-rank", type=int, metavar="R", help="this rank calls late")
     parser.add_argument("--delay", metavar="T,...", help="by these times; 0 is without a late rank (default 0,50ms)")
     parser.add_argument("--iterations", type=int, default=10, metavar="K", help="timed calls of each (default 10)")
-    parser.add_argument(
-        "--warmup", type=int, default=2, metavar="K", help="checked but untimed calls before (default 2)"
-    )
+    parser.add_argument("--warmup", type=int, default=2, metavar="K", help="checked but untimed calls before (default 2)")
     parser.add_argument("--timeout", default="60s", metavar="T", help="of every wait (default 60s)")
     parser.add_argument("--min-busbw", type=float, metavar="GB/s", help="exit 1 if a bus bandwidth is below this")
     parser.add_argument("--json", metavar="FILE", help="write everything, raw samples too ('-' for standard output)")
@@ -181,14 +177,7 @@ def run_rank(comm, settings, json_file):
                 report.progress(f"{index + 1}/{len(cases)} {format_nbytes(nbytes)} {text}")
 
         measured = measure(
-            case,
-            algorithms,
-            late_rank,
-            delay_s,
-            settings.iterations,
-            settings.warmup,
-            told_late_rank(settings, algorithms),
-            tick,
+            case, algorithms, late_rank, delay_s, settings.iterations, settings.warmup, told_late_rank(settings, algorithms), tick
         )
         for algorithm, (times_s, lates_s, wrong) in measured.items():
             algbw = count * dtype.itemsize / statistics.median(times_s) / 1e9 if late_rank is None else None
@@ -196,9 +185,7 @@ def run_rank(comm, settings, json_file):
                 {
                     "collective": settings.collective,
                     "algorithm": algorithm,
-                    "chosen": chosen(comm, settings.collective, count * dtype.itemsize)
-                    if algorithm == "auto"
-                    else None,
+                    "chosen": chosen(comm, settings.collective, count * dtype.itemsize) if algorithm == "auto" else None,
                     "transport": comm.transport.name,
                     "device": "cpu",
                     "ranks": n,
@@ -222,8 +209,7 @@ def run_rank(comm, settings, json_file):
             report.write_json(json_file, document)
         print_records(document, file=sys.stderr if json_file == "-" else sys.stdout)
     below = settings.min_busbw is not None and any(
-        record["busbw_gbytes_per_s"] is not None and record["busbw_gbytes_per_s"] < settings.min_busbw
-        for record in records
+        record["busbw_gbytes_per_s"] is not None and record["busbw_gbytes_per_s"] < settings.min_busbw for record in records
     )
     return int(below or any(record["wrong"] for record in records))
 

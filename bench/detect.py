@@ -24,9 +24,7 @@ from . import report
 def add_arguments(parser):
     """The options of this command."""
     parser.add_argument("files", nargs="+", metavar="FILE", help="CSV with a header line")
-    parser.add_argument(
-        "--column", default="seconds", metavar="NAME", help="column of iteration times (default: seconds)"
-    )
+    parser.add_argument("--column", default="seconds", metavar="NAME", help="column of iteration times (default: seconds)")
     parser.add_argument("--plot", metavar="FILE", help="draw the series with their incidents (png, svg, pdf)")
     parser.add_argument("--json", metavar="FILE", help="write events and incidents as JSON ('-' for standard output)")
 
@@ -66,9 +64,7 @@ def read_column(path, column):
             if not reader.fieldnames:
                 raise InputError(f"{path}: got an empty file, expected CSV with a header line")
             if column not in reader.fieldnames:
-                raise InputError(
-                    f"{path}: no column {column!r}, expected one of: {', '.join(map(str, reader.fieldnames))} (--column)"
-                )
+                raise InputError(f"{path}: no column {column!r}, expected one of: {', '.join(map(str, reader.fieldnames))} (--column)")
             row, last_step = -1, None
             for row, record in enumerate(reader):
                 last_step = _check_step(path, row, record.get("step"), last_step)
@@ -119,13 +115,9 @@ def _print(found):
             rows.append([name, incident.onset, relief, f"{incident.ratio:.2f}", incident.confirmed_at])
         others = sum(event.kind == "change" for event in tracker.events)
         if tracker.row < 2 * SKIPPED_ROWS:
-            notes.append(
-                f"{name}: {tracker.row} rows, too few to judge; the first {SKIPPED_ROWS} only show what is normal"
-            )
+            notes.append(f"{name}: {tracker.row} rows, too few to judge; the first {SKIPPED_ROWS} only show what is normal")
         elif not tracker.incidents:
-            notes.append(
-                f"{name}: {tracker.row} rows, no incident" + (f", {others} smaller or faster changes" if others else "")
-            )
+            notes.append(f"{name}: {tracker.row} rows, no incident" + (f", {others} smaller or faster changes" if others else ""))
     columns = [("file", ""), ("onset", "row"), ("relief", "row"), ("ratio", ""), ("confirmed", "row")]
     if rows:
         report.print_table(columns, rows, notes=notes)

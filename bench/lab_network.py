@@ -83,9 +83,7 @@ def create(network):
         _ip("netns", "add", network.switch)
         _ip("-n", network.switch, "link", "add", "switch", "mtu", str(MTU), "type", "bridge")
         _ip("-n", network.switch, "link", "set", "switch", "up")
-        hosts = "127.0.0.1 localhost\n" + "".join(
-            f"{network.address(i)} {network.host(i)}\n" for i in range(network.num_hosts)
-        )
+        hosts = "127.0.0.1 localhost\n" + "".join(f"{network.address(i)} {network.host(i)}\n" for i in range(network.num_hosts))
         for index, rate in enumerate(network.rates_bytes_per_s):
             _create_host(network, index, rate, hosts)
     except Unavailable:
@@ -99,32 +97,10 @@ def _create_host(network, index, rate_bytes_per_s, hosts):
     folder.mkdir(parents=True)
     (folder / "hosts").write_text(hosts)
     _ip("netns", "add", name)
-    _ip(
-        "-n",
-        name,
-        "link",
-        "add",
-        INTERFACE,
-        "mtu",
-        str(MTU),
-        "type",
-        "veth",
-        "peer",
-        "name",
-        port,
-        "netns",
-        network.switch,
-    )
+    _ip("-n", name, "link", "add", INTERFACE, "mtu", str(MTU), "type", "veth", "peer", "name", port, "netns", network.switch)
     for space, device in ((name, INTERFACE), (network.switch, port)):
         _ip("-n", space, "link", "set", device, "mtu", str(MTU), "gso_max_size", str(GSO_NBYTES))
-        limit = [
-            "rate",
-            f"{round(rate_bytes_per_s * 8)}bit",
-            "burst",
-            f"{BURST_NBYTES}b",
-            "latency",
-            f"{QUEUE_S * 1e3:.0f}ms",
-        ]
+        limit = ["rate", f"{round(rate_bytes_per_s * 8)}bit", "burst", f"{BURST_NBYTES}b", "latency", f"{QUEUE_S * 1e3:.0f}ms"]
         _run("tc", "-n", space, "qdisc", "add", "dev", device, "root", "tbf", *limit)
     _ip("-n", network.switch, "link", "set", port, "master", "switch", "up")
     _ip("-n", name, "addr", "add", f"{network.address(index)}/24", "dev", INTERFACE)

@@ -92,11 +92,7 @@ def pattern(count, dtype, op, rank):
     """Rank's input: small whole numbers whose reduction over up to 128 ranks is exact in every dtype, float16 too."""
     index = np.arange(count, dtype=np.uint32)
     if op == "prod":
-        return (
-            np.where(index % 5 == rank % 5, 1, -1).astype(dtype)
-            if np.dtype(dtype).kind != "u"
-            else np.ones(count, dtype)
-        )
+        return np.where(index % 5 == rank % 5, 1, -1).astype(dtype) if np.dtype(dtype).kind != "u" else np.ones(count, dtype)
     values = (index * np.uint32(7) + np.uint32(13 * rank)) % np.uint32(17)
     return values.astype(dtype) if np.dtype(dtype).kind == "u" else (values.astype(np.int8) - 8).astype(dtype)
 
@@ -140,9 +136,7 @@ def timed_call(case, algorithm, late_rank, delay_s, options):
     return last_s - start_s, None if late_rank is None else last_s - times[late_rank, 0]
 
 
-def measure(
-    case, algorithms, late_rank=None, delay_s=0.0, iterations=5, warmup=1, options=None, tick=lambda text: None
-):
+def measure(case, algorithms, late_rank=None, delay_s=0.0, iterations=5, warmup=1, options=None, tick=lambda text: None):
     """Time `algorithms` in turn, `iterations` rounds, so that what disturbs one disturbs all.
 
     Args:

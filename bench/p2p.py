@@ -53,12 +53,7 @@ def run(args):
         contenders = {name: Ours(open_transport(name, group, timeout_s)) for name in args.transport.split(",")}
         if not args.no_peer:
             contenders[PEER] = Bare()
-        records = [
-            record
-            for nbytes in sizes
-            for mode in MODES
-            for record in compare(group, contenders, nbytes, mode, args.blocks)
-        ]
+        records = [record for nbytes in sizes for mode in MODES for record in compare(group, contenders, nbytes, mode, args.blocks)]
         for contender in contenders.values():
             contender.close()
     report.progress("")
@@ -128,9 +123,7 @@ def compare(group, contenders, nbytes, mode, blocks):
     import numpy as np
 
     index = np.arange(nbytes, dtype=np.uint32)
-    out, expected = (
-        (index * np.uint32(31) + np.uint32(7 * rank)).astype(np.uint8) for rank in (group.rank, 1 - group.rank)
-    )
+    out, expected = ((index * np.uint32(31) + np.uint32(7 * rank)).astype(np.uint8) for rank in (group.rank, 1 - group.rank))
     into = np.zeros(nbytes, np.uint8)
     samples = {name: [] for name in contenders}
     wrong = dict.fromkeys(contenders, 0)

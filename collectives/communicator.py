@@ -272,9 +272,7 @@ class Communicator:
         # The last id belongs to the transports.
         free = np.flatnonzero(used[:-1] == 0)
         if not len(free):
-            raise InputError(
-                f"split: got no free communicator id, expected fewer than {len(used) - 1} open communicators"
-            )
+            raise InputError(f"split: got no free communicator id, expected fewer than {len(used) - 1} open communicators")
         if color < 0:
             return None
         members = [rank for rank in range(self.world_size) if everyone[rank, 0] == color]

@@ -80,11 +80,7 @@ class _Compiler:
         # Of a storage key: the last action to write it, and those that have read it since.
         self.writers, self.readers = {}, {}
         self.last_use = {
-            cell.chunk: index
-            for index, parts in rounds
-            for part in parts
-            if part.sends or part.reduces
-            for cell in part.cells
+            cell.chunk: index for index, parts in rounds for part in parts if part.sends or part.reduces for cell in part.cells
         }
         received = [[part for part in parts if part.reduces and not part.sends] for _, parts in rounds]
         fullest = max((sum(part.segment == 0 for part in parts) for parts in received), default=0)
@@ -229,9 +225,7 @@ class _Compiler:
     def move_home(self, cell):
         source, home = self.place(cell), self.home(cell, OUT)
         reads = [self.storage(cell, source)]
-        moved = self.add(
-            Move(home, source, self.nbytes([cell])), [self.producers.get(cell)], reads, writes=[(OUT, cell)]
-        )
+        moved = self.add(Move(home, source, self.nbytes([cell])), [self.producers.get(cell)], reads, writes=[(OUT, cell)])
         self.settle(cell, home, moved)
 
     def add_contribution(self, part, operands, complete):
@@ -270,9 +264,7 @@ class _Compiler:
         read = {self.storage(cell, place) for cell, places in run for place in places[1:]} - written
         while inputs:
             head, inputs = inputs[:MAX_FOLD_INPUTS], inputs[MAX_FOLD_INPUTS:]
-            folded = self.add(
-                Fold(target, tuple(head), count, divides and not inputs), after, reads=read, writes=written
-            )
+            folded = self.add(Fold(target, tuple(head), count, divides and not inputs), after, reads=read, writes=written)
             after = [folded]
             inputs = [target, *inputs] if inputs else []
         for cell, places in run:

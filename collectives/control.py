@@ -133,9 +133,7 @@ class Control:
             mine = calls.get(number)
             if mine is not None and mine != theirs:
                 (first, one), (second, other) = sorted([(self._rank, mine), (peer, theirs)])
-                raise InputError(
-                    f"call {number}: rank {first} got {one}, rank {second} got {other}, expected the same on every rank"
-                )
+                raise InputError(f"call {number}: rank {first} got {one}, rank {second} got {other}, expected the same on every rank")
 
     def _others(self):
         return (peer for peer in range(len(self._ranks)) if peer != self._rank)

@@ -35,9 +35,7 @@ def check_capabilities(program, transport):
     """
     capabilities = transport.capabilities
     if not capabilities.host_memory:
-        raise TransportError(
-            f"{transport.name}: cannot send host memory; use device arrays, or the mpi or ucx transport"
-        )
+        raise TransportError(f"{transport.name}: cannot send host memory; use device arrays, or the mpi or ucx transport")
     largest = max((action.nbytes for action in program.actions if type(action) is Message), default=0)
     if largest > capabilities.max_message_nbytes:
         raise TransportError(
@@ -86,9 +84,7 @@ class Execution:
         self._first = sorted(ready, key=lambda index: _first_order(program.actions[index]))
         # Copies that nothing waits for are done when there is nothing else to do.
         self._leisurely = frozenset(
-            index
-            for index, action in enumerate(program.actions)
-            if type(action) is Move and not program.successors[index]
+            index for index, action in enumerate(program.actions) if type(action) is Move and not program.successors[index]
         )
         self._idle = deque()
         self.remaining = 0

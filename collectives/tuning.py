@@ -197,9 +197,7 @@ def measure_model(communicator):
         if gather_s > ENOUGH_S:
             break
     tiny = np.ones(16, np.float32)
-    spread_s = _time(
-        communicator, lambda: communicator.all_gather(tiny, np.ones(16 * world_size, np.float32), algorithm="allpairs")
-    )
+    spread_s = _time(communicator, lambda: communicator.all_gather(tiny, np.ones(16 * world_size, np.float32), algorithm="allpairs"))
     # Nearer, in ratio, to one message after the other than to all at once?
     serial = world_size > 2 and spread_s > rounds_s[0] * (world_size - 1) ** 0.5
     return fit(sizes, rounds_s, max(0.0, adding_s[-1]), serial)

@@ -68,9 +68,7 @@ class Region:
         except (TypeError, BufferError, ValueError) as error:
             if isinstance(error, InputError):
                 raise
-            raise InputError(
-                f"register: got {type(array).__name__}, expected an array with the buffer protocol"
-            ) from error
+            raise InputError(f"register: got {type(array).__name__}, expected an array with the buffer protocol") from error
         self.nbytes = self.buffer.nbytes
         self.address = _address(self.buffer)
 

@@ -38,9 +38,7 @@ def load_mpi():
                 warnings.filterwarnings("ignore", "suspicious MPI execution environment", RuntimeWarning)
                 from mpi4py import MPI
         except (ImportError, RuntimeError) as error:
-            raise Unavailable(
-                f"mpi: cannot load mpi4py ({error}); install it with: pip install mpi4py mpich"
-            ) from error
+            raise Unavailable(f"mpi: cannot load mpi4py ({error}); install it with: pip install mpi4py mpich") from error
         atexit.register(_at_exit, MPI, ours)
         _loaded = MPI
     return _loaded

@@ -43,9 +43,7 @@ def test_contract(tmp_path):
 
 
 def test_json_on_standard_output_is_alone_there():
-    result = bench(
-        "all_gather", "-n", "2", "--transport", "local", "--algorithm", "ring", "--bytes", "64", "--json", "-"
-    )
+    result = bench("all_gather", "-n", "2", "--transport", "local", "--algorithm", "ring", "--bytes", "64", "--json", "-")
     assert result.returncode == 0, result.stderr
     assert json.loads(result.stdout)["results"][0]["nbytes"] == 64
     assert "#wrong" in result.stderr
@@ -55,16 +53,7 @@ def test_under_a_foreign_mpiexec(tmp_path):
     file = tmp_path / "result.json"
     mpiexec = sys.executable.rsplit("/", 1)[0] + "/mpiexec"
     result = bench(
-        "all_reduce",
-        "--bytes",
-        "1K",
-        "--algorithm",
-        "ring",
-        "--iterations",
-        "2",
-        "--json",
-        str(file),
-        launcher=[mpiexec, "-n", "2"],
+        "all_reduce", "--bytes", "1K", "--algorithm", "ring", "--iterations", "2", "--json", str(file), launcher=[mpiexec, "-n", "2"]
     )
     assert result.returncode == 0, result.stderr
     assert json.loads(file.read_text())["results"][0]["ranks"] == 2

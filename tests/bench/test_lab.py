@@ -62,9 +62,7 @@ def lab():
     before = set(lab_network.namespaces())
 
     def run(*words):
-        return subprocess.run(
-            [sys.executable, "-m", "lanterne", "lab", *words], capture_output=True, text=True, timeout=120, check=False
-        )
+        return subprocess.run([sys.executable, "-m", "lanterne", "lab", *words], capture_output=True, text=True, timeout=120, check=False)
 
     yield run
     assert set(lab_network.namespaces()) == before
@@ -110,10 +108,7 @@ def test_nothing_is_left_when_it_is_killed(lab, number):
 
 def running(name):
     """Process ids in both hosts of network `name`; empty until each has one."""
-    listed = [
-        subprocess.run(["ip", "netns", "pids", f"{name}-{i}"], capture_output=True, text=True, check=False)
-        for i in range(2)
-    ]
+    listed = [subprocess.run(["ip", "netns", "pids", f"{name}-{i}"], capture_output=True, text=True, check=False) for i in range(2)]
     pids = [list(map(int, result.stdout.split())) for result in listed]
     return sum(pids, []) if all(pids) else []
 

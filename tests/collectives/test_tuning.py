@@ -46,12 +46,7 @@ def test_all_ranks_choose_alike_and_say_why(caplog):
         comm.tuning.learn()
         out = np.empty(1000, np.float32)
         comm.all_reduce(np.ones(1000, np.float32), out)
-        return (
-            comm.tuning.choose("all_reduce", 4000),
-            comm.tuning.model,
-            comm.tuning.explain("all_reduce", 4096),
-            float(out[0]),
-        )
+        return comm.tuning.choose("all_reduce", 4000), comm.tuning.model, comm.tuning.explain("all_reduce", 4096), float(out[0])
 
     results = spawn(5, main)
     assert all(result == results[0] for result in results)
@@ -80,9 +75,7 @@ def test_without_a_model_there_is_a_choice_but_no_explanation():
         communicator.tuning.explain("all_reduce", 1000)
 
 
-@pytest.mark.parametrize(
-    "collective", ["all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "all_to_all", "barrier"]
-)
+@pytest.mark.parametrize("collective", ["all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "all_to_all", "barrier"])
 def test_every_collective_has_a_choice(collective):
     def main(comm):
         return comm.tuning.choose(collective, 1 << 20).algorithm in comm.algorithms(collective)
