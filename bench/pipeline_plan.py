@@ -87,11 +87,17 @@ def make(name, problem, time_limit_s=None, options=None, memory=False):
         )
     if time_limit_s is not None and "time_limit_s" in known:
         options["time_limit_s"] = time_limit_s
+    if "progress" in known:
+        options["progress"] = lambda found: report.progress(
+            f"{name}: {found.elapsed_s:.1f} s, makespan {found.makespan:.6g}, at least {found.lower_bound:.6g}"
+        )
     start = time.perf_counter()
     plan = function(problem, **options)
     planning_s = time.perf_counter() - start
     plan = dataclasses.replace(plan, scheduler=name)
-    return evaluate(check(plan, problem, memory=memory), problem, planning_s)
+    report.progress("")
+    evaluation = evaluate(check(plan, problem, memory=memory), problem, planning_s)
+    return evaluation._replace(lower_bound=max(evaluation.lower_bound, plan.proved_bound))
 
 
 def _compare(args, problem, unit, unit_s):

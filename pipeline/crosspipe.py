@@ -1,7 +1,7 @@
 """CrossPipe's greedy planner: latency, bandwidth and memory are known, and W comes in pieces that fill small gaps."""
 
 from .list_schedule import B, F, W, list_schedule
-from .placement import unidirectional, wave
+from .placement import as_placement, wave
 from .plan import Plan
 
 
@@ -13,14 +13,14 @@ def crosspipe(problem, *, placement=None, weight_parts=4):
     Among equals the oldest microbatch goes first. Messages take their link as they become ready.
 
     Args:
-        placement: unidirectional by default; loop, wave and bidirectional work too.
+        placement: a Placement or the name of one; unidirectional by default.
         weight_parts: pieces of each W.
 
     Cost: O(A log A) for A actions and pieces.
     Paper: Chen et al. 2025 (CrossPipe), section 4.2, algorithm 1; differs: F and B stay whole, since the paper's rule
         never puts anything between their pieces.
     """
-    placement = placement or unidirectional(problem.stages)
+    placement = as_placement(placement, problem.stages)
     last = [W] * placement.num_ranks
 
     def oldest(state, rank, kind):

@@ -2,7 +2,7 @@
 
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from typing import NamedTuple
 
@@ -12,7 +12,7 @@ from .check import check
 from .costs import costs
 from .crosspipe import crosspipe
 from .optimal_model import SPLIT_KINDS, build_model
-from .placement import unidirectional
+from .placement import as_placement
 from .plan import Plan
 from .schedulers import plan
 from .simulate import simulate
@@ -50,16 +50,17 @@ class Solution:
     improvements: tuple
 
 
-def optimal(problem, *, placement=None, time_limit_s=60.0):
-    """The plan of `solve`, without its proof."""
-    return solve(problem, placement=placement, time_limit_s=time_limit_s).plan
+def optimal(problem, *, placement=None, time_limit_s=60.0, progress=None):
+    """The plan of `solve`, which carries the bound that was proved."""
+    solution = solve(problem, placement=placement, time_limit_s=time_limit_s, progress=progress)
+    return replace(solution.plan, scheduler="optimal", proved_bound=solution.lower_bound)
 
 
 def solve(problem, *, placement=None, hint=None, time_limit_s=60.0, gap=0.0, workers=None, progress=None):
     """The Solution of least makespan on a placement, or the best found in `time_limit_s` with a proved lower bound.
 
     Args:
-        placement: unidirectional by default.
+        placement: a Placement or the name of one; unidirectional by default.
         hint: a Plan of whole actions to start from; best_hint by default. From a cold start the solver finds nothing at
             32 stages x 64 microbatches.
         gap: stop when the plan is proved to be within this share of the optimum.
@@ -75,7 +76,7 @@ def solve(problem, *, placement=None, hint=None, time_limit_s=60.0, gap=0.0, wor
         start and memory given back until its end, and the makespan ends with the last communication on any rank.
     """
     began = time.monotonic()
-    placement = placement or unidirectional(problem.stages)
+    placement = as_placement(placement, problem.stages)
     hint = hint or best_hint(problem, placement)
     if any(action.parts > 1 or action.kind not in SPLIT_KINDS for rank in hint.ranks for action in rank):
         raise InputError(

@@ -111,3 +111,12 @@ def make_placement(name, num_ranks, stages_per_rank=2):
     if num_ranks < 1 or stages_per_rank < 1:
         raise InputError(f"placement: got {num_ranks} ranks with {stages_per_rank} stages each, expected at least 1")
     return PLACEMENTS[name](num_ranks, stages_per_rank) if name in ("loop", "wave") else PLACEMENTS[name](num_ranks)
+
+
+def as_placement(given, num_ranks):
+    """`given`, a Placement, the name of one, or None for unidirectional, for `num_ranks` ranks.
+
+    Raises:
+        InputError: an unknown name.
+    """
+    return given if isinstance(given, Placement) else make_placement(given or "unidirectional", num_ranks)

@@ -139,6 +139,8 @@ def test_time_limit_and_hint():
 
 def test_the_scheduler_returns_the_plan():
     problem = Problem(2, 3, [1, 2], [2, 3], [3, 1], 2)
-    plan = optimal(problem, placement=wave(2), time_limit_s=10)
-    assert plan.placement.name == "wave"
-    check(plan, problem)
+    plan = optimal(problem, placement="wave", time_limit_s=10)
+    assert plan.placement == wave(2) and plan.scheduler == "optimal"
+    assert plan.proved_bound == simulate(check(plan, problem), problem).makespan
+    with pytest.raises(InputError, match="placement: got 'spiral'"):
+        optimal(problem, placement="spiral")
