@@ -4,8 +4,8 @@ Heads. Consider the k-th F, B or W *to end* on a stage. When it ends, k pieces o
 of each kind they need, there and on the stages before; and the rank has worked on all of them. So it ends no earlier
 than the earliest time by which one machine can do those of the stage, each after its release, even if it may interrupt
 them. The release of a k-th piece is the end of the k-th of what it needs, after the message; with memory for C
-activations that of the k-th F is also the end of the (k - C)-th W. Microbatches need not pass in one order for that,
-only be counted.
+activations that of the k-th F is also the end of the (k - C)-th W, and the stages of one rank share their memory.
+Microbatches need not pass in one order for that, only be counted.
 
 Tails. The same with time reversed: what must follow the k-th last piece.
 
@@ -72,16 +72,13 @@ def _add_route(table, stages, count, work, link, lane):
     at = {kind: table.id(kind, stages, 0) for kind in (F, B, W)}
     duration = {kind: table.duration[at[kind]] for kind in at}
     occupancy, latency = ({kind: column[at[kind]] for kind in (F, B)} for column in (table.occupancy, table.latency))
-    lag = _lag(table, stages, count)
     up, down = _Chain(+1, occupancy[F], latency[F]), _Chain(-1, occupancy[B], latency[B])
-    ahead = _releases(
-        [(duration[F], up), (duration[B], down), (duration[W], None)], table.all_gather[stages], lag, count
-    )
+    levels = [(duration[F], up), (duration[B], down), (duration[W], None)]
+    ahead = _releases(levels, table.all_gather[stages], _memory(table, stages, count, is_reversed=False), count)
     # Reversed, W comes first and F last, and messages go the other way, each kept by the stage that now sends it.
     back_up, back_down = _Chain(+1, *_shifted(down)), _Chain(-1, *_shifted(up))
-    behind = _releases(
-        [(duration[W], None), (duration[B], back_up), (duration[F], back_down)], table.reduce[stages], lag, count
-    )
+    levels = [(duration[W], None), (duration[B], back_up), (duration[F], back_down)]
+    behind = _releases(levels, table.reduce[stages], _memory(table, stages, count, is_reversed=True), count)
     for level, kind in enumerate((F, B, W)):
         heads, tails = ahead[level], behind[2 - level][:, ::-1]
         for i, stage in enumerate(stages.tolist()):
@@ -100,17 +97,77 @@ def _add_route(table, stages, count, work, link, lane):
                 link[used] += zip(heads.tolist(), [float(occupancy[kind][i])] * count, tails.tolist(), strict=True)
 
 
-def _lag(table, stages, count):
-    """Per stage: C, where the k-th F starts only after the (k - C)-th W has ended; `count` where memory never matters.
+class _Memory(NamedTuple):
+    """How memory couples the pieces of a route: by stage, in the order of the route.
 
-    A microbatch holds at least min(F, F + B) of memory until its W ends.
+    A microbatch holds F or F + B of memory on a stage, whichever is less, from F until its W ends there, and the larger
+    of them until its B ends, if B gives memory back, or from B on, if it takes some.
+
+    Attributes:
+        room: (num_stages,) int, microbatches that can hold the lesser amount at once.
+        more_room: (num_stages,) int, the same for the larger.
+        taker, giver: (num_stages,) int, levels of the pieces between whose start and end it is held.
+        before: for each stage that is not its rank's first, the rank's stages up to it.
+        level: of the piece that cannot start on such a stage before its microbatch holds memory on all of them.
     """
+
+    room: np.ndarray
+    more_room: np.ndarray
+    taker: np.ndarray
+    giver: np.ndarray
+    before: dict
+    level: int
+
+    def freed(self, level, k, ends):
+        """(num_stages,) float64: when memory lets the k-th piece (from 0) of `level` start.
+
+        Args:
+            ends: (3, num_stages, count) float64, of the pieces by level, known up to the k-th.
+
+        Of j stages that hold memory for k + 1 microbatches, less those that have ended on each, at least j (k + 1) -
+        room must have ended, and at most k can have on each.
+        """
+        times = np.zeros(len(self.room))
+        if level == 0:
+            waits = np.flatnonzero(k >= self.room)
+            times[waits] = ends[2, waits, k - self.room[waits]]
+        waits = np.flatnonzero((self.taker == level) & (k >= self.more_room))
+        times[waits] = np.maximum(times[waits], ends[self.giver[waits], waits, k - self.more_room[waits]])
+        if level == self.level:
+            for stage, own in self.before.items():
+                nth = min(len(own) * (k + 1) - self.room[stage], len(own) * k) - 1
+                if nth >= 0:
+                    times[stage] = max(times[stage], np.partition(ends[2, own, :k].reshape(-1), nth)[nth])
+        return times
+
+
+def _memory(table, stages, count, is_reversed):
     limits, rank = table.problem.limits, table.stage_rank[stages]
-    held = np.minimum(np.array(limits.forward), np.array(limits.forward) + np.array(limits.backward_input))[rank]
     share = np.array(table.placement.shares())[stages]
+    after_f = np.array(limits.forward)[rank]
+    after_b = after_f + np.array(limits.backward_input)[rank]
+    gives = after_b < after_f
+    held_until_b, held_from_b = (0, 1), (1, 2)
+    if is_reversed:
+        held_until_b, held_from_b = held_from_b, held_until_b
+    taker, giver = (np.where(gives, until, since) for until, since in zip(held_until_b, held_from_b, strict=True))
+    capacity = np.array(limits.capacity)[rank] * share
+    before = {i: np.flatnonzero(rank[: i + 1] == rank[i]) for i in range(len(stages))}
+    return _Memory(
+        _room(capacity, np.minimum(after_f, after_b), count * share),
+        _room(capacity, np.maximum(after_f, after_b), count * share),
+        taker,
+        giver,
+        {i: own for i, own in before.items() if len(own) > 1},
+        level=1 if is_reversed else 0,
+    )
+
+
+def _room(capacity, held, enough):
+    """How often `held` fits in `capacity`, at most `enough`: with so much even all of a rank's stages never wait."""
     with np.errstate(divide="ignore", invalid="ignore"):
-        lag = np.floor(np.array(limits.capacity)[rank] * share / held * (1 + 1e-9))
-    return np.where(np.isfinite(lag), np.minimum(lag, count), count).astype(int)
+        room = np.floor(capacity / held * (1 + 1e-9))
+    return np.where(np.isfinite(room), np.minimum(room, enough), enough).astype(int)
 
 
 class _Chain(NamedTuple):
@@ -126,14 +183,14 @@ def _shifted(chain):
     return np.roll(chain.occupancy, chain.step), np.roll(chain.latency, chain.step)
 
 
-def _releases(levels, first, lag, count):
+def _releases(levels, first, memory, count):
     """The release of the k-th piece of each level on each stage.
 
     Args:
         levels: three (duration, _Chain or None); a piece needs that of the level before on its stage, and of its own
             level along the chain.
         first: (num_stages,) release of everything at level 0.
-        lag: (num_stages,) C; the k-th of level 0 needs the (k - C)-th of level 2 on its stage.
+        memory: the _Memory that pieces of level 0 take and pieces of level 2 give back.
         count: pieces per stage and level.
 
     Returns:
@@ -143,11 +200,10 @@ def _releases(levels, first, lag, count):
     releases, ends = np.zeros((3, stages, count)), np.zeros((3, stages, count))
     machines = [_Machines(stages, (level + 1) * count) for level in range(3)]
     link_free = np.full((3, stages), -np.inf)
-    every = np.arange(stages)
     for k in range(count):
-        freed = np.where(k >= lag, ends[2, every, np.maximum(k - lag, 0)], 0.0)
-        ready = np.maximum(first, freed)
+        ready = first
         for level, (duration, chain) in enumerate(levels):
+            ready = np.maximum(ready, memory.freed(level, k, ends))
             busy = machines[level].finish()
             release, end, link_free[level] = _along(chain, ready, busy, duration, link_free[level])
             releases[level, :, k], ends[level, :, k] = release, end

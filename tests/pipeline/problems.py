@@ -43,6 +43,10 @@ def problems(
             )
     if memory and draw(st.booleans()):
         keys["max_inflight_activations"] = draw(st.integers(1, 4))
+    elif memory and draw(st.booleans()):
+        forward, after_b = draw(st.integers(1, 4)), draw(st.integers(0, 5))
+        deltas = {"forward": forward, "backward_input": after_b - forward, "backward_weight": -after_b}
+        keys["memory"] = deltas | {"capacity": max(forward, after_b) + draw(st.integers(0, 6))}
     if draw(st.booleans()):
         keys["data_parallel"] = draw(
             st.sampled_from(
