@@ -47,9 +47,17 @@ class Key(NamedTuple):
     num_chunks: int | None
 
     def __str__(self):
-        named = {"algorithm": self.algorithm, "op": self.op, "dtype": self.dtype, "count": self.part_count, "root": self.root}
+        named = {
+            "algorithm": self.algorithm,
+            "op": self.op,
+            "dtype": self.dtype,
+            "count": self.part_count,
+            "root": self.root,
+        }
         named |= {"late_rank": self.late_rank, "num_chunks": self.num_chunks}
-        return f"{self.collective}({', '.join(f'{name}={value}' for name, value in named.items() if value is not None)})"
+        return (
+            f"{self.collective}({', '.join(f'{name}={value}' for name, value in named.items() if value is not None)})"
+        )
 
 
 def resolve(
@@ -141,4 +149,6 @@ def _in_place(collective, in_array, out_array, in_parts, out_parts, rank):
         part_nbytes = in_array.nbytes // in_parts
         if start + rank * part_nbytes * (in_parts > 1) == other + rank * part_nbytes * (out_parts > 1):
             return in_array, True
-    raise InputError(f"{collective}: got arrays that overlap in part, expected separate ones, or in place as its documentation says")
+    raise InputError(
+        f"{collective}: got arrays that overlap in part, expected separate ones, or in place as its documentation says"
+    )

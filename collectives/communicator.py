@@ -17,6 +17,7 @@ from .control import Control
 from .jobs import init, spawn
 from .plans import CONTROL_LANE, USER_LANES, Plans, offered_algorithms
 from .requests import CallRequest, Failing, MessageRequest, choose_spins
+from .scratch import Scratch
 from .tuning import Tuning
 
 __all__ = ["Communicator", "init", "spawn"]
@@ -62,6 +63,7 @@ class Communicator:
         self._used_ids = set() if used_ids is None else used_ids
         self._used_ids.add(communicator_id)
         self._closes = closes
+        self.scratch = Scratch(transport)
         self._plans = Plans(self)
         self.tuning = Tuning(self)
         # Calls not yet complete, in order; those of a failed communicator stay, since the transport may still use their buffers.
@@ -160,10 +162,7 @@ class Communicator:
     def _start(self, collective, in_array, out_array, **options):
         self._check_open()
         call = resolve(self, collective, in_array, out_array, **options)
-        if call.algorithm == "native":
-            request = native.start(self, call)
-        else:
-            request = self._planned(call)
+        request = native.start(self, call) if call.algorithm == "native" else self._planned(call)
         with self.failing():
             self._number += 1
             self.control.begin(self._number, request.signature)
@@ -272,7 +271,9 @@ class Communicator:
         # The last id belongs to the transports.
         free = np.flatnonzero(used[:-1] == 0)
         if not len(free):
-            raise InputError(f"split: got no free communicator id, expected fewer than {len(used) - 1} open communicators")
+            raise InputError(
+                f"split: got no free communicator id, expected fewer than {len(used) - 1} open communicators"
+            )
         if color < 0:
             return None
         members = [rank for rank in range(self.world_size) if everyone[rank, 0] == color]

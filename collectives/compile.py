@@ -10,7 +10,6 @@
 Scratch: two segments per reducing transfer of the fullest round, plus the cells that are passed on.
 """
 
-import heapq
 from itertools import groupby
 
 import numpy as np
@@ -19,10 +18,10 @@ from .layout import input_chunks, output_chunks
 from .messages import Cutter
 from .program import IN, OUT, SCRATCH, Fold, Message, Move, Place, Program
 from .schedule import REDUCE
+from .scratch import Slots
 
 # More inputs than this are folded in several steps: the time to compile a kernel grows with their number.
 MAX_FOLD_INPUTS = 16
-SLOT_ALIGNMENT = 64
 
 
 def compile_program(checked, rank, part_count, itemsize, *, segment_nbytes, in_place=False, mean=False):
@@ -80,12 +79,16 @@ class _Compiler:
         # Of a storage key: the last action to write it, and those that have read it since.
         self.writers, self.readers = {}, {}
         self.last_use = {
-            cell.chunk: index for index, parts in rounds for part in parts if part.sends or part.reduces for cell in part.cells
+            cell.chunk: index
+            for index, parts in rounds
+            for part in parts
+            if part.sends or part.reduces
+            for cell in part.cells
         }
         received = [[part for part in parts if part.reduces and not part.sends] for _, parts in rounds]
         fullest = max((sum(part.segment == 0 for part in parts) for parts in received), default=0)
         largest = max((part.count for _, parts in rounds for part in parts), default=0)
-        self.slots = _Slots(largest * itemsize, 2 * fullest)
+        self.slots = Slots(largest * itemsize, 2 * fullest)
 
     # -- where cells are
 
@@ -225,7 +228,9 @@ class _Compiler:
     def move_home(self, cell):
         source, home = self.place(cell), self.home(cell, OUT)
         reads = [self.storage(cell, source)]
-        moved = self.add(Move(home, source, self.nbytes([cell])), [self.producers.get(cell)], reads, writes=[(OUT, cell)])
+        moved = self.add(
+            Move(home, source, self.nbytes([cell])), [self.producers.get(cell)], reads, writes=[(OUT, cell)]
+        )
         self.settle(cell, home, moved)
 
     def add_contribution(self, part, operands, complete):
@@ -264,7 +269,9 @@ class _Compiler:
         read = {self.storage(cell, place) for cell, places in run for place in places[1:]} - written
         while inputs:
             head, inputs = inputs[:MAX_FOLD_INPUTS], inputs[MAX_FOLD_INPUTS:]
-            folded = self.add(Fold(target, tuple(head), count, divides and not inputs), after, reads=read, writes=written)
+            folded = self.add(
+                Fold(target, tuple(head), count, divides and not inputs), after, reads=read, writes=written
+            )
             after = [folded]
             inputs = [target, *inputs] if inputs else []
         for cell, places in run:
@@ -302,32 +309,3 @@ class _Compiler:
             out_count=self.totals[OUT],
             scratch_nbytes=self.slots.nbytes,
         )
-
-
-class _Slots:
-    """Scratch, cut into slots of one size. A slot is free for keys (round, segment) above the one up to which it is used.
-
-    At least `least` slots are taken before one is used again, so that receiving overlaps with folding.
-    """
-
-    def __init__(self, slot_nbytes, least):
-        self.slot_nbytes = max(SLOT_ALIGNMENT, -(-slot_nbytes // SLOT_ALIGNMENT) * SLOT_ALIGNMENT)
-        self.least = least
-        self.number = 0
-        self._free = []
-
-    @property
-    def nbytes(self):
-        return self.number * self.slot_nbytes
-
-    def take(self, key, free_key):
-        if self.number >= self.least and self._free and self._free[0][0] < key:
-            index = heapq.heappop(self._free)[1]
-        else:
-            index, self.number = self.number, self.number + 1
-        heapq.heappush(self._free, (free_key, index))
-        return Place(SCRATCH, index * self.slot_nbytes)
-
-    def index(self, place):
-        """Number of the slot that scratch place `place` lies in."""
-        return place.offset // self.slot_nbytes

@@ -9,6 +9,7 @@ Nothing received is evaluated: a notice is a struct and text. A rank tells anoth
 at least once a second while it makes calls, so reports do not pile up before a rank that is always late.
 """
 
+import contextlib
 import struct
 import time
 from collections import deque
@@ -133,7 +134,9 @@ class Control:
             mine = calls.get(number)
             if mine is not None and mine != theirs:
                 (first, one), (second, other) = sorted([(self._rank, mine), (peer, theirs)])
-                raise InputError(f"call {number}: rank {first} got {one}, rank {second} got {other}, expected the same on every rank")
+                raise InputError(
+                    f"call {number}: rank {first} got {one}, rank {second} got {other}, expected the same on every rank"
+                )
 
     def _others(self):
         return (peer for peer in range(len(self._ranks)) if peer != self._rank)
@@ -153,10 +156,9 @@ class Control:
         encoded = text.encode()[: NOTICE_NBYTES - HEADER.size]
         buffer[HEADER.size : HEADER.size + len(encoded)] = np.frombuffer(encoded, np.uint8)
         region = self._transport.register(buffer)
-        try:
+        # A peer that is gone by now needs no telling.
+        with contextlib.suppress(TransportError):
             self._sends.append(self._transport.post((Send(region, 0, NOTICE_NBYTES, self._ranks[peer], self._tag),)))
-        except TransportError:
-            pass  # that peer is gone, and needs no telling
 
     def _receive(self, peer):
         buffer = np.zeros(NOTICE_NBYTES, np.uint8)

@@ -31,11 +31,15 @@ def check_capabilities(program, transport):
     """Raise if `transport` cannot carry `program` between host arrays.
 
     Raises:
-        TransportError: host memory, or a message of this size, is beyond it.
+        TransportError: it has no tags, or host memory or a message of this size is beyond it.
     """
     capabilities = transport.capabilities
+    if not capabilities.tags:
+        raise TransportError(f"{transport.name}: has no tags, which signatures are told apart by; use mpi or ucx")
     if not capabilities.host_memory:
-        raise TransportError(f"{transport.name}: cannot send host memory; use device arrays, or the mpi or ucx transport")
+        raise TransportError(
+            f"{transport.name}: cannot send host memory; use device arrays, or the mpi or ucx transport"
+        )
     largest = max((action.nbytes for action in program.actions if type(action) is Message), default=0)
     if largest > capabilities.max_message_nbytes:
         raise TransportError(
@@ -49,6 +53,7 @@ class Execution:
     Args:
         program: a Program.
         transport: carries its messages.
+        scratch: the communicator's Scratch.
         ranks: transport rank of every rank of the program.
         tag: of all its messages (transport.make_tag).
         op, dtype: of its folds; a kernels op and Dtype. Compiled here, before anything is posted.
@@ -59,11 +64,13 @@ class Execution:
     Cost: some 2 us per action besides the transport and the reduction.
     """
 
-    def __init__(self, program, transport, ranks, tag, op, dtype):
+    def __init__(self, program, transport, scratch, ranks, tag, op, dtype):
         check_capabilities(program, transport)
         self.program, self.transport = program, transport
-        self._regions = [transport.register(_EMPTY), transport.register(_EMPTY), transport.register(_scratch(program))]
-        self._bases = [0, 0, self._regions[SCRATCH].address]
+        self._scratch = scratch
+        # Operations name these regions; a call points them at its arrays.
+        self._regions = [transport.register(_EMPTY) for _ in range(3)]
+        self._bases = [0, 0, 0]
         self._divisor = float(len(ranks))
         lanes = sorted({(action.sends, action.peer) for action in program.actions if type(action) is Message})
         queues = {lane: deque() for lane in lanes}
@@ -84,18 +91,18 @@ class Execution:
         self._first = sorted(ready, key=lambda index: _first_order(program.actions[index]))
         # Copies that nothing waits for are done when there is nothing else to do.
         self._leisurely = frozenset(
-            index for index, action in enumerate(program.actions) if type(action) is Move and not program.successors[index]
+            index
+            for index, action in enumerate(program.actions)
+            if type(action) is Move and not program.successors[index]
         )
         self._idle = deque()
         self.remaining = 0
 
     def bind(self, in_array, out_array):
-        """Point the program at the user's arrays: C-contiguous, of in_count and out_count elements; None where it has none."""
+        """Take the user's arrays: C-contiguous, of in_count and out_count elements; None where the program has none."""
         for buffer, array in ((IN, in_array), (OUT, out_array)):
             if array is not None:
-                region = self.transport.register(array)
-                _copy_region(region, self._regions[buffer])
-                self._bases[buffer] = region.address
+                self._point(buffer, self.transport.register(array))
 
     def unbind(self):
         """Let go of the user's arrays. Not after a failure: the transport may still be using them."""
@@ -104,9 +111,18 @@ class Execution:
 
     def start(self):
         """Start what waits for nothing."""
+        nbytes = self.program.scratch_nbytes
+        if nbytes:
+            self._point(SCRATCH, self._scratch.region(nbytes))
         self.remaining = len(self._steps)
         self._waits = list(self.program.waits)
         self._begin(self._first)
+
+    def _point(self, buffer, region):
+        target = self._regions[buffer]
+        target.array, target.buffer, target.address = region.array, region.buffer, region.address
+        target.nbytes, target.device, target.native = region.nbytes, region.device, region.native
+        self._bases[buffer] = region.address
 
     def advance(self):
         """Complete what the transport has completed and start what waited for it; True once all is done.
@@ -181,13 +197,3 @@ class Execution:
 def _first_order(action):
     """Receives, then sends, then the rest."""
     return 2 if type(action) is not Message else int(action.sends)
-
-
-def _scratch(program):
-    return np.empty(program.scratch_nbytes, np.uint8)
-
-
-def _copy_region(source, target):
-    """Make Region `target`, which prebuilt operations name, stand for what `source` stands for."""
-    target.array, target.buffer, target.address = source.array, source.buffer, source.address
-    target.nbytes, target.device, target.native = source.nbytes, source.device, source.native

@@ -44,7 +44,9 @@ def init(transport=None, timeout_s=None):
         if group.world_size == 1 and name in (None, "local"):
             opened = LocalWorld(1).transport(0, timeout_s)
         elif name == "local":
-            raise InputError(f"transport: got 'local' in a job of {group.world_size} processes, expected {' or '.join(TRANSPORTS)}")
+            raise InputError(
+                f"transport: got 'local' in a job of {group.world_size} processes, expected {' or '.join(TRANSPORTS)}"
+            )
         else:
             by_mpi = any(variable in os.environ for variable in MPI_VARIABLES)
             opened = open_transport(name or ("mpi" if by_mpi else "ucx"), group, timeout_s)

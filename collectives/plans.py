@@ -86,14 +86,15 @@ class Plan:
                 in_place=in_place,
                 mean=key.op == "mean",
             )
-        return Execution(self._programs[in_place], group.transport, group.ranks, self._tag, key.op, dtype)
+        program = self._programs[in_place]
+        return Execution(program, group.transport, group.scratch, group.ranks, self._tag, key.op, dtype)
 
 
 class Plans:
     """The plans of one communicator: least recently used out first, alike on all ranks.
 
     Args:
-        group: the Communicator: transport, ranks, rank, communicator_id.
+        group: the Communicator: transport, scratch, ranks, rank, communicator_id.
     """
 
     def __init__(self, group):

@@ -182,7 +182,9 @@ def test_send_recv_exchanges():
     assert lanterne.spawn(2, run) == [1.0, 0.0]
 
 
-@pytest.mark.parametrize(("peer", "tag", "text"), [(2, 0, "peer: got 2"), (-1, 0, "peer: got -1"), (1, 32, "got 32, expected 0 to 31")])
+@pytest.mark.parametrize(
+    ("peer", "tag", "text"), [(2, 0, "peer: got 2"), (-1, 0, "peer: got -1"), (1, 32, "got 32, expected 0 to 31")]
+)
 def test_messages_refused(peer, tag, text):
     with pytest.raises(InputError, match=text):
         lanterne.spawn(2, lambda comm: comm.send(np.zeros(1), peer, tag=tag))
@@ -248,7 +250,10 @@ BAD = {
     "op": (lambda c: c.all_reduce(np.zeros(2), np.zeros(2), "median"), "got 'median', expected one of sum"),
     "mean of int": (lambda c: c.all_reduce(np.zeros(2, int), np.zeros(2, int), "mean"), "mean of int64"),
     "dtype": (lambda c: c.all_reduce(np.zeros(2, complex), np.zeros(2, complex)), "complex128"),
-    "dtypes differ": (lambda c: c.all_reduce(np.zeros(2), np.zeros(2, "f4")), "got out_array of float32, expected float64"),
+    "dtypes differ": (
+        lambda c: c.all_reduce(np.zeros(2), np.zeros(2, "f4")),
+        "got out_array of float32, expected float64",
+    ),
     "sizes differ": (lambda c: c.all_reduce(np.zeros(2), np.zeros(3)), "got out_array of 3 elements, expected 2"),
     "read-only": (lambda c: c.all_reduce(np.zeros(2), frozen(np.zeros(2))), "read-only out_array"),
     "strided": (lambda c: c.all_reduce(np.zeros(4)[::2], np.zeros(2)), "non-contiguous"),
@@ -260,7 +265,10 @@ BAD = {
     "native": (lambda c: c.all_reduce(np.zeros(2), np.zeros(2), algorithm="native"), "got 'native' over local"),
     "chunks": (lambda c: c.all_reduce(np.zeros(2), np.zeros(2), algorithm="ring", num_chunks=3), "got 3 chunks"),
     "root": (lambda c: c.broadcast(np.zeros(2), root=2), "got root 2, expected 0 to 1"),
-    "not a multiple": (lambda c: c.reduce_scatter(np.zeros(3), np.zeros(1)), "got in_array of 3 elements, expected a multiple of 2"),
+    "not a multiple": (
+        lambda c: c.reduce_scatter(np.zeros(3), np.zeros(1)),
+        "got in_array of 3 elements, expected a multiple of 2",
+    ),
     "all_gather": (lambda c: c.all_gather(np.zeros(3), np.zeros(5)), "got out_array of 5 elements, expected 6"),
     "stream": (lambda c: c.all_reduce(np.zeros(2), np.zeros(2), stream=object()), "got a stream with host arrays"),
 }

@@ -51,7 +51,10 @@ def test_torchrun_variables():
     variables = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "CASE_RANKS": "2"}
     ranks = [
         subprocess.Popen(
-            [sys.executable, JOB, "matrix"], stdout=subprocess.PIPE, text=True, env={**os.environ, **variables, "RANK": str(rank)}
+            [sys.executable, JOB, "matrix"],
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **variables, "RANK": str(rank)},
         )
         for rank in range(2)
     ]

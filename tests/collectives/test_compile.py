@@ -47,7 +47,9 @@ def expected(collective, n, part_count, root):
     if collective == "broadcast":
         return [value(root, part_count)] * n
     assert collective == "all_to_all"
-    return [np.concatenate([np.split(value(other, n * part_count), n)[rank] for other in range(n)]) for rank in range(n)]
+    return [
+        np.concatenate([np.split(value(other, n * part_count), n)[rank] for other in range(n)]) for rank in range(n)
+    ]
 
 
 def usable(collective, algorithm, n):

@@ -102,7 +102,8 @@ def test_many_ranks(algorithm, n):
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "n"), [*((name, 8) for name in ALL_REDUCE), ("ring", 64), ("rhd", 64), ("recursive_doubling", 64), ("tree", 64)]
+    ("algorithm", "n"),
+    [*((name, 8) for name in ALL_REDUCE), ("ring", 64), ("rhd", 64), ("recursive_doubling", 64), ("tree", 64)],
 )
 def test_float32_error_is_near_that_of_pairwise_summation(algorithm, n):
     count = 100_000 if n == 8 else 20_000
@@ -152,10 +153,16 @@ OTHERS = ["reduce_scatter", "all_gather", "broadcast", "reduce", "all_to_all"]
 
 
 @pytest.mark.parametrize(
-    ("collective", "algorithm"), [(collective, line.name) for collective in OTHERS for line in algorithms_for(collective)]
+    ("collective", "algorithm"),
+    [(collective, line.name) for collective in OTHERS for line in algorithms_for(collective)],
 )
 @settings(max_examples=10, deadline=None)
-@given(n=st.sampled_from([1, 2, 3, 4, 6, 8]), count=st.integers(0, 3000), op=st.sampled_from(["sum", "prod", "min", "max"]), data=st.data())
+@given(
+    n=st.sampled_from([1, 2, 3, 4, 6, 8]),
+    count=st.integers(0, 3000),
+    op=st.sampled_from(["sum", "prod", "min", "max"]),
+    data=st.data(),
+)
 def test_other_collectives(collective, algorithm, n, count, op, data):
     line = next(line for line in algorithms_for(collective) if line.name == algorithm)
     if line.refuses(n):
@@ -177,7 +184,9 @@ def in_place(comm, count):
     array = np.full(n * count, -1, np.int32)
     array[part] = inputs[me][part]
     comm.all_gather(array[part], array)
-    np.testing.assert_array_equal(array, np.concatenate([inputs[rank][rank * count : (rank + 1) * count] for rank in range(n)]))
+    np.testing.assert_array_equal(
+        array, np.concatenate([inputs[rank][rank * count : (rank + 1) * count] for rank in range(n)])
+    )
     array = inputs[me].copy()
     comm.all_to_all(array, array)
     np.testing.assert_array_equal(array, np.concatenate([inputs[rank][part] for rank in range(n)]))
@@ -202,7 +211,10 @@ def test_many_segments(monkeypatch):
 
 @pytest.mark.parametrize(
     ("capabilities", "message"),
-    [(Capabilities(host_memory=False), "cannot send host memory"), (Capabilities(max_message_nbytes=10), "got a message of 16 bytes")],
+    [
+        (Capabilities(host_memory=False), "cannot send host memory"),
+        (Capabilities(max_message_nbytes=10), "got a message of 16 bytes"),
+    ],
 )
 def test_capabilities_are_checked_before_the_first_byte(capabilities, message):
     transport = LocalWorld(2).transport(0)
