@@ -29,16 +29,16 @@ class Communicator:
     Args:
         transport: the Transport of this rank.
         ranks: transport ranks of the members, in rank order; None for all.
-        communicator_id: 16 bits, equal on all members, different from those of all other groups with a member of this one.
+        communicator_id: 16 bits, equal on all members, unlike that of any other group with a member of this one.
         used_ids: the ids in use on this transport, shared by all its communicators.
         ranks_here: how many ranks of the job run on this host; None: as many as members.
         closes: objects to close with this communicator, in order.
 
-    Attributes: `rank`; `world_size`; `transport`; `timeout_s`, the default of every wait; `tuning`, what "auto" goes by.
+    Attributes: `rank`; `world_size`; `transport`; `timeout_s`, the default of waits; `tuning`, what "auto" goes by.
 
-    Every collective has a blocking form and a started one (`start_all_reduce`, ...), which returns a request with `wait` and `test`.
-    Arrays are C-contiguous NumPy arrays, or other host buffers; `stream` is for device arrays, which are not taken yet.
-    Ranks in errors are those of the transport.
+    Every collective has a blocking form and a started one (`start_all_reduce`, ...), which returns a request with
+    `wait` and `test`. Arrays are C-contiguous NumPy arrays, or other host buffers; `stream` is for device arrays, which
+    are not taken yet. Ranks in errors are those of the transport.
 
     Options of every collective:
         algorithm: a name of `algorithms(collective)`, or "auto".
@@ -46,9 +46,9 @@ class Communicator:
         dtype: "bfloat16" where the arrays are uint16.
         late_rank, num_chunks: as in collectives/registry.py.
 
-    Raises, in every collective:
-        InputError: arrays, op or algorithm that cannot be (nothing was sent then); another rank called with other ones (then the
-            communicator is closed).
+    Raises, in every call:
+        InputError: arrays, op or algorithm that cannot be (nothing was sent then); another rank called with other
+            ones (then the communicator is closed).
         TransportTimeout, PeerFailed: a rank did not come in time, or died; names it. The communicator is closed.
     """
 
@@ -66,7 +66,7 @@ class Communicator:
         self.scratch = Scratch(transport)
         self._plans = Plans(self)
         self.tuning = Tuning(self)
-        # Calls not yet complete, in order; those of a failed communicator stay, since the transport may still use their buffers.
+        # Calls not yet complete, in order; after a failure they stay, since the transport may still use their buffers.
         self._calls = []
         self._number = 0
         self._failure = None
@@ -148,7 +148,7 @@ class Communicator:
         self._call("barrier", _EMPTY, _EMPTY, **options)
 
     def algorithms(self, collective):
-        """Names of the algorithms that `collective` can use here; "native" last, where the transport has one of its own."""
+        """Names of the algorithms that `collective` can use here; "native" last, where the transport has one."""
         names = offered_algorithms(collective, self.world_size)
         return (*names, "native") if native.offers(self.transport, collective) else names
 
@@ -180,7 +180,7 @@ class Communicator:
         return CallRequest(self, plan, execution, call.in_place)
 
     def progress(self):
-        """Advance the calls that were started, in order, as far as they go without waiting; False if nothing has happened."""
+        """Advance the calls that were started, in order, as far as they go now; False if nothing has happened."""
         calls = self._calls
         if not calls:
             return False
@@ -217,15 +217,15 @@ class Communicator:
     # -- messages
 
     def send(self, array, peer, stream=None, *, tag=0, timeout_s=None):
-        """Send `array` to rank `peer`, which receives as many bytes with the same `tag` (0 to 31). Raises as `all_reduce`."""
+        """Send `array` to rank `peer`, which receives as many bytes with the same `tag` (0 to 31)."""
         self.start_send(array, peer, stream, tag=tag).wait(timeout_s)
 
     def start_send(self, array, peer, stream=None, *, tag=0):
-        """As `send`, but returns a request. Messages with one peer and tag arrive in the order in which they were started."""
+        """As `send`, but returns a request. Messages with one peer and tag arrive in the order of their starts."""
         return self._message(Send, array, peer, tag, stream)
 
     def recv(self, out_array, peer, stream=None, *, tag=0, timeout_s=None):
-        """Receive from rank `peer` into `out_array`. Raises as `all_reduce`."""
+        """Receive from rank `peer` into `out_array`."""
         self.start_recv(out_array, peer, stream, tag=tag).wait(timeout_s)
 
     def start_recv(self, out_array, peer, stream=None, *, tag=0):
@@ -233,7 +233,7 @@ class Communicator:
         return self._message(Recv, out_array, peer, tag, stream)
 
     def send_recv(self, in_array, out_array, peer, stream=None, *, tag=0, timeout_s=None):
-        """Send `in_array` to rank `peer` and receive `out_array` from it, at the same time. Raises as `all_reduce`."""
+        """Send `in_array` to rank `peer` and receive `out_array` from it, at the same time."""
         received = self.start_recv(out_array, peer, stream, tag=tag)
         sent = self.start_send(in_array, peer, stream, tag=tag)
         received.wait(timeout_s)
@@ -254,7 +254,7 @@ class Communicator:
     # -- groups
 
     def split(self, color, key=0):
-        """The Communicator of the ranks that call with the same `color`, ordered by `key`, then rank. All ranks call it.
+        """The Communicator of the ranks that call with the same `color`, by `key`, then rank. All ranks call it.
 
         Args:
             color: int; a negative one gets None.

@@ -1,11 +1,12 @@
 """From a checked schedule to one rank's Program, for one size. Pure: no transport, no arrays.
 
 - No barrier between rounds: the next round may start on the cells that have arrived.
-- A received copy goes straight to its place in the output. A received contribution lands in scratch and is folded from there, the
-  first time out of the input into the output, so that nothing is copied beforehand.
+- A received copy goes straight to its place in the output. A received contribution lands in scratch and is folded from
+  there, the first time out of the input into the output, so that nothing is copied beforehand.
 - A cell that this rank only passes on lives in scratch, from its arrival until it was sent.
-- Actions wait only for earlier ones in the order (round, segment), and no message waits for one of the same round and segment.
-  So the earliest unfinished message of the whole group can always proceed: no deadlock, even if every send waits for its receive.
+- Actions wait only for earlier ones in the order (round, segment), and no message waits for one of the same round and
+  segment. So the earliest unfinished message of the whole group can always proceed: no deadlock, even if every send
+  waits for its receive.
 
 Scratch: two segments per reducing transfer of the fullest round, plus the cells that are passed on.
 """
@@ -63,7 +64,7 @@ def _complete_sums(schedule):
 
 
 class _Compiler:
-    """Walks the rounds and keeps, for every cell that this rank touches, where it is and which actions may be using it."""
+    """Walks the rounds; knows of every cell that this rank touches where it is and which actions may be using it."""
 
     def __init__(self, cutter, rank, itemsize, in_place, rounds):
         self.cutter, self.itemsize = cutter, itemsize
@@ -157,7 +158,7 @@ class _Compiler:
         self.places[cell], self.producers[cell] = place, producer
 
     def take_slot(self, resident=()):
-        """A free slot of scratch and its former users; `resident` are the cells that it will hold until their last use."""
+        """A free slot of scratch and its former users; `resident`: the cells that it will hold until their last use."""
         free_key = max([self.key, *((self.last_use.get(cell.chunk, -1), cell.segment) for cell in resident)])
         place = self.slots.take(self.key, free_key)
         return place, self.users((SCRATCH, self.slots.index(place)))
@@ -210,8 +211,8 @@ class _Compiler:
 
     def add_copy(self, part, sent):
         homes = [self.home(cell, OUT) for cell in part.cells]
-        # A cell that is sent from its home in this very round is received elsewhere: were the receive to wait for the send,
-        # two ranks that swap would wait for each other.
+        # A cell that is sent from its home in this very round is received elsewhere: were the receive to wait for the
+        # send, two ranks that swap would wait for each other.
         swapped = any(cell in sent and self.place(cell) == home for cell, home in zip(part.cells, homes, strict=True))
         if not swapped and None not in homes and len(self.runs(part.cells, [(home,) for home in homes])) == 1:
             message = Message(False, part.peer, homes[0], part.count * self.itemsize)
@@ -234,7 +235,7 @@ class _Compiler:
         self.settle(cell, home, moved)
 
     def add_contribution(self, part, operands, complete):
-        """Receive values to be added; `operands` collects (place, action, completes the sum) per cell, in listed order."""
+        """Receive values to be added; `operands` collects (place, action, completes the sum) per cell, as listed."""
         resident = [
             cell
             for cell in part.cells

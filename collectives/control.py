@@ -1,12 +1,12 @@
 """What the ranks of a communicator tell each other beside the data: who is in which call, and why somebody failed.
 
-A call that goes well says nothing here, so this costs nothing. A rank that has waited for STALL_S tells all others its call (number
-and signature), and looks what they told. Two ranks in the same call with different signatures: both raise InputError. A rank that
-fails tells why, and the others raise the same error instead of waiting for their own timeout; and who times out knows which ranks
-never came to the call, and names those.
+A call that goes well says nothing here, so this costs nothing. A rank that has waited for STALL_S tells all others its
+call (number and signature), and looks what they told. Two ranks in the same call with different signatures: both raise
+InputError. A rank that fails tells why, and the others raise the same error instead of waiting for their own timeout;
+and who times out knows which ranks never came to the call, and names those.
 
-Nothing received is evaluated: a notice is a struct and text. A rank tells another at most ten times a second, and every rank reads
-at least once a second while it makes calls, so reports do not pile up before a rank that is always late.
+Nothing received is evaluated: a notice is a struct and text. A rank tells another at most ten times a second, and every
+rank reads at least once a second while it makes calls, so reports do not pile up before a rank that is always late.
 """
 
 import contextlib

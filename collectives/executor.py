@@ -1,7 +1,7 @@
-"""Runs a Program over a transport: starts every action as soon as what it waits for has happened, on one thread, without blocking.
+"""Runs a Program over a transport: each action as soon as what it waits for has happened; nothing blocks.
 
-All that can be made beforehand is: operations, tags, kernels, scratch. A call only points the regions at the user's arrays.
-Reductions run on the host, through kernels.prepare's functions of addresses, which release the GIL.
+All that can be made beforehand is: operations, tags, kernels, scratch. A call only points the regions at the user's
+arrays. Reductions run on the host, through kernels.prepare's functions of addresses, which release the GIL.
 """
 
 import ctypes
@@ -15,8 +15,8 @@ from ..kernels.reduce import prepare
 from ..transport.base import Recv, Send
 from .program import IN, OUT, SCRATCH, Fold, Message, Move
 
-# Cells of this size overlap transfer with reduction. Smaller ones cost more than they hide (mpi, 4 ranks on 2 cores, 16 MiB: 1 MiB
-# 0.6 of MPI_Allreduce's time, 256 KiB 0.8, 64 KiB 1.7); chunks are cut into at most MAX_SEGMENTS.
+# Cells of this size overlap transfer with reduction. Smaller ones cost more than they hide (mpi, 4 ranks on 2 cores, 16
+# MiB: 1 MiB 0.6 of MPI_Allreduce's time, 256 KiB 0.8, 64 KiB 1.7); chunks are cut into at most MAX_SEGMENTS.
 SEGMENT_NBYTES = 1 << 20
 MAX_SEGMENTS = 64
 _EMPTY = np.empty(0, np.uint8)

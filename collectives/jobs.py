@@ -16,12 +16,12 @@ _thread = threading.local()
 def init(transport=None, timeout_s=None):
     """The Communicator of all ranks of this job.
 
-    A job is what an MPI launcher, `lanterne ... -n` or torchrun-style variables (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT) made;
-    inside `spawn` it is that; else one rank.
+    A job is what an MPI launcher, `lanterne ... -n` or torchrun-style variables (RANK, WORLD_SIZE, MASTER_ADDR,
+    MASTER_PORT) made; inside `spawn` it is that; else one rank.
 
     Args:
-        transport: "mpi", "ucx" or "local" (threads of one process); None for LANTERNE_TRANSPORT, else "mpi" under an MPI launcher
-            and "ucx" under the other variables.
+        transport: "mpi", "ucx" or "local" (threads of one process); None for LANTERNE_TRANSPORT, else "mpi" under an
+            MPI launcher and "ucx" under the other variables.
         timeout_s: the default of every wait, seconds; None for LANTERNE_TIMEOUT_S, 60.
 
     Raises:
@@ -63,10 +63,10 @@ def init(transport=None, timeout_s=None):
 
 
 def spawn(world_size, function, *args, timeout_s=None):
-    """Run `function(communicator, *args)` on `world_size` threads, each one rank, and return the list of results by rank.
+    """Run `function(communicator, *args)` on `world_size` threads, each one rank; return the list of results by rank.
 
-    Inside, `lanterne.init()` returns the thread's communicator. When a rank raises, the others' waits end with PeerFailed, and the
-    first error is raised here, with a note that names its rank.
+    Inside, `lanterne.init()` returns the thread's communicator. When a rank raises, the others' waits end with
+    PeerFailed, and the first error is raised here, with a note that names its rank.
     """
     from .communicator import Communicator
 

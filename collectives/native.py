@@ -1,7 +1,7 @@
 """The transport library's own collectives, as the algorithm "native". So far: those of MPI.
 
-The blocking call is the library's blocking call, as its users know it: it has no timeout and notices no death (give `timeout_s` for
-its nonblocking form, which has both), and nothing checks that the ranks agree.
+The blocking call is the library's blocking call, as its users know it: it has no timeout and notices no death (give
+`timeout_s` for its nonblocking form, which has both), and nothing checks that the ranks agree.
 """
 
 import weakref

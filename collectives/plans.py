@@ -1,9 +1,10 @@
 """Per communicator: which program a call runs. Made once for every signature, then found in a bounded cache.
 
-The first call of a signature exchanges a digest of it with the neighbours in rank order, so that ranks which disagree on op, dtype,
-count, root or algorithm find out before data moves. From then on the signature has its own lane, a number that all ranks assign
-alike since all make the same calls: messages of different signatures never match, and a rank that waits in vain finds out why over
-the control lane (control.py). So the check costs nothing but at the first call of its kind.
+The first call of a signature exchanges a digest of it with the neighbours in rank order, so that ranks which disagree
+on op, dtype, count, root or algorithm find out before data moves. From then on the signature has its own lane, a number
+that all ranks assign alike since all make the same calls: messages of different signatures never match, and a rank that
+waits in vain finds out why over the control lane (control.py). So the check costs nothing but at the first call of its
+kind.
 """
 
 import functools

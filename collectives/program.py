@@ -1,8 +1,9 @@
-"""What one rank does in one collective call: a flat list of actions and what each waits for. Data, no transport and no arrays.
+"""What one rank does in one collective call: a flat list of actions and what each waits for. Pure data.
 
-Places are (buffer, offset in bytes): the user's input and output arrays, and scratch. An action starts once `waits` events have
-happened; each action that finishes is one event for its `successors`, and each message that is posted is one for `next_post`,
-the next message with the same peer in the same direction, so that both ends post a pair's messages in the same order.
+Places are (buffer, offset in bytes): the user's input and output arrays, and scratch. An action starts once `waits`
+events have happened; each action that finishes is one event for its `successors`, and each message that is posted is
+one for `next_post`, the next message with the same peer in the same direction, so that both ends post a pair's messages
+in the same order.
 """
 
 from dataclasses import dataclass

@@ -7,8 +7,9 @@ from ..errors import InputError, LanterneError, PeerFailed, TransportTimeout
 from ..transport.base import POLLS_PER_CHECK, timeout_error
 from .control import STALL_S
 
-# Yields before a wait naps between its polls. Yields hand a core over in 4 us, but where other programs compute beside us each of
-# them may cost a time slice (0.8 to 4 ms a hop were seen, 0.04 with naps), and with more ranks than cores we are the others.
+# Yields before a wait naps between its polls. Yields hand a core over in 4 us, but where other programs compute beside
+# us each of them may cost a time slice (0.8 to 4 ms a hop were seen, 0.04 with naps), and with more ranks than cores we
+# are the others.
 SPINS, SPINS_SHARED, SPINS_LEAST = 2000, 400, 20
 # The kernel's timer slack makes 50 us of it.
 NAP_S = 1e-6
@@ -201,7 +202,7 @@ def _timeout(request, limit_s):
 
 
 class Failing:
-    """A block in which an error of lanterne ends the communicator: the others are told, and every later call raises it."""
+    """A block in which an error ends the communicator: the others are told, and every later call raises it."""
 
     __slots__ = ("_communicator",)
 

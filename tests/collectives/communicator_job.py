@@ -1,4 +1,4 @@
-"""What each rank of the jobs in test_communicator_jobs.py runs: `python communicator_job.py CASE`. Prints one line if all is well."""
+"""What each rank of test_communicator_jobs.py runs: `python communicator_job.py CASE`. Prints a line if all is well."""
 
 import os
 import signal

@@ -1,7 +1,7 @@
-"""Runs the programs of a whole group in one thread, in a random order of all that may happen: a transport that is as unkind as allowed.
+"""Runs the programs of a group in one thread, in a random order: a transport that is as unkind as it may be.
 
-A message is copied at a random moment between being posted on both sides and completing, so a program that changes a buffer too
-early, or reads it too late, gives wrong results; and with rendezvous a program that waits in a circle stops.
+A message is copied at a random moment between being posted on both sides and completing, so a program that changes a
+buffer too early, or reads it too late, gives wrong results; and with rendezvous a program that waits in a circle stops.
 """
 
 from collections import defaultdict, deque

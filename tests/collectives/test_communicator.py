@@ -127,7 +127,7 @@ def test_tests_make_progress():
 
 
 def test_a_first_call_does_not_block_where_it_is_started():
-    """A signature is agreed upon while waiting: rank 0 starts a call and then sends what rank 1 needs before it calls."""
+    """A signature is agreed upon while waiting: rank 0 starts a call, then sends what rank 1 needs before its own."""
 
     def run(comm):
         out = np.empty(1)
@@ -202,7 +202,7 @@ def test_a_receive_that_nobody_answers():
         finally:
             done.set()
 
-    with pytest.raises(TransportTimeout, match="rank 1 within 0.2 s"):
+    with pytest.raises(TransportTimeout, match=r"rank 1 within 0\.2 s"):
         lanterne.spawn(2, run)
 
 

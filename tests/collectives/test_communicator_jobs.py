@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 JOB = Path(__file__).with_name("communicator_job.py")
-LAUNCH = "import sys; from lanterne.transport.launch import launch; sys.exit(launch(sys.argv[3:], int(sys.argv[1]), sys.argv[2]))"
+LAUNCH = """import sys
+from lanterne.transport.launch import launch
+sys.exit(launch(sys.argv[3:], int(sys.argv[1]), sys.argv[2]))"""
 REQUIRED = os.environ.get("LANTERNE_REQUIRE", "").split(",")
 
 

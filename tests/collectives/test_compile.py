@@ -1,4 +1,4 @@
-"""Programs give the right result under every order of events that a transport may produce, and never wait in a circle."""
+"""Programs give the right result in every order of events that a transport may produce, and never wait in a circle."""
 
 import sys
 from dataclasses import replace
@@ -105,7 +105,7 @@ def test_empty_arrays_send_nothing(collective):
 
 
 def test_ring_out_of_place_copies_nothing():
-    """The first fold of every chunk reads the input and writes the output; what is received last lands there directly."""
+    """The first fold of a chunk reads the input and writes the output; what is received last lands there directly."""
     (program, *_) = programs_of("all_reduce", "ring", 4, 64, 1 << 20)
     assert not any(type(action) is Move for action in program.actions)
     assert sum(type(action) is Fold for action in program.actions) == 3
