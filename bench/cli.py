@@ -24,6 +24,7 @@ COMMANDS = {
     "bench gpu": ("gpu", "measure the GPU path: reductions, staging, delays; writes a report"),
     "schedule": ("schedule", "make, check, price, draw or export a collective schedule"),
     "cost": ("cost", "alpha-beta study over sizes, rank counts and delays"),
+    "bench pipeline": ("pipeline_speed", "benchmark planning, checking and simulating of pipelines"),
     "pipeline plan": ("pipeline_plan", "plan a pipeline for slow links, unequal stages and little memory"),
     "pipeline simulate": ("pipeline_simulate", "price a pipeline plan under other delays, or with blocking sends"),
     "pipeline sweep": ("pipeline_sweep", "draw makespan over link delay, bandwidth or memory, one line per scheduler"),

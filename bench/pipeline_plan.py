@@ -1,5 +1,4 @@
-"""Plan a pipeline: the order of forward and backward work on every rank, for slow links, unequal stages and little
-memory.
+"""Plan a pipeline: the order of work on every rank, for slow links, unequal stages and little memory.
 
   lanterne pipeline plan problem.json --scheduler zb_h1 --plot plan.svg
   lanterne pipeline plan --stages 8 --microbatches 32 --forward 10ms --backward-input 11ms --backward-weight 8ms \\
@@ -37,11 +36,14 @@ ALL = "all"
 
 def add_arguments(parser):
     """The options of this command."""
-    names = "; ".join(f"{name}: {summary}" for name, (_, _, summary) in SCHEDULERS.items())
+    width = max(map(len, SCHEDULERS)) + 2
+    parser.epilog = "schedulers:\n" + "".join(
+        f"  {name.ljust(width)}{summary}\n" for name, (_, _, summary) in SCHEDULERS.items()
+    )
     default = "best" if "best" in SCHEDULERS else ALL
     add_problem_arguments(parser)
     parser.add_argument(
-        "--scheduler", default=default, metavar="NAME", help=f"{names}; all: compare them (default {default})"
+        "--scheduler", default=default, metavar="NAME", help=f"one of those below, or all (default {default})"
     )
     parser.add_argument(
         "--option",
