@@ -25,6 +25,10 @@ from ..errors import InputError, Unavailable
 
 UCXX_VERSION = "0.52"
 INSTALL = f"install it with: pip install ucxx-cu12=={UCXX_VERSION}.* (no GPU needed; CUDA 13: ucxx-cu13), or use ./run"
+# Whatever fails raises: what UCX prints beside it, when a peer has died for instance, would only bury that one line.
+QUIET = {"UCX_LOG_LEVEL": "fatal", "UCXX_LOG_LEVEL": "fatal", "UCX_WARN_UNUSED_ENV_VARS": "n"}
+# Variables that ucxx sets when it is loaded.
+UCXX_SETS = {"UCX_MEMTYPE_CACHE", "UCX_RNDV_THRESH", "UCX_RNDV_FRAG_MEM_TYPE", "UCX_MAX_RNDV_RAILS"}
 SETTINGS = {
     "POSIX_ERROR_HANDLING": "y",
     "SYSV_ERROR_HANDLING": "y",
@@ -44,8 +48,9 @@ def load_ucxx():
         Unavailable: it is missing, cannot be loaded, or has another version than the one this was written for: its core
             API is not a stable one. UCX-Py (`ucp`), archived since 2025, is no substitute.
     """
-    # Read when the library loads: without it, UCX warns of each UCX_ variable that some other UCX of this process uses.
-    os.environ.setdefault("UCX_WARN_UNUSED_ENV_VARS", "n")
+    # Read when the library loads; our own environment only, and the user's values win.
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
     try:
         with one_ucx():
             import ucxx
@@ -118,7 +123,8 @@ def make_worker(libucxx, options):
         worker = libucxx.UCXWorker(context, enable_delayed_submission=False, enable_python_future=False)
         worker.init_blocking_progress_mode()
     except (libucxx.UCXError, ValueError) as error:
-        theirs = " ".join(f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith("UCX_"))
+        names = sorted(name for name in os.environ if name.startswith("UCX_") and name not in {*UCXX_SETS, *QUIET})
+        theirs = " ".join(f"{name}={os.environ[name]}" for name in names) or "no UCX_... variable set"
         raise InputError(f"ucx: cannot start with {theirs}: {error}; expected settings that UCX takes here") from error
     return context, worker
 
