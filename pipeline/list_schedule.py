@@ -32,9 +32,7 @@ class State:
         self.used, self.busy = [0.0] * placement.num_ranks, [False] * placement.num_ranks
 
         def per_stage(table):
-            return [
-                [table[tables.id(kind, stage, placement.route(stage))] for stage in range(stages)] for kind in (F, B, W)
-            ]
+            return [[table[tables.id(kind, stage, 0)] for stage in range(stages)] for kind in (F, B, W)]
 
         names = ("duration", "latency", "occupancy", "link", "alloc", "free")
         self.duration, self.latency, self.occupancy, self.link, self.alloc, self.free = (
@@ -63,6 +61,27 @@ class State:
                     need += self.alloc[F][other]
         return need == 0 or self.used[rank] + need <= self.capacity[rank]
 
+    def begin(self, kind, stage):
+        """Take note that the next action of `kind`, or piece of one, starts on `stage`; returns it."""
+        rank, parts = self.rank_of[stage], self.parts[kind]
+        turn, part = divmod(self.started[kind][stage], parts)
+        self.started[kind][stage] += 1
+        self.busy[rank] = True
+        if part == 0:
+            self.used[rank] += self.alloc[kind][stage]
+        microbatch = self.placement.route(stage) + turn * self.placement.num_routes
+        return Action(KINDS[kind], stage, microbatch, part + 1, parts)
+
+    def end(self, kind, stage):
+        """Take note that the action of `kind` under way on `stage`, or its piece, ends; returns whether it is done."""
+        rank = self.rank_of[stage]
+        self.busy[rank] = False
+        if self.started[kind][stage] % self.parts[kind]:
+            return False
+        self.done[kind][stage] += 1
+        self.used[rank] -= self.free[kind][stage]
+        return True
+
     def _reserves(self):
         """Per stage: memory that an F leaves free for the rank's later F of the same microbatch, and for one B.
 
@@ -82,6 +101,57 @@ class State:
         return reserves
 
 
+class _Events:
+    """What is still to happen, in order of time: ends of actions and arrivals of what others wait for.
+
+    An event is (time, serial number, kind, stage, index): need `index` of the next action of `kind` on `stage` is met,
+    or, where it is None, the action under way there ends.
+    """
+
+    def __init__(self, state, problem):
+        self.state = state
+        self.followers, self.arrived = _followers(state.placement)
+        self.link_free, self.serial = {}, count()
+        opened = enumerate(_openings(problem, state.placement))
+        self.heap = [(time, next(self.serial), F, stage, -1) for stage, time in opened]
+        heapify(self.heap)
+        # Times that differ by rounding only are one instant: otherwise a W could slip in before a B that is due.
+        self.instant = 1e-9 * max(max(times) for times in state.duration)
+
+    def push(self, time, kind, stage, index=None):
+        heappush(self.heap, (time, next(self.serial), kind, stage, index))
+
+    def advance(self):
+        """Let all that happens at the next moment happen; returns that moment and the ranks that it concerns."""
+        now, touched = self.heap[0][0], set()
+        while self.heap and self.heap[0][0] <= now + self.instant:
+            time, _, kind, stage, index = heappop(self.heap)
+            touched.add(self.state.rank_of[stage])
+            if index is not None:
+                self.arrive(kind, stage, index)
+            elif self.state.end(kind, stage):
+                self.follow(kind, stage, time)
+        return now, touched
+
+    def arrive(self, kind, stage, index):
+        """Need `index` of one more action is met, or that of all of them: the opening of a stage, which comes last."""
+        met = self.arrived[kind][stage]
+        met[index] += self.state.total[stage] if index < 0 else 1
+        self.state.ready[kind][stage] = min(met) * self.state.parts[kind]
+
+    def follow(self, kind, stage, now):
+        """The action of `kind` on `stage` is done: what waits for it there may start, other stages get a message."""
+        state = self.state
+        for next_kind, next_stage, index in self.followers[kind][stage]:
+            if next_stage == stage:
+                self.arrive(next_kind, stage, index)
+                continue
+            link, left = state.link[kind][stage], now
+            if link >= 0:
+                left = self.link_free[link] = max(now, self.link_free.get(link, 0.0)) + state.occupancy[kind][stage]
+            self.push(left + state.latency[kind][stage], next_kind, next_stage, index)
+
+
 def list_schedule(problem, placement, choose, weight_parts=1):
     """The order in which each rank starts its actions when `choose` picks them, as per-rank lists of Action.
 
@@ -95,64 +165,17 @@ def list_schedule(problem, placement, choose, weight_parts=1):
     Cost: O(A log A) for A actions, besides `choose`.
     """
     state = State(problem, placement, weight_parts)
-    followers, arrived = _followers(placement)
+    events = _Events(state, problem)
     orders = [[] for _ in range(placement.num_ranks)]
-    link_free, serial = {}, count()
-    # Events: (time, serial number, kind, stage, which need of it is met); None for the end of an action.
-    events = [(time, next(serial), F, stage, -1) for stage, time in _openings(problem, placement).items()]
-    heapify(events)
-    # Times that differ by rounding only are one instant: otherwise a W could slip in before a B that is due.
-    instant = 1e-9 * max(max(times) for times in state.duration)
-    touched = set(range(placement.num_ranks))
-
-    def arrive(kind, stage, index):
-        arrived[kind][stage][index] += state.total[stage] if index < 0 else 1
-        state.ready[kind][stage] = min(arrived[kind][stage]) * state.parts[kind]
-        touched.add(state.rank_of[stage])
-
-    def end(kind, stage, now):
-        rank = state.rank_of[stage]
-        state.busy[rank] = False
-        touched.add(rank)
-        if state.started[kind][stage] % state.parts[kind]:
-            return
-        state.done[kind][stage] += 1
-        state.used[rank] -= state.free[kind][stage]
-        for next_kind, next_stage, index in followers[kind][stage]:
-            if next_stage == stage:
-                arrive(next_kind, next_stage, index)
-                continue
-            link, free = state.link[kind][stage], now
-            if link >= 0:
-                free = link_free[link] = max(now, link_free.get(link, 0.0)) + state.occupancy[kind][stage]
-            heappush(events, (free + state.latency[kind][stage], next(serial), next_kind, next_stage, index))
-
-    now = 0.0
-    while True:
-        while events and events[0][0] <= now + instant:
-            time, _, kind, stage, index = heappop(events)
-            if index is None:
-                end(kind, stage, time)
-            else:
-                arrive(kind, stage, index)
+    while events.heap:
+        now, touched = events.advance()
         for rank in sorted(touched):
             picked = None if state.busy[rank] else choose(state, rank)
             if picked is None:
                 continue
             kind, stage = picked
-            parts = state.parts[kind]
-            turn, part = divmod(state.started[kind][stage], parts)
-            microbatch = placement.microbatches_of(stage, problem.microbatches)[turn]
-            orders[rank].append(Action(KINDS[kind], stage, microbatch, part + 1, parts))
-            state.started[kind][stage] += 1
-            state.busy[rank] = True
-            if part == 0:
-                state.used[rank] += state.alloc[kind][stage]
-            heappush(events, (now + state.duration[kind][stage] / parts, next(serial), kind, stage, None))
-        touched.clear()
-        if not events:
-            break
-        now = events[0][0]
+            orders[rank].append(state.begin(kind, stage))
+            events.push(now + state.duration[kind][stage] / state.parts[kind], kind, stage)
     for stage, rank in enumerate(state.rank_of):
         if state.done[W][stage] < state.total[stage]:
             got = f"got {problem.limits.capacity[rank]:g} on rank {rank}"
@@ -170,7 +193,7 @@ def _followers(placement):
     arrived = [[None] * len(stages) for _ in (F, B, W)]
     for kind in (F, B, W):
         for stage in stages:
-            needs = dependencies(Action(KINDS[kind], stage, placement.route(stage)), placement)
+            needs = dependencies(Action(KINDS[kind], stage, 0), placement)
             arrived[kind][stage] = [0] * (len(needs) + (kind == F))
             for index, need in enumerate(needs):
                 followers[KINDS.index(need.kind)][need.stage].append((kind, stage, index))
@@ -178,9 +201,10 @@ def _followers(placement):
 
 
 def _openings(problem, placement):
-    """Stage -> when its F may run: at 0, or at the end of its parameters' all-gather, one at a time on each rank."""
+    """Per stage, when its F may run: at 0, or at the end of its parameters' all-gather, one at a time on each rank."""
     gather = costs(problem, placement).all_gather.tolist()
-    opened, free = {}, [0.0] * placement.num_ranks
+    opened, free = [], [0.0] * placement.num_ranks
     for stage, rank in enumerate(placement.stage_to_rank):
-        opened[stage] = free[rank] = free[rank] + gather[stage]
+        free[rank] += gather[stage]
+        opened.append(free[rank])
     return opened

@@ -214,7 +214,7 @@ class _Builder:
 
     def memory_change(self, kind, stage):
         """Memory that an action of `kind` takes, negative if it gives back."""
-        number = self.tables.id(KINDS.index(kind), stage, self.placement.route(stage))
+        number = self.tables.id(KINDS.index(kind), stage, 0)
         return float(self.tables.alloc[number] - self.tables.free[number])
 
     def add_makespan(self, grain, least):
