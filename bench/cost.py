@@ -11,8 +11,8 @@ Every line is a schedule that was made, checked and priced; nothing is measured.
   critical delay from this delay on it beats the ring (0: always; -: never)
   at TIME        from the late rank's arrival to the end, for each TIME of --delay
 
-Pipelined algorithms take the chunk count that the model likes best. The plot redoes figures 2b, 6c, 7a, 7b and, for even rank
-counts that are no powers of two, 9 of the StragglAR paper (arXiv 2505.23523).
+Pipelined algorithms take the chunk count that the model likes best. The plot redoes figures 2b, 6c, 7a, 7b and, for
+even rank counts that are no powers of two, 9 of the StragglAR paper (arXiv 2505.23523).
 """
 
 from ..errors import InputError

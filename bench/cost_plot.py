@@ -1,4 +1,4 @@
-"""The plot of `lanterne cost`: one row of panels per buffer size, after the StragglAR paper's figures 6c and 9, 7a, 7b and 2b."""
+"""The plot of `lanterne cost`: a row of panels per buffer size, after the StragglAR paper's figures 6c, 9, 7 and 2b."""
 
 import io
 import math
@@ -92,7 +92,7 @@ def _critical_delays(axis, by_name):
 
 
 def _ratios(axis, by_name):
-    """Figure 7b: the beta part of StragglAR's critical delay in units of s beta, log2(p) / p, beside what its schedules give."""
+    """Figure 7b: the beta part of StragglAR's critical delay, log2(p) / p, beside what its schedules give."""
     axis.set_title("beta part of the critical delay, log2(p) / p (fig. 7b)")
     ranks = sorted({record["ranks"] for records in by_name.values() for record in records if record["ranks"] > 1})
     if ranks:
@@ -109,7 +109,7 @@ def _ratios(axis, by_name):
 
 
 def _end_to_end(axis, by_name):
-    """Figure 2b: gain of a whole job over the ring, from the worst to the ideal delay, by the share of time in the collective."""
+    """Figure 2b: gain of a whole job over the ring, by the share of its time in the collective."""
     axis.set_title("gain of a job over the ring (fig. 2b)")
     name = next((name for name in ("stragglar", "late_join") if name in by_name), None)
     ring = {record["ranks"]: record["time_s"] for record in by_name.get("ring", [])}

@@ -21,7 +21,9 @@ from . import report
 def add_arguments(parser):
     """The options of this command."""
     parser.add_argument("trace", metavar="TRACE", help="parquet, csv or json file of operations")
-    parser.add_argument("--meta", metavar="FILE", help="layout as 'key: value' lines (dp_size, pp_size), to find silent workers")
+    parser.add_argument(
+        "--meta", metavar="FILE", help="layout as 'key: value' lines (dp_size, pp_size), to find silent workers"
+    )
     parser.add_argument("--json", metavar="FILE", help="write the verdicts as JSON ('-' for standard output)")
 
 
@@ -38,7 +40,10 @@ def run(args):
         content = {"trace": str(args.trace), "steps": len(trace.steps), "notes": notes}
         report.write_json(args.json, report.envelope(**content, verdicts=[asdict(v) for v in verdicts]))
     if args.json != "-":
-        notes = [f"{Path(args.trace).name}: {len(trace.steps)} steps, {trace.replicas} replicas x {trace.stages} stages", *notes]
+        notes = [
+            f"{Path(args.trace).name}: {len(trace.steps)} steps, {trace.replicas} replicas x {trace.stages} stages",
+            *notes,
+        ]
         _print(verdicts, notes)
     return 0
 
@@ -69,7 +74,11 @@ def _silent(trace, meta):
     """Notes on workers that the layout has and the trace lacks."""
     expected = (meta.get("dp_size", trace.replicas), meta.get("pp_size", trace.stages))
     found = (trace.replicas, trace.stages)
-    notes = [] if expected == found else [f"the layout has {expected[0]} x {expected[1]} workers, the trace {found[0]} x {found[1]}"]
+    notes = (
+        []
+        if expected == found
+        else [f"the layout has {expected[0]} x {expected[1]} workers, the trace {found[0]} x {found[1]}"]
+    )
     never = int((trace.ranks < 0).sum())
     return [*notes, f"{never} workers never report"] if never else notes
 
@@ -80,7 +89,9 @@ def _print(verdicts, notes):
         ranks = ", ".join(map(str, verdict.ranks[:8])) + (", ..." if len(verdict.ranks) > 8 else "")
         stage = "-" if verdict.stage is None else verdict.stage
         rows.append([verdict.cause, ranks or "-", stage, f"{100 * verdict.saving:.1f}", _because(verdict)])
-    report.print_table([("cause", ""), ("ranks", ""), ("stage", ""), ("saving", "%"), ("because", "")], rows, notes=notes)
+    report.print_table(
+        [("cause", ""), ("ranks", ""), ("stage", ""), ("saving", "%"), ("because", "")], rows, notes=notes
+    )
 
 
 def _because(verdict):

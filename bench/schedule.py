@@ -6,9 +6,10 @@
   lanterne schedule ring.json --format svg --output ring.svg
   lanterne schedule all_reduce --list -n 6
 
-In the table a cell "3>5+" says that the rank sends chunk 3 to rank 5, where it is added; without the plus it overwrites. The
-cost is that of the alpha-beta model; its defaults are those of the StragglAR paper (3 us, 450 GB/s). Every schedule is checked
-before anything is written: each contribution counted exactly once, no conflicting writes, no port used twice in a round.
+In the table a cell "3>5+" says that the rank sends chunk 3 to rank 5, where it is added; without the plus it
+overwrites. The cost is that of the alpha-beta model; its defaults are those of the StragglAR paper (3 us, 450 GB/s).
+Every schedule is checked before anything is written: each contribution counted exactly once, no conflicting writes, no
+port used twice in a round.
 """
 
 import json
@@ -109,7 +110,8 @@ def _table(checked, nbytes, model, delay_s):
     schedule = checked.schedule
     cost = price(schedule, nbytes, model, late_start(schedule.world_size, schedule.late_rank, delay_s))
     lines = [
-        f"{schedule.name}: {schedule.num_rounds} rounds, {schedule.num_chunks} chunks, {schedule.num_transfers} transfers"
+        f"{schedule.name}: {schedule.num_rounds} rounds, {schedule.num_chunks} chunks, "
+        f"{schedule.num_transfers} transfers"
     ]
     lines += [f"note: {schedule.note}"] if schedule.note else []
     lines.append(f"scratch {checked.scratch_chunks} chunks, ports {schedule.ports}, checked")

@@ -1,12 +1,12 @@
 """The one checker: proves a schedule by tracking which ranks' contributions every (rank, chunk) holds.
 
-The rules, in order within a round: (1) ranks, chunks and ops in range; (2) the sender holds something; (3) no contribution is
-added twice, nothing is added to nothing; (4) no conflicting writes; (5) at most `ports` messages sent, and received, per rank.
-Then (6) every result is exactly what the contract wants; (7) scratch within its bound. The late rank takes part in nothing but
-the last phases, those named "join".
+The rules, in order within a round: (1) ranks, chunks and ops in range; (2) the sender holds something; (3) no
+contribution is added twice, nothing is added to nothing; (4) no conflicting writes; (5) at most `ports` messages sent,
+and received, per rank. Then (6) every result is exactly what the contract wants; (7) scratch within its bound. The late
+rank takes part in nothing but the last phases, those named "join".
 
-Sets are rows of 64-bit words, kept only for the cells that some transfer touches. Where a part starts on one rank, one bit
-says all there is to say.
+Sets are rows of 64-bit words, kept only for the cells that some transfer touches. Where a part starts on one rank, one
+bit says all there is to say.
 """
 
 from dataclasses import dataclass, field
@@ -26,8 +26,8 @@ class CheckedSchedule:
         schedule: the CollectiveSchedule.
         max_scratch_chunks: the bound of rule 7; None for the larger of a rank's two buffers times the larger
             of ports and ceil(log2 p).
-        scratch_chunks: chunks that one rank needs besides its buffers, at most: those received to be reduced in one round,
-            and those only passed on.
+        scratch_chunks: chunks that one rank needs besides its buffers, at most: those received to be
+            reduced in one round, and those only passed on.
 
     Raises:
         ScheduleError: naming schedule, round, transfer, rank and chunk.
@@ -208,7 +208,7 @@ def _check_single_writes(schedule, start, dst, op, layers):
         _fail(
             schedule,
             at,
-            f"rank {schedule.dst[at]} is written twice in chunk {schedule.chunk[at]}, expected one copy or only reduces",
+            f"rank {schedule.dst[at]} is written twice in chunk {schedule.chunk[at]}, expected one copy or reduces",
         )
 
 
@@ -233,7 +233,8 @@ def _check_results(schedule, contract, cells):
         at = _first(wrong)
         if contract.reduces:
             missing = cells.contributors(at, cells.full & ~cells.sets[at])
-            reason = f"lacks the contribution of rank {', '.join(map(str, missing[:8]))}{', ...' if len(missing) > 8 else ''}"
+            names = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
+            reason = f"lacks the contribution of rank {names}"
         else:
             reason = f"holds nothing, expected what rank {cells.starts[at]} had"
         raise ScheduleError(f"{schedule.name}: at the end rank {cells.rank[at]} chunk {cells.chunk[at]} {reason}")

@@ -1,7 +1,8 @@
 """What each collective promises: where every part of the data starts and where its result must end.
 
-The chunks of a schedule fall into equal *parts*, in order; a part is what the user's buffers are made of. A part starts either
-on every rank (each with its own contribution, to be summed) or on one rank, and its result ends on every rank or on one:
+The chunks of a schedule fall into equal *parts*, in order; a part is what the user's buffers are made of. A part starts
+either on every rank (each with its own contribution, to be summed) or on one rank, and its result ends on every rank or
+on one:
 
     collective      parts          starts at        ends at
     all_reduce      1              every rank       every rank
@@ -12,8 +13,8 @@ on every rank (each with its own contribution, to be summed) or on one rank, and
     all_to_all      p * p          rank part // p   rank part % p
     barrier         p, no bytes    rank `part`      every rank
 
-One rule maps chunks to buffers: the input array of a rank is the concatenation, in index order, of the chunks that start at it;
-its output array is the concatenation of the chunks that end at it (see `layout.py`).
+One rule maps chunks to buffers: the input array of a rank is the concatenation, in index order, of the chunks that
+start at it; its output array is the concatenation of the chunks that end at it (see `layout.py`).
 """
 
 from collections.abc import Callable
@@ -30,8 +31,8 @@ EVERY = -1
 class Contract:
     """Pre- and postcondition of a collective.
 
-    Attributes: `name`; `parts`: p -> number of parts; `starts_at`, `ends_at`: (part, p, root) -> rank or EVERY, vectorised
-    over `part`; `buffer_parts`: p -> parts in the larger of a rank's two arrays; `rooted`.
+    Attributes: `name`; `parts`: p -> number of parts; `starts_at`, `ends_at`: (part, p, root) -> rank or EVERY,
+    vectorised over `part`; `buffer_parts`: p -> parts in the larger of a rank's two arrays; `rooted`.
     """
 
     name: str

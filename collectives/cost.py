@@ -1,12 +1,13 @@
 """The alpha-beta-gamma model: what a schedule costs, for any sizes and any start delays.
 
-In a round the messages of a rank leave and arrive together; its send port carries the bytes of all that it sends, its receive
-port those of all that it receives (full duplex). A message from a to b begins when both are ready and takes
+In a round the messages of a rank leave and arrive together; its send port carries the bytes of all that it sends, its
+receive port those of all that it receives (full duplex). A message from a to b begins when both are ready and takes
 
     alpha + beta * max(bytes at a's send port, bytes at b's receive port)
 
-so the one round of allpairs' reduce-scatter costs alpha + (p - 1)/p s beta. A rank is ready for its next round once all its
-messages of this one are done and what it had to add is added, gamma a byte. No barrier: a late rank delays those that wait for it.
+so the one round of allpairs' reduce-scatter costs alpha + (p - 1)/p s beta. A rank is ready for its next round once all
+its messages of this one are done and what it had to add is added, gamma a byte. No barrier: a late rank delays those
+that wait for it.
 """
 
 from dataclasses import dataclass

@@ -10,8 +10,9 @@ _LANE, _COLUMN, _LEFT, _TOP = 34, 64, 76, 56
 def draw_text(schedule, width=120):
     """What every rank sends in every round, as lines of at most about `width` characters.
 
-    A cell "3>5+" says: chunk 3 to rank 5, where it is added; "3>5" without the plus overwrites. "3..6>5" are chunks 3 to 6 in
-    one message, "[7]" stands for 7 transfers that have no room. Rounds beyond the width wrap into further blocks.
+    A cell "3>5+" says: chunk 3 to rank 5, where it is added; "3>5" without the plus overwrites. "3..6>5" are chunks 3
+    to 6 in one message, "[7]" stands for 7 transfers that have no room. Rounds beyond the width wrap into further
+    blocks.
     """
     cells = [_cells(schedule, index) for index in range(schedule.num_rounds)]
     labels = [f"rank {rank}{' late' if rank == schedule.late_rank else ''}" for rank in range(schedule.world_size)]
@@ -71,7 +72,8 @@ def draw_svg(schedule):
         '<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="6" markerHeight="6" orient="auto">'
         '<path d="M0 0L8 4L0 8z" fill="context-stroke"/></marker></defs>',
         f'<rect width="{width}" height="{height}" fill="white"/>',
-        f'<text x="8" y="16" font-size="13">{escape(schedule.name)}: {schedule.num_rounds} rounds, {schedule.num_chunks} chunks</text>',
+        f'<text x="8" y="16" font-size="13">{escape(schedule.name)}: {schedule.num_rounds} rounds, '
+        f"{schedule.num_chunks} chunks</text>",
     ]
     for number, phase in enumerate(schedule.phases):
         if phase.stop > phase.start:
@@ -107,6 +109,7 @@ def _arrows(schedule, index, x):
         x1, y1, x2, y2 = x + 6, _lane(src), x + _COLUMN - 6, _lane(dst)
         label = str(chunk) if len(transfers) == 1 else f"{chunk}, ... ({len(transfers)})"
         yield (
-            f'<line x1="{x1}" y1="{y1}" x2="{x2}" y2="{y2}" stroke="{colour}" stroke-width="1.4" marker-end="url(#tip)"{dash}/>'
+            f'<line x1="{x1}" y1="{y1}" x2="{x2}" y2="{y2}" stroke="{colour}" stroke-width="1.4" '
+            f'marker-end="url(#tip)"{dash}/>'
             f'<text x="{x1 + 0.25 * (x2 - x1):.0f}" y="{y1 + 0.25 * (y2 - y1) - 3:.0f}" fill="{colour}">{label}</text>'
         )

@@ -1,8 +1,8 @@
 """Where the chunks of a schedule lie in the arrays of a rank: pure index arithmetic for executors and exporters.
 
-The input array of a rank is the concatenation, in index order, of the chunks that start at it, the output array that of the
-chunks that end at it. A chunk that a rank handles without either (in a Bruck all-to-all, say) needs scratch of its own, as does
-every received chunk that is to be reduced.
+The input array of a rank is the concatenation, in index order, of the chunks that start at it, the output array that of
+the chunks that end at it. A chunk that a rank handles without either (in a Bruck all-to-all, say) needs scratch of its
+own, as does every received chunk that is to be reduced.
 """
 
 import numpy as np

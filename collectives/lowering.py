@@ -1,7 +1,7 @@
-"""What exports to other runtimes share: where every rank keeps its chunks, in buffers i (input), o (output) and s (scratch).
+"""What the exports share: where each rank keeps its chunks, in buffers i (input), o (output) and s (scratch).
 
-A chunk that ends at a rank lives in its output; one that is only sent stays in its input; any other gets a scratch slot. What
-starts at a rank and does not live in the input is copied there first, so that inputs stay as they are.
+A chunk that ends at a rank lives in its output; one that is only sent stays in its input; any other gets a scratch
+slot. What starts at a rank and does not live in the input is copied there first, so that inputs stay as they are.
 """
 
 from dataclasses import dataclass

@@ -1,11 +1,13 @@
 """MSCCL XML: a schedule for NCCL with Microsoft's MSCCL executor (and RCCL, which contains it).
 
-Every rank has a thread block for its local copies, one for each rank that it sends to and one for each that it receives from;
-each works through its steps in order. What our rounds order otherwise, a step says by the steps it depends on: a send reads
-after the last write of its chunk, a receive writes after the last write and after the sends that still read the old value.
+Every rank has a thread block for its local copies, one for each rank that it sends to and one for each that it receives
+from; each works through its steps in order. What our rounds order otherwise, a step says by the steps it depends on: a
+send reads after the last write of its chunk, a receive writes after the last write and after the sends that still read
+the old value.
 
-Facts from the loader of msccl-executor-nccl (src/misc/msccl): names of collectives and step types, at most 256 steps a thread
-block and 32 peers a channel each way, counts below 72; further dependencies of a step go to "nop" steps before it.
+Facts from the loader of msccl-executor-nccl (src/misc/msccl): names of collectives and step types; at most 256 steps a
+thread block (64 unless built with a larger MSCCL_MAX_NUM_STEPS), 32 peers a channel each way, counts below 72, 4096 XML
+elements a rank; all but one of a step's dependencies go to "nop" steps before it.
 """
 
 from xml.sax.saxutils import quoteattr
@@ -24,6 +26,8 @@ _NAMES = {
     "all_to_all": "alltoall",
 }
 _MAX_STEPS, _MAX_PEERS, _MAX_COUNT, _MAX_CHANNELS = 256, 32, 71, 32
+# Thread blocks are named by 8-bit numbers in dependencies; the loader keeps so many elements of a rank's own part.
+_MAX_BLOCKS, _MAX_ELEMENTS = 128, 4096
 
 
 def to_msccl_xml(checked, protocol="Simple"):
@@ -63,6 +67,13 @@ def to_msccl_xml(checked, protocol="Simple"):
         raise InputError(
             f"{schedule.name}: MSCCL needs {head['nchannels']} channels for it, expected at most {_MAX_CHANNELS}"
         )
+    for rank in ranks:
+        elements = sum(1 + len(block.steps) for block in rank.blocks) + schedule.world_size + 1
+        if len(rank.blocks) > _MAX_BLOCKS or elements > _MAX_ELEMENTS:
+            raise InputError(
+                f"{schedule.name}: rank {rank.rank} needs {len(rank.blocks)} thread blocks and {elements} XML elements, "
+                f"MSCCL takes at most {_MAX_BLOCKS} and {_MAX_ELEMENTS}"
+            )
     lines = [_tag("algo", head, ">")]
     for rank in ranks:
         lines += rank.lines()
@@ -80,6 +91,19 @@ class _Block:
         self.send, self.recv, self.channel = send, recv, channel
         self.steps = []
         self.waited = {}
+
+    def append(self, kind, source, target, count, wait):
+        """Append a step that moves `count` chunks from `source` to `target`, (buffer, index), once `wait` is over."""
+        (srcbuf, srcoff), (dstbuf, dstoff), (depid, deps) = source, target, wait
+        step = {
+            "s": len(self.steps),
+            "type": kind,
+            "srcbuf": srcbuf,
+            "srcoff": srcoff,
+            "dstbuf": dstbuf,
+            "dstoff": dstoff,
+        }
+        self.steps.append({**step, "cnt": count, "depid": depid, "deps": deps, "hasdep": 0})
 
 
 class _Rank:
@@ -131,14 +155,9 @@ class _Rank:
         for other, step in waits:
             if other >= 0:
                 self.blocks[other].steps[step]["hasdep"] = 1
-        rows = [("nop", ("i", -1), ("o", -1), 0, wait) for wait in waits[:-1]] + [
-            (kind, source, target, count, waits[-1])
-        ]
-        for row_kind, (srcbuf, srcoff), (dstbuf, dstoff), cnt, (depid, deps) in rows:
-            block.steps.append(
-                {"s": len(block.steps), "type": row_kind, "srcbuf": srcbuf, "srcoff": srcoff, "dstbuf": dstbuf, "dstoff": dstoff,
-                 "cnt": cnt, "depid": depid, "deps": deps, "hasdep": 0}
-            )  # fmt: skip
+        for wait in waits[:-1]:
+            block.append("nop", ("i", -1), ("o", -1), 0, wait)
+        block.append(kind, source, target, count, waits[-1])
         if len(block.steps) > _MAX_STEPS:
             raise InputError(
                 f"{self.schedule.name}: rank {self.rank} needs over {_MAX_STEPS} steps in an MSCCL thread block"

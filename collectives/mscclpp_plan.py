@@ -1,12 +1,12 @@
 """MSCCL++ execution plan: a schedule for the executor of Microsoft's mscclpp, as JSON.
 
-Every rank runs one program: in a round it puts its messages into scratch slots of their receivers, one slot for every message of
-the whole plan, and signals; then it waits for its own and copies or adds them. So nothing is overwritten while it is read. At
-the start each rank exchanges signals with its peers, as their last run may not be over.
+Every rank runs one program: in a round it puts its messages into scratch slots of their receivers, one slot for every
+message of the whole plan, and signals; then it waits for its own and copies or adds them. So nothing is overwritten
+while it is read. At the start each rank exchanges signals with its peers, as their last run may not be over.
 
-Facts from mscclpp (src/core/executor, include/execution_common.hpp): keys and operation names; at most 64 operations in a thread
-block, 8 channels in an operation, 16 channels and buffers in a thread block, 16 semaphores; "nop" is a barrier of the block's
-threads. A program of more operations goes on in further thread blocks, each started by a semaphore.
+Facts from mscclpp (src/core/executor, include/execution_common.hpp): keys and operation names; at most 64 operations in
+a thread block, 8 channels in an operation, 16 channels and buffers in a thread block, 16 semaphores; "nop" is a barrier
+of the block's threads. A program of more operations goes on in further thread blocks, each started by a semaphore.
 """
 
 from ..errors import InputError
@@ -155,7 +155,8 @@ class _Program:
         if len(pieces) > _MAX_BLOCKS:
             count = len(self.operations)
             raise InputError(
-                f"{self.schedule.name}: rank {self.rank} needs {count} operations, MSCCL++ takes at most {size * _MAX_BLOCKS}"
+                f"{self.schedule.name}: rank {self.rank} needs {count} operations, "
+                f"MSCCL++ takes at most {size * _MAX_BLOCKS}"
             )
         blocks = []
         for number, operations in enumerate(pieces):

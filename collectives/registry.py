@@ -1,7 +1,7 @@
 """Every algorithm, one line each: what it is called, who makes it, and where it cannot be used.
 
-A new algorithm is one file in algorithms/ and one line here; check, cost, drawing, export, command line, benchmark and tests
-then know it.
+A new algorithm is one file in algorithms/ and one line here; check, cost, drawing, export, command line, benchmark and
+tests then know it.
 """
 
 from collections.abc import Callable
@@ -48,10 +48,11 @@ class Algorithm:
         summary: one line for people.
         refuses: world_size -> why it cannot be used with so many ranks, or None.
         late: takes `late_rank`, a rank that is expected to come last.
-        chunked: takes `num_chunks`, any number; None is its own choice. Others are split evenly, in multiples of their own.
-        law: world_size -> (a, c, k, grain): the cost that num_chunks = m influences, with a late rank that of the join, is
-            a m + c rounds of k chunks at each port; counts beyond `grain` had better be multiples of it. None where there is
-            nothing to choose.
+        chunked: takes `num_chunks`, any number; None is its own choice. Others are split evenly, in multiples of
+            their own.
+        law: world_size -> (a, c, k, grain): the cost that num_chunks = m influences, with a late rank that of the
+            join, is a m + c rounds of k chunks at each port; counts beyond `grain` had better be multiples of it. None
+            where there is nothing to choose.
         slow: may search for seconds, and takes `progress`.
     """
 
@@ -325,7 +326,7 @@ def best_num_chunks(line, world_size, nbytes, model, min_chunk_nbytes=1):
     most = max(1, int(nbytes // max(1, min_chunk_nbytes)))
     alpha, beta = (float(x) for x in model.alpha_beta(nbytes))
     count = 1
-    # Alpha and beta may depend on the chunk's size, so the second pass looks them up for the count that the first has found.
+    # Alpha and beta may depend on the chunk's size: the second pass looks them up for the count of the first.
     for _ in range(2):
         ideal = (max(c, 0) * k * nbytes * beta / (a * alpha)) ** 0.5 if alpha else most
         ideal = round(ideal / grain) * grain if ideal > grain else round(ideal)

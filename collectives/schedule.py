@@ -1,9 +1,10 @@
 """The intermediate representation: a collective algorithm is rounds of transfers, stored as columns.
 
-Semantics. Every transfer of a round reads the state from before the round. COPY overwrites the receiver's chunk, at most once
-per (rank, chunk) and round; REDUCE adds to it, and several REDUCEs into one (rank, chunk) apply in listed order, so results are
-bitwise reproducible. The transfers of one round from one rank to another, in listed order, are one *message*. Rounds are
-logical, with no barrier between them: a rank is in round i + 1 once its own part of round i is done.
+Semantics. Every transfer of a round reads the state from before the round. COPY overwrites the receiver's chunk, at
+most once per (rank, chunk) and round; REDUCE adds to it, and several REDUCEs into one (rank, chunk) apply in listed
+order, so results are bitwise reproducible. The transfers of one round from one rank to another, in listed order, are
+one *message*. Rounds are logical, with no barrier between them: a rank is in round i + 1 once its own part of round i
+is done.
 
 A million transfers take 20 ms as columns and seconds as objects; `Transfer` is the view for people.
 """
@@ -156,8 +157,8 @@ class CollectiveSchedule:
         return digest.hexdigest()
 
     def _labels(self):
-        return (self.collective, self.algorithm, self.world_size, self.num_chunks, self.phases, self.root, self.late_rank,
-                self.ports, self.note)  # fmt: skip
+        names = "collective algorithm world_size num_chunks phases root late_rank ports note"
+        return tuple(getattr(self, name) for name in names.split())
 
     def __eq__(self, other):
         if not isinstance(other, CollectiveSchedule):
@@ -207,7 +208,7 @@ class ScheduleBuilder:
         self._sizes.append(size)
 
     def rounds(self, index, src, dst, chunk, op):
-        """Append as many rounds as `index` counts, at once: transfer i goes into round index[i] of them, in listed order.
+        """Append as many rounds as `index` counts: transfer i goes into round index[i] of them, in listed order.
 
         Args:
             index, src, dst, chunk, op: ints or arrays, broadcast together; index from 0.

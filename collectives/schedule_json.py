@@ -4,6 +4,8 @@
  phases: [{name, rounds: [[[src, dst, chunk, "copy"|"reduce"], ...], ...]}]}
 """
 
+from itertools import pairwise
+
 import numpy as np
 
 from ..errors import ScheduleError
@@ -19,7 +21,7 @@ def to_json(schedule):
         map(list, zip(schedule.src.tolist(), schedule.dst.tolist(), schedule.chunk.tolist(), names, strict=True))
     )
     offsets = schedule.offsets.tolist()
-    rounds = [rows[start:stop] for start, stop in zip(offsets[:-1], offsets[1:], strict=True)]
+    rounds = [rows[start:stop] for start, stop in pairwise(offsets)]
     return {
         "schema_version": SCHEMA_VERSION,
         "collective": schedule.collective,
@@ -64,12 +66,12 @@ def from_json(document):
         raise ScheduleError("schedule: got a number beyond 32 bits, expected ranks and chunks")
     offsets = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
     note = _value(document, "note", str, "")
-    return CollectiveSchedule(**labels, **dict(zip(("src", "dst", "chunk", "op"), columns, strict=True)), offsets=offsets,
-                              phases=phases, note=note, **optional)  # fmt: skip
+    named = dict(zip(("src", "dst", "chunk", "op"), columns, strict=True))
+    return CollectiveSchedule(**labels, **named, offsets=offsets, phases=phases, note=note, **optional)
 
 
 def _value(document, key, kind, default):
-    """document[key], of type `kind`; `default` where it may be missing or null, as all keys with a default or a None rank may."""
+    """document[key], of type `kind`; `default` where it is missing; late_rank and root may be null."""
     value = document.get(key, default)
     if value is None and key in ("late_rank", "root"):
         return None

@@ -104,7 +104,8 @@ def _workers(trace, base_s):
     # A slow link elsewhere may hide what the worker costs, so it is asked for with links at their peers' speed as well.
     even = {link: np.minimum(alone, np.median(alone, axis=1, keepdims=True)) for link, alone in trace.links.items()}
     saving = max(
-        _saving(step_s(trace.order, trace.compute_s, links), step_s(trace.order, compute_s, links)) for links in (trace.links, even)
+        _saving(step_s(trace.order, trace.compute_s, links), step_s(trace.order, compute_s, links))
+        for links in (trace.links, even)
     )
     if saving < MIN_SAVING:
         return [], [durations.copy() for durations in trace.compute_s]
@@ -113,7 +114,9 @@ def _workers(trace, base_s):
     stages = {stage for stage, *_ in found}
     ranks = tuple(record["rank"] for record in evidence)
     shares = variance_shares(trace.compute_s)
-    return [Verdict("worker", ranks, stages.pop() if len(stages) == 1 else None, saving, {"workers": evidence, **shares})], compute_s
+    return [
+        Verdict("worker", ranks, stages.pop() if len(stages) == 1 else None, saving, {"workers": evidence, **shares})
+    ], compute_s
 
 
 def _worker_evidence(trace, base_s, stage, replica, span, effect):
@@ -222,7 +225,11 @@ def _groups(trace, base_s):
             saving = float((alone[steps, stage] * (1 - 1 / effect)).sum() / base_s.sum())
             if saving >= MIN_SAVING:
                 ranks = tuple(map(int, trace.ranks[:, stage]))
-                evidence = {"collective": kind, "slowdown": effect, "collective_s": float(np.median(alone[steps, stage]))}
+                evidence = {
+                    "collective": kind,
+                    "slowdown": effect,
+                    "collective_s": float(np.median(alone[steps, stage])),
+                }
                 verdicts.append(Verdict("link", ranks, stage, saving, evidence))
     return verdicts
 
@@ -278,7 +285,11 @@ def _data(trace, compute_s, base_s):
             level[:, :, places] = durations[:, :, places].mean(axis=(1, 2), keepdims=True)
         fixed.append(level)
         backward = {operation[1:]: i for i, operation in enumerate(order) if operation[0] == "B"}
-        pairs = [(i, backward[operation[1:]]) for i, operation in enumerate(order) if operation[0] == "F" and operation[1:] in backward]
+        pairs = [
+            (i, backward[operation[1:]])
+            for i, operation in enumerate(order)
+            if operation[0] == "F" and operation[1:] in backward
+        ]
         if not pairs:
             continue
         forward, back = (np.log(durations[:, :, [pair[end] for pair in pairs]]) for end in (0, 1))

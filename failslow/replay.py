@@ -49,7 +49,9 @@ def pipeline_s(order, compute_s, transfers_s=None):
                 following[stage] += 1
                 left -= 1
         if left == before:
-            raise InputError(f"replay: stage {stage}, operation {order[stage][following[stage]]} waits for ever; is the trace whole?")
+            raise InputError(
+                f"replay: stage {stage}, operation {order[stage][following[stage]]} waits for ever; is the trace whole?"
+            )
     return np.stack(now, axis=2)
 
 

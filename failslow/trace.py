@@ -77,7 +77,9 @@ def _read_parquet(path):
         table = parquet.read_table(path)
     except (pa.ArrowException, OSError) as error:
         raise InputError(f"{path}: got no readable parquet file ({str(error).splitlines()[0]})") from error
-    return {name: np.asarray(table[name].to_pylist()) for name in (*REQUIRED, "mc", "seq_id") if name in table.column_names}
+    return {
+        name: np.asarray(table[name].to_pylist()) for name in (*REQUIRED, "mc", "seq_id") if name in table.column_names
+    }
 
 
 def _read_csv(path):
@@ -144,7 +146,9 @@ def build_trace(columns, name="trace"):
     durations, order = layout.compute()
     whole = np.all([np.isfinite(d).all(axis=(1, 2)) for d in durations], axis=0)
     if not whole.any():
-        raise InputError(f"{name}: got no step in which every worker reports all its operations; {layout.missing(durations)}")
+        raise InputError(
+            f"{name}: got no step in which every worker reports all its operations; {layout.missing(durations)}"
+        )
     notes = [layout.missing(durations)] if not whole.all() else []
     links, groups = layout.links(), layout.groups()
     return Trace(
@@ -178,7 +182,9 @@ class _Layout:
         durations, orders = [], []
         for stage in range(self.shape[2]):
             rows = np.flatnonzero(self.is_compute & (self.stage == stage))
-            keys = np.stack([columns["optype"][rows] == "backward-compute", columns["mb_id"][rows].astype(int), self.chunk[rows]])
+            keys = np.stack(
+                [columns["optype"][rows] == "backward-compute", columns["mb_id"][rows].astype(int), self.chunk[rows]]
+            )
             kinds, which = np.unique(keys.astype(np.int64), axis=1, return_inverse=True)
             which = which.reshape(-1)
             starts = np.full((*self.shape[:2], kinds.shape[1]), np.nan)
@@ -210,7 +216,10 @@ class _Layout:
         for direction, send, receive, step in (("forward", *TRANSFERS[:2], 1), ("backward", *TRANSFERS[2:], -1)):
             for boundary in range(self.shape[2] - 1):
                 sender = boundary if step == 1 else boundary + 1
-                seen = [self._by_message(columns["optype"] == kind, stage, sequence) for kind, stage in ((send, sender), (receive, sender + step))]
+                seen = [
+                    self._by_message(columns["optype"] == kind, stage, sequence)
+                    for kind, stage in ((send, sender), (receive, sender + step))
+                ]
                 if any(array is None for array in seen):
                     continue
                 count = min(array.shape[2] for array in seen)

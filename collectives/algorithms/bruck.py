@@ -1,4 +1,4 @@
-"""Bruck: rounds of doubling distance around a circle, for any p. Fewest rounds; all but all-to-all also fewest bytes."""
+"""Bruck: rounds of doubling distance around a circle, for any p. Fewest rounds, mostly also fewest bytes."""
 
 import numpy as np
 

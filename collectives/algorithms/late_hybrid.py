@@ -1,4 +1,4 @@
-"""late_hybrid: for a late rank that comes before the others' reduce-scatter is done. What is done joins late, the rest does not."""
+"""late_hybrid: for a late rank that comes before the others' reduce-scatter is done: what is done joins late."""
 
 import numpy as np
 
@@ -9,8 +9,9 @@ from .late_join import add_join, add_owner_reduce, join_template
 def late_hybrid_all_reduce(world_size, late_rank, num_chunks=None, joined=None):
     """Late-join the first `joined` chunks, which the early ranks have summed; then an ordinary ring for the others.
 
-    Default chunk count 2 p; `joined` is half of them where it is not given. Without the wait for an unfinished reduce-scatter it
-    costs f + (1 - f) 2 (p - 1) / p of the buffer's time for a share f that was done, so it never loses to a ring by much.
+    Default chunk count 2 p; `joined` is half of them where it is not given. Without the wait for an unfinished
+    reduce-scatter it costs f + (1 - f) 2 (p - 1) / p of the buffer's time for a share f that was done, so it never
+    loses to a ring by much.
 
     Cost (p = world_size, m = num_chunks, c = m // 2): join = c - 1 + ceil(log2(p)) + 2 * (p - 1) if c else 2 * (p - 1);
     join_load = (c - 1 + ceil(log2(p))) * (c > 0) / m + 2 * (p - 1) * ceil((m - c) / p) / m

@@ -1,8 +1,8 @@
-"""late_join: an all-reduce that ends ceil(log2 p) - 1 rounds after the late rank's last chunk has left, the least possible.
+"""late_join: an all-reduce that ends as few rounds after the late rank's last chunk as is possible.
 
-The early ranks first sum among themselves, chunk c on the early rank c mod (p - 1), its owner. When the late rank comes it meets
-the owner of one chunk after another, and every finished chunk spreads by doubling while the next are met. All early ranks play
-the same part in turn (see late_join_siteswap.py), so that any chunk count will do.
+The early ranks first sum among themselves, chunk c on the early rank c mod (p - 1), its owner. When the late rank comes
+it meets the owner of one chunk after another, and every finished chunk spreads by doubling while the next are met. All
+early ranks play the same part in turn (see late_join_siteswap.py), so that any chunk count will do.
 """
 
 from functools import lru_cache
@@ -23,8 +23,9 @@ def late_join_all_reduce(world_size, late_rank, num_chunks=None):
     Default chunk count p - 1. With fewer, only the owners collect sums, by a halving reduce instead of a ring.
 
     Cost (p = world_size, m = num_chunks): join = m - 1 + ceil(log2(p)); join_load = join / m
-    Paper: after StragglAR (arXiv 2505.23523), which reaches the same number for powers of two and m = p - 1; the lower bound:
-    the late rank's last chunk leaves it in round m - 1 at the earliest, and those who know it at most double in a round.
+    Paper: after StragglAR (arXiv 2505.23523), which reaches the same number for powers of two and m = p - 1; the lower
+    bound: the late rank's last chunk leaves it in round m - 1 at the earliest, and those who know it at most double in
+    a round.
     """
     early = world_size - 1
     num_chunks = num_chunks or early
@@ -131,7 +132,8 @@ def _turning_rounds(build, early, num_chunks, template):
 def _three_ranks(num_chunks):
     """The groups of every round for two early roles, 0 and 1, and the late one, 2.
 
-    With three ranks an idle early one could not be fed while the other exchanges. Instead it sends its sum of the next chunk
+    With three ranks an idle early one could not be fed while the other exchanges. Instead it sends its sum of the next
+    chunk
     ahead: the late rank adds, and hands out finished chunks from chunk 1 on. Chunk 0 it gets back at the end.
     """
     if num_chunks == 1:

@@ -1,4 +1,4 @@
-"""late_join_allpairs: the late rank exchanges with all owners at once, slice after slice. Few rounds, p - 1 messages at each port."""
+"""late_join_allpairs: the late rank exchanges with all owners at once. Few rounds, p - 1 messages at each port."""
 
 import numpy as np
 
@@ -6,7 +6,7 @@ from ..schedule import COPY, REDUCE, ScheduleBuilder, late_last
 
 
 def late_join_allpairs_all_reduce(world_size, late_rank, num_chunks=None):
-    """All-pairs reduce-scatter among the early ranks; then in stage i slice i is exchanged and slice i - 1 all-gathered.
+    """All-pairs reduce-scatter among the early ranks; then round i exchanges slice i and all-gathers slice i - 1.
 
     A slice has a chunk for every early rank, its owner. Default chunk count 4 (p - 1), so four slices.
 

@@ -1,10 +1,11 @@
 """The steady state of late_join: at which age every early rank receives a chunk, and from whom.
 
-Roles turn: in round t early rank r plays role (r - t) mod N, N = n - 1. Role 0 exchanges chunk t with the late rank; role
-j != 0 receives the chunk of age `age_of_role[j]`, that is chunk t - age, from role `source[j]`. The rank d places after a
-chunk's owner receives it at age a(d), a(0) = 0; each role receives one chunk a round exactly if d -> d - a(d) mod N is a
-permutation: a juggling siteswap. With sum a(d) = N (q - 1), q = ceil(log2 n), every rank lacks q - 1 chunks once the last one
-has met the late rank, as many as there are rounds left.
+Roles turn: in round t early rank r plays role (r - t) mod N, N = n - 1. Role 0 exchanges chunk t with the late rank;
+role j != 0 receives the chunk of age `age_of_role[j]`, that is chunk t - age, from role `source[j]`. The rank d places
+after a chunk's owner receives it at age a(d), a(0) = 0; each role receives one chunk a round exactly if d -> d - a(d)
+mod N is a
+permutation: a juggling siteswap. With sum a(d) = N (q - 1), q = ceil(log2 n), every rank lacks q - 1 chunks once the
+last one has met the late rank, as many as there are rounds left.
 """
 
 import heapq
@@ -21,8 +22,8 @@ _PROFILES = 4
 class Siteswap:
     """The steady state for one number of ranks.
 
-    Attributes: `age`: (N,) a(d); `age_of_role`: (N,) the age that role j receives; `source`: (N,) the role it receives from
-    (its own number for role 0, whose partner is the late rank).
+    Attributes: `age`: (N,) a(d); `age_of_role`: (N,) the age that role j receives; `source`: (N,) the role it receives
+    from (its own number for role 0, whose partner is the late rank).
     """
 
     age: np.ndarray
@@ -52,9 +53,9 @@ def find_siteswap(world_size, seed):
 def level_profiles(world_size):
     """The few best lists l, best first: l[a - 1] ranks receive a chunk at age a.
 
-    Before age a X_a = 1 + l_1 + ... + l_(a-1) early ranks hold it; X at most doubles, and sums to 2 N, which is what makes every
-    rank lack q - 1 chunks. X doubles up to age q - 2; of the three values that follow those are best whose largest growth is
-    smallest, so that not every holder has to send.
+    Before age a X_a = 1 + l_1 + ... + l_(a-1) early ranks hold it; X at most doubles, and sums to 2 N, which is what
+    makes every rank lack q - 1 chunks. X doubles up to age q - 2; of the three values that follow those are best whose
+    largest growth is smallest, so that not every holder has to send.
     """
     early, q = world_size - 1, (world_size - 1).bit_length()
     if world_size == 2**q:
@@ -74,9 +75,9 @@ def level_profiles(world_size):
 def arrange(levels, world_size, choice):
     """Ages a(0), ..., a(N - 1) with a(0) = 0 and levels[i] times age i + 1, such that d - a(d) mod N is a permutation.
 
-    From all ages q - 1 (a rotation) two ages change at a time, their sum staying the same: one becomes a wanted age, the other
-    takes the residual. The wanted age goes to the freed position; whatever has its landing moves to the other freed position,
-    and so on until a landing is free.
+    From all ages q - 1 (a rotation) two ages change at a time, their sum staying the same: one becomes a wanted age,
+    the other takes the residual. The wanted age goes to the freed position; whatever has its landing moves to the other
+    freed position, and so on until a landing is free.
     """
     early, common = world_size - 1, (world_size - 1).bit_length() - 1
     wanted = [0] + [age for age, count in enumerate(levels, start=1) for _ in range(count)]
@@ -103,7 +104,7 @@ def arrange(levels, world_size, choice):
 
 
 def _insert(age, at_landing, place, other, target, residual, early):
-    """Put `target` at `place`, evicting as needed, and `residual` at the position that stays free; return that position."""
+    """Put `target` at `place`, evicting as needed, and `residual` at the position left free; return that."""
     for freed in (place, other):
         at_landing[(freed - age[freed]) % early] = None
     moving = target
@@ -120,8 +121,9 @@ def _insert(age, at_landing, place, other, target, residual, early):
 
 
 def assign_sources(age, choice):
-    """The role that each role receives from, or None: every role but 0 sends one chunk that it holds, each age as often as wanted.
+    """The role that each role receives from, or None where not all can be served.
 
+    Every role but 0 sends one chunk that it holds, each age as often as it is received.
     Role s holds the chunk of age a exactly if a((s + a) mod N) < a.
     """
     early = len(age)
@@ -141,17 +143,18 @@ def assign_sources(age, choice):
 
 
 def _seat(role, senders, room, holds):
-    """Give `role` an age to send, moving others along a shortest chain of ages where all are full; False if impossible."""
+    """Give `role` an age to send, moving others along a shortest chain where all are full; False if impossible."""
     came_from = {a: None for a in senders if holds[a][role]}
     queue = list(came_from)
     for a in queue:
         if len(senders[a]) < room[a]:
-            while came_from[a] is not None:
-                before, moved = came_from[a]
+            free = a
+            while came_from[free] is not None:
+                before, moved = came_from[free]
                 senders[before].remove(moved)
-                senders[a].append(moved)
-                a = before
-            senders[a].append(role)
+                senders[free].append(moved)
+                free = before
+            senders[free].append(role)
             return True
         for b in senders:
             if b not in came_from:

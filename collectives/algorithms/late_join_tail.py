@@ -5,9 +5,9 @@ a((e + tau) mod N) > tau. A round is one minimum-cost flow on classes of alike r
 
     what a receiver lacks  ->  chunk tau  ->  what a sender holds
 
-The costs keep the next rounds possible: rare chunks first (-n/(holders + k) for the k-th further copy), and not to receivers that
-already hold other scarce ones, since each rank sends only one chunk a round. A chunk that y ranks hold must be with
-n / 2^(rounds left) after the round, or doubling cannot finish it.
+The costs keep the next rounds possible: rare chunks first (-n/(holders + k) for the k-th further copy), and not to
+receivers that already hold other scarce ones, since each rank sends only one chunk a round. A chunk that y ranks hold
+must be with n / 2^(rounds left) after the round, or doubling cannot finish it.
 """
 
 import random
@@ -18,9 +18,9 @@ _SCALE = 10_000
 
 
 def find_tail(age, seed):
-    """The tail for ages a(d): a list of rounds, each int arrays (source role, destination role, tau); role N is the late rank.
+    """The tail for ages a(d), or None if this seed finds none.
 
-    None if this seed finds none.
+    A list of rounds, each three int arrays: source role, destination role, tau; role N is the late rank.
     """
     early = len(age)
     world_size = early + 1
@@ -50,7 +50,7 @@ def lacked_after_injection(age):
 
 
 def chunk_scarcity(holders, world_size):
-    """How much the holders of a chunk are needed to send it in the next round, at most 1: array, for `holders` ranks each."""
+    """How much each holder of a chunk is needed to send it next, at most 1: array, like `holders`."""
     doubled = np.minimum(world_size, 2 * holders)
     return np.minimum(1.0, (world_size - doubled) / doubled)
 
@@ -69,9 +69,7 @@ def _tail_round(lacked, world_size, rounds_left, noise):
     sender = [*(arcs.node() for _ in masks), arcs.node()]
     into = {tau: arcs.node() for tau in chunks}
     out = {tau: arcs.node() for tau in chunks}
-    scarcity = {
-        tau: min(1.0, (world_size - min(world_size, 2 * y)) / min(world_size, 2 * y)) for tau, y in holders.items()
-    }
+    scarcity = dict(zip(chunks, chunk_scarcity(np.array([holders[tau] for tau in chunks]), world_size), strict=True))
     for i, (mask, count) in enumerate(zip(masks, counts, strict=True)):
         arcs.add(source, receiver[i], count)
         arcs.add(sender[i], sink, count)
@@ -95,24 +93,22 @@ def _tail_round(lacked, world_size, rounds_left, noise):
     flow = arcs.solve(source, sink, early)
     if flow is None:
         return None
-    return _pair_up(class_of, receiver, sender, into, out, flow, holders, world_size, rounds_left)
+    gained = {tau: sum(flow.get((node, into[tau]), 0) for node in receiver) for tau in chunks}
+    if any((holders[tau] + gained[tau]) * 2**rounds_left < world_size for tau in chunks):
+        return None
+    members = np.split(np.argsort(class_of, kind="stable"), np.cumsum(counts)[:-1])
+    to = {tau: _take(members, [flow.get((node, into[tau]), 0) for node in receiver]) for tau in chunks}
+    members = [*np.split(np.argsort(class_of, kind="stable"), np.cumsum(counts)[:-1]), np.array([early])]
+    by = {tau: _take(members, [flow.get((out[tau], node), 0) for node in sender]) for tau in chunks}
+    taus = np.repeat(chunks, [len(to[tau]) for tau in chunks])
+    return np.concatenate(list(by.values())), np.concatenate(list(to.values())), taus
 
 
-def _pair_up(class_of, receiver, sender, into, out, flow, holders, world_size, rounds_left):
-    """Give the class flows to roles: receivers and senders of each chunk in any order, as none can be both."""
-    members = np.split(np.argsort(class_of, kind="stable"), np.cumsum(np.bincount(class_of))[:-1])
-    receive_from = {node: list(roles) for node, roles in zip(receiver, members, strict=True)}
-    send_from = {node: list(roles) for node, roles in zip(sender, [*members, [len(class_of)]], strict=True)}
-    sources, destinations, taus = [], [], []
-    for tau, node in into.items():
-        to = [receive_from[r].pop() for r in receiver for _ in range(flow.get((r, node), 0))]
-        by = [send_from[s].pop() for s in sender for _ in range(flow.get((out[tau], s), 0))]
-        if holders[tau] + len(to) < world_size / 2**rounds_left:
-            return None
-        sources += by
-        destinations += to
-        taus += [tau] * len(to)
-    return np.array(sources), np.array(destinations), np.array(taus)
+def _take(members, counts):
+    """The first counts[i] of members[i], for all i, in one array; they leave `members`."""
+    taken = [roles[:count] for roles, count in zip(members, counts, strict=True)]
+    members[:] = [roles[count:] for roles, count in zip(members, counts, strict=True)]
+    return np.concatenate(taken)
 
 
 class _Arcs:
@@ -141,7 +137,7 @@ class _Arcs:
             (_SCALE * costs).astype(np.int64).tolist(),
         )
         for column, more in zip(self._columns, values, strict=True):
-            column += more
+            column.extend(more)
 
     def solve(self, source, sink, amount):
         """The flow {(tail, head): units} of least cost that carries `amount`, or None where so much cannot flow."""

@@ -1,4 +1,4 @@
-"""Recursive halving and doubling: partners at distances p/2, p/4, ..., 1 and back. Fewest rounds and bytes for powers of two."""
+"""Recursive halving and doubling: partners at distances p/2, ..., 1 and back. Best for powers of two."""
 
 import numpy as np
 
@@ -7,9 +7,10 @@ from ..schedule import COPY, REDUCE, ScheduleBuilder
 
 
 def rhd_all_reduce(world_size):
-    """Halving reduce-scatter, doubling all-gather; beyond a power of two each extra rank hands its buffer to a partner first.
+    """Halving reduce-scatter, doubling all-gather; beyond a power of two extra ranks use a partner, before and after.
 
-    Cost (p = world_size, f = 2 ** floor(log2(p))): rounds = 2 * log2(f) + 2 * (p > f); load = 2 * (f - 1) / f + 2 * (p > f)
+    Cost (p = world_size, f = 2 ** floor(log2(p))): rounds = 2 * log2(f) + 2 * (p > f); load = 2 * (f - 1) / f + 2 * (p
+    > f)
     Paper: Rabenseifner 2004; StragglAR (arXiv 2505.23523), appendix F.
     """
     size = 2 ** (world_size.bit_length() - 1)

@@ -12,7 +12,7 @@ from .stragglar_matching import matching_rounds
 
 
 def stragglar_all_reduce(world_size, late_rank, progress=None):
-    """Ring reduce-scatter among the early ranks; then, once the late rank is there, one exchange with it in every round.
+    """Ring reduce-scatter among the early ranks; then, with the late rank there, one exchange with it in every round.
 
     Cost (p = world_size): rounds = 2 * (p - 2) + ceil(log2(p)); load = rounds / (p - 1); join = p - 2 + ceil(log2(p))
     Paper: Devraj et al., StragglAR (arXiv 2505.23523), section 3, algorithm 1 and appendix E; differs: any rank may be
@@ -49,8 +49,9 @@ def refuses_odd(world_size):
 def _algorithm_1(world_size):
     """The copies (src, dst, chunk) of every round of the join, for a power of two.
 
-    Every early role holds one *active* chunk: finished, and not everywhere yet. In a round the holders of the oldest (P) and
-    the holders of all others (Q) pair up and swap, so that the oldest is then everywhere and every other one has doubled.
+    Every early role holds one *active* chunk: finished, and not everywhere yet. In a round the holders of the oldest
+    (P) and the holders of all others (Q) pair up and swap, so that the oldest is then everywhere and every other one
+    has doubled.
     """
     early, levels = world_size - 1, world_size.bit_length() - 1
     active, rounds = {}, []
@@ -67,7 +68,7 @@ def _algorithm_1(world_size):
 
 
 def _first_copies(index, active, early, levels):
-    """Phase 1: every holder sends to a role that has nothing; role index - 1 to the one that must hold that chunk in time."""
+    """Phase 1: holders send to roles that have nothing; role index - 1 to the one that must hold its chunk."""
     if index == 0:
         return []
     reserved = range(index, 2 * levels - 1)
@@ -77,7 +78,7 @@ def _first_copies(index, active, early, levels):
 
 
 def _swaps(index, active, early, levels):
-    """Phase 2: P and Q pair up; roles that soon meet the late rank first, with the oldest chunks, so that theirs run out in time."""
+    """Phase 2: P and Q pair up; who soon meets the late rank gets the oldest chunks, which run out in time."""
     oldest = index - levels
     holders = sorted(role for role, chunk in active.items() if chunk == oldest and role != index)
     others = sorted((chunk, -role) for role, chunk in active.items() if chunk != oldest and role != index)

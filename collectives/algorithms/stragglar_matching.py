@@ -1,9 +1,9 @@
-"""StragglAR's rounds for even numbers that are no powers of two: in every round a matching, in which both partners gain a chunk.
+"""StragglAR's rounds for even numbers that are no powers of two: matchings in which both partners gain a chunk.
 
-The paper computes a maximum-weight matching anew in each round. Here the early ranks play the turning roles of late_join
-(late_join_siteswap.py), so that one perfect matching of the roles serves all rounds with the late rank, and the weights of the
-q - 1 last matchings prefer what late_join_tail.py prefers. That reaches n - 2 + q rounds, q = ceil(log2 n), where matching round
-by round needs up to 8 more.
+The paper computes a maximum-weight matching anew in each round. Here the early ranks play the turning roles of
+late_join (late_join_siteswap.py), so that one perfect matching of the roles serves all rounds with the late rank, and
+the weights of the q - 1 last matchings prefer what late_join_tail.py prefers. That reaches n - 2 + q rounds, q =
+ceil(log2 n), where matching round by round needs up to 8 more.
 """
 
 import random
@@ -42,7 +42,7 @@ def matching_rounds(world_size, progress=None):
 
 @lru_cache(maxsize=32)
 def _template(world_size, progress):
-    """(age that each role receives, pairs of roles, last rounds of (source, destination, tau)); kept for the next call."""
+    """(age that each role receives, pairs of roles, last rounds of (source, destination, tau)); kept."""
     profiles = level_profiles(world_size)
     for seed in range(_SEEDS):
         choice = random.Random(seed)
@@ -58,7 +58,7 @@ def _template(world_size, progress):
 
 
 def _pair_roles(age):
-    """(age that each role receives, perfect matching of the roles but 0 in which each holds what the other receives, or None)."""
+    """(age that each role receives, pairs of the roles but 0 that hold what the other receives, or None)."""
     import networkx
 
     early = len(age)
@@ -94,8 +94,8 @@ def _last_rounds(age, choice):
 def _matching(lacked, world_size, rounds_left, choice):
     """One perfect matching in which every early role gains a chunk, of greatest weight; None where there is none.
 
-    A chunk is worth more the fewer hold it, above all where it cannot reach all by doubling otherwise, and less to a role that
-    already holds scarce ones.
+    A chunk is worth more the fewer hold it, above all where it cannot reach all by doubling otherwise, and less to a
+    role that already holds scarce ones.
     """
     import networkx
 

@@ -8,7 +8,7 @@ from .binomial import from_root
 
 
 def tree_broadcast(world_size, root, num_chunks=None):
-    """The root feeds both trees in turn; every rank receives from its two parents in turn and sends to two children in turn.
+    """The root feeds both trees in turn; a rank hears its two parents in turn and sends to two children in turn.
 
     Cost (p = world_size, m = num_chunks): rounds <= (m + 1 + 2 * ceil(log2(p))) * (p > 1); load <= rounds / m
     Paper: Sanders, Speck and Traeff 2009.
@@ -46,7 +46,8 @@ def tree_all_reduce(world_size, num_chunks=None):
 def _two_trees(size):
     """Edges (tree, parent, child) of two binary trees over roles 1 to `size`, both fed by role 0.
 
-    In the first tree the odd positions are leaves; the second shifts or mirrors the roles so that odd roles sit at even positions.
+    In the first tree the odd positions are leaves; the second shifts or mirrors the roles so that odd roles sit at even
+    positions.
     """
     position = np.arange(1, size + 1)
     parent_position = np.array([_parent(p, size) for p in position.tolist()])

@@ -1,7 +1,7 @@
 """lanterne schedule: makes, reads, prints and writes schedules; nothing invalid passes."""
 
 import json
-import xml.etree.ElementTree as ElementTree
+from xml.etree import ElementTree
 
 import pytest
 

@@ -1,8 +1,8 @@
-"""The exports, run by small models of the foreign executors: threads in random order, bounded queues, every dependency real."""
+"""The exports, run by small models of the foreign executors: random order, bounded queues, real dependencies."""
 
 import random
-import xml.etree.ElementTree as ElementTree
 from collections import Counter, defaultdict, deque
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ MSCCLPP = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all")
 
 
 def data_and_results(schedule):
-    """(inputs per rank, expected outputs per rank), one random integer a chunk, worked out by NumPy from the contract's words."""
+    """(inputs per rank, expected outputs per rank): one random integer a chunk, results by NumPy."""
     p, m = schedule.world_size, schedule.num_chunks
     values = np.random.default_rng(p).integers(-1000, 1000, (p, m))
     inputs = [values[rank, input_chunks(schedule, rank)] for rank in range(p)]
@@ -204,6 +204,8 @@ def test_what_the_runtimes_cannot_do_is_said():
         to_mscclpp_plan(check(make_schedule("broadcast", "chain", 4)))
     with pytest.raises(InputError, match="needs over 256 steps"):
         to_msccl_xml(check(make_schedule("all_reduce", "ring", 160)))
+    with pytest.raises(InputError, match="needs 129 thread blocks"):
+        to_msccl_xml(check(make_schedule("all_reduce", "allpairs", 65)))
     with pytest.raises(InputError, match=r"has 17 peers, MSCCL\+\+ takes at most 16"):
         to_mscclpp_plan(check(make_schedule("all_reduce", "allpairs", 18)))
     with pytest.raises(InputError, match=r"operations, MSCCL\+\+ takes at most 1020"):

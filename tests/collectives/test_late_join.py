@@ -45,7 +45,7 @@ def test_sources_hold_what_they_send(world_size):
 
 @pytest.mark.parametrize("world_size", [4, 5, 8, 13, 32])
 def test_a_tail_serves_every_role_once_a_round(world_size):
-    siteswap, tail = late_join.join_template(world_size)
+    _, tail = late_join.join_template(world_size)
     assert len(tail) == (world_size - 1).bit_length() - 1
     for sources, destinations, _ in tail:
         assert len(set(sources.tolist())) == len(sources)
@@ -68,7 +68,7 @@ def test_lower_bound_for_every_late_rank(world_size, num_chunks):
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(2, 513, 64))
 def test_every_world_size(first):
-    """2 to 512 ranks, with some late rank; the chunk count goes from a fraction of the early ranks' to more than theirs."""
+    """2 to 512 ranks, with some late rank; the chunk counts go from a fraction of the early ranks to more."""
     for world_size in range(first, min(first + 64, 513)):
         early = world_size - 1
         num_chunks = early + 2 if world_size % 16 == 1 or world_size < 64 else max(1, early // (4 + world_size % 7))

@@ -1,4 +1,4 @@
-"""Broken schedules: every single drop, duplication, swap and redirection is caught, or the slow interpreter agrees it is harmless."""
+"""Broken schedules: every single drop, duplication, swap or redirection is caught, or proved to be harmless."""
 
 from dataclasses import replace
 

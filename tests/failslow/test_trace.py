@@ -16,7 +16,9 @@ SMALL = {"replicas": 2, "stages": 2, "microbatches": 2, "steps": 6}
 
 
 def records(columns):
-    return [dict(zip(columns, values, strict=True)) for values in zip(*(c.tolist() for c in columns.values()), strict=True)]
+    return [
+        dict(zip(columns, values, strict=True)) for values in zip(*(c.tolist() for c in columns.values()), strict=True)
+    ]
 
 
 def write(path, columns):
@@ -118,7 +120,11 @@ def changed(column, value):
 
 @pytest.mark.parametrize(
     ("column", "value", "text"),
-    [("duration", -1.0, "record 7, duration: got -1.0"), ("duration", np.nan, "record 7"), ("start_ts", np.inf, "record 7, start_ts")],
+    [
+        ("duration", -1.0, "record 7, duration: got -1.0"),
+        ("duration", np.nan, "record 7"),
+        ("start_ts", np.inf, "record 7, start_ts"),
+    ],
 )
 def test_bad_times(column, value, text):
     with pytest.raises(InputError, match=text):

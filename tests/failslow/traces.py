@@ -13,7 +13,16 @@ def one_f_one_b(stage, stages, microbatches):
 
 
 def make_trace(
-    replicas=4, stages=4, microbatches=8, steps=20, workers=None, links=None, stage_factors=None, uneven=0.0, noise=0.01, seed=1
+    replicas=4,
+    stages=4,
+    microbatches=8,
+    steps=20,
+    workers=None,
+    links=None,
+    stage_factors=None,
+    uneven=0.0,
+    noise=0.01,
+    seed=1,
 ):
     """Columns of a trace.
 
@@ -28,7 +37,12 @@ def make_trace(
         lengths = np.exp(uneven * rng.normal(size=(replicas, microbatches)))
         ends = np.zeros((replicas, stages))
         for replica in range(replicas):
-            pace = np.array([_factor(workers, replica, stage, step) * (stage_factors or {}).get(stage, 1.0) for stage in range(stages)])
+            pace = np.array(
+                [
+                    _factor(workers, replica, stage, step) * (stage_factors or {}).get(stage, 1.0)
+                    for stage in range(stages)
+                ]
+            )
             took = {
                 (stage, kind, m): base * pace[stage] * lengths[replica, m] * np.exp(noise * rng.normal())
                 for stage in range(stages) for m in range(microbatches) for kind, base in (("F", 0.05), ("B", 0.1))
