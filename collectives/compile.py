@@ -86,10 +86,8 @@ class _Compiler:
             if part.sends or part.reduces
             for cell in part.cells
         }
-        received = [[part for part in parts if part.reduces and not part.sends] for _, parts in rounds]
-        fullest = max((sum(part.segment == 0 for part in parts) for parts in received), default=0)
-        largest = max((part.count for _, parts in rounds for part in parts), default=0)
-        self.slots = Slots(largest * itemsize, 2 * fullest)
+        segments = (list(group) for _, parts in rounds for _, group in groupby(parts, key=lambda part: part.segment))
+        self.slots = Slots([p.count * itemsize for p in parts if p.reduces and not p.sends] for parts in segments)
 
     # -- where cells are
 
@@ -157,10 +155,10 @@ class _Compiler:
     def settle(self, cell, place, producer):
         self.places[cell], self.producers[cell] = place, producer
 
-    def take_slot(self, resident=()):
-        """A free slot of scratch and its former users; `resident`: the cells that it will hold until their last use."""
-        free_key = max([self.key, *((self.last_use.get(cell.chunk, -1), cell.segment) for cell in resident)])
-        place = self.slots.take(self.key, free_key)
+    def take_slot(self, part, resident=()):
+        """A free slot of scratch for `part` and its former users; it holds the cells `resident` until their last use."""
+        last_key = max([self.key, *((self.last_use.get(cell.chunk, -1), cell.segment) for cell in resident)])
+        place = self.slots.take(part.count * self.itemsize, self.key, last_key)
         return place, self.users((SCRATCH, self.slots.index(place)))
 
     # -- one segment of one round; what is sent is read before anything is written
@@ -190,7 +188,7 @@ class _Compiler:
         if len(runs) == 1:
             self.add(Message(True, part.peer, places[0], nbytes), producers, reads=set(keys))
             return
-        slot, former = self.take_slot()
+        slot, former = self.take_slot(part)
         slot_key = (SCRATCH, self.slots.index(slot))
         packed, offset = [], slot.offset
         for run in runs:
@@ -203,7 +201,7 @@ class _Compiler:
 
     def receive(self, part, resident):
         """Receive `part` into scratch. Returns the action and where each cell lands."""
-        slot, former = self.take_slot(resident)
+        slot, former = self.take_slot(part, resident)
         key = (SCRATCH, self.slots.index(slot))
         received = self.add(Message(False, part.peer, slot, part.count * self.itemsize), former, writes=[key])
         offsets = np.cumsum([0, *(self.nbytes([cell]) for cell in part.cells[:-1])]).tolist()

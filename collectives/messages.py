@@ -1,7 +1,7 @@
 """How the rounds of a schedule become messages: chunks cut into cells, cells grouped by peer. Both ends must cut alike.
 
 A *cell* is one segment of a chunk. A message is one cell of a large chunk, or several small chunks of one round, peer
-and op: neighbours up to a segment, others up to PACK_NBYTES. All follows from the schedule and the sizes alone.
+and op: up to a segment, and if they are no neighbours, of at most PACK_NBYTES each. All follows from the schedule and the sizes alone.
 """
 
 from itertools import groupby
@@ -12,8 +12,8 @@ import numpy as np
 from .layout import chunk_counts
 from .schedule import REDUCE
 
-# Chunks that are not neighbours share a message up to this size: copying them together is cheaper than another message.
-PACK_NBYTES = 8 * 1024
+# Chunks of this size that are not neighbours share a message all the same: copying one costs less than sending another.
+PACK_NBYTES = 16 * 1024
 
 
 class Cell(NamedTuple):
@@ -44,7 +44,7 @@ class Cutter:
         self.schedule = schedule
         self.counts = chunk_counts(schedule, part_count).tolist()
         self.segment_count = max(1, segment_nbytes // itemsize)
-        self.pack_count = min(PACK_NBYTES // itemsize, self.segment_count)
+        self.pack_count = PACK_NBYTES // itemsize
         self._cells = {}
 
     def cells(self, chunk):
@@ -92,8 +92,10 @@ class Cutter:
 
     def _fits(self, small, chunk, op):
         _, last, last_op = small[-1]
-        limit = self.segment_count if last.chunk + 1 == chunk else self.pack_count
-        return op == last_op and sum(cell.stop for _, cell, _ in small) + self.counts[chunk] <= limit
+        count = self.counts[chunk]
+        if op != last_op or (last.chunk + 1 != chunk and max(count, last.stop) > self.pack_count):
+            return False
+        return sum(cell.stop for _, cell, _ in small) + count <= self.segment_count
 
 
 def _part(segment, entries, sends, peer):

@@ -1,6 +1,8 @@
 """Scratch: slots of it for a program at compile time, and the memory that all programs of a communicator share."""
 
 import heapq
+from bisect import bisect_right
+from collections import Counter
 
 import numpy as np
 
@@ -10,38 +12,45 @@ SLOT_ALIGNMENT = 64
 
 
 class Slots:
-    """Scratch, cut into slots of one size. A slot is free for keys (round, segment) above the one up to which it is
-    used.
+    """Scratch, cut into slots. A slot is free for keys (round, segment) above the one up to which it is used.
+
+    Slots are of a few sizes, powers of two. Of each size twice as many as any segment of a round needs are taken before
+    one is used again, so that receiving overlaps with folding.
 
     Args:
-        slot_nbytes: bytes of a slot; rounded up.
-        least: so many slots are taken before one is used again, so that receiving overlaps with folding.
+        received: per segment of each round, the bytes of the messages that land in scratch to be folded.
     """
 
-    def __init__(self, slot_nbytes, least):
-        self._slot_nbytes = max(SLOT_ALIGNMENT, -(-slot_nbytes // SLOT_ALIGNMENT) * SLOT_ALIGNMENT)
-        self._least = least
-        self._number = 0
-        # (key up to which it is used, slot)
-        self._used = []
+    def __init__(self, received):
+        self.nbytes = 0
+        self._starts = []
+        # By size: slots to take at least, slots taken, heap of (key up to which one is used, place).
+        self._least, self._taken, self._used = Counter(), Counter(), {}
+        for segment_nbytes in received:
+            for size, count in Counter(map(_size, segment_nbytes)).items():
+                self._least[size] = max(self._least[size], 2 * count)
 
-    @property
-    def nbytes(self):
-        """Bytes of all slots."""
-        return self._number * self._slot_nbytes
-
-    def take(self, key, last_key):
-        """The Place of a slot that is free at `key`; it is used up to `last_key`."""
-        if self._number >= self._least and self._used and self._used[0][0] < key:
-            index = heapq.heappop(self._used)[1]
+    def take(self, nbytes, key, last_key):
+        """The Place of a slot of at least `nbytes` that is free at `key`; it is used up to `last_key`."""
+        size = _size(nbytes)
+        used = self._used.setdefault(size, [])
+        if self._taken[size] >= self._least[size] and used and used[0][0] < key:
+            place = heapq.heappop(used)[1]
         else:
-            index, self._number = self._number, self._number + 1
-        heapq.heappush(self._used, (last_key, index))
-        return Place(SCRATCH, index * self._slot_nbytes)
+            place = Place(SCRATCH, self.nbytes)
+            self._starts.append(self.nbytes)
+            self._taken[size] += 1
+            self.nbytes += size
+        heapq.heappush(used, (last_key, place))
+        return place
 
     def index(self, place):
         """Number of the slot that scratch place `place` lies in."""
-        return place.offset // self._slot_nbytes
+        return bisect_right(self._starts, place.offset) - 1
+
+
+def _size(nbytes):
+    return max(SLOT_ALIGNMENT, 1 << max(0, nbytes - 1).bit_length())
 
 
 class Scratch:
