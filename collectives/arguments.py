@@ -45,6 +45,8 @@ class Key(NamedTuple):
     root: int | None
     late_rank: int | None
     num_chunks: int | None
+    segment_nbytes: int | None
+    credits: int | None
 
     def __str__(self):
         named = {
@@ -55,6 +57,7 @@ class Key(NamedTuple):
             "root": self.root,
         }
         named |= {"late_rank": self.late_rank, "num_chunks": self.num_chunks}
+        named |= {"segment_nbytes": self.segment_nbytes, "credits": self.credits}
         return (
             f"{self.collective}({', '.join(f'{name}={value}' for name, value in named.items() if value is not None)})"
         )
@@ -73,6 +76,8 @@ def resolve(
     dtype=None,
     late_rank=None,
     num_chunks=None,
+    segment_nbytes=None,
+    credits=None,
 ):
     """The Call of these arguments.
 
@@ -103,7 +108,10 @@ def resolve(
     if algorithm == "auto":
         choice = communicator.tuning.choose(collective, part_count * max(in_parts, out_parts) * element.nbytes)
         algorithm, num_chunks = choice.algorithm, choice.num_chunks if num_chunks is None else num_chunks
-    key = Key(collective, algorithm, op, element.name, part_count, root, late_rank, num_chunks)
+    for name, number in (("segment_nbytes", segment_nbytes), ("credits", credits)):
+        if number is not None and number < 1:
+            raise InputError(f"{collective}: got {name} {number}, expected 1 or more")
+    key = Key(collective, algorithm, op, element.name, part_count, root, late_rank, num_chunks, segment_nbytes, credits)
     return Call(key, in_array, out_array, in_place, element)
 
 

@@ -4,9 +4,8 @@
 - A received copy goes straight to its place in the output. A received contribution lands in scratch and is folded from
   there, the first time out of the input into the output, so that nothing is copied beforehand.
 - A cell that this rank only passes on lives in scratch, from its arrival until it was sent.
-- Actions wait only for earlier ones in the order (round, segment), and no message waits for one of the same round and
-  segment. So the earliest unfinished message of the whole group can always proceed: no deadlock, even if every send
-  waits for its receive.
+- Messages wait only for earlier ones in the order (round, segment, listed). So the earliest unfinished message of the
+  whole group can always proceed: no deadlock, even if every send waits for its receive.
 
 Scratch: two segments per reducing transfer of the fullest round, plus the cells that are passed on.
 """
@@ -25,12 +24,14 @@ from .scratch import Slots
 MAX_FOLD_INPUTS = 16
 
 
-def compile_program(checked, rank, part_count, itemsize, *, segment_nbytes, in_place=False, mean=False):
+def compile_program(checked, rank, part_count, itemsize, *, segment_nbytes, credits=None, in_place=False, mean=False):
     """The Program of `rank` for parts (contracts.py) of `part_count` elements of `itemsize` bytes.
 
     Args:
         checked: a CheckedSchedule.
         segment_nbytes: most bytes of a cell; the same on every rank.
+        credits: receives that are posted at once, at most; None: any number. Where a message leaves only once its
+            receive is posted (Capabilities.receiver_paced_nbytes), this keeps flows from meeting at one ingress.
         in_place: the chunks that both start and end at this rank have one place, in the output.
         mean: divide complete sums by world_size.
 
@@ -46,6 +47,8 @@ def compile_program(checked, rank, part_count, itemsize, *, segment_nbytes, in_p
         for segment, group in groupby(parts, key=lambda part: part.segment):
             compiler.add_segment((index, segment), list(group), sent, complete)
     compiler.add_results()
+    if credits is not None:
+        compiler.limit_receives(credits)
     return compiler.finish()
 
 
@@ -156,7 +159,7 @@ class _Compiler:
         self.places[cell], self.producers[cell] = place, producer
 
     def take_slot(self, part, resident=()):
-        """A free slot of scratch for `part` and its former users; it holds the cells `resident` until their last use."""
+        """A free slot of scratch for `part`, and its former users; it holds `resident` cells until their last use."""
         last_key = max([self.key, *((self.last_use.get(cell.chunk, -1), cell.segment) for cell in resident)])
         place = self.slots.take(part.count * self.itemsize, self.key, last_key)
         return place, self.users((SCRATCH, self.slots.index(place)))
@@ -284,6 +287,12 @@ class _Compiler:
             for cell in self.cutter.cells(chunk):
                 if self.place(cell).buffer != OUT:
                     self.move_home(cell)
+
+    def limit_receives(self, credits):
+        """Let every receive wait for the completion of the one that comes `credits` before it."""
+        receives = [i for i, action in enumerate(self.actions) if type(action) is Message and not action.sends]
+        for before, receive in zip(receives, receives[credits:], strict=False):
+            self.events[receive].add(before)
 
     def finish(self):
         """The Program of the actions so far."""

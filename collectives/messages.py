@@ -1,7 +1,8 @@
 """How the rounds of a schedule become messages: chunks cut into cells, cells grouped by peer. Both ends must cut alike.
 
 A *cell* is one segment of a chunk. A message is one cell of a large chunk, or several small chunks of one round, peer
-and op: up to a segment, and if they are no neighbours, of at most PACK_NBYTES each. All follows from the schedule and the sizes alone.
+and op: up to a segment, and if they are no neighbours, of at most PACK_NBYTES each. All follows from the schedule and
+the sizes alone.
 """
 
 from itertools import groupby

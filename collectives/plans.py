@@ -83,7 +83,8 @@ class Plan:
                 group.rank,
                 key.part_count,
                 dtype.nbytes,
-                segment_nbytes=choose_segment_nbytes(-(-key.part_count // pieces) * dtype.nbytes),
+                segment_nbytes=key.segment_nbytes or choose_segment_nbytes(-(-key.part_count // pieces) * dtype.nbytes),
+                credits=key.credits,
                 in_place=in_place,
                 mean=key.op == "mean",
             )

@@ -264,6 +264,7 @@ BAD = {
     "algorithm": (lambda c: c.all_reduce(np.zeros(2), np.zeros(2), algorithm="magic"), "got 'magic' for all_reduce"),
     "native": (lambda c: c.all_reduce(np.zeros(2), np.zeros(2), algorithm="native"), "got 'native' over local"),
     "chunks": (lambda c: c.all_reduce(np.zeros(2), np.zeros(2), algorithm="ring", num_chunks=3), "got 3 chunks"),
+    "credits": (lambda c: c.all_reduce(np.zeros(2), np.zeros(2), credits=0), "got credits 0, expected 1 or more"),
     "root": (lambda c: c.broadcast(np.zeros(2), root=2), "got root 2, expected 0 to 1"),
     "not a multiple": (
         lambda c: c.reduce_scatter(np.zeros(3), np.zeros(1)),

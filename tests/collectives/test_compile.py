@@ -22,11 +22,10 @@ sys.path.pop(0)
 NAMES = sorted(ALGORITHMS)
 
 
-def programs_of(collective, algorithm, n, part_count, segment_nbytes, in_place=False, mean=False, root=None):
+def programs_of(collective, algorithm, n, part_count, segment_nbytes, root=None, **options):
     checked = checked_schedule(collective, algorithm, n, root=root)
     return [
-        compile_program(checked, rank, part_count, 8, segment_nbytes=segment_nbytes, in_place=in_place, mean=mean)
-        for rank in range(n)
+        compile_program(checked, rank, part_count, 8, segment_nbytes=segment_nbytes, **options) for rank in range(n)
     ]
 
 
@@ -65,7 +64,8 @@ def test_every_order_of_events_gives_the_result(data):
     segment_nbytes = data.draw(st.sampled_from([1, 8, 24, 64, 1 << 20]))
     in_place = collective in ("all_reduce", "reduce") and data.draw(st.booleans())
     root = data.draw(st.integers(0, n - 1)) if collective in ("broadcast", "reduce") else None
-    programs = programs_of(collective, algorithm, n, part_count, segment_nbytes, in_place, root=root)
+    options = {"in_place": in_place, "credits": data.draw(st.sampled_from([None, 1, 2]))}
+    programs = programs_of(collective, algorithm, n, part_count, segment_nbytes, root, **options)
     inputs = [value(rank, program.in_count) for rank, program in enumerate(programs)]
     before = [array.copy() for array in inputs]
     outputs = [
@@ -122,6 +122,16 @@ def test_all_reduce_scratch_is_two_segments_per_reducing_transfer(algorithm, n):
     for rank in range(n):
         program = compile_program(checked, rank, 64 * 1000, 8, segment_nbytes=segment_nbytes)
         assert program.scratch_nbytes <= 2 * reducing_transfers(checked, rank) * segment_nbytes
+
+
+@pytest.mark.parametrize("credits", [1, 3])
+def test_credits_bound_the_posted_receives(credits):
+    """A receive is one event short until all but `credits` - 1 of those before it are complete."""
+    (program, *_) = programs_of("all_gather", "ring", 4, 64, 64, credits=credits)
+    receives = [i for i, action in enumerate(program.actions) if type(action) is Message and not action.sends]
+    assert len(receives) > 10
+    for before, receive in zip(receives, receives[credits:], strict=False):
+        assert receive in program.successors[before]
 
 
 def test_small_chunks_share_messages():

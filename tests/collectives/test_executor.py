@@ -1,6 +1,7 @@
 """Algorithm x transport x dtype x size x ranks: the executor on real transports, exact, bit-identical, accurate."""
 
 import functools
+import time
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from lanterne.collectives.communicator import Communicator
 from lanterne.collectives.jobs import spawn
 from lanterne.collectives.registry import algorithms_for
 from lanterne.errors import InputError, TransportError
+from lanterne.kernels.reduce import divide
 from lanterne.transport.base import Capabilities
 from lanterne.transport.local import LocalWorld
 from lanterne.transport.shaped import Link, ShapedTransport
@@ -118,6 +120,38 @@ def test_float32_error_is_near_that_of_pairwise_summation(algorithm, n):
 def test_runs_give_the_same_bits(algorithm):
     runs = {spawn(4, all_reduce, algorithm, "float32", 5000)[0].tobytes() for _ in range(3)}
     assert len(runs) == 1
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("algorithm", ["ring", "rhd", "recursive_doubling", "tree"])
+def test_mean_is_the_sum_divided(algorithm, dtype):
+    """Bit for bit: the division rounds once, on whoever completed the sum."""
+    sums = spawn(4, all_reduce, algorithm, dtype, 999)
+    means = spawn(4, all_reduce, algorithm, dtype, 999, "mean")
+    expected = sums[0].copy()
+    divide(expected, 4, dtype=dtype)
+    assert all(mean.tobytes() == expected.tobytes() for mean in means)
+
+
+def with_late_rank(comm, algorithm, late_rank):
+    if comm.rank == late_rank:
+        time.sleep(0.05)
+    return all_reduce(comm, algorithm, "int64", 5000, late_rank=late_rank)
+
+
+@pytest.mark.parametrize("late_rank", [0, 3])
+@pytest.mark.parametrize("algorithm", [line.name for line in algorithms_for("all_reduce") if line.late])
+def test_late_ranks_join(algorithm, late_rank):
+    total = functools.reduce(np.add, [random_array(rank, 5000, "int64") for rank in range(4)])
+    for result in spawn(4, with_late_rank, algorithm, late_rank):
+        np.testing.assert_array_equal(result, total)
+
+
+def test_segments_and_credits_can_be_chosen():
+    total = functools.reduce(np.add, [random_array(rank, 3001, "int64") for rank in range(3)])
+    options = {"segment_nbytes": 512, "credits": 2}
+    for result in spawn(3, lambda comm: all_reduce(comm, "ring", "int64", 3001, **options)):
+        np.testing.assert_array_equal(result, total)
 
 
 def any_collective(comm, collective, algorithm, count, op, root):
