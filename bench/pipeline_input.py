@@ -204,8 +204,7 @@ def _is_number(text):
 
 
 def one_time(text, what, unit_s):
-    """`text` in the problem's unit: a bare number, or with a unit where `unit_s`, the seconds in the problem's, is
-    known.
+    """`text` in the problem's unit, of `unit_s` seconds: a bare number, or one with a unit where that is known.
 
     Raises:
         InputError: neither.

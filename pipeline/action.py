@@ -25,7 +25,8 @@ NEEDS = {
 # kind -> the kinds that together do the same work; a plan uses one side or the other for each stage and microbatch.
 FUSED = {"BW": ("B", "W")}
 
-_WORD = re.compile(r"(F|BW|B|W|AR|RS|AG)(\d+)\.(\d+)(?:\.(\d+)/(\d+))?")
+# Nine digits fit the int32 columns of plans.
+_WORD = re.compile(r"(F|BW|B|W|AR|RS|AG)(\d{1,9})\.(\d{1,9})(?:\.(\d{1,9})/(\d{1,9}))?", re.ASCII)
 
 
 class Action(NamedTuple):

@@ -294,6 +294,5 @@ def preemptive_makespan(jobs):
         else:
             heappop(waiting)
             now += left
-            if now - minus_tail > best:
-                best = now - minus_tail
+            best = max(best, now - minus_tail)
     return best

@@ -14,12 +14,12 @@ from ..errors import ScheduleError
 from .action import FUSED, KINDS, NEEDS, Action, dependencies
 from .costs import costs
 from .engine import flow
-from .plan import MICROBATCH, PART, PARTS, STAGE, Plan
+from .plan import PART, PARTS, Plan
 from .problem import Problem
 from .program import program_of_plan
 
-# Actions shown on each side of the one that is wrong.
-SHOWN = 4
+# Actions shown on each side of the one that is wrong, and ranks.
+SHOWN, RANKS_SHOWN = 4, 3
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,23 +63,26 @@ def check(plan, problem, memory=True):
 
 def _fail(plan, what, *indices):
     """Raise a ScheduleError with the plan's grid around the columns `indices`, which are marked."""
-    ranks = [int(rank) for rank in plan.rank_of[list(indices)]]
-    centre = indices[0] - int(plan.offsets[ranks[0]])
-    raise ScheduleError(f"{what}\n{grid(plan, centre, {int(i) for i in indices})}")
+    ranks = plan.rank_of[list(indices)].tolist()
+    position = int(indices[0]) - int(plan.offsets[ranks[0]])
+    raise ScheduleError(f"{what}\n{grid(plan, ranks, position, set(map(int, indices)))}")
 
 
-def grid(plan, centre, marked=()):
-    """The actions of every rank around position `centre` as text, the columns `marked` between > and <."""
-    start = max(centre - SHOWN, 0)
+def grid(plan, ranks, position, marked=()):
+    """The actions of `ranks` and their neighbours around `position` as text, the columns `marked` between > and <.
+
+    A rank with a marked action is shown around that one.
+    """
     lines = []
-    for rank, (words, offset) in enumerate(zip(plan.ranks, plan.offsets.tolist(), strict=False)):
-        shown = [f">{word}<" if offset + i in marked else str(word) for i, word in enumerate(words)][
-            start : centre + SHOWN + 1
-        ]
-        cells = " ".join(f"{word:>7}" for word in shown)
-        lines.append(
-            f"  rank {rank}: {'... ' if start else ''}{cells}{' ...' if len(words) > centre + SHOWN + 1 else ''}"
-        )
+    for rank, words in enumerate(plan.ranks):
+        if all(abs(rank - other) > RANKS_SHOWN for other in ranks):
+            continue
+        own = [column - int(plan.offsets[rank]) for column in sorted(marked) if plan.rank_of[column] == rank]
+        centre = own[0] if own else position
+        first, stop = max(centre - SHOWN, 0), centre + SHOWN + 1
+        cells = [f">{word}<" if i in own else str(word) for i, word in enumerate(words[:stop])][first:]
+        row = " ".join(f"{cell:>7}" for cell in cells)
+        lines.append(f"  rank {rank}: {'... ' if first else ''}{row}{' ...' if len(words) > stop else ''}")
     return "\n".join(lines)
 
 
@@ -96,12 +99,7 @@ def _action(plan, index):
 
 def _check_places(plan):
     placement = plan.placement
-    stage, microbatch, part, parts = (
-        plan.columns[STAGE],
-        plan.columns[MICROBATCH],
-        plan.columns[PART],
-        plan.columns[PARTS],
-    )
+    _, stage, microbatch, part, parts = plan.columns
     for bad, expected in (
         (stage >= placement.num_stages, f"stages 0 to {placement.num_stages - 1}"),
         (microbatch >= plan.microbatches, f"microbatches 0 to {plan.microbatches - 1}"),
@@ -172,7 +170,7 @@ def _check_complete(plan, last):
             got = f"got no {Action(kind, stage, microbatch)}" + (
                 f" and no {Action(whole, stage, microbatch)}" if whole else ""
             )
-            raise ScheduleError(f"rank {rank}: {got}, expected it once\n{grid(plan, 0)}")
+            raise ScheduleError(f"rank {rank}: {got}, expected it once\n{grid(plan, [rank], 0)}")
         if double.any():
             stage, microbatch = (int(i) for i in np.argwhere(double)[0])
             i, j = (last[(KINDS.index(name) * stages + stage) * microbatches + microbatch] for name in (kind, whole))

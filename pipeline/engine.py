@@ -42,9 +42,7 @@ def flow(orders, tables, initial, num_links):
                 leaves = now
                 if occupancy[action]:
                     used = link[action]
-                    if busy_until[used] > leaves:
-                        leaves = busy_until[used]
-                    leaves += occupancy[action]
+                    leaves = max(leaves, busy_until[used]) + occupancy[action]
                     busy_until[used] = leaves
                 full[filled] = leaves + latency[action]
                 if filled in asleep:

@@ -7,17 +7,17 @@ from numbers import Real
 
 from ..errors import InputError
 
+# More stages or microbatches than anybody has; a slip of the keyboard must not fill the memory.
+MOST = 2**20
+
 
 def as_count(key, value):
-    """`value` as an int of at least 1."""
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, Real)
-        or not math.isfinite(value)
-        or value != int(value)
-        or value < 1
-    ):
+    """`value` as an int of at least 1 and at most MOST."""
+    number = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+    if not number or value != int(value) or value < 1:
         raise InputError(f"{key}: got {value!r}, expected a whole number of at least 1")
+    if value > MOST:
+        raise InputError(f"{key}: got {value:g}, expected at most {MOST}")
     return int(value)
 
 

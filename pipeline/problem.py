@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ..errors import InputError
-from .fields import as_count, as_numbers, as_pairs, as_per_pair, check_keys
+from .fields import MOST, as_count, as_numbers, as_pairs, as_per_pair, check_keys
 from .resources import DataParallel, Memory, Recompute, read_data_parallel, read_memory, read_recompute
 
 TIMES = ("forward", "backward_input", "backward_weight")
@@ -67,6 +67,10 @@ class Problem:
 
         put("stages", as_count("stages", self.stages))
         put("microbatches", as_count("microbatches", self.microbatches))
+        if self.stages * self.microbatches > MOST:
+            raise InputError(
+                f"microbatches: got {self.microbatches} on {self.stages} stages, expected at most {MOST} in all"
+            )
         for key in TIMES:
             put(key, as_numbers(key, getattr(self, key), self.stages, positive=key != "backward_weight"))
         put("link_latency", as_per_pair("link_latency", self.link_latency, self.stages))

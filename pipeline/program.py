@@ -105,7 +105,7 @@ def _with_gates(program, table):
 def _reduces(program, table, starts, gathers):
     """The all-reduces or reduce-scatters, in the order in which the rank's stages finish; one at a time on a rank."""
     kinds, stages, duration = program.kinds, program.stages, program.tables[0]
-    kind = REDUCE_SCATTER if table.gathers else ALL_REDUCE
+    kind = REDUCE_SCATTER if table.problem.data_parallel.kind == "zero1" else ALL_REDUCE
     found = []
     for rank, (order, begun) in enumerate(zip(program.orders, starts, strict=True)):
         finished = {}

@@ -35,7 +35,23 @@ def test_words(action, word):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "F", "F2", "X2.0", "F2.0.1", "F2.0.0/4", "F2.0.5/4", "F-1.0", "F2.0 ", "f2.0", "F2.0.1/0", 7, None]
+    "text",
+    [
+        "",
+        "F",
+        "F2",
+        "X2.0",
+        "F2.0.1",
+        "F2.0.0/4",
+        "F2.0.5/4",
+        "F-1.0",
+        "F2.0 ",
+        "f2.0",
+        "F2.0.1/0",
+        "F9999999999.0",
+        7,
+        None,
+    ],
 )
 def test_what_is_no_action_is_said(text):
     with pytest.raises(ScheduleError, match="action"):

@@ -55,6 +55,8 @@ def test_json_and_replace_give_an_equal_problem(problem):
         ({"stages": 2.5}, "stages: got 2.5, expected a whole number"),
         ({"stages": True}, "stages: got True, expected a whole number"),
         ({"microbatches": "4"}, "microbatches: got '4', expected a whole number"),
+        ({"microbatches": 10**9}, "microbatches: got 1e+09, expected at most 1048576"),
+        ({"microbatches": 10**6}, "microbatches: got 1000000 on 3 stages, expected at most 1048576 in all"),
         ({"microbatches": -1}, "microbatches: got -1, expected a whole number"),
         ({"forward": [1, 1]}, "forward: got 2 values, expected 3"),
         ({"forward": [1, 0, 1]}, "forward[1]: got 0, expected a number above 0"),
