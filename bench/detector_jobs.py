@@ -263,6 +263,7 @@ _SHAPES = {
     "adding_up": _adding_up, "ladder": _ladder, "noisy": _noisy, "ramp": _ramp, "faster": _faster, "weak": _weak,
     "quiet_short": _quiet_short, "periodic": _periodic, "spiky_step": _step, "spiky_repeated": _repeated,
 }  # fmt: skip
+KINDS = tuple(_SHAPES)
 
 
 def _add_spikes(build):
@@ -288,7 +289,7 @@ def make_job(kind, seed):
     """The job of that kind and seed: a pure function of both."""
     import numpy as np
 
-    rng = np.random.default_rng([SEED, seed, list(_SHAPES).index(kind)])
+    rng = np.random.default_rng([SEED, seed, KINDS.index(kind)])
     rows = int(rng.integers(500, 1500))
     noise = _draw_noise(rng, kind)
     build = _Builder(rng, rows, noise)
@@ -304,5 +305,4 @@ def make_job(kind, seed):
 
 def make_jobs(count, first_seed=0):
     """`count` jobs of all kinds in turn; other values of `first_seed` give other jobs of the same distribution."""
-    kinds = list(_SHAPES)
-    return [make_job(kinds[i % len(kinds)], first_seed + i) for i in range(count)]
+    return [make_job(KINDS[i % len(KINDS)], first_seed + i) for i in range(count)]

@@ -90,7 +90,8 @@ def _workers(trace, base_s):
         residual = ratios - np.median(ratios, axis=0)
         noise = 1.48 * float(np.median(np.abs(residual)))
         for replica in range(trace.replicas):
-            span = _worst_span(ratios[:, replica] >= np.log(SLOW_WORKER))
+            # A step counts as slow from half the effect: noise takes some of the others' away.
+            span = _worst_span(ratios[:, replica] >= np.log(SLOW_WORKER) / 2)
             if span is None:
                 continue
             steps = slice(*span)
@@ -132,7 +133,7 @@ def _worker_evidence(trace, base_s, stage, replica, span, effect):
         "stage": stage,
         "replica": replica,
         "slowdown": float(np.exp(effect)),
-        "slow_step_share": float((ratios >= np.log(SLOW_WORKER)).mean()),
+        "slow_step_share": float((ratios >= np.log(SLOW_WORKER) / 2).mean()),
         "first_step": int(trace.steps[span[0]]),
         "last_step": int(trace.steps[span[1] - 1]),
         "idle_share": float(idle[replica]),

@@ -1,7 +1,8 @@
 """A sliding median: the simple detector that others are measured against."""
 
-from math import exp, log
+from math import exp, inf, log
 
+from ..errors import InputError
 from .events import Event
 from .track import MAX_WARM_UP_ROWS
 from .window import SortedWindow
@@ -24,6 +25,8 @@ class SlidingMedian:
 
     def update(self, time_s):
         """Take the next iteration's time in seconds; return the Event that it confirms, or None."""
+        if not 0.0 < time_s < inf:
+            raise InputError(f"iteration {self.row}: got {time_s!r}, expected a positive time in seconds")
         row, window = self.row, self._window
         self.row += 1
         window.push(log(time_s))

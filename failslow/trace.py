@@ -187,13 +187,18 @@ class _Layout:
             )
             kinds, which = np.unique(keys.astype(np.int64), axis=1, return_inverse=True)
             which = which.reshape(-1)
-            starts = np.full((*self.shape[:2], kinds.shape[1]), np.nan)
-            took = starts.copy()
             place = (self.step[rows], self.replica[rows], which)
-            starts[place] = columns["start_ts"][rows]
-            took[place] = columns["duration"][rows]
+            starts = np.full((*self.shape[:2], kinds.shape[1]), np.inf)
+            np.minimum.at(starts, place, columns["start_ts"][rows].astype(float))
+            took = np.zeros(starts.shape)
+            # An operation that was recorded in pieces takes their sum.
+            np.add.at(took, place, columns["duration"][rows].astype(float))
+            took[np.isinf(starts)] = np.nan
+            # An operation that most steps lack, such as a microbatch of a larger batch, would leave no step whole.
+            usual = np.isfinite(took).mean(axis=(0, 1)) >= 0.5
+            kinds, starts, took = kinds[:, usual], np.where(np.isinf(starts), np.nan, starts)[:, :, usual], took[:, :, usual]
             # The usual order is that of the median start, relative to each worker's first operation.
-            relative = starts - np.nanmin(np.where(np.isnan(starts), np.inf, starts), axis=2, keepdims=True)
+            relative = starts - np.fmin.reduce(starts, axis=2, keepdims=True)
             order = np.argsort(np.nanmedian(relative, axis=(0, 1)), kind="stable")
             orders.append(tuple(("B" if kinds[0, k] else "F", int(kinds[1, k]), int(kinds[2, k])) for k in order))
             durations.append(took[:, :, order])
@@ -224,6 +229,7 @@ class _Layout:
                     continue
                 count = min(array.shape[2] for array in seen)
                 alone = np.fmin(seen[0][:, :, :count], seen[1][:, :, :count])
+                # A worker without messages has none to compare.
                 if np.isfinite(alone).any(axis=2).all():
                     found[boundary, direction] = np.nanmedian(alone, axis=2)
         return found

@@ -1,0 +1,86 @@
+"""The labelled jobs are what they say, the judge sees every kind of mistake, and the detectors score as claimed."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from lanterne.bench import detector_jobs, detector_score
+from lanterne.failslow.events import Event
+
+LABELS = (detector_jobs.Label("onset", 100, 1.3), detector_jobs.Label("relief", 150, 1 / 1.3))
+JOB = detector_jobs.Job("x", "step", (1.0,) * 300, LABELS)
+PERFECT = [Event("onset", 100, 101, 104, 1.3), Event("relief", 150, 151, 154, 0.77)]
+
+
+def test_a_perfect_answer():
+    verdict = detector_score.judge(JOB, PERFECT)
+    assert (verdict.right, verdict.alarm, verdict.missed) == (True, False, 0)
+    assert (verdict.latencies, verdict.provisional) == ((5, 5), (2, 2))
+
+
+@pytest.mark.parametrize(
+    ("events", "missed", "alarm"),
+    [
+        ([], 1, False),
+        (PERFECT[:1], 0, False),
+        ([*PERFECT, Event("onset", 200, 201, 204, 1.2)], 0, True),
+        ([*PERFECT, Event("change", 200, 201, 204, 0.8)], 0, False),
+        ([replace(PERFECT[0], index=106), PERFECT[1]], 1, True),
+        ([replace(PERFECT[0], ratio=0.7), PERFECT[1]], 1, False),
+        ([replace(PERFECT[0], confirmed_at=None), PERFECT[1]], 1, False),
+    ],
+)
+def test_every_mistake_is_seen(events, missed, alarm):
+    verdict = detector_score.judge(JOB, events)
+    assert not verdict.right
+    assert (verdict.missed, verdict.missed_15, verdict.alarm) == (missed, missed, alarm)
+
+
+def test_changes_inside_a_loose_incident_are_no_mistake():
+    inside = [*PERFECT, Event("change", 120, 121, 124, 1.4)]
+    assert not detector_score.judge(JOB, inside).right
+    assert detector_score.judge(replace(JOB, loose=True), inside).right
+
+
+def test_small_steps_are_optional():
+    job = replace(JOB, labels=(*LABELS, detector_jobs.Label("step", 200, 1.06)))
+    assert detector_score.judge(job, PERFECT).right
+    assert detector_score.judge(job, [*PERFECT, Event("change", 201, 202, 216, 1.06)]).right
+
+
+@pytest.mark.parametrize("kind", detector_jobs.KINDS)
+def test_jobs_are_a_function_of_kind_and_seed(kind):
+    job = detector_jobs.make_job(kind, 5)
+    assert job == detector_jobs.make_job(kind, 5)
+    assert job.seconds != detector_jobs.make_job(kind, 6).seconds
+    assert all(0.0 < seconds < float("inf") for seconds in job.seconds)
+    assert bool(job.labels) != (kind in detector_jobs.HEALTHY)
+    for label in job.labels:
+        assert 16 < label.index < len(job.seconds)
+        assert (label.ratio > 1) == (label.kind == "onset") or label.kind in ("change", "step")
+
+
+def test_scores(capsys):
+    """A quarter of the benchmark, on seeds of its own. The figures of the whole are in the report of the command."""
+    jobs = detector_jobs.make_jobs(252, 50_000)
+    found = {name: detector_score.score(make, jobs) for name, make in detector_score.detectors().items() if name != "bocd"}
+    assert found["tracker"]["right"] >= 0.975
+    assert found["tracker"]["latency_rows_p50"] <= 5
+    assert found["tracker"]["latency_rows_p90"] <= 8
+    assert found["tracker"]["provisional_rows_p50"] <= 2
+    assert 0.70 <= found["sliding_median_9"]["right"] <= 0.86
+
+
+def test_command(capsys, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["x", "--jobs", "4", "--detector", "tracker", "--json", "-"])
+    assert detector_score.main() == 0
+    (record,) = json.loads(capsys.readouterr().out)["results"]
+    assert (record["detector"], record["jobs"]) == ("tracker", 4)
+
+
+@pytest.mark.parametrize("argv", [["--jobs", "0"], ["--detector", "oracle"]])
+def test_bad_options(capsys, monkeypatch, argv):
+    monkeypatch.setattr("sys.argv", ["x", *argv])
+    assert detector_score.main() == 2
+    assert "expected" in capsys.readouterr().err

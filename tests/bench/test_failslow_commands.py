@@ -1,0 +1,137 @@
+"""detect, locate and rebalance as a user calls them: the JSON contracts, tables, pictures, and one-line errors."""
+
+import json
+
+import pytest
+
+from lanterne.bench.cli import main
+
+KINDS = {"onset", "relief", "change"}
+
+
+def write_csv(path, values, header="seconds"):
+    path.write_text(header + "\n" + "".join(f"{value}\n" for value in values))
+    return str(path)
+
+
+@pytest.fixture
+def incident(tmp_path):
+    """100 healthy rows, 40 slow ones, 60 healthy ones."""
+    return write_csv(tmp_path / "a.csv", [1.0] * 100 + [1.5] * 40 + [1.0] * 60)
+
+
+def run_json(capsys, *argv):
+    assert main([*argv, "--json", "-"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_detect_json(capsys, incident, tmp_path):
+    quiet = write_csv(tmp_path / "b.csv", [2.0] * 50)
+    document = run_json(capsys, "detect", incident, quiet)
+    assert document["schema_version"] == 1
+    first, second = document["series"]
+    assert (first["file"], second["file"]) == (incident, quiet)
+    assert [set(e) for e in first["events"]] == [{"kind", "index", "provisional_at", "confirmed_at", "ratio"}] * 2
+    assert {e["kind"] for e in first["events"]} <= KINDS
+    assert first["incidents"] == [{"onset": 100, "relief": 140, "ratio": pytest.approx(1.5), "confirmed_at": 104}]
+    assert (second["events"], second["incidents"]) == ([], [])
+
+
+def test_detect_open_incident_has_null_relief(capsys, tmp_path):
+    path = write_csv(tmp_path / "a.csv", [1.0] * 100 + [1.5] * 40)
+    assert run_json(capsys, "detect", path)["series"][0]["incidents"][0]["relief"] is None
+
+
+def test_detect_table_and_plot(capsys, incident, tmp_path):
+    picture = tmp_path / "p.png"
+    assert main(["detect", incident, "--plot", str(picture)]) == 0
+    out = capsys.readouterr().out
+    assert "a.csv    100     140   1.50        104" in out
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_detect_column(capsys, tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("step,ms\n" + "".join(f"{i},{2.0 if 60 <= i < 90 else 1.0}\n" for i in range(150)))
+    assert run_json(capsys, "detect", str(path), "--column", "ms")["series"][0]["incidents"][0]["onset"] == 60
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        ("", "got an empty file"),
+        ("seconds\n", "a header and no rows"),
+        ("time\n1\n", "no column 'seconds', expected one of: time"),
+        ("seconds\n1\nnan\n", "row 1, column seconds: got 'nan'"),
+        ("seconds\n1\n-2\n", "row 1, column seconds: got '-2'"),
+        ("seconds\n1\n0\n", "row 1, column seconds: got '0'"),
+        ("seconds\nabc\n", "row 0, column seconds: got 'abc'"),
+        ("step,seconds\n1,1\n2\n", "row 1, column seconds: got None"),
+        ("step,seconds\n2,1\n1,1\n", "got step 1 after step 2"),
+        ("step,seconds\nx,1\n", "column step: got 'x'"),
+    ],
+)
+def test_detect_bad_input(capsys, tmp_path, content, text):
+    path = tmp_path / "bad.csv"
+    path.write_text(content)
+    assert main(["detect", str(path)]) == 2
+    err = capsys.readouterr().err
+    assert text in err
+    assert err.count("\n") == 1
+
+
+def test_rebalance_json(capsys):
+    document = run_json(capsys, "rebalance", "--times", "1.0,1.0,1.6,1.0", "--microbatches", "64")
+    assert sum(document["microbatches"]) == 64
+    assert document["makespan"] == 18.0
+    assert document["solve_s"] >= 0.0
+
+
+@pytest.mark.parametrize("argv", [["--times", "1,x"], ["--times", "1,0"], ["--times", ""], ["--times", "1,1", "--multiple-of", "5"]])
+def test_rebalance_bad_input(capsys, argv):
+    assert main(["rebalance", *argv, "--microbatches", "4"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def trace_csv(path, slow=1.0, column="duration"):
+    """Two replicas of one stage, 8 steps of 4 microbatches; rank 1 takes `slow` times as long."""
+    lines = [f"dp_rank,stage,rank,step,optype,start_ts,{column},mb_id"]
+    for step in range(8):
+        for rank in range(2):
+            factor = slow if rank == 1 else 1.0
+            for m in range(4):
+                lines.append(f"{rank},0,{rank},{step},forward-compute,{3 * m * factor},{factor},{m}")
+                lines.append(f"{rank},0,{rank},{step},backward-compute,{(3 * m + 1) * factor},{2 * factor},{m}")
+    path.write_text("\n".join(lines) + "\n")
+    return str(path)
+
+
+def test_locate_json(capsys, tmp_path):
+    document = run_json(capsys, "locate", trace_csv(tmp_path / "t.csv", slow=1.5))
+    (verdict,) = document["verdicts"]
+    assert (verdict["cause"], verdict["ranks"], verdict["stage"]) == ("worker", [1], 0)
+    assert verdict["saving"] == pytest.approx(1 / 3)
+    assert verdict["evidence"]["workers"][0]["slowdown"] == pytest.approx(1.5)
+
+
+def test_locate_nothing_and_meta(capsys, tmp_path):
+    meta = tmp_path / "meta.yaml"
+    meta.write_text("trial_name: X\ndp_size: 3\npp_size: 1\n")
+    assert main(["locate", trace_csv(tmp_path / "t.csv"), "--meta", str(meta)]) == 0
+    out = capsys.readouterr().out
+    assert "the layout has 3 x 1 workers, the trace 2 x 1" in out
+    assert "none" in out
+
+
+@pytest.mark.parametrize("meta", ["dp_size 3\n", None])
+def test_locate_bad_meta(capsys, tmp_path, meta):
+    path = tmp_path / "meta.yaml"
+    if meta is not None:
+        path.write_text(meta)
+    assert main(["locate", trace_csv(tmp_path / "t.csv"), "--meta", str(path)]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_locate_bad_column(capsys, tmp_path):
+    assert main(["locate", trace_csv(tmp_path / "t.csv", column="took")]) == 2
+    assert "no column duration" in capsys.readouterr().err
