@@ -1,6 +1,7 @@
 """Which layers go on which stage: contiguous runs of layers that balance stages of unequal devices."""
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -22,13 +23,13 @@ class Partition:
     @property
     def num_layers(self):
         """Layers on each stage."""
-        return tuple(end - start for start, end in zip(self.starts, self.starts[1:], strict=False))
+        return tuple(end - start for start, end in pairwise(self.starts))
 
     def stage_sums(self, per_layer):
         """Sum of `per_layer` (one number per layer, such as F times or activation bytes) over each stage's layers."""
         if len(per_layer) != self.starts[-1]:
             raise InputError(f"values per layer: got {len(per_layer)}, expected {self.starts[-1]}")
-        return tuple(sum(per_layer[start:end]) for start, end in zip(self.starts, self.starts[1:], strict=False))
+        return tuple(sum(per_layer[start:end]) for start, end in pairwise(self.starts))
 
 
 def partition_layers(layer_times, stage_speeds, layer_memory=None, stage_memory=None):
@@ -66,8 +67,14 @@ def partition_layers(layer_times, stage_speeds, layer_memory=None, stage_memory=
         if bound >= widest:
             raise InputError(f"memory: no partition of {num_layers} layers fits stages of {limits.tolist()}")
         bound *= 2
-    spans = zip(starts, starts[1:], speeds, strict=False)
-    return Partition(starts, tuple(float(times[start:end].sum() / speed) for start, end, speed in spans))
+    # Of those with that slowest stage, the most even: its other stages idle less and hold alike.
+    best = max(_stage_times(times, speeds, starts))
+    starts = _search(times, speeds, memory, limits, best, even=True)
+    return Partition(starts, _stage_times(times, speeds, starts))
+
+
+def _stage_times(times, speeds, starts):
+    return tuple(float(times[i:j].sum() / speed) for (i, j), speed in zip(pairwise(starts), speeds, strict=True))
 
 
 def _positive(values, what, strictly=False):
@@ -79,8 +86,11 @@ def _positive(values, what, strictly=False):
     return array
 
 
-def _search(times, speeds, memory, limits, bound):
-    """Stage starts of the best partition in which every stage takes at most `bound`, or None."""
+def _search(times, speeds, memory, limits, bound, *, even=False):
+    """Stage starts of the best partition in which every stage takes at most `bound`, or None.
+
+    The best has the fastest slowest stage or, if `even`, the least sum of squared stage times.
+    """
     num_layers, num_stages = len(times), len(speeds)
     time_before, memory_before = np.append(0.0, np.cumsum(times)), np.append(0.0, np.cumsum(memory))
     slack = 1e-12 * time_before[-1]
@@ -94,7 +104,8 @@ def _search(times, speeds, memory, limits, bound):
     stage_memory = memory_before[:, None] - memory_before[starts]
     best, choices = np.where(ends == 0, 0.0, np.inf), []
     for speed, limit in zip(speeds, limits, strict=True):
-        value = np.maximum(best[starts], stage_time / speed)
+        taken = stage_time / speed
+        value = best[starts] + taken**2 if even else np.maximum(best[starts], taken)
         value[outside | (stage_time > bound * speed + slack) | (stage_memory > limit * (1 + 1e-12))] = np.inf
         choices.append(value.argmin(axis=1))
         best = value[ends, choices[-1]]

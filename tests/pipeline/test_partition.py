@@ -69,6 +69,12 @@ def test_a_thousand_layers_on_128_unequal_stages():
     assert sum(found.num_layers) == 1000 and sum(times) / 255 <= found.bottleneck < sum(times) / 255 + 7
 
 
+def test_the_other_stages_are_even():
+    # The slowest stage has 8 of 1000 layers whatever the rest; 104 stages of 8 and 24 of 7 are the most even.
+    assert min(partition_layers([1] * 1000, [1] * 128).num_layers) == 7
+    assert partition_layers([1, 1, 1, 1, 9], [1, 1, 1]).num_layers == (2, 2, 1)
+
+
 def test_stage_sums_give_a_problem_its_durations():
     found = partition_layers([1, 2, 3, 6], [1, 2])
     assert found.stage_sums([10, 20, 30, 60]) == tuple(
