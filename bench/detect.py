@@ -4,12 +4,13 @@
   lanterne detect a.csv b.csv --column seconds --plot incidents.png
   lanterne detect times.csv --json -
 
-A file is CSV with a header line; `--column` names the iteration times, in seconds; a column `step`, where there is one, must
-increase. Rows are taken one by one, as a running job would give them: an answer at row n uses no row after n. Rows count from 0.
+A file is CSV with a header line; `--column` names the iteration times, in seconds; a column `step`, where there is
+one, must increase. Rows are taken one by one, as a running job would give them: an answer at row n uses no row after
+n. Rows count from 0.
 
-An incident is a slow spell of 10 % or more: `onset` is its first slow row, `relief` the first one after it, `confirmed` the row at
-which it was certain. Events are the single changes, smaller lasting steps (from 5 %) and faster levels included. The first 16
-rows are never judged, and a decaying warm-up is no event.
+An incident is a slow spell of 10 % or more: `onset` is its first slow row, `relief` the first one after it,
+`confirmed` the row at which it was certain. Events are the single changes, smaller lasting steps (from 5 %) and
+faster levels included. The first 16 rows are never judged, and a decaying warm-up is no event.
 """
 
 import csv
@@ -24,7 +25,9 @@ from . import report
 def add_arguments(parser):
     """The options of this command."""
     parser.add_argument("files", nargs="+", metavar="FILE", help="CSV with a header line")
-    parser.add_argument("--column", default="seconds", metavar="NAME", help="column of iteration times (default: seconds)")
+    parser.add_argument(
+        "--column", default="seconds", metavar="NAME", help="column of iteration times (default: seconds)"
+    )
     parser.add_argument("--plot", metavar="FILE", help="draw the series with their incidents (png, svg, pdf)")
     parser.add_argument("--json", metavar="FILE", help="write events and incidents as JSON ('-' for standard output)")
 
@@ -56,7 +59,8 @@ def read_column(path, column):
     """The numbers of `column` of CSV file `path`, one by one.
 
     Raises:
-        InputError: no such file or column, no rows, a value that is no positive number, or a column `step` that does not increase.
+        InputError: no such file or column, no rows, a value that is no positive number, or a column `step` that does
+        not increase.
     """
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
@@ -64,7 +68,9 @@ def read_column(path, column):
             if not reader.fieldnames:
                 raise InputError(f"{path}: got an empty file, expected CSV with a header line")
             if column not in reader.fieldnames:
-                raise InputError(f"{path}: no column {column!r}, expected one of: {', '.join(map(str, reader.fieldnames))} (--column)")
+                raise InputError(
+                    f"{path}: no column {column!r}, expected one of: {', '.join(reader.fieldnames)} (--column)"
+                )
             row, last_step = -1, None
             for row, record in enumerate(reader):
                 last_step = _check_step(path, row, record.get("step"), last_step)
@@ -115,9 +121,13 @@ def _print(found):
             rows.append([name, incident.onset, relief, f"{incident.ratio:.2f}", incident.confirmed_at])
         others = sum(event.kind == "change" for event in tracker.events)
         if tracker.row < 2 * SKIPPED_ROWS:
-            notes.append(f"{name}: {tracker.row} rows, too few to judge; the first {SKIPPED_ROWS} only show what is normal")
+            notes.append(
+                f"{name}: {tracker.row} rows, too few to judge; the first {SKIPPED_ROWS} only show what is normal"
+            )
         elif not tracker.incidents:
-            notes.append(f"{name}: {tracker.row} rows, no incident" + (f", {others} smaller or faster changes" if others else ""))
+            notes.append(
+                f"{name}: {tracker.row} rows, no incident" + (f", {others} smaller or faster changes" if others else "")
+            )
     columns = [("file", ""), ("onset", "row"), ("relief", "row"), ("ratio", ""), ("confirmed", "row")]
     if rows:
         report.print_table(columns, rows, notes=notes)

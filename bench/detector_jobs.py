@@ -1,11 +1,13 @@
-"""Labelled jobs for comparing detectors of fail-slow: synthetic iteration times of every kind met in real ones, fixed seeds.
+"""Labelled jobs for comparing detectors: iteration times of every kind met in real ones, from fixed seeds.
 
-Noise as found in real series of large training jobs: a core of 0.02 to 7 % (median 1 %), Student-t with 1 or 2 degrees of
-freedom, lag-1 autocorrelation up to 0.7, 0 to 13 % of spikes (up to x9), jitters of 1 to 3 iterations, warm-up of +10 to
-35 % over 100 to 300 iterations, drifts of up to 5 %. Slow spells are 10 % to x5, 6 iterations to the rest of the job.
+Noise as found in real series of large training jobs: a core of 0.02 to 7 % (median 1 %), Student-t with 1 or 2
+degrees of freedom, lag-1 autocorrelation up to 0.7, 0 to 13 % of spikes (up to x9), jitters of 1 to 3 iterations,
+warm-up of +10 to 35 % over 100 to 300 iterations, drifts of up to 5 %. Slow spells are 10 % to x5, 6 iterations to
+the rest of the job.
 
-A label stands for what an expert would mark in a plot: where the drawn severity would drown in the drawn noise, it is raised
-until the shift is six standard errors of a median (eight in spells of fewer than 16 iterations), autocorrelation included, over at most 16 iterations (`discernible`).
+A label stands for what an expert would mark in a plot: where the drawn severity would drown in the drawn noise, it is
+raised until the shift is six standard errors of a median (eight in spells of fewer than 16 iterations),
+autocorrelation included, over at most 16 iterations (`discernible`).
 """
 
 from dataclasses import dataclass, field
@@ -27,7 +29,7 @@ class Label:
 
 @dataclass(frozen=True)
 class Job:
-    """One series. `loose` jobs fluctuate inside their incident: extra changes within [first, last] labels are no mistake."""
+    """One series. `loose`: it fluctuates inside its incident, so that extra changes there are no mistake."""
 
     name: str
     kind: str
@@ -62,8 +64,9 @@ def _draw_noise(rng, kind):
 def _core(rng, rows, noise):
     """Student-t noise with autocorrelation: a Gaussian AR(1), each value over its own chi.
 
-    So the marginal is exactly a t and the sign lingers, while an extreme value is extreme alone, as in real series. Quartiles
-    are those of a Gaussian of `sigma`. Iterations cannot take much less than usual: the low tail ends at 3 sigma.
+    So the marginal is exactly a t and the sign lingers, while an extreme value is extreme alone, as in real series.
+    Quartiles are those of a Gaussian of `sigma`. Iterations cannot take much less than usual: the low tail ends at 3
+    sigma.
     """
     import numpy as np
 
@@ -78,7 +81,7 @@ def _core(rng, rows, noise):
 
 
 def _discernible(noise, severity, rows):
-    """`severity` (a log ratio), raised to six standard errors of the median of `rows` samples, eight for fewer than 16."""
+    """`severity` (log ratio), raised to 6 standard errors of a median of `rows` samples; 8 below 16 rows."""
     inflation = (1 + noise.correlation) / (1 - noise.correlation)
     errors = 6 if rows >= 16 else 8
     return max(severity, errors * 1.25 * noise.sigma * sqrt(inflation / min(rows, 16)))
@@ -102,7 +105,7 @@ class _Builder:
         self.level[row:] += amount
 
     def label(self, kind, row, amount, tolerance=4):
-        """Label a change of `amount`; the best split of two noisy levels is off by (noise / amount)^2 rows, times a constant."""
+        """Label a change of `amount`; the best split of noisy levels is off by some (noise / amount)^2 rows."""
         inflation = (1 + self.noise.correlation) / (1 - self.noise.correlation)
         blur = 8 * inflation * (1.25 * self.noise.sigma / amount) ** 2
         self.labels.append(Label(kind, row, exp(amount), tolerance + min(round(blur), 20)))
@@ -181,7 +184,7 @@ def _repeated(build):
 
 
 def _adding_up(build):
-    """Two or three steps of 5.5 to 7 %, in noise that lets them be seen; with the second the level is 10 % above the start."""
+    """Two or three steps of 5.5 to 7 % in low noise; with the second the level is 10 % above the start."""
     row, total, steps = int(build.rng.integers(80, 160)), 0.0, int(build.rng.integers(2, 4))
     for _ in range(steps):
         size = log(1 + build.rng.uniform(0.055, 0.07))
@@ -267,7 +270,7 @@ KINDS = tuple(_SHAPES)
 
 
 def _add_spikes(build):
-    """Spikes and jitters lie anywhere but within 8 rows of a label or of another jitter: nobody could tell those apart."""
+    """Spikes and jitters, but not within 8 rows of a label or a jitter: nobody could tell those apart."""
     import numpy as np
 
     free = np.ones(build.rows, bool)

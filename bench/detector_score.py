@@ -1,9 +1,10 @@
-"""Score detectors of fail-slow on labelled synthetic jobs (bench/detector_jobs.py): `python -m lanterne.bench.detector_score`.
+"""Score detectors of fail-slow on labelled synthetic jobs: `python -m lanterne.bench.detector_score`.
 
-Rules. A label is found when a confirmed event of its direction (slower or faster) has an index within the label's tolerance.
-A job is entirely right when every label but optional ones is found and no confirmed event is left over. Optional are
-single steps below 10 %; left over may be changes inside an incident that fluctuates or ramps. Latency counts the rows from
-the labelled index to the confirmation, both included. An alarm is a confirmed event that says "slower".
+Rules. A label is found when a confirmed event of its direction (slower or faster) has an index within the label's
+tolerance. A job is entirely right when every label but optional ones is found and no confirmed event is left over.
+Optional are single steps below 10 %; left over may be changes inside an incident that fluctuates or ramps. Latency
+counts the rows from the labelled index to the confirmation, both included. An alarm is a confirmed event that says
+"slower".
 """
 
 import argparse
@@ -142,8 +143,18 @@ def run(args):
 
 
 def _print(records):
-    columns = [("detector", ""), ("jobs", ""), ("right", "%"), ("healthy+alarm", "%"), ("onsets missed", "%"),
-               ("of >=15%", "%"), ("latency p50", "rows"), ("p90", "rows"), ("provisional", "rows"), ("update", "us")]  # fmt: skip
+    columns = [
+        ("detector", ""),
+        ("jobs", ""),
+        ("right", "%"),
+        ("healthy+alarm", "%"),
+        ("onsets missed", "%"),
+        ("of >=15%", "%"),
+        ("latency p50", "rows"),
+        ("p90", "rows"),
+        ("provisional", "rows"),
+        ("update", "us"),
+    ]
     rows = []
     for r in records:
         shares = [f"{100 * r[key]:.2f}" for key in ("right", "healthy_with_alarm", "onsets_missed", "strong_onsets_missed")]

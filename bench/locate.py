@@ -1,12 +1,13 @@
-"""Say what makes the steps of a recorded job long: a slow worker, a slow link, an uneven stage, uneven data, or nothing.
+"""Say what makes the steps of a recorded job long: a worker, a link, uneven stages, uneven data, or nothing.
 
   lanterne locate trace.parquet
   lanterne locate trace.parquet --meta meta.yaml --json -
 
-A trace has one record per operation: dp_rank, stage, rank, step, optype, start_ts, duration, mb_id (and mc where schedules
-interleave); parquet, CSV, or JSON. `saving` is what the step would gain without the cause: its dependency graph replayed with the
-worker or link at its peers' speed, with the same work spread evenly over the stages, or with equal microbatches. A worker is
-blamed only if it is slower than its peers by 5 % or more, beyond their noise, in 80 % of at least 5 steps, and if that costs time.
+A trace has one record per operation: dp_rank, stage, rank, step, optype, start_ts, duration, mb_id (and mc where
+schedules interleave); parquet, CSV, or JSON. `saving` is what the step would gain without the cause: its dependency
+graph replayed with the worker or link at its peers' speed, with the same work spread evenly over the stages, or with
+equal microbatches. A worker is blamed only if it is slower than its peers by 5 % or more, beyond their noise, in 80 %
+of at least 5 steps, and if that costs time.
 """
 
 from dataclasses import asdict
@@ -99,7 +100,8 @@ def _because(verdict):
     evidence = verdict.evidence
     if verdict.cause == "worker":
         worst = evidence["workers"][0]
-        return f"x{worst['slowdown']:.2f} of its peers in {100 * worst['slow_step_share']:.0f} % of steps {worst['first_step']}-{worst['last_step']}"
+        steps = f"{100 * worst['slow_step_share']:.0f} % of steps {worst['first_step']}-{worst['last_step']}"
+        return f"x{worst['slowdown']:.2f} of its peers in {steps}"
     if verdict.cause == "link":
         return f"x{evidence['slowdown']:.2f} of its peers, {evidence.get('direction') or evidence.get('collective')}"
     if verdict.cause == "stage":

@@ -3,8 +3,8 @@
   lanterne rebalance --times 1.0,1.0,1.6,1.0 --microbatches 64
   lanterne rebalance --times 80ms,80ms,128ms --microbatches 48 --multiple-of 4 --stages 4
 
-Times are those of one microbatch per group, in any one unit. The answer is exact. Multiply each group's mean gradient by its
-weight (column 3) and sum: the gradient of the whole batch is then what it was.
+Times are those of one microbatch per group, in any one unit. The answer is exact. Multiply each group's mean gradient
+by its weight (column 3) and sum: the gradient of the whole batch is then what it was.
 """
 
 import time

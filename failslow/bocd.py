@@ -1,8 +1,8 @@
-"""Bayesian online change-point detection with verification, as GREYHOUND describes it, repaired: the detector to compare with.
+"""Bayesian online change-point detection with verification, as in GREYHOUND, repaired; to compare with.
 
-With a constant hazard the posterior of "the run has length 0" is the hazard itself, always, so the paper's rule P(r = 0) > 0.9
-cannot fire; here the rule is P(r <= 2) > 0.9. Runs beyond the longest kept length share its bin: dropping them instead would
-make a false change every time the bin is reached.
+With a constant hazard the posterior of "the run has length 0" is the hazard itself, always, so the paper's rule P(r =
+0) > 0.9 cannot fire; here the rule is P(r <= 2) > 0.9. Runs beyond the longest kept length share its bin: dropping
+them instead would make a false change every time the bin is reached.
 
 Paper: Wu et al. (GREYHOUND), section 4.2; Adams and MacKay 2007, arXiv 0710.3742.
 """
@@ -67,8 +67,11 @@ class BocdTracker:
         joint = self._log_run + density
         run = np.concatenate(([np.logaddexp.reduce(joint) + log(HAZARD)], joint + log(1 - HAZARD)))
         grown = (
-            (kappa * mean + x) / (kappa + 1), kappa + 1, alpha + 0.5, beta + kappa * (x - mean) ** 2 / (2 * (kappa + 1)),
-        )  # fmt: skip
+            (kappa * mean + x) / (kappa + 1),
+            kappa + 1,
+            alpha + 0.5,
+            beta + kappa * (x - mean) ** 2 / (2 * (kappa + 1)),
+        )
         self._mean, self._kappa, self._alpha, self._beta = (
             np.concatenate(([first], rest)) for first, rest in zip(self._prior, grown, strict=True)
         )

@@ -22,7 +22,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Incident:
-    """A slow spell from row `onset` up to row `relief` (exclusive; None while it lasts), `ratio` times the healthy level."""
+    """A slow spell of rows [onset, relief), `ratio` times the healthy level; `relief` is None while it lasts."""
 
     onset: int
     relief: int | None
@@ -33,8 +33,8 @@ class Incident:
 def incidents(events, merge_rows=12):
     """The incidents that confirmed `events` delimit, in order.
 
-    A new onset within `merge_rows` of a relief belongs to the same incident: noisy incidents come and go. `ratio` is the
-    largest level of the incident over the level before it.
+    A new onset within `merge_rows` of a relief belongs to the same incident: noisy incidents come and go. `ratio` is
+    the largest level of the incident over the level before it.
     """
     found, level = [], 1.0
     for event in events:

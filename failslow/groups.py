@@ -1,10 +1,10 @@
 """Comparing communication groups and their members: transfer time, waiting, and who comes last.
 
-In a collective the slow rank waits least, so it has the SHORTEST time in it. The time that a group needs once everybody is there
-is the minimum over its members; what the others have on top is waiting for the last.
+In a collective the slow rank waits least, so it has the SHORTEST time in it. The time that a group needs once
+everybody is there is the minimum over its members; what the others have on top is waiting for the last.
 
-Paper: Wu et al. (GREYHOUND), section 4.3, cross-group comparison (10 % over the median); differs: minimum over ranks, not mean,
-or victims are blamed.
+Paper: Wu et al. (GREYHOUND), section 4.3, cross-group comparison (10 % over the median); differs: minimum over ranks,
+not mean, or victims are blamed.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class GroupVerdict:
 
 
 def transfer_s(times_s):
-    """Seconds of the transfer alone, given rank -> seconds in the collective: the shortest, which is the last arriver's."""
+    """Seconds of the transfer alone: of rank -> seconds in the collective the shortest, the last arriver's."""
     return min(times_s.values())
 
 
@@ -31,8 +31,8 @@ def degraded_groups(calls, degraded=DEGRADED):
     """The groups that transfer slower than the others, slowest first.
 
     Args:
-        calls: group -> list of calls, each {rank: seconds in it}; all groups move the same amount (one comparable cluster).
-        degraded: multiple of the median over the groups.
+        calls: group -> list of calls, each {rank: seconds in it}; all groups move the same amount (one comparable
+        cluster). degraded: multiple of the median over the groups.
 
     Fewer than two groups, or groups without calls, cannot be compared and give nothing.
     """
@@ -47,7 +47,7 @@ def degraded_groups(calls, degraded=DEGRADED):
 
 @dataclass(frozen=True)
 class Arrivals:
-    """A rank's record over many collectives: how often it came last, and its waiting (seconds: least, median, most, share)."""
+    """A rank's record over many collectives: how often it came last, and its waiting."""
 
     rank: int
     calls: int
@@ -79,7 +79,7 @@ def arrivals(calls, total_s):
 
 
 def culprit(table, total_calls, least_last=0.5):
-    """The rank to blame by its Arrivals `table`: last in most calls, and the least waiting of all; None without evidence."""
+    """The rank of `table` that came last in most calls and waited least of all; None without such evidence."""
     if len(table) < 2 or total_calls < 5:
         return None
     first = table[0]

@@ -1,8 +1,9 @@
-"""Which links to test, and in which passes, so that every link a ring or tree collective uses is measured in both directions.
+"""Which links to test, and in which passes, so that each link of a ring or tree is measured in both directions.
 
-Paper: Wu et al. (GREYHOUND), section 4.3, figure 10; differs: its 2 or 3 ring passes and 4 tree passes measure one direction of
-each link only (parent to child never) and one tree of NCCL's two. Here each pass is full duplex, the links of the ring and of
-both trees are deduplicated, and an edge colouring packs them into as many passes as the busiest rank has links: 6 at most.
+Paper: Wu et al. (GREYHOUND), section 4.3, figure 10; differs: its 2 or 3 ring passes and 4 tree passes measure one
+direction of each link only (parent to child never) and one tree of NCCL's two. Here each pass is full duplex, the
+links of the ring and of both trees are deduplicated, and an edge colouring packs them into as many passes as the
+busiest rank has links: 6 at most.
 """
 
 from dataclasses import dataclass
@@ -17,9 +18,9 @@ SLOW_LINK = 1.3
 def tree_parents(world_size, tree):
     """Parent of each rank (None for the root) in NCCL's double binary tree.
 
-    Tree 0 hangs rank r, whose lowest set bit is b, below the rank with b cleared and 2b set, or with b cleared where that rank
-    does not exist. Tree 1 is tree 0 mirrored for even world sizes, shifted by one rank for odd ones: the leaves of the one
-    are inner ranks of the other.
+    Tree 0 hangs rank r, whose lowest set bit is b, below the rank with b cleared and 2b set, or with b cleared where
+    that rank does not exist. Tree 1 is tree 0 mirrored for even world sizes, shifted by one rank for odd ones: the
+    leaves of the one are inner ranks of the other.
     """
     if tree == 0:
         return tuple(_parent(rank, world_size) for rank in range(world_size))
@@ -68,8 +69,9 @@ def link_passes(ranks):
 def colour_edges(links):
     """Partition `links` into matchings: as many as the largest degree, or one more where the search does not find that.
 
-    Each edge takes a colour free at both ends; where there is none, an alternating path of two colours is swapped to make one
-    (Kempe). A few orders of the edges are tried before another colour is allowed: Vizing's theorem says that it suffices.
+    Each edge takes a colour free at both ends; where there is none, an alternating path of two colours is swapped to
+    make one (Kempe). A few orders of the edges are tried before another colour is allowed: Vizing's theorem says that
+    it suffices.
     """
     import random
 
@@ -106,7 +108,7 @@ def _colour(order, colours):
 
 
 def _swap_path(at, start, first, second, avoid):
-    """Swap colours `first` and `second` along the path from `start`, which then lacks `first`; False where it ends at `avoid`."""
+    """Swap two colours along the path from `start`, to free `first` there; False where it ends at `avoid`."""
     path, vertex, colour = [start], start, first
     while colour in at[vertex]:
         vertex = at[vertex][colour]
@@ -125,7 +127,7 @@ def _swap_path(at, start, first, second, avoid):
 
 @dataclass(frozen=True)
 class LinkVerdict:
-    """What is slow: whole `ranks` (their network card or host), single directed `links` (src, dst), and `ratios` of both."""
+    """What is slow: whole `ranks` (network card or host) or directed `links` (src, dst); and its `ratios`."""
 
     ranks: tuple
     links: tuple
@@ -139,8 +141,8 @@ def blame_links(times_s, slow=SLOW_LINK):
         times_s: {(src, dst): seconds of the same transfer} for both directions of each tested link.
         slow: multiple of the median from which a link counts as slow.
 
-    A rank is blamed where it has at least two links and all of them are slow in a direction (outgoing or incoming); what is
-    slow beyond that is a link.
+    A rank is blamed where it has at least two links and all of them are slow in a direction (outgoing or incoming);
+    what is slow beyond that is a link.
     """
     if not times_s:
         return LinkVerdict((), (), {})

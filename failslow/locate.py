@@ -1,12 +1,12 @@
 """Who or what makes a job's steps long: a slow worker, a slow link, an uneven stage, uneven data, or nothing.
 
-Like is compared with like: a worker with the other replicas of its stage, a link with the same link of other replicas. A
-difference is blamed only if it is large, stands clear of the noise, persists, and costs time: the step's dependency graph,
-replayed with the suspect at its peers' speed, must become shorter. What a slow worker or link explains is taken out before
-the structure of the job (stages, data) is judged.
+Like is compared with like: a worker with the other replicas of its stage, a link with the same link of other
+replicas. A difference is blamed only if it is large, stands clear of the noise, persists, and costs time: the step's
+dependency graph, replayed with the suspect at its peers' speed, must become shorter. What a slow worker or link
+explains is taken out before the structure of the job (stages, data) is judged.
 
-Paper: Wu et al. (GREYHOUND), section 4.3, profiling; differs: time in a collective is no sign of guilt (who is slow waits
-least), so groups are compared by their shortest member (groups.py), and blame needs a replay.
+Paper: Wu et al. (GREYHOUND), section 4.3, profiling; differs: time in a collective is no sign of guilt (who is slow
+waits least), so groups are compared by their shortest member (groups.py), and blame needs a replay.
 """
 
 from dataclasses import dataclass, field
@@ -64,7 +64,7 @@ def _against_peers(values):
 
 
 def _worst_span(slow):
-    """(first, stop) of the longest span of steps of which PERSISTENT are slow; None where it is shorter than it must be."""
+    """(first, stop) of the longest span of steps of which PERSISTENT are slow; None where it is too short."""
     import numpy as np
 
     count = np.concatenate(([0], np.cumsum(slow)))
@@ -144,7 +144,7 @@ def _worker_evidence(trace, base_s, stage, replica, span, effect):
 
 
 def _last_arriver(trace, stage, replica, span):
-    """Share of steps in which the replica spent the least time in its stage's longest collective; None where there is none."""
+    """Share of steps in which the replica was shortest in its stage's longest collective; None without one."""
     import numpy as np
 
     spent = [group[slice(*span), :, stage] for group in trace.groups.values() if np.isfinite(group[:, :, stage]).all()]

@@ -1,11 +1,12 @@
 """Iteration times from a log of communication calls, without knowing the program: find a call that marks the iteration.
 
-A call is a symbol: its operation, size and communicator. The marker is the symbol, or the sequence of up to four symbols, that
-recurs evenly at the longest spacing, counted in calls: iterations differ in time, above all when a job fails slow, but hardly
-in their calls. What recurs evenly at a shorter spacing is an inner loop: a layer, a microbatch.
+A call is a symbol: its operation, size and communicator. The marker is the symbol, or the sequence of up to four
+symbols, that recurs evenly at the longest spacing, counted in calls: iterations differ in time, above all when a job
+fails slow, but hardly in their calls. What recurs evenly at a shorter spacing is an inner loop: a layer, a
+microbatch.
 
-Paper: Wu et al. (GREYHOUND), section 4.2, "iteration time analysis"; differs: no autocorrelation, which needs 20 iterations,
-locks onto inner loops, and breaks on foreign calls, on reordered ties and on jobs with one type of call.
+Paper: Wu et al. (GREYHOUND), section 4.2, "iteration time analysis"; differs: no autocorrelation, which needs 20
+iterations, locks onto inner loops, and breaks on foreign calls, on reordered ties and on jobs with one type of call.
 """
 
 from collections import Counter
@@ -15,7 +16,8 @@ from math import log
 from ..errors import InputError
 
 LONGEST_GRAM = 4
-# Occurrences of a symbol that make a marker. A sequence across the end of an iteration is seen once less in four iterations.
+# Occurrences of a symbol that make a marker. A sequence across the end of an iteration is seen once less in four
+# iterations.
 MIN_OCCURRENCES = 4
 # A sequence counts only where its symbols are common: what is rare is foreign, or a marker by itself.
 COMMON = 8
@@ -33,9 +35,10 @@ SETTLED_S = 300.0
 
 @dataclass(frozen=True)
 class Marker:
-    """The sequence `gram` of symbols ends an iteration; `spacing` calls lie between two. `even`: share of spacings that agree.
+    """The call sequence `gram` ends an iteration.
 
-    `gap_s`: where the log has one symbol only, the marker is a call after a pause longer than this; else None.
+    Attributes: `spacing`: calls between two; `even`: share of spacings that agree; `gap_s`: where the log has one
+    symbol only, the marker is a call after a longer pause than this; else None.
     """
 
     gram: tuple
@@ -143,7 +146,7 @@ def _is_multiple(marker, markers):
 
 
 def _pause(times_s):
-    """A gap, seconds, that parts the log's gaps in short and long ones, where they are clearly of two kinds; else None."""
+    """A gap, seconds, between the log's short gaps and its long ones; None where they are not of two kinds."""
     gaps = sorted(b - a for a, b in zip(times_s, times_s[1:], strict=False) if b > a)
     steps = [(b / a, (a * b) ** 0.5) for a, b in zip(gaps[len(gaps) // 2 :], gaps[len(gaps) // 2 + 1 :], strict=False)]
     ratio, middle = max(steps, default=(1.0, 0.0))
@@ -153,11 +156,11 @@ def _pause(times_s):
 class PeriodTracker:
     """Takes calls one by one and gives iteration times; finds its marker by itself.
 
-    Attributes: `marker`: the Marker in use, None while learning; `generation`: how many markers there have been: iteration
-    times of different generations are not comparable; `dropped`: calls whose clock went backwards.
+    Attributes: `marker`: the Marker in use, None while learning; `generation`: how many markers there have been:
+    iteration times of different generations are not comparable; `dropped`: calls whose clock went backwards.
 
-    Cost: 0.5 us a call once the marker is final; while learning, 3 us on average and 0.15 s for the longest look at the log.
-    Memory: MAX_CALLS calls while learning, none afterwards.
+    Cost: 0.5 us a call once the marker is final; while learning, 3 us on average and 0.15 s for the longest look at
+    the log. Memory: MAX_CALLS calls while learning, none afterwards.
     """
 
     def __init__(self, marker=None):

@@ -1,10 +1,10 @@
-"""Which device serves which place of the parallel grid: slow links out of data-parallel groups, stragglers in few stages.
+"""Which device serves which place of the parallel grid: slow links out of the way, stragglers together.
 
-A grid is a tuple of stages, each a tuple of devices, one per replica: `grid[stage][replica]`. Devices of one stage form a
-data-parallel group (a ring, in replica order); devices of one replica form a pipeline.
+A grid is a tuple of stages, each a tuple of devices, one per replica: `grid[stage][replica]`. Devices of one stage
+form a data-parallel group (a ring, in replica order); devices of one replica form a pipeline.
 
-Paper: Wu et al. (GREYHOUND), section 5.2, strategy S3, figures 11 and 12; differs: the paper's two rules give starting points, and
-a search by a cost function decides.
+Paper: Wu et al. (GREYHOUND), section 5.2, strategy S3, figures 11 and 12; differs: the paper's two rules give
+starting points, and a search by a cost function decides.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from ..errors import InputError
 
 @dataclass(frozen=True)
 class Placement:
-    """A grid, its cost in seconds, and the exchanges (device, device) that lead to it, in order, from the grid asked about."""
+    """A grid, its cost in seconds, and the exchanges (device, device) that lead to it, in order."""
 
     grid: tuple
     cost_s: float
@@ -70,7 +70,7 @@ def stages_needed(stragglers, ranks_per_stage):
 
 
 def consolidate(grid, stragglers):
-    """`grid` with its `stragglers` gathered in as few stages as can hold them, interior ones first, by the fewest exchanges."""
+    """`grid` with `stragglers` in as few stages as can hold them, interior ones first, by few exchanges."""
     stragglers = [device for stage in grid for device in stage if device in set(stragglers)]
     needed = stages_needed(len(stragglers), len(grid[0]))
     held = [sum(device in stragglers for device in stage) for stage in grid]
@@ -93,10 +93,10 @@ def best_placement(grid, cost_s, stragglers=(), slow_links=(), gain=0.01, beam=8
     """Search for the cheapest grid, by exchanges that involve a straggler or an end of a slow link.
 
     Args:
-        cost_s: function of a grid that returns seconds; the pipeline simulator and the collective cost model make good ones.
-        stragglers: slow devices; slow_links: pairs of devices.
-        gain: share by which the cost must fall, for moving parameters is not free; else the grid stays.
-        beam: grids kept a round. More than one, because two exchanges may gain where either alone does not.
+        cost_s: function of a grid that returns seconds; the pipeline simulator and the collective cost model make
+        good ones. stragglers: slow devices; slow_links: pairs of devices. gain: share by which the cost must fall,
+        for moving parameters is not free; else the grid stays. beam: grids kept a round. More than one, because two
+        exchanges may gain where either alone does not.
 
     Raises:
         InputError: a device is not in the grid.

@@ -1,7 +1,7 @@
-"""Microbatches for data-parallel groups of different speed: the exact optimum, and the gradient weights that go with it.
+"""Microbatches for data-parallel groups of different speed: the exact optimum, and its gradient weights.
 
-Paper: Wu et al. (GREYHOUND), section 5.2, strategy S2; differs: exact in microseconds instead of a quadratic program that
-minimises the variance (which is another optimum: up to 1.2 times slower), and pipelines count their warm-up.
+Paper: Wu et al. (GREYHOUND), section 5.2, strategy S2; differs: exact in microseconds instead of a quadratic program
+that minimises the variance (which is another optimum: up to 1.2 times slower), and pipelines count their warm-up.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,8 @@ class Balance:
 def rebalance(times, microbatches, multiple_of=1, pipeline_stages=1):
     """The distribution of `microbatches` that minimises the time of the slowest group.
 
-    Minimises max (m_i + pipeline_stages - 1) t_i with sum m_i = microbatches, m_i >= 1 and m_i a multiple of `multiple_of`.
+    Minimises max (m_i + pipeline_stages - 1) t_i with sum m_i = microbatches, m_i >= 1 and m_i a multiple of
+    `multiple_of`.
 
     Args:
         times: time of one microbatch per group, any unit, (groups,).
@@ -31,7 +32,8 @@ def rebalance(times, microbatches, multiple_of=1, pipeline_stages=1):
     Raises:
         InputError: no group, a time that is not positive, fewer microbatches than groups, or not a multiple.
 
-    Cost: bisection down to one candidate per group, then one partition: O(groups log(microbatches)); 0.1 ms for 512 groups.
+    Cost: bisection down to one candidate per group, then one partition: O(groups log(microbatches)); 0.1 ms for 512
+    groups.
     """
     import numpy as np
 
@@ -86,8 +88,8 @@ def _counts(np, limit, t, offset):
 def gradient_weights(microbatches):
     """Factors that keep the gradient of the whole batch right: group i's mean gradient counts m_i / sum(m).
 
-    Multiply each group's *mean* gradient by its weight and all-reduce with "sum". Where the all-reduce averages over groups,
-    multiply by the number of groups as well; where groups *sum* over microbatches, no weights are needed.
+    Multiply each group's *mean* gradient by its weight and all-reduce with "sum". Where the all-reduce averages over
+    groups, multiply by the number of groups as well; where groups *sum* over microbatches, no weights are needed.
 
     Paper: GREYHOUND, section 5.2, weighted gradient aggregation.
 

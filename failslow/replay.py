@@ -1,8 +1,8 @@
 """What a step would take if something were different: its dependency graph replayed with other durations.
 
-Each worker runs its compute operations in the order recorded. A forward waits for the forward of the stage before (and its
-transfer), a backward for the backward of the stage after; the step ends when the last worker has ended, for gradients are
-reduced over all. All steps and replicas are replayed at once, as arrays.
+Each worker runs its compute operations in the order recorded. A forward waits for the forward of the stage before
+(and its transfer), a backward for the backward of the stage after; the step ends when the last worker has ended, for
+gradients are reduced over all. All steps and replicas are replayed at once, as arrays.
 """
 
 
@@ -56,7 +56,7 @@ def pipeline_s(order, compute_s, transfers_s=None):
 
 
 def _needs(stage, operation, stages, chunks, present):
-    """(stage, operation, link) that `operation` of `stage` waits for; None where there is none or it was not recorded."""
+    """(stage, operation, link) that `operation` of `stage` waits for; None where nothing that was recorded."""
     kind, microbatch, chunk = operation
     step = 1 if kind == "F" else -1
     place = chunk * stages + stage - step

@@ -1,10 +1,10 @@
 """When to do more about a slow job: each strategy once the time already lost equals what the strategy costs.
 
-Nobody knows how long an incident will last. Renting (bearing it) until the rent paid equals the price of buying (the strategy's
-overhead) is never more than twice as dear as knowing the duration would have been.
+Nobody knows how long an incident will last. Renting (bearing it) until the rent paid equals the price of buying (the
+strategy's overhead) is never more than twice as dear as knowing the duration would have been.
 
-Paper: Wu et al. (GREYHOUND), section 5.1, algorithm 1, table 2; differs: strategies that a forecast says would not help are
-passed over, and the end of the incident is part of the planner.
+Paper: Wu et al. (GREYHOUND), section 5.1, algorithm 1, table 2; differs: strategies that a forecast says would not
+help are passed over, and the end of the incident is part of the planner.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,10 @@ from ..errors import InputError
 
 @dataclass(frozen=True)
 class Strategy:
-    """A way to meet an incident. `causes`: the root causes that it helps against; `overhead_s`: what applying it costs, once."""
+    """A way to meet an incident.
+
+    Attributes: `overhead_s`: what applying it costs, once; `causes`: the root causes that it helps against.
+    """
 
     name: str
     overhead_s: float
@@ -61,7 +64,8 @@ class MitigationPlanner:
 
         Args:
             iteration_s, healthy_s: what the iteration took, and takes in health.
-            forecast_s: strategy name -> iteration time expected under it; a strategy that would not gain 1 % is passed over.
+            forecast_s: strategy name -> iteration time expected under it; a strategy that would not gain 1 % is
+            passed over.
         """
         self.lost_s += max(iteration_s - healthy_s, 0.0)
         while self._next < len(self._candidates):

@@ -13,8 +13,9 @@ CHANGE = log(1.10)
 class SlidingMedian:
     """Reports a change when the median of the last `rows` iterations leaves that at the last event by more than 10 %.
 
-    The first 16 iterations are skipped, and before row 300 a job that becomes faster is warming up, as for the Tracker. Paper: GREYHOUND, section 7.2, "SlideWindow"; differs: the reference is the median at
-    the last event. Attributes: `events`, as in track.Tracker.
+    The first 16 iterations are skipped, and before row 300 a job that becomes faster is warming up, as for the
+    Tracker. Paper: GREYHOUND, section 7.2, "SlideWindow"; differs: the reference is the median at the last event.
+    Attributes: `events`, as in track.Tracker.
     """
 
     def __init__(self, rows=9):

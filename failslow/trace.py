@@ -1,8 +1,8 @@
 """Traces of training steps: one record per operation, read into arrays that compare like with like.
 
-A record has dp_rank, stage, rank, step, optype, start_ts (seconds, of the step's clock), duration (seconds) and mb_id; `mc`, the
-model chunk of interleaved schedules, is optional. Compute operations are called forward-compute and backward-compute; the
-others are transfers (forward-send, forward-recv, backward-send, backward-recv) and collectives.
+A record has dp_rank, stage, rank, step, optype, start_ts (seconds, of the step's clock), duration (seconds) and
+mb_id; `mc`, the model chunk of interleaved schedules, is optional. Compute operations are called forward-compute and
+backward-compute; the others are transfers (forward-send, forward-recv, backward-send, backward-recv) and collectives.
 """
 
 import csv
@@ -21,10 +21,10 @@ TRANSFERS = ("forward-send", "forward-recv", "backward-send", "backward-recv")
 class Trace:
     """The steps that every worker reported in full.
 
-    Attributes: `steps` (S,); `ranks` (D, P) as recorded, -1 where a worker never reported; `order`: per stage the compute
-    operations (kind, microbatch, chunk) as they ran; `compute_s`: per stage (S, D, operations) seconds; `links`: (boundary,
-    direction) -> (S, D) seconds of a message alone, median over microbatches; `groups`: collective -> (S, D, P) seconds in it;
-    `notes`: what was left out, for people.
+    Attributes: `steps` (S,); `ranks` (D, P) as recorded, -1 where a worker never reported; `order`: per stage the
+    compute operations (kind, microbatch, chunk) as they ran; `compute_s`: per stage (S, D, operations) seconds;
+    `links`: (boundary, direction) -> (S, D) seconds of a message alone, median over microbatches; `groups`:
+    collective -> (S, D, P) seconds in it; `notes`: what was left out, for people.
     """
 
     steps: object
@@ -196,7 +196,11 @@ class _Layout:
             took[np.isinf(starts)] = np.nan
             # An operation that most steps lack, such as a microbatch of a larger batch, would leave no step whole.
             usual = np.isfinite(took).mean(axis=(0, 1)) >= 0.5
-            kinds, starts, took = kinds[:, usual], np.where(np.isinf(starts), np.nan, starts)[:, :, usual], took[:, :, usual]
+            kinds, starts, took = (
+                kinds[:, usual],
+                np.where(np.isinf(starts), np.nan, starts)[:, :, usual],
+                took[:, :, usual],
+            )
             # The usual order is that of the median start, relative to each worker's first operation.
             relative = starts - np.fmin.reduce(starts, axis=2, keepdims=True)
             order = np.argsort(np.nanmedian(relative, axis=(0, 1)), kind="stable")
@@ -214,7 +218,7 @@ class _Layout:
         return f"{steps} of {self.shape[0]} steps left out, where a worker lacks operations{silent}"
 
     def links(self):
-        """(boundary, direction) -> (S, D): a message alone takes the shorter of what its sender and its receiver see."""
+        """(boundary, direction) -> (S, D): a message alone takes the shorter of what sender and receiver see."""
         np, columns = self.np, self.columns
         found = {}
         sequence = columns.get("seq_id", columns["mb_id"]).astype(np.int64)

@@ -5,12 +5,14 @@ How it decides, all in log scale, where a slowdown is a shift whatever the lengt
 1. *Level and spread* are the median and the interquartile range of the last 64 iterations. Suspects stay outside until
    they are cleared, so that a slowdown does not become its own reference.
 2. *Votes.* Each sample votes with the log-likelihood ratio of "shifted by 10 % or more" against "not shifted", under a
-   Student t with 2 degrees of freedom. A vote is capped at log(0.9 / r), r being how often this job has spikes anyway: so
-   no single spike counts for much, and a job full of spikes needs more samples than a quiet one.
-3. *Votes add up* to a CUSUM in each direction. Its last zero is the onset. Odds of 100 to 1 are provisional. Odds of a million
-   to 1 are certain, or of 100,000 to 1 where the samples agree with each other, as spikes that happen to meet do not; always with
-   at least five samples, for jitters last one to three.
-4. *Verification.* The median since the onset must have moved, by an amount that counts (ACCEPT) and that the noise, with
+   Student t with 2 degrees of freedom. A vote is capped at log(0.9 / r), r being how often this job has spikes
+   anyway: so no single spike counts for much, and a job full of spikes needs more samples than a quiet one.
+3. *Votes add up* to a CUSUM in each direction. Its last zero is the onset. Odds of 100 to 1 are provisional. Odds of
+   a million
+   to 1 are certain, or of 100,000 to 1 where the samples agree with each other, as spikes that happen to meet do not;
+   always with at least five samples, for jitters last one to three.
+4. *Verification.* The median since the onset must have moved, by an amount that counts (ACCEPT) and that the noise,
+   with
    its autocorrelation, does not explain.
 5. *Slow path.* The level is also compared with the level at the last event: steps of less than 10 % add up.
 
@@ -28,7 +30,8 @@ from .events import Event, incidents
 from .votes import CERTAIN, LIKELY, MIN_RATE, SHIFT, Run, median, split, vote
 from .window import SortedWindow
 
-# A shift that lasts 8 rows counts from one standard error below 10 %, but never below 8 %. Half of one is a step worth recording.
+# A shift that lasts 8 rows counts from one standard error below 10 %, but never below 8 %. Half of one is a step
+# worth recording.
 ACCEPT = log(1.08)
 SMALL = log(1.05)
 MIN_SAMPLES = 5
@@ -56,7 +59,8 @@ class _Healthy(NamedTuple):
 class Tracker:
     """Finds onsets, reliefs and other changes in a stream of iteration times.
 
-    Attributes: `events`: confirmed events so far; `row`: rows seen; `slow`: inside an incident; `warm`: warm-up is over.
+    Attributes: `events`: confirmed events so far; `row`: rows seen; `slow`: inside an incident; `warm`: warm-up is
+    over.
 
     Cost: 2 us an update in plain Python; memory is constant but for the confirmed events.
     """
@@ -214,9 +218,9 @@ class Tracker:
             for run in (self._up, self._down, self._back):
                 run.clear()
             return self._clear(pending.pop(), row)
-        for run, sign, kind in ((self._back, -1, "relief"), (self._up, 1, "onset"), (self._down, -1, "change")):
+        rise = "change" if self.slow else "onset"
+        for run, sign, kind in ((self._back, -1, "relief"), (self._up, 1, rise), (self._down, -1, "change")):
             if run.score and run.suspected == row:
-                kind = "change" if run is self._up and self.slow else kind
                 ratio = exp(median(pending[run.start - row - 1 :]) - self._level)
                 if sign * (ratio - 1) > 0:
                     return Event(kind, run.start, row, None, ratio)

@@ -25,8 +25,8 @@ def vote(z, spread2, shift=SHIFT):
 class Run:
     """A CUSUM of votes.
 
-    Attributes: `score`; `start`: first row since its last zero; `suspected`: row at which it became provisional; `cap`: the most
-    that one vote counts; `rate`: the share of healthy samples that look shifted.
+    Attributes: `score`; `start`: first row since its last zero; `suspected`: row at which it became provisional;
+    `cap`: the most that one vote counts; `rate`: the share of healthy samples that look shifted.
     """
 
     __slots__ = ("cap", "rate", "score", "start", "suspected")

@@ -87,7 +87,9 @@ def test_rebalance_json(capsys):
     assert document["solve_s"] >= 0.0
 
 
-@pytest.mark.parametrize("argv", [["--times", "1,x"], ["--times", "1,0"], ["--times", ""], ["--times", "1,1", "--multiple-of", "5"]])
+@pytest.mark.parametrize(
+    "argv", [["--times", "1,x"], ["--times", "1,0"], ["--times", ""], ["--times", "1,1", "--multiple-of", "5"]]
+)
 def test_rebalance_bad_input(capsys, argv):
     assert main(["rebalance", *argv, "--microbatches", "4"]) == 2
     assert capsys.readouterr().err.count("\n") == 1

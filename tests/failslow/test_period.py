@@ -9,7 +9,7 @@ from lanterne.failslow.period import SETTLED_PERIODS, PeriodTracker, find_marker
 
 
 def tensor_parallel(layers=32, microbatches=4):
-    """Thousands of calls: two all-reduces a layer, forward and backward alike, then gradients and the optimizer's norm."""
+    """Thousands of calls: four a layer, forward and backward alike, then gradients and a norm."""
     layer = ["tp all_gather", "tp reduce_scatter", "tp all_gather", "tp reduce_scatter"]
     backward = ["tp all_gather", "tp all_gather", "tp reduce_scatter", "tp reduce_scatter"]
     return (layer * layers + backward * layers) * microbatches + ["dp reduce_scatter"] * 4 + ["norm"] + ["dp all_gather"] * 4
@@ -32,7 +32,7 @@ PROGRAMS = {
 
 
 def log(program, iterations, foreign=0.0, shuffle=False, seed=0, iteration_s=2.0):
-    """(symbols, times) of `iterations` of `program`, with 40 % of an iteration silent at its end; and the iteration times."""
+    """(symbols, times, iteration times) of `iterations` of `program`, each silent for its last 40 %."""
     rng = random.Random(seed)
     symbols, times, lengths = [], [], []
     start = 0.0
