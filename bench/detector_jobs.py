@@ -51,8 +51,12 @@ def _draw_noise(rng, kind):
     # Median 1 %; the extremes, 0.02 and 7 %, lie 2.4 standard deviations below and above in log scale.
     deviate = rng.normal()
     sigma = min(max(10 ** (-2.0 + deviate * (0.35 if deviate > 0 else 0.7)), 0.0002), 0.07)
-    correlation = rng.uniform(0.3, 0.7) if kind == "correlated" else rng.uniform(0.0, 0.7) if rng.random() < 0.6 else 0.0
-    rate = rng.uniform(0.04, 0.13) if kind.startswith("spiky") else rng.uniform(0.0, 0.08) if rng.random() < 0.6 else 0.0
+    correlation = (
+        rng.uniform(0.3, 0.7) if kind == "correlated" else rng.uniform(0.0, 0.7) if rng.random() < 0.6 else 0.0
+    )
+    rate = (
+        rng.uniform(0.04, 0.13) if kind.startswith("spiky") else rng.uniform(0.0, 0.08) if rng.random() < 0.6 else 0.0
+    )
     jitters = int(rng.integers(4, 9)) if kind == "jitter" else int(rng.integers(0, 5))
     if kind == "adding_up":
         sigma = min(sigma, 0.008)
@@ -88,7 +92,14 @@ def _discernible(noise, severity, rows):
 
 
 def _severity(rng):
-    return log(1 + float(rng.choice([0.12, 0.15, 0.2, 0.3, 0.4, 0.6, 1.0, 2.0, 4.0], p=[0.12, 0.16, 0.18, 0.14, 0.14, 0.1, 0.08, 0.05, 0.03])))
+    return log(
+        1
+        + float(
+            rng.choice(
+                [0.12, 0.15, 0.2, 0.3, 0.4, 0.6, 1.0, 2.0, 4.0], p=[0.12, 0.16, 0.18, 0.14, 0.14, 0.1, 0.08, 0.05, 0.03]
+            )
+        )
+    )
 
 
 class _Builder:

@@ -115,7 +115,9 @@ def add_arguments(parser):
     """The options of this command."""
     parser.add_argument("--jobs", type=int, default=1008, metavar="N", help="number of jobs (default 1008)")
     parser.add_argument("--held-out", action="store_true", help="other seeds, on which no threshold was chosen")
-    parser.add_argument("--detector", action="append", metavar="NAME", help="tracker, sliding_median_9, bocd (default: all)")
+    parser.add_argument(
+        "--detector", action="append", metavar="NAME", help="tracker, sliding_median_9, bocd (default: all)"
+    )
     parser.add_argument("--json", metavar="FILE", help="write everything as JSON ('-' for standard output)")
 
 
@@ -157,8 +159,13 @@ def _print(records):
     ]
     rows = []
     for r in records:
-        shares = [f"{100 * r[key]:.2f}" for key in ("right", "healthy_with_alarm", "onsets_missed", "strong_onsets_missed")]
-        ranks = [f"{r[key]:.0f}" if r[key] is not None else "-" for key in ("latency_rows_p50", "latency_rows_p90", "provisional_rows_p50")]
+        shares = [
+            f"{100 * r[key]:.2f}" for key in ("right", "healthy_with_alarm", "onsets_missed", "strong_onsets_missed")
+        ]
+        ranks = [
+            f"{r[key]:.0f}" if r[key] is not None else "-"
+            for key in ("latency_rows_p50", "latency_rows_p90", "provisional_rows_p50")
+        ]
         rows.append([r["detector"], r["jobs"], *shares, *ranks, f"{1e6 * r['update_s']:.2f}"])
     report.print_table(columns, rows)
     kinds = list(records[0]["right_by_kind"])

@@ -37,7 +37,10 @@ def run(args):
         extra = {"gradient_weights": list(weights), "even_makespan": even}
         report.write_json(args.json, report.envelope(**content, **extra))
     if args.json != "-":
-        rows = [[i, f"{t:g}", m, f"{w:.6f}"] for i, (t, m, w) in enumerate(zip(times, balance.microbatches, weights, strict=True))]
+        rows = [
+            [i, f"{t:g}", m, f"{w:.6f}"]
+            for i, (t, m, w) in enumerate(zip(times, balance.microbatches, weights, strict=True))
+        ]
         gain = f", {even / balance.makespan:.3f} times faster than even shares ({even:g})" if even else ""
         report.print_table([("group", ""), ("time", ""), ("microbatches", ""), ("weight", "")], rows)
         print(f"makespan {balance.makespan:g}{gain}; solved in {units.format_time(solve_s)}")

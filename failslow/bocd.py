@@ -63,7 +63,11 @@ class BocdTracker:
         alpha, beta, kappa, mean = self._alpha, self._beta, self._kappa, self._mean
         scale2 = beta * (kappa + 1) / (alpha * kappa)
         half = self._half[np.minimum((2 * alpha - 1).astype(int), LONGEST_RUN + 1)]
-        density = half - 0.5 * np.log(2 * pi * alpha * scale2) - (alpha + 0.5) * np.log1p((x - mean) ** 2 / (2 * alpha * scale2))
+        density = (
+            half
+            - 0.5 * np.log(2 * pi * alpha * scale2)
+            - (alpha + 0.5) * np.log1p((x - mean) ** 2 / (2 * alpha * scale2))
+        )
         joint = self._log_run + density
         run = np.concatenate(([np.logaddexp.reduce(joint) + log(HAZARD)], joint + log(1 - HAZARD)))
         grown = (

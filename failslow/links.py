@@ -87,7 +87,9 @@ def colour_edges(links):
                 random.Random(attempt).shuffle(order)
             at = _colour(order, colours)
             if at is not None:
-                batches = [sorted({tuple(sorted((end, at[end][c]))) for end in at if c in at[end]}) for c in range(colours)]
+                batches = [
+                    sorted({tuple(sorted((end, at[end][c]))) for end in at if c in at[end]}) for c in range(colours)
+                ]
                 return tuple(tuple(batch) for batch in batches if batch)
     return ()
 

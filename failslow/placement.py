@@ -56,7 +56,9 @@ def iteration_cost(microbatch_s, microbatches, gradients_s, activations_s, slowd
             for stage, following in zip(grid, grid[1:], strict=False)
         ]
         rings = [
-            gradients_s[s] * max((link(a, b) for a, b in zip(d, d[1:] + d[:1], strict=True)), default=1.0) if len(d) > 1 else 0.0
+            gradients_s[s] * max((link(a, b) for a, b in zip(d, d[1:] + d[:1], strict=True)), default=1.0)
+            if len(d) > 1
+            else 0.0
             for s, d in enumerate(grid)
         ]
         return sum(paces) + sum(hops) + (microbatches - 1) * max(paces + hops) + max(rings)
@@ -82,7 +84,11 @@ def consolidate(grid, stragglers):
     stages = [list(stage) for stage in grid]
     room = [(s, i) for s in chosen for i, device in enumerate(stages[s]) if device not in stragglers]
     outside = [
-        (s, i) for s in range(len(grid)) if s not in chosen for i, device in enumerate(stages[s]) if device in stragglers
+        (s, i)
+        for s in range(len(grid))
+        if s not in chosen
+        for i, device in enumerate(stages[s])
+        if device in stragglers
     ]
     for (s, i), (other, j) in zip(outside, room, strict=False):
         stages[s][i], stages[other][j] = stages[other][j], stages[s][i]
@@ -112,7 +118,9 @@ def best_placement(grid, cost_s, stragglers=(), slow_links=(), gain=0.01, beam=8
     if stragglers:
         gathered = consolidate(grid, stragglers)
         starts.append((cost_s(gathered), gathered))
-    found_s, found = min(_search(starts, cost_s, suspects, beam), key=lambda pair: (pair[0], len(exchanges(grid, pair[1]))))
+    found_s, found = min(
+        _search(starts, cost_s, suspects, beam), key=lambda pair: (pair[0], len(exchanges(grid, pair[1])))
+    )
     if found_s > (1 - gain) * before_s:
         found_s, found = before_s, grid
     return Placement(found, found_s, exchanges(grid, found))

@@ -286,7 +286,11 @@ class Tracker:
 
     def _small_step(self, suspects, shift, row, run):
         """A step below 10 % counts where it lasts and hardly a sample of the one level could be of the other."""
-        if len(suspects) < SKIPPED_ROWS or shift < 6 * self._scale or abs(self._moved(suspects[:8], self._level)) < SMALL:
+        if (
+            len(suspects) < SKIPPED_ROWS
+            or shift < 6 * self._scale
+            or abs(self._moved(suspects[:8], self._level)) < SMALL
+        ):
             return None
         return self._settle("change", suspects, run, row)
 

@@ -12,7 +12,12 @@ def tensor_parallel(layers=32, microbatches=4):
     """Thousands of calls: four a layer, forward and backward alike, then gradients and a norm."""
     layer = ["tp all_gather", "tp reduce_scatter", "tp all_gather", "tp reduce_scatter"]
     backward = ["tp all_gather", "tp all_gather", "tp reduce_scatter", "tp reduce_scatter"]
-    return (layer * layers + backward * layers) * microbatches + ["dp reduce_scatter"] * 4 + ["norm"] + ["dp all_gather"] * 4
+    return (
+        (layer * layers + backward * layers) * microbatches
+        + ["dp reduce_scatter"] * 4
+        + ["norm"]
+        + ["dp all_gather"] * 4
+    )
 
 
 def pipeline(microbatches=8):
@@ -88,7 +93,9 @@ def test_reordered_ties(iterations, seed):
 
 def measured_by(tracker, symbols, times):
     """The iteration times that `tracker` gives by its last marker."""
-    found = [(tracker.record(symbol, time_s), tracker.generation) for symbol, time_s in zip(symbols, times, strict=True)]
+    found = [
+        (tracker.record(symbol, time_s), tracker.generation) for symbol, time_s in zip(symbols, times, strict=True)
+    ]
     return [m for m, generation in found if m is not None and generation == tracker.generation]
 
 

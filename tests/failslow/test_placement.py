@@ -35,7 +35,9 @@ def test_stragglers_share_a_stage():
     assert best.cost_s < cost_s(grid)
 
 
-@pytest.mark.parametrize(("stragglers", "stages"), [((0,), 1), ((0, 5, 9, 13), 1), ((0, 5, 9, 13, 15), 2), (tuple(range(16)), 4)])
+@pytest.mark.parametrize(
+    ("stragglers", "stages"), [((0,), 1), ((0, 5, 9, 13), 1), ((0, 5, 9, 13, 15), 2), (tuple(range(16)), 4)]
+)
 def test_consolidate_in_the_fewest_stages_interior_first(stragglers, stages):
     grid = consolidate(grid_of(range(16), 4), stragglers)
     held = [s for s, stage in enumerate(grid) if set(stage) & set(stragglers)]

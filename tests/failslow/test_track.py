@@ -162,7 +162,9 @@ def test_real_series(labelled):
     found = track(read_column(DATA / f"{name}.csv", "seconds")).incidents
     wanted = []
     for event in label["events"]:
-        rows = [row for row, step in enumerate(steps) if event.get("onset_step", 1) <= step < event.get("relief_step", 0)]
+        rows = [
+            row for row, step in enumerate(steps) if event.get("onset_step", 1) <= step < event.get("relief_step", 0)
+        ]
         wanted += [(rows[0], rows[-1] + 1)] if len(rows) >= 6 else []
     after = [i for i in found if steps[i.onset] > 300 or any(abs(i.onset - onset) <= 4 for onset, _ in wanted)]
     assert len(after) == len(wanted)
