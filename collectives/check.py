@@ -78,7 +78,7 @@ class _Cells:
         count = schedule.num_transfers
         from_keys = schedule.src.astype(np.int64) * schedule.num_chunks + schedule.chunk
         to_keys = schedule.dst.astype(np.int64) * schedule.num_chunks + schedule.chunk
-        self.keys, places = np.unique(np.concatenate([from_keys, to_keys]), return_inverse=True)
+        self.keys, places = _number(np.concatenate([from_keys, to_keys]), schedule.world_size * schedule.num_chunks)
         self.src, self.dst = places[:count], places[count:]
         self.rank, self.chunk = np.divmod(self.keys, schedule.num_chunks)
         self.starts, self.ends = starts_at(schedule, self.chunk), ends_at(schedule, self.chunk)
@@ -93,6 +93,18 @@ class _Cells:
         if self.starts[cell] != EVERY:
             return [int(self.starts[cell])]
         return [64 * i + bit for i, word in enumerate(words.tolist()) for bit in range(64) if word >> bit & 1]
+
+
+def _number(keys, limit):
+    """(distinct keys ascending, place of each key among them), as np.unique gives them; keys are below `limit`."""
+    if limit > 8 * len(keys):
+        return np.unique(keys, return_inverse=True)
+    # Most cells are touched: marking them is several times faster than sorting.
+    place = np.zeros(limit, np.int64)
+    place[keys] = 1
+    distinct = np.flatnonzero(place)
+    place[distinct] = np.arange(len(distinct))
+    return distinct, place[keys]
 
 
 def _full_set(size):
