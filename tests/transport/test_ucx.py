@@ -139,6 +139,14 @@ def test_two_ranks(needs_ucxx, scenario, apart):
     check_ended_well(run_ranks(scenario, 2, apart))
 
 
+def test_shared_memory_alone_carries_messages_and_tells_of_deaths(needs_ucxx):
+    """Both at once, as UCX's defaults do not have it: without connections to fall back to."""
+    survivor, victim = run_ranks("death_both", 2, False, {"UCX_TLS": "sm,self"}.items())
+    assert victim[0] == -9, victim[1]
+    check_ended_well([survivor])
+    assert survivor[1].rstrip().endswith("PeerFailed 1 PeerFailed 1"), survivor[1]
+
+
 @HOSTS
 @pytest.mark.parametrize("scenario", ["paced", "death_both"])
 def test_over_the_ucx_that_mpi_has_loaded(needs_ucxx, scenario, apart):
