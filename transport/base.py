@@ -6,6 +6,7 @@ and must fuse the sends and receives of a round; elsewhere a batch is a loop.
 Matching: messages of one (communicator, source, destination, lane) match in posting order, whatever else is in flight.
 """
 
+import ctypes
 import os
 import time
 from abc import ABC, abstractmethod
@@ -83,9 +84,14 @@ def _as_bytes(array, view):
 
 
 def _address(buffer):
+    if not buffer.nbytes:
+        return 0
+    if not buffer.readonly:
+        # A microsecond faster than asking NumPy, but refuses read-only memory.
+        return ctypes.addressof(ctypes.c_char.from_buffer(buffer))
     import numpy as np
 
-    return np.frombuffer(buffer, np.uint8).ctypes.data if buffer.nbytes else 0
+    return np.frombuffer(buffer, np.uint8).ctypes.data
 
 
 class Send(NamedTuple):
