@@ -81,12 +81,9 @@ def make(name, problem, time_limit_s=None, options=None, memory=False):
     """
     function = load(name)
     known = inspect.signature(function).parameters
-    options = dict(options or {})
-    unknown = [option for option in options if option not in list(known)[1:]]
-    if unknown:
-        raise InputError(
-            f"--option: got {unknown[0]!r}, expected one of {', '.join(list(known)[1:]) or 'none'} for {name}"
-        )
+    given = options or {}
+    _check_options(name, given, known)
+    options = dict(given)
     if time_limit_s is not None and "time_limit_s" in known:
         options["time_limit_s"] = time_limit_s
     if "progress" in known:
@@ -94,12 +91,28 @@ def make(name, problem, time_limit_s=None, options=None, memory=False):
             f"{name}: {found.elapsed_s:.1f} s, makespan {found.makespan:.6g}, at least {found.lower_bound:.6g}"
         )
     start = time.perf_counter()
-    plan = function(problem, **options)
+    try:
+        plan = function(problem, **options)
+    except TypeError as error:
+        if not given:
+            raise
+        text = ", ".join(f"{option}={value!r}" for option, value in given.items())
+        raise InputError(f"--option: {name} cannot take {text}: {error}") from error
     planning_s = time.perf_counter() - start
     plan = dataclasses.replace(plan, scheduler=name)
     report.progress("")
     evaluation = evaluate(check(plan, problem, memory=memory), problem, planning_s)
     return evaluation._replace(lower_bound=max(evaluation.lower_bound, plan.proved_bound))
+
+
+def _check_options(name, options, known):
+    for option, value in options.items():
+        if option not in list(known)[1:]:
+            expected = ", ".join(list(known)[1:]) or "none"
+            raise InputError(f"--option: got {option!r}, expected one of {expected} for {name}")
+        default = known[option].default
+        if default is not None and not isinstance(value, (int, float) if isinstance(default, float) else type(default)):
+            raise InputError(f"--option: got {option}={value!r}, expected a value such as {default!r}")
 
 
 def _compare(args, problem, unit, unit_s):

@@ -1,15 +1,17 @@
 """Draw makespan over link delay, bandwidth or memory, one line per scheduler.
 
+  lanterne pipeline sweep --stages 4 --microbatches 30 --forward 10ms --over latency --on 0 --at 0ms,20ms,40ms,60ms \\
+                          --scheduler alternating:slack=1 --scheduler alternating:slack=3 --plot adaptra8.png
   lanterne pipeline sweep --stages 8 --microbatches 32 --forward 10ms --over latency --on 6 --at 0ms,20ms,40ms,60ms \\
-                          --scheduler 1f1b+in-order --scheduler zb_h1+in-order --scheduler zb_h1 --scheduler adaptra
-                          --plot fig15.png
+                          --scheduler 1f1b+in-order --scheduler zb_h1+in-order --scheduler zb_h1 \\
+                          --scheduler adaptra --plot adaptra15.png
   lanterne pipeline sweep --stages 4 --microbatches 8 --forward 100 --memory 4 --over bandwidth --on 1 \\
-                          --at 0,50,100,200 --relative-to zb_v --plot fig8.png
+                          --at 0,50,100,200 --relative-to zb_v --plot crosspipe8.png
   lanterne pipeline sweep problem.json --over memory --at 4,6,8,12,16 --scheduler crosspipe --scheduler zb_v
 
 A line is NAME[:OPTION=VALUE...][+in-order][+frozen]. in-order: sends block computing (see `lanterne pipeline
 simulate`). frozen: planned once, at the first value, and then kept, where the others plan again at every value. The
-first two commands are figure 15 of ADAPTRA and figure 8 of CrossPipe. Bandwidth is swept by the time that a message
+first three commands are figures 8 and 15 of ADAPTRA and 8 of CrossPipe. Bandwidth is swept by the time that a message
 keeps the link. A star marks plans that do not fit in memory, a dash a value that the scheduler cannot plan for.
 """
 

@@ -21,6 +21,7 @@ SCHEDULERS = {
     "zb_h1": ("schedules.zb_h1", "zb_h1", "1F1B with W put off, in the same memory"),
     "zb_h2": ("schedules.zb_h2", "zb_h2", "twice the warm-up, no bubbles without delays"),
     "zb_v": ("schedules.zb_v", "zb_v", "two smaller stages per rank in a V, no bubbles in the memory of 1F1B"),
+    "alternating": ("schedules.alternating", "alternating", "B and F strictly in turn, W last, with a given slack"),
     "adaptra": ("adaptra", "adaptra", "ADAPTRA: warm-up counts that absorb the links' delays"),
     "crosspipe": ("crosspipe", "crosspipe", "CrossPipe's greedy: knows latency, bandwidth, memory; W in pieces"),
     "crosspipe_wave": ("crosspipe", "crosspipe_wave", "the same with two half-size stages per rank, there and back"),

@@ -139,6 +139,17 @@ def test_sweep(capsys, over, at, scheduler, expected):
     )
 
 
+def test_figure_8_of_adaptra(capsys):
+    argv = ["sweep", "--stages", "4", "--microbatches", "30", "--forward", "10ms", "--over", "latency", "--on", "0"]
+    argv += ["--at", "0ms,10ms,20ms,30ms,40ms,50ms,60ms"]
+    for slack in (1, 3, 6):
+        argv += ["--scheduler", f"alternating:slack={slack}"]
+    lines = [[point["makespan"] for point in result["points"]] for result in answer(capsys, *argv)["results"]]
+    assert lines[0] == [930, 1210, 1490, 1770, 2050, 2330, 2610]
+    assert lines[1] == [930, 940, 950, 1050, 1170, 1290, 1410]
+    assert lines[2] == [930, 940, 950, 960, 970, 980, 1020]
+
+
 def test_sweep_marks_plans_that_do_not_fit_and_draws(capsys, tmp_path):
     argv = [
         "--over",
@@ -173,6 +184,19 @@ def test_sweep_marks_plans_that_do_not_fit_and_draws(capsys, tmp_path):
         (
             ["plan", *FLAGS, "--scheduler", "1f1b", "--option", "x=1"],
             "--option: got 'x', expected one of none for 1f1b",
+        ),
+        (
+            ["plan", *FLAGS, "--scheduler", "alternating", "--option", "slack=x"],
+            "got slack='x', expected a value such as 2",
+        ),
+        (["plan", *FLAGS, "--scheduler", "alternating", "--option", "slack=-1"], "slack: got -1, expected at least 0"),
+        (
+            ["plan", *FLAGS, "--scheduler", "interleaved_1f1b", "--option", "stages_per_rank=0"],
+            "placement: got 0 stages",
+        ),
+        (
+            ["plan", *FLAGS, "--scheduler", "adaptra", "--option", "warmups=5"],
+            "--option: adaptra cannot take warmups=5",
         ),
         (["plan", *FLAGS, "--scheduler", "1f1b", "--option", "x"], "--option: got 'x', expected NAME=VALUE"),
         (["plan", *FLAGS, "--link", "3=1ms"], "link: got '3', expected 0 to 2"),
