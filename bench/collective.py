@@ -51,7 +51,9 @@ def add_arguments(parser):
     parser.add_argument("-n", "--ranks", type=int, metavar="N", help="start N ranks here")
     parser.add_argument("--transport", default="mpi", help="mpi (default), ucx or local")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
-    parser.add_argument("--algorithm", default="ring,native", metavar="A,B,...", help="or 'all', every one (default ring,native)")
+    parser.add_argument(
+        "--algorithm", metavar="A,B,...", help="or 'all', every one (default: auto, ring and the transport's native one, if any)"
+    )
     parser.add_argument("--bytes", metavar="SIZE,...", help="the sizes of the buffer, listed")
     parser.add_argument("--min-bytes", default="64K", metavar="SIZE", help="the smallest size (default 64K)")
     parser.add_argument("--max-bytes", default="16M", metavar="SIZE", help="the largest (default 16M)")
@@ -115,7 +117,7 @@ def parse(args):
     if args.transport != "local":
         find_transport(args.transport)
     collective = args.collective or "all_reduce"
-    algorithms = tuple(name.strip() for name in args.algorithm.split(",") if name.strip())
+    algorithms = tuple(name.strip() for name in (args.algorithm or "").split(",") if name.strip())
     for name in algorithms:
         if name not in ("all", "auto", "native"):
             find_algorithm(collective, name)
@@ -215,7 +217,7 @@ def run_rank(comm, settings, json_file):
 
 
 def algorithms_of(comm, settings):
-    """The algorithm names to run; 'all' is every one that this collective, world size and transport allow.
+    """The algorithm names to run, the default where none was named; 'all' is every one that can run here.
 
     Raises:
         InputError: an algorithm that does not exist or cannot run here.
@@ -223,6 +225,8 @@ def algorithms_of(comm, settings):
     offered = comm.algorithms(settings.collective)
     if settings.algorithms == ("all",):
         return offered
+    if not settings.algorithms:
+        return ("auto", *(name for name in ("ring", "native") if name in offered))
     for name in settings.algorithms:
         if name not in ("auto", *offered):
             raise InputError(
