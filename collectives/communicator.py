@@ -37,7 +37,8 @@ class Communicator:
     Attributes: `rank`; `world_size`; `transport`; `timeout_s`, the default of waits; `tuning`, what "auto" goes by.
 
     Every collective has a blocking form and a started one (`start_all_reduce`, ...), which returns a request with
-    `wait` and `test`. Arrays are C-contiguous NumPy arrays, or other host buffers; `stream` is for device arrays, which
+    `wait` and `test`. Calls run in the order in which they were started, one after the other, and advance only while
+    one of them is waited for or tested. Arrays are C-contiguous NumPy arrays, or other host buffers; `stream` is for device arrays, which
     are not taken yet. Ranks in errors are those of the transport.
 
     Options of every collective:

@@ -71,10 +71,11 @@ def spawn(world_size, function, *args, timeout_s=None):
     from .communicator import Communicator
 
     world = LocalWorld(world_size)
+    transports = [world.transport(rank, timeout_s) for rank in range(world_size)]
     results, errors = [None] * world_size, []
 
     def run(rank):
-        transport = world.transport(rank, timeout_s)
+        transport = transports[rank]
         communicator = _thread.communicator = Communicator(transport, closes=(transport,))
         communicator.tuning.adopt(THREADS, "threads")
         with contextlib.suppress(BaseException), communicator:
@@ -89,8 +90,13 @@ def spawn(world_size, function, *args, timeout_s=None):
     threads = [threading.Thread(target=run, args=(rank,), name=f"lanterne-rank-{rank}") for rank in range(world_size)]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join()
+    try:
+        for thread in threads:
+            thread.join()
+    except KeyboardInterrupt:
+        for transport in transports:
+            transport.fail("interrupted")
+        raise
     if errors:
         raise errors[0]
     return results

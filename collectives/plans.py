@@ -28,7 +28,7 @@ SIGNATURE_NBYTES = 256
 _checking = threading.Lock()
 
 
-@functools.cache
+@functools.lru_cache(256)
 def _checked(collective, algorithm, world_size, num_chunks, root, late_rank):
     return check(make_schedule(collective, algorithm, world_size, num_chunks, root, late_rank))
 

@@ -10,6 +10,9 @@ import numpy as np
 import lanterne
 from lanterne.collectives.registry import algorithms_for
 
+# Beside this file, which is run as a script.
+from random_calls import random_calls
+
 DTYPES = ("float16", "float32", "int64")
 COUNTS = (0, 1, 1000, 300_001)
 
@@ -35,6 +38,7 @@ def matrix(comm):
         out = np.empty(5)
         comm.start_all_reduce(np.ones(5), out, "mean", algorithm="native").wait()
         np.testing.assert_array_equal(out, 1)
+    random_calls(comm, 80, seed=comm.world_size)
     half = comm.split(comm.rank % 2)
     others(half, "auto")
     if comm.transport.name == "mpi":

@@ -1,7 +1,9 @@
 """What a user of a Communicator sees: results, order, groups, messages, and every way in which a call can go wrong."""
 
+import gc
 import threading
 import time
+import weakref
 
 import numpy as np
 import pytest
@@ -154,6 +156,18 @@ def test_more_signatures_than_the_cache_holds(monkeypatch):
             np.testing.assert_array_equal(out, 2 * np.arange(float(count)))
 
     lanterne.spawn(2, run, timeout_s=20.0)
+
+
+def test_arrays_are_let_go_after_the_call():
+    def run(comm):
+        array, out = np.ones(1000), np.empty(1000)
+        comm.all_reduce(array, out)
+        alive = [weakref.ref(array), weakref.ref(out)]
+        del array, out
+        gc.collect()
+        return [ref() for ref in alive]
+
+    assert lanterne.spawn(2, run) == [[None, None]] * 2
 
 
 # -- messages

@@ -1,7 +1,9 @@
 """Algorithm x transport x dtype x size x ranks: the executor on real transports, exact, bit-identical, accurate."""
 
 import functools
+import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,6 +20,11 @@ from lanterne.kernels.reduce import divide
 from lanterne.transport.base import Capabilities
 from lanterne.transport.local import LocalWorld
 from lanterne.transport.shaped import Link, ShapedTransport
+
+sys.path.insert(0, str(Path(__file__).parent))
+from random_calls import random_calls  # noqa: E402
+
+sys.path.pop(0)
 
 SIZES = {"0B": 0, "8B": 8, "1000B": 1000, "1MiB": 1 << 20}
 DTYPES = ["float16", "bfloat16", "float32", "float64", "int8", "uint64"]
@@ -204,6 +211,11 @@ def test_other_collectives(collective, algorithm, n, count, op, data):
             spawn(n, any_collective, collective, algorithm, count, op, 0)
         return
     spawn(n, any_collective, collective, algorithm, count, op, data.draw(st.integers(0, n - 1)))
+
+
+@pytest.mark.parametrize(("n", "seed"), [(2, 0), (3, 1), (4, 2), (5, 3)])
+def test_random_calls(n, seed):
+    spawn(n, random_calls, 60, seed)
 
 
 def in_place(comm, count):
