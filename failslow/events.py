@@ -34,21 +34,22 @@ def incidents(events, merge_rows=12):
     """The incidents that confirmed `events` delimit, in order.
 
     A new onset within `merge_rows` of a relief belongs to the same incident: noisy incidents come and go. `ratio` is
-    the largest level of the incident over the level before it.
+    that of the onset, then of the highest level since; once it is over, a single level is known from all its rows.
     """
-    found, level = [], 1.0
+    found, level, changed = [], 1.0, False
     for event in events:
+        last = found[-1] if found else None
+        is_open = last is not None and last.relief is None
         if event.kind == "onset":
-            level = event.ratio
-            last = found[-1] if found else None
-            if last is not None and last.relief is not None and event.index - last.relief <= merge_rows:
+            level, changed = event.ratio, False
+            if last is not None and not is_open and event.index - last.relief <= merge_rows:
                 found[-1] = replace(last, relief=None, ratio=max(last.ratio, level))
+                changed = True
             else:
                 found.append(Incident(event.index, None, level, event.confirmed_at))
-        elif found and found[-1].relief is None:
-            level *= event.ratio
-            if event.kind == "relief":
-                found[-1] = replace(found[-1], relief=event.index)
-            else:
-                found[-1] = replace(found[-1], ratio=max(found[-1].ratio, level))
+        elif is_open and event.kind == "relief":
+            found[-1] = replace(last, relief=event.index, ratio=last.ratio if changed else 1 / event.ratio)
+        elif is_open:
+            level, changed = level * event.ratio, True
+            found[-1] = replace(last, ratio=max(last.ratio, level))
     return found

@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 from ..errors import InputError
 from .events import Event, incidents
-from .votes import CERTAIN, LIKELY, MIN_RATE, SHIFT, Run, median, split, vote
+from .votes import CERTAIN, LIKELY, MIN_RATE, PROVISIONAL, SHIFT, Run, median, split, vote
 from .window import SortedWindow
 
 # A shift that lasts 8 rows counts from one standard error below 10 %, but never below 8 %. Half of one is a step
@@ -213,7 +213,7 @@ class Tracker:
                     event = decide(suspects, row)
                     if event is not None:
                         return event
-        if len(pending) >= WINDOW_ROWS and (self._back.score == 0.0 or self._back.start <= row - WINDOW_ROWS // 2):
+        if self._is_stale(row):
             # Neither certain nor cleared: noise, or a step too small to count. It is the level now.
             for run in (self._up, self._down, self._back):
                 run.clear()
@@ -225,6 +225,12 @@ class Tracker:
                 if sign * (ratio - 1) > 0:
                     return Event(kind, run.start, row, None, ratio)
         return None
+
+    def _is_stale(self, row):
+        """Whether suspects have been held back for too long; in a noisy job a run is often alive and means nothing."""
+        doubtful = max(self._up.score, self._down.score) < PROVISIONAL
+        long = len(self._pending) >= (SKIPPED_ROWS if doubtful else WINDOW_ROWS)
+        return long and (self._back.score == 0.0 or self._back.start <= row - WINDOW_ROWS // 2)
 
     def _agree(self, suspects):
         """Whether `suspects` lie together as closely as one level's samples do; spikes that happen to meet do not."""

@@ -34,7 +34,7 @@ def test_onset_and_relief(ratio, rows):
     assert relief.confirmed_at - relief.index + 1 <= 8
     assert onset.ratio == pytest.approx(ratio, rel=0.01)
     assert relief.ratio == pytest.approx(1 / ratio, rel=0.01)
-    assert tracker.incidents == [Incident(100, 100 + rows, onset.ratio, 104)]
+    assert tracker.incidents == [Incident(100, 100 + rows, 1 / relief.ratio, 104)]
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3])
@@ -146,6 +146,14 @@ def test_incidents_merge_what_comes_and_goes():
     assert incidents(events) == [Incident(50, 90, 2.0, 54)]
     assert len(incidents(events, merge_rows=3)) == 2
     assert incidents([event("change", 5, 0.8)]) == []
+
+
+def test_ratio_of_an_incident():
+    """The onset's while it lasts; then what all its rows say, or the highest of its levels."""
+    onset, change = Event("onset", 50, 51, 54, 1.2), Event("change", 70, 71, 74, 1.5)
+    assert [i.ratio for i in incidents([onset])] == [1.2]
+    assert [i.ratio for i in incidents([onset, Event("relief", 90, 91, 94, 0.8)])] == [1.25]
+    assert [i.ratio for i in incidents([onset, change, Event("relief", 90, 91, 94, 0.5)])] == [pytest.approx(1.8)]
 
 
 def labels():
