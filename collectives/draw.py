@@ -1,5 +1,6 @@
 """Drawings of a schedule from the same columns that run: text for terminals, SVG for papers and browsers."""
 
+from colorsys import hls_to_rgb
 from html import escape
 
 from .schedule import REDUCE
@@ -70,7 +71,7 @@ def draw_svg(schedule):
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
         'font-family="sans-serif" font-size="11">',
         '<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="6" markerHeight="6" orient="auto">'
-        '<path d="M0 0L8 4L0 8z" fill="context-stroke"/></marker></defs>',
+        '<path d="M0 0L8 4L0 8z" fill="#444"/></marker></defs>',
         f'<rect width="{width}" height="{height}" fill="white"/>',
         f'<text x="8" y="16" font-size="13">{escape(schedule.name)}: {schedule.num_rounds} rounds, '
         f"{schedule.num_chunks} chunks</text>",
@@ -94,6 +95,11 @@ def draw_svg(schedule):
     return "\n".join([*out, "</svg>", ""])
 
 
+def _colour(hue):
+    """A dark colour of `hue`, 0 to 1, as #rrggbb: not every viewer knows hsl()."""
+    return "#" + "".join(f"{round(255 * part):02x}" for part in hls_to_rgb(hue, 0.40, 0.70))
+
+
 def _lane(rank):
     return _TOP + _LANE * rank + _LANE // 2
 
@@ -104,7 +110,7 @@ def _arrows(schedule, index, x):
         messages.setdefault((transfer.src, transfer.dst), []).append(transfer)
     for (src, dst), transfers in messages.items():
         chunk = transfers[0].chunk
-        colour = f"hsl({360 * chunk / schedule.num_chunks:.0f},65%,42%)"
+        colour = _colour(chunk / schedule.num_chunks)
         dash = ' stroke-dasharray="5 3"' if transfers[0].op == REDUCE else ""
         x1, y1, x2, y2 = x + 6, _lane(src), x + _COLUMN - 6, _lane(dst)
         label = str(chunk) if len(transfers) == 1 else f"{chunk}, ... ({len(transfers)})"

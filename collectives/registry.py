@@ -29,6 +29,9 @@ from .algorithms import (
 from .contracts import CONTRACTS
 from .passes import split_chunks
 
+# The name under which benchmarks and the Communicator know the transport library's own collectives.
+NATIVE = "native"
+
 
 def _any(p):
     return None
@@ -67,181 +70,65 @@ class Algorithm:
     slow: bool = False
 
 
+# A schedule of more ranks, or of more (rank, chunk) cells, would take gigabytes.
+MAX_RANKS, MAX_CELLS = 2048, 2**23
+
+# fmt: off
 _LINES = (
     Algorithm("all_reduce", "ring", ring.ring_all_reduce, "around the ring twice; fewest bytes, many rounds"),
     Algorithm("all_reduce", "rhd", rhd.rhd_all_reduce, "halving, then doubling; best for powers of two"),
-    Algorithm(
-        "all_reduce", "bruck", bruck.bruck_all_reduce, "circulant; fewest rounds and bytes for any number of ranks"
-    ),
-    Algorithm(
-        "all_reduce", "allpairs", allpairs.allpairs_all_reduce, "everybody to everybody; two rounds, needs a switch"
-    ),
-    Algorithm(
-        "all_reduce",
-        "recursive_doubling",
-        recursive_doubling.recursive_doubling_all_reduce,
-        "whole buffers, fewest rounds; for small buffers",
-    ),
-    Algorithm(
-        "all_reduce",
-        "tree",
-        tree.tree_all_reduce,
-        "up and down two pipelined trees",
-        chunked=True,
-        law=lambda p: (2, 2 + 4 * _levels(p), 1, 2),
-    ),
-    Algorithm(
-        "all_reduce",
-        "late_broadcast",
-        late_broadcast.late_broadcast_all_reduce,
-        "the others finish, then the late rank's buffer is added whole",
-        refuses=late_join.refuses_one,
-        late=True,
-    ),
-    Algorithm(
-        "all_reduce",
-        "stragglar",
-        stragglar.stragglar_all_reduce,
-        "StragglAR: a chunk meets the late rank in every round",
-        refuses=stragglar.refuses_odd,
-        late=True,
-        slow=True,
-    ),
-    Algorithm(
-        "all_reduce",
-        "late_join",
-        late_join.late_join_all_reduce,
-        "joins the late rank in the fewest rounds, any number of ranks and chunks",
-        refuses=late_join.refuses_one,
-        late=True,
-        chunked=True,
-        law=lambda p: (1, _levels(p) - 1, 1, p - 1),
-    ),
-    Algorithm(
-        "all_reduce",
-        "late_chain",
-        late_chain.late_chain_all_reduce,
-        "one pipelined ring through the late rank; for long delays",
-        refuses=late_join.refuses_one,
-        late=True,
-        chunked=True,
-        law=lambda p: (1, p - 1, 1, 1),
-    ),
-    Algorithm(
-        "all_reduce",
-        "late_join_allpairs",
-        late_join_allpairs.late_join_allpairs_all_reduce,
-        "the late rank exchanges with all at once; few rounds, needs a switch",
-        refuses=late_join.refuses_one,
-        late=True,
-        chunked=True,
-        law=lambda p: (1 / (p - 1), 1, p - 1, p - 1),
-    ),
-    Algorithm(
-        "all_reduce",
-        "late_hybrid",
-        late_hybrid.late_hybrid_all_reduce,
-        "half joins late, half runs around a ring; for short delays",
-        refuses=late_join.refuses_one,
-        late=True,
-        chunked=True,
-    ),
-    Algorithm("reduce_scatter", "ring", ring.ring_reduce_scatter, "around the ring once; fewest bytes, many rounds"),
-    Algorithm(
-        "reduce_scatter",
-        "bruck",
-        bruck.bruck_reduce_scatter,
-        "circulant; fewest rounds and bytes for any number of ranks",
-    ),
-    Algorithm(
-        "reduce_scatter",
-        "rhd",
-        rhd.rhd_reduce_scatter,
-        "recursive halving; fewest rounds and bytes",
-        refuses=rhd.refuses_other_than_powers_of_two,
-    ),
-    Algorithm(
-        "reduce_scatter",
-        "allpairs",
-        allpairs.allpairs_reduce_scatter,
-        "everybody to everybody; one round, needs a switch",
-    ),
-    Algorithm("all_gather", "ring", ring.ring_all_gather, "around the ring once; fewest bytes, many rounds"),
-    Algorithm(
-        "all_gather", "bruck", bruck.bruck_all_gather, "circulant; fewest rounds and bytes for any number of ranks"
-    ),
-    Algorithm(
-        "all_gather",
-        "rhd",
-        rhd.rhd_all_gather,
-        "recursive doubling; fewest rounds and bytes",
-        refuses=rhd.refuses_other_than_powers_of_two,
-    ),
-    Algorithm(
-        "all_gather", "allpairs", allpairs.allpairs_all_gather, "everybody to everybody; one round, needs a switch"
-    ),
+    Algorithm("all_reduce", "bruck", bruck.bruck_all_reduce, "circulant; fewest rounds and bytes for any number"),
+    Algorithm("all_reduce", "allpairs", allpairs.allpairs_all_reduce, "everybody to everybody at once; needs a switch"),
+    Algorithm("all_reduce", "recursive_doubling", recursive_doubling.recursive_doubling_all_reduce,
+              "whole buffers, fewest rounds; for small buffers"),
+    Algorithm("all_reduce", "tree", tree.tree_all_reduce, "up and down two pipelined trees", chunked=True,
+              law=lambda p: (2, 2 + 4 * _levels(p), 1, 2)),
+    Algorithm("all_reduce", "late_broadcast", late_broadcast.late_broadcast_all_reduce,
+              "the others finish, then the late rank's buffer is added whole", late_join.refuses_one, late=True),
+    Algorithm("all_reduce", "stragglar", stragglar.stragglar_all_reduce,
+              "StragglAR: a chunk meets the late rank in every round", stragglar.refuses_odd, late=True, slow=True),
+    Algorithm("all_reduce", "late_join", late_join.late_join_all_reduce,
+              "joins the late rank in the fewest rounds, any number of ranks and chunks", late_join.refuses_one,
+              late=True, chunked=True, law=lambda p: (1, _levels(p) - 1, 1, p - 1)),
+    Algorithm("all_reduce", "late_chain", late_chain.late_chain_all_reduce,
+              "one pipelined ring through the late rank; for long delays", late_join.refuses_one,
+              late=True, chunked=True, law=lambda p: (1, p - 1, 1, 1)),
+    Algorithm("all_reduce", "late_join_allpairs", late_join_allpairs.late_join_allpairs_all_reduce,
+              "the late rank exchanges with all at once; few rounds, needs a switch", late_join.refuses_one,
+              late=True, chunked=True, law=lambda p: (1 / (p - 1), 1, p - 1, p - 1)),
+    Algorithm("all_reduce", "late_hybrid", late_hybrid.late_hybrid_all_reduce,
+              "half joins late, half runs around a ring; for short delays", late_join.refuses_one,
+              late=True, chunked=True),
+    Algorithm("reduce_scatter", "ring", ring.ring_reduce_scatter, "around the ring; fewest bytes, many rounds"),
+    Algorithm("reduce_scatter", "bruck", bruck.bruck_reduce_scatter, "circulant; fewest rounds and bytes, any number"),
+    Algorithm("reduce_scatter", "rhd", rhd.rhd_reduce_scatter, "recursive halving; fewest rounds and bytes",
+              rhd.refuses_other_than_powers_of_two),
+    Algorithm("reduce_scatter", "allpairs", allpairs.allpairs_reduce_scatter, "everybody to everybody; needs a switch"),
+    Algorithm("all_gather", "ring", ring.ring_all_gather, "around the ring; fewest bytes, many rounds"),
+    Algorithm("all_gather", "bruck", bruck.bruck_all_gather, "circulant; fewest rounds and bytes for any number"),
+    Algorithm("all_gather", "rhd", rhd.rhd_all_gather, "recursive doubling; fewest rounds and bytes",
+              rhd.refuses_other_than_powers_of_two),
+    Algorithm("all_gather", "allpairs", allpairs.allpairs_all_gather, "everybody to everybody; needs a switch"),
     Algorithm("broadcast", "binomial", binomial.binomial_broadcast, "whole buffers down a tree; fewest rounds"),
-    Algorithm(
-        "broadcast",
-        "scatter_allgather",
-        scatter_allgather.scatter_allgather_broadcast,
-        "parts down a tree, then gathered; twice the bytes, few rounds",
-    ),
-    Algorithm(
-        "broadcast",
-        "chain",
-        pipelined_chain.chain_broadcast,
-        "pieces through all ranks in a row; fewest bytes",
-        chunked=True,
-        law=lambda p: (1, p - 2, 1, 1),
-    ),
-    Algorithm(
-        "broadcast",
-        "tree",
-        tree.tree_broadcast,
-        "down two pipelined trees; few bytes, few rounds",
-        chunked=True,
-        law=lambda p: (1, 1 + 2 * _levels(p), 1, 2),
-    ),
+    Algorithm("broadcast", "scatter_allgather", scatter_allgather.scatter_allgather_broadcast,
+              "parts down a tree, then gathered; twice the bytes, few rounds"),
+    Algorithm("broadcast", "chain", pipelined_chain.chain_broadcast, "pieces through all ranks in a row; fewest bytes",
+              chunked=True, law=lambda p: (1, p - 2, 1, 1)),
+    Algorithm("broadcast", "tree", tree.tree_broadcast, "down two pipelined trees; few bytes, few rounds",
+              chunked=True, law=lambda p: (1, 1 + 2 * _levels(p), 1, 2)),
     Algorithm("reduce", "binomial", binomial.binomial_reduce, "whole buffers up a tree; fewest rounds"),
-    Algorithm(
-        "reduce",
-        "scatter_allgather",
-        scatter_allgather.scatter_allgather_reduce,
-        "reduce-scatter, then gathered; twice the bytes, few rounds",
-    ),
-    Algorithm(
-        "reduce",
-        "chain",
-        pipelined_chain.chain_reduce,
-        "pieces through all ranks in a row; fewest bytes",
-        chunked=True,
-        law=lambda p: (1, p - 2, 1, 1),
-    ),
-    Algorithm(
-        "reduce",
-        "tree",
-        tree.tree_reduce,
-        "up two pipelined trees; few bytes, few rounds",
-        chunked=True,
-        law=lambda p: (1, 1 + 2 * _levels(p), 1, 2),
-    ),
-    Algorithm(
-        "all_to_all",
-        "pairwise",
-        pairwise.pairwise_all_to_all,
-        "every part straight to its owner; fewest bytes, many rounds",
-    ),
-    Algorithm(
-        "all_to_all", "bruck", bruck.bruck_all_to_all, "parts travel by powers of two; fewest rounds, more bytes"
-    ),
-    Algorithm(
-        "all_to_all", "allpairs", allpairs.allpairs_all_to_all, "everybody to everybody; one round, needs a switch"
-    ),
-    Algorithm(
-        "barrier", "dissemination", bruck.dissemination_barrier, "everybody hears of everybody by doubling distances"
-    ),
+    Algorithm("reduce", "scatter_allgather", scatter_allgather.scatter_allgather_reduce,
+              "reduce-scatter, then gathered; twice the bytes, few rounds"),
+    Algorithm("reduce", "chain", pipelined_chain.chain_reduce, "pieces through all ranks in a row; fewest bytes",
+              chunked=True, law=lambda p: (1, p - 2, 1, 1)),
+    Algorithm("reduce", "tree", tree.tree_reduce, "up two pipelined trees; few bytes, few rounds",
+              chunked=True, law=lambda p: (1, 1 + 2 * _levels(p), 1, 2)),
+    Algorithm("all_to_all", "pairwise", pairwise.pairwise_all_to_all, "every part straight to its owner; fewest bytes"),
+    Algorithm("all_to_all", "bruck", bruck.bruck_all_to_all, "parts travel by powers of two; fewest rounds"),
+    Algorithm("all_to_all", "allpairs", allpairs.allpairs_all_to_all, "everybody to everybody; needs a switch"),
+    Algorithm("barrier", "dissemination", bruck.dissemination_barrier, "everybody hears of everybody by doubling"),
 )
+# fmt: on
 ALGORITHMS = {(line.collective, line.name): line for line in _LINES}
 
 
@@ -263,6 +150,8 @@ def find_algorithm(collective, name):
         InputError: no such collective or algorithm.
     """
     lines = algorithms_for(collective)
+    if name == NATIVE:
+        raise InputError(f"algorithm: {NATIVE} is the transport library's own, which has no schedule")
     if (collective, name) not in ALGORITHMS:
         raise InputError(
             f"algorithm: got {name!r} for {collective}, expected one of {', '.join(line.name for line in lines)}"
@@ -283,8 +172,8 @@ def make_schedule(collective, name, world_size, num_chunks=None, root=None, late
         InputError: unknown names, a rank out of range, or a world size or chunk count that the algorithm cannot use.
     """
     line = find_algorithm(collective, name)
-    if world_size < 1:
-        raise InputError(f"world size: got {world_size}, expected 1 or more")
+    if not 1 <= world_size <= MAX_RANKS:
+        raise InputError(f"world size: got {world_size}, expected 1 to {MAX_RANKS}")
     reason = line.refuses(world_size)
     if reason:
         raise InputError(f"{name} {collective}: got {world_size} ranks, {reason}")
@@ -297,8 +186,9 @@ def make_schedule(collective, name, world_size, num_chunks=None, root=None, late
         options["late_rank"] = _rank("late rank", world_size - 1 if late_rank is None else late_rank, world_size)
     elif late_rank is not None:
         raise InputError(f"late rank: got {late_rank}, but {name} {collective} expects none")
-    if num_chunks is not None and num_chunks < 1:
-        raise InputError(f"chunks: got {num_chunks}, expected 1 or more")
+    if num_chunks is not None and not 1 <= num_chunks <= max(world_size**2, MAX_CELLS // world_size):
+        limit = max(world_size**2, MAX_CELLS // world_size)
+        raise InputError(f"chunks: got {num_chunks}, expected 1 to {limit} with {world_size} ranks")
     if line.slow:
         options["progress"] = progress
     if line.chunked:
