@@ -38,8 +38,8 @@ class Communicator:
 
     Every collective has a blocking form and a started one (`start_all_reduce`, ...), which returns a request with
     `wait` and `test`. Calls run in the order in which they were started, one after the other, and advance only while
-    one of them is waited for or tested. Arrays are C-contiguous NumPy arrays, or other host buffers; `stream` is for device arrays, which
-    are not taken yet. Ranks in errors are those of the transport.
+    one of them is waited for or tested. Arrays are C-contiguous NumPy arrays, or other host buffers; `stream` is for
+    device arrays, which are not taken yet. Ranks in errors are those of the transport.
 
     Options of every collective:
         algorithm: a name of `algorithms(collective)`, or "auto".
@@ -71,9 +71,12 @@ class Communicator:
         self.tuning = Tuning(self)
         # Calls not yet complete, in order; after a failure they stay, since the transport may still use their buffers.
         self._calls = []
+        # Messages not known to be complete: they hold the arrays, whatever becomes of the request.
+        self._messages = []
         self._number = 0
         self._failure = None
-        self._failing = Failing(self)
+        # A context in which an error of lanterne ends this communicator.
+        self.failing = Failing(self)
         self.spins = choose_spins(self.world_size if ranks_here is None else ranks_here)
         self.native = None
 
@@ -166,7 +169,7 @@ class Communicator:
         self._check_open()
         call = resolve(self, collective, in_array, out_array, **options)
         request = native.start(self, call) if call.algorithm == "native" else self._planned(call)
-        with self.failing():
+        with self.failing:
             self._number += 1
             self.control.begin(self._number, request.signature)
             self._calls.append(request)
@@ -178,7 +181,7 @@ class Communicator:
         plan = self._plans.find(call.key) or self._plans.add(call.key, call.dtype)
         execution = plan.take(call.in_place)
         execution.bind(call.in_array, call.out_array)
-        with self._failing:
+        with self.failing:
             plan.agree()
         return CallRequest(self, plan, execution, call.in_place)
 
@@ -188,7 +191,7 @@ class Communicator:
         if not calls:
             return False
         self._check_open()
-        with self._failing:
+        with self.failing:
             while calls[0].advance():
                 del calls[0]
                 if not calls:
@@ -202,10 +205,6 @@ class Communicator:
             self._calls[-1].wait()
 
     # -- failure
-
-    def failing(self):
-        """A context in which an error of lanterne ends this communicator."""
-        return self._failing
 
     def fail(self, error):
         """End this communicator because of `error`: the others are told, every later call on it raises it."""
@@ -252,7 +251,13 @@ class Communicator:
             raise InputError(f"tag: got {tag}, expected 0 to {len(USER_LANES) - 1}")
         region = self.transport.register(array)
         op = verb(region, 0, region.nbytes, self.ranks[peer], make_tag(self.communicator_id, USER_LANES[tag]))
-        return MessageRequest(self, self.transport.post((op,)))
+        if verb is Recv and region.buffer.readonly:
+            raise InputError("recv: got a read-only array, expected a writable one")
+        with self.failing:
+            request = MessageRequest(self, self.transport.post((op,)))
+            self._messages = [message for message in self._messages if not message.done and not message.poll()]
+        self._messages.append(request)
+        return request
 
     # -- groups
 
@@ -299,7 +304,8 @@ class Communicator:
         return self
 
     def __exit__(self, _, error, __):
-        if error is not None:
+        # A program that ends with sys.exit(0) has not failed.
+        if error is not None and getattr(error, "code", 1) not in (0, None):
             self.fail(PeerFailed(self.transport.rank, f"{type(error).__name__}: {error}"))
         self.close()
 

@@ -156,7 +156,7 @@ class MessageRequest(_Request):
 
     def poll(self):
         """As CallRequest.poll; True once the data has left (send) or arrived (receive)."""
-        with self.communicator.failing():
+        with self.communicator.failing:
             self.done = self._request.test()
         return self.done
 
@@ -185,7 +185,7 @@ def wait(request, timeout_s):
         else:
             time.sleep(NAP_S)
         now_s = time.monotonic()
-        with communicator.failing():
+        with communicator.failing:
             communicator.transport.check_peers(request.pending_peers())
             if now_s > next_report_s:
                 communicator.control.report()

@@ -1,6 +1,7 @@
 """What a user of a Communicator sees: results, order, groups, messages, and every way in which a call can go wrong."""
 
 import gc
+import sys
 import threading
 import time
 import weakref
@@ -185,6 +186,41 @@ def test_messages_by_peer_and_tag():
         return [first.tolist(), second.tolist()]
 
     assert lanterne.spawn(3, run) == [[[2], [2, 2]], [[0], [0, 0]], [[1], [1, 1]]]
+
+
+def test_a_message_holds_its_array_though_its_request_is_dropped():
+    def run(comm):
+        if comm.rank == 0:
+            for i in range(20):
+                comm.start_send(np.full(5000, float(i)), 1)
+            gc.collect()
+            comm.barrier()
+            return None
+        comm.barrier()
+        out = np.empty(5000)
+        return [comm.recv(out, 0) or set(out.tolist()) for _ in range(20)]
+
+    assert lanterne.spawn(2, run, timeout_s=20.0)[1] == [{float(i)} for i in range(20)]
+
+
+def test_a_receive_into_read_only_memory():
+    with pytest.raises(InputError, match="read-only"):
+        lanterne.spawn(2, lambda comm: comm.recv(frozen(np.zeros(1)), 1 - comm.rank))
+
+
+@pytest.mark.parametrize(("code", "heard"), [(0, None), (3, PeerFailed)])
+def test_only_an_exit_code_of_0_is_no_failure(code, heard):
+    seen = []
+
+    def run(comm):
+        comm.barrier()
+        if comm.rank == 0:
+            sys.exit(code)
+        seen.append(outcome(comm, lambda comm: comm.control.listen(0.5)))
+
+    with pytest.raises(SystemExit):
+        lanterne.spawn(2, run)
+    assert seen == [None] if heard is None else isinstance(seen[0], heard)
 
 
 def test_send_recv_exchanges():
