@@ -22,7 +22,7 @@ QUICK = {"unidirectional": ("adaptra", "zb_h1", "zb_h2"), "wave": ("zb_v",)}
 
 
 class Improvement(NamedTuple):
-    """What the solver knew at one moment; times of the plan in the problem's unit."""
+    """What the solver knew at one moment; the final plan may be better still: simulation takes idle time out."""
 
     elapsed_s: float
     makespan: float

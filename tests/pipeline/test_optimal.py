@@ -75,7 +75,10 @@ def test_the_simulator_agrees_with_the_solver(data, problem):
     checked = check(solution.plan, problem)
     assert simulate(checked, problem).makespan == solution.makespan
     assert solution.improvements == tuple(told)
-    assert solution.improvements[-1].makespan == pytest.approx(solution.makespan)
+    # A solution that is not optimal may hold idle time, which the simulator takes out.
+    objective = solution.improvements[-1].makespan
+    assert solution.makespan <= objective * (1 + 1e-9)
+    assert objective == pytest.approx(solution.makespan) or not solution.is_optimal
     assert solution.lower_bound <= solution.makespan
     assert solution.is_optimal == (solution.lower_bound == pytest.approx(solution.makespan, rel=1e-5))
     greedy = simulate(crosspipe(problem, placement=placement, weight_parts=1), problem).makespan
