@@ -1,4 +1,4 @@
-"""The schedule that ADAPTRA's theorem is about: B and F strictly in turn, W last, so that only its slack absorbs delays."""
+"""The schedule of ADAPTRA's theorem: B and F strictly in turn, W last, so that only its slack absorbs delays."""
 
 from dataclasses import replace
 
