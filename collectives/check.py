@@ -4,9 +4,6 @@ The rules, in order within a round: (1) ranks, chunks and ops in range; (2) the 
 contribution is added twice, nothing is added to nothing; (4) no conflicting writes; (5) at most `ports` messages sent,
 and received, per rank. Then (6) every result is exactly what the contract wants; (7) scratch within its bound. The late
 rank takes part in nothing but the last phases, those named "join".
-
-Sets are rows of 64-bit words, kept only for the cells that some transfer touches. Where a part starts on one rank, one
-bit says all there is to say.
 """
 
 from dataclasses import dataclass, field
@@ -14,6 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..errors import ScheduleError
+from .cells import Cells
 from .contracts import EVERY, contract_of, ends_at, starts_at
 from .schedule import COPY, OP_NAMES, REDUCE, CollectiveSchedule
 
@@ -42,7 +40,7 @@ class CheckedSchedule:
         contract = contract_of(schedule)
         _check_ranges(schedule)
         _check_late_rank(schedule)
-        cells = _Cells(schedule, contract)
+        cells = Cells(schedule, contract)
         marks = np.zeros(len(cells.keys), np.int64)
         for index in range(schedule.num_rounds):
             _check_round(schedule, cells, marks, index)
@@ -50,12 +48,9 @@ class CheckedSchedule:
         object.__setattr__(self, "scratch_chunks", _scratch_chunks(schedule, cells))
         bound = self.max_scratch_chunks
         if bound is None:
-            pieces = schedule.num_chunks // contract.parts(schedule.world_size)
-            bound = (
-                pieces
-                * contract.buffer_parts(schedule.world_size)
-                * max(schedule.ports, (schedule.world_size - 1).bit_length())
-            )
+            p = schedule.world_size
+            buffer_chunks = schedule.num_chunks // contract.parts(p) * contract.buffer_parts(p)
+            bound = buffer_chunks * max(schedule.ports, (p - 1).bit_length())
         if self.scratch_chunks > bound:
             raise ScheduleError(
                 f"{schedule.name}: got scratch of {self.scratch_chunks} chunks on a rank, expected at most {bound}"
@@ -69,49 +64,6 @@ def check(schedule, max_scratch_chunks=None):
         ScheduleError: naming schedule, round, transfer, rank and chunk.
     """
     return CheckedSchedule(schedule, max_scratch_chunks)
-
-
-class _Cells:
-    """The touched (rank, chunk) cells, sorted by key = rank * num_chunks + chunk, and the set that each holds."""
-
-    def __init__(self, schedule, contract):
-        count = schedule.num_transfers
-        from_keys = schedule.src.astype(np.int64) * schedule.num_chunks + schedule.chunk
-        to_keys = schedule.dst.astype(np.int64) * schedule.num_chunks + schedule.chunk
-        self.keys, places = _number(np.concatenate([from_keys, to_keys]), schedule.world_size * schedule.num_chunks)
-        self.src, self.dst = places[:count], places[count:]
-        self.rank, self.chunk = np.divmod(self.keys, schedule.num_chunks)
-        self.starts, self.ends = starts_at(schedule, self.chunk), ends_at(schedule, self.chunk)
-        self.full = _full_set(schedule.world_size if contract.reduces else 1)
-        self.sets = np.zeros((len(self.keys), len(self.full)), np.uint64)
-        held = np.flatnonzero((self.starts == EVERY) | (self.starts == self.rank))
-        bit = self.rank[held] if contract.reduces else np.zeros_like(held)
-        self.sets[held, bit // 64] = np.uint64(1) << (bit % 64).astype(np.uint64)
-
-    def contributors(self, cell, words):
-        """The ranks whose contributions the set `words` of `cell` names, ascending."""
-        if self.starts[cell] != EVERY:
-            return [int(self.starts[cell])]
-        return [64 * i + bit for i, word in enumerate(words.tolist()) for bit in range(64) if word >> bit & 1]
-
-
-def _number(keys, limit):
-    """(distinct keys ascending, place of each key among them), as np.unique gives them; keys are below `limit`."""
-    if limit > 8 * len(keys):
-        return np.unique(keys, return_inverse=True)
-    # Most cells are touched: marking them is several times faster than sorting.
-    place = np.zeros(limit, np.int64)
-    place[keys] = 1
-    distinct = np.flatnonzero(place)
-    place[distinct] = np.arange(len(distinct))
-    return distinct, place[keys]
-
-
-def _full_set(size):
-    full = np.full((size + 63) // 64, ~np.uint64(0))
-    if size % 64:
-        full[-1] = (np.uint64(1) << np.uint64(size % 64)) - np.uint64(1)
-    return full
 
 
 def _fail(schedule, transfer, reason):

@@ -21,7 +21,7 @@ from ..errors import ScheduleError
 COPY, REDUCE = 0, 1
 OP_NAMES = ("copy", "reduce")
 # Far beyond any use; so that a broken file cannot exhaust the memory.
-MAX_WORLD_SIZE, MAX_CHUNKS = 2**16, 2**26
+MAX_WORLD_SIZE, MAX_CHUNKS = 2**16, 2**24
 
 
 class Transfer(NamedTuple):
