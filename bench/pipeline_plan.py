@@ -32,6 +32,8 @@ from .pipeline_report import (
 )
 
 ALL = "all"
+# Per scheduler, when all are compared without a limit of the user's.
+COMPARE_S = 10.0
 
 
 def add_arguments(parser):
@@ -52,7 +54,12 @@ def add_arguments(parser):
         metavar="NAME=VALUE",
         help="an option of the scheduler, such as stages_per_rank=4",
     )
-    parser.add_argument("--time-limit", type=float, metavar="SECONDS", help="for schedulers that search")
+    parser.add_argument(
+        "--time-limit",
+        type=float,
+        metavar="SECONDS",
+        help=f"for schedulers that search (default: their own; {COMPARE_S:g} with all)",
+    )
     parser.add_argument("--json", metavar="FILE", help="write the plan as JSON ('-' for standard output)")
     add_picture_arguments(parser)
 
@@ -106,9 +113,10 @@ def make(name, problem, time_limit_s=None, options=None, memory=False):
 
 
 def _check_options(name, options, known):
+    names = [option for option in list(known)[1:] if option != "progress"]
     for option, value in options.items():
-        if option not in list(known)[1:]:
-            expected = ", ".join(list(known)[1:]) or "none"
+        if option not in names:
+            expected = ", ".join(names) or "none"
             raise InputError(f"--option: got {option!r}, expected one of {expected} for {name}")
         default = known[option].default
         if default is not None and not isinstance(value, (int, float) if isinstance(default, float) else type(default)):
@@ -116,16 +124,20 @@ def _check_options(name, options, known):
 
 
 def _compare(args, problem, unit, unit_s):
+    if args.option:
+        raise InputError(f"--option: got {args.option[0]!r} with all schedulers, expected it with one")
     made, notes = [], []
     for name in SCHEDULERS:
         report.progress(f"planning with {name}")
         try:
-            made.append(make(name, problem, args.time_limit, parse_options(args.option)))
+            made.append(make(name, problem, args.time_limit or COMPARE_S))
         except ScheduleError:
             raise
         except InputError as error:
             notes.append(f"{name}: {error}")
     report.progress("")
+    if not made:
+        raise InputError(f"scheduler: got no plan from any, the first said: {notes[0]}")
     made.sort(key=lambda evaluation: (not evaluation.fits, evaluation.timeline.makespan))
     if args.json:
         report.write_json(

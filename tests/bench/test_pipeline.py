@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+
 from lanterne.bench import cli
 
 CASES = str(Path(__file__).parents[1] / "pipeline" / "data" / "cases.json")
@@ -198,6 +199,7 @@ def test_sweep_marks_plans_that_do_not_fit_and_draws(capsys, tmp_path):
             ["plan", *FLAGS, "--scheduler", "adaptra", "--option", "warmups=5"],
             "--option: adaptra cannot take warmups=5",
         ),
+        (["plan", *FLAGS, "--scheduler", "all", "--option", "x=1"], "--option: got 'x=1' with all schedulers"),
         (["plan", *FLAGS, "--scheduler", "1f1b", "--option", "x"], "--option: got 'x', expected NAME=VALUE"),
         (["plan", *FLAGS, "--link", "3=1ms"], "link: got '3', expected 0 to 2"),
         (["plan", *FLAGS, "--link", "1"], "--link: got '1', expected LINK=VALUE"),

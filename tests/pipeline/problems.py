@@ -1,6 +1,7 @@
 """Random problems and random valid plans for the tests of this folder."""
 
 from hypothesis import strategies as st
+
 from lanterne.pipeline.action import Action, dependencies
 from lanterne.pipeline.costs import costs
 from lanterne.pipeline.placement import bidirectional, loop, unidirectional, wave

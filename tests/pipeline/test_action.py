@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from lanterne.pipeline.action import KINDS, Action, dependencies
-from lanterne.pipeline.placement import bidirectional, unidirectional, wave
 
 from lanterne.errors import ScheduleError
+from lanterne.pipeline.action import KINDS, Action, dependencies
+from lanterne.pipeline.placement import bidirectional, unidirectional, wave
 
 PIPELINE = Path(__file__).resolve().parents[2] / "pipeline"
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+
 from lanterne.pipeline.analysis import bubble_rate, busy_time, critical_path, memory_profile, senders, slack
 from lanterne.pipeline.check import check
 from lanterne.pipeline.costs import costs

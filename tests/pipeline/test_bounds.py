@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+
 from lanterne.pipeline.bounds import bounds, lower_bound, preemptive_makespan
 from lanterne.pipeline.check import check
 from lanterne.pipeline.placement import unidirectional

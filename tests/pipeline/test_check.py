@@ -6,6 +6,8 @@ from itertools import product
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from lanterne.errors import InputError, ScheduleError
 from lanterne.pipeline.action import Action, dependencies
 from lanterne.pipeline.check import check, total_order
 from lanterne.pipeline.costs import costs
@@ -14,8 +16,6 @@ from lanterne.pipeline.plan import Plan
 from lanterne.pipeline.problem import Problem
 from lanterne.pipeline.schedulers import SCHEDULERS, plan
 from lanterne.pipeline.simulate import simulate
-
-from lanterne.errors import InputError, ScheduleError
 
 from .problems import PLACEMENTS, placements, plans, problems
 

@@ -4,13 +4,13 @@ import json
 import re
 
 import pytest
+
+from lanterne.errors import InputError
 from lanterne.pipeline.draw import draw
 from lanterne.pipeline.problem import Problem
 from lanterne.pipeline.schedulers import plan
 from lanterne.pipeline.simulate import simulate
 from lanterne.pipeline.trace import chrome_trace
-
-from lanterne.errors import InputError
 
 PROBLEM = Problem(3, 4, 10, 20, 30, [5, 0], data_parallel={"kind": "zero1", "reduce_scatter": 7, "all_gather": 3})
 

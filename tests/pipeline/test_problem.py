@@ -5,9 +5,9 @@ import json
 
 import pytest
 from hypothesis import given, settings
-from lanterne.pipeline.problem import Memory, Problem
 
 from lanterne.errors import InputError
+from lanterne.pipeline.problem import Memory, Problem
 
 from .problems import problems
 

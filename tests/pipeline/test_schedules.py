@@ -2,14 +2,14 @@
 
 import numpy as np
 import pytest
+
+from lanterne.errors import InputError
 from lanterne.pipeline.analysis import bubble_rate, busy_time
 from lanterne.pipeline.bounds import lower_bound
 from lanterne.pipeline.check import check
 from lanterne.pipeline.problem import Problem
 from lanterne.pipeline.schedulers import SCHEDULERS, load, plan
 from lanterne.pipeline.simulate import simulate
-
-from lanterne.errors import InputError
 
 STATIC = [name for name, (module, _, _) in SCHEDULERS.items() if module.startswith("schedules.")]
 SHAPES = [(p, m) for p in (1, 2, 3, 4, 5, 8) for m in (1, 2, 3, 5, 8, 16, 17)]

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+
+from lanterne.errors import InputError, ScheduleError
 from lanterne.pipeline.action import Action, dependencies
 from lanterne.pipeline.check import check
 from lanterne.pipeline.costs import costs
@@ -18,8 +20,6 @@ from lanterne.pipeline.problem import Problem
 from lanterne.pipeline.program import program_of_plan
 from lanterne.pipeline.schedulers import plan
 from lanterne.pipeline.simulate import makespan, makespan_of_orders, simulate
-
-from lanterne.errors import InputError, ScheduleError
 
 from .problems import PLACEMENTS, placements, plans, problems
 
