@@ -17,6 +17,8 @@ from .plan import Plan
 from .schedulers import plan
 from .simulate import simulate
 
+# The share of the time that the solver may look for a plan that reaches the lower bound.
+REACH_SHARE = 0.4
 # Quick schedulers besides CrossPipe's greedy whose plans have F, B and W apart, by placement.
 QUICK = {"unidirectional": ("adaptra", "zb_h1", "zb_h2"), "wave": ("zb_v",)}
 
@@ -134,28 +136,45 @@ class _Search:
                 self.progress(now)
 
     def solve(self, time_limit_s, gap, workers):
+        """Look for a plan that reaches the bound for a share of the time, then for the best in the rest.
+
+        Asked for nothing longer than the bound, the solver prunes most: it finds such a plan, and there often is one,
+        long before it would improve its way there, or proves that there is none.
+        """
         from ortools.sat.python import cp_model
 
-        tables = costs(self.problem, self.plan.placement)
-        model = build_model(tables, self.timeline.makespan, self.bound)
-        _add_hint(model, self.timeline)
         solver = cp_model.CpSolver()
         # Probing takes seconds and finds little here.
         solver.parameters.cp_model_probing_level = 0
         solver.parameters.use_strong_propagation_in_disjunctive = True
         solver.parameters.num_workers = workers or len(os.sched_getaffinity(0))
-        solver.parameters.max_time_in_seconds = time_limit_s
         solver.parameters.relative_gap_limit = gap
-        unit = model.grain / model.scale
-        solver.best_bound_callback = lambda bound: self.note(lower_bound=bound * unit)
-        note = self.note
+        ends = time.monotonic() + time_limit_s
+        for horizon, share in ((self.bound, REACH_SHARE), (self.timeline.makespan, 1.0)):
+            left_s = ends - time.monotonic()
+            if left_s > 0 and not self.is_closed(gap):
+                solver.parameters.max_time_in_seconds = share * left_s
+                self.attempt(solver, horizon)
+
+    def attempt(self, solver, horizon):
+        """Let `solver` look for the best plan no longer than `horizon`."""
+        from ortools.sat.python import cp_model
+
+        model = build_model(costs(self.problem, self.plan.placement), horizon, self.bound)
+        _add_hint(model, self.timeline)
+        note, unit = self.note, model.grain / model.scale
 
         class Watcher(cp_model.CpSolverSolutionCallback):
             def on_solution_callback(self):
                 note(self.objective_value * unit, self.best_objective_bound * unit)
 
+        solver.best_bound_callback = lambda bound: note(lower_bound=bound * unit)
         status = solver.solve(model.model, Watcher())
-        self.bound = max(self.bound, solver.best_objective_bound * unit)
+        if status == cp_model.INFEASIBLE:
+            self.bound = max(self.bound, (model.longest + 1) * unit)
+            note(lower_bound=self.bound)
+            return
+        self.bound = max(self.bound, min(solver.best_objective_bound, model.longest) * unit)
         if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
             self.take(_plan(model, solver, self.plan.placement, self.problem.microbatches))
 

@@ -33,6 +33,7 @@ class Model:
         orders: (variable, one action, another) for whether the one's message goes first.
         scale: whole numbers per unit of time.
         grain: whole numbers per value of `makespan`.
+        longest: the largest value of `makespan`.
     """
 
     model: object
@@ -44,6 +45,7 @@ class Model:
     orders: list
     scale: float
     grain: int
+    longest: int
 
 
 def time_scale(tables: Costs, horizon):
@@ -70,13 +72,15 @@ def build_model(tables: Costs, horizon, lower_bound):
     from ortools.sat.python import cp_model
 
     scale, grain = time_scale(tables, horizon)
-    builder = _Builder(cp_model.CpModel(), tables, scale, int(np.ceil(horizon * scale - 1e-6)))
+    # A hundredth of the smallest step is far above what sums of floats are off by, and far below what matters.
+    least, longest = (int(np.ceil((value * scale - 0.01) / grain)) for value in (lower_bound, horizon))
+    builder = _Builder(cp_model.CpModel(), tables, scale, longest * grain)
     builder.add_ranks()
     builder.add_needs()
     builder.add_memory()
-    makespan = builder.add_makespan(grain, int(np.ceil((lower_bound - 1e-6) * scale / grain)))
+    makespan = builder.add_makespan(grain, min(least, longest), longest)
     handles = builder.start, builder.message, builder.shared_links, builder.sizes, builder.orders
-    return Model(builder.model, makespan, *handles, scale, grain)
+    return Model(builder.model, makespan, *handles, scale, grain, longest)
 
 
 class _Builder:
@@ -217,13 +221,13 @@ class _Builder:
         number = self.tables.id(KINDS.index(kind), stage, 0)
         return float(self.tables.alloc[number] - self.tables.free[number])
 
-    def add_makespan(self, grain, least):
+    def add_makespan(self, grain, least, longest):
         """The end of the last action or data-parallel communication, one of the latter at a time on each rank.
 
         A stage's first F waits for its all-gather; its all-reduce or reduce-scatter for its last W. Some plan of least
         makespan has no idle time but that which times make, so its makespan is a multiple of `grain`.
         """
-        makespan = self.model.new_int_var(min(least, -(-self.horizon // grain)), -(-self.horizon // grain), "makespan")
+        makespan = self.model.new_int_var(least, longest, "makespan")
         lanes = [[] for _ in range(self.placement.num_ranks)]
         for stage, rank in enumerate(self.placement.stage_to_rank):
             first, last = self.stream("F", stage)[:1], self.stream("W", stage)[-1:]
