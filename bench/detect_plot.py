@@ -37,11 +37,14 @@ def _panel(axis, name, tracker, seconds):
         end = len(seconds) if incident.relief is None else incident.relief
         axis.axvspan(incident.onset - 0.5, end - 0.5, color="tab:red", alpha=0.22, linewidth=0)
         label = f" x{incident.ratio:.2f}, rows {incident.onset}-{'' if incident.relief is None else incident.relief}"
-        axis.annotate(label, (incident.onset, top), va="top", fontsize=8, color="tab:red")
+        axis.annotate(
+            label, (incident.onset, top), (0, -4), textcoords="offset points", va="top", fontsize=8, color="tab:red"
+        )
     for event in tracker.events:
         if event.kind == "change":
             axis.axvline(event.index, color="tab:blue", linewidth=0.9, linestyle="--")
-            axis.annotate(f" x{event.ratio:.2f}", (event.index, bottom), va="bottom", fontsize=8, color="tab:blue")
+            text = f" x{event.ratio:.2f}"
+            axis.annotate(text, (event.index, bottom), (0, 4), textcoords="offset points", fontsize=8, color="tab:blue")
     axis.set_ylim(bottom, top)
     axis.set_xlim(-1, len(seconds))
     axis.set_ylabel("iteration time (s)")

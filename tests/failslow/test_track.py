@@ -68,15 +68,18 @@ def test_warm_up_is_no_event(decay):
 
 
 def test_small_steps_add_up():
-    events = track(series((100, 1.0), (60, 1.06), (60, 1.125), (60, 1.0))).events
+    tracker = track(series((100, 1.0), (60, 1.06), (60, 1.125), (60, 1.0)))
+    events = tracker.events
+    assert [(i.onset, i.relief) for i in tracker.incidents] == [(100, 220)]
     assert [(e.kind, e.index) for e in events] == [("change", 100), ("onset", 160), ("relief", 220)]
     assert events[1].ratio == pytest.approx(1.125, rel=0.01)
 
 
-def test_a_small_step_is_a_change_not_an_incident():
+def test_a_small_step_is_a_change_and_an_incident_of_its_size():
     tracker = track(series((100, 1.0), (100, 1.06), (100, 1.0)))
     assert [(e.kind, e.index) for e in tracker.events] == [("change", 100), ("change", 200)]
-    assert tracker.incidents == []
+    assert [(i.onset, i.relief) for i in tracker.incidents] == [(100, 200)]
+    assert tracker.incidents[0].ratio == pytest.approx(1.06, rel=0.01)
 
 
 def test_a_faster_job_is_a_change_and_its_new_level_counts():
@@ -93,7 +96,9 @@ def test_another_level_inside_an_incident():
 
 def test_no_best_ever_reference():
     """A spell faster than usual is not what later rows are measured against for ever."""
-    assert [e.kind for e in track(series((400, 1.0), (60, 0.93), (400, 1.0))).events] == ["change", "change"]
+    tracker = track(series((400, 1.0), (60, 0.93), (400, 1.0)))
+    assert [e.kind for e in tracker.events] == ["change", "change"]
+    assert tracker.incidents == []
 
 
 @settings(max_examples=40, deadline=None)
@@ -170,9 +175,8 @@ def test_real_series(labelled):
     found = track(read_column(DATA / f"{name}.csv", "seconds")).incidents
     wanted = []
     for event in label["events"]:
-        rows = [
-            row for row, step in enumerate(steps) if event.get("onset_step", 1) <= step < event.get("relief_step", 0)
-        ]
+        first, end = event.get("small_step") or (event["onset_step"], event["relief_step"])
+        rows = [row for row, step in enumerate(steps) if first <= step < end]
         wanted += [(rows[0], rows[-1] + 1)] if len(rows) >= 6 else []
     after = [i for i in found if steps[i.onset] > 300 or any(abs(i.onset - onset) <= 4 for onset, _ in wanted)]
     assert len(after) == len(wanted)
