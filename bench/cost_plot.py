@@ -33,13 +33,16 @@ def plot(path, results):
     from matplotlib import pyplot as plt
 
     sizes = sorted({record["nbytes"] for record in results})
-    figure, axes = plt.subplots(len(sizes), 4, figsize=(20, 4.6 * len(sizes)), squeeze=False, layout="constrained")
+    # Only with a late rank is there more to show than times.
+    panels = _PANELS if any(record["ideal_delay_s"] for record in results) else _PANELS[:1]
+    size = (5 * len(panels) + 1, 4.6 * len(sizes))
+    figure, axes = plt.subplots(len(sizes), len(panels), figsize=size, squeeze=False, layout="constrained")
     for row, nbytes in zip(axes, sizes, strict=True):
         by_name = {}
         for record in results:
             if record["nbytes"] == nbytes:
                 by_name.setdefault(record["algorithm"], []).append(record)
-        for draw, axis in zip((_times, _critical_delays, _ratios, _end_to_end), row, strict=True):
+        for draw, axis in zip(panels, row, strict=True):
             draw(axis, by_name)
             axis.grid(alpha=0.3)
         row[0].set_title(f"{results[0]['collective']}, {format_nbytes(nbytes)}: late rank's arrival to end")
@@ -70,7 +73,7 @@ def _times(axis, by_name):
     _rank_axis(axis, by_name)
     axis.set_ylabel("ms; dotted: without any delay")
     ring = [record["time_s"] for record in by_name.get("ring", next(iter(by_name.values())))]
-    axis.set_ylim(0, 1.6e3 * max(ring))
+    axis.set_ylim(0, 1.6e3 * max(ring) or None)
     axis.legend(fontsize=7, ncols=3, loc="upper center")
 
 
@@ -105,7 +108,8 @@ def _ratios(axis, by_name):
         )
     _rank_axis(axis, by_name)
     axis.set_ylabel("multiples of s beta")
-    axis.legend(fontsize=7)
+    if ranks:
+        axis.legend(fontsize=7)
 
 
 def _end_to_end(axis, by_name):
@@ -128,3 +132,6 @@ def _end_to_end(axis, by_name):
             axis.legend(fontsize=7)
     axis.set_xlabel("share of the job's time in the collective, %")
     axis.set_ylabel("gain, % (band: no delay to ideal delay)")
+
+
+_PANELS = (_times, _critical_delays, _ratios, _end_to_end)

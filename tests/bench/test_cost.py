@@ -44,6 +44,23 @@ def test_plot(tmp_path, capsys, suffix, start):
     assert "late_join" in capsys.readouterr().out
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["broadcast", "-n", "2,8"],
+        ["barrier", "-n", "4"],
+        ["all_reduce", "-n", "1"],
+        ["all_reduce", "-n", "2", "--nbytes", "0,1K"],
+    ],
+)
+def test_plots_with_little_to_show(tmp_path, capsys, arguments):
+    path = tmp_path / "f.svg"
+    assert main(["cost", *arguments, "--plot", str(path)]) == 0
+    assert path.stat().st_size > 1000
+    assert "Warning" not in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
