@@ -45,7 +45,7 @@ def problem_of(stages):
 
 def run(quick):
     """One record per size and solver, with the moments of improvement."""
-    limit_s = 10.0 if quick else 60.0
+    limit_s = 10.0 if quick else 30.0
     records = []
     for stages in SIZES[:2] if quick else SIZES:
         problem = problem_of(stages)

@@ -38,7 +38,7 @@ def problem_of(kind, ratio):
 
 def run(quick):
     """One record per kind of delay and ratio."""
-    time_limit_s = 2.0 if quick else 30.0
+    time_limit_s = 2.0 if quick else 10.0
     base = simulate(plan(problem_of("latency", 0), "zb_v"), problem_of("latency", 0)).makespan
     records = []
     for kind in ("latency", "bandwidth"):
