@@ -8,10 +8,10 @@ A file is CSV with a header line; `--column` names the iteration times, in secon
 one, must increase. Rows are taken one by one, as a running job would give them: an answer at row n uses no row after
 n. Rows count from 0.
 
-An incident is a slow spell of 10 % or more, or of 5 % where that stands clear of the noise and lasts: `onset` is its first
-slow row, `relief` the first one after it, `confirmed` the row at which it was certain. Events are the single changes: onset,
-relief, and change (steps below 10 %, other levels inside an incident, faster jobs). The first 16 rows are never judged,
-and a decaying warm-up is no event.
+An incident is a slow spell of 10 % or more, or of 5 % where that stands clear of the noise and lasts: `onset` is its
+first slow row, `relief` the first one after it, `confirmed` the row at which it was certain. Events are the single
+changes: onset, relief, and change (steps below 10 %, other levels inside an incident, faster jobs). The first 16 rows
+are never judged, and a decaying warm-up is no event.
 """
 
 import csv

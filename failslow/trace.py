@@ -77,9 +77,11 @@ def _read_parquet(path):
         table = parquet.read_table(path)
     except (pa.ArrowException, OSError) as error:
         raise InputError(f"{path}: got no readable parquet file ({str(error).splitlines()[0]})") from error
-    return {
-        name: np.asarray(table[name].to_pylist()) for name in (*REQUIRED, "mc", "seq_id") if name in table.column_names
-    }
+    names = [name for name in (*REQUIRED, "mc", "seq_id") if name in table.column_names]
+    columns = {name: table[name].to_numpy() for name in names if name != "optype"}
+    if "optype" in names:
+        columns["optype"] = np.asarray(table["optype"].cast(pa.string()).to_pylist(), dtype=str)
+    return columns
 
 
 def _read_csv(path):
@@ -133,12 +135,7 @@ def build_trace(columns, name="trace"):
     size = len(columns["step"])
     if size == 0:
         raise InputError(f"{name}: got no records, expected at least one step")
-    for column in ("start_ts", "duration"):
-        values = columns[column].astype(float)
-        bad = ~np.isfinite(values) | ((values < 0) if column == "duration" else False)
-        if bad.any():
-            row = int(np.argmax(bad))
-            raise InputError(f"{name}: record {row}, {column}: got {values[row]}, expected seconds")
+    columns = {column: _checked(np, column, values, name) for column, values in columns.items()}
     compute = np.isin(columns["optype"], list(COMPUTE))
     if not compute.any():
         raise InputError(f"{name}: got no forward-compute or backward-compute records")
@@ -160,6 +157,24 @@ def build_trace(columns, name="trace"):
         {key: value[whole] for key, value in groups.items()},
         tuple(notes),
     )
+
+
+def _checked(np, column, values, name):
+    """`values` as numbers, a missing microbatch or chunk as -1; text for optype."""
+    if column == "optype":
+        return values.astype(str)
+    try:
+        numbers = values.astype(float)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{name}: column {column}: got a value that is no number ({error})") from error
+    if column in ("mb_id", "mc", "seq_id"):
+        numbers = np.where(np.isnan(numbers), -1.0, numbers)
+    bad = ~np.isfinite(numbers) | ((numbers < 0) if column == "duration" else False)
+    if bad.any():
+        row = int(np.argmax(bad))
+        expected = "seconds" if column in ("start_ts", "duration") else "a number"
+        raise InputError(f"{name}: record {row}, {column}: got {numbers[row]}, expected {expected}")
+    return numbers
 
 
 class _Layout:

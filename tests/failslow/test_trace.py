@@ -79,6 +79,13 @@ def test_replay_golden():
     assert step_s(order, compute_s, {(0, "forward"): np.array([[0.5]])}).tolist() == [9.5]
 
 
+def test_replay_of_interleaved_chunks():
+    """2 stages, 2 chunks, 1 microbatch: the chunks go round twice, so nothing overlaps: 4 (F + B)."""
+    order = tuple((("F", 0, 0), ("F", 0, 1), ("B", 0, 1), ("B", 0, 0)) for _ in range(2))
+    compute_s = [np.array([[[1.0, 1.0, 2.0, 2.0]]])] * 2
+    assert step_s(order, compute_s).tolist() == [12.0]
+
+
 def test_replay_of_a_circle():
     order = ((("F", 0, 0), ("B", 0, 0)), (("B", 0, 0), ("F", 0, 0)))
     broken = ((("B", 0, 0), ("F", 0, 0)), (("F", 0, 0), ("B", 0, 0)))
@@ -129,6 +136,26 @@ def changed(column, value):
 def test_bad_times(column, value, text):
     with pytest.raises(InputError, match=text):
         build_trace(changed(column, value))
+
+
+def test_missing_microbatch_of_other_operations_is_fine():
+    columns = make_trace(**SMALL)
+    columns["mb_id"] = np.where(columns["mb_id"] < 0, np.nan, columns["mb_id"])
+    assert len(build_trace(columns).steps) == SMALL["steps"]
+
+
+@pytest.mark.parametrize("column", ["step", "duration", "dp_rank"])
+@pytest.mark.parametrize("bad", [None, "x"])
+def test_parquet_with_holes_or_text(tmp_path, column, bad):
+    pa = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    lists = {name: values.tolist() for name, values in make_trace(**SMALL).items()}
+    lists[column] = [bad if bad is None else str(value) for value in lists[column]]
+    lists[column][0] = bad
+    parquet.write_table(pa.table(lists), tmp_path / "t.parquet")
+    with pytest.raises(InputError, match=column):
+        read_trace(tmp_path / "t.parquet")
 
 
 def test_a_worker_that_never_reports():
