@@ -7,7 +7,7 @@ import pytest
 
 from lanterne.failslow.locate import locate
 from lanterne.failslow.replay import step_s
-from lanterne.failslow.trace import build_trace, read_trace
+from lanterne.failslow.trace import build_trace, read_records, read_trace
 
 from .traces import make_trace
 
@@ -116,3 +116,19 @@ def test_real_traces(name, cause, stage):
     found = locate(read_trace(path))
     assert [(v.cause, v.ranks, v.stage) for v in found] == [(cause, (), stage)]
     assert found[0].saving > 0.1
+
+
+@pytest.mark.parametrize(("name", "where", "rank_there"), [("ST", (0, 3), 6), ("ST", (1, 1), 3), ("SE", (7, 1), 78)])
+def test_a_slow_worker_put_into_real_traces(name, where, rank_there):
+    path = DATA / f"trace-{name}.parquet"
+    if not path.is_file():
+        pytest.skip(f"no real trace at {path}")
+    pytest.importorskip("pyarrow")
+    columns = read_records(path)
+    there = (columns["dp_rank"] == where[0]) & (columns["stage"] == where[1])
+    slow = there & np.char.endswith(columns["optype"], "compute")
+    columns["duration"] = np.where(slow, 1.5, 1.0) * columns["duration"]
+    found = locate(build_trace(columns))
+    assert (found[0].cause, found[0].ranks) == ("worker", (rank_there,))
+    assert found[0].evidence["workers"][0]["slowdown"] == pytest.approx(1.5, rel=0.05)
+    assert [v.cause for v in found[1:]] == [{"ST": "stage", "SE": "data"}[name]]
