@@ -150,24 +150,3 @@ def late_start(world_size, late_rank, delay_s):
     if late_rank is not None:
         start[late_rank] = delay_s
     return start
-
-
-class Choice(NamedTuple):
-    """The cheapest schedule, and the Cost of every candidate in the order given."""
-
-    schedule: object
-    costs: tuple
-
-
-def choose(schedules, nbytes, model, start_delay_s=0.0):
-    """The schedule that ends first; the earlier in the list wins a tie, so that all ranks choose alike.
-
-    Raises:
-        InputError: no schedules, or delays as in `price`.
-    """
-    schedules = list(schedules)
-    if not schedules:
-        raise InputError("choose: got no schedules, expected one or more")
-    costs = tuple(price(schedule, nbytes, model, start_delay_s) for schedule in schedules)
-    best = min(range(len(schedules)), key=lambda i: costs[i].makespan_s)
-    return Choice(schedules[best], costs)

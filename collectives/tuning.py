@@ -21,7 +21,7 @@ import numpy as np
 from .. import __version__
 from ..errors import InputError
 from .cost import CostModel, Piece, price
-from .registry import algorithms_for, find_algorithm, make_schedule
+from .registry import algorithms_for, best_num_chunks, find_algorithm, make_schedule
 
 log = logging.getLogger("lanterne.collectives")
 
@@ -33,11 +33,12 @@ REPEATS = 5
 ENOUGH_S = 0.25
 # Nor any whose buffers would be larger than this on a rank.
 MAX_BUFFER_NBYTES = 16 << 20
-# Pieces that a pipelined algorithm may be cut into.
-CHUNKS = (4, 16, 64)
-# A schedule of more ranks is priced in seconds; from there on the closed forms decide (see `_candidates`).
+# Pipelined algorithms are cut no finer: every message costs the executor some 10 us of Python.
+MIN_CHUNK_NBYTES = 16 << 10
+# A schedule of more ranks is priced in seconds; from there on the first of the registry that can run stands for auto.
 MAX_PRICED_RANKS = 128
-
+# A measurement that something disturbed shall not stay for good.
+MAX_AGE_S = 24 * 3600.0
 
 # Threads of one process, roughly: what one measures there is mostly who held the interpreter.
 THREADS = CostModel(30e-6, 1 / 5e9, 1 / 10e9, serial_messages=True)
@@ -99,11 +100,12 @@ class Tuning:
         if self.model is None:
             raise InputError("explain: got a communicator without a cost model; call tuning.learn() on all its ranks")
         world_size = self._communicator.world_size
-        priced = [
-            (name, chunks, price(_schedule(collective, name, world_size, chunks), nbytes, self.model).makespan_s)
-            for name, chunks in _candidates(collective, world_size)
-        ]
-        return sorted(priced, key=lambda row: row[2])
+        rows = []
+        for line in _candidates(collective, world_size):
+            chunks = best_num_chunks(line, world_size, nbytes, self.model, MIN_CHUNK_NBYTES)
+            cost = price(_schedule(collective, line.name, world_size, chunks), nbytes, self.model)
+            rows.append((line.name, chunks, cost.makespan_s))
+        return sorted(rows, key=lambda row: row[2])
 
     def _make(self, collective, nbytes):
         world_size = self._communicator.world_size
@@ -112,9 +114,9 @@ class Tuning:
             return Choice(named, None, "named by LANTERNE_ALGORITHM")
         candidates = _candidates(collective, world_size)
         if len(candidates) == 1 or world_size == 1:
-            return Choice(*candidates[0], "the only one")
+            return Choice(candidates[0].name, None, "the only one")
         if self.model is None or world_size > MAX_PRICED_RANKS:
-            return Choice(*candidates[0], "not measured")
+            return Choice(candidates[0].name, None, "not measured")
         algorithm, chunks, time_s = self.explain(collective, nbytes)[0]
         return Choice(algorithm, chunks, f"predicted to take {time_s * 1e6:.1f} us ({self.source} model)")
 
@@ -141,13 +143,8 @@ def override(collective, world_size):
 
 @functools.cache
 def _candidates(collective, world_size):
-    """(algorithm, num_chunks) that `auto` chooses from, in the order of the registry; the first is for where nothing is known."""
-    found = []
-    for line in algorithms_for(collective):
-        if line.late or line.refuses(world_size):
-            continue
-        found += [(line.name, chunks) for chunks in (CHUNKS if line.chunked else (None,))]
-    return tuple(found)
+    """The registry lines that `auto` chooses from."""
+    return tuple(line for line in algorithms_for(collective) if not line.late and not line.refuses(world_size))
 
 
 @functools.lru_cache(64)
@@ -256,6 +253,8 @@ def _cache_file(communicator):
 
 def _read(file):
     try:
+        if time.time() - file.stat().st_mtime > MAX_AGE_S:
+            return b""
         return file.read_bytes()[:4096]
     except OSError:
         return b""

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lanterne.collectives.cost import CostModel, choose, late_start, price
+from lanterne.collectives.cost import CostModel, late_start, price
 from lanterne.collectives.registry import ALGORITHMS, best_num_chunks, find_algorithm, make_schedule
 from lanterne.errors import InputError
 
@@ -96,16 +96,6 @@ def test_a_later_start_never_ends_earlier(line, p, delays, more, who):
     assert after.makespan_s <= before.makespan_s + more + 1e-9
 
 
-@pytest.mark.parametrize("nbytes", [2**10, 2**24, 2**30])
-def test_choose_takes_the_cheapest_and_the_first_of_equals(nbytes):
-    model = CostModel(3e-6, 1 / 450e9)
-    schedules = [make_schedule("all_reduce", name, 8) for name in ("ring", "rhd", "bruck", "recursive_doubling")]
-    choice = choose(schedules, nbytes, model)
-    times = [cost.makespan_s for cost in choice.costs]
-    assert choice.schedule is schedules[times.index(min(times))]
-    assert choice.schedule.algorithm == ("recursive_doubling" if nbytes == 2**10 else "rhd")
-
-
 @pytest.mark.parametrize(("collective", "name"), [key for key, line in ALGORITHMS.items() if line.law])
 @pytest.mark.parametrize("nbytes", [2**14, 2**20, 2**27])
 def test_best_num_chunks_is_within_a_few_percent_of_the_best_by_trial(collective, name, nbytes):
@@ -134,7 +124,6 @@ def test_best_num_chunks_is_within_a_few_percent_of_the_best_by_trial(collective
             lambda: price(make_schedule("all_reduce", "ring", 2), 1, CostModel(1, 1), [0, -1]),
             "expected 2 finite numbers",
         ),
-        (lambda: choose([], 1, CostModel(1, 1)), "got no schedules"),
     ],
 )
 def test_bad_numbers(make, message):

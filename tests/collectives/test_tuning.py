@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lanterne.collectives.communicator import Communicator, spawn
-from lanterne.collectives.cost import price
+from lanterne.collectives.cost import CostModel, price
 from lanterne.collectives.registry import make_schedule
 from lanterne.collectives.tuning import MISFIT, fit, learn, override
 from lanterne.errors import InputError
@@ -67,6 +68,13 @@ def test_groups_go_by_the_model_of_their_parent():
     assert spawn(4, main) == [("threads", "threads", True)] * 4
 
 
+@pytest.mark.parametrize("nbytes", [2**10, 2**30])
+def test_few_rounds_for_small_buffers_and_few_bytes_for_large_ones(nbytes):
+    communicator = Communicator(LocalWorld(8).transport(0))
+    communicator.tuning.adopt(CostModel(3e-6, 1 / 450e9, serial_messages=True), "given")
+    assert communicator.tuning.choose("all_reduce", nbytes).algorithm == ("recursive_doubling" if nbytes == 2**10 else "rhd")
+
+
 def test_without_a_model_there_is_a_choice_but_no_explanation():
     communicator = Communicator(LocalWorld(4).transport(0))
     choice = communicator.tuning.choose("all_reduce", 1000)
@@ -93,6 +101,8 @@ def test_the_cache_is_read_and_a_broken_one_is_measured_over(tmp_path, monkeypat
     assert spawn(2, learn)[1][1] == "measured"
     file.write_text("[1, 2")
     assert spawn(2, learn)[0][1] == "measured"
+    os.utime(file, (0, 0))
+    assert spawn(2, learn)[0][1] == "measured", "a model of long ago is measured anew"
 
 
 def test_a_cache_that_cannot_be_written_is_no_error(monkeypatch):
