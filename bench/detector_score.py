@@ -187,6 +187,9 @@ def main():
     except LanterneError as error:
         print(f"lanterne: {error}", file=sys.stderr)
         return 2
+    except BrokenPipeError:
+        sys.stderr.close()
+        return 1
 
 
 if __name__ == "__main__":
