@@ -25,6 +25,7 @@ COMMANDS = {
     "schedule": ("schedule", "make, check, price, draw or export a collective schedule"),
     "cost": ("cost", "alpha-beta study over sizes, rank counts and delays"),
     "bench pipeline": ("pipeline_speed", "benchmark planning, checking and simulating of pipelines"),
+    "bench planner": ("planner_gaps", "benchmark the planner: how far from the optimum, and how long it takes"),
     "pipeline plan": ("pipeline_plan", "plan a pipeline for slow links, unequal stages and little memory"),
     "pipeline simulate": ("pipeline_simulate", "price a pipeline plan under other delays, or with blocking sends"),
     "pipeline sweep": ("pipeline_sweep", "draw makespan over link delay, bandwidth or memory, one line per scheduler"),

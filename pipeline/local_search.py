@@ -1,0 +1,295 @@
+"""Compiled loops over words (see words): their simulation, and the search among their neighbours.
+
+Compiled by Numba when this module is imported the first time, and kept on disk: some seconds once per machine.
+"""
+
+import numpy as np
+from numba import njit
+
+NONE = -1
+
+
+@njit(cache=True)
+def simulate_words(words, letters, sample, arrival, start, came):
+    """The makespan of `words`; 1e300 where ranks wait for each other for ever.
+
+    The same times as the simulator finds: ranks run as far as they go, or, where ranks share a link, in order of ends.
+
+    Args:
+        sample: row of the latencies.
+        arrival: (num_letters, microbatches) float64, overwritten: when the k-th of a letter may start.
+        start: (num_ranks, word_length) float64, overwritten.
+        came: (num_ranks, word_length) float64, overwritten: when what each action waited for was there.
+
+    Cost: about 10 ns per action.
+    """
+    num_ranks, length = words.shape
+    num_letters = len(letters.rank)
+    for letter in range(num_letters):
+        fill = -1.0 if letters.waits[letter] else 0.0
+        for k in range(arrival.shape[1]):
+            arrival[letter, k] = fill
+    count = np.zeros(num_letters, np.int64)
+    at = np.zeros(num_ranks, np.int64)
+    clock = np.zeros(num_ranks)
+    lane = np.zeros(num_ranks)
+    busy_until = np.zeros(letters.num_links + 1)
+    finished = np.zeros(num_letters)
+    stack = np.arange(num_ranks)
+    waiting = np.zeros(num_ranks, np.bool_)
+    depth = num_ranks
+    while True:
+        if letters.shared:
+            rank, soonest = -1, 1e300
+            for other in range(num_ranks):
+                if at[other] < length and words[other, at[other]] >= 0:
+                    letter = words[other, at[other]]
+                    ready = arrival[letter, count[letter]]
+                    if ready >= 0.0:
+                        ends = max(ready, clock[other]) + letters.duration[letter]
+                        if ends < soonest:
+                            rank, soonest = other, ends
+            if rank < 0:
+                break
+        else:
+            if depth == 0:
+                break
+            depth -= 1
+            rank = stack[depth]
+        waiting[rank] = False
+        while at[rank] < length and words[rank, at[rank]] >= 0:
+            i = at[rank]
+            letter = words[rank, i]
+            k = count[letter]
+            ready = arrival[letter, k]
+            if ready < 0.0:
+                waiting[rank] = True
+                break
+            if k == 0 and letters.gather[letter] > 0.0:
+                lane[rank] += letters.gather[letter]
+                ready = max(ready, lane[rank])
+            begins = max(clock[rank], ready)
+            start[rank, i], came[rank, i] = begins, ready
+            now = begins + letters.duration[letter]
+            clock[rank], at[rank], count[letter] = now, i + 1, k + 1
+            finished[letter] = now
+            target = letters.target[letter]
+            if target >= 0:
+                leaves = now
+                if letters.occupancy[letter] > 0.0:
+                    used = letters.link[letter]
+                    leaves = max(busy_until[used], now) + letters.occupancy[letter]
+                    busy_until[used] = leaves
+                arrival[target, k] = leaves + letters.latency[sample, letter]
+                receiver = letters.rank[target]
+                if not letters.shared and waiting[receiver]:
+                    waiting[receiver] = False
+                    stack[depth] = receiver
+                    depth += 1
+            if letters.shared:
+                break
+    makespan = 0.0
+    for rank in range(num_ranks):
+        if at[rank] < length and words[rank, at[rank]] >= 0:
+            return 1e300
+        makespan = max(makespan, clock[rank])
+    return max(makespan, _end_of_reductions(letters, finished, lane))
+
+
+@njit(cache=True)
+def _end_of_reductions(letters, finished, lane):
+    """When the last data-parallel reduction ends, a rank's one after the other as its stages finish."""
+    last = 0.0
+    done = np.zeros(len(finished), np.bool_)
+    for _ in range(len(finished)):
+        first = -1
+        for letter in range(len(finished)):
+            if letters.reduce[letter] > 0.0 and not done[letter] and (first < 0 or finished[letter] < finished[first]):
+                first = letter
+        if first < 0:
+            break
+        done[first] = True
+        rank = letters.rank[first]
+        lane[rank] = max(lane[rank], finished[first]) + letters.reduce[first]
+        last = max(last, lane[rank])
+    return last
+
+
+@njit(cache=True)
+def is_feasible(word, rank, letters):
+    """Whether a rank's word keeps B after F, W after B, and its memory."""
+    count = np.zeros(len(letters.rank), np.int64)
+    used, capacity = 0.0, letters.capacity[rank]
+    for letter in word:
+        if letter < 0:
+            break
+        used += letters.alloc[letter]
+        before = letters.before[letter]
+        if used > capacity or (before >= 0 and count[before] <= count[letter]):
+            return False
+        count[letter] += 1
+        used -= letters.free[letter]
+    return True
+
+
+@njit(cache=True)
+def score(words, letters, quantile, arrival, start, came):
+    """(what the search minimises, the makespan): with samples a quantile of the makespans, or their mean if it is < 0.
+
+    A little of the mean end of the ranks is added, which leads over plateaus.
+    """
+    samples = letters.latency.shape[0]
+    spans = np.empty(samples)
+    for sample in range(samples):
+        spans[sample] = simulate_words(words, letters, sample, arrival, start, came)
+        if spans[sample] >= 1e300:
+            return 1e300, 1e300
+    if samples == 1:
+        span = spans[0]
+    elif quantile < 0.0:
+        span = spans.mean()
+    else:
+        span = np.sort(spans)[min(int(np.ceil(quantile * samples)), samples) - 1]
+    ends = 0.0
+    for rank in range(words.shape[0]):
+        last = words.shape[1] - 1
+        while last >= 0 and words[rank, last] < 0:
+            last -= 1
+        if last >= 0:
+            ends += start[rank, last] + letters.duration[words[rank, last]]
+    return span + 0.01 * ends / words.shape[0], span
+
+
+@njit(cache=True)
+def critical_path(words, letters, start, came, path):
+    """Write the (rank, position) pairs of a longest chain of waiting into `path`, last first; return how many."""
+    num_ranks, length = words.shape
+    rank, i, latest = -1, -1, -1.0
+    last_of = np.full(len(letters.rank), -1, np.int64)
+    for other in range(num_ranks):
+        last = length - 1
+        while last >= 0 and words[other, last] < 0:
+            last -= 1
+        for j in range(last + 1):
+            last_of[words[other, j]] = j
+        if last >= 0:
+            ends = start[other, last] + letters.duration[words[other, last]] + letters.reduce[words[other, last]]
+            if ends > latest:
+                rank, i, latest = other, last, ends
+    size = 0
+    while rank >= 0 and size < path.shape[0]:
+        path[size, 0], path[size, 1] = rank, i
+        size += 1
+        letter = words[rank, i]
+        before = start[rank, i - 1] + letters.duration[words[rank, i - 1]] if i > 0 else 0.0
+        if came[rank, i] > before or (i == 0 and came[rank, i] > 0.0):
+            nth = 0
+            for j in range(i):
+                if words[rank, j] == letter:
+                    nth += 1
+            sender = -1
+            for other in range(len(letters.rank)):
+                if letters.target[other] == letter:
+                    sender = other
+            if sender < 0:
+                break
+            rank = letters.rank[sender]
+            for j in range(length):
+                if words[rank, j] == sender:
+                    if nth == 0:
+                        i = j
+                        break
+                    nth -= 1
+        elif i > 0:
+            i -= 1
+        else:
+            break
+    return size
+
+
+@njit(cache=True)
+def _next(state):
+    """One step of xorshift64*: a float in [0, 1)."""
+    x = state[0]
+    x ^= x >> np.uint64(12)
+    x ^= x << np.uint64(25)
+    x ^= x >> np.uint64(27)
+    state[0] = x
+    return float((x * np.uint64(2685821657736338717)) >> np.uint64(11)) / 9007199254740992.0
+
+
+@njit(cache=True)
+def _rotate(word, source, goal):
+    """Move the letter at `source` to `goal`."""
+    letter = word[source]
+    step = 1 if goal > source else -1
+    i = source
+    while i != goal:
+        word[i] = word[i + step]
+        i += step
+    word[goal] = letter
+
+
+@njit(cache=True)
+def anneal(words, letters, quantile, steps, hot, cold, bound, seed):
+    """(the best words found, their makespan, steps done): simulated annealing by moving letters along the critical path.
+
+    A letter on the path moves to before those that keep it waiting, or the one before it moves behind it; now and then
+    any letter moves. Moves that break the rank's order or memory are not tried.
+
+    Args:
+        steps: moves tried; hot, cold: first and last temperature, in units of time; bound: stops at this makespan.
+    """
+    num_ranks, length = words.shape
+    arrival = np.empty((len(letters.rank), letters.total.max()))
+    start, came = np.zeros((num_ranks, length)), np.zeros((num_ranks, length))
+    path = np.empty((num_ranks * length, 2), np.int64)
+    lengths = np.zeros(num_ranks, np.int64)
+    for rank in range(num_ranks):
+        while lengths[rank] < length and words[rank, lengths[rank]] >= 0:
+            lengths[rank] += 1
+    state = np.empty(1, np.uint64)
+    state[0] = np.uint64(88172645463325252) + np.uint64(seed) * np.uint64(7046029254386353131)
+    words = words.copy()
+    best = words.copy()
+    cost, best_span = score(words, letters, quantile, arrival, start, came)
+    size = critical_path(words, letters, start, came, path)
+    cooling = (cold / hot) ** (1.0 / max(steps, 1))
+    heat = hot
+    step = 0
+    while step < steps and best_span > bound:
+        step += 1
+        heat *= cooling
+        if size == 0 or _next(state) < 0.1:
+            rank = int(_next(state) * num_ranks)
+            i = int(_next(state) * lengths[rank])
+        else:
+            chosen = int(_next(state) * size)
+            rank, i = path[chosen, 0], path[chosen, 1]
+        reach = 1 + int(6.0 * _next(state) ** 2)
+        kind = _next(state)
+        if kind < 0.4:
+            source, goal = i, max(i - reach, 0)
+        elif kind < 0.7:
+            source, goal = i - 1, min(i - 1 + reach, lengths[rank] - 1)
+        else:
+            source, goal = i, min(i + reach, lengths[rank] - 1)
+        if source < 0 or source == goal:
+            continue
+        word = words[rank]
+        if word[source] == word[goal] and abs(goal - source) == 1:
+            continue
+        _rotate(word, source, goal)
+        if not is_feasible(word, rank, letters):
+            _rotate(word, goal, source)
+            continue
+        found, span = score(words, letters, quantile, arrival, start, came)
+        if found <= cost or (found < 1e300 and _next(state) < np.exp((cost - found) / heat)):
+            cost = found
+            if span < best_span * (1 - 1e-12):
+                best_span = span
+                best[:] = words
+            size = critical_path(words, letters, start, came, path)
+        else:
+            _rotate(word, goal, source)
+    return best, best_span, step
