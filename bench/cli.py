@@ -2,6 +2,8 @@
 
 import argparse
 import difflib
+import errno
+import os
 import sys
 from importlib import import_module
 
@@ -93,7 +95,9 @@ def main(argv=None):
             hint = f" (did you mean {close[0]!r}?)" if close else ""
             raise InputError(f"command: got {argv[0]!r}{hint}, expected one of {', '.join(COMMANDS)}")
         args = build_parser(name).parse_args(rest)
-        return args.run(args)
+        code = args.run(args)
+        sys.stdout.flush()
+        return code
     except (InputError, Unavailable) as error:
         code, text = (2 if isinstance(error, InputError) else 3), error
         if launched_rank() != 0:
@@ -103,6 +107,12 @@ def main(argv=None):
     except BrokenPipeError:
         sys.stderr.close()
         return 1
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        # What is left in the buffer must not fail again when Python ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code, text = 1, f"cannot write standard output: {error.strerror}"
     except KeyboardInterrupt:
         code, text = 130, "interrupted"
     print(f"lanterne: {text}", file=sys.stderr)

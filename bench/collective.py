@@ -12,10 +12,12 @@ Time is from an agreed instant to the last completion on any rank, delays includ
 to the last completion: what its lateness still costs. Bandwidths are those of nccl-tests, from the median.
 """
 
+import os
 import statistics
 import sys
 from dataclasses import dataclass
 
+from ..collectives import native
 from ..collectives.registry import find_algorithm
 from ..errors import InputError
 from ..transport.bootstrap import in_a_job
@@ -122,6 +124,9 @@ def parse(args):
         if name not in ("all", "auto", "native"):
             find_algorithm(collective, name)
     _dtype(args.dtype)
+    timeout_s = parse_time_s(args.timeout, "--timeout")
+    if timeout_s <= 0:
+        raise InputError(f"--timeout: got {args.timeout}, expected more than 0")
     return Settings(
         collective=collective,
         ranks=args.ranks,
@@ -134,12 +139,24 @@ def parse(args):
         delays_s=tuple(parse_time_s(text, "--delay") for text in delays.split(",")),
         iterations=args.iterations,
         warmup=args.warmup,
-        timeout_s=parse_time_s(args.timeout, "--timeout"),
+        timeout_s=timeout_s,
         min_busbw=args.min_busbw,
     )
 
 
 def _sizes(args):
+    sizes = _listed_sizes(args)
+    # Every rank holds a buffer and what must come out, at least.
+    limit = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // (2 * (args.ranks or 1))
+    if max(sizes) > limit:
+        raise InputError(
+            f"--bytes, --max-bytes: got {format_nbytes(max(sizes))}, expected at most {format_nbytes(limit)}: "
+            f"half of this machine's memory, over {args.ranks or 1} ranks"
+        )
+    return sizes
+
+
+def _listed_sizes(args):
     if args.bytes:
         return tuple(parse_nbytes(text, "--bytes") for text in args.bytes.split(","))
     first, last = parse_nbytes(args.min_bytes, "--min-bytes"), parse_nbytes(args.max_bytes, "--max-bytes")
@@ -156,7 +173,7 @@ def _sizes(args):
 
 def run_rank(comm, settings, json_file):
     """Every case on this rank; rank 0 prints and writes. The exit code."""
-    from .measure import BUS_FACTOR, Case, measure
+    from .measure import BUS_FACTOR, REDUCING, Case, measure
 
     n = comm.world_size
     if settings.ranks not in (None, n):
@@ -194,7 +211,7 @@ def run_rank(comm, settings, json_file):
                     "nbytes": count * dtype.itemsize,
                     "count": count,
                     "dtype": settings.dtype,
-                    "op": settings.op,
+                    "op": settings.op if settings.collective in REDUCING else None,
                     "late_rank": late_rank,
                     "delay_s": delay_s,
                     "time_s": times_s,
@@ -217,12 +234,14 @@ def run_rank(comm, settings, json_file):
 
 
 def algorithms_of(comm, settings):
-    """The algorithm names to run, the default where none was named; 'all' is every one that can run here.
+    """The algorithm names to run, the default where none was named; 'all' is every one that can run here, on this dtype.
 
     Raises:
         InputError: an algorithm that does not exist or cannot run here.
     """
     offered = comm.algorithms(settings.collective)
+    if "native" in offered and not native.offers(comm.transport, settings.collective, settings.dtype):
+        offered = offered[:-1]
     if settings.algorithms == ("all",):
         return offered
     if not settings.algorithms:
@@ -230,7 +249,8 @@ def algorithms_of(comm, settings):
     for name in settings.algorithms:
         if name not in ("auto", *offered):
             raise InputError(
-                f"--algorithm: got {name!r} for {settings.collective} on {comm.world_size} ranks over {comm.transport.name}, "
+                f"--algorithm: got {name!r} for {settings.collective} of {settings.dtype} on {comm.world_size} ranks over "
+                f"{comm.transport.name}, "
                 f"expected one of auto, {', '.join(offered)}, or all"
             )
     return settings.algorithms
@@ -302,7 +322,7 @@ def _row(record):
         record["nbytes"],
         record["count"],
         record["dtype"],
-        record["op"],
+        record["op"] or "-",
         "-" if record["late_rank"] is None else record["late_rank"],
         format_time(record["delay_s"]) if record["delay_s"] else "-",
         format_time(statistics.median(times_s)),

@@ -50,12 +50,17 @@ def write_json(path, document):
 def write_atomically(path, data):
     """Replace file `path` by the bytes `data`; a reader sees the old file or the new one.
 
+    A link, a device or a pipe (/dev/stdout, /dev/null) stays what it is and is written through, not replaced.
+
     Raises:
         InputError: the folder does not exist or cannot be written.
     """
     path = Path(path)
     temporary = None
     try:
+        if path.is_symlink() or (path.exists() and not path.is_file()):
+            path.write_bytes(data)
+            return
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
             temporary = file.name
             file.write(data)

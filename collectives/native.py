@@ -17,14 +17,18 @@ _MPI_COLLECTIVES = {
     "all_to_all": "Alltoall",
     "barrier": "Barrier",
 }
+_MPI_HAS_NO = ("bfloat16", "float16")
 _MPI_OPS = {"sum": "SUM", "mean": "SUM", "prod": "PROD", "min": "MIN", "max": "MAX"}
 # MPI communicators by (MPI communicator of the transport, members); made once, since making one is collective.
 _subgroups = weakref.WeakKeyDictionary()
 
 
-def offers(transport, collective):
-    """True if `transport` has a `collective` of its own."""
-    return transport.name == "mpi" and collective in _MPI_COLLECTIVES
+def offers(transport, collective, dtype_name=None):
+    """True if `transport` has a `collective` of its own; of elements of `dtype_name`, if given."""
+    computes = collective in ("all_reduce", "reduce_scatter", "reduce")
+    return (
+        transport.name == "mpi" and collective in _MPI_COLLECTIVES and not (computes and dtype_name in _MPI_HAS_NO)
+    )
 
 
 def call(communicator, call):
@@ -95,7 +99,7 @@ def _datatype(MPI, key, dtype):
     if key.op is None:
         return MPI.BYTE
     found = MPI.DATATYPE_NULL
-    if dtype.name not in ("bfloat16", "float16"):
+    if dtype.name not in _MPI_HAS_NO:
         import numpy as np
 
         found = MPI._typedict.get(np.dtype(dtype.name).char, MPI.DATATYPE_NULL)

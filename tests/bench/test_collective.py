@@ -73,6 +73,10 @@ def test_under_a_foreign_mpiexec(tmp_path):
         (["all_reduce", "-n", "2", "--late-rank", "2"], "--late-rank: got 2, expected 0 to 1"),
         (["all_reduce", "-n", "2", "--delay", "5ms"], "without --late-rank"),
         (["all_reduce", "-n", "2", "--late-rank", "0", "--delay", "soon"], "--delay: got 'soon', expected a time"),
+        (["all_reduce", "-n", "2", "--bytes", "100TiB"], "--bytes, --max-bytes: got 100 TiB, expected at most"),
+        (["all_reduce", "-n", "2", "--bytes", "1e30"], "expected at most"),
+        (["all_reduce", "-n", "2", "--timeout", "0"], "--timeout: got 0, expected more than 0"),
+        (["all_reduce", "-n", "2", "--dtype", "float16", "--algorithm", "native"], "got 'native' for all_reduce of float16"),
         (["all_reduce", "--transport", "local"], "-n: got none"),
     ],
 )
@@ -81,6 +85,16 @@ def test_bad_input_is_one_line_and_exit_2(argv, part):
     assert result.returncode == 2, result.stderr
     assert part in result.stderr and result.stderr.count("\n") == 1, result.stderr
     assert result.stdout == ""
+
+
+@pytest.mark.parametrize(("collective", "native", "op"), [("all_reduce", False, "sum"), ("all_gather", True, None)])
+def test_the_default_leaves_out_what_mpi_cannot_reduce(tmp_path, collective, native, op):
+    file = tmp_path / "result.json"
+    result = bench(collective, "-n", "2", "--dtype", "float16", "--bytes", "1K", "--iterations", "1", "--json", str(file))
+    assert result.returncode == 0, result.stderr
+    records = json.loads(file.read_text())["results"]
+    assert ("native" in {record["algorithm"] for record in records}) == native
+    assert {(record["op"], record["wrong"]) for record in records} == {(op, 0)}
 
 
 def test_a_missed_bar_is_exit_1():

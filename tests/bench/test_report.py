@@ -1,0 +1,62 @@
+"""Files are written whole or not at all; links, pipes and devices are written through."""
+
+import json
+import os
+import stat
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from lanterne.bench.report import write_atomically, write_json
+from lanterne.errors import InputError
+
+
+def test_a_file_is_replaced_whole(tmp_path):
+    file = tmp_path / "result.json"
+    file.write_text("old" * 1000)
+    write_json(file, {"a": 1})
+    assert json.loads(file.read_text()) == {"a": 1}
+    assert [entry.name for entry in tmp_path.iterdir()] == ["result.json"]
+
+
+def test_a_link_stays_a_link(tmp_path):
+    target, link = tmp_path / "target", tmp_path / "link"
+    target.write_text("old")
+    link.symlink_to(target)
+    write_atomically(link, b"new")
+    assert link.is_symlink() and target.read_bytes() == b"new"
+
+
+def test_a_pipe_stays_a_pipe(tmp_path):
+    fifo, got = tmp_path / "fifo", []
+    os.mkfifo(fifo)
+    reader = threading.Thread(target=lambda: got.append(fifo.read_bytes()))
+    reader.start()
+    write_atomically(fifo, b"data")
+    reader.join(10)
+    assert got == [b"data"] and stat.S_ISFIFO(fifo.stat().st_mode)
+
+
+@pytest.mark.parametrize("place", [".", "absent/result.json", "file/result.json"])
+def test_what_cannot_be_written_is_bad_input_and_leaves_nothing(tmp_path, place):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="cannot write"):
+        write_atomically(tmp_path / place, b"data")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full on this system")
+def test_a_full_standard_output_is_one_line_and_exit_1():
+    with open("/dev/full", "w") as full:
+        result = subprocess.run(
+            [sys.executable, "-m", "lanterne", "--version"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+        )
+        other = subprocess.run(
+            [sys.executable, "-m", "lanterne", "schedule", "all_reduce", "-n", "2"],
+            stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False,
+        )  # fmt: skip
+    assert result.returncode != 0
+    assert other.returncode == 1
+    assert other.stderr == "lanterne: cannot write standard output: No space left on device\n"
