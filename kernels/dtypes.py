@@ -54,6 +54,8 @@ def find_dtype(name):
 def _find_dtype(name):
     if isinstance(name, Dtype):
         return name
+    if not getattr(name, "isnative", True):
+        raise InputError(f"dtype: got {name!r}, expected the byte order of this machine")
     return DTYPES[getattr(name, "name", None) or getattr(name, "__name__", None) or str(name).removeprefix("torch.")]
 
 

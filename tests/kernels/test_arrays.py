@@ -56,6 +56,13 @@ def test_unknown_dtypes(spelling):
         find_dtype(spelling)
 
 
+def test_find_dtype_rejects_foreign_byte_order():
+    foreign = np.dtype("float32").newbyteorder()
+    with pytest.raises(InputError, match="expected the byte order of this machine"):
+        dtype_of(np.ones(3, foreign))
+    assert find_dtype(np.dtype("int8").newbyteorder()) is DTYPES["int8"]
+
+
 def test_uint16_holds_bfloat16_only_when_told():
     x = np.zeros(3, np.uint16)
     assert dtype_of(x).name == "uint16"
