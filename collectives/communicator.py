@@ -15,6 +15,7 @@ from . import native
 from .arguments import resolve
 from .control import Control
 from .jobs import init, spawn
+from .late import LateRanks, LateRequest
 from .plans import CONTROL_LANE, USER_LANES, Plans, offered_algorithms
 from .requests import CallRequest, Failing, MessageRequest, choose_spins
 from .scratch import Scratch
@@ -33,8 +34,11 @@ class Communicator:
         used_ids: the ids in use on this transport, shared by all its communicators.
         ranks_here: how many ranks of the job run on this host; None: as many as members.
         closes: objects to close with this communicator, in order.
+        board_key: of its arrival board: equal on all members, unlike that of any other communicator of the job.
 
-    Attributes: `rank`; `world_size`; `transport`; `timeout_s`, the default of waits; `tuning`, what "auto" goes by.
+    Attributes: `rank`; `world_size`; `transport`; `timeout_s`, the default of waits; `tuning`, what "auto" goes by;
+    `deterministic`, False: where it matters, an all_reduce by "auto" finds out who is late (late.py), and so in which
+    order to sum; set it alike on all ranks.
 
     Every collective has a blocking form and a started one (`start_all_reduce`, ...), which returns a request with
     `wait` and `test`. Calls run in the order in which they were started, one after the other, and advance only while
@@ -52,10 +56,11 @@ class Communicator:
     Raises, in every call:
         InputError: arrays, op or algorithm that cannot be (nothing was sent then); another rank called with other
             ones (then the communicator is closed).
-        TransportTimeout, PeerFailed: a rank did not come in time, or died; names it. The communicator is closed.
+        TransportTimeout, PeerFailed: a rank did not come in time, or died; names it. The communicator is closed, unless
+            the call was one that finds out who is late, and nobody had begun with the missing rank.
     """
 
-    def __init__(self, transport, ranks=None, communicator_id=0, used_ids=None, ranks_here=None, closes=()):
+    def __init__(self, transport, ranks=None, communicator_id=0, used_ids=None, ranks_here=None, closes=(), board_key="0"):
         self.transport = transport
         self.ranks = tuple(range(transport.world_size)) if ranks is None else tuple(ranks)
         self.rank = self.ranks.index(transport.rank)
@@ -69,6 +74,8 @@ class Communicator:
         self.scratch = Scratch(transport)
         self._plans = Plans(self)
         self.tuning = Tuning(self)
+        self.deterministic = False
+        self.late = LateRanks(self, board_key)
         # Calls not yet complete, in order; after a failure they stay, since the transport may still use their buffers.
         self._calls = []
         # Messages not known to be complete: they hold the arrays, whatever becomes of the request.
@@ -158,6 +165,10 @@ class Communicator:
         names = offered_algorithms(collective, self.world_size)
         return (*names, "native") if native.offers(self.transport, collective) else names
 
+    def arrivals(self):
+        """Who came last to the calls that found it out, how often and by how much: an Arrivals. The same on all ranks."""
+        return self.late.arrivals.snapshot()
+
     def _call(self, collective, in_array, out_array, *, algorithm="auto", timeout_s=None, **options):
         if algorithm == "native" and timeout_s is None:
             self._drain()
@@ -168,7 +179,15 @@ class Communicator:
     def _start(self, collective, in_array, out_array, **options):
         self._check_open()
         call = resolve(self, collective, in_array, out_array, **options)
-        request = native.start(self, call) if call.algorithm == "native" else self._planned(call)
+        policy = None
+        if collective == "all_reduce" and options.get("algorithm", "auto") == "auto" and not options.get("num_chunks"):
+            policy = self.late.policy(collective, call.in_array.nbytes)
+        if policy is not None:
+            request = LateRequest(self, call, policy)
+        elif call.algorithm == "native":
+            request = native.start(self, call)
+        else:
+            request = self._planned(call)
         with self.failing:
             self._number += 1
             self.control.begin(self._number, request.signature)
@@ -286,8 +305,10 @@ class Communicator:
             return None
         members = [rank for rank in range(self.world_size) if everyone[rank, 0] == color]
         members.sort(key=lambda rank: (everyone[rank, 1], rank))
-        child = Communicator(self.transport, [self.ranks[rank] for rank in members], int(free[0]), self._used_ids)
-        child.timeout_s, child.spins = self.timeout_s, self.spins
+        board_key = f"{self.late.key[-200:]}.{self._number}/{int(free[0])}:{members[0]}"
+        ranks = [self.ranks[rank] for rank in members]
+        child = Communicator(self.transport, ranks, int(free[0]), self._used_ids, board_key=board_key)
+        child.timeout_s, child.spins, child.deterministic = self.timeout_s, self.spins, self.deterministic
         child.tuning.adopt(self.tuning.model, self.tuning.source)
         return child
 

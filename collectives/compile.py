@@ -41,15 +41,21 @@ def compile_program(checked, rank, part_count, itemsize, *, segment_nbytes, cred
     cutter = Cutter(schedule, part_count, itemsize, segment_nbytes)
     rounds = list(cutter.rounds(rank))
     compiler = _Compiler(cutter, rank, itemsize, in_place, rounds)
+    join_round = next((phase.start for phase in schedule.phases if phase.name == "join"), schedule.num_rounds)
+    join_start = None
     complete = _complete_sums(schedule) if mean else np.zeros(schedule.num_transfers, bool)
     for index, parts in rounds:
+        if join_start is None and index >= join_round:
+            join_start = len(compiler.actions)
         sent = {cell for part in parts if part.sends for cell in part.cells}
         for segment, group in groupby(parts, key=lambda part: part.segment):
             compiler.add_segment((index, segment), list(group), sent, complete)
+    if join_start is None:
+        join_start = len(compiler.actions)
     compiler.add_results()
     if credits is not None:
         compiler.limit_receives(credits)
-    return compiler.finish()
+    return compiler.finish(join_start)
 
 
 def _complete_sums(schedule):
@@ -294,8 +300,8 @@ class _Compiler:
         for before, receive in zip(receives, receives[credits:], strict=False):
             self.events[receive].add(before)
 
-    def finish(self):
-        """The Program of the actions so far."""
+    def finish(self, join_start):
+        """The Program of the actions so far, of which those from `join_start` on need the late rank."""
         successors = [[] for _ in self.actions]
         waits = [len(events) for events in self.events]
         next_post, last = [-1] * len(self.actions), {}
@@ -316,4 +322,5 @@ class _Compiler:
             in_count=self.totals[IN],
             out_count=self.totals[OUT],
             scratch_nbytes=self.slots.nbytes,
+            join_start=join_start,
         )

@@ -95,6 +95,13 @@ class Execution:
             for index, action in enumerate(program.actions)
             if type(action) is Move and not program.successors[index]
         )
+        # Of each lane, the first message of phase "join"; the others follow it.
+        first = {}
+        for index in range(program.join_start, len(program.actions)):
+            action = program.actions[index]
+            if type(action) is Message:
+                first.setdefault((action.sends, action.peer), index)
+        self._joining = sorted(first.values(), key=lambda index: _first_order(program.actions[index]))
         self._idle = deque()
         self.remaining = 0
 
@@ -109,14 +116,33 @@ class Execution:
         for region in self._regions[:SCRATCH]:
             region.array = region.buffer = region.native = None
 
-    def start(self):
-        """Start what waits for nothing."""
+    def start(self, held=False):
+        """Start what waits for nothing; `held`: no message of phase "join" before `release`."""
         nbytes = self.program.scratch_nbytes
         if nbytes:
             self._point(SCRATCH, self._scratch.region(nbytes))
         self.remaining = len(self._steps)
         self._waits = list(self.program.waits)
-        self._begin(self._first)
+        ready = self._first
+        if held:
+            for index in self._joining:
+                self._waits[index] += 1
+            ready = [index for index in ready if not self._waits[index]]
+        self._begin(ready)
+
+    def release(self):
+        """Start phase "join", which was held."""
+        ready = []
+        for index in self._joining:
+            self._waits[index] -= 1
+            if not self._waits[index]:
+                ready.append(index)
+        self._begin(ready)
+
+    @property
+    def drained(self):
+        """True once nothing is under way, so that an execution whose "join" is held may be given up."""
+        return not self._idle and not any(self._queues)
 
     def _point(self, buffer, region):
         target = self._regions[buffer]

@@ -13,7 +13,7 @@ from .tuning import THREADS
 _thread = threading.local()
 
 
-def init(transport=None, timeout_s=None):
+def init(transport=None, timeout_s=None, deterministic=False):
     """The Communicator of all ranks of this job.
 
     A job is what an MPI launcher, `lanterne ... -n` or torchrun-style variables (RANK, WORLD_SIZE, MASTER_ADDR,
@@ -23,6 +23,7 @@ def init(transport=None, timeout_s=None):
         transport: "mpi", "ucx" or "local" (threads of one process); None for LANTERNE_TRANSPORT, else "mpi" under an
             MPI launcher and "ucx" under the other variables.
         timeout_s: the default of every wait, seconds; None for LANTERNE_TIMEOUT_S, 60.
+        deterministic: no decision at run time that changes the order of sums: nobody finds out who is late.
 
     Raises:
         InputError: no such transport, or it cannot span this job.
@@ -54,6 +55,7 @@ def init(transport=None, timeout_s=None):
         group.close()
         raise
     communicator = Communicator(opened, ranks_here=group.hosts.count(group.host), closes=(opened, group))
+    communicator.deterministic = deterministic
     try:
         communicator.tuning.learn()
     except LanterneError:

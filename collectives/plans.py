@@ -21,8 +21,9 @@ from .contracts import CONTRACTS
 from .executor import Execution, choose_segment_nbytes
 from .registry import algorithms_for, make_schedule
 
-# Lanes of a communicator: control, first agreement, messages of the user, then one per signature.
-CONTROL_LANE, AGREEMENT_LANE, USER_LANES, PLAN_LANES = 0, 1, range(2, 34), range(64, 192)
+# Lanes of a communicator: control, first agreement, messages of the user, then one per signature: of calls that find
+# out who is late their own, since they take theirs when the board has spoken, the others when they are started.
+CONTROL_LANE, AGREEMENT_LANE, USER_LANES, PLAN_LANES, BOARD_LANES = 0, 1, range(2, 34), range(64, 192), range(192, 256)
 SIGNATURE_NBYTES = 256
 
 _checking = threading.Lock()
@@ -97,12 +98,13 @@ class Plans:
 
     Args:
         group: the Communicator: transport, scratch, ranks, rank, communicator_id.
+        lanes: one for each plan that is kept.
     """
 
-    def __init__(self, group):
+    def __init__(self, group, lanes=PLAN_LANES):
         self._group = group
         self._plans = OrderedDict()
-        self._lanes = list(reversed(PLAN_LANES))
+        self._lanes = list(reversed(lanes))
         self._lane_of = {}
 
     def find(self, key):

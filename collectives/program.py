@@ -56,6 +56,7 @@ class Program:
         next_post: per action, the message that waits for this one to be posted, or -1.
         in_count, out_count: elements of the user's arrays.
         scratch_nbytes: bytes of scratch.
+        join_start: the first action of phase "join", which needs the late rank; the number of actions if there is none.
     """
 
     actions: tuple
@@ -65,3 +66,4 @@ class Program:
     in_count: int
     out_count: int
     scratch_nbytes: int
+    join_start: int

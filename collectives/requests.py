@@ -23,7 +23,7 @@ def choose_spins(ranks_here):
     return SPINS if ranks_here <= cores else max(SPINS_LEAST, SPINS_SHARED * cores // ranks_here)
 
 
-class _Request:
+class Request:
     """What all requests of a communicator have in common: `test` and `wait`."""
 
     __slots__ = ("communicator", "done")
@@ -62,8 +62,15 @@ class _Request:
         if not self.done:
             wait(self, timeout_s)
 
+    def expire(self, limit_s):
+        """A wait has lasted `limit_s`: raise TransportTimeout, or see to it that the call ends soon."""
+        communicator, peers = self.communicator, self.pending_peers()
+        if not isinstance(self, MessageRequest):
+            peers = communicator.control.absent() or peers
+        raise timeout_error(communicator.transport, peers, limit_s)
 
-class CallRequest(_Request):
+
+class CallRequest(Request):
     """A collective call. Calls of one communicator run in the order in which they were started, one after the other.
 
     They advance whenever any request of the communicator is waited for or tested, and not between.
@@ -108,7 +115,7 @@ class CallRequest(_Request):
         return (self._plan.agreement or self._execution).pending_peers()
 
 
-class NativeRequest(_Request):
+class NativeRequest(Request):
     """A nonblocking collective of the transport's library.
 
     Args:
@@ -141,7 +148,7 @@ class NativeRequest(_Request):
         return [peer for peer in communicator.ranks if peer != communicator.transport.rank]
 
 
-class MessageRequest(_Request):
+class MessageRequest(Request):
     """A send or receive of the user's. It waits for no call before it."""
 
     __slots__ = ("_request",)
@@ -191,14 +198,7 @@ def wait(request, timeout_s):
                 communicator.control.report()
                 next_report_s = now_s + stall_s
             if now_s > start_s + limit_s:
-                raise _timeout(request, limit_s)
-
-
-def _timeout(request, limit_s):
-    communicator, peers = request.communicator, request.pending_peers()
-    if not isinstance(request, MessageRequest):
-        peers = communicator.control.absent() or peers
-    return timeout_error(communicator.transport, peers, limit_s)
+                request.expire(limit_s)
 
 
 class Failing:

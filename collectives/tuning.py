@@ -103,7 +103,7 @@ class Tuning:
         rows = []
         for line in _candidates(collective, world_size):
             chunks = best_num_chunks(line, world_size, nbytes, self.model, MIN_CHUNK_NBYTES)
-            cost = price(_schedule(collective, line.name, world_size, chunks), nbytes, self.model)
+            cost = price(priced_schedule(collective, line.name, world_size, chunks), nbytes, self.model)
             rows.append((line.name, chunks, cost.makespan_s))
         return sorted(rows, key=lambda row: row[2])
 
@@ -148,7 +148,8 @@ def _candidates(collective, world_size):
 
 
 @functools.lru_cache(64)
-def _schedule(collective, algorithm, world_size, num_chunks):
+def priced_schedule(collective, algorithm, world_size, num_chunks):
+    """The schedule of a registered algorithm, unchecked, cached."""
     return make_schedule(collective, algorithm, world_size, num_chunks)
 
 

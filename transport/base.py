@@ -235,6 +235,10 @@ class Transport(ABC):
             self.post(ops).wait(max(0.0, deadline - time.monotonic()))
             distance *= 2
 
+    def open_board(self, key, rank, world_size):
+        """The seat (board.py) of `rank` at the arrival board `key` (str) of `world_size` ranks; None: there is none."""
+        return None
+
     def check_peers(self, peers):
         """Raise PeerFailed if one of `peers` is known to be dead; cheap enough to call from a waiting loop."""
 

@@ -9,6 +9,7 @@ import weakref
 from contextlib import suppress
 
 from ..errors import PeerFailed, TransportError, TransportTimeout, Unavailable
+from .board import StoreSeat, unpack_record
 from .wire import Kind, unpack_fields
 
 # A look at the control socket costs a system call, so waiting loops take one only so often.
@@ -37,6 +38,7 @@ class Group:
         self.ends_together = False
         self._store_process = store_process
         self._failed, self._left = {}, {}
+        self._records = {}  # key of a board -> deque of Record
         self._next_look = 0.0
         self._closed = False
         self._pid = os.getpid()
@@ -103,6 +105,12 @@ class Group:
             for rank in peers:
                 if time.monotonic() - self._left.get(rank, float("inf")) > LEFT_GRACE_S:
                     raise PeerFailed(rank, "it has left the job")
+
+    def open_board(self, key, rank, world_size):
+        """The Seat of `rank` at the store's board `key`, at which `world_size` ranks meet; None without a store."""
+        if self.store is None:
+            return None
+        return StoreSeat(self.store, self._look, self._records, key, rank, world_size)
 
     def failed(self):
         """The dead ranks and why, as far as is known without asking: a dict, first death first."""
@@ -185,6 +193,10 @@ class Group:
             elif kind == Kind.LEFT_NOTICE:
                 (rank,) = unpack_fields(body, "i")
                 self._left[rank] = time.monotonic()
+            elif kind == Kind.RECORD_NOTICE:
+                key, record = unpack_record(body)
+                if key in self._records:
+                    self._records[key].append(record)
 
     def _check_all_present(self):
         self._read_notices()

@@ -12,6 +12,7 @@ import numpy as np
 
 from ..errors import InputError, PeerFailed, TransportError
 from .base import Capabilities, Request, Send, Transport, check_ops, timeout_error
+from .board import LocalBoards, LocalSeat
 
 # A hand-over between two running threads takes some 3 us, waking a sleeping one some 30: spin first, then sleep, so that
 # more threads than cores do not take the processor from those that have work.
@@ -32,6 +33,7 @@ class LocalWorld:
         # (source, destination, tag) -> unmatched (request, operation), all sends or all receives, oldest first.
         self.unmatched = defaultdict(deque)
         self.gone = {}
+        self.boards = LocalBoards()
 
     def transport(self, rank, timeout_s=None):
         """The transport of `rank`; `timeout_s` is the default of its waits."""
@@ -76,6 +78,9 @@ class LocalTransport(Transport):
             request.finish(op.peer, error, waited=False)
             other.finish(other_op.peer, error)
         return request
+
+    def open_board(self, key, rank, world_size):
+        return LocalSeat(self.world.boards, key, rank, world_size)
 
     def check_peers(self, peers):
         gone = self.world.gone

@@ -141,6 +141,9 @@ class MpiTransport(Transport):
         """The mpi4py communicator under this transport, for MPI's own collectives."""
         return self._comm
 
+    def open_board(self, key, rank, world_size):
+        return None if self._group is None else self._group.open_board(key, rank, world_size)
+
     def check_peers(self, peers):
         if self._group is not None:
             try:

@@ -22,10 +22,11 @@ import time
 
 from ..errors import InputError
 from . import wire
+from .store_board import Board
 from .store_members import Members
 from .store_values import KeyValues, Refusal
 
-HANDLERS = (KeyValues, Members)
+HANDLERS = (KeyValues, Members, Board)
 AUTHENTICATION_S = 5.0
 MAX_STRANGERS = 128
 MAX_CLIENTS = 8192

@@ -88,6 +88,10 @@ class StoreClient:
                 )
             return wire.unpack_fields(body, _REPLY_TYPES.get(kind, ""))
 
+    def tell(self, kind, fields=(), timeout_s=None):
+        """Send a request that has no reply."""
+        self._send(wire.pack_frame(kind, 0, fields), time.monotonic() + _limit(timeout_s))
+
     def pump(self):
         """Take in what has arrived, without waiting; True if `notices` has grown.
 

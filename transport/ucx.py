@@ -147,6 +147,9 @@ class UcxTransport(Transport):
         self._polls += 1
         return self._polls % POLLS_PER_CHECK == 0
 
+    def open_board(self, key, rank, world_size):
+        return self._group.open_board(key, rank, world_size)
+
     def check_peers(self, peers):
         self._group.check_peers(peers)
         for peer in peers:

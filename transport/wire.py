@@ -46,6 +46,8 @@ class Kind(enum.IntEnum):
     ENDED = 11
     FAULT = 12
     END = 13
+    ARRIVE = 14
+    GIVE_UP = 15
     REPLY = 20
     ERROR = 21
     DIED_NOTICE = 30
@@ -53,6 +55,7 @@ class Kind(enum.IntEnum):
     ENDED_NOTICE = 32
     FINISHED_NOTICE = 33
     FAULT_NOTICE = 34
+    RECORD_NOTICE = 35
 
 
 class WireError(TransportError):

@@ -1,0 +1,76 @@
+"""Who came last to the calls of a communicator, how often, and by how much."""
+
+from collections import deque
+from typing import NamedTuple
+
+import numpy as np
+
+# Delays that are kept; counts go on.
+MAX_DELAYS = 1 << 16
+
+
+class Arrivals(NamedTuple):
+    """Calls whose arrivals the board has seen.
+
+    Attributes:
+        calls: how many.
+        begun_early: how many of them the others began without the last rank.
+        last: (world_size,) int64, how often each rank came last.
+        ranks, delays_s: of the latest calls, oldest first: who came last, and how long after the last but one (s).
+    """
+
+    calls: int
+    begun_early: int
+    last: np.ndarray
+    ranks: np.ndarray
+    delays_s: np.ndarray
+
+    def late_rank(self, share=0.5, delay_s=0.0):
+        """The rank that came last, by over `delay_s`, in more than `share` of the calls kept; None: there is none.
+
+        For `late_rank=` of calls that name it.
+        """
+        if not len(self.ranks):
+            return None
+        counts = np.bincount(self.ranks[self.delays_s > delay_s], minlength=len(self.last))
+        rank = int(counts.argmax())
+        return rank if counts[rank] > share * len(self.ranks) else None
+
+    def to_json(self):
+        """A document that `from_json` reads."""
+        return {
+            "schema_version": 1,
+            "calls": self.calls,
+            "begun_early": self.begun_early,
+            "last": self.last.tolist(),
+            "ranks": self.ranks.tolist(),
+            "delays_s": self.delays_s.tolist(),
+        }
+
+    @classmethod
+    def from_json(cls, document):
+        """The Arrivals that `to_json` wrote: a recorded profile."""
+        last, ranks = (np.array(document[name], np.int64) for name in ("last", "ranks"))
+        calls, begun_early = int(document["calls"]), int(document["begun_early"])
+        return cls(calls, begun_early, last, ranks, np.array(document["delays_s"], float))
+
+
+class ArrivalLog:
+    """Collects; bounded."""
+
+    def __init__(self, world_size):
+        self._begun_early = 0
+        self._last = np.zeros(world_size, np.int64)
+        self._ranks, self._delays_s = deque(maxlen=MAX_DELAYS), deque(maxlen=MAX_DELAYS)
+
+    def note(self, rank, delay_s, begun_early):
+        """`rank` came last, `delay_s` after the last but one; whether these began without it."""
+        self._begun_early += begun_early
+        self._last[rank] += 1
+        self._ranks.append(rank)
+        self._delays_s.append(delay_s)
+
+    def snapshot(self):
+        """The Arrivals up to now."""
+        ranks, delays_s = np.array(self._ranks, np.int64), np.array(self._delays_s, float)
+        return Arrivals(int(self._last.sum()), self._begun_early, self._last.copy(), ranks, delays_s)

@@ -1,0 +1,219 @@
+"""Calls that find out by themselves who is late: the ranks' side of the arrival board (transport/sequencer.py).
+
+A rank says that it has come, and does what the board's record of the call says: the ordinary algorithm (NORMAL), or a
+late-rank algorithm (WITHOUT), of which only what needs the late rank waits until that has come (JOIN). So no message
+with it is posted before, and an ABORT until then is clean: all raise, and the next call works. The outputs of an
+aborted call, in place its inputs too, are undefined.
+"""
+
+import functools
+import threading
+import time
+
+from ..errors import InputError, PeerFailed, TransportTimeout
+from ..transport.late_policy import Option, Policy, to_text
+from ..transport.sequencer import ABORT, DIED, JOIN, MISMATCH, TIMEOUT, WITHOUT
+from .arrivals import ArrivalLog
+from .cost import late_start, price
+from .plans import BOARD_LANES, Plans
+from .registry import best_num_chunks, find_algorithm
+from .requests import Request
+from .tuning import MAX_PRICED_RANKS, override, priced_schedule
+
+# The board costs some 0.05 ms a call: below this predicted time it is not asked.
+LEAST_NORMAL_S = 2e-3
+# Those that keep to one message per port and round, as a network likes it; a tie goes to the first.
+LATE_ALGORITHMS = ("late_join", "late_chain")
+LEAST_CHUNK_NBYTES = 64 << 10
+_making = threading.Lock()
+# After its time is over a rank gives the board, and others that finish what they began, this long.
+GRACE_S = 5.0
+
+
+class LateRanks:
+    """What a communicator keeps for such calls: its seat at the board, policies, plans with lanes of their own.
+
+    Args:
+        communicator: the group.
+        key: str, of the board: like that of no other communicator of the job.
+
+    Attributes: `arrivals`, an ArrivalLog.
+    """
+
+    def __init__(self, communicator, key):
+        self._communicator, self.key = communicator, key
+        self._seat = None
+        self._policies = {}
+        self.number = 0
+        self.plans = Plans(communicator, BOARD_LANES)
+        self.arrivals = ArrivalLog(communicator.world_size)
+
+    @property
+    def seat(self):
+        if self._seat is None:
+            communicator = self._communicator
+            self._seat = communicator.transport.open_board(self.key, communicator.rank, communicator.world_size)
+        return self._seat
+
+    def policy(self, collective, nbytes):
+        """What the board goes by for `collective` of `nbytes`, as text; None: it is not asked. Alike on all ranks."""
+        communicator = self._communicator
+        model, size = communicator.tuning.model, 1 << max(0, nbytes - 1).bit_length()
+        if collective != "all_reduce" or communicator.deterministic or model is None:
+            return None
+        key = collective, size, model
+        if key not in self._policies:
+            self._policies[key] = self._make(collective, size, model)
+        return self._policies[key]
+
+    def _make(self, collective, nbytes, model):
+        communicator = self._communicator
+        n = communicator.world_size
+        if not 3 <= n <= MAX_PRICED_RANKS or override(collective, n) is not None:
+            return None
+        normal_s = communicator.tuning.explain(collective, nbytes)[0][2]
+        if normal_s < LEAST_NORMAL_S or self.seat is None:
+            return None
+        options = [make_option(collective, name, n, nbytes, model) for name in LATE_ALGORITHMS]
+        return to_text(Policy(normal_s, tuple(options)))
+
+
+def make_option(collective, name, world_size, nbytes, model):
+    """The Option of the late algorithm `name`, made once for all threads; see `_option`."""
+    with _making:
+        return _option(collective, name, world_size, nbytes, model)
+
+
+@functools.lru_cache(256)
+def _option(collective, name, world_size, nbytes, model):
+    """The Option of the late algorithm `name`, with the chunk count that `model` likes best."""
+    line = find_algorithm(collective, name)
+    chunks = best_num_chunks(line, world_size, nbytes, model, LEAST_CHUNK_NBYTES)
+    schedule = priced_schedule(collective, name, world_size, chunks)
+    together_s = price(schedule, nbytes, model).makespan_s
+    late = late_start(world_size, world_size - 1, 10 * together_s)
+    join_s = price(schedule, nbytes, model, late).exposed_s
+    return Option(f"{name}/{chunks}", max(0.0, together_s - join_s), join_s)
+
+
+class LateRequest(Request):
+    """A call that asks the board; begin, advance and pending_peers as CallRequest's."""
+
+    __slots__ = ("_call", "_error", "_execution", "_gave_up_s", "_held", "_plan", "_policy")
+    __slots__ += ("moved", "number", "signature")
+
+    def __init__(self, communicator, call, policy):
+        super().__init__(communicator)
+        self._call, self._policy = call, policy
+        # A call of the same size by a named algorithm is another call.
+        self.signature = f"auto {call.key}"
+        communicator.late.number += 1
+        self.number = communicator.late.number
+        self._execution = self._plan = self._error = self._gave_up_s = None
+        self._held = False
+
+    def begin(self):
+        """Tell the board that this rank has come."""
+        self.communicator.late.seat.arrive(self.number, self.signature, self._policy)
+
+    def advance(self):
+        """Make progress; True once complete, or aborted."""
+        self.moved = False
+        if self._error is None and (self._execution is None or self._held):
+            record = self.communicator.late.seat.take()
+            if record is not None:
+                self.moved = True
+                self._obey(record)
+        execution = self._execution
+        if execution is None:
+            return self._end() if self._error is not None else False
+        before = execution.remaining
+        done = execution.advance()
+        self.moved = self.moved or execution.remaining != before
+        if done or (self._error is not None and execution.drained):
+            self._plan.give_back(execution, self._call.in_place)
+            return self._end()
+        return False
+
+    def _end(self):
+        self.done = True
+        self._call = None
+        return True
+
+    def _obey(self, record):
+        communicator, late = self.communicator, self.communicator.late
+        if record.verdict == ABORT:
+            self._abort(record)
+            return
+        if record.verdict != WITHOUT:
+            late.arrivals.note(record.rank, record.delay_s, record.verdict == JOIN)
+        if self._held:
+            self._held = False
+            self._execution.release()
+            return
+        late_rank = record.rank if record.choice else -1
+        self._held = record.verdict == WITHOUT
+        self._plan = self._find_plan(record.choice, late_rank)
+        self._execution = self._plan.take(self._call.in_place)
+        self._execution.bind(self._call.in_array, self._call.out_array)
+        self._execution.start(held=self._held and late_rank != communicator.rank)
+
+    def _find_plan(self, choice, late_rank):
+        """The plan of the record. Made in the order of the calls, so that all ranks give it the same lane."""
+        key, plans = self._call.key, self.communicator.late.plans
+        if choice:
+            algorithm, _, chunks = choice.partition("/")
+            key = key._replace(algorithm=algorithm, num_chunks=int(chunks), late_rank=late_rank)
+        return plans.find(key) or plans.add(key, self._call.dtype)
+
+    def _abort(self, record):
+        ranks, me = self.communicator.ranks, self.communicator.rank
+        if record.cause == MISMATCH:
+            raise InputError(f"call {self.number}: {record.text}")
+        if record.cause == DIED:
+            raise PeerFailed(ranks[record.rank], record.text)
+        if record.cause != TIMEOUT:
+            raise TransportTimeout(f"call {self.number}: {record.text}")
+        absent = tuple(ranks[int(rank)] for rank in record.text.split())
+        names = ", ".join(map(str, absent))
+        if record.choice and self._execution is None:
+            # The others have made this plan: the lanes must stay in step.
+            self._find_plan(record.choice, record.late)
+        name = f"{self.communicator.transport.name} rank {ranks[me]}"
+        text = f"rank {names} did not come in time"
+        if ranks[me] in absent:
+            text = "this rank came after the others had given it up"
+        self._error = TransportTimeout(f"{name}: call {self.number}: {text}", absent)
+
+    def pending_peers(self):
+        """Transport ranks that this call waits for now; before the board has spoken, all."""
+        communicator = self.communicator
+        if self._execution is None or self._held:
+            return [rank for rank in communicator.ranks if rank != communicator.ranks[communicator.rank]]
+        return self._execution.pending_peers()
+
+    def expire(self, limit_s):
+        """The time of a wait is over: before everybody has come, ask the board to end the call, for all alike."""
+        if self._gave_up_s is None and (self._execution is None or self._held):
+            self._gave_up_s = time.monotonic()
+            self.communicator.late.seat.give_up(self.number)
+        if self._gave_up_s is None or time.monotonic() > self._gave_up_s + GRACE_S:
+            super().expire(limit_s)
+
+    def test(self):
+        """As Request.test.
+
+        Raises:
+            TransportTimeout: the call was given up before every rank had come; the communicator can go on.
+        """
+        return super().test() and self._succeeded()
+
+    def wait(self, timeout_s=None):
+        """As Request.wait; a TransportTimeout before every rank has come leaves the communicator open."""
+        super().wait(timeout_s)
+        self._succeeded()
+
+    def _succeeded(self):
+        if self._error is not None:
+            raise self._error
+        return True

@@ -1,0 +1,254 @@
+"""Calls that find out who is late, between threads: results, and what a rank that does not come or disagrees does."""
+
+import random
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from lanterne.collectives.communicator import Communicator, spawn
+from lanterne.collectives.cost import CostModel
+from lanterne.collectives.late import GRACE_S
+from lanterne.errors import InputError, PeerFailed, TransportTimeout
+from lanterne.transport.local import LocalWorld
+
+# A network so slow that a small all_reduce is worth asking the board.
+SLOW = CostModel(1e-4, 1 / 50e6)
+COUNT = 1 << 16
+
+
+def check(comm, number, count=COUNT, **options):
+    """One all_reduce of whole numbers whose every element is known; the number of wrong ones."""
+    n, index = comm.world_size, np.arange(count) % 13
+    out = np.full(count, -1, np.float32)
+    comm.all_reduce((index + comm.rank + number % 5).astype(np.float32), out, **options)
+    return int(np.count_nonzero(out != (index + number % 5) * n + n * (n - 1) // 2))
+
+
+def run_late(comm, calls, late_rank, delay_s, count=COUNT):
+    comm.tuning.adopt(SLOW, "test")
+    wrong = 0
+    for number in range(calls):
+        comm.barrier()
+        if comm.rank == late_rank:
+            time.sleep(delay_s)
+        wrong += check(comm, number, count)
+    return wrong, comm.arrivals()
+
+
+@pytest.mark.parametrize("n", [3, 4, 5, 8])
+def test_others_begin_without_the_late_rank(n):
+    for wrong, arrivals in spawn(n, run_late, 6, 1, 0.1):
+        assert wrong == 0
+        assert arrivals.calls == 6
+        # The first call also makes its schedules, on whichever rank comes to that first.
+        assert arrivals.begun_early >= 5
+        assert arrivals.last.tolist() == [6 * (rank == 1) for rank in range(n)]
+        assert 0.02 < np.median(arrivals.delays_s) < 1
+        assert arrivals.late_rank(delay_s=0.01) == 1
+
+
+def test_every_rank_has_the_same_arrivals():
+    documents = [arrivals.to_json() for _, arrivals in spawn(4, run_late, 5, 2, 0.02)]
+    assert all(document == documents[0] for document in documents)
+
+
+class Spying:
+    """A LocalTransport that keeps when this rank posted what to whom."""
+
+    def __init__(self, inner, posts):
+        self._inner, self._posts = inner, posts
+
+    def __getattr__(self, name):
+        return getattr(self._inner, name)
+
+    def post(self, ops):
+        self._posts += [(time.monotonic(), self._inner.rank, op.peer) for op in ops if op.nbytes > 1024]
+        return self._inner.post(ops)
+
+
+def test_nothing_is_posted_with_the_late_rank_before_it_comes():
+    n, late_rank, posts, came = 4, 2, [], []
+    world = LocalWorld(n)
+
+    def run(rank):
+        comm = Communicator(Spying(world.transport(rank, 20), posts))
+        comm.tuning.adopt(SLOW, "test")
+        if rank == late_rank:
+            time.sleep(0.3)
+            came.append(time.monotonic())
+        assert check(comm, 0) == 0
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(n)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    before = [(rank, peer) for at_s, rank, peer in posts if at_s < came[0]]
+    assert before, "the others did not begin"
+    assert all(late_rank not in pair for pair in before)
+    assert any(late_rank in (rank, peer) for at_s, rank, peer in posts if at_s > came[0])
+
+
+def randomised(comm, calls, seed):
+    comm.tuning.adopt(SLOW, "test")
+    shared, mine = random.Random(seed), random.Random(f"{seed} {comm.rank}")
+    wrong = 0
+    for number in range(calls):
+        count = shared.choice((COUNT // 2, COUNT // 2 + 7, COUNT // 4 + 1))
+        late_rank = shared.randrange(2 * comm.world_size)
+        delay_s = shared.random() * 2e-3
+        time.sleep(delay_s if comm.rank == late_rank else mine.choice((0, 0, 1e-4)))
+        wrong += check(comm, number, count, op="sum")
+    return wrong, comm.arrivals()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("n", "calls"), [(3, 5000), (4, 5000), (5, 500)])
+def test_many_random_delays(n, calls):
+    for wrong, arrivals in spawn(n, randomised, calls, n, timeout_s=60):
+        assert wrong == 0
+        assert arrivals.calls == calls
+        assert 0 < arrivals.begun_early < calls
+        assert (arrivals.last > 0).all()
+
+
+def test_random_delays():
+    for wrong, arrivals in spawn(4, randomised, 150, 1, timeout_s=60):
+        assert wrong == 0
+        assert arrivals.calls == 150
+
+
+def one_stays_away(comm, absent):
+    """Call 0 is whole; `absent` misses call 1, until long after; calls 2 and 3 are whole again."""
+    comm.tuning.adopt(SLOW, "test")
+    assert check(comm, 0) == 0
+    if comm.rank == absent:
+        time.sleep(1.0)
+        with pytest.raises(TransportTimeout, match="after the others"):
+            check(comm, 1)
+    else:
+        with pytest.raises(TransportTimeout) as raised:
+            check(comm, 1, timeout_s=0.3)
+        assert raised.value.peers == (absent,)
+        assert f"rank {absent}" in str(raised.value)
+    assert check(comm, 2) == 0
+    assert check(comm, 3, algorithm="ring") == 0
+    return check(comm, 4)
+
+
+@pytest.mark.parametrize("absent", [0, 3])
+def test_the_group_goes_on_after_a_timeout(absent):
+    assert spawn(4, one_stays_away, absent, timeout_s=20) == [0] * 4
+
+
+def two_stay_away(comm):
+    comm.tuning.adopt(SLOW, "test")
+    if comm.rank in (1, 2):
+        time.sleep(0.8)
+    with pytest.raises(TransportTimeout) as raised:
+        check(comm, 0, timeout_s=0.2)
+    assert raised.value.peers == (1, 2)
+    return check(comm, 1)
+
+
+def test_two_absent_ranks_are_both_named():
+    assert spawn(4, two_stay_away, timeout_s=20) == [0] * 4
+
+
+def comes_with(comm, count, delay_s, errors):
+    comm.tuning.adopt(SLOW, "test")
+    if comm.rank == 2:
+        time.sleep(delay_s)
+    try:
+        check(comm, 0, count if comm.rank == 2 else COUNT)
+    except InputError as error:
+        errors[comm.rank] = error
+        raise
+
+
+@pytest.mark.parametrize("delay_s", [0, 0.05, 0.3])
+def test_another_size_is_an_error_on_all(delay_s):
+    errors = {}
+    with pytest.raises(InputError, match=f"rank 2 got .*count={COUNT // 2}"):
+        spawn(4, comes_with, COUNT // 2, delay_s, errors, timeout_s=20)
+    assert set(errors) == {0, 1, 2, 3}
+
+
+def dies(comm):
+    comm.tuning.adopt(SLOW, "test")
+    if comm.rank == 1:
+        time.sleep(0.2)
+        raise KeyError("gone")
+    with pytest.raises(PeerFailed) as raised:
+        check(comm, 0)
+    assert raised.value.rank == 1
+
+
+def test_a_rank_that_dies_before_it_comes():
+    with pytest.raises(KeyError):
+        spawn(3, dies, timeout_s=GRACE_S + 20)
+
+
+def two_in_flight(comm):
+    comm.tuning.adopt(SLOW, "test")
+    inputs = [np.full(COUNT, comm.rank + 10 * i, np.float32) for i in range(3)]
+    outs = [np.empty(COUNT, np.float32) for _ in inputs]
+    if comm.rank == 0:
+        time.sleep(0.1)
+    requests = [comm.start_all_reduce(x, y) for x, y in zip(inputs, outs, strict=True)]
+    requests.insert(1, comm.start_all_reduce(inputs[0], inputs[0], algorithm="ring"))
+    for request in reversed(requests):
+        request.wait()
+    n = comm.world_size
+    errors = [float(out[COUNT // 2]) - n * (n - 1) / 2 - 10 * i * n for i, out in enumerate(outs)]
+    return errors, comm.arrivals().begun_early
+
+
+def test_calls_in_flight_keep_their_order():
+    for errors, begun_early in spawn(4, two_in_flight, timeout_s=20):
+        assert errors == [0, 0, 0]
+        assert begun_early >= 1
+
+
+def of_halves(comm):
+    comm.tuning.adopt(SLOW, "test")
+    half = comm.split(comm.rank % 2)
+    before = comm.arrivals().calls
+    wrong = sum(check(half, number) + check(comm, number) for number in range(3))
+    return wrong, half.arrivals().calls, comm.arrivals().calls - before
+
+
+def test_groups_have_boards_of_their_own():
+    assert spawn(6, of_halves, timeout_s=20) == [(0, 3, 3)] * 6
+
+
+def never_asks(comm, count, **attributes):
+    comm.tuning.adopt(SLOW, "test")
+    for name, value in attributes.items():
+        setattr(comm, name, value)
+    if comm.rank == 1:
+        time.sleep(0.1)
+    wrong = check(comm, 0, count)
+    return wrong, comm.arrivals().calls
+
+
+def test_deterministic_asks_nobody():
+    assert spawn(3, lambda comm: never_asks(comm, COUNT, deterministic=True)) == [(0, 0)] * 3
+
+
+def test_small_calls_ask_nobody():
+    assert spawn(3, never_asks, 16) == [(0, 0)] * 3
+
+
+def test_in_place_and_mean():
+    def run(comm):
+        comm.tuning.adopt(SLOW, "test")
+        x = np.full(COUNT, comm.rank, np.float32)
+        if comm.rank == 0:
+            time.sleep(0.5)
+        comm.all_reduce(x, x, op="mean")
+        return x.min(), x.max(), comm.arrivals().begun_early
+
+    assert spawn(5, run) == [(2.0, 2.0, 1)] * 5

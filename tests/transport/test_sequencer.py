@@ -1,0 +1,235 @@
+"""The arrival board's state machine: every order of events for few ranks, and what each record says."""
+
+import copy
+from collections import deque
+
+import pytest
+
+from lanterne.transport import sequencer as board
+from lanterne.transport.late_policy import Option, Policy
+from lanterne.transport.sequencer import ABORT, JOIN, NORMAL, WITHOUT, Sequencer
+
+POLICY = Policy(1.0, (Option("late_join/4", 0.6, 0.6),))
+WINDOW_S = 0.2
+
+
+class Group:
+    """`n` ranks that each make `calls` calls, one event at a time; what `Ranks` of the library do, without any data.
+
+    An event: a rank arrives at its next call, a rank takes its next record, the window's timer rings, a rank gives up
+    waiting, a rank dies.
+    """
+
+    def __init__(self, n, signatures=None, mortal=(), calls=2, make=Sequencer):
+        self.n, self.calls, self.mortal = n, calls, frozenset(mortal)
+        self.signatures = signatures or {}
+        self.sequencer = make(n)
+        self.inboxes = [deque() for _ in range(n)]
+        self.call = [0] * n  # the call a rank is in, or has made
+        self.state = ["out"] * n  # out: of any call; asked; early: began without the late rank; dead
+        self.gave_up = [False] * n  # in this call
+        self.taken = [[] for _ in range(n)]
+        self.history = []  # (number, verdict) as they were issued first
+
+    def events(self):
+        for rank in range(self.n):
+            state = self.state[rank]
+            if state == "out" and self.call[rank] < self.calls:
+                yield "arrive", rank
+                if rank in self.mortal:
+                    yield "die", rank
+            if self.inboxes[rank]:
+                yield "take", rank
+            if state in ("asked", "early") and not self.inboxes[rank] and not self.gave_up[rank]:
+                yield "give_up", rank
+        if self.sequencer.deadline_s() is not None:
+            yield "ring", -1
+
+    def apply(self, event):
+        kind, rank = event
+        if kind == "arrive":
+            self.call[rank] += 1
+            self.state[rank], self.gave_up[rank] = "asked", False
+            signature = self.signatures.get((rank, self.call[rank]), "f")
+            self.deliver(self.sequencer.arrive(rank, self.call[rank], signature, POLICY, 0.0))
+        elif kind == "take":
+            self.take(rank, self.inboxes[rank].popleft())
+        elif kind == "give_up":
+            self.gave_up[rank] = True
+            self.deliver(self.sequencer.give_up(rank, self.call[rank]))
+        elif kind == "ring":
+            told = self.sequencer.expire(2 * WINDOW_S)
+            assert told
+            self.deliver(told)
+        else:
+            self.state[rank] = "dead"
+            self.deliver(self.sequencer.lose(rank, "killed"))
+
+    def deliver(self, told):
+        for rank, record in told:
+            if self.state[rank] != "dead":
+                self.inboxes[rank].append(record)
+
+    def take(self, rank, record):
+        assert record.number == self.call[rank], "a record of another call"
+        assert self.state[rank] in ("asked", "early"), "a record after the last one of its call"
+        if record.verdict == WITHOUT:
+            assert self.state[rank] == "asked"
+            assert record.rank != rank
+            self.state[rank] = "early"
+        else:
+            if record.verdict == NORMAL:
+                assert self.state[rank] == "asked"
+            if record.verdict in (NORMAL, JOIN):
+                # Only now do transfers with the last rank start, which must have come.
+                assert self.call[record.rank] >= record.number
+                assert all(call >= record.number for call in self.call), "begun without a rank that nobody named"
+            self.state[rank] = "out"
+        self.taken[rank].append(record)
+
+    def key(self):
+        calls = {
+            number: (tuple(sorted(call.arrivals)), call.decision, call.outcome, call.deadline_s, call.late)
+            for number, call in self.sequencer._calls.items()
+        }
+        return (
+            tuple(self.call),
+            tuple(self.state),
+            tuple(self.gave_up),
+            tuple(tuple(inbox) for inbox in self.inboxes),
+            tuple(map(tuple, self.taken)),
+            tuple(sorted(calls.items())),
+        )
+
+    def check_end(self):
+        """Nothing can happen any more."""
+        for rank in range(self.n):
+            assert self.state[rank] == "dead" or (self.state[rank] == "out" and self.call[rank] == self.calls), "stuck"
+        for number in range(1, self.calls + 1):
+            ends = {r for taken in self.taken for r in taken if r.number == number and r.verdict != WITHOUT}
+            starts = {r for taken in self.taken for r in taken if r.number == number and r.verdict == WITHOUT}
+            assert len(ends) <= 1, "two ranks were told differently"
+            assert len(starts) <= 1
+            for end in ends:
+                assert not starts or end.verdict in (JOIN, ABORT)
+                assert all(start.choice == end.choice for start in starts)
+                assert end.verdict != JOIN or end.choice
+
+
+def explore(group):
+    """Every state that can be reached; the number of them and the verdicts seen."""
+    seen, verdicts, stack = set(), set(), [group]
+    while stack:
+        current = stack.pop()
+        key = current.key()
+        if key in seen:
+            continue
+        seen.add(key)
+        verdicts.update((record.verdict, record.cause) for taken in current.taken for record in taken)
+        events = list(current.events())
+        if not events:
+            current.check_end()
+        for event in events:
+            following = copy.deepcopy(current)
+            following.apply(event)
+            stack.append(following)
+    return len(seen), verdicts
+
+
+@pytest.mark.parametrize(("n", "calls", "least"), [(2, 2, 50), (3, 2, 1000), (4, 1, 300)])
+def test_every_order(n, calls, least):
+    states, verdicts = explore(Group(n, calls=calls))
+    assert states > least
+    assert verdicts == {(NORMAL, 0), (WITHOUT, 0), (JOIN, 0), (ABORT, board.TIMEOUT)}
+
+
+def test_every_order_of_a_death():
+    _, verdicts = explore(Group(3, mortal=[2]))
+    assert (ABORT, board.DIED) in verdicts
+
+
+def test_every_order_of_a_mismatch():
+    _, verdicts = explore(Group(3, signatures={(1, 1): "g"}))
+    assert (ABORT, board.MISMATCH) in verdicts
+    assert (WITHOUT, 0) in verdicts
+
+
+class EarlyNormal(Sequencer):
+    """Takes the absent rank for arrived."""
+
+    def _advance(self, number, call, rank, now_s):
+        if len(call.arrivals) == self.world_size - 1:
+            call.outcome = board.Record(number, NORMAL, rank)
+            return self._tell(call, call.outcome)
+        return super()._advance(number, call, rank, now_s)
+
+
+class Forgetful(Sequencer):
+    """Aborts, and tells only who asked for it."""
+
+    def give_up(self, rank, number):
+        return super().give_up(rank, number)[:1]
+
+
+class Fickle(Sequencer):
+    """Calls a call normal that some have begun without the late rank."""
+
+    def _advance(self, number, call, rank, now_s):
+        told = super()._advance(number, call, rank, now_s)
+        return [(rank, r._replace(verdict=NORMAL) if r.verdict == JOIN else r) for rank, r in told]
+
+
+@pytest.mark.parametrize("mutant", [EarlyNormal, Forgetful, Fickle])
+def test_the_model_finds(mutant):
+    with pytest.raises(AssertionError):
+        explore(Group(3, make=mutant))
+
+
+def together(sequencer, number, ranks, at_s=0.0, policy=POLICY):
+    told = []
+    for rank in ranks:
+        told += sequencer.arrive(rank, number, "f", policy, at_s)
+    return told
+
+
+def test_delay_is_between_the_last_two():
+    sequencer = Sequencer(3)
+    together(sequencer, 1, [2], 1.0)
+    together(sequencer, 1, [0], 2.5)
+    told = together(sequencer, 1, [1], 2.625)
+    assert sorted(rank for rank, _ in told) == [0, 1, 2]
+    assert {record for _, record in told} == {board.Record(1, NORMAL, 1, 0.125)}
+
+
+def test_window_learns_from_delays():
+    """The first call waits for the critical delay; after some with a long one, nobody waits any more."""
+    sequencer = Sequencer(3)
+    windows_s = []
+    for number in range(1, 6):
+        together(sequencer, number, [0, 2], 10.0 * number)
+        windows_s.append(sequencer.deadline_s() - 10.0 * number)
+        ((rank, record), _) = sequencer.expire(10.0 * number + 1)
+        assert (rank, record.verdict, record.rank, record.choice) == (0, WITHOUT, 1, "late_join/4")
+        told = together(sequencer, number, [1], 10.0 * number + 2)
+        assert {record for _, record in told} == {board.Record(number, JOIN, 1, 2.0, choice="late_join/4")}
+    assert windows_s == pytest.approx([0.2, 0.01, 0.01, 0.01, 0.01])
+
+
+def test_without_options_nobody_starts_alone():
+    sequencer = Sequencer(3)
+    together(sequencer, 1, [0, 1], policy=Policy(1.0))
+    assert sequencer.deadline_s() is None
+    assert sequencer.expire(1e9) == []
+
+
+def test_memory_is_bounded():
+    """A rank that never comes: old calls are forgotten, and it is told so when it comes after all."""
+    sequencer = Sequencer(2)
+    for number in range(1, 3 * board.MAX_OPEN_CALLS):
+        sequencer.arrive(0, number, f"f{number}", POLICY, float(number))
+        sequencer.give_up(0, number)
+    assert len(sequencer._calls) == board.MAX_OPEN_CALLS
+    ((_, record),) = sequencer.arrive(1, 1, "f1", POLICY, 1e6)
+    assert (record.verdict, record.cause) == (ABORT, board.FORGOTTEN)
+    ((_, record),) = sequencer.arrive(1, 3 * board.MAX_OPEN_CALLS - 1, "f", POLICY, 1e6)
+    assert (record.verdict, record.cause) == (ABORT, board.TIMEOUT)

@@ -1,0 +1,174 @@
+"""The arrival board's state machine: who has come to which call, and what all do about it. Pure; no clock, no sockets.
+
+Of every call it issues one decision, never changed: NORMAL, WITHOUT the late rank, or ABORT. After WITHOUT follows one
+outcome: JOIN, as soon as the late rank is there, or ABORT. Before JOIN nobody may post a transfer with the late rank,
+so an ABORT leaves nothing behind. Ranks act on records only; the clock is an argument here, so the process that holds
+this object decides alone, and every order of events can be tried in a test.
+"""
+
+from collections import OrderedDict, deque
+from typing import NamedTuple
+
+from .late_policy import decide
+
+NORMAL, WITHOUT, JOIN, ABORT = range(4)
+# Why a call was aborted.
+MISMATCH, TIMEOUT, DIED, FORGOTTEN = range(1, 5)
+# Calls that were aborted wait here for the ranks that have not come to them yet; the oldest make room.
+MAX_OPEN_CALLS = 256
+# Past delays that decide, of one signature; and signatures, least recently used out.
+MAX_DELAYS = 16
+MAX_SIGNATURES = 128
+
+
+class Record(NamedTuple):
+    """What all ranks do in call `number`.
+
+    Attributes:
+        verdict: NORMAL, WITHOUT, JOIN or ABORT.
+        rank: who came last (NORMAL, JOIN), is late (WITHOUT), or is to blame (ABORT; -1: nobody in particular).
+        delay_s: between the last but one and the last arrival (NORMAL, JOIN), else 0.
+        cause: of an ABORT, else 0.
+        choice: the algorithm of WITHOUT; JOIN and ABORT repeat it for who has not seen it, "" if there was none.
+        late: of an ABORT after WITHOUT, the late rank, else -1.
+        text: of an ABORT, why; for TIMEOUT, all ranks that have not come.
+    """
+
+    number: int
+    verdict: int
+    rank: int = -1
+    delay_s: float = 0.0
+    cause: int = 0
+    choice: str = ""
+    late: int = -1
+    text: str = ""
+
+
+class _Call:
+    __slots__ = ("arrivals", "choice", "deadline_s", "decision", "late", "outcome", "signature", "window_s")
+
+    def __init__(self, signature):
+        self.signature = signature
+        self.arrivals = {}
+        self.window_s = self.deadline_s = self.decision = self.outcome = None
+        self.choice, self.late = "", -1
+
+
+class Sequencer:
+    """The calls of one communicator of `world_size` ranks. Every method returns [(rank, Record)]: what to tell whom."""
+
+    def __init__(self, world_size):
+        self.world_size = world_size
+        self._calls = {}
+        self._floor = 0  # calls up to this number are forgotten
+        self._delays = OrderedDict()  # signature -> deque of s
+        self._died = {}
+
+    def arrive(self, rank, number, signature, policy, now_s):
+        """`rank` comes to call `number`, which rises from 1 on every rank alike."""
+        if number <= self._floor:
+            return [(rank, Record(number, ABORT, cause=FORGOTTEN, text="it was aborted long ago"))]
+        call = self._calls.get(number)
+        if call is None:
+            call = self._calls[number] = _Call(signature)
+            if policy.options:
+                # Here, where nobody waits for it yet.
+                call.window_s, call.choice = decide(policy, self._delays.get(signature, ()))
+            self._make_room()
+        if rank in call.arrivals:
+            return []
+        call.arrivals[rank] = now_s
+        if call.outcome is not None:
+            self._close_if_complete(number)
+            return [(rank, call.outcome)]
+        if signature != call.signature:
+            first = next(iter(call.arrivals))
+            (one, its), (other, theirs) = sorted([(first, call.signature), (rank, signature)])
+            text = f"rank {one} got {its}, rank {other} got {theirs}, expected the same on every rank"
+            return self._abort(number, MISMATCH, -1, text)
+        for dead, reason in self._died.items():
+            if dead not in call.arrivals:
+                return self._abort(number, DIED, dead, reason)
+        return self._advance(number, call, rank, now_s)
+
+    def _advance(self, number, call, rank, now_s):
+        absent = self.world_size - len(call.arrivals)
+        if absent == 0:
+            delay_s = self._note_delay(call)
+            if call.decision is None:
+                call.decision = Record(number, NORMAL, rank, delay_s)
+            call.outcome = call.decision
+            if call.decision.verdict == WITHOUT:
+                call.outcome = Record(number, JOIN, rank, delay_s, choice=call.choice)
+            told = self._tell(call, call.outcome)
+            self._close_if_complete(number)
+            return told
+        if absent == 1 and call.window_s is not None:
+            call.deadline_s = now_s + call.window_s
+        return []
+
+    def expire(self, now_s):
+        """The clock says `now_s`: windows may be over."""
+        told = []
+        for number, call in self._calls.items():
+            if call.decision is None and call.outcome is None and call.deadline_s is not None:
+                if call.deadline_s <= now_s:
+                    (call.late,) = set(range(self.world_size)) - call.arrivals.keys()
+                    call.decision = Record(number, WITHOUT, call.late, choice=call.choice)
+                    told += self._tell(call, call.decision)
+        return told
+
+    def deadline_s(self):
+        """When `expire` will have something to do; None: not as things are."""
+        deadlines = [
+            call.deadline_s
+            for call in self._calls.values()
+            if call.decision is None and call.outcome is None and call.deadline_s is not None
+        ]
+        return min(deadlines, default=None)
+
+    def give_up(self, rank, number):
+        """`rank`, which is in call `number`, does not want to wait any longer."""
+        call = self._calls.get(number)
+        if call is None or call.outcome is not None or rank not in call.arrivals:
+            return []
+        absent = sorted(set(range(self.world_size)) - call.arrivals.keys())
+        return self._abort(number, TIMEOUT, absent[0], " ".join(map(str, absent)))
+
+    def lose(self, rank, reason):
+        """`rank` has died: what waits for it, and ever will, is aborted."""
+        self._died.setdefault(rank, reason)
+        told = []
+        for number, call in list(self._calls.items()):
+            if call.outcome is None and rank not in call.arrivals:
+                told += self._abort(number, DIED, rank, reason)
+        return told
+
+    def _abort(self, number, cause, rank, text):
+        call = self._calls[number]
+        choice = call.choice if call.late >= 0 else ""
+        call.outcome = Record(number, ABORT, rank, cause=cause, choice=choice, late=call.late, text=text)
+        told = self._tell(call, call.outcome)
+        self._close_if_complete(number)
+        return told
+
+    def _tell(self, call, record):
+        return [(rank, record) for rank in call.arrivals]
+
+    def _note_delay(self, call):
+        *_, before_s, last_s = sorted([0.0, *call.arrivals.values()])
+        delays_s = self._delays.setdefault(call.signature, deque(maxlen=MAX_DELAYS))
+        self._delays.move_to_end(call.signature)
+        delays_s.append(last_s - before_s)
+        if len(self._delays) > MAX_SIGNATURES:
+            self._delays.popitem(last=False)
+        return last_s - before_s
+
+    def _close_if_complete(self, number):
+        if len(self._calls[number].arrivals) == self.world_size:
+            del self._calls[number]
+
+    def _make_room(self):
+        if len(self._calls) > MAX_OPEN_CALLS:
+            self._floor = min(self._calls)
+            del self._calls[self._floor]
