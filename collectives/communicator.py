@@ -60,7 +60,9 @@ class Communicator:
             the call was one that finds out who is late, and nobody had begun with the missing rank.
     """
 
-    def __init__(self, transport, ranks=None, communicator_id=0, used_ids=None, ranks_here=None, closes=(), board_key="0"):
+    def __init__(
+        self, transport, ranks=None, communicator_id=0, used_ids=None, ranks_here=None, closes=(), board_key="0"
+    ):
         self.transport = transport
         self.ranks = tuple(range(transport.world_size)) if ranks is None else tuple(ranks)
         self.rank = self.ranks.index(transport.rank)
@@ -166,7 +168,7 @@ class Communicator:
         return (*names, "native") if native.offers(self.transport, collective) else names
 
     def arrivals(self):
-        """Who came last to the calls that found it out, how often and by how much: an Arrivals. The same on all ranks."""
+        """Who came last to the calls that found it out, how often, by how much: an Arrivals, the same on all ranks."""
         return self.late.arrivals.snapshot()
 
     def _call(self, collective, in_array, out_array, *, algorithm="auto", timeout_s=None, **options):

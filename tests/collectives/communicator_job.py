@@ -1,13 +1,16 @@
 """What each rank of test_communicator_jobs.py runs: `python communicator_job.py CASE`. Prints a line if all is well."""
 
 import os
+import random
 import signal
+import subprocess
 import sys
 import time
 
 import numpy as np
 
 import lanterne
+from lanterne.collectives.cost import CostModel
 from lanterne.collectives.registry import algorithms_for
 
 # Beside this file, which is run as a script.
@@ -91,12 +94,66 @@ def failing(comm, case):
     assert found == case
 
 
+def late(comm, calls=300):
+    """Random delays on a network that is taken for slow: nobody is told who is late. Then one rank misses a call."""
+    n, count = comm.world_size, 1 << 16
+    comm.tuning.adopt(CostModel(1e-4, 1 / 50e6), "test")
+    shared, index, out = random.Random(n), np.arange(count) % 13, np.empty(count, np.float32)
+
+    def check(number, **options):
+        out.fill(-1)
+        comm.all_reduce((index + comm.rank + number % 5).astype(np.float32), out, **options)
+        np.testing.assert_array_equal(out, (index + number % 5) * n + n * (n - 1) // 2)
+
+    for number in range(calls):
+        late_rank, delay_s = shared.randrange(2 * n), shared.random() * 1e-2
+        time.sleep(delay_s * (comm.rank == late_rank))
+        check(number)
+    arrivals = comm.arrivals()
+    assert arrivals.calls == arrivals.last.sum() == calls
+    assert 0 < arrivals.begun_early < calls, arrivals.begun_early
+    if comm.rank == 1:
+        time.sleep(1.5)
+    try:
+        check(calls, timeout_s=0.5)
+        raise AssertionError("a call without rank 1 was complete")
+    except lanterne.TransportTimeout as error:
+        assert error.peers == (1,), error
+    for number in range(5):
+        check(number)
+    if comm.rank == 0:
+        time.sleep(0.3)
+    check(0)
+
+
+def store_dies(comm):
+    """The board's process is killed while the others wait for rank 1: all raise, in bounded time."""
+    comm.tuning.adopt(CostModel(1e-4, 1 / 50e6), "test")
+    x = np.ones(1 << 16, np.float32)
+    comm.all_reduce(x, x)
+    if comm.rank == 1:
+        time.sleep(1)
+    if comm.rank == 0:
+        children = subprocess.run(["pgrep", "-f", "lanterne.transport.store"], capture_output=True, text=True).stdout
+        for pid in map(int, children.split()):
+            with open(f"/proc/{pid}/environ", "rb") as file:
+                if b"LANTERNE_TOKEN=" + os.environ["LANTERNE_TOKEN"].encode() in file.read():
+                    os.kill(pid, signal.SIGKILL)
+    try:
+        comm.all_reduce(x, x, timeout_s=10)
+    except lanterne.LanterneError:
+        return
+    raise AssertionError("the call was complete")
+
+
 def main():
     case = sys.argv[1]
     with lanterne.init(os.environ.get("CASE_TRANSPORT"), timeout_s=60) as comm:
         assert comm.world_size == int(os.environ["CASE_RANKS"])
         if case == "matrix":
             matrix(comm)
+        elif case in ("late", "store_dies"):
+            globals()[case](comm)
         else:
             failing(comm, case)
         line = f"rank {comm.rank} fine: {len(algorithms_for('all_reduce'))} algorithms over {comm.transport.name}\n"

@@ -41,6 +41,13 @@ def test_survivors_raise(transport, case):
     assert (job.returncode != 0) == (case == "killed")
 
 
+@pytest.mark.parametrize(("transport", "n"), [("mpi", 3), ("mpi", 4), ("ucx", 4)])
+def test_late_ranks_are_found_out(transport, n):
+    job = run(transport, n, "late")
+    assert job.returncode == 0, job.stderr
+    assert job.stdout.count("fine") == n
+
+
 def test_torchrun_variables():
     """Two plain processes that find each other by environment variables alone."""
     if "ucx" not in REQUIRED and find_spec("ucxx") is None:
