@@ -20,8 +20,9 @@ from .registry import best_num_chunks, find_algorithm
 from .requests import Request
 from .tuning import MAX_PRICED_RANKS, override, priced_schedule
 
-# The board costs some 0.05 ms a call: below this predicted time it is not asked.
+# The board costs some 0.05 ms a call: below this predicted time, or this size, it is not asked.
 LEAST_NORMAL_S = 2e-3
+LEAST_NBYTES = 64 << 10
 # Those that keep to one message per port and round, as a network likes it; a tie goes to the first.
 LATE_ALGORITHMS = ("late_join", "late_chain")
 LEAST_CHUNK_NBYTES = 64 << 10
@@ -59,7 +60,7 @@ class LateRanks:
         """What the board goes by for `collective` of `nbytes`, as text; None: it is not asked. Alike on all ranks."""
         communicator = self._communicator
         model, size = communicator.tuning.model, 1 << max(0, nbytes - 1).bit_length()
-        if collective != "all_reduce" or communicator.deterministic or model is None:
+        if size < LEAST_NBYTES or collective != "all_reduce" or communicator.deterministic or model is None:
             return None
         key = collective, size, model
         if key not in self._policies:
@@ -106,7 +107,7 @@ class LateRequest(Request):
         super().__init__(communicator)
         self._call, self._policy = call, policy
         # A call of the same size by a named algorithm is another call.
-        self.signature = f"auto {call.key}"
+        self.signature = str(call.key._replace(algorithm="auto"))
         communicator.late.number += 1
         self.number = communicator.late.number
         self._execution = self._plan = self._error = self._gave_up_s = None

@@ -48,6 +48,15 @@ def test_late_ranks_are_found_out(transport, n):
     assert job.stdout.count("fine") == n
 
 
+@pytest.mark.parametrize("transport", ["mpi", "ucx"])
+def test_store_dies_while_ranks_wait_at_its_board(transport):
+    """Our launcher ends a job without a store; whoever is alive until then has raised, and nothing hangs."""
+    job = run(transport, 3, "store_dies")
+    assert job.returncode == 1
+    assert "the store was killed" in job.stderr
+    assert "was complete" not in job.stderr
+
+
 def test_torchrun_variables():
     """Two plain processes that find each other by environment variables alone."""
     if "ucx" not in REQUIRED and find_spec("ucxx") is None:

@@ -239,7 +239,7 @@ def test_deterministic_asks_nobody():
 
 
 def test_small_calls_ask_nobody():
-    assert spawn(3, never_asks, 16) == [(0, 0)] * 3
+    assert spawn(3, never_asks, 1 << 13) == [(0, 0)] * 3
 
 
 def test_in_place_and_mean():
