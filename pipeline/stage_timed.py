@@ -1,0 +1,85 @@
+"""A stage that only waits, for studies of schedules."""
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..kernels.delay import wait_until
+from .action import KINDS
+from .costs import costs
+from .stage import Stage
+
+
+@dataclass(slots=True)
+class Clock:
+    """When the work of a rank that is under way is due to end: `deadline_s`, of time.monotonic(); its stages share it.
+
+    An action that follows at once begins at the deadline of the one before, so lateness in waking up does not add up.
+    """
+
+    deadline_s: float = 0.0
+
+    def work(self, duration_s):
+        """Return once work of `duration_s` that follows is due to have ended."""
+        self.deadline_s += duration_s
+        wait_until(self.deadline_s)
+
+    def restart(self):
+        """What follows begins now: the rank had nothing to do."""
+        self.deadline_s = time.monotonic()
+
+
+class TimedStage(Stage):
+    """F, B and W take the given seconds and compute nothing; messages are of `nbytes` bytes.
+
+    Args:
+        durations_s: of F, B and W, three numbers.
+        clock: the Clock of the rank.
+        nbytes: of a message.
+        begins, ends: whether a route begins or ends here.
+    """
+
+    def __init__(self, durations_s, clock, nbytes=0, begins=False, ends=False):
+        self.durations_s, self.clock, self.dtype = tuple(durations_s), clock, np.dtype(np.uint8)
+        self.input_shape = None if begins else (nbytes,)
+        self.output_shape = None if ends else (nbytes,)
+
+    def begin(self, microbatches, inputs=None, targets=None):
+        self.clock.restart()
+
+    def forward(self, microbatch, x=None, out=None, part=1, parts=1):
+        self.clock.work(self.durations_s[0] / parts)
+        return self._message(self.output_shape, out, part == parts)
+
+    def backward_input(self, microbatch, dy=None, out=None, part=1, parts=1):
+        self.clock.work(self.durations_s[1] / parts)
+        return self._message(self.input_shape, out, part == parts)
+
+    def backward_weight(self, microbatch, part=1, parts=1):
+        self.clock.work(self.durations_s[2] / parts)
+
+    def step(self):
+        """Nothing to update."""
+
+    def waited(self):
+        self.clock.restart()
+
+    def _message(self, shape, out, is_last):
+        if shape is None or not is_last:
+            return None
+        return np.zeros(shape, self.dtype) if out is None else out
+
+
+def timed_stages(problem, placement, rank, unit_s):
+    """The stages that `rank` holds, stage -> TimedStage on one Clock, with the problem's durations times `unit_s`.
+
+    Messages have the problem's number of bytes, the larger of its two, rounded down.
+    """
+    table, clock = costs(problem, placement), Clock()
+    stages = {}
+    for stage in placement.stages_of(rank):
+        durations_s = [unit_s * float(table.duration[table.id(KINDS.index(kind), stage, 0)]) for kind in "FBW"]
+        begins, ends = placement.step(stage, -1) is None, placement.step(stage, 1) is None
+        stages[stage] = TimedStage(durations_s, clock, int(max(problem.message_nbytes)), begins, ends)
+    return stages
