@@ -100,10 +100,12 @@ def main(argv=None):
         return code
     except (InputError, Unavailable) as error:
         code, text = (2 if isinstance(error, InputError) else 3), error
-        if launched_rank() != 0:
-            return code  # every rank of a job finds the same; one of them says it
+        if launched_rank() != 0 and "MASTER_ADDR" not in os.environ:
+            return code  # every rank of a job finds the same; one of them says it, unless each has a host of its own
     except LanterneError as error:
         code, text = 1, error
+    except MemoryError as error:
+        code, text = 1, f"out of memory: {error}"
     except BrokenPipeError:
         sys.stderr.close()
         return 1

@@ -33,9 +33,17 @@ OPEN_TOKEN = "loopback-without-a-secret"
 
 
 def in_a_job():
-    """Whether a launcher, ours or another, started this process as one of its ranks."""
-    launched = "LANTERNE_STORE" in os.environ or any(name in os.environ for name in MPI_VARIABLES)
-    return launched or all(name in os.environ for name in TORCHRUN_VARIABLES)
+    """Whether a launcher, ours or another, started this process as one of its ranks.
+
+    Raises:
+        InputError: RANK and WORLD_SIZE without MASTER_ADDR or MASTER_PORT: every rank would believe itself alone.
+    """
+    if "LANTERNE_STORE" in os.environ or any(name in os.environ for name in MPI_VARIABLES):
+        return True
+    missing = [name for name in TORCHRUN_VARIABLES if name not in os.environ]
+    if missing and "RANK" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1":
+        raise InputError(f"{missing[0]}: not set beside RANK and WORLD_SIZE, expected all of {', '.join(TORCHRUN_VARIABLES)}")
+    return not missing
 
 
 def launched_rank():
@@ -62,7 +70,7 @@ def connect(timeout_s=None):
         return _connect_to_launcher(timeout_s)
     if any(name in os.environ for name in MPI_VARIABLES):
         return _connect_by_mpi(timeout_s)
-    if all(name in os.environ for name in TORCHRUN_VARIABLES):
+    if in_a_job():
         return _connect_by_torchrun(timeout_s)
     return Group(0, 1)
 

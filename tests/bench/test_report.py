@@ -47,6 +47,13 @@ def test_what_cannot_be_written_is_bad_input_and_leaves_nothing(tmp_path, place)
     assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
 
 
+def test_memory_that_is_not_there_is_one_line_and_exit_1():
+    argv = ["bench", "kernels", "--dtype", "float32", "--bytes", "100TiB"]
+    result = subprocess.run([sys.executable, "-m", "lanterne", *argv], capture_output=True, text=True, timeout=60, check=False)
+    assert result.returncode == 1
+    assert result.stderr.startswith("lanterne: out of memory: ") and result.stderr.count("\n") == 1
+
+
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full on this system")
 def test_a_full_standard_output_is_one_line_and_exit_1():
     with open("/dev/full", "w") as full:

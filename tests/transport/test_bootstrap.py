@@ -123,6 +123,18 @@ def test_variables_refused(alone, name, value, message):
         bootstrap.connect(1)
 
 
+@pytest.mark.parametrize("missing", ["MASTER_ADDR", "MASTER_PORT"])
+def test_half_a_job_is_not_a_rank_alone(alone, missing):
+    for variable, value in (("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "localhost"), ("MASTER_PORT", "29500")):
+        if variable != missing:
+            alone.setenv(variable, value)
+    with pytest.raises(InputError, match=f"{missing}: not set beside RANK and WORLD_SIZE"):
+        bootstrap.connect(1)
+    alone.setenv("WORLD_SIZE", "1")
+    with bootstrap.connect(1) as group:
+        assert group.world_size == 1
+
+
 def test_a_port_that_is_taken(alone):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         place = {
