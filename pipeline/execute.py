@@ -1,0 +1,170 @@
+"""Runs a checked plan on the ranks of a communicator: each its own actions, in order, receives posted ahead.
+
+What an action needs of its own rank is handed over in memory; what comes from another rank is a message. Messages from
+one rank to another go in the order of the sender's plan, and their receives are posted in it, so that no tags are
+needed to tell them apart.
+"""
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..errors import InputError, LanterneError
+from .check import CheckedPlan
+from .costs import costs
+from .inline import Inline
+from .plan import PART, PARTS
+
+# Of the communicator's tags for messages of the user; the last, so as to be out of the way.
+TAG = 31
+
+
+@dataclass(frozen=True, eq=False)
+class Measured:
+    """What one rank did: `actions`, a tuple, and when each began and ended, (num_actions,) float64.
+
+    Times are those of time.monotonic(); on one host all ranks' have one origin.
+    """
+
+    rank: int
+    actions: tuple
+    start_s: np.ndarray
+    end_s: np.ndarray
+
+
+def execute(checked, stages, comm, inputs=None, targets=None, *, plane=None, timeout_s=None):
+    """Run one iteration of a plan, all F, B and W, and return this rank's Measured; every rank of `comm` calls it.
+
+    The weights stay as they are: reduce the stages' gradients if there are copies, then call their `step`.
+
+    Args:
+        checked: a CheckedPlan, the same on every rank.
+        stages: stage -> Stage, those that the plan's placement puts on this rank.
+        comm: a Communicator of as many ranks as the plan has.
+        inputs, targets: as Stage.begin has them.
+        plane: how messages are sent; None for Inline(comm, TAG).
+        timeout_s: seconds to wait for a message; None for the communicator's.
+
+    Raises:
+        InputError: the plan does not fit the communicator or the stages.
+        LanterneError: a stage raised; names the rank and the action. The other ranks raise it too, as a TransportError.
+        TransportTimeout, PeerFailed: as the communicator's messages.
+        After any but a plan that does not fit the communicator, the communicator is closed.
+
+    Cost: buffers for all messages that the rank receives in an iteration, taken at its beginning.
+    """
+    _check_fits(checked, comm)
+    try:
+        run = _Run(checked, stages, comm, plane or Inline(comm, TAG), timeout_s)
+        return run.iteration(inputs, targets)
+    except LanterneError as error:
+        comm.fail(error)
+        raise
+
+
+def _check_fits(checked, comm):
+    if not isinstance(checked, CheckedPlan):
+        raise InputError(f"execute: got a {type(checked).__name__}, expected a CheckedPlan, which check() gives")
+    if checked.plan.placement.num_ranks != comm.world_size:
+        raise InputError(
+            f"execute: got a plan for {checked.plan.placement.num_ranks} ranks on {comm.world_size}, expected as many"
+        )
+
+
+class _Run:
+    """One iteration on one rank."""
+
+    def __init__(self, checked, stages, comm, plane, timeout_s):
+        self.plan, self.stages, self.comm, self.plane, self.timeout_s = checked.plan, stages, comm, plane, timeout_s
+        held = self.plan.placement.stages_of(comm.rank)
+        if sorted(stages) != list(held):
+            raise InputError(f"execute: got stages {sorted(stages)} on rank {comm.rank}, expected {list(held)}")
+        table = costs(checked.problem, self.plan.placement)
+        self.always, ids = table.always, self.plan.ids
+        # The slots (see costs) that columns wait for with their first part, and fill with their last.
+        self.waits = np.where(self.plan.columns[PART] == 1, table.slot[ids], self.always)
+        fills = self.plan.columns[PART] == self.plan.columns[PARTS]
+        self.fills = np.where(fills, table.target[ids], -1)
+        self.receiver = {slot: column for column, slot in enumerate(self.waits.tolist()) if slot != self.always}
+        self.here, self.requests = {}, {}
+
+    def iteration(self, inputs, targets):
+        rank, plan = self.comm.rank, self.plan
+        actions, first = plan.ranks[rank], int(plan.offsets[rank])
+        start_s, end_s = np.empty(len(actions)), np.empty(len(actions))
+        self.post_receives()
+        for stage in self.stages.values():
+            self.call("begin", stage.begin, plan.microbatches, inputs, targets)
+        for index, action in enumerate(actions):
+            given = self.take(first + index, self.stages[action.stage])
+            lent, peer = self.lend(first + index, action)
+            start_s[index] = time.monotonic()
+            result = self.perform(action, given, lent)
+            end_s[index] = time.monotonic()
+            if peer is not None:
+                self.plane.send(result, peer, self.timeout_s)
+            elif (slot := int(self.fills[first + index])) >= 0:
+                self.here[slot] = result
+        self.plane.finish(self.timeout_s)
+        return Measured(rank, actions, start_s, end_s)
+
+    def post_receives(self):
+        """Post the receives of the whole iteration, those from one rank in the order in which it sends."""
+        rank_of, rank = self.plan.rank_of, self.comm.rank
+        for column, slot in enumerate(self.fills.tolist()):
+            if slot < 0 or rank_of[column] == rank or rank_of[self.receiver[slot]] != rank:
+                continue
+            shape, dtype = self.message(self.receiver[slot], received=True)
+            buffer = np.empty(shape, dtype)
+            self.requests[slot] = self.comm.start_recv(buffer, int(rank_of[column]), tag=TAG), buffer
+
+    def message(self, column, received):
+        """(shape, dtype) of what the action of `column` on this rank receives, or else sends."""
+        action = self.plan.ranks[self.comm.rank][column - int(self.plan.offsets[self.comm.rank])]
+        stage = self.stages[action.stage]
+        forward = action.kind == "F"
+        return (stage.input_shape if forward == received else stage.output_shape), stage.dtype
+
+    def take(self, column, stage):
+        """What the action of `column` waits for, once it is there; None if it waits for nothing."""
+        slot = int(self.waits[column])
+        if slot == self.always:
+            return None
+        if slot in self.here:
+            return self.here.pop(slot)
+        request, buffer = self.requests.pop(slot)
+        if not request.test():
+            request.wait(self.timeout_s)
+            stage.waited()
+        return buffer
+
+    def lend(self, column, action):
+        """(the buffer, the rank) for what `action` sends to another rank; (None, None) if it does not."""
+        slot = int(self.fills[column])
+        if slot < 0:
+            return None, None
+        peer = int(self.plan.rank_of[self.receiver[slot]])
+        if peer == self.comm.rank:
+            return None, None
+        return self.plane.lend(*self.message(column, received=False)), peer
+
+    def perform(self, action, given, lent):
+        """Call the stage; what it returns goes to the next one."""
+        kind, stage, microbatch, part, parts = action
+        stage, result = self.stages[stage], None
+        if kind == "F":
+            result = self.call(action, stage.forward, microbatch, given, lent, part, parts)
+        if kind in ("B", "BW"):
+            result = self.call(action, stage.backward_input, microbatch, given, lent, part, parts)
+        if kind in ("W", "BW"):
+            self.call(action, stage.backward_weight, microbatch, part, parts)
+        return result
+
+    def call(self, what, function, *args):
+        """function(*args), an exception of which becomes a LanterneError that names the place."""
+        try:
+            return function(*args)
+        except Exception as error:
+            place = f"pipeline rank {self.comm.rank}, {what}"
+            raise LanterneError(f"{place}: {type(error).__name__}: {error}") from error
