@@ -6,6 +6,7 @@ runs under the mpiexec or the torchrun-style variables that are there.
   lanterne bench                                        the main job: all_reduce on 4 ranks, with and without a late rank
   lanterne bench all_reduce -n 8 --algorithm all --min-bytes 1K --max-bytes 64M
   lanterne bench all_reduce -n 4 --late-rank 3 --delay 5ms,50ms --json result.json
+  lanterne bench all_reduce -n 4 --algorithm auto --bytes 64M --arrivals --plot arrivals.png
   mpiexec -n 4 lanterne bench all_gather --bytes 1MiB
 
 Time is from an agreed instant to the last completion on any rank, delays included; with a late rank, `late` is from its call
@@ -23,6 +24,7 @@ from ..errors import InputError
 from ..transport.bootstrap import in_a_job
 from ..transport.registry import find_transport
 from . import report
+from .arrivals import check_plot, late_rank_of, plot, print_arrivals
 from .units import format_nbytes, format_time, parse_nbytes, parse_time_s
 
 COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "all_to_all")
@@ -46,6 +48,8 @@ class Settings:
     warmup: int
     timeout_s: float
     min_busbw: float | None
+    arrivals: bool = False
+    plot: str | None = None
 
 
 def add_arguments(parser):
@@ -62,12 +66,14 @@ def add_arguments(parser):
     parser.add_argument("--factor", type=int, default=4, metavar="F", help="each size is F times the last (default 4)")
     parser.add_argument("--dtype", default="float32", help="default float32")
     parser.add_argument("--op", default="sum", choices=("sum", "prod", "min", "max", "mean"))
-    parser.add_argument("--late-rank", type=int, metavar="R", help="this rank calls late")
+    parser.add_argument("--late-rank", metavar="R", help="this rank calls late; or that of a file of --arrivals --json")
     parser.add_argument("--delay", metavar="T,...", help="by these times; 0 is without a late rank (default 0,50ms)")
     parser.add_argument("--iterations", type=int, default=10, metavar="K", help="timed calls of each (default 10)")
     parser.add_argument("--warmup", type=int, default=2, metavar="K", help="checked but untimed calls before (default 2)")
     parser.add_argument("--timeout", default="60s", metavar="T", help="of every wait (default 60s)")
     parser.add_argument("--min-busbw", type=float, metavar="GB/s", help="exit 1 if a bus bandwidth is below this")
+    parser.add_argument("--arrivals", action="store_true", help="who came last to the calls by auto, and by how much")
+    parser.add_argument("--plot", metavar="FILE", help="draw the arrivals (png, svg, pdf); implies --arrivals")
     parser.add_argument("--json", metavar="FILE", help="write everything, raw samples too ('-' for standard output)")
 
 
@@ -98,6 +104,9 @@ def parse(args):
     Raises:
         InputError: an option that cannot be.
     """
+    args.late_rank = late_rank_of(args.late_rank)
+    if args.plot is not None:
+        check_plot(args.plot)
     if args.collective is None and args.ranks is None and not in_a_job():
         args.ranks = 4
     if args.collective is None:
@@ -141,6 +150,8 @@ def parse(args):
         warmup=args.warmup,
         timeout_s=timeout_s,
         min_busbw=args.min_busbw,
+        arrivals=args.arrivals or args.plot is not None,
+        plot=args.plot,
     )
 
 
@@ -223,10 +234,16 @@ def run_rank(comm, settings, json_file):
             )
     report.progress("")
     if comm.rank == 0:
-        document = report.envelope(results=records)
+        arrivals = comm.arrivals()
+        document = report.envelope(results=records, **({"arrivals": arrivals.to_json()} if settings.arrivals else {}))
         if json_file:
             report.write_json(json_file, document)
-        print_records(document, file=sys.stderr if json_file == "-" else sys.stdout)
+        file = sys.stderr if json_file == "-" else sys.stdout
+        print_records(document, file=file)
+        if settings.arrivals:
+            print_arrivals(arrivals, file=file)
+        if settings.plot:
+            plot(settings.plot, arrivals)
     below = settings.min_busbw is not None and any(
         record["busbw_gbytes_per_s"] is not None and record["busbw_gbytes_per_s"] < settings.min_busbw for record in records
     )

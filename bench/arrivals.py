@@ -1,0 +1,83 @@
+"""`lanterne bench --arrivals`: who came last, how often, by how much; printed, drawn, and read back as a profile."""
+
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+
+from ..collectives.arrivals import Arrivals
+from ..errors import InputError
+from . import report
+from .units import format_time
+
+COLUMNS = [("last", "rank"), ("calls", ""), ("share", "%"), ("delay", "median"), ("p90", ""), ("max", "")]
+
+
+def print_arrivals(arrivals, file):
+    """A row for each rank that came last: how often, and how long after the last but one."""
+    rows = []
+    for rank in np.flatnonzero(arrivals.last).tolist():
+        delays_s = arrivals.delays_s[arrivals.ranks == rank]
+        if not len(delays_s):
+            continue
+        quantiles = [format_time(float(np.quantile(delays_s, q))) for q in (0.5, 0.9, 1)]
+        count = int(arrivals.last[rank])
+        rows.append([rank, count, f"{100 * count / arrivals.calls:.0f}", *quantiles])
+    seen = f"arrivals: {arrivals.calls} calls by auto asked the board"
+    notes = [f"{seen}; {arrivals.begun_early} were begun without the last rank"]
+    report.print_table(COLUMNS, rows, notes=notes, file=file)
+
+
+def late_rank_of(text):
+    """The rank that `text` names: a number, or a file that `bench --arrivals --json FILE` wrote: whoever came last mostly.
+
+    Raises:
+        InputError: neither; or no rank came last in more than half of the calls of the file.
+    """
+    if text is None or text.isdigit():
+        return None if text is None else int(text)
+    try:
+        arrivals = Arrivals.from_json(json.loads(Path(text).read_text())["arrivals"])
+    except OSError as error:
+        raise InputError(f"--late-rank: got {text!r}, expected a rank or a readable file ({error.strerror})") from None
+    except (ValueError, KeyError, TypeError):
+        raise InputError(f"--late-rank: got {text}, expected a file of bench --arrivals --json") from None
+    rank = arrivals.late_rank()
+    if rank is None:
+        raise InputError(f"--late-rank: got {text}, in which no rank came last in over half of {arrivals.calls} calls")
+    return rank
+
+
+def check_plot(path):
+    """Raise InputError unless `path` can be drawn to."""
+    if Path(path).suffix.lower() not in (".png", ".svg", ".pdf"):
+        raise InputError(f"--plot: got {path}, expected a name that ends in .png, .svg or .pdf")
+
+
+def plot(path, arrivals):
+    """Draw who came last and the delays after the last but one into `path`, after the StragglAR paper's figures 2a and 8."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, (who, delays) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
+    ranks = np.arange(len(arrivals.last))
+    who.bar(ranks, 100 * arrivals.last / max(1, arrivals.calls), color="#0072B2")
+    who.set(xlabel="rank", ylabel="came last, % of calls", title=f"who came last in {arrivals.calls} calls", xticks=ranks)
+    if len(arrivals.delays_s):
+        delays_ms = np.maximum(arrivals.delays_s * 1e3, 1e-3)
+        edges = np.geomspace(delays_ms.min() * 0.99, delays_ms.max() * 1.01, 31)
+        delays.hist(delays_ms, edges, color="#E69F00", edgecolor="white", linewidth=0.5)
+        middle_ms = float(np.median(delays_ms))
+        delays.axvline(middle_ms, color="#000000", linestyle="--", label=f"median {format_time(middle_ms / 1e3)}")
+        delays.set_xscale("log")
+        delays.legend()
+    delays.set(xlabel="last after the last but one, ms", ylabel="calls", title="delay of the last rank")
+    for axis in (who, delays):
+        axis.grid(alpha=0.3, axis="y")
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format=Path(path).suffix[1:].lower(), dpi=120)
+    plt.close(figure)
+    report.write_atomically(path, buffer.getvalue())
