@@ -11,13 +11,14 @@ import numpy as np
 
 from ..errors import InputError, PeerFailed, TransportError
 from ..transport.base import COMMUNICATOR_BITS, Recv, Send, make_tag
+from ..transport.pauses import Pauses
 from . import native
 from .arguments import resolve
 from .control import Control
 from .jobs import init, spawn
 from .late import LateRanks, LateRequest
 from .plans import CONTROL_LANE, USER_LANES, Plans, offered_algorithms
-from .requests import CallRequest, Failing, MessageRequest, choose_spins
+from .requests import CallRequest, Failing, MessageRequest
 from .scratch import Scratch
 from .tuning import Tuning
 
@@ -86,7 +87,7 @@ class Communicator:
         self._failure = None
         # A context in which an error of lanterne ends this communicator.
         self.failing = Failing(self)
-        self.spins = choose_spins(self.world_size if ranks_here is None else ranks_here)
+        self.pauses = Pauses(self.world_size if ranks_here is None else ranks_here)
         self.native = None
 
     # -- collectives
@@ -310,7 +311,7 @@ class Communicator:
         board_key = f"{self.late.key[-200:]}.{self._number}/{int(free[0])}:{members[0]}"
         ranks = [self.ranks[rank] for rank in members]
         child = Communicator(self.transport, ranks, int(free[0]), self._used_ids, board_key=board_key)
-        child.timeout_s, child.spins, child.deterministic = self.timeout_s, self.spins, self.deterministic
+        child.timeout_s, child.pauses, child.deterministic = self.timeout_s, self.pauses, self.deterministic
         child.tuning.adopt(self.tuning.model, self.tuning.source)
         return child
 

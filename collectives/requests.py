@@ -1,26 +1,13 @@
 """Calls that were started: what `start_*` returns, and the one loop that every wait of a communicator runs."""
 
-import os
 import time
 
 from ..errors import InputError, LanterneError, PeerFailed, TransportTimeout
 from ..transport.base import POLLS_PER_CHECK, timeout_error
 from .control import STALL_S
 
-# Yields before a wait naps between its polls. Yields hand a core over in 4 us, but where other programs compute beside
-# us each of them may cost a time slice (0.8 to 4 ms a hop were seen, 0.04 with naps), and with more ranks than cores we
-# are the others.
-SPINS, SPINS_SHARED, SPINS_LEAST = 2000, 400, 20
-# The kernel's timer slack makes 50 us of it.
-NAP_S = 1e-6
 # How long a rank whose peer is gone listens for the reason, which may be another rank's failure.
 REASON_S = 0.05
-
-
-def choose_spins(ranks_here):
-    """Yields before napping, for waits of a job with `ranks_here` ranks on this host."""
-    cores = os.cpu_count()
-    return SPINS if ranks_here <= cores else max(SPINS_LEAST, SPINS_SHARED * cores // ranks_here)
 
 
 class Request:
@@ -177,20 +164,16 @@ def wait(request, timeout_s):
     start_s = time.monotonic()
     stall_s = min(STALL_S, limit_s / 4)
     next_report_s = start_s + stall_s
-    spins, polls, idle = communicator.spins, 0, 0
+    pauses, polls, idle = communicator.pauses, 0, 0
     while True:
         moved = communicator.progress()
         if request.done or request.poll():
             return
         polls += 1
         idle = 0 if moved else idle + 1
-        if idle < spins:
-            if idle:
-                os.sched_yield()
-            if polls % POLLS_PER_CHECK:
-                continue
-        else:
-            time.sleep(NAP_S)
+        napped = idle and pauses.pause(idle)
+        if not napped and polls % POLLS_PER_CHECK:
+            continue
         now_s = time.monotonic()
         with communicator.failing:
             communicator.transport.check_peers(request.pending_peers())

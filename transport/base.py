@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ..errors import InputError, TransportError, TransportTimeout
+from .pauses import Pauses
 
 DEFAULT_TIMEOUT_S = float(os.environ.get("LANTERNE_TIMEOUT_S", 60.0))
 COMMUNICATOR_BITS = 16
@@ -169,9 +170,8 @@ class Request(ABC):
         deadline = time.monotonic() + limit_s
         polls = 0
         while not self.test():
-            os.sched_yield()
             polls += 1
-            if polls % POLLS_PER_CHECK == 0:
+            if transport.pauses.pause(polls) or polls % POLLS_PER_CHECK == 0:
                 peers = self.pending_peers()
                 transport.check_peers(peers)
                 if time.monotonic() > deadline:
@@ -189,7 +189,8 @@ def timeout_error(transport, peers, limit_s):
 class Transport(ABC):
     """Moves bytes between `world_size` ranks.
 
-    Attributes: `name`; `rank`; `world_size`; `capabilities`; `timeout_s` (the default of every wait, seconds).
+    Attributes: `name`; `rank`; `world_size`; `capabilities`; `timeout_s` (the default of every wait, seconds); `pauses`,
+    what waits do between polls.
     """
 
     name = "?"
@@ -197,6 +198,7 @@ class Transport(ABC):
     world_size: int
     capabilities: Capabilities
     timeout_s: float = DEFAULT_TIMEOUT_S
+    pauses = Pauses()
     closed = False
 
     def register(self, array):

@@ -9,6 +9,7 @@ from contextlib import suppress
 
 from ..errors import InputError, TransportError, Unavailable
 from .base import COMMUNICATOR_BITS, LANE_BITS, Capabilities, Request, Send, Transport, check_ops
+from .pauses import Pauses
 
 # MPI messages of up to 2^31-1 bytes work everywhere; MPI 4 lifts the limit.
 INT_MAX = 2**31 - 1
@@ -118,6 +119,7 @@ class MpiTransport(Transport):
             # Not the exact eager limit, which differs between MPIs, but a size that all of them send by rendezvous.
             receiver_paced_nbytes=1 << 20,
         )
+        self.pauses = Pauses(group.hosts.count(group.host) if group is not None else world.size)
         if timeout_s is not None:
             self.timeout_s = timeout_s
 

@@ -57,7 +57,7 @@ class ShapedTransport(Transport):
         self.rank = inner.rank
         self.world_size = inner.world_size
         self.capabilities = inner.capabilities
-        self.timeout_s = inner.timeout_s
+        self.timeout_s, self.pauses = inner.timeout_s, inner.pauses
         self._links = dict(links)
         # When this rank's end is free again, sending and receiving.
         self._egress_free_s = 0.0

@@ -23,6 +23,7 @@ from .base import (
     Transport,
     check_ops,
 )
+from .group import LEFT_GRACE_S
 from .ucx_request import UcxRequest
 from .ucx_worker import flush, load_ucxx, make_worker, receiver_paced_nbytes, settings
 
@@ -30,8 +31,8 @@ SOURCE_BITS = 15
 # Of a base.make_tag().
 TAG_BITS = COMMUNICATOR_BITS + LANE_BITS
 INTERNAL = 1 << SOURCE_BITS + LANE_BITS
-# After a connection could not be made: how long the group has to say that the peer is dead.
-NOTICE_S = 0.5
+# After UCX refused to connect or to start: how long the group has to say that the peer is dead, or has left.
+NOTICE_S = LEFT_GRACE_S + 0.5
 # How long close() waits at most for what was sent to leave, once a peer has failed.
 LAST_FLUSH_S = 1.0
 # Descriptions of memory that a region keeps; making one costs 1 us, and schedules post the same slices again and again.
@@ -88,9 +89,20 @@ class UcxTransport(Transport):
                 raise InputError("post: got device memory, expected host memory: this host's UCX sees no CUDA device")
             if op.peer not in self._peers:
                 self._peers[op.peer] = self._connect(op.peer)
-        return UcxRequest(self, [(self._start(op), op) for op in ops])
+        return UcxRequest(self, self._start_all(ops))
 
-    def _start(self, op, internal=0):
+    def _start_all(self, ops, internal=0):
+        """[(UCXRequest, operation)] of `ops`. Where one cannot start, the memory of those before it is kept."""
+        pending = []
+        try:
+            for op in ops:
+                pending.append((self._start(op, internal), op))
+        except self._ucxx.UCXError as error:
+            self.adopt(pending)
+            self._explain(op.peer, "cannot send to" if type(op) is Send else "cannot receive from", error)
+        return pending
+
+    def _start(self, op, internal):
         region, offset, nbytes, peer, tag = op
         span = (region.native and region.native.get((offset, nbytes))) or self._span(region, offset, nbytes)
         if type(op) is Send:
@@ -112,12 +124,16 @@ class UcxTransport(Transport):
                 for _ in range(1 if here else 2)
             ]
         except self._ucxx.UCXError as error:
-            give_up = time.monotonic() + NOTICE_S
-            while time.monotonic() < give_up:
-                self._group.check_peers((peer,))
-                time.sleep(0.01)
-            raise TransportError(f"ucx rank {self.rank}: cannot connect to rank {peer}: {error}") from error
+            self._explain(peer, "cannot connect to", error)
         return (ends[0], ends[-1]) if self.rank < peer else (ends[-1], ends[0])
+
+    def _explain(self, peer, what, error):
+        """Raise what UCX's `error` means: often the first sign of a death whose notice is on its way."""
+        give_up = time.monotonic() + NOTICE_S
+        while time.monotonic() < give_up:
+            self.check_peers((peer,))
+            time.sleep(0.01)
+        raise TransportError(f"ucx rank {self.rank}: {what} rank {peer}: {error}") from error
 
     def _span(self, region, offset, nbytes):
         """The memory of an operation as ucxx wants it, kept by the region."""
@@ -138,7 +154,7 @@ class UcxTransport(Transport):
             for peer in {before, after} - self._peers.keys():
                 self._peers[peer] = self._connect(peer)
             ops = (Recv(empty, 0, 0, before, lane), Send(empty, 0, 0, after, lane))
-            request = UcxRequest(self, [(self._start(op, INTERNAL), op) for op in ops], everyone=True)
+            request = UcxRequest(self, self._start_all(ops, INTERNAL), everyone=True)
             request.wait(max(deadline - time.monotonic(), 0.0))
 
     def progress(self):

@@ -234,13 +234,15 @@ def check_large(transport):
     """1 GiB at once, from rank 0 to rank 1."""
     nbytes = 1 << 30
     if transport.rank == 0:
-        array = np.arange(nbytes // 8, dtype=np.uint64)
+        array = np.zeros(nbytes // 8, np.uint64)
+        array[:: 4096 + 1] = np.arange(0, nbytes // 8, 4096 + 1, dtype=np.uint64)
+        array[-1] = nbytes
         transport.post((Send(transport.register(array), 0, nbytes, 1),)).wait(LONG_S)
     elif transport.rank == 1:
         array = np.zeros(nbytes // 8, np.uint64)
         transport.post((Recv(transport.register(array), 0, nbytes, 0),)).wait(LONG_S)
         assert (array[:: 4096 + 1] == np.arange(0, nbytes // 8, 4096 + 1, dtype=np.uint64)).all()
-        assert array[-1] == nbytes // 8 - 1
+        assert array[-1] == nbytes
 
 
 def check_close(transport):

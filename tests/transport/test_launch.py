@@ -43,6 +43,8 @@ def start(mark, launcher, world_size, *command, **variables):
         stderr=subprocess.PIPE,
         text=True,
         cwd=HERE.parents[1],
+        # Who runs the tests in the background of a shell ignores SIGINT, and its children would too.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
 

@@ -155,8 +155,9 @@ def test_over_the_ucx_that_mpi_has_loaded(needs_ucxx, scenario, apart):
     assert scenario == "paced" or "PeerFailed 1 PeerFailed 1" in results[0][1]
 
 
-def test_one_rank(needs_ucxx):
-    check_ended_well(run_ranks("alone", 1, False))
+@pytest.mark.parametrize("scenario", ["alone", "refused"])
+def test_one_rank(needs_ucxx, scenario):
+    check_ended_well(run_ranks(scenario, 1, False))
 
 
 @HOSTS
@@ -192,6 +193,13 @@ def test_a_peer_that_died_before_the_first_message(needs_ucxx, apart):
     check_ended_well([survivor])
     # UCX may take an eager message for a peer whose memory is still there.
     assert survivor[1].rstrip().endswith("PeerFailed 1 PeerFailed 1"), survivor[1]
+
+
+@HOSTS
+def test_a_peer_that_left_before_the_first_message(needs_ucxx, apart):
+    results = run_ranks("left_before_use", 2, apart)
+    check_ended_well(results)
+    assert results[0][1].rstrip().endswith("PeerFailed 1 PeerFailed 1"), results[0][1]
 
 
 def test_an_exception_is_a_death(needs_ucxx):

@@ -129,6 +129,15 @@ def scenario_death_before_use(transport):
     print(outcome(transport, (Recv(region, 0, 8, 1),)), outcome(transport, (Send(region, 0, 1 << 20, 1),)))
 
 
+def scenario_left_before_use(transport):
+    """The peer closes and leaves in good order before the survivor has a connection to it."""
+    if transport.rank == 1:
+        return
+    region = transport.register(np.zeros(1 << 20, np.uint8))
+    time.sleep(0.5)
+    print(outcome(transport, (Recv(region, 0, 8, 1),)), outcome(transport, (Send(region, 0, 1 << 20, 1),)))
+
+
 def scenario_death_in_barrier(transport):
     """The barrier fails on every rank, not only on those that wait for the dead one."""
     victim = transport.world_size - 1
@@ -156,6 +165,30 @@ def scenario_silence(transport):
                 print(f"TransportTimeout {error.peers}")
     else:
         time.sleep(1.0)
+
+
+class RefusingEnd:
+    """An endpoint whose sends UCX refuses to start."""
+
+    alive = True
+
+    def __init__(self, transport):
+        self.error = transport._ucxx.UCXError
+
+    def tag_send(self, *_):
+        raise self.error("refused")
+
+
+def scenario_refused(transport):
+    """UCX's own errors never come through, and the memory of what had started is kept."""
+    region = transport.register(np.zeros(64, np.uint8))
+    transport.post((Recv(region, 0, 8, 0, 1), Send(region, 0, 8, 0, 1))).wait()
+    receiving, _ = transport._peers[0]
+    transport._peers[0] = RefusingEnd(transport), receiving
+    ops = (Recv(region, 0, 8, 0), Send(region, 0, 8, 0))
+    expect(TransportError, "ucx rank 0: cannot send to rank 0: refused", lambda: transport.post(ops))
+    assert [op for _, op in transport._orphans] == [ops[0]]
+    transport._peers[0] = receiving, receiving
 
 
 def scenario_alone(transport):

@@ -1,0 +1,55 @@
+"""Waits yield, then nap; after a slow yield they nap at once, for a while."""
+
+import pytest
+
+from lanterne.transport import pauses
+from lanterne.transport.pauses import CROWDED_S, NAP_S, SLOW_YIELD_S, YIELDS, YIELDS_LEAST, Pauses
+
+
+class Machine:
+    """A clock that stands still but for yields and naps, which are counted."""
+
+    def __init__(self, cores):
+        self.cores, self.now_s, self.yield_s, self.yields, self.naps = cores, 1000.0, 3e-6, 0, 0
+
+    def cpu_count(self):
+        return self.cores
+
+    def monotonic(self):
+        return self.now_s
+
+    def sched_yield(self):
+        self.yields += 1
+        self.now_s += self.yield_s
+
+    def sleep(self, seconds):
+        assert seconds == NAP_S
+        self.naps += 1
+        self.now_s += 50e-6
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    machine = Machine(4)
+    monkeypatch.setattr(pauses, "os", machine)
+    monkeypatch.setattr(pauses, "time", machine)
+    return machine
+
+
+@pytest.mark.parametrize(("ranks_here", "yields"), [(1, YIELDS), (4, YIELDS), (8, 200), (16, 100), (1000, YIELDS_LEAST)])
+def test_yields_before_the_first_nap(machine, ranks_here, yields):
+    waiting = Pauses(ranks_here)
+    napped = [waiting.pause(idle) for idle in range(yields + 5)]
+    assert napped == [False] * yields + [True] * 5
+    assert (machine.yields, machine.naps) == (yields, 5)
+
+
+def test_after_a_slow_yield_every_wait_naps_for_a_while(machine):
+    waiting = Pauses()
+    machine.yield_s = 2 * SLOW_YIELD_S
+    assert not waiting.pause(1)
+    until_s = machine.now_s + CROWDED_S
+    while machine.now_s < until_s:
+        assert waiting.pause(1)
+    machine.yield_s = SLOW_YIELD_S / 2
+    assert [waiting.pause(1) for _ in range(10)] == [False] * 10
