@@ -3,6 +3,7 @@
 Every message is a rendezvous: whoever posts second copies straight from the sender's memory into the receiver's.
 """
 
+import math
 import os
 import threading
 import time
@@ -13,6 +14,7 @@ import numpy as np
 from ..errors import InputError, PeerFailed, TransportError
 from .base import Capabilities, Request, Send, Transport, check_ops, timeout_error
 from .board import LocalBoards, LocalSeat
+from .group import LEFT_GRACE_S
 
 # A hand-over between two running threads takes some 3 us, waking a sleeping one some 30: spin first, then sleep, so that
 # more threads than cores do not take the processor from those that have work.
@@ -32,6 +34,7 @@ class LocalWorld:
         self.lock = threading.Lock()
         # (source, destination, tag) -> unmatched (request, operation), all sends or all receives, oldest first.
         self.unmatched = defaultdict(deque)
+        # Rank -> (why it left, when others are to know: time.monotonic()).
         self.gone = {}
         self.boards = LocalBoards()
 
@@ -86,17 +89,23 @@ class LocalTransport(Transport):
         gone = self.world.gone
         if gone:
             for peer in peers:
-                if peer in gone:
-                    raise PeerFailed(peer, gone[peer])
+                reason, from_s = gone.get(peer, ("", math.inf))
+                if time.monotonic() >= from_s:
+                    raise PeerFailed(peer, reason)
 
-    def fail(self, reason):
-        """Leave the world because this rank's thread failed; the others' waits on it raise PeerFailed with `reason`."""
+    def fail(self, reason, grace_s=0.0):
+        """Leave the world because this rank's thread failed; the others' waits on it raise PeerFailed with `reason`.
+
+        Args:
+            grace_s: seconds for which they do not yet.
+        """
         if not self.closed:
             self.closed = True
-            self.world.gone[self.rank] = reason
+            self.world.gone[self.rank] = reason, time.monotonic() + grace_s
 
     def close(self):
-        self.fail("closed its transport")
+        # Who is about to ask may have got this rank's last message since it looked.
+        self.fail("closed its transport", LEFT_GRACE_S)
 
 
 def _move(send, recv):

@@ -153,9 +153,10 @@ class ShapedRequest(Request):
             release_s = max(release_s for release_s, _ in self._held)
             if release_s > deadline_s:
                 time.sleep(max(0.0, deadline_s - time.monotonic()))
-                raise timeout_error(self.transport, self.pending_peers(), limit_s)
+                raise timeout_error(self.transport, sorted({peer for _, peer in self._held}), limit_s)
             time.sleep(max(0.0, release_s - time.monotonic() - SPIN_S))
             os.sched_yield()
 
     def pending_peers(self):
-        return sorted({*self._inner.pending_peers(), *(peer for _, peer in self._held)})
+        # Not those of messages held back here: they need nothing more of their senders, who may have left.
+        return self._inner.pending_peers()
