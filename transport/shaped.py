@@ -44,9 +44,11 @@ class ShapedTransport(Transport):
     Args:
         inner: any transport with tags; closed with this one. Lanes of 2^31 and above are not available.
         links: {(source, destination): Link} or one Link for all pairs; pairs that are absent are as `inner` has them.
+        in_order: a rank has one message under way at a time, and the next leaves when it has arrived: as where one
+            stream carries all sends and the delay is injected before each (ADAPTRA section 3.2).
     """
 
-    def __init__(self, inner, links):
+    def __init__(self, inner, links, in_order=False):
         if not inner.capabilities.tags:
             raise InputError(f"shaped: got transport {inner.name}, expected one with tags")
         if isinstance(links, Link):
@@ -58,6 +60,7 @@ class ShapedTransport(Transport):
         self.world_size = inner.world_size
         self.capabilities = inner.capabilities
         self.timeout_s, self.pauses = inner.timeout_s, inner.pauses
+        self.in_order = in_order
         self._links = dict(links)
         # When this rank's end is free again, sending and receiving.
         self._egress_free_s = 0.0
@@ -85,10 +88,11 @@ class ShapedTransport(Transport):
             if op.peer == self.rank:
                 continue
             if type(op) is Send:
-                occupied_s = self.link(self.rank, op.peer).occupied_s(op.nbytes)
-                departure_s = max(now_s, self._egress_free_s) if occupied_s else now_s
-                if occupied_s:
-                    self._egress_free_s = departure_s + occupied_s
+                link = self.link(self.rank, op.peer)
+                busy_s = link.occupied_s(op.nbytes) + (link.latency_s if self.in_order else 0.0)
+                departure_s = max(now_s, self._egress_free_s) if busy_s or self.in_order else now_s
+                if departure_s + busy_s > now_s:
+                    self._egress_free_s = departure_s + busy_s
                     releases.append((self._egress_free_s, op.peer))
                 word = self.inner.register(bytearray(DEPARTURE.pack(departure_s)))
                 inner_ops.append(Send(word, 0, DEPARTURE.size, op.peer, op.tag | TWIN))

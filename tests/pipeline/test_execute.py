@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import lanterne
+from lanterne.collectives.communicator import Communicator
 from lanterne.errors import InputError, LanterneError, PeerFailed, TransportError, TransportTimeout
 from lanterne.pipeline.adam import Adam
 from lanterne.pipeline.check import check
@@ -16,6 +17,7 @@ from lanterne.pipeline.schedulers import SCHEDULERS, plan
 from lanterne.pipeline.stage_layers import make_stages
 from lanterne.pipeline.stage_mlp import mlp
 from lanterne.pipeline.stage_timed import timed_stages
+from lanterne.transport.shaped import Link, ShapedTransport
 
 STATIC = [name for name, (module, _, _) in SCHEDULERS.items() if module.startswith("schedules.")]
 MODEL, MICROBATCHES, ITERATIONS = mlp((3, 5, 4, 6, 5, 4, 3, 5, 2), rows=3), 5, 3
@@ -44,7 +46,7 @@ def train(comm, checked, queue=1):
 def trained(checked, queue=1):
     """The same of all ranks together: ((iterations, microbatches) losses, flat weights)."""
     results = lanterne.spawn(checked.plan.placement.num_ranks, train, checked, queue)
-    losses = [sum((own[iteration] for own, _ in results), []) for iteration in range(ITERATIONS)]
+    losses = [[loss for own, _ in results for loss in own[iteration]] for iteration in range(ITERATIONS)]
     weights = {number: array for _, own in results for number, array in own.items()}
     return np.array(losses), np.concatenate([weights[number] for number in sorted(weights)])
 
@@ -92,6 +94,18 @@ def test_the_measured_timeline_keeps_the_dependencies(scheduler):
     for m in measured:
         assert (m.start_s[1:] >= m.end_s[:-1]).all()
         assert m.end_s[-1] - m.start_s[0] >= unit_s * 3 * (1 + 2 + 1) * 0.99
+
+
+@pytest.mark.parametrize("in_order", [False, True])
+def test_slow_links_change_no_loss(in_order, one_process):
+    checked = checked_plan("zb_v", 2)
+
+    def job(comm):
+        shaped = ShapedTransport(comm.transport, Link(2e-4, 1e7), in_order)
+        return train(Communicator(shaped, communicator_id=7), checked)
+
+    losses = np.concatenate([np.array(own) for own, _ in lanterne.spawn(2, job)], axis=1)
+    np.testing.assert_allclose(losses, one_process[0], rtol=1e-10)
 
 
 def failures(p, function):

@@ -1,0 +1,58 @@
+"""When emulated links let messages through, on a clock that the test drives."""
+
+import pytest
+
+from lanterne.transport import shaped
+from lanterne.transport.base import Recv, Send
+from lanterne.transport.local import LocalWorld
+from lanterne.transport.shaped import Link, ShapedTransport
+
+
+@pytest.fixture
+def now(monkeypatch):
+    time = [100.0]
+    monkeypatch.setattr(shaped.time, "monotonic", lambda: time[0])
+    return time
+
+
+# Of three messages that rank 0 sends at once, the first over a slow link, the others over a fast one.
+@pytest.mark.parametrize(
+    ("in_order", "link", "sent_s", "arrived_s"),
+    [
+        (False, Link(10.0), (100, 100, 100), (110, 100, 100)),
+        (True, Link(10.0), (110, 110, 110), (110, 110, 110)),
+        (False, Link(10.0, 2.0), (104, 100, 100), (114, 100, 100)),
+        (True, Link(10.0, 2.0), (114, 114, 114), (114, 114, 114)),
+    ],
+    ids=["latency", "latency in order", "both", "both in order"],
+)
+def test_when_messages_leave_and_arrive(now, in_order, link, sent_s, arrived_s):
+    world = LocalWorld(3)
+    ranks = [ShapedTransport(world.transport(rank), {(0, 1): link}, in_order) for rank in range(3)]
+    peers, received = (1, 2, 2), []
+    for peer in peers:
+        region = ranks[peer].register(bytearray(8))
+        received.append(ranks[peer].post((Recv(region, 0, 8, 0),)))
+    region = ranks[0].register(bytearray(8))
+    sent = [ranks[0].post((Send(region, 0, 8, peer),)) for peer in peers]
+    for request, due_s in [*zip(sent, sent_s, strict=True), *zip(received, arrived_s, strict=True)]:
+        now[0] = max(due_s - 0.001, 100)
+        assert request.test() == (due_s <= now[0])
+        now[0] = due_s
+        assert request.test()
+
+
+def test_the_next_message_leaves_when_the_one_before_has_arrived(now):
+    world = LocalWorld(2)
+    ranks = [ShapedTransport(world.transport(rank), Link(10.0), in_order=True) for rank in range(2)]
+    for due_s in (110, 120, 140):
+        if due_s == 140:
+            now[0] = 130  # nothing under way: it leaves at once
+        region = ranks[1].register(bytearray(1))
+        request = ranks[1].post((Recv(region, 0, 1, 0),))
+        ranks[0].post((Send(ranks[0].register(bytearray(1)), 0, 1, 1),))
+        before, now[0] = now[0], due_s - 0.001
+        assert not request.test()
+        now[0] = due_s
+        assert request.test()
+        now[0] = before
