@@ -8,8 +8,9 @@
 A problem file is a JSON object with stages, microbatches, forward, backward_input, backward_weight (one number, or one
 per stage), link_latency (one per link between neighbours, or a matrix), max_inflight_activations, and optionally
 link_bandwidth, message_nbytes, shared_links, memory, data_parallel, recompute and unit. Every plan is checked, then
-simulated exactly. The bound is proved for the plan's placement: no order of work whatever can be below it. Memory is in
-activations of a whole rank.
+simulated exactly. The bound is proved for the plan's placement: no order of work whatever can be below it; what a
+solver proved beyond that holds for whole actions, and W in pieces may be below. Memory is in activations of a whole
+rank.
 """
 
 import dataclasses
@@ -116,8 +117,8 @@ def _check_options(name, options, known):
     names = [option for option in list(known)[1:] if option != "progress"]
     for option, value in options.items():
         if option not in names:
-            expected = ", ".join(names) or "none"
-            raise InputError(f"--option: got {option!r}, expected one of {expected} for {name}")
+            expected = f"one of {', '.join(names)}" if names else "none"
+            raise InputError(f"--option: got {option!r}, expected {expected} for {name}")
         default = known[option].default
         if default is not None and not isinstance(value, (int, float) if isinstance(default, float) else type(default)):
             raise InputError(f"--option: got {option}={value!r}, expected a value such as {default!r}")

@@ -38,7 +38,7 @@ class Solution:
     Attributes:
         plan: a Plan.
         makespan: its simulated makespan.
-        lower_bound: no plan on this placement has a smaller makespan.
+        lower_bound: no plan of whole actions on this placement has a smaller makespan; one with W in pieces may.
         is_optimal: whether the two are equal.
         solve_s: seconds that it took.
         improvements: every Improvement on the way, the hint first.
@@ -59,7 +59,7 @@ def optimal(problem, *, placement=None, time_limit_s=60.0, progress=None):
 
 
 def solve(problem, *, placement=None, hint=None, time_limit_s=60.0, gap=0.0, workers=None, progress=None):
-    """The Solution of least makespan on a placement, or the best found in `time_limit_s` with a proved lower bound.
+    """The Solution of least makespan of whole actions on a placement, or the best found in `time_limit_s` and a bound.
 
     Args:
         placement: a Placement or the name of one; unidirectional by default.

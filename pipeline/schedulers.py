@@ -25,7 +25,7 @@ SCHEDULERS = {
     "adaptra": ("adaptra", "adaptra", "ADAPTRA: warm-up counts that absorb the links' delays"),
     "crosspipe": ("crosspipe", "crosspipe", "CrossPipe's greedy: knows latency, bandwidth, memory; W in pieces"),
     "crosspipe_wave": ("crosspipe", "crosspipe_wave", "the same with two half-size stages per rank, there and back"),
-    "optimal": ("optimal", "optimal", "CrossPipe's optimal: a constraint solver, within a time limit"),
+    "optimal": ("optimal", "optimal", "CrossPipe's optimal of whole actions: a constraint solver, within a time limit"),
     "best": ("best", "best", "ours: the best of the others and of many list rules, then a search; says what is optimal"),
 }
 

@@ -184,7 +184,7 @@ def test_sweep_marks_plans_that_do_not_fit_and_draws(capsys, tmp_path):
         (["plan", *FLAGS, "--scheduler", "zb"], "scheduler: got 'zb', expected one of gpipe"),
         (
             ["plan", *FLAGS, "--scheduler", "1f1b", "--option", "x=1"],
-            "--option: got 'x', expected one of none for 1f1b",
+            "--option: got 'x', expected none for 1f1b",
         ),
         (
             ["plan", *FLAGS, "--scheduler", "alternating", "--option", "slack=x"],
