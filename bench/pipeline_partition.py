@@ -41,6 +41,7 @@ def run(args):
     found = partition_layers(times, speeds, memory, limits)
     solve_s = time.perf_counter() - start
     ideal = sum(times) / sum(speeds)
+    shown = units.format_time if args.times is not None else "{:.4g}".format
     if args.json:
         content = {
             "starts": list(found.starts),
@@ -56,7 +57,7 @@ def run(args):
                 f"{first}-{first + count - 1}",
                 count,
                 f"{speed:g}",
-                f"{taken:.4g}",
+                shown(taken),
                 f"{1 - taken / found.bottleneck:.1%}",
             ]
             for stage, (first, count, speed, taken) in enumerate(
@@ -66,8 +67,8 @@ def run(args):
         columns = [(name, "") for name in ("stage", "layers", "count", "speed", "time", "idle")]
         report.print_table(columns, rows)
         print(
-            f"slowest stage {found.bottleneck:.4g}, {found.bottleneck / ideal - 1:.1%} over perfectly divisible layers "
-            f"({ideal:.4g}); solved in {units.format_time(solve_s)}"
+            f"slowest stage {shown(found.bottleneck)}, {found.bottleneck / ideal - 1:.1%} over perfectly divisible "
+            f"layers ({shown(ideal)}); solved in {units.format_time(solve_s)}"
         )
     return 0
 

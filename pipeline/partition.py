@@ -65,7 +65,8 @@ def partition_layers(layer_times, stage_speeds, layer_memory=None, stage_memory=
     bound, widest = 1.25 * max(times.sum() / speeds.sum(), times.max() / speeds.max()), times.sum() / speeds.min()
     while (starts := _search(times, speeds, memory, limits, bound)) is None:
         if bound >= widest:
-            raise InputError(f"memory: no partition of {num_layers} layers fits stages of {limits.tolist()}")
+            have, wanted = ", ".join(f"{limit:.0f}" for limit in limits), f"{memory.sum():.0f} in all"
+            raise InputError(f"memory: got stages of {have}, expected room for {num_layers} layers, {wanted}")
         bound *= 2
     # Of those with that slowest stage, the most even: its other stages idle less and hold alike.
     best = max(_stage_times(times, speeds, starts))

@@ -40,7 +40,7 @@ def test_it_is_exact(case):
     times, speeds, memory, limits = case
     expected = brute_force(*case)
     if expected is None:
-        with pytest.raises(InputError, match="no partition"):
+        with pytest.raises(InputError, match="memory: got stages of"):
             partition_layers(times, speeds, memory, limits)
         return
     found = partition_layers(times, speeds, memory, limits)
@@ -94,7 +94,7 @@ def test_stage_sums_give_a_problem_its_durations():
         (([1, 2], [0]), "stage speeds"),
         (([1, 2], [1], [1, 1]), "only one of"),
         (([1, 2], [1], [1], [5]), "layer memory: got 1 values, expected 2"),
-        (([1, 2], [1], [3, 3], [5]), "no partition of 2 layers fits"),
+        (([1, 2], [1], [3, 3], [5]), "memory: got stages of 5, expected room for 2 layers, 6 in all"),
     ],
 )
 def test_bad_input(arguments, message):
