@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from ..errors import InputError
+from ..pipeline.draw import save
 
 
 def draw(path, found):
@@ -20,12 +20,7 @@ def draw(path, found):
     for axis, (file, tracker, seconds) in zip(axes[:, 0], found, strict=True):
         _panel(axis, Path(file).name, tracker, seconds)
     axes[-1, 0].set_xlabel("row")
-    try:
-        figure.savefig(path, dpi=110)
-    except (OSError, ValueError) as error:
-        raise InputError(f"cannot draw {path}: {error}") from error
-    finally:
-        plt.close(figure)
+    save(figure, path)
 
 
 def _panel(axis, name, tracker, seconds):

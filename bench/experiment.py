@@ -16,6 +16,7 @@ All is simulated, but for the seconds that planning takes, which are measured.
 from importlib import import_module
 
 from ..errors import InputError
+from ..pipeline.draw import save
 from . import report
 
 # name -> module of this folder with run(quick) -> records, COLUMNS, row(record), NOTES, draw(figure, records).
@@ -61,9 +62,4 @@ def _draw(module, path, records):
 
     figure = plt.figure(figsize=module.FIGURE_INCHES, layout="constrained")
     module.draw(figure, records)
-    try:
-        figure.savefig(path, dpi=110)
-    except (OSError, ValueError) as error:
-        raise InputError(f"cannot draw {path}: {error}") from error
-    finally:
-        plt.close(figure)
+    save(figure, path)

@@ -1,6 +1,6 @@
 """The picture of `lanterne pipeline sweep`."""
 
-from ..errors import InputError
+from ..pipeline.draw import save
 
 STYLES = ("-", "--", "-.", ":")
 MARKERS = "osD^vP*Xdph"
@@ -54,12 +54,7 @@ def draw(path, content, unit):
         fontsize=9,
         title="hollow: over memory" if hollow else None,
     )
-    try:
-        figure.savefig(path, dpi=120)
-    except (OSError, ValueError) as error:
-        raise InputError(f"cannot draw {path}: {error}") from error
-    finally:
-        plt.close(figure)
+    save(figure, path)
 
 
 def _axis(over, unit):

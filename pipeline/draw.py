@@ -67,6 +67,17 @@ def draw(timeline, path, title="", unit="", limit=None):
     heading = f"makespan {timeline.makespan:.6g}{' ' + unit if unit else ''}, bubble rate {bubble_rate(timeline):.1%}"
     axis.set_title(f"{title}: {heading}" if title else heading, loc="left", fontsize=10)
     axis.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=8, frameon=False, fontsize=8, borderaxespad=0.2)
+    save(figure, path)
+
+
+def save(figure, path):
+    """Write a Matplotlib figure to `path`, whose ending says how, and close it.
+
+    Raises:
+        InputError: it cannot be written, or not with that ending.
+    """
+    from matplotlib import pyplot as plt
+
     try:
         figure.savefig(path, dpi=110)
     except (OSError, ValueError) as error:
