@@ -41,7 +41,7 @@ def run(args):
     if args.solver is not None and args.solver <= 0:
         raise InputError(f"--solver: got {args.solver:g}, expected more than 0 seconds")
     # Compiling, once per machine, and loading are not planning.
-    best(random_problem(0), effort=0.01)
+    best(random_problem(3), effort=0.1)
     records = []
     for seed in range(args.seed, args.seed + args.problems):
         report.progress(f"problem {seed}")

@@ -9,12 +9,16 @@ from ..errors import InputError, ScheduleError
 from .bounds import lower_bound
 from .check import check
 from .crosspipe import crosspipe
-from .placement import as_placement
+from .placement import PLACEMENTS, as_placement
 from .schedulers import SCHEDULERS, load
 from .simulate import simulate
 
 # Schedulers not asked for a plan to start from: itself, a solver, and those asked with the placement at hand.
 LEFT_OUT = ("best", "optimal", "crosspipe", "crosspipe_wave")
+# Those of one placement alone, other than unidirectional.
+ELSEWHERE = {"interleaved_1f1b": "loop", "zb_v": "wave"}
+# With more actions the planners written in Python take most of the time; list rules here do what they do.
+LARGE, SLOW = 20_000, ("adaptra",)
 
 
 class Found(NamedTuple):
@@ -26,18 +30,20 @@ class Found(NamedTuple):
 
 
 def best(
-    problem, *, placement=None, effort=1.0, seed=0, start=None, robust=None, jitter=0.5, time_limit_s=None, progress=None
+    problem, *, placement=None, effort=None, seed=0, start=None, robust=None, jitter=0.5, time_limit_s=None, progress=None
 ):
     """The best Plan found for `problem` on a placement; its `proved_bound` says what none can be below.
 
-    It is never worse than any other scheduler's plan on the placement that fits in memory, CP-SAT's aside, and the same
-    for the same arguments unless a time limit is given. Where it meets the bound it stops: it is optimal.
+    On the placement it is never worse than `start` if that is given; else never worse than any other scheduler whose
+    plan fits in memory, the solver aside (and, of one stage per rank and over 20,000 actions, ADAPTRA's and CrossPipe's,
+    whose rules it uses itself). The same arguments give the same plan, unless there is a time limit. Where it meets the
+    bound it stops: that is optimal.
 
     Args:
         placement: a Placement or the name of one; unidirectional by default.
-        effort: 1 searches for about half a second at 8 ranks x 32 microbatches, 0.05 re-plans in 50 ms, 0 only compares.
+        effort: how much to try; 0 only compares. 1 by default, and 0.02, to re-plan in 50 ms, with `start`.
         seed: of the search.
-        start: a Plan to start from too, such as the one running when a delay changed.
+        start: a Plan to start from instead of the other schedulers', such as the one running when a delay changed.
         robust: plan against jitter of the link latencies: "mean", or a quantile of the makespan in (0, 1], over sampled
             latencies. The plan may then be worse than others without jitter.
         jitter: standard deviation of each link's latency, as a share of it.
@@ -47,9 +53,11 @@ def best(
     Raises:
         InputError: an option that cannot be; ScheduleError: `start` is not a plan of the problem on the placement.
 
-    Cost: see effort; rules are fewer for large problems, so 64 ranks x 256 microbatches take 2 s.
+    Cost: at effort 1 up to half a second for 8 ranks x 32 microbatches, 2 s for 64 x 256; compiling, once per machine,
+        takes some seconds more, and loading that in a process half a second.
     Paper: CrossPipe section 8.2 asks for robust planning; the rest is ours.
     """
+    effort = effort if effort is not None else 1.0 if start is None else 0.02
     quantile = _check_options(effort, seed, robust, jitter, time_limit_s)
     began = time.monotonic()
     placement = as_placement(placement, problem.stages)
@@ -59,11 +67,11 @@ def best(
         if progress:
             progress(Found(time.monotonic() - began, makespan, bound))
 
-    plans = _given(problem, placement, start)
+    plans = _given(problem, placement) if start is None else [_checked_start(start, problem, placement)]
     made, plan = min(((simulate(checked, problem).makespan, checked.plan) for checked in plans), key=lambda pair: pair[0])
     tell(made)
-    target = bound * (1 + 1e-9) if quantile is None else 0.0
-    if made > target and problem.microbatches > 1:
+    target = bound * (1 + 1e-9)
+    if made > target or quantile is not None:
         # Here, because Numba takes half a second to import.
         from .search import improve
 
@@ -91,26 +99,38 @@ def _check_options(effort, seed, robust, jitter, time_limit_s):
     return float(robust)
 
 
-def _given(problem, placement, start):
-    """The other schedulers' plans that are on this placement and fit in memory, as CheckedPlans; and `start`."""
+def _given(problem, placement):
+    """The other schedulers' plans that are on this placement and fit in memory, as CheckedPlans; at least one."""
+    is_large = 3 * placement.route_length * problem.microbatches > LARGE and placement.name == "unidirectional"
     plans = []
     for name in SCHEDULERS:
-        if name not in LEFT_OUT:
-            try:
-                plans.append(load(name)(problem))
-            except InputError:
-                continue
-    plans += [crosspipe(problem, placement=placement, weight_parts=parts) for parts in (1, 4)]
-    found = [] if start is None else [check(start, problem)]
-    if start is not None and not _is_same(start.placement, placement):
-        raise ScheduleError(f"start: got a plan on the {start.placement.name} placement, expected {placement.name}")
-    for plan in plans:
-        if _is_same(plan.placement, placement):
-            try:
-                found.append(check(plan, problem))
-            except ScheduleError:
-                continue
+        if name in LEFT_OUT or (is_large and name in SLOW):
+            continue
+        if placement.name in PLACEMENTS and ELSEWHERE.get(name, "unidirectional") != placement.name:
+            continue
+        try:
+            plans.append(load(name)(problem))
+        except InputError:
+            continue
+    found = [checked for plan in plans if (checked := _fitting(plan, problem, placement))]
+    if not (is_large and found):
+        plans = [crosspipe(problem, placement=placement, weight_parts=parts) for parts in (1, 4)]
+        found += [check(plan, problem) for plan in plans]
     return found
+
+
+def _fitting(plan, problem, placement):
+    """The CheckedPlan, or None if it is on another placement or does not fit."""
+    try:
+        return check(plan, problem) if _is_same(plan.placement, placement) else None
+    except ScheduleError:
+        return None
+
+
+def _checked_start(start, problem, placement):
+    if not _is_same(start.placement, placement):
+        raise ScheduleError(f"start: got a plan on the {start.placement.name} placement, expected {placement.name}")
+    return check(start, problem)
 
 
 def _is_same(one, other):

@@ -38,7 +38,7 @@ def rules(leads, most):
     """All combinations, the most promising first, at most `most` of them; `leads` are lead vectors to try."""
     shapes = [
         *product((True,), (ALTERNATE, B_FIRST, BY_LEAD), (True, False), (0.0, 1.0, 0.5), (0.0, 0.4), (10**9,)),
-        *product((False,), (ALTERNATE, BY_LEAD), (True, False), (0.0, 1.0, 0.5), (0.0, 0.4), (10**9,)),
+        *product((False,), (ALTERNATE, B_FIRST, BY_LEAD), (True, False), (0.0, 1.0, 0.5), (0.0, 0.4), (10**9,)),
         *product((True,), (ALTERNATE, BY_LEAD), (True,), (0.0, 1.0), (0.0,), (2, 4)),
     ]
     return [Rule(lead, *shape) for shape in shapes for lead in leads][:most]

@@ -12,10 +12,10 @@ from .simulate import simulate
 from .words import NONE, has_parts, letters_of, plan_of, word_length, words_of
 
 # Actions simulated per unit of effort: by rules (which look at all ranks for each), and by the search.
-RULE_ACTIONS, SEARCH_ACTIONS = 1.5e7, 3e7
+RULE_ACTIONS, SEARCH_ACTIONS = 3e7, 1e8
 # With fewer moves the search is left out, as it would change nothing.
 FEWEST_MOVES = 500
-SAMPLES = 16
+SAMPLES = 32
 
 
 def improve(plans, problem, target, effort, seed, quantile, jitter, tell):
@@ -23,14 +23,15 @@ def improve(plans, problem, target, effort, seed, quantile, jitter, tell):
 
     Args:
         plans: checked plans on one placement, at least one.
-        target: the makespan at which to stop.
+        target: the makespan at which to stop, latencies being as given.
         quantile: None to plan for the latencies as given; else over sampled ones, -1 for the mean.
         tell: called with each better makespan.
     """
     table = costs(problem, plans[0].placement)
     letters = letters_of(table)
     if quantile is not None:
-        letters = sampled(letters, jitter, seed)
+        plans = [*plans, improve(plans, problem, target, effort, seed, None, jitter, lambda found: None)[0]]
+        letters, target = sampled(letters, jitter, seed), 0.0
     search = _Search(letters, quantile, target, seed, tell)
     # Latencies as given are simulated exactly here and in `simulate`: so plans in pieces can be compared too.
     pieces = [(simulate(plan, problem).makespan, plan) for plan in plans] if quantile is None else []
@@ -47,13 +48,18 @@ def improve(plans, problem, target, effort, seed, quantile, jitter, tell):
 
 
 def sampled(letters, jitter, seed, samples=SAMPLES):
-    """`letters` with `samples` rows of latencies, each link's drawn from a gamma distribution around its own."""
-    nominal = letters.latency[0]
-    random = np.random.default_rng(seed)
+    """`letters` with `samples` rows of latencies: each link's, one for both ways, is gamma distributed around its own.
+
+    Args:
+        jitter: standard deviation as a share of the mean.
+    """
     if jitter == 0:
         return letters
-    shape = 1 / jitter**2
-    return letters._replace(latency=nominal * random.gamma(shape, 1 / shape, (samples, len(nominal))))
+    ends = letters.rank, letters.rank[letters.target]
+    pair = np.minimum(*ends) * len(letters.capacity) + np.maximum(*ends)
+    _, link = np.unique(pair, return_inverse=True)
+    factor = np.random.default_rng(seed).gamma(1 / jitter**2, jitter**2, (samples, link.max() + 1))
+    return letters._replace(latency=letters.latency[0] * factor[:, link])
 
 
 class _Search:
@@ -82,7 +88,7 @@ class _Search:
 
     def add_rules(self, leads, effort):
         """The words of as many list rules as the effort allows."""
-        most = max(int(effort * RULE_ACTIONS / (self.actions * (8 + self.ranks))), 4)
+        most = max(int(effort * RULE_ACTIONS / (self.actions * (8 + self.ranks))), 24)
         for rule in rules(leads, most):
             if self.makespan <= self.target:
                 return
@@ -91,15 +97,15 @@ class _Search:
                 self.add(words)
 
     def anneal(self, effort):
-        """Short searches from the best words, then longer ones from the best of them."""
+        """Short searches from each of the best words, then longer ones from the best of them."""
         moves = int(effort * SEARCH_ACTIONS / self.actions / self.letters.latency.shape[0])
         if moves < FEWEST_MOVES:
             return
         unit = float(self.letters.duration[self.letters.duration > 0].mean())
-        for i, (_, words) in enumerate(self.found[:4]):
-            self._anneal(words, moves // 8, 0.2 * unit, i)
-        for i in range(2):
-            self._anneal(self.found[0][1], moves // 4, 0.1 * unit, 8 + i)
+        for i, (_, words) in enumerate(self.found):
+            self._anneal(words, moves // 16, 0.2 * unit, i)
+        self._anneal(self.found[0][1], moves // 4, 0.2 * unit, 8)
+        self._anneal(self.found[0][1], moves // 4, 0.05 * unit, 9)
 
     def _anneal(self, words, moves, hot, salt):
         if self.makespan > self.target:

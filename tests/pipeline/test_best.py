@@ -1,18 +1,25 @@
 """best: the proved optima, never worse than another scheduler, valid, deterministic; robust and re-planning modes."""
 
+import dataclasses
 import json
+import random
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lanterne.pipeline.best import best
 from lanterne.pipeline.bounds import lower_bound
 from lanterne.pipeline.check import check
+from lanterne.pipeline.costs import costs
 from lanterne.pipeline.crosspipe import crosspipe
+from lanterne.pipeline.local_search import is_feasible, simulate_words
+from lanterne.pipeline.placement import PLACEMENTS, make_placement
 from lanterne.pipeline.problem import Problem
 from lanterne.pipeline.schedulers import SCHEDULERS, plan
 from lanterne.pipeline.simulate import simulate
+from lanterne.pipeline.words import letters_of, plan_of, words_of
 
 from lanterne.errors import InputError, ScheduleError
 
@@ -83,3 +90,80 @@ def test_bad_options():
         best(HARD, start=crosspipe(Problem(6, 11, 1, 1, 1)))
     with pytest.raises(ScheduleError, match="start: got a plan on the wave placement"):
         best(HARD, start=crosspipe(HARD, placement="wave"))
+
+
+def test_replanning_is_never_worse_than_going_on():
+    slower = dataclasses.replace(HARD, link_latency=[50, 0, 170, 0, 300])
+    running = best(HARD)
+    again = best(slower, start=running)
+    assert makespan(again, slower) < makespan(running, slower)
+    assert makespan(best(slower, start=running, effort=0), slower) <= makespan(running, slower)
+
+
+def test_planning_against_jitter_improves_the_sampled_quantile():
+    """On latencies that were not planned with, and over all of them the mean."""
+
+    def spans(made):
+        source, found = random.Random(1), []
+        for _ in range(100):
+            delays = [delay * source.gammavariate(4, 0.25) for delay in HARD.link_latency]
+            found.append(simulate(made, dataclasses.replace(HARD, link_latency=delays)).makespan)
+        return sorted(found)
+
+    plain, careful, average = (best(HARD, robust=robust, jitter=0.5) for robust in (None, 0.9, "mean"))
+    check(careful, HARD), check(average, HARD)
+    assert spans(careful)[89] < spans(plain)[89]
+    assert sum(spans(average)) < sum(spans(plain))
+
+
+def test_the_solver_polishes_what_is_left():
+    problem = Problem(4, 8, [100, 120, 90, 110], 113, 87, [50, 0, 170], max_inflight_activations=3)
+    compared, polished = best(problem, effort=0), best(problem, effort=0, time_limit_s=20)
+    assert polished.proved_bound == makespan(polished, problem) < makespan(compared, problem)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"link_bandwidth": [2, 1, 2], "message_nbytes": 120},
+        {"link_bandwidth": [2, 1, 2], "message_nbytes": 120, "shared_links": [[[0, 1], [1, 2], [2, 1]]]},
+        {"memory": {"forward": 3, "backward_input": -1, "backward_weight": -2, "capacity": 13}},
+        {"memory": {"forward": 3, "backward_input": 2, "backward_weight": -5, "capacity": 13}},
+        {"data_parallel": {"kind": "zero1", "reduce_scatter": 130, "all_gather": [70, 0, 90, 30]}},
+        {"recompute": {"keeps": 0.25}, "max_inflight_activations": 3},
+    ],
+)
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_the_search_times_words_as_the_simulator_does(options, placement):
+    problem = Problem(4, 7, [100, 120, 90, 110], 113, 87, [50, 0, 170], **options)
+    placement = make_placement(placement, 4)
+    table = costs(problem, placement)
+    letters = letters_of(table)
+    words = words_of(crosspipe(problem, placement=placement, weight_parts=1), letters)
+    rows = np.empty((len(letters.rank), 7)), np.zeros(words.shape), np.zeros(words.shape)
+    spelt = plan_of(words, table, "")
+    check(spelt, problem)
+    assert simulate_words(words, letters, 0, *rows) == pytest.approx(simulate(spelt, problem).makespan)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.data(), problems(stages=4, microbatches=6))
+def test_every_neighbour_is_timed_and_limited_as_the_checker_says(data, problem):
+    """A word with two letters exchanged at random is feasible exactly where the checker finds its plan so."""
+    placement = data.draw(placements(problem))
+    table = costs(problem, placement)
+    letters = letters_of(table)
+    words = words_of(crosspipe(problem, placement=placement, weight_parts=1), letters)
+    rank = data.draw(st.integers(0, len(words) - 1))
+    size = int((words[rank] >= 0).sum())
+    i, j = (data.draw(st.integers(0, size - 1)) for _ in range(2)) if size else (0, 0)
+    words[rank, [i, j]] = words[rank, [j, i]]
+    rows = np.empty((len(letters.rank), problem.microbatches)), np.zeros(words.shape), np.zeros(words.shape)
+    spelt = plan_of(words, table, "")
+    span = simulate_words(words, letters, 0, *rows) if is_feasible(words[rank], rank, letters) else 1e300
+    try:
+        check(spelt, problem)
+    except ScheduleError:
+        assert span == 1e300
+        return
+    assert span == pytest.approx(simulate(spelt, problem).makespan)
