@@ -3,7 +3,7 @@
   lanterne pipeline sweep --stages 4 --microbatches 30 --forward 10ms --over latency --on 0 --at 0ms,20ms,40ms,60ms \\
                           --scheduler alternating:slack=1 --scheduler alternating:slack=3 --plot adaptra8.png
   lanterne pipeline sweep --stages 8 --microbatches 32 --forward 10ms --over latency --on 6 --at 0ms,20ms,40ms,60ms \\
-                          --scheduler 1f1b+in-order --scheduler zb_h1+in-order --scheduler zb_h1 \\
+                          --scheduler 1f1b+in-order --scheduler zb_h2+in-order --scheduler zb_h2 \\
                           --scheduler adaptra --plot adaptra15.png
   lanterne pipeline sweep --stages 4 --microbatches 8 --forward 100 --memory 4 --over bandwidth --on 1 \\
                           --at 0,50,100,200 --relative-to zb_v --plot crosspipe8.png

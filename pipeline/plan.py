@@ -30,8 +30,8 @@ class Plan:
         scheduler: name of what made it.
         message_order: messages of each shared link in the order in which they go over it, each named by the whole
             action that sends it: a tuple of tuples of Action, or () to send each when it is ready.
-        proved_bound: a makespan that what made it proved no plan of whole actions on this placement to be below, for the
-            problem that it was made for; 0 if it proved none.
+        proved_bound: a makespan that what made it proved no plan of whole actions on this placement to be below, for
+            the problem that it was made for; 0 if it proved none.
     """
 
     placement: Placement
