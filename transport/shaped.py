@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from ..errors import InputError
 from .base import LANE_BITS, Recv, Request, Send, Transport, check_ops, timeout_error
 
-# The departure times travel on the lane's twin: the lane with its highest bit set.
-TWIN = 1 << (LANE_BITS - 1)
+# The departure times travel on the lane's twin: the lane with this bit set, which MPI's tags have room for.
+TWIN = 1 << 12
 # Sleeping overshoots by up to this; the last part of a wait yields instead.
 SPIN_S = 200e-6
 DEPARTURE = struct.Struct("<d")
@@ -42,7 +42,7 @@ class ShapedTransport(Transport):
     """`inner` with emulated links. All ranks of a job must shape alike; clocks must agree, as they do on one host.
 
     Args:
-        inner: any transport with tags; closed with this one. Lanes of 2^31 and above are not available.
+        inner: any transport with tags; closed with this one. Lanes of 4096 and above are not available.
         links: {(source, destination): Link} or one Link for all pairs; pairs that are absent are as `inner` has them.
         in_order: a rank has one message under way at a time, and the next leaves when it has arrived: as where one
             stream carries all sends and the delay is injected before each (ADAPTRA section 3.2).
@@ -77,8 +77,8 @@ class ShapedTransport(Transport):
     def post(self, ops):
         check_ops(self, ops)
         for op in ops:
-            if op.tag & TWIN:
-                raise InputError(f"{self.name}: got lane {op.tag & (2 * TWIN - 1)}, expected less than {TWIN}")
+            if (lane := op.tag & ((1 << LANE_BITS) - 1)) >= TWIN:
+                raise InputError(f"{self.name}: got lane {lane}, expected less than {TWIN}")
         now_s = time.monotonic()
         inner_ops = []
         # Sends: when the link is free again. Receives: the link and the bytes that will tell the departure.

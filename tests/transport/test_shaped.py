@@ -2,8 +2,9 @@
 
 import pytest
 
+from lanterne.errors import InputError
 from lanterne.transport import shaped
-from lanterne.transport.base import Recv, Send
+from lanterne.transport.base import Recv, Send, make_tag
 from lanterne.transport.local import LocalWorld
 from lanterne.transport.shaped import Link, ShapedTransport
 
@@ -56,3 +57,10 @@ def test_the_next_message_leaves_when_the_one_before_has_arrived(now):
         now[0] = due_s
         assert request.test()
         now[0] = before
+
+
+@pytest.mark.parametrize("lane", [4096, 2**32 - 1])
+def test_lanes_of_its_own_are_refused(lane):
+    transport = ShapedTransport(LocalWorld(1).transport(0), Link())
+    with pytest.raises(InputError, match=f"got lane {lane}, expected less than 4096"):
+        transport.post((Send(transport.register(bytearray(1)), 0, 1, 0, make_tag(3, lane)),))
