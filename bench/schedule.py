@@ -23,6 +23,7 @@ from .units import format_nbytes, format_time, parse_nbytes, parse_rate_bytes_pe
 
 # Drawing more transfers than this helps nobody; the other formats have no limit.
 _MAX_DRAWN = 20000
+MAX_RANKS = 2048
 
 
 def add_arguments(parser):
@@ -30,7 +31,7 @@ def add_arguments(parser):
         "what", metavar="COLLECTIVE|FILE", help="a collective such as all_reduce, or a schedule as JSON to read"
     )
     parser.add_argument("--algorithm", metavar="NAME", help="default: the first of --list")
-    parser.add_argument("-n", "--ranks", type=int, default=8, metavar="N", help="number of ranks (default: 8)")
+    parser.add_argument("-n", "--ranks", type=int, metavar="N", help="number of ranks (default: 8)")
     parser.add_argument("--chunks", type=int, metavar="M", help="number of chunks (default: the algorithm's own)")
     parser.add_argument("--root", type=int, metavar="R", help="root of broadcast and reduce (default: 0)")
     parser.add_argument("--late-rank", type=int, metavar="R", help="the rank that comes last (default: the last one)")
@@ -62,13 +63,19 @@ def run(args):
 
     nbytes, model = parse_nbytes(args.nbytes, "--nbytes"), model_from(args)
     delay_s = parse_time_s(args.delay, "--delay")
+    ranks = 8 if args.ranks is None else args.ranks
+    if not 1 <= ranks <= MAX_RANKS:
+        raise InputError(f"-n: got {ranks}, expected 1 to {MAX_RANKS}")
     if args.list:
-        return _list(algorithms_for(args.what), args.ranks)
+        return _list(algorithms_for(args.what), ranks)
     if args.what in CONTRACTS:
         name = args.algorithm or algorithms_for(args.what)[0].name
-        schedule = make_schedule(args.what, name, args.ranks, args.chunks, args.root, args.late_rank, progress)
+        schedule = make_schedule(args.what, name, ranks, args.chunks, args.root, args.late_rank, progress)
         progress("")
     elif Path(args.what).suffix or Path(args.what).exists():
+        for option in ("algorithm", "ranks", "chunks", "root", "late_rank"):
+            if getattr(args, option) is not None:
+                raise InputError(f"--{option.replace('_', '-')}: got one beside {args.what}, which says its own")
         schedule = _read(args.what)
     else:
         raise InputError(f"collective: got {args.what!r}, expected one of {', '.join(CONTRACTS)} or a file")

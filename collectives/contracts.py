@@ -98,6 +98,8 @@ def contract_of(schedule):
         raise ScheduleError(f"{schedule.name}: got {schedule.num_chunks} chunks, expected a multiple of {parts}")
     if contract.rooted and (schedule.root is None or not 0 <= schedule.root < schedule.world_size):
         raise ScheduleError(f"{schedule.name}: got root {schedule.root}, expected 0 to {schedule.world_size - 1}")
+    if not contract.rooted and schedule.root is not None:
+        raise ScheduleError(f"{schedule.name}: got root {schedule.root}, expected none for {schedule.collective}")
     return contract
 
 

@@ -8,7 +8,7 @@ import warnings
 from contextlib import suppress
 
 from ..errors import InputError, TransportError, Unavailable
-from .base import COMMUNICATOR_BITS, LANE_BITS, Capabilities, Request, Send, Transport, check_ops
+from .base import COMMUNICATOR_BITS, LANE_BITS, Capabilities, Recv, Request, Send, Transport, check_ops
 from .pauses import Pauses
 
 # MPI messages of up to 2^31-1 bytes work everywhere; MPI 4 lifts the limit.
@@ -162,7 +162,9 @@ class MpiTransport(Transport):
         while self._group is not None and time.monotonic() < deadline:
             self._group.check_peers(peers)
             time.sleep(0.005)
-        raise TransportError(f"mpi rank {self.rank}: {error.Get_error_string()}") from error
+        # MPICH appends its call stack, a line each.
+        text = error.Get_error_string().splitlines()[0].removesuffix(", error stack:")
+        raise TransportError(f"mpi rank {self.rank}, with rank {', '.join(map(str, sorted(peers)))}: {text}") from error
 
     def close(self):
         # Freeing the communicator would be collective: a dead peer would hang it, and the process ends soon.
@@ -180,22 +182,38 @@ def _lane_bits(tag_ub):
 class MpiRequest(Request):
     """All MPI requests of one post."""
 
-    __slots__ = ("_ops", "_requests", "_single", "transport")
+    __slots__ = ("_done", "_ops", "_requests", "_statuses", "transport")
 
     def __init__(self, transport, ops, requests):
         self.transport = transport
         self._ops = ops
         self._requests = requests
-        self._single = requests[0] if len(requests) == 1 else None
+        self._statuses = [transport._mpi.Status() for _ in ops]
+        self._done = False
 
     def test(self):
+        if self._done:
+            return True
         MPI = self.transport._mpi
         try:
-            if self._single is not None:
-                return self._single.Test()
-            return MPI.Request.Testall(self._requests)
+            if len(self._requests) == 1:
+                self._done = self._requests[0].Test(self._statuses[0])
+            else:
+                self._done = MPI.Request.Testall(self._requests, self._statuses)
         except MPI.Exception as error:
             self.transport.explain(error, {op.peer for op in self._ops})
+        if self._done:
+            self._check_lengths()
+        return self._done
+
+    def _check_lengths(self):
+        for op, status in zip(self._ops, self._statuses, strict=True):
+            if type(op) is Recv and status.count != op.nbytes:
+                raise TransportError(
+                    f"mpi: rank {op.peer} sent {status.count} bytes to rank {self.transport.rank}, which expected {op.nbytes}"
+                )
 
     def pending_peers(self):
-        return sorted({op.peer for op, request in zip(self._ops, self._requests, strict=True) if not request.Test()})
+        if self._done:
+            return []
+        return sorted({op.peer for op, request in zip(self._ops, self._requests, strict=True) if not request.Get_status()})

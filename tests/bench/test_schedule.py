@@ -89,7 +89,7 @@ def test_an_invalid_file_names_round_and_transfer(capsys, tmp_path):
         (["all_reduced"], "collective: got 'all_reduced', expected one of all_reduce"),
         (["nowhere.json"], "cannot read nowhere.json: No such file"),
         (["all_reduce", "--algorithm", "rings"], "algorithm: got 'rings'"),
-        (["all_reduce", "-n", "0"], "world size: got 0"),
+        (["all_reduce", "-n", "0"], "-n: got 0, expected 1 to 2048"),
         (["all_reduce", "-n", "x"], "invalid int value"),
         (["all_reduce", "--algorithm", "ring", "--chunks", "3"], "got 3 chunks, expected a multiple of 8"),
         (["all_reduce", "--algorithm", "ring", "--late-rank", "1"], "ring all_reduce expects none"),
@@ -111,3 +111,31 @@ def test_broken_files(capsys, tmp_path, text):
     code, _, err = run(capsys, str(path))
     assert code == 2
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["all_reduce", "-n", "100000"], "-n: got 100000, expected 1 to 2048"),
+        (["all_reduce", "--list", "-n", "0"], "-n: got 0, expected 1 to 2048"),
+    ],
+)
+def test_numbers_of_ranks_are_bounded(argv, message, capsys):
+    assert main(["schedule", *argv]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_file_says_its_own_options(tmp_path, capsys):
+    file = tmp_path / "ring.json"
+    assert main(["schedule", "all_reduce", "-n", "3", "--format", "json", "--output", str(file)]) == 0
+    assert main(["schedule", str(file)]) == 0
+    assert main(["schedule", str(file), "-n", "3"]) == 2
+    assert "--ranks: got one beside" in capsys.readouterr().err
+
+
+def test_a_root_where_there_is_none_is_refused(tmp_path, capsys):
+    file = tmp_path / "ring.json"
+    assert main(["schedule", "all_reduce", "-n", "3", "--format", "json", "--output", str(file)]) == 0
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"root": 1}))
+    assert main(["schedule", str(file)]) == 2
+    assert "got root 1, expected none for all_reduce" in capsys.readouterr().err

@@ -4,6 +4,7 @@ A check is called on every rank at once and raises where the transport is wrong.
 runs checks on this rank of a job and appends its verdicts to FILE.RANK as JSON lines.
 """
 
+import contextlib
 import json
 import os
 import signal
@@ -201,6 +202,25 @@ def check_timeout(transport):
     assert (into == 6).all()
 
 
+def check_wrong_sizes(transport):
+    """A message shorter or longer than its receive is an error at the receiver, where the transport knows it, never a wrong array."""
+    if transport.name.startswith("ucx"):
+        return  # UCX gives no length: only a longer message is an error there
+    after, before = neighbours(transport)
+    for lane, sent in enumerate((4, 12)):
+        tag = make_tag(9, lane)
+        send = transport.post((Send(transport.register(np.zeros(sent, np.uint8)), 0, sent, after, tag),))
+        receive = transport.post((Recv(transport.register(np.zeros(8, np.uint8)), 0, 8, before, tag),))
+        try:
+            receive.wait(LONG_S)
+        except TransportError as error:
+            assert f"rank {before}" in str(error) and str(error).count("\n") == 0, error
+        else:
+            raise AssertionError(f"{sent} bytes filled a receive of 8")
+        with contextlib.suppress(TransportError):  # local tells both ends
+            send.wait(LONG_S)
+
+
 def check_bad_operations(transport):
     """Refused before anything moves."""
     region = transport.register(np.zeros(8, np.uint8))
@@ -276,6 +296,7 @@ ORDERLY = [
     check_request_states,
     check_timeout,
     check_bad_operations,
+    check_wrong_sizes,
     check_large,
     check_close,
 ]
@@ -319,6 +340,7 @@ def failure_peer_killed(transport):
     expect_failure(transport, victim)
 
 
+# Jobs of their own, since they end what they are tried on.
 FAILURES = [failure_peer_exits, failure_peer_killed]
 
 
