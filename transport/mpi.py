@@ -127,15 +127,18 @@ class MpiTransport(Transport):
         check_ops(self, ops)
         comm, lane_bits = self._comm, self._lane_bits
         requests = []
-        for op in ops:
-            region, offset, nbytes, peer, tag = op
-            # MPI matches the source itself; communicator and lane share its tag.
-            lane = tag & ((1 << LANE_BITS) - 1)
-            if lane >> lane_bits:
-                raise InputError(f"mpi: got lane {lane}, expected less than {1 << lane_bits} (MPI_TAG_UB)")
-            tag = tag >> LANE_BITS << lane_bits | lane
-            start = comm.Isend if type(op) is Send else comm.Irecv
-            requests.append(start(region.buffer[offset : offset + nbytes], peer, tag))
+        try:
+            for op in ops:
+                region, offset, nbytes, peer, tag = op
+                # MPI matches the source itself; communicator and lane share its tag.
+                lane = tag & ((1 << LANE_BITS) - 1)
+                if lane >> lane_bits:
+                    raise InputError(f"mpi: got lane {lane}, expected less than {1 << lane_bits} (MPI_TAG_UB)")
+                tag = tag >> LANE_BITS << lane_bits | lane
+                start = comm.Isend if type(op) is Send else comm.Irecv
+                requests.append(start(region.buffer[offset : offset + nbytes], peer, tag))
+        except self._mpi.Exception as error:  # a longer message is there already
+            self.explain(error, {op.peer for op in ops})
         return MpiRequest(self, ops, requests)
 
     @property
