@@ -210,9 +210,9 @@ def check_wrong_sizes(transport):
     for lane, sent in enumerate((4, 12)):
         tag = make_tag(9, lane)
         send = transport.post((Send(transport.register(np.zeros(sent, np.uint8)), 0, sent, after, tag),))
-        receive = transport.post((Recv(transport.register(np.zeros(8, np.uint8)), 0, 8, before, tag),))
+        into = transport.register(np.zeros(8, np.uint8))
         try:
-            receive.wait(LONG_S)
+            transport.post((Recv(into, 0, 8, before, tag),)).wait(LONG_S)
         except TransportError as error:
             assert f"rank {before}" in str(error) and str(error).count("\n") == 0, error
         else:
