@@ -108,7 +108,8 @@ def environment(network, token, rank):
         "OMP_NUM_THREADS": "1",
         "NUMBA_NUM_THREADS": "1",
     }
-    return {**os.environ, **own}
+    # What was measured at another rate, or without one, is no model of this network.
+    return {"LANTERNE_CACHE": "off", **os.environ, **own}
 
 
 def run_ranks(network, command):

@@ -108,6 +108,8 @@ def resolve(
     if algorithm == "auto":
         choice = communicator.tuning.choose(collective, part_count * max(in_parts, out_parts) * element.nbytes)
         algorithm, num_chunks = choice.algorithm, choice.num_chunks if num_chunks is None else num_chunks
+    elif num_chunks is None and algorithm != "native":
+        num_chunks = communicator.tuning.num_chunks(collective, algorithm, part_count * in_parts * element.nbytes)
     for name, number in (("segment_nbytes", segment_nbytes), ("credits", credits)):
         if number is not None and number < 1:
             raise InputError(f"{collective}: got {name} {number}, expected 1 or more")

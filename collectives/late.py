@@ -16,16 +16,15 @@ from ..transport.sequencer import ABORT, DIED, JOIN, MISMATCH, TIMEOUT, WITHOUT
 from .arrivals import ArrivalLog
 from .cost import late_start, price
 from .plans import BOARD_LANES, Plans
-from .registry import best_num_chunks, find_algorithm
+from .registry import find_algorithm
 from .requests import Request
-from .tuning import MAX_PRICED_RANKS, override, priced_schedule
+from .tuning import MAX_PRICED_RANKS, late_num_chunks, override, priced_schedule
 
 # The board costs some 0.05 ms a call: below this predicted time, or this size, it is not asked.
 LEAST_NORMAL_S = 2e-3
 LEAST_NBYTES = 64 << 10
 # Those that keep to one message per port and round, as a network likes it; a tie goes to the first.
 LATE_ALGORITHMS = ("late_join", "late_chain")
-LEAST_CHUNK_NBYTES = 64 << 10
 _making = threading.Lock()
 # After its time is over a rank gives the board, and others that finish what they began, this long.
 GRACE_S = 5.0
@@ -89,7 +88,7 @@ def make_option(collective, name, world_size, nbytes, model):
 def _option(collective, name, world_size, nbytes, model):
     """The Option of the late algorithm `name`, with the chunk count that `model` likes best."""
     line = find_algorithm(collective, name)
-    chunks = best_num_chunks(line, world_size, nbytes, model, LEAST_CHUNK_NBYTES)
+    chunks = late_num_chunks(line, world_size, nbytes, model)
     schedule = priced_schedule(collective, name, world_size, chunks)
     together_s = price(schedule, nbytes, model).makespan_s
     late = late_start(world_size, world_size - 1, 10 * together_s)

@@ -129,3 +129,17 @@ def test_best_num_chunks_is_within_a_few_percent_of_the_best_by_trial(collective
 def test_bad_numbers(make, message):
     with pytest.raises(InputError, match=message):
         make()
+
+
+def test_best_num_chunks_where_alpha_jumps():
+    """Pieces with a dear start-up from 1 MiB on: the count must leave them, whatever the closed form says there."""
+    pieces = ((64, 5e-4, 7.6e-8), (32768, 3e-4, 4.3e-8), (262144, 0.0, 4.45e-8), (1048576, 9.6e-3, 3.9e-8))
+    model, nbytes = CostModel(5e-4, 0.0, pieces=pieces), 16 << 20
+    line = find_algorithm("all_reduce", "late_chain")
+
+    def time_s(m):
+        return (m + 3) * float(model.message_s(nbytes / m))
+
+    count = best_num_chunks(line, 4, nbytes, model, 64 << 10)
+    assert time_s(count) <= 1.05 * min(map(time_s, range(1, 257)))
+    assert count > 30
