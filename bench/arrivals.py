@@ -30,7 +30,7 @@ def print_arrivals(arrivals, file):
 
 
 def late_rank_of(text):
-    """The rank that `text` names: a number, or a file that `bench --arrivals --json FILE` wrote: whoever came last mostly.
+    """The rank that `text` names: a number, or a file that `bench --arrivals --json FILE` wrote: who mostly came last.
 
     Raises:
         InputError: neither; or no rank came last in more than half of the calls of the file.
@@ -56,7 +56,7 @@ def check_plot(path):
 
 
 def plot(path, arrivals):
-    """Draw who came last and the delays after the last but one into `path`, after the StragglAR paper's figures 2a and 8."""
+    """Draw who came last and by how much into `path`, after the StragglAR paper's figures 2a and 8."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -65,7 +65,8 @@ def plot(path, arrivals):
     figure, (who, delays) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
     ranks = np.arange(len(arrivals.last))
     who.bar(ranks, 100 * arrivals.last / max(1, arrivals.calls), color="#0072B2")
-    who.set(xlabel="rank", ylabel="came last, % of calls", title=f"who came last in {arrivals.calls} calls", xticks=ranks)
+    who.set(xlabel="rank", ylabel="came last, % of calls", xticks=ranks)
+    who.set_title(f"who came last in {arrivals.calls} calls")
     if len(arrivals.delays_s):
         delays_ms = np.maximum(arrivals.delays_s * 1e3, 1e-3)
         edges = np.geomspace(delays_ms.min() * 0.99, delays_ms.max() * 1.01, 31)
