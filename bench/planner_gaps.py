@@ -100,7 +100,8 @@ def _row(record):
     values = [record[key] for key in ("seed", "stages", "microbatches", "max_inflight_activations")]
     values += [record[key] for key in ("makespan", "best_known", "lower_bound")]
     gaps = _gaps(record)
-    return [f"{value:g}" for value in values] + [f"{100 * gap:.2f}" for gap in gaps] + [f"{record['planning_cpu_s']:.2f}"]
+    texts = [f"{value:g}" for value in values] + [f"{100 * gap:.2f}" for gap in gaps]
+    return [*texts, f"{record['planning_cpu_s']:.2f}"]
 
 
 def _gaps(record):

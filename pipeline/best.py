@@ -1,4 +1,4 @@
-"""The planner to use: every other scheduler's plan, list rules by the hundred, then a search along the critical path."""
+"""The planner to use: the other schedulers' plans, list rules by the hundred, a search along the critical path."""
 
 import dataclasses
 import math
@@ -30,18 +30,27 @@ class Found(NamedTuple):
 
 
 def best(
-    problem, *, placement=None, effort=None, seed=0, start=None, robust=None, jitter=0.5, time_limit_s=None, progress=None
+    problem,
+    *,
+    placement=None,
+    effort=None,
+    seed=0,
+    start=None,
+    robust=None,
+    jitter=0.5,
+    time_limit_s=None,
+    progress=None,
 ):
     """The best Plan found for `problem` on a placement; its `proved_bound` says what none can be below.
 
     On the placement it is never worse than `start` if that is given; else never worse than any other scheduler whose
-    plan fits in memory, the solver aside (and, of one stage per rank and over 20,000 actions, ADAPTRA's and CrossPipe's,
-    whose rules it uses itself). The same arguments give the same plan, unless there is a time limit. Where it meets the
+    plan fits in memory, the solver aside (and, with one stage per rank and over 20,000 actions, ADAPTRA's and
+    CrossPipe's, whose rules it uses itself). The same arguments give the same plan, unless there is a time limit. Where it meets the
     bound it stops: that is optimal.
 
     Args:
         placement: a Placement or the name of one; unidirectional by default.
-        effort: how much to try; 0 only compares. 1 by default, and 0.02, to re-plan in 50 ms, with `start`.
+        effort: how much to try; 0 only compares. 1 by default, and 0.015, to re-plan in 50 ms, with `start`.
         seed: of the search.
         start: a Plan to start from instead of the other schedulers', such as the one running when a delay changed.
         robust: plan against jitter of the link latencies: "mean", or a quantile of the makespan in (0, 1], over sampled
@@ -57,7 +66,7 @@ def best(
         takes some seconds more, and loading that in a process half a second.
     Paper: CrossPipe section 8.2 asks for robust planning; the rest is ours.
     """
-    effort = effort if effort is not None else 1.0 if start is None else 0.02
+    effort = effort if effort is not None else 1.0 if start is None else 0.015
     quantile = _check_options(effort, seed, robust, jitter, time_limit_s)
     began = time.monotonic()
     placement = as_placement(placement, problem.stages)
@@ -68,7 +77,7 @@ def best(
             progress(Found(time.monotonic() - began, makespan, bound))
 
     plans = _given(problem, placement) if start is None else [_checked_start(start, problem, placement)]
-    made, plan = min(((simulate(checked, problem).makespan, checked.plan) for checked in plans), key=lambda pair: pair[0])
+    made, plan = min(((simulate(each, problem).makespan, each.plan) for each in plans), key=lambda pair: pair[0])
     tell(made)
     target = bound * (1 + 1e-9)
     if made > target or quantile is not None:

@@ -134,9 +134,10 @@ def is_feasible(word, rank, letters):
 
 @njit(cache=True)
 def score(words, letters, quantile, arrival, start, came):
-    """(what the search minimises, the makespan): with samples the mean of a quantile of the makespans and of their mean.
+    """(what the search minimises, the makespan): with samples, half the makespans' quantile and half their mean.
 
-    The quantile of a few samples alone would be fitted to them. If it is below 0 the mean alone counts. A little of the mean end of the ranks is added, which leads over plateaus.
+    The quantile of a few samples alone would be fitted to them. If it is below 0 the mean alone counts. A little
+    of the mean end of the ranks is added, which leads over plateaus.
     """
     samples = letters.latency.shape[0]
     spans = np.empty(samples)
@@ -232,7 +233,7 @@ def _rotate(word, source, goal):
 
 @njit(cache=True)
 def anneal(words, letters, quantile, steps, hot, cold, bound, seed):
-    """(the best words found, their makespan, steps done): simulated annealing by moving letters along the critical path.
+    """(the best words found, their makespan, steps done): simulated annealing along the critical path.
 
     A letter on the path moves to before those that keep it waiting, or the one before it moves behind it; now and then
     any letter moves. Moves that break the rank's order or memory are not tried.

@@ -12,9 +12,11 @@ from .simulate import simulate
 from .words import NONE, has_parts, letters_of, plan_of, word_length, words_of
 
 # Actions simulated per unit of effort: by rules (which look at all ranks for each), and by the search.
-RULE_ACTIONS, SEARCH_ACTIONS = 3e7, 1e8
-# With fewer moves the search is left out, as it would change nothing.
-FEWEST_MOVES = 500
+RULE_ACTIONS, SEARCH_ACTIONS = 3e7, 7e7
+# With fewer moves than this, or than this share of the actions, the search is left out: it would change nothing.
+FEWEST_MOVES, FEWEST_SHARE = 500, 0.1
+FEWEST_RULES = 24
+# Sampled latencies of every link in a robust plan.
 SAMPLES = 32
 
 
@@ -88,7 +90,7 @@ class _Search:
 
     def add_rules(self, leads, effort):
         """The words of as many list rules as the effort allows."""
-        most = max(int(effort * RULE_ACTIONS / (self.actions * (8 + self.ranks))), 24)
+        most = max(int(effort * RULE_ACTIONS / (self.actions * (8 + self.ranks))), FEWEST_RULES)
         for rule in rules(leads, most):
             if self.makespan <= self.target:
                 return
@@ -99,7 +101,7 @@ class _Search:
     def anneal(self, effort):
         """Short searches from each of the best words, then longer ones from the best of them."""
         moves = int(effort * SEARCH_ACTIONS / self.actions / self.letters.latency.shape[0])
-        if moves < FEWEST_MOVES:
+        if moves < max(FEWEST_MOVES, FEWEST_SHARE * self.actions) or not self.found:
             return
         unit = float(self.letters.duration[self.letters.duration > 0].mean())
         for i, (_, words) in enumerate(self.found):
@@ -116,7 +118,7 @@ class _Search:
 def _leads(problem):
     """Lead vectors for the rules: what memory allows, ADAPTRA's, and slacks that cover a share of the links' delays."""
     most = [max_inflight(problem, stage) for stage in range(problem.stages)]
-    busy = [forward + backward for forward, backward in zip(problem.durations["F"], problem.durations["B"], strict=True)]
+    busy = [sum(times) for times in zip(problem.durations["F"], problem.durations["B"], strict=True)]
     found = [most, list(adapted_warmups(problem)), list(initial_warmups(problem))]
     for slack, share in ((1, 0.0), (2, 0.0), (1, 0.5), (1, 1.0), (2, 1.0)):
         leads = [1]
