@@ -11,6 +11,7 @@ from .check import check
 from .crosspipe import crosspipe
 from .placement import PLACEMENTS, as_placement
 from .schedulers import SCHEDULERS, load
+from .search import improve
 from .simulate import simulate
 
 # Schedulers not asked for a plan to start from: itself, a solver, and those asked with the placement at hand.
@@ -81,9 +82,6 @@ def best(
     tell(made)
     target = bound * (1 + 1e-9)
     if made > target or quantile is not None:
-        # Here, because Numba takes half a second to import.
-        from .search import improve
-
         plan, made = improve([checked.plan for checked in plans], problem, target, effort, seed, quantile, jitter, tell)
     if time_limit_s is not None and quantile is None:
         plan, bound = _polished(plan, problem, bound, time_limit_s - (time.monotonic() - began), progress)
