@@ -219,4 +219,10 @@ class MpiRequest(Request):
     def pending_peers(self):
         if self._done:
             return []
-        return sorted({op.peer for op, request in zip(self._ops, self._requests, strict=True) if not request.Get_status()})
+        return sorted({op.peer for op, request in zip(self._ops, self._requests, strict=True) if not self._is_complete(request)})
+
+    def _is_complete(self, request):
+        try:
+            return request.Get_status()
+        except self.transport._mpi.Exception:
+            return False  # the next test says what is wrong with it
