@@ -22,13 +22,13 @@ from ..collectives import native
 from ..collectives.registry import find_algorithm
 from ..errors import InputError
 from ..transport.bootstrap import in_a_job
+from ..transport.launch import MAX_WORLD_SIZE
 from ..transport.registry import find_transport
 from . import report
 from .arrivals import check_plot, late_rank_of, plot, print_arrivals
 from .units import format_nbytes, format_time, parse_nbytes, parse_time_s
 
 COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "all_to_all")
-MAX_RANKS = 4096
 
 
 @dataclass(frozen=True)
@@ -112,8 +112,8 @@ def parse(args):
     if args.collective is None:
         # The main job: few sizes, and the last rank late by more than any of them takes.
         args.factor, args.late_rank = 16, (args.ranks or 4) - 1
-    if args.ranks is not None and not 1 <= args.ranks <= MAX_RANKS:
-        raise InputError(f"-n: got {args.ranks}, expected 1 to {MAX_RANKS}")
+    if args.ranks is not None and not 1 <= args.ranks <= MAX_WORLD_SIZE:
+        raise InputError(f"-n: got {args.ranks}, expected 1 to {MAX_WORLD_SIZE}")
     if args.late_rank is None and args.delay is not None:
         raise InputError(f"--delay: got {args.delay} without --late-rank, expected both")
     if args.late_rank is not None and args.ranks is not None and not 0 <= args.late_rank < args.ranks:

@@ -109,6 +109,8 @@ class MpiTransport(Transport):
         self._mpi = MPI
         self._group = group
         self._comm = world.Dup()
+        # What a failed post had already started: MPI still uses its memory.
+        self._abandoned = []
         unlink_segments()
         self.rank = world.rank
         self.world_size = world.size
@@ -138,6 +140,7 @@ class MpiTransport(Transport):
                 start = comm.Isend if type(op) is Send else comm.Irecv
                 requests.append(start(region.buffer[offset : offset + nbytes], peer, tag))
         except self._mpi.Exception as error:  # a longer message is there already
+            self._abandoned.append(requests)
             self.explain(error, {op.peer for op in ops})
         return MpiRequest(self, ops, requests)
 
