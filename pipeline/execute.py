@@ -33,7 +33,7 @@ class Measured:
     end_s: np.ndarray
 
 
-def execute(checked, stages, comm, inputs=None, targets=None, *, plane=None, timeout_s=None):
+def execute(checked, stages, comm, inputs=None, targets=None, *, plane=None, timeout_s=None, after=None):
     """Run one iteration of a plan, all F, B and W, and return this rank's Measured; every rank of `comm` calls it.
 
     The weights stay as they are: reduce the stages' gradients if there are copies, then call their `step`.
@@ -45,6 +45,7 @@ def execute(checked, stages, comm, inputs=None, targets=None, *, plane=None, tim
         inputs, targets: as Stage.begin has them.
         plane: how messages are sent; None for Inline(comm, TAG).
         timeout_s: seconds to wait for a message; None for the communicator's.
+        after: called with each Action once it has ended and its message is on its way; None for nothing.
 
     Raises:
         InputError: the plan does not fit the communicator or the stages.
@@ -56,7 +57,7 @@ def execute(checked, stages, comm, inputs=None, targets=None, *, plane=None, tim
     """
     _check_fits(checked, comm)
     try:
-        run = _Run(checked, stages, comm, plane or Inline(comm, TAG), timeout_s)
+        run = _Run(checked, stages, comm, plane or Inline(comm, TAG), timeout_s, after)
         return run.iteration(inputs, targets)
     except LanterneError as error:
         comm.fail(error)
@@ -75,8 +76,9 @@ def _check_fits(checked, comm):
 class _Run:
     """One iteration on one rank."""
 
-    def __init__(self, checked, stages, comm, plane, timeout_s):
+    def __init__(self, checked, stages, comm, plane, timeout_s, after):
         self.plan, self.stages, self.comm, self.plane, self.timeout_s = checked.plan, stages, comm, plane, timeout_s
+        self.after = after
         held = self.plan.placement.stages_of(comm.rank)
         if sorted(stages) != list(held):
             raise InputError(f"execute: got stages {sorted(stages)} on rank {comm.rank}, expected {list(held)}")
@@ -106,6 +108,8 @@ class _Run:
                 self.plane.send(result, peer, self.timeout_s)
             elif (slot := int(self.fills[first + index])) >= 0:
                 self.here[slot] = result
+            if self.after is not None:
+                self.after(action)
         self.plane.finish(self.timeout_s)
         return Measured(rank, actions, start_s, end_s)
 

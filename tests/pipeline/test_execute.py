@@ -177,6 +177,17 @@ def test_what_does_not_fit():
         lanterne.spawn(2, lambda comm: execute(unchecked, {}, comm))
 
 
+def test_who_wants_to_know_is_told_of_every_action():
+    checked = checked_plan("1f1b", 2)
+
+    def job(comm):
+        told = []
+        execute(checked, mlp_stages(comm, 2), comm, *batch(0), after=told.append)
+        return tuple(told)
+
+    assert lanterne.spawn(2, job) == list(checked.plan.ranks)
+
+
 def test_inline_lends_what_was_sent_again():
     def job(comm):
         if comm.rank == 1:
