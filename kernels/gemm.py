@@ -1,0 +1,153 @@
+"""Matrix products on the CPU or a GPU, timed and checked: how fast, and whether right, a worker computes.
+
+A validation asks every worker for the same product: who is slower than the others has a slow CPU or GPU, and who is
+wrong a broken one. Paper: GREYHOUND, computation validation; FP8 is left out, since CuPy has no product of it.
+"""
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..errors import InputError
+from .arrays import import_cupy, require_device
+
+# NumPy's float16 product is a loop of its own, a thousand times slower than its float32 one.
+DTYPES = {"cpu": ("float32", "float64"), "cuda": ("float16", "bfloat16", "float32", "float64")}
+# Elements are 0, 1 or -1, in this period: all sums stay exact in the accumulators, and no row equals its neighbours.
+_PERIOD = 7
+
+
+@dataclass(frozen=True)
+class GemmTiming:
+    """C = A B of (size, size) matrices: seconds of each sample, and how many rows of C are wrong."""
+
+    device: str
+    dtype: str
+    size: int
+    time_s: tuple
+    wrong: int
+
+    @property
+    def flops(self):
+        """Floating-point operations of one product."""
+        return 2 * self.size**3
+
+    @property
+    def tflops_per_s(self):
+        """Of the median sample."""
+        return self.flops / float(np.median(self.time_s)) / 1e12
+
+
+def time_gemm(size=2048, dtype="float32", device="cpu", num_samples=5):
+    """Time `num_samples` products after one that warms up, and check the last: a GemmTiming.
+
+    Args:
+        size: rows and columns of all three matrices.
+        dtype: one of DTYPES[device].
+        device: "cpu" (NumPy's BLAS, as many threads as it is given) or "cuda" (CuPy's, on the current device).
+
+    Raises:
+        InputError: no such device, dtype or size.
+        Unavailable: no GPU.
+
+    Cost: 2 size**3 operations a sample; three matrices of memory.
+    """
+    if device not in DTYPES:
+        raise InputError(f"device: got {device!r}, expected {' or '.join(DTYPES)}")
+    if dtype not in DTYPES[device]:
+        raise InputError(f"gemm on {device}: got dtype {dtype!r}, expected one of {', '.join(DTYPES[device])}")
+    if size < 1 or num_samples < 1:
+        raise InputError(f"gemm: got size {size} and {num_samples} samples, expected at least 1 of each")
+    prepared = (_cpu if device == "cpu" else _cuda)(size, dtype)
+    multiply, time_of, rows_of = prepared
+    multiply()
+    time_s = tuple(time_of(multiply) for _ in range(num_samples))
+    return GemmTiming(device, dtype, size, time_s, count_wrong_rows(rows_of()))
+
+
+def matrices(size):
+    """A and B, (size, size) int8: whole numbers from -1 to 1 that depend on row and column."""
+    row, column = np.ogrid[:size, :size]
+    a = (3 * row + 5 * column) % _PERIOD % 3 - 1
+    b = (2 * row + 4 * column) % _PERIOD % 3 - 1
+    return a.astype(np.int8), b.astype(np.int8)
+
+
+def count_wrong_rows(sums):
+    """How many of the row sums of C, (size,) float64, differ from A (B 1): every element of C counts in one of them.
+
+    Row sums are exact in float64, but C itself is rounded in the 16-bit formats from 2048 (float16) or 256 (bfloat16)
+    on, so there a row may be off by the rounding of its elements.
+    """
+    sums, allowed = sums
+    a, b = matrices(len(sums))
+    expected = a.astype(np.float64) @ b.sum(axis=1, dtype=np.float64)
+    return int((~(np.abs(sums - expected) <= allowed)).sum())
+
+
+def _allowed(dtype, size):
+    """What rounding may do to the sum of a row of C: half a unit in the last place of each of its elements."""
+    exact_up_to = {"float16": 2048, "bfloat16": 256}.get(dtype)
+    return 0.0 if exact_up_to is None or size <= exact_up_to else size * size / exact_up_to / 2
+
+
+def _cpu(size, dtype):
+    a, b = (matrix.astype(dtype) for matrix in matrices(size))
+    c = np.empty_like(a)
+
+    def time_of(multiply):
+        start = time.perf_counter()
+        multiply()
+        return time.perf_counter() - start
+
+    return lambda: np.matmul(a, b, out=c), time_of, lambda: (c.sum(axis=1, dtype=np.float64), _allowed(dtype, size))
+
+
+def _cuda(size, dtype):
+    require_device()
+    cupy = import_cupy()
+    a, b = (_to_device(cupy, matrix, dtype) for matrix in matrices(size))
+    c = cupy.empty_like(a)
+    stream = cupy.cuda.Stream(non_blocking=True)
+    cupy.cuda.Device().synchronize()
+
+    def multiply():
+        with stream:
+            if dtype == "bfloat16":
+                _multiply_bfloat16(cupy, a, b, c, size)
+            else:
+                cupy.matmul(a, b, out=c)
+
+    def time_of(multiply):
+        start, stop = cupy.cuda.Event(), cupy.cuda.Event()
+        start.record(stream)
+        multiply()
+        stop.record(stream)
+        stop.synchronize()
+        return cupy.cuda.get_elapsed_time(start, stop) * 1e-3
+
+    def row_sums():
+        stream.synchronize()
+        values = (c.astype(cupy.uint32) << 16).view(cupy.float32) if dtype == "bfloat16" else c
+        return values.sum(axis=1, dtype=cupy.float64).get(), _allowed(dtype, size)
+
+    return multiply, time_of, row_sums
+
+
+def _to_device(cupy, matrix, dtype):
+    """`matrix` on the device; bfloat16, which CuPy has no dtype for, as uint16."""
+    if dtype != "bfloat16":
+        return cupy.asarray(matrix.astype(dtype))
+    return cupy.asarray((matrix.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16))
+
+
+def _multiply_bfloat16(cupy, a, b, c, size):
+    """C = A B by cuBLAS: column-major, so C^T = B^T A^T."""
+    cublas, kind = cupy.cuda.cublas, cupy.cuda.runtime.CUDA_R_16BF
+    one, zero = np.ones(1, np.float32), np.zeros(1, np.float32)
+    cublas.gemmEx(
+        cupy.cuda.Device().cublas_handle, cublas.CUBLAS_OP_N, cublas.CUBLAS_OP_N, size, size, size, one.ctypes.data,
+        b.data.ptr, kind, size, a.data.ptr, kind, size, zero.ctypes.data, c.data.ptr, kind, size,
+        cublas.CUBLAS_COMPUTE_32F, cublas.CUBLAS_GEMM_DEFAULT,
+    )  # fmt: skip
