@@ -283,12 +283,13 @@ class Communicator:
 
     # -- groups
 
-    def split(self, color, key=0):
+    def split(self, color, key=0, transport=None):
         """The Communicator of the ranks that call with the same `color`, by `key`, then rank. All ranks call it.
 
         Args:
             color: int; a negative one gets None.
             key: int.
+            transport: over this one's, such as a ShapedTransport: what the new communicator's messages go over.
 
         Cost: two small collectives. The new communicator has tags of its own and shares the transport; close it or not.
         """
@@ -310,7 +311,7 @@ class Communicator:
         members.sort(key=lambda rank: (everyone[rank, 1], rank))
         board_key = f"{self.late.key[-200:]}.{self._number}/{int(free[0])}:{members[0]}"
         ranks = [self.ranks[rank] for rank in members]
-        child = Communicator(self.transport, ranks, int(free[0]), self._used_ids, board_key=board_key)
+        child = Communicator(transport or self.transport, ranks, int(free[0]), self._used_ids, board_key=board_key)
         child.timeout_s, child.pauses, child.deterministic = self.timeout_s, self.pauses, self.deterministic
         child.tuning.adopt(self.tuning.model, self.tuning.source)
         return child

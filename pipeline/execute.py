@@ -11,26 +11,36 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..errors import InputError, LanterneError
+from .action import KINDS
 from .check import CheckedPlan
 from .costs import costs
 from .inline import Inline
 from .plan import PART, PARTS
-
-# Of the communicator's tags for messages of the user; the last, so as to be out of the way.
-TAG = 31
+from .program import LAST_KINDS
 
 
 @dataclass(frozen=True, eq=False)
 class Measured:
-    """What one rank did: `actions`, a tuple, and when each began and ended, (num_actions,) float64.
+    """What one rank did: `actions`, a tuple, and about each an entry of these arrays, (num_actions,).
 
     Times are those of time.monotonic(); on one host all ranks' have one origin.
+
+    Attributes:
+        ready_s: float64, when the rank had what the action waits for; for one that waits for no message, its start.
+        waited: bool, whether the rank waited for that message: it then came at `ready_s`, else some time before.
+        start_s, end_s: float64.
+        sent_s: float64, when the rank had handed over the action's message and could go on; nan where it sends none.
+        blocked: bool, whether it had to wait for that.
     """
 
     rank: int
     actions: tuple
+    ready_s: np.ndarray
+    waited: np.ndarray
     start_s: np.ndarray
     end_s: np.ndarray
+    sent_s: np.ndarray
+    blocked: np.ndarray
 
 
 def execute(checked, stages, comm, inputs=None, targets=None, *, plane=None, timeout_s=None, after=None):
@@ -43,7 +53,7 @@ def execute(checked, stages, comm, inputs=None, targets=None, *, plane=None, tim
         stages: stage -> Stage, those that the plan's placement puts on this rank.
         comm: a Communicator of as many ranks as the plan has.
         inputs, targets: as Stage.begin has them.
-        plane: how messages are sent; None for Inline(comm, TAG).
+        plane: the DataPlane that carries messages; None for Inline(comm).
         timeout_s: seconds to wait for a message; None for the communicator's.
         after: called with each Action once it has ended and its message is on its way; None for nothing.
 
@@ -56,10 +66,11 @@ def execute(checked, stages, comm, inputs=None, targets=None, *, plane=None, tim
     Cost: buffers for all messages that the rank receives in an iteration, taken at its beginning.
     """
     _check_fits(checked, comm)
+    plane = plane or Inline(comm)
     try:
-        run = _Run(checked, stages, comm, plane or Inline(comm, TAG), timeout_s, after)
-        return run.iteration(inputs, targets)
+        return _Run(checked, stages, comm, plane, timeout_s, after).iteration(inputs, targets)
     except LanterneError as error:
+        plane.fail(error)
         comm.fail(error)
         raise
 
@@ -89,29 +100,38 @@ class _Run:
         fills = self.plan.columns[PART] == self.plan.columns[PARTS]
         self.fills = np.where(fills, table.target[ids], -1)
         self.receiver = {slot: column for column, slot in enumerate(self.waits.tolist()) if slot != self.always}
-        self.here, self.requests = {}, {}
+        # By slot: results of this rank's own actions, and messages to come. By (stage, microbatch): what W may read.
+        self.here, self.receives, self.read = {}, {}, {}
 
     def iteration(self, inputs, targets):
         rank, plan = self.comm.rank, self.plan
         actions, first = plan.ranks[rank], int(plan.offsets[rank])
-        start_s, end_s = np.empty(len(actions)), np.empty(len(actions))
+        ready_s, start_s, end_s = (np.empty(len(actions)) for _ in range(3))
+        sent_s, (waited, blocked) = np.full(len(actions), np.nan), np.zeros((2, len(actions)), bool)
         self.post_receives()
         for stage in self.stages.values():
             self.call("begin", stage.begin, plan.microbatches, inputs, targets)
         for index, action in enumerate(actions):
-            given = self.take(first + index, self.stages[action.stage])
+            stage = self.stages[action.stage]
+            given, waited[index] = self.take(first + index, action)
+            ready_s[index] = time.monotonic()
             lent, peer = self.lend(first + index, action)
             start_s[index] = time.monotonic()
             result = self.perform(action, given, lent)
             end_s[index] = time.monotonic()
+            if KINDS.index(action.kind) in LAST_KINDS and action.part == action.parts:
+                self.release(action)
             if peer is not None:
-                self.plane.send(result, peer, self.timeout_s)
+                blocked[index] = self.plane.send(result, peer, self.timeout_s)
+                sent_s[index] = time.monotonic()
+                if blocked[index]:
+                    stage.waited()
             elif (slot := int(self.fills[first + index])) >= 0:
                 self.here[slot] = result
             if self.after is not None:
                 self.after(action)
         self.plane.finish(self.timeout_s)
-        return Measured(rank, actions, start_s, end_s)
+        return Measured(rank, actions, ready_s, waited, start_s, end_s, sent_s, blocked)
 
     def post_receives(self):
         """Post the receives of the whole iteration, those from one rank in the order in which it sends."""
@@ -119,9 +139,8 @@ class _Run:
         for column, slot in enumerate(self.fills.tolist()):
             if slot < 0 or rank_of[column] == rank or rank_of[self.receiver[slot]] != rank:
                 continue
-            shape, dtype = self.message(self.receiver[slot], received=True)
-            buffer = np.empty(shape, dtype)
-            self.requests[slot] = self.comm.start_recv(buffer, int(rank_of[column]), tag=TAG), buffer
+            message = self.message(self.receiver[slot], received=True)
+            self.receives[slot] = self.plane.receive(*message, int(rank_of[column]))
 
     def message(self, column, received):
         """(shape, dtype) of what the action of `column` on this rank receives, or else sends."""
@@ -130,18 +149,25 @@ class _Run:
         forward = action.kind == "F"
         return (stage.input_shape if forward == received else stage.output_shape), stage.dtype
 
-    def take(self, column, stage):
-        """What the action of `column` waits for, once it is there; None if it waits for nothing."""
+    def take(self, column, action):
+        """What the action of `column` waits for, once it is there, None if it waits for nothing; whether it waited."""
         slot = int(self.waits[column])
         if slot == self.always:
-            return None
+            return None, False
         if slot in self.here:
-            return self.here.pop(slot)
-        request, buffer = self.requests.pop(slot)
-        if not request.test():
-            request.wait(self.timeout_s)
-            stage.waited()
-        return buffer
+            return self.here.pop(slot), False
+        receive = self.receives.pop(slot)
+        waited = not receive.test()
+        buffer = receive.wait(self.timeout_s)
+        if waited:
+            self.stages[action.stage].waited()
+        self.read.setdefault((action.stage, action.microbatch), []).append(buffer)
+        return buffer, waited
+
+    def release(self, action):
+        """The last action of a microbatch on a stage has ended: its messages may be overwritten."""
+        for buffer in self.read.pop((action.stage, action.microbatch), ()):
+            self.plane.release(buffer)
 
     def lend(self, column, action):
         """(the buffer, the rank) for what `action` sends to another rank; (None, None) if it does not."""

@@ -2,47 +2,82 @@
 
 from collections import deque
 
-import numpy as np
-
 from ..errors import InputError
+from .plane import DataPlane, Pool, Receive
+
+# Of the communicator's tags for messages of the user; the last, so as to be out of the way.
+TAG = 31
 
 
-class Inline:
-    """Sends messages in the order in which they are handed over.
+class Inline(DataPlane):
+    """Sends messages in the order in which they are handed over; receives are posted when they are asked for.
 
     Args:
-        comm: the Communicator.
+        comm: the Communicator, of this plane alone or shared.
         tag: of the messages.
-        queue: sends that may not be done while the rank goes on computing; 0: it waits for each.
+        queue: sends that may not be done while the rank goes on computing; 0: it waits for each; None: any number.
+        owned: whether `close` closes `comm`.
     """
 
-    def __init__(self, comm, tag, queue=1):
-        if queue < 0:
+    def __init__(self, comm, tag=TAG, queue=1, owned=False):
+        if queue is not None and queue < 0:
             raise InputError(f"queue: got {queue}, expected at least 0 sends")
-        self.comm, self.tag, self.queue = comm, tag, queue
-        self._sends, self._free = deque(), {}
+        self.comm, self.tag, self.in_order, self._owned = comm, tag, queue, owned
+        self._sends, self._pool = deque(), Pool()
 
     def lend(self, shape, dtype):
-        """A buffer to compute a message in; `send` gives it back."""
-        free = self._free.get((shape, dtype))
-        return free.pop() if free else np.empty(shape, dtype)
+        return self._pool.take(shape, dtype)
 
     def send(self, buffer, peer, timeout_s=None):
-        """Send a lent buffer to rank `peer`; returns once at most `queue` sends are not done.
-
-        Raises:
-            TransportTimeout, PeerFailed: as the communicator's messages.
-        """
         self._sends.append((self.comm.start_send(buffer, peer, tag=self.tag), buffer))
-        self._wait(self.queue, timeout_s)
+        return self._wait(self.in_order, timeout_s)
+
+    def receive(self, shape, dtype, peer):
+        buffer = self._pool.take(shape, dtype)
+        return InlineReceive(self.comm.start_recv(buffer, peer, tag=self.tag), buffer)
+
+    def release(self, buffer):
+        self._pool.give(buffer)
 
     def finish(self, timeout_s=None):
-        """Return once all sends are done. Raises as `send`."""
         self._wait(0, timeout_s)
 
-    def _wait(self, left, timeout_s):
-        while self._sends and (len(self._sends) > left or self._sends[0][0].test()):
-            request, buffer = self._sends[0]
-            request.wait(timeout_s)
-            self._sends.popleft()
-            self._free.setdefault((buffer.shape, buffer.dtype), []).append(buffer)
+    def set_link(self, source, destination, link):
+        self.comm.transport.set_link(self.comm.ranks[source], self.comm.ranks[destination], link)
+
+    def fail(self, error):
+        self.comm.fail(error)
+
+    def close(self):
+        if self._owned:
+            self.comm.close()
+
+    def _wait(self, most, timeout_s):
+        """Return once at most `most` sends are not done, and whether that took waiting."""
+        waited, sends = False, self._sends
+        while sends:
+            request, buffer = sends[0]
+            if not request.test():
+                if most is None or len(sends) <= most:
+                    break
+                request.wait(timeout_s)
+                waited = True
+            sends.popleft()
+            self._pool.give(buffer)
+        return waited
+
+
+class InlineReceive(Receive):
+    """A receive that the communicator has."""
+
+    __slots__ = ("_buffer", "_request")
+
+    def __init__(self, request, buffer):
+        self._request, self._buffer = request, buffer
+
+    def test(self):
+        return self._request.test()
+
+    def wait(self, timeout_s=None):
+        self._request.wait(timeout_s)
+        return self._buffer

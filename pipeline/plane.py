@@ -1,0 +1,108 @@
+"""What an executor asks of a data plane: how the messages of a pipeline get from rank to rank.
+
+In an iteration the executor first asks for all that this rank receives, then hands over what it sends as it is made:
+
+    receives = [plane.receive(shape, dtype, peer) for ... in the order in which each peer sends]
+    buffer = plane.lend(shape, dtype)       # the stage writes its result here
+    waited = plane.send(buffer, peer)       # and the buffer is the plane's again
+    x = receives[k].wait()                  # a buffer that this rank may read
+    plane.release(x)                        # until here: W of its microbatch has ended
+    plane.finish()                          # the iteration ends; its sends are done
+
+Messages from one rank to another match in order, so nothing else tells them apart. Buffers are reused from iteration to
+iteration. One thread calls a plane; a plane serves any number of iterations and of plans, one after the other.
+"""
+
+from abc import ABC, abstractmethod
+
+import numpy as np
+
+
+class Receive(ABC):
+    """A message that is to come."""
+
+    @abstractmethod
+    def test(self):
+        """Make progress; True once the message is here. Raises as `wait`, but for the timeout."""
+
+    @abstractmethod
+    def wait(self, timeout_s=None):
+        """The buffer with the message, once it is here: (shape) of dtype, as asked for, to be read and then released.
+
+        Args:
+            timeout_s: seconds; None for the communicator's default.
+
+        Raises:
+            TransportTimeout, PeerFailed, TransportError: it did not come; names the rank.
+        """
+
+
+class DataPlane(ABC):
+    """Sends and receives for one rank of a pipeline.
+
+    Attributes:
+        in_order: None if computing never waits for a send; else the sends that may be under way, one after the other,
+            while the rank goes on computing: what the simulator takes as `queue` with `in_order`.
+    """
+
+    in_order = None
+
+    @abstractmethod
+    def lend(self, shape, dtype):
+        """A writable array (shape) of dtype to compute a message in; `send` gives it back."""
+
+    @abstractmethod
+    def send(self, buffer, peer, timeout_s=None):
+        """Send the lent `buffer` to rank `peer`. Returns whether the rank had to wait for earlier sends.
+
+        Raises:
+            TransportTimeout, PeerFailed, TransportError: as Receive.wait.
+        """
+
+    @abstractmethod
+    def receive(self, shape, dtype, peer):
+        """The Receive of the next message from rank `peer` not asked for yet."""
+
+    @abstractmethod
+    def release(self, buffer):
+        """Take back a buffer that a Receive gave."""
+
+    @abstractmethod
+    def finish(self, timeout_s=None):
+        """Return once all sends are done: nothing of this iteration is under way from here. Raises as `send`."""
+
+    @abstractmethod
+    def set_link(self, source, destination, link):
+        """Change an emulated Link of the ranks' from now on; every rank calls it alike, between iterations."""
+
+    @abstractmethod
+    def fail(self, error):
+        """This rank cannot go on because of `error`, a LanterneError: all others' waits raise it, in bounded time."""
+
+    @abstractmethod
+    def close(self):
+        """Release everything but the communicator that it was made for; a second call does nothing."""
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        self.close()
+
+
+class Pool:
+    """Arrays to lend, by shape and dtype, kept when they come back."""
+
+    __slots__ = ("_free",)
+
+    def __init__(self):
+        self._free = {}
+
+    def take(self, shape, dtype):
+        """An array whose content is anything."""
+        free = self._free.get((shape, dtype))
+        return free.pop() if free else np.empty(shape, dtype)
+
+    def give(self, array):
+        """Take `array` back."""
+        self._free.setdefault((array.shape, array.dtype), []).append(array)

@@ -1,0 +1,67 @@
+"""Every data plane by name, over links as they are or over emulated ones.
+
+A maker is a function `f(comm, links, **options) -> DataPlane` that all ranks of `comm` call alike. `links` is None or
+{(source, destination): Link}, ranks of `comm`: the plane's messages then go over links of that latency and bandwidth.
+"""
+
+from importlib import import_module
+from typing import NamedTuple
+
+from ..errors import InputError
+from ..transport.shaped import ShapedTransport
+from .inline import Inline
+
+
+class Maker(NamedTuple):
+    """Where a data plane's maker is, what it does in one line, and how the simulator sends as it does."""
+
+    module: str
+    function: str
+    about: str
+    simulated: dict
+
+
+# A module is imported when its plane is asked for.
+PLANES = {
+    "inline": Maker(
+        "planes", "inline", "sent in order by the computing rank, which waits: head-of-line blocking", {"in_order": True}
+    ),
+    "unbounded": Maker("planes", "unbounded", "sent by the computing rank, which never waits: an ideal to compare with", {}),
+}
+
+
+def make_plane(name, comm, links=None, **options):
+    """The data plane `name` for the ranks of `comm`; all of them call it. Close it before `comm`.
+
+    Raises:
+        InputError: an unknown name.
+    """
+    maker = find_plane(name)
+    return getattr(import_module(f".{maker.module}", __package__), maker.function)(comm, links, **options)
+
+
+def find_plane(name):
+    """The Maker called `name`. Raises InputError for an unknown name."""
+    if name not in PLANES:
+        raise InputError(f"data plane: got {name!r}, expected one of {', '.join(PLANES)}")
+    return PLANES[name]
+
+
+def shaped(comm, links, in_order=False):
+    """A Communicator of the ranks of `comm`, on its transport, with tags of its own and emulated links; all call it.
+
+    Args:
+        links, in_order: as ShapedTransport has them, but ranks of `comm`.
+    """
+    links = {(comm.ranks[source], comm.ranks[peer]): link for (source, peer), link in (links or {}).items()}
+    return comm.split(0, comm.rank, ShapedTransport(comm.transport, links, in_order))
+
+
+def inline(comm, links=None, queue=1):
+    """What frameworks do: one message under way per rank, its latency included, and `queue` sends that may wait."""
+    return Inline(shaped(comm, links, in_order=True), queue=queue, owned=True)
+
+
+def unbounded(comm, links=None):
+    """Sends leave at once, side by side, and nobody waits for them."""
+    return Inline(shaped(comm, links), queue=None, owned=True)
