@@ -177,7 +177,7 @@ class _Run:
         peer = int(self.plan.rank_of[self.receiver[slot]])
         if peer == self.comm.rank:
             return None, None
-        return self.plane.lend(*self.message(column, received=False)), peer
+        return self.plane.lend(*self.message(column, received=False), peer), peer
 
     def perform(self, action, given, lent):
         """Call the stage; what it returns goes to the next one."""

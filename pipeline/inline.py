@@ -25,7 +25,7 @@ class Inline(DataPlane):
         self.comm, self.tag, self.in_order, self._owned = comm, tag, queue, owned
         self._sends, self._pool = deque(), Pool()
 
-    def lend(self, shape, dtype):
+    def lend(self, shape, dtype, peer):
         return self._pool.take(shape, dtype)
 
     def send(self, buffer, peer, timeout_s=None):

@@ -3,7 +3,7 @@
 In an iteration the executor first asks for all that this rank receives, then hands over what it sends as it is made:
 
     receives = [plane.receive(shape, dtype, peer) for ... in the order in which each peer sends]
-    buffer = plane.lend(shape, dtype)       # the stage writes its result here
+    buffer = plane.lend(shape, dtype, peer) # the stage writes its result here
     waited = plane.send(buffer, peer)       # and the buffer is the plane's again
     x = receives[k].wait()                  # a buffer that this rank may read
     plane.release(x)                        # until here: W of its microbatch has ended
@@ -48,8 +48,8 @@ class DataPlane(ABC):
     in_order = None
 
     @abstractmethod
-    def lend(self, shape, dtype):
-        """A writable array (shape) of dtype to compute a message in; `send` gives it back."""
+    def lend(self, shape, dtype, peer):
+        """A writable array (shape) of dtype to compute a message to rank `peer` in; `send` gives it back."""
 
     @abstractmethod
     def send(self, buffer, peer, timeout_s=None):

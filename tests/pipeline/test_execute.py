@@ -196,10 +196,10 @@ def test_inline_lends_what_was_sent_again():
                 comm.recv(row, 0, tag=5)
             return got.tolist()
         plane = Inline(comm, 5, 0)
-        first = plane.lend((4,), np.dtype(float))
+        first = plane.lend((4,), np.dtype(float), 1)
         first[:] = 1
         assert plane.send(first, 1) in (True, False)
-        second = plane.lend((4,), np.dtype(float))
+        second = plane.lend((4,), np.dtype(float), 1)
         assert second is first
         second[:] = 2
         plane.send(second, 1)
