@@ -28,6 +28,15 @@ class Layer(ABC):
         """Numbers in all parameters together."""
         return sum(map(prod, self.shapes.values()))
 
+    @cached_property
+    def num_whole(self):
+        """Numbers in all parameters of the layer that this one is a tensor-parallel part of; itself if it is none."""
+        return self.num_parameters
+
+    def part_of(self, whole):
+        """(num_parameters,): this layer's own out of `whole`, (num_whole,) numbers of the layer that it is a part of."""
+        return whole
+
     def split(self, flat):
         """The parameters (or their gradients) in `flat`, (num_parameters,), as views: name -> array."""
         views, start = {}, 0
@@ -69,6 +78,14 @@ class Chain(Layer):
     @cached_property
     def num_parameters(self):
         return sum(layer.num_parameters for layer in self.layers)
+
+    @cached_property
+    def num_whole(self):
+        return sum(layer.num_whole for layer in self.layers)
+
+    def part_of(self, whole):
+        ends = np.cumsum([layer.num_whole for layer in self.layers])[:-1]
+        return np.concatenate([layer.part_of(own) for layer, own in zip(self.layers, np.split(whole, ends), strict=True)])
 
     def split(self, flat):
         """A list of what each layer makes of its piece."""

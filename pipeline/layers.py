@@ -29,9 +29,13 @@ class Linear(Layer):
         return random.normal(0.0, deviation, self.shapes[name])
 
     def forward(self, parameters, x, out=None):
-        y = _matmul(x, parameters["weight"], out)
+        y, saved = self.product(parameters, x, out)
         y += parameters["bias"]
-        return y, x
+        return y, saved
+
+    def product(self, parameters, x, out=None):
+        """As `forward`, without the bias."""
+        return _matmul(x, parameters["weight"], out), x
 
     def backward_input(self, parameters, saved, dy, out=None):
         return _matmul(dy, parameters["weight"].T, out), (saved, dy)

@@ -9,11 +9,13 @@ from .layer import Chain, Residual
 from .layers import Attention, Embedding, Gelu, LayerNorm, Linear, check_tokens
 from .losses import CrossEntropy
 from .stage_layers import Model
+from .tensor_parallel import column_linear, row_linear
 
 
-def gpt(vocabulary, length, width, heads, blocks, rows):
+def gpt(vocabulary, length, width, heads, blocks, rows, tensor=None):
     """The Model of a GPT: an embedding; `blocks` times attention and MLP, each a layer of the model; a head.
 
+    `tensor` is the Communicator of the ranks that share each block, heads and MLP cut over them; None for one rank.
     Inputs and targets of a microbatch are (rows, length) token numbers, targets one place ahead; the loss is the mean
     cross-entropy in nats per token.
 
@@ -27,15 +29,23 @@ def gpt(vocabulary, length, width, heads, blocks, rows):
         raise InputError("gpt: got a number below 1, expected all of at least 1")
     if width % heads:
         raise InputError(f"gpt: got width {width} with {heads} heads, expected a multiple")
+    parts = 1 if tensor is None else tensor.world_size
+    if heads % parts:
+        raise InputError(f"gpt: got {heads} heads on {parts} tensor-parallel ranks, expected a multiple")
     scale = 0.02
     ends = scale / (2 * blocks) ** 0.5
     attention = (
         LayerNorm(width),
-        Linear(width, 3 * width, scale),
-        Attention(heads),
-        Linear(width, width, ends),
+        column_linear(Linear(width, 3 * width, scale), tensor, bands=3),
+        Attention(heads // parts),
+        row_linear(Linear(width, width, ends), tensor),
     )
-    feed_forward = (LayerNorm(width), Linear(width, 4 * width, scale), Gelu(), Linear(4 * width, width, ends))
+    feed_forward = (
+        LayerNorm(width),
+        column_linear(Linear(width, 4 * width, scale), tensor),
+        Gelu(),
+        row_linear(Linear(4 * width, width, ends), tensor),
+    )
     head = Chain((LayerNorm(width), Linear(width, vocabulary, scale)))
     middle = (Residual(attention), Residual(feed_forward)) * blocks
     hidden = (rows, length, width)

@@ -38,7 +38,7 @@ class Model:
         return tuple(len(self.layers) * stage // num_stages for stage in range(num_stages + 1))
 
 
-def make_stages(model, num_stages, make_optimizer, dtype=np.float32, seed=0, xp=np, starts=None):
+def make_stages(model, num_stages, make_optimizer, dtype=np.float32, seed=0, xp=np, starts=None, multiple=1):
     """The model's stages, a list of LayerStage.
 
     Args:
@@ -47,17 +47,28 @@ def make_stages(model, num_stages, make_optimizer, dtype=np.float32, seed=0, xp=
         seed: of the parameters; each layer's depend on it and on the layer's place in the model, not on the cut.
         xp: the array module, numpy or cupy.
         starts: where the stages begin, as a Partition has it; None for equal numbers of layers.
+        multiple: as LayerStage has it.
 
     Raises:
         InputError: fewer layers than stages, or starts that do not cut the model.
     """
-    starts = model.starts(num_stages) if starts is None else tuple(starts)
+    starts = model.starts(num_stages) if starts is None else check_starts(model, num_stages, starts)
+    return [LayerStage(model, a, b, make_optimizer(), dtype, seed, xp, multiple) for a, b in pairwise(starts)]
+
+
+def check_starts(model, num_stages, starts):
+    """`starts` as a tuple, if they cut the model into `num_stages` stages.
+
+    Raises:
+        InputError: they do not.
+    """
+    starts = tuple(starts)
     cuts = [0, *starts[1:-1], len(model.layers)]
     if len(starts) != num_stages + 1 or starts != tuple(cuts) or any(a >= b for a, b in pairwise(starts)):
         raise InputError(
             f"starts: got {starts}, expected {num_stages + 1} ascending numbers from 0 to {len(model.layers)}"
         )
-    return [LayerStage(model, a, b, make_optimizer(), dtype, seed, xp) for a, b in pairwise(starts)]
+    return starts
 
 
 @dataclass(slots=True)
@@ -78,24 +89,34 @@ class LayerStage(Stage):
 
     Parts of an action are runs of layers, of as equal a number as can be.
 
+    Args:
+        multiple: the vectors are this long or a multiple, zeros at their end, so that so many ranks can share them.
+
     Attributes:
-        parameters, gradients: (num_parameters,) arrays; gradients are the sums of this iteration's W so far, of the
-            mean of the microbatches' losses.
+        chain: the Chain of its layers.
+        parameters, gradients: (chain.num_parameters,) arrays, or longer; gradients are the sums of this iteration's W
+            so far, of the mean of the microbatches' losses.
         optimizer: what `step` asks.
     """
 
-    def __init__(self, model, start, stop, optimizer, dtype=np.float32, seed=0, xp=np):
-        chain = Chain(model.layers[start:stop])
-        self.model, self.layers, self.optimizer = model, chain.layers, optimizer
+    def __init__(self, model, start, stop, optimizer, dtype=np.float32, seed=0, xp=np, multiple=1):
+        self.chain = chain = Chain(model.layers[start:stop])
+        self.model, self.layers, self.optimizer, self._start = model, chain.layers, optimizer, start
         self.dtype, self.xp = np.dtype(dtype), xp
         self.input_shape = model.shapes[start] if start else None
         self.output_shape = model.shapes[stop] if stop < len(model.layers) else None
         draws = [layer.initial(np.random.default_rng([seed, start + i])) for i, layer in enumerate(self.layers)]
-        self.parameters = xp.asarray(np.concatenate(draws).astype(self.dtype))
+        parameters = np.concatenate([*draws, np.zeros(-chain.num_parameters % multiple)])
+        self.parameters = xp.asarray(parameters.astype(self.dtype))
         self.gradients = xp.zeros_like(self.parameters)
         self._parameters, self._gradients = chain.split(self.parameters), chain.split(self.gradients)
         self._held, self._losses, self._scale = {}, {}, 1.0
         self._inputs = self._targets = None
+
+    def places(self):
+        """(chain.num_parameters,) int64: where its parameters are in the vector of all of the model's, whole ones."""
+        before = sum(layer.num_whole for layer in self.model.layers[: self._start])
+        return before + self.chain.part_of(np.arange(self.chain.num_whole))
 
     def begin(self, microbatches, inputs=None, targets=None):
         """See Stage.

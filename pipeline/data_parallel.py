@@ -1,0 +1,71 @@
+"""Copies of a pipeline, each with microbatches of its own: their gradients become one while the pipelines still run.
+
+The gradients of a stage start on their way once its last W has ended (`start`), go on between the actions that the rank
+still has to do (`progress`), and are waited for at the end (`step`). A copy's gradients are those of the mean over its
+own microbatches; they count by its share of all microbatches, so copies may have different numbers of them.
+"""
+
+import numpy as np
+
+
+class Copies:
+    """The copies of one rank's stages.
+
+    Args:
+        comms: stage -> Communicator of the ranks that hold its copies; one for each stage, since copies may finish
+            their stages in different orders. All of them list the ranks in the same order.
+        stages: stage -> LayerStage; with `sharded`, of vectors whose length is a multiple of the number of copies.
+        share: the part of all microbatches that this copy has, 0 to 1.
+        sharded: ZeRO-1: each copy keeps the optimizer's averages of only its part of the vectors, and steps that
+            part: reduce-scatter, step, all-gather. False: all-reduce, and each steps all.
+
+    Paper: weighted aggregation: GREYHOUND section 5.2, S2; ZeRO-1: Rajbhandari et al. 2020, section 5.1.
+    """
+
+    def __init__(self, comms, stages, share, sharded=False):
+        self.comms, self.stages, self.share, self.sharded = comms, stages, share, sharded
+        self._requests = {}
+
+    def part(self, stage):
+        """The slice of stage's vectors whose averages this copy keeps."""
+        if not self.sharded:
+            return slice(0, len(self.stages[stage].parameters))
+        comm = self.comms[stage]
+        count = len(self.stages[stage].parameters) // comm.world_size
+        return slice(comm.rank * count, (comm.rank + 1) * count)
+
+    def start(self, stage):
+        """The gradients of `stage` are complete here: send them on their way."""
+        gradients, comm = self.stages[stage].gradients, self.comms[stage]
+        if comm.world_size == 1:
+            return
+        gradients *= self.stages[stage].dtype.type(self.share)
+        if self.sharded:
+            self._requests[stage] = comm.start_reduce_scatter(gradients, gradients[self.part(stage)])
+        else:
+            self._requests[stage] = comm.start_all_reduce(gradients, gradients)
+
+    def progress(self):
+        """Move what is on its way."""
+        for stage in self._requests:
+            self.comms[stage].progress()
+
+    def step(self):
+        """Wait for the gradients, then update the weights of all stages."""
+        # In one order on all copies: who waits moves nothing but what it waits for.
+        for stage in sorted(self.stages):
+            if stage in self._requests:
+                self._requests.pop(stage).wait()
+            self._step(stage)
+        for stage in sorted(self._requests):
+            self._requests.pop(stage).wait()
+
+    def _step(self, number):
+        stage, comm = self.stages[number], self.comms[number]
+        if not self.sharded or comm.world_size == 1:
+            stage.step()
+            return
+        own = self.part(number)
+        stage.optimizer.step(stage.parameters[own], stage.gradients[own])
+        stage.gradients[...] = 0
+        self._requests[number] = comm.start_all_gather(stage.parameters[own], stage.parameters)

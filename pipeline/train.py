@@ -1,0 +1,279 @@
+"""Trains a model on the ranks of a communicator by pipeline, data and tensor parallelism, one iteration at a time.
+
+    trainer = Trainer(comm, gpt(...), Batches(...), plans(problem, "zb_h1"))
+    for _ in range(50):
+        print(trainer.iteration().loss)
+
+Between iterations plans, layout and data plane may change; the state of training does not depend on them.
+"""
+
+import hashlib
+import time
+from collections import Counter
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ..errors import InputError, LanterneError
+from .adam import Adam
+from .check import CheckedPlan, check
+from .checkpoint import State
+from .data_parallel import Copies
+from .execute import TAG, Measured, execute
+from .inline import Inline
+from .layout import make_layout
+from .schedulers import plan
+from .stage_layers import LayerStage, check_starts
+from .train_state import gather_state, put_state
+
+
+@dataclass(frozen=True, eq=False)
+class Iteration:
+    """What one iteration gave.
+
+    Attributes:
+        number: from 0.
+        losses: (microbatches,) float64 of all copies, the same on all ranks; `loss` is their mean.
+        seconds: from its beginning on this rank until the losses were known.
+        measured: this rank's Measured.
+    """
+
+    number: int
+    losses: np.ndarray
+    seconds: float
+    measured: Measured
+
+    @property
+    def loss(self):
+        return float(self.losses.mean())
+
+
+def plans(problem, scheduler, microbatches=None, **options):
+    """A CheckedPlan per copy of the pipeline: what Trainer takes.
+
+    Args:
+        problem: the Problem of one copy.
+        microbatches: those of each copy, ints; None for one copy with the problem's.
+        options: of the scheduler.
+
+    Raises:
+        InputError: the scheduler cannot plan it.
+    """
+    made = {}
+    for count in microbatches or (problem.microbatches,):
+        if count not in made:
+            own = replace(problem, microbatches=count)
+            made[count] = check(plan(own, scheduler, **options), own)
+    return tuple(made[count] for count in microbatches or (problem.microbatches,))
+
+
+class Trainer:
+    """Training under way.
+
+    Args:
+        comm: the Communicator of all ranks; every rank makes the same calls.
+        model: a Model; with several parts a function that makes it of their Communicator, or of None.
+        data: called with an iteration's number, gives inputs and targets of all copies' microbatches, as Stage.begin
+            takes them; those of the first copy come first.
+        plans: a CheckedPlan per copy, or one for all; all of one placement, the microbatches may differ.
+        layout: the Layout; None for copies as there are plans, as many places as the plans have, 1 part.
+        optimizer: a function that makes an Adam.
+        dtype: of parameters and activations, float32 or float64.
+        seed: of the parameters.
+        starts: the layer that each stage begins with, as make_stages has it.
+        sharded: ZeRO-1, see Copies.
+        plane: a function that makes the data plane of the pipeline's Communicator; None for Inline.
+        timeout_s: of waits for messages; None for the communicator's.
+
+    Attributes: `plans`, `layout`, `starts` (change them by `change`); `iterations`, how many are done; `stages`, this
+    rank's (stage -> LayerStage); `copy`, `place`, `part`, where this rank is; `pipeline`, the Communicator of its
+    pipeline, and `plane`, the data plane on it, which may be replaced between iterations, alike on all ranks.
+
+    Raises:
+        InputError: plans, layout, model or data do not fit each other, or are not the same on all ranks.
+    """
+
+    def __init__(
+        self,
+        comm,
+        model,
+        data,
+        plans,
+        *,
+        layout=None,
+        optimizer=Adam,
+        dtype=np.float32,
+        seed=0,
+        starts=None,
+        sharded=False,
+        plane=None,
+        timeout_s=None,
+    ):
+        self.comm, self.data, self.timeout_s = comm, data, timeout_s
+        self._model, self._optimizer, self._dtype, self._seed = model, optimizer, np.dtype(dtype), seed
+        self._sharded, self._make_plane = sharded, plane or (lambda pipeline: Inline(pipeline, TAG))
+        self.iterations, self._comms = 0, []
+        if isinstance(plans, CheckedPlan):
+            layout = layout or make_layout(comm.world_size, plans.plan.placement.num_ranks)
+            plans = (plans,) * layout.shape[0]
+        places = plans[0].plan.placement.num_ranks
+        self._open(tuple(plans), layout or make_layout(comm.world_size, places, len(plans)), starts)
+
+    @property
+    def microbatches(self):
+        """(copies,) ints: the microbatches of each copy."""
+        return tuple(checked.plan.microbatches for checked in self.plans)
+
+    def iteration(self):
+        """Train on the next batch; every rank calls it, and gets an Iteration.
+
+        Raises:
+            LanterneError: as `execute`, on every rank; nothing can be trained afterwards.
+        """
+        start_s = time.monotonic()
+        inputs, targets = self.data(self.iterations)
+        first, total = sum(self.microbatches[: self.copy]), sum(self.microbatches)
+        if len(inputs) != total:
+            raise InputError(f"data: got {len(inputs)} microbatches, expected {total}, those of all plans together")
+        own = slice(first, first + self.microbatches[self.copy])
+        self._left = Counter(action.stage for action in self._actions if "W" in action.kind)
+        try:
+            measured = execute(
+                self.plans[self.copy],
+                self.stages,
+                self.pipeline,
+                inputs[own],
+                targets[own],
+                plane=self.plane,
+                timeout_s=self.timeout_s,
+                after=self._after if len(self.plans) > 1 else None,
+            )
+            self.copies.step()
+            losses = self._all_losses(first, total)
+        except LanterneError as error:
+            for comm in (*self._comms, self.comm):
+                comm.fail(error)
+            raise
+        self.iterations += 1
+        return Iteration(self.iterations - 1, losses, time.monotonic() - start_s, measured)
+
+    def _after(self, action):
+        """The gradients of a stage start on their way once its last W has ended, and go on after every action."""
+        if "W" in action.kind:
+            self._left[action.stage] -= 1
+            if not self._left[action.stage]:
+                self.copies.start(action.stage)
+        self.copies.progress()
+
+    def _all_losses(self, first, total):
+        losses = np.zeros(total)
+        if self.part == 0:
+            for stage in self.stages.values():
+                for microbatch, loss in stage.losses.items():
+                    losses[first + microbatch] = loss
+        self.comm.all_reduce(losses, losses)
+        return losses
+
+    def change(self, plans=None, layout=None, starts=None):
+        """Go on with other plans, one per copy, or on another layout or cut; between iterations, on all ranks.
+
+        Other plans of the same placement cost nothing; else the state moves through rank 0.
+
+        Raises:
+            InputError: as Trainer; the plans, layout and cut then stay.
+        """
+        plans = self.plans if plans is None else tuple(plans)
+        layout = self.layout if layout is None else layout
+        same_stages = plans[0].plan.placement == self.plans[0].plan.placement
+        starts = self.starts if starts is None and same_stages else starts
+        self._check(plans, layout, starts)
+        if same_stages and layout == self.layout and starts == self.starts:
+            self._plan(plans)
+            return
+        state = self.state()
+        self._open(plans, layout, starts)
+        self.restore(state)
+
+    def state(self):
+        """The State of training, on the host of every rank; every rank calls it."""
+        return gather_state(self.comm, self.copies, self.copy, self.iterations)
+
+    def restore(self, state):
+        """Go on from `state`, which any trainer of this model gave.
+
+        Raises:
+            InputError: it is of another model.
+        """
+        put_state(state, self.copies)
+        self.iterations = state.iteration
+
+    def close(self):
+        """Release the communicators that it made."""
+        for comm in self._comms:
+            comm.close()
+        self._comms = []
+
+    def _open(self, plans, layout, starts):
+        """Communicators and stages for these plans."""
+        self._check(plans, layout, starts)
+        self.close()
+        self.layout = layout
+        copies, places, parts = layout.shape
+        self.copy, self.place, self.part = copy, place, part = layout.where(self.comm.rank)
+        self.pipeline = self._split(copy * parts + part, place)
+        tensor = self._split(copy * places + place, part) if parts > 1 else None
+        if tensor is not None:
+            tensor.deterministic = True
+        model = self._model(tensor) if callable(self._model) else self._model
+        placement = plans[0].plan.placement
+        held = placement.stages_of(place)
+        multiple = copies if self._sharded else 1
+        number = placement.num_stages
+        self.starts = model.starts(number) if starts is None else check_starts(model, number, starts)
+        self.stages = {
+            stage: LayerStage(
+                model, *self.starts[stage : stage + 2], self._optimizer(), self._dtype, self._seed, multiple=multiple
+            )
+            for stage in held
+        }
+        slots = max(map(len, map(placement.stages_of, range(places))))
+        comms = [self._split(place * parts + part, copy) for _ in range(slots)]
+        self._copy_comms = dict(zip(held, comms, strict=False))
+        self.plane = self._make_plane(self.pipeline)
+        self._plan(plans)
+
+    def _plan(self, plans):
+        """Run `plans`, of the placement that the stages are for."""
+        self.plans = plans
+        share = self.microbatches[self.copy] / sum(self.microbatches)
+        self.copies = Copies(self._copy_comms, self.stages, share, self._sharded)
+        self._actions = plans[self.copy].plan.ranks[self.place]
+
+    def _split(self, color, key):
+        comm = self.comm.split(color, key)
+        self._comms.append(comm)
+        return comm
+
+    def _check(self, plans, layout, starts):
+        """Raise InputError unless they fit each other and the ranks, and are the same on all of them."""
+        copies, places, parts = layout.shape
+        placement = plans[0].plan.placement
+        if copies * places * parts != self.comm.world_size:
+            raise InputError(f"layout: got {layout.shape} on {self.comm.world_size} ranks, expected as many")
+        if parts > 1 and not callable(self._model):
+            raise InputError(f"model: got one for one rank, expected a function of the {parts} parts' communicator")
+        if len(plans) != copies or any(checked.plan.placement != placement for checked in plans):
+            raise InputError(f"plans: got {len(plans)} for {copies} copies, expected one for each, of one placement")
+        if placement.num_ranks != places:
+            raise InputError(f"plans: got {placement.num_ranks} ranks, expected {places}, the places of the layout")
+        if placement.num_routes > 1:
+            raise InputError(f"plans: got a {placement.name} placement, expected one where all microbatches go one way")
+        words = hashlib.sha256(repr((layout, starts, placement)).encode())
+        for checked in plans:
+            words.update(checked.plan.columns.tobytes() + checked.plan.offsets.tobytes())
+        mine = np.frombuffer(words.digest()[:8], np.uint64)
+        digests = np.empty(self.comm.world_size, np.uint64)
+        self.comm.all_gather(mine, digests)
+        if (digests != mine).any():
+            other = int(np.flatnonzero(digests != mine)[0])
+            raise InputError(f"plans: got others on rank {other} than on rank {self.comm.rank}, expected the same")

@@ -1,0 +1,114 @@
+"""Training on many ranks: the same losses and weights as one process, whatever the plan, copies, parts and changes."""
+
+import numpy as np
+import pytest
+
+import lanterne
+from lanterne.errors import InputError, LanterneError
+from lanterne.pipeline.adam import Adam
+from lanterne.pipeline.layout import Layout, make_layout
+from lanterne.pipeline.problem import Problem
+from lanterne.pipeline.schedulers import SCHEDULERS
+from lanterne.pipeline.stage_gpt import gpt
+from lanterne.pipeline.text import Batches
+from lanterne.pipeline.train import Trainer, plans
+
+TOTAL, ITERATIONS = 8, 4
+TOKENS = np.random.default_rng(5).integers(0, 11, 400).astype(np.uint8)
+BATCHES = Batches(TOKENS, TOTAL, rows=2, length=6, seed=3)
+SCHEDULES = [name for name in SCHEDULERS if name not in ("alternating", "optimal")]
+
+
+def model(tensor=None):
+    return gpt(vocabulary=11, length=6, width=8, heads=4, blocks=3, rows=2, tensor=tensor)
+
+
+def trainer(comm, planned, **options):
+    return Trainer(comm, model, BATCHES, planned, optimizer=lambda: Adam(0.01), dtype=np.float64, **options)
+
+
+def made(scheduler, stages, microbatches=(TOTAL,)):
+    return plans(Problem(stages, TOTAL, 2, 2, 1, link_latency=1), scheduler, microbatches)
+
+
+def train(comm, planned, iterations=ITERATIONS, **options):
+    """(losses, the state at the end) of any training; every rank has the same of both."""
+    training = trainer(comm, planned, **options)
+    losses = np.array([training.iteration().losses for _ in range(iterations)])
+    return losses, training.state()
+
+
+@pytest.fixture(scope="module")
+def one_process():
+    return lanterne.spawn(1, train, made("1f1b", 1))[0]
+
+
+def same(results, one_process, rtol=1e-10):
+    for losses, state in results:
+        np.testing.assert_allclose(losses, one_process[0], rtol=rtol)
+        np.testing.assert_allclose(state.parameters, one_process[1].parameters, rtol=1e-7, atol=1e-10)
+        np.testing.assert_allclose(state.mean, one_process[1].mean, rtol=1e-6, atol=1e-12)
+        assert (state.iteration, state.steps) == (ITERATIONS, ITERATIONS)
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULES)
+@pytest.mark.parametrize("copies", [1, 2])
+def test_every_schedule_trains_as_one_process_does(scheduler, copies, one_process):
+    planned = made(scheduler, 2, (TOTAL // copies,) * copies)
+    same(lanterne.spawn(2 * copies, train, planned), one_process)
+
+
+@pytest.mark.parametrize("sharded", [False, True], ids=["all_reduce", "zero1"])
+@pytest.mark.parametrize(
+    ("stages", "microbatches", "parts"),
+    [(1, (4, 4), 1), (2, (5, 3), 1), (1, (1, 3, 4), 1), (2, (8,), 2), (2, (4, 4), 2), (1, (8,), 4)],
+    ids=lambda value: "-".join(map(str, value)) if isinstance(value, tuple) else str(value),
+)
+def test_copies_and_parts_train_as_one_process_does(stages, microbatches, parts, sharded, one_process):
+    layout = make_layout(stages * len(microbatches) * parts, stages, len(microbatches), parts)
+    planned = made("zb_h1", stages, microbatches)
+    same(spawned(train, planned, layout=layout, sharded=sharded), one_process)
+
+
+def spawned(function, *args, layout, **options):
+    """The results of all ranks of `layout`."""
+    return lanterne.spawn(int(np.prod(layout.shape)), lambda comm: function(comm, *args, layout=layout, **options))
+
+
+CHANGES = {
+    "other order": lambda: {"plans": made("gpipe", 2, (4, 4))},
+    "other placement": lambda: {"plans": made("zb_v", 2, (4, 4))},
+    "other microbatches": lambda: {"plans": made("zb_h1", 2, (6, 2))},
+    "other ranks": lambda: {"layout": Layout((((3,), (0,)), ((2,), (1,))))},
+    "other cut": lambda: {"starts": (0, 2, 8)},
+    "other shape": lambda: {"plans": made("1f1b", 1, (4, 4)), "layout": make_layout(4, 1, 2, 2)},
+}
+
+
+@pytest.mark.parametrize("sharded", [False, True], ids=["all_reduce", "zero1"])
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_changes_between_iterations_changes_no_loss(change, sharded, one_process):
+    def job(comm):
+        training = trainer(comm, made("zb_h1", 2, (4, 4)), sharded=sharded)
+        losses = [training.iteration().losses for _ in range(2)]
+        training.change(**CHANGES[change]())
+        losses += [training.iteration().losses for _ in range(ITERATIONS - 2)]
+        return np.array(losses), training.state()
+
+    same(lanterne.spawn(4, job), one_process)
+
+
+@pytest.mark.parametrize("sharded", [False, True], ids=["all_reduce", "zero1"])
+def test_a_state_goes_on_anywhere(sharded, one_process):
+    """Taken from one process after two iterations, put into eight that shard and cut it; and back."""
+    first, state = lanterne.spawn(1, train, made("1f1b", 1), 2)[0]
+
+    def job(comm):
+        training = trainer(comm, made("zb_h1", 2, (4, 4)), layout=make_layout(8, 2, 2, 2), sharded=sharded)
+        training.restore(state)
+        again = training.state()
+        for name in ("iteration", "steps", "parameters", "mean", "square"):
+            np.testing.assert_array_equal(getattr(again, name), getattr(state, name))
+        return np.array([*first, *(training.iteration().losses for _ in range(ITERATIONS - 2))]), training.state()
+
+    same(lanterne.spawn(8, job), one_process)
