@@ -55,8 +55,13 @@ def divide(out, divisor, dtype=None, stream=None):
     if divisor == 0:
         raise InputError("divide: got a divisor of 0")
     with array.device:
-        kernel = _divide_kernel(element, array.device.id)
+        kernel = prepare_divide(element)
         kernel(array.size, array.data.ptr, array.data.ptr, float(divisor), stream=stream)
+
+
+def prepare_divide(dtype):
+    """Compile the kernel of `divide` for the current device: `(count, out_address, in_address, divisor, stream=None)`."""
+    return _divide_kernel(find_dtype(dtype), import_cupy().cuda.Device().id)
 
 
 def prepare(op, dtype, num_inputs, implementation=None):

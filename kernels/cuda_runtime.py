@@ -3,8 +3,11 @@
 Tests put a stand-in with the same verbs in its place, so what is built on them runs without a GPU.
 """
 
+import numpy as np
+
 from ..errors import InputError, LanterneError, Unavailable
 from .arrays import import_cupy, require_device
+from .device_view import DeviceView, stream_address
 
 _COPY_ANY_DIRECTION = 4  # cudaMemcpyDefault
 _REGISTER_PORTABLE_MAPPED = 1 | 2  # cudaHostRegisterPortable, cudaHostRegisterMapped
@@ -31,6 +34,7 @@ class CudaRuntime:
         self._driver = driver
         self._cupy = import_cupy()
         self._pinned = {}
+        self.device_id = device_id
         self.device = self._cupy.cuda.Device(device_id)
 
     def new_stream(self):
@@ -40,6 +44,67 @@ class CudaRuntime:
 
     def current_stream(self):
         return self._cupy.cuda.get_current_stream()
+
+    @property
+    def identity(self):
+        """What tells this device from the others of its host: its PCI address."""
+        return self.device.pci_bus_id
+
+    def as_stream(self, stream):
+        """The stream object of `stream`: CuPy's, another library's, or an address; None for the current one."""
+        if stream is None:
+            return self.current_stream()
+        if isinstance(stream, self._cupy.cuda.Stream):
+            return stream
+        return self._cupy.cuda.ExternalStream(stream_address(stream), self.device.id)
+
+    def device_of(self, address):
+        """The number of the device whose memory `address` is in; -1 for host memory."""
+        attributes = self._cupy.cuda.runtime.pointerGetAttributes(address)
+        return attributes.device if attributes.devicePointer else -1
+
+    def empty(self, nbytes, what="scratch"):
+        """A DeviceView of `nbytes` new bytes.
+
+        Raises:
+            Unavailable: the device has no room for it.
+        """
+        with self.device:
+            try:
+                memory = self._cupy.cuda.alloc(nbytes)
+            except self._cupy.cuda.memory.OutOfMemoryError as error:
+                free, total = self._cupy.cuda.runtime.memGetInfo()
+                raise Unavailable(
+                    f"{what}: device {self.device.id} has no room for {nbytes} bytes ({free} of {total} free); use smaller "
+                    "arrays or a smaller segment_nbytes, or cupy.get_default_memory_pool().free_all_blocks()"
+                ) from error
+        return DeviceView(memory.ptr, nbytes, np.dtype(np.uint8), owner=memory)
+
+    def prepare_fold(self, op, dtype, num_inputs):
+        """The compiled kernel `(count, out_address, in0_address, ..., stream=...)`; see cuda_reduce.prepare."""
+        from .cuda_reduce import prepare
+
+        with self.device:
+            return prepare(op, dtype, num_inputs)
+
+    def prepare_divide(self, dtype):
+        """The compiled kernel `(count, out_address, in_address, divisor, stream=...)`."""
+        from .cuda_reduce import prepare_divide
+
+        with self.device:
+            return prepare_divide(dtype)
+
+    def begin_capture(self, stream):
+        """From now on, what `stream` is given becomes a graph instead of running; also streams that wait for it."""
+        stream.begin_capture()
+
+    def end_capture(self, stream):
+        """The graph of what `stream` was given since `begin_capture`."""
+        return stream.end_capture()
+
+    def launch(self, graph, stream):
+        """Queue all that `graph` holds on `stream`."""
+        graph.launch(stream)
 
     def copy(self, dst, src, nbytes, stream):
         """Copy between any memories, asynchronously where the host's is pinned."""

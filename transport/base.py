@@ -56,11 +56,11 @@ class Region:
         interface = getattr(array, "__cuda_array_interface__", None)
         self.device = interface is not None
         if self.device:
-            if interface.get("strides") is not None and not array.flags.c_contiguous:
-                raise InputError("register: got a non-contiguous device array, expected a C-contiguous one")
+            from ..kernels.device_view import view_device
+
+            view = view_device(array, "register")
             self.buffer = None
-            self.address = interface["data"][0]
-            self.nbytes = array.nbytes
+            self.address, self.nbytes = view.address, view.nbytes
             return
         try:
             view = memoryview(array)
@@ -125,6 +125,8 @@ class Capabilities:
     stream_ordered: bool = False
     any_order_completion: bool = True
     max_message_nbytes: int = 2**63 - 1
+    # Device memory moves best in multiples of this; `tags` are of host messages only where it is stream_ordered.
+    device_alignment_nbytes: int = 1
     # From this size up a message leaves its sender only once the receive is posted, so posting receives paces senders;
     # None: never.
     receiver_paced_nbytes: int | None = None
@@ -236,6 +238,10 @@ class Transport(ABC):
             ops = (Recv(empty, 0, 0, before, BARRIER_TAG), Send(empty, 0, 0, after, BARRIER_TAG))
             self.post(ops).wait(max(0.0, deadline - time.monotonic()))
             distance *= 2
+
+    def open_channel(self, ranks, tag):
+        """What carries device memory between `ranks` on a stream (nccl_channel.py); None: it goes through host memory."""
+        return None
 
     def open_board(self, key, rank, world_size):
         """The seat (board.py) of `rank` at the arrival board `key` (str) of `world_size` ranks; None: there is none."""

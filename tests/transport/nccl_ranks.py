@@ -1,0 +1,59 @@
+"""Ranks of the nccl transport as threads, on stand-ins for NCCL, streams and device memory."""
+
+import sys
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "kernels"))
+from host_nccl import HostNccl
+from host_runtime import HostArray, HostRuntime
+
+from lanterne.transport.local import LocalWorld
+from lanterne.transport.nccl import NcclTransport
+
+__all__ = ["HostArray", "HostNccl", "HostRuntime", "Job"]
+
+
+class Job:
+    """`world_size` ranks, a device each; `run(function)` calls function(transport) on all and returns what they returned.
+
+    What a rank raises is returned in its place.
+    """
+
+    def __init__(self, world_size, timeout_s=20.0, nccl=None, devices=None, version=None):
+        self.world_size, self.timeout_s = world_size, timeout_s
+        self.nccl = nccl or HostNccl()
+        self.libraries = [self.nccl] * world_size
+        self.world = LocalWorld(world_size)
+        self.runtimes = [self.nccl.adopt(HostRuntime(device)) for device in devices or range(world_size)]
+
+    def transport(self, rank):
+        group = SimpleNamespace(rank=rank, world_size=self.world_size, host="host", hosts=("host",) * self.world_size)
+        host = self.world.transport(rank, self.timeout_s)
+        return NcclTransport(
+            group, self.timeout_s, host=host, runtime=self.runtimes[rank], library=self.libraries[rank]
+        )
+
+    def run(self, function, close=True):
+        results = ["did not end"] * self.world_size
+
+        def rank_main(rank):
+            transport = None
+            try:
+                transport = self.transport(rank)
+                results[rank] = function(transport)
+            except Exception as error:
+                results[rank] = error
+            finally:
+                if transport is not None and close:
+                    transport.close()
+
+        threads = [threading.Thread(target=rank_main, args=(rank,), daemon=True) for rank in range(self.world_size)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(100)
+        for runtime in self.runtimes:
+            runtime.close()
+        return results

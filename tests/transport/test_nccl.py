@@ -1,0 +1,252 @@
+"""The nccl transport on stand-ins: device messages, errors, time limits, and an end that does not hang."""
+
+import importlib.util
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+HERE = Path(__file__).resolve().parent
+
+
+def _load(name):
+    spec = importlib.util.spec_from_file_location(name, HERE / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+nccl_ranks, conformance = _load("nccl_ranks"), _load("conformance")
+Job, HostArray, HostNccl = nccl_ranks.Job, nccl_ranks.HostArray, nccl_ranks.HostNccl
+
+from lanterne.errors import InputError, TransportError, TransportTimeout, Unavailable  # noqa: E402
+from lanterne.transport import nccl_channel  # noqa: E402
+from lanterne.transport.base import Recv, Send  # noqa: E402
+from lanterne.transport.nccl_library import (  # noqa: E402
+    SHARED_GPU_VARIABLE,
+    call_with_limit,
+    check_devices,
+    check_version,
+    version_text,
+)
+
+
+@pytest.fixture(autouse=True)
+def short_ends(monkeypatch):
+    monkeypatch.setattr(nccl_channel, "ABORT_S", 0.3)
+    monkeypatch.setattr(nccl_channel, "DESTROY_S", 0.3)
+
+
+@pytest.mark.parametrize("check", conformance.ORDERLY, ids=lambda check: check.__name__)
+def test_host_memory_passes_the_suite(check):
+    assert Job(3).run(lambda transport: conformance.verdict(check, transport)) == [None] * 3
+
+
+def exchange(transport, nbytes, offset=0):
+    """Around the ring, in one post: what arrived from the left."""
+    n, me = transport.world_size, transport.rank
+    out = HostArray(conformance.pattern(nbytes + offset, me))
+    into = HostArray(np.full(nbytes + 2 * offset, 255, np.uint8))
+    source, target = transport.register(out), transport.register(into)
+    ops = (Recv(target, offset, nbytes, (me - 1) % n), Send(source, offset, nbytes, (me + 1) % n))
+    transport.post(ops).wait()
+    expected = conformance.pattern(nbytes + offset, (me - 1) % n)[offset:]
+    np.testing.assert_array_equal(into.values[offset : offset + nbytes], expected)
+    assert (into.values[:offset] == 255).all() and (into.values[offset + nbytes :] == 255).all()
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 5])
+@pytest.mark.parametrize("nbytes", [0, 1, 4097, 1_000_003])
+def test_around_the_ring(world_size, nbytes):
+    assert Job(world_size).run(lambda transport: exchange(transport, nbytes, 13)) == [None] * world_size
+
+
+def test_everybody_with_everybody_many_times():
+    def program(transport):
+        peers = [rank for rank in range(transport.world_size) if rank != transport.rank]
+        for turn in range(30):
+            out = transport.register(HostArray(np.full(5000, transport.rank + turn, np.uint8)))
+            into = {peer: HostArray(np.zeros(5000, np.uint8)) for peer in peers}
+            ops = [Send(out, 0, 5000, peer) for peer in peers]
+            ops += [Recv(transport.register(into[peer]), 0, 5000, peer) for peer in peers]
+            transport.post(tuple(ops)).wait()
+            for peer in peers:
+                assert (into[peer].values == peer + turn).all()
+
+    assert Job(4).run(program) == [None] * 4
+
+
+def test_ordered_on_the_current_stream():
+    """What the stream makes before is sent, and what it does after sees what came: the CPU waits for nothing."""
+
+    def program(transport):
+        runtime, me = transport.runtime, transport.rank
+        out, into, seen = HostArray(np.zeros(100, np.uint8)), HostArray(np.zeros(100, np.uint8)), []
+        runtime.default.put(lambda: time.sleep(0.1))
+        runtime.default.put(lambda: out.values.fill(me + 1))
+        ops = (Recv(transport.register(into), 0, 100, 1 - me), Send(transport.register(out), 0, 100, 1 - me))
+        request = transport.post(ops)
+        runtime.default.put(lambda: seen.append(into.values.copy()))
+        assert not request.test()
+        assert request.pending_peers() == [1 - me]
+        request.wait()
+        done = runtime.record(runtime.default)
+        assert done.wait(10)
+        assert (seen[0] == 2 - me).all()
+
+    assert Job(2).run(program) == [None] * 2
+
+
+def test_wrong_sizes_are_an_error():
+    def program(transport):
+        me = transport.rank
+        region = transport.register(HostArray(np.zeros(64, np.uint8)))
+        ops = (Recv(region, 0, 8, 1 - me), Send(region, 32, 8 + 4 * me, 1 - me))
+        transport.post(ops).wait()
+        time.sleep(0.05)
+        transport.channel.check()
+
+    results = Job(2).run(program)
+    assert "rank 1 sent 12 bytes to rank 0, which expected 8" in str(results[0]), results
+
+
+@pytest.mark.parametrize("hangs", [set(), {"abort"}])
+def test_a_rank_that_never_sends_is_named_in_time(hangs):
+    job = Job(3, timeout_s=0.4)
+    job.nccl.hangs |= hangs
+
+    def program(transport):
+        if transport.rank == 2:
+            transport.host.barrier(10.0)
+            return None
+        region = transport.register(HostArray(np.zeros(8, np.uint8)))
+        started = time.monotonic()
+        try:
+            transport.post((Recv(region, 0, 8, 2),)).wait()
+        except TransportTimeout as error:
+            assert error.peers == (2,), error
+            assert time.monotonic() - started < 5
+            with pytest.raises(TransportTimeout):
+                transport.post((Recv(region, 0, 8, 2),))
+            return "timed out"
+        finally:
+            transport.host.barrier(10.0)
+
+    assert job.run(program) == ["timed out", "timed out", None]
+
+
+def test_the_watch_ends_what_nobody_waits_for():
+    def program(transport):
+        if transport.rank == 0:
+            region = transport.register(HostArray(np.zeros(8, np.uint8)))
+            transport.post((Recv(region, 0, 8, 1),))
+            deadline = time.monotonic() + 20
+            while transport.channel.failure is None and time.monotonic() < deadline:
+                time.sleep(0.01)
+            with pytest.raises(TransportTimeout, match="no message from or to rank 1 within 0.3 s"):
+                transport.channel.check()
+        transport.host.barrier(20.0)
+
+    assert Job(2, timeout_s=0.3).run(program) == [None] * 2
+
+
+def test_a_hanging_stream_is_its_own_ranks_fault():
+    def program(transport):
+        runtime = transport.runtime
+        runtime.default.put(lambda: runtime.closing.wait(20))
+        region = transport.register(HostArray(np.zeros(8, np.uint8)))
+        transport.post((Recv(region, 0, 4, 0), Send(region, 4, 4, 0))).wait(0.2)
+
+    (error,) = Job(1).run(program)
+    assert isinstance(error, TransportTimeout)
+    assert "its own stream has not reached messages with rank 0 within 0.2 s" in str(error)
+
+
+@pytest.mark.parametrize("hangs", ["destroy", "abort"])
+def test_an_end_that_hangs_is_left_behind(hangs):
+    job = Job(2)
+    job.nccl.hangs.add(hangs)
+    started = time.monotonic()
+    assert job.run(lambda transport: exchange(transport, 10)) == [None] * 2
+    assert time.monotonic() - started < 10
+    assert job.nccl.log.count("destroy") == 2
+
+
+def test_graphs_go_before_their_communicator():
+    order = []
+
+    class Holder:
+        def drop_graphs(self):
+            order.append("graphs")
+
+    job = Job(1)
+    holder = Holder()
+
+    def program(transport):
+        transport.channel.keep_graphs(holder)
+        transport.close()
+        order.extend(job.nccl.log)
+
+    assert job.run(program) == [None]
+    assert order == ["graphs", "init", "destroy"]
+
+
+def test_start_up_that_hangs_is_a_timeout():
+    job = Job(2, timeout_s=0.3)
+    job.nccl.hangs.add("init")
+    for error in job.run(lambda transport: None):
+        assert isinstance(error, TransportTimeout), error
+        assert "start-up: did not return within 0.3 s" in str(error)
+
+
+def test_versions_must_agree():
+    job = Job(2)
+    job.libraries[1] = HostNccl(version=22005)
+    for error in job.run(lambda transport: None):
+        assert isinstance(error, Unavailable)
+        assert str(error) == "nccl: got versions 2.20.5, 2.32.3, expected one on all"
+
+
+def test_two_ranks_on_one_device(monkeypatch):
+    monkeypatch.delenv(SHARED_GPU_VARIABLE, raising=False)
+    for error in Job(3, devices=[0, 1, 1]).run(lambda transport: None):
+        assert isinstance(error, Unavailable)
+        assert "ranks 1 and 2 share device 0000:01:00.0" in str(error) and SHARED_GPU_VARIABLE in str(error)
+    monkeypatch.setenv(SHARED_GPU_VARIABLE, "1")
+    assert Job(3, devices=[0, 1, 1]).run(lambda transport: exchange(transport, 100)) == [None] * 3
+    with pytest.raises(Unavailable, match=r"from version 2.30 on, and this is 2.18.5"):
+        check_devices([("host", "0"), ("host", "0")], 21805)
+    check_devices([("host", "0"), ("other", "0")], 21805)
+
+
+def test_nccl_too_old():
+    with pytest.raises(Unavailable, match=r"got version 2.6.4, expected 2.7 or newer"):
+        check_version(HostNccl(version=2604))
+    assert [version_text(version) for version in (2708, 21805, 23203)] == ["2.7.8", "2.18.5", "2.32.3"]
+
+
+def test_bad_operations():
+    def program(transport):
+        device, host = transport.register(HostArray(np.zeros(8, np.uint8))), transport.register(np.zeros(8, np.uint8))
+        for ops, message in (
+            ((Send(device, 4, 5, 0),), "bytes 4 to 9 of a region of 8"),
+            ((Send(device, 0, 8, 1),), "got peer 1, expected 0 to 0"),
+            ((Send(device, 0, 8, 0), Recv(host, 0, 8, 0)), "host and device memory in one post"),
+        ):
+            with pytest.raises(InputError, match=message):
+                transport.post(ops)
+        transport.close()
+        with pytest.raises(TransportError, match="closed"):
+            transport.post((Send(device, 0, 8, 0),))
+
+    assert Job(1).run(program) == [None]
+
+
+def test_errors_of_calls_with_a_limit():
+    def wrong():
+        raise KeyError(6)
+
+    with pytest.raises(TransportError, match="thing: NCCL_ERROR_REMOTE_ERROR"):
+        call_with_limit(wrong, "thing", 5)
+    assert call_with_limit(lambda: 7, "thing", 5) == 7

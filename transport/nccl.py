@@ -1,0 +1,211 @@
+"""Ranks as processes with a GPU each, through NCCL: device memory by NCCL's point to point, host memory beside it.
+
+NCCL moves device memory only and has no tags. What the ranks tell each other besides (signatures, notices, the arrival
+board, host arrays of the user's) goes over a host transport: mpi under an MPI launcher, else ucx. It also makes the
+rendezvous: NCCL's own start-up hangs if a rank does not come, so all ranks meet on the host transport first, compare
+what could go wrong (devices, versions), and start together.
+"""
+
+import os
+import struct
+
+import numpy as np
+
+from ..errors import InputError, LanterneError, TransportError, Unavailable
+from .base import Capabilities, Recv, Send, Transport, check_ops, make_tag
+from .bootstrap import MPI_VARIABLES
+from .local import LocalWorld
+from .nccl_channel import NcclChannel
+from .nccl_library import call_with_limit, check_devices, load_nccl, version_text
+
+# Below this grain NCCL's point to point is erratic (StragglAR, section 4.1), so chunks are cut at multiples of it.
+ALIGNMENT_NBYTES = 4096
+SLOT_NBYTES = 512
+# NCCL version, length of the device's identity, of the unique id, of an error's text; then these.
+_SEAT = struct.Struct("<iHHH")
+# The lane of a communicator on which its members meet (collectives/plans.py hands out those from 0 to 255).
+MEETING_LANE = 256
+
+
+class NcclTransport(Transport):
+    """NCCL between the GPUs of a job's ranks.
+
+    Args:
+        group: a bootstrap.Group.
+        timeout_s: the default of every wait.
+        host, runtime, library: the host transport, a CudaRuntime and cupy.cuda.nccl; None: opened here. The device is
+            LANTERNE_DEVICE, else the one whose number is this rank's among those of its host.
+
+    Raises:
+        Unavailable: no GPU, NCCL too old, or more ranks than GPUs without what that takes; on every rank alike.
+        TransportTimeout, PeerFailed: a rank did not come.
+    """
+
+    name = "nccl"
+    capabilities = Capabilities(
+        device_memory=True, stream_ordered=True, device_alignment_nbytes=ALIGNMENT_NBYTES, max_message_nbytes=2**62
+    )
+
+    def __init__(self, group, timeout_s=None, host=None, runtime=None, library=None):
+        self.rank, self.world_size, self.host_name = group.rank, group.world_size, group.host
+        self.host = host or _open_host(group, timeout_s)
+        self.pauses = self.host.pauses
+        self.timeout_s = self.host.timeout_s if timeout_s is None else timeout_s
+        self._channels = []
+        try:
+            unavailable = None
+            try:
+                self.library = library or load_nccl()
+                self.runtime = runtime or _open_device(group)
+            except LanterneError as error:
+                unavailable = error
+            self.channel = self.open_channel(range(self.world_size), make_tag(0, MEETING_LANE), unavailable)
+        except BaseException:
+            self.close()
+            raise
+
+    def open_channel(self, ranks, tag, unavailable=None):
+        """The NcclChannel of the transport ranks `ranks`, all of whom call this; they meet with `tag` first.
+
+        Args:
+            unavailable: the error for which this rank cannot; all then raise.
+        """
+        ranks = tuple(ranks)
+        me = ranks.index(self.rank)
+        seat = _seat(self, me == 0, unavailable)
+        seats = [_unpack(slot) for slot in meet(self.host, ranks, me, tag, seat, self.timeout_s)]
+        if unavailable is not None:
+            raise unavailable
+        for rank, found in zip(ranks, seats, strict=True):
+            if found.error:
+                raise Unavailable(f"nccl: rank {rank}: {found.error}")
+        versions = {found.version for found in seats}
+        if len(versions) > 1:
+            raise Unavailable(f"nccl: got versions {', '.join(map(version_text, sorted(versions)))}, expected one on all")
+        check_devices([tuple(found.device.split("/", 1)) for found in seats], min(versions))
+
+        def connect():
+            with self.runtime.device:
+                return self.library.NcclCommunicator(len(ranks), seats[0].unique_id, me)
+
+        failed, communicator = None, None
+        try:
+            communicator = call_with_limit(connect, f"nccl rank {self.rank} start-up", self.timeout_s)
+        except TransportError as error:
+            failed = error
+        # NCCL's start-up may succeed on some ranks only.
+        verdicts = meet(self.host, ranks, me, tag, str(failed or "").encode()[:SLOT_NBYTES], self.timeout_s)
+        texts = [slot.rstrip(b"\0").decode(errors="replace") for slot in verdicts]
+        if any(texts):
+            if communicator is not None:
+                call_with_limit(communicator.abort, f"nccl rank {self.rank} abort", self.timeout_s)
+            raise failed or TransportError(next(filter(None, texts)))
+        channel = NcclChannel(self, communicator, ranks)
+        self._channels.append(channel)
+        return channel
+
+    def post(self, ops):
+        """As Transport.post. Device memory goes on the channel of all ranks and the current stream; see NcclChannel.post.
+
+        Raises:
+            InputError: also for host and device memory in one batch.
+        """
+        if not any(op.region.device for op in ops):
+            if self.closed:
+                check_ops(self, ops)
+            return self.host.post(ops)
+        check_ops(self, ops)
+        if not all(op.region.device for op in ops):
+            raise InputError("nccl: got host and device memory in one post, expected one of them")
+        return self.channel.post(ops)
+
+    def open_board(self, key, rank, world_size):
+        return self.host.open_board(key, rank, world_size)
+
+    def check_peers(self, peers):
+        self.host.check_peers(peers)
+
+    def close(self):
+        self.closed = True
+        for channel in self._channels:
+            channel.close()
+        self.host.close()
+
+
+def meet(transport, ranks, me, tag, payload, timeout_s):
+    """Every member's `payload` (at most SLOT_NBYTES), by member: to the first of `ranks`, and from there to all.
+
+    Raises:
+        TransportTimeout, PeerFailed: a member did not come.
+    """
+    n = len(ranks)
+    table = np.zeros((n, SLOT_NBYTES), np.uint8)
+    table[me, : len(payload)] = np.frombuffer(payload, np.uint8)
+    region = transport.register(table)
+    others = [member for member in range(n) if member != 0]
+    if me == 0:
+        gather = tuple(Recv(region, member * SLOT_NBYTES, SLOT_NBYTES, ranks[member], tag) for member in others)
+        transport.post(gather).wait(timeout_s)
+        transport.post(tuple(Send(region, 0, table.nbytes, ranks[member], tag) for member in others)).wait(timeout_s)
+    else:
+        transport.post((Send(region, me * SLOT_NBYTES, SLOT_NBYTES, ranks[0], tag),)).wait(timeout_s)
+        transport.post((Recv(region, 0, table.nbytes, ranks[0], tag),)).wait(timeout_s)
+    return [row.tobytes() for row in table]
+
+
+class _Seat:
+    """What a rank says of itself at a meeting."""
+
+    def __init__(self, version, device, unique_id, error):
+        self.version, self.device, self.unique_id, self.error = version, device, unique_id, error
+
+
+def _seat(transport, leads, unavailable):
+    """This rank's seat as bytes; who `leads` brings the unique id."""
+    if unavailable is not None:
+        text = str(unavailable).encode()[:300]
+        return _SEAT.pack(0, 0, 0, len(text)) + text
+    library, runtime = transport.library, transport.runtime
+    device = f"{transport.host_name}/{runtime.identity}".encode()[:200]
+    unique_id = bytes(byte % 256 for byte in library.get_unique_id()) if leads else b""
+    return _SEAT.pack(library.get_version(), len(device), len(unique_id), 0) + device + unique_id
+
+
+def _unpack(slot):
+    version, device, unique_id, text = _SEAT.unpack_from(slot)
+    fields, at = [], _SEAT.size
+    for nbytes in (device, unique_id, text):
+        fields.append(slot[at : at + nbytes])
+        at += nbytes
+    # CuPy takes the id as signed chars.
+    signed = tuple(byte - 256 if byte > 127 else byte for byte in fields[1])
+    return _Seat(version, fields[0].decode(), signed, fields[2].decode(errors="replace"))
+
+
+def _open_host(group, timeout_s):
+    """The transport for host memory."""
+    from .registry import open_transport
+
+    if group.world_size == 1:
+        return LocalWorld(1).transport(0, timeout_s)
+    by_mpi = any(variable in os.environ for variable in MPI_VARIABLES)
+    return open_transport("mpi" if by_mpi else "ucx", group, timeout_s)
+
+
+def _open_device(group):
+    """The CudaRuntime of this rank's device, made the current one of this thread.
+
+    Raises:
+        InputError: LANTERNE_DEVICE is no device.
+    """
+    from ..kernels.arrays import require_device
+    from ..kernels.cuda_runtime import CudaRuntime
+
+    num_devices = require_device()
+    text = os.environ.get("LANTERNE_DEVICE")
+    if text is not None and not (text.isascii() and text.isdigit()):
+        raise InputError(f"LANTERNE_DEVICE: got {text!r}, expected a number from 0 to {num_devices - 1}")
+    here = sum(host == group.host for host in group.hosts[: group.rank])
+    runtime = CudaRuntime(here % num_devices if text is None else int(text))
+    runtime.device.use()
+    return runtime

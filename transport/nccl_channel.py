@@ -1,0 +1,296 @@
+"""One NCCL communicator: groups of messages on a stream, errors that are noticed, and an end that cannot hang.
+
+Messages have no tags: those of one pair match in the order of their groups. All members issue the same groups in the
+same order, so a channel has one stream for them.
+"""
+
+import threading
+import time
+import weakref
+from contextlib import suppress
+
+from ..errors import InputError, TransportError, TransportTimeout
+from .base import Request, Send, timeout_error
+from .nccl_library import OPS, UINT8, call_with_limit, describe
+
+# How long an abort, or an orderly end, may take before its thread is left behind.
+ABORT_S, DESTROY_S = 5.0, 5.0
+# How often the watch looks, and how often it asks NCCL for asynchronous errors.
+LOOK_S = 0.02
+
+
+class NcclChannel:
+    """The NCCL communicator of some ranks of a transport.
+
+    Args:
+        transport: the NcclTransport.
+        communicator: cupy's NcclCommunicator, or a stand-in.
+        ranks: transport rank of every member.
+
+    Attributes: `runtime`; `stream`, which carries all groups; `failure`, the error that ended the channel, or None.
+    """
+
+    def __init__(self, transport, communicator, ranks):
+        self.transport, self.ranks = transport, tuple(ranks)
+        self.runtime, self.library = transport.runtime, transport.library
+        self.stream = self.runtime.new_stream()
+        self.failure = None
+        self.closed = False
+        self._communicator = communicator
+        self._ending = threading.Lock()
+        # What holds graphs of this communicator: they must go before it does.
+        self._graphs = weakref.WeakSet()
+        self._watch = Watch(self)
+
+    # -- work
+
+    def group(self, messages):
+        """Queue messages (sends, address, nbytes, member) that go together, on the channel's stream.
+
+        Raises:
+            TransportError: the channel has failed, or NCCL refuses.
+        """
+        self.check_open()
+        library, communicator, stream = self.library, self._communicator, self.stream.ptr
+        try:
+            library.groupStart()
+            try:
+                for sends, address, nbytes, member in messages:
+                    if nbytes:
+                        verb = communicator.send if sends else communicator.recv
+                        verb(address, nbytes, UINT8, member, stream)
+            finally:
+                library.groupEnd()
+        except Exception as error:
+            raise self.fail(TransportError(f"{self._name()}: {describe(error)}")) from error
+
+    def all_reduce(self, source, target, count, datatype, op):
+        """Queue NCCL's own all-reduce of `count` elements (ncclDataType_t), by address; op is ours."""
+        self.check_open()
+        try:
+            self._communicator.allReduce(source, target, count, datatype, OPS[op], self.stream.ptr)
+        except Exception as error:
+            raise self.fail(TransportError(f"{self._name()}: {describe(error)}")) from error
+
+    def post(self, ops, stream=None):
+        """Start a batch of Send and Recv of device memory together; a Request.
+
+        Args:
+            stream: whose earlier work comes first and whose later work waits; None for the current one.
+        """
+        runtime = self.runtime
+        user = runtime.as_stream(stream)
+        entry = runtime.record(user)
+        runtime.wait_event(entry, self.stream)
+        messages = [
+            (type(op) is Send, op.region.address + op.offset, op.nbytes, self.ranks.index(op.peer)) for op in ops
+        ]
+        self.group(messages)
+        done = runtime.record(self.stream)
+        runtime.wait_event(done, user)
+        peers = sorted({op.peer for op in ops if op.nbytes})
+        pending = self.watch(entry, done, peers, f"messages with rank {', '.join(map(str, peers))}", regions=ops)
+        return ChannelRequest(self, pending)
+
+    # -- failure
+
+    def check_open(self):
+        """Raise what ended the channel, if anything did."""
+        if self.failure is not None:
+            raise self.failure
+        if self.closed:
+            raise TransportError(f"{self._name()}: closed")
+
+    def check(self):
+        """Raise if the channel has failed; asks NCCL."""
+        self.check_open()
+        try:
+            self._communicator.check_async_error()
+        except Exception as error:
+            raise self.fail(TransportError(f"{self._name()}: {describe(error)}")) from error
+
+    def fail(self, error):
+        """End the channel because of `error`, from any thread: frees its stream. Returns what ended it first."""
+        with self._ending:
+            if self.failure is not None or self.closed:
+                return self.failure or error
+            self.failure = error
+        with suppress(TransportError):
+            call_with_limit(self._communicator.abort, f"{self._name()} abort", ABORT_S)
+        return error
+
+    def watch(self, entry, done, peers, what, regions=()):
+        """Look after queued work: it must be `done` within the transport's timeout from `entry` on. A Pending."""
+        pending = Pending(entry, done, tuple(peers), what, regions)
+        self._watch.add(pending)
+        return pending
+
+    def keep_graphs(self, holder):
+        """Call `holder.drop_graphs()` before the communicator goes."""
+        self._graphs.add(holder)
+
+    def close(self):
+        """Finish what is queued, then destroy the communicator, each within a limit; else abort. Idempotent.
+
+        Graphs go first: a graph that is dropped after its communicator hangs or crashes.
+        """
+        if self.closed:
+            return
+        if self.failure is None and not self._watch.settle(self.transport.timeout_s):
+            self.fail(TransportTimeout(f"{self._name()}: work queued before close is not done"))
+        for holder in list(self._graphs):
+            holder.drop_graphs()
+        self.closed = True
+        self._watch.stop()
+        if self.failure is None:
+            with suppress(TransportError):
+                call_with_limit(self._communicator.destroy, f"{self._name()} destroy", DESTROY_S)
+        # CuPy's object destroys its communicator when it goes, which could hang: keep it if it did not end.
+        _ended.append(self._communicator)
+
+    def _name(self):
+        return f"nccl rank {self.transport.rank}"
+
+
+_ended = []
+
+
+class Pending:
+    """Work queued on a channel: `entry` and `done` are events, `peers` whom it needs, `what` it is."""
+
+    __slots__ = ("done", "entered_s", "entry", "is_done", "peers", "regions", "what")
+
+    def __init__(self, entry, done, peers, what, regions):
+        self.entry, self.done, self.peers, self.what, self.regions = entry, done, peers, what, regions
+        self.entered_s = None
+        self.is_done = False
+
+
+class Watch:
+    """A daemon thread that ends a channel whose work takes too long, or of which NCCL reports an error.
+
+    The clock of a call starts when the stream reaches it: what was queued before may take as long as it likes.
+    """
+
+    def __init__(self, channel):
+        self._channel = weakref.ref(channel)
+        self._pending, self._lock = [], threading.Lock()
+        self._stopped = threading.Event()
+        self._thread = None
+
+    def add(self, pending):
+        with self._lock:
+            self._pending.append(pending)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, daemon=True, name="lanterne-nccl-watch")
+                self._thread.start()
+
+    def settle(self, limit_s):
+        """True once nothing is pending; False after `limit_s`, or once the channel has failed."""
+        deadline = time.monotonic() + limit_s
+        while self._look():
+            channel = self._channel()
+            if channel is None or channel.failure is not None or time.monotonic() > deadline:
+                return False
+            time.sleep(1e-4)
+        return True
+
+    def stop(self):
+        self._stopped.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(2 * ABORT_S)
+
+    def _run(self):
+        while not self._stopped.wait(LOOK_S):
+            channel = self._channel()
+            if channel is None or channel.failure is not None:
+                return
+            # The error is raised on the caller's thread, at its next call or wait.
+            with suppress(TransportError):
+                if self._look():
+                    channel.check()
+            del channel
+
+    def _look(self):
+        """Look at the oldest work; True if there is any left. Fails the channel when its time is over."""
+        channel = self._channel()
+        with self._lock:
+            while self._pending and _is_done(channel.runtime, self._pending[0]):
+                del self._pending[0]
+            if not self._pending:
+                return False
+            pending, now_s = self._pending[0], time.monotonic()
+        if pending.entered_s is None:
+            if channel.runtime.is_done(pending.entry):
+                pending.entered_s = now_s
+        elif now_s - pending.entered_s > channel.transport.timeout_s and channel.failure is None:
+            channel.fail(timeout_error(channel.transport, pending.peers, channel.transport.timeout_s))
+        return True
+
+
+def _is_done(runtime, pending):
+    if not pending.is_done and runtime.is_done(pending.done):
+        pending.is_done = True
+        pending.regions = ()
+    return pending.is_done
+
+
+class ChannelRequest(Request):
+    """The completion of work queued on a channel."""
+
+    __slots__ = ("_channel", "_pending")
+
+    def __init__(self, channel, pending):
+        self._channel, self._pending = channel, pending
+
+    @property
+    def transport(self):
+        return self._channel.transport
+
+    def test(self):
+        if _is_done(self._channel.runtime, self._pending) and self._channel.failure is None:
+            return True
+        self._channel.check()
+        return False
+
+    def pending_peers(self):
+        return [] if self._pending.is_done else list(self._pending.peers)
+
+    def wait(self, timeout_s=None):
+        """As Request.wait; whatever it raises ends the channel, since NCCL takes nothing back.
+
+        Raises:
+            TransportTimeout: also where this rank's own stream has not reached the call: the message says so.
+        """
+        try:
+            super().wait(timeout_s)
+        except TransportTimeout as error:
+            if self._channel.runtime.is_done(self._pending.entry):
+                raise self._channel.fail(error) from None
+            raise self._channel.fail(stuck_stream(self._channel, self._pending.what, timeout_s)) from error
+        except TransportError as error:
+            raise self._channel.fail(error) from None
+
+
+def stuck_stream(channel, what, limit_s):
+    """The error of a rank whose own stream hangs: the other ranks are not to blame."""
+    limit_s = channel.transport.timeout_s if limit_s is None else limit_s
+    return TransportTimeout(
+        f"{channel.transport.name} rank {channel.transport.rank}: its own stream has not reached {what} within "
+        f"{limit_s:g} s; look at what was queued on it before",
+        (channel.transport.rank,),
+    )
+
+
+def check_views(runtime, device_id, views):
+    """Raise unless the DeviceViews lie on device `device_id`.
+
+    Raises:
+        InputError: one is on another; says on which.
+    """
+    for what, view in views:
+        found = runtime.device_of(view.address) if view.size else device_id
+        if found != device_id:
+            raise InputError(f"{what}: got an array on device {found}, expected device {device_id}, this rank's own")
+
+
