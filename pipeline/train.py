@@ -19,7 +19,7 @@ from .adam import Adam
 from .check import CheckedPlan, check
 from .checkpoint import State
 from .data_parallel import Copies
-from .execute import TAG, Measured, execute
+from .execute import Measured, execute
 from .inline import Inline
 from .layout import make_layout
 from .schedulers import plan
@@ -82,12 +82,12 @@ class Trainer:
         seed: of the parameters.
         starts: the layer that each stage begins with, as make_stages has it.
         sharded: ZeRO-1, see Copies.
-        plane: a function that makes the data plane of the pipeline's Communicator; None for Inline.
+        plane: a function that makes a DataPlane of the pipeline's Communicator; None for Inline.
         timeout_s: of waits for messages; None for the communicator's.
 
     Attributes: `plans`, `layout`, `starts` (change them by `change`); `iterations`, how many are done; `stages`, this
     rank's (stage -> LayerStage); `copy`, `place`, `part`, where this rank is; `pipeline`, the Communicator of its
-    pipeline, and `plane`, the data plane on it, which may be replaced between iterations, alike on all ranks.
+    pipeline, and `plane`, the DataPlane on it.
 
     Raises:
         InputError: plans, layout, model or data do not fit each other, or are not the same on all ranks.
@@ -111,8 +111,8 @@ class Trainer:
     ):
         self.comm, self.data, self.timeout_s = comm, data, timeout_s
         self._model, self._optimizer, self._dtype, self._seed = model, optimizer, np.dtype(dtype), seed
-        self._sharded, self._make_plane = sharded, plane or (lambda pipeline: Inline(pipeline, TAG))
-        self.iterations, self._comms = 0, []
+        self._sharded, self._make_plane = sharded, plane or Inline
+        self.iterations, self.plane, self._comms = 0, None, []
         if isinstance(plans, CheckedPlan):
             layout = layout or make_layout(comm.world_size, plans.plan.placement.num_ranks)
             plans = (plans,) * layout.shape[0]
@@ -151,6 +151,7 @@ class Trainer:
             self.copies.step()
             losses = self._all_losses(first, total)
         except LanterneError as error:
+            self.plane.fail(error)
             for comm in (*self._comms, self.comm):
                 comm.fail(error)
             raise
@@ -194,6 +195,12 @@ class Trainer:
         self._open(plans, layout, starts)
         self.restore(state)
 
+    def change_plane(self, plane):
+        """Send by other means from now on; between iterations, on all ranks. `plane` as Trainer has it."""
+        self._make_plane = plane
+        self.plane.close()
+        self.plane = plane(self.pipeline)
+
     def state(self):
         """The State of training, on the host of every rank; every rank calls it."""
         return gather_state(self.comm, self.copies, self.copy, self.iterations)
@@ -208,7 +215,9 @@ class Trainer:
         self.iterations = state.iteration
 
     def close(self):
-        """Release the communicators that it made."""
+        """Release the data plane and the communicators that it made."""
+        if self.plane is not None:
+            self.plane.close()
         for comm in self._comms:
             comm.close()
         self._comms = []
