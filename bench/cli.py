@@ -30,6 +30,7 @@ COMMANDS = {
     "bench planner": ("planner_gaps", "benchmark the planner: how far from the optimum, and how long it takes"),
     "pipeline plan": ("pipeline_plan", "plan a pipeline for slow links, unequal stages and little memory"),
     "pipeline simulate": ("pipeline_simulate", "price a pipeline plan under other delays, or with blocking sends"),
+    "pipeline run": ("pipeline_run", "run pipeline plans on real processes over emulated links, against the simulator"),
     "pipeline sweep": ("pipeline_sweep", "draw makespan over link delay, bandwidth or memory, one line per scheduler"),
     "pipeline partition": ("pipeline_partition", "divide layers over stages on unequal devices"),
     "experiment": ("experiment", "redo a figure of the papers: table, JSON and plot"),

@@ -18,15 +18,18 @@ def delay(duration_s):
     wait_until(time.monotonic() + duration_s)
 
 
-def wait_until(deadline_s):
+def wait_until(deadline_s, spin_s=SPIN_S):
     """Return once time.monotonic() has reached `deadline_s`, never before; at once if it has passed.
+
+    Args:
+        spin_s: seconds before the deadline from which it polls the clock and does not sleep.
 
     Raises:
         InputError: the deadline is no finite number.
     """
     if not -float("inf") < deadline_s < float("inf"):
         raise InputError(f"wait_until: got a deadline of {deadline_s}, expected a finite number of seconds")
-    sleep_s = deadline_s - time.monotonic() - SPIN_S
+    sleep_s = deadline_s - time.monotonic() - spin_s
     if sleep_s > 0:
         time.sleep(sleep_s)
     polls = 0

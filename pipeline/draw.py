@@ -44,14 +44,37 @@ def draw(timeline, path, title="", unit="", limit=None):
     Raises:
         InputError: the file cannot be written or its ending names no picture format.
     """
+    draw_all([(title, timeline, not timeline.in_order)], path, unit, limit)
+
+
+def draw_all(charts, path, unit="", limit=None):
+    """Draw several charts, one below the other, on one time axis.
+
+    Args:
+        charts: (title, timeline, whether its critical path is marked); one that was measured has none.
+        path, unit, limit: as draw has them.
+
+    Raises:
+        InputError: as draw.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
+    heights = [1.4 + min(0.42 * timeline.plan.placement.num_ranks, 10) for _, timeline, _ in charts]
+    figure, axes = plt.subplots(
+        len(charts), figsize=(WIDTH_INCHES, sum(heights)), height_ratios=heights, layout="constrained", squeeze=False
+    )
+    limit = limit or max(timeline.makespan for _, timeline, _ in charts)
+    for axis, (title, timeline, critical) in zip(axes[:, 0], charts, strict=True):
+        _chart(axis, timeline, title, unit, limit, critical)
+    save(figure, path)
+
+
+def _chart(axis, timeline, title, unit, limit, critical):
     ranks = timeline.plan.placement.num_ranks
-    figure, axis = plt.subplots(figsize=(WIDTH_INCHES, 1.4 + min(0.42 * ranks, 10)), layout="constrained")
-    axis.set_xlim(0, limit or timeline.makespan)
+    axis.set_xlim(0, limit)
     axis.set_ylim(ranks - 0.4, -0.6)
     axis.set_yticks(range(ranks), [f"rank {rank}" for rank in range(ranks)], fontsize=8)
     axis.set_xlabel(f"time ({unit})" if unit else "time")
@@ -59,15 +82,14 @@ def draw(timeline, path, title="", unit="", limit=None):
         axis.spines[side].set_visible(False)
     axis.tick_params(axis="y", length=0)
     few = len(timeline.start) <= MOST_LABELLED
-    _bars(axis, timeline, few)
+    _bars(axis, timeline, few, few and critical)
     _lanes(axis, timeline)
     if few:
         _messages(axis, timeline)
-        _labels(axis, timeline, limit or timeline.makespan)
+        _labels(axis, timeline, limit)
     heading = f"makespan {timeline.makespan:.6g}{' ' + unit if unit else ''}, bubble rate {bubble_rate(timeline):.1%}"
     axis.set_title(f"{title}: {heading}" if title else heading, loc="left", fontsize=10)
     axis.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=8, frameon=False, fontsize=8, borderaxespad=0.2)
-    save(figure, path)
 
 
 def save(figure, path):
@@ -86,7 +108,7 @@ def save(figure, path):
         plt.close(figure)
 
 
-def _bars(axis, timeline, bordered):
+def _bars(axis, timeline, bordered, critical):
     from matplotlib.collections import PolyCollection
 
     plan = timeline.plan
@@ -105,7 +127,7 @@ def _bars(axis, timeline, bordered):
                     label=MEANING[name] if turn == 0 else None,
                 )
             )
-    if bordered and not timeline.in_order:
+    if critical:
         at = np.array(critical_path(timeline))
         boxes = _boxes(timeline.start[at], timeline.end[at], plan.rank_of[at], 0.38)
         outline = {"facecolors": "none", "edgecolors": "black", "linewidths": 0.9, "zorder": 4}

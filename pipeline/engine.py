@@ -79,6 +79,7 @@ class Events:
         self.sending = [deque() for _ in orders]
         self.blocked = [None] * len(orders)
         self.heap = []
+        self.receiver = {tables[1][action]: rank for rank, order in enumerate(orders) for action in order}
 
     def run(self):
         """`starts` and `full` as above."""
@@ -111,9 +112,10 @@ class Events:
         heappush(self.heap, (self.clock[rank], ENDED, rank, action))
 
     def _ended(self, now, rank, action):
-        if self.tables[2][action] < 0 or not self._between_ranks(action):
-            if self.tables[2][action] >= 0:
-                self._fill(self.tables[2][action], now)
+        filled = self.tables[2][action]
+        if filled < 0 or self.receiver.get(filled, rank) == rank:
+            if filled >= 0:
+                self._fill(filled, now)
         elif self.queue is None:
             heappush(self.heap, (now, JOINS, rank, action))
         elif self.queue == 0:
@@ -125,9 +127,6 @@ class Events:
         else:
             self._issue(now, rank, action)
         self._go_on(rank)
-
-    def _between_ranks(self, action):
-        return self.tables[3][action] > 0.0 or self.tables[4][action] > 0.0
 
     def _issue(self, now, rank, action):
         self.sending[rank].append(action)

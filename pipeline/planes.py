@@ -10,10 +10,11 @@ from typing import NamedTuple
 from ..errors import InputError
 from ..transport.shaped import ShapedTransport
 from .inline import Inline
+from .simulate import simulate
 
 
 class Maker(NamedTuple):
-    """Where a data plane's maker is, what it does in one line, and how the simulator sends as it does."""
+    """Where a data plane's maker is, what it does in one line, and the options of `simulate` that send as it does."""
 
     module: str
     function: str
@@ -24,7 +25,7 @@ class Maker(NamedTuple):
 # A module is imported when its plane is asked for.
 PLANES = {
     "inline": Maker(
-        "planes", "inline", "sent in order by the computing rank, which waits: head-of-line blocking", {"in_order": True}
+        "planes", "inline", "sent in order by the computing rank, which waits: head-of-line blocking", {"in_order": True, "queue": 1}
     ),
     "unbounded": Maker("planes", "unbounded", "sent by the computing rank, which never waits: an ideal to compare with", {}),
 }
@@ -47,6 +48,12 @@ def find_plane(name):
     return PLANES[name]
 
 
+def predict(name, checked, problem, **options):
+    """The Timeline that `simulate` gives for a CheckedPlan over the data plane `name` with its `options`."""
+    known = find_plane(name).simulated
+    return simulate(checked, problem, **known | {key: value for key, value in options.items() if key in known})
+
+
 def shaped(comm, links, in_order=False):
     """A Communicator of the ranks of `comm`, on its transport, with tags of its own and emulated links; all call it.
 
@@ -54,7 +61,7 @@ def shaped(comm, links, in_order=False):
         links, in_order: as ShapedTransport has them, but ranks of `comm`.
     """
     links = {(comm.ranks[source], comm.ranks[peer]): link for (source, peer), link in (links or {}).items()}
-    return comm.split(0, comm.rank, ShapedTransport(comm.transport, links, in_order))
+    return comm.split(0, comm.rank, ShapedTransport(comm.transport, links, in_order, separate=True))
 
 
 def inline(comm, links=None, queue=1):

@@ -11,6 +11,11 @@ from .costs import costs
 from .stage import Stage
 
 
+# The last part of a wait polls and yields. More would take the core from the ranks that share it, and an action that
+# ends late costs nothing while another follows: deadlines are absolute.
+SPIN_S = 2e-4
+
+
 @dataclass(slots=True)
 class Clock:
     """When the work of a rank that is under way is due to end: `deadline_s`, of time.monotonic(); its stages share it.
@@ -23,7 +28,7 @@ class Clock:
     def work(self, duration_s):
         """Return once work of `duration_s` that follows is due to have ended."""
         self.deadline_s += duration_s
-        wait_until(self.deadline_s)
+        wait_until(self.deadline_s, SPIN_S)
 
     def restart(self):
         """What follows begins now: the rank had nothing to do."""

@@ -46,9 +46,10 @@ class ShapedTransport(Transport):
         links: {(source, destination): Link} or one Link for all pairs; pairs that are absent are as `inner` has them.
         in_order: a rank has one message under way at a time, and the next leaves when it has arrived: as where one
             stream carries all sends and the delay is injected before each (ADAPTRA section 3.2).
+        separate: a rank's links do not share its end: each has its bandwidth to itself, as streams of their own have.
     """
 
-    def __init__(self, inner, links, in_order=False):
+    def __init__(self, inner, links, in_order=False, separate=False):
         if not inner.capabilities.tags:
             raise InputError(f"shaped: got transport {inner.name}, expected one with tags")
         if isinstance(links, Link):
@@ -60,10 +61,10 @@ class ShapedTransport(Transport):
         self.world_size = inner.world_size
         self.capabilities = inner.capabilities
         self.timeout_s, self.pauses = inner.timeout_s, inner.pauses
-        self.in_order = in_order
+        self.in_order, self.separate = in_order, separate
         self._links = dict(links)
-        # When this rank's end is free again, sending and receiving.
-        self._egress_free_s = 0.0
+        # When this rank's end is free again, sending (by peer, where links are separate) and receiving.
+        self._egress_free_s = {}
         self._ingress_free_s = 0.0
 
     def link(self, source, destination):
@@ -90,10 +91,11 @@ class ShapedTransport(Transport):
             if type(op) is Send:
                 link = self.link(self.rank, op.peer)
                 busy_s = link.occupied_s(op.nbytes) + (link.latency_s if self.in_order else 0.0)
-                departure_s = max(now_s, self._egress_free_s) if busy_s or self.in_order else now_s
+                end = op.peer if self.separate and not self.in_order else None
+                departure_s = max(now_s, self._egress_free_s.get(end, 0.0)) if busy_s or self.in_order else now_s
                 if departure_s + busy_s > now_s:
-                    self._egress_free_s = departure_s + busy_s
-                    releases.append((self._egress_free_s, op.peer))
+                    self._egress_free_s[end] = departure_s + busy_s
+                    releases.append((departure_s + busy_s, op.peer))
                 word = self.inner.register(bytearray(DEPARTURE.pack(departure_s)))
                 inner_ops.append(Send(word, 0, DEPARTURE.size, op.peer, op.tag | TWIN))
             else:
@@ -107,8 +109,8 @@ class ShapedTransport(Transport):
         link = self.link(peer, self.rank)
         occupied_s = link.occupied_s(nbytes)
         start_s = departure_s + link.latency_s
-        if not occupied_s:
-            return start_s
+        if not occupied_s or self.separate:
+            return start_s + occupied_s
         self._ingress_free_s = max(start_s, self._ingress_free_s) + occupied_s
         return self._ingress_free_s
 

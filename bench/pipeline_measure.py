@@ -1,0 +1,251 @@
+"""Pipelines run on real processes: the cases of a command or an experiment, in turn, on one job of timed stages.
+
+Who calls `measure` plans, prints and draws; the ranks only run. They are started here, or are those of the job that the
+caller is itself a rank of.
+"""
+
+import json
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from ..errors import InputError, LanterneError
+from ..kernels.delay import wait_until
+from ..pipeline.check import CheckedPlan, check
+from ..pipeline.execute import execute
+from ..pipeline.measured import COLUMNS, gather, timeline
+from ..pipeline.plan import Plan
+from ..pipeline.planes import find_plane, make_plane
+from ..pipeline.problem import Problem
+from ..pipeline.simulate import Timeline
+from ..pipeline.stage_timed import timed_stages
+from ..transport.bootstrap import in_a_job
+from ..transport.registry import TRANSPORTS
+from ..transport.shaped import Link
+from . import report
+from .measure import agree_start_s
+
+LOCAL = "local"
+
+
+class Case(NamedTuple):
+    """A checked plan, the problem that it runs under, seconds in a unit of its times, and the data plane."""
+
+    checked: CheckedPlan
+    problem: Problem
+    unit_s: float
+    plane: str
+    options: dict = {}  # noqa: RUF012
+
+    @property
+    def ranks(self):
+        return self.checked.plan.placement.num_ranks
+
+    def to_dict(self):
+        """As JSON; `from_dict` is the inverse."""
+        return {
+            "plan": self.checked.plan.to_dict(),
+            "problem": self.problem.to_dict(),
+            "unit_s": self.unit_s,
+            "plane": self.plane,
+            "options": self.options,
+        }
+
+    @classmethod
+    def from_dict(cls, document):
+        problem = Problem.from_dict(document["problem"])
+        checked = check(Plan.from_dict(document["plan"]), problem, memory=False)
+        return cls(checked, problem, document["unit_s"], document["plane"], document["options"])
+
+
+class Outcome(NamedTuple):
+    """What was measured of a case: seconds from the first start to the last end, one per iteration; and that iteration
+    which is nearest to their median, as a Timeline and as the columns of measured.COLUMNS.
+    """
+
+    makespan_s: list
+    timeline: Timeline
+    columns: dict
+
+    @property
+    def median_s(self):
+        return statistics.median(self.makespan_s)
+
+
+def check_case(case):
+    """Raise InputError if the ranks cannot run `case`."""
+    find_plane(case.plane)
+    if case.problem.shared_links:
+        raise InputError("shared_links: got some, expected none: every emulated link is a pair's own")
+    if case.problem.data_parallel:
+        raise InputError("data_parallel: got some, expected none: timed stages have no gradients to reduce")
+    if any(nbytes != int(nbytes) for nbytes in case.problem.message_nbytes):
+        raise InputError(f"message_nbytes: got {case.problem.message_nbytes}, expected whole numbers")
+
+
+def emulated_links(problem, unit_s):
+    """{(source, destination): Link} of every pair of the problem's ranks."""
+    ranks = range(problem.stages)
+    nbytes = max(problem.message_nbytes)
+    links = {}
+    for pair in ((a, b) for a in ranks for b in ranks if a != b):
+        busy = problem.occupancy(*pair, nbytes)
+        links[pair] = Link(problem.latency(*pair) * unit_s, nbytes / (busy * unit_s) if busy else None)
+    return links
+
+
+def measure(cases, iterations, warmup=1, transport="mpi", timeout_s=60.0):
+    """Run `cases`, all of as many ranks, `iterations` rounds, each round all of them in turn.
+
+    Returns:
+        A list of Outcomes; None on the ranks of a job but its first.
+
+    Raises:
+        InputError: a case that cannot run.
+        LanterneError: a rank failed.
+    """
+    for case in cases:
+        check_case(case)
+    work = {"cases": [case.to_dict() for case in cases], "iterations": iterations, "warmup": warmup}
+    if transport != LOCAL and transport not in TRANSPORTS:
+        raise InputError(f"--transport: got {transport!r}, expected one of {LOCAL}, {', '.join(TRANSPORTS)}")
+    work |= {"transport": transport, "timeout_s": timeout_s}
+    if transport == LOCAL:
+        from ..collectives.communicator import spawn
+
+        found = spawn(cases[0].ranks, run_cases, work, timeout_s=timeout_s)[0]
+    elif in_a_job():
+        found = run_rank(work)
+        if found is None:
+            return None
+    else:
+        found = _launched(work, cases[0].ranks)
+    return [_outcome(case, *each) for case, each in zip(cases, found, strict=True)]
+
+
+def _launched(work, ranks):
+    from ..transport.launch import launch
+
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "work").write_text(json.dumps(work))
+        code = f"import sys; from {__name__} import rank_main; sys.exit(rank_main(sys.argv[1]))"
+        launcher = "mpi" if work["transport"] == "mpi" else "direct"
+        exit_code = launch([sys.executable, "-c", code, folder], ranks, launcher=launcher)
+        errors = sorted(Path(folder).glob("error-*"))
+        if errors:
+            raise LanterneError(errors[0].read_text())
+        if exit_code or not Path(folder, "found").exists():
+            raise LanterneError(f"pipeline: the ranks ended with exit code {exit_code}, expected 0")
+        return json.loads(Path(folder, "found").read_text())
+
+
+def rank_main(folder):
+    """One rank of a job that `measure` started; its exit code."""
+    work = json.loads(Path(folder, "work").read_text())
+    try:
+        found = run_rank(work)
+    except LanterneError as error:
+        # Sorted by name: the error itself before what the others heard of it.
+        heard = type(error) is not LanterneError
+        Path(folder, f"error-{int(heard)}-{id(error)}").write_text(str(error))
+        return 1
+    if found is not None:
+        Path(folder, "found").write_text(json.dumps(found))
+    return 0
+
+
+def run_rank(work):
+    """The work on this rank of a job; what was found on rank 0, None on the others."""
+    from ..collectives.communicator import init
+
+    with init(transport=work["transport"], timeout_s=work["timeout_s"]) as comm:
+        return run_cases(comm, work)
+
+
+def run_cases(comm, work):
+    """(makespans, rows of COLUMNS of the median iteration) of each case, on rank 0; None on the others."""
+    # Plans that search have no two alike: those of rank 0 count.
+    cases = [Case.from_dict(document) for document in from_first(comm, work["cases"])]
+    for case in cases:
+        if case.ranks != comm.world_size:
+            raise InputError(f"pipeline: got {comm.world_size} ranks, expected {case.ranks}, one per stage")
+    planes, samples = Planes(comm), [[] for _ in cases]
+    try:
+        for iteration in range(-work["warmup"], work["iterations"]):
+            for case, sample in zip(cases, samples, strict=True):
+                if comm.rank == 0:
+                    report.progress(f"{case.checked.plan.scheduler} over {case.plane}: {max(iteration, 0) + 1}")
+                columns = run_once(comm, case, planes.take(case))
+                if iteration >= 0:
+                    sample.append(columns)
+    finally:
+        planes.close()
+    if comm.rank == 0:
+        report.progress("")
+        return [_median(sample) for sample in samples]
+    return None
+
+
+def run_once(comm, case, plane):
+    """One iteration of a case from an agreed instant, on every rank; the columns that `gather` gives."""
+    stages = timed_stages(case.problem, case.checked.plan.placement, comm.rank, case.unit_s)
+    comm.barrier()
+    wait_until(agree_start_s(comm))
+    return gather(execute(case.checked, stages, comm, plane=plane), case.checked, comm)
+
+
+class Planes:
+    """The data planes of a job, made when first needed; their links are those of the case at hand."""
+
+    def __init__(self, comm):
+        self.comm, self._made = comm, {}
+
+    def take(self, case):
+        """The plane of `case` with its links; every rank calls it."""
+        key = case.plane, json.dumps(case.options, sort_keys=True)
+        wanted = emulated_links(case.problem, case.unit_s)
+        if key not in self._made:
+            self._made[key] = [make_plane(case.plane, self.comm, wanted, **case.options), wanted]
+        plane, links = self._made[key]
+        for pair, link in wanted.items():
+            if links[pair] != link:
+                plane.set_link(*pair, link)
+        self._made[key][1] = wanted
+        return plane
+
+    def close(self):
+        for plane, _ in self._made.values():
+            plane.close()
+
+
+def from_first(comm, document):
+    """What rank 0 calls with, a JSON document, on every rank."""
+    text = np.frombuffer(json.dumps(document).encode(), np.uint8).copy()
+    count = np.array([len(text)])
+    comm.broadcast(count)
+    if comm.rank:
+        text = np.empty(int(count[0]), np.uint8)
+    comm.broadcast(text)
+    return json.loads(text.tobytes())
+
+
+def _makespan_s(columns):
+    return float(columns["end_s"].max() - columns["start_s"].min())
+
+
+def _median(sample):
+    """The makespans of a case's iterations, and the columns, as rows, of the one nearest to their median."""
+    makespans = [_makespan_s(columns) for columns in sample]
+    middle = statistics.median_low(makespans)
+    columns = sample[makespans.index(middle)]
+    rows = [[None if np.isnan(value) else value for value in columns[name].tolist()] for name in COLUMNS]
+    return makespans, rows
+
+
+def _outcome(case, makespans, rows):
+    columns = {name: np.array(row, float) for name, row in zip(COLUMNS, rows, strict=True)}
+    return Outcome(makespans, timeline(columns, case.checked, case.problem, case.unit_s), columns)

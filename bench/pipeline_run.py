@@ -1,0 +1,200 @@
+"""Run pipeline plans on real processes that wait instead of computing, over emulated slow links, against the simulator.
+
+  lanterne pipeline run --stages 4 --microbatches 12 --forward 10ms --backward-input 10ms --backward-weight 10ms \\
+                        --link 2=30ms --scheduler zb_h1,adaptra,best --data-plane inline,delegate
+  lanterne pipeline run problem.json --scheduler best --data-plane delegate --plot run.png --trace run.json
+
+Each stage is a process; F, B and W take the time that the problem gives them; messages are real, and held back until
+the problem's link would have let them through. Every scheduler runs over every data plane, all in turn, --iterations
+times. Columns:
+
+  predicted     makespan of the simulator, told how the data plane sends
+  measured      median over the iterations: first start to last end
+  no delay      makespan of the same plan over links without delay, simulated
+  dependencies  what slow links add because work waits for messages, simulated
+  blocking      what is left of the measured time: sends that kept a rank from computing (head-of-line blocking)
+"""
+
+import dataclasses
+import json
+import statistics
+import sys
+
+from ..errors import InputError
+from ..pipeline.analysis import bubble_rate
+from ..pipeline.check import check
+from ..pipeline.draw import draw_all
+from ..pipeline.planes import PLANES, find_plane, predict
+from ..pipeline.schedulers import load
+from ..pipeline.simulate import simulate
+from ..pipeline.trace import chrome_trace
+from . import report
+from .pipeline_input import add_problem_arguments, problem_from, queue_length
+from .pipeline_measure import Case, check_case, measure
+from .pipeline_plan import make
+from .pipeline_report import described, labelled
+from .units import format_time, parse_time_s
+
+
+def add_arguments(parser):
+    """The options of this command."""
+    parser.epilog = "data planes:\n" + "".join(f"  {name.ljust(14)}{maker.about}\n" for name, maker in PLANES.items())
+    add_problem_arguments(parser)
+    parser.add_argument("--unit", metavar="T", help="a unit of the times of a problem that names none, such as 1ms")
+    parser.add_argument("--scheduler", default="best", metavar="A,B,...", help="default best; see `pipeline plan --help`")
+    parser.add_argument("--data-plane", default="inline", metavar="A,B,...", help="those below (default inline)")
+    parser.add_argument(
+        "--queue", type=queue_length, default=1, metavar="N", help="inline: sends under way at once (default 1)"
+    )
+    parser.add_argument("--iterations", type=int, default=5, metavar="K", help="of each, in turn (default 5)")
+    parser.add_argument("--warmup", type=int, default=1, metavar="K", help="untimed ones before (default 1)")
+    parser.add_argument("--transport", default="mpi", help="mpi (default), ucx, or local: threads")
+    parser.add_argument("--timeout", default="60s", metavar="T", help="of every wait (default 60s)")
+    parser.add_argument("--json", metavar="FILE", help="write everything, raw samples too ('-' for standard output)")
+    parser.add_argument(
+        "--plot", metavar="FILE", help="draw predicted and measured Gantt charts (png, svg, pdf); one file each of several"
+    )
+    parser.add_argument("--trace", metavar="FILE", help="write the measured run for ui.perfetto.dev; likewise")
+
+
+def run(args):
+    """Plan, run, print; exit code 0."""
+    cases, unit = cases_of(args)
+    timeout_s = parse_time_s(args.timeout, "--timeout")
+    if timeout_s <= 0:
+        raise InputError(f"--timeout: got {args.timeout}, expected more than 0")
+    outcomes = measure(cases, args.iterations, args.warmup, args.transport, timeout_s)
+    if outcomes is None:
+        return 0
+    predicted = [predict(case.plane, case.checked, case.problem, **case.options) for case in cases]
+    records = [record(*each) for each in zip(cases, predicted, outcomes, strict=True)]
+    document = report.envelope(**records[0], results=records, problem=described(cases[0].problem, unit))
+    if args.json:
+        report.write_json(args.json, document)
+    print_records(document, sys.stderr if args.json == "-" else sys.stdout)
+    for each in zip(cases, predicted, outcomes, strict=True):
+        write_pictures(args, *each, several=len(cases) > 1)
+    return 0
+
+
+def cases_of(args):
+    """(cases, unit of the problem's times) of a command line.
+
+    Raises:
+        InputError: an option that cannot be.
+    """
+    problem, unit, unit_s = problem_from(args)
+    if args.unit is not None:
+        unit, unit_s = args.unit, parse_time_s(args.unit, "--unit")
+    if not unit_s:
+        raise InputError("--unit: got none and a problem without one, expected what its times are in, such as 1ms")
+    if args.iterations < 1 or args.warmup < 0:
+        raise InputError(f"--iterations, --warmup: got {args.iterations} and {args.warmup}, expected at least 1 and 0")
+    if problem.message_nbytes[0] != problem.message_nbytes[1]:
+        raise InputError(f"message_nbytes: got {problem.message_nbytes}, expected one size both ways")
+    schedulers, planes = args.scheduler.split(","), args.data_plane.split(",")
+    for name in schedulers:
+        load(name)
+    for name in planes:
+        find_plane(name)
+    cases = []
+    for name in schedulers:
+        report.progress(f"planning with {name}")
+        checked = make(name, problem).checked
+        for plane in planes:
+            options = {"queue": args.queue} if "queue" in find_plane(plane).simulated else {}
+            cases.append(Case(checked, problem, unit_s, plane, options))
+            check_case(cases[-1])
+    report.progress("")
+    return cases, unit
+
+
+def undelayed(problem):
+    """The problem with links that take no time."""
+    return dataclasses.replace(problem, link_latency=0.0, link_bandwidth=None)
+
+
+def record(case, predicted, outcome):
+    """What the JSON file and the table say of a case."""
+    plan, unit_s = case.checked.plan, case.unit_s
+    no_delay_s = simulate(plan, undelayed(case.problem)).makespan * unit_s
+    free_s = simulate(case.checked, case.problem).makespan * unit_s
+    measured = outcome.timeline
+    starts, ends = (measured.start * unit_s).tolist(), (measured.end * unit_s).tolist()
+    actions = [action for rank in plan.ranks for action in rank]
+    return {
+        "scheduler": plan.scheduler,
+        "data_plane": case.plane,
+        "data_plane_options": case.options,
+        "predicted_makespan_s": predicted.makespan * unit_s,
+        "measured_makespan_s": outcome.makespan_s,
+        "no_delay_makespan_s": no_delay_s,
+        "dependencies_s": free_s - no_delay_s,
+        "blocking_s": outcome.median_s - free_s,
+        "predicted_bubble_rate": bubble_rate(predicted),
+        "measured_bubble_rate": bubble_rate(measured),
+        "actions": [
+            {"rank": rank, "action": str(action), "start_s": start, "end_s": end}
+            for rank, action, start, end in zip(plan.rank_of.tolist(), actions, starts, ends, strict=True)
+        ],
+    }
+
+
+COLUMNS = [
+    ("scheduler", ""),
+    ("data plane", ""),
+    ("predicted", ""),
+    ("measured", "median"),
+    ("off by", ""),
+    ("least", ""),
+    ("most", ""),
+    ("bubbles", "measured"),
+    ("no delay", "simulated"),
+    ("dependencies", "+"),
+    ("blocking", "+"),
+]
+
+
+def print_records(document, file):
+    """The table of a document of `run`."""
+    results, problem = document["results"], document["problem"]
+    notes = [
+        f"{problem['stages']} processes, {problem['microbatches']} microbatches, "
+        f"{len(results[0]['measured_makespan_s'])} iterations of each in turn, {document['environment']['cpus']} cores"
+    ]
+    report.print_table(COLUMNS, [row(result) for result in results], notes=notes, left=(0, 1), file=file)
+
+
+def row(result):
+    """One line of the table."""
+    measured = result["measured_makespan_s"]
+    median_s, predicted_s = statistics.median(measured), result["predicted_makespan_s"]
+    return [
+        result["scheduler"],
+        result["data_plane"],
+        format_time(predicted_s),
+        format_time(median_s),
+        f"{median_s / predicted_s - 1:+.2%}",
+        format_time(min(measured)),
+        format_time(max(measured)),
+        f"{result['measured_bubble_rate']:.1%}",
+        format_time(result["no_delay_makespan_s"]),
+        format_time(result["dependencies_s"]),
+        format_time(result["blocking_s"]),
+    ]
+
+
+def write_pictures(args, case, predicted, outcome, several):
+    """The files that --plot and --trace ask for, of one case."""
+    name = case.checked.plan.scheduler
+    label = f"{name}-{case.plane}" if several else ""
+    unit_s = case.unit_s
+    if args.plot:
+        charts = [
+            (f"{name}, {case.plane}, predicted", predicted, not predicted.in_order),
+            (f"{name}, {case.plane}, measured", outcome.timeline, False),
+        ]
+        draw_all(charts, labelled(args.plot, label), "ms" if unit_s == 1e-3 else f"{unit_s:g} s")
+    if args.trace:
+        document = chrome_trace(outcome.timeline, unit_s * 1e6)
+        report.write_atomically(labelled(args.trace, label), json.dumps(document).encode())

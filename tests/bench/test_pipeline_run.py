@@ -1,0 +1,95 @@
+"""`lanterne pipeline run`: predicted and measured side by side, from real processes; bad input in one line."""
+
+import json
+
+import pytest
+
+from lanterne.bench import pipeline_measure
+from lanterne.bench.cli import main
+
+PROBLEM = ["--stages", "2", "--microbatches", "3", "--forward", "2ms", "--link", "0=4ms"]
+
+
+def run(capsys, *words):
+    code = main(["pipeline", "run", *PROBLEM, *words])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+@pytest.mark.parametrize("transport", ["mpi", "ucx", "local"])
+def test_every_contender_is_predicted_and_measured(capsys, tmp_path, transport):
+    file, picture, trace = tmp_path / "run.json", tmp_path / "run.png", tmp_path / "trace.json"
+    words = ["--scheduler", "1f1b,adaptra", "--data-plane", "inline,unbounded", "--iterations", "2", "--queue", "0"]
+    words += ["--json", str(file), "--plot", str(picture), "--trace", str(trace), "--transport", transport]
+    code, out, err = run(capsys, *words)
+    assert (code, err) == (0, "")
+    assert [line.split()[:2] for line in out.splitlines()[3:]] == [
+        [scheduler, plane] for scheduler in ("1f1b", "adaptra") for plane in ("inline", "unbounded")
+    ]
+    document = json.loads(file.read_text())
+    assert document["scheduler"] == "1f1b" and document["predicted_makespan_s"] == pytest.approx(0.040)
+    for result in document["results"]:
+        # Timed stages never end early, so no run is shorter than the simulator's.
+        assert len(result["measured_makespan_s"]) == 2
+        assert min(result["measured_makespan_s"]) >= result["predicted_makespan_s"] - 1e-5
+        assert len(result["actions"]) == {"1f1b": 12, "adaptra": 18}[result["scheduler"]]
+        assert {action["rank"] for action in result["actions"]} == {0, 1}
+        assert min(action["start_s"] for action in result["actions"]) == 0
+    assert {path.name for path in tmp_path.glob("*.png")} == {
+        f"run-{scheduler}-{plane}.png" for scheduler in ("1f1b", "adaptra") for plane in ("inline", "unbounded")
+    }
+    spans = json.loads((tmp_path / "trace-1f1b-inline.json").read_text())["traceEvents"]
+    assert sum(span["ph"] == "X" for span in spans) == 12
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--data-plane", "carrier"], "data plane: got 'carrier', expected one of inline"),
+        (["--scheduler", "zb"], "scheduler: got 'zb', expected one of gpipe"),
+        (["--transport", "pigeon"], "--transport: got 'pigeon', expected one of local, mpi, ucx"),
+        (["--iterations", "0"], "--iterations, --warmup: got 0 and 1"),
+        (["--timeout", "0"], "--timeout: got 0, expected more than 0"),
+        (["--link", "1=3ms"], "link: got '1', expected 0 to 0"),
+        (["--unit", "0s"], "--unit: got none"),
+    ],
+)
+def test_bad_input_is_one_line(capsys, words, message):
+    code, out, err = run(capsys, *words)
+    assert code == 2 and out == "" and err.startswith(f"lanterne: {message}") and err.count("\n") == 1
+
+
+def test_a_problem_file_names_its_unit(capsys, tmp_path):
+    file = tmp_path / "problem.json"
+    problem = {"stages": 2, "microbatches": 1, "forward": 2, "backward_input": 2, "backward_weight": 2}
+    file.write_text(json.dumps(problem))
+    words = ["pipeline", "run", str(file), "--scheduler", "1f1b", "--transport", "local", "--iterations", "1"]
+    assert main(words) == 2
+    assert "--unit: got none and a problem without one" in capsys.readouterr().err
+    assert main([*words, "--unit", "1ms", "--json", "-"]) == 0
+    assert json.loads(capsys.readouterr().out)["predicted_makespan_s"] == pytest.approx(0.012)
+    for key, value in (("shared_links", [[[0, 1], [1, 0]]]), ("data_parallel", {"kind": "all_reduce", "time": 1})):
+        file.write_text(json.dumps(problem | {key: value, "unit": "ms"}))
+        assert main(words) == 2
+        assert f"{key}: got some, expected none" in capsys.readouterr().err
+
+
+def test_a_rank_that_fails_ends_the_command_with_its_error(capsys, monkeypatch):
+    """A link slower than the timeout."""
+    code, out, err = run(capsys, "--link", "0=5s", "--timeout", "300ms", "--scheduler", "1f1b", "--iterations", "1")
+    assert code == 1 and out == ""
+    assert "within 0.3 s" in err and "Traceback" not in err
+
+
+def test_what_the_ranks_are_given_comes_back_equal():
+    from lanterne.pipeline.check import check
+    from lanterne.pipeline.problem import Problem
+    from lanterne.pipeline.schedulers import plan
+
+    problem = Problem(2, 3, 1, 2, 3, [4], link_bandwidth=[8], message_nbytes=16)
+    case = pipeline_measure.Case(check(plan(problem, "zb_h1"), problem), problem, 1e-3, "inline", {"queue": 2})
+    again = pipeline_measure.Case.from_dict(json.loads(json.dumps(case.to_dict())))
+    assert again.problem == problem and again[2:] == case[2:]
+    assert again.checked.plan.words() == case.checked.plan.words()
+    links = pipeline_measure.emulated_links(problem, 1e-3)
+    assert links[0, 1].latency_s == pytest.approx(4e-3) and links[1, 0].occupied_s(16) == pytest.approx(2e-3)
