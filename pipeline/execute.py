@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..errors import InputError, LanterneError
+from ..errors import InputError, LanterneError, TransportTimeout
 from .action import KINDS
 from .check import CheckedPlan
 from .costs import costs
@@ -140,7 +140,8 @@ class _Run:
             if slot < 0 or rank_of[column] == rank or rank_of[self.receiver[slot]] != rank:
                 continue
             message = self.message(self.receiver[slot], received=True)
-            self.receives[slot] = self.plane.receive(*message, int(rank_of[column]))
+            peer = int(rank_of[column])
+            self.receives[slot] = self.plane.receive(*message, peer), peer
 
     def message(self, column, received):
         """(shape, dtype) of what the action of `column` on this rank receives, or else sends."""
@@ -156,9 +157,13 @@ class _Run:
             return None, False
         if slot in self.here:
             return self.here.pop(slot), False
-        receive = self.receives.pop(slot)
+        receive, peer = self.receives.pop(slot)
         waited = not receive.test()
-        buffer = receive.wait(self.timeout_s)
+        try:
+            buffer = receive.wait(self.timeout_s)
+        except TransportTimeout as error:
+            place = f"pipeline rank {self.comm.rank}, {action}, which waits for rank {peer}"
+            raise TransportTimeout(f"{place}: {error}", (peer,)) from error
         if waited:
             self.stages[action.stage].waited()
         self.read.setdefault((action.stage, action.microbatch), []).append(buffer)

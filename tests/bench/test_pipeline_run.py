@@ -78,7 +78,7 @@ def test_a_rank_that_fails_ends_the_command_with_its_error(capsys, monkeypatch):
     """A link slower than the timeout."""
     code, out, err = run(capsys, "--link", "0=5s", "--timeout", "300ms", "--scheduler", "1f1b", "--iterations", "1")
     assert code == 1 and out == ""
-    assert "within 0.3 s" in err and "Traceback" not in err
+    assert "waits for rank" in err and "within 0.3 s" in err and "Traceback" not in err
 
 
 def test_what_the_ranks_are_given_comes_back_equal():
