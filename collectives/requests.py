@@ -51,9 +51,8 @@ class Request:
 
     def expire(self, limit_s):
         """A wait has lasted `limit_s`: raise TransportTimeout, or see to it that the call ends soon."""
-        communicator, peers = self.communicator, self.pending_peers()
-        if not isinstance(self, MessageRequest):
-            peers = communicator.control.absent() or peers
+        communicator = self.communicator
+        peers = communicator.control.absent() or self.pending_peers()
         raise timeout_error(communicator.transport, peers, limit_s)
 
 
@@ -147,6 +146,9 @@ class MessageRequest(Request):
     def pending_peers(self):
         """As CallRequest.pending_peers."""
         return self._request.pending_peers()
+
+    def expire(self, limit_s):
+        raise timeout_error(self.communicator.transport, self._request.awaited_peers(), limit_s)
 
     def poll(self):
         """As CallRequest.poll; True once the data has left (send) or arrived (receive)."""

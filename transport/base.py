@@ -148,7 +148,11 @@ class Request(ABC):
 
     @abstractmethod
     def pending_peers(self):
-        """The ranks whose operations are not complete, sorted."""
+        """The ranks whose operations are not complete, sorted: those that must be alive."""
+
+    def awaited_peers(self):
+        """The ranks that a timeout names."""
+        return self.pending_peers()
 
     @property
     @abstractmethod

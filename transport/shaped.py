@@ -166,3 +166,6 @@ class ShapedRequest(Request):
     def pending_peers(self):
         # Not those of messages held back here: they need nothing more of their senders, who may have left.
         return self._inner.pending_peers()
+
+    def awaited_peers(self):
+        return sorted({*self._inner.pending_peers(), *(peer for _, peer in self._held)})
