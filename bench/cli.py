@@ -18,6 +18,7 @@ COMMANDS = {
     "bench p2p": ("p2p", "benchmark point to point: latency, one way, both ways, against bare mpi4py"),
     "lab": ("lab", "run a command on every host of an emulated cluster with rate-limited links"),
     "bench deaths": ("deaths", "benchmark how soon survivors learn that a rank was killed"),
+    "bench lab-peers": ("lab_peers", "compare with MPICH, Open MPI and Gloo on the emulated cluster"),
     "bench": ("collective", "benchmark a collective, with and without a late rank"),
     "detect": ("detect", "find when a job became slow and when it recovered, in its iteration times"),
     "locate": ("locate", "say which worker, link or stage makes recorded steps long, or that it is the data"),

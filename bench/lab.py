@@ -154,22 +154,31 @@ def run_mpi(network, command, launcher):
     if is_open_mpi != (launcher == "openmpi"):
         raise Unavailable(f"lab: got --launcher {launcher}, but {mpiexec} is {version.splitlines()[0] if version else 'unknown'}")
     with tempfile.TemporaryDirectory(prefix=network.name) as folder:
-        # What mpiexec believes to be ssh: AGENT [-x] HOST COMMAND...
-        agent = Path(folder) / "agent"
-        agent.write_text(
-            '#!/bin/sh\nwhile case $1 in -*) true ;; *) false ;; esac; do shift; done\nhost=$1; shift\n'
-            'exec ip netns exec "$host" env LANTERNE_HOST_ID="$host" sh -c "$*"\n'
-        )
-        agent.chmod(0o755)
-        hosts = ",".join(network.host(index) for index in range(network.num_hosts))
-        if launcher == "mpich":
-            how = ["-hosts", hosts, "-launcher", "ssh", "-launcher-exec", str(agent), "-iface", INTERFACE]
-        else:
-            how = ["--host", hosts, "--prtemca", "plm", "ssh", "--prtemca", "plm_ssh_agent", str(agent)]
-            how += ["--prtemca", "prte_if_include", INTERFACE, "--mca", "btl_tcp_if_include", INTERFACE, "--bind-to", "none"]
-        child = environment(network, secrets.token_hex(16), 0)
-        # Each host names itself (see the agent); the launcher's own value would make them all host 0.
-        del child["LANTERNE_HOST_ID"]
-        child |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_mpi_yield_when_idle": "1"}
-        words = [*network.run_in(0), mpiexec, "-n", str(network.num_hosts), *how, *command]
-        return wait_for_all([subprocess.Popen(words, env=child)])
+        words = [*mpiexec_words(network, mpiexec, launcher, Path(folder)), *command]
+        return wait_for_all([subprocess.Popen(words, env=mpi_environment(network))])
+
+
+def mpiexec_words(network, mpiexec, launcher, folder):
+    """The words before a command that start it by `mpiexec` on every host of `network`; an agent is written to `folder`."""
+    # What mpiexec believes to be ssh: AGENT [-x] HOST COMMAND...
+    agent = folder / "agent"
+    agent.write_text(
+        '#!/bin/sh\nwhile case $1 in -*) true ;; *) false ;; esac; do shift; done\nhost=$1; shift\n'
+        'exec ip netns exec "$host" env LANTERNE_HOST_ID="$host" sh -c "$*"\n'
+    )
+    agent.chmod(0o755)
+    hosts = ",".join(network.host(index) for index in range(network.num_hosts))
+    if launcher == "mpich":
+        how = ["-hosts", hosts, "-launcher", "ssh", "-launcher-exec", str(agent), "-iface", INTERFACE]
+    else:
+        how = ["--host", hosts, "--prtemca", "plm", "ssh", "--prtemca", "plm_ssh_agent", str(agent)]
+        how += ["--prtemca", "prte_if_include", INTERFACE, "--mca", "btl_tcp_if_include", INTERFACE, "--bind-to", "none"]
+    return [*network.run_in(0), str(mpiexec), "-n", str(network.num_hosts), *how]
+
+
+def mpi_environment(network):
+    """The environment of an mpiexec on host 0."""
+    child = environment(network, secrets.token_hex(16), 0)
+    # Each host names itself (see the agent); the launcher's own value would make them all host 0.
+    del child["LANTERNE_HOST_ID"]
+    return child | {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_mpi_yield_when_idle": "1"}

@@ -1,0 +1,157 @@
+"""One rank of one contender of `lanterne bench lab-peers`: it calls an all_reduce when told to, and checks the result.
+
+Run as a program, with the contender and a socket's path, in the contender's own Python: needs NumPy and that library only.
+Orders come as lines of JSON, one at a time, and are answered each; at the end of the orders it ends. While it waits for one
+it does nothing, so contenders that are started side by side do not disturb each other.
+"""
+
+import json
+import os
+import socket
+import sys
+import time
+
+import numpy as np
+
+# Values repeat after a prime number of elements, so that no chunk holds what belongs elsewhere.
+PERIOD = 65537
+# The last part of a wait yields instead of sleeping.
+SPIN_S = 1e-3
+
+
+class Lanterne:
+    """This project, over UCX."""
+
+    def __init__(self):
+        import lanterne
+
+        self.comm = lanterne.init(transport="ucx")
+        self.rank, self.world_size, self.version = self.comm.rank, self.comm.world_size, f"lanterne {lanterne.__version__}"
+        self.barrier, self.close = self.comm.barrier, self.comm.close
+
+    def all_reduce(self, x, y, options):
+        self.comm.all_reduce(x, y, **options)
+
+
+class Mpi:
+    """MPI_Allreduce of whatever MPI mpi4py finds."""
+
+    def __init__(self):
+        from mpi4py import MPI
+
+        self.comm = MPI.COMM_WORLD
+        self.rank, self.world_size = self.comm.rank, self.comm.size
+        self.version = " ".join(MPI.Get_library_version().split("\n")[0].split(",")[0].split())
+        self.barrier, self.close = self.comm.Barrier, MPI.Finalize
+
+    def all_reduce(self, x, y, options):
+        self.comm.Allreduce(x, y)
+
+
+class Gloo:
+    """Gloo, through torch.distributed. It works in place: the copy before the call is not timed."""
+
+    def __init__(self):
+        import torch
+        from torch import distributed
+
+        torch.set_num_threads(1)
+        distributed.init_process_group("gloo")
+        self._torch, self._distributed = torch, distributed
+        self.rank, self.world_size, self.version = distributed.get_rank(), distributed.get_world_size(), f"torch {torch.__version__}"
+        self.barrier, self.close = distributed.barrier, distributed.destroy_process_group
+
+    def all_reduce(self, x, y, options):
+        self._distributed.all_reduce(self._torch.from_numpy(y))
+
+
+KINDS = {"lanterne": Lanterne, "mpi": Mpi, "gloo": Gloo}
+
+
+class Worker:
+    """Carries out the orders: `prepare`, then any number of `call`."""
+
+    def __init__(self, contender):
+        self._contender = contender
+        self._x = self._y = self._total = None
+
+    def prepare(self, count):
+        """Buffers of `count` float32, and what must come out."""
+        parts = [pattern(rank) for rank in range(self._contender.world_size)]
+        self._x = np.resize(parts[self._contender.rank], count)
+        self._y, self._total = np.empty_like(self._x), sum(parts)
+        self._reset()
+        return {}
+
+    def call(self, at_s, options):
+        """Call at the instant `at_s` of CLOCK_MONOTONIC; when it was called and had ended, and how many elements are wrong."""
+        wait_until(at_s)
+        called_s = time.monotonic()
+        self._contender.all_reduce(self._x, self._y, options)
+        ended_s = time.monotonic()
+        # What a library has taken over but not sent yet moves on in its next call only.
+        self._contender.barrier()
+        wrong = count_wrong(self._y, self._total)
+        self._reset()
+        return {"called_s": called_s, "ended_s": ended_s, "wrong": wrong}
+
+    def _reset(self):
+        if isinstance(self._contender, Gloo):
+            np.copyto(self._y, self._x)
+        else:
+            self._y.view(np.uint8).fill(0xA5)
+
+
+def pattern(rank):
+    """(PERIOD,) float32 of small whole numbers, whose sums are exact."""
+    index = np.arange(PERIOD, dtype=np.int64)
+    return ((index * index * 7 + index * (rank + 3) + 13 * rank) % 17 - 8).astype(np.float32)
+
+
+def count_wrong(array, total):
+    """How many elements of `array` are not those of `total`, repeated."""
+    whole = len(array) // PERIOD * PERIOD
+    wrong = np.count_nonzero(array[:whole].reshape(-1, PERIOD) != total)
+    return int(wrong + np.count_nonzero(array[whole:] != total[: len(array) - whole]))
+
+
+def wait_until(at_s):
+    """Return at the instant `at_s` of CLOCK_MONOTONIC."""
+    while (left_s := at_s - time.monotonic()) > 0:
+        if left_s > SPIN_S:
+            time.sleep(left_s - SPIN_S)
+        else:
+            os.sched_yield()
+
+
+def serve(contender, stream):
+    """Answer the orders that come over `stream` until it ends."""
+
+    def say(answer):
+        stream.write(json.dumps(answer) + "\n")
+        stream.flush()
+
+    worker = Worker(contender)
+    say({"rank": contender.rank, "version": contender.version})
+    for line in stream:
+        order = json.loads(line)
+        try:
+            answer = getattr(worker, order.pop("verb"))(**order)
+        except Exception as error:
+            say({"error": f"{type(error).__name__}: {error}"})
+            raise
+        say(answer)
+
+
+def main(kind, path):
+    """Join the contender's job, then serve."""
+    contender = KINDS[kind]()
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.connect(path)
+        with sock.makefile("rw") as stream:
+            serve(contender, stream)
+    contender.close()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,176 @@
+"""The comparison on the emulated cluster: its cases, its tables, and a small run of it."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+from lanterne.bench import lab_network, lab_worker
+from lanterne.bench.cli import main
+from lanterne.bench.lab_peers import CASES, Case, parse_case
+from lanterne.bench.lab_peers_report import BARS, markdown, table
+from lanterne.bench.lab_team import CONTENDERS, find_python
+from lanterne.errors import InputError, Unavailable
+
+
+def record(delay, contender, algorithm, x, wrong=0, nbytes=16 << 20):
+    key = {"hosts": 8, "nbytes": nbytes, "delay": delay, "contender": contender, "algorithm": algorithm}
+    return key | {"delay_s": delay, "time_s": x, "late_s": x, "x": x, "wrong": wrong}
+
+
+def document(*results):
+    return {
+        "environment": {"cpus": 2, "platform": "somewhere"},
+        "rate_bytes_per_s": 25e6,
+        "versions": {"lanterne": "lanterne 1", "gloo": "torch 2"},
+        "missing": {"openmpi": CONTENDERS["openmpi"].install},
+        "failed": {},
+        "results": list(results),
+    }
+
+
+def test_cases_have_names():
+    assert parse_case("8x16MiB@0.7") == Case(8, 16 << 20, 0.7)
+    cases = [parse_case(text) for text in CASES.split(",")]
+    assert {tuple(case) for case in cases} == BARS.keys()
+    assert [str(case) for case in cases] == CASES.split(",")
+
+
+@pytest.mark.parametrize("text", ["", "8", "8x16MiB", "1x16MiB@1", "8x16MiB@-1", "8x16MiB@nan", "8x@1", "8x2@1", "eightx16MiB@1", "65x1MiB@0"])
+def test_cases_that_are_none(text):
+    with pytest.raises(InputError, match="--cases: got"):
+        parse_case(text)
+
+
+def test_the_table_shows_medians_and_the_best_peer():
+    found = document(
+        record(1.1, "gloo", None, [1.9, 1.7, 1.8]),
+        record(1.1, "mpich", None, [1.75]),
+        record(1.1, "lanterne", "auto", [1.0, 1.04, 9.0]),
+        record(0, "lanterne", "auto", [1.8]),
+        record(0.7, "lanterne", "auto", []),
+    )
+    titles, rows = table(found)
+    assert titles == ["hosts", "size", "D", "auto", "MPICH, OFI", "Gloo", "best peer", "bar", "aim"]
+    assert rows == [
+        ["8", "16 MiB", "1.1", "1.04", "1.75", "1.80", "1.75", "1.08", "1.04"],
+        ["8", "16 MiB", "none", "1.80", "-", "-", "-", "1.82", "1.77"],
+    ]
+
+
+def test_the_report_names_the_missing_and_counts_the_wrong():
+    text = markdown(document(record(1.1, "lanterne", "auto", [1.25, 1.5, 1.0], wrong=3)))
+    assert "Open MPI, ring is missing; install it with: python3 -m venv .venv-openmpi" in text
+    assert "3 calls counted, 3 wrong elements" in text
+    assert "| 8 | 16 MiB | 1.1 | auto | 3 | 1.00 | 1.25 | 1.50 |" in text
+
+
+def test_a_python_without_the_packages_is_none():
+    assert find_python(CONTENDERS["lanterne"]) == sys.executable
+    nowhere = CONTENDERS["gloo"]._replace(packages=("no-such-package",))
+    assert find_python(nowhere) is None
+    assert find_python(CONTENDERS["lanterne"], "/no/such/python") is None
+
+
+@pytest.mark.parametrize("count", [1, lab_worker.PERIOD, 3 * lab_worker.PERIOD + 5])
+def test_every_wrong_element_is_counted(count):
+    total = lab_worker.pattern(0) + lab_worker.pattern(1)
+    array = np.resize(total, count)
+    assert lab_worker.count_wrong(array, total) == 0
+    array[[0, count // 2, count - 1]] += 1
+    assert lab_worker.count_wrong(array, total) == len({0, count // 2, count - 1})
+    shifted = np.roll(np.resize(total, count), 1)
+    assert lab_worker.count_wrong(shifted, total) > count / 2 or count == 1
+
+
+class Alone:
+    """A contender of one rank, whose result is what it is told."""
+
+    rank, world_size, version = 0, 1, "alone 1"
+
+    def __init__(self, add):
+        self._add = add
+
+    def all_reduce(self, x, y, options):
+        np.add(x, self._add, out=y)
+
+    def barrier(self):
+        pass
+
+
+def test_a_worker_answers_orders_and_reports_wrong_results():
+    mine, theirs = socket.socketpair()
+    with mine, theirs, mine.makefile("rw") as orders, theirs.makefile("rw") as stream:
+        thread = threading.Thread(target=lab_worker.serve, args=(Alone(add=1), stream))
+        thread.start()
+        answers = [json.loads(orders.readline())]
+        for order in ({"verb": "prepare", "count": 10}, {"verb": "call", "at_s": 0, "options": {}}):
+            orders.write(json.dumps(order) + "\n")
+            orders.flush()
+            answers.append(json.loads(orders.readline()))
+        mine.shutdown(socket.SHUT_WR)
+        thread.join()
+    assert answers[0] == {"rank": 0, "version": "alone 1"} and answers[1] == {}
+    assert answers[2]["wrong"] == 10 and answers[2]["ended_s"] >= answers[2]["called_s"]
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (["--cases", "many"], "--cases: got 'many'"),
+        (["--contenders", "nccl"], "got 'nccl', expected one of lanterne, mpich"),
+        (["--python", "gloo"], "--python: got 'gloo', expected NAME=PATH"),
+        (["--algorithm", "rign"], "got 'rign'"),
+        (["--iterations", "0"], "--iterations: got 0"),
+    ],
+)
+def test_bad_input(words, part, capsys):
+    assert main(["bench", "lab-peers", *words]) == 2
+    assert part in capsys.readouterr().err
+
+
+def test_a_file_of_something_else(tmp_path, capsys):
+    file = tmp_path / "other.json"
+    file.write_text('{"results": []}')
+    assert main(["bench", "lab-peers", "--json", str(file)]) == 2
+    assert "is not of this command" in capsys.readouterr().err
+
+
+def test_a_small_run_and_its_continuation(tmp_path, capsys):
+    try:
+        lab_network.check_available()
+    except Unavailable as error:
+        if "lab" in os.environ.get("LANTERNE_REQUIRE", "").split(","):
+            pytest.fail(str(error))
+        pytest.skip(str(error))
+    file, report = tmp_path / "lab.json", tmp_path / "lab.md"
+    words = ["--json", str(file), "--report", str(report), "--contenders", "lanterne,gloo", "--algorithm", "auto,late_join"]
+    words += ["--cases", "3x256KiB@2,3x256KiB@0", "--python", "gloo=/no/such/python"]
+
+    def run(*more):
+        command = [sys.executable, "-m", "lanterne", "bench", "lab-peers", *words, *more]
+        return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+    before = set(lab_network.namespaces())
+    result = run("--iterations", "1")
+    assert result.returncode == 0, result.stderr
+    assert "Gloo is missing; install it with" in result.stdout
+    first = json.loads(file.read_text())["results"]
+    assert [(r["delay"], r["algorithm"], len(r["x"]), r["wrong"]) for r in first] == [
+        (2.0, "auto", 1, 0),
+        (2.0, "late_join", 1, 0),
+        (0.0, "auto", 1, 0),
+    ]
+    # The late rank's own buffer must leave it; the bucket's first 128 kB are free.
+    assert all(r["late_s"][0] > 0.4 * (256 << 10) / 25e6 and r["time_s"][0] > r["late_s"][0] + 0.02 for r in first[:2])
+    assert run("--iterations", "2").returncode == 0
+    second = json.loads(file.read_text())["results"]
+    assert [len(r["x"]) for r in second] == [2, 2, 2]
+    assert [r["x"][0] for r in second] == [r["x"][0] for r in first]
+    assert "| 3 | 256 KiB | 2 |" in report.read_text()
+    assert not {name for name in set(lab_network.namespaces()) - before if name.startswith("peer")}
