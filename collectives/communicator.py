@@ -313,7 +313,8 @@ class Communicator:
         ranks = [self.ranks[rank] for rank in members]
         child = Communicator(transport or self.transport, ranks, int(free[0]), self._used_ids, board_key=board_key)
         child.timeout_s, child.pauses, child.deterministic = self.timeout_s, self.pauses, self.deterministic
-        child.tuning.adopt(self.tuning.model, self.tuning.source)
+        tuning = self.tuning
+        child.tuning.adopt(tuning.model, tuning.source, tuning.factors if len(ranks) == self.world_size else ())
         return child
 
     def close(self):

@@ -16,9 +16,10 @@ from ..transport.sequencer import ABORT, DIED, JOIN, MISMATCH, TIMEOUT, WITHOUT
 from .arrivals import ArrivalLog
 from .cost import late_start, price
 from .plans import BOARD_LANES, Plans
+from .predict import priced_schedule
 from .registry import find_algorithm
 from .requests import Request
-from .tuning import MAX_PRICED_RANKS, late_num_chunks, override, priced_schedule
+from .tuning import MAX_PRICED_RANKS, late_num_chunks, override
 
 # The board costs some 0.05 ms a call: below this predicted time, or this size, it is not asked.
 LEAST_NORMAL_S = 2e-3

@@ -1,0 +1,52 @@
+"""What the algorithms of a collective are predicted to take, and how predictions are corrected by trials."""
+
+import functools
+from typing import NamedTuple
+
+import numpy as np
+
+from .cost import price
+from .registry import algorithms_for, best_num_chunks, make_schedule
+
+# Pipelined algorithms are cut no finer: every message costs the executor some 10 us of Python.
+MIN_CHUNK_NBYTES = 16 << 10
+
+
+class Factor(NamedTuple):
+    """An algorithm on buffers of `nbytes` took `factor` times what was predicted."""
+
+    collective: str
+    algorithm: str
+    nbytes: int
+    factor: float
+
+
+@functools.cache
+def candidates(collective, world_size):
+    """The registry lines that `auto` chooses from."""
+    return tuple(line for line in algorithms_for(collective) if not line.late and not line.refuses(world_size))
+
+
+@functools.lru_cache(64)
+def priced_schedule(collective, algorithm, world_size, num_chunks):
+    """The schedule of a registered algorithm, unchecked, cached."""
+    return make_schedule(collective, algorithm, world_size, num_chunks)
+
+
+def predictions(collective, world_size, nbytes, model):
+    """Seconds of every candidate by `model`, cheapest first: [(algorithm, num_chunks, seconds)]."""
+    rows = []
+    for line in candidates(collective, world_size):
+        chunks = best_num_chunks(line, world_size, nbytes, model, MIN_CHUNK_NBYTES)
+        cost = price(priced_schedule(collective, line.name, world_size, chunks), nbytes, model)
+        rows.append((line.name, chunks, cost.makespan_s))
+    return sorted(rows, key=lambda row: row[2])
+
+
+def correction(factors, collective, algorithm, nbytes):
+    """What to multiply the prediction by: between the sizes tried on the line in log(nbytes), beyond them the nearest; 1 if untried."""
+    tried = sorted((row.nbytes, row.factor) for row in factors if row[:2] == (collective, algorithm))
+    if not tried:
+        return 1.0
+    sizes, values = np.array(tried).T
+    return float(np.interp(np.log(max(nbytes, 1)), np.log(sizes), values))
