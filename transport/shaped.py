@@ -38,6 +38,47 @@ class Link:
         return nbytes / self.bandwidth_bytes_per_s if self.bandwidth_bytes_per_s else 0.0
 
 
+class Ends:
+    """One rank's ends of emulated links: when each message leaves, and when it has arrived.
+
+    Args:
+        rank: this one.
+        links: {(source, destination): Link}; pairs that are absent delay nothing.
+        in_order, separate: see ShapedTransport.
+    """
+
+    __slots__ = ("_egress_free_s", "_ingress_free_s", "in_order", "links", "rank", "separate")
+
+    def __init__(self, rank, links, in_order=False, separate=False):
+        self.rank, self.links, self.in_order, self.separate = rank, dict(links), in_order, separate
+        # When this rank's end is free again, sending (by peer, where links are separate) and receiving.
+        self._egress_free_s, self._ingress_free_s = {}, 0.0
+
+    def link(self, source, destination):
+        """The Link from `source` to `destination` as it is now."""
+        return self.links.get((source, destination), Link())
+
+    def leave(self, peer, nbytes, now_s):
+        """(departure, end), of time.monotonic(), of a message that is sent to `peer` now: it occupies the link between."""
+        link = self.link(self.rank, peer)
+        busy_s = link.occupied_s(nbytes) + (link.latency_s if self.in_order else 0.0)
+        end = peer if self.separate and not self.in_order else None
+        departure_s = max(now_s, self._egress_free_s.get(end, 0.0)) if busy_s or self.in_order else now_s
+        if departure_s + busy_s > now_s:
+            self._egress_free_s[end] = departure_s + busy_s
+        return departure_s, departure_s + busy_s
+
+    def arrive(self, peer, nbytes, departure_s):
+        """When a message that left `peer` at `departure_s` has wholly arrived here; occupies this rank's link till then."""
+        link = self.link(peer, self.rank)
+        occupied_s = link.occupied_s(nbytes)
+        start_s = departure_s + link.latency_s
+        if not occupied_s or self.separate:
+            return start_s + occupied_s
+        self._ingress_free_s = max(start_s, self._ingress_free_s) + occupied_s
+        return self._ingress_free_s
+
+
 class ShapedTransport(Transport):
     """`inner` with emulated links. All ranks of a job must shape alike; clocks must agree, as they do on one host.
 
@@ -61,19 +102,15 @@ class ShapedTransport(Transport):
         self.world_size = inner.world_size
         self.capabilities = inner.capabilities
         self.timeout_s, self.pauses = inner.timeout_s, inner.pauses
-        self.in_order, self.separate = in_order, separate
-        self._links = dict(links)
-        # When this rank's end is free again, sending (by peer, where links are separate) and receiving.
-        self._egress_free_s = {}
-        self._ingress_free_s = 0.0
+        self.ends = Ends(inner.rank, links, in_order, separate)
 
     def link(self, source, destination):
         """The Link from `source` to `destination` as it is now."""
-        return self._links.get((source, destination), Link())
+        return self.ends.link(source, destination)
 
     def set_link(self, source, destination, link):
         """Change one link from now on; the messages under way keep their times. Call it alike on both ends."""
-        self._links[source, destination] = link
+        self.ends.links[source, destination] = link
 
     def post(self, ops):
         check_ops(self, ops)
@@ -89,13 +126,9 @@ class ShapedTransport(Transport):
             if op.peer == self.rank:
                 continue
             if type(op) is Send:
-                link = self.link(self.rank, op.peer)
-                busy_s = link.occupied_s(op.nbytes) + (link.latency_s if self.in_order else 0.0)
-                end = op.peer if self.separate and not self.in_order else None
-                departure_s = max(now_s, self._egress_free_s.get(end, 0.0)) if busy_s or self.in_order else now_s
-                if departure_s + busy_s > now_s:
-                    self._egress_free_s[end] = departure_s + busy_s
-                    releases.append((departure_s + busy_s, op.peer))
+                departure_s, end_s = self.ends.leave(op.peer, op.nbytes, now_s)
+                if end_s > now_s:
+                    releases.append((end_s, op.peer))
                 word = self.inner.register(bytearray(DEPARTURE.pack(departure_s)))
                 inner_ops.append(Send(word, 0, DEPARTURE.size, op.peer, op.tag | TWIN))
             else:
@@ -103,16 +136,6 @@ class ShapedTransport(Transport):
                 inner_ops.append(Recv(word, 0, DEPARTURE.size, op.peer, op.tag | TWIN))
                 arrivals.append((op.peer, op.nbytes, word))
         return ShapedRequest(self, self.inner.post(inner_ops), releases, arrivals)
-
-    def arrival_s(self, peer, nbytes, departure_s):
-        """When a message that left `peer` at `departure_s` has wholly arrived here; occupies this rank's link till then."""
-        link = self.link(peer, self.rank)
-        occupied_s = link.occupied_s(nbytes)
-        start_s = departure_s + link.latency_s
-        if not occupied_s or self.separate:
-            return start_s + occupied_s
-        self._ingress_free_s = max(start_s, self._ingress_free_s) + occupied_s
-        return self._ingress_free_s
 
     def open_board(self, key, rank, world_size):
         return self.inner.open_board(key, rank, world_size)
@@ -143,7 +166,7 @@ class ShapedRequest(Request):
             transport = self.transport
             for peer, nbytes, word in self._arrivals:
                 (departure_s,) = DEPARTURE.unpack(word.buffer)
-                self._held.append((transport.arrival_s(peer, nbytes, departure_s), peer))
+                self._held.append((transport.ends.arrive(peer, nbytes, departure_s), peer))
             self._arrivals = []
         if self._held:
             now_s = time.monotonic()
