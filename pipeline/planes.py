@@ -28,6 +28,7 @@ PLANES = {
         "planes", "inline", "sent in order by the computing rank, which waits: head-of-line blocking", {"in_order": True, "queue": 1}
     ),
     "unbounded": Maker("planes", "unbounded", "sent by the computing rank, which never waits: an ideal to compare with", {}),
+    "delegate": Maker("planes", "delegate", "sent by CPU processes through shared memory; the rank never waits", {}),
 }
 
 
@@ -72,3 +73,11 @@ def inline(comm, links=None, queue=1):
 def unbounded(comm, links=None):
     """Sends leave at once, side by side, and nobody waits for them."""
     return Inline(shaped(comm, links), queue=None, owned=True)
+
+
+def delegate(comm, links=None, pairs=None, direct="inline", **options):
+    """Delegates for `pairs` of ranks, or all; the data plane `direct` for the others. Options as Delegate has them."""
+    from .delegate import Delegate
+
+    others = None if pairs is None else make_plane(direct, comm, links)
+    return Delegate(comm.split(0, comm.rank), others, links, pairs, **options)

@@ -97,7 +97,7 @@ def _connect_by_mpi(timeout_s):
         # A failure is broadcast too, so that no rank waits for what will never come.
         try:
             token = secrets.token_hex(16)
-            process = StoreProcess(token, _listen_address(len(set(hosts)) > 1), until="members")
+            process = StoreProcess(token, listen_address(len(set(hosts)) > 1), until="members")
             message = f"{process.address[0]} {process.address[1]} {token}".encode()
         except (Unavailable, InputError) as error:
             message = b"!" + str(error).encode()
@@ -135,7 +135,7 @@ def _connect_by_torchrun(timeout_s):
     if "LANTERNE_PORT" in os.environ:
         port = _port("LANTERNE_PORT", os.environ["LANTERNE_PORT"])
     token = os.environ.get("LANTERNE_TOKEN")
-    bind = _asked_address() or host
+    bind = address_of(os.environ.get("LANTERNE_BIND", "")) or host
     if token is None:
         public = next((address for address in (host, bind) if not _is_loopback(address)), None)
         if public is not None:
@@ -176,22 +176,21 @@ def _is_loopback(host):
     return all(ip_address(address.partition("%")[0]).is_loopback for address in found)
 
 
-def _asked_address():
-    """LANTERNE_BIND as an address or host name, or as the address of the interface it names; "" if it is not set."""
-    asked = os.environ.get("LANTERNE_BIND", "")
-    if asked not in [name for _index, name in socket.if_nameindex()]:
-        return asked
+def address_of(name):
+    """The address of the interface `name`; any other name as it is."""
+    if name not in [interface for _index, interface in socket.if_nameindex()]:
+        return name
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         try:
-            answer = fcntl.ioctl(sock, SIOCGIFADDR, struct.pack("256s", asked.encode()))
+            answer = fcntl.ioctl(sock, SIOCGIFADDR, struct.pack("256s", name.encode()))
         except OSError as error:
-            raise Unavailable(f"LANTERNE_BIND: interface {asked} has no IPv4 address: {error.strerror}") from error
+            raise Unavailable(f"address: interface {name} has no IPv4 address: {error.strerror}") from error
     return socket.inet_ntoa(answer[20:24])
 
 
-def _listen_address(several_hosts):
+def listen_address(several_hosts):
     """The one address that the store listens on: LANTERNE_BIND, loopback on a single host, else this host's own."""
-    if asked := _asked_address():
+    if asked := address_of(os.environ.get("LANTERNE_BIND", "")):
         return asked
     if not several_hosts:
         return "127.0.0.1"

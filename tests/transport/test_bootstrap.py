@@ -186,16 +186,16 @@ def test_host_identity(alone):
 
 def test_the_address_of_a_store_for_several_hosts(alone):
     alone.delenv("LANTERNE_BIND", raising=False)
-    assert bootstrap._listen_address(several_hosts=False) == "127.0.0.1"
+    assert bootstrap.listen_address(several_hosts=False) == "127.0.0.1"
     answers = ["127.0.1.1", "192.0.2.7"]
     alone.setattr(
         bootstrap.socket, "getaddrinfo", lambda *_args, **_kwargs: [(0, 0, 0, "", (answer, 0)) for answer in answers]
     )
-    assert bootstrap._listen_address(several_hosts=True) == "192.0.2.7"
+    assert bootstrap.listen_address(several_hosts=True) == "192.0.2.7"
     del answers[1]
     with pytest.raises(Unavailable, match="set LANTERNE_BIND"):
-        bootstrap._listen_address(several_hosts=True)
+        bootstrap.listen_address(several_hosts=True)
     alone.setenv("LANTERNE_BIND", "192.0.2.8")
-    assert bootstrap._listen_address(several_hosts=False) == "192.0.2.8"
+    assert bootstrap.listen_address(several_hosts=False) == "192.0.2.8"
     alone.setenv("LANTERNE_BIND", "lo")
-    assert bootstrap._listen_address(several_hosts=True) == "127.0.0.1"
+    assert bootstrap.listen_address(several_hosts=True) == "127.0.0.1"

@@ -1,0 +1,239 @@
+"""The data plane of delegates: CPU processes send and receive, and the computing rank never waits for a send.
+
+Stages write what they send into shared memory that they are lent, and read what they receive there; see
+transport/delegate.py. Links that have no delegates are served directly, as Inline does.
+Paper: ADAPTRA, section 5.2.
+"""
+
+import math
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+
+from ..collectives.requests import Request
+from ..errors import InputError
+from ..transport.base import timeout_error
+from ..transport.delegate import DEFAULT_RAILS, Delegates
+from ..transport.shaped import SPIN_S, Ends
+from .inline import Inline
+from .plane import DataPlane, Receive
+
+# Of the memory that the host has free, for all ranks together.
+MEMORY_SHARE = 0.5
+
+
+class Delegate(DataPlane):
+    """Delegates for some of the ranks' pairs; the others directly. All ranks of `comm` call it alike.
+
+    Args:
+        comm: a Communicator of this plane's own, on a transport that delays nothing; closed with it.
+        direct: the DataPlane of the pairs without delegates; closed with this one. None: every pair has them.
+        links: {(source, destination): Link}, ranks of `comm`: emulated for messages through delegates.
+        pairs: pairs of ranks, in either order, that have delegates; None for all.
+        queues: delegates of a rank; messages of a pair go to them in turn.
+        rails: see transport/delegate.py; the first that lives is used.
+        memory_nbytes: shared memory of a rank, for all messages that it sends and receives in an iteration; taken as
+            needed. None for its share of half the memory that this host has free.
+
+    Attributes: `delegates`, the transport's Delegates; its `dropped` tells of rails that died.
+
+    Raises:
+        InputError: options that cannot be, or differ between ranks.
+        TransportError: a delegate did not start.
+    """
+
+    def __init__(self, comm, direct=None, links=None, pairs=None, queues=1, rails=DEFAULT_RAILS, memory_nbytes=None):
+        self.comm, self.direct, self._pairs = comm, direct, _check_pairs(pairs, direct, comm.world_size)
+        self._ends = Ends(comm.rank, links or {}, separate=True)
+        others = (rank for rank in range(comm.world_size) if rank != comm.rank)
+        peers = [rank for rank in others if self.is_delegated(comm.rank, rank)]
+        if memory_nbytes is None:
+            memory_nbytes = int(MEMORY_SHARE * _free_nbytes() / comm.world_size)
+        self.delegates = Delegates(comm.rank, peers, lambda told: _exchange(comm, told), queues, rails, memory_nbytes)
+        self._memory = self.delegates.arena.view
+        # (shape, dtype) -> arrays that are free; address -> (array, offset) of all.
+        self._free, self._offsets = {}, {}
+        self._sends, self._failure = 0, None
+
+    def is_delegated(self, rank, peer):
+        """Whether messages between two ranks go through delegates."""
+        return self._pairs is None or frozenset((rank, peer)) in self._pairs
+
+    def lend(self, shape, dtype, peer):
+        return self._take(shape, dtype) if self.is_delegated(self.comm.rank, peer) else self.direct.lend(shape, dtype, peer)
+
+    def send(self, buffer, peer, timeout_s=None):
+        if not self.is_delegated(self.comm.rank, peer):
+            return self.direct.send(buffer, peer, timeout_s)
+        now_s = time.monotonic()
+        departure_s, _ = self._ends.leave(peer, buffer.nbytes, now_s)
+        self._sends += 1
+        with self.comm.failing:
+            self.delegates.send(self._offset(buffer), buffer.nbytes, peer, departure_s, lambda: self._sent(buffer))
+        return False
+
+    def _sent(self, buffer):
+        self._sends -= 1
+        self._give(buffer)
+
+    def receive(self, shape, dtype, peer):
+        if not self.is_delegated(self.comm.rank, peer):
+            return self.direct.receive(shape, dtype, peer)
+        buffer = self._take(shape, dtype)
+        receive = DelegateReceive(self, buffer, peer)
+        with self.comm.failing:
+            self.delegates.receive(self._offset(buffer), buffer.nbytes, peer, receive.arrived)
+        return receive
+
+    def release(self, buffer):
+        if _address(buffer) in self._offsets:
+            self._give(buffer)
+        else:
+            self.direct.release(buffer)
+
+    def finish(self, timeout_s=None):
+        if self.direct is not None:
+            self.direct.finish(timeout_s)
+        if self._sends:
+            _Wait(self, lambda: not self._sends, self.delegates.peers).wait(timeout_s)
+
+    def arrival_s(self, peer, nbytes, departure_s):
+        """When the emulated link lets the last byte of a message through that left `peer` at `departure_s`."""
+        return self._ends.arrive(peer, nbytes, departure_s)
+
+    def set_link(self, source, destination, link):
+        self._ends.links[source, destination] = link
+        if self.direct is not None:
+            self.direct.set_link(source, destination, link)
+
+    def progress(self):
+        """Take in what the delegates have done. Raises TransportError, PeerFailed; the communicator is closed then."""
+        with self.comm.failing:
+            self.delegates.progress()
+
+    def fail(self, error):
+        self.comm.fail(error)
+
+    def close(self):
+        self.delegates.close()
+        if self.direct is not None:
+            self.direct.close()
+        self.comm.close()
+
+    def _take(self, shape, dtype):
+        free = self._free.get((shape, dtype))
+        if free:
+            return free.pop()
+        nbytes = math.prod(shape) * dtype.itemsize
+        offset = self.delegates.arena.allocate(nbytes)
+        array = np.frombuffer(self._memory, np.uint8, max(nbytes, 1), offset)[:nbytes].view(dtype).reshape(shape)
+        self._offsets[_address(array)] = offset
+        return array
+
+    def _give(self, array):
+        self._free.setdefault((array.shape, array.dtype), []).append(array)
+
+    def _offset(self, array):
+        offset = self._offsets.get(_address(array))
+        if offset is None:
+            raise InputError("send: got an array that was not lent, expected the one that `lend` gave")
+        return offset
+
+
+class DelegateReceive(Receive):
+    """A message that the delegates receive; on an emulated link it counts as here once that lets it through."""
+
+    __slots__ = ("_arrival_s", "_buffer", "_is_here", "_peer", "_plane")
+
+    def __init__(self, plane, buffer, peer):
+        self._plane, self._buffer, self._peer, self._arrival_s, self._is_here = plane, buffer, peer, None, False
+
+    def arrived(self, departure_s):
+        """The message is in the buffer; it left its sender at `departure_s`."""
+        self._arrival_s = self._plane.arrival_s(self._peer, self._buffer.nbytes, departure_s)
+
+    def test(self):
+        if self._arrival_s is None:
+            self._plane.progress()
+        self._is_here = self._is_here or (self._arrival_s is not None and time.monotonic() >= self._arrival_s)
+        return self._is_here
+
+    def wait(self, timeout_s=None):
+        if self.test():
+            return self._buffer
+        comm = self._plane.comm
+        limit_s = comm.timeout_s if timeout_s is None else timeout_s
+        deadline_s = time.monotonic() + limit_s
+        _Wait(self._plane, lambda: self._arrival_s is not None, (self._peer,)).wait(limit_s)
+        with comm.failing:
+            _wait_until(self._arrival_s, deadline_s, lambda: timeout_error(comm.transport, (comm.ranks[self._peer],), limit_s))
+        return self._buffer
+
+
+class _Wait(Request):
+    """Waits as all requests of a communicator do, for delegates to have done something."""
+
+    __slots__ = ("_is_done", "_peers", "_plane")
+
+    def __init__(self, plane, is_done, peers):
+        super().__init__(plane.comm)
+        self._plane, self._is_done, self._peers = plane, is_done, peers
+
+    def poll(self):
+        self._plane.progress()
+        self.done = self._is_done()
+        return self.done
+
+    def pending_peers(self):
+        self._plane.delegates.check()
+        return [self._plane.comm.ranks[peer] for peer in self._peers]
+
+
+def _wait_until(arrival_s, deadline_s, timeout):
+    """Return at `arrival_s`, to a poll; raise timeout() at `deadline_s` if that is earlier."""
+    end_s = min(arrival_s, deadline_s)
+    while (left_s := end_s - time.monotonic()) > 0:
+        if left_s > SPIN_S:
+            time.sleep(left_s - SPIN_S)
+        else:
+            os.sched_yield()
+    if arrival_s > deadline_s:
+        raise timeout()
+
+
+def _check_pairs(pairs, direct, world_size):
+    """`pairs` as a set of frozensets; None for all."""
+    if pairs is None:
+        return None
+    found = {frozenset(pair) for pair in pairs}
+    for pair in found:
+        if len(pair) != 2 or not all(0 <= rank < world_size for rank in pair):
+            raise InputError(f"pairs: got {tuple(pair)}, expected two different ranks of {world_size}")
+    if direct is None:
+        raise InputError("pairs: got no data plane for the others, expected `direct`")
+    return found
+
+
+def _exchange(comm, told):
+    """The bytes of every rank, a list."""
+    nbytes = np.empty(comm.world_size, np.int64)
+    comm.all_gather(np.array([len(told)], np.int64), nbytes)
+    mine = np.zeros(int(nbytes.max()), np.uint8)
+    mine[: len(told)] = np.frombuffer(told, np.uint8)
+    every = np.empty((comm.world_size, mine.nbytes), np.uint8)
+    comm.all_gather(mine, every.reshape(-1))
+    return [row[:count].tobytes() for row, count in zip(every, nbytes.tolist(), strict=True)]
+
+
+def _free_nbytes():
+    """Bytes of memory that this host could give."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) << 10
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _address(array):
+    return array.__array_interface__["data"][0]

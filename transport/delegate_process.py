@@ -1,0 +1,357 @@
+"""A delegate: the process that sends and receives one queue of a rank's messages, so that the rank never waits.
+
+Started by delegate.py as `python -m lanterne.transport.delegate_process FD ...`. It takes notes from its rank's ring
+("send these bytes of the arena to rank 2", "receive into these"), moves messages over its rails, and puts notes into
+the ring back. It ends when its rank closes the control socket, however that came about.
+Paper: ADAPTRA, section 5.2, figure 10; differs: a delegate serves all neighbours and both directions, a slow one
+holding up no other.
+"""
+
+import json
+import os
+import select
+import socket
+import sys
+import time
+from collections import deque
+from contextlib import suppress
+
+from ..errors import LanterneError, TransportError
+from . import rail as rails
+from .delegate_memory import RING_WORDS, Ring, map_memory
+from .failover import Incoming, Outgoing
+from .rail import BYE, DATA, GRANT, HEADER, HERE, MEMORY, PING, PONG, RECEIPT, SWITCH, Rail
+from .wire import configure
+
+# Notes of the rank: SEND peer offset nbytes departure_ns; RECEIVE peer offset nbytes; CLOSE.
+SEND, RECEIVE, CLOSE = range(1, 4)
+# Notes to it: SENT peer count; RECEIVED peer departure_ns; DROPPED peer rail left: a rail has died; LOST peer: the last
+# has; MISFIT peer got expected: a message has another size than its receive.
+SENT, RECEIVED, DROPPED, LOST, MISFIT = range(1, 6)
+SETUP_S = 30.0
+# A rail over which something is due is asked for a sign of life after PING_S of silence, and given up, if there is
+# another, when none came for ANSWER_S.
+PING_S, ANSWER_S = 0.15, 0.35
+# How long a delegate that is to end tries to get the last receipts out.
+FAREWELL_S = 1.0
+# Polls without sleep after something has moved.
+POLLS = 10
+
+
+class Peer:
+    """What a delegate knows of another rank: a flow each way, and the living rails, the one in use first."""
+
+    __slots__ = ("has_left", "incoming", "is_lost", "outgoing", "rails")
+
+    def __init__(self):
+        self.outgoing, self.incoming, self.rails = Outgoing(), Incoming(), []
+        self.has_left = self.is_lost = False
+
+    @property
+    def is_due(self):
+        """Whether something is to come from the peer, or to be received by it."""
+        return bool(self.outgoing.unfinished) or self.incoming.granted > self.incoming.received
+
+
+class Delegate:
+    """The loop of one delegate.
+
+    Args:
+        control: the socket whose other end the rank holds.
+        wakeup: eventfd that the rank writes to when this process sleeps.
+        ring, back: Rings from the rank and to it.
+        arena: the rank's arena, memoryview.
+        found: list of Rail, in the order in which they are to be used.
+    """
+
+    def __init__(self, control, wakeup, ring, back, arena, found):
+        self.control, self.wakeup, self.ring, self.back, self.arena = control, wakeup, ring, back, arena
+        self.peers, self.rails, self.backlog, self.is_closing = {}, {}, deque(), False
+        self.poll = select.poll()
+        self.poll.register(control, select.POLLIN)
+        self.poll.register(wakeup, select.POLLIN)
+        now_s = time.monotonic()
+        for rail in found:
+            rail.sock.setblocking(False)
+            rail.alive_s = now_s
+            self.peers.setdefault(rail.peer, Peer()).rails.append(rail)
+            self.rails[rail.fileno()] = rail
+            self.poll.register(rail, select.POLLIN)
+
+    def run(self):
+        """Serve until the rank says CLOSE, or is gone."""
+        idle = 0
+        while not self.is_closing:
+            moved = self.take_notes()
+            if idle < POLLS:
+                events = self.poll.poll(0)
+            elif self.ring.may_sleep():
+                events = self.poll.poll(self.sleep_ms())
+                self.ring.awake()
+            else:
+                self.ring.awake()
+                events = ()
+            for fd, event in events:
+                if fd == self.control.fileno():
+                    return
+                if fd == self.wakeup:
+                    os.eventfd_read(self.wakeup)
+                    moved = True
+                elif fd in self.rails:
+                    moved |= self.serve(self.rails[fd], event)
+            self.look_for_silence()
+            while self.backlog and self.back.put(*self.backlog[0]):
+                self.backlog.popleft()
+            idle = 0 if moved else idle + 1
+        self.say_goodbye()
+
+    def sleep_ms(self):
+        """How long to sleep at most; None: until something comes."""
+        if self.backlog:
+            return 1
+        if any(len(peer.rails) > 1 and peer.is_due for peer in self.peers.values()):
+            return 1e3 * PING_S
+        return None
+
+    def tell(self, *note):
+        if self.backlog or not self.back.put(*note):
+            self.backlog.append(note)
+
+    def take_notes(self):
+        """Do what the rank has asked for; True if it has."""
+        moved, touched, posted = False, set(), set()
+        while (note := self.ring.take()) is not None:
+            moved = True
+            kind, number, *words = note
+            if kind == CLOSE:
+                self.is_closing = True
+                break
+            peer = self.peers[number]
+            touched.add(number)
+            if kind == SEND:
+                peer.outgoing.submit(tuple(words[:3]))
+            else:
+                peer.incoming.post(tuple(words[:2]))
+                posted.add(number)
+        for number in touched:
+            peer = self.peers[number]
+            if not peer.rails:
+                self.lose(number)
+                continue
+            if number in posted:
+                peer.rails[0].put(GRANT, peer.incoming.granted)
+            self.push(peer.rails[0])
+        return moved
+
+    def push(self, rail):
+        """Put on a rail what may be sent now, if it is the one in use, and write what the rail takes."""
+        peer = self.peers[rail.peer]
+        if rail not in peer.rails:
+            return False
+        try:
+            moved = rail.flush()
+            while peer.rails[0] is rail and rail.idle and (item := peer.outgoing.take()) is not None:
+                number, (offset, nbytes, departure_ns) = item
+                if rail.memory is not None:
+                    rail.put(HERE, number, nbytes, departure_ns, offset)
+                else:
+                    rail.put(DATA, number, nbytes, departure_ns, payload=self.arena[offset : offset + nbytes])
+                moved = rail.flush() or moved
+        except OSError as error:
+            self.drop(rail, error)
+            return True
+        if moved:
+            rail.alive_s = time.monotonic()
+        self.poll.modify(rail, select.POLLIN if rail.idle else select.POLLIN | select.POLLOUT)
+        return moved
+
+    def serve(self, rail, event):
+        """Read and write a rail that poll() named; True if something moved."""
+        moved = False
+        try:
+            if event & ~select.POLLOUT:
+                moved = rail.read(self.on_frame)
+                rail.alive_s, rail.pinged_s = time.monotonic(), None
+        except (OSError, EOFError, TransportError) as error:
+            self.drop(rail, error)
+            return True
+        return self.push(rail) or moved
+
+    def on_frame(self, rail, frame, is_whole):
+        """See Rail.read."""
+        kind, word, nbytes, departure_ns, offset = frame
+        peer = self.peers[rail.peer]
+        if rail not in peer.rails:
+            raise EOFError("it was given up")
+        if kind in (DATA, HERE) and not (is_whole and kind == DATA and nbytes):
+            place = self.place(rail, peer, word, nbytes)
+            if not is_whole:
+                return place
+            if place is not None and nbytes:
+                place[:] = rail.memory[offset : offset + nbytes]
+        if kind in (DATA, HERE):
+            if peer.incoming.complete(word) is not None:
+                self.tell(RECEIVED, rail.peer, departure_ns)
+            peer.rails[0].put(RECEIPT, peer.incoming.received)
+            if peer.rails[0] is not rail:
+                self.push(peer.rails[0])
+        elif kind == RECEIPT:
+            if news := peer.outgoing.receipt(word):
+                self.tell(SENT, rail.peer, news)
+        elif kind == GRANT:
+            peer.outgoing.grant(word)
+        elif kind == SWITCH:
+            for other in [other for other in peer.rails if other.index == word and other is not rail]:
+                self.drop(other, "the peer gave it up", tell=False)
+        elif kind == PING:
+            rail.put(PONG)
+        elif kind == BYE:
+            peer.has_left = True
+        return None
+
+    def place(self, rail, peer, number, nbytes):
+        """The memory for the message that begins to come; None: it has come before."""
+        place = peer.incoming.place(number)
+        # What is left of it on a rail that its sender gave up must not be written over what takes its place later.
+        for other in [other for other in peer.rails if other.taking == number and other is not rail]:
+            self.drop(other, "the message came on another", tell=False)
+        if place is None:
+            return None
+        offset, expected = place
+        if nbytes != expected:
+            self.tell(MISFIT, rail.peer, nbytes, expected)
+            raise TransportError(f"got a message of {nbytes} bytes, expected {expected}")
+        return self.arena[offset : offset + nbytes]
+
+    def drop(self, rail, why, tell=True):
+        """A rail is dead: go on over the next."""
+        peer = self.peers[rail.peer]
+        if rail not in peer.rails:
+            return
+        was_in_use = peer.rails[0] is rail
+        peer.rails.remove(rail)
+        self.poll.unregister(rail)
+        del self.rails[rail.fileno()]
+        rail.close()
+        if not peer.rails:
+            if not peer.has_left or peer.outgoing.unfinished:
+                self.lose(rail.peer)
+            return
+        self.tell(DROPPED, rail.peer, rail.index, len(peer.rails))
+        following = peer.rails[0]
+        if tell:
+            following.put(SWITCH, rail.index)
+        if was_in_use:
+            peer.outgoing.rewind()
+            following.put(RECEIPT, peer.incoming.received)
+            following.put(GRANT, peer.incoming.granted)
+        self.push(following)
+
+    def lose(self, number):
+        peer = self.peers[number]
+        if not peer.is_lost:
+            peer.is_lost = True
+            self.tell(LOST, number, int(peer.has_left))
+
+    def look_for_silence(self):
+        """Ask silent rails for a sign of life, and drop those that did not give it."""
+        now_s = time.monotonic()
+        for peer in self.peers.values():
+            if len(peer.rails) < 2 or not peer.is_due:
+                continue
+            rail = peer.rails[0]
+            if rail.pinged_s is not None and rail.alive_s > rail.pinged_s:
+                rail.pinged_s = None
+            if rail.pinged_s is not None and now_s > rail.pinged_s + ANSWER_S:
+                self.drop(rail, "it was silent")
+            elif rail.pinged_s is None and now_s > rail.alive_s + PING_S:
+                rail.pinged_s = now_s
+                rail.put(PING)
+                self.push(rail)
+
+    def say_goodbye(self):
+        """Get out what is under way, and tell the peers that the end of this process is no death."""
+        for rail in list(self.rails.values()):
+            rail.put(BYE)
+            self.push(rail)
+        deadline_s = time.monotonic() + FAREWELL_S
+        while time.monotonic() < deadline_s and any(not rail.idle for rail in self.rails.values()):
+            for fd, event in self.poll.poll(10):
+                if fd in self.rails:
+                    self.serve(self.rails[fd], event)
+
+
+def set_up(control, config, arena_fd):
+    """Listen, tell where, connect to the peers: the Rails, in the order in which they are to be used."""
+    token, rank, rails_here = config["token"], config["rank"], config["rails"]
+    listeners = [rails.listen(address) for address in rails_here]
+    say(control, listen=[address for _, address in listeners])
+    # Peer -> the address of each of its rails, None where there is no such rail between the two.
+    addresses = {int(peer): found for peer, found in hear(control).items()}
+    deadline_s = time.monotonic() + SETUP_S
+    found = {}
+    for peer, theirs in addresses.items():
+        for index, address in enumerate(theirs):
+            if peer > rank and address is not None:
+                greeting = {"rank": rank, "rail": index}
+                left_s = max(0.1, deadline_s - time.monotonic())
+                found[peer, index] = rails.connect(address, rails_here[index], token, greeting, left_s)
+    expected = {(peer, i) for peer, theirs in addresses.items() for i, address in enumerate(theirs) if address is not None}
+    while missing := expected - found.keys():
+        ready, _, _ = select.select([sock for sock, _ in listeners], [], [], max(0.0, deadline_s - time.monotonic()))
+        if not ready:
+            raise TransportError(f"delegate: rank {min(missing)[0]} did not connect within {SETUP_S:g} s")
+        accepted = rails.accept(ready[0], token, max(0.1, deadline_s - time.monotonic()))
+        if accepted is not None and (key := (accepted[1]["rank"], accepted[1]["rail"])) in missing:
+            found[key] = accepted[0]
+    for sock, _ in listeners:
+        sock.close()
+    made = [make_rail(sock, peer, index, rails_here[index], arena_fd) for (peer, index), sock in sorted(found.items())]
+    # The same order at both ends. Each queue begins with another TCP rail, so that all network cards are used.
+    count, queue = len(rails_here), config["queue"]
+    return sorted(made, key=lambda rail: (rail.memory is None, (rail.index - queue) % count))
+
+
+def make_rail(sock, peer, index, address, arena_fd):
+    memory = None
+    if address == MEMORY:
+        theirs = rails.swap_arenas(sock, arena_fd)
+        memory = map_memory(theirs, os.fstat(theirs).st_size)
+        os.close(theirs)
+    else:
+        configure(sock)
+    return Rail(sock, peer, index, memory)
+
+
+def say(control, **content):
+    control.sendall(json.dumps(content).encode())
+
+
+def hear(control):
+    data = control.recv(1 << 20)
+    if not data:
+        sys.exit(0)
+    return json.loads(data)
+
+
+def main(arguments):
+    control_fd, wakeup, arena_fd, ring_fd = map(int, arguments)
+    control = socket.socket(fileno=control_fd)
+    control.settimeout(None)
+    words = map_memory(ring_fd, 16 * RING_WORDS).cast("q")
+    config = hear(control)
+    arena = map_memory(arena_fd, os.fstat(arena_fd).st_size)
+    try:
+        found = set_up(control, config, arena_fd)
+    except (LanterneError, OSError) as error:
+        say(control, error=str(error))
+        return
+    say(control, pid=os.getpid())
+    ring, back = Ring(words[:RING_WORDS]), Ring(words[RING_WORDS:])
+    delegate = Delegate(control, wakeup, ring, back, arena, found)
+    with suppress(KeyboardInterrupt):
+        delegate.run()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

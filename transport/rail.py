@@ -1,0 +1,199 @@
+"""A rail: one connection between two delegates, with framed messages, and how it is made.
+
+Two sorts. A `tcp` rail carries the bytes of messages. A `memory` rail, between processes of one host, carries only
+where they lie: its ends have swapped their arenas, and the receiver copies. Whoever connects proves that it knows the
+job's token, as with the store (wire.py).
+"""
+
+import contextlib
+import hmac
+import json
+import socket
+import struct
+from collections import deque
+
+from ..errors import TransportError
+from . import wire
+
+# kind, then what the kind says.
+HEADER = struct.Struct("<qqqqq")
+# DATA: number, nbytes, departure_ns, and nbytes bytes follow; HERE: number, nbytes, departure_ns, offset in the sender's
+# arena. RECEIPT, GRANT: a count. SWITCH: the index of a rail that the sender gave up. PING, PONG, BYE: nothing.
+DATA, HERE, RECEIPT, GRANT, SWITCH, PING, PONG, BYE = range(1, 9)
+# Bytes read or written before others have their turn; parts of a message in one system call.
+TURN_NBYTES, PARTS = 8 << 20, 16
+MEMORY = "memory"
+
+
+class Rail:
+    """One end of a connection.
+
+    Args:
+        sock: connected, both sides proven.
+        peer: the rank at the other end.
+        index: of the rail among those of the two ranks.
+        memory: the peer's arena, a memoryview, on a memory rail; else None.
+
+    Attributes:
+        alive_s: when the other end, or its host, last took or gave a byte (time.monotonic()); the owner sets it.
+        pinged_s: when it was asked for a sign of life that has not come; None: it was not.
+        taking: the number of the message that is coming in; None between messages.
+    """
+
+    def __init__(self, sock, peer, index, memory=None):
+        self.sock, self.peer, self.index, self.memory = sock, peer, index, memory
+        self.alive_s, self.pinged_s, self.taking = 0.0, None, None
+        self._out = deque()
+        self._header = memoryview(bytearray(HEADER.size))
+        self._target, self._left, self._frame = self._header, HEADER.size, None
+        self._scrap = memoryview(bytearray(1 << 16))
+
+    def fileno(self):
+        return self.sock.fileno()
+
+    @property
+    def idle(self):
+        """Whether all that was put has left."""
+        return not self._out
+
+    def put(self, kind, *words, payload=None):
+        """Send a frame, after those before; `flush` moves it."""
+        self._out.append(memoryview(HEADER.pack(kind, *words, *(0,) * (4 - len(words)))))
+        if payload is not None and payload.nbytes:
+            self._out.append(payload)
+
+    def flush(self):
+        """Write what the connection takes now; True if it took something. Raises OSError if the rail is dead."""
+        moved = 0
+        while self._out and moved < TURN_NBYTES:
+            try:
+                sent = self.sock.sendmsg([self._out[i] for i in range(min(len(self._out), PARTS))])
+            except BlockingIOError:
+                break
+            moved += sent
+            while sent:
+                part = self._out[0]
+                if sent < part.nbytes:
+                    self._out[0] = part[sent:]
+                    break
+                sent -= part.nbytes
+                self._out.popleft()
+        return moved > 0
+
+    def read(self, on_frame):
+        """Read what has come; True if something has. Raises OSError or EOFError if the rail is dead.
+
+        Args:
+            on_frame: called as on_frame(rail, frame, place) with each frame, five ints: with `place` False when a DATA
+                begins, to return where its bytes go (a memoryview; None: nowhere), and True when a frame is whole.
+        """
+        moved = 0
+        while moved < TURN_NBYTES:
+            try:
+                got = self.sock.recv_into(self._target, min(self._left, self._target.nbytes))
+            except BlockingIOError:
+                break
+            if not got:
+                raise EOFError("it was closed")
+            moved += got
+            self._left -= got
+            if self._target is not self._scrap:
+                self._target = self._target[got:]
+            if not self._left:
+                self._end_part(on_frame)
+        return moved > 0
+
+    def _end_part(self, on_frame):
+        """A header has come whole, or the bytes of a message."""
+        frame, self._frame = self._frame, None
+        if frame is None:
+            frame = HEADER.unpack(self._header)
+            if frame[0] == DATA and frame[2]:
+                self._frame, self._left = frame, frame[2]
+                place = on_frame(self, frame, False)
+                self.taking = frame[1]
+                self._target = self._scrap if place is None else place
+                return
+        self._target, self._left, self.taking = self._header, HEADER.size, None
+        on_frame(self, frame, True)
+
+    def close(self):
+        self.sock.close()
+
+
+def listen(address):
+    """A listening socket: `address` is MEMORY or the host of a TCP rail; and the address that peers connect to, a list."""
+    if address == MEMORY:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock.bind("")  # the kernel picks a name that is no file
+        sock.listen(1024)
+        return sock, [sock.getsockname().decode("latin-1")]
+    family = socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)[0][0]
+    sock = socket.create_server((address, 0), family=family, backlog=1024)
+    return sock, list(sock.getsockname()[:2])
+
+
+def connect(address, source, token, greeting, limit_s):
+    """A connected socket to a listener's `address`, proven; says `greeting`, any JSON.
+
+    Args:
+        source: this end's host on a TCP rail, which picks the network card.
+
+    Raises:
+        TransportError: nobody is there, or whoever is does not know the token.
+    """
+    try:
+        if len(address) == 1:
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            sock.settimeout(limit_s)
+            sock.connect(address[0].encode("latin-1"))
+        else:
+            sock = socket.create_connection(tuple(address), limit_s, (source, 0))
+        answer, verdict = wire.answer_challenge(wire.check_token(token), _read(sock, wire.CHALLENGE_NBYTES))
+        sock.sendall(answer)
+        if not hmac.compare_digest(_read(sock, wire.VERDICT_NBYTES), verdict):
+            raise TransportError(f"delegate: {_name(address)} does not know the job's token")
+        data = json.dumps(greeting).encode()
+        sock.sendall(HEADER.pack(len(data), 0, 0, 0, 0) + data)
+    except OSError as error:
+        raise TransportError(f"delegate: cannot connect to {_name(address)}: {error.strerror or error}") from error
+    return sock
+
+
+def accept(listener, token, limit_s):
+    """(socket, greeting) of the next who connects; None if it did not prove that it knows the token."""
+    sock, _ = listener.accept()
+    sock.settimeout(limit_s)
+    with contextlib.suppress(OSError, TransportError, ValueError):
+        challenge, nonce = wire.make_challenge()
+        sock.sendall(challenge)
+        verdict = wire.judge_answer(wire.check_token(token), nonce, _read(sock, wire.ANSWER_NBYTES))
+        sock.sendall(verdict)
+        if verdict.startswith(wire.ACCEPTED):
+            (nbytes, *_rest) = HEADER.unpack(_read(sock, HEADER.size))
+            return sock, json.loads(_read(sock, min(max(nbytes, 0), 1 << 16)))
+    sock.close()
+    return None
+
+
+def swap_arenas(sock, fd):
+    """Send this end's arena (a file) over a Unix socket and return the file of the other end's."""
+    socket.send_fds(sock, [b"a"], [fd])
+    _, fds, _, _ = socket.recv_fds(sock, 1, 1)
+    if len(fds) != 1:
+        raise TransportError("delegate: got no memory from a peer on this host")
+    return fds[0]
+
+
+def _read(sock, nbytes):
+    data = b""
+    while len(data) < nbytes:
+        got = sock.recv(nbytes - len(data))
+        if not got:
+            raise TransportError("delegate: a connection ended before it was proven")
+        data += got
+    return data
+
+
+def _name(address):
+    return "a peer on this host" if len(address) == 1 else f"{address[0]}:{address[1]}"
