@@ -32,6 +32,7 @@ COMMANDS = {
     "pipeline plan": ("pipeline_plan", "plan a pipeline for slow links, unequal stages and little memory"),
     "pipeline simulate": ("pipeline_simulate", "price a pipeline plan under other delays, or with blocking sends"),
     "pipeline run": ("pipeline_run", "run pipeline plans on real processes over emulated links, against the simulator"),
+    "pipeline train": ("pipeline_train", "train a small GPT on text by pipeline, data and tensor parallelism"),
     "pipeline sweep": ("pipeline_sweep", "draw makespan over link delay, bandwidth or memory, one line per scheduler"),
     "pipeline partition": ("pipeline_partition", "divide layers over stages on unequal devices"),
     "experiment": ("experiment", "redo a figure of the papers: table, JSON and plot"),
