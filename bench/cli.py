@@ -22,6 +22,7 @@ COMMANDS = {
     "bench": ("collective", "benchmark a collective, with and without a late rank"),
     "detect": ("detect", "find when a job became slow and when it recovered, in its iteration times"),
     "locate": ("locate", "say which worker, link or stage makes recorded steps long, or that it is the data"),
+    "validate": ("validate", "find out in seconds which rank computes slowly and which link is slow"),
     "rebalance": ("rebalance", "distribute microbatches over groups of different speed"),
     "bench kernels": ("kernels", "benchmark the reductions of one CPU or GPU against a plain copy"),
     "bench gpu": ("gpu", "measure the GPU path: reductions, staging, delays; writes a report"),

@@ -142,20 +142,27 @@ def blame_links(times_s, slow=SLOW_LINK):
     Args:
         times_s: {(src, dst): seconds of the same transfer} for both directions of each tested link.
         slow: multiple of the median from which a link counts as slow.
-
-    A rank is blamed where it has at least two links and all of them are slow in a direction (outgoing or incoming);
-    what is slow beyond that is a link.
     """
     if not times_s:
         return LinkVerdict((), (), {})
     typical = median(times_s.values())
     ratios = {link: time_s / typical for link, time_s in times_s.items()}
     bad = {link for link, ratio in ratios.items() if ratio >= slow}
+    ranks, links = split_blame(ratios, bad)
+    return LinkVerdict(ranks, links, {link: ratios[link] for link in sorted(bad)})
+
+
+def split_blame(tested, bad):
+    """(ranks, links) to blame for the slow links `bad` among the directed links `tested`.
+
+    A rank is blamed where it has at least two links and all of them are slow in a direction (outgoing or incoming);
+    what is slow beyond that is a link.
+    """
     ranks = set()
     for end in (0, 1):
-        for rank in {link[end] for link in ratios}:
-            own = [link for link in ratios if link[end] == rank]
+        for rank in {link[end] for link in tested}:
+            own = [link for link in tested if link[end] == rank]
             if len(own) > 1 and all(link in bad for link in own):
                 ranks.add(rank)
     links = sorted(link for link in bad if link[0] not in ranks and link[1] not in ranks)
-    return LinkVerdict(tuple(sorted(ranks)), tuple(links), {link: ratios[link] for link in sorted(bad)})
+    return tuple(sorted(ranks)), tuple(links)

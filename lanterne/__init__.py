@@ -18,6 +18,7 @@ _PUBLIC = {
     "Communicator": "collectives.communicator",
     "init": "collectives.communicator",
     "spawn": "collectives.communicator",
+    "validate": "failslow.validate",
     "LanterneError": "errors",
     "InputError": "errors",
     "Unavailable": "errors",

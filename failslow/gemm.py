@@ -1,0 +1,135 @@
+"""Loads that show how fast a device computes: matrix products in the dtypes of training, and a sum of half precision.
+
+A repetition is timed twice: by the clock, and by what the thread itself used of its core. Ranks that share a core make
+each other slow by the clock; only a slow core, or a throttled one, makes a product cost more time of its own.
+
+Paper: Wu et al. (GREYHOUND), section 4.3, "computation validation"; differs: own time beside the clock's.
+"""
+
+import threading
+import time
+from typing import NamedTuple
+
+# Sides of the products: 0.6 ms on a core, shorter than what a scheduler lets run, and some ms on a GPU of the day.
+CPU_SIDES = {"float64": 256, "float32": 320}
+CUDA_SIDES = {"float64": 2048, "float32": 4096, "float16": 8192}
+SUM_COUNT, SUM_REPEATS = 256 << 10, 14
+LEAST_SAMPLES, MAX_SAMPLES = 8, 96
+
+
+class Load(NamedTuple):
+    """Something to compute: `name`, and `run()`, which returns when one repetition is complete."""
+
+    name: str
+    run: object
+
+
+class Samples(NamedTuple):
+    """Repetitions of a load, seconds: by the clock, and of the thread's own core (NaN for a GPU)."""
+
+    wall_s: tuple
+    cpu_s: tuple
+
+
+def loads(device="cpu"):
+    """The Loads of `device` ("cpu" or "cuda"), each run once."""
+    found = _cuda_loads() if device == "cuda" else _cpu_loads()
+    for load in found:
+        load.run()
+    return found
+
+
+def _cpu_loads():
+    import numpy as np
+
+    from ..kernels.reduce import reduce
+
+    halves = [np.full(SUM_COUNT, value, np.float16) for value in (0.0, 1.0, 2.0)]
+
+    def add():
+        for _ in range(SUM_REPEATS):
+            reduce("sum", *halves)
+
+    # BLAS has no half precision on a CPU; our own reduction does.
+    products = [Load(f"{name} product", _product(np, name, side)) for name, side in CPU_SIDES.items()]
+    return (*products, Load("float16 sum", add))
+
+
+def _cuda_loads():
+    import cupy as cp
+
+    def synced(run):
+        def run_and_wait():
+            run()
+            cp.cuda.get_current_stream().synchronize()
+
+        return run_and_wait
+
+    return tuple(Load(f"{name} product", synced(_product(cp, name, side))) for name, side in CUDA_SIDES.items())
+
+
+def _product(xp, dtype, side):
+    a, b, out = (xp.ones((side, side), dtype) for _ in range(3))
+    return lambda: xp.matmul(a, b, out=out)
+
+
+def name_of_device(device="cpu"):
+    """What the device is called; only devices of one name are compared."""
+    if device == "cuda":
+        import cupy as cp
+
+        return cp.cuda.runtime.getDeviceProperties(cp.cuda.Device().id)["name"].decode()
+    try:
+        with open("/proc/cpuinfo") as file:
+            return next(line.partition(":")[2].strip() for line in file if line.startswith("model name"))
+    except (OSError, StopIteration):
+        import platform
+
+        return platform.machine()
+
+
+def sample(load, limit_s, slowdown=1.0, stop=lambda: False, own_time=True):
+    """Samples of `load`: repetitions for `limit_s`, 8 to 96 of them, or until `stop()`.
+
+    Args:
+        slowdown: for experiments: a repetition keeps the core busy this much longer.
+        own_time: whether the thread's time says anything: not for a GPU.
+    """
+    wall_s, cpu_s = [], []
+    deadline_s = time.monotonic() + limit_s
+    while len(wall_s) < MAX_SAMPLES and not stop():
+        start_s, used_s = time.monotonic(), time.thread_time()
+        load.run()
+        if slowdown > 1.0:
+            until_s = used_s + slowdown * (time.thread_time() - used_s)
+            while time.thread_time() < until_s:
+                pass
+        wall_s.append(time.monotonic() - start_s)
+        cpu_s.append(time.thread_time() - used_s if own_time else float("nan"))
+        if len(wall_s) >= LEAST_SAMPLES and time.monotonic() > deadline_s:
+            break
+    return Samples(tuple(wall_s), tuple(cpu_s))
+
+
+class Background:
+    """Computes a load in a thread of its own while the block runs; `samples` has its repetitions afterwards."""
+
+    def __init__(self, load, slowdown=1.0, own_time=True):
+        self.samples = Samples((), ())
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(load, slowdown, own_time), name="lanterne-load")
+
+    def _run(self, load, slowdown, own_time):
+        wall_s, cpu_s = [], []
+        while not self._ended.is_set():
+            more = sample(load, 0.0, slowdown, self._ended.is_set, own_time)
+            wall_s, cpu_s = (wall_s + list(more.wall_s))[-MAX_SAMPLES:], (cpu_s + list(more.cpu_s))[-MAX_SAMPLES:]
+        self.samples = Samples(tuple(wall_s), tuple(cpu_s))
+
+    def __enter__(self):
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exception):
+        self._ended.set()
+        self._thread.join()

@@ -1,0 +1,330 @@
+"""Which rank computes slowly, and which link is slow: tests that take seconds, instead of a test of every pair.
+
+1. Every rank computes alone (gemm.py), co-located ranks in turn.
+2. The links of a ring and both trees, in at most 6 passes, both directions at once (links.py, link_probe.py).
+3. Both at once: what is slow only then escapes tests of one kind at a time.
+
+Whatever looks slow is measured twice more beside peers that do not, and is blamed only if it is slow every time.
+
+Paper: Wu et al. (GREYHOUND), section 4.3; differs: both directions, both trees, step 3, the confirmations.
+"""
+
+import contextlib
+import json
+import time
+from dataclasses import asdict, dataclass
+from math import isnan
+
+import numpy as np
+
+from ..errors import InputError
+from ..kernels.delay import wait_until
+from . import gemm
+from .judge import SLOW_LINK_STARVED, Finding, findings, slow_links, slow_ranks
+from .link_probe import LinkSamples, measure_links
+from .links import SLOW_LINK, colour_edges, link_passes
+from .probe import Probe
+
+SIZES = (16 << 20, 32 << 20, 64 << 20)
+REPETITIONS = 3
+# A first look at every link: what the sizes would take. They are halved until the passes fit.
+FIRST_NBYTES, LEAST_NBYTES = 1 << 20, 256 << 10
+# Shares of the time limit; what is left is for confirmations.
+COMPUTE_SHARE, LINK_SHARE, TOGETHER_SHARE = 0.15, 0.35, 0.15
+TURN_S = 0.3
+# Further measurements of what looks slow.
+CONFIRMATIONS = 2
+# Healthy links that are measured again beside the suspects of their kind.
+WITNESSES = 4
+
+
+@dataclass(frozen=True)
+class Validation:
+    """The outcome of `validate`, the same on all ranks; ranks are those of its communicator.
+
+    Attributes: `findings`, a tuple of Finding, empty where nothing is slow; `ranks` tested; `hosts` of all tested, as
+    numbers from 0; `passes` of links (a, b); `sizes`, bytes of the transfers; `compute`, records {rank, load, when,
+    wall_s, cpu_s}; `links`, records {src, dst, when, latency_s, nbytes, time_s}; `took_s`.
+    """
+
+    findings: tuple
+    ranks: tuple
+    hosts: tuple
+    passes: tuple
+    sizes: tuple
+    compute: tuple
+    links: tuple
+    took_s: float
+
+    def to_json(self):
+        """A document of lists, dicts, numbers and texts."""
+        return asdict(self) | {"findings": [finding._asdict() for finding in self.findings]}
+
+    @classmethod
+    def from_json(cls, document):
+        """The Validation that `to_json` wrote."""
+        fields = _frozen(document)
+        return cls(**fields | {"findings": tuple(Finding(**finding) for finding in fields["findings"])})
+
+
+def _frozen(value):
+    """`value` with tuples for the lists that JSON made of them."""
+    if isinstance(value, dict):
+        return {name: _frozen(item) for name, item in value.items()}
+    return tuple(map(_frozen, value)) if isinstance(value, list) else value
+
+
+@dataclass(frozen=True)
+class Injected:
+    """Slowness for experiments: factors of this rank's computing, always and only during transfers."""
+
+    alone: float = 1.0
+    together: float = 1.0
+
+
+def validate(
+    comm,
+    ranks=None,
+    links=None,
+    *,
+    device="cpu",
+    limit_s=20.0,
+    sizes=SIZES,
+    repetitions=REPETITIONS,
+    injected=Injected(),
+    tick=lambda text: None,
+):
+    """Find slow ranks and links. Every rank of `comm` calls it, with the same arguments, while the job is paused.
+
+    Args:
+        comm: a Communicator.
+        ranks: those to test, in ring order; None for all. Suspects need healthy peers among them.
+        links: (a, b) to test; None for the ring and both trees over `ranks`.
+        device: what computes: "cpu" or "cuda". Transfers are of host memory.
+        limit_s: about how long it may take; large transfers shrink to fit. A controller gives 5.
+        sizes: bytes of the transfers.
+        injected: Injected, for experiments.
+        tick: called on every tested rank with what is being done.
+
+    Returns:
+        a Validation.
+
+    Raises:
+        InputError: ranks or links that are none of this communicator.
+        TransportTimeout, PeerFailed: a rank did not come, or died; names it.
+    """
+    start_s = time.monotonic()
+    members = _members(comm, ranks, links)
+    passes = link_passes(members) if links is None else colour_edges(_distinct(links))
+    probe_comm = comm.split(0 if comm.rank in members else -1, members.index(comm.rank) if comm.rank in members else 0)
+    outcome = None
+    if probe_comm is not None:
+        with probe_comm:
+            run = _Run(Probe(probe_comm, gemm.name_of_device(device)), members, device, limit_s, injected, tick)
+            outcome = run.validate(passes, tuple(sorted(sizes)), repetitions, start_s)
+    return outcome if len(members) == comm.world_size else _spread(comm, members[0], outcome, limit_s)
+
+
+def _members(comm, ranks, links):
+    everyone = range(comm.world_size)
+    if ranks is None:
+        ranks = sorted({end for link in links for end in link}) if links is not None else everyone
+    members = tuple(ranks)
+    if len(members) < 2 or len(set(members)) < len(members) or not set(members) <= set(everyone):
+        raise InputError(f"validate: got ranks {members}, expected at least 2 of the {comm.world_size}, each once")
+    for link in links or ():
+        if len(link) != 2 or link[0] == link[1] or not set(link) <= set(members):
+            raise InputError(f"validate: got link {tuple(link)}, expected two different ranks of {members}")
+    return members
+
+
+def _distinct(links):
+    return sorted({(min(link), max(link)) for link in links})
+
+
+def _spread(comm, root, outcome, limit_s):
+    """The outcome on all ranks, also those that were not tested; as JSON, since nothing received is unpickled."""
+    data = np.frombuffer(json.dumps(outcome.to_json()).encode() if outcome else b"", np.uint8)
+    size = np.array([len(data)], np.int64)
+    comm.broadcast(size, root, timeout_s=comm.timeout_s + 3 * limit_s)
+    data = data.copy() if comm.rank == root else np.empty(int(size[0]), np.uint8)
+    comm.broadcast(data, root)
+    return Validation.from_json(json.loads(data.tobytes()))
+
+
+class _Run:
+    """One validation, on a rank that is tested. Inside, ranks are those of the probe: positions in `members`."""
+
+    def __init__(self, probe, members, device, limit_s, injected, tick):
+        self.probe, self.members, self.limit_s, self.tick = probe, members, limit_s, tick
+        self.injected, self.own_time = injected, device == "cpu"
+        self.loads = gemm.loads(device)
+        self.compute, self.links = [], []
+
+    def validate(self, passes, sizes, repetitions, start_s):
+        at = {rank: position for position, rank in enumerate(self.members)}
+        passes = tuple(tuple((at[a], at[b]) for a, b in batch) for batch in passes)
+        tested = [way for batch in passes for a, b in batch for way in ((a, b), (b, a))]
+        alone_ranks = self._confirmed_ranks()
+        sizes, turns_s = self._fit(passes, sizes, repetitions)
+        self.tick(f"{len(passes)} passes over {len(tested) // 2} links")
+        alone_links = self._confirmed_links(passes, lambda some: self._transfer(some, sizes, repetitions, "alone"))
+        self.tick("computing and transferring at once")
+        together_ranks, together_links = self._together(passes, _shrunk(sizes[:1], turns_s, TOGETHER_SHARE * self.limit_s / 2))
+        found = findings(alone_ranks, alone_links, tested, "alone") + findings(
+            {rank: slow for rank, slow in together_ranks.items() if rank not in alone_ranks},
+            {link: slow for link, slow in together_links.items() if link not in alone_links},
+            tested,
+            "together",
+        )
+        return Validation(
+            tuple(self._renamed(finding) for finding in found),
+            self.members,
+            tuple(list(dict.fromkeys(self.probe.hosts)).index(host) for host in self.probe.hosts),
+            tuple(tuple((self.members[a], self.members[b]) for a, b in batch) for batch in passes),
+            sizes,
+            tuple(self.compute),
+            tuple(self.links),
+            self._agreed_s(time.monotonic() - start_s),
+        )
+
+    def _agreed_s(self, took_s):
+        return float(self.probe.gather(np.array([took_s])).max())
+
+    def _renamed(self, finding):
+        links = tuple((self.members[a], self.members[b]) for a, b in finding.links)
+        return finding._replace(ranks=tuple(self.members[rank] for rank in finding.ranks), links=links)
+
+    # -- computing
+
+    def _compute(self):
+        """{(rank, load): Samples}, each rank in its turn; the others sleep."""
+        probe, turns = self.probe, self.probe.turns
+        turn_s = min(TURN_S, COMPUTE_SHARE * self.limit_s / 2 / len(turns))
+        mine = next(i for i, turn in enumerate(turns) if (probe.comm.rank,) in turn)
+        self.tick(f"computing, {len(turns)} turns")
+        start_s = probe.start_together()
+        wait_until(start_s + mine * turn_s)
+        share_s = 0.8 * turn_s / len(self.loads)
+        found = [gemm.sample(load, share_s, self.injected.alone, own_time=self.own_time) for load in self.loads]
+        wait_until(start_s + len(turns) * turn_s)
+        return self._collect_compute(found, self.loads, "alone")
+
+    def _collect_compute(self, mine, loads, when):
+        table = np.full((len(loads), 2, gemm.MAX_SAMPLES), np.nan)
+        for row, samples in zip(table, mine, strict=True):
+            for values, column in zip(samples, row, strict=True):
+                column[: len(values)] = values
+        everyone, found = self.probe.gather(table), {}
+        for rank, rows in enumerate(everyone):
+            for load, (wall_s, cpu_s) in zip(loads, rows, strict=True):
+                count = int((~np.isnan(wall_s)).sum())
+                samples = gemm.Samples(tuple(wall_s[:count].tolist()), tuple(cpu_s[:count].tolist()))
+                found[rank, load.name] = samples
+                own_s = None if any(map(isnan, samples.cpu_s)) else samples.cpu_s
+                record = {"rank": self.members[rank], "load": load.name, "when": when, "wall_s": samples.wall_s}
+                self.compute.append(record | {"cpu_s": own_s})
+        return found
+
+    def _slow_ranks(self, samples, starved=False):
+        cores = tuple(zip(self.probe.machines, self.probe.cores, strict=True))
+        return slow_ranks(samples, self.probe.devices, cores, starved)
+
+    def _confirmed_ranks(self):
+        """{rank: Slow} of the ranks that are slow in every measurement."""
+        found = self._slow_ranks(self._compute())
+        for _ in range(CONFIRMATIONS if found else 0):
+            found = in_both(found, self._slow_ranks(self._compute()))
+        return found
+
+    # -- links
+
+    def _fit(self, passes, sizes, repetitions):
+        """(`sizes` as they fit into their share of the time, seconds that a byte takes over all turns)."""
+        self.tick("a first look at the links")
+        first = measure_links(self.probe, passes, (FIRST_NBYTES,), 1)
+        turns_s = 0.0
+        for batch in passes:
+            for turn in self.probe.pair_turns(batch):
+                ways = [way for a, b in turn for way in ((a, b), (b, a))]
+                turns_s += max(first[way].times_s[FIRST_NBYTES][0] for way in ways) / FIRST_NBYTES
+        return _shrunk(sizes, turns_s * (repetitions + 1), LINK_SHARE * self.limit_s), turns_s
+
+    def _transfer(self, passes, sizes, repetitions, when, background=contextlib.nullcontext):
+        found = measure_links(self.probe, passes, sizes, repetitions, background)
+        for (src, dst), samples in found.items():
+            for nbytes, times_s in samples.times_s.items():
+                ends = {"src": self.members[src], "dst": self.members[dst], "when": when}
+                self.links.append(ends | {"latency_s": samples.latency_s, "nbytes": nbytes, "time_s": times_s})
+        return found
+
+    def _slow_links(self, samples, least_ratio=SLOW_LINK):
+        return slow_links(samples, self.probe.hosts, least_ratio, self.probe.crowded)
+
+    def _confirmed_links(self, passes, measure):
+        """{(src, dst): Slow} of the links that are slow in every measurement; only the first one is of all links."""
+        samples = measure(passes)
+        found = self._slow_links(samples)
+        for _ in range(CONFIRMATIONS):
+            if not found:
+                break
+            # Judged beside all that was measured: the suspects alone may be too few to know what is usual.
+            samples |= measure(colour_edges(with_witnesses(samples, found, self.probe.hosts)))
+            found = in_both(found, self._slow_links(samples))
+        return found
+
+    # -- both at once
+
+    def _together(self, passes, sizes):
+        """({rank: Slow}, {(src, dst): Slow}) while every rank computes and transfers."""
+        kept = {}
+
+        def measure(some):
+            mine = []
+
+            @contextlib.contextmanager
+            def background():
+                slowdown = max(self.injected.alone, self.injected.together)
+                with gemm.Background(self.loads[-2], slowdown, self.own_time) as load:
+                    yield
+                mine.append(load.samples)
+
+            found = self._transfer(some, sizes, REPETITIONS, "together", background)
+            merged = gemm.Samples(*(sum((getattr(s, name) for s in mine), ())[-gemm.MAX_SAMPLES :] for name in gemm.Samples._fields))
+            kept["ranks"] = self._slow_ranks(
+                self._collect_compute([merged], self.loads[-2:-1], "together"), self.probe.starved
+            )
+            return found
+
+        least_ratio = SLOW_LINK_STARVED if self.probe.starved else SLOW_LINK
+        links, ranks = self._slow_links(measure(passes), least_ratio), kept["ranks"]
+        for _ in range(CONFIRMATIONS):
+            if not ranks and not links:
+                break
+            links = in_both(links, self._slow_links(measure(passes), least_ratio))
+            ranks = in_both(ranks, kept["ranks"])
+        return ranks, links
+
+
+def with_witnesses(samples, suspects, hosts):
+    """Links (a, b): the suspects, and up to WITNESSES links of each of their kinds that look healthy in both directions."""
+    chosen = {(min(link), max(link)) for link in suspects}
+    for inside in {hosts[a] == hosts[b] for a, b in suspects}:
+        healthy = {(min(link), max(link)) for link in samples if (hosts[link[0]] == hosts[link[1]]) == inside} - chosen
+        chosen |= set(sorted(healthy)[:WITNESSES])
+    return sorted(chosen)
+
+
+def _shrunk(sizes, s_per_byte, limit_s):
+    """`sizes`, halved alike until the transfers fit into `limit_s`."""
+    while sum(sizes) * s_per_byte > limit_s and min(sizes) > LEAST_NBYTES:
+        sizes = tuple(nbytes // 2 for nbytes in sizes)
+    return sizes
+
+
+def in_both(first, second):
+    """What is in both, each with its smaller ratio."""
+    return {key: min(first[key], second[key], key=lambda slow: slow.ratio) for key in first if key in second}
+
+
+__all__ = ["SIZES", "Finding", "Injected", "LinkSamples", "Validation", "validate"]

@@ -1,0 +1,117 @@
+"""Validation on ranks that are threads, over emulated links: what was made slow is found, and only that is."""
+
+import json
+from itertools import combinations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import lanterne
+from lanterne.errors import InputError
+from lanterne.failslow.probe import take_turns
+from lanterne.failslow.validate import Injected, Validation, validate, with_witnesses
+from lanterne.pipeline.planes import shaped
+from lanterne.transport.shaped import Link
+
+# So slow that the machine's own noise is small beside it.
+USUAL = Link(bandwidth_bytes_per_s=20e6)
+OPTIONS = {"limit_s": 3.0, "sizes": (256 << 10,), "repetitions": 2}
+
+
+def spawn_validate(n, slow_links=None, injected=None, **options):
+    """Each rank's Validation: all links equal but for `slow_links` {(src, dst): Link}."""
+    links = {(a, b): USUAL for pair in combinations(range(n), 2) for a, b in (pair, pair[::-1])} | (slow_links or {})
+
+    def main(comm):
+        mine = (injected or {}).get(comm.rank, Injected())
+        return validate(shaped(comm, links), injected=mine, **OPTIONS | options)
+
+    return lanterne.spawn(n, main)
+
+
+def named(validation):
+    return {(finding.kind, finding.when, *(finding.ranks or finding.links)) for finding in validation.findings}
+
+
+def test_slow_link_one_direction():
+    outcomes = spawn_validate(4, {(0, 1): Link(bandwidth_bytes_per_s=5e6)})
+    assert all(outcome == outcomes[0] for outcome in outcomes)
+    found = named(outcomes[0])
+    assert ("link", "alone", (0, 1)) in found
+    assert not any(kind.startswith("link") and when == "alone" for kind, when, *what in found - {("link", "alone", (0, 1))})
+
+
+def test_slow_latency():
+    outcome = spawn_validate(3, {(2, 1): Link(latency_s=20e-3)})[0]
+    assert ("link", "alone", (2, 1)) in named(outcome)
+    assert "latency" in next(f.evidence for f in outcome.findings if f.links == ((2, 1),))
+
+
+def test_slow_only_when_both_run():
+    found = named(spawn_validate(2, injected={1: Injected(1.0, 4.0)})[0])
+    assert ("compute", "together", 1) in found
+    assert not {kind for kind, when, *_ in found if when == "alone" and kind == "compute"}
+
+
+def test_suspects_only_and_everybody_learns_the_outcome():
+    outcomes = spawn_validate(5, {(3, 4): Link(bandwidth_bytes_per_s=4e6)}, ranks=(1, 3, 4))
+    assert all(outcome.to_json() == outcomes[0].to_json() for outcome in outcomes)
+    assert outcomes[0].ranks == (1, 3, 4)
+    assert {end for batch in outcomes[0].passes for link in batch for end in link} == {1, 3, 4}
+    assert ("link", "alone", (3, 4)) in named(outcomes[0])
+
+
+def test_named_links_only():
+    outcome = spawn_validate(5, links=((0, 3), (3, 0), (1, 4)))[0]
+    assert sorted(link for batch in outcome.passes for link in batch) == [(0, 3), (1, 4)]
+    assert outcome.ranks == (0, 1, 3, 4)
+
+
+def test_document_round_trip():
+    outcome = spawn_validate(2, {(0, 1): Link(bandwidth_bytes_per_s=4e6)})[0]
+    assert outcome.findings
+    assert Validation.from_json(json.loads(json.dumps(outcome.to_json()))) == outcome
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"ranks": (0,)}, "expected at least 2"),
+        ({"ranks": (0, 0)}, "each once"),
+        ({"ranks": (0, 7)}, "expected at least 2 of the 2"),
+        ({"links": ((0, 0),)}, "expected"),
+        ({"ranks": (0, 1), "links": ((0, 5),)}, "expected two different ranks"),
+        ({"links": ()}, "expected at least 2"),
+    ],
+)
+def test_bad_input(options, message):
+    with pytest.raises(InputError, match=message):
+        lanterne.spawn(2, lambda comm: validate(comm, **options))
+
+
+@given(
+    machines=st.lists(st.integers(0, 2), min_size=2, max_size=12),
+    cores=st.fixed_dictionaries({m: st.integers(2, 4) for m in range(3)}),
+)
+def test_turns_leave_every_rank_a_core(machines, cores):
+    pairs = [(rank, rank + 1) for rank in range(0, len(machines) - 1, 2)]
+    turns = take_turns(pairs, machines, cores)
+    assert sorted(pair for turn in turns for pair in turn) == pairs
+    for turn in turns:
+        for machine, count in cores.items():
+            active = sum(machines[rank] == machine for pair in turn for rank in pair)
+            assert active <= count or machines.count(machine) <= count
+
+
+def test_ranks_with_a_core_each_need_no_turns():
+    assert len(take_turns([(0, 1), (2, 3), (4, 5)], [0] * 6, {0: 6})) == 1
+    assert len(take_turns([(0, 1), (2, 3), (4, 5)], [0] * 6, {0: 5})) == 2
+
+
+def test_witnesses_are_healthy_and_of_the_same_kind():
+    links = {(a, b): None for a in range(6) for b in range(6) if a != b}
+    hosts = [0, 0, 0, 1, 1, 1]
+    chosen = with_witnesses(links, {(1, 0): None}, hosts)
+    assert (0, 1) in chosen and len(chosen) == 5
+    assert all(hosts[a] == hosts[b] for a, b in chosen)
