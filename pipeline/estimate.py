@@ -1,0 +1,94 @@
+"""From what iterations showed to what to plan for: a Problem with the durations and link delays that were measured.
+
+What was not seen stays as it was assumed, unless that contradicts the bounds of what was. What differs from the
+undisturbed problem by less than noise is set to it, so that a link that has healed gives that problem again, exactly.
+"""
+
+import dataclasses
+
+import numpy as np
+
+from .link_delay import LinkDelay
+
+TIMES = {"F": "forward", "B": "backward_input", "W": "backward_weight"}
+# Durations within this share of the undisturbed ones are those.
+SAME_DURATION = 0.1
+
+
+def pair_delays(profile, one, other):
+    """The LinkDelay from rank `one` to `other` and back; a way that was not seen is taken to be as the other one.
+
+    As far as its bounds allow: a cable or a switch that is slow mostly is so both ways.
+    """
+    there, back = profile.link(one, other), profile.link(other, one)
+    return _narrowed(there, back), _narrowed(back, there)
+
+
+def _narrowed(delay, seen):
+    if delay.is_seen or not seen.is_seen:
+        return delay
+    value_s = min(max(seen.low_s, delay.low_s), delay.high_s)
+    return LinkDelay(value_s, value_s, min(seen.occupancy_s, max(value_s, 0.0)), 0)
+
+
+def planned_delay(problem, source, destination):
+    """(latency, occupancy) of a message that the problem has for a pair of ranks, in its unit."""
+    nbytes = max(problem.message_nbytes)
+    return problem.latency(source, destination), problem.occupancy(source, destination, nbytes)
+
+
+def estimate(profiles, base, assumed, floor_s):
+    """`base` with what `profiles` showed put in: a Problem, all in seconds; `base` itself if nothing differs.
+
+    Args:
+        profiles: of the last iterations, at least one.
+        base: the undisturbed Problem.
+        assumed: the Problem that the running plan is for.
+        floor_s: delays that differ by less than this are the same.
+    """
+    delays = {}
+    for one, other in sorted({(min(pair), max(pair)) for pair in profiles[-1].links}):
+        ways = [pair_delays(profile, one, other) for profile in profiles]
+        for index, pair in enumerate(((one, other), (other, one))):
+            found = _delay([way[index] for way in ways], *planned_delay(assumed, *pair))
+            if abs(sum(found) - sum(planned_delay(base, *pair))) > floor_s:
+                delays[pair] = found
+    changes = _durations(profiles, base) | (_links(base, delays) if delays else {})
+    return dataclasses.replace(base, **changes) if changes else base
+
+
+def _delay(seen, latency_s, occupancy_s):
+    """(latency, occupancy) by what was seen, or as was assumed where nothing speaks against it."""
+    low_s, high_s = (float(np.median([way[bound] for way in seen])) for bound in (0, 1))
+    whole_s = max(min(max(latency_s + occupancy_s, low_s), high_s), 0.0)
+    occupancy_s = min(max(float(np.median([way.occupancy_s for way in seen])), occupancy_s), whole_s)
+    return whole_s - occupancy_s, occupancy_s
+
+
+def _durations(profiles, base):
+    """The fields of `base` to be replaced by durations that differ from it."""
+    changes = {}
+    for kind, name in TIMES.items():
+        known = np.array(getattr(base, name))
+        found = np.median([profile.durations_s[kind] for profile in profiles], axis=0)
+        differs = np.abs(found - known) > SAME_DURATION * known  # False for nan
+        if differs.any():
+            changes[name] = tuple(np.where(differs, found, known).tolist())
+    return changes
+
+
+def _links(base, delays):
+    """The fields of `base` to be replaced where links have the (latency, occupancy) of `delays`, by pair."""
+    ranks = range(base.stages)
+    nbytes = max(base.message_nbytes) or 1.0
+    latency = [[base.latency(one, other) for other in ranks] for one in ranks]
+    occupancy = {(one, other): base.occupancy(one, other, nbytes) for one in ranks for other in ranks}
+    for (one, other), (latency_s, occupancy_s) in delays.items():
+        latency[one][other] = latency_s
+        occupancy[one, other] = occupancy_s
+    changes = {"link_latency": tuple(map(tuple, latency))}
+    if any(occupancy.values()):
+        rows = [[nbytes / occupancy[one, other] if occupancy[one, other] else None for other in ranks] for one in ranks]
+        given = base.message_nbytes if any(base.message_nbytes) else (nbytes, nbytes)
+        changes |= {"link_bandwidth": tuple(map(tuple, rows)), "message_nbytes": given}
+    return changes
