@@ -1,6 +1,7 @@
 """Keeps a running pipeline on a plan that suits its links: measures, watches, plans again, swaps between iterations.
 
-    plane = ObservedPlane({"inline": make_plane("inline", comm), "delegate": lambda: make_plane("delegate", comm)})
+    delegates = lambda pair: make_plane("delegate", comm, pairs=[pair])
+    plane = ObservedPlane(comm.rank, make_plane("inline", comm), delegates)
     with Adapter(comm, checked, plane, problem) as adapter:
         for inputs, targets in batches:
             measured = adapter.execute(stages, inputs, targets)
@@ -8,7 +9,7 @@
                 stage.step()
 
 After each iteration every rank reports what it measured to the coordinator and waits for its verdict: go on, or a new
-plan, and which links go by the second data plane. All take it at once, so each iteration runs under one plan.
+plan, and which links go by delegates. All take it at once, so each iteration runs under one plan.
 
 Paper: Wu et al. 2025 (ADAPTRA), sections 4.2 and 6. Differs: triggered by measured delays against equation 1, not by a
 detector of slow iterations; a new plan must be predicted to gain; a link that heals gives the first plan back.
@@ -46,7 +47,7 @@ class AdaptSettings:
         min_gain: a plan is swapped if it is predicted to save this share of the iteration.
         onset, relief: iterations in a row that must show that a link is slow, or well again.
         calibrate: iterations to measure the undisturbed problem from, behind the first, where none is given.
-        slow_plane: name of the data plane of slow links; None: they stay on the first.
+        divert: whether slow links are taken off the usual data plane.
     """
 
     scheduler: str = "best"
@@ -55,7 +56,7 @@ class AdaptSettings:
     onset: int = ONSET
     relief: int = RELIEF
     calibrate: int = 3
-    slow_plane: str | None = "delegate"
+    divert: bool = True
 
     def __post_init__(self):
         if self.scheduler not in SCHEDULERS:
@@ -73,7 +74,7 @@ class Change(NamedTuple):
         running_from: the first iteration under it.
         findings: what was found, name -> +1 (slower) or -1.
         delays_s: "source-destination" -> latency + occupancy of a message that is planned for, where not as usual.
-        slow_links: pairs of ranks whose messages go by the second plane.
+        slow_links: pairs of ranks whose messages are off the usual plane.
         scheduler: that of the new plan; None: the plan stays.
         predicted_before_s, predicted_s: of an iteration under the measured conditions, as it was and now.
         planning_s: what deciding took.
@@ -170,13 +171,8 @@ class Adapter:
         if verdict["plan"]:
             self.checked = check(Plan.from_dict(verdict["plan"]), Problem.from_dict(verdict["problem"]))
             self._lengths = None
-        routes = {}
-        for pair in verdict["change"]["slow_links"]:
-            if self.comm.rank in pair:
-                routes[sum(pair) - self.comm.rank] = self.settings.slow_plane
-        if verdict["change"]["slow_links"]:
-            self.plane.make(self.settings.slow_plane)
-        self.plane.route(routes)
+        self.agreement.comm.barrier()  # Nobody is in the iteration before any more: what is not needed can be closed.
+        self.plane.divert(verdict["change"]["slow_links"])
 
 
 class Decider:
@@ -229,7 +225,7 @@ class Decider:
     def _tolerances(self):
         """What the plan absorbs, per pair; on a plane whose sends block, not more than the shortest action."""
         found = pair_tolerances(self.running, self.assumed)
-        if self.in_order is None or self.settings.slow_plane is None:
+        if self.in_order is None or not self.settings.divert:
             return found
         shortest_s = min(*self.assumed.forward, *self.assumed.backward_input)
         slow = [tuple(pair) for pair in self.slow_links]
@@ -240,7 +236,7 @@ class Decider:
         problem = estimate(self._recent, self.base, self.assumed, self.floor_s)
         delays_s = _unusual(problem, self.base)
         slow = sorted({tuple(sorted(pair)) for pair in delays_s})
-        links = [list(pair) for pair in slow] if settings.slow_plane else []
+        links = [list(pair) for pair in slow] if settings.divert else []
         before_s = self._predicted(self.running.plan, problem, slow, self.slow_links)
         plan = self.initial.plan if problem == self.base and "calibrated" not in found else self._plan(problem)
         after_s = self._predicted(plan, problem, slow, links)

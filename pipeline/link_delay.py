@@ -1,8 +1,8 @@
 """How long a link takes, from when messages left and when they came: its latency apart from the time it is occupied.
 
-A message that finds its link free takes latency + occupancy; one that is handed over while others are still on their
-way queues, and comes one occupancy after the message before it. So the two are told apart wherever messages queue; where
-none does, all is counted as latency, which then makes no difference to the next message.
+A message that finds its link free takes latency + occupancy; one that is handed over while others are on their way
+queues, and comes one occupancy after the one before it. So the two are told apart wherever messages queue; where none
+does, all is counted as latency, which then makes no difference to the next message.
 
 A receiver that computes does not see a message come. It looks now and then, and so knows an interval: not yet here at
 one look, here at the next. Where it waited, it saw the very moment.

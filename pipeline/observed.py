@@ -1,7 +1,6 @@
-"""A data plane that routes each peer's messages over one of several planes, and notes when they left and came.
+"""A data plane that notes when messages left and came, and takes some links off the usual way, by delegates.
 
-Every link can go its own way: most inline, those that are slow by delegates. Which way may change between iterations;
-all ranks change it alike, so a message is expected where it is sent.
+Which links may change between iterations; all ranks change it alike, so a message is expected where it is sent.
 """
 
 import time
@@ -10,33 +9,34 @@ from math import inf, nan
 
 import numpy as np
 
-from ..errors import InputError
 from .plane import DataPlane, Receive
 
 
 class ObservedPlane(DataPlane):
-    """Data planes side by side, one per peer.
+    """The usual data plane, and one more for each link that is taken off it.
 
     Args:
-        planes: name -> DataPlane, the first being that of all peers to begin with; or name -> a function that makes
-            it, called on all ranks alike (`make`) before a link is routed over it. Closed with this one.
-
-    Attributes:
-        routes: peer -> name, for the peers that are not on the first plane.
+        rank: this rank.
+        usual: the DataPlane of all links to begin with; closed with this one.
+        make_other: makes the DataPlane of a pair of ranks; called on all ranks of the pipeline alike.
     """
 
-    def __init__(self, planes):
-        if not planes or callable(next(iter(planes.values()))):
-            raise InputError("planes: got no plane, expected one to begin with")
-        self.planes, self.routes = dict(planes), {}
-        self._default = next(iter(planes))
-        self._lenders, self._links = {}, {}
+    def __init__(self, rank, usual, make_other=None):
+        self.rank, self.usual, self._make_other = rank, usual, make_other
+        # Pair -> its plane; peer -> the plane of the pair with this rank; and links that were changed.
+        self._others, self._ways, self._links = {}, {}, {}
+        self._lenders = {}
         self.begin()
 
     @property
     def in_order(self):
-        """That of the plane of most peers, the first."""
-        return self.planes[self._default].in_order
+        """That of the usual plane."""
+        return self.usual.in_order
+
+    @property
+    def pairs(self):
+        """The pairs of ranks that are off the usual plane, sorted."""
+        return tuple(sorted(self._others))
 
     def begin(self):
         """Forget the times noted so far: a new iteration begins."""
@@ -50,20 +50,22 @@ class ObservedPlane(DataPlane):
         """
         return tuple(np.array(times, float) for times in (self._left_s, self._after_s, self._before_s))
 
-    def make(self, name):
-        """Make the plane `name` if it is not made; all ranks call it alike."""
-        if name not in self.planes:
-            raise InputError(f"plane: got {name!r}, expected one of {', '.join(self.planes)}")
-        if callable(plane := self.planes[name]):
-            plane = self.planes[name] = plane()
-            for (source, destination), link in self._links.items():
-                plane.set_link(source, destination, link)
+    def divert(self, pairs):
+        """From now on `pairs` of ranks are off the usual plane, and no others.
 
-    def route(self, routes):
-        """Between iterations: from now on, peer -> name of its plane is `routes`; both ends of a link call it alike."""
-        for name in dict.fromkeys(routes.values()):
-            self.make(name)
-        self.routes = dict(routes)
+        All ranks call it alike, between iterations; where a pair goes back, once all have ended the one before.
+
+        Raises:
+            LanterneError: the plane of a pair cannot be made.
+        """
+        wanted = {tuple(sorted(pair)) for pair in pairs}
+        for pair in sorted(self._others.keys() - wanted):
+            self._others.pop(pair).close()
+        for pair in sorted(wanted - self._others.keys()):
+            plane = self._others[pair] = self._make_other(pair)
+            for ends, link in self._links.items():
+                plane.set_link(*ends, link)
+        self._ways = {sum(pair) - self.rank: plane for pair, plane in self._others.items() if self.rank in pair}
 
     def poll(self, action=None):
         """Note which messages have come by now; for after every action (execute's `after`).
@@ -96,27 +98,28 @@ class ObservedPlane(DataPlane):
         self._lenders.pop(id(buffer)).release(buffer)
 
     def finish(self, timeout_s=None):
-        for plane in self._made():
+        self.usual.finish(timeout_s)
+        for plane in self._ways.values():
             plane.finish(timeout_s)
 
     def set_link(self, source, destination, link):
         self._links[source, destination] = link
-        for plane in self._made():
+        for plane in self._all():
             plane.set_link(source, destination, link)
 
     def fail(self, error):
-        for plane in self._made():
+        for plane in self._all():
             plane.fail(error)
 
     def close(self):
-        for plane in self._made():
+        for plane in self._all():
             plane.close()
 
     def _way(self, peer):
-        return self.planes[self.routes.get(peer, self._default)]
+        return self._ways.get(peer, self.usual)
 
-    def _made(self):
-        return [plane for plane in self.planes.values() if not callable(plane)]
+    def _all(self):
+        return [*self._others.values(), self.usual]
 
 
 class ObservedReceive(Receive):

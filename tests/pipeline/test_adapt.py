@@ -24,7 +24,7 @@ from lanterne.transport.shaped import Link
 UNIT_S = 2e-3
 TIMED = Problem(4, 12, UNIT_S, UNIT_S, UNIT_S)
 SLOW_AT, WELL_AT, ITERATIONS = 5, 20, 45
-SETTINGS = AdaptSettings(slow_plane="unbounded")
+SETTINGS = AdaptSettings()
 MODEL = mlp((3, 5, 4, 6, 5, 4, 3, 5, 2), rows=3)
 
 
@@ -33,7 +33,7 @@ def checked_plan(problem, scheduler="zb_h2"):
 
 
 def planes(comm):
-    return ObservedPlane({"inline": make_plane("inline", comm), "unbounded": lambda: make_plane("unbounded", comm)})
+    return ObservedPlane(comm.rank, make_plane("inline", comm), lambda pair: make_plane("unbounded", comm))
 
 
 def set_links(plane, pairs, delay_s):
@@ -53,7 +53,7 @@ def timed():
             for iteration in range(ITERATIONS):
                 if iteration in (SLOW_AT, WELL_AT):
                     set_links(plane, [(1, 2)], 10 * UNIT_S if iteration == SLOW_AT else 0.0)
-                ran.append((adapter.checked.plan.words(), dict(plane.routes)))
+                ran.append((adapter.checked.plan.words(), plane.pairs))
                 adapter.execute(stages)
             return adapter.changes, ran, adapter.profiles
 
@@ -73,9 +73,7 @@ def test_the_slow_link_is_noticed_planned_for_and_delegated(timed):
     assert [1, 2] in change.slow_links and change.scheduler == "best"
     assert change.predicted_s < change.predicted_before_s
     assert ran[change.running_from][0] != ran[0][0]
-    assert [r[change.running_from][1].get(peer) for (_, r, _), peer in zip(timed, (1, 2, 1, 2), strict=True)] == [
-        None, "unbounded", "unbounded", None,
-    ]  # fmt: skip
+    assert all((1, 2) in ran[change.running_from][1] and ran[0][1] == () for _, ran, _ in timed)
 
 
 def test_the_delay_that_is_planned_for_was_measured(timed):
@@ -144,7 +142,8 @@ def train(schedule, routed):
     def job(comm):
         stages = make_stages(MODEL, 4, lambda: Adam(0.01), np.float32, seed=4)
         mine, losses = {comm.rank: stages[comm.rank]}, []
-        with planes(comm) as plane, Adapter(comm, checked_plan(problem, schedule[0]), plane, problem, SETTINGS) as adapter:
+        first = checked_plan(problem, schedule[0])
+        with planes(comm) as plane, Adapter(comm, first, plane, problem, SETTINGS) as adapter:
             if comm.rank == 0:
                 adapter._decider.after = lambda profile, n: verdict(problem, schedule, n, routed)
             for iteration in range(10):
@@ -204,7 +203,7 @@ def test_onset_and_relief_take_two_and_three_iterations():
     assert changes[0]["slow_links"] == [[2, 3]] and changes[1]["slow_links"] == []
     assert decider.running is decider.initial
     # By hand: 390 ms and one delay is what no plan can be below here.
-    assert changes[0]["predicted_s"] == pytest.approx(0.41, rel=0.01) and changes[1]["predicted_s"] == pytest.approx(0.39)
+    assert [c["predicted_s"] for c in changes] == [pytest.approx(0.41, rel=0.01), pytest.approx(0.39)]
 
 
 def test_a_delay_that_the_plan_absorbs_changes_nothing():
@@ -244,7 +243,8 @@ def test_the_undisturbed_problem_is_measured_where_none_is_given():
 def test_verdicts_reach_every_rank():
     def job(comm):
         agreement = Agreement(comm.split(0, comm.rank), root=1)
-        got = [agreement.verdict(payload if agreement.is_root else None) for payload in (b"", b"x" * 100_000, b"", b"y")]
+        given = (b"", b"x" * 100_000, b"", b"y")
+        got = [agreement.verdict(payload if agreement.is_root else None) for payload in given]
         agreement.close()
         return got
 
@@ -273,7 +273,3 @@ def test_settings_that_cannot_be(wrong):
     with pytest.raises(InputError, match=f"{next(iter(wrong))}: got"):
         AdaptSettings(**wrong)
 
-
-def test_an_unknown_plane_is_an_error_where_it_is_asked_for():
-    with pytest.raises(InputError, match="plane: got 'delegate'"):
-        lanterne.spawn(1, lambda comm: planes(comm).make("delegate"))
