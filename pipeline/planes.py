@@ -10,11 +10,15 @@ from typing import NamedTuple
 from ..errors import InputError
 from ..transport.shaped import ShapedTransport
 from .inline import Inline
+from .paired import Paired
+from .rendezvous import simulate_rendezvous
 from .simulate import simulate
 
 
 class Maker(NamedTuple):
-    """Where a data plane's maker is, what it does in one line, and the options of `simulate` that send as it does."""
+    """Where a data plane's maker is, what it does in one line, and how its sends are simulated: the options of
+    `simulate`, or {"rendezvous": True}.
+    """
 
     module: str
     function: str
@@ -25,8 +29,15 @@ class Maker(NamedTuple):
 # A module is imported when its plane is asked for.
 PLANES = {
     "inline": Maker(
-        "planes", "inline", "sent in order by the computing rank, which waits: head-of-line blocking", {"in_order": True, "queue": 1}
+        "planes",
+        "inline",
+        "sent in order by the computing rank, which waits: head-of-line blocking",
+        {"in_order": True, "queue": 1},
     ),
+    "paired": Maker(
+        "planes", "paired", "sent once the receiver waits for it: a stream for each direction", {"rendezvous": True}
+    ),
+    "paired_o": Maker("planes", "unbounded", "the same with receives posted ahead, in the senders' order", {}),
     "unbounded": Maker("planes", "unbounded", "sent by the computing rank, which never waits: an ideal to compare with", {}),
     "delegate": Maker("planes", "delegate", "sent by CPU processes through shared memory; the rank never waits", {}),
 }
@@ -52,17 +63,19 @@ def find_plane(name):
 def predict(name, checked, problem, **options):
     """The Timeline that `simulate` gives for a CheckedPlan over the data plane `name` with its `options`."""
     known = find_plane(name).simulated
+    if "rendezvous" in known:
+        return simulate_rendezvous(checked, problem)
     return simulate(checked, problem, **known | {key: value for key, value in options.items() if key in known})
 
 
-def shaped(comm, links, in_order=False):
+def shaped(comm, links, in_order=False, rendezvous=False):
     """A Communicator of the ranks of `comm`, on its transport, with tags of its own and emulated links; all call it.
 
     Args:
-        links, in_order: as ShapedTransport has them, but ranks of `comm`.
+        links, in_order, rendezvous: as ShapedTransport has them, but ranks of `comm`.
     """
     links = {(comm.ranks[source], comm.ranks[peer]): link for (source, peer), link in (links or {}).items()}
-    return comm.split(0, comm.rank, ShapedTransport(comm.transport, links, in_order, separate=True))
+    return comm.split(0, comm.rank, ShapedTransport(comm.transport, links, in_order, True, rendezvous))
 
 
 def inline(comm, links=None, queue=1):
@@ -81,3 +94,8 @@ def delegate(comm, links=None, pairs=None, direct="inline", **options):
 
     others = None if pairs is None else make_plane(direct, comm, links)
     return Delegate(comm.split(0, comm.rank), others, links, pairs, **options)
+
+
+def paired(comm, links=None):
+    """Messages move once both ends have posted them; see paired.py."""
+    return Paired(shaped(comm, links, rendezvous=True), owned=True)

@@ -18,21 +18,24 @@ SPIN_S = 2e-4
 
 @dataclass(slots=True)
 class Clock:
-    """When the work of a rank that is under way is due to end: `deadline_s`, of time.monotonic(); its stages share it.
+    """When the work of a rank that is under way is due to end; its stages share it.
 
     An action that follows at once begins at the deadline of the one before, so lateness in waking up does not add up.
+
+    Attributes:
+        deadline_s: of time.monotonic(); None where the rank has nothing to do: the next work begins when it comes.
     """
 
-    deadline_s: float = 0.0
+    deadline_s: float | None = None
 
     def work(self, duration_s):
         """Return once work of `duration_s` that follows is due to have ended."""
-        self.deadline_s += duration_s
+        self.deadline_s = (time.monotonic() if self.deadline_s is None else self.deadline_s) + duration_s
         wait_until(self.deadline_s, SPIN_S)
 
     def restart(self):
-        """What follows begins now: the rank had nothing to do."""
-        self.deadline_s = time.monotonic()
+        """The rank had nothing to do."""
+        self.deadline_s = None
 
 
 class TimedStage(Stage):

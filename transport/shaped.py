@@ -44,15 +44,17 @@ class Ends:
     Args:
         rank: this one.
         links: {(source, destination): Link}; pairs that are absent delay nothing.
-        in_order, separate: see ShapedTransport.
+        in_order, separate, rendezvous: see ShapedTransport.
     """
 
-    __slots__ = ("_egress_free_s", "_ingress_free_s", "in_order", "links", "rank", "separate")
+    __slots__ = ("_egress_free_s", "_ingress_free_s", "_met_s", "in_order", "links", "rank", "rendezvous", "separate")
 
-    def __init__(self, rank, links, in_order=False, separate=False):
+    def __init__(self, rank, links, in_order=False, separate=False, rendezvous=False):
         self.rank, self.links, self.in_order, self.separate = rank, dict(links), in_order, separate
-        # When this rank's end is free again, sending (by peer, where links are separate) and receiving.
-        self._egress_free_s, self._ingress_free_s = {}, 0.0
+        self.rendezvous = rendezvous
+        # When this rank's end is free again, sending (by peer, where links are separate) and receiving; for rendezvous,
+        # by peer.
+        self._egress_free_s, self._ingress_free_s, self._met_s = {}, 0.0, {}
 
     def link(self, source, destination):
         """The Link from `source` to `destination` as it is now."""
@@ -60,6 +62,8 @@ class Ends:
 
     def leave(self, peer, nbytes, now_s):
         """(departure, end), of time.monotonic(), of a message that is sent to `peer` now: it occupies the link between."""
+        if self.rendezvous:
+            return now_s, now_s  # The receiver knows better.
         link = self.link(self.rank, peer)
         busy_s = link.occupied_s(nbytes) + (link.latency_s if self.in_order else 0.0)
         end = peer if self.separate and not self.in_order else None
@@ -68,10 +72,17 @@ class Ends:
             self._egress_free_s[end] = departure_s + busy_s
         return departure_s, departure_s + busy_s
 
-    def arrive(self, peer, nbytes, departure_s):
-        """When a message that left `peer` at `departure_s` has wholly arrived here; occupies this rank's link till then."""
+    def arrive(self, peer, nbytes, departure_s, posted_s=0.0):
+        """When a message that left `peer` at `departure_s` has wholly arrived here; occupies this rank's link till then.
+
+        Args:
+            posted_s: when it was posted for, which matters where ends have to meet.
+        """
         link = self.link(peer, self.rank)
         occupied_s = link.occupied_s(nbytes)
+        if self.rendezvous:
+            self._met_s[peer] = max(departure_s, posted_s, self._met_s.get(peer, 0.0)) + occupied_s
+            return self._met_s[peer] + link.latency_s
         start_s = departure_s + link.latency_s
         if not occupied_s or self.separate:
             return start_s + occupied_s
@@ -88,9 +99,11 @@ class ShapedTransport(Transport):
         in_order: a rank has one message under way at a time, and the next leaves when it has arrived: as where one
             stream carries all sends and the delay is injected before each (ADAPTRA section 3.2).
         separate: a rank's links do not share its end: each has its bandwidth to itself, as streams of their own have.
+        rendezvous: separate, and a message begins to move when its receive is posted too; sends are done at once, and
+            receives from one rank are tested in order.
     """
 
-    def __init__(self, inner, links, in_order=False, separate=False):
+    def __init__(self, inner, links, in_order=False, separate=False, rendezvous=False):
         if not inner.capabilities.tags:
             raise InputError(f"shaped: got transport {inner.name}, expected one with tags")
         if isinstance(links, Link):
@@ -102,7 +115,7 @@ class ShapedTransport(Transport):
         self.world_size = inner.world_size
         self.capabilities = inner.capabilities
         self.timeout_s, self.pauses = inner.timeout_s, inner.pauses
-        self.ends = Ends(inner.rank, links, in_order, separate)
+        self.ends = Ends(inner.rank, links, in_order, separate, rendezvous)
 
     def link(self, source, destination):
         """The Link from `source` to `destination` as it is now."""
@@ -134,7 +147,7 @@ class ShapedTransport(Transport):
             else:
                 word = self.inner.register(bytearray(DEPARTURE.size))
                 inner_ops.append(Recv(word, 0, DEPARTURE.size, op.peer, op.tag | TWIN))
-                arrivals.append((op.peer, op.nbytes, word))
+                arrivals.append((op.peer, op.nbytes, word, now_s))
         return ShapedRequest(self, self.inner.post(inner_ops), releases, arrivals)
 
     def open_board(self, key, rank, world_size):
@@ -164,9 +177,9 @@ class ShapedRequest(Request):
             return False
         if self._arrivals:
             transport = self.transport
-            for peer, nbytes, word in self._arrivals:
+            for peer, nbytes, word, posted_s in self._arrivals:
                 (departure_s,) = DEPARTURE.unpack(word.buffer)
-                self._held.append((transport.ends.arrive(peer, nbytes, departure_s), peer))
+                self._held.append((transport.ends.arrive(peer, nbytes, departure_s, posted_s), peer))
             self._arrivals = []
         if self._held:
             now_s = time.monotonic()

@@ -1,0 +1,61 @@
+"""The data plane of Megatron and CrossPipe's engine: a message moves once its sender and its receiver have both posted it.
+
+A receive is posted with the send before it, when the rank next has nothing else to do, and those before it from the
+same peer with it, for peers match in order. A rank that computes meets nobody: a message that was ready meanwhile
+begins to cross its link only then. Each direction has a stream of its own, so no send keeps its rank from computing.
+
+Posted ahead, as CrossPipe orders communication for known delays, receives wait for their senders instead, and messages
+leave when they are ready: the `_O` of its figure 11.
+
+Paper: Chen et al. 2025 (CrossPipe), sections 6.3 and 7.1.
+"""
+
+from .inline import TAG, Inline
+from .plane import Receive
+
+
+class Paired(Inline):
+    """Receives are posted late, when waited for.
+
+    Args:
+        comm, owned: as Inline has them; over a ShapedTransport with `rendezvous`.
+    """
+
+    def __init__(self, comm, owned=False):
+        super().__init__(comm, TAG, None, owned)
+        self._coming = {}
+
+    def receive(self, shape, dtype, peer):
+        coming = self._coming.setdefault(peer, [])
+        coming.append(PairedReceive(self, shape, dtype, peer, len(coming)))
+        return coming[-1]
+
+    def finish(self, timeout_s=None):
+        super().finish(timeout_s)
+        self._coming = {}
+
+    def post(self, receive):
+        """Post what peers must match up to `receive`: it and all before it from its peer; True once it is here."""
+        before = self._coming[receive.peer][: receive.index + 1]
+        for each in before:
+            if each.posted is None:
+                each.posted = super().receive(each.shape, each.dtype, each.peer)
+        # In order, for so the time of each is told: see ShapedTransport.
+        return all([each.posted.test() for each in before])
+
+
+class PairedReceive(Receive):
+    """A message that is asked for and perhaps not posted."""
+
+    __slots__ = ("_plane", "dtype", "index", "peer", "posted", "shape")
+
+    def __init__(self, plane, shape, dtype, peer, index):
+        self._plane, self.shape, self.dtype, self.peer, self.index = plane, shape, dtype, peer, index
+        self.posted = None
+
+    def test(self):
+        return self._plane.post(self)
+
+    def wait(self, timeout_s=None):
+        self.test()
+        return self.posted.wait(timeout_s)
