@@ -28,6 +28,7 @@ COMMANDS = {
     "bench gpu": ("gpu", "measure the GPU path: reductions, staging, delays; writes a report"),
     "schedule": ("schedule", "make, check, price, draw or export a collective schedule"),
     "cost": ("cost", "alpha-beta study over sizes, rank counts and delays"),
+    "bench train": ("train_speed", "benchmark training by a pipeline against training in one process"),
     "bench pipeline": ("pipeline_speed", "benchmark planning, checking and simulating of pipelines"),
     "bench planner": ("planner_gaps", "benchmark the planner: how far from the optimum, and how long it takes"),
     "pipeline plan": ("pipeline_plan", "plan a pipeline for slow links, unequal stages and little memory"),

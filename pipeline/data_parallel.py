@@ -5,8 +5,6 @@ still has to do (`progress`), and are waited for at the end (`step`). A copy's g
 own microbatches; they count by its share of all microbatches, so copies may have different numbers of them.
 """
 
-import numpy as np
-
 
 class Copies:
     """The copies of one rank's stages.

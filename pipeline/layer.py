@@ -34,7 +34,7 @@ class Layer(ABC):
         return self.num_parameters
 
     def part_of(self, whole):
-        """(num_parameters,): this layer's own out of `whole`, (num_whole,) numbers of the layer that it is a part of."""
+        """(num_parameters,): this layer's own out of `whole`, (num_whole,), the layer's that it is a part of."""
         return whole
 
     def split(self, flat):
@@ -85,7 +85,9 @@ class Chain(Layer):
 
     def part_of(self, whole):
         ends = np.cumsum([layer.num_whole for layer in self.layers])[:-1]
-        return np.concatenate([layer.part_of(own) for layer, own in zip(self.layers, np.split(whole, ends), strict=True)])
+        return np.concatenate(
+            [layer.part_of(own) for layer, own in zip(self.layers, np.split(whole, ends), strict=True)]
+        )
 
     def split(self, flat):
         """A list of what each layer makes of its piece."""

@@ -27,7 +27,11 @@ def _times_s(model, index, dtype, repeats):
     for repeat in found:
         stage.begin(1, inputs, targets)
         given = inputs[0] if index else None
-        works = partial(stage.forward, 0, given), partial(stage.backward_input, 0, dy), partial(stage.backward_weight, 0)
+        works = (
+            partial(stage.forward, 0, given),
+            partial(stage.backward_input, 0, dy),
+            partial(stage.backward_weight, 0),
+        )
         for kind, work in enumerate(works):
             start_s = time.perf_counter()
             work()

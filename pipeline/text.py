@@ -48,7 +48,7 @@ def read_text(path, unit="bytes"):
 
 @dataclass(frozen=True, eq=False)
 class Batches:
-    """Called with an iteration's number, gives inputs and targets, two (microbatches, rows, length) arrays of tokens."""
+    """Called with an iteration's number: inputs and targets, two (microbatches, rows, length) arrays of tokens."""
 
     tokens: np.ndarray
     microbatches: int

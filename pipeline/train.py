@@ -17,7 +17,6 @@ import numpy as np
 from ..errors import InputError, LanterneError
 from .adam import Adam
 from .check import CheckedPlan, check
-from .checkpoint import State
 from .data_parallel import Copies
 from .execute import Measured, execute
 from .inline import Inline

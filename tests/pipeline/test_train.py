@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 import lanterne
-from lanterne.errors import InputError, LanterneError
 from lanterne.pipeline.adam import Adam
 from lanterne.pipeline.layout import Layout, make_layout
 from lanterne.pipeline.problem import Problem
