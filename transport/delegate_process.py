@@ -160,8 +160,6 @@ class Delegate:
         except OSError as error:
             self.drop(rail, error)
             return True
-        if moved:
-            rail.alive_s = time.monotonic()
         self.poll.modify(rail, select.POLLIN if rail.idle else select.POLLIN | select.POLLOUT)
         return moved
 
@@ -169,9 +167,10 @@ class Delegate:
         """Read and write a rail that poll() named; True if something moved."""
         moved = False
         try:
+            # Room for more, where there was none, is a sign of life too.
+            rail.alive_s, rail.pinged_s = time.monotonic(), None
             if event & ~select.POLLOUT:
                 moved = rail.read(self.on_frame)
-                rail.alive_s, rail.pinged_s = time.monotonic(), None
         except (OSError, EOFError, TransportError) as error:
             self.drop(rail, error)
             return True
@@ -260,8 +259,6 @@ class Delegate:
             if len(peer.rails) < 2 or not peer.is_due:
                 continue
             rail = peer.rails[0]
-            if rail.pinged_s is not None and rail.alive_s > rail.pinged_s:
-                rail.pinged_s = None
             if rail.pinged_s is not None and now_s > rail.pinged_s + ANSWER_S:
                 self.drop(rail, "it was silent")
             elif rail.pinged_s is None and now_s > rail.alive_s + PING_S:

@@ -35,7 +35,7 @@ class Rail:
         memory: the peer's arena, a memoryview, on a memory rail; else None.
 
     Attributes:
-        alive_s: when the other end, or its host, last took or gave a byte (time.monotonic()); the owner sets it.
+        alive_s: when the other end last gave a sign of life (time.monotonic()); the owner sets it.
         pinged_s: when it was asked for a sign of life that has not come; None: it was not.
         taking: the number of the message that is coming in; None between messages.
     """

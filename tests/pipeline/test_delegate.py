@@ -1,0 +1,260 @@
+"""The data plane of delegates: the same losses as one process, whatever dies; named errors; nothing left behind."""
+
+import os
+import signal
+import time
+
+import numpy as np
+import pytest
+
+import lanterne
+from lanterne.bench.rail_faults import cut
+from lanterne.errors import InputError, LanterneError, PeerFailed, TransportError, TransportTimeout
+from lanterne.pipeline.adam import Adam
+from lanterne.pipeline.check import check
+from lanterne.pipeline.execute import execute
+from lanterne.pipeline.planes import make_plane
+from lanterne.pipeline.problem import Problem
+from lanterne.pipeline.schedulers import plan
+from lanterne.pipeline.stage_layers import make_stages
+from lanterne.pipeline.stage_mlp import mlp
+from lanterne.transport.shaped import Link
+
+MODEL, MICROBATCHES, ITERATIONS = mlp((3, 5, 4, 6, 5, 4, 3, 5, 2), rows=3), 5, 3
+RAILS = ("127.0.0.2", "127.0.0.3")
+DOUBLE = np.dtype(float)
+
+
+def batch(iteration):
+    random = np.random.default_rng(iteration)
+    return random.normal(size=(MICROBATCHES, 3, 3)), random.normal(size=(MICROBATCHES, 3, 2))
+
+
+def checked_plan(scheduler, p):
+    problem = Problem(p, MICROBATCHES, 2, 2, 1, link_latency=1)
+    return check(plan(problem, scheduler), problem)
+
+
+def train(comm, checked, links=None, after=None, **options):
+    """(iterations, ...) losses of this rank; after(iteration, rank, plane) is called after each action."""
+    every = make_stages(MODEL, checked.plan.placement.num_stages, lambda: Adam(0.01), np.float64, seed=4)
+    stages = {stage: every[stage] for stage in checked.plan.placement.stages_of(comm.rank)}
+    losses = []
+    with make_plane("delegate", comm, links, **options) as plane:
+        for iteration in range(ITERATIONS):
+            hook = None if after is None else lambda _, i=iteration: after(i, comm.rank, plane)
+            execute(checked, stages, comm, *batch(iteration), plane=plane, after=hook)
+            losses.append([loss for stage in stages.values() for _, loss in sorted(stage.losses.items())])
+            for stage in stages.values():
+                stage.step()
+    return losses
+
+
+def trained(p, *args, scheduler="zb_h1", **options):
+    checked = checked_plan(scheduler, p)
+    every = lanterne.spawn(p, lambda comm: train(comm, checked, *args, **options))
+    return np.concatenate([np.array(own) for own in every], axis=1)
+
+
+@pytest.fixture(scope="module")
+def one_process():
+    return trained(1)
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left():
+    yield
+    deadline = time.monotonic() + 10
+    while (left := children()) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not left
+    assert not [name for name in os.listdir("/dev/shm") if "lanterne" in name]
+
+
+def children():
+    """The delegates of this process."""
+    found = []
+    for task in os.listdir("/proc/self/task"):
+        try:
+            with open(f"/proc/self/task/{task}/children") as file:
+                pids = file.read().split()
+            for pid in pids:
+                with open(f"/proc/{pid}/cmdline") as file:
+                    if "delegate_process" in file.read():
+                        found.append(int(pid))
+        except OSError:
+            continue
+    return found
+
+
+@pytest.mark.parametrize(
+    ("p", "scheduler", "options"),
+    [
+        (2, "zb_h1", {}),
+        (3, "1f1b", {"rails": ("tcp",)}),
+        (3, "zb_h1", {"queues": 2, "rails": RAILS}),
+        (2, "zb_v", {"queues": 3}),
+        (3, "interleaved_1f1b", {"links": {(0, 1): Link(2e-3, 1e7)}}),
+        (3, "zb_h1", {"pairs": [(1, 2)], "direct": "inline"}),
+        (3, "1f1b", {"pairs": [(1, 0)], "direct": "unbounded", "links": {(2, 1): Link(1e-3)}}),
+        (2, "gpipe", {"pairs": []}),
+    ],
+)
+def test_trains_as_one_process_does(p, scheduler, options, one_process):
+    np.testing.assert_allclose(trained(p, scheduler=scheduler, **options), one_process, rtol=1e-10)
+
+
+@pytest.mark.parametrize("silently", [False, True], ids=["reset", "silent"])
+@pytest.mark.parametrize("rails", [RAILS, ("memory", "127.0.0.3")], ids=["tcp", "memory"])
+def test_a_rail_that_dies_amid_an_iteration_changes_no_loss(rails, silently, one_process):
+    if silently and rails[0] == "memory":
+        pytest.skip("packets cannot be dropped where there are none")
+    seen = {}
+
+    def after(iteration, rank, plane):
+        done = seen[rank] = seen.get(rank, 0) + 1
+        if rank == 0 and done == 20:
+            assert cut(plane.delegates.pids, rails[0], silently) == 1
+        if iteration == ITERATIONS - 1:
+            dropped[rank] = {rail for _, _, rail, _ in plane.delegates.dropped}
+
+    dropped = {}
+    np.testing.assert_allclose(trained(2, after=after, rails=rails), one_process, rtol=1e-10)
+    assert dropped == {0: {0}, 1: {0}}
+
+
+def test_messages_come_once_in_order_over_rails_that_die():
+    """Large messages of every rank at once, and a rail cut in the middle of one, several times."""
+    nbytes, count, rails = 1 << 22, 12, ("127.0.0.2", "127.0.0.3", "memory", "127.0.0.4")
+    cuts = []
+
+    def job(comm):
+        plane, peer = make_plane("delegate", comm, rails=rails, queues=2), 1 - comm.rank
+        receives = [plane.receive((nbytes,), np.dtype(np.uint8), peer) for _ in range(count)]
+        for index in range(count):
+            buffer = plane.lend((nbytes,), np.dtype(np.uint8), peer)
+            buffer[:] = 100 * comm.rank + index
+            buffer[::4096] = index
+            plane.send(buffer, peer)
+            if comm.rank == 0 and index in (3, 5, 8):
+                # 127.0.0.4 stays.
+                cuts.append(cut(plane.delegates.pids, ("memory", "127.0.0.2", "127.0.0.3")[len(cuts)]))
+        for index, receive in enumerate(receives):
+            got = receive.wait()
+            assert (got[::4096] == index).all() and (got[1::4096] == 100 * peer + index).all()
+            plane.release(got)
+        plane.finish()
+        plane.close()
+
+    lanterne.spawn(2, job)
+    assert cuts == [2, 2, 2]
+
+
+def test_without_a_rail_left_every_rank_knows():
+    def after(iteration, rank, plane):
+        if rank == 1 and iteration == 1:
+            cut(plane.delegates.pids, "127.0.0.2")
+
+    errors = errors_of(3, rails=("127.0.0.2",), after=after)
+    assert all(isinstance(error, TransportError) for error in errors)
+    assert any("its delegates are gone, on every rail" in str(error) for error in errors), errors
+
+
+def errors_of(p, **options):
+    """The error of each rank of a training that fails."""
+    errors = [None] * p
+    checked = checked_plan("zb_h1", p)
+
+    def job(comm):
+        try:
+            train(comm, checked, **options)
+        except LanterneError as error:
+            errors[comm.rank] = error
+            raise
+
+    with pytest.raises(LanterneError):
+        lanterne.spawn(p, job, timeout_s=20)
+    assert None not in errors
+    return errors
+
+
+def test_a_killed_delegate_is_named_on_every_rank():
+    def after(iteration, rank, plane):
+        if rank == 1 and iteration == 1 and plane.delegates.pids:
+            os.kill(plane.delegates.pids[0], signal.SIGKILL)
+
+    errors = errors_of(3, after=after)
+    assert "rank 1: its delegate 0 was killed by signal 9 (SIGKILL)" in "".join(map(str, errors))
+    assert all("delegate" in str(error) for error in errors), errors
+
+
+def test_a_stage_that_raises_stops_every_rank():
+    def after(iteration, rank, plane):
+        if (iteration, rank) == (1, 2):
+            raise TransportError("the cable is out")
+
+    assert all("the cable is out" in str(error) for error in errors_of(3, after=after))
+
+
+def test_too_little_shared_memory_says_how_much_is_needed():
+    errors = errors_of(2, memory_nbytes=2 * 4096)
+    assert all("got 8192 bytes of shared memory" in str(error) and "expected at least" in str(error) for error in errors)
+
+
+def test_a_link_slower_than_the_timeout():
+    checked = checked_plan("zb_h1", 2)
+
+    def job(comm):
+        try:
+            train(comm, checked, {(0, 1): Link(5.0)})
+        except LanterneError as error:
+            errors[comm.rank] = error
+            raise
+
+    errors = {}
+    with pytest.raises(TransportTimeout):
+        lanterne.spawn(2, job, timeout_s=0.5)
+    assert len(errors) == 2 and all("within 0.5 s" in str(error) for error in errors.values()), errors
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"queues": 0}, "queues: got 0, expected 1 to"),
+        ({"rails": ()}, "rails: got none"),
+        ({"rails": ("tcp", "tcp")}, "rails: got tcp, tcp"),
+        ({"memory_nbytes": 10}, "got 10 bytes of shared memory"),
+        ({"pairs": [(0, 2)]}, r"pairs: got \(0, 2\), expected two different ranks of 2"),
+    ],
+)
+def test_options_refused(options, message):
+    with pytest.raises(InputError, match=message):
+        lanterne.spawn(2, lambda comm: make_plane("delegate", comm, **options))
+
+
+def test_ranks_must_agree():
+    with pytest.raises(InputError, match="got 2 queues on rank 1, expected 1 as on rank 0"):
+        lanterne.spawn(2, lambda comm: make_plane("delegate", comm, queues=comm.rank + 1))
+
+
+def test_a_message_of_another_size_is_an_error():
+    def job(comm):
+        peer = 1 - comm.rank
+        with make_plane("delegate", comm) as plane:
+            if comm.rank == 0:
+                plane.send(plane.lend((3,), DOUBLE, peer), peer)
+                plane.finish()
+            else:
+                plane.receive((4,), DOUBLE, peer).wait()
+
+    with pytest.raises((TransportError, PeerFailed), match="24 bytes from rank 0, expected 32"):
+        lanterne.spawn(2, job)
+
+
+def test_only_lent_buffers_can_be_sent():
+    def job(comm):
+        with make_plane("delegate", comm) as plane:
+            plane.send(np.zeros(3), 1 - comm.rank)
+
+    with pytest.raises(InputError, match="was not lent"):
+        lanterne.spawn(2, job)
