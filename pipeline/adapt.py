@@ -4,9 +4,10 @@
     plane = ObservedPlane(comm.rank, make_plane("inline", comm), delegates)
     with Adapter(comm, checked, plane, problem) as adapter:
         for inputs, targets in batches:
-            measured = adapter.execute(stages, inputs, targets)
+            adapter.execute(adapter.checked, stages, comm, inputs, targets)
             for stage in stages.values():
                 stage.step()
+            adapter.agree()
 
 After each iteration every rank reports what it measured to the coordinator and waits for its verdict: go on, or a new
 plan, and which links go by delegates. All take it at once, so each iteration runs under one plan.
@@ -20,15 +21,17 @@ import json
 import time
 from typing import NamedTuple
 
+import numpy as np
+
 from ..errors import InputError
 from .verdicts import Agreement
 from .best import best
-from .check import check
+from .check import CheckedPlan, check
 from .estimate import estimate, planned_delay
 from .execute import execute
 from .plan import Plan
 from .problem import Problem
-from .profile import Profiler, make_profile, report_length
+from .profile import Profiler, make_profile, report_length, worst
 from .schedulers import SCHEDULERS, plan as make_plan
 from .simulate import simulate
 from .watch import ONSET, RELIEF, Watch, findings, pair_tolerances
@@ -78,6 +81,7 @@ class Change(NamedTuple):
         scheduler: that of the new plan; None: the plan stays.
         predicted_before_s, predicted_s: of an iteration under the measured conditions, as it was and now.
         planning_s: what deciding took.
+        copy: of the pipeline.
     """
 
     noticed: int
@@ -89,40 +93,54 @@ class Change(NamedTuple):
     predicted_before_s: float
     predicted_s: float
     planning_s: float
+    copy: int = 0
 
 
 class Adapter:
-    """Runs iterations and adapts; every rank of a pipeline makes one.
+    """Runs iterations and adapts; every rank of a job makes one.
 
     Args:
-        comm: the Communicator of the pipeline's ranks.
-        checked: the CheckedPlan to begin with.
-        plane: the ObservedPlane; closed by its owner.
+        comm: the Communicator of all ranks that change together: a pipeline's, or those of all its copies and parts.
+        plans: the CheckedPlan to begin with, or a tuple with that of each copy of the pipeline.
+        plane: the ObservedPlane on the ranks of this pipeline; closed by its owner.
         problem: the undisturbed Problem in seconds; None to measure it in the first iterations.
         settings: AdaptSettings.
+        where: (copy, place, part) of this rank: which copy of the pipeline, its rank there, and which of those that
+            share the work of that rank; None: it is one pipeline of `comm`'s ranks.
         durations_s, held_nbytes: of the Profiler.
 
     Attributes:
-        checked: the CheckedPlan of the next iteration.
+        plans: (copies,) CheckedPlans of the next iteration; `checked`, that of this rank's copy.
         iteration: its number, from 0.
         changes: the Changes so far, on every rank.
-        profiles: on the coordinator, the Profile of each iteration of which all reports have come.
-        predicted_s: what an iteration is predicted to take under the running plan.
+        profiles: on the coordinator, per copy the Profiles of the iterations of which all reports have come.
     """
 
-    def __init__(self, comm, checked, plane, problem=None, settings=None, durations_s=None, held_nbytes=None):
-        self.comm, self.checked, self.plane = comm, checked, plane
-        self.settings = settings or AdaptSettings()
-        self.iteration, self.changes, self.profiles = 0, [], []
+    def __init__(
+        self, comm, plans, plane, problem=None, settings=None, where=None, durations_s=None, held_nbytes=None
+    ):
+        self.comm, self.plane, self.settings = comm, plane, settings or AdaptSettings()
+        self.plans = (plans,) if isinstance(plans, CheckedPlan) else tuple(plans)
+        self.copy, _, _ = mine = (0, comm.rank, 0) if where is None else where
+        self.iteration, self.changes, self.profiles = 0, [], [[] for _ in self.plans]
         self.profiler = Profiler(plane, durations_s, held_nbytes)
-        first = checked.plan.placement.stage_to_rank[0]
+        everyone = np.empty((comm.world_size, 3), np.int64)
+        comm.all_gather(np.array(mine, np.int64), everyone.reshape(-1))
+        self._where = [tuple(row) for row in everyone.tolist()]
+        first = self._where.index((0, self.plans[0].plan.placement.stage_to_rank[0], 0))
         self.agreement = Agreement(comm.split(0, comm.rank), first)
-        self._lengths, self._plans = None, {}
+        self._lengths, self._ran, self._deciders = None, {}, []
         if self.agreement.is_root:
-            self._decider = Decider(checked, problem, self.settings, plane.in_order)
+            for checked in self.plans:
+                own = problem and dataclasses.replace(problem, microbatches=checked.plan.microbatches)
+                self._deciders.append(Decider(checked, own, self.settings, plane.in_order))
 
-    def execute(self, stages, inputs=None, targets=None, *, timeout_s=None, after=None):
-        """One iteration, as pipeline.execute.execute, and what comes of it for the next one."""
+    @property
+    def checked(self):
+        return self.plans[self.copy]
+
+    def execute(self, checked, stages, comm, inputs=None, targets=None, *, plane=None, timeout_s=None, after=None):
+        """One iteration, as pipeline.execute.execute, of this rank's plan (`checked`) over its plane; and a report."""
         self.profiler.begin()
 
         def ended(action):
@@ -131,10 +149,32 @@ class Adapter:
                 after(action)
 
         measured = execute(
-            self.checked, stages, self.comm, inputs, targets, plane=self.plane, timeout_s=timeout_s, after=ended
+            checked, stages, comm, inputs, targets, plane=plane or self.plane, timeout_s=timeout_s, after=ended
         )
-        self._agree(measured)
+        if self._lengths is None:
+            self._lengths = [report_length(self.plans[copy], place) for copy, place, _ in self._where]
+        self.agreement.report(self.profiler.report(checked, measured, self.iteration), self._lengths)
         return measured
+
+    def agree(self):
+        """The Changes for the next iteration, a list, on all ranks alike; they hold once this has returned."""
+        payload = self.agreement.verdict(self._decide() if self.agreement.is_root else None)
+        self.iteration += 1
+        if not payload:
+            return []
+        plans, changes = list(self.plans), []
+        for verdict in json.loads(payload):
+            changes.append(Change(**verdict["change"]))
+            if verdict["plan"]:
+                made = check(Plan.from_dict(verdict["plan"]), Problem.from_dict(verdict["problem"]))
+                plans[changes[-1].copy] = made
+        self.plans, self._lengths = tuple(plans), None
+        self.agreement.comm.barrier()  # Nobody is in the iteration before any more: what is not needed can be closed.
+        for change in changes:
+            if change.copy == self.copy:
+                self.plane.divert(change.slow_links)
+        self.changes += changes
+        return changes
 
     def close(self):
         """Release what the agreement holds; not the plane."""
@@ -146,33 +186,26 @@ class Adapter:
     def __exit__(self, *exception):
         self.close()
 
-    def _agree(self, measured):
-        checked = self.checked
-        if self._lengths is None:
-            self._lengths = [report_length(checked, rank) for rank in range(self.comm.world_size)]
-        self.agreement.report(self.profiler.report(checked, measured, self.iteration), self._lengths)
-        payload = self._decide() if self.agreement.is_root else None
-        payload = self.agreement.verdict(payload)
-        self.iteration += 1
-        if payload:
-            self._take(json.loads(payload))
-
     def _decide(self):
-        self._plans[self.iteration] = self.checked
-        verdict = None
+        self._ran[self.iteration] = self.plans
+        verdicts = {}
         for reports in self.agreement.collect():
-            iteration = int(reports[0][0])
-            self.profiles.append(make_profile(self._plans.pop(iteration), reports))
-            verdict = self._decider.after(self.profiles[-1], self.iteration + 1) or verdict
-        return json.dumps(verdict).encode() if verdict else b""
+            plans = self._ran.pop(int(reports[0][0]))
+            for copy, decider in enumerate(self._deciders):
+                profile = self._profile(reports, plans[copy], copy)
+                self.profiles[copy].append(profile)
+                if verdict := decider.after(profile, self.iteration + 1):
+                    verdict["change"]["copy"] = copy
+                    verdicts[copy] = verdict
+        return json.dumps(list(verdicts.values())).encode() if verdicts else b""
 
-    def _take(self, verdict):
-        self.changes.append(Change(**verdict["change"]))
-        if verdict["plan"]:
-            self.checked = check(Plan.from_dict(verdict["plan"]), Problem.from_dict(verdict["problem"]))
-            self._lengths = None
-        self.agreement.comm.barrier()  # Nobody is in the iteration before any more: what is not needed can be closed.
-        self.plane.divert(verdict["change"]["slow_links"])
+    def _profile(self, reports, checked, copy):
+        """The Profile of one copy; of what several ranks share, the worst."""
+        parts = {}
+        for (its, place, part), report in zip(self._where, reports, strict=True):
+            if its == copy:
+                parts.setdefault(part, {})[place] = report
+        return worst([make_profile(checked, [by[place] for place in sorted(by)]) for by in parts.values()])
 
 
 class Decider:
@@ -258,11 +291,8 @@ class Decider:
             noticed, next_iteration, found, {f"{a}-{b}": value for (a, b), value in delays_s.items()}, links,
             self.running.plan.scheduler if swaps else None, before_s, self.predicted_s, time.monotonic() - began_s,
         )  # fmt: skip
-        return {
-            "change": change._asdict(),
-            "plan": self.running.plan.to_dict() if swaps else None,
-            "problem": self.running.problem.to_dict(),
-        }
+        plan = self.running.plan.to_dict() if swaps else None
+        return {"change": change._asdict(), "plan": plan, "problem": self.running.problem.to_dict()}
 
     def _plan(self, problem):
         settings, running = self.settings, self.running.plan

@@ -158,3 +158,16 @@ def make_profile(checked, reports, offsets_s=None):
         links,
         head[:, HELD],
     )
+
+
+def worst(profiles):
+    """One Profile of several of the same iteration and ranks: the longest durations and delays."""
+    if len(profiles) == 1:
+        return profiles[0]
+    first = profiles[0]
+    durations_s = {kind: np.max([each.durations_s[kind] for each in profiles], axis=0) for kind in KINDS}
+    links = {pair: max((each.links[pair] for each in profiles), key=lambda delay: delay.low_s) for pair in first.links}
+    held_nbytes = np.max([each.held_nbytes for each in profiles], axis=0)
+    began_s = np.min([each.began_s for each in profiles], axis=0)
+    ended_s = np.max([each.ended_s for each in profiles], axis=0)
+    return Profile(first.iteration, began_s, ended_s, durations_s, links, held_nbytes)

@@ -54,8 +54,9 @@ def timed():
                 if iteration in (SLOW_AT, WELL_AT):
                     set_links(plane, [(1, 2)], 10 * UNIT_S if iteration == SLOW_AT else 0.0)
                 ran.append((adapter.checked.plan.words(), plane.pairs))
-                adapter.execute(stages)
-            return adapter.changes, ran, adapter.profiles
+                adapter.execute(adapter.checked, stages, comm)
+                adapter.agree()
+            return adapter.changes, ran, adapter.profiles[0]
 
     return lanterne.spawn(4, job, timeout_s=60)
 
@@ -100,7 +101,7 @@ def reports():
             seen = []
             original = adapter.profiler.report
             adapter.profiler.report = lambda *args: seen.append(original(*args)) or seen[-1]
-            adapter.execute(stages)
+            adapter.execute(checked, stages, comm)
             return seen[0]
 
     return checked, lanterne.spawn(4, job, timeout_s=60)
@@ -145,11 +146,12 @@ def train(schedule, routed):
         first = checked_plan(problem, schedule[0])
         with planes(comm) as plane, Adapter(comm, first, plane, problem, SETTINGS) as adapter:
             if comm.rank == 0:
-                adapter._decider.after = lambda profile, n: verdict(problem, schedule, n, routed)
+                adapter._deciders[0].after = lambda profile, n: verdict(problem, schedule, n, routed)
             for iteration in range(10):
-                adapter.execute(mine, *batch(iteration))
+                adapter.execute(adapter.checked, mine, comm, *batch(iteration))
                 losses.append([loss for _, loss in sorted(mine[comm.rank].losses.items())])
                 mine[comm.rank].step()
+                adapter.agree()
         return losses, [change.running_from for change in adapter.changes]
 
     results = lanterne.spawn(4, job)
@@ -210,6 +212,31 @@ def test_a_delay_that_the_plan_absorbs_changes_nothing():
     assert decisions(lambda i: {1: 0.009} if i > 5 else {}, 30)[0] == []
 
 
+def test_copies_and_parts_agree_together():
+    """Two copies of a pipeline of two ranks, each rank's work shared by two: a link of the second copy is slow."""
+    problem = Problem(2, 6, UNIT_S, UNIT_S, UNIT_S)
+    checked = checked_plan(problem)
+
+    def job(comm):
+        copy, place, part = where = (comm.rank // 4, comm.rank // 2 % 2, comm.rank % 2)
+        pipeline = comm.split(2 * copy + part, place)
+        stages = timed_stages(problem, checked.plan.placement, place, 1.0)
+        settings = AdaptSettings(min_gain=0.0)
+        with planes(pipeline) as plane, Adapter(comm, (checked,) * 2, plane, problem, settings, where) as adapter:
+            if copy == 1 and part == 0:
+                set_links(plane, [(0, 1)], 12 * UNIT_S)
+            for _ in range(8):
+                adapter.execute(adapter.checked, stages, pipeline)
+                adapter.agree()
+            return adapter.changes, plane.pairs, [len(profiles) > 3 for profiles in adapter.profiles]
+
+    results = lanterne.spawn(8, job, timeout_s=60)
+    assert all(changes == results[0][0] for changes, _, _ in results) and results[0][2] == [True, True]
+    change = next(change for change in results[0][0] if change.copy == 1)
+    assert change.findings == {"link 0-1": 1} and change.slow_links == [[0, 1]]
+    assert all((0, 1) in pairs for _, pairs, _ in results[4:])
+
+
 def test_noise_changes_nothing():
     assert decisions(lambda i: {}, 300, noise=np.random.default_rng(1))[0] == []
 
@@ -257,12 +284,13 @@ def test_a_stage_that_raises_ends_every_rank():
     def job(comm):
         stages = timed_stages(TIMED, checked.plan.placement, comm.rank, 1.0)
         with planes(comm) as plane, Adapter(comm, checked, plane, TIMED, SETTINGS) as adapter:
-            adapter.execute(stages)
+            adapter.execute(checked, stages, comm)
+            adapter.agree()
             if comm.rank == 2:
                 stages[2].forward = lambda *args: 1 / 0
             with pytest.raises(LanterneError) as caught:
-                adapter.execute(stages)
-                comm.barrier()
+                adapter.execute(checked, stages, comm)
+                adapter.agree()
             return str(caught.value)
 
     assert all("ZeroDivisionError" in text for text in lanterne.spawn(4, job, timeout_s=20))
