@@ -227,6 +227,7 @@ def test_copies_and_parts_agree_together():
                 set_links(plane, [(0, 1)], 12 * UNIT_S)
             for _ in range(8):
                 adapter.execute(adapter.checked, stages, pipeline)
+                comm.barrier()  # As reducing gradients would.
                 adapter.agree()
             return adapter.changes, plane.pairs, [len(profiles) > 3 for profiles in adapter.profiles]
 
