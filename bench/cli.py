@@ -109,6 +109,8 @@ def main(argv=None):
             return code  # every rank of a job finds the same; one of them says it, unless each has a host of its own
     except LanterneError as error:
         code, text = 1, error
+        if getattr(error, "told", False):
+            return code  # the rank that it came from says it
     except MemoryError as error:
         code, text = 1, f"out of memory: {error}"
     except BrokenPipeError:

@@ -4,10 +4,10 @@
   lanterne pipeline train -n 4 --data book.txt --stages 2 --data-parallel 2 --scheduler zb_h1 --zero1
   lanterne pipeline train -n 8 --data book.txt --stages 2 --data-parallel 2 --tp 2 --tokens chars
   lanterne pipeline train -n 2 --data book.txt --iterations 500 --checkpoint run.npz --checkpoint-every 20
-  lanterne pipeline train -n 4 --data book.txt --iterations 500 --resume run.npz        goes on, on any number of ranks
+  lanterne pipeline train -n 4 --data book.txt --iterations 500 --resume run.npz       goes on, on any number of ranks
 
-Ranks are stages x data-parallel copies x tensor-parallel parts. The layers are timed first and cut into stages that take
-alike; the plan is made for those times. --check trains again in one process and compares the losses of all microbatches.
+Ranks are stages x data-parallel copies x tensor-parallel parts. The layers are timed first and cut into stages that
+take alike; the plan is made for those times. --check trains again in one process and compares the losses of all microbatches.
 What is trained on depends on --seed and the number of the iteration only, so a run that was killed and goes on from its
 last checkpoint has the losses of one that was not.
 """
@@ -93,7 +93,7 @@ def _setup(args, world_size):
 
 def train(comm, args):
     """Train; rank 0 gets what it found, a dict, the others None."""
-    from ..pipeline.checkpoint import load, save
+    from ..pipeline.checkpoint import load
 
     setup = _setup(args, comm.world_size)
     comm.deterministic = comm.deterministic or args.deterministic
@@ -102,6 +102,8 @@ def train(comm, args):
     about, path = asdict(setup.settings), args.checkpoint or args.resume
     if args.resume:
         trainer.restore(load(args.resume, about))
+    elif path:
+        _save(trainer, path, about)
     results = []
     while trainer.iterations < args.iterations:
         done = trainer.iteration()
@@ -110,9 +112,7 @@ def train(comm, args):
             _show(results, args)
         last = trainer.iterations == args.iterations
         if path and (last or (args.checkpoint_every and trainer.iterations % args.checkpoint_every == 0)):
-            state = trainer.state()
-            if comm.rank == 0:
-                save(path, state, about)
+            _save(trainer, path, about)
     trainer.close()
     copies, places, parts = setup.layout.shape
     shape = {"ranks": comm.world_size, "stages": places, "data_parallel": copies, "tensor_parallel": parts}
@@ -175,6 +175,14 @@ def _finish(args, document):
         file=file,
     )
     return 0 if found["same"] else 1
+
+
+def _save(trainer, path, about):
+    from ..pipeline.checkpoint import save
+
+    state = trainer.state()
+    if trainer.comm.rank == 0:
+        save(path, state, about)
 
 
 def compare(args, document):

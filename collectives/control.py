@@ -178,7 +178,13 @@ def _kind(error):
 
 
 def _error(kind, subject, text):
-    """The error that a notice stands for."""
+    """The error that a notice stands for; `told` on it says that another rank has it to show."""
+    error = _of_notice(kind, subject, text)
+    error.told = True
+    return error
+
+
+def _of_notice(kind, subject, text):
     if kind == MISMATCH:
         return InputError(text)
     if kind == TIMEOUT:

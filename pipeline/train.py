@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from ..collectives.control import STALL_S
 from ..errors import InputError, LanterneError
 from .adam import Adam
 from .check import CheckedPlan, check
@@ -150,9 +151,7 @@ class Trainer:
             self.copies.step()
             losses = self._all_losses(first, total)
         except LanterneError as error:
-            self.plane.fail(error)
-            for comm in (*self._comms, self.comm):
-                comm.fail(error)
+            self._fail(error)
             raise
         self.iterations += 1
         return Iteration(self.iterations - 1, losses, time.monotonic() - start_s, measured)
@@ -164,6 +163,14 @@ class Trainer:
             if not self._left[action.stage]:
                 self.copies.start(action.stage)
         self.copies.progress()
+
+    def _fail(self, error):
+        """Tell the ranks of all groups, and stay until they have looked: who is gone by then looks like a death."""
+        self.plane.fail(error)
+        for comm in (*self._comms, self.comm):
+            comm.fail(error)
+        if not getattr(error, "told", False):
+            time.sleep(3 * STALL_S)
 
     def _all_losses(self, first, total):
         losses = np.zeros(total)
