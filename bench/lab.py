@@ -102,6 +102,7 @@ def environment(network, token, rank):
         "LANTERNE_TOKEN": token,
         # All hosts have one kernel; this keeps them apart, or they would meet in shared memory.
         "LANTERNE_HOST_ID": network.host(rank),
+        "LANTERNE_RANKS_HERE": str(network.num_hosts),
         "LANTERNE_RATE_BYTES_PER_S": repr(network.rates_bytes_per_s[rank]),
         "UCX_TLS": "tcp,self",
         "UCX_NET_DEVICES": INTERFACE,

@@ -15,16 +15,7 @@ from ..kernels.reduce import prepare
 from ..transport.base import Recv, Send
 from .program import IN, OUT, SCRATCH, Fold, Message, Move
 
-# Cells of this size overlap transfer with reduction. Smaller ones cost more than they hide (mpi, 4 ranks on 2 cores, 16
-# MiB, idle cores: 2 MiB 0.72 of MPI_Allreduce's time, 1 MiB 0.79, 512 KiB 0.9); chunks are cut into at most MAX_SEGMENTS.
-SEGMENT_NBYTES = 2 << 20
-MAX_SEGMENTS = 64
 _EMPTY = np.empty(0, np.uint8)
-
-
-def choose_segment_nbytes(chunk_nbytes):
-    """Bytes of a cell of a chunk of `chunk_nbytes`; all ranks must use the same."""
-    return max(SEGMENT_NBYTES, -(-chunk_nbytes // MAX_SEGMENTS))
 
 
 def check_capabilities(program, transport):

@@ -54,7 +54,7 @@ def init(transport=None, timeout_s=None, deterministic=False):
     except LanterneError:
         group.close()
         raise
-    communicator = Communicator(opened, ranks_here=group.hosts.count(group.host), closes=(opened, group))
+    communicator = Communicator(opened, ranks_here=group.ranks_here, closes=(opened, group))
     communicator.deterministic = deterministic
     try:
         communicator.tuning.learn()

@@ -15,6 +15,7 @@ from ..transport.late_policy import Option, Policy, to_text
 from ..transport.sequencer import ABORT, DIED, JOIN, MISMATCH, TIMEOUT, WITHOUT
 from .arrivals import ArrivalLog
 from .cost import late_start, price
+from .pacing import sustained
 from .plans import BOARD_LANES, Plans
 from .predict import priced_schedule
 from .registry import find_algorithm
@@ -90,10 +91,10 @@ def _option(collective, name, world_size, nbytes, model):
     """The Option of the late algorithm `name`, with the chunk count that `model` likes best."""
     line = find_algorithm(collective, name)
     chunks = late_num_chunks(line, world_size, nbytes, model)
-    schedule = priced_schedule(collective, name, world_size, chunks)
-    together_s = price(schedule, nbytes, model).makespan_s
+    schedule, paced = priced_schedule(collective, name, world_size, chunks), sustained(model)
+    together_s = price(schedule, nbytes, paced).makespan_s
     late = late_start(world_size, world_size - 1, 10 * together_s)
-    join_s = price(schedule, nbytes, model, late).exposed_s
+    join_s = price(schedule, nbytes, paced, late).exposed_s
     return Option(f"{name}/{chunks}", max(0.0, together_s - join_s), join_s)
 
 

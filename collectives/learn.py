@@ -26,6 +26,10 @@ MESSAGE_NBYTES = (64, 4 << 10, 32 << 10, 256 << 10, 1 << 20, 4 << 20)
 MISFIT = 0.10
 REPEATS = 5
 TRIALS = 9
+# Calls that take longer than LONG_S are disturbed less.
+LONG_S, LONG_REPEATS = 50e-3, 2
+# Small calls are timed several at once, so that a link's token bucket or a cache does not stand for what it can sustain.
+AT_ONCE_NBYTES, MAX_AT_ONCE = 2 << 20, 8
 # No size is timed once one took so long: slow networks are measured in a second, and large messages there are linear anyway.
 ENOUGH_S = 0.25
 # Nor any whose buffers would be larger than this on a rank.
@@ -75,8 +79,9 @@ def measure_model(communicator):
             break
         part = np.ones(nbytes // 4, np.float32)
         whole = np.ones(part.size * world_size, np.float32)
-        gather_s = _time(communicator, lambda p=part, w=whole: communicator.all_gather(p, w, algorithm="ring"))
-        scatter_s = _time(communicator, lambda p=part, w=whole: communicator.reduce_scatter(w, p, algorithm="ring"))
+        calls = int(min(MAX_AT_ONCE, -(-AT_ONCE_NBYTES // (nbytes * (world_size - 1)))))
+        gather_s = _time(communicator, lambda p=part, w=whole: communicator.all_gather(p, w, algorithm="ring"), calls)
+        scatter_s = _time(communicator, lambda p=part, w=whole: communicator.reduce_scatter(w, p, algorithm="ring"), calls)
         sizes.append(nbytes)
         rounds_s.append(gather_s / (world_size - 1))
         adding_s.append((scatter_s - gather_s) / (world_size - 1) / nbytes)
@@ -112,22 +117,34 @@ def measure_factors(communicator, model):
     return tuple(factors)
 
 
-def _time(communicator, call):
-    """Seconds of `call` on the slowest rank, the least of a few: what disturbs one is not the group's."""
-    return float(_times(communicator, [call], REPEATS).min())
+def _time(communicator, call, calls=1):
+    """Seconds of one of `calls` calls in a row on the slowest rank, the least of a few: what disturbs one is not the group's."""
+
+    def row():
+        for _ in range(calls):
+            call()
+
+    return float(_times(communicator, [row], REPEATS).min()) / calls
 
 
 def _times(communicator, calls, repeats):
-    """Seconds of each of `calls` on the slowest rank, in turn: (len(calls), repeats), the same on all ranks."""
-    samples = np.empty((len(calls), repeats + 1))
-    for repeat in range(repeats + 1):
-        for row, call in zip(samples, calls, strict=True):
-            communicator.barrier(algorithm="dissemination")
-            started = time.perf_counter()
-            call()
-            row[repeat] = time.perf_counter() - started
+    """Seconds of each of `calls` on the slowest rank, in turn: (len(calls), repeats or LONG_REPEATS), the same on all ranks."""
+    # The first round makes plans and connections.
+    first = _round(communicator, calls)
+    rounds = [_round(communicator, calls) for _ in range(LONG_REPEATS if first.max() > LONG_S else repeats)]
+    return np.stack(rounds, axis=1)
+
+
+def _round(communicator, calls):
+    """Seconds of each of `calls`, called once, on the slowest rank: (len(calls),), the same on all ranks."""
+    samples = np.empty(len(calls))
+    for index, call in enumerate(calls):
+        communicator.barrier(algorithm="dissemination")
+        started = time.perf_counter()
+        call()
+        samples[index] = time.perf_counter() - started
     communicator.all_reduce(samples, samples, op="max", algorithm="recursive_doubling")
-    return samples[:, 1:]
+    return samples
 
 
 def fit(sizes, times_s, gamma_s_per_byte=0.0, serial_messages=False):

@@ -18,16 +18,14 @@ from ..transport.base import Recv, Send, make_tag
 from .check import check
 from .compile import compile_program
 from .contracts import CONTRACTS
-from .executor import Execution, choose_segment_nbytes
+from .executor import Execution
+from .pacing import credits, segment_nbytes
 from .registry import algorithms_for, make_schedule
 
 # Lanes of a communicator: control, first agreement, messages of the user, then one per signature: of calls that find
 # out who is late their own, since they take theirs when the board has spoken, the others when they are started.
 CONTROL_LANE, AGREEMENT_LANE, USER_LANES, PLAN_LANES, BOARD_LANES = 0, 1, range(2, 34), range(64, 192), range(192, 256)
 SIGNATURE_NBYTES = 256
-# Bytes under way to one rank of a late-rank algorithm (16 MiB, 4 hosts at 200 Mbit/s: 1.08 of a buffer's time with 64
-# chunks and one receive posted or 128 and two, 1.09 to 1.20 without a limit).
-CREDIT_NBYTES = 256 << 10
 
 _checking = threading.Lock()
 
@@ -45,17 +43,6 @@ def checked_schedule(collective, algorithm, world_size, num_chunks=None, root=No
     """
     with _checking:
         return _checked(collective, algorithm, world_size, num_chunks, root, late_rank)
-
-
-def late_credits(schedule, transport, chunk_nbytes):
-    """Receives that a late-rank algorithm posts at once: so few that two flows do not meet at one ingress for long.
-
-    None, any number, where posting a receive does not pace its sender, or does at no cost (threads).
-    """
-    paced_nbytes = transport.capabilities.receiver_paced_nbytes
-    if schedule.late_rank is None or not paced_nbytes or chunk_nbytes < paced_nbytes:
-        return None
-    return max(1, CREDIT_NBYTES // chunk_nbytes)
 
 
 class Plan:
@@ -91,16 +78,19 @@ class Plan:
     def _make(self, in_place):
         key, dtype, group = self._key, self._dtype, self._group
         if in_place not in self._programs:
-            schedule = self._checked.schedule
+            schedule, model = self._checked.schedule, group.tuning.model
             pieces = schedule.num_chunks // CONTRACTS[schedule.collective].parts(schedule.world_size)
             chunk_nbytes = -(-key.part_count // pieces) * dtype.nbytes
+            late = schedule.late_rank is not None
+            most_nbytes = key.segment_nbytes or segment_nbytes(model, chunk_nbytes, late)
+            granted = credits(model, group.transport, min(most_nbytes, chunk_nbytes)) if late else None
             self._programs[in_place] = compile_program(
                 self._checked,
                 group.rank,
                 key.part_count,
                 dtype.nbytes,
-                segment_nbytes=key.segment_nbytes or choose_segment_nbytes(chunk_nbytes),
-                credits=key.credits or late_credits(schedule, group.transport, chunk_nbytes),
+                segment_nbytes=most_nbytes,
+                credits=key.credits or granted,
                 in_place=in_place,
                 mean=key.op == "mean",
             )

@@ -9,22 +9,17 @@ is logged, with its reason, at level INFO.
 
 import logging
 import os
-from dataclasses import replace
 from typing import NamedTuple
 
 from ..errors import InputError
-from .cost import CostModel, Piece
+from .cost import CostModel
 from .learn import learn
-from .predict import candidates, correction, predictions
+from .pacing import sustained
+from .predict import MIN_CHUNK_NBYTES, candidates, correction, predictions
 from .registry import algorithms_for, best_num_chunks, find_algorithm
 
 log = logging.getLogger("lanterne.collectives")
 
-# Those of a late rank's join must share ports with nothing, so that smaller ones gain less than they cost.
-LEAST_LATE_CHUNK_NBYTES = 128 << 10
-# The part of a start-up time that counts where the next message of a join is posted before the last has come: 16 MiB, 4
-# hosts at 200 Mbit/s, late_chain: 64 to 128 chunks 1.08 of a buffer's time, the 14 to 31 of the full one 1.3 to 1.5.
-OVERLAPPED = 0.1
 # A schedule of more ranks is priced in seconds; from there on the first of the registry that can run stands for auto.
 MAX_PRICED_RANKS = 128
 # Threads of one process, roughly: what one measures there is mostly who held the interpreter.
@@ -118,10 +113,8 @@ class Tuning:
 
 
 def late_num_chunks(line, world_size, nbytes, model):
-    """The chunk count of the late-rank algorithm `line`, with start-up times that mostly overlap with messages before."""
-    pieces = tuple(Piece(piece.nbytes, OVERLAPPED * piece.alpha_s, piece.beta_s_per_byte) for piece in model.pieces)
-    overlapped = replace(model, alpha_s=OVERLAPPED * model.alpha_s, pieces=pieces)
-    return best_num_chunks(line, world_size, nbytes, overlapped, LEAST_LATE_CHUNK_NBYTES)
+    """The chunk count of the late-rank algorithm `line`, whose messages are posted ahead."""
+    return best_num_chunks(line, world_size, nbytes, sustained(model), MIN_CHUNK_NBYTES)
 
 
 def override(collective, world_size):

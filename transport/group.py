@@ -57,6 +57,11 @@ class Group:
         itself = weakref.ref(self)
         os.register_at_fork(after_in_child=lambda: itself() and itself()._forget())
 
+    @property
+    def ranks_here(self):
+        """How many ranks share this host's cores. LANTERNE_RANKS_HERE says it where several hosts are one machine."""
+        return max(self.hosts.count(self.host), int(os.environ.get("LANTERNE_RANKS_HERE", "1")))
+
     def exchange(self, name, payload, timeout_s=None):
         """Give every rank each rank's bytes: a list by rank. All ranks call it with the same `name`, in the same order.
 

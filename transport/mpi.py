@@ -121,7 +121,7 @@ class MpiTransport(Transport):
             # Not the exact eager limit, which differs between MPIs, but a size that all of them send by rendezvous.
             receiver_paced_nbytes=1 << 20,
         )
-        self.pauses = Pauses(group.hosts.count(group.host) if group is not None else world.size)
+        self.pauses = Pauses(group.ranks_here if group is not None else world.size)
         if timeout_s is not None:
             self.timeout_s = timeout_s
 

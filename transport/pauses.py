@@ -2,7 +2,9 @@
 
 A yield hands a core over in 3 us, but where other programs compute each of them may cost a time slice (0.8 to 4 ms); a
 nap takes 50 us and, since the kernel prefers those that slept, hardly more there. So a wait yields some times, then
-naps; and once a yield was slow, all waits of this process nap at once for a while.
+naps; and once a yield was slow, all waits of this process nap at once for a while. The longer a wait has napped the
+longer are its naps: where messages take milliseconds, as on a slow network, looking each 50 us costs a core half of its
+time and gains nothing.
 """
 
 import os
@@ -12,6 +14,8 @@ import time
 YIELDS, YIELDS_SHARED, YIELDS_LEAST = 2000, 400, 20
 # The kernel's timer slack makes 50 us of it.
 NAP_S = 1e-6
+# Each nap is longer than the one before by this part of 50 us; so a wait lasts at most some tenth longer for its naps.
+LONGER_S, MAX_NAP_S = 6e-6, 300e-6
 # A yield of this length went to somebody who computes. After it, naps for CROWDED_S, then one more try.
 SLOW_YIELD_S = 500e-6
 CROWDED_S = 0.05
@@ -34,7 +38,7 @@ class Pauses:
         """
         before_s = time.monotonic()
         if idle >= self.yields or before_s < self._nap_until_s:
-            time.sleep(NAP_S)
+            time.sleep(min(NAP_S + LONGER_S * max(0, idle - self.yields), MAX_NAP_S))
             return True
         os.sched_yield()
         now_s = time.monotonic()

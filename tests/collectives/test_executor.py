@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import lanterne
-from lanterne.collectives import executor
+from lanterne.collectives import pacing
 from lanterne.collectives.communicator import Communicator
 from lanterne.collectives.jobs import spawn
 from lanterne.collectives.registry import algorithms_for
@@ -249,7 +249,7 @@ def many_segments(comm):
 
 
 def test_many_segments(monkeypatch):
-    monkeypatch.setattr(executor, "SEGMENT_NBYTES", 64)
+    monkeypatch.setattr(pacing, "SEGMENT_NBYTES", 64)
     total = functools.reduce(np.add, [random_array(rank, 3001, "int64") for rank in range(3)])
     for result in spawn(3, many_segments):
         np.testing.assert_array_equal(result, total)

@@ -3,7 +3,6 @@
 import random
 import threading
 import time
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,9 +10,7 @@ import pytest
 from lanterne.collectives.communicator import Communicator, spawn
 from lanterne.collectives.cost import CostModel
 from lanterne.collectives.late import GRACE_S
-from lanterne.collectives.plans import checked_schedule, late_credits
 from lanterne.errors import InputError, PeerFailed, TransportTimeout
-from lanterne.transport.base import Capabilities
 from lanterne.transport.local import LocalWorld
 
 # A network so slow that a small all_reduce is worth asking the board.
@@ -255,15 +252,3 @@ def test_in_place_and_mean():
         return x.min(), x.max(), comm.arrivals().begun_early
 
     assert spawn(5, run) == [(2.0, 2.0, 1)] * 5
-
-
-def test_credits_only_where_receives_pace_senders():
-    checked = checked_schedule("all_reduce", "late_chain", 4, 8, None, 3)
-    transport = SimpleNamespace(capabilities=Capabilities(receiver_paced_nbytes=8192))
-    found = [late_credits(checked.schedule, transport, nbytes) for nbytes in (4096, 65536, 1 << 17, 1 << 20)]
-    assert found == [None, 4, 2, 1]
-    for paced_nbytes in (None, 0):
-        unpaced = SimpleNamespace(capabilities=Capabilities(receiver_paced_nbytes=paced_nbytes))
-        assert late_credits(checked.schedule, unpaced, 1 << 17) is None
-    ring = checked_schedule("all_reduce", "ring", 4)
-    assert late_credits(ring.schedule, transport, 1 << 17) is None

@@ -3,7 +3,7 @@
 import pytest
 
 from lanterne.transport import pauses
-from lanterne.transport.pauses import CROWDED_S, NAP_S, SLOW_YIELD_S, YIELDS, YIELDS_LEAST, Pauses
+from lanterne.transport.pauses import CROWDED_S, MAX_NAP_S, NAP_S, SLOW_YIELD_S, YIELDS, YIELDS_LEAST, Pauses
 
 
 class Machine:
@@ -23,8 +23,9 @@ class Machine:
         self.now_s += self.yield_s
 
     def sleep(self, seconds):
-        assert seconds == NAP_S
+        assert NAP_S <= seconds <= MAX_NAP_S
         self.naps += 1
+        self.last_nap_s = seconds
         self.now_s += 50e-6
 
 
@@ -42,6 +43,19 @@ def test_yields_before_the_first_nap(machine, ranks_here, yields):
     napped = [waiting.pause(idle) for idle in range(yields + 5)]
     assert napped == [False] * yields + [True] * 5
     assert (machine.yields, machine.naps) == (yields, 5)
+
+
+def test_naps_grow_with_the_wait_but_stay_a_small_part_of_it(machine):
+    waiting, start_s, naps_s = Pauses(16), machine.now_s, []
+    for idle in range(200):
+        before_s = machine.now_s
+        if waiting.pause(idle):
+            machine.now_s += machine.last_nap_s
+            naps_s.append(machine.last_nap_s)
+            # Of what was waited before it; the first ones are as short as the kernel makes them.
+            assert machine.last_nap_s - NAP_S <= 0.25 * (before_s - start_s)
+    assert naps_s == sorted(naps_s)
+    assert (naps_s[0], naps_s[-1]) == (NAP_S, MAX_NAP_S)
 
 
 def test_after_a_slow_yield_every_wait_naps_for_a_while(machine):

@@ -1,0 +1,76 @@
+"""How large messages are and how many are under way, from what was measured of the group. Pure.
+
+Where a message takes long to start, compared with what a byte takes, small ones waste time. Where it takes short, large
+ones do: a rank sends nothing on before the whole has come, and what two senders have under way to one receiver at once
+delays whatever comes behind it.
+"""
+
+from .cost import CostModel
+
+# Cells of this size overlap transfer with reduction. Smaller ones cost more than they hide (mpi, 4 ranks on 2 cores, 16
+# MiB, idle cores: 2 MiB 0.72 of MPI_Allreduce's time, 1 MiB 0.79, 512 KiB 0.9); chunks are cut into at most MAX_SEGMENTS.
+SEGMENT_NBYTES = 2 << 20
+MAX_SEGMENTS = 64
+# On slower networks they are such that their bytes take this many times their start (16 MiB ring, 8 hosts at 200 Mbit/s,
+# multiples of a buffer's time: 2 MiB 2.06, 1 MiB 1.95, 512 and 256 KiB 1.79; the bound is 1.75).
+SEGMENT_STARTS = 32
+LEAST_SEGMENT_NBYTES = 64 << 10
+# Under load a network takes several unloaded starts to answer, since what grants the next message queues behind bulk.
+# So many of them times the bandwidth are the bytes that a rank of a late-rank algorithm has under way to it, in two
+# messages, one of them as yet on its way to be granted. 16 MiB late_join as above, bytes under way: 75 KB 1.03 to 1.04,
+# 100 KB 1.04, 150 KB 1.09 to 1.10, 225 KB 1.39.
+LOADED_STARTS = 12
+CREDITS = 2
+LEAST_PIECE_NBYTES = 16 << 10
+# The part of a start-up time that counts where the next message is posted before the last has come: what is left is the
+# executor's own work.
+OVERLAPPED = 0.1
+# From the least size of a model's last piece to the greatest one that was measured.
+LARGE = 4
+
+
+def sustained(model):
+    """`model` for long series of messages that are posted ahead: one line, with a part of alpha."""
+    # Of about the largest that was measured: smaller ones may have had caches, or the credit of a token bucket.
+    nbytes = LARGE * model.pieces[-1].nbytes if model.pieces else 1.0
+    beta = max(0.0, float(model.message_s(nbytes)) - model.alpha_s) / nbytes
+    return CostModel(OVERLAPPED * model.alpha_s, beta, model.gamma_s_per_byte, (), model.serial_messages)
+
+
+def bytes_of_starts(model, starts):
+    """Bytes that move in the time of `starts` start-ups; without end where a byte costs nothing."""
+    beta = sustained(model).beta_s_per_byte
+    return starts * model.alpha_s / beta if beta else float("inf")
+
+
+def segment_nbytes(model, chunk_nbytes, late=False):
+    """Bytes of a cell of a chunk of `chunk_nbytes`; all ranks must use the same.
+
+    Args:
+        model: a CostModel, or None.
+        late: of an algorithm that expects a late rank, whose messages must not meet.
+    """
+    most = SEGMENT_NBYTES
+    if model is not None:
+        ideal = bytes_of_starts(model, SEGMENT_STARTS)
+        most = int(min(most, max(ideal, LEAST_SEGMENT_NBYTES)))
+        if late:
+            most = min(most, piece_nbytes(model))
+    return max(most, -(-chunk_nbytes // MAX_SEGMENTS))
+
+
+def piece_nbytes(model):
+    """Bytes of a message of a late-rank algorithm, at most."""
+    return int(max(LEAST_PIECE_NBYTES, min(bytes_of_starts(model, LOADED_STARTS) / CREDITS, SEGMENT_NBYTES)))
+
+
+def credits(model, transport, nbytes):
+    """Receives of up to `nbytes` that a late-rank algorithm posts at once; None: any number.
+
+    So few that two flows do not meet at one ingress for long. None where posting a receive does not pace its sender, or
+    does at no cost (threads), and without a model.
+    """
+    paced_nbytes = transport.capabilities.receiver_paced_nbytes
+    if model is None or not paced_nbytes or nbytes < paced_nbytes:
+        return None
+    return max(1, CREDITS * piece_nbytes(model) // nbytes)
