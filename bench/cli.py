@@ -16,6 +16,7 @@ from ..transport.bootstrap import launched_rank
 COMMANDS = {
     "info": ("info", "what this machine offers: MPI, UCX, NCCL, GPUs, transports; versions"),
     "bench p2p": ("p2p", "benchmark point to point: latency, one way, both ways, against bare mpi4py"),
+    "bench mpi": ("mpi_peers", "benchmark all-reduce against MPI's own and a plain ring over mpi4py"),
     "lab": ("lab", "run a command on every host of an emulated cluster with rate-limited links"),
     "bench deaths": ("deaths", "benchmark how soon survivors learn that a rank was killed"),
     "bench lab-peers": ("lab_peers", "compare with MPICH, Open MPI and Gloo on the emulated cluster"),

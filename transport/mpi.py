@@ -127,22 +127,24 @@ class MpiTransport(Transport):
 
     def post(self, ops):
         check_ops(self, ops)
-        comm, lane_bits = self._comm, self._lane_bits
-        requests = []
+        comm, requests = self._comm, []
+        tags = [self._fold_tag(op.tag) for op in ops]
         try:
-            for op in ops:
-                region, offset, nbytes, peer, tag = op
-                # MPI matches the source itself; communicator and lane share its tag.
-                lane = tag & ((1 << LANE_BITS) - 1)
-                if lane >> lane_bits:
-                    raise InputError(f"mpi: got lane {lane}, expected less than {1 << lane_bits} (MPI_TAG_UB)")
-                tag = tag >> LANE_BITS << lane_bits | lane
+            for op, tag in zip(ops, tags, strict=True):
+                region, offset, nbytes, peer, _ = op
                 start = comm.Isend if type(op) is Send else comm.Irecv
                 requests.append(start(region.buffer[offset : offset + nbytes], peer, tag))
         except self._mpi.Exception as error:  # a longer message is there already
             self._abandoned.append(requests)
             self.explain(error, {op.peer for op in ops})
         return MpiRequest(self, ops, requests)
+
+    def _fold_tag(self, tag):
+        """MPI's tag: it matches the source itself; communicator and lane share what it offers."""
+        lane = tag & ((1 << LANE_BITS) - 1)
+        if lane >> self._lane_bits:
+            raise InputError(f"mpi: got lane {lane}, expected less than {1 << self._lane_bits} (MPI_TAG_UB)")
+        return tag >> LANE_BITS << self._lane_bits | lane
 
     @property
     def mpi_communicator(self):
@@ -188,7 +190,7 @@ def _lane_bits(tag_ub):
 class MpiRequest(Request):
     """All MPI requests of one post."""
 
-    __slots__ = ("_done", "_ops", "_requests", "_statuses", "transport")
+    __slots__ = ("_done", "_error", "_ops", "_requests", "_statuses", "transport")
 
     def __init__(self, transport, ops, requests):
         self.transport = transport
@@ -196,8 +198,12 @@ class MpiRequest(Request):
         self._requests = requests
         self._statuses = [transport._mpi.Status() for _ in ops]
         self._done = False
+        self._error = None
 
     def test(self):
+        if self._error:
+            # Asked again, it says so again: nobody may take half a message for a whole one.
+            raise TransportError(self._error)
         if self._done:
             return True
         MPI = self.transport._mpi
@@ -215,9 +221,9 @@ class MpiRequest(Request):
     def _check_lengths(self):
         for op, status in zip(self._ops, self._statuses, strict=True):
             if type(op) is Recv and status.count != op.nbytes:
-                raise TransportError(
-                    f"mpi: rank {op.peer} sent {status.count} bytes to rank {self.transport.rank}, which expected {op.nbytes}"
-                )
+                rank = self.transport.rank
+                self._error = f"mpi: rank {op.peer} sent {status.count} bytes to rank {rank}, which expected {op.nbytes}"
+                raise TransportError(self._error)
 
     def pending_peers(self):
         if self._done:

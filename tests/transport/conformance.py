@@ -211,12 +211,16 @@ def check_wrong_sizes(transport):
         tag = make_tag(9, lane)
         send = transport.post((Send(transport.register(np.zeros(sent, np.uint8)), 0, sent, after, tag),))
         into = transport.register(np.zeros(8, np.uint8))
+        receive = None
         try:
-            transport.post((Recv(into, 0, 8, before, tag),)).wait(LONG_S)
+            receive = transport.post((Recv(into, 0, 8, before, tag),))
+            receive.wait(LONG_S)
         except TransportError as error:
             assert f"rank {before}" in str(error) and str(error).count("\n") == 0, error
         else:
             raise AssertionError(f"{sent} bytes filled a receive of 8")
+        with contextlib.suppress(TransportError):
+            assert receive is None or not receive.test(), "asked again, it must not say that all is well"
         with contextlib.suppress(TransportError):  # local tells both ends
             send.wait(LONG_S)
 
