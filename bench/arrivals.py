@@ -1,6 +1,5 @@
 """`lanterne bench --arrivals`: who came last, how often, by how much; printed, drawn, and read back as a profile."""
 
-import io
 import json
 from pathlib import Path
 
@@ -49,36 +48,21 @@ def late_rank_of(text):
     return rank
 
 
-def check_plot(path):
-    """Raise InputError unless `path` can be drawn to."""
-    if Path(path).suffix.lower() not in (".png", ".svg", ".pdf"):
-        raise InputError(f"--plot: got {path}, expected a name that ends in .png, .svg or .pdf")
-
-
-def plot(path, arrivals):
-    """Draw who came last and by how much into `path`, after the StragglAR paper's figures 2a and 8."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, (who, delays) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
+def draw(who, delays, arrivals):
+    """Draw who came last, and the distribution of by how much, as the StragglAR paper's figures 2a and 8, on two axes."""
     ranks = np.arange(len(arrivals.last))
     who.bar(ranks, 100 * arrivals.last / max(1, arrivals.calls), color="#0072B2")
-    who.set(xlabel="rank", ylabel="came last, % of calls", xticks=ranks)
+    who.set(xlabel="rank", ylabel="came last, % of calls", xticks=ranks, ylim=(0, 100))
     who.set_title(f"who came last in {arrivals.calls} calls")
     if len(arrivals.delays_s):
-        delays_ms = np.maximum(arrivals.delays_s * 1e3, 1e-3)
-        edges = np.geomspace(delays_ms.min() * 0.99, delays_ms.max() * 1.01, 31)
-        delays.hist(delays_ms, edges, color="#E69F00", edgecolor="white", linewidth=0.5)
+        delays_ms = np.sort(np.maximum(arrivals.delays_s * 1e3, 1e-3))
+        shares = np.arange(1, len(delays_ms) + 1) / len(delays_ms)
+        delays.step(delays_ms, 100 * shares, where="post", color="#D55E00", linewidth=2)
         middle_ms = float(np.median(delays_ms))
         delays.axvline(middle_ms, color="#000000", linestyle="--", label=f"median {format_time(middle_ms / 1e3)}")
         delays.set_xscale("log")
         delays.legend()
-    delays.set(xlabel="last after the last but one, ms", ylabel="calls", title="delay of the last rank")
+    delays.set(xlabel="last after the last but one, ms", ylabel="calls with at most that, %", ylim=(0, 102))
+    delays.set_title("delay of the last rank")
     for axis in (who, delays):
         axis.grid(alpha=0.3, axis="y")
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format=Path(path).suffix[1:].lower(), dpi=120)
-    plt.close(figure)
-    report.write_atomically(path, buffer.getvalue())

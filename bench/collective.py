@@ -5,12 +5,16 @@ runs under the mpiexec or the torchrun-style variables that are there.
 
   lanterne bench                                        the main job: all_reduce on 4 ranks, with and without a late rank
   lanterne bench all_reduce -n 8 --algorithm all --min-bytes 1K --max-bytes 64M
-  lanterne bench all_reduce -n 4 --late-rank 3 --delay 5ms,50ms --json result.json
-  lanterne bench all_reduce -n 4 --algorithm auto --bytes 64M --arrivals --plot arrivals.png
+  lanterne bench all_reduce -n 4 --late-rank 3 --delay 5ms,50ms --json result.json --plot late.png
+  lanterne bench all_reduce -n 4 --algorithm auto --bytes 64M --arrivals --json profile.json --plot arrivals.png
+  lanterne bench all_reduce -n 4 --algorithm ring,late_join --late-rank profile.json --delay 50ms
   mpiexec -n 4 lanterne bench all_gather --bytes 1MiB
 
 Time is from an agreed instant to the last completion on any rank, delays included; with a late rank, `late` is from its call
-to the last completion: what its lateness still costs. Bandwidths are those of nccl-tests, from the median.
+to the last completion: what its lateness still costs. Where the links' rate is known (--rate, or on the emulated cluster) it is
+shown in multiples of s/rate too: the time that a link takes for the whole buffer, which nothing can beat by much.
+Bandwidths are those of nccl-tests, from the median. --plot draws late over size, at the longest delay, and over delay, at the
+largest size; with --arrivals also who came last and by how much (figures 2a and 8 of the StragglAR paper).
 """
 
 import os
@@ -25,8 +29,9 @@ from ..transport.bootstrap import in_a_job
 from ..transport.launch import MAX_WORLD_SIZE
 from ..transport.registry import find_transport
 from . import report
-from .arrivals import check_plot, late_rank_of, plot, print_arrivals
-from .units import format_nbytes, format_time, parse_nbytes, parse_time_s
+from .arrivals import late_rank_of, print_arrivals
+from .collective_plot import check_plot, plot
+from .units import format_nbytes, format_time, parse_nbytes, parse_rate_bytes_per_s, parse_time_s
 
 COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "all_to_all")
 
@@ -50,6 +55,7 @@ class Settings:
     min_busbw: float | None
     arrivals: bool = False
     plot: str | None = None
+    rate_bytes_per_s: float | None = None
 
 
 def add_arguments(parser):
@@ -73,7 +79,8 @@ def add_arguments(parser):
     parser.add_argument("--timeout", default="60s", metavar="T", help="of every wait (default 60s)")
     parser.add_argument("--min-busbw", type=float, metavar="GB/s", help="exit 1 if a bus bandwidth is below this")
     parser.add_argument("--arrivals", action="store_true", help="who came last to the calls by auto, and by how much")
-    parser.add_argument("--plot", metavar="FILE", help="draw the arrivals (png, svg, pdf); implies --arrivals")
+    parser.add_argument("--plot", metavar="FILE", help="draw the results (png, svg, pdf)")
+    parser.add_argument("--rate", metavar="RATE", help="of the links, to show late in multiples of s/rate (default: the lab's)")
     parser.add_argument("--json", metavar="FILE", help="write everything, raw samples too ('-' for standard output)")
 
 
@@ -150,9 +157,17 @@ def parse(args):
         warmup=args.warmup,
         timeout_s=timeout_s,
         min_busbw=args.min_busbw,
-        arrivals=args.arrivals or args.plot is not None,
+        arrivals=args.arrivals,
         plot=args.plot,
+        rate_bytes_per_s=_rate_bytes_per_s(args.rate),
     )
+
+
+def _rate_bytes_per_s(text):
+    if text is not None:
+        return parse_rate_bytes_per_s(text, "--rate")
+    # `lanterne lab` tells every host the rate of its link.
+    return float(os.environ["LANTERNE_RATE_BYTES_PER_S"]) if "LANTERNE_RATE_BYTES_PER_S" in os.environ else None
 
 
 def _sizes(args):
@@ -235,7 +250,11 @@ def run_rank(comm, settings, json_file):
     report.progress("")
     if comm.rank == 0:
         arrivals = comm.arrivals()
-        document = report.envelope(results=records, **({"arrivals": arrivals.to_json()} if settings.arrivals else {}))
+        document = report.envelope(
+            rate_bytes_per_s=settings.rate_bytes_per_s,
+            results=records,
+            **({"arrivals": arrivals.to_json()} if settings.arrivals else {}),
+        )
         if json_file:
             report.write_json(json_file, document)
         file = sys.stderr if json_file == "-" else sys.stdout
@@ -243,7 +262,7 @@ def run_rank(comm, settings, json_file):
         if settings.arrivals:
             print_arrivals(arrivals, file=file)
         if settings.plot:
-            plot(settings.plot, arrivals)
+            plot(settings.plot, document, arrivals if settings.arrivals else None)
     below = settings.min_busbw is not None and any(
         record["busbw_gbytes_per_s"] is not None and record["busbw_gbytes_per_s"] < settings.min_busbw for record in records
     )
@@ -313,6 +332,7 @@ COLUMNS = [
     ("algbw", "GB/s"),
     ("busbw", "GB/s"),
     ("late", "median"),
+    ("late", "s/rate"),
     ("#wrong", ""),
 ]
 
@@ -327,12 +347,18 @@ def print_records(document, file):
         f"{environment['cpus']} cores of {environment['host']}",
         "time: agreed start to last completion on any rank; late: the late rank's call to last completion",
     ]
-    report.print_table(COLUMNS, [_row(record) for record in results], notes=notes, file=file)
+    rate = document.get("rate_bytes_per_s")
+    columns, rows = list(COLUMNS), [_row(record, rate) for record in results]
+    if not rate:
+        del columns[-2]
+        rows = [[*row[:-2], row[-1]] for row in rows]
+    report.print_table(columns, rows, notes=notes, file=file)
 
 
-def _row(record):
+def _row(record, rate_bytes_per_s):
     times_s = sorted(record["time_s"])
     bandwidths = (record["algbw_gbytes_per_s"], record["busbw_gbytes_per_s"])
+    late_s = statistics.median(record["late_s"]) if record["late_s"] else None
     name = record["algorithm"]
     return [
         f"{name} ({record['chosen']['algorithm']})" if record["chosen"] else name,
@@ -346,6 +372,7 @@ def _row(record):
         format_time(times_s[min(len(times_s) - 1, int(0.99 * len(times_s)))]),
         format_time(times_s[-1]),
         *("-" if value is None else f"{value:.3g}" for value in bandwidths),
-        format_time(statistics.median(record["late_s"])) if record["late_s"] else "-",
+        format_time(late_s),
+        "-" if late_s is None or not rate_bytes_per_s else f"{late_s * rate_bytes_per_s / record['nbytes']:.2f}",
         record["wrong"],
     ]

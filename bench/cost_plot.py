@@ -10,7 +10,7 @@ from .units import format_nbytes
 
 # Okabe and Ito's palette, distinct for colour-blind readers, twice: solid for the first eight, dashed for the others.
 _COLOURS = ["#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8B6914"]
-_STYLES = [
+STYLES = [
     {"color": colour, "linestyle": dash, "marker": mark}
     for dash, mark in (("-", "o"), ("--", "s"))
     for colour in _COLOURS
@@ -62,7 +62,7 @@ def _rank_axis(axis, by_name):
 def _times(axis, by_name):
     """Figure 6c (and 9): time over ranks; a late-rank algorithm has a band from its best to its worst case."""
     late = _late(by_name)
-    for style, (name, records) in zip(_STYLES, by_name.items(), strict=False):
+    for style, (name, records) in zip(STYLES, by_name.items(), strict=False):
         ranks = [record["ranks"] for record in records]
         ideal, worst = ([1e3 * record[key] for record in records] for key in ("ideal_s", "time_s"))
         axis.plot(ranks, ideal, label=name, markersize=3, **style)
@@ -85,7 +85,7 @@ def _critical_delays(axis, by_name):
     """Figure 7a: the delay from which on an algorithm beats the ring."""
     axis.set_title("delay from which on it beats the ring (fig. 7a)")
     late = _late(by_name)
-    for style, (name, records) in zip(_STYLES, by_name.items(), strict=False):
+    for style, (name, records) in zip(STYLES, by_name.items(), strict=False):
         points = [(r["ranks"], 1e3 * r["critical_delay_s"]) for r in records if r["critical_delay_s"] is not None]
         if name in late and points:
             axis.plot(*zip(*points, strict=True), label=name, markersize=3, **style)

@@ -4,7 +4,7 @@ import os
 import numpy as np
 import pytest
 
-from lanterne.bench.arrivals import check_plot, late_rank_of, plot, print_arrivals
+from lanterne.bench.arrivals import late_rank_of, print_arrivals
 from lanterne.bench.cli import main
 from lanterne.collectives.arrivals import MAX_DELAYS, ArrivalLog, Arrivals
 from lanterne.errors import InputError
@@ -67,16 +67,6 @@ def test_profile_that_is_none(tmp_path, text):
         late_rank_of(str(file))
     with pytest.raises(InputError, match="a readable file"):
         late_rank_of("absent.json")
-
-
-@pytest.mark.parametrize("ranks", [[], [3, 3, 1, 3]])
-def test_plot(tmp_path, ranks):
-    for suffix, start in (("png", b"\x89PNG"), ("svg", b"<?xml")):
-        file = tmp_path / f"arrivals.{suffix}"
-        plot(file, log_of(ranks))
-        assert file.read_bytes().startswith(start)
-    with pytest.raises(InputError, match="ends in"):
-        check_plot("arrivals.txt")
 
 
 def test_command(tmp_path, capsys):
