@@ -45,7 +45,7 @@ def draw(over_size, over_delay, document):
     longest_s = max(record["delay_s"] for record in results)
     largest = max(record["nbytes"] for record in results)
     styles = dict(zip(dict.fromkeys(record["algorithm"] for record in results), STYLES, strict=False))
-    what = "late rank's call to last completion" if longest_s else "common call to last completion"
+    what = "late rank's call to the end" if longest_s else "common call to the end"
     unit = "multiples of s/rate" if rate else "ms"
 
     _lines(over_size, [r for r in results if r["delay_s"] == longest_s], lambda r: r["nbytes"], styles, rate)
