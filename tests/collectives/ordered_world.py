@@ -1,0 +1,175 @@
+"""A world in which a test decides what happens next: messages, arrivals at the board, records and the clock.
+
+All ranks live in one thread, and their calls advance only when the world polls them. The communicators, the board's
+sequencer and its seats are the real ones; only the order of events is the world's, drawn from a seed.
+"""
+
+import random
+from collections import defaultdict, deque
+
+from lanterne.transport.base import Capabilities, Request, Send, Transport, check_ops
+from lanterne.transport.board import LocalBoards, LocalSeat
+
+# What control and agreement messages are below: they leave at once, as they do on every transport.
+SMALL_NBYTES = 1024
+
+
+class World:
+    """What `world_size` ranks share. `step` lets one event happen, drawn by `seed`.
+
+    Attributes: `now_s`, the clock, which stands still between events; `random`.
+    """
+
+    def __init__(self, world_size, seed):
+        self.world_size, self.random = world_size, random.Random(seed)
+        self.boards = LocalBoards()
+        self.transports = [OrderedTransport(self, rank) for rank in range(world_size)]
+        self.now_s = 0.0
+        self._unmatched = defaultdict(lambda: (deque(), deque()))
+        self._matched, self._leaving = [], []
+        self._seats = []
+        # Some seeds starve messages, some records, some the clock.
+        kinds = ("match", "leave", "letter", "record", "clock", "rank")
+        self._weights = {kind: self.random.choice((1, 10, 100)) for kind in kinds}
+
+    def be_fair(self):
+        """From now on all kinds of events are alike."""
+        self._weights = dict.fromkeys(self._weights, 1)
+
+    def monotonic(self):
+        """As time.monotonic."""
+        return self.now_s
+
+    def sleep(self, seconds):
+        """As time.sleep."""
+        self.now_s += seconds
+
+    def step(self, ranks):
+        """Let something happen; `ranks` are callables, one for each rank that could do something."""
+        events = [("clock", self._tick)] + [("rank", rank) for rank in ranks]
+        events += [("match", pair) for pair in self._matched] + [("leave", item) for item in self._leaving]
+        for seat in self._seats:
+            events += [("letter", seat.post_letter)] * bool(seat.letters) + [("record", seat.bring_record)]
+        kinds = sorted({kind for kind, _ in events})
+        kind = self.random.choices(kinds, [self._weights[kind] for kind in kinds])[0]
+        event = self.random.choice([event for its, event in events if its == kind])
+        if kind == "match":
+            self._matched.remove(event)
+            event.deliver()
+        elif kind == "leave":
+            self._leaving.remove(event)
+            event.leave()
+        else:
+            event()
+
+    def _tick(self):
+        self.now_s += self.random.choice((1e-5, 1e-3, 0.1))
+
+    def post(self, rank, op, request):
+        """One operation; a send may leave before its receive is posted, as on MPI below the eager limit."""
+        sending = type(op) is Send
+        source, target = (rank, op.peer) if sending else (op.peer, rank)
+        sends, receives = self._unmatched[source, target, op.tag]
+        if sending:
+            message = _Message(op, request)
+            sends.append(message)
+            if op.nbytes <= SMALL_NBYTES:
+                message.leave()
+            elif self.random.random() < 0.5:
+                self._leaving.append(message)
+        else:
+            receives.append((op, request))
+        while sends and receives:
+            self._matched.append(_Pair(sends.popleft(), *receives.popleft()))
+
+    def seat(self, key, rank):
+        """The seat of `rank` at board `key`."""
+        self._seats.append(OrderedSeat(self, LocalSeat(self.boards, key, rank, self.world_size)))
+        return self._seats[-1]
+
+
+class _Message:
+    def __init__(self, op, request):
+        self._op, self._request, self.data = op, request, None
+
+    def leave(self):
+        if self.data is None:
+            self.data = bytes(self._op.region.buffer[self._op.offset : self._op.offset + self._op.nbytes])
+            self._request.finish(self._op.peer)
+
+
+class _Pair:
+    def __init__(self, message, op, request):
+        self._message, self._op, self._request = message, op, request
+
+    def deliver(self):
+        self._message.leave()
+        assert len(self._message.data) == self._op.nbytes, "a message met a receive of another size"
+        self._op.region.buffer[self._op.offset : self._op.offset + self._op.nbytes] = self._message.data
+        self._request.finish(self._op.peer)
+
+
+class OrderedRequest(Request):
+    """Done when the world has let all its operations happen."""
+
+    transport = None
+
+    def __init__(self, transport, ops):
+        self.transport, self._waiting = transport, [op.peer for op in ops]
+
+    def finish(self, peer):
+        self._waiting.remove(peer)
+
+    def test(self):
+        return not self._waiting
+
+    def pending_peers(self):
+        return sorted(set(self._waiting))
+
+
+class OrderedTransport(Transport):
+    """One rank's end of a World."""
+
+    name = "ordered"
+    capabilities = Capabilities()
+
+    def __init__(self, world, rank):
+        self.world, self.rank, self.world_size = world, rank, world.world_size
+
+    def post(self, ops):
+        check_ops(self, ops)
+        request = OrderedRequest(self, ops)
+        for op in ops:
+            self.world.post(self.rank, op, request)
+        return request
+
+    def open_board(self, key, rank, world_size):
+        return self.world.seat(key, rank)
+
+    def close(self):
+        self.closed = True
+
+
+class OrderedSeat:
+    """A seat between which and the board letters and records travel only when the world lets them, in order."""
+
+    def __init__(self, world, inner):
+        self._inner, self.letters, self._records = inner, deque(), deque()
+
+    def __getattr__(self, verb):
+        return lambda *args: self.letters.append((verb, args))
+
+    def post_letter(self):
+        """The oldest letter reaches the board."""
+        verb, args = self.letters.popleft()
+        getattr(self._inner, verb)(*args)
+
+    def bring_record(self):
+        """The board looks at its clock, and its oldest record for this rank arrives."""
+        record = self._inner.take()
+        if record is not None:
+            self._records.append(record)
+
+    def take(self):
+        """As LocalSeat.take."""
+        return self._records.popleft() if self._records else None
