@@ -4,12 +4,13 @@
   lanterne pipeline train -n 4 --data book.txt --stages 2 --data-parallel 2 --scheduler zb_h1 --zero1
   lanterne pipeline train -n 8 --data book.txt --stages 2 --data-parallel 2 --tp 2 --tokens chars
   lanterne pipeline train -n 2 --data book.txt --iterations 500 --checkpoint run.npz --checkpoint-every 20
-  lanterne pipeline train -n 4 --data book.txt --iterations 500 --resume run.npz       goes on, on any number of ranks
+  lanterne pipeline train -n 4 --data book.txt --iterations 500 --resume run.npz
 
 Ranks are stages x data-parallel copies x tensor-parallel parts. The layers are timed first and cut into stages that
-take alike; the plan is made for those times. --check trains again in one process and compares the losses of all microbatches.
+take alike; the plan is made for those times. --check trains again in one process and compares the losses of all
+microbatches.
 What is trained on depends on --seed and the number of the iteration only, so a run that was killed and goes on from its
-last checkpoint has the losses of one that was not.
+last checkpoint has the losses of one that was not, on any number of ranks.
 """
 
 import argparse

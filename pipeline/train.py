@@ -169,8 +169,7 @@ class Trainer:
         self.plane.fail(error)
         for comm in (*self._comms, self.comm):
             comm.fail(error)
-        if not getattr(error, "told", False):
-            time.sleep(3 * STALL_S)
+        time.sleep(3 * STALL_S)
 
     def _all_losses(self, first, total):
         losses = np.zeros(total)
