@@ -19,6 +19,7 @@ COMMANDS = {
     "bench mpi": ("mpi_peers", "benchmark all-reduce against MPI's own and a plain ring over mpi4py"),
     "lab": ("lab", "run a command on every host of an emulated cluster with rate-limited links"),
     "bench deaths": ("deaths", "benchmark how soon survivors learn that a rank was killed"),
+    "bench persistence": ("persistence", "benchmark a late rank that is named wrongly, or absent"),
     "bench lab-peers": ("lab_peers", "compare with MPICH, Open MPI and Gloo on the emulated cluster"),
     "bench": ("collective", "benchmark a collective, with and without a late rank"),
     "detect": ("detect", "find when a job became slow and when it recovered, in its iteration times"),

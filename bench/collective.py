@@ -159,11 +159,12 @@ def parse(args):
         min_busbw=args.min_busbw,
         arrivals=args.arrivals,
         plot=args.plot,
-        rate_bytes_per_s=_rate_bytes_per_s(args.rate),
+        rate_bytes_per_s=known_rate_bytes_per_s(args.rate),
     )
 
 
-def _rate_bytes_per_s(text):
+def known_rate_bytes_per_s(text):
+    """The rate of this host's link: that of `text`, or, None, the emulated cluster's; None: not known."""
     if text is not None:
         return parse_rate_bytes_per_s(text, "--rate")
     # `lanterne lab` tells every host the rate of its link.
