@@ -31,6 +31,7 @@ from ..transport.registry import find_transport
 from . import report
 from .arrivals import late_rank_of, print_arrivals
 from .collective_plot import check_plot, plot
+from .sizes import check_sizes
 from .units import format_nbytes, format_time, parse_nbytes, parse_rate_bytes_per_s, parse_time_s
 
 COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "all_to_all")
@@ -173,13 +174,8 @@ def known_rate_bytes_per_s(text):
 
 def _sizes(args):
     sizes = _listed_sizes(args)
-    # Every rank holds a buffer and what must come out, at least.
-    limit = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // (2 * (args.ranks or 1))
-    if max(sizes) > limit:
-        raise InputError(
-            f"--bytes, --max-bytes: got {format_nbytes(max(sizes))}, expected at most {format_nbytes(limit)}: "
-            f"half of this machine's memory, over {args.ranks or 1} ranks"
-        )
+    # Every rank holds a buffer, what must come out and what does.
+    check_sizes(sizes, "--bytes, --max-bytes", copies=3 * (args.ranks or 1))
     return sizes
 
 
@@ -212,9 +208,9 @@ def run_rank(comm, settings, json_file):
     cases = [(nbytes, delay_s) for delay_s in settings.delays_s for nbytes in settings.sizes]
     records = []
     for index, (nbytes, delay_s) in enumerate(cases):
-        count = max(1, nbytes // dtype.itemsize)
+        count = -(-nbytes // dtype.itemsize)
         if settings.collective in ("reduce_scatter", "all_gather", "all_to_all"):
-            count = max(1, count // n) * n
+            count = -(-count // n) * n
         case = Case(comm, settings.collective, count, dtype, settings.op)
         late_rank = settings.late_rank if delay_s > 0 else None
 

@@ -25,7 +25,8 @@ import numpy as np
 
 from ..errors import InputError
 from . import report
-from .units import format_nbytes, format_time, parse_nbytes
+from .sizes import parse_sizes
+from .units import format_nbytes, format_time
 
 CPU_BARS = {("reduce / copy", "float32"): 0.9, ("fold / adds", "float32"): 1.6, ("reduce / add", "float16"): 10.0}
 CPU_BARS_FROM_NBYTES = 256 << 20
@@ -86,7 +87,7 @@ def measure(args):
     dtypes = [find_dtype(name.strip()) for name in args.dtype.split(",")]
     for dtype in dtypes:
         check_op("sum", dtype)
-    sizes = [parse_nbytes(text, "--bytes") for text in args.bytes.split(",")]
+    sizes = parse_sizes(args.bytes, "--bytes", copies=args.inputs + 2)
     bench = _bench(args.device)
     results = []
     for nbytes in sizes:

@@ -15,8 +15,10 @@ import sys
 import time
 
 from ..errors import InputError
+from ..transport.launch import MAX_WORLD_SIZE
 from . import report
-from .units import format_nbytes, format_time, parse_nbytes, parse_time_s
+from .sizes import parse_sizes
+from .units import format_nbytes, format_time, parse_time_s
 
 PEER = "MPI_Allreduce"
 CONTENDERS = ("ring", "allpairs", "auto", "plain ring", PEER)
@@ -35,7 +37,10 @@ def add_arguments(parser):
 
 
 def run(args):
-    sizes = [parse_nbytes(text, "--bytes") for text in args.bytes.split(",")]
+    if not 1 <= args.n <= MAX_WORLD_SIZE:
+        raise InputError(f"-n: got {args.n}, expected 1 to {MAX_WORLD_SIZE}")
+    # Of each rank: two buffers, what is expected, and 64-bit numbers while they are made.
+    sizes = parse_sizes(args.bytes, "--bytes", copies=8 * args.n)
     timeout_s = parse_time_s(args.timeout, "--timeout")
     if args.iterations < 1 or min(sizes) < 4 * args.n:
         raise InputError(f"bench mpi: got {args.iterations} iterations of {args.bytes}, expected one or more, of 4 bytes a rank")

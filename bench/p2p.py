@@ -16,7 +16,8 @@ import time
 
 from ..errors import InputError
 from . import report
-from .units import format_time, parse_nbytes, parse_time_s
+from .sizes import parse_sizes
+from .units import format_time, parse_time_s
 
 MODES = ("latency", "one_way", "both_ways")
 PEER = "mpi4py"
@@ -35,7 +36,8 @@ def add_arguments(parser):
 
 
 def run(args):
-    sizes = [parse_nbytes(text, "--bytes") for text in args.bytes.split(",")]
+    # Of each of two ranks: what it sends, the 32-bit numbers it is made of, what it expects and what it receives.
+    sizes = parse_sizes(args.bytes, "--bytes", copies=14)
     timeout_s = parse_time_s(args.timeout, "--timeout")
     if args.blocks < 1:
         raise InputError(f"--blocks: got {args.blocks}, expected at least 1")
