@@ -25,6 +25,7 @@ COMMANDS = {
     "detect": ("detect", "find when a job became slow and when it recovered, in its iteration times"),
     "locate": ("locate", "say which worker, link or stage makes recorded steps long, or that it is the data"),
     "validate": ("validate", "find out in seconds which rank computes slowly and which link is slow"),
+    "watch": ("watch", "run a program and say when it becomes slow, since when, and because of whom"),
     "rebalance": ("rebalance", "distribute microbatches over groups of different speed"),
     "bench kernels": ("kernels", "benchmark the reductions of one CPU or GPU against a plain copy"),
     "bench gpu": ("gpu", "measure the GPU path: reductions, staging, delays; writes a report"),

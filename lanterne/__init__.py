@@ -19,6 +19,7 @@ _PUBLIC = {
     "init": "collectives.communicator",
     "spawn": "collectives.communicator",
     "validate": "failslow.validate",
+    "watch": "failslow.watch",
     "LanterneError": "errors",
     "InputError": "errors",
     "Unavailable": "errors",

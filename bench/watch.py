@@ -1,0 +1,264 @@
+"""Watch a program's communication and say when it becomes slow, since when, and because of whom. The program stays as it is.
+
+  lanterne watch -- python train.py
+  lanterne watch -n 4 -- python train.py                     starts 4 ranks here
+  mpiexec -n 4 lanterne watch -- python train.py             or runs under the launcher that is there
+  torchrun --nproc-per-node 4 --no-python lanterne watch -- python train.py
+  lanterne watch --json report.json -- python train.py --epochs 3
+
+Recorded are the calls of lanterne, mpi4py, cupy.cuda.nccl and torch.distributed: name, bytes, communicator, start and
+end. From them alone come the iteration time, incidents as they happen (standard error), and at the end a report: how
+long iterations took, what made them long, which rank came last, how often and by how much. A log is a ring of fixed
+size in a folder; --folder names one that all hosts share, else each host has a report of its own.
+
+Calls that do not pass Python are not seen, such as the all-reduces of torch's DistributedDataParallel (its iterations
+are, by their forward calls). The exit code is the program's.
+"""
+
+import ctypes
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from ..errors import InputError
+from ..failslow.recorder import FOLDER_VARIABLE, environment_rank
+from ..transport.bootstrap import MPI_SIZE_VARIABLES
+from ..transport.launch import MAX_WORLD_SIZE
+from . import report
+from .lab import resolve
+from .units import format_nbytes, format_time
+
+# Variables that are the same on all ranks of a job and differ between jobs.
+JOB_VARIABLES = ("LANTERNE_JOB", "PMIX_NAMESPACE", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID")
+# How long the ranks of others may take to end after ours.
+END_S = 3.0
+PR_SET_PDEATHSIG = 1
+
+SITE = """import sys
+try:
+    sys.path.append({root!r})
+    try:
+        from lanterne.failslow.recorder import start
+    finally:
+        sys.path.remove({root!r})
+    start()
+except Exception:
+    pass
+# The sitecustomize that this one hides.
+from importlib.machinery import PathFinder
+from importlib.util import module_from_spec
+if {site!r} in sys.path:
+    sys.path.remove({site!r})
+spec = PathFinder.find_spec("sitecustomize")
+if spec is not None and spec.loader is not None:
+    spec.loader.exec_module(module_from_spec(spec))
+"""
+
+
+def add_arguments(parser):
+    """The options of this command."""
+    parser.add_argument("-n", "--world-size", type=int, metavar="N", help="start N ranks here")
+    parser.add_argument(
+        "--launcher", default="mpi", choices=("mpi", "direct"), help="with -n: mpiexec (default), or torchrun-style variables"
+    )
+    parser.add_argument("--folder", metavar="DIR", help="where the ranks' call logs meet: one that all hosts share")
+    parser.add_argument("--json", metavar="FILE", help="write the report as JSON ('-' for standard output)")
+    parser.add_argument("command", nargs="+", metavar="COMMAND", help="the program, after --")
+
+
+def run(args):
+    """Run the program, watched; its exit code."""
+    command = resolve(args.command)
+    if args.world_size is not None and not 1 <= args.world_size <= MAX_WORLD_SIZE:
+        raise InputError(f"-n: got {args.world_size}, expected 1 to {MAX_WORLD_SIZE}")
+    if args.json not in (None, "-") and not Path(args.json).resolve().parent.is_dir():
+        raise InputError(f"--json: got {args.json}, whose folder does not exist")
+    folder, leads = meet(args)
+    variables = {**os.environ, FOLDER_VARIABLE: str(folder), "PYTHONPATH": _path(folder)}
+    if not leads:
+        os.execvpe(command[0], command, variables)
+    try:
+        prepare(folder)
+        return lead(args, command, folder, variables)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def meet(args):
+    """(the folder of this job's call logs, whether this process reads them): one of all that share the folder does."""
+    if args.world_size is not None or _world_size() == 1:
+        return Path(tempfile.mkdtemp(prefix="lanterne-watch-", dir=args.folder)), True
+    parent = os.getppid()
+    job = next((os.environ[name] for name in JOB_VARIABLES if name in os.environ), None)
+    if job is None:
+        job = f"{parent}-{_start_of(parent)}" if args.folder is None else os.environ.get("MASTER_PORT", "job")
+    name = "".join(c if c.isalnum() or c in "-." else "_" for c in f"lanterne-watch-{os.getuid()}-{job}")
+    folder = Path(args.folder or tempfile.gettempdir()) / name
+    try:
+        folder.mkdir(mode=0o700)
+    except FileExistsError:
+        if folder.is_symlink() or folder.stat().st_uid != os.getuid():
+            raise InputError(f"watch: {folder} belongs to somebody else") from None
+        return folder, False
+    except OSError as error:
+        raise InputError(f"--folder: cannot make {folder}: {error.strerror}") from error
+    return folder, True
+
+
+def _world_size():
+    for name in (*MPI_SIZE_VARIABLES, "WORLD_SIZE"):
+        text = os.environ.get(name, "")
+        if text.isascii() and text.isdigit():
+            return int(text)
+    return 1
+
+
+def _start_of(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return 0
+
+
+def _path(folder):
+    """PYTHONPATH with the folder of our sitecustomize first."""
+    return os.pathsep.join(filter(None, [str(folder / "site"), os.environ.get("PYTHONPATH")]))
+
+
+def prepare(folder):
+    """Write the sitecustomize that starts the recorder in every Python program below this one."""
+    root = str(Path(sys.modules["lanterne"].__file__).resolve().parent.parent)
+    site = folder / "site"
+    partial = folder / "new"
+    partial.mkdir()
+    (partial / "sitecustomize.py").write_text(SITE.format(root=root, site=str(site)))
+    partial.rename(site)
+
+
+def lead(args, command, folder, variables):
+    """Run the program and read the logs of all ranks; print the report; the program's exit code."""
+    from ..failslow.job_log import JobLog
+    from ..failslow.watch import Reader
+
+    world_size = args.world_size or _world_size()
+    reader = Reader(JobLog(folder, world_size), _say)
+    try:
+        code = _start_ranks(args, command, variables) if args.world_size else _run_here(command, variables)
+        _wait_for_others(folder)
+    finally:
+        found = reader.finish()
+        # Of a program that may have printed last.
+        sys.stdout.flush()
+        if args.json:
+            report.write_json(args.json, report.envelope(command=command, **found))
+        print_report(found, sys.stderr)
+    return code
+
+
+def _say(notice):
+    because = f"\nlanterne watch:   {notice.cause.evidence}" if notice.cause else ""
+    print(f"lanterne watch: {time.strftime('%H:%M:%S')} {notice.text}{because}", file=sys.stderr, flush=True)
+
+
+def _start_ranks(args, command, variables):
+    from ..transport.launch import launch
+
+    ours = {name: variables[name] for name in (FOLDER_VARIABLE, "PYTHONPATH")}
+    if args.launcher == "direct":
+        ours |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+    return launch(command, args.world_size, launcher=args.launcher, env=ours)
+
+
+def _free_port():
+    import socket
+
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return sock.getsockname()[1]
+
+
+def _run_here(command, variables):
+    """Run the program as a child that gets our signals, and does not outlive us; its exit code, 128 + n for signal n."""
+    libc, us = ctypes.CDLL(None), os.getpid()
+
+    def die_with_us():
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != us:
+            os._exit(1)
+
+    # MPI's launcher speaks to the program through a file descriptor that it has inherited.
+    child = subprocess.Popen(command, env=variables, close_fds=False, preexec_fn=die_with_us)
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, lambda number, _frame: child.send_signal(number))
+    while True:
+        try:
+            code = child.wait()
+            return code if code >= 0 else 128 - code
+        except KeyboardInterrupt:
+            # A terminal sends Ctrl-C to the program too; what that makes of it decides.
+            continue
+
+
+def _wait_for_others(folder):
+    """Let the ranks that others started come to their ends."""
+    deadline_s = time.monotonic() + END_S
+    while time.monotonic() < deadline_s and any(map(_lives, folder.glob("rank-*.calls"))):
+        time.sleep(0.05)
+
+
+def _lives(path):
+    with suppress(OSError, ValueError):
+        os.kill(int(path.stem.rpartition("-")[2]), 0)
+        return True
+    return False
+
+
+def print_report(found, file):
+    """The tables of a report: iterations, incidents, arrivals, calls."""
+    iterations = found["iterations"]
+    ranks = found["ranks"]
+    print(f"# lanterne watch: {len(found['reported'])} of {ranks} rank{'s' if ranks != 1 else ''} reported", file=file)
+    if iterations["count"]:
+        print(
+            f"# {iterations['count']} iterations of {iterations['calls']} calls, median "
+            f"{format_time(iterations['median_s'])}, p90 {format_time(iterations['p90_s'])}",
+            file=file,
+        )
+    for note in found["notes"]:
+        print(f"# {note}", file=file)
+    for incident in found["incidents"]:
+        relief = "and lasts" if incident["lasts"] else f"to {incident['relief']}"
+        first = f"SLOW from iteration {incident['onset']} {relief}: {incident['ratio']:.2f} times the usual time"
+        print(f"{first}; {incident['cause']['evidence']}", file=file)
+    if iterations["count"] and not found["incidents"]:
+        print("no incident", file=file)
+    arrivals = found["arrivals"]
+    if arrivals["matched"]:
+        columns = [("rank", ""), ("host", ""), ("calls", ""), ("came last", ""), ("share", "%"), ("late", "median"),
+                   ("", "max"), ("waited", "in all")]
+        rows = [
+            [
+                rank["rank"],
+                rank["host"],
+                rank["calls"],
+                rank["last"],
+                f"{100 * rank['last'] / arrivals['matched']:.0f}",
+                format_time(rank["late_median_s"]),
+                format_time(rank["late_max_s"]),
+                format_time(rank["waited_s"]),
+            ]
+            for rank in arrivals["ranks"]
+        ]
+        report.print_table(columns, rows, left=(0, 1), file=file)
+    if found["calls"]:
+        rows = [
+            [c["name"], format_nbytes(c["nbytes"]) if c["nbytes"] >= 0 else "-", c["count"], format_time(c["mean_s"])]
+            for c in found["calls"][:10]
+        ]
+        report.print_table([("call", ""), ("size", ""), ("count", ""), ("mean", "")], rows, file=file)

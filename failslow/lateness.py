@@ -1,0 +1,156 @@
+"""Who comes last to the calls that all ranks make, and whether that, or the calls themselves, makes iterations long.
+
+Ranks' logs are matched call by call: the k-th collective of a communicator on one rank is the k-th on every other. The
+last rank's arrival begins the work; from there to the first end is what the call itself takes at least. Clocks of
+different machines are aligned by the ends of calls, which nearly coincide.
+"""
+
+from collections import deque
+from statistics import median
+from typing import NamedTuple
+
+# Calls that wait for their other ranks; beyond, the oldest is given up: a rank that reports nothing ends nothing.
+MAX_OPEN = 4096
+MAX_MATCHED = 1 << 16
+# Ends of calls that align another machine's clock.
+LEAST_ENDS, MAX_ENDS = 16, 255
+
+
+class Matched(NamedTuple):
+    """A call as all its ranks saw it, seconds of the first machine's clock.
+
+    Attributes: `start_s`, when the last rank came; `last`, that rank; `late_s`, how long after the last but one;
+    `transfer_s`, from then to the first end; `symbol`, (name, nbytes, communicator).
+    """
+
+    start_s: float
+    last: int
+    late_s: float
+    transfer_s: float
+    symbol: tuple
+
+
+class Matcher:
+    """Matches the calls of all ranks.
+
+    Attributes: `matched`, the latest; `last`, `waited_s`: per rank, how often it came last, and how long it waited in
+    all for others; `calls`, how many were matched.
+
+    Cost: 2 us a call of each rank; memory is bounded.
+    """
+
+    def __init__(self):
+        self.matched = deque(maxlen=MAX_MATCHED)
+        self.calls = 0
+        self.last, self.waited_s = {}, {}
+        self._clocks, self._ends = {}, {}
+        self._numbers, self._open = {}, {}
+        self._broken = set()
+
+    def add_rank(self, rank, clock):
+        """Expect calls of `rank`, whose times are of `clock` (equal: the same clock)."""
+        self._clocks[rank] = clock
+        self.last.setdefault(rank, 0)
+        self.waited_s.setdefault(rank, 0.0)
+
+    def lose(self, rank):
+        """Calls of `rank` were lost: from now on nobody knows which of its calls is which."""
+        self._broken.add(rank)
+
+    def add(self, rank, call):
+        """Take a Call of `rank`, in its order; return the Matched that it completes, else None."""
+        if call.ranks < 2 or rank in self._broken:
+            return None
+        counted = rank, call.communicator
+        number = self._numbers[counted] = self._numbers.get(counted, 0) + 1
+        key = call.communicator, number
+        seen = self._open.setdefault(key, {})
+        seen[rank] = call
+        if len(seen) == call.ranks:
+            del self._open[key]
+            return self._complete(seen)
+        if len(self._open) > MAX_OPEN:
+            del self._open[next(iter(self._open))]
+        return None
+
+    def offset_s(self, rank, reference):
+        """What to add to times of `rank` to have those of `reference`; None while it is not known."""
+        if self._clocks[rank] == self._clocks[reference]:
+            return 0.0
+        ends = self._ends.get((rank, reference), ())
+        return median(ends) if len(ends) >= LEAST_ENDS else None
+
+    def _complete(self, seen):
+        reference = min(seen)
+        starts, ends = {}, []
+        for rank, call in seen.items():
+            if self._clocks[rank] != self._clocks[reference]:
+                gaps = self._ends.setdefault((rank, reference), deque(maxlen=MAX_ENDS))
+                gaps.append(seen[reference].end_s - call.end_s)
+            offset_s = self.offset_s(rank, reference)
+            if offset_s is None:
+                return None
+            starts[rank] = call.start_s + offset_s
+            ends.append(call.end_s + offset_s)
+        ordered = sorted(starts, key=starts.get)
+        last_s = starts[ordered[-1]]
+        late_s = last_s - starts[ordered[-2]]
+        self.calls += 1
+        self.last[ordered[-1]] += 1
+        for rank, start_s in starts.items():
+            self.waited_s[rank] += last_s - start_s
+        call = seen[reference]
+        symbol = call.name, call.nbytes, call.communicator
+        found = Matched(last_s, ordered[-1], late_s, max(0.0, min(ends) - last_s), symbol)
+        self.matched.append(found)
+        return found
+
+
+class Cause(NamedTuple):
+    """Why iterations are long: `kind` "rank", "calls" or "unknown"; the `rank`; the `evidence` in words."""
+
+    kind: str
+    rank: int | None
+    evidence: str
+
+
+def attribute(before, during, iterations_before, iterations_during, extra_s):
+    """The Cause of a slow spell, from the Matched calls before it and in it.
+
+    Args:
+        iterations_before, iterations_during: how many iterations these calls are of.
+        extra_s: what an iteration takes longer.
+
+    A rank is named where its coming late has grown by half of the extra time or more, and no other's has; the calls,
+    where they themselves have. Without that evidence nobody is.
+    """
+    if not before or not during or not iterations_before or not iterations_during or extra_s <= 0.0:
+        return Cause("unknown", None, "too few calls of all ranks were seen")
+    grown = {rank: -per_s for rank, per_s in _late_s(before, iterations_before).items()}
+    for rank, per_s in _late_s(during, iterations_during).items():
+        grown[rank] = grown.get(rank, 0.0) + per_s
+    rank = max(grown, key=grown.get)
+    calls_s = _transfer_s(during) / iterations_during - _transfer_s(before) / iterations_before
+    if grown[rank] >= max(extra_s / 2, calls_s):
+        came = sum(call.last == rank for call in during)
+        return Cause(
+            "rank",
+            rank,
+            f"rank {rank} comes later than all others by {grown[rank] * 1e3:.3g} ms an iteration more than before, and "
+            f"last to {came} of {len(during)} calls: it computes slowly, or waits for what only it needs",
+        )
+    if calls_s >= extra_s / 2:
+        text = f"nobody comes late, the calls themselves take {calls_s * 1e3:.3g} ms an iteration more"
+        return Cause("calls", None, f"{text}: a link or the network; `lanterne validate` names it")
+    return Cause("unknown", None, "no rank comes late and no call takes longer: all are slow alike, or it is not in calls")
+
+
+def _late_s(calls, iterations):
+    late_s = {}
+    for call in calls:
+        late_s[call.last] = late_s.get(call.last, 0.0) + call.late_s
+    return {rank: total_s / iterations for rank, total_s in late_s.items()}
+
+
+def _transfer_s(calls):
+    return sum(call.transfer_s for call in calls)

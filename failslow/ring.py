@@ -1,0 +1,134 @@
+"""A call log in a file that two processes map: the watched one writes, the watching one reads; neither waits.
+
+A ring of fixed size behind a header. Each record carries its number, so the reader knows a record that has been written
+from one that has not, and one that it came too late for. What was written stays readable when the writer is killed.
+Standard library only: it is loaded into programs that know nothing of lanterne.
+"""
+
+import json
+import mmap
+import os
+import struct
+from itertools import count
+from typing import NamedTuple
+
+# number (from 1), name, ranks that take part, communicator, bytes, start, end
+RECORD = struct.Struct("<QHHIqdd")
+MAX_NAMES, NAME_NBYTES = 64, 48
+HEADER_NBYTES = 4096 + MAX_NAMES * NAME_NBYTES
+ENDED_OFFSET = 4095
+CAPACITY = 16_384
+
+
+class Call(NamedTuple):
+    """A recorded call.
+
+    Attributes: `name`; `ranks`, how many take part (0: not a collective, or not known); `communicator`, a number, the
+    same on all of them; `nbytes`, -1 where it is not known; `start_s`, `end_s`, of time.monotonic().
+    """
+
+    name: str
+    ranks: int
+    communicator: int
+    nbytes: int
+    start_s: float
+    end_s: float
+
+
+class RingWriter:
+    """Makes file `path` and writes calls into it.
+
+    Args:
+        header: a dict of JSON values for the reader, at most 4 kB.
+        capacity: records that the ring holds.
+
+    Cost: 0.5 us a call; memory and file: 40 bytes a record.
+    """
+
+    def __init__(self, path, header, capacity=CAPACITY):
+        text = json.dumps({**header, "capacity": capacity}).encode()
+        if len(text) >= ENDED_OFFSET:
+            raise ValueError(f"call log: got a header of {len(text)} bytes, expected fewer than {ENDED_OFFSET}")
+        size = HEADER_NBYTES + capacity * RECORD.size
+        # The reader finds the file complete, or not at all.
+        partial = f"{path}.new"
+        with open(partial, "w+b") as file:
+            file.truncate(size)
+            self._map = mmap.mmap(file.fileno(), size)
+        self._map[: len(text)] = text
+        os.rename(partial, path)
+        self._capacity = capacity
+        self._numbers = count(1)
+        self._names = {}
+
+    def name_number(self, name):
+        """The number of a call's name, for `record`; names beyond the last share its number."""
+        number = self._names.get(name)
+        if number is None:
+            number = self._names[name] = min(len(self._names), MAX_NAMES - 1)
+            offset = 4096 + number * NAME_NBYTES
+            encoded = name.encode()[: NAME_NBYTES - 1]
+            self._map[offset : offset + len(encoded)] = encoded
+        return number
+
+    def record(self, name_number, ranks, communicator, nbytes, start_s, end_s):
+        """Write one call; any thread may."""
+        number = next(self._numbers)
+        offset = HEADER_NBYTES + (number - 1) % self._capacity * RECORD.size
+        RECORD.pack_into(self._map, offset, number, name_number, ranks, communicator, nbytes, start_s, end_s)
+
+    def end(self):
+        """Say that the program ended in order."""
+        self._map[ENDED_OFFSET] = 1
+
+
+class RingReader:
+    """Reads what a RingWriter writes into file `path`, from its oldest record on.
+
+    Attributes: `header`; `lost`, records that were overwritten before they were read.
+
+    Raises:
+        ValueError, OSError: no such log.
+    """
+
+    def __init__(self, path):
+        with open(path, "rb") as file:
+            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        self.header = json.loads(self._map[:ENDED_OFFSET].rstrip(b"\0"))
+        self._capacity = self.header["capacity"]
+        self._next = 1
+        self._names = {}
+        self.lost = 0
+
+    @property
+    def ended(self):
+        """Whether the program has said that it ended in order."""
+        return self._map[ENDED_OFFSET] == 1
+
+    def take(self):
+        """The Calls since the last take, oldest first."""
+        found = []
+        while True:
+            offset = HEADER_NBYTES + (self._next - 1) % self._capacity * RECORD.size
+            number, name, *rest = RECORD.unpack_from(self._map, offset)
+            if number < self._next:
+                return found
+            if number > self._next:
+                # Overtaken: what is overwritten next is half a ring away from where reading goes on.
+                behind = number - self._capacity // 2
+                self.lost += behind - self._next
+                self._next = behind
+                continue
+            found.append(Call(self._name(name), *rest))
+            self._next += 1
+
+    def _name(self, number):
+        name = self._names.get(number)
+        if name is None:
+            offset = 4096 + number * NAME_NBYTES
+            name = self._names[number] = self._map[offset : offset + NAME_NBYTES].rstrip(b"\0").decode()
+        return name
+
+    def close(self):
+        """Unmap the file."""
+        self._map.close()

@@ -1,0 +1,106 @@
+"""lanterne watch: the program runs as it would alone; its exit code passes; the report names who was slow."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from lanterne.bench import cli
+
+MPIEXEC = str(Path(sys.executable).parent / "mpiexec")
+WATCH = [sys.executable, "-m", "lanterne", "watch"]
+LOOP = """
+import sys, time
+import numpy as np
+from mpi4py import MPI
+comm = MPI.COMM_WORLD
+x = np.ones(1000, np.float32)
+for i in range(120):
+    time.sleep(2e-3 + (40e-3 if 60 <= i < 90 and comm.rank == 1 else 0))
+    comm.Allreduce(MPI.IN_PLACE, x)
+    comm.Barrier()
+"""
+
+
+def watch(tmp_path, program, *options, before=(), **kwargs):
+    """(the finished command, its report) of a program that is watched."""
+    (tmp_path / "program.py").write_text(program)
+    report = tmp_path / "report.json"
+    command = [*before, *WATCH, *options, "--json", str(report), "--", "python", str(tmp_path / "program.py")]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, **kwargs)
+    return result, json.loads(report.read_text()) if report.exists() else None
+
+
+@pytest.mark.parametrize("how", ["watch -n", "mpiexec"])
+def test_the_slow_rank_of_a_job_is_named(tmp_path, how):
+    options, before = (("-n", "3"), ()) if how == "watch -n" else ((), (MPIEXEC, "-n", "3"))
+    result, report = watch(tmp_path, LOOP, *options, before=before)
+    assert result.returncode == 0, result.stderr
+    assert report["schema_version"] == 1 and report["reported"] == [0, 1, 2]
+    assert report["iterations"]["calls"] == 2 and len(report["iterations"]["time_s"]) > 100
+    named = [incident["cause"]["rank"] for incident in report["incidents"] if incident["ratio"] > 3]
+    assert named == [1], result.stderr
+    assert "SLOW from iteration" in result.stderr and "onset" in result.stderr
+    assert result.stdout == ""
+
+
+@pytest.mark.parametrize("code", [0, 7])
+def test_exit_code_and_output_pass(tmp_path, code):
+    result, report = watch(tmp_path, f"import sys\nprint(sys.argv[1:])\nsys.exit({code})", cwd=tmp_path)
+    assert (result.returncode, result.stdout) == (code, "[]\n")
+    assert report["notes"] == ["rank 0 reported nothing: none of its calls was one that is recorded"]
+
+
+def test_a_killed_program_and_its_traceback(tmp_path):
+    result, _ = watch(tmp_path, "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)")
+    assert result.returncode == 128 + signal.SIGKILL
+    result, _ = watch(tmp_path, "raise ValueError('the own error')")
+    assert result.returncode == 1 and "ValueError: the own error" in result.stderr
+
+
+def test_the_programs_own_sitecustomize_runs(tmp_path):
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text("import builtins\nbuiltins.mine = 5\n")
+    variables = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
+    result, _ = watch(tmp_path, "import sys\nprint(mine, sum('lanterne-watch' in p for p in sys.path))", env=variables)
+    assert result.stdout == "5 0\n", result.stderr
+
+
+def test_signals_reach_the_program_and_nothing_is_left(tmp_path):
+    program = """
+import signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(42))
+print("ready", flush=True)
+time.sleep(60)
+"""
+    (tmp_path / "program.py").write_text(program)
+    variables = {**os.environ, "TMPDIR": str(tmp_path)}
+    command = [*WATCH, "--", "python", str(tmp_path / "program.py")]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=variables)
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(30) == 42
+    process.stdout.close()
+    deadline = time.monotonic() + 10
+    while list(tmp_path.glob("lanterne-watch-*")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert list(tmp_path.glob("lanterne-watch-*")) == []
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["-n", "0", "--", "python", "x.py"],
+        ["--", "no-such-program-here"],
+        ["--json", "/no/such/folder/x.json", "--", "python", "x.py"],
+        [],
+    ],
+)
+def test_bad_input_is_one_line_and_code_2(words, capsys):
+    assert cli.main(["watch", *words]) == 2
+    assert capsys.readouterr().err.count("\n") == 1

@@ -1,0 +1,47 @@
+"""Made-up jobs: what each rank's call log holds."""
+
+import random
+
+from lanterne.failslow.ring import RingWriter
+
+CALLS = 4
+OWN_S, TRANSFER_S = 5e-3, 2e-3
+
+
+def job_calls(ranks, iterations, late=(None, 0, 0, 0.0), slow=(0, 0, 0.0), noise=0.01, skew_s=None, seed=1):
+    """{rank: [(name, ranks, communicator, nbytes, start_s, end_s)]} of a synchronous job of 4 calls an iteration.
+
+    Args:
+        late: (rank, first iteration, end, seconds): the rank comes late to every call by so much.
+        slow: (first iteration, end, seconds): every call takes so much longer.
+        skew_s: {rank: seconds that its clock is ahead}.
+    """
+    rng = random.Random(seed)
+    logs, now_s = {rank: [] for rank in range(ranks)}, 100.0
+    for iteration in range(iterations):
+        for index in range(CALLS):
+            starts = {rank: now_s + OWN_S * (1 + noise * rng.random()) for rank in logs}
+            if late[0] is not None and late[1] <= iteration < late[2]:
+                starts[late[0]] += late[3]
+            now_s = max(starts.values()) + TRANSFER_S * (1 + noise * rng.random())
+            if slow[0] <= iteration < slow[1]:
+                now_s += slow[2]
+            name = "barrier" if index == CALLS - 1 else "all_reduce"
+            for rank, start_s in starts.items():
+                ahead_s = (skew_s or {}).get(rank, 0.0)
+                logs[rank].append((name, ranks, 0, 4096, start_s + ahead_s, now_s + ahead_s))
+    return logs
+
+
+def write_logs(folder, logs, boots=None, ended=True, capacity=16_384):
+    """A call log of every rank in `folder`; the RingWriters."""
+    writers = []
+    for rank, calls in logs.items():
+        header = {"rank": rank, "pid": 1, "host": "h", "boot": (boots or {}).get(rank, "b")}
+        writer = RingWriter(folder / f"rank-{rank}-1.calls", header, capacity)
+        for name, *rest in calls:
+            writer.record(writer.name_number(name), *rest)
+        if ended:
+            writer.end()
+        writers.append(writer)
+    return writers
