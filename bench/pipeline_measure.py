@@ -111,28 +111,39 @@ def measure(cases, iterations, warmup=1, transport="mpi", timeout_s=60.0):
     for case in cases:
         check_case(case)
     work = {"cases": [case.to_dict() for case in cases], "iterations": iterations, "warmup": warmup}
+    found = on_ranks(run_cases, work, cases[0].ranks, transport, timeout_s)
+    return found and [_outcome(case, *each) for case, each in zip(cases, found, strict=True)]
+
+
+def on_ranks(function, work, ranks, transport, timeout_s):
+    """What `function(comm, work)` returns on rank 0 of `ranks` ranks; None on the ranks of a job but its first.
+
+    Args:
+        function: one of a module, which is found there by its name.
+        work: a JSON document; what rank 0 returns is one too.
+
+    Raises:
+        LanterneError: a rank failed.
+    """
     if transport != LOCAL and transport not in TRANSPORTS:
         raise InputError(f"--transport: got {transport!r}, expected one of {LOCAL}, {', '.join(TRANSPORTS)}")
-    work |= {"transport": transport, "timeout_s": timeout_s}
+    work = work | {"transport": transport, "timeout_s": timeout_s}
     if transport == LOCAL:
         from ..collectives.communicator import spawn
 
-        found = spawn(cases[0].ranks, run_cases, work, timeout_s=timeout_s)[0]
-    elif in_a_job():
-        found = run_rank(work)
-        if found is None:
-            return None
-    else:
-        found = _launched(work, cases[0].ranks)
-    return [_outcome(case, *each) for case, each in zip(cases, found, strict=True)]
+        return spawn(ranks, function, work, timeout_s=timeout_s)[0]
+    if in_a_job():
+        return run_rank(function, work)
+    return _launched(function, work, ranks)
 
 
-def _launched(work, ranks):
+def _launched(function, work, ranks):
     from ..transport.launch import launch
 
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "work").write_text(json.dumps(work))
-        code = f"import sys; from {__name__} import rank_main; sys.exit(rank_main(sys.argv[1]))"
+        code = f"import sys; from {__name__} import rank_main; from {function.__module__} import {function.__name__} as f"
+        code += "; sys.exit(rank_main(f, sys.argv[1]))"
         launcher = "mpi" if work["transport"] == "mpi" else "direct"
         exit_code = launch([sys.executable, "-c", code, folder], ranks, launcher=launcher)
         errors = sorted(Path(folder).glob("error-*"))
@@ -143,11 +154,11 @@ def _launched(work, ranks):
         return json.loads(Path(folder, "found").read_text())
 
 
-def rank_main(folder):
-    """One rank of a job that `measure` started; its exit code."""
+def rank_main(function, folder):
+    """One rank of a job that `on_ranks` started; its exit code."""
     work = json.loads(Path(folder, "work").read_text())
     try:
-        found = run_rank(work)
+        found = run_rank(function, work)
     except LanterneError as error:
         # Sorted by name: the error itself before what the others heard of it.
         heard = type(error) is not LanterneError
@@ -158,12 +169,12 @@ def rank_main(folder):
     return 0
 
 
-def run_rank(work):
+def run_rank(function, work):
     """The work on this rank of a job; what was found on rank 0, None on the others."""
     from ..collectives.communicator import init
 
     with init(transport=work["transport"], timeout_s=work["timeout_s"]) as comm:
-        return run_cases(comm, work)
+        return function(comm, work)
 
 
 def run_cases(comm, work):

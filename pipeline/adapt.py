@@ -123,6 +123,7 @@ class Adapter:
         self.plans = (plans,) if isinstance(plans, CheckedPlan) else tuple(plans)
         self.copy, _, _ = mine = (0, comm.rank, 0) if where is None else where
         self.iteration, self.changes, self.profiles = 0, [], [[] for _ in self.plans]
+        self._slow, self._dead = set(), set()
         self.profiler = Profiler(plane, durations_s, held_nbytes)
         everyone = np.empty((comm.world_size, 3), np.int64)
         comm.all_gather(np.array(mine, np.int64), everyone.reshape(-1))
@@ -172,9 +173,17 @@ class Adapter:
         self.agreement.comm.barrier()  # Nobody is in the iteration before any more: what is not needed can be closed.
         for change in changes:
             if change.copy == self.copy:
-                self.plane.divert(change.slow_links)
+                self._slow = set(map(tuple, change.slow_links))
+                self.plane.divert(self._slow | self._dead)
         self.changes += changes
         return changes
+
+    def avoid(self, pairs):
+        """Between iterations: the usual path between these pairs of ranks is dead; every rank is told so alike."""
+        if self._dead != set(pairs):
+            self._dead = set(pairs)
+            self.agreement.comm.barrier()
+            self.plane.divert(self._slow | self._dead)
 
     def close(self):
         """Release what the agreement holds; not the plane."""
@@ -205,7 +214,10 @@ class Adapter:
         for (its, place, part), report in zip(self._where, reports, strict=True):
             if its == copy:
                 parts.setdefault(part, {})[place] = report
-        return worst([make_profile(checked, [by[place] for place in sorted(by)]) for by in parts.values()])
+        assumed = self._deciders[copy].occupancy_s
+        return worst(
+            [make_profile(checked, [by[place] for place in sorted(by)], None, assumed) for by in parts.values()]
+        )
 
 
 class Decider:
@@ -224,6 +236,10 @@ class Decider:
     def floor_s(self):
         """Delays that differ by less are the same."""
         return _floor_s(self.base)
+
+    def occupancy_s(self, source, destination):
+        """Of a message of this pair, as the running plan assumes it."""
+        return planned_delay(self.assumed, source, destination)[1] if self.assumed else 0.0
 
     def after(self, profile, next_iteration):
         """The verdict, for JSON, on `profile`, to hold from `next_iteration` on; None if nothing changes."""
@@ -268,7 +284,7 @@ class Decider:
         settings = self.settings
         problem = estimate(self._recent, self.base, self.assumed, self.floor_s)
         delays_s = _unusual(problem, self.base)
-        slow = sorted({tuple(sorted(pair)) for pair in delays_s})
+        slow = self._slow(problem, delays_s)
         links = [list(pair) for pair in slow] if settings.divert else []
         before_s = self._predicted(self.running.plan, problem, slow, self.slow_links)
         plan = self.initial.plan if problem == self.base and "calibrated" not in found else self._plan(problem)
@@ -293,6 +309,15 @@ class Decider:
         )  # fmt: skip
         plan = self.running.plan.to_dict() if swaps else None
         return {"change": change._asdict(), "plan": plan, "problem": self.running.problem.to_dict()}
+
+    def _slow(self, problem, delays_s):
+        """The pairs whose delays are worth a path of their own: half the shortest action, or that they have one."""
+        half_s = min(*self.base.forward, *self.base.backward_input) / 2
+        excess_s = {}
+        for pair, delay_s in delays_s.items():
+            key = tuple(sorted(pair))
+            excess_s[key] = max(excess_s.get(key, 0.0), delay_s - sum(planned_delay(self.base, *pair)))
+        return sorted(pair for pair, value in excess_s.items() if value > half_s or list(pair) in self.slow_links)
 
     def _plan(self, problem):
         settings, running = self.settings, self.running.plan

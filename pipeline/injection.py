@@ -1,6 +1,6 @@
 """Slow links and slow ranks on purpose, by iteration: what a test, a benchmark or a demonstration replays.
 
-A trace is a list of Events; at any iteration the conditions are those of all events that hold then. The measurement side
+A trace is a list of Events; at any iteration the conditions are those of all events that hold then. What measures
 (profile.py, watch.py) never reads them.
 """
 
@@ -93,7 +93,7 @@ def check_events(events, num_ranks):
             raise InputError(f"event: got rank {event.rank}, expected 0 to {num_ranks - 1}")
         for link in event.links:
             if link >= num_ranks - 1:
-                raise InputError(f"event: got link {link}, expected 0 to {num_ranks - 2}, link I being that of ranks I, I+1")
+                raise InputError(f"event: got link {link}, expected 0 to {num_ranks - 2}, I being between ranks I and I+1")
 
 
 def conditions(events, iteration, usual=None):

@@ -48,6 +48,17 @@ def test_a_free_link_gives_no_occupancy():
     assert (delay.low_s, delay.occupancy_s) == (pytest.approx(0.007), 0)
 
 
+def test_an_occupancy_is_assumed_where_too_few_were_seen():
+    left_s = np.arange(8) * 0.010
+    came_s = arrivals(left_s, 0.002, 0.020)
+    after_s = np.full(8, -np.inf)
+    after_s[5:7] = came_s[5:7]
+    delay = link_delay(left_s, after_s, came_s, assumed_s=0.020)
+    assert (delay.low_s, delay.occupancy_s, delay.num_seen) == (pytest.approx(0.022), 0.020, 2)
+    healed = link_delay(left_s, after_s, left_s + 0.001, assumed_s=0.020)
+    assert healed.high_s < 0.002
+
+
 def test_one_late_look_does_not_count():
     left_s = np.arange(9) * 0.010
     came_s = left_s + 0.003
