@@ -13,7 +13,9 @@ from lanterne.pipeline.text import Batches
 from lanterne.pipeline.train import Trainer, plans
 
 TOTAL, ITERATIONS = 8, 4
-TOKENS = np.random.default_rng(5).integers(0, 11, 400).astype(np.uint8)
+# Something to learn: on noise, what little rounding differs grows a thousandfold within fifty steps of Adam.
+SENTENCE = b"Whoever comes in last carries the lantern, and nobody on the road before him has to wait for it. "
+TOKENS = np.frombuffer(SENTENCE * 8, np.uint8) % 11
 BATCHES = Batches(TOKENS, TOTAL, rows=2, length=6, seed=3)
 SCHEDULES = [name for name in SCHEDULERS if name not in ("alternating", "optimal")]
 
@@ -23,7 +25,8 @@ def model(tensor=None):
 
 
 def trainer(comm, planned, **options):
-    return Trainer(comm, model, BATCHES, planned, optimizer=lambda: Adam(0.01), dtype=np.float64, **options)
+    options = {"dtype": np.float64} | options
+    return Trainer(comm, model, BATCHES, planned, optimizer=lambda: Adam(0.01), **options)
 
 
 def made(scheduler, stages, microbatches=(TOTAL,)):
@@ -50,11 +53,29 @@ def same(results, one_process, rtol=1e-10):
         assert (state.iteration, state.steps) == (ITERATIONS, ITERATIONS)
 
 
+FIGURE = {np.float32: 1e-5, np.float64: 1e-10}
+
+
+@pytest.fixture(scope="module")
+def fifty_iterations():
+    """dtype -> losses of one process."""
+    one = made("1f1b", 1)
+    return {
+        dtype: lanterne.spawn(1, lambda comm, dtype=dtype: train(comm, one, 50, dtype=dtype))[0][0] for dtype in FIGURE
+    }
+
+
+@pytest.mark.parametrize("dtype", FIGURE, ids=lambda dtype: dtype.__name__)
 @pytest.mark.parametrize("scheduler", SCHEDULES)
-@pytest.mark.parametrize("copies", [1, 2])
-def test_every_schedule_trains_as_one_process_does(scheduler, copies, one_process):
-    planned = made(scheduler, 2, (TOTAL // copies,) * copies)
-    same(lanterne.spawn(2 * copies, train, planned), one_process)
+def test_every_schedule_has_the_losses_of_one_process_for_fifty_iterations(scheduler, dtype, fifty_iterations):
+    planned = made(scheduler, 2, (TOTAL // 2,) * 2)
+    for losses, _ in lanterne.spawn(4, lambda comm: train(comm, planned, 50, dtype=dtype)):
+        np.testing.assert_allclose(losses, fifty_iterations[dtype], rtol=FIGURE[dtype])
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULES)
+def test_every_schedule_trains_to_the_weights_of_one_process(scheduler, one_process):
+    same(lanterne.spawn(2, train, made(scheduler, 2)), one_process)
 
 
 @pytest.mark.parametrize("sharded", [False, True], ids=["all_reduce", "zero1"])
