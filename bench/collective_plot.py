@@ -84,4 +84,6 @@ def _lines(axis, records, place, styles, rate):
         ]
         x = [place(record) for record in mine]
         axis.plot(x, list(map(statistics.median, samples)), label=name, markersize=4, **style)
-        axis.fill_between(x, list(map(min, samples)), list(map(max, samples)), color=style["color"], alpha=0.1, linewidth=0)
+        axis.fill_between(
+            x, list(map(min, samples)), list(map(max, samples)), color=style["color"], alpha=0.1, linewidth=0
+        )

@@ -31,9 +31,14 @@ GRACE_S = 15.0
 def add_arguments(parser):
     parser.add_argument("--hosts", type=int, default=4, metavar="N", help="hosts of the cluster (default 4)")
     parser.add_argument(
-        "--rate", action="append", metavar="[HOST=]RATE", help="of every link, or of one host's; may be repeated (default 200mbit)"
+        "--rate",
+        action="append",
+        metavar="[HOST=]RATE",
+        help="of every link, or of one host's; may be repeated (default 200mbit)",
     )
-    parser.add_argument("--launcher", choices=("none", "mpich", "openmpi"), default="none", help="start the command by an mpiexec")
+    parser.add_argument(
+        "--launcher", choices=("none", "mpich", "openmpi"), default="none", help="start the command by an mpiexec"
+    )
     parser.add_argument("command", nargs="+", metavar="COMMAND", help="what every host runs, after --")
 
 
@@ -153,7 +158,9 @@ def run_mpi(network, command, launcher):
     version = subprocess.run([mpiexec, "--version"], capture_output=True, text=True, check=False).stdout
     is_open_mpi = "Open MPI" in version or "OpenRTE" in version or "PRRTE" in version
     if is_open_mpi != (launcher == "openmpi"):
-        raise Unavailable(f"lab: got --launcher {launcher}, but {mpiexec} is {version.splitlines()[0] if version else 'unknown'}")
+        raise Unavailable(
+            f"lab: got --launcher {launcher}, but {mpiexec} is {version.splitlines()[0] if version else 'unknown'}"
+        )
     with tempfile.TemporaryDirectory(prefix=network.name) as folder:
         words = [*mpiexec_words(network, mpiexec, launcher, Path(folder)), *command]
         return wait_for_all([subprocess.Popen(words, env=mpi_environment(network))])
@@ -164,7 +171,7 @@ def mpiexec_words(network, mpiexec, launcher, folder):
     # What mpiexec believes to be ssh: AGENT [-x] HOST COMMAND...
     agent = folder / "agent"
     agent.write_text(
-        '#!/bin/sh\nwhile case $1 in -*) true ;; *) false ;; esac; do shift; done\nhost=$1; shift\n'
+        "#!/bin/sh\nwhile case $1 in -*) true ;; *) false ;; esac; do shift; done\nhost=$1; shift\n"
         'exec ip netns exec "$host" env LANTERNE_HOST_ID="$host" sh -c "$*"\n'
     )
     agent.chmod(0o755)
@@ -173,7 +180,16 @@ def mpiexec_words(network, mpiexec, launcher, folder):
         how = ["-hosts", hosts, "-launcher", "ssh", "-launcher-exec", str(agent), "-iface", INTERFACE]
     else:
         how = ["--host", hosts, "--prtemca", "plm", "ssh", "--prtemca", "plm_ssh_agent", str(agent)]
-        how += ["--prtemca", "prte_if_include", INTERFACE, "--mca", "btl_tcp_if_include", INTERFACE, "--bind-to", "none"]
+        how += [
+            "--prtemca",
+            "prte_if_include",
+            INTERFACE,
+            "--mca",
+            "btl_tcp_if_include",
+            INTERFACE,
+            "--bind-to",
+            "none",
+        ]
     return [*network.run_in(0), str(mpiexec), "-n", str(network.num_hosts), *how]
 
 
@@ -182,4 +198,8 @@ def mpi_environment(network):
     child = environment(network, secrets.token_hex(16), 0)
     # Each host names itself (see the agent); the launcher's own value would make them all host 0.
     del child["LANTERNE_HOST_ID"]
-    return child | {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_mpi_yield_when_idle": "1"}
+    return child | {
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "OMPI_MCA_mpi_yield_when_idle": "1",
+    }

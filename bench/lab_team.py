@@ -1,4 +1,4 @@
-"""A contender of `lanterne bench lab-peers` on the emulated cluster: its processes, one on each host, and orders to them."""
+"""A contender of `lanterne bench lab-peers` on the emulated cluster: its processes on all hosts, and orders to them."""
 
 import json
 import os
@@ -82,14 +82,15 @@ class Team:
         folder: for its files.
         number: unlike that of any other team of the network.
 
-    Attributes: `version`, as the library tells it; `prepared`, the count of its buffers, for who orders them.
+    Attributes: `version`, as the library tells it; for who gives the orders `prepared`, the count of its
+    buffers, and `warm`, a set of what needs no warming up any more.
 
     Raises:
         TransportError: it did not start; with the end of what it printed.
     """
 
     def __init__(self, contender, python, network, folder, number):
-        self.contender, self.prepared = contender, None
+        self.contender, self.prepared, self.warm = contender, None, set()
         self._log = folder / f"{number}.log"
         self._processes, self._streams = [], {}
         path = folder / f"{number}"
@@ -99,7 +100,12 @@ class Team:
             listener.listen(network.num_hosts)
             for words, variables in _starts(contender, python, network, folder, number, command):
                 process = subprocess.Popen(
-                    words, env=variables | contender.settings, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                    words,
+                    env=variables | contender.settings,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
                 )
                 self._processes.append(process)
             try:
@@ -138,7 +144,9 @@ class Team:
         try:
             answers = [json.loads(self._streams[rank].readline() or "null") for rank in ranks]
         except TimeoutError:
-            raise TransportError(f"{self.contender.title}: no answer within {ANSWER_S:g} s: {self._printed()}") from None
+            raise TransportError(
+                f"{self.contender.title}: no answer within {ANSWER_S:g} s: {self._printed()}"
+            ) from None
         for rank, answer in enumerate(answers):
             if answer is None or "error" in answer:
                 reason = answer["error"] if answer else f"it ended: {self._printed()}"
@@ -172,6 +180,14 @@ def _starts(contender, python, network, folder, number, command):
         words = mpiexec_words(network, Path(python).parent / "mpiexec", contender.launcher, own)
         return [([*words, *command], mpi_environment(network))]
     token = secrets.token_hex(16)
-    meeting = {"WORLD_SIZE": str(network.num_hosts), "LOCAL_RANK": "0", "MASTER_ADDR": network.address(0), "MASTER_PORT": str(29500 + number)}
+    meeting = {
+        "WORLD_SIZE": str(network.num_hosts),
+        "LOCAL_RANK": "0",
+        "MASTER_ADDR": network.address(0),
+        "MASTER_PORT": str(29500 + number),
+    }
     ranks = range(network.num_hosts)
-    return [([*network.run_in(rank), *command], environment(network, token, rank) | meeting | {"RANK": str(rank)}) for rank in ranks]
+    return [
+        ([*network.run_in(rank), *command], environment(network, token, rank) | meeting | {"RANK": str(rank)})
+        for rank in ranks
+    ]

@@ -1,8 +1,8 @@
 """One rank of one contender of `lanterne bench lab-peers`: it calls an all_reduce when told to, and checks the result.
 
-Run as a program, with the contender and a socket's path, in the contender's own Python: needs NumPy and that library only.
-Orders come as lines of JSON, one at a time, and are answered each; at the end of the orders it ends. While it waits for one
-it does nothing, so contenders that are started side by side do not disturb each other.
+Run as a program, with the contender and a socket's path, in the contender's own Python: needs NumPy and that library.
+Orders come as lines of JSON, one at a time, and are answered each; at the end of the orders it ends. While it waits for
+one it does nothing, so contenders that are started side by side do not disturb each other.
 """
 
 import json
@@ -26,7 +26,11 @@ class Lanterne:
         import lanterne
 
         self.comm = lanterne.init(transport="ucx")
-        self.rank, self.world_size, self.version = self.comm.rank, self.comm.world_size, f"lanterne {lanterne.__version__}"
+        self.rank, self.world_size, self.version = (
+            self.comm.rank,
+            self.comm.world_size,
+            f"lanterne {lanterne.__version__}",
+        )
         self.barrier, self.close = self.comm.barrier, self.comm.close
 
     def all_reduce(self, x, y, options):
@@ -58,7 +62,11 @@ class Gloo:
         torch.set_num_threads(1)
         distributed.init_process_group("gloo")
         self._torch, self._distributed = torch, distributed
-        self.rank, self.world_size, self.version = distributed.get_rank(), distributed.get_world_size(), f"torch {torch.__version__}"
+        self.rank, self.world_size, self.version = (
+            distributed.get_rank(),
+            distributed.get_world_size(),
+            f"torch {torch.__version__}",
+        )
         self.barrier, self.close = distributed.barrier, distributed.destroy_process_group
 
     def all_reduce(self, x, y, options):
@@ -84,7 +92,7 @@ class Worker:
         return {}
 
     def call(self, at_s, options):
-        """Call at the instant `at_s` of CLOCK_MONOTONIC; when it was called and had ended, and how many elements are wrong."""
+        """Call at the instant `at_s` of CLOCK_MONOTONIC; when it began and ended, and how many elements are wrong."""
         wait_until(at_s)
         called_s = time.monotonic()
         self._contender.all_reduce(self._x, self._y, options)

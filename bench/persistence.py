@@ -1,19 +1,20 @@
-"""Benchmark a late rank that is named wrongly, or is not there: static and run-time forms of all_reduce beside the ring.
+"""Benchmark a late rank that is named wrongly, or absent: static and run-time forms of all_reduce beside the ring.
 
-  lanterne lab --hosts 8 --rate 200mbit -- lanterne bench persistence --transport ucx --bytes 4MiB --plot persistence.png
+  lanterne lab --hosts 8 -- lanterne bench persistence --transport ucx --bytes 4MiB --plot persistence.png
   mpiexec -n 8 lanterne bench persistence --share 50,95 --calls 40 --delay 20ms --bytes 64MiB --json persistence.json
-  lanterne bench persistence -n 4                        a trial: threads over emulated links, where nothing paces senders
+  lanterne bench persistence -n 4          a trial: threads over emulated links, where nothing paces senders
 
 In a job, or on the emulated cluster, predictions go by what this library measured of the network when it started.
 
-Part 1, after the StragglAR paper's table 2: the named rank is the late one in 77, 90 and 95 % of calls (--share); in the others
-by turns another rank is late, or none. `stragglar` and `late_join` always expect the named rank, `auto` is told nothing.
-exposed: from the last rank's call to the last completion, mean over all calls; gain: the ring's mean time of a call, its
-delay included, over this one's, less 1. Predicted: the alpha-beta model on the same calls (auto: had it known who comes when).
+Part 1, after the StragglAR paper's table 2: the named rank is the late one in 77, 90 and 95 % of calls (--share); in
+the others by turns another rank is late, or none. `stragglar` and `late_join` always expect the named rank, `auto` is
+told nothing. exposed: from the last rank's call to the last completion, mean over all calls; gain: the ring's mean time
+of a call, its delay included, over this one's, less 1. Predicted: the alpha-beta model on the same calls (auto: had it
+known who comes when).
 
-Part 2: the critical delay, from which on an algorithm beats the ring although it waits for nobody: measured, as the delay at
-which both take as long, beside the model's. For 1 GiB, 3 us and 450 GB/s the paper's formula gives 0.940 ms at n = 8 and 0.093 ms
-at n = 256 (its figure 7a); ours, from the schedules themselves, are printed beside it.
+Part 2: the critical delay, from which on an algorithm beats the ring: measured, as the delay at which both take as
+long, beside the model's. For 1 GiB, 3 us and 450 GB/s the paper's formula gives 0.940 ms at n = 8 and 0.093 ms at n = 256
+(its figure 7a); what the schedules themselves give is printed beside it.
 """
 
 import io
@@ -49,7 +50,9 @@ def add_arguments(parser):
     parser.add_argument("--bytes", default="1MiB", metavar="SIZE", help="of the buffer (default 1MiB)")
     parser.add_argument("--rate", metavar="RATE", help="of the links (default: the lab's, else 200mbit)")
     parser.add_argument("--latency", default="100us", metavar="T", help="of the trial's links (default 100us)")
-    parser.add_argument("--share", default="77,90,95", metavar="P,...", help="%% of calls in which the named rank is late")
+    parser.add_argument(
+        "--share", default="77,90,95", metavar="P,...", help="%% of calls in which the named rank is late"
+    )
     parser.add_argument("--delay", metavar="T", help="of the late rank (default 1.1 s/rate)")
     parser.add_argument("--calls", type=int, default=22, metavar="K", help="of each algorithm and share (default 22)")
     parser.add_argument("--json", metavar="FILE", help="write everything ('-' for standard output)")
@@ -64,7 +67,9 @@ def run(args):
         from ..collectives.communicator import spawn
 
         if args.ranks is None or args.transport:
-            raise InputError("persistence: got no job, expected -n N alone, or `lanterne lab --hosts N --` or an mpiexec before this")
+            raise InputError(
+                "persistence: got no job, expected -n N alone, or `lanterne lab --hosts N --` or an mpiexec before this"
+            )
         return spawn(args.ranks, _emulated, settings, args)[0]
     from ..collectives.communicator import init
 
@@ -78,7 +83,10 @@ def parse(args):
     Raises:
         InputError: an option that cannot be.
     """
-    nbytes, rate = parse_nbytes(args.bytes, "--bytes"), known_rate_bytes_per_s(args.rate) or parse_rate_bytes_per_s("200mbit")
+    nbytes, rate = (
+        parse_nbytes(args.bytes, "--bytes"),
+        known_rate_bytes_per_s(args.rate) or parse_rate_bytes_per_s("200mbit"),
+    )
     if args.ranks is not None and not 4 <= args.ranks <= 64:
         raise InputError(f"-n: got {args.ranks}, expected 4 to 64")
     if nbytes < 1 << 16:
@@ -123,13 +131,15 @@ def run_rank(comm, model, settings, args):
     report.progress("")
     if comm.rank:
         return int(any(record["wrong"] for record in mixes))
+    # A measured model is piecewise linear.
+    alpha_s, beta_s_per_byte = (float(x) for x in model.alpha_beta(settings["nbytes"]))
     document = report.envelope(
         ranks=comm.world_size,
         nbytes=settings["nbytes"],
         delay_s=settings["delay_s"],
         late_rank=named,
-        alpha_s=model.alpha_s,
-        beta_s_per_byte=model.beta_s_per_byte,
+        alpha_s=alpha_s,
+        beta_s_per_byte=beta_s_per_byte,
         results=mixes,
         critical_delays=delays,
         paper=[paper_critical_delay(n) for n in (8, 256)],
@@ -154,7 +164,9 @@ class Predictor:
 
     def __init__(self, comm, model, nbytes):
         self._model, self._nbytes, self._n, self._cache = model, nbytes, comm.world_size, {}
-        self._chunks = {name: comm.tuning.num_chunks("all_reduce", name, nbytes) for name in {*ALGORITHMS, *KNOWING} - {"auto"}}
+        self._chunks = {
+            name: comm.tuning.num_chunks("all_reduce", name, nbytes) for name in {*ALGORITHMS, *KNOWING} - {"auto"}
+        }
 
     def time_s(self, algorithm, named, late_rank, delay_s):
         """From the common call to the end, when `late_rank` (None: nobody) is late and `named` is expected to be."""
@@ -164,14 +176,16 @@ class Predictor:
         key = algorithm, named, late_rank, delay_s
         if key not in self._cache:
             late = options_of(algorithm, named).get("late_rank")
-            schedule = check(make_schedule("all_reduce", algorithm, self._n, self._chunks[algorithm], None, late)).schedule
+            schedule = check(
+                make_schedule("all_reduce", algorithm, self._n, self._chunks[algorithm], None, late)
+            ).schedule
             start = late_start(self._n, late_rank, delay_s)
             self._cache[key] = price(schedule, self._nbytes, self._model, start).makespan_s
         return self._cache[key]
 
 
 def late_ranks(world_size, named, share, calls):
-    """Who is late in each call: `named` in `share` of them, in the others by turns another rank and nobody; shuffled, alike always."""
+    """Who is late in each call: `named` in `share` of them, in the others another rank or nobody; shuffled."""
     chosen = random.Random(f"{world_size} {share} {calls}")
     wrong = calls - round(share * calls)
     others = [rank for rank in range(world_size) if rank != named]
@@ -186,7 +200,10 @@ def mix(case, predictor, named, share, settings):
 
     comm, delay_s = case.comm, settings["delay_s"]
     sequence = late_ranks(comm.world_size, named, share, settings["calls"])
-    found = {name: {"algorithm": name, "share": share, "late_rank": [], "time_s": [], "exposed_s": [], "wrong": 0} for name in ALGORITHMS}
+    found = {
+        name: {"algorithm": name, "share": share, "late_rank": [], "time_s": [], "exposed_s": [], "wrong": 0}
+        for name in ALGORITHMS
+    }
     for index, late_rank in enumerate([named, *sequence]):
         for name in ALGORITHMS:
             if comm.rank == 0:
@@ -204,7 +221,8 @@ def mix(case, predictor, named, share, settings):
         predicted = [predictor.time_s(name, named, late_rank, delay_s) for late_rank in sequence]
         record["predicted_time_s"] = statistics.mean(predicted)
         record["predicted_exposed_s"] = statistics.mean(
-            time_s - (delay_s if late_rank is not None else 0) for time_s, late_rank in zip(predicted, sequence, strict=True)
+            time_s - (delay_s if late_rank is not None else 0)
+            for time_s, late_rank in zip(predicted, sequence, strict=True)
         )
         record["gain"] = statistics.mean(found["ring"]["time_s"]) / statistics.mean(record["time_s"]) - 1
         record["wrong"] = _total(comm, record["wrong"])
@@ -265,7 +283,9 @@ def crossing(x, y):
 def paper_critical_delay(world_size, nbytes=1 << 30):
     """The paper's critical delay of StragglAR (section 4.3: 3 us, 450 GB/s), by its formula, and of our schedules."""
     n, log = world_size, math.log2(world_size)
-    formula_s = (log - 2) * PAPER.alpha_s + ((2 * (n - 2) + log) / (n - 1) - 2 * (n - 1) / n) * nbytes * PAPER.beta_s_per_byte
+    formula_s = (log - 2) * PAPER.alpha_s + (
+        (2 * (n - 2) + log) / (n - 1) - 2 * (n - 1) / n
+    ) * nbytes * PAPER.beta_s_per_byte
     found = {}
     for name in ("ring", "stragglar"):
         schedule = check(make_schedule("all_reduce", name, n)).schedule
@@ -280,7 +300,15 @@ def print_document(document):
         f"late by {format_time(document['delay_s'])}; "
         f"model: {format_time(document['alpha_s'])}, {1e-9 / document['beta_s_per_byte']:.4g} GB/s"
     ]
-    columns = [("algorithm", ""), ("named rightly", "%"), ("exposed", "mean"), ("predicted", ""), ("time", "mean"), ("gain", "%"), ("#wrong", "")]
+    columns = [
+        ("algorithm", ""),
+        ("named rightly", "%"),
+        ("exposed", "mean"),
+        ("predicted", ""),
+        ("time", "mean"),
+        ("gain", "%"),
+        ("#wrong", ""),
+    ]
     rows = [
         [
             record["algorithm"],
@@ -297,10 +325,13 @@ def print_document(document):
     notes = ["critical delay: from it on the algorithm beats the ring"]
     for line in document["paper"]:
         notes.append(
-            f"{format_nbytes(line['nbytes'])}, 3 us, 450 GB/s, n = {line['ranks']}: {1e3 * line['formula_s']:.3f} ms by the "
-            f"paper's formula, {1e3 * line['schedules_s']:.3f} ms by our schedules"
+            f"{format_nbytes(line['nbytes'])}, 3 us, 450 GB/s, n = {line['ranks']}: {1e3 * line['formula_s']:.3f} ms "
+            f"by the paper's formula, {1e3 * line['schedules_s']:.3f} ms by our schedules"
         )
-    rows = [[r["algorithm"], format_time(r["predicted_s"]), format_time(r["measured_s"])] for r in document["critical_delays"]]
+    rows = [
+        [r["algorithm"], format_time(r["predicted_s"]), format_time(r["measured_s"])]
+        for r in document["critical_delays"]
+    ]
     print()
     report.print_table([("algorithm", ""), ("predicted", ""), ("measured", "")], rows, notes=notes)
 
@@ -324,7 +355,11 @@ def plot(path, document):
                 x = [delay_s / unit_s for delay_s in record["delay_s"]]
                 right.plot(x, [value / unit_s for value in record["over_ring_s"]], label=name, **style)
                 right.axvline(record["predicted_s"] / unit_s, color=style["color"], linestyle=":", linewidth=1)
-    left.set(xlabel="named rank is the late one, % of calls", ylabel="last call to the end, mean, multiples of s beta", ylim=(0, None))
+    left.set(
+        xlabel="named rank is the late one, % of calls",
+        ylabel="last call to the end, mean, multiples of s beta",
+        ylim=(0, None),
+    )
     left.set_title("wrong or absent stragglers; dotted: predicted")
     right.axhline(0, color="#888888", linewidth=0.8)
     right.set(xlabel="delay of the named rank, multiples of s beta", ylabel="time less the ring's, multiples of s beta")

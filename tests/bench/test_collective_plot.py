@@ -80,8 +80,22 @@ def test_names_that_cannot_be_drawn_to():
 
 def test_command(tmp_path, capsys):
     file = tmp_path / "late.png"
-    words = ["--algorithm", "ring,late_join", "--bytes", "64K,256K", "--late-rank", "2", "--delay", "0,5ms", "--iterations", "2"]
-    assert main(["bench", "all_reduce", "-n", "3", "--transport", "local", *words, "--rate", "1gbit", "--plot", str(file)]) == 0
+    words = [
+        "--algorithm",
+        "ring,late_join",
+        "--bytes",
+        "64K,256K",
+        "--late-rank",
+        "2",
+        "--delay",
+        "0,5ms",
+        "--iterations",
+        "2",
+    ]
+    assert (
+        main(["bench", "all_reduce", "-n", "3", "--transport", "local", *words, "--rate", "1gbit", "--plot", str(file)])
+        == 0
+    )
     assert file.read_bytes().startswith(b"\x89PNG")
     assert "(s/rate)" in capsys.readouterr().out
     assert main(["bench", "all_reduce", "-n", "3", "--transport", "local", "--plot", "late.txt"]) == 2

@@ -41,7 +41,10 @@ def test_cases_have_names():
     assert [str(case) for case in cases] == CASES.split(",")
 
 
-@pytest.mark.parametrize("text", ["", "8", "8x16MiB", "1x16MiB@1", "8x16MiB@-1", "8x16MiB@nan", "8x@1", "8x2@1", "eightx16MiB@1", "65x1MiB@0"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "8", "8x16MiB", "1x16MiB@1", "8x16MiB@-1", "8x16MiB@nan", "8x@1", "8x2@1", "eightx16MiB@1", "65x1MiB@0"],
+)
 def test_cases_that_are_none(text):
     with pytest.raises(InputError, match="--cases: got"):
         parse_case(text)
@@ -149,7 +152,16 @@ def test_a_small_run_and_its_continuation(tmp_path, capsys):
             pytest.fail(str(error))
         pytest.skip(str(error))
     file, report = tmp_path / "lab.json", tmp_path / "lab.md"
-    words = ["--json", str(file), "--report", str(report), "--contenders", "lanterne,gloo", "--algorithm", "auto,late_join"]
+    words = [
+        "--json",
+        str(file),
+        "--report",
+        str(report),
+        "--contenders",
+        "lanterne,gloo",
+        "--algorithm",
+        "auto,late_join",
+    ]
     words += ["--cases", "3x256KiB@2,3x256KiB@0", "--python", "gloo=/no/such/python"]
 
     def run(*more):

@@ -20,7 +20,8 @@ def test_the_named_rank_is_late_in_its_share_of_calls(share, named):
 
 
 @pytest.mark.parametrize(
-    ("y", "x"), [([1, -1, -2], 0.5), ([3, 1, -1], 1.5), ([0, 1, 2], 0), ([-1, 1, 1], 0), ([3, 2, 1], None), ([2, 0, -2], 1)]
+    ("y", "x"),
+    [([1, -1, -2], 0.5), ([3, 1, -1], 1.5), ([0, 1, 2], 0), ([-1, 1, 1], 0), ([3, 2, 1], None), ([2, 0, -2], 1)],
 )
 def test_crossing(y, x):
     assert crossing([0, 1, 2], y) == x
@@ -38,7 +39,10 @@ def predictions(comm):
     predictor = Predictor(comm, CostModel(0.0, 1.0), 56 << 20)
     unit_s = 56 << 20
     cases = {"ring": (7, 7), "stragglar right": (7, 7), "stragglar wrong": (7, 3), "auto": (7, 3)}
-    return {name: predictor.time_s(name.split()[0], named, late, 2 * unit_s) / unit_s - 2 for name, (named, late) in cases.items()}
+    return {
+        name: predictor.time_s(name.split()[0], named, late, 2 * unit_s) / unit_s - 2
+        for name, (named, late) in cases.items()
+    }
 
 
 def test_predictions():

@@ -1,6 +1,7 @@
 """Calls that find out who is late, under orders of events that are drawn from seeds.
 
-The communicators and the board are the real ones, in a world that decides what happens next (ordered_world.py). In every order each call ends alike on all ranks: with the right result, or with the same error, and the next call works.
+The communicators and the board are the real ones, in a world that decides what happens next (ordered_world.py). In every
+order each call ends alike on all ranks: with the right result, or with the same error, and the next call works.
 """
 
 import numpy as np
