@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..errors import InputError, Unavailable
+from ..errors import InputError
 from ..kernels.arrays import host_array, is_device_array
 from ..kernels.dtypes import Dtype, check_op, dtype_of, find_dtype
 
@@ -21,13 +21,14 @@ _PARTS = {
 
 
 class Call(NamedTuple):
-    """A checked call of this rank. `key` is what all ranks must have in common."""
+    """A checked call of this rank. `key` is what all ranks must have in common; `entry` is of device arrays."""
 
     key: tuple
     in_array: np.ndarray | None
     out_array: np.ndarray | None
     in_place: bool
     dtype: Dtype
+    entry: object = None
 
     @property
     def algorithm(self):
@@ -47,6 +48,7 @@ class Key(NamedTuple):
     num_chunks: int | None
     segment_nbytes: int | None
     credits: int | None
+    memory: str | None = None
 
     def __str__(self):
         named = {
@@ -57,7 +59,7 @@ class Key(NamedTuple):
             "root": self.root,
         }
         named |= {"late_rank": self.late_rank, "num_chunks": self.num_chunks}
-        named |= {"segment_nbytes": self.segment_nbytes, "credits": self.credits}
+        named |= {"segment_nbytes": self.segment_nbytes, "credits": self.credits, "memory": self.memory}
         return (
             f"{self.collective}({', '.join(f'{name}={value}' for name, value in named.items() if value is not None)})"
         )
@@ -83,16 +85,24 @@ def resolve(
 
     Raises:
         InputError: wrong dtype, size, op or root; arrays that are not contiguous, cannot be written or overlap in part.
-        Unavailable: device arrays.
+        Unavailable: device arrays, and no GPU, driver or CuPy here.
     """
     size, rank = communicator.world_size, communicator.rank
-    if stream is not None:
+    on_device = type(in_array) is not np.ndarray and is_device_array(in_array)
+    if stream is not None and not on_device:
         raise InputError(f"{collective}: got a stream with host arrays, expected None")
     if root is not None and not 0 <= root < size:
         raise InputError(f"{collective}: got root {root}, expected 0 to {size - 1}")
     if collective == "reduce" and rank != root:
         out_array = None
-    in_array = _host(collective, "in_array", in_array)
+    adopt = _host
+    if on_device:
+        side = communicator.device_side(in_array)
+
+        def adopt(collective, what, array):
+            return side.adopt(f"{collective}: {what}", array)
+
+    in_array, given = adopt(collective, "in_array", in_array), in_array
     element = _element(collective, in_array, op, dtype)
     in_parts, out_parts = _PARTS[collective](size)
     part_count, rest = divmod(in_array.size, in_parts)
@@ -100,13 +110,15 @@ def resolve(
         raise InputError(f"{collective}: got in_array of {in_array.size} elements, expected a multiple of {in_parts}")
     in_place = False
     if out_array is not None:
-        out_array = _host(collective, "out_array", out_array)
+        out_array = in_array if out_array is given else adopt(collective, "out_array", out_array)
         _check_out(collective, in_array, out_array, part_count * out_parts)
         in_array, in_place = _in_place(collective, in_array, out_array, in_parts, out_parts, rank)
+    entry = side.entry(stream, in_array) if on_device else None
     if collective == "broadcast" and rank != root:
         in_array = None
     if algorithm == "auto":
-        choice = communicator.tuning.choose(collective, part_count * max(in_parts, out_parts) * element.nbytes)
+        nbytes = part_count * max(in_parts, out_parts) * element.nbytes
+        choice = communicator.tuning.choose(collective, nbytes)
         algorithm, num_chunks = choice.algorithm, choice.num_chunks if num_chunks is None else num_chunks
     elif num_chunks is None and algorithm != "native":
         num_chunks = communicator.tuning.num_chunks(collective, algorithm, part_count * in_parts * element.nbytes)
@@ -114,19 +126,20 @@ def resolve(
         if number is not None and number < 1:
             raise InputError(f"{collective}: got {name} {number}, expected 1 or more")
     key = Key(collective, algorithm, op, element.name, part_count, root, late_rank, num_chunks, segment_nbytes, credits)
-    return Call(key, in_array, out_array, in_place, element)
+    if on_device:
+        key = key._replace(memory="device")
+    return Call(key, in_array, out_array, in_place, element, entry)
 
 
 def _host(collective, what, array):
     if type(array) is np.ndarray and array.flags.c_contiguous:
         return array
-    if is_device_array(array):
-        raise Unavailable(f"{collective}: got a device {what}, which this version does not take; pass a host array")
     return host_array(array, f"{collective}: {what}")
 
 
 def _element(collective, array, op, dtype):
     """The Dtype; of collectives that do not reduce it may be anything of fixed size."""
+    dtype = getattr(array, "element", None) if dtype is None else dtype
     if op is None:
         if array.dtype.hasobject:
             raise InputError(f"{collective}: got dtype object, expected one of fixed size")
@@ -141,7 +154,7 @@ def _check_out(collective, in_array, out_array, count):
         raise InputError(f"{collective}: got out_array of {out_array.dtype}, expected {in_array.dtype} as in_array")
     if out_array.size != count:
         raise InputError(f"{collective}: got out_array of {out_array.size} elements, expected {count}")
-    if not out_array.flags.writeable:
+    if not (out_array.flags.writeable if type(out_array) is np.ndarray else not out_array.readonly):
         raise InputError(f"{collective}: got a read-only out_array, expected a writable one")
 
 
@@ -149,11 +162,11 @@ def _in_place(collective, in_array, out_array, in_parts, out_parts, rank):
     """(the input array to read, whether the parts that both arrays have are the same memory)."""
     if in_array is out_array and in_parts == out_parts == 1:
         return in_array, True
-    if not in_array.size or not np.may_share_memory(in_array, out_array):
+    start, other = _address(in_array), _address(out_array)
+    if not in_array.size or start + in_array.nbytes <= other or other + out_array.nbytes <= start:
         return in_array, False
-    start, other = in_array.ctypes.data, out_array.ctypes.data
     if in_parts > 1 and out_parts > 1:
-        if start == other:
+        if start == other and type(in_array) is np.ndarray:
             return in_array.copy(), False
     else:
         part_nbytes = in_array.nbytes // in_parts
@@ -162,3 +175,7 @@ def _in_place(collective, in_array, out_array, in_parts, out_parts, rank):
     raise InputError(
         f"{collective}: got arrays that overlap in part, expected separate ones, or in place as its documentation says"
     )
+
+
+def _address(array):
+    return array.ctypes.data if type(array) is np.ndarray else array.address

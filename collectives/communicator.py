@@ -10,6 +10,7 @@ One thread per communicator. All members make the same calls in the same order.
 import numpy as np
 
 from ..errors import InputError, PeerFailed, TransportError
+from ..kernels.arrays import is_device_array
 from ..transport.base import COMMUNICATOR_BITS, Recv, Send, make_tag
 from ..transport.pauses import Pauses
 from . import native
@@ -89,6 +90,7 @@ class Communicator:
         self.failing = Failing(self)
         self.pauses = Pauses(self.world_size if ranks_here is None else ranks_here)
         self.native = None
+        self._device = None
 
     # -- collectives
 
@@ -168,29 +170,51 @@ class Communicator:
         names = offered_algorithms(collective, self.world_size)
         return (*names, "native") if native.offers(self.transport, collective) else names
 
+    def capture(self, collective, in_array, out_array, **options):
+        """A Captured call: device arrays and algorithm fixed, made a CUDA graph once, launched many times. Over nccl.
+
+        All ranks capture, and launch, alike. Where `all_reduce` by "auto" finds out who is late, there is a graph for
+        each late rank, and the record of the call picks one.
+
+        Args:
+            collective: a name, such as "all_reduce"; arrays and options as its method's.
+
+        Raises:
+            InputError: host arrays, or a transport that is not ordered on streams.
+        """
+        from .captured import Captured
+
+        self.check_open()
+        return Captured(self, collective, in_array, out_array, options)
+
     def arrivals(self):
         """Who came last to the calls that found it out, how often, by how much: an Arrivals, the same on all ranks."""
         return self.late.arrivals.snapshot()
 
     def _call(self, collective, in_array, out_array, *, algorithm="auto", timeout_s=None, **options):
-        if algorithm == "native" and timeout_s is None:
+        if algorithm == "native" and timeout_s is None and not is_device_array(in_array):
             self._drain()
             native.call(self, resolve(self, collective, in_array, out_array, algorithm=algorithm, **options))
             return
-        self._start(collective, in_array, out_array, algorithm=algorithm, **options).wait(timeout_s)
+        # What is queued on streams is ordered by them: the CPU does not wait for it.
+        self._start(collective, in_array, out_array, algorithm=algorithm, **options).wait(timeout_s, queued=True)
 
     def _start(self, collective, in_array, out_array, **options):
-        self._check_open()
+        self.check_open()
         call = resolve(self, collective, in_array, out_array, **options)
         policy = None
         if collective == "all_reduce" and options.get("algorithm", "auto") == "auto" and not options.get("num_chunks"):
             policy = self.late.policy(collective, call.in_array.nbytes)
         if policy is not None:
             request = LateRequest(self, call, policy)
-        elif call.algorithm == "native":
+        elif call.algorithm == "native" and not native.is_queued(self, call):
             request = native.start(self, call)
         else:
             request = self._planned(call)
+        return self.begin(request)
+
+    def begin(self, request):
+        """Start `request` after the calls before it, and return it."""
         with self.failing:
             self._number += 1
             self.control.begin(self._number, request.signature)
@@ -199,20 +223,24 @@ class Communicator:
                 request.begin()
         return request
 
+    def plan(self, key, dtype):
+        """The Plan of `key` (arguments.Key)."""
+        return self._plans.find(key) or self._plans.add(key, dtype)
+
     def _planned(self, call):
-        plan = self._plans.find(call.key) or self._plans.add(call.key, call.dtype)
+        plan = self.plan(call.key, call.dtype)
         execution = plan.take(call.in_place)
-        execution.bind(call.in_array, call.out_array)
+        execution.bind(call.in_array, call.out_array, call.entry)
         with self.failing:
             plan.agree()
-        return CallRequest(self, plan, execution, call.in_place)
+        return CallRequest(self, plan, execution, call.in_place, call.entry)
 
     def progress(self):
         """Advance the calls that were started, in order, as far as they go now; False if nothing has happened."""
         calls = self._calls
         if not calls:
             return False
-        self._check_open()
+        self.check_open()
         with self.failing:
             while calls[0].advance():
                 del calls[0]
@@ -222,7 +250,7 @@ class Communicator:
             return calls[0].moved
 
     def _drain(self):
-        self._check_open()
+        self.check_open()
         while self._calls:
             self._calls[-1].wait()
 
@@ -232,11 +260,31 @@ class Communicator:
         """End this communicator because of `error`: the others are told, every later call on it raises it."""
         if self._failure is None:
             self._failure = error
+            if self._device is not None:
+                self._device.fail(error)
             self.control.tell_failure(error)
 
-    def _check_open(self):
+    def check_open(self):
+        """Raise what has ended this communicator, if anything has."""
+        if self._failure is None and self._device is not None:
+            with self.failing:
+                self._device.check()
         if self._failure is not None:
             raise self._failure
+
+    # -- device arrays
+
+    def device_side(self, array=None):
+        """The DeviceSide of this rank; made at the first call with device arrays, of which `array` is one.
+
+        Raises:
+            Unavailable: no GPU, driver or CuPy here.
+        """
+        if self._device is None:
+            from .device import DeviceSide
+
+            self._device = DeviceSide(self, array)
+        return self._device
 
     # -- messages
 
@@ -246,7 +294,7 @@ class Communicator:
 
     def start_send(self, array, peer, stream=None, *, tag=0):
         """As `send`, but returns a request. Messages with one peer and tag arrive in the order of their starts."""
-        return self._message(Send, array, peer, tag, stream)
+        return self._message(((Send, array),), peer, tag, stream)
 
     def recv(self, out_array, peer, stream=None, *, tag=0, timeout_s=None):
         """Receive from rank `peer` into `out_array`."""
@@ -254,29 +302,36 @@ class Communicator:
 
     def start_recv(self, out_array, peer, stream=None, *, tag=0):
         """As `recv`, but returns a request."""
-        return self._message(Recv, out_array, peer, tag, stream)
+        return self._message(((Recv, out_array),), peer, tag, stream)
 
     def send_recv(self, in_array, out_array, peer, stream=None, *, tag=0, timeout_s=None):
         """Send `in_array` to rank `peer` and receive `out_array` from it, at the same time."""
-        received = self.start_recv(out_array, peer, stream, tag=tag)
-        sent = self.start_send(in_array, peer, stream, tag=tag)
-        received.wait(timeout_s)
-        sent.wait(timeout_s)
+        self._message(((Recv, out_array), (Send, in_array)), peer, tag, stream).wait(timeout_s)
 
-    def _message(self, verb, array, peer, tag, stream):
-        self._check_open()
-        if stream is not None:
+    def _message(self, verbs, peer, tag, stream):
+        """Start what `verbs` says, (Send or Recv, array) each, together: over nccl one would wait for the other."""
+        self.check_open()
+        side = self.device_side(verbs[0][1]) if is_device_array(verbs[0][1]) else None
+        if stream is not None and side is None:
             raise InputError("stream: got one for a host array, expected None")
         if not 0 <= peer < self.world_size:
             raise InputError(f"peer: got {peer}, expected 0 to {self.world_size - 1}")
         if not 0 <= tag < len(USER_LANES):
             raise InputError(f"tag: got {tag}, expected 0 to {len(USER_LANES) - 1}")
-        region = self.transport.register(array)
-        op = verb(region, 0, region.nbytes, self.ranks[peer], make_tag(self.communicator_id, USER_LANES[tag]))
-        if verb is Recv and region.buffer.readonly:
-            raise InputError("recv: got a read-only array, expected a writable one")
+        ends, ops, post = make_tag(self.communicator_id, USER_LANES[tag]), [], self.transport.post
+        for verb, array in verbs:
+            name = verb.__name__.lower()
+            if side is not None:
+                array = side.adopt(name, array)
+                post = side.poster(array, stream)
+            elif is_device_array(array):
+                raise InputError(f"{name}: got a device array, expected host memory like the other")
+            region = (side or self).transport.register(array)
+            if verb is Recv and (region.buffer.readonly if side is None else array.readonly):
+                raise InputError("recv: got a read-only array, expected a writable one")
+            ops.append(verb(region, 0, region.nbytes, self.ranks[peer], ends))
         with self.failing:
-            request = MessageRequest(self, self.transport.post((op,)))
+            request = MessageRequest(self, post(tuple(ops)))
             self._messages = [message for message in self._messages if not message.done and not message.poll()]
         self._messages.append(request)
         return request

@@ -24,7 +24,9 @@ from .scratch import Slots
 MAX_FOLD_INPUTS = 16
 
 
-def compile_program(checked, rank, part_count, itemsize, *, segment_nbytes, credits=None, in_place=False, mean=False):
+def compile_program(
+    checked, rank, part_count, itemsize, *, segment_nbytes, credits=None, in_place=False, mean=False, align=1
+):
     """The Program of `rank` for parts (contracts.py) of `part_count` elements of `itemsize` bytes.
 
     Args:
@@ -34,11 +36,12 @@ def compile_program(checked, rank, part_count, itemsize, *, segment_nbytes, cred
             receive is posted (Capabilities.receiver_paced_nbytes), this keeps flows from meeting at one ingress.
         in_place: the chunks that both start and end at this rank have one place, in the output.
         mean: divide complete sums by world_size.
+        align: chunks are of multiples of so many elements, but for the last of a part; the same on every rank.
 
     Cost: some 30 us per action.
     """
     schedule = checked.schedule
-    cutter = Cutter(schedule, part_count, itemsize, segment_nbytes)
+    cutter = Cutter(schedule, part_count, itemsize, segment_nbytes, align)
     rounds = list(cutter.rounds(rank))
     compiler = _Compiler(cutter, rank, itemsize, in_place, rounds)
     join_round = next((phase.start for phase in schedule.phases if phase.name == "join"), schedule.num_rounds)
@@ -49,9 +52,11 @@ def compile_program(checked, rank, part_count, itemsize, *, segment_nbytes, cred
             join_start = len(compiler.actions)
         sent = {cell for part in parts if part.sends for cell in part.cells}
         for segment, group in groupby(parts, key=lambda part: part.segment):
+            compiler.batches.append(len(compiler.actions))
             compiler.add_segment((index, segment), list(group), sent, complete)
     if join_start is None:
         join_start = len(compiler.actions)
+    compiler.batches.append(len(compiler.actions))
     compiler.add_results()
     if credits is not None:
         compiler.limit_receives(credits)
@@ -83,7 +88,7 @@ class _Compiler:
                 self.homes[buffer][chunk] = self.totals[buffer]
                 self.totals[buffer] += cutter.counts[chunk]
         self.in_place = in_place
-        self.actions, self.events = [], []
+        self.actions, self.events, self.batches = [], [], []
         # Of a cell that is no longer where it started: its place, and the action that put it there.
         self.places, self.producers = {}, {}
         # Of a storage key: the last action to write it, and those that have read it since.
@@ -322,5 +327,6 @@ class _Compiler:
             in_count=self.totals[IN],
             out_count=self.totals[OUT],
             scratch_nbytes=self.slots.nbytes,
+            batches=tuple(self.batches),
             join_start=join_start,
         )

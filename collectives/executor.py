@@ -1,11 +1,13 @@
 """Runs a Program over a transport: each action as soon as what it waits for has happened; nothing blocks.
 
 All that can be made beforehand is: operations, tags, kernels, scratch. A call only points the regions at the user's
-arrays. Reductions run on the host, through kernels.prepare's functions of addresses, which release the GIL.
+arrays. Reductions run on the host, through kernels.prepare's functions of addresses, which release the GIL; on device
+arrays (`side`) they are kernels on a stream, and complete when that has come to them.
 """
 
 import ctypes
 from collections import deque
+from functools import partial
 
 import numpy as np
 
@@ -19,7 +21,7 @@ _EMPTY = np.empty(0, np.uint8)
 
 
 def check_capabilities(program, transport):
-    """Raise if `transport` cannot carry `program` between host arrays.
+    """Raise if `transport` cannot carry `program`.
 
     Raises:
         TransportError: it has no tags, or host memory or a message of this size is beyond it.
@@ -48,15 +50,20 @@ class Execution:
         ranks: transport rank of every rank of the program.
         tag: of all its messages (transport.make_tag).
         op, dtype: of its folds; a kernels op and Dtype. Compiled here, before anything is posted.
+        side: the DeviceSide where arrays are on a device; its transport takes them.
 
     Attributes:
         remaining: actions not yet complete.
+        completion: None; of what is queued on streams only (stream_execution.py).
 
     Cost: some 2 us per action besides the transport and the reduction.
     """
 
-    def __init__(self, program, transport, scratch, ranks, tag, op, dtype):
+    completion = None
+
+    def __init__(self, program, transport, scratch, ranks, tag, op, dtype, side=None):
         check_capabilities(program, transport)
+        self._side, self._entry = side, None
         self.program, self.transport = program, transport
         self._scratch = scratch
         # Operations name these regions; a call points them at its arrays.
@@ -74,8 +81,7 @@ class Execution:
                 post = (verb(self._regions[place.buffer], place.offset, action.nbytes, ranks[action.peer], tag),)
                 self._steps.append((post, queues[action.sends, action.peer]))
             elif type(action) is Fold:
-                divide = divide_function(dtype) if action.divides else None
-                self._steps.append((None, self._fold, prepare(op, dtype, len(action.inputs)), divide, action))
+                self._steps.append((None, self._fold, *self._kernels(op, dtype, action), action))
             else:
                 self._steps.append((None, self._move, action))
         ready = [index for index, waits in enumerate(program.waits) if not waits]
@@ -94,24 +100,46 @@ class Execution:
                 first.setdefault((action.sends, action.peer), index)
         self._joining = sorted(first.values(), key=lambda index: _first_order(program.actions[index]))
         self._idle = deque()
+        # Work on the side's stream that is not complete.
+        self._launched = deque()
+        if side is not None:
+            self._queues.append(self._launched)
         self.remaining = 0
 
-    def bind(self, in_array, out_array):
-        """Take the user's arrays: C-contiguous, of in_count and out_count elements; None where the program has none."""
+    def _kernels(self, op, dtype, fold):
+        """(kernel, division or None) of a Fold: functions of addresses."""
+        if self._side is None:
+            return prepare(op, dtype, len(fold.inputs)), divide_function(dtype) if fold.divides else None
+        runtime, stream = self._side.runtime, self._side.streams[1]
+        kernel = partial(runtime.prepare_fold(op, dtype, len(fold.inputs)), stream=stream)
+        return kernel, partial(runtime.prepare_divide(dtype), stream=stream) if fold.divides else None
+
+    def bind(self, in_array, out_array, entry=None):
+        """Take the user's arrays: C-contiguous, of in_count and out_count elements; None where the program has none.
+
+        Args:
+            entry: the device.Entry of a call with device arrays.
+        """
+        self._entry = entry
         for buffer, array in ((IN, in_array), (OUT, out_array)):
             if array is not None:
                 self._point(buffer, self.transport.register(array))
 
     def unbind(self):
         """Let go of the user's arrays. Not after a failure: the transport may still be using them."""
+        self._entry = None
         for region in self._regions[:SCRATCH]:
             region.array = region.buffer = region.native = None
+
+    def is_ready(self):
+        """True once the user's stream has reached the call; always, for host arrays."""
+        return self._side is None or self._side.has_reached(self._entry)
 
     def start(self, held=False):
         """Start what waits for nothing; `held`: no message of phase "join" before `release`."""
         nbytes = self.program.scratch_nbytes
         if nbytes:
-            self._point(SCRATCH, self._scratch.region(nbytes))
+            self._point(SCRATCH, (self._side or self._scratch).region(nbytes))
         self.remaining = len(self._steps)
         self._waits = list(self.program.waits)
         ready = self._first
@@ -139,7 +167,7 @@ class Execution:
         target = self._regions[buffer]
         target.array, target.buffer, target.address = region.array, region.buffer, region.address
         target.nbytes, target.device, target.native = region.nbytes, region.device, region.native
-        self._bases[buffer] = region.address
+        self._bases[buffer] = region.address if self._side is None else self._side.address_of(region)
 
     def advance(self):
         """Complete what the transport has completed and start what waited for it; True once all is done.
@@ -186,6 +214,9 @@ class Execution:
         if run:
             step = self._steps[index]
             step[1](*step[2:])
+            if self._side is not None:
+                self._launched.append((self._side.event(), index))
+                return
         self.remaining -= 1
         followers = self.program.successors[index]
         if not followers:
@@ -208,7 +239,11 @@ class Execution:
     def _move(self, move):
         bases = self._bases
         target, source = move.target, move.source
-        ctypes.memmove(bases[target.buffer] + target.offset, bases[source.buffer] + source.offset, move.nbytes)
+        to, of = bases[target.buffer] + target.offset, bases[source.buffer] + source.offset
+        if self._side is None:
+            ctypes.memmove(to, of, move.nbytes)
+        else:
+            self._side.runtime.copy(to, of, move.nbytes, self._side.streams[1])
 
 
 def _first_order(action):

@@ -102,10 +102,12 @@ class LateRequest(Request):
     """A call that asks the board; begin, advance and pending_peers as CallRequest's."""
 
     __slots__ = ("_call", "_error", "_execution", "_gave_up_s", "_held", "_plan", "_policy")
-    __slots__ += ("moved", "number", "signature")
+    __slots__ += ("_arrived", "_captured", "completion", "entry", "moved", "number", "signature")
 
-    def __init__(self, communicator, call, policy):
+    def __init__(self, communicator, call, policy, captured=None):
         super().__init__(communicator)
+        self._captured = captured
+        self.entry, self.completion, self._arrived = call.entry, None, False
         self._call, self._policy = call, policy
         # A call of the same size by a named algorithm is another call.
         self.signature = str(call.key._replace(algorithm="auto"))
@@ -115,12 +117,17 @@ class LateRequest(Request):
         self._held = False
 
     def begin(self):
-        """Tell the board that this rank has come."""
-        self.communicator.late.seat.arrive(self.number, self.signature, self._policy)
+        """Tell the board that this rank has come; with device arrays, once its stream has."""
+        entry, communicator = self.entry, self.communicator
+        if entry is None or communicator.device_side().has_reached(entry):
+            self._arrived = True
+            communicator.late.seat.arrive(self.number, self.signature, self._policy)
 
     def advance(self):
-        """Make progress; True once complete, or aborted."""
+        """Make progress; True once complete, queued on streams, or aborted."""
         self.moved = False
+        if not self._arrived:
+            self.begin()
         if self._error is None and (self._execution is None or self._held):
             record = self.communicator.late.seat.take()
             if record is not None:
@@ -133,14 +140,17 @@ class LateRequest(Request):
         done = execution.advance()
         self.moved = self.moved or execution.remaining != before
         if done or (self._error is not None and execution.drained):
+            self.completion = execution.completion if done else None
             self._plan.give_back(execution, self._call.in_place)
             return self._end()
         return False
 
     def _end(self):
-        self.done = True
+        self.done = self.completion is None
         self._call = None
         return True
+
+    poll = Request.poll_completion
 
     def _obey(self, record):
         communicator, late = self.communicator, self.communicator.late
@@ -157,11 +167,13 @@ class LateRequest(Request):
         self._held = record.verdict == WITHOUT
         self._plan = self._find_plan(record.choice, late_rank)
         self._execution = self._plan.take(self._call.in_place)
-        self._execution.bind(self._call.in_array, self._call.out_array)
+        self._execution.bind(self._call.in_array, self._call.out_array, self.entry)
         self._execution.start(held=self._held and late_rank != communicator.rank)
 
     def _find_plan(self, choice, late_rank):
         """The plan of the record. Made in the order of the calls, so that all ranks give it the same lane."""
+        if self._captured is not None:
+            return self._captured(choice, late_rank)
         key, plans = self._call.key, self.communicator.late.plans
         if choice:
             algorithm, _, chunks = choice.partition("/")
@@ -210,9 +222,9 @@ class LateRequest(Request):
         """
         return super().test() and self._succeeded()
 
-    def wait(self, timeout_s=None):
+    def wait(self, timeout_s=None, queued=False):
         """As Request.wait; a TransportTimeout before every rank has come leaves the communicator open."""
-        super().wait(timeout_s)
+        super().wait(timeout_s, queued)
         self._succeeded()
 
     def _succeeded(self):

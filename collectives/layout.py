@@ -10,13 +10,17 @@ import numpy as np
 from .contracts import CONTRACTS, EVERY, ends_at, starts_at
 
 
-def chunk_counts(schedule, part_count):
+def chunk_counts(schedule, part_count, align=1):
     """Elements of every chunk: (num_chunks,) int64, for parts of `part_count` elements each.
 
-    A part is cut into its chunks as evenly as possible, the longer ones first; a chunk may be empty.
+    A part is cut into its chunks as evenly as possible, the longer ones first; a chunk may be empty. With `align` above
+    1 they are of the least multiple of `align` elements that will do; what is left for the last ones is less.
     """
     pieces = schedule.num_chunks // CONTRACTS[schedule.collective].parts(schedule.world_size)
     index = np.arange(schedule.num_chunks, dtype=np.int64) % pieces
+    if align > 1:
+        count = -(-part_count // (pieces * align)) * align
+        return np.clip(part_count - index * count, 0, count)
     return part_count // pieces + (index < part_count % pieces)
 
 

@@ -41,10 +41,11 @@ class Part(NamedTuple):
 class Cutter:
     """Cuts the chunks of `schedule` for parts (contracts.py) of `part_count` elements of `itemsize` bytes."""
 
-    def __init__(self, schedule, part_count, itemsize, segment_nbytes):
+    def __init__(self, schedule, part_count, itemsize, segment_nbytes, align=1):
         self.schedule = schedule
-        self.counts = chunk_counts(schedule, part_count).tolist()
-        self.segment_count = max(1, segment_nbytes // itemsize)
+        self.align = align
+        self.counts = chunk_counts(schedule, part_count, align).tolist()
+        self.segment_count = max(1, segment_nbytes // itemsize // align) * align
         self.pack_count = PACK_NBYTES // itemsize
         self._cells = {}
 
@@ -54,11 +55,18 @@ class Cutter:
         if cells is None:
             count = self.counts[chunk]
             number = -(-count // self.segment_count)
-            cells = tuple(Cell(chunk, i, count * i // number, count * (i + 1) // number) for i in range(number))
+            edge = self._edge
+            cells = tuple(Cell(chunk, i, edge(count, i, number), edge(count, i + 1, number)) for i in range(number))
             if not count and self.schedule.collective == "barrier":
                 cells = (Cell(chunk, 0, 0, 0),)
             self._cells[chunk] = cells
         return cells
+
+    def _edge(self, count, index, number):
+        """Where cell `index` of `number` begins: at a multiple of `align`, but for the end of the chunk."""
+        if self.align == 1:
+            return count * index // number
+        return min(count, index * -(-count // (number * self.align)) * self.align)
 
     def rounds(self, rank):
         """(round, parts) of every round that `rank` takes part in. Parts are sorted as both of their ends sort them."""

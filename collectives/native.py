@@ -1,4 +1,4 @@
-"""The transport library's own collectives, as the algorithm "native". So far: those of MPI.
+"""The transport library's own collectives, as the algorithm "native": those of MPI, and NCCL's all-reduce.
 
 The blocking call is the library's blocking call, as its users know it: it has no timeout and notices no death (give
 `timeout_s` for its nonblocking form, which has both), and nothing checks that the ranks agree.
@@ -26,9 +26,28 @@ _subgroups = weakref.WeakKeyDictionary()
 def offers(transport, collective, dtype_name=None):
     """True if `transport` has a `collective` of its own; of elements of `dtype_name`, if given."""
     computes = collective in ("all_reduce", "reduce_scatter", "reduce")
+    if transport.name == "nccl":
+        return collective == "all_reduce" and dtype_name not in ("int16", "uint16")
     return (
         transport.name == "mpi" and collective in _MPI_COLLECTIVES and not (computes and dtype_name in _MPI_HAS_NO)
     )
+
+
+def is_queued(communicator, call):
+    """True where `call` is one of NCCL's, which is queued on streams like a plan.
+
+    Raises:
+        InputError: device arrays, and the transport's library does not take them; or host arrays, and it does not.
+    """
+    name = communicator.transport.name
+    if not offers(communicator.transport, call.key.collective, call.key.dtype):
+        _refuse(communicator, call.key.collective)
+    if (name == "nccl") != (call.entry is not None):
+        raise InputError(
+            f"native over {name}: got {'device' if call.entry else 'host'} arrays, expected "
+            f"{'host' if call.entry else 'device'} arrays, or another algorithm"
+        )
+    return name == "nccl"
 
 
 def call(communicator, call):
@@ -66,10 +85,8 @@ def _prepare(communicator, call):
     """The MPI communicator and the arguments of the MPI call."""
     key = call.key
     if not offers(communicator.transport, key.collective):
-        raise InputError(
-            f"algorithm: got 'native' over {communicator.transport.name}, which has no {key.collective} of its own; "
-            f"expected one of {', '.join(communicator.algorithms(key.collective))}"
-        )
+        _refuse(communicator, key.collective)
+    is_queued(communicator, call)
     from mpi4py import MPI
 
     comm = _mpi_communicator(communicator, MPI)
@@ -88,6 +105,13 @@ def _prepare(communicator, call):
         return comm, (source, target)
     op = getattr(MPI, _MPI_OPS[key.op])
     return comm, (source, target, op) if key.root is None else (source, target, op, key.root)
+
+
+def _refuse(communicator, collective):
+    raise InputError(
+        f"algorithm: got 'native' over {communicator.transport.name}, which has no {collective} of its own; "
+        f"expected one of {', '.join(communicator.algorithms(collective))}"
+    )
 
 
 def _datatype(MPI, key, dtype):

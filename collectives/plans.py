@@ -20,7 +20,8 @@ from .compile import compile_program
 from .contracts import CONTRACTS
 from .executor import Execution
 from .pacing import credits, segment_nbytes
-from .registry import algorithms_for, make_schedule
+from .registry import NATIVE, algorithms_for, make_schedule
+from .stream_execution import NativeExecution, StreamExecution
 
 # Lanes of a communicator: control, first agreement, messages of the user, then one per signature: of calls that find
 # out who is late their own, since they take theirs when the board has spoken, the others when they are started.
@@ -56,6 +57,9 @@ class Plan:
     def __init__(self, group, key, dtype, lane, checked):
         self.signature, self._key, self._dtype, self._checked = str(key), key, dtype, checked
         self._group, self._tag = group, make_tag(group.communicator_id, lane)
+        # Device arrays; over a channel, all is queued on streams.
+        self._side = group.device_side() if key.memory else None
+        self._channel = None if self._side is None else self._side.channel
         # By in_place: the Program, and the Executions of it that are not in use.
         self._programs, self._free = {}, {False: [], True: []}
         self._agreed, self.agreement = group.world_size == 1, None
@@ -68,15 +72,18 @@ class Plan:
     def take(self, in_place):
         """An Execution of this plan that is not in use."""
         free = self._free[in_place]
-        return free.pop() if free else self._make(in_place)
+        return free.pop() if free else self.make(in_place)
 
     def give_back(self, execution, in_place):
         """The Execution is done: the next call may use it."""
         execution.unbind()
         self._free[in_place].append(execution)
 
-    def _make(self, in_place):
-        key, dtype, group = self._key, self._dtype, self._group
+    def make(self, in_place):
+        """A new Execution."""
+        key, dtype, group, side = self._key, self._dtype, self._group, self._side
+        if key.algorithm == NATIVE:
+            return NativeExecution(side, key)
         if in_place not in self._programs:
             schedule, model = self._checked.schedule, group.tuning.model
             pieces = schedule.num_chunks // CONTRACTS[schedule.collective].parts(schedule.world_size)
@@ -90,12 +97,16 @@ class Plan:
                 key.part_count,
                 dtype.nbytes,
                 segment_nbytes=most_nbytes,
-                credits=key.credits or granted,
+                credits=None if self._channel else key.credits or granted,
                 in_place=in_place,
                 mean=key.op == "mean",
+                align=max(1, group.transport.capabilities.device_alignment_nbytes // dtype.nbytes) if self._channel else 1,
             )
         program = self._programs[in_place]
-        return Execution(program, group.transport, group.scratch, group.ranks, self._tag, key.op, dtype)
+        if self._channel is not None:
+            return StreamExecution(program, side, key.op, dtype, self.signature)
+        transport = group.transport if side is None else side.transport
+        return Execution(program, transport, group.scratch, group.ranks, self._tag, key.op, dtype, side)
 
 
 class Plans:
@@ -125,9 +136,11 @@ class Plans:
         Raises:
             InputError: no such algorithm, or not for this.
         """
-        checked = checked_schedule(
-            key.collective, key.algorithm, self._group.world_size, key.num_chunks, key.root, key.late_rank
-        )
+        checked = None
+        if key.algorithm != NATIVE:
+            checked = checked_schedule(
+                key.collective, key.algorithm, self._group.world_size, key.num_chunks, key.root, key.late_rank
+            )
         if not self._lanes:
             oldest, _ = self._plans.popitem(last=False)
             self._lanes.append(self._lane_of.pop(oldest))
@@ -143,7 +156,7 @@ class Agreement:
         self._rank, self._signature = group.rank, signature
         n, transport = group.world_size, group.transport
         self._left = (group.rank - 1) % n
-        mine, self._theirs = _padded(signature), np.zeros(SIGNATURE_NBYTES, np.uint8)
+        mine, self._theirs = padded(signature), np.zeros(SIGNATURE_NBYTES, np.uint8)
         tag = make_tag(group.communicator_id, AGREEMENT_LANE)
         receive = Recv(transport.register(self._theirs), 0, SIGNATURE_NBYTES, group.ranks[self._left], tag)
         send = Send(transport.register(mine), 0, SIGNATURE_NBYTES, group.ranks[(group.rank + 1) % n], tag)
@@ -157,7 +170,7 @@ class Agreement:
         """
         if not self._request.test():
             return False
-        if not np.array_equal(self._theirs, _padded(self._signature)):
+        if not np.array_equal(self._theirs, padded(self._signature)):
             theirs = self._theirs.tobytes().rstrip(b"\0").decode(errors="replace")
             (first, one), (second, other) = sorted([(self._rank, self._signature), (self._left, theirs)])
             raise InputError(f"rank {first} got {one}, rank {second} got {other}, expected the same on every rank")
@@ -167,7 +180,8 @@ class Agreement:
         return self._request.pending_peers()
 
 
-def _padded(signature):
+def padded(signature):
+    """`signature` as SIGNATURE_NBYTES bytes: a uint8 array."""
     encoded = signature.encode()
     if len(encoded) > SIGNATURE_NBYTES:
         raise InputError(f"signature: got {len(encoded)} bytes, expected at most {SIGNATURE_NBYTES}")

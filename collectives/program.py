@@ -56,6 +56,7 @@ class Program:
         next_post: per action, the message that waits for this one to be posted, or -1.
         in_count, out_count: elements of the user's arrays.
         scratch_nbytes: bytes of scratch.
+        batches: where each (round, segment) begins among the actions, and what follows the last.
         join_start: the first action of phase "join", which needs the late rank; the number of actions if there is none.
     """
 
@@ -66,4 +67,5 @@ class Program:
     in_count: int
     out_count: int
     scratch_nbytes: int
+    batches: tuple
     join_start: int

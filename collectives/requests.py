@@ -16,6 +16,10 @@ class Request:
     __slots__ = ("communicator", "done")
     # Whether the last advance() got anywhere.
     moved = False
+    # Of a call with device arrays, where it stands on the user's stream (device.Entry).
+    entry = None
+    # Once a call is queued on streams, which is as far as the CPU has to wait, the transport's request of its end.
+    completion = None
 
     def __init__(self, communicator):
         self.communicator = communicator
@@ -36,22 +40,32 @@ class Request:
         """As `test`, after the communicator has made progress."""
         return self.done
 
-    def wait(self, timeout_s=None):
+    def poll_completion(self):
+        """As `poll`, of a call that is queued on streams."""
+        if not self.done and self.completion is not None:
+            with self.communicator.failing:
+                self.done = self.completion.test()
+        return self.done
+
+    def wait(self, timeout_s=None, queued=False):
         """Return once the call is complete on this rank: outputs are whole, inputs may be changed.
 
         Args:
             timeout_s: seconds; None for the communicator's default.
+            queued: or once it is queued on streams, which then order it.
 
         Raises:
             TransportTimeout: time ran out; names the ranks that never came. The communicator is closed.
             InputError, PeerFailed, TransportError: as `test`.
         """
         if not self.done:
-            wait(self, timeout_s)
+            wait(self, timeout_s, queued)
 
     def expire(self, limit_s):
         """A wait has lasted `limit_s`: raise TransportTimeout, or see to it that the call ends soon."""
         communicator = self.communicator
+        if self.entry is not None:
+            communicator.device_side().check_reached(self.entry, self.signature, limit_s)
         peers = communicator.control.absent() or self.pending_peers()
         raise timeout_error(communicator.transport, peers, limit_s)
 
@@ -62,10 +76,11 @@ class CallRequest(Request):
     They advance whenever any request of the communicator is waited for or tested, and not between.
     """
 
-    __slots__ = ("_execution", "_in_place", "_plan", "moved")
+    __slots__ = ("_execution", "_in_place", "_plan", "_started", "completion", "entry", "moved")
 
-    def __init__(self, communicator, plan, execution, in_place):
+    def __init__(self, communicator, plan, execution, in_place, entry=None):
         super().__init__(communicator)
+        self.entry, self.completion, self._started = entry, None, False
         self._plan, self._execution, self._in_place = plan, execution, in_place
 
     @property
@@ -74,31 +89,39 @@ class CallRequest(Request):
         return self._plan.signature
 
     def begin(self):
-        """Start moving data; called once, when all earlier calls are complete."""
-        if self._plan.agreement is None:
+        """Start moving data, if nothing is in the way; called once, when all earlier calls are complete, or queued."""
+        agreement = self._plan.agreement
+        if agreement is not None:
+            if not agreement.test():
+                return
+            self._plan.agreement = None
+        if self._execution.is_ready():
+            self._started = True
             self._execution.start()
 
     def advance(self):
-        """Make progress; True once complete."""
-        if self._plan.agreement is not None:
-            self.moved = self._plan.agreement.test()
-            if not self.moved:
+        """Make progress; True once complete, or queued on streams."""
+        if not self._started:
+            self.begin()
+            self.moved = self._started
+            if not self._started:
                 return False
-            self._plan.agreement = None
-            self._execution.start()
         execution = self._execution
         before = execution.remaining
         done = execution.advance()
         self.moved = execution.remaining != before
         if not done:
             return False
-        self.done = True
+        self.completion = execution.completion
+        self.done = self.completion is None
         self._plan.give_back(self._execution, self._in_place)
         return True
 
+    poll = Request.poll_completion
+
     def pending_peers(self):
         """Transport ranks that this call waits for now."""
-        return (self._plan.agreement or self._execution).pending_peers()
+        return (self._plan.agreement or self.completion or self._execution).pending_peers()
 
 
 class NativeRequest(Request):
@@ -157,10 +180,10 @@ class MessageRequest(Request):
         return self.done
 
 
-def wait(request, timeout_s):
-    """Advance everything of the communicator until `request` is done; see CallRequest.wait."""
+def wait(request, timeout_s, queued):
+    """Advance everything of the communicator until `request` is done; see Request.wait."""
     communicator = request.communicator
-    if request.test():
+    if request.test() or (queued and request.completion is not None):
         return
     limit_s = communicator.timeout_s if timeout_s is None else timeout_s
     start_s = time.monotonic()
@@ -169,7 +192,7 @@ def wait(request, timeout_s):
     pauses, polls, idle = communicator.pauses, 0, 0
     while True:
         moved = communicator.progress()
-        if request.done or request.poll():
+        if request.done or request.poll() or (queued and request.completion is not None):
             return
         polls += 1
         idle = 0 if moved else idle + 1

@@ -205,6 +205,8 @@ class Transport(ABC):
     capabilities: Capabilities
     timeout_s: float = DEFAULT_TIMEOUT_S
     pauses = Pauses()
+    # The CudaRuntime of this rank's device, where the transport has chosen one.
+    runtime = None
     closed = False
 
     def register(self, array):

@@ -27,11 +27,11 @@ class NcclChannel:
         communicator: cupy's NcclCommunicator, or a stand-in.
         ranks: transport rank of every member.
 
-    Attributes: `runtime`; `stream`, which carries all groups; `failure`, the error that ended the channel, or None.
+    Attributes: `world_size`; `runtime`; `stream`, which carries all groups; `failure`, the error that ended the channel, or None.
     """
 
     def __init__(self, transport, communicator, ranks):
-        self.transport, self.ranks = transport, tuple(ranks)
+        self.transport, self.ranks, self.world_size = transport, tuple(ranks), len(ranks)
         self.runtime, self.library = transport.runtime, transport.library
         self.stream = self.runtime.new_stream()
         self.failure = None
@@ -267,18 +267,18 @@ class ChannelRequest(Request):
         except TransportTimeout as error:
             if self._channel.runtime.is_done(self._pending.entry):
                 raise self._channel.fail(error) from None
-            raise self._channel.fail(stuck_stream(self._channel, self._pending.what, timeout_s)) from error
+            raise self._channel.fail(stuck_stream(self.transport, self._pending.what, timeout_s)) from error
         except TransportError as error:
             raise self._channel.fail(error) from None
 
 
-def stuck_stream(channel, what, limit_s):
+def stuck_stream(transport, what, limit_s):
     """The error of a rank whose own stream hangs: the other ranks are not to blame."""
-    limit_s = channel.transport.timeout_s if limit_s is None else limit_s
+    limit_s = transport.timeout_s if limit_s is None else limit_s
     return TransportTimeout(
-        f"{channel.transport.name} rank {channel.transport.rank}: its own stream has not reached {what} within "
-        f"{limit_s:g} s; look at what was queued on it before",
-        (channel.transport.rank,),
+        f"{transport.name} rank {transport.rank}: its own stream has not reached {what} within {limit_s:g} s; look at "
+        "what was queued on it before",
+        (transport.rank,),
     )
 
 

@@ -1,0 +1,130 @@
+"""Calls that were captured: CUDA graphs of whole schedules, so that a call costs one launch and no Python per message.
+
+A graph is static: addresses, sizes, late rank and cut. NCCL wants an operation captured on all of its ranks or on none,
+so capturing is a collective call of its own, not a cache behind the others.
+"""
+
+import numpy as np
+
+from ..errors import InputError
+from ..transport.late_policy import from_text
+from .arguments import resolve
+from .late import LateRequest
+from .plans import padded
+from .requests import CallRequest
+
+
+class Captured:
+    """A collective call on fixed device arrays, to be launched again and again; see Communicator.capture.
+
+    The arrays are read and written at every launch; keep them. `close` it before the communicator, or leave that to it.
+    """
+
+    def __init__(self, communicator, collective, in_array, out_array, options):
+        options.setdefault("op", "sum" if collective in ("all_reduce", "reduce_scatter", "reduce") else None)
+        self._call = resolve(communicator, collective, in_array, out_array, **options)
+        side = communicator.device_side(in_array) if self._call.entry is not None else None
+        if side is None or side.channel is None or self._call.algorithm == "native":
+            raise InputError(f"capture: got {_what(communicator, self._call)}, expected device arrays over nccl")
+        self._communicator, self._side, self._arrays = communicator, side, (in_array, out_array)
+        self._policy, choices = None, [("", -1)]
+        dynamic = options.get("algorithm", "auto") == "auto" and not options.get("num_chunks")
+        if collective == "all_reduce" and dynamic:
+            self._policy = communicator.late.policy(collective, self._call.in_array.nbytes)
+        if self._policy is not None:
+            names = [option.choice for option in from_text(self._policy).options]
+            choices += [(name, rank) for name in names for rank in range(communicator.world_size)]
+        plans = [communicator.plan(self._key(*choice), self._call.dtype) for choice in choices]
+        _agree(communicator, self._call.key)
+        executions = [plan.make(self._call.in_place) for plan in plans]
+        self._warm_up(executions)
+        self._plans = {
+            choice: _CapturedPlan(plan.signature, self._capture(execution))
+            for choice, plan, execution in zip(choices, plans, executions, strict=True)
+        }
+
+    def launch(self, stream=None):
+        """Launch the call in the order of `stream` (None: the one that the arrays came with); a request.
+
+        Returns once it is queued: with a board, once that has spoken, else at once.
+        """
+        communicator = self._communicator
+        communicator.check_open()
+        if self._plans is None:
+            raise InputError("launch: got a captured call that is closed")
+        entry = self._side.entry(stream, self._call.in_array or self._call.out_array)
+        call = self._call._replace(entry=entry)
+        if self._policy is not None:
+            request = LateRequest(communicator, call, self._policy, self._find)
+        else:
+            plan = self._find("", -1)
+            plan.execution.bind(call.in_array, call.out_array, entry)
+            request = CallRequest(communicator, plan, plan.execution, call.in_place, entry)
+        communicator.begin(request).wait(queued=True)
+        return request
+
+    def close(self):
+        """Let go of the graphs; a second call does nothing. All launches must be done."""
+        for plan in (self._plans or {}).values():
+            plan.execution.drop_graphs()
+        self._plans = None
+
+    def _find(self, choice, late_rank):
+        return self._plans[choice, late_rank]
+
+    def _key(self, choice, late_rank):
+        """The Key of the plan that a record's choice stands for."""
+        if not choice:
+            return self._call.key
+        algorithm, _, chunks = choice.partition("/")
+        return self._call.key._replace(algorithm=algorithm, num_chunks=int(chunks), late_rank=late_rank)
+
+    def _warm_up(self, executions):
+        """Exchange a byte with everybody whom a graph will have to do with: connections are made now."""
+        side = self._side
+        sends, receives = (set().union(*sets) for sets in zip(*(e.neighbours() for e in executions), strict=True))
+        scratch = side.runtime.empty(1 + side.channel.world_size)
+        messages = [(False, scratch.address + 1 + peer, 1, peer) for peer in sorted(receives)]
+        messages += [(True, scratch.address, 1, peer) for peer in sorted(sends)]
+        side.enter(self._call.entry)
+        side.channel.group(messages)
+        side.leave(self._call.entry, [], "the warm-up of a capture", scratch).wait()
+
+    def _capture(self, execution):
+        execution.bind(self._call.in_array, self._call.out_array)
+        execution.capture()
+        return execution
+
+
+class _CapturedPlan:
+    """What a request needs of a plan (plans.Plan): agreed on, with one execution that is never given away."""
+
+    agreement = None
+
+    def __init__(self, signature, execution):
+        self.signature, self.execution = signature, execution
+
+    def take(self, _):
+        return self.execution
+
+    def give_back(self, *_):
+        pass
+
+
+def _agree(communicator, key):
+    """Raise InputError unless all ranks capture the same call."""
+    mine = padded(str(key))
+    everyone = np.empty((communicator.world_size, mine.size), np.uint8)
+    communicator.all_gather(mine, everyone.reshape(-1))
+    for rank, theirs in enumerate(everyone):
+        if not np.array_equal(mine, theirs):
+            text = theirs.tobytes().rstrip(b"\0").decode(errors="replace")
+            raise InputError(
+                f"capture: rank {communicator.rank} got {key}, rank {rank} got {text}, expected the same on every rank"
+            )
+
+
+def _what(communicator, call):
+    if call.algorithm == "native":
+        return "the library's own algorithm"
+    return f"{'host' if call.entry is None else 'device'} arrays over {communicator.transport.name}"

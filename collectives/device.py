@@ -1,0 +1,181 @@
+"""What a communicator has for device arrays: streams, scratch, and the way their messages take.
+
+Over nccl all is queued on streams (stream_execution.py). Over any other transport messages go through pinned host
+memory (transport/staged.py), or straight from the device where the transport says that it can; the host's executor
+runs them, and folds read what has arrived where it is: in pinned memory.
+"""
+
+import contextlib
+from typing import NamedTuple
+
+from ..errors import InputError
+from ..kernels.device_view import view_device
+from ..kernels.staging import pinned_empty
+from ..transport.base import make_tag
+from ..transport.nccl_channel import ChannelRequest, check_views, stuck_stream
+
+# The lane on which the members of a communicator meet before NCCL's start-up (plans.py hands out those below).
+MEETING_LANE = 256
+
+
+class Entry(NamedTuple):
+    """Where a call stands on the user's stream: `event` is done once the stream has reached it."""
+
+    stream: object
+    event: object
+
+
+class DeviceSide:
+    """The device of one rank of a communicator. All members make one at their first call with device arrays.
+
+    Args:
+        communicator: the group.
+        array: the first device array, which says which device it is where the transport does not.
+
+    Attributes: `runtime`, a CudaRuntime; `channel`, an NcclChannel or None; `transport`, which takes device regions;
+    `streams`, of messages and of work.
+    """
+
+    def __init__(self, communicator, array):
+        transport = communicator.transport
+        self.runtime = transport.runtime or _open_runtime(view_device(array).address)
+        self.channel = None
+        if transport.capabilities.stream_ordered:
+            whole = transport.channel
+            tag = make_tag(communicator.communicator_id, MEETING_LANE)
+            mine = whole.ranks == communicator.ranks and communicator.communicator_id == 0
+            self.channel = whole if mine else transport.open_channel(communicator.ranks, tag)
+            self.streams = (self.channel.stream, self.runtime.new_stream())
+        else:
+            self.streams = (self.runtime.new_stream(), self.runtime.new_stream())
+        self.direct = transport.capabilities.device_memory
+        self.transport = transport if self.direct else _staged(transport, self.runtime, self.streams[1])
+        self._scratch = None
+
+    # -- arrays and streams of the user's
+
+    def adopt(self, what, array):
+        """The DeviceView of `array`.
+
+        Raises:
+            InputError: no device array, not contiguous, or on another device than this rank's.
+        """
+        view = view_device(array, what)
+        check_views(self.runtime, self.runtime.device_id, [(what, view)])
+        return view
+
+    def entry(self, stream, view):
+        """The Entry of a call on `stream` (None: the one that made `view`, else the current one)."""
+        found = self.runtime.as_stream(view.stream if stream is None else stream)
+        return Entry(found, self.runtime.record(found))
+
+    def has_reached(self, entry):
+        """True once the user's stream has reached the call."""
+        return self.runtime.is_done(entry.event)
+
+    def check_reached(self, entry, what, limit_s):
+        """Raise TransportTimeout if the user's stream, after `limit_s`, has not reached the call `what`."""
+        if not self.has_reached(entry):
+            raise stuck_stream(self.transport, what, limit_s)
+
+    # -- failure
+
+    def check(self):
+        """Raise what has ended the channel, if anything has: what the watch saw, too."""
+        if self.channel is not None:
+            self.channel.check_open()
+
+    def fail(self, error):
+        """End the channel: what is queued on it is given up, so that no stream hangs."""
+        if self.channel is not None:
+            self.channel.fail(error)
+
+    # -- the order of calls on the streams
+
+    def enter(self, entry):
+        """Let what is queued from now on come after `entry`, and after all calls before; see `joined`."""
+        self.runtime.wait_event(entry.event, self.streams[0])
+
+    @contextlib.contextmanager
+    def joined(self):
+        """A block of queued work: both streams start it together, and the stream of messages ends it."""
+        messages, work = self.streams
+        self.runtime.wait_event(self.runtime.record(messages), work)
+        yield
+        self.runtime.wait_event(self.runtime.record(work), messages)
+
+    def leave(self, entry, peers, what, held):
+        """Let the user's stream wait for all that was queued; the ChannelRequest of it. `held`: memory to keep."""
+        done = self.runtime.record(self.streams[0])
+        self.runtime.wait_event(done, entry.stream)
+        return ChannelRequest(self.channel, self.channel.watch(entry.event, done, peers, what, held))
+
+    def is_idle(self):
+        """True once all that was queued before is done."""
+        return all(self.runtime.is_done(self.runtime.record(stream)) for stream in self.streams)
+
+    def poster(self, view, stream):
+        """A function of operations that posts them in the order of the user's stream: of a message of `view`."""
+        if self.channel is not None:
+            user = self.runtime.as_stream(view.stream if stream is None else stream)
+            return lambda ops: self.channel.post(ops, user)
+        self.runtime.wait_event(self.entry(stream, view).event, self.streams[1])
+        return self.transport.post
+
+    # -- memory
+
+    def region(self, nbytes):
+        """Scratch of at least `nbytes`: a Region, of device memory, or of pinned host memory where messages are staged.
+
+        Raises:
+            Unavailable: no room for it on the device.
+        """
+        if self._scratch is None or self._scratch.nbytes < nbytes:
+            nbytes = max(nbytes, 1)
+            memory = self.runtime.empty(nbytes) if self.direct else pinned_empty(self.runtime, nbytes)
+            self._scratch = self.transport.register(memory)
+        return self._scratch
+
+    def event(self):
+        """An EventRequest of all work queued so far."""
+        return EventRequest(self.runtime, self.streams[1])
+
+    def address_of(self, region):
+        """Where kernels see `region`."""
+        return region.address if region.device else self.runtime.device_address(region.address)
+
+
+class EventRequest:
+    """A posted thing that is complete once an event is done: work on a stream."""
+
+    __slots__ = ("_event", "_runtime")
+
+    def __init__(self, runtime, stream):
+        self._runtime, self._event = runtime, runtime.record(stream)
+
+    def test(self):
+        return self._runtime.is_done(self._event)
+
+    def pending_peers(self):
+        return []
+
+
+def _open_runtime(address):
+    """The CudaRuntime of the device that `address` is on.
+
+    Raises:
+        Unavailable: no GPU, driver or CuPy.
+    """
+    from ..kernels.cuda_runtime import CudaRuntime
+
+    runtime = CudaRuntime()
+    device_id = runtime.device_of(address) if address else 0
+    if device_id < 0:
+        raise InputError(f"array: got an address on the host ({address:#x}), expected device memory")
+    return runtime if device_id == runtime.device_id else CudaRuntime(device_id)
+
+
+def _staged(transport, runtime, stream):
+    from ..transport.staged import StagedTransport
+
+    return StagedTransport(transport, runtime, stream)

@@ -1,0 +1,150 @@
+"""Captured calls on stand-ins: graphs give what the calls give, for every late rank, and go before NCCL does."""
+
+import importlib.util
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+_file = Path(__file__).resolve().parent / "test_device.py"
+_spec = importlib.util.spec_from_file_location("test_device", _file)
+device = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(device)
+HostArray, Job, over_nccl, staged, synchronize = (
+    device.HostArray, device.Job, device.over_nccl, device.staged, device.synchronize
+)  # fmt: skip
+
+from lanterne.collectives import late  # noqa: E402
+from lanterne.errors import InputError, TransportError  # noqa: E402
+
+
+def launches(comm):
+    return comm.transport.runtime.launches
+
+
+@pytest.mark.parametrize("algorithm", ["ring", "rhd", "allpairs", "late_join", "late_chain", "tree"])
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+def test_a_graph_gives_what_the_call_gives(algorithm, world_size):
+    def program(comm):
+        x, out = HostArray(np.zeros(70_001, np.float32)), HostArray(np.zeros(70_001, np.float32))
+        captured = comm.capture("all_reduce", x, out, algorithm=algorithm, segment_nbytes=40_000)
+        assert (x.values == 0).all() and (out.values == 0).all()
+        for turn in range(4):
+            x.values[:] = device.values_of(comm.rank + turn, x.values.size, "float32")
+            before = launches(comm)
+            request = captured.launch()
+            assert launches(comm) == before + 1
+            request.wait()
+            expected = np.zeros(x.values.size, np.float32)
+            comm.all_reduce(x.values.copy(), expected, algorithm="ring")
+            np.testing.assert_array_equal(out.values, expected)
+            # Other calls between the launches, with the same scratch.
+            device.same(comm, "all_reduce", 9000, algorithm="ring")
+        captured.close()
+        with pytest.raises(InputError, match="closed"):
+            captured.launch()
+
+    assert over_nccl(world_size, program) == [None] * world_size
+
+
+def test_launches_need_no_wait():
+    def program(comm):
+        x = HostArray(np.full(5000, 1.0, np.float32))
+        captured = comm.capture("all_reduce", x, x, algorithm="ring", op="sum")
+        for _ in range(6):
+            captured.launch()
+        synchronize(comm)
+        return set(x.values.tolist())
+
+    assert over_nccl(3, program) == [{3.0**6}] * 3
+
+
+@pytest.mark.parametrize("collective", ["reduce_scatter", "all_gather", "broadcast", "reduce", "all_to_all"])
+def test_other_collectives(collective):
+    def program(comm):
+        n = comm.world_size
+        source = np.arange(8 * n, dtype=np.float32) + 100 * comm.rank
+        x, out = HostArray(source.copy()), HostArray(np.zeros(8 * n * n, np.float32))
+        sizes = {"reduce_scatter": 8, "all_gather": 8 * n * n}
+        size = sizes.get(collective, 8 * n)
+        out = HostArray(np.zeros(size, np.float32))
+        rooted = {"root": 1} if collective in ("broadcast", "reduce") else {}
+        if collective == "broadcast":
+            captured = comm.capture(collective, x, x, **rooted)
+            host = source.copy()
+            comm.broadcast(host, root=1)
+            out = x
+        else:
+            captured = comm.capture(collective, x, out, **rooted)
+            host = np.zeros(size, np.float32)
+            getattr(comm, collective)(source, host, **rooted)
+        captured.launch().wait()
+        if collective != "reduce" or comm.rank == 1:
+            np.testing.assert_array_equal(out.values, host)
+
+    assert over_nccl(3, program) == [None] * 3
+
+
+def test_the_record_of_the_call_picks_the_graph(monkeypatch):
+    monkeypatch.setattr(late, "LEAST_NORMAL_S", 0.0)
+
+    def program(comm):
+        runtime = comm.transport.runtime
+        x, out = HostArray(np.full(100_000, comm.rank + 1, np.float32)), HostArray(np.zeros(100_000, np.float32))
+        captured = comm.capture("all_reduce", x, out)
+        before = launches(comm)
+        for late_rank in (2, 0, None, 2):
+            out.values.fill(0)
+            if comm.rank == late_rank:
+                runtime.default.put(lambda: time.sleep(0.2))
+            captured.launch()
+            synchronize(comm)
+            assert (out.values == 10).all(), late_rank
+        return comm.arrivals().to_json()["begun_early"], launches(comm) - before
+
+    results = over_nccl(4, program)
+    assert all(isinstance(result, tuple) for result in results), results
+    assert all(early >= 3 for early, _ in results), results
+    # A call begun without a rank is two graphs, on that rank itself one.
+    early = results[0][0]
+    assert sum(number for _, number in results) == 4 * 4 + 3 * early, results
+
+
+def test_graphs_go_before_their_communicator():
+    job = Job(2)
+
+    def program(comm):
+        x = HostArray(np.ones(100, np.float32))
+        captured = comm.capture("all_reduce", x, x, algorithm="ring")
+        captured.launch().wait()
+        execution = captured._find("", -1).execution
+        assert execution._graphs
+        comm.close()
+        assert not execution._graphs
+        with pytest.raises(TransportError, match="closed"):
+            captured.launch()
+
+    assert over_nccl(2, program, job=job) == [None] * 2
+    assert job.nccl.log.count("destroy") == 2
+
+
+def test_bad_captures():
+    def over(comm):
+        host = np.zeros(4, np.float32)
+        with pytest.raises(InputError, match="capture: got host arrays over nccl, expected device arrays over nccl"):
+            comm.capture("all_reduce", host, host)
+        x = HostArray(np.zeros(4, np.float32))
+        with pytest.raises(InputError, match="capture: got the library's own algorithm"):
+            comm.capture("all_reduce", x, x, algorithm="native")
+        x = HostArray(np.zeros(4 + comm.rank, np.float32))
+        with pytest.raises(InputError, match="capture: rank . got .*, rank . got .*, expected the same"):
+            comm.capture("all_reduce", x, x, algorithm="ring")
+
+    def beside(comm):
+        x = HostArray(np.zeros(4, np.float32))
+        with pytest.raises(InputError, match="capture: got device arrays over local"):
+            comm.capture("all_reduce", x, x)
+
+    assert over_nccl(2, over) == [None] * 2
+    assert staged(2, beside) == [None] * 2

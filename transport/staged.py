@@ -1,0 +1,149 @@
+"""Device memory over a transport that moves host memory: through pinned buffers, copied on streams of their own.
+
+A send leaves once its copy to the host has landed, a receive is complete once its copy to the device is. Messages of
+one pair and tag leave in the order of their posts, however long their copies take.
+Paper: ADAPTRA, section 5.2 (transfers that the compute stream does not wait for).
+"""
+
+from collections import deque
+from dataclasses import replace
+
+from ..kernels.staging import Stager, pinned_empty
+from .base import Recv, Request, Send, Transport, check_ops
+
+# Buffers are kept for the next message of their size, a power of two.
+LEAST_BUFFER_NBYTES = 4096
+
+
+class StagedTransport(Transport):
+    """`inner`, for regions of device memory too.
+
+    Args:
+        inner: a transport of host memory; closed by whoever opened it.
+        runtime: a CudaRuntime.
+        stream: the one that makes the data: copies to the host come after what it was given before the post.
+    """
+
+    def __init__(self, inner, runtime, stream):
+        self.inner, self.runtime, self.stream = inner, runtime, stream
+        self.name, self.rank, self.world_size = inner.name, inner.rank, inner.world_size
+        self.capabilities = replace(inner.capabilities, device_memory=True)
+        self.timeout_s, self.pauses = inner.timeout_s, inner.pauses
+        self._stager = Stager(runtime)
+        self._free = {}
+        # (peer, tag) -> sends not yet posted on `inner`, oldest first.
+        self._outbox = {}
+
+    def post(self, ops):
+        check_ops(self, ops)
+        if not any(op.region.device or self._outbox.get((op.peer, op.tag)) for op in ops):
+            return self.inner.post(ops)
+        return StagedRequest(self, [self._start(op) for op in ops])
+
+    def pump(self):
+        """Post the sends whose copies have landed."""
+        for key, waiting in list(self._outbox.items()):
+            while waiting and waiting[0].copy_is_done():
+                waiting.popleft().post()
+            if not waiting:
+                del self._outbox[key]
+
+    def take(self, nbytes):
+        """A pinned buffer of at least `nbytes`."""
+        size = max(LEAST_BUFFER_NBYTES, 1 << max(0, nbytes - 1).bit_length())
+        free = self._free.setdefault(size, [])
+        return free.pop() if free else pinned_empty(self.runtime, size)
+
+    def give_back(self, buffer):
+        """The buffer is not used any more."""
+        self._free[buffer.nbytes].append(buffer)
+
+    def check_peers(self, peers):
+        self.inner.check_peers(peers)
+
+    def open_board(self, key, rank, world_size):
+        return self.inner.open_board(key, rank, world_size)
+
+    def close(self):
+        self.closed = True
+
+    def _start(self, op):
+        if type(op) is Recv:
+            return _Receive(self, op)
+        send = _StagedSend(self, op)
+        self._outbox.setdefault((op.peer, op.tag), deque()).append(send)
+        return send
+
+
+class _StagedSend:
+    """A send: copied to the host (device memory), then posted."""
+
+    def __init__(self, transport, op):
+        self._transport, self.op = transport, op
+        self._request = self._buffer = self._copy = None
+        if op.region.device:
+            self._buffer = transport.take(op.nbytes)
+            host, address = self._buffer[: op.nbytes], op.region.address + op.offset
+            self._copy = transport._stager.to_host(host, address, transport.stream)
+
+    def copy_is_done(self):
+        return self._copy is None or self._copy.test()
+
+    def post(self):
+        inner, op = self._transport.inner, self.op
+        if self._buffer is not None:
+            op = Send(inner.register(self._buffer), 0, op.nbytes, op.peer, op.tag)
+        self._request = inner.post((op,))
+
+    def test(self):
+        if self._request is None or not self._request.test():
+            return False
+        if self._buffer is not None:
+            self._transport.give_back(self._buffer)
+            self._buffer = None
+        return True
+
+
+class _Receive:
+    """A receive: posted, then copied to the device (device memory)."""
+
+    def __init__(self, transport, op):
+        self._transport, self.op = transport, op
+        inner = transport.inner
+        self._buffer = self._copy = None
+        if op.region.device:
+            self._buffer = transport.take(op.nbytes)
+            op = Recv(inner.register(self._buffer), 0, op.nbytes, op.peer, op.tag)
+        self._request = inner.post((op,))
+
+    def test(self):
+        if not self._request.test():
+            return False
+        if self._buffer is None:
+            return True
+        transport, op = self._transport, self.op
+        if self._copy is None:
+            host = self._buffer[: op.nbytes]
+            self._copy = transport._stager.to_device(op.region.address + op.offset, host, transport.stream)
+        if not self._copy.test():
+            return False
+        transport.give_back(self._buffer)
+        self._buffer = None
+        return True
+
+
+class StagedRequest(Request):
+    """All operations of one post of which some are staged."""
+
+    __slots__ = ("_operations", "transport")
+
+    def __init__(self, transport, operations):
+        self.transport, self._operations = transport, operations
+
+    def test(self):
+        self.transport.pump()
+        self._operations = [operation for operation in self._operations if not operation.test()]
+        return not self._operations
+
+    def pending_peers(self):
+        return sorted({operation.op.peer for operation in self._operations})
