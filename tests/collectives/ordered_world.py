@@ -82,6 +82,12 @@ class World:
         while sends and receives:
             self._matched.append(_Pair(sends.popleft(), *receives.popleft()))
 
+    def lose(self, key, rank):
+        """The board `key` learns that `rank` has died."""
+        sequencer, inboxes = self.boards.find(key, self.world_size)
+        for other, record in sequencer.lose(rank, "it has died"):
+            inboxes[other].append(record)
+
     def seat(self, key, rank):
         """The seat of `rank` at board `key`."""
         self._seats.append(OrderedSeat(self, LocalSeat(self.boards, key, rank, self.world_size)))

@@ -10,7 +10,7 @@ import pytest
 from lanterne.collectives import control, late
 from lanterne.collectives.communicator import Communicator
 from lanterne.collectives.cost import CostModel
-from lanterne.errors import InputError, LanterneError, TransportTimeout
+from lanterne.errors import InputError, LanterneError, PeerFailed, TransportTimeout
 from lanterne.transport import board
 
 from .ordered_world import World
@@ -72,6 +72,11 @@ class Rank:
     def _end(self, number, error):
         self._requests.pop(number, None)
         self.outcomes.append(error)
+
+    def die(self):
+        """Make no further call; the board learns of it."""
+        self.comm.transport.world.lose(self.comm.late.key, self.comm.rank)
+        self._calls = self._calls[: self.started]
 
     def give_up(self):
         """Ask the board to end the call that this rank is in, as a wait does whose time is over."""
@@ -168,6 +173,25 @@ def test_a_rank_that_never_comes_is_named_and_the_group_goes_on(run, absent):
             assert isinstance(error, TransportTimeout) and absent in error.peers, f"seed {seed}"
             assert ("this rank came after" in str(error)) == (index in error.peers)
     assert alone > 10
+
+
+def test_a_rank_that_dies_before_it_comes_is_named_on_all(run):
+    n, dead = 4, 1
+
+    def may_start(ranks, rank):
+        if rank != dead or ranks[dead].started != 1:
+            return True
+        if len(ranks[dead].outcomes) == 1:
+            ranks[dead].die()
+        return False
+
+    for seed in range(24):
+        ranks = run(seed, [[CALL] * 2] * n, may_start)
+        for index, rank in enumerate(ranks):
+            assert rank.outcomes[0] is None and rank.wrong == 0, f"seed {seed}"
+            errors = rank.outcomes[1:]
+            assert len(errors) == (index != dead)
+            assert all(isinstance(error, PeerFailed) and error.rank == dead for error in errors), f"seed {seed}: {errors}"
 
 
 @pytest.mark.parametrize("other", [(COUNT // 2, "float32"), (COUNT + 1, "float32"), (COUNT, "int32")])
