@@ -73,6 +73,22 @@ class Ran(NamedTuple):
         return sum(self.iteration_s) + sum(self.settle_s)
 
 
+def in_seconds(problem, unit_s):
+    """The Problem with its times in seconds, those it has being in units of `unit_s` seconds."""
+
+    def scaled(value, factor):
+        if isinstance(value, tuple):
+            return tuple(scaled(each, factor) for each in value)
+        return None if value is None else value * factor
+
+    times = {name: scaled(getattr(problem, name), unit_s) for name in ("forward", "backward_input", "backward_weight")}
+    times |= {"link_latency": scaled(problem.link_latency, unit_s)}
+    times |= {"link_bandwidth": scaled(problem.link_bandwidth, 1 / unit_s)}
+    if problem.recompute is not None:
+        times["recompute"] = problem.recompute._replace(time=scaled(problem.recompute.time, unit_s))
+    return dataclasses.replace(problem, **times)
+
+
 def disturbed(problem, events, iteration):
     """(problem, pairs that are slow) under the conditions of an iteration: what there is to know."""
     links, slowdowns, down = conditions(events, iteration, emulated_links(problem, 1.0))

@@ -3,6 +3,7 @@
   lanterne pipeline run --stages 4 --microbatches 12 --forward 10ms --backward-input 10ms --backward-weight 10ms \\
                         --link 2=30ms --scheduler zb_h1,adaptra,best --data-plane inline,delegate
   lanterne pipeline run problem.json --scheduler best --data-plane delegate --plot run.png --trace run.json
+  lanterne pipeline run --stages 4 --microbatches 12 --forward 10ms --scheduler zb_h2 --slow-link 1=20ms@10:40 --adapt
 
 Each stage is a process; F, B and W take the time that the problem gives them; messages are real, and held back until
 the problem's link would have let them through. Every scheduler runs over every data plane, all in turn, --iterations
@@ -13,6 +14,10 @@ times. Columns:
   no delay      makespan of the same plan over links without delay, simulated
   dependencies  what slow links add because work waits for messages, simulated
   blocking      what is left of the measured time: sends that kept a rank from computing (head-of-line blocking)
+
+With --slow-link, --slow-rank or --events the links and ranks change while all runs: a table of the time by mode, and
+with --adapt, per event, which iteration ran the first new plan, beside a run that knows all in advance. --adapt watches
+the delay of messages; a link slower than the plan tolerates gets delegates and a new plan, until it is well again.
 """
 
 import dataclasses
@@ -29,6 +34,7 @@ from ..pipeline.schedulers import load
 from ..pipeline.simulate import simulate
 from ..pipeline.trace import chrome_trace
 from . import report
+from .events_input import add_event_arguments, events_from
 from .pipeline_input import add_problem_arguments, problem_from, queue_length
 from .pipeline_measure import Case, check_case, measure
 from .pipeline_plan import make
@@ -46,8 +52,10 @@ def add_arguments(parser):
     parser.add_argument(
         "--queue", type=queue_length, default=1, metavar="N", help="inline: sends under way at once (default 1)"
     )
-    parser.add_argument("--iterations", type=int, default=5, metavar="K", help="of each, in turn (default 5)")
+    parser.add_argument("--iterations", type=int, metavar="K", help="of each, in turn (default 5, or beyond all events)")
     parser.add_argument("--warmup", type=int, default=1, metavar="K", help="untimed ones before (default 1)")
+    parser.add_argument("--adapt", action="store_true", help="measure delays, plan anew, swap plans and paths")
+    add_event_arguments(parser)
     parser.add_argument("--transport", default="mpi", help="mpi (default), ucx, or local: threads")
     parser.add_argument("--timeout", default="60s", metavar="T", help="of every wait (default 60s)")
     parser.add_argument("--json", metavar="FILE", help="write everything, raw samples too ('-' for standard output)")
@@ -63,6 +71,8 @@ def run(args):
     timeout_s = parse_time_s(args.timeout, "--timeout")
     if timeout_s <= 0:
         raise InputError(f"--timeout: got {args.timeout}, expected more than 0")
+    if args.adapt or args.slow_link or args.slow_rank or args.events:
+        return run_events(args, cases, timeout_s)
     outcomes = measure(cases, args.iterations, args.warmup, args.transport, timeout_s)
     if outcomes is None:
         return 0
@@ -88,7 +98,10 @@ def cases_of(args):
         unit, unit_s = args.unit, parse_time_s(args.unit, "--unit")
     if not unit_s:
         raise InputError("--unit: got none and a problem without one, expected what its times are in, such as 1ms")
-    if args.iterations < 1 or args.warmup < 0:
+    events = args.adapt or args.slow_link or args.slow_rank or args.events
+    if args.iterations is None and not events:
+        args.iterations = 5
+    if (args.iterations is not None and args.iterations < 1) or args.warmup < 0:
         raise InputError(f"--iterations, --warmup: got {args.iterations} and {args.warmup}, expected at least 1 and 0")
     if problem.message_nbytes[0] != problem.message_nbytes[1]:
         raise InputError(f"message_nbytes: got {problem.message_nbytes}, expected one size both ways")
@@ -107,6 +120,27 @@ def cases_of(args):
             check_case(cases[-1])
     report.progress("")
     return cases, unit
+
+
+def run_events(args, cases, timeout_s):
+    """Run the cases while links and ranks change; exit code 0."""
+    from .adaptation import in_seconds
+    from .adaptation_report import iterations_of, plot, print_document, run_with_events, side_by_side
+
+    events = events_from(args, cases[0].ranks)
+    modes = []
+    for case in cases:
+        problem = in_seconds(case.problem, case.unit_s)
+        modes += side_by_side(check(case.checked.plan, problem, memory=False), case.plane, args.adapt)
+    document = run_with_events(modes, events, iterations_of(events, args.iterations), args.transport, timeout_s)
+    if document is None:
+        return 0
+    if args.json:
+        report.write_json(args.json, report.envelope(**document))
+    print_document(document, sys.stderr if args.json == "-" else sys.stdout)
+    if args.plot:
+        plot(args.plot, document)
+    return 0
 
 
 def undelayed(problem):
