@@ -21,6 +21,8 @@ COMMANDS = {
     "bench deaths": ("deaths", "benchmark how soon survivors learn that a rank was killed"),
     "bench persistence": ("persistence", "benchmark a late rank that is named wrongly, or absent"),
     "bench lab-peers": ("lab_peers", "compare with MPICH, Open MPI and Gloo on the emulated cluster"),
+    "bench delegate": ("delegates", "benchmark delegates against inline sends: iterations of a pipeline, cost of a send"),
+    "bench failover": ("failover", "benchmark how long a pipeline stalls when a rail dies in the middle of an iteration"),
     "bench": ("collective", "benchmark a collective, with and without a late rank"),
     "detect": ("detect", "find when a job became slow and when it recovered, in its iteration times"),
     "locate": ("locate", "say which worker, link or stage makes recorded steps long, or that it is the data"),

@@ -45,33 +45,28 @@ class Delegate(DataPlane):
     """
 
     def __init__(self, comm, direct=None, links=None, pairs=None, queues=1, rails=DEFAULT_RAILS, memory_nbytes=None):
-        self.comm, self.direct, self._pairs = comm, direct, _check_pairs(pairs, direct, comm.world_size)
+        self.comm, self.direct = comm, direct
+        self._peers = _delegated_peers(pairs, direct, comm.rank, comm.world_size)
         self._ends = Ends(comm.rank, links or {}, separate=True)
-        others = (rank for rank in range(comm.world_size) if rank != comm.rank)
-        peers = [rank for rank in others if self.is_delegated(comm.rank, rank)]
         if memory_nbytes is None:
             memory_nbytes = int(MEMORY_SHARE * _free_nbytes() / comm.world_size)
-        self.delegates = Delegates(comm.rank, peers, lambda told: _exchange(comm, told), queues, rails, memory_nbytes)
+        self.delegates = Delegates(
+            comm.rank, self._peers, lambda told: _exchange(comm, told), queues, rails, memory_nbytes, self._sent
+        )
         self._memory = self.delegates.arena.view
         # (shape, dtype) -> arrays that are free; address -> (array, offset) of all.
         self._free, self._offsets = {}, {}
-        self._sends, self._failure = 0, None
-
-    def is_delegated(self, rank, peer):
-        """Whether messages between two ranks go through delegates."""
-        return self._pairs is None or frozenset((rank, peer)) in self._pairs
+        self._sends = 0
 
     def lend(self, shape, dtype, peer):
-        return self._take(shape, dtype) if self.is_delegated(self.comm.rank, peer) else self.direct.lend(shape, dtype, peer)
+        return self._take(shape, dtype) if peer in self._peers else self.direct.lend(shape, dtype, peer)
 
     def send(self, buffer, peer, timeout_s=None):
-        if not self.is_delegated(self.comm.rank, peer):
+        if peer not in self._peers:
             return self.direct.send(buffer, peer, timeout_s)
-        now_s = time.monotonic()
-        departure_s, _ = self._ends.leave(peer, buffer.nbytes, now_s)
+        departure_s, _ = self._ends.leave(peer, buffer.nbytes, time.monotonic())
         self._sends += 1
-        with self.comm.failing:
-            self.delegates.send(self._offset(buffer), buffer.nbytes, peer, departure_s, lambda: self._sent(buffer))
+        self.delegates.send(self._offset(buffer), buffer.nbytes, peer, departure_s, buffer)
         return False
 
     def _sent(self, buffer):
@@ -79,12 +74,11 @@ class Delegate(DataPlane):
         self._give(buffer)
 
     def receive(self, shape, dtype, peer):
-        if not self.is_delegated(self.comm.rank, peer):
+        if peer not in self._peers:
             return self.direct.receive(shape, dtype, peer)
         buffer = self._take(shape, dtype)
         receive = DelegateReceive(self, buffer, peer)
-        with self.comm.failing:
-            self.delegates.receive(self._offset(buffer), buffer.nbytes, peer, receive.arrived)
+        self.delegates.receive(self._offset(buffer), buffer.nbytes, peer, receive.arrived)
         return receive
 
     def release(self, buffer):
@@ -203,17 +197,17 @@ def _wait_until(arrival_s, deadline_s, timeout):
         raise timeout()
 
 
-def _check_pairs(pairs, direct, world_size):
-    """`pairs` as a set of frozensets; None for all."""
+def _delegated_peers(pairs, direct, rank, world_size):
+    """The ranks that `rank` has delegates for, a frozenset."""
     if pairs is None:
-        return None
-    found = {frozenset(pair) for pair in pairs}
-    for pair in found:
-        if len(pair) != 2 or not all(0 <= rank < world_size for rank in pair):
+        return frozenset(range(world_size)) - {rank}
+    pairs = [frozenset(pair) for pair in pairs]
+    for pair in pairs:
+        if len(pair) != 2 or not pair <= frozenset(range(world_size)):
             raise InputError(f"pairs: got {tuple(pair)}, expected two different ranks of {world_size}")
     if direct is None:
         raise InputError("pairs: got no data plane for the others, expected `direct`")
-    return found
+    return frozenset(peer for pair in pairs if rank in pair for peer in pair - {rank})
 
 
 def _exchange(comm, told):

@@ -75,6 +75,7 @@ class Delegates:
         queues: delegates, the same number on every rank.
         rails: names, the first that lives being used; as many on every rank.
         memory_nbytes: of the arena, at most.
+        on_sent: called with what was given to `send` beside a message once its memory may change.
 
     Attributes: `arena`; `dropped`, a list of (peer, queue, rail, time.monotonic()) of the rails that died.
 
@@ -84,13 +85,13 @@ class Delegates:
         TransportError: a delegate did not start, or found no rail to a peer.
     """
 
-    def __init__(self, rank, peers, exchange, queues=1, rails=DEFAULT_RAILS, memory_nbytes=1 << 30):
+    def __init__(self, rank, peers, exchange, queues=1, rails=DEFAULT_RAILS, memory_nbytes=1 << 30, on_sent=id):
         check_machine()
         if not 1 <= queues <= MAX_QUEUES:
             raise InputError(f"queues: got {queues}, expected 1 to {MAX_QUEUES}")
         if not rails or len(set(rails)) < len(rails):
             raise InputError(f"rails: got {', '.join(rails) or 'none'}, expected different names, at least one")
-        self.rank, self.peers, self.dropped = rank, tuple(sorted(peers)), []
+        self.rank, self.peers, self.dropped, self._on_sent = rank, tuple(sorted(peers)), [], on_sent
         self.arena = Arena(memory_nbytes)
         self._flows = {peer: [_Flow() for _ in range(queues)] for peer in self.peers}
         self._turns = {peer: [0, 0] for peer in self.peers}
@@ -131,13 +132,13 @@ class Delegates:
         for process in self._processes:
             process.pid = process.hear()["pid"]
 
-    def send(self, offset, nbytes, peer, departure_s, done):
-        """Send `nbytes` bytes at `offset` of the arena to rank `peer`; they stay as they are until `done()` is called.
+    def send(self, offset, nbytes, peer, departure_s, message):
+        """Send `nbytes` bytes at `offset` of the arena to rank `peer`; `message` is for `on_sent`.
 
-        Cost: 10 us, that of waking a delegate included.
+        Cost: 4 us, or 10 if the delegate must be woken; several times as much where the caches hold nothing of ours.
         """
         flow, process = self._turn(peer, 0)
-        flow.sends.append(done)
+        flow.sends.append(message)
         process.put(SEND, peer, offset, nbytes, int(departure_s * 1e9))
 
     def receive(self, offset, nbytes, peer, done):
@@ -151,12 +152,10 @@ class Delegates:
         turns = self._turns[peer]
         queue = turns[direction]
         turns[direction] = (queue + 1) % len(self._processes)
-        process = self._processes[queue]
-        process.check(self.rank)
-        return self._flows[peer][queue], process
+        return self._flows[peer][queue], self._processes[queue]
 
     def progress(self):
-        """Call `done` of all that is done by now; True if something is.
+        """Call `on_sent`, or the receive's `done`, for all that is done by now; True if something is.
 
         Raises:
             TransportError: a delegate has died, or a message has another size than its receive.
@@ -173,7 +172,7 @@ class Delegates:
         flow = self._flows[peer][queue]
         if kind == SENT:
             for _ in range(first):
-                flow.sends.popleft()()
+                self._on_sent(flow.sends.popleft())
         elif kind == RECEIVED:
             flow.receives.popleft()(first / 1e9)
         elif kind == DROPPED:
@@ -207,7 +206,7 @@ class Delegates:
 
 
 class _Flow:
-    """What is under way with one peer in one queue, oldest first: functions to call when it is done."""
+    """What is under way with one peer in one queue, oldest first: messages, and what to call when one has come."""
 
     __slots__ = ("receives", "sends")
 
@@ -291,7 +290,7 @@ class _Process:
         if self.pid is None:
             self._control.close()
         else:
-            self._ring.put(CLOSE)
+            self._ring.put(CLOSE, 0)
             self._wake()
 
     def end(self, deadline_s):

@@ -7,16 +7,17 @@ gone, killed or not, so is the memory.
 import mmap
 import os
 import platform
+import struct
 import threading
 
 from ..errors import InputError, Unavailable
 
 PAGE = mmap.PAGESIZE
-# Notes in a ring, and 64-bit words in a note.
-NUM_NOTES, NOTE_WORDS = 4096, 6
+# Notes in a ring; one note, native 64-bit ints: a kind, its subject, and what the kind says.
+NUM_NOTES, NOTE = 4096, struct.Struct("5q")
 # Words of a ring: its counters, each in a cache line of its own, then the notes.
 _PRODUCED, _CONSUMED, _SLEEPS, _NOTES = 0, 8, 16, 24
-RING_WORDS = _NOTES + NUM_NOTES * NOTE_WORDS
+RING_WORDS = _NOTES + NUM_NOTES * NOTE.size // 8
 
 _lock = threading.Lock()
 
@@ -108,37 +109,33 @@ def map_memory(fd, nbytes):
 
 
 class Ring:
-    """A ring of notes of NOTE_WORDS 64-bit ints; one process puts, another takes.
+    """A ring of notes; one process puts, another takes.
 
     Args:
         words: memoryview of 64-bit ints, RING_WORDS of them, zeros at first.
     """
 
-    __slots__ = ("_consumed", "_produced", "_words")
+    __slots__ = ("_bytes", "_consumed", "_produced", "_words")
 
     def __init__(self, words):
-        self._words = words
+        self._words, self._bytes = words, words.cast("B")
         self._produced, self._consumed = words[_PRODUCED], words[_CONSUMED]
 
-    def put(self, *note):
-        """Put a note of at most NOTE_WORDS ints; False if there is no room now."""
+    def put(self, kind, subject, first=0, second=0, third=0):
+        """Put a note; False if there is no room now."""
         words, produced = self._words, self._produced
         if produced - words[_CONSUMED] == NUM_NOTES:
             return False
-        at = _NOTES + produced % NUM_NOTES * NOTE_WORDS
-        for word in note:
-            words[at] = word
-            at += 1
+        NOTE.pack_into(self._bytes, 8 * _NOTES + produced % NUM_NOTES * NOTE.size, kind, subject, first, second, third)
         self._produced = words[_PRODUCED] = produced + 1
         return True
 
     def take(self):
-        """The oldest note, NOTE_WORDS ints; None if there is none."""
+        """The oldest note, five ints; None if there is none."""
         words, consumed = self._words, self._consumed
         if words[_PRODUCED] == consumed:
             return None
-        at = _NOTES + consumed % NUM_NOTES * NOTE_WORDS
-        note = words[at : at + NOTE_WORDS].tolist()
+        note = NOTE.unpack_from(self._bytes, 8 * _NOTES + consumed % NUM_NOTES * NOTE.size)
         self._consumed = words[_CONSUMED] = consumed + 1
         return note
 

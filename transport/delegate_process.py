@@ -23,7 +23,7 @@ from .failover import Incoming, Outgoing
 from .rail import BYE, DATA, GRANT, HEADER, HERE, MEMORY, PING, PONG, RECEIPT, SWITCH, Rail
 from .wire import configure
 
-# Notes of the rank: SEND peer offset nbytes departure_ns; RECEIVE peer offset nbytes; CLOSE.
+# Notes of the rank: SEND peer offset nbytes departure_ns; RECEIVE peer offset nbytes; CLOSE 0.
 SEND, RECEIVE, CLOSE = range(1, 4)
 # Notes to it: SENT peer count; RECEIVED peer departure_ns; DROPPED peer rail left: a rail has died; LOST peer: the last
 # has; MISFIT peer got expected: a message has another size than its receive.
@@ -337,6 +337,8 @@ def main(arguments):
     control.settimeout(None)
     words = map_memory(ring_fd, 16 * RING_WORDS).cast("q")
     config = hear(control)
+    # Where it takes the core of a rank that computes, it waits for its turn instead.
+    os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     arena = map_memory(arena_fd, os.fstat(arena_fd).st_size)
     try:
         found = set_up(control, config, arena_fd)
