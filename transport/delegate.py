@@ -77,7 +77,8 @@ class Delegates:
         memory_nbytes: of the arena, at most.
         on_sent: called with what was given to `send` beside a message once its memory may change.
 
-    Attributes: `arena`; `dropped`, a list of (peer, queue, rail, time.monotonic()) of the rails that died.
+    Attributes: `addresses`, of the rails here; `arena`; `dropped`, a list of (peer, queue, rail, time.monotonic()) of
+        the rails that died.
 
     Raises:
         InputError: queues or rails that cannot be.
@@ -96,7 +97,7 @@ class Delegates:
         self._flows = {peer: [_Flow() for _ in range(queues)] for peer in self.peers}
         self._turns = {peer: [0, 0] for peer in self.peers}
         self._closed = False
-        self._processes = []
+        self.addresses, self._processes = [], []
         try:
             self._start(exchange, queues, tuple(rails))
         except BaseException:
@@ -111,11 +112,12 @@ class Delegates:
             every = [json.loads(told) for told in exchange(json.dumps(own).encode())]
             _check_agreed(every)
             several_hosts = len({other["host"] for other in every}) > 1
-            bound = [_bind_address(name, several_hosts) for name in rails]
+            if self.peers:
+                self.addresses = [_bind_address(name, several_hosts) for name in rails]
             token = every[0]["token"]
             if self.peers:
                 for queue in range(queues):
-                    self._processes.append(_Process(self.rank, queue, self.arena.fd, token, bound))
+                    self._processes.append(_Process(self.rank, queue, self.arena.fd, token, self.addresses))
             listening = [process.hear()["listen"] for process in self._processes]
         except Exception as failure:
             error, listening = failure, []
