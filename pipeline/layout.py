@@ -40,7 +40,7 @@ def make_layout(world_size, places=None, copies=None, parts=1):
     Raises:
         InputError: no such division of `world_size` ranks.
     """
-    if min(parts, places or 1, copies or 1) < 1:
+    if min(parts, 1 if places is None else places, 1 if copies is None else copies) < 1:
         raise InputError(f"layout: got {places} stages, {copies} copies and {parts} parts, expected at least 1 of each")
     given = parts * (places or 1) * (copies or 1)
     if world_size % given or (places and copies and world_size != given):

@@ -192,7 +192,7 @@ class Trainer:
         layout = self.layout if layout is None else layout
         same_stages = plans[0].plan.placement == self.plans[0].plan.placement
         starts = self.starts if starts is None and same_stages else starts
-        self._check(plans, layout, starts)
+        starts = self._check(plans, layout, starts)
         if same_stages and layout == self.layout and starts == self.starts:
             self._plan(plans)
             return
@@ -229,9 +229,9 @@ class Trainer:
 
     def _open(self, plans, layout, starts):
         """Communicators and stages for these plans."""
-        self._check(plans, layout, starts)
+        starts = self._check(plans, layout, starts)
         self.close()
-        self.layout = layout
+        self.layout, self.starts = layout, starts
         copies, places, parts = layout.shape
         self.copy, self.place, self.part = copy, place, part = layout.where(self.comm.rank)
         self.pipeline = self._split(copy * parts + part, place)
@@ -242,11 +242,9 @@ class Trainer:
         placement = plans[0].plan.placement
         held = placement.stages_of(place)
         multiple = copies if self._sharded else 1
-        number = placement.num_stages
-        self.starts = model.starts(number) if starts is None else check_starts(model, number, starts)
         self.stages = {
             stage: LayerStage(
-                model, *self.starts[stage : stage + 2], self._optimizer(), self._dtype, self._seed, multiple=multiple
+                model, *starts[stage : stage + 2], self._optimizer(), self._dtype, self._seed, multiple=multiple
             )
             for stage in held
         }
@@ -269,7 +267,7 @@ class Trainer:
         return comm
 
     def _check(self, plans, layout, starts):
-        """Raise InputError unless they fit each other and the ranks, and are the same on all of them."""
+        """The starts, if all fit each other and the ranks, and are the same on all of them; else InputError."""
         copies, places, parts = layout.shape
         placement = plans[0].plan.placement
         if copies * places * parts != self.comm.world_size:
@@ -282,6 +280,9 @@ class Trainer:
             raise InputError(f"plans: got {placement.num_ranks} ranks, expected {places}, the places of the layout")
         if placement.num_routes > 1:
             raise InputError(f"plans: got a {placement.name} placement, expected one where all microbatches go one way")
+        model = self._model(None) if callable(self._model) else self._model
+        count = placement.num_stages
+        starts = model.starts(count) if starts is None else check_starts(model, count, starts)
         words = hashlib.sha256(repr((layout, starts, placement)).encode())
         for checked in plans:
             words.update(checked.plan.columns.tobytes() + checked.plan.offsets.tobytes())
@@ -291,3 +292,4 @@ class Trainer:
         if (digests != mine).any():
             other = int(np.flatnonzero(digests != mine)[0])
             raise InputError(f"plans: got others on rank {other} than on rank {self.comm.rank}, expected the same")
+        return starts

@@ -1,9 +1,12 @@
 """Training on many ranks: the same losses and weights as one process, whatever the plan, copies, parts and changes."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 import lanterne
+from lanterne.errors import InputError, LanterneError
 from lanterne.pipeline.adam import Adam
 from lanterne.pipeline.layout import Layout, make_layout
 from lanterne.pipeline.problem import Problem
@@ -132,3 +135,72 @@ def test_a_state_goes_on_anywhere(sharded, one_process):
         return np.array([*first, *(training.iteration().losses for _ in range(ITERATIONS - 2))]), training.state()
 
     same(lanterne.spawn(8, job), one_process)
+
+
+def failure(world_size, function):
+    """What every rank raises."""
+
+    def attempt(comm):
+        with pytest.raises(LanterneError) as caught:
+            function(comm)
+        return str(caught.value)
+
+    return lanterne.spawn(world_size, attempt, timeout_s=20)
+
+
+def test_what_does_not_fit():
+    two = made("zb_h1", 2, (4, 4))
+
+    def words(function, expected, world_size=4):
+        assert all(expected in word for word in failure(world_size, function)), expected
+
+    words(lambda comm: trainer(comm, two), "got 6 for 2 stages x 2 copies x 1 tensor parts, expected 4", 6)
+    words(lambda comm: trainer(comm, two, layout=make_layout(4, 2)), "got (2, 2, 1) on 3 ranks, expected as many", 3)
+    words(lambda comm: trainer(comm, two, layout=make_layout(4, 1, 4)), "got 2 for 4 copies, expected one for each")
+    words(lambda comm: trainer(comm, made("zb_h1", 1, (4, 4)), layout=make_layout(4, 2)), "got 1 ranks, expected 2")
+    words(lambda comm: trainer(comm, (two[0], made("zb_v", 2, (4,))[0])), "of one placement")
+    words(lambda comm: trainer(comm, two, starts=(0, 9, 8)), "expected 3 ascending numbers from 0 to 8")
+    words(lambda comm: trainer(comm, two, starts=(0, 2, 4, 8)), "expected 3 ascending numbers from 0 to 8")
+    words(lambda comm: trainer(comm, made("zb_h1", 2, (4, 3))).iteration(), "got 8 microbatches, expected 7")
+    other = made("gpipe", 2, (4, 4))
+    words(lambda comm: trainer(comm, other if comm.rank == 3 else two), "than on rank")
+
+
+def test_a_plan_that_does_not_fit_leaves_the_trainer_as_it_was(one_process):
+    def job(comm):
+        training = trainer(comm, made("zb_h1", 2))
+        losses = [training.iteration().losses]
+        for change, words in (
+            ({"plans": made("zb_h1", 3)}, "got 3 ranks, expected 2"),
+            ({"starts": (0, 8, 8)}, "expected 3 ascending numbers"),
+            ({"layout": make_layout(2, 1, 2)}, "expected one for each"),
+        ):
+            with pytest.raises(InputError, match=words):
+                training.change(**change)
+        losses += [training.iteration().losses for _ in range(ITERATIONS - 1)]
+        return np.array(losses), training.state()
+
+    same(lanterne.spawn(2, job), one_process)
+
+
+def test_a_state_of_another_model_is_refused():
+    state = lanterne.spawn(1, train, made("1f1b", 1), 1)[0][1]
+    short = replace(state, parameters=state.parameters[1:])
+
+    def job(comm):
+        with pytest.raises(InputError, match=r"got parameters of shape \(2866,\), expected \(2867,\)"):
+            trainer(comm, made("1f1b", 2)).restore(short)
+
+    lanterne.spawn(2, job)
+
+
+def test_a_stage_that_raises_ends_every_copy():
+    def job(comm):
+        training = trainer(comm, made("zb_h1", 2, (4, 4)))
+        training.iteration()
+        if comm.rank == 1:
+            training.stages[1].backward_weight = lambda *args: 1 / 0
+        training.iteration()
+
+    for word in failure(4, job):
+        assert "pipeline rank 1, W1.0: ZeroDivisionError: division by zero" in word
