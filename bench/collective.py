@@ -9,6 +9,7 @@ runs under the mpiexec or the torchrun-style variables that are there.
   lanterne bench all_reduce -n 4 --algorithm auto --bytes 64M --arrivals --json profile.json --plot arrivals.png
   lanterne bench all_reduce -n 4 --algorithm ring,late_join --late-rank profile.json --delay 50ms
   mpiexec -n 4 lanterne bench all_gather --bytes 1MiB
+  lanterne bench all_reduce -n 8 --device cuda --transport nccl --algorithm auto,ring,late_join,native --graph
 
 Time is from an agreed instant to the last completion on any rank, delays included; with a late rank, `late` is from its call
 to the last completion: what its lateness still costs. Where the links' rate is known (--rate, or on the emulated cluster) it is
@@ -54,6 +55,8 @@ class Settings:
     warmup: int
     timeout_s: float
     min_busbw: float | None
+    device: str = "cpu"
+    graph: bool = False
     arrivals: bool = False
     plot: str | None = None
     rate_bytes_per_s: float | None = None
@@ -62,8 +65,9 @@ class Settings:
 def add_arguments(parser):
     parser.add_argument("collective", nargs="?", choices=COLLECTIVES, help="default: the main job, see above")
     parser.add_argument("-n", "--ranks", type=int, metavar="N", help="start N ranks here")
-    parser.add_argument("--transport", default="mpi", help="mpi (default), ucx or local")
-    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--transport", default="mpi", help="mpi (default), ucx, local, or nccl with --device cuda")
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="where the arrays are (default cpu)")
+    parser.add_argument("--graph", action="store_true", help="launch captured CUDA graphs; with --transport nccl")
     parser.add_argument(
         "--algorithm", metavar="A,B,...", help="or 'all', every one (default: auto, ring and the transport's native one, if any)"
     )
@@ -99,7 +103,7 @@ def run(args):
         command = [sys.executable, "-m", "lanterne", *sys.argv[1:]]
         if args.collective is None:
             command += ["-n", str(settings.ranks)]
-        return launch(command, settings.ranks, launcher="mpi" if settings.transport == "mpi" else "direct")
+        return launch(command, settings.ranks, launcher="mpi" if settings.transport in ("mpi", "nccl") else "direct")
     from ..collectives.communicator import init
 
     with init(transport=settings.transport, timeout_s=settings.timeout_s) as comm:
@@ -129,6 +133,13 @@ def parse(args):
     delays = (args.delay or "0,50ms") if args.late_rank is not None else "0"
     if args.iterations < 1 or args.warmup < 0:
         raise InputError(f"--iterations, --warmup: got {args.iterations} and {args.warmup}, expected at least 1 and 0")
+    if (args.transport == "nccl") > (args.device == "cuda") or args.graph > (args.transport == "nccl" and args.warmup > 0):
+        raise InputError(
+            f"--transport, --device, --graph: got {args.transport}, {args.device} and {args.graph}, expected --device cuda "
+            "with --transport nccl, and both, and a --warmup, with --graph"
+        )
+    if args.device == "cuda" and args.transport == "local":
+        raise InputError("--device: got cuda with --transport local, expected mpi, ucx or nccl: a process for each GPU")
     if args.device == "cuda":
         from ..kernels.arrays import require_device
 
@@ -148,6 +159,8 @@ def parse(args):
         collective=collective,
         ranks=args.ranks,
         transport=args.transport,
+        device=args.device,
+        graph=args.graph,
         algorithms=algorithms,
         sizes=_sizes(args),
         dtype=args.dtype,
@@ -196,7 +209,7 @@ def _listed_sizes(args):
 
 def run_rank(comm, settings, json_file):
     """Every case on this rank; rank 0 prints and writes. The exit code."""
-    from .measure import BUS_FACTOR, REDUCING, Case, measure
+    from .measure import BUS_FACTOR, REDUCING, measure
 
     n = comm.world_size
     if settings.ranks not in (None, n):
@@ -211,7 +224,7 @@ def run_rank(comm, settings, json_file):
         count = -(-nbytes // dtype.itemsize)
         if settings.collective in ("reduce_scatter", "all_gather", "all_to_all"):
             count = -(-count // n) * n
-        case = Case(comm, settings.collective, count, dtype, settings.op)
+        case = make_case(comm, settings, count, dtype)
         late_rank = settings.late_rank if delay_s > 0 else None
 
         def tick(text, index=index, nbytes=nbytes):
@@ -221,6 +234,7 @@ def run_rank(comm, settings, json_file):
         measured = measure(
             case, algorithms, late_rank, delay_s, settings.iterations, settings.warmup, told_late_rank(settings, algorithms), tick
         )
+        case.close()
         for algorithm, (times_s, lates_s, wrong) in measured.items():
             algbw = count * dtype.itemsize / statistics.median(times_s) / 1e9 if late_rank is None else None
             records.append(
@@ -229,7 +243,8 @@ def run_rank(comm, settings, json_file):
                     "algorithm": algorithm,
                     "chosen": chosen(comm, settings.collective, count * dtype.itemsize) if algorithm == "auto" else None,
                     "transport": comm.transport.name,
-                    "device": "cpu",
+                    "device": settings.device,
+                    "graph": settings.graph,
                     "ranks": n,
                     "nbytes": count * dtype.itemsize,
                     "count": count,
@@ -273,7 +288,8 @@ def algorithms_of(comm, settings):
         InputError: an algorithm that does not exist or cannot run here.
     """
     offered = comm.algorithms(settings.collective)
-    if "native" in offered and not native.offers(comm.transport, settings.collective, settings.dtype):
+    by_mpi = settings.device == "cuda" and comm.transport.name != "nccl"
+    if "native" in offered and (by_mpi or not native.offers(comm.transport, settings.collective, settings.dtype)):
         offered = offered[:-1]
     if settings.algorithms == ("all",):
         return offered
@@ -287,6 +303,17 @@ def algorithms_of(comm, settings):
                 f"expected one of auto, {', '.join(offered)}, or all"
             )
     return settings.algorithms
+
+
+def make_case(comm, settings, count, dtype):
+    """The Case of these settings, on the device they name."""
+    from .measure import Case
+
+    if settings.device == "cpu":
+        return Case(comm, settings.collective, count, dtype, settings.op)
+    from .device_case import DeviceCase
+
+    return DeviceCase(comm, settings.collective, count, dtype, settings.op, settings.graph)
 
 
 def told_late_rank(settings, algorithms):

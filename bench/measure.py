@@ -78,14 +78,22 @@ class Case:
         else:
             method(self.source, self.out, op=self.op, algorithm=algorithm, **options)
 
+    def result(self):
+        """The output, on the host."""
+        return self.out
+
+    def close(self):
+        """Let go of what calls have left; the arrays are not."""
+
     def wrong(self):
         """How many elements of the output are wrong on this rank."""
         if self.expected is None:
             return 0
-        if self.op == "mean" and self.collective in REDUCING and self.out.dtype.kind == "f":
-            tolerance = np.finfo(self.out.dtype).eps
-            return int(np.count_nonzero(~np.isclose(self.out, self.expected, rtol=4 * tolerance, atol=4 * tolerance)))
-        return int(np.count_nonzero(self.out != self.expected))
+        out = self.result()
+        if self.op == "mean" and self.collective in REDUCING and out.dtype.kind == "f":
+            tolerance = np.finfo(out.dtype).eps
+            return int(np.count_nonzero(~np.isclose(out, self.expected, rtol=4 * tolerance, atol=4 * tolerance)))
+        return int(np.count_nonzero(out != self.expected))
 
 
 def pattern(count, dtype, op, rank):

@@ -8,7 +8,7 @@ from ..errors import InputError, LanterneError
 from ..transport.bootstrap import MPI_VARIABLES, connect
 from ..transport.local import LocalWorld
 from ..transport.registry import TRANSPORTS, find_transport, open_transport
-from .tuning import THREADS
+from .tuning import GPUS, THREADS
 
 _thread = threading.local()
 
@@ -20,7 +20,7 @@ def init(transport=None, timeout_s=None, deterministic=False):
     MASTER_PORT) made; inside `spawn` it is that; else one rank.
 
     Args:
-        transport: "mpi", "ucx" or "local" (threads of one process); None for LANTERNE_TRANSPORT, else "mpi" under an
+        transport: "mpi", "ucx", "nccl" or "local" (threads of one process); None for LANTERNE_TRANSPORT, else "mpi" under an
             MPI launcher and "ucx" under the other variables.
         timeout_s: the default of every wait, seconds; None for LANTERNE_TIMEOUT_S, 60.
         deterministic: no decision at run time that changes the order of sums: nobody finds out who is late.
@@ -57,7 +57,10 @@ def init(transport=None, timeout_s=None, deterministic=False):
     communicator = Communicator(opened, ranks_here=group.ranks_here, closes=(opened, group))
     communicator.deterministic = deterministic
     try:
-        communicator.tuning.learn()
+        if opened.capabilities.stream_ordered:
+            communicator.tuning.adopt(GPUS, "assumed")
+        else:
+            communicator.tuning.learn()
     except LanterneError:
         communicator.close()
         raise

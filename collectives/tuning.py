@@ -25,6 +25,9 @@ MAX_PRICED_RANKS = 128
 # Threads of one process, roughly: what one measures there is mostly who held the interpreter.
 THREADS = CostModel(30e-6, 1 / 5e9, 1 / 10e9, serial_messages=True)
 
+# Ranks with a GPU each, over NCCL on fast links: assumed, not measured.
+GPUS = CostModel(15e-6, 1 / 150e9, 1 / 1e12)
+
 
 class Choice(NamedTuple):
     """What `auto` stands for in one call: an algorithm, its num_chunks (None: its own), and why."""

@@ -23,6 +23,7 @@ from lanterne.collectives.program import Message  # noqa: E402
 from lanterne.collectives.registry import ALGORITHMS  # noqa: E402
 from lanterne.collectives.tuning import THREADS  # noqa: E402
 from lanterne.errors import InputError, PeerFailed, TransportError, TransportTimeout, Unavailable  # noqa: E402
+from lanterne.kernels.arrays import require_device  # noqa: E402
 
 
 def over_nccl(world_size, program, timeout_s=20.0, job=None):
@@ -53,6 +54,13 @@ def staged(world_size, program, timeout_s=20.0):
     finally:
         for runtime in runtimes:
             runtime.close()
+
+
+def has_gpu():
+    try:
+        return require_device() > 0
+    except Unavailable:
+        return False
 
 
 PATHS = {"nccl": over_nccl, "staged": staged}

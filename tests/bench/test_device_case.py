@@ -1,0 +1,92 @@
+"""Benchmarked collectives on device arrays, on stand-ins: right results, eager and captured, and what is refused."""
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+_spec = importlib.util.spec_from_file_location("test_device", ROOT / "tests" / "collectives" / "test_device.py")
+device = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(device)
+
+from lanterne.bench.device_case import DeviceCase  # noqa: E402
+from lanterne.bench.measure import measure  # noqa: E402
+
+
+class HostMemory:
+    """The verbs of CudaMemory on stand-ins."""
+
+    def __init__(self, comm):
+        self.comm = comm
+
+    def put(self, array):
+        return device.HostArray(array.copy())
+
+    def fill(self, array, byte):
+        array.values.view(np.uint8)[...] = byte
+
+    def copy(self, out, array):
+        out.values[...] = array.values
+
+    def get(self, array):
+        return array.values
+
+    def synchronize(self):
+        device.synchronize(self.comm)
+
+
+@pytest.mark.parametrize("graph", [False, True])
+@pytest.mark.parametrize("collective", ["all_reduce", "reduce_scatter", "broadcast", "all_gather", "reduce", "all_to_all"])
+def test_right_results_are_counted_so(collective, graph):
+    def program(comm):
+        case = DeviceCase(comm, collective, 30_000, np.dtype("float32"), "sum", graph, HostMemory(comm))
+        measured = measure(case, comm.algorithms(collective), iterations=1, warmup=1)
+        captured = len(case._captured)
+        case.close()
+        return {name: wrong for name, (_, _, wrong) in measured.items()}, captured
+
+    for wrong, captured in device.over_nccl(3, program):
+        assert set(wrong.values()) == {0}, wrong
+        assert captured == (len(set(wrong) - {"native"}) if graph else 0)
+
+
+def test_wrong_results_are_counted_too():
+    def program(comm):
+        case = DeviceCase(comm, "all_reduce", 100, np.dtype("float32"), "sum", False, HostMemory(comm))
+        case.call("ring")
+        case.out.values[comm.rank] += 1
+        return case.wrong()
+
+    assert device.over_nccl(3, program) == [1] * 3
+
+
+def lanterne(*arguments):
+    command = [sys.executable, "-m", "lanterne", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--transport", "nccl"],
+        ["--graph", "--device", "cuda", "--transport", "mpi"],
+        ["--graph", "--device", "cuda", "--transport", "nccl", "--warmup", "0"],
+        ["--device", "cuda", "--transport", "local"],
+    ],
+)
+def test_bad_input(arguments):
+    result = lanterne("bench", "all_reduce", "-n", "2", *arguments)
+    assert result.returncode == 2, result.stderr
+    assert "expected" in result.stderr and result.stderr.count("\n") == 1
+
+
+@pytest.mark.skipif(device.has_gpu(), reason="there is a GPU here: tests/gpu has the benchmark")
+@pytest.mark.parametrize("transport", ["nccl", "mpi"])
+def test_without_a_gpu(transport):
+    result = lanterne("bench", "all_reduce", "-n", "2", "--device", "cuda", "--transport", transport)
+    assert result.returncode == 3, result.stderr
+    assert ("CuPy" in result.stderr or "CUDA" in result.stderr) and result.stderr.count("\n") == 1
