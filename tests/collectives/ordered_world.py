@@ -46,13 +46,17 @@ class World:
 
     def step(self, ranks):
         """Let something happen; `ranks` are callables, one for each rank that could do something."""
-        events = [("clock", self._tick)] + [("rank", rank) for rank in ranks]
-        events += [("match", pair) for pair in self._matched] + [("leave", item) for item in self._leaving]
-        for seat in self._seats:
-            events += [("letter", seat.post_letter)] * bool(seat.letters) + [("record", seat.bring_record)]
-        kinds = sorted({kind for kind, _ in events})
+        possible = {
+            "clock": [self._tick],
+            "rank": ranks,
+            "match": self._matched,
+            "leave": self._leaving,
+            "letter": [seat.post_letter for seat in self._seats if seat.letters],
+            "record": [seat.bring_record for seat in self._seats],
+        }
+        kinds = [kind for kind, events in possible.items() if events]
         kind = self.random.choices(kinds, [self._weights[kind] for kind in kinds])[0]
-        event = self.random.choice([event for its, event in events if its == kind])
+        event = self.random.choice(possible[kind])
         if kind == "match":
             self._matched.remove(event)
             event.deliver()

@@ -4,6 +4,8 @@ The communicators and the board are the real ones, in a world that decides what 
 order each call ends alike on all ranks: with the right result, or with the same error, and the next call works.
 """
 
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -19,7 +21,7 @@ SLOW = CostModel(1e-4, 1 / 50e6)
 COUNT = 1 << 15
 CALL = COUNT, "float32"
 # After so many events nobody and nothing is starved any longer, and after as many again an order that has no end fails.
-UNFAIR_STEPS = 20_000
+UNFAIR_STEPS = 10_000
 IN_FLIGHT = 2
 
 
@@ -106,13 +108,14 @@ def run(monkeypatch):
             else:
                 rank.poll()
 
+        acts = [partial(act, index) for index in range(len(ranks))]
         for step in range(2 * UNFAIR_STEPS):
             if all(rank.done for rank in ranks):
                 return ranks
             if step == UNFAIR_STEPS:
                 world.be_fair()
                 reluctant = [1] * len(ranks)
-            world.step([lambda index=index: act(index) for index, rank in enumerate(ranks) if not rank.done])
+            world.step([act for act, rank in zip(acts, ranks, strict=True) if not rank.done])
         pytest.fail(f"seed {seed}: no end; calls complete: {[len(rank.outcomes) for rank in ranks]}")
 
     return run
@@ -163,7 +166,7 @@ def test_a_rank_that_never_comes_is_named_and_the_group_goes_on(run, absent):
         return rank != absent or ranks[absent].started != 1 or others_are_through
 
     alone = 0
-    for seed in range(40):
+    for seed in range(20):
         ranks = run(seed, [[CALL] * 3] * n, may_start, impatient=lambda call: 0.1 * (call == 1))
         check_alike(ranks, seed)
         alone += ranks[0].outcomes[1].peers == (absent,)
@@ -172,7 +175,7 @@ def test_a_rank_that_never_comes_is_named_and_the_group_goes_on(run, absent):
             # Whose letter was still on its way when the others lost their patience is named too.
             assert isinstance(error, TransportTimeout) and absent in error.peers, f"seed {seed}"
             assert ("this rank came after" in str(error)) == (index in error.peers)
-    assert alone > 10
+    assert alone > 5
 
 
 def test_a_rank_that_dies_before_it_comes_is_named_on_all(run):
