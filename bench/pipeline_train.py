@@ -14,13 +14,14 @@ last checkpoint has the losses of one that was not, on any number of ranks.
 """
 
 import argparse
+import os
 import statistics
 import sys
 from dataclasses import asdict
 
 from ..errors import InputError
 from ..transport.bootstrap import in_a_job
-from ..transport.launch import MAX_WORLD_SIZE
+from ..transport.launch import MAX_WORLD_SIZE, RANK_ENVIRONMENT
 from ..transport.registry import find_transport
 from . import report
 from .train_setup import TOLERANCES, add_model_arguments, make_setup, planned, positive
@@ -48,6 +49,9 @@ def add_arguments(parser):
 
 def run(args):
     """Start the ranks, or train on this one; the exit code."""
+    # As under our launcher: the threads of NumPy's products on all cores would wait for those of other ranks.
+    for name, value in RANK_ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
     world_size = _check(args)
     if args.transport == "local":
         from ..collectives.communicator import spawn
