@@ -16,7 +16,7 @@ from .base import Capabilities, Recv, Send, Transport, check_ops, make_tag
 from .bootstrap import MPI_VARIABLES
 from .local import LocalWorld
 from .nccl_channel import NcclChannel
-from .nccl_library import call_with_limit, check_devices, load_nccl, version_text
+from .nccl_library import call_with_limit, check_devices, load_nccl, make_communicator, version_text
 
 # Below this grain NCCL's point to point is erratic (StragglAR, section 4.1), so chunks are cut at multiples of it.
 ALIGNMENT_NBYTES = 4096
@@ -86,7 +86,7 @@ class NcclTransport(Transport):
 
         def connect():
             with self.runtime.device:
-                return self.library.NcclCommunicator(len(ranks), seats[0].unique_id, me)
+                return make_communicator(self.library, len(ranks), seats[0].unique_id, me)
 
         failed, communicator = None, None
         try:
@@ -177,9 +177,7 @@ def _unpack(slot):
     for nbytes in (device, unique_id, text):
         fields.append(slot[at : at + nbytes])
         at += nbytes
-    # CuPy takes the id as signed chars.
-    signed = tuple(byte - 256 if byte > 127 else byte for byte in fields[1])
-    return _Seat(version, fields[0].decode(), signed, fields[2].decode(errors="replace"))
+    return _Seat(version, fields[0].decode(), fields[1], fields[2].decode(errors="replace"))
 
 
 def _open_host(group, timeout_s):

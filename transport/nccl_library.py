@@ -1,7 +1,7 @@
 """NCCL through CuPy: found, new enough, and its errors turned into ours.
 
-CuPy's binding has the blocking calls only (no non-blocking communicators, no registration of memory), so whatever may
-hang is called on a thread that nobody waits for longer than a limit.
+CuPy's binding has the blocking calls only (14.2: NcclConfig has no `blocking`, and there is no registration of memory),
+so whatever may hang is called on a thread that nobody waits for longer than a limit.
 """
 
 import os
@@ -76,6 +76,16 @@ def version_text(version):
     """NCCL's version number as people write it: 21805 is 2.18.5, 2708 is 2.7.8."""
     base = 10000 if version >= 10000 else 1000
     return f"{version // base}.{version % base // 100}.{version % 100}"
+
+
+def make_communicator(nccl, world_size, unique_id, rank):
+    """The NcclCommunicator of `rank`; `unique_id` as bytes. Returns once all ranks have called it, or never."""
+    try:
+        return nccl.NcclCommunicator(world_size, unique_id, rank)
+    except TypeError:
+        # Before CuPy 14 the id is a tuple of signed chars.
+        signed = tuple(byte - 256 if byte > 127 else byte for byte in unique_id)
+        return nccl.NcclCommunicator(world_size, signed, rank)
 
 
 def call_with_limit(function, what, limit_s):

@@ -27,8 +27,8 @@ class HostNccl:
     Attributes: `hangs`, names of what never returns ("init", "abort", "destroy"); `log`, what was called.
     """
 
-    def __init__(self, version=23203):
-        self.version = version
+    def __init__(self, version=23203, id_type=bytes):
+        self.version, self.id_type = version, id_type
         self.condition = threading.Condition()
         self.worlds = {}
         self.streams = {}
@@ -57,8 +57,10 @@ class HostNccl:
         return self.version
 
     def get_unique_id(self):
-        number = next(self._ids)
-        return tuple((number >> 7 * place & 127) - 64 for place in range(128))
+        unique_id = (next(self._ids) * 0x9E3779B97F4A7C15 % (1 << 64)).to_bytes(128, "little")
+        if self.id_type is bytes:
+            return unique_id
+        return tuple(byte - 256 if byte > 127 else byte for byte in unique_id)
 
     def groupStart(self):
         self._local.group = []
@@ -98,6 +100,9 @@ class HostCommunicator:
     """A rank of a communicator."""
 
     def __init__(self, nccl, world_size, unique_id, rank):
+        if type(unique_id) is not nccl.id_type:
+            raise TypeError(f"Argument 'commId' has incorrect type (expected {nccl.id_type})")
+        assert len(unique_id) == 128 and set(unique_id) != {0}
         nccl.hang("init")
         self.nccl, self.rank, self.world_size = nccl, rank, world_size
         self.aborted, self.error, self._calls = False, None, 0

@@ -62,6 +62,10 @@ def test_around_the_ring(world_size, nbytes):
     assert Job(world_size).run(lambda transport: exchange(transport, nbytes, 13)) == [None] * world_size
 
 
+def test_ids_as_cupy_13_has_them():
+    assert Job(3, nccl=HostNccl(id_type=tuple)).run(lambda transport: exchange(transport, 100)) == [None] * 3
+
+
 def test_everybody_with_everybody_many_times():
     def program(transport):
         peers = [rank for rank in range(transport.world_size) if rank != transport.rank]
