@@ -1,5 +1,6 @@
 """The tables of `lanterne bench lab-peers`, for a terminal and as Markdown, from the same records."""
 
+import shlex
 import statistics
 
 from . import report
@@ -27,7 +28,6 @@ told nothing, our other algorithms are told who is late. All took turns and ever
 Made by `{command}`
 on {cpus} cores ({platform}).
 """
-COMMAND = "lanterne bench lab-peers --json bench/results/lab.json --report bench/results/lab.md"
 
 
 def table(document):
@@ -82,7 +82,7 @@ def markdown(document):
     environment = document["environment"]
     head = HEAD.format(
         rate=document["rate_bytes_per_s"] * 8 / 1e6,
-        command=COMMAND,
+        command=shlex.join(document["argv"]),
         cpus=environment["cpus"],
         platform=environment["platform"],
     )
