@@ -29,6 +29,7 @@ COMMANDS = {
     "validate": ("validate", "find out in seconds which rank computes slowly and which link is slow"),
     "watch": ("watch", "run a program and say when it becomes slow, since when, and because of whom"),
     "rebalance": ("rebalance", "distribute microbatches over groups of different speed"),
+    "bench failslow": ("failslow_speed", "benchmark what it costs to be watched and to redistribute microbatches"),
     "bench kernels": ("kernels", "benchmark the reductions of one CPU or GPU against a plain copy"),
     "bench gpu": ("gpu", "measure the GPU path: reductions, staging, delays; writes a report"),
     "schedule": ("schedule", "make, check, price, draw or export a collective schedule"),

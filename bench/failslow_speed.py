@@ -1,0 +1,257 @@
+"""Benchmark fail-slow tracking: what it costs to be watched, to find iterations, and to redistribute microbatches.
+
+  lanterne bench failslow
+  lanterne bench failslow --check --json result.json       exit code 1 if a bar is missed
+
+rebalance   the exact distribution over 512 and 4,096 groups (bars 0.3 and 1 ms; optimal: no move of one share helps)
+period      iteration times from a call log: right from 4 iterations (bar 0.1 %), with 1 % foreign calls; cost of a call
+recorded    one call through the recorder, against the bare call
+watch       a loop on 4 ranks, blocks with and without `lanterne.watch` in turn; median of the ratios of their times,
+            and what the recorder's own cost makes of an iteration (bar 0.5 %, of both)
+"""
+
+import random
+import statistics
+import sys
+import tempfile
+import time
+
+from ..errors import InputError
+from ..failslow.period import PeriodTracker, iteration_times
+from ..failslow.rebalance import rebalance
+from . import report
+from .units import format_time
+
+REBALANCE_BARS_S = {512: 0.3e-3, 4096: 1e-3}
+PERIOD_BAR, WATCH_BAR = 1e-3, 5e-3
+CALLS = 40
+COUNT = 64 << 10
+
+
+def add_arguments(parser):
+    """The options of this command."""
+    parser.add_argument("--repetitions", type=int, default=9, metavar="K", help="of every timing (default 9)")
+    parser.add_argument("--blocks", type=int, default=15, metavar="K", help="pairs of blocks of the watch (default 15)")
+    parser.add_argument("--iteration", type=float, default=20.0, metavar="MS", help="ms of computing in it (default 20)")
+    parser.add_argument("-n", "--ranks", type=int, default=4, metavar="N", help="ranks of the watch (default 4)")
+    parser.add_argument("--transport", default="mpi", help="of the watch: mpi (default), ucx or local")
+    parser.add_argument("--check", action="store_true", help="exit code 1 if a bar is missed")
+    parser.add_argument("--json", metavar="FILE", help="write everything, raw samples too ('-' for standard output)")
+
+
+def run(args):
+    """Measure and print; the exit code."""
+    from ..transport.bootstrap import in_a_job
+
+    if min(args.repetitions, args.blocks, args.ranks) < 1 or args.iteration <= 0:
+        raise InputError("--repetitions, --blocks, -n, --iteration: expected more than 0 of each")
+    if args.transport != "local" and in_a_job():
+        return watched_rank(args)
+    records = [*_rebalance(args.repetitions), *_period(args.repetitions), _recorded(args.repetitions), *_watch(args)]
+    report.progress("")
+    if args.json:
+        report.write_json(args.json, report.envelope(results=records))
+    rows = [
+        [r["what"], _shown(r), "-" if r["bar"] is None else _value(r, r["bar"]), "" if r["met"] else "missed"] for r in records
+    ]
+    file = sys.stderr if args.json == "-" else sys.stdout
+    report.print_table([("measured", ""), ("median", ""), ("bar", ""), ("", "")], rows, file=file)
+    return int(args.check and not all(record["met"] for record in records))
+
+
+def _record(what, unit, samples, bar, valid=True):
+    middle = statistics.median(samples)
+    met = valid and (bar is None or middle <= bar)
+    return {"what": what, "unit": unit, "samples": samples, "median": middle, "bar": bar, "valid": valid, "met": met}
+
+
+def _value(record, value):
+    return format_time(value) if record["unit"] == "s" else f"{100 * value:.3g} %"
+
+
+def _shown(record):
+    return _value(record, record["median"]) + ("" if record["valid"] else " (wrong result)")
+
+
+def _timed_s(call, repetitions):
+    call()
+    found = []
+    for _ in range(repetitions):
+        start_s = time.perf_counter()
+        call()
+        found.append(time.perf_counter() - start_s)
+    return found
+
+
+def _rebalance(repetitions):
+    for groups, bar_s in REBALANCE_BARS_S.items():
+        report.progress(f"rebalance, {groups} groups")
+        rng = random.Random(groups)
+        times = [rng.uniform(1.0, 1.1) * (1.6 if rng.random() < 0.05 else 1.0) for _ in range(groups)]
+        balance = rebalance(times, 32 * groups)
+        # Optimal: with one share less the slowest group is done earlier, but no other can take it in that time.
+        shares = balance.microbatches
+        fits = all(t * (m + 1) >= balance.makespan * (1 - 1e-12) for t, m in zip(times, shares, strict=True))
+        valid = sum(shares) == 32 * groups and fits
+        samples = _timed_s(lambda times=times, groups=groups: rebalance(times, 32 * groups), repetitions)
+        yield _record(f"rebalance, {groups} groups", "s", samples, bar_s, valid)
+
+
+def _period(repetitions):
+    """The error of the first iteration times from 4 iterations on, and the cost of a call once the marker is final."""
+    report.progress("period")
+    errors = []
+    for seed in range(repetitions):
+        symbols, times_s, lengths_s = call_log(5, seed)
+        found = iteration_times(symbols, times_s)
+        errors.append(min(abs(s / lengths_s[-1] - 1) for s in found[-1:]) if found else 1.0)
+    yield _record("period, error after 5 iterations", "", errors, PERIOD_BAR)
+    symbols, times_s, _ = call_log(500, 0)
+
+    def track():
+        tracker = PeriodTracker()
+        for symbol, time_s in zip(symbols, times_s, strict=True):
+            tracker.record(symbol, time_s)
+
+    samples = [taken_s / len(symbols) for taken_s in _timed_s(track, repetitions)]
+    yield _record("period, a call, learning included", "s", samples, None)
+
+
+def call_log(iterations, seed):
+    """(symbols, times_s, iteration lengths_s) of a job of CALLS calls an iteration in 10 layers, 1 % of them foreign."""
+    rng = random.Random(seed)
+    symbols, times_s, lengths_s, now_s = [], [], [], 0.0
+    for _ in range(iterations):
+        length_s = 0.1 * rng.uniform(0.98, 1.02)
+        for index in range(CALLS):
+            symbol = ("all_reduce", 4096, 0) if index == CALLS - 1 else ("all_gather", index % 4, 1)
+            symbols.append(symbol)
+            times_s.append(now_s + (index + 1) * length_s / CALLS)
+            if rng.random() < 0.01:
+                symbols.append(("barrier", 0, rng.randrange(9)))
+                times_s.append(times_s[-1])
+        now_s += length_s
+        lengths_s.append(length_s)
+    return symbols, times_s, lengths_s
+
+
+class _Nothing:
+    """A communicator whose calls return at once."""
+
+    communicator_id, ranks, world_size = 0, (0, 1), 2
+
+    class transport:
+        rank = 0
+
+    def all_reduce(self, x, y):
+        return None
+
+
+def _recorded(repetitions, calls=20_000):
+    """Seconds that the recorder adds to a call."""
+    from ..failslow.adapters import watch_communicator
+    from ..failslow.recorder import Recorder
+
+    report.progress("recorded calls")
+    bare = _Nothing()
+    with tempfile.TemporaryDirectory() as folder:
+        recorded = watch_communicator(bare, "all_reduce", Recorder(folder), bare)
+
+        def loop(call):
+            for _ in range(calls):
+                call(b"", b"")
+
+        pairs = zip(
+            _timed_s(lambda: loop(recorded), repetitions), _timed_s(lambda: loop(bare.all_reduce), repetitions), strict=True
+        )
+        return _record("recorded, a call", "s", [(with_s - without_s) / calls for with_s, without_s in pairs], None)
+
+
+# -- watch
+
+
+def _watch(args):
+    """Records of the job that `watched_rank` runs."""
+    import json
+    import os
+    from pathlib import Path
+
+    report.progress(f"watch on {args.ranks} ranks")
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "watch.json"
+        os.environ["LANTERNE_BENCH_WATCH"] = str(file)
+        try:
+            _run_watched(args)
+        finally:
+            del os.environ["LANTERNE_BENCH_WATCH"]
+        found = json.loads(file.read_text())
+    yield _record("watch, on the loop's time", "", found["ratios"], WATCH_BAR, found["valid"])
+    yield _record("watch, by the recorder's own time", "", found["shares"], WATCH_BAR)
+
+
+def _run_watched(args):
+    if args.transport == "local":
+        from ..collectives.communicator import spawn
+
+        spawn(args.ranks, measure_watch, args)
+        return
+    from ..transport.launch import launch
+
+    words = [sys.executable, "-m", "lanterne", "bench", "failslow", "--blocks", str(args.blocks)]
+    words += ["--iteration", str(args.iteration), "--transport", args.transport]
+    code = launch(words, args.ranks, launcher="mpi" if args.transport == "mpi" else "direct")
+    if code:
+        raise InputError(f"watch: the job ended with code {code}, expected 0")
+
+
+def watched_rank(args):
+    """What each rank of the job runs."""
+    from ..collectives.communicator import init
+
+    with init(transport=args.transport) as comm:
+        measure_watch(comm, args)
+    return 0
+
+
+def measure_watch(comm, args, iterations=20):
+    """Time blocks of a loop with and without a watch, in turn; rank 0 writes the ratios of their times, less 1."""
+    import json
+    import os
+    from pathlib import Path
+
+    import numpy as np
+
+    from ..failslow.watch import watch
+
+    x, y = np.ones(COUNT, np.float32), np.empty(COUNT, np.float32)
+
+    def block():
+        comm.barrier()
+        start_s = time.monotonic()
+        for _ in range(iterations):
+            time.sleep(args.iteration / 1e3)
+            for _ in range(4):
+                comm.all_reduce(x, y, algorithm="ring")
+            comm.barrier()
+        return time.monotonic() - start_s
+
+    block()
+    ratios, own_s, valid = [], [], True
+    for pair in range(args.blocks):
+        times_s = {}
+        for watched in (True, False) if pair % 2 else (False, True):
+            if not watched:
+                times_s[watched] = block()
+                continue
+            with watch(comm) as seen:
+                used_s = time.process_time()
+                times_s[watched] = block()
+                own_s.append(time.process_time() - used_s)
+            valid = valid and seen.report["arrivals"]["matched"] == 5 * iterations + 1
+        ratios.append(times_s[True] / times_s[False] - 1)
+    if comm.rank == 0:
+        # What a recorded call costs here, times the calls of an iteration.
+        each_s = _recorded(3)["median"]
+        shares = [5 * each_s / (times_s[True] / iterations)]
+        found = {"ratios": ratios, "shares": shares, "valid": bool(valid and (y == comm.world_size).all())}
+        Path(os.environ["LANTERNE_BENCH_WATCH"]).write_text(json.dumps(found))
