@@ -3,6 +3,11 @@
   lanterne experiment crosspipe-8 --plot figure8.png
   lanterne experiment adaptra-19 --quick --json -
 
+adaptra-1     what dependency bubbles and what blocked sends add to an iteration
+adaptra-14    the 7B model with one slow link: blocked, delegated, re-planned, as timelines
+adaptra-15    slowdown over the delay of one link, 14B on eight stages
+adaptra-16    one slow link, at the first or the last stage, 7B and 14B
+adaptra-17    several slow links at once
 adaptra-19    gap of ADAPTRA's plans to the optimum, and how long they take to make
 crosspipe-8   static, greedy and optimal schedules over the delay of one slow link
 crosspipe-9   two datacenters: a pipeline across against data parallelism across, Llama 3 405B
@@ -10,7 +15,8 @@ crosspipe-12  many stages or much data parallelism, on the same nodes
 crosspipe-14  how the solver scales: constraints against a mixed-integer program
 crosspipe-15  bubble strides: charts of static schedules over a slow link, and of planned ones
 
-All is simulated, but for the seconds that planning takes, which are measured.
+The first five run on processes whose stages wait as long as told, over emulated links; the others are simulated, but
+for the seconds that planning takes.
 """
 
 from importlib import import_module
@@ -19,10 +25,12 @@ from ..errors import InputError
 from ..pipeline.draw import save
 from . import report
 
-# name -> module of this folder with run(quick) -> records, COLUMNS, row(record), NOTES, draw(figure, records).
+MEASURED = ("adaptra-1", "adaptra-14", "adaptra-15", "adaptra-16", "adaptra-17")
+# name -> module of this folder with run(quick) -> records, COLUMNS, row(record), NOTES, draw(figure, records), and
+# perhaps findings(records) -> lines below the table.
 EXPERIMENTS = {
     name: f"experiment_{name.replace('-', '_')}"
-    for name in ("adaptra-19", "crosspipe-8", "crosspipe-9", "crosspipe-12", "crosspipe-14", "crosspipe-15")
+    for name in (*MEASURED, "adaptra-19", "crosspipe-8", "crosspipe-9", "crosspipe-12", "crosspipe-14", "crosspipe-15")
 }
 
 
@@ -49,6 +57,8 @@ def run(args):
             title=module.__doc__.splitlines()[0],
             notes=notes,
         )
+        for line in getattr(module, "findings", lambda _: [])(records):
+            print(line)
     if args.plot:
         _draw(module, args.plot, records)
     return 0
