@@ -25,12 +25,13 @@ from ..errors import InputError
 from ..pipeline.draw import save
 from . import report
 
-MEASURED = ("adaptra-1", "adaptra-14", "adaptra-15", "adaptra-16", "adaptra-17")
+MEASURED = ("adaptra-1", "adaptra-3", "adaptra-14", "adaptra-15", "adaptra-16", "adaptra-17", "adaptra-18", "adaptra-20", "crosspipe-11", "crosspipe-17")
 # name -> module of this folder with run(quick) -> records, COLUMNS, row(record), NOTES, draw(figure, records), and
 # perhaps findings(records) -> lines below the table.
 EXPERIMENTS = {
     name: f"experiment_{name.replace('-', '_')}"
-    for name in (*MEASURED, "adaptra-19", "crosspipe-8", "crosspipe-9", "crosspipe-12", "crosspipe-14", "crosspipe-15")
+    for name in (*MEASURED, "adaptra-19", "adaptra-21", "crosspipe-8", "crosspipe-9", "crosspipe-12", "crosspipe-14", "crosspipe-15",
+                 "crosspipe-table-5", "crosspipe-table-6")
 }
 
 

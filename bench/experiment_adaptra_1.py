@@ -6,7 +6,7 @@ the slow link: the first difference is blocking, the second dependencies.
 
 import statistics
 
-from .experiment_adaptra_15 import QUIET
+from .experiment_adaptra_15 import QUIET, SLOW_LINK
 from .study import Point, System, slowed, study
 from .units import format_time
 
@@ -35,7 +35,7 @@ COLUMNS = [
 def run(quick):
     """One record per delay and schedule."""
     delays = DELAYS_MS[2::3] if quick else DELAYS_MS
-    points = [Point(f"{delay} ms", QUIET, slowed(QUIET, {6: delay})) for delay in delays]
+    points = [Point(f"{delay} ms", QUIET, slowed(QUIET, {SLOW_LINK: delay})) for delay in delays]
     found = {(each["point"], each["system"]): each for each in study(points, SYSTEMS, 1)}
     records = []
     for point in points:

@@ -12,7 +12,7 @@ from .study import COLUMNS, Point, adaptra_systems, draw_gantt, ratio, row, slow
 __all__ = ["COLUMNS", "row"]
 
 QUIET = Problem(4, 12, 8.8, 10.4, 5.6, [7.5, 7.5, 7.5])
-DELAY_MS = 30
+SLOW_LINK, DELAY_MS = 2, 30
 SYSTEMS = adaptra_systems(queue=1)
 FIGURE_INCHES = (13, 9)
 PAPER_S = {"ZB": 0.703, "ADAPTRA-CPU": 0.579, "ADAPTRA": 0.398}
@@ -24,8 +24,8 @@ ADAPTRA: delegates and a plan for the slow link; best: ours; slowdown: over the 
 
 def run(quick):
     """One record per system."""
-    point = Point(f"{DELAY_MS} ms", QUIET, slowed(QUIET, {2: DELAY_MS}), PAPER_S)
-    return study([point], SYSTEMS, 2 if quick else 7)
+    point = Point(f"{DELAY_MS} ms", QUIET, slowed(QUIET, {SLOW_LINK: DELAY_MS}), PAPER_S)
+    return study([point], SYSTEMS, 2 if quick else 5)
 
 
 def findings(records):

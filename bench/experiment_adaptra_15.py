@@ -10,6 +10,7 @@ from .study import COLUMNS, Point, adaptra_systems, ratio, row, slowed, study
 __all__ = ["COLUMNS", "row"]
 
 QUIET = Problem(8, 24, 8.8, 10.4, 5.6, 0)
+SLOW_LINK = 6
 DELAYS_MS = (10, 20, 30, 40, 50, 60)
 SYSTEMS = adaptra_systems(queue=0)
 FIGURE_INCHES = (8, 5)
@@ -22,7 +23,7 @@ paper: times as long as without delay; its ZB at 60 ms is more than in-order sen
 def run(quick):
     """One record per delay and system."""
     delays = DELAYS_MS[1::2] if quick else DELAYS_MS
-    points = [Point(f"{delay} ms", QUIET, slowed(QUIET, {6: delay}), PAPER.get(delay, {})) for delay in delays]
+    points = [Point(f"{delay} ms", QUIET, slowed(QUIET, {SLOW_LINK: delay}), PAPER.get(delay, {})) for delay in delays]
     return study(points, SYSTEMS, 1)
 
 

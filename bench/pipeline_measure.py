@@ -190,7 +190,10 @@ def run_cases(comm, work):
             for case, sample in zip(cases, samples, strict=True):
                 if comm.rank == 0:
                     report.progress(f"{case.checked.plan.scheduler} over {case.plane}: {max(iteration, 0) + 1}")
-                columns = run_once(comm, case, planes.take(case))
+                plane, is_new = planes.take(case)
+                if is_new:
+                    run_once(comm, case, plane)  # The first messages of a plane pay for its connections.
+                columns = run_once(comm, case, plane)
                 if iteration >= 0:
                     sample.append(columns)
     finally:
@@ -216,17 +219,18 @@ class Planes:
         self.comm, self._made = comm, {}
 
     def take(self, case):
-        """The plane of `case` with its links; every rank calls it."""
+        """(The plane of `case` with its links, whether it has just been made); every rank calls it."""
         key = case.plane, json.dumps(case.options, sort_keys=True)
         wanted = emulated_links(case.problem, case.unit_s)
-        if key not in self._made:
+        is_new = key not in self._made
+        if is_new:
             self._made[key] = [make_plane(case.plane, self.comm, wanted, **case.options), wanted]
         plane, links = self._made[key]
         for pair, link in wanted.items():
             if links[pair] != link:
                 plane.set_link(*pair, link)
         self._made[key][1] = wanted
-        return plane
+        return plane, is_new
 
     def close(self):
         for plane, _ in self._made.values():

@@ -6,8 +6,11 @@ from importlib import import_module
 import pytest
 from lanterne.bench.cli import main
 from lanterne.bench.experiment import EXPERIMENTS
+from lanterne.pipeline.problem import Problem
 
-# What to shrink: name -> constants of its module.
+SHORT = Problem(3, 3, 2, 2, 1, [1, 1])
+DATA_PARALLEL = {"QUIET": Problem(2, 2, 2, 2, 1, [1]), "SLOW_LINK": 0, "SLOW_GROUP": 1, "PACKETS_OF_GRADIENTS": 200}
+# What to shrink: name -> constants of its module, or of another, MODULE:NAME.
 SMALL = {
     "adaptra-19": {"SIZES": ((3, 6),), "STEPS": (1, None)},
     "crosspipe-8": {"RATIOS": (0, 1, 4)},
@@ -15,6 +18,24 @@ SMALL = {
     "crosspipe-12": {"SETTINGS": ((1, 0.25, 0.25),), "STAGES": (4, 8)},
     "crosspipe-14": {"SIZES": (4,)},
     "crosspipe-15": {"NAMES": ("1f1b", "zb_v", "crosspipe")},
+    "crosspipe-11": {"MODELS": {"M8": 2}, "DELAYS": ((0, 0), (0, 1), (2, 0), (0, 2)), "F_MS": 1.0},
+    "crosspipe-17": {"DELAYS_S": (2e-3,)},
+    "crosspipe-table-5": {"DELAYS": ((0, 0),), "CASES": {1: (16, 8, False, True), 2: (32, 8, True, True)}}
+    | {"PAPER": ".151 .133 .118 .137 .137 .119   .174 .168 .161 - .165 .157"},
+    "crosspipe-table-6": {
+        "experiment_crosspipe_table_5:DELAYS": ((0, 0),),
+        "experiment_crosspipe_table_5:CASES": {1: (16, 8, False, True)},
+        "PAPER": ".149 .133 .119 .138 .138 .122",
+    },
+    "adaptra-1": {"QUIET": SHORT, "SLOW_LINK": 1},
+    "adaptra-3": DATA_PARALLEL,
+    "adaptra-14": {"QUIET": SHORT, "SLOW_LINK": 1},
+    "adaptra-15": {"QUIET": SHORT, "SLOW_LINK": 1, "DELAYS_MS": (30, 60)},
+    "adaptra-16": {"MODELS": {"7B": SHORT}},
+    "adaptra-17": {"QUIET": SHORT, "PLACES": {"one": (0,), "both": (0, 1)}},
+    "adaptra-18": {f"experiment_adaptra_3:{key}": value for key, value in DATA_PARALLEL.items()},
+    "adaptra-20": {"SIZES": (1 << 10, 1 << 20), "SHAPE": (2, 2, 2, 2, 2)},
+    "adaptra-21": {"EVENTS": ((15, 85, (2,), 60),), "QUIET": Problem(4, 6, 22, 26, 14, 0)},
 }
 
 
@@ -29,7 +50,8 @@ def run(tmp_path_factory):
             module = import_module(f"lanterne.bench.{EXPERIMENTS[name]}")
             with pytest.MonkeyPatch.context() as patch:
                 for key, value in SMALL[name].items():
-                    patch.setattr(module, key, value)
+                    where, _, constant = key.rpartition(":")
+                    patch.setattr(import_module(f"lanterne.bench.{where}") if where else module, constant, value)
                 assert (
                     main(["experiment", name, "--quick", "--json", f"{folder}/out.json", "--plot", f"{folder}/out.png"])
                     == 0
@@ -98,3 +120,23 @@ def test_a_picture_that_cannot_be_drawn(capsys, monkeypatch):
     monkeypatch.setattr("lanterne.bench.experiment_crosspipe_15.NAMES", ("1f1b",))
     assert main(["experiment", "crosspipe-15", "--plot", "figure.nonsense"]) == 2
     assert "cannot draw figure.nonsense" in capsys.readouterr().err
+
+
+def test_what_adapts_beats_what_does_not(run):
+    """Ratios of times that wait for 30 ms and more, on a problem of few ms."""
+    for name in ("adaptra-15", "adaptra-17"):
+        records = run(name)[0]
+        assert min(record["slowdown"] for record in records if record["system"] == "1F1B") > 1.2
+        for record in records:
+            assert min(record["measured_s"]) > 0.9 * record["predicted_s"]
+
+
+def test_static_schedules_take_as_long_as_in_table_5(run):
+    first, second = run("crosspipe-table-5")[0]
+    assert first["seconds"]["1F1B"] == pytest.approx(0.151, rel=0.005) and first["paper"]["Wave"] == 0.119
+    assert second["seconds"]["1F1B"] == pytest.approx(0.174, rel=0.005) and second["paper"]["UDSub"] is None
+
+
+def test_a_dead_nic_costs_a_restart_where_nothing_adapts(run):
+    spikes = {record["system"]: max(record["iteration_s"]) for record in run("adaptra-21")[0]}
+    assert spikes["1F1B"] > 120 > 1 > spikes["ADAPTRA"]
