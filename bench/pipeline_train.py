@@ -24,6 +24,8 @@ from ..transport.bootstrap import in_a_job
 from ..transport.launch import MAX_WORLD_SIZE, RANK_ENVIRONMENT
 from ..transport.registry import find_transport
 from . import report
+from .events_input import add_event_arguments, events_from
+from .train_adapt import Disturbed, observed_plane, told
 from .train_setup import TOLERANCES, add_model_arguments, make_setup, planned, positive
 from .units import format_time, parse_time_s
 
@@ -42,6 +44,8 @@ def add_arguments(parser):
     parser.add_argument("--checkpoint", metavar="FILE", help="keep the state of training here")
     parser.add_argument("--checkpoint-every", type=positive, metavar="K", help="iterations (default: the last only)")
     parser.add_argument("--resume", metavar="FILE", help="go on from this checkpoint, and keep it up to date")
+    parser.add_argument("--adapt", action="store_true", help="measure links and stages, plan anew and swap while training")
+    add_event_arguments(parser)
     parser.add_argument("--check", action="store_true", help="exit 1 unless one process has the same losses")
     parser.add_argument("--timeout", default="60s", metavar="T", help="of every wait (default 60s)")
     parser.add_argument("--json", metavar="FILE", help="write everything ('-' for standard output)")
@@ -103,27 +107,41 @@ def train(comm, args):
     setup = _setup(args, comm.world_size)
     comm.deterministic = comm.deterministic or args.deterministic
     plans, starts = planned(comm, setup, args)
-    trainer = setup.trainer(comm, plans, layout=setup.layout, starts=starts, sharded=args.zero1)
+    options = {"layout": setup.layout, "starts": starts, "sharded": args.zero1}
+    events = events_from(args, setup.layout.shape[1])
+    if events or args.adapt:
+        options["plane"] = observed_plane
+    trainer = setup.trainer(comm, plans, **options)
     about, path = asdict(setup.settings), args.checkpoint or args.resume
     if args.resume:
         trainer.restore(load(args.resume, about))
     elif path:
         _save(trainer, path, about)
+    disturbed = Disturbed(trainer, events, args.adapt) if events or args.adapt else None
     results = []
     while trainer.iterations < args.iterations:
+        if disturbed:
+            disturbed.begin()
         done = trainer.iteration()
         results.append(_record(done, setup.settings))
+        changes = disturbed.end() if disturbed else []
         if comm.rank == 0:
             _show(results, args)
+            for change in changes:
+                print(told(change), file=sys.stderr if args.json == "-" else sys.stdout, flush=True)
         last = trainer.iterations == args.iterations
         if path and (last or (args.checkpoint_every and trainer.iterations % args.checkpoint_every == 0)):
             _save(trainer, path, about)
+    if disturbed:
+        disturbed.close()
     trainer.close()
     copies, places, parts = setup.layout.shape
     shape = {"ranks": comm.world_size, "stages": places, "data_parallel": copies, "tensor_parallel": parts}
     plan = plans[0].plan
     shape |= {"scheduler": plan.scheduler, "placement": plan.placement.name, "starts": list(trainer.starts)}
     shape |= {"microbatches_of_copies": list(setup.microbatches), "zero1": args.zero1}
+    shape["events"] = [event.to_dict() for event in events]
+    shape["changes"] = [change._asdict() for change in disturbed.changes] if disturbed else []
     return {**shape, "settings": about, "results": results} if comm.rank == 0 else None
 
 

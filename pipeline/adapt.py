@@ -34,7 +34,7 @@ from .problem import Problem
 from .profile import Profiler, make_profile, report_length, worst
 from .schedulers import SCHEDULERS, plan as make_plan
 from .simulate import simulate
-from .watch import ONSET, RELIEF, Watch, findings, pair_tolerances
+from .watch import ONSET, RELIEF, Noise, Watch, findings, pair_tolerances
 
 # Delays that differ by less than this share of the time of one F and one B, or than this many seconds, are noise.
 FLOOR_SHARE, FLOOR_S = 0.1, 300e-6
@@ -58,7 +58,7 @@ class AdaptSettings:
     min_gain: float = 0.02
     onset: int = ONSET
     relief: int = RELIEF
-    calibrate: int = 3
+    calibrate: int = 6
     divert: bool = True
 
     def __post_init__(self):
@@ -228,14 +228,9 @@ class Decider:
         self.watch = Watch(settings.onset, settings.relief)
         self.base = self.assumed = problem
         self.slow_links, self.predicted_s = [], None
-        self._since, self._recent = 0, []
+        self._since, self._recent, self._noise = 0, [], problem and Noise(_floor_s(problem))
         if problem is not None:
             self._warm_up(problem)
-
-    @property
-    def floor_s(self):
-        """Delays that differ by less are the same."""
-        return _floor_s(self.base)
 
     def occupancy_s(self, source, destination):
         """Of a message of this pair, as the running plan assumes it."""
@@ -251,8 +246,9 @@ class Decider:
             found = self._calibrate()
         else:
             del self._recent[: -max(self.settings.onset, self.settings.relief)]
-            seen = findings(profile, self.base, self.assumed, self._tolerances(), self.floor_s)
+            seen = findings(profile, self.base, self.assumed, self._tolerances(), self._noise)
             found = self.watch.update(profile.iteration, seen)
+            self._noise.add(profile)
         return self._change(profile.iteration, next_iteration, found, began_s) if found else None
 
     def _calibrate(self):
@@ -260,9 +256,12 @@ class Decider:
         if len(self._recent) <= self.settings.calibrate:
             return {}
         profiles, nominal = self._recent[1:], self.initial.problem
-        timed = estimate(profiles, nominal, nominal, float("inf"))
-        self.base = estimate(profiles, timed, timed, _floor_s(timed))
-        self.assumed = self.base
+        timed = estimate(profiles, nominal, nominal, lambda pair: float("inf"))
+        self._noise = Noise(_floor_s(timed))
+        for profile in profiles:
+            self._noise.add(profile)
+        self.base = estimate(profiles, timed, timed, self._noise.delay_s)
+        self._recent, self.assumed = profiles, self.base
         self._warm_up(self.base)
         return {"calibrated": 1}
 
@@ -282,7 +281,7 @@ class Decider:
 
     def _change(self, noticed, next_iteration, found, began_s):
         settings = self.settings
-        problem = estimate(self._recent, self.base, self.assumed, self.floor_s)
+        problem = estimate(self._recent, self.base, self.assumed, self._noise.delay_s)
         delays_s = _unusual(problem, self.base)
         slow = self._slow(problem, delays_s)
         links = [list(pair) for pair in slow] if settings.divert else []
@@ -295,6 +294,9 @@ class Decider:
         self.assumed = problem
         self.watch.restart()
         self._recent = []
+        for name in found:
+            if name != "calibrated":
+                self._noise.forget(name)
         self.predicted_s = after_s if swaps else kept_s
         if swaps:
             self.running = self.initial if plan is self.initial.plan else check(plan, problem)

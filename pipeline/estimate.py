@@ -44,14 +44,14 @@ def estimate(profiles, base, assumed, floor_s):
         profiles: of the last iterations, at least one.
         base: the undisturbed Problem.
         assumed: the Problem that the running plan is for.
-        floor_s: delays that differ by less than this are the same.
+        floor_s: a function of a pair of ranks: its delays are the same if they differ by less than that.
     """
     delays = {}
     for one, other in sorted({(min(pair), max(pair)) for pair in profiles[-1].links}):
         ways = [pair_delays(profile, one, other) for profile in profiles]
         for index, pair in enumerate(((one, other), (other, one))):
             found = _delay([way[index] for way in ways], *planned_delay(assumed, *pair))
-            if abs(sum(found) - sum(planned_delay(base, *pair))) > floor_s:
+            if abs(sum(found) - sum(planned_delay(base, *pair))) > floor_s(pair):
                 delays[pair] = found
     changes = _durations(profiles, base) | (_links(base, delays) if delays else {})
     return dataclasses.replace(base, **changes) if changes else base
@@ -70,11 +70,21 @@ def _durations(profiles, base):
     changes = {}
     for kind, name in TIMES.items():
         known = np.array(getattr(base, name))
-        found = np.median([profile.durations_s[kind] for profile in profiles], axis=0)
+        found = np.median([_apart(profile, kind, base) for profile in profiles], axis=0)
         differs = np.abs(found - known) > SAME_DURATION * known  # False for nan
         if differs.any():
             changes[name] = tuple(np.where(differs, found, known).tolist())
     return changes
+
+
+def _apart(profile, kind, base):
+    """(ranks,) durations of a kind; of ranks that do B and W in one, their parts of it as `base` has them."""
+    durations_s = profile.durations_s[kind]
+    if kind == "F" or "BW" not in profile.durations_s:
+        return durations_s
+    backward, weight = np.array(base.backward_input), np.array(base.backward_weight)
+    share = (backward if kind == "B" else weight) / (backward + weight)
+    return np.where(np.isnan(durations_s), profile.durations_s["BW"] * share, durations_s)
 
 
 def _links(base, delays):

@@ -87,7 +87,8 @@ class Trainer:
 
     Attributes: `plans`, `layout`, `starts` (change them by `change`); `iterations`, how many are done; `stages`, this
     rank's (stage -> LayerStage); `copy`, `place`, `part`, where this rank is; `pipeline`, the Communicator of its
-    pipeline, and `plane`, the DataPlane on it.
+    pipeline, and `plane`, the DataPlane on it; `execute`, what runs an iteration's actions: to be replaced by what does
+    more, such as an Adapter's.
 
     Raises:
         InputError: plans, layout, model or data do not fit each other, or are not the same on all ranks.
@@ -109,7 +110,7 @@ class Trainer:
         plane=None,
         timeout_s=None,
     ):
-        self.comm, self.data, self.timeout_s = comm, data, timeout_s
+        self.comm, self.data, self.timeout_s, self.execute = comm, data, timeout_s, execute
         self._model, self._optimizer, self._dtype, self._seed = model, optimizer, np.dtype(dtype), seed
         self._sharded, self._make_plane = sharded, plane or Inline
         self.iterations, self.plane, self._comms = 0, None, []
@@ -138,7 +139,7 @@ class Trainer:
         own = slice(first, first + self.microbatches[self.copy])
         self._left = Counter(action.stage for action in self._actions if "W" in action.kind)
         try:
-            measured = execute(
+            measured = self.execute(
                 self.plans[self.copy],
                 self.stages,
                 self.pipeline,

@@ -6,6 +6,8 @@ plans flap, a finding must recur in several iterations in a row; relief in more 
 findings took turns before.
 """
 
+from collections import deque
+
 import numpy as np
 
 from .adaptra import tolerances, warmups_of
@@ -16,6 +18,8 @@ CHANGED_DELAY, CHANGED_DURATION = 0.25, 0.25
 # Iterations in a row that show an onset or a relief. The latter doubles, to that many at most, with each onset within
 # CALM iterations of the last relief.
 ONSET, RELIEF, MOST_RELIEF, CALM = 2, 3, 48, 60
+# Of Noise: iterations that it goes back, and that it needs; Gaussian noise would exceed 4 sigma this way.
+REMEMBERED, LEARNED, SPREAD = 40, 4, 3.0
 
 
 def pair_tolerances(checked, problem):
@@ -29,21 +33,21 @@ def pair_tolerances(checked, problem):
     return {(link, link + 1): max(tolerance, 0.0) for link, tolerance in enumerate(found)}
 
 
-def findings(profile, base, assumed, tolerance, floor_s):
+def findings(profile, base, assumed, tolerance, noise):
     """What one iteration shows that differs from what the running plan is for.
 
     Args:
         profile: the Profile.
         base, assumed: the Problem, in seconds, when nothing is slow, and that which the plan is for.
         tolerance: of pair_tolerances; a smaller one where sends block computing.
-        floor_s: noise.
+        noise: the Noise.
 
     Returns:
         "link 1-2" or "rank 2" -> +1, it is slower, or -1, it is faster.
     """
     found = {}
     for one, other in sorted({(min(pair), max(pair)) for pair in profile.links}):
-        ways = pair_delays(profile, one, other)
+        ways, floor_s = pair_delays(profile, one, other), noise.delay_s((one, other))
         planned = [planned_delay(assumed, *pair) for pair in ((one, other), (other, one))]
         assumed_s = sum(map(sum, planned)) / 2
         healed_s = sum(sum(planned_delay(base, *pair)) for pair in ((one, other), (other, one))) / 2 + floor_s / 2
@@ -57,16 +61,62 @@ def findings(profile, base, assumed, tolerance, floor_s):
             found[f"link {one}-{other}"] = -1
     durations = zip(assumed.forward, assumed.backward_input, strict=True)
     for rank, (forward_s, backward_s) in enumerate(durations):
-        ratio = _known_sum(profile, rank) / (forward_s + backward_s)
-        if ratio > 1 + CHANGED_DURATION:
+        ratio = busy_s(profile, rank) / (forward_s + backward_s)
+        changed = 1 + max(CHANGED_DURATION, noise.duration(rank))
+        if ratio > changed:
             found[f"rank {rank}"] = +1
-        elif ratio < 1 / (1 + CHANGED_DURATION):
+        elif ratio < 1 / changed:
             found[f"rank {rank}"] = -1
     return found
 
 
-def _known_sum(profile, rank):
+def busy_s(profile, rank):
+    """Seconds of one F and one B of a rank; nan where they are not known apart."""
     return float(profile.durations_s["F"][rank] + profile.durations_s["B"][rank])
+
+
+class Noise:
+    """How much delays and durations vary from iteration to iteration while nothing happens.
+
+    As the middle half of the last iterations varies, times SPREAD; a step shows there only when it is no news any more.
+
+    Args:
+        floor_s: of delays, at least.
+    """
+
+    def __init__(self, floor_s):
+        self.floor_s, self._seen = floor_s, {}
+
+    def add(self, profile):
+        """Learn from an iteration."""
+        for pair in {(min(pair), max(pair)) for pair in profile.links}:
+            self._add(pair, sum(max(way.low_s, 0.0) for way in pair_delays(profile, *pair)) / 2)
+        for rank in range(len(profile.began_s)):
+            if (seconds := busy_s(profile, rank)) > 0:
+                self._add(rank, float(np.log(seconds)))
+
+    def forget(self, name):
+        """What `findings` calls `name` has changed for good: its noise is to be learned again."""
+        kind, _, which = name.partition(" ")
+        self._seen.pop(tuple(map(int, which.split("-"))) if kind == "link" else int(which), None)
+
+    def delay_s(self, pair):
+        """Delays of a pair of ranks that differ by less are the same."""
+        return max(self.floor_s, self._spread(tuple(sorted(pair))))
+
+    def duration(self, rank):
+        """The share by which durations of a rank vary."""
+        return self._spread(rank)
+
+    def _add(self, key, value):
+        self._seen.setdefault(key, deque(maxlen=REMEMBERED)).append(value)
+
+    def _spread(self, key):
+        seen = self._seen.get(key, ())
+        if len(seen) < LEARNED:
+            return 0.0
+        low, high = np.quantile(seen, (0.25, 0.75))
+        return SPREAD * float(high - low)
 
 
 class Watch:

@@ -8,11 +8,12 @@ from lanterne.pipeline.link_delay import LinkDelay
 from lanterne.pipeline.problem import Problem
 from lanterne.pipeline.profile import Profile
 from lanterne.pipeline.schedulers import plan
-from lanterne.pipeline.watch import Watch, findings, pair_tolerances
+from lanterne.pipeline.watch import Noise, Watch, findings, pair_tolerances
 
 BASE = Problem(4, 12, 0.01, 0.01, 0.01)
 TOLERANCE = {(0, 1): 0.01, (1, 2): 0.01, (2, 3): 0.01}
-FLOOR_S = 0.001
+NOISE = Noise(0.001)
+FLOOR_S = NOISE.delay_s
 
 
 def profile(links=None, forward_s=(0.01,) * 4, iteration=0):
@@ -25,7 +26,7 @@ def profile(links=None, forward_s=(0.01,) * 4, iteration=0):
 
 
 def find(seen, assumed=BASE, tolerance=None):
-    return findings(seen, BASE, assumed, TOLERANCE if tolerance is None else tolerance, FLOOR_S)
+    return findings(seen, BASE, assumed, TOLERANCE if tolerance is None else tolerance, NOISE)
 
 
 def both(i, delay):
@@ -130,3 +131,23 @@ def test_occupancy_becomes_bandwidth():
 def test_durations_that_changed():
     problem = estimate([profile(forward_s=(0.01, 0.0105, 0.02, 0.01))], BASE, BASE, FLOOR_S)
     assert problem.forward == (0.01, 0.01, 0.02, 0.01) and problem.backward_input == BASE.backward_input
+
+
+def test_noise_is_learned_and_forgotten():
+    noise, random = Noise(0.001), np.random.default_rng(3)
+    for _ in range(40):
+        noise.add(profile(both(1, abs(random.normal()) * 0.004), forward_s=0.01 * np.exp(0.2 * random.normal(size=4))))
+    assert noise.delay_s((0, 1)) == 0.001 and 0.005 < noise.delay_s((2, 1)) < 0.015
+    assert 0.2 < noise.duration(2) < 0.7
+    seen = profile(both(1, 0.014))
+    assert findings(seen, BASE, BASE, TOLERANCE, noise) == {} and find(seen) == {"link 1-2": +1}
+    noise.forget("link 1-2")
+    noise.forget("rank 2")
+    assert noise.delay_s((1, 2)) == 0.001 and noise.duration(2) == 0
+
+
+def test_a_step_is_no_noise_at_first():
+    noise = Noise(0.001)
+    for delay_s in [0.0] * 20 + [0.02] * 6:
+        noise.add(profile(both(1, delay_s)))
+    assert noise.delay_s((1, 2)) == 0.001

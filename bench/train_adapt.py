@@ -1,0 +1,76 @@
+"""Training whose links and ranks become slow on purpose, and that adapts if asked to."""
+
+from ..pipeline.adapt import Adapter
+from ..pipeline.execute import execute
+from ..pipeline.injection import Replay
+from ..pipeline.observed import ObservedPlane
+from ..pipeline.planes import make_plane
+from .units import format_time
+
+
+def observed_plane(pipeline):
+    """The data plane of a pipeline's ranks: inline over links that can be slowed, delegates for those that are slow."""
+    return ObservedPlane(
+        pipeline.rank,
+        make_plane("inline", pipeline, {}),
+        lambda pair: make_plane("delegate", pipeline, {}, pairs=[pair]),
+    )
+
+
+class Disturbed:
+    """Makes events come true around the iterations of a Trainer whose plane is an `observed_plane`; adapts it.
+
+    Args:
+        trainer: the Trainer; it runs its iterations through this from now on.
+        events: Events, about the links and ranks of every copy of the pipeline.
+        adapts: whether to measure, plan anew and swap plans and paths.
+    """
+
+    def __init__(self, trainer, events, adapts):
+        self.trainer = trainer
+        self.replay = Replay(events, trainer.plane, trainer.place, trainer.stages)
+        self.adapter = None
+        if adapts:
+            where = trainer.copy, trainer.place, trainer.part
+            self.adapter = Adapter(trainer.comm, trainer.plans, trainer.plane, where=where)
+            self.adapter.iteration = trainer.iterations
+        trainer.execute = self._execute
+
+    @property
+    def changes(self):
+        """The Changes so far."""
+        return self.adapter.changes if self.adapter else []
+
+    def begin(self):
+        """The next iteration is about to begin."""
+        down = self.replay.begin(self.trainer.iterations)
+        if self.adapter:
+            self.adapter.avoid(down)
+
+    def end(self):
+        """An iteration has ended: the Changes that come of it, a list."""
+        changes = self.adapter.agree() if self.adapter else []
+        if changes:
+            self.trainer.change(plans=self.adapter.plans)
+        return changes
+
+    def close(self):
+        """Release what adapting holds."""
+        if self.adapter:
+            self.adapter.close()
+
+    def _execute(self, checked, stages, comm, *args, **options):
+        run = self.adapter.execute if self.adapter else execute
+        return run(checked, self.replay.stages, comm, *args, **options)
+
+
+def told(change):
+    """One line about a Change."""
+    found = ", ".join(f"{name} {'slower' if sign > 0 else 'faster'}" for name, sign in change.findings.items())
+    delays = ", ".join(f"{pair} {format_time(delay_s)}" for pair, delay_s in change.delays_s.items())
+    paths = ", ".join(f"{one}-{other}" for one, other in change.slow_links)
+    return (
+        f"# iteration {change.running_from + 1}: {found.replace('calibrated slower', 'undisturbed times measured')}"
+        f"{f' ({delays})' if delays else ''}: {change.scheduler or 'the same plan'}, "
+        f"{f'delegates for {paths}' if paths else 'no delegates'}; predicted {format_time(change.predicted_s)}"
+    )
