@@ -110,7 +110,7 @@ class LayerStage(Stage):
         self.parameters = xp.asarray(parameters.astype(self.dtype))
         self.gradients = xp.zeros_like(self.parameters)
         self._parameters, self._gradients = chain.split(self.parameters), chain.split(self.gradients)
-        self._held, self._losses, self._scale = {}, {}, 1.0
+        self._held, self._aside, self._losses, self._scale = {}, {}, {}, 1.0
         self._inputs = self._targets = None
 
     def places(self):
@@ -124,7 +124,7 @@ class LayerStage(Stage):
         Raises:
             InputError: an iteration is under way, or inputs or targets are missing or not what the model takes.
         """
-        if self._held:
+        if self.in_flight:
             raise InputError(f"begin: microbatches {self.in_flight} are under way, expected all W before")
         self._losses, self._scale = {}, 1 / microbatches
         if self.input_shape is None:
@@ -150,7 +150,7 @@ class LayerStage(Stage):
             InputError: out of order, or an array of another shape or dtype.
         """
         if part == 1:
-            if microbatch in self._held:
+            if microbatch in self.in_flight:
                 raise InputError(f"F of microbatch {microbatch}: it is held already, expected its W before")
             x = self._inputs[microbatch] if self.input_shape is None else self._checked("x", x, self.input_shape)
             self._held[microbatch] = _Microbatch([None] * (len(self.layers) + 1), x)
@@ -214,7 +214,7 @@ class LayerStage(Stage):
         Raises:
             InputError: microbatches are under way.
         """
-        if self._held:
+        if self.in_flight:
             raise InputError(f"step: microbatches {self.in_flight} are under way, expected all W before")
         self.optimizer.step(self.parameters, self.gradients)
         self.gradients[...] = 0
@@ -222,7 +222,7 @@ class LayerStage(Stage):
     @property
     def in_flight(self):
         """The microbatches whose F has begun and whose W has not ended, ascending, a list."""
-        return sorted(self._held)
+        return sorted((*self._held, *self._aside))
 
     @property
     def losses(self):
@@ -230,12 +230,29 @@ class LayerStage(Stage):
 
     @property
     def nbytes_held(self):
-        """See Stage. Memory that several layers hold counts once."""
+        """See Stage. Memory that several layers hold counts once; what is set aside does not."""
         arrays = {}
-        for held in self._held.values():
-            for array in _arrays((held.entries, held.carried)):
+        for microbatch in self._held:
+            for array in self.held_arrays(microbatch):
                 arrays[_address(array), array.nbytes] = array.nbytes
         return sum(arrays.values())
+
+    def held_arrays(self, microbatch):
+        """The arrays held for a microbatch, a list; some may share memory."""
+        held = self._held.get(microbatch)
+        return [] if held is None else list(_arrays((held.entries, held.carried)))
+
+    def set_aside(self, microbatch, replace):
+        """Hold replace(array), anything, in place of each array held for a microbatch, until it is brought back."""
+        held = self._held.pop(microbatch)
+        held.entries, held.carried = _replaced([held.entries, held.carried], replace)
+        self._aside[microbatch] = held
+
+    def bring_back(self, microbatch, replace):
+        """Hold the array replace(x) in place of each x that `set_aside` put there."""
+        held = self._aside.pop(microbatch)
+        held.entries, held.carried = _replaced([held.entries, held.carried], replace)
+        self._held[microbatch] = held
 
     def _run(self, part, parts, backward=False):
         """The layers of a part, in the order in which they run."""
@@ -269,6 +286,13 @@ def _arrays(held):
             yield from _arrays(item)
     elif held is not None:
         yield held
+
+
+def _replaced(held, replace):
+    """`held` with replace(array) for each array in its lists and tuples."""
+    if isinstance(held, (list, tuple)):
+        return type(held)(_replaced(item, replace) for item in held)
+    return None if held is None else replace(held)
 
 
 def _address(array):

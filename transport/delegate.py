@@ -93,7 +93,7 @@ class Delegates:
         if not rails or len(set(rails)) < len(rails):
             raise InputError(f"rails: got {', '.join(rails) or 'none'}, expected different names, at least one")
         self.rank, self.peers, self.dropped, self._on_sent = rank, tuple(sorted(peers)), [], on_sent
-        self.arena = Arena(memory_nbytes)
+        self.arena = Arena(memory_nbytes, "room for all messages that a rank sends and receives in an iteration")
         self._flows = {peer: [_Flow() for _ in range(queues)] for peer in self.peers}
         self._turns = {peer: [0, 0] for peer in self.peers}
         self._closed = False

@@ -35,10 +35,12 @@ def fence():
 
 
 class Arena:
-    """Memory for messages, taken from the system as it is needed, and used again.
+    """Memory that is taken from the system as it is needed, and used again.
 
     Args:
         nbytes: at most so many.
+        purpose: what must fit in it, for the error when it is full.
+        align: allocations begin at, and are rounded up to, multiples of it; a page or a divisor of one.
 
     Attributes: `fd`; `view`, a memoryview of bytes; `used_nbytes`, in allocations.
 
@@ -46,22 +48,22 @@ class Arena:
         InputError: not at least one page.
     """
 
-    def __init__(self, nbytes):
+    def __init__(self, nbytes, purpose, align=PAGE):
         if nbytes < PAGE:
-            raise InputError(f"delegate: got {nbytes} bytes of shared memory, expected at least {PAGE}")
-        self.nbytes, self.used_nbytes = nbytes, 0
+            raise InputError(f"shared memory: got {nbytes} bytes, expected at least {PAGE}: {purpose}")
+        self.nbytes, self.used_nbytes, self._purpose, self._align = nbytes, 0, purpose, align
         self.fd = make_memory(nbytes)
         self.view = map_memory(self.fd, nbytes)
         self._end, self._free = 0, {}
 
     def allocate(self, nbytes):
-        """The offset of `nbytes` bytes, on a page of their own.
+        """The offset of `nbytes` bytes.
 
         Raises:
             InputError: the arena is full.
             Unavailable: the system has no more memory.
         """
-        size = max(PAGE, (nbytes + PAGE - 1) // PAGE * PAGE)
+        size = self._size(nbytes)
         if free := self._free.get(size):
             offset = free.pop()
         else:
@@ -69,25 +71,27 @@ class Arena:
         self.used_nbytes += size
         return offset
 
+    def _size(self, nbytes):
+        return max(1, -(-nbytes // self._align)) * self._align
+
     def _extend(self, size, nbytes):
         if self._end + size > self.nbytes:
             raise InputError(
-                f"delegate: got {self.nbytes} bytes of shared memory, of which {self.used_nbytes} are in use, and "
-                f"{nbytes} more are asked for, expected at least {self._end + size}: memory_nbytes must hold all "
-                "messages that a rank sends and receives in an iteration"
+                f"shared memory: got {self.nbytes} bytes, of which {self.used_nbytes} are in use, and {nbytes} more are "
+                f"asked for, expected at least {self._end + size}: {self._purpose}"
             )
         offset = self._end
         try:
-            # So that a lack of memory is an error here, and no SIGBUS when a page is touched.
+            # A lack of memory is then an error here, and no SIGBUS when a page is touched.
             os.posix_fallocate(self.fd, offset, size)
         except OSError as error:
-            raise Unavailable(f"delegate: {nbytes} more bytes of shared memory: {error.strerror}") from error
+            raise Unavailable(f"shared memory: {nbytes} more bytes: {error.strerror}") from error
         self._end += size
         return offset
 
     def free(self, offset, nbytes):
         """Take back what `allocate(nbytes)` gave."""
-        size = max(PAGE, (nbytes + PAGE - 1) // PAGE * PAGE)
+        size = self._size(nbytes)
         self._free.setdefault(size, []).append(offset)
         self.used_nbytes -= size
 

@@ -199,7 +199,7 @@ def test_a_stage_that_raises_stops_every_rank():
 
 def test_too_little_shared_memory_says_how_much_is_needed():
     errors = errors_of(2, memory_nbytes=2 * 4096)
-    assert all("got 8192 bytes of shared memory" in str(error) and "expected at least" in str(error) for error in errors)
+    assert all("shared memory: got 8192 bytes" in str(error) and "expected at least" in str(error) for error in errors)
 
 
 def test_a_link_slower_than_the_timeout():
@@ -224,7 +224,7 @@ def test_a_link_slower_than_the_timeout():
         ({"queues": 0}, "queues: got 0, expected 1 to"),
         ({"rails": ()}, "rails: got none"),
         ({"rails": ("tcp", "tcp")}, "rails: got tcp, tcp"),
-        ({"memory_nbytes": 10}, "got 10 bytes of shared memory"),
+        ({"memory_nbytes": 10}, "shared memory: got 10 bytes, expected at least 4096"),
         ({"pairs": [(0, 2)]}, r"pairs: got \(0, 2\), expected two different ranks of 2"),
     ],
 )
