@@ -3,20 +3,30 @@
   lanterne experiment crosspipe-8 --plot figure8.png
   lanterne experiment adaptra-19 --quick --json -
 
-adaptra-1     what dependency bubbles and what blocked sends add to an iteration
-adaptra-14    the 7B model with one slow link: blocked, delegated, re-planned, as timelines
-adaptra-15    slowdown over the delay of one link, 14B on eight stages
-adaptra-16    one slow link, at the first or the last stage, 7B and 14B
-adaptra-17    several slow links at once
-adaptra-19    gap of ADAPTRA's plans to the optimum, and how long they take to make
-crosspipe-8   static, greedy and optimal schedules over the delay of one slow link
-crosspipe-9   two datacenters: a pipeline across against data parallelism across, Llama 3 405B
-crosspipe-12  many stages or much data parallelism, on the same nodes
-crosspipe-14  how the solver scales: constraints against a mixed-integer program
-crosspipe-15  bubble strides: charts of static schedules over a slow link, and of planned ones
+On processes whose stages wait as long as told, over emulated links:
 
-The first five run on processes whose stages wait as long as told, over emulated links; the others are simulated, but
-for the seconds that planning takes.
+adaptra-1          what dependency bubbles and what blocked sends add to an iteration
+adaptra-3          a slow link among the gradients' all-reduces, or between two stages
+adaptra-14         the 7B model with one slow link: blocked, delegated, re-planned, as timelines
+adaptra-15         slowdown over the delay of one link, 14B on eight stages
+adaptra-16         one slow link, at the first or the last stage, 7B and 14B
+adaptra-17         several slow links at once
+adaptra-18         the slow link of figure 3 moved into the pipeline, and the pipeline adapted to it
+adaptra-20         what delegates cost when no link is slow, by the size of a message
+crosspipe-11       static schedules, their receives late or ahead, and planned ones, over a slow link
+crosspipe-17       whether injected latency and bandwidth are what was asked for
+
+Simulated, but for the seconds that planning takes:
+
+adaptra-19         gap of ADAPTRA's plans to the optimum, and how long they take to make
+adaptra-21         1,200 iterations through the events of table 3
+crosspipe-8        static, greedy and optimal schedules over the delay of one slow link
+crosspipe-9        two datacenters: a pipeline across against data parallelism across, Llama 3 405B
+crosspipe-12       many stages or much data parallelism, on the same nodes
+crosspipe-14       how the solver scales: constraints against a mixed-integer program
+crosspipe-15       bubble strides: charts of static schedules over a slow link, and of planned ones
+crosspipe-table-5  M70 in two datacenters, seconds per microbatch, with more batch, memory, recomputation
+crosspipe-table-6  the same in four datacenters
 """
 
 from importlib import import_module
@@ -25,13 +35,16 @@ from ..errors import InputError
 from ..pipeline.draw import save
 from . import report
 
-MEASURED = ("adaptra-1", "adaptra-3", "adaptra-14", "adaptra-15", "adaptra-16", "adaptra-17", "adaptra-18", "adaptra-20", "crosspipe-11", "crosspipe-17")
+FIGURES = {
+    "adaptra": ("1", "3", "14", "15", "16", "17", "18", "19", "20", "21"),
+    "crosspipe": ("8", "9", "11", "12", "14", "15", "17", "table-5", "table-6"),
+}
 # name -> module of this folder with run(quick) -> records, COLUMNS, row(record), NOTES, draw(figure, records), and
 # perhaps findings(records) -> lines below the table.
 EXPERIMENTS = {
-    name: f"experiment_{name.replace('-', '_')}"
-    for name in (*MEASURED, "adaptra-19", "adaptra-21", "crosspipe-8", "crosspipe-9", "crosspipe-12", "crosspipe-14", "crosspipe-15",
-                 "crosspipe-table-5", "crosspipe-table-6")
+    f"{paper}-{figure}": f"experiment_{paper}_{figure.replace('-', '_')}"
+    for paper, figures in FIGURES.items()
+    for figure in figures
 }
 
 

@@ -17,6 +17,7 @@ SYSTEMS = {
     for name, scheduler in SCHEDULERS.items()
     for plane in ("inline", "delegate")
 }
+PARTS = {"normal_s": "no slow link", "dependencies_s": "dependencies", "blocking_s": "blocking"}
 FIGURE_INCHES = (10, 4.5)
 NOTES = """
 paper, no figures printed but in section 7.2: over its settings dependencies are 39 % of the slowdown, blocking 23 %
@@ -68,7 +69,7 @@ def draw(figure, records):
     for axis, name in zip(axes, SCHEDULERS, strict=True):
         mine = [record for record in records if record["system"] == name]
         bottom = [0.0] * len(mine)
-        for key, label in (("normal_s", "no slow link"), ("dependencies_s", "dependencies"), ("blocking_s", "blocking")):
+        for key, label in PARTS.items():
             height = [1e3 * record[key] for record in mine]
             axis.bar([record["point"] for record in mine], height, 0.7, bottom, label=label)
             bottom = [a + b for a, b in zip(bottom, height, strict=True)]

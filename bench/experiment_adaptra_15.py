@@ -30,10 +30,11 @@ def run(quick):
 def findings(records):
     """What delegates and what re-planning take away at the longest delay."""
     last = records[-1]["point"]
-    delegated, adapted = (1 - ratio(records, *pair, last) for pair in (("ADAPTRA-CPU", "ZB"), ("ADAPTRA", "ADAPTRA-CPU")))
+    delegated = 1 - ratio(records, "ADAPTRA-CPU", "ZB", last)
+    adapted = 1 - ratio(records, "ADAPTRA", "ADAPTRA-CPU", last)
     return [
-        f"at {last}: delegates take {delegated:.1%} off ZB (paper, 60 ms: 48.1 %), the new plan another {adapted:.1%} off "
-        f"(paper: 24.6 %)"
+        f"at {last}: delegates take {delegated:.1%} off ZB (paper, 60 ms: 48.1 %), the new plan another {adapted:.1%} "
+        "off (paper: 24.6 %)"
     ]
 
 

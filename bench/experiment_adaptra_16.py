@@ -1,7 +1,7 @@
 """ADAPTRA figure 16: one slow link between the first or the last two stages, 30 or 60 ms, models of 7B and 14B.
 
-Problems as for figures 14 and 15. By table 2 of the paper, tensor parallelism keeps the stages of its 30B and 60B models
-as long as those of the 14B one, so these would be the same here.
+Problems as for figures 14 and 15. By table 2 of the paper, tensor parallelism keeps the stages of its 30B and 60B
+models as long as those of the 14B one, so these would be the same here.
 """
 
 import statistics
@@ -17,7 +17,7 @@ MODELS = {"7B": GPT_7B, "14B": GPT_14B}
 DELAYS_MS = (30, 60)
 FIGURE_INCHES = (12, 5)
 NOTES = """
-paper, few figures printed: up to 3.71 times faster than 1F1B (7B, 60 ms, last) and 3.49 times than ZB (14B, 60 ms, last)
+paper, few figures printed: up to 3.71 times faster than 1F1B (7B, 60 ms, last) and 3.49 than ZB (14B, 60 ms, last)
 """
 
 
@@ -41,7 +41,8 @@ def findings(records):
     told = ", ".join(f"{name} {growth[name]:.2f} (paper {value:.2f})" for name, value in paper.items())
     last = [point for point in dict.fromkeys(record["point"] for record in records) if point.endswith("last 60 ms")]
     most = "; ".join(
-        f"{at}: {ratio(records, '1F1B', 'ADAPTRA', at):.2f} times faster than 1F1B, {ratio(records, 'ZB', 'ADAPTRA', at):.2f} than ZB"
+        f"{at}: {ratio(records, '1F1B', 'ADAPTRA', at):.2f} times faster than 1F1B, "
+        f"{ratio(records, 'ZB', 'ADAPTRA', at):.2f} than ZB"
         for at in last
     )
     return [f"60 ms over 30 ms, mean: {told}", most]

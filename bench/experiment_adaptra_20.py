@@ -1,7 +1,6 @@
 """ADAPTRA figure 20: what delegates cost when no link is slow: every message through them, against sending inline.
 
-Four processes, eight microbatches, 20 ms for each of F, B and W, messages of real bytes. The paper's models have 16 MiB
-(7B) to 64 MiB activations.
+Four processes, eight microbatches, 20 ms for each of F, B and W, messages of real bytes.
 """
 
 import statistics
@@ -22,7 +21,14 @@ FIGURE_INCHES = (8, 4.5)
 NOTES = """
 paper: below 5 % for models to 30B, 17 % at 60B; its baselines send from GPU memory, past the CPU
 """
-COLUMNS = [("message", ""), ("schedule", ""), ("simulated", ""), ("inline", ""), ("delegate", ""), ("overhead", "median")]
+COLUMNS = [
+    ("message", ""),
+    ("schedule", ""),
+    ("simulated", ""),
+    ("inline", ""),
+    ("delegate", ""),
+    ("overhead", "median"),
+]
 
 
 def run(quick):

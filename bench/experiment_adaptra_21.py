@@ -31,7 +31,14 @@ FIGURE_INCHES = (11, 4.5)
 NOTES = f"""
 throughput: of {SAMPLES} samples an iteration; restart after the dead NIC: {RESTART_S:g} s, delegates go on
 """
-COLUMNS = [("system", ""), ("all", "min"), ("paper", "min"), ("over ADAPTRA", ""), ("paper", ""), ("least", "samples/s")]
+COLUMNS = [
+    ("system", ""),
+    ("all", "min"),
+    ("paper", "min"),
+    ("over ADAPTRA", ""),
+    ("paper", ""),
+    ("least", "samples/s"),
+]
 
 
 def run(quick):

@@ -1,7 +1,8 @@
-"""ADAPTRA figure 3: the same slow link among the gradients' all-reduces, and between two stages; GPT2-7B, 2 x 4 processes.
+"""ADAPTRA figure 3: a slow link among the gradients' all-reduces, or between two stages; GPT2-7B, 2 x 4 processes.
 
-A link that delays every packet slows a long message by each of its packets: 80 of an activation, as the paper prints, and
-as many of the gradients as its 8.04 at 0.375 ms needs. The pipeline is that of figure 14; the all-reduce is ours, a ring.
+A link that delays every packet slows a long message by each of its packets: 80 of an activation, since the paper has 10
+ms for 0.125 ms a packet, and as many of the gradients as its 8.04 at 0.375 ms needs. The pipeline is that of figure 14;
+the all-reduce is ours, a ring.
 """
 
 import time

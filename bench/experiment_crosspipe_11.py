@@ -1,7 +1,7 @@
 """CrossPipe figure 11: static schedules with receives posted late or ahead (`_O`), and planned ones, over a slow link.
 
-M8 on four stages with 8 microbatches, M70 on eight with 16, two datacenters, in the memory of 1F1B. Measured on processes
-whose stages wait; F is 6 ms where M70's is 38, B and W are in its proportion.
+M8 on four stages with 8 microbatches, M70 on eight with 16, two datacenters, in the memory of 1F1B. Measured on
+processes whose stages wait; F is 6 ms where M70's is 38, B and W are in its proportion.
 """
 
 import statistics
@@ -22,8 +22,11 @@ MESSAGE_NBYTES = 4096
 STATIC = {"1F1B": "1f1b", "IV1F1B": "interleaved_1f1b", "ZBH1": "zb_h1", "ZBV": "zb_v"}
 PLANNED = {"CrossUDSub": "crosspipe", "CrossWave": "crosspipe_wave", "best": "best"}
 SYSTEMS = {
-    **{f"{name}{mark}": (scheduler, plane) for name, scheduler in STATIC.items() for mark, plane in
-       (("", "paired"), ("_O", "paired_o"))},
+    **{
+        f"{name}{mark}": (scheduler, plane)
+        for name, scheduler in STATIC.items()
+        for mark, plane in (("", "paired"), ("_O", "paired_o"))
+    },
     **{name: (scheduler, "paired_o") for name, scheduler in PLANNED.items()},
 }
 FIGURE_INCHES = (14, 8)
@@ -88,7 +91,7 @@ def findings(records):
             max(1 - min(t[name] for name in PLANNED) / min(t[name + mark] for name in STATIC) for t in times)
             for mark in ("", "_O")
         )
-        lines.append(f"{model}: planned schedules up to {late:.1%} shorter than static ones, {ahead:.1%} than static _O")
+        lines.append(f"{model}: planned schedules up to {late:.1%} shorter than static ones, {ahead:.1%} than _O")
     return lines
 
 

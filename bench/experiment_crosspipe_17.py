@@ -1,8 +1,8 @@
 """CrossPipe figure 17: whether injected latency and bandwidth are what was asked for.
 
-Two processes. Latency: half of a ping-pong's round trip. Bandwidth: messages sent back to back, seconds for each. Nothing is
-subtracted: an emulated link stands in place of the real one, whose own time (`no delay`) is a part of what is asked for,
-and a message that is late already is not delayed again.
+Two processes. Latency: half of a ping-pong's round trip. Bandwidth: messages sent back to back, seconds for each.
+Nothing is subtracted: an emulated link stands in place of the real one, whose own time (`no delay`) is a part of what
+is asked for, and a message that is late already is not delayed again.
 """
 
 import statistics
@@ -23,7 +23,15 @@ NOTES = f"""
 messages of {NBYTES >> 10} KiB; error: of the delay observed, over that asked for; least, median and most of the samples
 paper: violins, no figures printed
 """
-COLUMNS = [("kind", ""), ("no delay", ""), ("asked", ""), ("observed", "median"), ("error", "median"), ("least", ""), ("most", "")]
+COLUMNS = [
+    ("kind", ""),
+    ("no delay", ""),
+    ("asked", ""),
+    ("observed", "median"),
+    ("error", "median"),
+    ("least", ""),
+    ("most", ""),
+]
 
 
 def run(quick):

@@ -1,4 +1,4 @@
-"""CrossPipe table 5: M70 on eight stages in two datacenters, seconds per microbatch, with more batch, memory, recomputation.
+"""CrossPipe table 5: M70 on eight stages in two datacenters, with more microbatches, more memory, recomputation.
 
 Case 1: 16 microbatches in the memory of 1F1B. Case 2: 32, and activations are made again layer by layer. Case 3: 32 in
 twice the memory. All simulated, at the paper's scale: F 38 ms as it prints; B and W follow from its 1F1B without delay.
@@ -42,8 +42,8 @@ PAPER = """
 FIGURE_INCHES = (13, 5)
 NOTES = """
 ours/paper, seconds per microbatch; delay: latency and time of a message on the slow links, both over F
-static schedules post their receives late (data plane `paired`), the planned ones ahead; UD, UDSub: greedy, W whole or in
-pieces, where the paper takes a solver's plan if that is better; best: ours, one or two stages per rank
+static schedules post their receives late (data plane `paired`), the planned ones ahead; UD, UDSub: greedy, W whole or
+in pieces, where the paper has a solver's plans too; best: ours
 """
 COLUMNS = [("delay", "lat, bw"), ("case", ""), *((name, "s") for name in NAMES)]
 

@@ -47,7 +47,9 @@ def add_arguments(parser):
     parser.epilog = "data planes:\n" + "".join(f"  {name.ljust(14)}{maker.about}\n" for name, maker in PLANES.items())
     add_problem_arguments(parser)
     parser.add_argument("--unit", metavar="T", help="a unit of the times of a problem that names none, such as 1ms")
-    parser.add_argument("--scheduler", default="best", metavar="A,B,...", help="default best; see `pipeline plan --help`")
+    parser.add_argument(
+        "--scheduler", default="best", metavar="A,B,...", help="default best; see `pipeline plan --help`"
+    )
     parser.add_argument("--data-plane", default="inline", metavar="A,B,...", help="those below (default inline)")
     parser.add_argument(
         "--queue", type=queue_length, default=1, metavar="N", help="inline: sends under way at once (default 1)"
@@ -60,7 +62,7 @@ def add_arguments(parser):
     parser.add_argument("--timeout", default="60s", metavar="T", help="of every wait (default 60s)")
     parser.add_argument("--json", metavar="FILE", help="write everything, raw samples too ('-' for standard output)")
     parser.add_argument(
-        "--plot", metavar="FILE", help="draw predicted and measured Gantt charts (png, svg, pdf); one file each of several"
+        "--plot", metavar="FILE", help="draw Gantt charts, predicted and measured (png, svg, pdf); a file each"
     )
     parser.add_argument("--trace", metavar="FILE", help="write the measured run for ui.perfetto.dev; likewise")
 

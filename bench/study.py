@@ -173,7 +173,8 @@ def draw_bars(axis, records, value="slowdown", predicted="predicted_slowdown"):
         last = i == len(systems) - 1
         axis.plot(x, [r[predicted] for r in mine], marker="_", label="simulated" if last else None, **marks)
         told = [(at, record["paper"]) for at, record in zip(x, mine, strict=True) if record["paper"] is not None]
-        axis.plot([at for at, _ in told], [told for _, told in told], marker="x", label="paper" if last else None, **marks)
+        values = [value for _, value in told]
+        axis.plot([at for at, _ in told], values, marker="x", label="paper" if last else None, **marks)
     axis.set_xticks(range(len(points)), points, fontsize=8)
     axis.legend(frameon=False, fontsize=8, ncols=2)
     for side in ("top", "right"):

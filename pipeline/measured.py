@@ -21,7 +21,8 @@ def gather(measured, checked, comm):
         row[: len(measured.actions)] = getattr(measured, name)
     every = np.empty((comm.world_size, *mine.shape))
     comm.all_gather(mine.reshape(-1), every.reshape(-1))
-    rows = [np.concatenate([own[:count] for own, count in zip(every[:, i], counts, strict=True)]) for i in range(len(mine))]
+    by_rank = zip(every, counts.tolist(), strict=True)
+    rows = np.concatenate([own[:, :count] for own, count in by_rank], axis=1)
     return dict(zip(COLUMNS, rows, strict=True))
 
 
@@ -33,6 +34,7 @@ def timeline(gathered, checked, problem, unit_s, in_order=False):
     """
     table, ids = costs(problem, checked.plan.placement), checked.plan.ids
     origin_s = gathered["start_s"].min()
-    start, end, ready, sent = ((gathered[name] - origin_s) / unit_s for name in ("start_s", "end_s", "ready_s", "sent_s"))
+    times = ("start_s", "end_s", "ready_s", "sent_s")
+    start, end, ready, sent = ((gathered[name] - origin_s) / unit_s for name in times)
     sent[(table.latency[ids] == 0) & (table.occupancy[ids] == 0)] = np.nan
     return Timeline(checked.plan, problem, start, end, ready, sent, (), float(end.max()), in_order)

@@ -1,4 +1,4 @@
-"""The data plane of Megatron and CrossPipe's engine: a message moves once its sender and its receiver have both posted it.
+"""The data plane of Megatron and CrossPipe's engine: a message moves once both its sender and its receiver posted it.
 
 A receive is posted with the send before it, when the rank next has nothing else to do, and those before it from the
 same peer with it, for peers match in order. A rank that computes meets nobody: a message that was ready meanwhile

@@ -38,7 +38,9 @@ PLANES = {
         "planes", "paired", "sent once the receiver waits for it: a stream for each direction", {"rendezvous": True}
     ),
     "paired_o": Maker("planes", "unbounded", "the same with receives posted ahead, in the senders' order", {}),
-    "unbounded": Maker("planes", "unbounded", "sent by the computing rank, which never waits: an ideal to compare with", {}),
+    "unbounded": Maker(
+        "planes", "unbounded", "sent by the computing rank, which never waits: an ideal to compare with", {}
+    ),
     "delegate": Maker("planes", "delegate", "sent by CPU processes through shared memory; the rank never waits", {}),
 }
 

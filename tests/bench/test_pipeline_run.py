@@ -16,15 +16,17 @@ def run(capsys, *words):
     return code, out, err
 
 
-@pytest.mark.parametrize("transport", ["mpi", "ucx", "local"])
-def test_every_contender_is_predicted_and_measured(capsys, tmp_path, transport):
+@pytest.mark.parametrize(
+    ("transport", "free"), [("mpi", "unbounded"), ("mpi", "delegate"), ("ucx", "paired_o"), ("local", "paired")]
+)
+def test_every_contender_is_predicted_and_measured(capsys, tmp_path, transport, free):
     file, picture, trace = tmp_path / "run.json", tmp_path / "run.png", tmp_path / "trace.json"
-    words = ["--scheduler", "1f1b,adaptra", "--data-plane", "inline,unbounded", "--iterations", "2", "--queue", "0"]
+    words = ["--scheduler", "1f1b,adaptra", "--data-plane", f"inline,{free}", "--iterations", "2", "--queue", "0"]
     words += ["--json", str(file), "--plot", str(picture), "--trace", str(trace), "--transport", transport]
     code, out, err = run(capsys, *words)
     assert (code, err) == (0, "")
     assert [line.split()[:2] for line in out.splitlines()[3:]] == [
-        [scheduler, plane] for scheduler in ("1f1b", "adaptra") for plane in ("inline", "unbounded")
+        [scheduler, plane] for scheduler in ("1f1b", "adaptra") for plane in ("inline", free)
     ]
     document = json.loads(file.read_text())
     assert document["scheduler"] == "1f1b" and document["predicted_makespan_s"] == pytest.approx(0.040)
@@ -36,7 +38,7 @@ def test_every_contender_is_predicted_and_measured(capsys, tmp_path, transport):
         assert {action["rank"] for action in result["actions"]} == {0, 1}
         assert min(action["start_s"] for action in result["actions"]) == 0
     assert {path.name for path in tmp_path.glob("*.png")} == {
-        f"run-{scheduler}-{plane}.png" for scheduler in ("1f1b", "adaptra") for plane in ("inline", "unbounded")
+        f"run-{scheduler}-{plane}.png" for scheduler in ("1f1b", "adaptra") for plane in ("inline", free)
     }
     spans = json.loads((tmp_path / "trace-1f1b-inline.json").read_text())["traceEvents"]
     assert sum(span["ph"] == "X" for span in spans) == 12
