@@ -32,7 +32,7 @@ def add_arguments(parser):
     """The options of this command."""
     parser.add_argument("--repetitions", type=int, default=9, metavar="K", help="of every timing (default 9)")
     parser.add_argument("--blocks", type=int, default=15, metavar="K", help="pairs of blocks of the watch (default 15)")
-    parser.add_argument("--iteration", type=float, default=20.0, metavar="MS", help="ms of computing in it (default 20)")
+    parser.add_argument("--iteration", type=float, default=20.0, metavar="MS", help="of computing in it (default 20)")
     parser.add_argument("-n", "--ranks", type=int, default=4, metavar="N", help="ranks of the watch (default 4)")
     parser.add_argument("--transport", default="mpi", help="of the watch: mpi (default), ucx or local")
     parser.add_argument("--check", action="store_true", help="exit code 1 if a bar is missed")
@@ -52,7 +52,8 @@ def run(args):
     if args.json:
         report.write_json(args.json, report.envelope(results=records))
     rows = [
-        [r["what"], _shown(r), "-" if r["bar"] is None else _value(r, r["bar"]), "" if r["met"] else "missed"] for r in records
+        [r["what"], _shown(r), "-" if r["bar"] is None else _value(r, r["bar"]), "" if r["met"] else "missed"]
+        for r in records
     ]
     file = sys.stderr if args.json == "-" else sys.stdout
     report.print_table([("measured", ""), ("median", ""), ("bar", ""), ("", "")], rows, file=file)
@@ -118,7 +119,7 @@ def _period(repetitions):
 
 
 def call_log(iterations, seed):
-    """(symbols, times_s, iteration lengths_s) of a job of CALLS calls an iteration in 10 layers, 1 % of them foreign."""
+    """(symbols, times_s, iteration lengths_s) of a job of CALLS calls an iteration, and 1 % foreign ones."""
     rng = random.Random(seed)
     symbols, times_s, lengths_s, now_s = [], [], [], 0.0
     for _ in range(iterations):
@@ -161,10 +162,10 @@ def _recorded(repetitions, calls=20_000):
             for _ in range(calls):
                 call(b"", b"")
 
-        pairs = zip(
-            _timed_s(lambda: loop(recorded), repetitions), _timed_s(lambda: loop(bare.all_reduce), repetitions), strict=True
-        )
-        return _record("recorded, a call", "s", [(with_s - without_s) / calls for with_s, without_s in pairs], None)
+        with_s = _timed_s(lambda: loop(recorded), repetitions)
+        without_s = _timed_s(lambda: loop(bare.all_reduce), repetitions)
+        added_s = [(a - b) / calls for a, b in zip(with_s, without_s, strict=True)]
+        return _record("recorded, a call", "s", added_s, None)
 
 
 # -- watch
@@ -236,7 +237,7 @@ def measure_watch(comm, args, iterations=20):
         return time.monotonic() - start_s
 
     block()
-    ratios, own_s, valid = [], [], True
+    ratios, valid = [], True
     for pair in range(args.blocks):
         times_s = {}
         for watched in (True, False) if pair % 2 else (False, True):
@@ -244,10 +245,8 @@ def measure_watch(comm, args, iterations=20):
                 times_s[watched] = block()
                 continue
             with watch(comm) as seen:
-                used_s = time.process_time()
                 times_s[watched] = block()
-                own_s.append(time.process_time() - used_s)
-            valid = valid and seen.report["arrivals"]["matched"] == 5 * iterations + 1
+            valid = valid and all(rank["calls"] == 5 * iterations + 1 for rank in seen.report["arrivals"]["ranks"])
         ratios.append(times_s[True] / times_s[False] - 1)
     if comm.rank == 0:
         # What a recorded call costs here, times the calls of an iteration.

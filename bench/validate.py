@@ -13,8 +13,9 @@ both together, since some things are slow only then. The transfers shrink where 
 --limit. What looks slow is measured twice more and is named only if it is slow every time, with the evidence: core
 time beside the clock's, bandwidth and latency beside those of its peers.
 
-Rehearsals: --slow-rank R=1.5x slows the computing of rank R, R=1.5x@together only while it transfers; --slow-link A-B=20ms
-or =50mbit slows a link, A>B=... one direction of it.
+Rehearsals: --slow-rank R=1.5x slows the computing of rank R, R=1.5x@together only while it transfers; --slow-link
+A-B=20ms or A-B=50mbit slows a link, A>B=... one direction of it. Products are on the CPU or, with --device cuda, the GPU;
+transfers are of host memory.
 
 Exit codes: 0 nothing slow, 1 something is slow.
 """
@@ -37,10 +38,12 @@ def add_arguments(parser):
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="what computes (default cpu)")
     parser.add_argument("--ranks", metavar="R,R,...", help="test only these, in ring order")
     parser.add_argument("--links", metavar="A-B,...", help="test only these links")
-    parser.add_argument("--bytes", metavar="SIZE,...", default="16M,32M,64M", help="of the transfers (default 16M,32M,64M)")
+    parser.add_argument("--bytes", metavar="SIZE,...", default="16M,32M,64M", help="default 16M,32M,64M")
     parser.add_argument("--repetitions", type=int, default=3, metavar="K", help="transfers of each size (default 3)")
     parser.add_argument("--limit", default="20s", metavar="T", help="about how long it may take (default 20s)")
-    parser.add_argument("--slow-rank", action="append", default=[], metavar="R=Fx[@together]", help="rehearse a slow rank")
+    parser.add_argument(
+        "--slow-rank", action="append", default=[], metavar="R=Fx[@together]", help="rehearse a slow rank"
+    )
     parser.add_argument("--slow-link", action="append", default=[], metavar="A-B=T|RATE", help="rehearse a slow link")
     parser.add_argument("--json", metavar="FILE", help="write everything, raw samples too ('-' for standard output)")
 
@@ -68,7 +71,7 @@ def run(args):
         from ..transport.launch import launch
 
         if n is None:
-            raise InputError("-n: got none outside a job, expected a number of ranks, or an mpiexec around this command")
+            raise InputError("-n: got none outside a job, expected a number of ranks, or an mpiexec around this")
         direct = args.transport not in (None, "mpi")
         return launch([sys.executable, "-m", "lanterne", *sys.argv[1:]], n, launcher="direct" if direct else "mpi")
     from ..collectives.communicator import init
@@ -81,7 +84,7 @@ def parse(args):
     """The arguments of failslow.validate, and `slow_ranks`, `slow_links` to rehearse, from the command line's."""
     limit_s = parse_time_s(args.limit, "--limit")
     if limit_s <= 0 or args.repetitions < 1:
-        raise InputError(f"--limit, --repetitions: got {args.limit} and {args.repetitions}, expected more than 0 of both")
+        raise InputError(f"--limit, --repetitions: got {args.limit} and {args.repetitions}, expected more than 0")
     sizes = tuple(parse_nbytes(text, "--bytes") for text in args.bytes.split(","))
     if min(sizes) < 1:
         raise InputError(f"--bytes: got {args.bytes}, expected sizes of at least 1")
@@ -169,7 +172,8 @@ def run_rank(comm, options, args):
     if comm.rank == 0:
         if args.json:
             rehearsed = {"slow_rank": args.slow_rank, "slow_link": args.slow_link}
-            report.write_json(args.json, report.envelope(transport=comm.transport.name, rehearsed=rehearsed, **found.to_json()))
+            content = {"transport": comm.transport.name, "rehearsed": rehearsed, **found.to_json()}
+            report.write_json(args.json, report.envelope(**content))
         print_validation(found, comm, sys.stderr if args.json == "-" else sys.stdout)
     return int(bool(found.findings))
 
@@ -179,8 +183,8 @@ def print_validation(found, comm, file):
     hosts = len(set(found.hosts))
     sizes = ", ".join(format_nbytes(nbytes) for nbytes in found.sizes)
     notes = [
-        f"lanterne validate: {len(found.ranks)} ranks on {hosts} host{'s' if hosts > 1 else ''} over {comm.transport.name}, "
-        f"{len(found.passes)} passes of {sizes}, both directions, in {found.took_s:.1f} s",
+        f"lanterne validate: {len(found.ranks)} ranks on {hosts} host{'s' if hosts > 1 else ''} over "
+        f"{comm.transport.name}, {len(found.passes)} passes of {sizes}, both directions, in {found.took_s:.1f} s",
         "median time; core: of the thread itself, which sharing the core does not lengthen",
     ]
     report.print_table(*_compute_table(found), notes=notes, file=file)

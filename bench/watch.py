@@ -1,4 +1,4 @@
-"""Watch a program's communication and say when it becomes slow, since when, and because of whom. The program stays as it is.
+"""Watch a program, unchanged, and say when it becomes slow, since when, and because of whom.
 
   lanterne watch -- python train.py
   lanterne watch -n 4 -- python train.py                     starts 4 ranks here
@@ -65,7 +65,7 @@ def add_arguments(parser):
     """The options of this command."""
     parser.add_argument("-n", "--world-size", type=int, metavar="N", help="start N ranks here")
     parser.add_argument(
-        "--launcher", default="mpi", choices=("mpi", "direct"), help="with -n: mpiexec (default), or torchrun-style variables"
+        "--launcher", default="mpi", choices=("mpi", "direct"), help="of -n: mpiexec (default), or torchrun's variables"
     )
     parser.add_argument("--folder", metavar="DIR", help="where the ranks' call logs meet: one that all hosts share")
     parser.add_argument("--json", metavar="FILE", help="write the report as JSON ('-' for standard output)")
@@ -184,7 +184,7 @@ def _free_port():
 
 
 def _run_here(command, variables):
-    """Run the program as a child that gets our signals, and does not outlive us; its exit code, 128 + n for signal n."""
+    """Run the program as a child that gets our signals and ends with us; its exit code, 128 + n for signal n."""
     libc, us = ctypes.CDLL(None), os.getpid()
 
     def die_with_us():

@@ -17,7 +17,8 @@ COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduc
 LANTERNE = (*COLLECTIVES, *(f"start_{name}" for name in COLLECTIVES[:-1]))
 MPI = (
     *("Allreduce Reduce Bcast Barrier Allgather Allgatherv Gather Gatherv Scatter Scatterv Alltoall Alltoallv").split(),
-    *("Reduce_scatter Reduce_scatter_block Scan Exscan Iallreduce Ireduce Ibcast Ibarrier Iallgather Ialltoall").split(),
+    *("Reduce_scatter Reduce_scatter_block Scan Exscan").split(),
+    *("Iallreduce Ireduce Ibcast Ibarrier Iallgather Ialltoall").split(),
     *("allreduce reduce bcast barrier allgather gather scatter alltoall scan").split(),
 )
 MPI_MESSAGES = ("Send", "Ssend", "Recv", "Sendrecv", "Isend", "Irecv", "send", "recv", "sendrecv", "isend", "irecv")
@@ -129,7 +130,7 @@ def adapt_lanterne(module, recorder):
 
 
 def adapt_mpi4py(module, recorder):
-    """mpi4py.MPI: its classes cannot be changed, so COMM_WORLD, and what is made of it, become subclasses' instances."""
+    """mpi4py.MPI: its classes cannot be changed, so COMM_WORLD, and what is made of it, are of subclasses from now on."""
     kinds = {}
 
     def identity(comm):

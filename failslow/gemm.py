@@ -111,6 +111,11 @@ def sample(load, limit_s, slowdown=1.0, stop=lambda: False, own_time=True):
     return Samples(tuple(wall_s), tuple(cpu_s))
 
 
+def latest(parts):
+    """The last MAX_SAMPLES repetitions of several Samples of one load, in order."""
+    return Samples(*(sum(column, ())[-MAX_SAMPLES:] for column in zip(*parts, strict=True)))
+
+
 class Background:
     """Computes a load in a thread of its own while the block runs; `samples` has its repetitions afterwards."""
 

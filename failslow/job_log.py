@@ -17,6 +17,7 @@ from .ring import RingReader
 from .track import SKIPPED_ROWS, Tracker
 
 MAX_ITERATIONS = 1 << 16
+MAX_SYMBOLS = 256
 # Iterations before a slow spell, at most, that say what was usual.
 USUAL = 64
 
@@ -35,8 +36,8 @@ class JobLog:
     Args:
         world_size: ranks that should report; None: not known.
 
-    Attributes: `iterations`, the latest (index, end_s, seconds), counted from the first call on as far as known; `lead`,
-    the rank that gives them; `notices`, the latest.
+    Attributes: `iterations`, the latest (index, end_s, seconds), counted from the first call on as far as known;
+    `lead`, the rank that gives them; `notices`, the latest.
 
     Memory is bounded: the logs are rings, and so is what is kept of them.
     """
@@ -56,11 +57,11 @@ class JobLog:
         self._period = PeriodTracker()
         self._refused = []
 
-    def _new_marker(self):
+    def _new_marker(self, calls):
         """Iterations begin elsewhere, or are longer, than was thought: what is known of them counts no more."""
         self._generation = self._period.generation
         self._tracker = Tracker()
-        self._first_row = self._per_rank[self.lead] // self._period.marker.spacing
+        self._first_row = calls // self._period.marker.spacing
         self.iterations.clear()
 
     def poll(self):
@@ -74,13 +75,15 @@ class JobLog:
             calls = reader.take()
             if reader.lost > lost:
                 self._matcher.lose(rank)
-            for call in calls:
-                self._count(rank, call)
+            before = self._per_rank.get(rank, 0)
+            for index, call in enumerate(calls):
                 self._matcher.add(rank, call)
                 if rank == self.lead:
-                    notice = self._iterate(call)
+                    self._count(call)
+                    notice = self._iterate(call, before + index + 1)
                     if notice is not None:
                         found.append(notice)
+            self._per_rank[rank] = before + len(calls)
         found = [notice._replace(cause=self._cause(notice.event)) for notice in found]
         self.notices = (self.notices + found)[-256:]
         return found
@@ -103,16 +106,16 @@ class JobLog:
             self._readers[rank] = reader
             self._matcher.add_rank(rank, reader.header.get("boot"))
 
-    def _count(self, rank, call):
-        self._per_rank[rank] = self._per_rank.get(rank, 0) + 1
-        if rank == self.lead and (len(self._calls) < 256 or (call.name, call.nbytes) in self._calls):
-            count, total_s = self._calls.get((call.name, call.nbytes), (0, 0.0))
-            self._calls[call.name, call.nbytes] = count + 1, total_s + call.end_s - call.start_s
+    def _count(self, call):
+        key = call.name, call.nbytes
+        if key in self._calls or len(self._calls) < MAX_SYMBOLS:
+            count, total_s = self._calls.get(key, (0, 0.0))
+            self._calls[key] = count + 1, total_s + call.end_s - call.start_s
 
-    def _iterate(self, call):
+    def _iterate(self, call, calls):
         time_s = self._period.record((call.name, call.nbytes, call.communicator), call.start_s)
         if self._period.generation != self._generation:
-            self._new_marker()
+            self._new_marker(calls)
         if time_s is None or time_s <= 0.0:
             return None
         index = self.iterations[-1][0] + 1 if self.iterations else self._first_row
@@ -124,7 +127,8 @@ class JobLog:
 
     def _words(self, event):
         at = self._first_row + event.index
-        level = f"{event.ratio:.2f} times as long as before" if event.ratio >= 1 else f"{1 / event.ratio:.2f} times faster"
+        slower = event.ratio >= 1
+        level = f"{event.ratio:.2f} times as long as before" if slower else f"{1 / event.ratio:.2f} times faster"
         if event.kind == "relief":
             level = f"back to {self._tracker.level_s * 1e3:.4g} ms"
         sure = "" if event.confirmed_at is not None else "perhaps "
@@ -224,11 +228,12 @@ class JobLog:
         if self._readers and not self.iterations:
             notes.append("no call recurs evenly: no iterations were found")
         elif self.iterations and self._tracker.row < 2 * SKIPPED_ROWS:
-            notes.append(f"{self._tracker.row} iterations, too few to judge: the first {SKIPPED_ROWS} show what is normal")
+            few = f"{self._tracker.row} iterations, too few to judge"
+            notes.append(f"{few}: the first {SKIPPED_ROWS} show what is normal")
         if any(incident.relief is None for incident in self._tracker.incidents):
             notes.append("the job ended inside an incident")
         if any(name == DDP_FORWARD for name, _ in self._calls):
-            notes.append("the all-reduces of torch's DistributedDataParallel come from C++ and are not seen, its forward is")
+            notes.append("torch's DistributedDataParallel issues its all-reduces from C++: not seen, its forward is")
         return notes
 
     def close(self):

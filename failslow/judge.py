@@ -21,6 +21,8 @@ SLOW_LINK_STARVED = 2.5
 # A latency must also exceed the peers' by this: scheduling explains less on a core of one's own, a tick where cores are
 # shared.
 LEAST_LATENCY_S, LEAST_LATENCY_CROWDED_S = 200e-6, 4e-3
+# The same for a transfer, of which the best of several counts.
+LEAST_TRANSFER_S, LEAST_TRANSFER_CROWDED_S = 100e-6, 1e-3
 # Up to the directions between 4 ranks, one slow network card makes half of all links slow, or more.
 FEW_LINKS = 12
 
@@ -111,19 +113,21 @@ def slow_links(samples, hosts, least_ratio=SLOW_LINK, crowded=False):
         usual_s = {size: reference(median(samples[link].times_s[size]) for link in links) for size in sizes}
         latency_s = reference(samples[link].latency_s for link in links)
         for link in links:
-            slow = _slow_transfer(samples[link].times_s, usual_s, least_ratio)
-            slow = slow or _slow_latency(samples[link].latency_s, latency_s, crowded)
-            if slow:
-                found[link] = slow
+            slow = _slow_transfer(samples[link].times_s, usual_s, least_ratio, crowded)
+            late = _slow_latency(samples[link].latency_s, latency_s, crowded)
+            if slow and late:
+                found[link] = slow._replace(text=f"{slow.text}; {late.text}")
+            elif slow or late:
+                found[link] = slow or late
     return found
 
 
-def _slow_transfer(times_s, usual_s, least_ratio):
+def _slow_transfer(times_s, usual_s, least_ratio, crowded):
     ratios = sorted((min(times_s[size]) / usual_s[size], size) for size in usual_s)
     ratio, size = ratios[len(ratios) // 2]
-    if ratio < least_ratio:
-        return None
     own_s, peers_s = min(times_s[size]), usual_s[size]
+    if ratio < least_ratio or own_s - peers_s < (LEAST_TRANSFER_CROWDED_S if crowded else LEAST_TRANSFER_S):
+        return None
     text = f"{size / own_s / 1e9:.3g} GB/s at best, its peers {size / peers_s / 1e9:.3g} GB/s"
     return Slow(ratio, own_s, peers_s, text)
 

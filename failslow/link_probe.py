@@ -53,7 +53,8 @@ def _measure(probe, peer, sizes, repetitions):
     """(least difference of the clocks at the ends of a message from `peer`, transfers by repetition and size)."""
     _exchange(probe, peer, min(sizes), 0.0)
     difference_s = min(_ping(probe.comm, peer) for _ in range(PINGS))
-    return difference_s, [[_exchange(probe, peer, nbytes, difference_s) for nbytes in sizes] for _ in range(repetitions)]
+    times_s = [[_exchange(probe, peer, nbytes, difference_s) for nbytes in sizes] for _ in range(repetitions)]
+    return difference_s, times_s
 
 
 def _ping(comm, peer):

@@ -107,26 +107,32 @@ class RingReader:
 
     def take(self):
         """The Calls since the last take, oldest first."""
-        found = []
-        while True:
-            offset = HEADER_NBYTES + (self._next - 1) % self._capacity * RECORD.size
-            number, name, *rest = RECORD.unpack_from(self._map, offset)
-            if number < self._next:
-                return found
-            if number > self._next:
-                # Overtaken: what is overwritten next is half a ring away from where reading goes on.
-                behind = number - self._capacity // 2
-                self.lost += behind - self._next
-                self._next = behind
-                continue
-            found.append(Call(self._name(name), *rest))
-            self._next += 1
+        found, begin = [], None
+        # Again after each end of the ring, and after having been overtaken.
+        while begin != self._next:
+            begin = self._next
+            self._take_on(found)
+        return found
+
+    def _take_on(self, found):
+        """Append to `found` what there is up to the end of the ring."""
+        first = HEADER_NBYTES + (self._next - 1) % self._capacity * RECORD.size
+        make, names = Call._make, self._names
+        with memoryview(self._map) as whole, whole[first:] as rest:
+            for number, name, *call in RECORD.iter_unpack(rest):
+                if number != self._next:
+                    if number > self._next:
+                        # What is overwritten next is half a ring away from where reading goes on.
+                        behind = number - self._capacity // 2
+                        self.lost += behind - self._next
+                        self._next = behind
+                    return
+                found.append(make((names.get(name) or self._name(name), *call)))
+                self._next += 1
 
     def _name(self, number):
-        name = self._names.get(number)
-        if name is None:
-            offset = 4096 + number * NAME_NBYTES
-            name = self._names[number] = self._map[offset : offset + NAME_NBYTES].rstrip(b"\0").decode()
+        offset = 4096 + number * NAME_NBYTES
+        name = self._names[number] = self._map[offset : offset + NAME_NBYTES].rstrip(b"\0").decode()
         return name
 
     def close(self):

@@ -12,7 +12,7 @@ Paper: Wu et al. (GREYHOUND), section 4.3; differs: both directions, both trees,
 import contextlib
 import json
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from math import isnan
 
 import numpy as np
@@ -20,10 +20,11 @@ import numpy as np
 from ..errors import InputError
 from ..kernels.delay import wait_until
 from . import gemm
-from .judge import SLOW_LINK_STARVED, Finding, findings, slow_links, slow_ranks
-from .link_probe import LinkSamples, measure_links
+from .judge import SLOW_LINK_STARVED, findings, slow_links, slow_ranks
+from .link_probe import measure_links
 from .links import SLOW_LINK, colour_edges, link_passes
 from .probe import Probe
+from .validation import Validation
 
 SIZES = (16 << 20, 32 << 20, 64 << 20)
 REPETITIONS = 3
@@ -36,42 +37,6 @@ TURN_S = 0.3
 CONFIRMATIONS = 2
 # Healthy links that are measured again beside the suspects of their kind.
 WITNESSES = 4
-
-
-@dataclass(frozen=True)
-class Validation:
-    """The outcome of `validate`, the same on all ranks; ranks are those of its communicator.
-
-    Attributes: `findings`, a tuple of Finding, empty where nothing is slow; `ranks` tested; `hosts` of all tested, as
-    numbers from 0; `passes` of links (a, b); `sizes`, bytes of the transfers; `compute`, records {rank, load, when,
-    wall_s, cpu_s}; `links`, records {src, dst, when, latency_s, nbytes, time_s}; `took_s`.
-    """
-
-    findings: tuple
-    ranks: tuple
-    hosts: tuple
-    passes: tuple
-    sizes: tuple
-    compute: tuple
-    links: tuple
-    took_s: float
-
-    def to_json(self):
-        """A document of lists, dicts, numbers and texts."""
-        return asdict(self) | {"findings": [finding._asdict() for finding in self.findings]}
-
-    @classmethod
-    def from_json(cls, document):
-        """The Validation that `to_json` wrote."""
-        fields = _frozen(document)
-        return cls(**fields | {"findings": tuple(Finding(**finding) for finding in fields["findings"])})
-
-
-def _frozen(value):
-    """`value` with tuples for the lists that JSON made of them."""
-    if isinstance(value, dict):
-        return {name: _frozen(item) for name, item in value.items()}
-    return tuple(map(_frozen, value)) if isinstance(value, list) else value
 
 
 @dataclass(frozen=True)
@@ -170,7 +135,8 @@ class _Run:
         self.tick(f"{len(passes)} passes over {len(tested) // 2} links")
         alone_links = self._confirmed_links(passes, lambda some: self._transfer(some, sizes, repetitions, "alone"))
         self.tick("computing and transferring at once")
-        together_ranks, together_links = self._together(passes, _shrunk(sizes[:1], turns_s, TOGETHER_SHARE * self.limit_s / 2))
+        smallest = _shrunk(sizes[:1], turns_s * REPETITIONS, TOGETHER_SHARE * self.limit_s)
+        together_ranks, together_links = self._together(passes, smallest)
         found = findings(alone_ranks, alone_links, tested, "alone") + findings(
             {rank: slow for rank, slow in together_ranks.items() if rank not in alone_ranks},
             {link: slow for link, slow in together_links.items() if link not in alone_links},
@@ -290,7 +256,7 @@ class _Run:
                 mine.append(load.samples)
 
             found = self._transfer(some, sizes, REPETITIONS, "together", background)
-            merged = gemm.Samples(*(sum((getattr(s, name) for s in mine), ())[-gemm.MAX_SAMPLES :] for name in gemm.Samples._fields))
+            merged = gemm.latest(mine)
             kept["ranks"] = self._slow_ranks(
                 self._collect_compute([merged], self.loads[-2:-1], "together"), self.probe.starved
             )
@@ -307,7 +273,7 @@ class _Run:
 
 
 def with_witnesses(samples, suspects, hosts):
-    """Links (a, b): the suspects, and up to WITNESSES links of each of their kinds that look healthy in both directions."""
+    """Links (a, b): the suspects, and up to WITNESSES links of each of their kinds that look healthy both ways."""
     chosen = {(min(link), max(link)) for link in suspects}
     for inside in {hosts[a] == hosts[b] for a, b in suspects}:
         healthy = {(min(link), max(link)) for link in samples if (hosts[link[0]] == hosts[link[1]]) == inside} - chosen
@@ -326,5 +292,3 @@ def in_both(first, second):
     """What is in both, each with its smaller ratio."""
     return {key: min(first[key], second[key], key=lambda slow: slow.ratio) for key in first if key in second}
 
-
-__all__ = ["SIZES", "Finding", "Injected", "LinkSamples", "Validation", "validate"]

@@ -65,9 +65,8 @@ def calls_of(tmp_path, program, modules=(), environment=None):
     logs.mkdir()
     path = os.pathsep.join([str(ROOT), str(tmp_path / "path")])
     variables = {**os.environ, "LANTERNE_WATCH": str(logs), "PYTHONPATH": path, **(environment or {})}
-    result = subprocess.run(
-        [sys.executable, "-c", PREAMBLE + program], env=variables, capture_output=True, text=True, timeout=60, check=False
-    )
+    command = [sys.executable, "-c", PREAMBLE + program]
+    result = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=60, check=False)
     assert result.returncode == 0, result.stderr
     found = {}
     for file in logs.glob("*.calls"):
@@ -241,7 +240,7 @@ def test_watch_gives_all_ranks_one_report():
     reports = lanterne.spawn(3, main)
     assert all(report == reports[0] for report in reports)
     assert reports[0]["reported"] == [0, 1, 2]
-    assert reports[0]["arrivals"]["matched"] == 40
+    assert reports[0]["arrivals"]["matched"] == 40 == reports[0]["arrivals"]["ranks"][2]["calls"]
     assert {call["name"]: call["count"] for call in reports[0]["calls"]} == {"all_reduce": 20, "barrier": 20}
 
 

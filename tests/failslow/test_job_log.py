@@ -28,8 +28,11 @@ def test_healthy_job(tmp_path):
     assert found["iterations"]["calls"] == CALLS
     assert found["iterations"]["count"] >= 98
     assert found["iterations"]["median_s"] == pytest.approx(USUAL_S, rel=0.02)
-    assert found["arrivals"]["matched"] == 100 * CALLS
-    assert sum(rank["last"] for rank in found["arrivals"]["ranks"]) == 100 * CALLS
+    # A sample of them: these are 140 a second.
+    matched = found["arrivals"]["matched"]
+    assert 100 * CALLS / 4 < matched < 100 * CALLS
+    assert sum(rank["last"] for rank in found["arrivals"]["ranks"]) == matched
+    assert [rank["calls"] for rank in found["arrivals"]["ranks"]] == [100 * CALLS] * 4
     assert {call["name"]: call["count"] for call in found["calls"]} == {"all_reduce": 300, "barrier": 100}
 
 

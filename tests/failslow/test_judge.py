@@ -18,7 +18,7 @@ def computing(own_s, clock_s=None, load="float32 product"):
 
 
 def transfers(n, slow=(), factor=1.0, latency_s=0.0, noise=lambda link, repetition: 1.0):
-    """Samples of every tested link of n ranks at 1 GB/s; those in `slow` take `factor` longer, or later by latency_s."""
+    """Samples of every tested link of n ranks at 1 GB/s; those in `slow` take `factor` times as long, or later."""
     found = {}
     for a, b in (link for batch in link_passes(range(n)) for link in batch):
         for link in ((a, b), (b, a)):
@@ -111,6 +111,15 @@ def test_links_between_hosts_are_not_slow_beside_those_within():
 def test_one_slow_repetition_is_not_enough():
     noise = lambda link, repetition: 5.0 if repetition == sum(link) % 3 else 1.0  # noqa: E731
     assert slow_links(transfers(8, noise=noise), [0] * 8) == {}
+
+
+def test_what_scheduling_explains_is_not_blamed():
+    fast = {link: LinkSamples(s.latency_s, {1 << 18: (50e-6,) * 3}) for link, s in transfers(8).items()}
+    fast[0, 1] = LinkSamples(10e-6, {1 << 18: (120e-6,) * 3})
+    assert slow_links(fast, [0] * 8) == {}
+    fast[0, 1] = LinkSamples(10e-6, {1 << 18: (900e-6,) * 3})
+    assert list(slow_links(fast, [0] * 8)) == [(0, 1)]
+    assert slow_links(fast, [0] * 8, crowded=True) == {}
 
 
 def test_findings_leave_nothing_out_and_name_nothing_twice():

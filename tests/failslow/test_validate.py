@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 import lanterne
 from lanterne.errors import InputError
 from lanterne.failslow.probe import take_turns
-from lanterne.failslow.validate import Injected, Validation, validate, with_witnesses
+from lanterne.failslow.validate import Injected, validate, with_witnesses
+from lanterne.failslow.validation import Validation
 from lanterne.pipeline.planes import shaped
 from lanterne.transport.shaped import Link
 
@@ -39,7 +40,8 @@ def test_slow_link_one_direction():
     assert all(outcome == outcomes[0] for outcome in outcomes)
     found = named(outcomes[0])
     assert ("link", "alone", (0, 1)) in found
-    assert not any(kind.startswith("link") and when == "alone" for kind, when, *what in found - {("link", "alone", (0, 1))})
+    others = found - {("link", "alone", (0, 1))}
+    assert not any(kind.startswith("link") and when == "alone" for kind, when, *_ in others)
 
 
 def test_slow_latency():

@@ -1,0 +1,41 @@
+"""The outcome of a validation, as a value that can be written and read."""
+
+from dataclasses import asdict, dataclass
+
+from .judge import Finding
+
+
+@dataclass(frozen=True)
+class Validation:
+    """The outcome of `validate`, the same on all ranks; ranks are those of its communicator.
+
+    Attributes: `findings`, a tuple of Finding, empty where nothing is slow; `ranks` tested; `hosts` of all tested, as
+    numbers from 0; `passes` of links (a, b); `sizes`, bytes of the transfers; `compute`, records {rank, load, when,
+    wall_s, cpu_s}; `links`, records {src, dst, when, latency_s, nbytes, time_s}; `took_s`.
+    """
+
+    findings: tuple
+    ranks: tuple
+    hosts: tuple
+    passes: tuple
+    sizes: tuple
+    compute: tuple
+    links: tuple
+    took_s: float
+
+    def to_json(self):
+        """A document of lists, dicts, numbers and texts."""
+        return asdict(self) | {"findings": [finding._asdict() for finding in self.findings]}
+
+    @classmethod
+    def from_json(cls, document):
+        """The Validation that `to_json` wrote."""
+        fields = _frozen(document)
+        return cls(**fields | {"findings": tuple(Finding(**finding) for finding in fields["findings"])})
+
+
+def _frozen(value):
+    """`value` with tuples for the lists that JSON made of them."""
+    if isinstance(value, dict):
+        return {name: _frozen(item) for name, item in value.items()}
+    return tuple(map(_frozen, value)) if isinstance(value, list) else value
