@@ -188,8 +188,11 @@ class Communicator:
         return Captured(self, collective, in_array, out_array, options)
 
     def arrivals(self):
-        """Who came last to the calls that found it out, how often, by how much: an Arrivals, the same on all ranks."""
-        return self.late.arrivals.snapshot()
+        """Who came last to the calls that found it out, how often, by how much: an Arrivals.
+
+        The same on all ranks, but for the latest calls that did not ask: those are reported some at a time, or here.
+        """
+        return self.late.look()
 
     def _call(self, collective, in_array, out_array, *, algorithm="auto", timeout_s=None, **options):
         if algorithm == "native" and timeout_s is None and not is_device_array(in_array):
@@ -202,9 +205,11 @@ class Communicator:
     def _start(self, collective, in_array, out_array, **options):
         self.check_open()
         call = resolve(self, collective, in_array, out_array, **options)
-        policy = None
+        policy, late = None, self.late
         if collective == "all_reduce" and options.get("algorithm", "auto") == "auto" and not options.get("num_chunks"):
-            policy = self.late.policy(collective, call.in_array.nbytes)
+            policy = late.policy(collective, call.in_array.nbytes)
+            if policy is None and late.reports(collective):
+                late.came()
         if policy is not None:
             request = LateRequest(self, call, policy)
         elif call.algorithm == "native" and not native.is_queued(self, call):
@@ -248,6 +253,11 @@ class Communicator:
                     return True
                 calls[0].begin()
             return calls[0].moved
+
+    @property
+    def busy(self):
+        """Whether a call that was started is not yet complete on this rank."""
+        return bool(self._calls)
 
     def _drain(self):
         self.check_open()

@@ -4,6 +4,9 @@ A rank says that it has come, and does what the board's record of the call says:
 late-rank algorithm (WITHOUT), of which only what needs the late rank waits until that has come (JOIN). So no message
 with it is posted before, and an ABORT until then is clean: all raise, and the next call works. The outputs of an
 aborted call, in place its inputs too, are undefined.
+
+Calls below a size never ask, and short ones not always: a record may free the next few with the same signature. All
+ranks then run the ordinary algorithm at once, and tell the board afterwards, some calls together, when they came.
 """
 
 import functools
@@ -12,7 +15,7 @@ import time
 
 from ..errors import InputError, PeerFailed, TransportTimeout
 from ..transport.late_policy import Option, Policy, to_text
-from ..transport.sequencer import ABORT, DIED, JOIN, MISMATCH, TIMEOUT, WITHOUT
+from ..transport.sequencer import ABORT, DIED, JOIN, MAX_SIGNATURES, MISMATCH, SEEN, TIMEOUT, WITHOUT
 from .arrivals import ArrivalLog
 from .cost import late_start, price
 from .pacing import sustained
@@ -22,7 +25,7 @@ from .registry import find_algorithm
 from .requests import Request
 from .tuning import MAX_PRICED_RANKS, late_num_chunks, override
 
-# The board costs some 0.05 ms a call: below this predicted time, or this size, it is not asked.
+# The board costs some 0.05 ms a call, up to 1 ms where ranks share cores: below this predicted time, or this size, it is not asked.
 LEAST_NORMAL_S = 2e-3
 LEAST_NBYTES = 64 << 10
 # Those that keep to one message per port and round, as a network likes it; a tie goes to the first.
@@ -30,6 +33,8 @@ LATE_ALGORITHMS = ("late_join", "late_chain")
 _making = threading.Lock()
 # After its time is over a rank gives the board, and others that finish what they began, this long.
 GRACE_S = 5.0
+# So many calls that did not ask are reported together, or at the next one that asks.
+MAX_UNREPORTED = 64
 
 
 class LateRanks:
@@ -47,6 +52,7 @@ class LateRanks:
         self._seat = None
         self._policies = {}
         self.number = 0
+        self._free, self._unreported = {}, []
         self.plans = Plans(communicator, BOARD_LANES)
         self.arrivals = ArrivalLog(communicator.world_size)
 
@@ -56,6 +62,58 @@ class LateRanks:
             communicator = self._communicator
             self._seat = communicator.transport.open_board(self.key, communicator.rank, communicator.world_size)
         return self._seat
+
+    def is_free(self, signature):
+        """Whether the call that begins now is not to be asked about, by an earlier record; alike on all ranks."""
+        left = self._free.pop(signature, 0)
+        if left > 1:
+            self._free[signature] = left - 1
+        return left > 0
+
+    def set_free(self, signature, calls):
+        """The next `calls` calls of `signature` are not to be asked about."""
+        if calls:
+            self._free[signature] = calls
+            if len(self._free) > MAX_SIGNATURES:
+                del self._free[next(iter(self._free))]
+
+    def came(self, signature=""):
+        """This rank comes to a call that is not asked about; "" if none of its signature ever is.
+
+        Cost: under 1 us.
+        """
+        self._unreported.append((time.monotonic(), signature))
+        if len(self._unreported) >= MAX_UNREPORTED:
+            self.report()
+
+    def report(self):
+        """Tell the board of the calls that were not asked about."""
+        if self._unreported:
+            arrivals, self._unreported = self._unreported, []
+            self.seat.report(arrivals)
+
+    def take(self):
+        """The next Record about a call, or None; those of calls that were reported are noted."""
+        while (record := self.seat.take()) is not None:
+            if record.verdict != SEEN:
+                return record
+            numbers = list(map(int, record.text.split()))
+            for rank, delay_ns in zip(numbers[::2], numbers[1::2], strict=True):
+                self.arrivals.note(rank, delay_ns / 1e9, False)
+        return None
+
+    def look(self):
+        """The Arrivals up to now, after a look at what the board has sent, if no call is under way."""
+        if self._seat is not None and not self._communicator.busy:
+            self.report()
+            self.take()
+        return self.arrivals.snapshot()
+
+    def reports(self, collective):
+        """Whether calls that never ask are reported: only of what larger ones would ask about."""
+        communicator = self._communicator
+        known = communicator.tuning.model is not None and not communicator.deterministic
+        return known and collective == "all_reduce" and communicator.world_size > 2 and self.seat is not None
 
     def policy(self, collective, nbytes):
         """What the board goes by for `collective` of `nbytes`, as text; None: it is not asked. Alike on all ranks."""
@@ -117,11 +175,17 @@ class LateRequest(Request):
         self._held = False
 
     def begin(self):
-        """Tell the board that this rank has come; with device arrays, once its stream has."""
-        entry, communicator = self.entry, self.communicator
-        if entry is None or communicator.device_side().has_reached(entry):
-            self._arrived = True
-            communicator.late.seat.arrive(self.number, self.signature, self._policy)
+        """Tell the board that this rank has come, with device arrays once its stream has; or, if the call is free, start."""
+        entry, communicator, late = self.entry, self.communicator, self.communicator.late
+        if entry is not None and not communicator.device_side().has_reached(entry):
+            return
+        self._arrived = True
+        if late.is_free(self.signature):
+            late.came(self.signature)
+            self._run("", -1)
+            return
+        late.report()
+        late.seat.arrive(self.number, self.signature, self._policy)
 
     def advance(self):
         """Make progress; True once complete, queued on streams, or aborted."""
@@ -129,7 +193,7 @@ class LateRequest(Request):
         if not self._arrived:
             self.begin()
         if self._error is None and (self._execution is None or self._held):
-            record = self.communicator.late.seat.take()
+            record = self.communicator.late.take()
             if record is not None:
                 self.moved = True
                 self._obey(record)
@@ -153,7 +217,7 @@ class LateRequest(Request):
     poll = Request.poll_completion
 
     def _obey(self, record):
-        communicator, late = self.communicator, self.communicator.late
+        late = self.communicator.late
         if record.verdict == ABORT:
             self._abort(record)
             return
@@ -163,12 +227,15 @@ class LateRequest(Request):
             self._held = False
             self._execution.release()
             return
-        late_rank = record.rank if record.choice else -1
+        late.set_free(self.signature, record.free)
         self._held = record.verdict == WITHOUT
-        self._plan = self._find_plan(record.choice, late_rank)
+        self._run(record.choice, record.rank if record.choice else -1)
+
+    def _run(self, choice, late_rank):
+        self._plan = self._find_plan(choice, late_rank)
         self._execution = self._plan.take(self._call.in_place)
         self._execution.bind(self._call.in_array, self._call.out_array, self.entry)
-        self._execution.start(held=self._held and late_rank != communicator.rank)
+        self._execution.start(held=self._held and late_rank != self.communicator.rank)
 
     def _find_plan(self, choice, late_rank):
         """The plan of the record. Made in the order of the calls, so that all ranks give it the same lane."""

@@ -9,9 +9,9 @@ from collections import OrderedDict, deque
 
 from .late_policy import from_text
 from .sequencer import Record, Sequencer
-from .wire import Kind, unpack_fields
+from .wire import MAX_KEY_NBYTES, Kind, unpack_fields
 
-_RECORD_TYPES = "biiiiibib"
+_RECORD_TYPES = "biiiiibibi"
 MAX_BOARDS = 1024
 
 
@@ -33,6 +33,11 @@ class StoreSeat:
         """This rank has come to call `number` (1, 2, ...) with `signature`; `policy` is late_policy.to_text's."""
         fields = [self._key, self._rank, self._world_size, number, signature.encode(), policy.encode()]
         self._store.tell(Kind.ARRIVE, fields)
+
+    def report(self, arrivals):
+        """This rank came to calls that were not asked about: `arrivals`, a list of (time.monotonic(), signature)."""
+        now_ns, text = round(time.monotonic() * 1e9), pack_arrivals(arrivals)
+        self._store.tell(Kind.REPORT, [self._key, self._rank, self._world_size, now_ns, text])
 
     def give_up(self, number):
         """This rank has waited long enough in call `number` and asks for its end."""
@@ -81,6 +86,12 @@ class LocalSeat:
         with self._lock:
             self._tell(self._sequencer.arrive(self._rank, number, signature, parsed, time.monotonic()))
 
+    def report(self, arrivals):
+        """As StoreSeat.report."""
+        with self._lock:
+            now_s = time.monotonic()
+            self._tell(self._sequencer.report(self._rank, now_s, arrivals, now_s))
+
     def give_up(self, number):
         """As StoreSeat.give_up."""
         with self._lock:
@@ -101,12 +112,32 @@ class LocalSeat:
 
 def pack_record(key, record):
     """The fields of a RECORD_NOTICE."""
-    number, verdict, rank, delay_s, cause, choice, late, text = record
-    return [key, number, verdict, rank, round(delay_s * 1e9), cause, choice.encode(), late, text.encode()]
+    number, verdict, rank, delay_s, cause, choice, late, text, free = record
+    return [key, number, verdict, rank, round(delay_s * 1e9), cause, choice.encode(), late, text.encode(), free]
 
 
 def unpack_record(body):
     """(key, Record) of a RECORD_NOTICE's body."""
-    key, number, verdict, rank, delay_ns, cause, choice, late, text = unpack_fields(body, _RECORD_TYPES)
-    record = Record(number, verdict, rank, delay_ns / 1e9, cause, choice.decode(), late, text.decode(errors="replace"))
-    return key, record
+    key, number, verdict, rank, delay_ns, cause, choice, late, text, free = unpack_fields(body, _RECORD_TYPES)
+    text = text.decode(errors="replace")
+    return key, Record(number, verdict, rank, delay_ns / 1e9, cause, choice.decode(), late, text, free)
+
+
+def pack_arrivals(arrivals):
+    """The bytes of a list of (s, signature)."""
+    return "\n".join(f"{round(at_s * 1e9)} {signature}" for at_s, signature in arrivals).encode()
+
+
+def unpack_arrivals(text):
+    """The list that `pack_arrivals` packed.
+
+    Raises:
+        ValueError: it did not.
+    """
+    arrivals = []
+    for line in text.decode().split("\n"):
+        at_ns, _, signature = line.partition(" ")
+        if len(signature) > MAX_KEY_NBYTES or not -(1 << 63) <= int(at_ns) < 1 << 63:
+            raise ValueError(f"got the arrival {line[:40]!r}")
+        arrivals.append((int(at_ns) / 1e9, signature))
+    return arrivals

@@ -4,14 +4,17 @@ Of every call it issues one decision, never changed: NORMAL, WITHOUT the late ra
 outcome: JOIN, as soon as the late rank is there, or ABORT. Before JOIN nobody may post a transfer with the late rank,
 so an ABORT leaves nothing behind. Ranks act on records only; the clock is an argument here, so the process that holds
 this object decides alone, and every order of events can be tried in a test.
+
+Where asking would cost short calls a good part of their time and nobody has been late for some calls, the record frees
+the next few of the same signature: all ranks run them as NORMAL without asking, and report afterwards when they came.
 """
 
 from collections import OrderedDict, deque
 from typing import NamedTuple
 
-from .late_policy import decide
+from .late_policy import critical_delay_s, decide
 
-NORMAL, WITHOUT, JOIN, ABORT = range(4)
+NORMAL, WITHOUT, JOIN, ABORT, SEEN = range(5)
 # Why a call was aborted.
 MISMATCH, TIMEOUT, DIED, FORGOTTEN = range(1, 5)
 # Calls that were aborted wait here for the ranks that have not come to them yet; the oldest make room.
@@ -19,19 +22,26 @@ MAX_OPEN_CALLS = 256
 # Past delays that decide, of one signature; and signatures, least recently used out.
 MAX_DELAYS = 16
 MAX_SIGNATURES = 128
+# After PUNCTUAL_CALLS in a row without a late rank, FREE_CALLS are free, if they take less than this.
+FREE_BELOW_S = 50e-3
+PUNCTUAL_CALLS, FREE_CALLS = 4, 3
+# Reports of a rank that wait for those of others; with more, ranks do not make the same calls, and reports are ignored.
+MAX_REPORTS = 1 << 14
 
 
 class Record(NamedTuple):
     """What all ranks do in call `number`.
 
     Attributes:
-        verdict: NORMAL, WITHOUT, JOIN or ABORT.
+        verdict: NORMAL, WITHOUT, JOIN, ABORT, or, of no call in particular (number 0), SEEN.
         rank: who came last (NORMAL, JOIN), is late (WITHOUT), or is to blame (ABORT; -1: nobody in particular).
         delay_s: between the last but one and the last arrival (NORMAL, JOIN), else 0.
         cause: of an ABORT, else 0.
         choice: the algorithm of WITHOUT; JOIN and ABORT repeat it for who has not seen it, "" if there was none.
         late: of an ABORT after WITHOUT, the late rank, else -1.
-        text: of an ABORT, why; for TIMEOUT, all ranks that have not come.
+        text: of an ABORT, why; for TIMEOUT, all ranks that have not come. Of SEEN, calls whose arrivals were reported
+            afterwards: who came last, how much later (ns), and so on.
+        free: of NORMAL, so many of the next calls with the same signature are not to be asked about.
     """
 
     number: int
@@ -42,13 +52,14 @@ class Record(NamedTuple):
     choice: str = ""
     late: int = -1
     text: str = ""
+    free: int = 0
 
 
 class _Call:
-    __slots__ = ("arrivals", "choice", "deadline_s", "decision", "late", "outcome", "signature", "window_s")
+    __slots__ = ("arrivals", "choice", "deadline_s", "decision", "late", "outcome", "policy", "signature", "window_s")
 
-    def __init__(self, signature):
-        self.signature = signature
+    def __init__(self, signature, policy):
+        self.signature, self.policy = signature, policy
         self.arrivals = {}
         self.window_s = self.deadline_s = self.decision = self.outcome = None
         self.choice, self.late = "", -1
@@ -63,6 +74,8 @@ class Sequencer:
         self._floor = 0  # calls up to this number are forgotten
         self._delays = OrderedDict()  # signature -> deque of s
         self._died = {}
+        self._reports = [deque() for _ in range(world_size)]  # (s, signature) by rank
+        self._behind_s = [float("inf")] * world_size  # this clock less the rank's own, and a message's time
 
     def arrive(self, rank, number, signature, policy, now_s):
         """`rank` comes to call `number`, which rises from 1 on every rank alike."""
@@ -70,7 +83,7 @@ class Sequencer:
             return [(rank, Record(number, ABORT, cause=FORGOTTEN, text="it was aborted long ago"))]
         call = self._calls.get(number)
         if call is None:
-            call = self._calls[number] = _Call(signature)
+            call = self._calls[number] = _Call(signature, policy)
             if policy.options:
                 # Here, where nobody waits for it yet.
                 call.window_s, call.choice = decide(policy, self._delays.get(signature, ()))
@@ -94,9 +107,9 @@ class Sequencer:
     def _advance(self, number, call, rank, now_s):
         absent = self.world_size - len(call.arrivals)
         if absent == 0:
-            delay_s = self._note_delay(call)
+            delay_s = self._note_delay(call.signature, call.arrivals.values())
             if call.decision is None:
-                call.decision = Record(number, NORMAL, rank, delay_s)
+                call.decision = Record(number, NORMAL, rank, delay_s, free=self._free_calls(call))
             call.outcome = call.decision
             if call.decision.verdict == WITHOUT:
                 call.outcome = Record(number, JOIN, rank, delay_s, choice=call.choice)
@@ -106,6 +119,31 @@ class Sequencer:
         if absent == 1 and call.window_s is not None:
             call.deadline_s = now_s + call.window_s
         return []
+
+    def _free_calls(self, call):
+        policy, delays_s = call.policy, self._delays[call.signature]
+        if policy.normal_s > FREE_BELOW_S or len(delays_s) < PUNCTUAL_CALLS or not policy.options:
+            return 0
+        limit_s = min(critical_delay_s(policy, option) for option in policy.options)
+        return FREE_CALLS if max(list(delays_s)[-PUNCTUAL_CALLS:]) < limit_s else 0
+
+    def report(self, rank, its_now_s, arrivals, now_s):
+        """`rank`, whose clock says `its_now_s`, came to calls that were not asked about: `arrivals`, (its s, signature).
+
+        All ranks report the same calls in the same order; the signature is "" where no call of it is ever asked about.
+        """
+        self._behind_s[rank] = min(self._behind_s[rank], now_s - its_now_s)
+        waiting, seen = self._reports[rank], []
+        if len(waiting) + len(arrivals) > MAX_REPORTS:
+            return []
+        waiting.extend((at_s + self._behind_s[rank], signature) for at_s, signature in arrivals)
+        while all(self._reports):
+            came = [reports.popleft() for reports in self._reports]
+            times_s = [at_s for at_s, _ in came]
+            delay_s = self._note_delay(came[0][1], times_s)
+            seen += [times_s.index(max(times_s)), round(delay_s * 1e9)]
+        record = Record(0, SEEN, text=" ".join(map(str, seen)))
+        return [(each, record) for each in range(self.world_size)] if seen else []
 
     def expire(self, now_s):
         """The clock says `now_s`: windows may be over."""
@@ -155,14 +193,15 @@ class Sequencer:
     def _tell(self, call, record):
         return [(rank, record) for rank in call.arrivals]
 
-    def _note_delay(self, call):
-        *_, before_s, last_s = sorted([0.0, *call.arrivals.values()])
-        delays_s = self._delays.setdefault(call.signature, deque(maxlen=MAX_DELAYS))
-        self._delays.move_to_end(call.signature)
-        delays_s.append(last_s - before_s)
-        if len(self._delays) > MAX_SIGNATURES:
-            self._delays.popitem(last=False)
-        return last_s - before_s
+    def _note_delay(self, signature, times_s):
+        *_, before_s, last_s = sorted([-float("inf"), *times_s])
+        delay_s = last_s - before_s if self.world_size > 1 else 0.0
+        if signature:
+            self._delays.setdefault(signature, deque(maxlen=MAX_DELAYS)).append(delay_s)
+            self._delays.move_to_end(signature)
+            if len(self._delays) > MAX_SIGNATURES:
+                self._delays.popitem(last=False)
+        return delay_s
 
     def _close_if_complete(self, number):
         if len(self._calls[number].arrivals) == self.world_size:

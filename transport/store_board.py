@@ -3,7 +3,7 @@
 import time
 from collections import OrderedDict
 
-from .board import pack_record
+from .board import pack_record, unpack_arrivals
 from .late_policy import from_text
 from .sequencer import Sequencer
 from .store_values import Refusal
@@ -22,10 +22,31 @@ class Board:
         self._boards = OrderedDict()  # key -> (Sequencer, {rank: connection})
         self._timed = set()  # (key, deadline) for which a timer runs
         store.route(Kind.ARRIVE, "biiibb", self._arrive)
+        store.route(Kind.REPORT, "biiib", self._report)
         store.route(Kind.GIVE_UP, "bii", self._give_up)
 
     def _arrive(self, connection, _request_id, key, rank, world_size, number, signature, policy):
-        if max(len(key), len(signature)) > MAX_KEY_NBYTES or len(policy) > MAX_POLICY_NBYTES:
+        if len(signature) > MAX_KEY_NBYTES or len(policy) > MAX_POLICY_NBYTES:
+            raise Refusal("got an arrival with too long a text")
+        sequencer = self._find(connection, key, rank, world_size)
+        try:
+            parsed = from_text(policy.decode())
+        except ValueError as error:
+            raise Refusal(str(error)) from None
+        self._tell(key, sequencer.arrive(rank, number, signature.decode(errors="replace"), parsed, time.monotonic()))
+        self._wind(key, sequencer)
+
+    def _report(self, connection, _request_id, key, rank, world_size, now_ns, arrivals):
+        sequencer = self._find(connection, key, rank, world_size)
+        try:
+            parsed = unpack_arrivals(arrivals)
+        except ValueError as error:
+            raise Refusal(str(error)) from None
+        self._tell(key, sequencer.report(rank, now_ns / 1e9, parsed, time.monotonic()))
+
+    def _find(self, connection, key, rank, world_size):
+        """The Sequencer of board `key`, for `rank`, which speaks on `connection`."""
+        if len(key) > MAX_KEY_NBYTES:
             raise Refusal("got an arrival with too long a text")
         if not 1 <= world_size <= MAX_WORLD_SIZE or not 0 <= rank < world_size:
             raise Refusal(f"got the arrival of rank {rank} of {world_size}")
@@ -37,12 +58,7 @@ class Board:
         sequencer, connections = self._boards[key]
         if sequencer.world_size != world_size or connections.setdefault(rank, connection) is not connection:
             raise Refusal(f"got the arrival of rank {rank} of {world_size}, which it is not")
-        try:
-            parsed = from_text(policy.decode())
-        except ValueError as error:
-            raise Refusal(str(error)) from None
-        self._tell(key, sequencer.arrive(rank, number, signature.decode(errors="replace"), parsed, time.monotonic()))
-        self._wind(key, sequencer)
+        return sequencer
 
     def _give_up(self, connection, _request_id, key, rank, number):
         if key in self._boards and self._boards[key][1].get(rank) is connection:

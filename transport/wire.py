@@ -48,6 +48,7 @@ class Kind(enum.IntEnum):
     END = 13
     ARRIVE = 14
     GIVE_UP = 15
+    REPORT = 16
     REPLY = 20
     ERROR = 21
     DIED_NOTICE = 30

@@ -11,6 +11,7 @@ from lanterne.collectives.communicator import Communicator, spawn
 from lanterne.collectives.cost import CostModel
 from lanterne.collectives.late import GRACE_S
 from lanterne.errors import InputError, PeerFailed, TransportTimeout
+from lanterne.transport import sequencer
 from lanterne.transport.local import LocalWorld
 
 # A network so slow that a small all_reduce is worth asking the board.
@@ -101,7 +102,7 @@ def randomised(comm, calls, seed):
         delay_s = shared.random() * 2e-3 if shared.random() < 0.97 else 0.05
         time.sleep(delay_s if comm.rank == late_rank else mine.choice((0, 0, 1e-4)))
         wrong += check(comm, number, count, op="sum")
-    return wrong, comm.arrivals()
+    return wrong, settled(comm)
 
 
 @pytest.mark.slow
@@ -238,8 +239,56 @@ def test_deterministic_asks_nobody():
     assert spawn(3, lambda comm: never_asks(comm, COUNT, deterministic=True)) == [(0, 0)] * 3
 
 
-def test_small_calls_ask_nobody():
-    assert spawn(3, never_asks, 1 << 13) == [(0, 0)] * 3
+def settled(comm):
+    """The arrivals once all ranks have reported."""
+    comm.barrier()
+    comm.arrivals()
+    comm.barrier()
+    return comm.arrivals()
+
+
+def small(comm, calls):
+    comm.tuning.adopt(SLOW, "test")
+    for number in range(calls):
+        comm.barrier()
+        if comm.rank == 1:
+            time.sleep(0.02)
+        assert check(comm, number, 1 << 13) == 0
+    assert comm.late.number == 0, "one asked"
+    return settled(comm)
+
+
+def test_small_calls_ask_nobody_but_report():
+    for arrivals in spawn(3, small, 70):
+        assert (arrivals.calls, arrivals.begun_early) == (70, 0)
+        assert arrivals.late_rank(delay_s=0.01) == 1
+
+
+def short_then_late(comm):
+    """30 punctual calls, then the same rank late in each of 8."""
+    # So slow that what a busy machine does to a rank is not late.
+    comm.tuning.adopt(CostModel(1e-3, 1 / 5e6), "test")
+    wrong = 0
+    for number in range(38):
+        comm.barrier()
+        if number >= 30 and comm.rank == 2:
+            time.sleep(0.4)
+        wrong += check(comm, number)
+    return wrong, settled(comm)
+
+
+def test_short_punctual_calls_do_not_ask_each_time(monkeypatch):
+    monkeypatch.setattr(sequencer, "FREE_BELOW_S", 1.0)
+    asked = []
+    inner = sequencer.Sequencer.arrive
+    monkeypatch.setattr(sequencer.Sequencer, "arrive", lambda self, *args: asked.append(args[0]) or inner(self, *args))
+    for wrong, arrivals in spawn(4, short_then_late):
+        assert wrong == 0
+        assert arrivals.calls == 38
+        # At most FREE_CALLS go by before the delays are seen.
+        assert arrivals.begun_early >= 8 - sequencer.FREE_CALLS - 1
+    assert len(asked) < 4 * 38
+    assert len({asked.count(rank) for rank in range(4)}) == 1
 
 
 def test_in_place_and_mean():

@@ -7,10 +7,12 @@ import pytest
 
 from lanterne.transport import sequencer as board
 from lanterne.transport.late_policy import Option, Policy
-from lanterne.transport.sequencer import ABORT, JOIN, NORMAL, WITHOUT, Sequencer
+from lanterne.transport.sequencer import ABORT, JOIN, NORMAL, SEEN, WITHOUT, Sequencer
 
 POLICY = Policy(1.0, (Option("late_join/4", 0.6, 0.6),))
 WINDOW_S = 0.2
+# A call so short that asking is a good part of it.
+SHORT = Policy(0.01, (Option("late_join/4", 0.006, 0.006),))
 
 
 class Group:
@@ -20,10 +22,12 @@ class Group:
     waiting, a rank dies.
     """
 
-    def __init__(self, n, signatures=None, mortal=(), calls=2, make=Sequencer):
+    def __init__(self, n, signatures=None, mortal=(), calls=2, make=Sequencer, policy=POLICY):
         self.n, self.calls, self.mortal = n, calls, frozenset(mortal)
         self.signatures = signatures or {}
-        self.sequencer = make(n)
+        self.sequencer, self.policy = make(n), policy
+        self.free = [0] * n  # calls that need not be asked about, as this rank knows it
+        self.unasked = [[] for _ in range(n)]
         self.inboxes = [deque() for _ in range(n)]
         self.call = [0] * n  # the call a rank is in, or has made
         self.state = ["out"] * n  # out: of any call; asked; early: began without the late rank; dead
@@ -49,11 +53,18 @@ class Group:
         kind, rank = event
         if kind == "arrive":
             self.call[rank] += 1
+            if self.free[rank]:
+                self.free[rank] -= 1
+                self.unasked[rank].append(self.call[rank])
+                self.deliver(self.sequencer.report(rank, 0.0, [(0.0, "f")], 0.0))
+                return
             self.state[rank], self.gave_up[rank] = "asked", False
             signature = self.signatures.get((rank, self.call[rank]), "f")
-            self.deliver(self.sequencer.arrive(rank, self.call[rank], signature, POLICY, 0.0))
+            self.deliver(self.sequencer.arrive(rank, self.call[rank], signature, self.policy, 0.0))
         elif kind == "take":
-            self.take(rank, self.inboxes[rank].popleft())
+            record = self.inboxes[rank].popleft()
+            if record.verdict != SEEN:
+                self.take(rank, record)
         elif kind == "give_up":
             self.gave_up[rank] = True
             self.deliver(self.sequencer.give_up(rank, self.call[rank]))
@@ -85,6 +96,7 @@ class Group:
                 assert self.call[record.rank] >= record.number
                 assert all(call >= record.number for call in self.call), "begun without a rank that nobody named"
             self.state[rank] = "out"
+            self.free[rank] = record.free
         self.taken[rank].append(record)
 
     def key(self):
@@ -98,6 +110,8 @@ class Group:
             tuple(self.gave_up),
             tuple(tuple(inbox) for inbox in self.inboxes),
             tuple(map(tuple, self.taken)),
+            tuple(self.free),
+            tuple(map(tuple, self.unasked)),
             tuple(sorted(calls.items())),
         )
 
@@ -105,6 +119,8 @@ class Group:
         """Nothing can happen any more."""
         for rank in range(self.n):
             assert self.state[rank] == "dead" or (self.state[rank] == "out" and self.call[rank] == self.calls), "stuck"
+        alive = [rank for rank in range(self.n) if self.state[rank] != "dead"]
+        assert len({tuple(self.unasked[rank]) for rank in alive}) <= 1, "some asked, some did not"
         for number in range(1, self.calls + 1):
             ends = {r for taken in self.taken for r in taken if r.number == number and r.verdict != WITHOUT}
             starts = {r for taken in self.taken for r in taken if r.number == number and r.verdict == WITHOUT}
@@ -152,6 +168,32 @@ def test_every_order_of_a_mismatch():
     _, verdicts = explore(Group(3, signatures={(1, 1): "g"}))
     assert (ABORT, board.MISMATCH) in verdicts
     assert (WITHOUT, 0) in verdicts
+
+
+@pytest.fixture
+def soon_free(monkeypatch):
+    """One punctual call frees one."""
+    monkeypatch.setattr(board, "PUNCTUAL_CALLS", 1)
+    monkeypatch.setattr(board, "FREE_CALLS", 1)
+
+
+@pytest.mark.parametrize(("n", "mortal"), [(2, ()), (3, ()), (2, (1,))])
+def test_every_order_with_free_calls(soon_free, n, mortal):
+    group = Group(n, calls=3, policy=SHORT, mortal=mortal)
+    _, verdicts = explore(group)
+    assert {(NORMAL, 0), (JOIN, 0), (ABORT, board.TIMEOUT)} <= verdicts
+
+
+class Partial(Sequencer):
+    """Frees the next call for some only."""
+
+    def _tell(self, call, record):
+        return [(rank, record._replace(free=0) if rank == 0 else record) for rank, record in super()._tell(call, record)]
+
+
+def test_the_model_finds_calls_that_only_some_ask_about(soon_free):
+    with pytest.raises(AssertionError):
+        explore(Group(2, calls=3, policy=SHORT, make=Partial))
 
 
 class EarlyNormal(Sequencer):
@@ -213,6 +255,43 @@ def test_window_learns_from_delays():
         told = together(sequencer, number, [1], 10.0 * number + 2)
         assert {record for _, record in told} == {board.Record(number, JOIN, 1, 2.0, choice="late_join/4")}
     assert windows_s == pytest.approx([0.2, 0.01, 0.01, 0.01, 0.01])
+
+
+def test_calls_are_free_after_some_punctual_ones_and_not_after_a_late_one():
+    sequencer, freed = Sequencer(3), []
+    for number in range(1, 8):
+        delay_s = 0.004 if number == 6 else 1e-4
+        together(sequencer, number, [0, 1], 1.0 * number, SHORT)
+        told = together(sequencer, number, [2], 1.0 * number + delay_s, SHORT)
+        (record,) = {record for _, record in told}
+        assert record.verdict == NORMAL
+        freed.append(record.free)
+    assert freed == [0, 0, 0, board.FREE_CALLS, board.FREE_CALLS, 0, 0]
+
+
+def test_long_calls_are_never_free():
+    sequencer = Sequencer(3)
+    told = [together(sequencer, number, range(3), 1.0 * number) for number in range(1, 20)]
+    assert {record.free for records in told for _, record in records} == {0}
+
+
+def test_reports_make_delays_whatever_the_clocks_say():
+    """Rank 1 came 50 ms after rank 0, by a clock that is 100 s ahead; its first report took a second, the next none."""
+    sequencer = Sequencer(2)
+    assert sequencer.report(0, 10.0, [(8.0, "f"), (9.0, "")], 10.0) == []
+    told = sequencer.report(1, 109.5, [(108.05, "f")], 10.5)
+    assert [rank for rank, _ in told] == [0, 1]
+    assert told[0][1] == board.Record(0, SEEN, text="1 1050000000")
+    ((_, record), _) = sequencer.report(1, 110.0, [(109.05, "")], 10.0)
+    assert record.text == "1 50000000"
+    assert list(sequencer._delays) == ["f"]
+
+
+def test_reports_of_ranks_that_disagree_are_bounded():
+    sequencer = Sequencer(2)
+    for _ in range(1000):
+        assert sequencer.report(0, 0.0, [(0.0, "")] * 64, 0.0) == []
+    assert len(sequencer._reports[0]) <= board.MAX_REPORTS
 
 
 def test_without_options_nobody_starts_alone():
