@@ -25,6 +25,9 @@ from .tuning import Tuning
 
 __all__ = ["Communicator", "init", "spawn"]
 
+# What is known of an id; of none, 0.
+CLOSED, OPEN = 1, 2
+
 
 class Communicator:
     """A group of ranks that communicate.
@@ -33,7 +36,7 @@ class Communicator:
         transport: the Transport of this rank.
         ranks: transport ranks of the members, in rank order; None for all.
         communicator_id: 16 bits, equal on all members, unlike that of any other group with a member of this one.
-        used_ids: the ids in use on this transport, shared by all its communicators.
+        used_ids: id -> OPEN or CLOSED, of this transport's communicators, which share it.
         ranks_here: how many ranks of the job run on this host; None: as many as members.
         closes: objects to close with this communicator, in order.
         board_key: of its arrival board: equal on all members, unlike that of any other communicator of the job.
@@ -72,8 +75,8 @@ class Communicator:
         self.timeout_s = transport.timeout_s
         self.communicator_id = communicator_id
         self.control = Control(transport, self.ranks, self.rank, make_tag(communicator_id, CONTROL_LANE))
-        self._used_ids = set() if used_ids is None else used_ids
-        self._used_ids.add(communicator_id)
+        self._used_ids = {} if used_ids is None else used_ids
+        self._used_ids[communicator_id] = OPEN
         self._closes = closes
         self.scratch = Scratch(transport)
         self._plans = Plans(self)
@@ -362,11 +365,12 @@ class Communicator:
         everyone = np.empty((self.world_size, 2), np.int64)
         self.all_gather(mine, everyone)
         used = np.zeros(1 << COMMUNICATOR_BITS, np.uint8)
-        used[list(self._used_ids)] = 1
+        used[list(self._used_ids)] = list(self._used_ids.values())
         self.all_reduce(used, used, op="max")
-        # The last id belongs to the transports.
-        free = np.flatnonzero(used[:-1] == 0)
-        if not len(free):
+        # The last id belongs to the transports. That of a closed one comes last: a notice (see control.py) that nobody
+        # has read may still be on its way there.
+        free = int(used[:-1].argmin())
+        if used[free] == OPEN:
             raise InputError(
                 f"split: got no free communicator id, expected fewer than {len(used) - 1} open communicators"
             )
@@ -374,9 +378,9 @@ class Communicator:
             return None
         members = [rank for rank in range(self.world_size) if everyone[rank, 0] == color]
         members.sort(key=lambda rank: (everyone[rank, 1], rank))
-        board_key = f"{self.late.key[-200:]}.{self._number}/{int(free[0])}:{members[0]}"
+        board_key = f"{self.late.key[-200:]}.{self._number}/{free}:{members[0]}"
         ranks = [self.ranks[rank] for rank in members]
-        child = Communicator(transport or self.transport, ranks, int(free[0]), self._used_ids, board_key=board_key)
+        child = Communicator(transport or self.transport, ranks, free, self._used_ids, board_key=board_key)
         child.timeout_s, child.pauses, child.deterministic = self.timeout_s, self.pauses, self.deterministic
         tuning = self.tuning
         child.tuning.adopt(tuning.model, tuning.source, tuning.factors if len(ranks) == self.world_size else ())
@@ -386,7 +390,7 @@ class Communicator:
         """Release everything; a second call does nothing, any other method raises TransportError afterwards."""
         if self._failure is None:
             self._failure = TransportError(f"communicator {self.communicator_id} rank {self.rank}: closed")
-        self._used_ids.discard(self.communicator_id)
+        self._used_ids[self.communicator_id] = CLOSED
         closes, self._closes = self._closes, ()
         for closing in closes:
             closing.close()

@@ -260,6 +260,23 @@ def test_a_receive_that_nobody_answers():
 # -- groups
 
 
+def test_an_id_is_used_again_only_when_there_is_no_other():
+    """What a rank that waited long has told on a closed communicator must not be read on the next."""
+
+    def job(comm):
+        ids = []
+        for _ in range(3):
+            with comm.split(0) as group:
+                ids.append(group.communicator_id)
+        comm._used_ids.update(dict.fromkeys(range(4, (1 << 16) - 1), 2))
+        ids += [comm.split(0).communicator_id for _ in range(3)]
+        with pytest.raises(InputError, match="got no free communicator id, expected fewer than 65535 open"):
+            comm.split(0)
+        return ids
+
+    assert lanterne.spawn(2, job) == [[1, 2, 3, 1, 2, 3]] * 2
+
+
 def test_split_orders_by_key_and_leaves_out_negative_colors():
     def run(comm):
         group = comm.split(comm.rank % 2 if comm.rank < 4 else -1, key=-comm.rank)

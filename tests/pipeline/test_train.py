@@ -204,3 +204,46 @@ def test_a_stage_that_raises_ends_every_copy():
 
     for word in failure(4, job):
         assert "pipeline rank 1, W1.0: ZeroDivisionError: division by zero" in word
+
+
+def any_training(random, world_size):
+    """Options of a training that fits `world_size` ranks: (plans, options), whatever `random` says."""
+    shapes = [
+        (copies, places, world_size // copies // places)
+        for copies in (1, 2, 3)
+        for places in (1, 2, 3, 4)
+        if world_size % (copies * places) == 0 and 4 % (world_size // copies // places) == 0
+    ]
+    copies, places, parts = shapes[random.integers(len(shapes))]
+    cuts = np.sort(random.choice(np.arange(1, TOTAL), copies - 1, replace=False))
+    microbatches = tuple(np.diff([0, *cuts, TOTAL]).tolist())
+    while True:
+        try:
+            planned = made(SCHEDULES[random.integers(len(SCHEDULES))], places, microbatches)
+            break
+        except InputError:
+            continue  # this one cannot plan so few microbatches
+    order = random.permutation(world_size).reshape(copies, places, parts)
+    num_stages = planned[0].plan.placement.num_stages
+    inner = np.sort(random.choice(np.arange(1, 8), num_stages - 1, replace=False)).tolist()
+    return planned, {"layout": Layout(order.tolist()), "starts": (0, *inner, 8)}
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_any_training_that_changes_to_any_other(seed, one_process):
+    random = np.random.default_rng(seed)
+    world_size = int(random.choice([2, 4, 6, 8]))
+    sharded = bool(random.integers(2))
+    phases = [any_training(random, world_size) for _ in range(ITERATIONS)]
+
+    def job(comm):
+        planned, options = phases[0]
+        training = trainer(comm, planned, sharded=sharded, **options)
+        losses = [training.iteration().losses]
+        for planned, options in phases[1:]:
+            training.change(planned, **options)
+            losses.append(training.iteration().losses)
+        training.close()
+        return np.array(losses), training.state()
+
+    same(lanterne.spawn(world_size, job), one_process)
