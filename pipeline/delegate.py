@@ -15,13 +15,15 @@ import numpy as np
 from ..collectives.requests import Request
 from ..errors import InputError
 from ..transport.base import timeout_error
-from ..transport.delegate import DEFAULT_RAILS, Delegates
+from ..transport.delegate import DEFAULT_RAILS, Delegates, queues_needed
 from ..transport.shaped import SPIN_S, Ends
 from .inline import Inline
 from .plane import DataPlane, Receive
 
 # Of the memory that the host has free, for all ranks together.
 MEMORY_SHARE = 0.5
+# Messages with which the rate of a queue is measured, and their size.
+PROBES, PROBE_NBYTES = 16, 1 << 20
 
 
 class Delegate(DataPlane):
@@ -134,6 +136,40 @@ class Delegate(DataPlane):
         if offset is None:
             raise InputError("send: got an array that was not lent, expected the one that `lend` gave")
         return offset
+
+
+def measured_queues(comm, produced_bytes_per_s, nbytes=PROBE_NBYTES, rails=DEFAULT_RAILS):
+    """How many queues keep up with stages that send `produced_bytes_per_s` to one peer: over what one queue carries.
+
+    Measured between neighbours, all at once, as in a pipeline; the same number on every rank. All of them call it.
+
+    Args:
+        nbytes: of a message.
+
+    Raises:
+        InputError: a rate that is not positive, or that no number of queues carries.
+
+    Cost: PROBES messages of `nbytes`, and delegates that are started for it.
+    Paper: ADAPTRA, section 5.2.
+    """
+    slowest = np.full(1, np.inf)
+    peers = [peer for peer in (comm.rank - 1, comm.rank + 1) if 0 <= peer < comm.world_size]
+    pairs = [(rank, rank + 1) for rank in range(comm.world_size - 1)]
+    with Delegate(comm.split(0, comm.rank), Inline(comm), None, pairs, rails=rails) as plane:
+        # The second time no page is new.
+        for _ in range(2):
+            receives = [plane.receive((nbytes,), np.dtype(np.uint8), peer) for _ in range(PROBES) for peer in peers]
+            comm.barrier()
+            start_s = time.monotonic()
+            for _ in range(PROBES):
+                for peer in peers:
+                    plane.send(plane.lend((nbytes,), np.dtype(np.uint8), peer), peer)
+            for receive in receives:
+                plane.release(receive.wait())
+            plane.finish()
+            slowest[0] = PROBES * nbytes / (time.monotonic() - start_s)
+    comm.all_reduce(slowest, slowest, op="min")
+    return queues_needed(produced_bytes_per_s, float(slowest[0]))
 
 
 class DelegateReceive(Receive):

@@ -12,6 +12,7 @@ from lanterne.bench.rail_faults import cut
 from lanterne.errors import InputError, LanterneError, PeerFailed, TransportError, TransportTimeout
 from lanterne.pipeline.adam import Adam
 from lanterne.pipeline.check import check
+from lanterne.pipeline.delegate import measured_queues
 from lanterne.pipeline.execute import execute
 from lanterne.pipeline.planes import make_plane
 from lanterne.pipeline.problem import Problem
@@ -259,3 +260,10 @@ def test_only_lent_buffers_can_be_sent():
 
     with pytest.raises(InputError, match="was not lent"):
         lanterne.spawn(2, job)
+
+
+def test_the_number_of_queues_is_measured():
+    few, many = lanterne.spawn(3, lambda comm: (measured_queues(comm, 1e5), measured_queues(comm, 1e9, 2000)))[1]
+    assert few == 1 < many
+    with pytest.raises(InputError, match="expected at most 64: the link is too slow"):
+        lanterne.spawn(2, lambda comm: measured_queues(comm, 1e15))
