@@ -101,8 +101,8 @@ class ShapedTransport(Transport):
         in_order: a rank has one message under way at a time, and the next leaves when it has arrived: as where one
             stream carries all sends and the delay is injected before each (ADAPTRA section 3.2).
         separate: a rank's links do not share its end: each has its bandwidth to itself, as streams of their own have.
-        rendezvous: separate, and a message begins to move when its receive is posted too; sends are done at once, and
-            receives from one rank are tested in order.
+        rendezvous: separate, and a message begins to move when its receive is posted too; sends are done when they are
+            for `inner`, and receives from one rank are to be tested in order.
     """
 
     def __init__(self, inner, links, in_order=False, separate=False, rendezvous=False):

@@ -240,6 +240,16 @@ def test_head_of_line_blocking_as_in_figure_6_of_adaptra():
     assert simulate(made, problem, in_order=True, queue=9).arrival[[6, 8, 10]].tolist() == [40, 70, 100]
 
 
+@pytest.mark.parametrize("queue", [0, 1, 3])
+@pytest.mark.parametrize("scheduler", ["1f1b", "zb_v", "interleaved_1f1b"])
+def test_a_message_over_a_fast_link_waits_for_those_before_it(scheduler, queue):
+    """In order it is the same whether a link takes next to no time or none at all."""
+    none, hardly = (Problem(3, 4, 10, 6, 4, [fast, 30]) for fast in (0, 1e-9))
+    made = plan(none, scheduler)
+    found = simulate(made, none, in_order=True, queue=queue)
+    np.testing.assert_allclose(found.start, simulate(made, hardly, in_order=True, queue=queue).start, atol=1e-6)
+
+
 def test_slow_link_as_in_figure_14_of_adaptra():
     """Normal, blocked, delegated, re-planned: 368, 703, 579 and 398 ms in the paper, each met within 1 %.
 

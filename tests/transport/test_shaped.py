@@ -1,5 +1,7 @@
 """When emulated links let messages through, on a clock that the test drives."""
 
+import time
+
 import pytest
 
 from lanterne.errors import InputError
@@ -64,3 +66,44 @@ def test_lanes_of_its_own_are_refused(lane):
     transport = ShapedTransport(LocalWorld(1).transport(0), Link())
     with pytest.raises(InputError, match=f"got lane {lane}, expected less than 4096"):
         transport.post((Send(transport.register(bytearray(1)), 0, 1, 0, make_tag(3, lane)),))
+
+
+@pytest.mark.parametrize(("separate", "arrived_s"), [(False, (104, 108)), (True, (104, 104))])
+def test_links_of_a_rank_share_its_end_or_not(now, separate, arrived_s):
+    world = LocalWorld(3)
+    ranks = [ShapedTransport(world.transport(rank), Link(0.0, 2.0), separate=separate) for rank in range(3)]
+    received = [ranks[peer].post((Recv(ranks[peer].register(bytearray(8)), 0, 8, 0),)) for peer in (1, 2)]
+    for peer in (1, 2):
+        ranks[0].post((Send(ranks[0].register(bytearray(8)), 0, 8, peer),))
+    for request, due_s in zip(received, arrived_s, strict=True):
+        now[0] = due_s - 0.001
+        assert not request.test()
+        now[0] = due_s
+        assert request.test()
+
+
+def test_where_ends_meet_a_message_moves_when_both_have_posted(now):
+    """Two messages of 4 s on the link and 10 s of latency, sent at 100; received from 105, then from 120."""
+    world = LocalWorld(2)
+    ranks = [ShapedTransport(world.transport(rank), Link(10.0, 2.0), rendezvous=True) for rank in range(2)]
+    for _ in range(2):
+        ranks[0].post((Send(ranks[0].register(bytearray(8)), 0, 8, 1),))
+    for posted_s, due_s in ((105, 119), (120, 134)):
+        now[0] = posted_s
+        request = ranks[1].post((Recv(ranks[1].register(bytearray(8)), 0, 8, 0),))
+        now[0] = due_s - 0.001
+        assert not request.test()
+        now[0] = due_s
+        assert request.test()
+
+
+def test_a_poll_shortly_before_the_time_waits_for_it():
+    world = LocalWorld(2)
+    ranks = [ShapedTransport(world.transport(rank), Link(5e-3)) for rank in range(2)]
+    request = ranks[1].post((Recv(ranks[1].register(bytearray(1)), 0, 1, 0),))
+    sent_s = time.monotonic()
+    ranks[0].post((Send(ranks[0].register(bytearray(1)), 0, 1, 1),))
+    while time.monotonic() < sent_s + 5e-3:
+        if request.test():
+            assert time.monotonic() >= sent_s + 5e-3
+    assert request.test()
