@@ -1,16 +1,22 @@
 """Measure this machine's GPU path: reductions, staging, delays. Writes gpu-NAME.json and gpu-NAME.md to a folder.
 
-  lanterne bench gpu --name h200                     everything, in about two minutes
+  lanterne bench gpu --name h200                     everything, in about three minutes
   lanterne bench gpu --name h200 --bytes 256MiB      smaller arrays
 
 Every figure is taken beside its peer in the same run, in turn: reductions beside the device's copy; staged copies
-beside plain pinned copies; a matrix product with staging beside it, and without; delays beside what was asked for.
-Bars: reductions and staging 0.9 of their peer, the product at most 1.03 of its time alone, delays within 2 % or 5 us.
+beside plain pinned copies; a matrix product with staging beside it, and without; delays beside what was asked for;
+collectives over nccl, eager and as captured graphs, beside ncclAllReduce, on --ranks ranks (default: the GPUs, at least
+two where NCCL lets them share one, which is no figure of speed then).
+Bars: reductions and staging 0.9 of their peer, the product at most 1.03 of its time alone, delays within 2 % or 5 us,
+the launch of a captured schedule 20 us of the CPU. Results are compared with the CPU's, every element.
 With --check a missed bar is exit code 1; a wrong result always is.
 """
 
 import argparse
+import json
 import statistics
+import sys
+import tempfile
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,6 +28,8 @@ from .units import format_nbytes, format_time, parse_nbytes
 STAGING_BAR = 0.9
 GEMM_BAR = 1.03
 DELAYS_S = (10e-6, 50e-6, 200e-6, 1e-3, 10e-3, 100e-3)
+# Several ranks on one GPU: NCCL's kernels small, features for several GPUs off.
+SHARED_GPU = {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_NVLS_ENABLE": "0", "NCCL_MAX_CTAS": "2"}
 DELAY_RELATIVE_BAR, DELAY_ABSOLUTE_BAR_S = 0.02, 5e-6
 
 
@@ -46,6 +54,7 @@ def add_arguments(parser):
     )
     parser.add_argument("--bytes", default="1GiB", metavar="SIZE", help="of the arrays (default 1GiB)")
     parser.add_argument("--iterations", type=int, default=7, metavar="N", help="timed calls of each (default 7)")
+    parser.add_argument("--ranks", type=int, metavar="N", help="of the collectives over nccl; 0: leave them out")
     parser.add_argument("--check", action="store_true", help="exit 1 where a bar is missed, too")
 
 
@@ -68,6 +77,7 @@ def run(args):
         )
     )
     figures = [*staging_figures(nbytes, args.iterations), *gemm_figures(nbytes, args.iterations), *delay_figures()]
+    figures += collective_figures(args.ranks)
     write(Path(args.out) / f"gpu-{args.name}", comparisons, figures)
     kernels.print_comparisons(comparisons)
     print_figures(figures)
@@ -180,6 +190,29 @@ def delay_figures(num_samples=20):
             name = f"error of a delay of {format_time(duration_s)} by {timer}"
             figures.append(Figure(name, error_s, "s", f"<= {format_time(allowed_s)}", error_s <= allowed_s, samples))
     return figures
+
+
+def collective_figures(num_ranks=None):
+    """What gpu_ranks.py measures on `num_ranks` ranks over nccl; None: as many as there are GPUs, at least two.
+
+    Raises:
+        LanterneError: the job failed; it has said why.
+    """
+    from ..errors import LanterneError
+    from ..kernels.arrays import require_device
+    from ..transport.launch import launch
+
+    num_devices = require_device()
+    num_ranks = max(2, num_devices) if num_ranks is None else num_ranks
+    if not num_ranks:
+        return []
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "figures.json"
+        environment = SHARED_GPU if num_ranks > num_devices else {}
+        code = launch([sys.executable, "-m", "lanterne.bench.gpu_ranks", str(file)], num_ranks, env=environment)
+        if code:
+            raise LanterneError(f"gpu: the job of {num_ranks} ranks over nccl ended with {code}; --ranks 0 leaves it out")
+        return [Figure(**(record | {"samples": tuple(record["samples"])})) for record in json.loads(file.read_text())]
 
 
 def _time_s(call):

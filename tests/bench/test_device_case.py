@@ -90,3 +90,20 @@ def test_without_a_gpu(transport):
     result = lanterne("bench", "all_reduce", "-n", "2", "--device", "cuda", "--transport", transport)
     assert result.returncode == 3, result.stderr
     assert ("CuPy" in result.stderr or "CUDA" in result.stderr) and result.stderr.count("\n") == 1
+
+
+def test_figures_of_collectives_on_stand_ins():
+    """`lanterne bench gpu`'s job: every figure is there, and no element differs from the CPU's."""
+    from lanterne.bench.gpu import Figure
+    from lanterne.bench.gpu_ranks import ALGORITHMS, figures
+
+    def program(comm):
+        return figures(comm, device.HostArray, lambda array: array.values, lambda: device.synchronize(comm), 1 << 16, 10)
+
+    results = device.over_nccl(3, program)
+    assert isinstance(results[0], list), results
+    found = [Figure(**record) for record in results[0]]
+    wrong = [figure for figure in found if "differ" in figure.name]
+    assert len(wrong) == 2 * len(ALGORITHMS) + 1 and all(figure.ok for figure in wrong)
+    assert sum(figure.name.startswith("launch of") for figure in found) == len(ALGORITHMS)
+    assert all(figure.value > 0 for figure in found if "over ours" in figure.name)

@@ -24,6 +24,7 @@ def measured(monkeypatch):
     monkeypatch.setattr(gpu, "staging_figures", lambda *arguments: [answers["figure"]])
     monkeypatch.setattr(gpu, "gemm_figures", lambda *arguments: [])
     monkeypatch.setattr(gpu, "delay_figures", lambda: [])
+    monkeypatch.setattr(gpu, "collective_figures", lambda *arguments: [])
     monkeypatch.setattr(gpu, "device_environment", lambda: {"gpu": "H200"})
     return answers
 

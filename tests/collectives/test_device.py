@@ -73,7 +73,7 @@ def synchronize(comm):
 
 
 def values_of(rank, count, dtype):
-    return (np.arange(count) * 7 + 13 * rank).astype(dtype) % 17 - (0 if np.dtype(dtype).kind == "u" else 8)
+    return ((np.arange(count) * 7 + 13 * rank) % 17 - (0 if np.dtype(dtype).kind == "u" else 8)).astype(dtype)
 
 
 def on_device_and_host(comm, collective, count, dtype="float32", **options):

@@ -1,0 +1,94 @@
+"""The checks of tests/gpu pass on stand-ins, so that what fails on a GPU is not the check's fault."""
+
+import importlib.util
+import sys
+import threading
+import time
+import types
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+TESTS = Path(__file__).resolve().parents[1]
+
+
+def _load(path):
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+device, gpu_checks = _load(TESTS / "collectives" / "test_device.py"), _load(TESTS / "gpu" / "gpu_checks.py")
+
+from lanterne.collectives import late  # noqa: E402
+from lanterne.kernels import cuda_delay  # noqa: E402
+from lanterne.transport import nccl_channel  # noqa: E402
+
+# What works on arrays between calls on a stream of its own, or on other libraries' arrays, needs the real ones.
+REAL_ONLY = (gpu_checks.check_order_on_the_users_stream, gpu_checks.check_foreign_arrays)
+COMMON = [check for check in gpu_checks.COMMON if check not in REAL_ONLY]
+_rank = threading.local()
+
+
+class Array(np.ndarray):
+    """A NumPy array that is on the device as far as lanterne knows; reading it waits for its rank's stream."""
+
+    @property
+    def __cuda_array_interface__(self):
+        kept = {name: self.__array_interface__[name] for name in ("shape", "typestr", "data", "strides")}
+        return kept | {"version": 3}
+
+    def get(self):
+        device.synchronize(_rank.comm)
+        return np.array(self)
+
+
+def on_device(array):
+    return np.ascontiguousarray(array).view(Array)
+
+
+class Stream:
+    def synchronize(self):
+        device.synchronize(_rank.comm)
+
+
+@pytest.fixture(autouse=True)
+def stand_ins(monkeypatch):
+    cupy = types.ModuleType("cupy")
+    cupy.asarray = lambda array: on_device(np.array(array))
+    cupy.zeros = lambda *arguments: on_device(np.zeros(*arguments))
+    cupy.ones = lambda *arguments: on_device(np.ones(*arguments))
+    cupy.full = lambda *arguments: on_device(np.full(*arguments))
+    cupy.cuda = types.SimpleNamespace(get_current_stream=Stream)
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+
+    def delay(duration_s):
+        runtime = _rank.comm.transport.runtime
+        runtime.default.put(lambda: time.sleep(duration_s))
+
+    monkeypatch.setattr(cuda_delay, "delay", delay)
+    monkeypatch.setattr(late, "LEAST_NORMAL_S", late.LEAST_NORMAL_S)
+    monkeypatch.setattr(nccl_channel, "ABORT_S", 0.5)
+
+
+def verdict_of(check):
+    def program(comm):
+        _rank.comm = comm
+        return gpu_checks.verdict(check, comm)
+
+    return program
+
+
+@pytest.mark.parametrize("check", [*COMMON, *gpu_checks.NCCL], ids=lambda check: check.__name__)
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_over_nccl(check, world_size):
+    if check is gpu_checks.check_large and world_size == 1:
+        pytest.skip("one rank moves nothing; three do")
+    assert device.over_nccl(world_size, verdict_of(check)) == [None] * world_size
+
+
+@pytest.mark.parametrize("check", COMMON, ids=lambda check: check.__name__)
+def test_staged(check):
+    assert device.staged(3, verdict_of(check)) == [None] * 3

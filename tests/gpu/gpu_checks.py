@@ -1,0 +1,301 @@
+"""What device arrays must do on a real GPU, as functions of one rank's Communicator: in threads (staged) or processes (nccl).
+
+`python gpu_checks.py FILE CHECK ...` runs checks over nccl on this rank of a job and appends its verdicts to FILE.RANK
+as JSON lines. What these check has been proved on stand-ins; here CUDA, NCCL and CuPy are real.
+"""
+
+import json
+import sys
+import time
+import traceback
+from pathlib import Path
+
+import numpy as np
+
+from lanterne.collectives import late
+from lanterne.collectives.registry import algorithms_for
+from lanterne.errors import InputError, TransportError, TransportTimeout
+
+LATE_S = 0.3
+
+
+def values_of(rank, count, dtype):
+    return ((np.arange(count) * 7 + 13 * rank) % 17 - (0 if np.dtype(dtype).kind == "u" else 8)).astype(dtype)
+
+
+def same(comm, collective, count, dtype="float32", **options):
+    """The collective on device arrays gives the bits that it gives on host arrays."""
+    import cupy
+
+    n = comm.world_size
+    sizes = {"reduce_scatter": (count * n, count), "all_gather": (count, count * n), "all_to_all": (count * n,) * 2}
+    size_in, size_out = sizes.get(collective, (count, count))
+    source, expected = values_of(comm.rank, size_in, dtype), np.full(size_out, 99, dtype)
+    given, out = cupy.asarray(source), cupy.full(size_out, 99, dtype)
+    for array_in, array_out in ((given, out), (source, expected)):
+        if collective == "broadcast":
+            comm.broadcast(array_in, **options)
+        else:
+            getattr(comm, collective)(array_in, array_out, **options)
+    if collective == "broadcast":
+        out, expected = given, source
+    assert out.get().tobytes() == expected.tobytes(), (collective, count, dtype, options)
+
+
+def names(comm, collective):
+    return [line.name for line in algorithms_for(collective) if not line.refuses(comm.world_size)]
+
+
+def check_every_all_reduce(comm):
+    for name in names(comm, "all_reduce"):
+        for count in (0, 1, 1000, 300_001):
+            same(comm, "all_reduce", count, algorithm=name)
+
+
+def check_other_collectives(comm):
+    for collective in ("reduce_scatter", "all_gather", "broadcast", "reduce", "all_to_all"):
+        for name in names(comm, collective):
+            for count in (1, 10_007):
+                same(comm, collective, count, algorithm=name)
+
+
+def check_ops_and_dtypes(comm):
+    for dtype in ("float16", "float64", "int8", "uint32", "int64"):
+        for op in ("sum", "prod", "min", "max"):
+            same(comm, "all_reduce", 40_003, dtype, op=op, algorithm="ring")
+    same(comm, "all_reduce", 40_003, "float32", op="mean", algorithm="ring")
+
+
+def check_segments(comm):
+    for segment_nbytes in (4096, 100_000):
+        same(comm, "all_reduce", 500_000, algorithm="ring", segment_nbytes=segment_nbytes)
+
+
+def check_large(comm):
+    same(comm, "all_reduce", 4 << 20, algorithm="ring")
+
+
+def check_order_on_the_users_stream(comm):
+    import cupy
+
+    from lanterne.kernels.cuda_delay import delay
+
+    stream = cupy.cuda.Stream(non_blocking=True)
+    x, out = cupy.zeros(100_000, np.float32), cupy.zeros(100_000, np.float32)
+    comm.all_reduce(x, out, algorithm="ring")
+    delay(0.0, stream)
+    cupy.cuda.Device().synchronize()
+    delay(0.05 * (1 + comm.rank), stream)
+    with stream:
+        x.fill(comm.rank + 1)
+    comm.all_reduce(x, out, stream=stream, algorithm="ring")
+    with stream:
+        doubled = out * 2
+    stream.synchronize()
+    n = comm.world_size
+    assert set(doubled.get().tolist()) == {float(n * (n + 1))}
+
+
+def check_messages(comm):
+    import cupy
+
+    if comm.world_size == 1:
+        return
+    peer = comm.rank ^ 1
+    out, into = cupy.full(700_000, comm.rank, np.float32), cupy.zeros(700_000, np.float32)
+    if peer < comm.world_size:
+        comm.send_recv(out, into, peer)
+        assert set(into.get().tolist()) == {float(peer)}
+        if comm.rank < peer:
+            comm.send(out, peer)
+        else:
+            comm.recv(into, peer)
+            assert set(into.get().tolist()) == {float(peer)}
+
+
+def check_sub_groups(comm):
+    import cupy
+
+    child = comm.split(comm.rank % 2)
+    x, out = cupy.full(5000, comm.rank, np.float32), cupy.zeros(5000, np.float32)
+    child.all_reduce(x, out, algorithm="ring")
+    members = range(comm.rank % 2, comm.world_size, 2)
+    assert set(out.get().tolist()) == {float(sum(members))}
+    child.close()
+
+
+def check_foreign_arrays(comm):
+    from numba import cuda
+
+    x, out = cuda.to_device(np.ones(1000, np.float32)), cuda.to_device(np.zeros(1000, np.float32))
+    comm.all_reduce(x, out, algorithm="ring")
+    cuda.synchronize()
+    assert (out.copy_to_host() == comm.world_size).all()
+    try:
+        import torch
+    except ImportError:
+        return
+    for dtype in (torch.float32, torch.bfloat16):
+        x = torch.ones(1000, device="cuda", dtype=dtype)
+        comm.all_reduce(x, x, algorithm="ring")
+        torch.cuda.synchronize()
+        assert bool((x == comm.world_size).all())
+
+
+def check_late_rank_by_its_stream(comm):
+    import cupy
+
+    from lanterne.kernels.cuda_delay import delay
+
+    if comm.world_size < 3:
+        return
+    late.LEAST_NORMAL_S = 0.0
+    x, out = cupy.full(500_000, comm.rank + 1, np.float32), cupy.zeros(500_000, np.float32)
+    delay(0.0)
+    before = comm.arrivals().to_json()
+    for _ in range(3):
+        if comm.rank == 1:
+            delay(LATE_S)
+        comm.all_reduce(x, out)
+        cupy.cuda.get_current_stream().synchronize()
+        n = comm.world_size
+        assert set(out.get().tolist()) == {float(n * (n + 1) // 2)}
+    after = comm.arrivals().to_json()
+    assert after["last"][1] - before["last"][1] >= 2, after
+
+
+def check_bad_arrays(comm):
+    import cupy
+
+    x = cupy.zeros(8, np.float32)
+    for out, message in (
+        (np.zeros(8, np.float32), "expected device memory"),
+        (cupy.zeros(9, np.float32), "expected 8"),
+        (cupy.zeros((8, 2), np.float32)[:, 0], "non-contiguous"),
+    ):
+        try:
+            comm.all_reduce(x, out, algorithm="ring")
+        except InputError as error:
+            assert message in str(error), error
+        else:
+            raise AssertionError(f"{message}: was accepted")
+
+
+# -- over nccl only
+
+
+def check_captured(comm):
+    import cupy
+
+    for name in names(comm, "all_reduce"):
+        x, out = cupy.zeros(100_001, np.float32), cupy.zeros(100_001, np.float32)
+        captured = comm.capture("all_reduce", x, out, algorithm=name)
+        for turn in range(3):
+            x[...] = cupy.asarray(values_of(comm.rank + turn, x.size, "float32"))
+            captured.launch()
+            expected = np.zeros(x.size, np.float32)
+            comm.all_reduce(x.get(), expected, algorithm="ring")
+            assert out.get().tobytes() == expected.tobytes(), (name, turn)
+        captured.close()
+
+
+def check_captured_late_rank(comm):
+    import cupy
+
+    from lanterne.kernels.cuda_delay import delay
+
+    if comm.world_size < 3:
+        return
+    late.LEAST_NORMAL_S = 0.0
+    x, out = cupy.full(300_000, comm.rank + 1, np.float32), cupy.zeros(300_000, np.float32)
+    captured = comm.capture("all_reduce", x, out)
+    delay(0.0)
+    for late_rank in (1, 0, None):
+        if comm.rank == late_rank:
+            delay(LATE_S)
+        captured.launch()
+        cupy.cuda.get_current_stream().synchronize()
+        n = comm.world_size
+        assert set(out.get().tolist()) == {float(n * (n + 1) // 2)}, late_rank
+    captured.close()
+
+
+def check_native(comm):
+    import cupy
+
+    for op in ("sum", "max"):
+        x, out = cupy.full(100_000, comm.rank + 1, np.float32), cupy.zeros(100_000, np.float32)
+        comm.all_reduce(x, out, algorithm="native", op=op)
+        n = comm.world_size
+        assert set(out.get().tolist()) == {float(n * (n + 1) // 2 if op == "sum" else n)}
+
+
+def check_a_rank_that_does_not_come(comm):
+    """Last: the others' wait ends in time with an error that names it; then every call raises, and closing ends."""
+    import cupy
+
+    x = cupy.ones(1000, np.float32)
+    comm.all_reduce(x, x, algorithm="ring")
+    cupy.cuda.get_current_stream().synchronize()
+    if comm.world_size == 1:
+        return
+    absent, started = comm.world_size - 1, time.monotonic()
+    if comm.rank == absent:
+        time.sleep(3.5)
+        return
+    try:
+        comm.start_all_reduce(x, x, algorithm="ring").wait(1.0)
+    except TransportError as error:
+        assert not isinstance(error, TransportTimeout) or absent in error.peers or comm.rank == 0, error
+    else:
+        raise AssertionError("the call of an absent rank ended")
+    assert time.monotonic() - started < 15
+    cupy.cuda.get_current_stream().synchronize()
+
+
+COMMON = [
+    check_every_all_reduce,
+    check_other_collectives,
+    check_ops_and_dtypes,
+    check_segments,
+    check_large,
+    check_order_on_the_users_stream,
+    check_messages,
+    check_sub_groups,
+    check_foreign_arrays,
+    check_late_rank_by_its_stream,
+    check_bad_arrays,
+]
+NCCL = [check_captured, check_captured_late_rank, check_native, check_a_rank_that_does_not_come]
+
+
+def verdict(check, comm):
+    """None if `check` passes on this rank, else the traceback."""
+    try:
+        check(comm)
+    except BaseException:
+        return traceback.format_exc()
+    return None
+
+
+def main(report, *checks):
+    import lanterne
+
+    comm = lanterne.init(transport="nccl", timeout_s=30.0)
+    failed = False
+    with Path(f"{report}.{comm.rank}").open("w") as file:
+        for check in checks:
+            started = time.monotonic()
+            wrong = verdict(globals()[check], comm)
+            failed |= wrong is not None
+            line = {"check": check, "rank": comm.rank, "wrong": wrong, "took_s": time.monotonic() - started}
+            file.write(json.dumps(line) + "\n")
+            file.flush()
+    started = time.monotonic()
+    comm.close()
+    assert time.monotonic() - started < 20, "closing took too long"
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
