@@ -303,7 +303,7 @@ def test_groups_of_groups_and_closed_ids():
         again.all_reduce(out, grand)
         return ids, again.communicator_id, out[0], grand[0], single.world_size
 
-    assert lanterne.spawn(4, run) == [([1, 2, 3], 1, total, 12.0, 1) for total in (2.0, 4.0, 2.0, 4.0)]
+    assert lanterne.spawn(4, run) == [([1, 2, 3], 4, total, 12.0, 1) for total in (2.0, 4.0, 2.0, 4.0)]
 
 
 # -- bad input: refused before anything is sent, and the communicator lives on
