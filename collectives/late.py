@@ -18,7 +18,6 @@ from ..transport.late_policy import Option, Policy, to_text
 from ..transport.sequencer import ABORT, DIED, JOIN, MAX_SIGNATURES, MISMATCH, SEEN, TIMEOUT, WITHOUT
 from .arrivals import ArrivalLog
 from .cost import late_start, price
-from .pacing import sustained
 from .plans import BOARD_LANES, Plans
 from .predict import priced_schedule
 from .registry import find_algorithm
@@ -149,10 +148,11 @@ def _option(collective, name, world_size, nbytes, model):
     """The Option of the late algorithm `name`, with the chunk count that `model` likes best."""
     line = find_algorithm(collective, name)
     chunks = late_num_chunks(line, world_size, nbytes, model)
-    schedule, paced = priced_schedule(collective, name, world_size, chunks), sustained(model)
-    together_s = price(schedule, nbytes, paced).makespan_s
+    schedule = priced_schedule(collective, name, world_size, chunks)
+    # With whole start-up times: where ranks share cores they do not overlap, and a rank is not to be called late for less.
+    together_s = price(schedule, nbytes, model).makespan_s
     late = late_start(world_size, world_size - 1, 10 * together_s)
-    join_s = price(schedule, nbytes, paced, late).exposed_s
+    join_s = price(schedule, nbytes, model, late).exposed_s
     return Option(f"{name}/{chunks}", max(0.0, together_s - join_s), join_s)
 
 
