@@ -47,8 +47,10 @@ class Communicator:
 
     Every collective has a blocking form and a started one (`start_all_reduce`, ...), which returns a request with
     `wait` and `test`. Calls run in the order in which they were started, one after the other, and advance only while
-    one of them is waited for or tested. Arrays are C-contiguous NumPy arrays, or other host buffers; `stream` is for
-    device arrays, which are not taken yet. Ranks in errors are those of the transport.
+    one of them is waited for or tested. Arrays are C-contiguous NumPy arrays or other host buffers, or device arrays of
+    any library (`__cuda_array_interface__`, DLPack), in the order of `stream` (None: the one that made the array, else
+    the current one). Over nccl a call with device arrays returns once it is queued on streams, over other transports
+    once it is complete. Ranks in errors are those of the transport.
 
     Options of every collective:
         algorithm: a name of `algorithms(collective)`, or "auto".
