@@ -9,7 +9,7 @@
 Recorded are the calls of lanterne, mpi4py, cupy.cuda.nccl and torch.distributed: name, bytes, communicator, start and
 end. From them alone come the iteration time, incidents as they happen (standard error), and at the end a report: how
 long iterations took, what made them long, which rank came last, how often and by how much. A log is a ring of fixed
-size in a folder; --folder names one that all hosts share, else each host has a report of its own.
+size in a folder; --folder names an empty one that all hosts share, else each host has a report of its own.
 
 Calls that do not pass Python are not seen, such as the all-reduces of torch's DistributedDataParallel (its iterations
 are, by their forward calls). The exit code is the program's.
@@ -27,17 +27,16 @@ from contextlib import suppress
 from pathlib import Path
 
 from ..errors import InputError
-from ..failslow.recorder import FOLDER_VARIABLE, environment_rank
+from ..failslow.recorder import FOLDER_VARIABLE
 from ..transport.bootstrap import MPI_SIZE_VARIABLES
 from ..transport.launch import MAX_WORLD_SIZE
 from . import report
 from .lab import resolve
 from .units import format_nbytes, format_time
 
-# Variables that are the same on all ranks of a job and differ between jobs.
-JOB_VARIABLES = ("LANTERNE_JOB", "PMIX_NAMESPACE", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID")
 # How long the ranks of others may take to end after ours.
 END_S = 3.0
+MAX_FILES = 1 << 16
 PR_SET_PDEATHSIG = 1
 
 SITE = """import sys
@@ -79,36 +78,28 @@ def run(args):
         raise InputError(f"-n: got {args.world_size}, expected 1 to {MAX_WORLD_SIZE}")
     if args.json not in (None, "-") and not Path(args.json).resolve().parent.is_dir():
         raise InputError(f"--json: got {args.json}, whose folder does not exist")
-    folder, leads = meet(args)
+    if args.folder is not None and not os.access(args.folder, os.W_OK):
+        raise InputError(f"--folder: got {args.folder}, expected a folder that can be written")
+    ours = args.world_size is not None or _world_size() == 1
+    folder = Path(args.folder or tempfile.gettempdir()) / _name(ours, args.folder)
+    leads = prepare(folder)
     variables = {**os.environ, FOLDER_VARIABLE: str(folder), "PYTHONPATH": _path(folder)}
-    if not leads:
-        os.execvpe(command[0], command, variables)
-    try:
-        prepare(folder)
+    if ours:
         return lead(args, command, folder, variables)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    # Another launcher's job: this process becomes the program, so that the launcher sees what it would see anyhow.
+    if leads:
+        _detach(lambda program: follow(args, command, folder, program))
+    sys.stdout.flush()
+    os.execvpe(command[0], command, variables)
 
 
-def meet(args):
-    """(the folder of this job's call logs, whether this process reads them): one of all that share the folder does."""
-    if args.world_size is not None or _world_size() == 1:
-        return Path(tempfile.mkdtemp(prefix="lanterne-watch-", dir=args.folder)), True
-    parent = os.getppid()
-    job = next((os.environ[name] for name in JOB_VARIABLES if name in os.environ), None)
-    if job is None:
-        job = f"{parent}-{_start_of(parent)}" if args.folder is None else os.environ.get("MASTER_PORT", "job")
-    name = "".join(c if c.isalnum() or c in "-." else "_" for c in f"lanterne-watch-{os.getuid()}-{job}")
-    folder = Path(args.folder or tempfile.gettempdir()) / name
-    try:
-        folder.mkdir(mode=0o700)
-    except FileExistsError:
-        if folder.is_symlink() or folder.stat().st_uid != os.getuid():
-            raise InputError(f"watch: {folder} belongs to somebody else") from None
-        return folder, False
-    except OSError as error:
-        raise InputError(f"--folder: cannot make {folder}: {error.strerror}") from error
-    return folder, True
+def _name(ours, shared):
+    """The name of the folder of a job's logs: the same on all ranks that another launcher started."""
+    if ours:
+        return f"lanterne-watch-{os.getuid()}-{os.getpid()}-{time.monotonic_ns()}"
+    if shared is not None:
+        return "lanterne-watch"
+    return f"lanterne-watch-{os.getuid()}-{os.getppid()}-{_start_of(os.getppid())}"
 
 
 def _world_size():
@@ -132,33 +123,78 @@ def _path(folder):
 
 
 def prepare(folder):
-    """Write the sitecustomize that starts the recorder in every Python program below this one."""
+    """Make `folder`, with the sitecustomize that starts the recorder; False where another rank has made it."""
     root = str(Path(sys.modules["lanterne"].__file__).resolve().parent.parent)
-    site = folder / "site"
-    partial = folder / "new"
-    partial.mkdir()
-    (partial / "sitecustomize.py").write_text(SITE.format(root=root, site=str(site)))
-    partial.rename(site)
+    try:
+        partial = Path(tempfile.mkdtemp(prefix=".lanterne-watch-", dir=folder.parent))
+        (partial / "site").mkdir()
+        (partial / "site" / "sitecustomize.py").write_text(SITE.format(root=root, site=str(folder / "site")))
+        try:
+            # One rank's succeeds, and what the others find is complete.
+            partial.rename(folder)
+            return True
+        except OSError:
+            shutil.rmtree(partial)
+            if folder.is_symlink() or folder.stat().st_uid != os.getuid():
+                raise InputError(f"watch: {folder} belongs to somebody else") from None
+            return False
+    except OSError as error:
+        raise InputError(f"watch: cannot make {folder}: {error.strerror}") from error
 
 
-def lead(args, command, folder, variables):
-    """Run the program and read the logs of all ranks; print the report; the program's exit code."""
+def _detach(task):
+    """Run `task(pid of this process)` in a process of its own that outlives us, whoever ends us, and how."""
+    program = os.getpid()
+    if (child := os.fork()) != 0:
+        os.waitpid(child, 0)
+        return
+    os.setsid()
+    if os.fork() != 0:
+        os._exit(0)
+    try:
+        # The launcher's own connections to its ranks among them.
+        os.closerange(3, MAX_FILES)
+        task(program)
+    finally:
+        os._exit(0)
+
+
+def follow(args, command, folder, program):
+    """Read the logs of a job that another launcher started until process `program` and the other ranks have ended."""
     from ..failslow.job_log import JobLog
     from ..failslow.watch import Reader
 
-    world_size = args.world_size or _world_size()
-    reader = Reader(JobLog(folder, world_size), _say)
+    reader = Reader(JobLog(folder, _world_size()), _say)
     try:
-        code = _start_ranks(args, command, variables) if args.world_size else _run_here(command, variables)
+        while _lives(program):
+            time.sleep(0.05)
         _wait_for_others(folder)
+        _finish(args, command, reader)
     finally:
-        found = reader.finish()
-        # Of a program that may have printed last.
-        sys.stdout.flush()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def lead(args, command, folder, variables):
+    """Run the program and read the logs of its ranks; print the report; the program's exit code."""
+    from ..failslow.job_log import JobLog
+    from ..failslow.watch import Reader
+
+    reader = Reader(JobLog(folder, args.world_size or 1), _say)
+    try:
+        return _start_ranks(args, command, variables) if args.world_size else _run_here(command, variables)
+    finally:
+        _finish(args, command, reader)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _finish(args, command, reader):
+    found = reader.finish()
+    # Whoever reads standard error may be gone; the file is written first.
+    with suppress(OSError):
         if args.json:
             report.write_json(args.json, report.envelope(command=command, **found))
+        sys.stdout.flush()
         print_report(found, sys.stderr)
-    return code
 
 
 def _say(notice):
@@ -206,17 +242,20 @@ def _run_here(command, variables):
 
 
 def _wait_for_others(folder):
-    """Let the ranks that others started come to their ends."""
+    """Let the other ranks come to their ends."""
     deadline_s = time.monotonic() + END_S
-    while time.monotonic() < deadline_s and any(map(_lives, folder.glob("rank-*.calls"))):
+    while time.monotonic() < deadline_s:
+        pids = [path.stem.rpartition("-")[2] for path in folder.glob("rank-*.calls")]
+        if not any(_lives(pid) for pid in pids):
+            return
         time.sleep(0.05)
 
 
-def _lives(path):
-    with suppress(OSError, ValueError):
-        os.kill(int(path.stem.rpartition("-")[2]), 0)
-        return True
-    return False
+def _lives(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (OSError, IndexError):
+        return False
 
 
 def print_report(found, file):

@@ -10,6 +10,7 @@ import os
 import socket
 import sys
 import time
+import weakref
 
 from .ring import CAPACITY, RingWriter
 
@@ -32,7 +33,8 @@ class Recorder:
         self._broken = False
         self.notes = set()
         # A forked child shares the pages: its calls would mix with ours.
-        os.register_at_fork(after_in_child=self._stop)
+        itself = weakref.ref(self)
+        os.register_at_fork(after_in_child=lambda: itself() and itself()._stop())
 
     def call(self, rank, name, ranks, communicator, nbytes, start_s, end_s):
         """Record one call of `rank`; arguments as ring.Call. Never raises."""
@@ -67,9 +69,11 @@ class Recorder:
         return ring
 
     def end(self):
-        """The program, or the watched block, has ended in order."""
+        """The program, or the watched block, has ended in order: nothing is recorded any more."""
+        atexit.unregister(self.end)
         for ring in self._rings.values():
             ring.end()
+        self._stop()
 
     def _stop(self):
         self._broken = True

@@ -5,6 +5,7 @@ import logging
 import shutil
 import tempfile
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -40,14 +41,15 @@ class Watch:
     """Records the calls of a communicator; rank 0 reads along.
 
     Attributes: `report`: after the block, what was seen (job_log.JobLog.report), the same on all ranks; None where an
-    exception ended the block. Inside it, rank 0 has the report up to now, the others None.
+    exception ended the block. Inside it, rank 0 has the report up to now, the others None. `reader_s`: core time that
+    reading took, on rank 0.
     """
 
     def __init__(self, comm, on_notice, folder):
         self._comm, self._on_notice = comm, on_notice
         self._folder, self._made = folder, None
         self._recorder = self._reader = None
-        self._final = None
+        self._final, self.reader_s = None, 0.0
 
     @property
     def report(self):
@@ -85,6 +87,7 @@ class Watch:
         finally:
             if self._reader is not None:
                 self._final = self._final or self._reader.finish()
+                self.reader_s = self._reader.used_s
                 self._reader = None
             if self._made is not None:
                 shutil.rmtree(self._made, ignore_errors=True)
@@ -107,11 +110,14 @@ class Reader:
     """Polls a JobLog in a thread of its own and passes its Notices to `on_notice`; `finish()` ends it.
 
     Whatever fails in here is logged; nobody who is watched notices.
+
+    Attributes: `used_s`, the core time of the thread.
     """
 
     def __init__(self, job, on_notice):
         self._job, self._on_notice = job, on_notice
         self._lock, self._ended = threading.Lock(), threading.Event()
+        self._last, self.used_s = None, 0.0
         self._thread = threading.Thread(target=self._run, name="lanterne-watch", daemon=True)
         self._thread.start()
 
@@ -126,11 +132,14 @@ class Reader:
             self._ended.set()
             self._thread.join()
             self._poll()
-        return self.report()
+            self._last = self.report()
+            self._job.close()
+        return self._last
 
     def _run(self):
         while not self._ended.wait(POLL_S):
             self._poll()
+            self.used_s = time.thread_time()
 
     def _poll(self):
         try:

@@ -244,6 +244,20 @@ def test_watch_gives_all_ranks_one_report():
     assert {call["name"]: call["count"] for call in reports[0]["calls"]} == {"all_reduce": 20, "barrier": 20}
 
 
+def test_blocks_leave_nothing_behind():
+    def main(comm):
+        before = None
+        for i in range(6):
+            with lanterne.watch(comm):
+                comm.barrier()
+            if i == 1:
+                before = Path("/proc/self/maps").read_text().count("lanterne-watch-")
+        return before, Path("/proc/self/maps").read_text().count("lanterne-watch-")
+
+    ((before, after),) = lanterne.spawn(1, main)
+    assert after <= before
+
+
 def test_an_exception_passes_and_leaves_the_calls_as_they_were():
     seen = []
 
