@@ -31,7 +31,7 @@ COUNT = 64 << 10
 def add_arguments(parser):
     """The options of this command."""
     parser.add_argument("--repetitions", type=int, default=9, metavar="K", help="of every timing (default 9)")
-    parser.add_argument("--blocks", type=int, default=40, metavar="K", help="pairs of blocks of the watch (default 40)")
+    parser.add_argument("--blocks", type=int, default=25, metavar="K", help="pairs of blocks of the watch (default 25)")
     parser.add_argument("--iteration", type=float, default=20.0, metavar="MS", help="of computing in it (default 20)")
     parser.add_argument("-n", "--ranks", type=int, default=4, metavar="N", help="ranks of the watch (default 4)")
     parser.add_argument("--transport", default="mpi", help="of the watch: mpi (default), ucx or local")
@@ -214,7 +214,7 @@ def watched_rank(args):
     return 0
 
 
-def measure_watch(comm, args, iterations=10):
+def measure_watch(comm, args, iterations=30):
     """Time blocks of a loop with and without a watch, in turn; rank 0 writes the ratios of their times, less 1."""
     import json
     import os

@@ -111,7 +111,7 @@ class Reader:
 
     Whatever fails in here is logged; nobody who is watched notices.
 
-    Attributes: `used_s`, the core time of the thread.
+    Attributes: `used_s`, the core time that reading took.
     """
 
     def __init__(self, job, on_notice):
@@ -131,7 +131,9 @@ class Reader:
         if not self._ended.is_set():
             self._ended.set()
             self._thread.join()
+            before_s = time.thread_time()
             self._poll()
+            self.used_s += time.thread_time() - before_s
             self._last = self.report()
             self._job.close()
         return self._last
