@@ -12,7 +12,7 @@ from ..pipeline.schedulers import plan
 from . import report
 from .experiment_crosspipe_table_5 import B_S, F_S, W_S
 from .pipeline_measure import Case
-from .study import UNIT_S, measured
+from .study import UNIT_S, best_of_placements, measured
 
 F_MS = 6.0
 MODELS = {"M8": 4, "M70": 8}
@@ -33,6 +33,7 @@ FIGURE_INCHES = (14, 8)
 NOTES = """
 times in ms; delay: latency and time of a message on the link between the datacenters, over F
 paper, no figures printed but: planned schedules up to 33.6 % shorter than static, 21.9 % than static _O (M70, 0 and 2)
+best: ours, on the better of both placements
 """
 COLUMNS = [("model", ""), ("delay", "lat, bw"), *((name, "ms") for name in SYSTEMS), ("off by", "at most")]
 
@@ -57,7 +58,8 @@ def run(quick):
         for delay in DELAYS[::3] if quick else DELAYS:
             problem = problem_of(stages, delay)
             for name, (scheduler, plane) in SYSTEMS.items():
-                checked = check(plan(problem, scheduler), problem, memory=False)
+                made = best_of_placements(problem) if name == "best" else plan(problem, scheduler)
+                checked = check(made, problem, memory=False)
                 cases[model, delay, name] = Case(checked, problem, UNIT_S, plane)
     found = measured(cases, 1)
     records = []

@@ -11,6 +11,7 @@ from ..pipeline.check import check
 from ..pipeline.planes import predict
 from ..pipeline.problem import Problem
 from ..pipeline.schedulers import plan
+from ..pipeline.simulate import simulate
 from . import report
 from .pipeline_measure import Case, measure
 from .units import format_time
@@ -18,6 +19,12 @@ from .units import format_time
 UNIT_S = 1e-3
 # Told by the papers' names; `best` is ours. ADAPTRA's baselines block while one message is under way.
 ZERO_BUBBLE = "zb_h2"
+
+
+def best_of_placements(problem):
+    """The better of our plans with one stage on each rank and with two, there and back."""
+    plans = [plan(problem, "best", placement=placement) for placement in ("unidirectional", "wave")]
+    return min(plans, key=lambda made: simulate(made, problem).makespan)
 
 
 class System(NamedTuple):
