@@ -18,6 +18,8 @@ from .track import SKIPPED_ROWS, Tracker
 
 MAX_ITERATIONS = 1 << 16
 MAX_SYMBOLS = 256
+# Once every rank reports, look for further logs only so often.
+LOOK_EVERY = 32
 # Iterations before a slow spell, at most, that say what was usual.
 USUAL = 64
 
@@ -53,7 +55,7 @@ class JobLog:
         self._calls = {}
         self._per_rank = {}
         self._tracker, self._first_row = Tracker(), 0
-        self._generation = 0
+        self._generation = self._polls = 0
         self._period = PeriodTracker()
         self._refused = []
 
@@ -66,7 +68,9 @@ class JobLog:
 
     def poll(self):
         """Read what is new; return the Notices of it."""
-        self._find_logs()
+        self._polls += 1
+        if len(self._readers) != self.world_size or self._polls % LOOK_EVERY == 0:
+            self._find_logs()
         if self.lead is None and self._readers:
             self.lead = min(self._readers)
         found = []

@@ -217,7 +217,7 @@ class PeriodTracker:
         return held and not self._symbols
 
     def _learn(self, symbol, time_s):
-        """Keep the call; look for a marker whenever the log has grown by a quarter."""
+        """Keep the call; look for a marker whenever the log has grown by a quarter, or doubled, once one has held."""
         self._symbols.append(symbol)
         self._times_s.append(time_s)
         if len(self._symbols) < self._next_look:
@@ -231,7 +231,8 @@ class PeriodTracker:
             self._since = self._periods = self._misses = 0
         if len(self._symbols) >= MAX_CALLS:
             del self._symbols[: MAX_CALLS // 2], self._times_s[: MAX_CALLS // 2]
-        self._next_look = len(self._symbols) * 5 // 4 + 1
+        held = self.marker is not None and self._periods >= SETTLED_PERIODS
+        self._next_look = len(self._symbols) * (8 if held else 5) // 4 + 1
 
     def _match(self, symbol, time_s):
         marker = self.marker

@@ -49,7 +49,11 @@ class Watch:
         self._comm, self._on_notice = comm, on_notice
         self._folder, self._made = folder, None
         self._recorder = self._reader = None
-        self._final, self.reader_s = None, 0.0
+        self._final, self._reader_s = None, 0.0
+
+    @property
+    def reader_s(self):
+        return self._reader.used_s if self._reader is not None else self._reader_s
 
     @property
     def report(self):
@@ -87,7 +91,7 @@ class Watch:
         finally:
             if self._reader is not None:
                 self._final = self._final or self._reader.finish()
-                self.reader_s = self._reader.used_s
+                self._reader_s = self._reader.used_s
                 self._reader = None
             if self._made is not None:
                 shutil.rmtree(self._made, ignore_errors=True)
