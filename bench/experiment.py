@@ -13,6 +13,8 @@ adaptra-16         one slow link, at the first or the last stage, 7B and 14B
 adaptra-17         several slow links at once
 adaptra-18         the slow link of figure 3 moved into the pipeline, and the pipeline adapted to it
 adaptra-20         what delegates cost when no link is slow, by the size of a message
+adaptra-21-measured
+                   the events of table 3 on eight processes: plans that stay, that adapt, that know all
 crosspipe-11       static schedules, their receives late or ahead, and planned ones, over a slow link
 crosspipe-17       whether injected latency and bandwidth are what was asked for
 
@@ -36,7 +38,7 @@ from ..pipeline.draw import save
 from . import report
 
 FIGURES = {
-    "adaptra": ("1", "3", "14", "15", "16", "17", "18", "19", "20", "21"),
+    "adaptra": ("1", "3", "14", "15", "16", "17", "18", "19", "20", "21", "21-measured"),
     "crosspipe": ("8", "9", "11", "12", "14", "15", "17", "table-5", "table-6"),
 }
 # name -> module of this folder with run(quick) -> records, COLUMNS, row(record), NOTES, draw(figure, records), and

@@ -393,6 +393,7 @@ class Communicator:
         if self._failure is None:
             self._failure = TransportError(f"communicator {self.communicator_id} rank {self.rank}: closed")
         self._used_ids[self.communicator_id] = CLOSED
+        self.transport.keep(self.control)  # Its receives stay posted.
         closes, self._closes = self._closes, ()
         for closing in closes:
             closing.close()

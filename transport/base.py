@@ -253,6 +253,10 @@ class Transport(ABC):
         """The seat (board.py) of `rank` at the arrival board `key` (str) of `world_size` ranks; None: there is none."""
         return None
 
+    def keep(self, thing):
+        """Keep `thing` as long as this transport lives: operations that stay posted use its memory."""
+        self.__dict__.setdefault("_kept", []).append(thing)
+
     def check_peers(self, peers):
         """Raise PeerFailed if one of `peers` is known to be dead; cheap enough to call from a waiting loop."""
 

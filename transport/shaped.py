@@ -155,6 +155,9 @@ class ShapedTransport(Transport):
     def open_board(self, key, rank, world_size):
         return self.inner.open_board(key, rank, world_size)
 
+    def keep(self, thing):
+        self.inner.keep(thing)
+
     def check_peers(self, peers):
         self.inner.check_peers(peers)
 

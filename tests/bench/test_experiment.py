@@ -35,6 +35,11 @@ SMALL = {
     "adaptra-17": {"QUIET": SHORT, "PLACES": {"one": (0,), "both": (0, 1)}},
     "adaptra-18": {f"experiment_adaptra_3:{key}": value for key, value in DATA_PARALLEL.items()},
     "adaptra-20": {"SIZES": (1 << 10, 1 << 20), "SHAPE": (2, 2, 2, 2, 2)},
+    "adaptra-21-measured": {
+        "EVENTS": ((30, 90, (1,), 60),),
+        "PROBLEM": Problem(4, 6, 4e-3, 4e-3, 3e-3),
+        "QUICK_ITERATIONS": 12,
+    },
     "adaptra-21": {"EVENTS": ((15, 85, (2,), 60),), "QUIET": Problem(4, 6, 22, 26, 14, 0)},
 }
 
