@@ -60,7 +60,7 @@ class Ran(NamedTuple):
 
     Attributes:
         iteration_s: from the first start of an action to the last end on any rank.
-        settle_s: what agreeing and changing took after it, the longest of any rank.
+        settle_s: what agreeing and changing took besides, the longest of any rank.
         changes: the Changes of an ADAPT mode, as dicts.
     """
 
@@ -211,14 +211,14 @@ class _Run:
         wait_until(agree_start_s(comm))
         run, checked = (self.adapter.execute, self.adapter.checked) if self.adapter else (execute, self.checked)
         measured = run(checked, self.replay.stages, comm, plane=self.plane)
-        ended_s = time.monotonic()
         if self.adapter:
             self.adapter.agree()
-        changed_s += time.monotonic() - ended_s
-        mine = np.array([measured.start_s[0], measured.end_s[-1], changed_s])
-        every = np.empty((comm.world_size, 3))
+        mine = np.array([measured.start_s[0], measured.end_s[-1], time.monotonic(), changed_s])
+        every = np.empty((comm.world_size, 4))
         comm.all_gather(mine, every.reshape(-1))
-        return float(every[:, 1].max() - every[:, 0].min()), float(every[:, 2].max())
+        # Who ends first waits for the verdict of who ends last; only what comes after that is lost.
+        agreed_s = every[:, 2].max() - every[:, 1].max() if self.adapter else 0.0
+        return float(every[:, 1].max() - every[:, 0].min()), float(agreed_s + every[:, 3].max())
 
     def close(self):
         if self.adapter:
