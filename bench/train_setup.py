@@ -9,6 +9,8 @@ from .pipeline_input import read_json
 
 # What the losses of many ranks and of one may differ by, relative, over 50 iterations.
 TOLERANCES = {"float32": 1e-5, "float64": 1e-10}
+# The other ranks wait so long for the plans of rank 0: some schedulers search for a minute.
+PLANNING_S = 600.0
 
 
 @dataclass(frozen=True)
@@ -162,7 +164,7 @@ def planned(comm, setup, args):
         starts = partition_layers(times_s.sum(axis=1), [1.0] * num_stages).starts
         return [problem.to_dict(), [one.to_dict() for one in found], starts]
 
-    problem, documents, starts = from_first(comm, make)
+    problem, documents, starts = from_first(comm, make, PLANNING_S)
     made = []
     for document, count in zip(documents, setup.microbatches, strict=True):
         made.append(check(Plan.from_dict(document), Problem.from_dict(problem | {"microbatches": count})))

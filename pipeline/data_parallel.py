@@ -49,10 +49,10 @@ class Copies:
             self.comms[stage].progress()
 
     def step(self):
-        """Wait for the gradients, then update the weights of all stages."""
+        """Wait for the gradients, then update the weights of all stages, each of which was started."""
         # In one order on all copies: who waits moves nothing but what it waits for.
         for stage in sorted(self.stages):
-            if stage in self._requests:
+            if self.comms[stage].world_size > 1:
                 self._requests.pop(stage).wait()
             self._step(stage)
         for stage in sorted(self._requests):

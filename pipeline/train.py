@@ -9,7 +9,6 @@ Between iterations plans, layout and data plane may change; the state of trainin
 
 import hashlib
 import time
-from collections import Counter
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -137,7 +136,7 @@ class Trainer:
         if len(inputs) != total:
             raise InputError(f"data: got {len(inputs)} microbatches, expected {total}, those of all plans together")
         own = slice(first, first + self.microbatches[self.copy])
-        self._left = Counter(action.stage for action in self._actions if "W" in action.kind)
+        self._left = dict.fromkeys(self.stages, self.microbatches[self.copy])
         try:
             measured = self.execute(
                 self.plans[self.copy],
@@ -159,7 +158,7 @@ class Trainer:
 
     def _after(self, action):
         """The gradients of a stage start on their way once its last W has ended, and go on after every action."""
-        if "W" in action.kind:
+        if "W" in action.kind and action.part == action.parts:
             self._left[action.stage] -= 1
             if not self._left[action.stage]:
                 self.copies.start(action.stage)
@@ -260,7 +259,6 @@ class Trainer:
         self.plans = plans
         share = self.microbatches[self.copy] / sum(self.microbatches)
         self.copies = Copies(self._copy_comms, self.stages, share, self._sharded)
-        self._actions = plans[self.copy].plan.ranks[self.place]
 
     def _split(self, color, key):
         comm = self.comm.split(color, key)
