@@ -181,9 +181,9 @@ def draw_bars(axis, records, value="slowdown", predicted="predicted_slowdown"):
         axis.plot(x, [r[predicted] for r in mine], marker="_", label="simulated" if last else None, **marks)
         told = [(at, record["paper"]) for at, record in zip(x, mine, strict=True) if record["paper"] is not None]
         values = [value for _, value in told]
-        axis.plot([at for at, _ in told], values, marker="x", label="paper" if last else None, **marks)
+        axis.plot([at for at, _ in told], values, marker="x", label="paper" if last and told else None, **marks)
     axis.set_xticks(range(len(points)), points, fontsize=8)
-    axis.legend(frameon=False, fontsize=8, ncols=2)
+    axis.legend(loc="lower left", bbox_to_anchor=(0, 1), frameon=False, fontsize=8, ncols=8)
     for side in ("top", "right"):
         axis.spines[side].set_visible(False)
 
