@@ -12,12 +12,14 @@ ranks then run the ordinary algorithm at once, and tell the board afterwards, so
 import functools
 import threading
 import time
+from dataclasses import replace
 
 from ..errors import InputError, PeerFailed, TransportTimeout
 from ..transport.late_policy import Option, Policy, to_text
 from ..transport.sequencer import ABORT, DIED, JOIN, MAX_SIGNATURES, MISMATCH, SEEN, TIMEOUT, WITHOUT
 from .arrivals import ArrivalLog
 from .cost import late_start, price
+from .pacing import sustained
 from .plans import BOARD_LANES, Plans
 from .predict import priced_schedule
 from .registry import find_algorithm
@@ -149,10 +151,13 @@ def _option(collective, name, world_size, nbytes, model):
     line = find_algorithm(collective, name)
     chunks = late_num_chunks(line, world_size, nbytes, model)
     schedule = priced_schedule(collective, name, world_size, chunks)
-    # With whole start-up times: where ranks share cores they do not overlap, and a rank is not to be called late for less.
-    together_s = price(schedule, nbytes, model).makespan_s
+    # A start-up time for each round, although most overlap: where ranks share cores they do not, and a rank is not to be
+    # called late for less. Not for each chunk, since those of a round are posted together; and the same per byte whatever
+    # the size of the messages, which are cut alike.
+    paced = replace(sustained(model), alpha_s=model.alpha_s, serial_messages=False)
+    together_s = price(schedule, nbytes, paced).makespan_s
     late = late_start(world_size, world_size - 1, 10 * together_s)
-    join_s = price(schedule, nbytes, model, late).exposed_s
+    join_s = price(schedule, nbytes, paced, late).exposed_s
     return Option(f"{name}/{chunks}", max(0.0, together_s - join_s), join_s)
 
 
