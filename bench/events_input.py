@@ -24,8 +24,8 @@ def add_event_arguments(parser):
     """The options that slow links and ranks, to a parser."""
     group = parser.add_argument_group(
         "slowed on purpose",
-        "Counted in iterations, from 0, the last one not included; link I is between ranks I and I+1, both ways. Links:\n"
-        "weak, medium, severe are 10, 20, 30ms more; ranks: 1.1, 1.5, 2 times as slow.",
+        "From iteration A until before B, counted from 0; link I is between ranks I and I+1, both ways. weak, medium and "
+        "severe: links 10, 20, 30ms more; ranks 1.1, 1.5, 2 times as slow.",
     )
     group.add_argument(
         "--slow-link",
@@ -34,7 +34,9 @@ def add_event_arguments(parser):
         metavar="I=T@A:B",
         help="so much more latency (20ms), or at most that bandwidth (200mbit); 0+2=... for two; repeatable",
     )
-    group.add_argument("--slow-rank", action="append", default=[], metavar="R=Fx@A:B", help="F times as slow; repeatable")
+    group.add_argument(
+        "--slow-rank", action="append", default=[], metavar="R=Fx@A:B", help="F times as slow; repeatable"
+    )
     group.add_argument("--events", metavar="FILE", help="a trace of such events, JSON or CSV, as `--json` writes it")
 
 

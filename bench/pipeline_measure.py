@@ -142,8 +142,8 @@ def _launched(function, work, ranks):
 
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "work").write_text(json.dumps(work))
-        code = f"import sys; from {__name__} import rank_main; from {function.__module__} import {function.__name__} as f"
-        code += "; sys.exit(rank_main(f, sys.argv[1]))"
+        code = f"from {function.__module__} import {function.__name__} as function; from {__name__} import rank_main; "
+        code += "import sys; sys.exit(rank_main(function, sys.argv[1]))"
         launcher = "mpi" if work["transport"] == "mpi" else "direct"
         exit_code = launch([sys.executable, "-c", code, folder], ranks, launcher=launcher)
         errors = sorted(Path(folder).glob("error-*"))

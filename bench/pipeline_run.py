@@ -54,7 +54,9 @@ def add_arguments(parser):
     parser.add_argument(
         "--queue", type=queue_length, default=1, metavar="N", help="inline: sends under way at once (default 1)"
     )
-    parser.add_argument("--iterations", type=int, metavar="K", help="of each, in turn (default 5, or beyond all events)")
+    parser.add_argument(
+        "--iterations", type=int, metavar="K", help="of each, in turn (default 5, or beyond all events)"
+    )
     parser.add_argument("--warmup", type=int, default=1, metavar="K", help="untimed ones before (default 1)")
     parser.add_argument("--adapt", action="store_true", help="measure delays, plan anew, swap plans and paths")
     add_event_arguments(parser)

@@ -44,7 +44,7 @@ def add_arguments(parser):
     parser.add_argument("--checkpoint", metavar="FILE", help="keep the state of training here")
     parser.add_argument("--checkpoint-every", type=positive, metavar="K", help="iterations (default: the last only)")
     parser.add_argument("--resume", metavar="FILE", help="go on from this checkpoint, and keep it up to date")
-    parser.add_argument("--adapt", action="store_true", help="measure links and stages, plan anew and swap while training")
+    parser.add_argument("--adapt", action="store_true", help="measure links and stages, plan anew, swap plans")
     add_event_arguments(parser)
     parser.add_argument("--check", action="store_true", help="exit 1 unless one process has the same losses")
     parser.add_argument("--timeout", default="60s", metavar="T", help="of every wait (default 60s)")

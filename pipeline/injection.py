@@ -93,7 +93,9 @@ def check_events(events, num_ranks):
             raise InputError(f"event: got rank {event.rank}, expected 0 to {num_ranks - 1}")
         for link in event.links:
             if link >= num_ranks - 1:
-                raise InputError(f"event: got link {link}, expected 0 to {num_ranks - 2}, I being between ranks I and I+1")
+                raise InputError(
+                    f"event: got link {link}, expected 0 to {num_ranks - 2}, link I being between ranks I and I+1"
+                )
 
 
 def conditions(events, iteration, usual=None):

@@ -25,7 +25,8 @@ def test_slow_links(text, event):
 
 
 @pytest.mark.parametrize(
-    "text, event", [("2=1.5x@50:120", Event(50, 120, rank=2, slowdown=1.5)), ("0=severe", Event(0, rank=0, slowdown=2.0))]
+    "text, event",
+    [("2=1.5x@50:120", Event(50, 120, rank=2, slowdown=1.5)), ("0=severe", Event(0, rank=0, slowdown=2.0))],
 )
 def test_slow_ranks(text, event):
     assert slow_rank(text) == event
@@ -49,10 +50,11 @@ def test_an_interval_that_ends_before_it_begins():
 
 
 def test_json_and_csv_are_the_same(tmp_path):
-    events = [slow_link("0+2=20ms@5:9"), slow_link("1=200mbit@5:"), slow_rank("1=1.5x@2:3"), Event(4, 5, (1,), down=True)]
+    events = [slow_link("0+2=20ms@5:9"), slow_link("1=200mbit@5:"), slow_rank("1=1.5x@2:3")]
+    events.append(Event(4, 5, (1,), down=True))
     (tmp_path / "a.json").write_text(json.dumps({"events": [event.to_dict() for event in events]}))
-    rows = ["# a comment", "first,last,links,latency,bandwidth,rank,slowdown,down", "5,9,0+2,20ms,,,,", "5,,1,,200mbit,,,"]
-    rows += ["2,3,,,,1,1.5x,", "4,5,1,,,,,yes"]
+    rows = ["# a comment", "first,last,links,latency,bandwidth,rank,slowdown,down"]
+    rows += ["5,9,0+2,20ms,,,,", "5,,1,,200mbit,,,", "2,3,,,,1,1.5x,", "4,5,1,,,,,yes"]
     (tmp_path / "a.csv").write_text("\n".join(rows) + "\n")
     assert read_events(tmp_path / "a.json") == read_events(tmp_path / "a.csv") == events
 
