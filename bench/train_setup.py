@@ -1,6 +1,7 @@
 """What the commands that train share: the options of a model and its parallelism, and the trainer they describe."""
 
 import argparse
+import hashlib
 from dataclasses import dataclass
 from functools import partial
 
@@ -28,6 +29,7 @@ class Settings:
     dtype: str
     learning_rate: float
     seed: int
+    text_sha256: str
 
 
 def add_model_arguments(parser, microbatches):
@@ -113,7 +115,10 @@ def make_setup(args, world_size, text):
     batches = Batches(text.tokens, sum(microbatches), args.rows, args.length, args.seed)
     names = ("model", "length", "width", "heads", "blocks", "rows", "dtype", "learning_rate", "seed")
     settings = Settings(
-        vocabulary=text.vocabulary, microbatches=sum(microbatches), **{name: getattr(args, name) for name in names}
+        vocabulary=text.vocabulary,
+        microbatches=sum(microbatches),
+        text_sha256=hashlib.sha256(text.tokens.tobytes()).hexdigest(),
+        **{name: getattr(args, name) for name in names},
     )
     setup = Setup(settings, batches, layout, microbatches)
     model = setup.model()

@@ -163,6 +163,10 @@ def test_a_checkpoint_of_another_model_is_named(text, tmp_path, capsys):
         assert local(text, "-n", "2", "--resume", saved, option) == 2
         error = capsys.readouterr().err
         assert words in error and error.count("\n") == 1
+    (tmp_path / "other.txt").write_text("Another text is another run. " * 40)
+    assert local(str(tmp_path / "other.txt"), "-n", "2", "--resume", saved) == 2
+    error = capsys.readouterr().err
+    assert "was saved with text_sha256" in error and error.count("\n") == 1
     (tmp_path / "run.npz").write_bytes(b"PK\x03\x04 no zip file")
     assert local(text, "-n", "1", "--resume", saved) == 2
     error = capsys.readouterr().err
