@@ -99,8 +99,8 @@ def test_a_run_killed_at_any_point_goes_on_to_the_same_losses(text, victim, tmp_
     """Killed after each of several waits, and taken up each time by another number of ranks."""
     need("mpi")
     mark = new_mark()
-    small, saved, out = [*SMALL[:-1], "40"], tmp_path / "run.npz", tmp_path / "out.json"
-    assert local(text, "-n", "2", "--json", str(out), "--iterations", "40") == 0
+    small, saved, out = [*SMALL[:-1], "200"], tmp_path / "run.npz", tmp_path / "out.json"
+    assert local(text, "-n", "2", "--json", str(out), "--iterations", "200") == 0
     expected = losses(out)
     options = ["--checkpoint", str(saved), "--checkpoint-every", "1"]
     for ranks in (2, 4) if victim == "rank" else (1,):
