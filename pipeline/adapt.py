@@ -248,7 +248,8 @@ class Decider:
             del self._recent[: -max(self.settings.onset, self.settings.relief)]
             seen = findings(profile, self.base, self.assumed, self._tolerances(), self._noise)
             found = self.watch.update(profile.iteration, seen)
-            self._noise.add(profile)
+            if not found:
+                self._noise.add(profile)
         return self._change(profile.iteration, next_iteration, found, began_s) if found else None
 
     def _calibrate(self):
