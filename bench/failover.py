@@ -1,7 +1,7 @@
 """Benchmark how long messages stall when the rail under them dies, and that none is lost and none comes twice.
 
-Two ranks send each other a message every --every, through delegates with several rails. In the middle the rail in use is
-cut from outside: `reset`, its connections are shut, as when a card's driver gives up; `silent`, its packets vanish and
+Two ranks send each other a message every --every, through delegates with several rails. Half-way the rail in use is cut
+from outside: `reset`, its connections are shut, as when a card's driver gives up; `silent`, its packets vanish and
 nobody is told, as when a cable is out. `stall` is the longest time between two arrivals, less the usual.
 
   lanterne bench failover
@@ -123,7 +123,8 @@ def record(how, nbytes, every_s, count, rails, trials):
 
 def print_records(document, file):
     """The table of a failover document."""
-    columns = [("rail", ""), ("size", "B"), ("messages", ""), ("trials", ""), ("stall", "median"), ("most", ""), ("#wrong", "")]
+    columns = [("rail", ""), ("size", "B"), ("messages", ""), ("trials", "")]
+    columns += [("stall", "median"), ("most", ""), ("#wrong", "")]
     rows = [
         (
             result["how"],

@@ -197,8 +197,9 @@ class DelegateReceive(Receive):
         limit_s = comm.timeout_s if timeout_s is None else timeout_s
         deadline_s = time.monotonic() + limit_s
         _Wait(self._plane, lambda: self._arrival_s is not None, (self._peer,)).wait(limit_s)
+        late = timeout_error(comm.transport, (comm.ranks[self._peer],), limit_s)
         with comm.failing:
-            _wait_until(self._arrival_s, deadline_s, lambda: timeout_error(comm.transport, (comm.ranks[self._peer],), limit_s))
+            _wait_until(self._arrival_s, deadline_s, late)
         return self._buffer
 
 
@@ -221,8 +222,8 @@ class _Wait(Request):
         return [self._plane.comm.ranks[peer] for peer in self._peers]
 
 
-def _wait_until(arrival_s, deadline_s, timeout):
-    """Return at `arrival_s`, to a poll; raise timeout() at `deadline_s` if that is earlier."""
+def _wait_until(arrival_s, deadline_s, late):
+    """Return at `arrival_s`, to a poll; raise the error `late` at `deadline_s` if that is earlier."""
     end_s = min(arrival_s, deadline_s)
     while (left_s := end_s - time.monotonic()) > 0:
         if left_s > SPIN_S:
@@ -230,7 +231,7 @@ def _wait_until(arrival_s, deadline_s, timeout):
         else:
             os.sched_yield()
     if arrival_s > deadline_s:
-        raise timeout()
+        raise late
 
 
 def _delegated_peers(pairs, direct, rank, world_size):

@@ -64,9 +64,10 @@ class Spill:
         Raises:
             InputError: it is not the next one of the plan.
         """
-        expected = self._order[self._position] if self._position < len(self._order) else ("nothing", key)
+        expected = self._order[self._position] if self._position < len(self._order) else None
         if (kind, key) != expected:
-            raise InputError(f"spill: got {kind}{key[0]}.{key[1]}, expected {expected[0]}{expected[1][0]}.{expected[1][1]}")
+            following = "no more actions" if expected is None else _name(*expected)
+            raise InputError(f"spill: got {_name(kind, key)}, expected {following}: `follow` the plan that is run")
         self._fetch(key)
         self._make_room(self._growth.get((key[0], kind), 0), keep=key)
 
@@ -280,7 +281,7 @@ class DeviceStore:
         self._bytes = np.frombuffer(self._arena.view, np.uint8)
         runtime.pin(self._bytes.ctypes.data, nbytes)
         self._stager = Stager(runtime)
-        # Copies under way: offset -> (copy, array that it reads); (copy, offset, nbytes) of slots free once it has ended.
+        # Copies under way: offset -> (copy, the array that it reads); (copy, offset, nbytes) of a slot that it empties.
         self._going, self._coming = {}, []
 
     @property
@@ -318,6 +319,10 @@ class DeviceStore:
     def close(self):
         self._runtime.unpin(self._bytes.ctypes.data)
         self._arena.close()
+
+
+def _name(kind, key):
+    return f"{kind}{key[0]}.{key[1]}"
 
 
 def distinct(arrays):

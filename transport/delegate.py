@@ -36,7 +36,7 @@ from .delegate_process import (
     SETUP_S,
 )
 from .group import host_identity
-from .rail import MEMORY
+from .rail import MEMORY, listen
 
 # Names of rails beside addresses and interfaces: "memory", between ranks of one host; "tcp", the address of this host.
 TCP = "tcp"
@@ -315,7 +315,14 @@ def _bind_address(name, several_hosts):
     """What a delegate listens on for the rail `name`: MEMORY or an address."""
     if name == MEMORY:
         return MEMORY
-    return listen_address(several_hosts) if name == TCP else address_of(name)
+    address = listen_address(several_hosts) if name == TCP else address_of(name)
+    try:
+        listen(address)[0].close()
+    except OSError as error:
+        raise InputError(
+            f"rails: got {name!r}, expected memory, tcp, or an interface or address of this host ({error.strerror})"
+        ) from error
+    return address
 
 
 def _check_agreed(every):
@@ -346,4 +353,5 @@ def _joined(here, there):
 def _rails_to(every, every_told, rank, peer, queue):
     """The address of each rail to `peer`; None where there is none."""
     addresses = every_told[peer]["listen"][queue]
-    return [address if joined else None for address, joined in zip(addresses, _joined(every[rank], every[peer]), strict=True)]
+    joined = _joined(every[rank], every[peer])
+    return [address if is_joined else None for address, is_joined in zip(addresses, joined, strict=True)]

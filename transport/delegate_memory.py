@@ -25,7 +25,9 @@ _lock = threading.Lock()
 def check_machine():
     """Raise Unavailable where stores may be seen in another order than made: a note before what it tells of."""
     if platform.machine() not in ("x86_64", "AMD64"):
-        raise Unavailable(f"delegate: got a {platform.machine()} processor, expected x86-64, whose stores keep their order")
+        raise Unavailable(
+            f"delegate: got a {platform.machine()} processor, expected x86-64, whose stores keep their order"
+        )
 
 
 def fence():
@@ -77,8 +79,8 @@ class Arena:
     def _extend(self, size, nbytes):
         if self._end + size > self.nbytes:
             raise InputError(
-                f"shared memory: got {self.nbytes} bytes, of which {self.used_nbytes} are in use, and {nbytes} more are "
-                f"asked for, expected at least {self._end + size}: {self._purpose}"
+                f"shared memory: got {self.nbytes} bytes, of which {self.used_nbytes} are in use, and {nbytes} more "
+                f"are asked for, expected at least {self._end + size}: {self._purpose}"
             )
         offset = self._end
         try:

@@ -293,7 +293,12 @@ def set_up(control, config, arena_fd):
                 greeting = {"rank": rank, "rail": index}
                 left_s = max(0.1, deadline_s - time.monotonic())
                 found[peer, index] = rails.connect(address, rails_here[index], token, greeting, left_s)
-    expected = {(peer, i) for peer, theirs in addresses.items() for i, address in enumerate(theirs) if address is not None}
+    expected = {
+        (peer, index)
+        for peer, theirs in addresses.items()
+        for index, address in enumerate(theirs)
+        if address is not None
+    }
     while missing := expected - found.keys():
         ready, _, _ = select.select([sock for sock, _ in listeners], [], [], max(0.0, deadline_s - time.monotonic()))
         if not ready:

@@ -17,8 +17,8 @@ from . import wire
 
 # kind, then what the kind says.
 HEADER = struct.Struct("<qqqqq")
-# DATA: number, nbytes, departure_ns, and nbytes bytes follow; HERE: number, nbytes, departure_ns, offset in the sender's
-# arena. RECEIPT, GRANT: a count. SWITCH: the index of a rail that the sender gave up. PING, PONG, BYE: nothing.
+# DATA: number, nbytes, departure_ns, and nbytes bytes follow; HERE: number, nbytes, departure_ns, offset in the arena
+# of the sender. RECEIPT, GRANT: a count. SWITCH: the index of a rail that the sender gave up. PING, PONG, BYE: nothing.
 DATA, HERE, RECEIPT, GRANT, SWITCH, PING, PONG, BYE = range(1, 9)
 # Bytes read or written before others have their turn; parts of a message in one system call.
 TURN_NBYTES, PARTS = 8 << 20, 16
@@ -122,7 +122,7 @@ class Rail:
 
 
 def listen(address):
-    """A listening socket: `address` is MEMORY or the host of a TCP rail; and the address that peers connect to, a list."""
+    """A socket that listens at `address`, MEMORY or the host of a TCP rail; and where peers connect to, a list."""
     if address == MEMORY:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         sock.bind("")  # the kernel picks a name that is no file

@@ -224,6 +224,8 @@ def test_a_link_slower_than_the_timeout():
     [
         ({"queues": 0}, "queues: got 0, expected 1 to"),
         ({"rails": ()}, "rails: got none"),
+        ({"rails": ("memory", "no-such-card")}, "rails: got 'no-such-card', expected memory, tcp, or an interface"),
+        ({"rails": ("192.0.2.1",)}, "rails: got '192.0.2.1', expected memory, tcp, or an interface or address of this"),
         ({"rails": ("tcp", "tcp")}, "rails: got tcp, tcp"),
         ({"memory_nbytes": 10}, "shared memory: got 10 bytes, expected at least 4096"),
         ({"pairs": [(0, 2)]}, r"pairs: got \(0, 2\), expected two different ranks of 2"),

@@ -166,5 +166,6 @@ def test_arrays_come_back_as_they_lay(base, data):
     back = place.laid(store.take(store.put(place.dense(array))))
     np.testing.assert_array_equal(back, array)
     assert store.used_nbytes == 0 and not np.shares_memory(back, base)
-    assert np.argsort(back.strides, kind="stable").tolist() == np.argsort(array.strides, kind="stable").tolist() or 1 in array.shape
+    if 1 not in array.shape:
+        assert np.argsort(back.strides).tolist() == np.argsort(array.strides).tolist()
     store.close()
