@@ -90,6 +90,7 @@ class LayerStage(Stage):
     Parts of an action are runs of layers, of as equal a number as can be.
 
     Args:
+        seed: of the parameters; None for zeros, where a state will be put.
         multiple: the vectors are this long or a multiple, zeros at their end, so that so many ranks can share them.
 
     Attributes:
@@ -105,9 +106,11 @@ class LayerStage(Stage):
         self.dtype, self.xp = np.dtype(dtype), xp
         self.input_shape = model.shapes[start] if start else None
         self.output_shape = model.shapes[stop] if stop < len(model.layers) else None
-        draws = [layer.initial(np.random.default_rng([seed, start + i])) for i, layer in enumerate(self.layers)]
-        parameters = np.concatenate([*draws, np.zeros(-chain.num_parameters % multiple)])
-        self.parameters = xp.asarray(parameters.astype(self.dtype))
+        self.parameters = xp.zeros(-(-chain.num_parameters // multiple) * multiple, self.dtype)
+        if seed is not None:
+            draws = [layer.initial(np.random.default_rng([seed, start + i])) for i, layer in enumerate(self.layers)]
+            drawn = np.concatenate(draws).astype(self.dtype)
+            self.parameters[: len(drawn)] = xp.asarray(drawn)
         self.gradients = xp.zeros_like(self.parameters)
         self._parameters, self._gradients = chain.split(self.parameters), chain.split(self.gradients)
         self._held, self._aside, self._losses, self._scale = {}, {}, {}, 1.0

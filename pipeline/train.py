@@ -23,6 +23,7 @@ from .inline import Inline
 from .layout import make_layout
 from .schedulers import plan
 from .stage_layers import LayerStage, check_starts
+from .train_move import hold, move_state
 from .train_state import gather_state, put_state
 
 
@@ -34,12 +35,14 @@ class Iteration:
         number: from 0.
         losses: (microbatches,) float64 of all copies, the same on all ranks; `loss` is their mean.
         seconds: from its beginning on this rank until the losses were known.
+        gradients_s: of that, waiting for the gradients of the other copies, and stepping.
         measured: this rank's Measured.
     """
 
     number: int
     losses: np.ndarray
     seconds: float
+    gradients_s: float
     measured: Measured
 
     @property
@@ -83,6 +86,7 @@ class Trainer:
         sharded: ZeRO-1, see Copies.
         plane: a function that makes a DataPlane of the pipeline's Communicator; None for Inline.
         timeout_s: of waits for messages; None for the communicator's.
+        transport: what activations and gradients go over, such as a ShapedTransport over that of `comm`; None for that.
 
     Attributes: `plans`, `layout`, `starts` (change them by `change`); `iterations`, how many are done; `stages`, this
     rank's (stage -> LayerStage); `copy`, `place`, `part`, where this rank is; `pipeline`, the Communicator of its
@@ -108,16 +112,18 @@ class Trainer:
         sharded=False,
         plane=None,
         timeout_s=None,
+        transport=None,
     ):
         self.comm, self.data, self.timeout_s, self.execute = comm, data, timeout_s, execute
-        self._model, self._optimizer, self._dtype, self._seed = model, optimizer, np.dtype(dtype), seed
+        self._transport = transport
+        self._model, self._optimizer, self._dtype = model, optimizer, np.dtype(dtype)
         self._sharded, self._make_plane = sharded, plane or Inline
         self.iterations, self.plane, self._comms = 0, None, []
         if isinstance(plans, CheckedPlan):
             layout = layout or make_layout(comm.world_size, plans.plan.placement.num_ranks)
             plans = (plans,) * layout.shape[0]
         places = plans[0].plan.placement.num_ranks
-        self._open(tuple(plans), layout or make_layout(comm.world_size, places, len(plans)), starts)
+        self._open(tuple(plans), layout or make_layout(comm.world_size, places, len(plans)), starts, seed)
 
     @property
     def microbatches(self):
@@ -148,13 +154,15 @@ class Trainer:
                 timeout_s=self.timeout_s,
                 after=self._after if len(self.plans) > 1 else None,
             )
+            ended_s = time.monotonic()
             self.copies.step()
+            gradients_s = time.monotonic() - ended_s
             losses = self._all_losses(first, total)
         except LanterneError as error:
             self._fail(error)
             raise
         self.iterations += 1
-        return Iteration(self.iterations - 1, losses, time.monotonic() - start_s, measured)
+        return Iteration(self.iterations - 1, losses, time.monotonic() - start_s, gradients_s, measured)
 
     def _after(self, action):
         """The gradients of a stage start on their way once its last W has ended, and go on after every action."""
@@ -183,7 +191,8 @@ class Trainer:
     def change(self, plans=None, layout=None, starts=None):
         """Go on with other plans, one per copy, or on another layout or cut; between iterations, on all ranks.
 
-        Other plans of the same placement cost nothing; else the state moves through rank 0.
+        Other plans of the same placement cost nothing. On a layout of the same shape every rank hands the state of its
+        place to the one that follows it there, all at once; else the state moves through rank 0.
 
         Raises:
             InputError: as Trainer; the plans, layout and cut then stay.
@@ -196,9 +205,18 @@ class Trainer:
         if same_stages and layout == self.layout and starts == self.starts:
             self._plan(plans)
             return
+        if same_stages and layout.shape == self.layout.shape and starts == self.starts:
+            self._move(plans, layout)
+            return
         state = self.state()
-        self._open(plans, layout, starts)
+        self._open(plans, layout, starts, seed=None)
         self.restore(state)
+
+    def _move(self, plans, layout):
+        """Go on with the same stages on other ranks."""
+        before, held = self.layout, hold(self.copies)
+        self._open(plans, layout, self.starts, seed=None)
+        move_state(self.comm, before, layout, held, self.copies)
 
     def change_plane(self, plane):
         """Send by other means from now on; between iterations, on all ranks. `plane` as Trainer has it."""
@@ -227,8 +245,8 @@ class Trainer:
             comm.close()
         self._comms = []
 
-    def _open(self, plans, layout, starts):
-        """Communicators and stages for these plans."""
+    def _open(self, plans, layout, starts, seed):
+        """Communicators and stages for these plans; seed None: their state is going to be put there."""
         starts = self._check(plans, layout, starts)
         self.close()
         self.layout, self.starts = layout, starts
@@ -244,7 +262,7 @@ class Trainer:
         multiple = copies if self._sharded else 1
         self.stages = {
             stage: LayerStage(
-                model, *starts[stage : stage + 2], self._optimizer(), self._dtype, self._seed, multiple=multiple
+                model, *starts[stage : stage + 2], self._optimizer(), self._dtype, seed, multiple=multiple
             )
             for stage in held
         }
@@ -261,7 +279,7 @@ class Trainer:
         self.copies = Copies(self._copy_comms, self.stages, share, self._sharded)
 
     def _split(self, color, key):
-        comm = self.comm.split(color, key)
+        comm = self.comm.split(color, key, self._transport)
         self._comms.append(comm)
         return comm
 

@@ -1,0 +1,63 @@
+"""The state of training handed on between ranks: who takes a place gets it from the one who had it, all at once.
+
+A job on many ranks moves as fast as one rank's part crosses a link, whatever the number of ranks: nothing is collected,
+and nothing touches a disk.
+
+Paper: Wu et al. (GREYHOUND), section 5.2, strategy S3, steps 2 and 3.
+"""
+
+import numpy as np
+
+# The communicator's tag of these messages.
+TAG = 28
+
+
+def hold(copies):
+    """(steps, {stage: (3, count) parameters, mean, square}) of this rank; `mean` and `square` are of its part alone.
+
+    Where copies share the averages (ZeRO-1), these are shorter than the parameters: a list of three arrays.
+    """
+    held, steps = {}, 0
+    for number, stage in copies.stages.items():
+        optimizer, own = stage.optimizer, copies.part(number)
+        averages = [np.zeros_like(stage.parameters[own]) if x is None else x for x in (optimizer.mean, optimizer.square)]
+        held[number], steps = [stage.parameters, *averages], optimizer.steps
+    return steps, held
+
+
+def moves(before, after):
+    """(source, destination) of every seat of two Layouts of one shape whose rank changes."""
+    pairs = zip(np.ravel(before.ranks).tolist(), np.ravel(after.ranks).tolist(), strict=True)
+    return [(source, destination) for source, destination in pairs if source != destination]
+
+
+def move_state(comm, before, after, held, copies):
+    """Bring what `hold` gave under Layout `before` to where `after` wants it, into the stages of `copies`.
+
+    Every rank of `comm` calls it. A seat whose rank stays keeps what it has.
+
+    Cost: each rank sends and receives at most one seat: (3 x its parameters) numbers.
+    """
+    steps, mine = held
+    sources = {destination: source for source, destination in moves(before, after)}
+    targets = {source: destination for source, destination in moves(before, after)}
+    receives = {}
+    for number, stage in sorted(copies.stages.items()):
+        own = stage.parameters[copies.part(number)]
+        stage.optimizer.mean, stage.optimizer.square = np.zeros_like(own), np.zeros_like(own)
+        receives[number] = [stage.parameters, stage.optimizer.mean, stage.optimizer.square]
+        stage.optimizer.steps = steps
+    requests = []
+    if comm.rank in sources:
+        requests += [
+            comm.start_recv(array, sources[comm.rank], tag=TAG) for number in receives for array in receives[number]
+        ]
+        requests += [
+            comm.start_send(array, targets[comm.rank], tag=TAG) for number in sorted(mine) for array in mine[number]
+        ]
+    else:
+        for number, arrays in receives.items():
+            for array, value in zip(arrays, mine[number], strict=True):
+                array[...] = value
+    for request in requests:
+        request.wait()
