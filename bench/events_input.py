@@ -17,15 +17,15 @@ CSV_COLUMNS = ("first", "last", "links", "latency", "bandwidth", "rank", "slowdo
 EXPECTED_LINK = "LINK=TIME, LINK=RATE or LINK=weak|medium|severe, with @FIRST:LAST, such as 1=20ms@50:120"
 EXPECTED_RANK = "RANK=FACTORx or RANK=weak|medium|severe, with @FIRST:LAST, such as 2=1.5x@50:120"
 
-_SPEC = re.compile(r"(\d+(?:\+\d+)*)=([^@]+)(?:@(\d+)?:(\d+)?)?")
+_SPEC = re.compile(r"(\d+(?:-\d+)?(?:\+\d+(?:-\d+)?)*)=([^@]+)(?:@(\d+)?:(\d+)?)?")
 
 
 def add_event_arguments(parser):
     """The options that slow links and ranks, to a parser."""
     group = parser.add_argument_group(
         "slowed on purpose",
-        "From iteration A until before B, counted from 0; link I is between ranks I and I+1, both ways. weak, medium and "
-        "severe: links 10, 20, 30ms more; ranks 1.1, 1.5, 2 times as slow.",
+        "From iteration A until before B, counted from 0; link I is between ranks I and I+1, A-B between any two, both "
+        "ways. weak, medium and severe: links 10, 20, 30ms more; ranks 1.1, 1.5, 2 times as slow.",
     )
     group.add_argument(
         "--slow-link",
@@ -73,7 +73,7 @@ def slow_rank(text):
         slowdown = RANK_PRESETS[value] if value in RANK_PRESETS else float(value.removesuffix("x"))
     except ValueError:
         slowdown = 0.0
-    if len(ranks) != 1 or not 1 <= slowdown < inf:
+    if len(ranks) != 1 or type(ranks[0]) is not int or not 1 <= slowdown < inf:
         raise InputError(f"--slow-rank: got {text!r}, expected {EXPECTED_RANK}")
     return Event(first, last, rank=ranks[0], slowdown=slowdown)
 
@@ -84,7 +84,13 @@ def _parts(text, option, expected):
     if not match:
         raise InputError(f"{option}: got {text!r}, expected {expected}")
     numbers, value, first, last = match.groups()
-    return tuple(map(int, numbers.split("+"))), value, int(first or 0), inf if last is None else int(last)
+    return tuple(map(_link, numbers.split("+"))), value, int(first or 0), inf if last is None else int(last)
+
+
+def _link(text):
+    """3, or (3, 5) of "3-5"."""
+    numbers = tuple(map(int, text.split("-")))
+    return numbers if len(numbers) > 1 else numbers[0]
 
 
 def read_events(path):
@@ -133,7 +139,7 @@ def _of_csv(row):
         if key in ("first", "last", "rank"):
             found[key] = int(text) if text.isdecimal() else text
         elif key == "links":
-            found[key] = [int(link) if link.isdecimal() else link for link in text.split("+")]
+            found[key] = [_link(link) if re.fullmatch(r"\d+(-\d+)?", link) else link for link in text.split("+")]
         elif key == "latency":
             found["latency_s"] = units.parse_time_s(text, "latency")
         elif key == "bandwidth":

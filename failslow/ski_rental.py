@@ -59,6 +59,12 @@ class MitigationPlanner:
         self.lost_s = 0.0
         self.applied = []
 
+    @property
+    def next_cost_s(self):
+        """The overhead of the strategy whose time comes next; inf when there is none left."""
+        left = self._candidates[self._next :]
+        return left[0].overhead_s if left else float("inf")
+
     def observe(self, iteration_s, healthy_s, forecast_s=None):
         """Take one slow iteration; return the Strategy to apply now, or None.
 

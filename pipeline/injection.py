@@ -20,7 +20,7 @@ class Event:
     """Something that is slow from iteration `first` until before iteration `last`.
 
     Attributes:
-        links: pairs of neighbouring ranks, by the lower one: link i is between ranks i and i + 1, both ways.
+        links: link i is between ranks i and i + 1, link (a, b) between any two ranks; both ways.
         latency_s: added to the links'.
         bandwidth_bytes_per_s: at most that of the links; None: as it is.
         rank, slowdown: every action of this rank takes this many times as long; rank None: no rank is slow.
@@ -68,9 +68,10 @@ class Event:
             if key in given:
                 given[key] = as_number(f"event: {key}", given[key])
         links = given.get("links", ())
-        if not isinstance(links, list | tuple) or not all(type(link) is int and link >= 0 for link in links):
-            raise InputError(f"event: got links {links!r}, expected a list of whole numbers")
-        return cls(**given | {"links": tuple(links), "down": bool(given.get("down", False))})
+        if not isinstance(links, list | tuple) or not all(map(_is_link, links)):
+            raise InputError(f"event: got links {links!r}, expected a list of whole numbers, or of pairs of them")
+        links = tuple(link if type(link) is int else tuple(link) for link in links)
+        return cls(**given | {"links": links, "down": bool(given.get("down", False))})
 
     def to_dict(self):
         """A JSON object that `from_dict` turns into an equal event."""
@@ -86,16 +87,29 @@ class Event:
         }
 
 
+def _is_link(link):
+    numbers = [link] if type(link) is int else link
+    return isinstance(numbers, list | tuple) and len(numbers) <= 2 and all(type(n) is int and n >= 0 for n in numbers)
+
+
+def ends(link):
+    """The two ranks of one of an Event's links."""
+    return (link, link + 1) if type(link) is int else tuple(link)
+
+
 def check_events(events, num_ranks):
     """Raise InputError if an event is about a link or a rank that a pipeline of `num_ranks` has not."""
     for event in events:
         if event.rank is not None and event.rank >= num_ranks:
             raise InputError(f"event: got rank {event.rank}, expected 0 to {num_ranks - 1}")
         for link in event.links:
-            if link >= num_ranks - 1:
+            if type(link) is int and link >= num_ranks - 1:
                 raise InputError(
                     f"event: got link {link}, expected 0 to {num_ranks - 2}, link I being between ranks I and I+1"
                 )
+            if len(set(ends(link))) != 2 or max(ends(link)) >= num_ranks:
+                one, other = ends(link)
+                raise InputError(f"event: got link {one}-{other}, expected two different ranks, 0 to {num_ranks - 1}")
 
 
 def conditions(events, iteration, usual=None):
@@ -111,9 +125,10 @@ def conditions(events, iteration, usual=None):
         if event.rank is not None:
             slowdowns[event.rank] = slowdowns.get(event.rank, 1.0) * event.slowdown
         for link in event.links:
+            one, other = ends(link)
             if event.down:
-                down.add((link, link + 1))
-            for pair in ((link, link + 1), (link + 1, link)):
+                down.add((one, other))
+            for pair in ((one, other), (other, one)):
                 links[pair] = _slowed(links.get(pair, (usual or {}).get(pair, Link())), event)
     return links, slowdowns, down
 
@@ -153,10 +168,14 @@ class Replay:
 
 
 class SlowStage(Stage):
-    """A stage each of whose actions takes `slowdown` times as long as it would; else as `stage`."""
+    """A stage each of whose actions takes `slowdown` times as long as it would; else as `stage`.
 
-    def __init__(self, stage):
-        self.stage, self.slowdown = stage, 1.0
+    Args:
+        pace_s: what an action takes at least, before that: ranks that share cores then compute as if they did not.
+    """
+
+    def __init__(self, stage, pace_s=0.0):
+        self.stage, self.slowdown, self.pace_s = stage, 1.0, pace_s
 
     input_shape = property(lambda self: self.stage.input_shape)
     output_shape = property(lambda self: self.stage.output_shape)
@@ -185,7 +204,8 @@ class SlowStage(Stage):
     def _slowly(self, work, *args):
         began_s = time.monotonic()
         result = work(*args)
-        if self.slowdown > 1:
-            delay((self.slowdown - 1) * (time.monotonic() - began_s))
+        took_s = time.monotonic() - began_s
+        if self.slowdown > 1 or took_s < self.pace_s:
+            delay(self.slowdown * max(took_s, self.pace_s) - took_s)
             self.stage.waited()  # A timed stage would else make up for it.
         return result
