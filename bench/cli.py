@@ -11,8 +11,8 @@ from .. import __version__
 from ..errors import InputError, LanterneError, Unavailable
 from ..transport.bootstrap import launched_rank
 
-# name -> (module of this folder, one line of help). A module has add_arguments(parser) and run(args) -> exit code, and is
-# imported only when its command is called, so that --help stays instant. Of two names that fit, the longer one wins.
+# name -> (module of this folder, one line of help). A module has add_arguments(parser) and run(args) -> exit code, and
+# is imported only when its command is called, so that --help stays instant. Of two names that fit, the longer one wins.
 COMMANDS = {
     "info": ("info", "what this machine offers: MPI, UCX, NCCL, GPUs, transports; versions"),
     "bench p2p": ("p2p", "benchmark point to point: latency, one way, both ways, against bare mpi4py"),
@@ -21,8 +21,8 @@ COMMANDS = {
     "bench deaths": ("deaths", "benchmark how soon survivors learn that a rank was killed"),
     "bench persistence": ("persistence", "benchmark a late rank that is named wrongly, or absent"),
     "bench lab-peers": ("lab_peers", "compare with MPICH, Open MPI and Gloo on the emulated cluster"),
-    "bench delegate": ("delegates", "benchmark delegates against inline sends: iterations of a pipeline, cost of a send"),
-    "bench failover": ("failover", "benchmark how long a pipeline stalls when a rail dies in the middle of an iteration"),
+    "bench delegate": ("delegates", "benchmark delegates against inline sends: iterations, cost of a send"),
+    "bench failover": ("failover", "benchmark how long a pipeline stalls when a rail dies amid an iteration"),
     "bench": ("collective", "benchmark a collective, with and without a late rank"),
     "detect": ("detect", "find when a job became slow and when it recovered, in its iteration times"),
     "locate": ("locate", "say which worker, link or stage makes recorded steps long, or that it is the data"),
@@ -57,7 +57,9 @@ sizes like 64K or 1GiB, times like 50ms or 3us; `lanterne COMMAND --help` teache
 def help_text():
     """What `lanterne --help` prints."""
     width = max(map(len, COMMANDS)) + 2
-    return USAGE + DESCRIPTION + "".join(f"  {name.ljust(width)}{line}\n" for name, (_, line) in COMMANDS.items()) + EPILOG
+    return (
+        USAGE + DESCRIPTION + "".join(f"  {name.ljust(width)}{line}\n" for name, (_, line) in COMMANDS.items()) + EPILOG
+    )
 
 
 def find_command(argv):

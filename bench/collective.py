@@ -1,9 +1,9 @@
 """Benchmark a collective: every algorithm asked for, at every size, without and with a late rank, results checked.
 
-With -n it starts the ranks itself (mpiexec for --transport mpi, plain processes for ucx, threads for local); without -n it
-runs under the mpiexec or the torchrun-style variables that are there.
+With -n it starts the ranks itself (mpiexec for --transport mpi, plain processes for ucx, threads for local); without -n
+it runs under the mpiexec or the torchrun-style variables that are there.
 
-  lanterne bench                                        the main job: all_reduce on 4 ranks, with and without a late rank
+  lanterne bench                                          the main job: all_reduce on 4 ranks, and a late one
   lanterne bench all_reduce -n 8 --algorithm all --min-bytes 1K --max-bytes 64M
   lanterne bench all_reduce -n 4 --late-rank 3 --delay 5ms,50ms --json result.json --plot late.png
   lanterne bench all_reduce -n 4 --algorithm auto --bytes 64M --arrivals --json profile.json --plot arrivals.png
@@ -11,11 +11,12 @@ runs under the mpiexec or the torchrun-style variables that are there.
   mpiexec -n 4 lanterne bench all_gather --bytes 1MiB
   lanterne bench all_reduce -n 8 --device cuda --transport nccl --algorithm auto,ring,late_join,native --graph
 
-Time is from an agreed instant to the last completion on any rank, delays included; with a late rank, `late` is from its call
-to the last completion: what its lateness still costs. Where the links' rate is known (--rate, or on the emulated cluster) it is
-shown in multiples of s/rate too: the time that a link takes for the whole buffer, which nothing can beat by much.
-Bandwidths are those of nccl-tests, from the median. --plot draws late over size, at the longest delay, and over delay, at the
-largest size; with --arrivals also who came last and by how much (figures 2a and 8 of the StragglAR paper).
+Time is from an agreed instant to the last completion on any rank, delays included; with a late rank, `late` is from its
+call to the last completion: what its lateness still costs. Where the links' rate is known (--rate, or on the emulated
+cluster) it is shown in multiples of s/rate too: the time that a link takes for the whole buffer, which nothing can beat
+by much. Bandwidths are those of nccl-tests, from the median. --plot draws late over size, at the longest delay, and
+over delay, at the largest size; with --arrivals also who came last and by how much (figures 2a and 8 of the StragglAR
+paper).
 """
 
 import os
@@ -69,7 +70,7 @@ def add_arguments(parser):
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="where the arrays are (default cpu)")
     parser.add_argument("--graph", action="store_true", help="launch captured CUDA graphs; with --transport nccl")
     parser.add_argument(
-        "--algorithm", metavar="A,B,...", help="or 'all', every one (default: auto, ring and the transport's native one, if any)"
+        "--algorithm", metavar="A,B,...", help="or 'all' (default: auto, ring and the transport's native one, if any)"
     )
     parser.add_argument("--bytes", metavar="SIZE,...", help="the sizes of the buffer, listed")
     parser.add_argument("--min-bytes", default="64K", metavar="SIZE", help="the smallest size (default 64K)")
@@ -80,12 +81,14 @@ def add_arguments(parser):
     parser.add_argument("--late-rank", metavar="R", help="this rank calls late; or that of a file of --arrivals --json")
     parser.add_argument("--delay", metavar="T,...", help="by these times; 0 is without a late rank (default 0,50ms)")
     parser.add_argument("--iterations", type=int, default=10, metavar="K", help="timed calls of each (default 10)")
-    parser.add_argument("--warmup", type=int, default=2, metavar="K", help="checked but untimed calls before (default 2)")
+    parser.add_argument("--warmup", type=int, default=2, metavar="K", help="checked, untimed calls before (default 2)")
     parser.add_argument("--timeout", default="60s", metavar="T", help="of every wait (default 60s)")
     parser.add_argument("--min-busbw", type=float, metavar="GB/s", help="exit 1 if a bus bandwidth is below this")
     parser.add_argument("--arrivals", action="store_true", help="who came last to the calls by auto, and by how much")
     parser.add_argument("--plot", metavar="FILE", help="draw the results (png, svg, pdf)")
-    parser.add_argument("--rate", metavar="RATE", help="of the links, to show late in multiples of s/rate (default: the lab's)")
+    parser.add_argument(
+        "--rate", metavar="RATE", help="of the links: late in multiples of s/rate, too (default: the lab's)"
+    )
     parser.add_argument("--json", metavar="FILE", help="write everything, raw samples too ('-' for standard output)")
 
 
@@ -133,10 +136,11 @@ def parse(args):
     delays = (args.delay or "0,50ms") if args.late_rank is not None else "0"
     if args.iterations < 1 or args.warmup < 0:
         raise InputError(f"--iterations, --warmup: got {args.iterations} and {args.warmup}, expected at least 1 and 0")
-    if (args.transport == "nccl") > (args.device == "cuda") or args.graph > (args.transport == "nccl" and args.warmup > 0):
+    over_nccl = args.transport == "nccl"
+    if over_nccl > (args.device == "cuda") or args.graph > (over_nccl and args.warmup > 0):
         raise InputError(
-            f"--transport, --device, --graph: got {args.transport}, {args.device} and {args.graph}, expected --device cuda "
-            "with --transport nccl, and both, and a --warmup, with --graph"
+            f"--transport, --device, --graph: got {args.transport}, {args.device} and {args.graph}, expected --device "
+            "cuda with --transport nccl, and both, and a --warmup, with --graph"
         )
     if args.device == "cuda" and args.transport == "local":
         raise InputError("--device: got cuda with --transport local, expected mpi, ucx or nccl: a process for each GPU")
@@ -224,6 +228,7 @@ def run_rank(comm, settings, json_file):
         count = -(-nbytes // dtype.itemsize)
         if settings.collective in ("reduce_scatter", "all_gather", "all_to_all"):
             count = -(-count // n) * n
+        buffer_nbytes = count * dtype.itemsize
         case = make_case(comm, settings, count, dtype)
         late_rank = settings.late_rank if delay_s > 0 else None
 
@@ -232,21 +237,28 @@ def run_rank(comm, settings, json_file):
                 report.progress(f"{index + 1}/{len(cases)} {format_nbytes(nbytes)} {text}")
 
         measured = measure(
-            case, algorithms, late_rank, delay_s, settings.iterations, settings.warmup, told_late_rank(settings, algorithms), tick
+            case,
+            algorithms,
+            late_rank,
+            delay_s,
+            settings.iterations,
+            settings.warmup,
+            told_late_rank(settings, algorithms),
+            tick,
         )
         case.close()
         for algorithm, (times_s, lates_s, wrong) in measured.items():
-            algbw = count * dtype.itemsize / statistics.median(times_s) / 1e9 if late_rank is None else None
+            algbw = buffer_nbytes / statistics.median(times_s) / 1e9 if late_rank is None else None
             records.append(
                 {
                     "collective": settings.collective,
                     "algorithm": algorithm,
-                    "chosen": chosen(comm, settings.collective, count * dtype.itemsize) if algorithm == "auto" else None,
+                    "chosen": chosen(comm, settings.collective, buffer_nbytes) if algorithm == "auto" else None,
                     "transport": comm.transport.name,
                     "device": settings.device,
                     "graph": settings.graph,
                     "ranks": n,
-                    "nbytes": count * dtype.itemsize,
+                    "nbytes": buffer_nbytes,
                     "count": count,
                     "dtype": settings.dtype,
                     "op": settings.op if settings.collective in REDUCING else None,
@@ -276,13 +288,14 @@ def run_rank(comm, settings, json_file):
         if settings.plot:
             plot(settings.plot, document, arrivals if settings.arrivals else None)
     below = settings.min_busbw is not None and any(
-        record["busbw_gbytes_per_s"] is not None and record["busbw_gbytes_per_s"] < settings.min_busbw for record in records
+        record["busbw_gbytes_per_s"] is not None and record["busbw_gbytes_per_s"] < settings.min_busbw
+        for record in records
     )
     return int(below or any(record["wrong"] for record in records))
 
 
 def algorithms_of(comm, settings):
-    """The algorithm names to run, the default where none was named; 'all' is every one that can run here, on this dtype.
+    """The algorithm names to run, the default where none was named; 'all' is every one that can run here and now.
 
     Raises:
         InputError: an algorithm that does not exist or cannot run here.
@@ -298,9 +311,8 @@ def algorithms_of(comm, settings):
     for name in settings.algorithms:
         if name not in ("auto", *offered):
             raise InputError(
-                f"--algorithm: got {name!r} for {settings.collective} of {settings.dtype} on {comm.world_size} ranks over "
-                f"{comm.transport.name}, "
-                f"expected one of auto, {', '.join(offered)}, or all"
+                f"--algorithm: got {name!r} for {settings.collective} of {settings.dtype} on {comm.world_size} ranks "
+                f"over {comm.transport.name}, expected one of auto, {', '.join(offered)}, or all"
             )
     return settings.algorithms
 
@@ -367,8 +379,8 @@ def print_records(document, file):
     first = results[0]
     environment = document["environment"]
     notes = [
-        f"lanterne {environment.get('lanterne', '')} {first['collective']}: {first['ranks']} ranks over {first['transport']}, "
-        f"{environment['cpus']} cores of {environment['host']}",
+        f"lanterne {environment.get('lanterne', '')} {first['collective']}: {first['ranks']} ranks over "
+        f"{first['transport']}, {environment['cpus']} cores of {environment['host']}",
         "time: agreed start to last completion on any rank; late: the late rank's call to last completion",
     ]
     rate = document.get("rate_bytes_per_s")

@@ -211,7 +211,7 @@ def collective_figures(num_ranks=None):
         environment = SHARED_GPU if num_ranks > num_devices else {}
         code = launch([sys.executable, "-m", "lanterne.bench.gpu_ranks", str(file)], num_ranks, env=environment)
         if code:
-            raise LanterneError(f"gpu: the job of {num_ranks} ranks over nccl ended with {code}; --ranks 0 leaves it out")
+            raise LanterneError(f"gpu: the job of {num_ranks} ranks over nccl ended with {code}; --ranks 0 omits it")
         return [Figure(**(record | {"samples": tuple(record["samples"])})) for record in json.loads(file.read_text())]
 
 

@@ -71,7 +71,9 @@ def figures(comm, put, get, synchronize, nbytes=NBYTES, launches=LAUNCHES):
     for name in calls:
         if name != "nccl":
             ratios = [peer / ours for peer, ours in zip(times_s["nccl"], times_s[name], strict=True)]
-            label = f"{name} all_reduce of {nbytes >> 20} MiB on {comm.world_size} ranks: ncclAllReduce's time over ours"
+            label = (
+                f"{name} all_reduce of {nbytes >> 20} MiB on {comm.world_size} ranks: ncclAllReduce's time over ours"
+            )
             records.append(_figure(label, statistics.median(ratios), "", "-", True, ratios))
     records += [
         _figure(f"{name}: elements that differ from the CPU's", count, "", "0", count == 0, [count])

@@ -20,7 +20,9 @@ def add_arguments(parser):
 
 
 def run(args):
-    components = [probe() for probe in (_mpi, _mpiexec, _ucx, _gpu, _cupy, _nccl, _numba_cuda, _solver, _torch, _redis, _lab)]
+    components = [
+        probe() for probe in (_mpi, _mpiexec, _ucx, _gpu, _cupy, _nccl, _numba_cuda, _solver, _torch, _redis, _lab)
+    ]
     if args.json:
         report.write_json(args.json, report.envelope(components=components, transports=_transports(components)))
     if args.json != "-":
@@ -39,17 +41,26 @@ def _print(components):
     print()
     transports = _transports(components)
     report.print_table(
-        [("transport", ""), ("here", "")], [(name, "yes" if here else "no") for name, here in transports.items()], left=(0, 1)
+        [("transport", ""), ("here", "")],
+        [(name, "yes" if here else "no") for name, here in transports.items()],
+        left=(0, 1),
     )
     missing = [part for part in components if not part["available"] and part["install"]]
     if missing:
         print("\nto install what is missing:")
-        report.print_table([("", ""), ("", "")], [(f"  {part['name']}:", part["install"]) for part in missing], left=(0, 1))
+        report.print_table(
+            [("", ""), ("", "")], [(f"  {part['name']}:", part["install"]) for part in missing], left=(0, 1)
+        )
 
 
 def _transports(components):
     here = {part["name"]: part["available"] for part in components}
-    return {"local": True, "mpi": here["MPI"] and here["mpiexec"], "ucx": here["UCX"], "nccl": here["NCCL"] and here["GPU"]}
+    return {
+        "local": True,
+        "mpi": here["MPI"] and here["mpiexec"],
+        "ucx": here["UCX"],
+        "nccl": here["NCCL"] and here["GPU"],
+    }
 
 
 def _part(name, available, detail, install=None):
@@ -97,7 +108,11 @@ def _ucx():
         except metadata.PackageNotFoundError:
             continue
         result = subprocess.run(
-            [sys.executable, "-c", "from ucxx._lib import libucxx; print('.'.join(map(str, libucxx.get_ucx_version())))"],
+            [
+                sys.executable,
+                "-c",
+                "from ucxx._lib import libucxx; print('.'.join(map(str, libucxx.get_ucx_version())))",
+            ],
             capture_output=True,
             text=True,
             timeout=60,
@@ -131,7 +146,9 @@ def _nccl():
     module, reason = _load("cupy.cuda.nccl")
     if module is not None and getattr(module, "available", False):
         return _part("NCCL", True, str(module.get_version()))
-    return _part("NCCL", False, reason or "CuPy was built without NCCL", "pip install 'lanterne[cuda13]' or 'lanterne[cuda12]'")
+    return _part(
+        "NCCL", False, reason or "CuPy was built without NCCL", "pip install 'lanterne[cuda13]' or 'lanterne[cuda12]'"
+    )
 
 
 def _numba_cuda():
@@ -143,21 +160,27 @@ def _numba_cuda():
 
 def _solver():
     module, reason = _load("ortools")
-    return _part("CP-SAT", module is not None, f"ortools {module.__version__}" if module else reason, "pip install ortools")
+    return _part(
+        "CP-SAT", module is not None, f"ortools {module.__version__}" if module else reason, "pip install ortools"
+    )
 
 
 def _torch():
     try:
         return _part("PyTorch", True, f"{metadata.version('torch')} (for Gloo comparisons and lanterne watch only)")
     except metadata.PackageNotFoundError:
-        return _part("PyTorch", False, "not installed (only compared with, never needed)", "pip install 'lanterne[torch]'")
+        return _part(
+            "PyTorch", False, "not installed (only compared with, never needed)", "pip install 'lanterne[torch]'"
+        )
 
 
 def _redis():
     try:
         return _part("Redis client", True, metadata.version("redis"))
     except metadata.PackageNotFoundError:
-        return _part("Redis client", False, "not installed (the embedded store is the default)", "pip install 'lanterne[redis]'")
+        return _part(
+            "Redis client", False, "not installed (the embedded store is the default)", "pip install 'lanterne[redis]'"
+        )
 
 
 def _lab():

@@ -1,13 +1,13 @@
-"""Run a command on every host of a cluster in one box: a network namespace per host, rate-limited links, a switch between.
+"""Run a command on every host of a cluster in one box: a network namespace per host, rate-limited links, a switch.
 
   lanterne lab --hosts 8 --rate 200mbit -- lanterne bench all_reduce --transport ucx --bytes 16MiB
   lanterne lab --hosts 4 --rate 200mbit --rate 3=50mbit -- lanterne bench all_reduce --transport ucx    one slow NIC
   lanterne lab --hosts 4 --rate 1gbit --launcher mpich -- python train.py       under MPICH's mpiexec (or openmpi)
 
-Each host runs the command once, with RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT and a LANTERNE_TOKEN; UCX is told to
-use TCP on the emulated NIC. The links limit each direction to the rate; messages of up to some 4 MiB profit visibly from the
-bucket's first 128 kB. Needs root, ip and tc, and removes everything that it made, whatever ends it. Exit code: the first of a host
-that is not 0.
+Each host runs the command once, with RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT and a LANTERNE_TOKEN; UCX
+is told to use TCP on the emulated NIC. The links limit each direction to the rate; messages of up to some 4 MiB profit
+visibly from the bucket's first 128 kB. Needs root, ip and tc, and removes everything that it made, whatever ends it.
+Exit code: the first of a host that is not 0.
 """
 
 import os
@@ -135,7 +135,7 @@ def run_ranks(network, command):
 
 
 def wait_for_all(processes):
-    """Wait until all have ended, or GRACE_S after the first that failed, and then end the rest. The first code that is not 0."""
+    """The first exit code that is not 0; waits for all, or GRACE_S after the first that failed, and ends the rest."""
     failed = 0
     running = {process.pid: process for process in processes}
     while running:
@@ -167,7 +167,7 @@ def run_mpi(network, command, launcher):
 
 
 def mpiexec_words(network, mpiexec, launcher, folder):
-    """The words before a command that start it by `mpiexec` on every host of `network`; an agent is written to `folder`."""
+    """The words that start a command by `mpiexec` on every host of `network`; an agent is written to `folder`."""
     # What mpiexec believes to be ssh: AGENT [-x] HOST COMMAND...
     agent = folder / "agent"
     agent.write_text(

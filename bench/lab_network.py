@@ -1,10 +1,12 @@
-"""The emulated cluster's network: one namespace per host, each with a rate-limited full-duplex link to a non-blocking switch.
+"""The emulated cluster's network: one namespace per host, with a rate-limited full-duplex link to a non-blocking
+switch.
 
-The switch is a bridge in a namespace of its own, so nothing of this machine's own network changes. Each host's link is a veth pair
-with a token bucket (tc tbf) at both ends: what the host sends and what it receives are limited apart. Needs root, ip and tc.
+The switch is a bridge in a namespace of its own, so nothing of this machine's own network changes. Each host's link is
+a veth pair with a token bucket (tc tbf) at both ends: what the host sends and what it receives are limited apart. Needs
+root, ip and tc.
 
-Run as a program it is the undertaker: it waits until its standard input ends, as it does when the lab's process dies however it
-dies, and removes the network with every process in it.
+Run as a program it is the undertaker: it waits until its standard input ends, as it does when the lab's process dies
+however it dies, and removes the network with every process in it.
 """
 
 import os
@@ -36,7 +38,7 @@ SYSCTLS = {
 
 @dataclass(frozen=True)
 class Network:
-    """An emulated cluster: `name` begins the names of all that belongs to it; `rates_bytes_per_s` has one rate per host."""
+    """An emulated cluster: `name` begins the names of all that is its own; `rates_bytes_per_s` has one per host."""
 
     name: str
     rates_bytes_per_s: tuple
@@ -83,7 +85,9 @@ def create(network):
         _ip("netns", "add", network.switch)
         _ip("-n", network.switch, "link", "add", "switch", "mtu", str(MTU), "type", "bridge")
         _ip("-n", network.switch, "link", "set", "switch", "up")
-        hosts = "127.0.0.1 localhost\n" + "".join(f"{network.address(i)} {network.host(i)}\n" for i in range(network.num_hosts))
+        hosts = "127.0.0.1 localhost\n" + "".join(
+            f"{network.address(i)} {network.host(i)}\n" for i in range(network.num_hosts)
+        )
         for index, rate in enumerate(network.rates_bytes_per_s):
             _create_host(network, index, rate, hosts)
     except Unavailable:
@@ -97,10 +101,18 @@ def _create_host(network, index, rate_bytes_per_s, hosts):
     folder.mkdir(parents=True)
     (folder / "hosts").write_text(hosts)
     _ip("netns", "add", name)
-    _ip("-n", name, "link", "add", INTERFACE, "mtu", str(MTU), "type", "veth", "peer", "name", port, "netns", network.switch)
+    peer = ("peer", "name", port, "netns", network.switch)
+    _ip("-n", name, "link", "add", INTERFACE, "mtu", str(MTU), "type", "veth", *peer)
     for space, device in ((name, INTERFACE), (network.switch, port)):
         _ip("-n", space, "link", "set", device, "mtu", str(MTU), "gso_max_size", str(GSO_NBYTES))
-        limit = ["rate", f"{round(rate_bytes_per_s * 8)}bit", "burst", f"{BURST_NBYTES}b", "latency", f"{QUEUE_S * 1e3:.0f}ms"]
+        limit = [
+            "rate",
+            f"{round(rate_bytes_per_s * 8)}bit",
+            "burst",
+            f"{BURST_NBYTES}b",
+            "latency",
+            f"{QUEUE_S * 1e3:.0f}ms",
+        ]
         _run("tc", "-n", space, "qdisc", "add", "dev", device, "root", "tbf", *limit)
     _ip("-n", network.switch, "link", "set", port, "master", "switch", "up")
     _ip("-n", name, "addr", "add", f"{network.address(index)}/24", "dev", INTERFACE)

@@ -28,8 +28,8 @@ class Case:
 
     Args:
         collective: a key of BUS_FACTOR.
-        count: elements of the whole buffer: what all_reduce, broadcast and reduce work on, and what is scattered, gathered or
-            exchanged in all (a multiple of the world size then).
+        count: elements of the whole buffer: what all_reduce, broadcast and reduce work on, and what is scattered,
+            gathered or exchanged in all (a multiple of the world size then).
         dtype: a NumPy dtype.
         op: the reduction.
     """
@@ -100,7 +100,8 @@ def pattern(count, dtype, op, rank):
     """Rank's input: small whole numbers whose reduction over up to 128 ranks is exact in every dtype, float16 too."""
     index = np.arange(count, dtype=np.uint32)
     if op == "prod":
-        return np.where(index % 5 == rank % 5, 1, -1).astype(dtype) if np.dtype(dtype).kind != "u" else np.ones(count, dtype)
+        signs = np.where(index % 5 == rank % 5, 1, -1)
+        return signs.astype(dtype) if np.dtype(dtype).kind != "u" else np.ones(count, dtype)
     values = (index * np.uint32(7) + np.uint32(13 * rank)) % np.uint32(17)
     return values.astype(dtype) if np.dtype(dtype).kind == "u" else (values.astype(np.int8) - 8).astype(dtype)
 
@@ -144,7 +145,9 @@ def timed_call(case, algorithm, late_rank, delay_s, options):
     return last_s - start_s, None if late_rank is None else last_s - times[late_rank, 0]
 
 
-def measure(case, algorithms, late_rank=None, delay_s=0.0, iterations=5, warmup=1, options=None, tick=lambda text: None):
+def measure(
+    case, algorithms, late_rank=None, delay_s=0.0, iterations=5, warmup=1, options=None, tick=lambda text: None
+):
     """Time `algorithms` in turn, `iterations` rounds, so that what disturbs one disturbs all.
 
     Args:

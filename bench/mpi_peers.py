@@ -3,11 +3,13 @@
   lanterne bench mpi                             16 MiB on 4 ranks, and Python's share of a round on 2
   lanterne bench mpi -n 4 --bytes 1MiB,16MiB --json mpi.json
 
-All take turns; every result is checked. `steady` programs only call; `allocating` ones make and drop arrays of the buffer's
-size before each call, as programs do: MPI's own temporary memory then comes from the system anew in every call, which is why one
-MPI_Allreduce may take twice as long as another. `over MPI` is the median of the ratios to MPI_Allreduce of the same turn.
+All take turns; every result is checked. `steady` programs only call; `allocating` ones make and drop arrays of the
+buffer's size before each call, as programs do: MPI's own temporary memory then comes from the system anew in every
+call, which is why one MPI_Allreduce may take twice as long as another. `over MPI` is the median of the ratios to
+MPI_Allreduce of the same turn.
 
-The second table is what a round of ours costs beyond MPI's messages: a ring of 8 bytes on 2 ranks against MPI's Sendrecv.
+The second table is what a round of ours costs beyond MPI's messages: a ring of 8 bytes on 2 ranks against MPI's
+Sendrecv.
 """
 
 import statistics
@@ -43,7 +45,9 @@ def run(args):
     sizes = parse_sizes(args.bytes, "--bytes", copies=8 * args.n)
     timeout_s = parse_time_s(args.timeout, "--timeout")
     if args.iterations < 1 or min(sizes) < 4 * args.n:
-        raise InputError(f"bench mpi: got {args.iterations} iterations of {args.bytes}, expected one or more, of 4 bytes a rank")
+        raise InputError(
+            f"bench mpi: got {args.iterations} iterations of {args.bytes}, expected one or more, of 4 bytes a rank"
+        )
     from ..transport.bootstrap import in_a_job
 
     if not in_a_job():
@@ -55,7 +59,9 @@ def run(args):
 
     with lanterne.init(transport="mpi", timeout_s=timeout_s) as comm:
         contest = Contest(comm)
-        records = [record for nbytes in sizes for heap in HEAPS for record in contest.compare(nbytes, heap, args.iterations)]
+        records = [
+            record for nbytes in sizes for heap in HEAPS for record in contest.compare(nbytes, heap, args.iterations)
+        ]
         rounds = contest.rounds()
         report.progress("")
         if comm.rank == 0:
@@ -115,7 +121,9 @@ class Contest:
                 "nbytes": count * 4,
                 "heap": heap,
                 "time_s": samples[name],
-                "over_mpi": statistics.median(ours / peer for ours, peer in zip(samples[name], samples[PEER], strict=True)),
+                "over_mpi": statistics.median(
+                    ours / peer for ours, peer in zip(samples[name], samples[PEER], strict=True)
+                ),
                 "wrong": wrong[name],
             }
             for name in CONTENDERS
@@ -181,5 +189,6 @@ def print_records(document, file):
     rounds = document["rounds"]
     if rounds:
         ours_s, bare_s = (statistics.median(rounds[key]) for key in ("ring_round_s", "sendrecv_s"))
-        text = f"a round of 8 bytes on 2 ranks: {format_time(ours_s)}, of it beyond MPI's Sendrecv {format_time(ours_s - bare_s)}"
+        beyond = format_time(ours_s - bare_s)
+        text = f"a round of 8 bytes on 2 ranks: {format_time(ours_s)}, of it beyond MPI's Sendrecv {beyond}"
         print("", text, sep="\n", file=file)

@@ -1,13 +1,13 @@
 """Benchmark point to point between two ranks: half a round trip, one way, and both ways at once, over sizes.
 
-Several transports, and bare mpi4py as the peer, take turns in one run, so that what disturbs one disturbs all; every block
-checks the bytes that arrived.
+Several transports, and bare mpi4py as the peer, take turns in one run, so that what disturbs one disturbs all; every
+block checks the bytes that arrived.
 
   lanterne bench p2p                                    mpi against bare mpi4py
   lanterne bench p2p --transport mpi,ucx --bytes 8,64MiB --json p2p.json
 
-`latency` is half a round trip; `one way` streams messages and waits for the last to be acknowledged; `both ways` sends and
-receives at once and counts both directions. `over mpi4py` is the median of the ratios of neighbouring blocks.
+`latency` is half a round trip; `one way` streams messages and waits for the last to be acknowledged; `both ways` sends
+and receives at once and counts both directions. `over mpi4py` is the median of the ratios of neighbouring blocks.
 """
 
 import statistics
@@ -55,7 +55,12 @@ def run(args):
         contenders = {name: Ours(open_transport(name, group, timeout_s)) for name in args.transport.split(",")}
         if not args.no_peer:
             contenders[PEER] = Bare()
-        records = [record for nbytes in sizes for mode in MODES for record in compare(group, contenders, nbytes, mode, args.blocks)]
+        records = [
+            record
+            for nbytes in sizes
+            for mode in MODES
+            for record in compare(group, contenders, nbytes, mode, args.blocks)
+        ]
         for contender in contenders.values():
             contender.close()
     report.progress("")
@@ -125,7 +130,9 @@ def compare(group, contenders, nbytes, mode, blocks):
     import numpy as np
 
     index = np.arange(nbytes, dtype=np.uint32)
-    out, expected = ((index * np.uint32(31) + np.uint32(7 * rank)).astype(np.uint8) for rank in (group.rank, 1 - group.rank))
+    out, expected = (
+        (index * np.uint32(31) + np.uint32(7 * rank)).astype(np.uint8) for rank in (group.rank, 1 - group.rank)
+    )
     into = np.zeros(nbytes, np.uint8)
     samples = {name: [] for name in contenders}
     wrong = dict.fromkeys(contenders, 0)
@@ -142,7 +149,8 @@ def compare(group, contenders, nbytes, mode, blocks):
             if block >= 0:
                 samples[name].append(time_s)
             else:
-                # Rank 0's first block decides how often the others repeat; one answer for both ranks and all contenders.
+                # Rank 0's first block decides how often the others repeat; one answer for both ranks and all
+                # contenders.
                 slowest_s = max(float(part) for part in group.exchange("p2p", repr(time_s).encode()))
                 repeats = max(repeats, min(MAX_REPEATS, int(BLOCK_S / max(slowest_s, 1e-6))))
     totals = [sum(int(part) for part in group.exchange("p2p", str(wrong[name]).encode())) for name in contenders]

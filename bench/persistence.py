@@ -13,8 +13,8 @@ of a call, its delay included, over this one's, less 1. Predicted: the alpha-bet
 known who comes when).
 
 Part 2: the critical delay, from which on an algorithm beats the ring: measured, as the delay at which both take as
-long, beside the model's. For 1 GiB, 3 us and 450 GB/s the paper's formula gives 0.940 ms at n = 8 and 0.093 ms at n = 256
-(its figure 7a); what the schedules themselves give is printed beside it.
+long, beside the model's. For 1 GiB, 3 us and 450 GB/s the paper's formula gives 0.940 ms at n = 8 and 0.093 ms at n
+= 256 (its figure 7a); what the schedules themselves give is printed beside it.
 """
 
 import io

@@ -1,4 +1,4 @@
-"""What every command prints and writes: one JSON envelope, tables rendered from the same records, progress for people."""
+"""What every command prints and writes: one JSON envelope, tables rendered from the same records, progress."""
 
 import json
 import os
@@ -21,7 +21,18 @@ def environment():
         "host": platform.node(),
         "cpus": len(os.sched_getaffinity(0)),
     }
-    for package in ("lanterne", "numpy", "numba", "mpi4py", "mpich", "ortools", "ucxx-cu12", "ucxx-cu13", "cupy-cuda12x", "cupy-cuda13x"):
+    for package in (
+        "lanterne",
+        "numpy",
+        "numba",
+        "mpi4py",
+        "mpich",
+        "ortools",
+        "ucxx-cu12",
+        "ucxx-cu13",
+        "cupy-cuda12x",
+        "cupy-cuda13x",
+    ):
         try:
             found[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
@@ -98,7 +109,10 @@ def print_table(columns, rows, title=None, notes=(), left=(0,), file=None):
     lines += [list(map(str, row)) for row in rows]
     widths = [max(len(line[column]) for line in lines) for column in range(len(columns))]
     for line in lines:
-        cells = [cell.ljust(width) if i in left else cell.rjust(width) for i, (cell, width) in enumerate(zip(line, widths, strict=True))]
+        cells = [
+            cell.ljust(width) if i in left else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ]
         print("  ".join(cells).rstrip(), file=file)
 
 

@@ -1,4 +1,4 @@
-"""Sizes like 64K and 1GiB, times like 50ms and 3us, rates like 200mbit and 450GB/s: parsing and printing, in one place."""
+"""Sizes like 64K and 1GiB, times like 50ms and 3us, rates like 200mbit and 450GB/s: parsed and printed here only."""
 
 import re
 

@@ -14,8 +14,8 @@ both together, since some things are slow only then. The transfers shrink where 
 time beside the clock's, bandwidth and latency beside those of its peers.
 
 Rehearsals: --slow-rank R=1.5x slows the computing of rank R, R=1.5x@together only while it transfers; --slow-link
-A-B=20ms or A-B=50mbit slows a link, A>B=... one direction of it. Products are on the CPU or, with --device cuda, the GPU;
-transfers are of host memory.
+A-B=20ms or A-B=50mbit slows a link, A>B=... one direction of it. Products are on the CPU or, with --device cuda, the
+GPU; transfers are of host memory.
 
 Exit codes: 0 nothing slow, 1 something is slow.
 """
@@ -231,8 +231,15 @@ def _link_table(found):
             some = [r for r in found.links if r["when"] == when and (host[r["src"]] == host[r["dst"]]) == inside]
             if some:
                 rows.append([("within a host" if inside else "between hosts") + f", {when}", *_link_row(some)])
-    return [("links", ""), ("tested", "directions"), ("slowest", "GB/s"), ("median", "GB/s"), ("fastest", "GB/s"),
-            ("latency", "median"), ("worst", "")], rows
+    return [
+        ("links", ""),
+        ("tested", "directions"),
+        ("slowest", "GB/s"),
+        ("median", "GB/s"),
+        ("fastest", "GB/s"),
+        ("latency", "median"),
+        ("worst", ""),
+    ], rows
 
 
 def _link_row(records):

@@ -279,8 +279,16 @@ def print_report(found, file):
         print("no incident", file=file)
     arrivals = found["arrivals"]
     if arrivals["matched"]:
-        columns = [("rank", ""), ("host", ""), ("calls", ""), ("came last", ""), ("share", "%"), ("late", "median"),
-                   ("", "max"), ("waited", "in all")]
+        columns = [
+            ("rank", ""),
+            ("host", ""),
+            ("calls", ""),
+            ("came last", ""),
+            ("share", "%"),
+            ("late", "median"),
+            ("", "max"),
+            ("waited", "in all"),
+        ]
         rows = [
             [
                 rank["rank"],

@@ -20,8 +20,8 @@ def init(transport=None, timeout_s=None, deterministic=False):
     MASTER_PORT) made; inside `spawn` it is that; else one rank.
 
     Args:
-        transport: "mpi", "ucx", "nccl" or "local" (threads of one process); None for LANTERNE_TRANSPORT, else "mpi" under an
-            MPI launcher and "ucx" under the other variables.
+        transport: "mpi", "ucx", "nccl" or "local" (threads of one process); None for LANTERNE_TRANSPORT, else "mpi"
+            under an MPI launcher and "ucx" under the other variables.
         timeout_s: the default of every wait, seconds; None for LANTERNE_TIMEOUT_S, 60.
         deterministic: no decision at run time that changes the order of sums: nobody finds out who is late.
 

@@ -1,8 +1,8 @@
-"""What is measured of a group for `auto`: alpha, beta and gamma with the executor itself, and where algorithms differ from them.
+"""What is measured of a group for `auto`: alpha, beta and gamma, and where algorithms differ from them.
 
-The model is fitted to the rounds of our ring. It cannot know what else an algorithm costs or saves (folds of several inputs at
-once, shared caches, cores that ranks share), so those that it ranks close together are tried, at a few sizes, and each gets the
-factor by which it was off. Kept for the group's hosts in LANTERNE_CACHE, a folder; "off" for none.
+The model is fitted to the rounds of our ring. It cannot know what else an algorithm costs or saves (folds of several
+inputs at once, shared caches, cores that ranks share), so those that it ranks close together are tried, at a few sizes,
+and each gets the factor by which it was off. Kept for the group's hosts in LANTERNE_CACHE, a folder; "off" for none.
 """
 
 import hashlib
@@ -11,7 +11,6 @@ import logging
 import os
 import time
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -28,9 +27,9 @@ REPEATS = 5
 TRIALS = 9
 # Calls that take longer than LONG_S are disturbed less.
 LONG_S, LONG_REPEATS = 50e-3, 2
-# Small calls are timed several at once, so that a link's token bucket or a cache does not stand for what it can sustain.
+# Small calls are timed several at once, so that a token bucket or a cache does not stand for what a link can sustain.
 AT_ONCE_NBYTES, MAX_AT_ONCE = 2 << 20, 8
-# No size is timed once one took so long: slow networks are measured in a second, and large messages there are linear anyway.
+# No size is timed once one took so long: slow networks are measured in a second, and large messages are linear.
 ENOUGH_S = 0.25
 # Nor any whose buffers would be larger than this on a rank.
 MAX_BUFFER_NBYTES = 16 << 20
@@ -69,8 +68,9 @@ def learn(communicator):
 
 
 def measure_model(communicator):
-    """Time the rounds of our own ring, all ranks at once, so that what a message costs the executor, and what sharing cores and
-    links costs, is in the model. A collective call; the same model on all ranks.
+    """The CostModel fitted to the rounds of our own ring, the same on all ranks. A collective call.
+
+    All ranks run at once, so that what a message costs the executor, and what sharing cores and links costs, is in it.
     """
     world_size = communicator.world_size
     sizes, rounds_s, adding_s = [], [], []
@@ -81,21 +81,25 @@ def measure_model(communicator):
         whole = np.ones(part.size * world_size, np.float32)
         calls = int(min(MAX_AT_ONCE, -(-AT_ONCE_NBYTES // (nbytes * (world_size - 1)))))
         gather_s = _time(communicator, lambda p=part, w=whole: communicator.all_gather(p, w, algorithm="ring"), calls)
-        scatter_s = _time(communicator, lambda p=part, w=whole: communicator.reduce_scatter(w, p, algorithm="ring"), calls)
+        scatter_s = _time(
+            communicator, lambda p=part, w=whole: communicator.reduce_scatter(w, p, algorithm="ring"), calls
+        )
         sizes.append(nbytes)
         rounds_s.append(gather_s / (world_size - 1))
         adding_s.append((scatter_s - gather_s) / (world_size - 1) / nbytes)
         if gather_s > ENOUGH_S:
             break
     tiny = np.ones(16, np.float32)
-    spread_s = _time(communicator, lambda: communicator.all_gather(tiny, np.ones(16 * world_size, np.float32), algorithm="allpairs"))
+    spread_s = _time(
+        communicator, lambda: communicator.all_gather(tiny, np.ones(16 * world_size, np.float32), algorithm="allpairs")
+    )
     # Nearer, in ratio, to one message after the other than to all at once?
     serial = world_size > 2 and spread_s > rounds_s[0] * (world_size - 1) ** 0.5
     return fit(sizes, rounds_s, max(0.0, adding_s[-1]), serial)
 
 
 def measure_factors(communicator, model):
-    """Try the algorithms that `model` ranks close together; a tuple of Factor, the same on all ranks. A collective call.
+    """Try the algorithms that `model` ranks close together; a tuple of Factor, equal on all ranks. A collective call.
 
     Those left out get the largest factor of those tried, so that what makes everything slower does not favour them.
     """
@@ -108,7 +112,10 @@ def measure_factors(communicator, model):
         if near[-1][2] > ENOUGH_S or nbytes > MAX_BUFFER_NBYTES:
             break
         source, out = np.ones((2, nbytes // 4), np.float32)
-        calls = [lambda a=name, m=chunks: communicator.all_reduce(source, out, algorithm=a, num_chunks=m) for name, chunks, _ in near]
+        calls = [
+            lambda a=name, m=chunks: communicator.all_reduce(source, out, algorithm=a, num_chunks=m)
+            for name, chunks, _ in near
+        ]
         times_s = np.median(_times(communicator, calls, TRIALS), axis=1)
         found = {row[0]: float(took_s) / row[2] for row, took_s in zip(near, times_s, strict=True)}
         factors += [Factor(TRIED, name, nbytes, found.get(name, max(found.values()))) for name, _, _ in rows]
@@ -118,7 +125,7 @@ def measure_factors(communicator, model):
 
 
 def _time(communicator, call, calls=1):
-    """Seconds of one of `calls` calls in a row on the slowest rank, the least of a few: what disturbs one is not the group's."""
+    """Seconds of one of `calls` calls in a row on the slowest rank: the least of a few, some being disturbed."""
 
     def row():
         for _ in range(calls):
@@ -128,7 +135,7 @@ def _time(communicator, call, calls=1):
 
 
 def _times(communicator, calls, repeats):
-    """Seconds of each of `calls` on the slowest rank, in turn: (len(calls), repeats or LONG_REPEATS), the same on all ranks."""
+    """Seconds of each of `calls` on the slowest rank, in turn: (len(calls), repeats or LONG_REPEATS), equal on all."""
     # The first round makes plans and connections.
     first = _round(communicator, calls)
     rounds = [_round(communicator, calls) for _ in range(LONG_REPEATS if first.max() > LONG_S else repeats)]
@@ -148,9 +155,9 @@ def _round(communicator, calls):
 
 
 def fit(sizes, times_s, gamma_s_per_byte=0.0, serial_messages=False):
-    """The CostModel of messages of `sizes` bytes that took `times_s`: a line if it misses none by over MISFIT, else pieces.
+    """The CostModel of messages of `sizes` bytes that took `times_s`: a line where it misses none by over MISFIT.
 
-    The line is fitted by relative error, so that small messages count as much as large ones.
+    Otherwise pieces. The line is fitted by relative error, so that small messages count as much as large ones.
     """
     sizes, times_s = np.array(sizes, float), np.array(times_s, float)
     design = np.stack([1 / times_s, sizes / times_s], axis=1)

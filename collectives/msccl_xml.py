@@ -71,8 +71,8 @@ def to_msccl_xml(checked, protocol="Simple"):
         elements = sum(1 + len(block.steps) for block in rank.blocks) + schedule.world_size + 1
         if len(rank.blocks) > _MAX_BLOCKS or elements > _MAX_ELEMENTS:
             raise InputError(
-                f"{schedule.name}: rank {rank.rank} needs {len(rank.blocks)} thread blocks and {elements} XML elements, "
-                f"MSCCL takes at most {_MAX_BLOCKS} and {_MAX_ELEMENTS}"
+                f"{schedule.name}: rank {rank.rank} needs {len(rank.blocks)} thread blocks and {elements} XML "
+                f"elements, MSCCL takes at most {_MAX_BLOCKS} and {_MAX_ELEMENTS}"
             )
     lines = [_tag("algo", head, ">")]
     for rank in ranks:

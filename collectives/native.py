@@ -28,9 +28,7 @@ def offers(transport, collective, dtype_name=None):
     computes = collective in ("all_reduce", "reduce_scatter", "reduce")
     if transport.name == "nccl":
         return collective == "all_reduce" and dtype_name not in ("int16", "uint16")
-    return (
-        transport.name == "mpi" and collective in _MPI_COLLECTIVES and not (computes and dtype_name in _MPI_HAS_NO)
-    )
+    return transport.name == "mpi" and collective in _MPI_COLLECTIVES and not (computes and dtype_name in _MPI_HAS_NO)
 
 
 def is_queued(communicator, call):

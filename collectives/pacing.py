@@ -8,11 +8,12 @@ delays whatever comes behind it.
 from .cost import CostModel
 
 # Cells of this size overlap transfer with reduction. Smaller ones cost more than they hide (mpi, 4 ranks on 2 cores, 16
-# MiB, idle cores: 2 MiB 0.72 of MPI_Allreduce's time, 1 MiB 0.79, 512 KiB 0.9); chunks are cut into at most MAX_SEGMENTS.
+# MiB, idle cores: 2 MiB 0.72 of MPI_Allreduce's time, 1 MiB 0.79, 512 KiB 0.9); chunks are cut into at most
+# MAX_SEGMENTS.
 SEGMENT_NBYTES = 2 << 20
 MAX_SEGMENTS = 64
-# On slower networks they are such that their bytes take this many times their start (16 MiB ring, 8 hosts at 200 Mbit/s,
-# multiples of a buffer's time: 2 MiB 2.06, 1 MiB 1.95, 512 and 256 KiB 1.79; the bound is 1.75).
+# On slower networks they are such that their bytes take this many times their start (16 MiB ring, 8 hosts at 200
+# Mbit/s, multiples of a buffer's time: 2 MiB 2.06, 1 MiB 1.95, 512 and 256 KiB 1.79; the bound is 1.75).
 SEGMENT_STARTS = 32
 LEAST_SEGMENT_NBYTES = 64 << 10
 # Under load a network takes several unloaded starts to answer, since what grants the next message queues behind bulk.

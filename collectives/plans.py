@@ -91,6 +91,7 @@ class Plan:
             late = schedule.late_rank is not None
             most_nbytes = key.segment_nbytes or segment_nbytes(model, chunk_nbytes, late)
             granted = credits(model, group.transport, min(most_nbytes, chunk_nbytes)) if late else None
+            alignment_nbytes = group.transport.capabilities.device_alignment_nbytes if self._channel else 0
             self._programs[in_place] = compile_program(
                 self._checked,
                 group.rank,
@@ -100,7 +101,7 @@ class Plan:
                 credits=None if self._channel else key.credits or granted,
                 in_place=in_place,
                 mean=key.op == "mean",
-                align=max(1, group.transport.capabilities.device_alignment_nbytes // dtype.nbytes) if self._channel else 1,
+                align=max(1, alignment_nbytes // dtype.nbytes),
             )
         program = self._programs[in_place]
         if self._channel is not None:

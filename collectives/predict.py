@@ -44,7 +44,7 @@ def predictions(collective, world_size, nbytes, model):
 
 
 def correction(factors, collective, algorithm, nbytes):
-    """What to multiply the prediction by: between the sizes tried on the line in log(nbytes), beyond them the nearest; 1 if untried."""
+    """What to multiply a prediction by: interpolated in log(nbytes) between the sizes tried; 1 where none was."""
     tried = sorted((row.nbytes, row.factor) for row in factors if row[:2] == (collective, algorithm))
     if not tried:
         return 1.0

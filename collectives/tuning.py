@@ -1,10 +1,10 @@
-"""What `auto` knows of a group: alpha, beta and gamma measured with the executor itself, and the choices made from them.
+"""What `auto` knows of a group: alpha, beta and gamma, measured with the executor, and the choices made from them.
 
-`lanterne.init()` measures, or takes what an earlier job measured on the same hosts (LANTERNE_CACHE, a folder; "off" for none), while
-all ranks are there; so no call of the user's ever waits for a measurement, and a late rank does not spoil it. Rank 0's answer is
-everybody's, so all ranks choose alike; groups have that of the communicator they were split from. Threads (`lanterne.spawn`) go by
-THREADS. LANTERNE_ALGORITHM overrides: "ring" for every collective that has it, or "all_reduce=ring,broadcast=chain". Every new choice
-is logged, with its reason, at level INFO.
+`lanterne.init()` measures, or takes what an earlier job measured on the same hosts (LANTERNE_CACHE, a folder; "off" for
+none), while all ranks are there; so no call of the user's ever waits for a measurement, and a late rank does not spoil
+it. Rank 0's answer is everybody's, so all ranks choose alike; groups have that of the communicator they were split
+from. Threads (`lanterne.spawn`) go by THREADS. LANTERNE_ALGORITHM overrides: "ring" for every collective that has it,
+or "all_reduce=ring,broadcast=chain". Every new choice is logged, with its reason, at level INFO.
 """
 
 import logging
@@ -43,8 +43,8 @@ class Tuning:
     Args:
         communicator: the group; it measures with its own collectives.
 
-    Attributes: `model`, a CostModel, None where there is none; `factors`, how far algorithms that were tried are off it (predict.Factor);
-        `source`, "measured", "cache", "threads" or "none".
+    Attributes: `model`, a CostModel, None where there is none; `factors`, how far algorithms that were tried are off it
+        (predict.Factor); `source`, "measured", "cache", "threads" or "none".
     """
 
     def __init__(self, communicator):
@@ -87,7 +87,9 @@ class Tuning:
         if self.model is None:
             raise InputError("explain: got a communicator without a cost model; call tuning.learn() on all its ranks")
         rows = predictions(collective, self._communicator.world_size, nbytes, self.model)
-        rows = [(name, chunks, time_s * correction(self.factors, collective, name, nbytes)) for name, chunks, time_s in rows]
+        rows = [
+            (name, chunks, time_s * correction(self.factors, collective, name, nbytes)) for name, chunks, time_s in rows
+        ]
         return sorted(rows, key=lambda row: row[2])
 
     def num_chunks(self, collective, algorithm, nbytes):

@@ -130,7 +130,7 @@ def adapt_lanterne(module, recorder):
 
 
 def adapt_mpi4py(module, recorder):
-    """mpi4py.MPI: its classes cannot be changed, so COMM_WORLD, and what is made of it, are of subclasses from now on."""
+    """mpi4py.MPI: its classes cannot be changed, so COMM_WORLD and what is made of it are of subclasses from now on."""
     kinds = {}
 
     def identity(comm):

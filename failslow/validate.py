@@ -291,4 +291,3 @@ def _shrunk(sizes, s_per_byte, limit_s):
 def in_both(first, second):
     """What is in both, each with its smaller ratio."""
     return {key: min(first[key], second[key], key=lambda slow: slow.ratio) for key in first if key in second}
-

@@ -60,7 +60,7 @@ def divide(out, divisor, dtype=None, stream=None):
 
 
 def prepare_divide(dtype):
-    """Compile the kernel of `divide` for the current device: `(count, out_address, in_address, divisor, stream=None)`."""
+    """The kernel of `divide`, compiled for the device: `(count, out_address, in_address, divisor, stream=None)`."""
     return _divide_kernel(find_dtype(dtype), import_cupy().cuda.Device().id)
 
 

@@ -75,8 +75,8 @@ class CudaRuntime:
             except self._cupy.cuda.memory.OutOfMemoryError as error:
                 free, total = self._cupy.cuda.runtime.memGetInfo()
                 raise Unavailable(
-                    f"{what}: device {self.device.id} has no room for {nbytes} bytes ({free} of {total} free); use smaller "
-                    "arrays or a smaller segment_nbytes, or cupy.get_default_memory_pool().free_all_blocks()"
+                    f"{what}: device {self.device.id} has no room for {nbytes} bytes ({free} of {total} free); use "
+                    "smaller arrays or a smaller segment_nbytes, or cupy.get_default_memory_pool().free_all_blocks()"
                 ) from error
         return DeviceView(memory.ptr, nbytes, np.dtype(np.uint8), owner=memory)
 

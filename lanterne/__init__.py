@@ -1,7 +1,7 @@
 """lanterne: collectives and pipelines that stay fast although one rank is late or one link is slow.
 
-The subpackages are `lanterne.kernels`, `.transport`, `.collectives`, `.pipeline`, `.failslow` and `.bench`. The names below
-load on first use, so that `import lanterne` costs nothing: no MPI, UCX or CUDA is touched before it is needed.
+The subpackages are `lanterne.kernels`, `.transport`, `.collectives`, `.pipeline`, `.failslow` and `.bench`. The names
+below load on first use, so that `import lanterne` costs nothing: no MPI, UCX or CUDA is touched before it is needed.
 """
 
 from importlib import import_module

@@ -46,8 +46,8 @@ def best(
 
     On the placement it is never worse than `start` if that is given; else never worse than any other scheduler whose
     plan fits in memory, the solver aside (and, with one stage per rank and over 20,000 actions, ADAPTRA's and
-    CrossPipe's, whose rules it uses itself). The same arguments give the same plan, unless there is a time limit. Where it meets the
-    bound it stops: that is optimal.
+    CrossPipe's, whose rules it uses itself). The same arguments give the same plan, unless there is a time limit. Where
+    it meets the bound it stops: that is optimal.
 
     Args:
         placement: a Placement or the name of one; unidirectional by default.

@@ -136,11 +136,7 @@ class Watch:
             name: (sign, self._count[name][1] + 1 if self._count.get(name, (0,))[0] == sign else 1)
             for name, sign in found.items()
         }
-        confirmed = {
-            name: sign
-            for name, (sign, count) in self._count.items()
-            if count >= self._enough(name, sign)
-        }
+        confirmed = {name: sign for name, (sign, count) in self._count.items() if count >= self._enough(name, sign)}
         for name, sign in confirmed.items():
             self._note(iteration, name, sign)
         return confirmed

@@ -121,5 +121,3 @@ def plan_of(words, table, scheduler):
 def has_parts(plan):
     """Whether a plan has split actions, which no word spells."""
     return bool((plan.columns[PARTS] > 1).any())
-
-

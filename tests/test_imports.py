@@ -47,7 +47,9 @@ def test_the_walk_sees_relative_and_absolute_imports(tmp_path, monkeypatch):
     monkeypatch.setitem(globals(), "ROOT", tmp_path)
     (tmp_path / "kernels").mkdir()
     path = tmp_path / "kernels" / "x.py"
-    path.write_text("def f():\n    from ..bench.cli import main\n    import lanterne.pipeline.plan\n    from .. import failslow\n")
+    path.write_text(
+        "def f():\n    from ..bench.cli import main\n    import lanterne.pipeline.plan\n    from .. import failslow\n"
+    )
     assert set(imported_folders(path)) == {"bench", "pipeline", "failslow"}
 
 

@@ -13,7 +13,9 @@ from lanterne.bench import cli
 ROOT = Path(__file__).resolve().parent.parent
 TEXT = (ROOT / "README.md").read_text()
 SNIPPETS = re.findall(r"```python\n(.*?)```", TEXT, re.S)
-COMMANDS = [line.split("#")[0].strip() for block in re.findall(r"```sh\n(.*?)```", TEXT, re.S) for line in block.splitlines()]
+COMMANDS = [
+    line.split("#")[0].strip() for block in re.findall(r"```sh\n(.*?)```", TEXT, re.S) for line in block.splitlines()
+]
 MPIEXEC = str(Path(sys.executable).parent / "mpiexec")
 
 

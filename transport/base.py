@@ -1,7 +1,7 @@
 """The transport interface: five verbs that move bytes between ranks, and the request they return.
 
-A transport knows nothing of collectives, dtypes or reductions. Its one posting verb takes a *batch*, because NCCL has no tags
-and must fuse the sends and receives of a round; elsewhere a batch is a loop.
+A transport knows nothing of collectives, dtypes or reductions. Its one posting verb takes a *batch*, because NCCL has
+no tags and must fuse the sends and receives of a round; elsewhere a batch is a loop.
 
 Matching: messages of one (communicator, source, destination, lane) match in posting order, whatever else is in flight.
 """
@@ -44,8 +44,8 @@ BARRIER_TAG = make_tag((1 << COMMUNICATOR_BITS) - 1)
 class Region:
     """Registered memory: a C-contiguous array, seen as bytes. Keeps the array alive.
 
-    Attributes: `array`; `nbytes`; `address` (int, of the first byte); `device` (True for device memory); `buffer` (a writable
-    or read-only memoryview of bytes; None for device memory); `native` (whatever the transport keeps).
+    Attributes: `array`; `nbytes`; `address` (int, of the first byte); `device` (True for device memory); `buffer` (a
+    writable or read-only memoryview of bytes; None for device memory); `native` (whatever the transport keeps).
     """
 
     __slots__ = ("address", "array", "buffer", "device", "native", "nbytes")
@@ -70,7 +70,9 @@ class Region:
         except (TypeError, BufferError, ValueError) as error:
             if isinstance(error, InputError):
                 raise
-            raise InputError(f"register: got {type(array).__name__}, expected an array with the buffer protocol") from error
+            raise InputError(
+                f"register: got {type(array).__name__}, expected an array with the buffer protocol"
+            ) from error
         self.nbytes = self.buffer.nbytes
         self.address = _address(self.buffer)
 
@@ -195,8 +197,8 @@ def timeout_error(transport, peers, limit_s):
 class Transport(ABC):
     """Moves bytes between `world_size` ranks.
 
-    Attributes: `name`; `rank`; `world_size`; `capabilities`; `timeout_s` (the default of every wait, seconds); `pauses`,
-    what waits do between polls.
+    Attributes: `name`; `rank`; `world_size`; `capabilities`; `timeout_s` (the default of every wait, seconds);
+    `pauses`, what waits do between polls.
     """
 
     name = "?"
@@ -246,7 +248,7 @@ class Transport(ABC):
             distance *= 2
 
     def open_channel(self, ranks, tag):
-        """What carries device memory between `ranks` on a stream (nccl_channel.py); None: it goes through host memory."""
+        """What carries device memory between `ranks` on a stream (nccl_channel.py); None: it goes through the host."""
         return None
 
     def open_board(self, key, rank, world_size):

@@ -42,7 +42,9 @@ def in_a_job():
         return True
     missing = [name for name in TORCHRUN_VARIABLES if name not in os.environ]
     if missing and "RANK" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1":
-        raise InputError(f"{missing[0]}: not set beside RANK and WORLD_SIZE, expected all of {', '.join(TORCHRUN_VARIABLES)}")
+        raise InputError(
+            f"{missing[0]}: not set beside RANK and WORLD_SIZE, expected all of {', '.join(TORCHRUN_VARIABLES)}"
+        )
     return not missing
 
 

@@ -16,8 +16,8 @@ from .base import Capabilities, Request, Send, Transport, check_ops, timeout_err
 from .board import LocalBoards, LocalSeat
 from .group import LEFT_GRACE_S
 
-# A hand-over between two running threads takes some 3 us, waking a sleeping one some 30: spin first, then sleep, so that
-# more threads than cores do not take the processor from those that have work.
+# A hand-over between two running threads takes some 3 us, waking a sleeping one some 30: spin first, then sleep, so
+# that more threads than cores do not take the processor from those that have work.
 SPINS = 200
 SLEEP_S = 0.05
 # Above this size the copy goes through NumPy, which lets other threads run meanwhile.

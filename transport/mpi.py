@@ -20,8 +20,8 @@ NOTICE_S = 1.0
 def load_mpi():
     """`mpi4py.MPI`, set up so that a dead peer cannot hang our exit.
 
-    MPI_Finalize waits for every rank, a dead one included, so it must not run after a failure. Where MPI is not loaded yet we
-    finalize it ourselves; where the user loaded it, mpi4py will, unless the process leaves before.
+    MPI_Finalize waits for every rank, a dead one included, so it must not run after a failure. Where MPI is not loaded
+    yet we finalize it ourselves; where the user loaded it, mpi4py will, unless the process leaves before.
 
     Raises:
         Unavailable: mpi4py or an MPI library is missing.
@@ -39,7 +39,9 @@ def load_mpi():
                 warnings.filterwarnings("ignore", "suspicious MPI execution environment", RuntimeWarning)
                 from mpi4py import MPI
         except (ImportError, RuntimeError) as error:
-            raise Unavailable(f"mpi: cannot load mpi4py ({error}); install it with: pip install mpi4py mpich") from error
+            raise Unavailable(
+                f"mpi: cannot load mpi4py ({error}); install it with: pip install mpi4py mpich"
+            ) from error
         atexit.register(_at_exit, MPI, ours)
         _loaded = MPI
     return _loaded
@@ -66,8 +68,9 @@ _groups = []
 
 
 def unlink_segments():
-    """Remove the names of MPICH's shared memory, once every rank has opened it: MPICH does so in MPI_Finalize only, so that
-    jobs with a death would fill the memory.
+    """Remove the names of MPICH's shared memory, once every rank has opened it.
+
+    MPICH does so in MPI_Finalize only, so that jobs with a death would fill the memory.
     """
     with suppress(OSError), open("/proc/self/maps") as maps:
         for path in {line.split(maxsplit=5)[-1].strip() for line in maps if "/dev/shm/mpich_shm_" in line}:
@@ -164,7 +167,7 @@ class MpiTransport(Transport):
                     skip_finalize()
 
     def explain(self, error, peers):
-        """Raise what the MPI error in an exchange with `peers` means: often the first sign of a death whose notice is on its way."""
+        """Raise what the MPI error in an exchange with `peers` means: often the first sign of a death."""
         skip_finalize()
         deadline = time.monotonic() + NOTICE_S
         while self._group is not None and time.monotonic() < deadline:
@@ -222,13 +225,17 @@ class MpiRequest(Request):
         for op, status in zip(self._ops, self._statuses, strict=True):
             if type(op) is Recv and status.count != op.nbytes:
                 rank = self.transport.rank
-                self._error = f"mpi: rank {op.peer} sent {status.count} bytes to rank {rank}, which expected {op.nbytes}"
+                self._error = (
+                    f"mpi: rank {op.peer} sent {status.count} bytes to rank {rank}, which expected {op.nbytes}"
+                )
                 raise TransportError(self._error)
 
     def pending_peers(self):
         if self._done:
             return []
-        return sorted({op.peer for op, request in zip(self._ops, self._requests, strict=True) if not self._is_complete(request)})
+        return sorted(
+            {op.peer for op, request in zip(self._ops, self._requests, strict=True) if not self._is_complete(request)}
+        )
 
     def _is_complete(self, request):
         try:

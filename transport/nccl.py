@@ -81,7 +81,9 @@ class NcclTransport(Transport):
                 raise Unavailable(f"nccl: rank {rank}: {found.error}")
         versions = {found.version for found in seats}
         if len(versions) > 1:
-            raise Unavailable(f"nccl: got versions {', '.join(map(version_text, sorted(versions)))}, expected one on all")
+            raise Unavailable(
+                f"nccl: got versions {', '.join(map(version_text, sorted(versions)))}, expected one on all"
+            )
         check_devices([tuple(found.device.split("/", 1)) for found in seats], min(versions))
 
         def connect():
@@ -105,7 +107,7 @@ class NcclTransport(Transport):
         return channel
 
     def post(self, ops):
-        """As Transport.post. Device memory goes on the channel of all ranks and the current stream; see NcclChannel.post.
+        """As Transport.post. Device memory goes on all ranks' channel and the current stream; see NcclChannel.post.
 
         Raises:
             InputError: also for host and device memory in one batch.

@@ -27,7 +27,8 @@ class NcclChannel:
         communicator: cupy's NcclCommunicator, or a stand-in.
         ranks: transport rank of every member.
 
-    Attributes: `world_size`; `runtime`; `stream`, which carries all groups; `failure`, the error that ended the channel, or None.
+    Attributes: `world_size`; `runtime`; `stream`, which carries all groups; `failure`, the error that ended the
+    channel, or None.
     """
 
     def __init__(self, transport, communicator, ranks):
@@ -292,5 +293,3 @@ def check_views(runtime, device_id, views):
         found = runtime.device_of(view.address) if view.size else device_id
         if found != device_id:
             raise InputError(f"{what}: got an array on device {found}, expected device {device_id}, this rank's own")
-
-

@@ -51,7 +51,7 @@ def check_version(nccl):
 
 
 def check_devices(seats, nccl_version):
-    """Raise unless the ranks' GPUs can be one communicator. `seats`: (host, device identity) of every rank, equal on all.
+    """Raise unless the ranks' GPUs can be a communicator. `seats`: (host, device identity) of every rank, equal on all.
 
     Raises:
         Unavailable: ranks share a GPU, and this NCCL cannot do that, or is not told to.
@@ -63,7 +63,7 @@ def check_devices(seats, nccl_version):
         shared = f"nccl: ranks {first[seat]} and {rank} share device {seat[1]}"
         if nccl_version < SHARED_GPU_VERSION:
             raise Unavailable(
-                f"{shared}, which NCCL can from version 2.30 on, and this is {version_text(nccl_version)}; start at most "
+                f"{shared}, which NCCL can from 2.30 on, and this is {version_text(nccl_version)}; start at most "
                 "as many ranks as there are GPUs, or use --transport mpi or ucx"
             )
         if os.environ.get(SHARED_GPU_VARIABLE) != "1":

@@ -1,8 +1,9 @@
 """Emulated links over any transport: latency held back at the receiver, bandwidth occupying the link at both ends.
 
-A message leaves when its sender's link is free and occupies it for nbytes / bandwidth; its first byte arrives one latency later
-and it occupies the receiver's link as long. The receiver learns the time of departure from a small message beside it and
-withholds completion until then: what is late already, because the receiver looked late, is not delayed again.
+A message leaves when its sender's link is free and occupies it for nbytes / bandwidth; its first byte arrives one
+latency later and it occupies the receiver's link as long. The receiver learns the time of departure from a small
+message beside it and withholds completion until then: what is late already, because the receiver looked late, is not
+delayed again.
 
 Paper: Chen et al. 2025 (CrossPipe), section 6.4.
 """
@@ -63,7 +64,7 @@ class Ends:
         return self.links.get((source, destination), Link())
 
     def leave(self, peer, nbytes, now_s):
-        """(departure, end), of time.monotonic(), of a message that is sent to `peer` now: it occupies the link between."""
+        """(departure, end), of time.monotonic(), of a message sent to `peer` now: it occupies the link between."""
         if self.rendezvous:
             return now_s, now_s  # The receiver knows better.
         link = self.link(self.rank, peer)
@@ -75,7 +76,7 @@ class Ends:
         return departure_s, departure_s + busy_s
 
     def arrive(self, peer, nbytes, departure_s, posted_s=0.0):
-        """When a message that left `peer` at `departure_s` has wholly arrived here; occupies this rank's link till then.
+        """When a message that left `peer` at `departure_s` has wholly arrived; occupies this rank's link till then.
 
         Args:
             posted_s: when it was posted for, which matters where ends have to meet.

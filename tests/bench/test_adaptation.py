@@ -76,4 +76,3 @@ def test_training_adapts_and_the_losses_stay(tmp_path):
     assert document["check"]["same"] and document["events"][0]["links"] == [0]
     assert document["changes"][0]["findings"] == {"calibrated": 1}
     assert any(change["slow_links"] == [[0, 1]] for change in document["changes"])
-

@@ -11,7 +11,9 @@ from lanterne.errors import InputError, LanterneError, Unavailable
 
 
 def run(*argv):
-    return subprocess.run([sys.executable, "-m", "lanterne", *argv], capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(
+        [sys.executable, "-m", "lanterne", *argv], capture_output=True, text=True, timeout=120, check=False
+    )
 
 
 def test_help_names_every_command():
@@ -40,7 +42,10 @@ def test_version():
         (["nope"], "command: got 'nope', expected one of"),
         (["inof"], "did you mean 'info'?"),
         (["info", "--jso", "x"], "--jso"),
-        (["info", "--json", "/no/such/folder/x.json"], "cannot write /no/such/folder/x.json: No such file or directory"),
+        (
+            ["info", "--json", "/no/such/folder/x.json"],
+            "cannot write /no/such/folder/x.json: No such file or directory",
+        ),
     ],
 )
 def test_bad_words_are_one_line_and_exit_2(argv, part):

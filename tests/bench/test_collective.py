@@ -20,9 +20,9 @@ def bench(*argv, launcher=()):
 def test_contract(tmp_path):
     file = tmp_path / "result.json"
     result = bench(
-        "all_reduce", "-n", "3", "--algorithm", "ring,native", "--bytes", "4K,1M", "--late-rank", "2", "--delay", "0,5ms",
-        "--iterations", "3", "--json", str(file),
-    )  # fmt: skip
+        *"all_reduce -n 3 --algorithm ring,native --bytes 4K,1M --late-rank 2 --delay 0,5ms --iterations 3".split(),
+        *("--json", str(file)),
+    )
     assert result.returncode == 0, result.stderr
     document = json.loads(file.read_text())
     assert document["schema_version"] == 1 and document["environment"]["cpus"] >= 1 and "bench" in document["argv"]
@@ -43,7 +43,9 @@ def test_contract(tmp_path):
 
 
 def test_json_on_standard_output_is_alone_there():
-    result = bench("all_gather", "-n", "2", "--transport", "local", "--algorithm", "ring", "--bytes", "64", "--json", "-")
+    result = bench(
+        "all_gather", "-n", "2", "--transport", "local", "--algorithm", "ring", "--bytes", "64", "--json", "-"
+    )
     assert result.returncode == 0, result.stderr
     assert json.loads(result.stdout)["results"][0]["nbytes"] == 64
     assert "#wrong" in result.stderr
@@ -53,7 +55,9 @@ def test_under_a_foreign_mpiexec(tmp_path):
     file = tmp_path / "result.json"
     mpiexec = sys.executable.rsplit("/", 1)[0] + "/mpiexec"
     result = bench(
-        "all_reduce", "--bytes", "1K", "--algorithm", "ring", "--iterations", "2", "--json", str(file), launcher=[mpiexec, "-n", "2"]
+        *"all_reduce --bytes 1K --algorithm ring --iterations 2 --json".split(),
+        str(file),
+        launcher=[mpiexec, "-n", "2"],
     )
     assert result.returncode == 0, result.stderr
     assert json.loads(file.read_text())["results"][0]["ranks"] == 2
@@ -76,7 +80,10 @@ def test_under_a_foreign_mpiexec(tmp_path):
         (["all_reduce", "-n", "2", "--bytes", "100TiB"], "--bytes, --max-bytes: got 100 TiB, expected at most"),
         (["all_reduce", "-n", "2", "--bytes", "1e30"], "expected at most"),
         (["all_reduce", "-n", "2", "--timeout", "0"], "--timeout: got 0, expected more than 0"),
-        (["all_reduce", "-n", "2", "--dtype", "float16", "--algorithm", "native"], "got 'native' for all_reduce of float16"),
+        (
+            ["all_reduce", "-n", "2", "--dtype", "float16", "--algorithm", "native"],
+            "got 'native' for all_reduce of float16",
+        ),
         (["all_reduce", "--transport", "local"], "-n: got none"),
     ],
 )
@@ -90,7 +97,9 @@ def test_bad_input_is_one_line_and_exit_2(argv, part):
 @pytest.mark.parametrize(("collective", "native", "op"), [("all_reduce", False, "sum"), ("all_gather", True, None)])
 def test_the_default_leaves_out_what_mpi_cannot_reduce(tmp_path, collective, native, op):
     file = tmp_path / "result.json"
-    result = bench(collective, "-n", "2", "--dtype", "float16", "--bytes", "1K", "--iterations", "1", "--json", str(file))
+    result = bench(
+        collective, "-n", "2", "--dtype", "float16", "--bytes", "1K", "--iterations", "1", "--json", str(file)
+    )
     assert result.returncode == 0, result.stderr
     records = json.loads(file.read_text())["results"]
     assert ("native" in {record["algorithm"] for record in records}) == native

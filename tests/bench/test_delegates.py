@@ -19,7 +19,9 @@ def run_job(tmp_path, *words):
 
 
 def test_delegate(tmp_path):
-    results, table = run_job(tmp_path, "bench", "delegate", "--bytes", "64K", "--iterations", "2", "--microbatches", "3")
+    results, table = run_job(
+        tmp_path, "bench", "delegate", "--bytes", "64K", "--iterations", "2", "--microbatches", "3"
+    )
     assert [record["plane"] for record in results] == ["inline", "memory", "tcp"]
     for record in results:
         assert len(record["iteration_s"]) == 2 and record["wrong"] == 0

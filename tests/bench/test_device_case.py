@@ -40,7 +40,9 @@ class HostMemory:
 
 
 @pytest.mark.parametrize("graph", [False, True])
-@pytest.mark.parametrize("collective", ["all_reduce", "reduce_scatter", "broadcast", "all_gather", "reduce", "all_to_all"])
+@pytest.mark.parametrize(
+    "collective", ["all_reduce", "reduce_scatter", "broadcast", "all_gather", "reduce", "all_to_all"]
+)
 def test_right_results_are_counted_so(collective, graph):
     def program(comm):
         case = DeviceCase(comm, collective, 30_000, np.dtype("float32"), "sum", graph, HostMemory(comm))
@@ -98,7 +100,9 @@ def test_figures_of_collectives_on_stand_ins():
     from lanterne.bench.gpu_ranks import ALGORITHMS, figures
 
     def program(comm):
-        return figures(comm, device.HostArray, lambda array: array.values, lambda: device.synchronize(comm), 1 << 16, 10)
+        return figures(
+            comm, device.HostArray, lambda array: array.values, lambda: device.synchronize(comm), 1 << 16, 10
+        )
 
     results = device.over_nccl(3, program)
     assert isinstance(results[0], list), results

@@ -62,7 +62,9 @@ def lab():
     before = set(lab_network.namespaces())
 
     def run(*words):
-        return subprocess.run([sys.executable, "-m", "lanterne", "lab", *words], capture_output=True, text=True, timeout=120, check=False)
+        return subprocess.run(
+            [sys.executable, "-m", "lanterne", "lab", *words], capture_output=True, text=True, timeout=120, check=False
+        )
 
     yield run
     assert set(lab_network.namespaces()) == before
@@ -72,8 +74,8 @@ def test_the_rates_are_those_asked_for(lab):
     result = lab("--hosts", "3", "--rate", "200mbit", "--rate", "1=100mbit", "--", "python", "-c", MEASURE)
     assert result.returncode == 0, result.stderr
     got = {key: value for line in result.stdout.splitlines() for key, value in json.loads(line).items()}
-    # The slower end limits each direction to 12.5 MB/s, of which headers take some 1 %; the full bucket gives 128 kB back. A
-    # busy machine may be slower than its links, but never faster.
+    # The slower end limits each direction to 12.5 MB/s, of which headers take some 1 %; the full bucket gives 128 kB
+    # back. A busy machine may be slower than its links, but never faster.
     assert 0.6 * 12.5e6 < got["to_0"] < 1.05 * 12.5e6
     assert 0.6 * 12.5e6 < got["to_1"] < 1.05 * 12.5e6
     assert 1.1 * 12.5e6 < got["both"] < 1.05 * 25e6, "the link is not full duplex"
@@ -109,7 +111,10 @@ def test_nothing_is_left_when_it_is_killed(lab, number):
 
 def running(name):
     """Process ids in both hosts of network `name`; empty until each has one."""
-    listed = [subprocess.run(["ip", "netns", "pids", f"{name}-{i}"], capture_output=True, text=True, check=False) for i in range(2)]
+    listed = [
+        subprocess.run(["ip", "netns", "pids", f"{name}-{i}"], capture_output=True, text=True, check=False)
+        for i in range(2)
+    ]
     pids = [list(map(int, result.stdout.split())) for result in listed]
     return sum(pids, []) if all(pids) else []
 

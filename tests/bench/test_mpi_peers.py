@@ -42,7 +42,9 @@ def test_the_plain_ring_alone_copies():
     assert (out == np.arange(4)).all()
 
 
-@pytest.mark.parametrize("arguments", [["--iterations", "0"], ["--bytes", "8"], ["--bytes", "many"], ["-n", "0"], ["--timeout", "-1s"]])
+@pytest.mark.parametrize(
+    "arguments", [["--iterations", "0"], ["--bytes", "8"], ["--bytes", "many"], ["-n", "0"], ["--timeout", "-1s"]]
+)
 def test_bad_input(arguments):
     result = run(*arguments)
     assert result.returncode == 2, result.stderr

@@ -32,7 +32,10 @@ def test_the_table(capsys):
         ("--layers 10 --speeds 1,0", "stage speeds: got"),
         ("--times 1,2 --stages 1 --output 3", "--times: got --embedding or --output too"),
         ("--layers 4 --stages 2 --layer-memory 1,2,3 --stage-memory 5", "--layer-memory: got 3 sizes, expected 1 or 4"),
-        ("--layers 4 --stages 2 --layer-memory 10 --stage-memory 15", "memory: got stages of 15, 15, expected room for 4 layers, 40 in all"),
+        (
+            "--layers 4 --stages 2 --layer-memory 10 --stage-memory 15",
+            "memory: got stages of 15, 15, expected room for 4 layers, 40 in all",
+        ),
         ("--layers 4 --stages 2 --stage-memory 15", "memory: got only one of"),
         ("--stages 2", "required"),
     ],

@@ -6,7 +6,16 @@ from lanterne.errors import InputError
 
 @pytest.mark.parametrize(
     ("text", "nbytes"),
-    [("0", 0), ("1024", 1024), ("64K", 65536), ("64KiB", 65536), ("64kb", 64000), ("1.5M", 1572864), ("1GiB", 2**30), (" 2 GB ", 2 * 10**9)],
+    [
+        ("0", 0),
+        ("1024", 1024),
+        ("64K", 65536),
+        ("64KiB", 65536),
+        ("64kb", 64000),
+        ("1.5M", 1572864),
+        ("1GiB", 2**30),
+        (" 2 GB ", 2 * 10**9),
+    ],
 )
 def test_sizes(text, nbytes):
     assert parse_nbytes(text) == nbytes
@@ -18,7 +27,9 @@ def test_sizes_refused(text):
         parse_nbytes(text)
 
 
-@pytest.mark.parametrize(("text", "time_s"), [("3us", 3e-6), ("50ms", 0.05), ("1.5", 1.5), ("2min", 120.0), ("0", 0.0), ("1e-3s", 1e-3)])
+@pytest.mark.parametrize(
+    ("text", "time_s"), [("3us", 3e-6), ("50ms", 0.05), ("1.5", 1.5), ("2min", 120.0), ("0", 0.0), ("1e-3s", 1e-3)]
+)
 def test_times(text, time_s):
     assert parse_time_s(text) == pytest.approx(time_s, rel=1e-12)
 
@@ -29,7 +40,9 @@ def test_times_refused(text):
         parse_time_s(text)
 
 
-@pytest.mark.parametrize(("text", "rate"), [("200mbit", 25e6), ("1gbit/s", 125e6), ("450GB/s", 450e9), ("2GiB/s", 2 * 2**30)])
+@pytest.mark.parametrize(
+    ("text", "rate"), [("200mbit", 25e6), ("1gbit/s", 125e6), ("450GB/s", 450e9), ("2GiB/s", 2 * 2**30)]
+)
 def test_rates(text, rate):
     assert parse_rate_bytes_per_s(text) == pytest.approx(rate)
 

@@ -22,7 +22,13 @@ def test_all_ranks_choose_alike_and_say_why(caplog):
         out = np.empty(1000, np.float32)
         comm.all_reduce(np.ones(1000, np.float32), out)
         tuning = comm.tuning
-        return tuning.choose("all_reduce", 4000), tuning.model, tuning.factors, tuning.explain("all_reduce", 4096), float(out[0])
+        return (
+            tuning.choose("all_reduce", 4000),
+            tuning.model,
+            tuning.factors,
+            tuning.explain("all_reduce", 4096),
+            float(out[0]),
+        )
 
     results = spawn(5, main)
     assert all(result == results[0] for result in results)
@@ -48,7 +54,9 @@ def test_groups_go_by_the_model_of_their_parent():
 def test_few_rounds_for_small_buffers_and_few_bytes_for_large_ones(nbytes):
     communicator = Communicator(LocalWorld(8).transport(0))
     communicator.tuning.adopt(CostModel(3e-6, 1 / 450e9, serial_messages=True), "given")
-    assert communicator.tuning.choose("all_reduce", nbytes).algorithm == ("recursive_doubling" if nbytes == 2**10 else "rhd")
+    assert communicator.tuning.choose("all_reduce", nbytes).algorithm == (
+        "recursive_doubling" if nbytes == 2**10 else "rhd"
+    )
 
 
 def test_what_trials_found_turns_the_choice():
@@ -75,7 +83,9 @@ def test_without_a_model_there_is_a_choice_but_no_explanation():
         communicator.tuning.explain("all_reduce", 1000)
 
 
-@pytest.mark.parametrize("collective", ["all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "all_to_all", "barrier"])
+@pytest.mark.parametrize(
+    "collective", ["all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "all_to_all", "barrier"]
+)
 def test_every_collective_has_a_choice(collective):
     def main(comm):
         return comm.tuning.choose(collective, 1 << 20).algorithm in comm.algorithms(collective)

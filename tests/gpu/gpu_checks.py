@@ -1,4 +1,4 @@
-"""What device arrays must do on a real GPU, as functions of one rank's Communicator: in threads (staged) or processes (nccl).
+"""What device arrays must do on a real GPU, as functions of a rank's Communicator: threads (staged), processes (nccl).
 
 `python gpu_checks.py FILE CHECK ...` runs checks over nccl on this rank of a job and appends its verdicts to FILE.RANK
 as JSON lines. What these check has been proved on stand-ins; here CUDA, NCCL and CuPy are real.

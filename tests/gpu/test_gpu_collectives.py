@@ -25,9 +25,7 @@ JOB_S = 120
 
 def run_job(report, world_size, checks, environment):
     """Run gpu_checks.py under our launcher; (exit code, output, verdicts {check: [per rank]})."""
-    code = (
-        "import sys; from lanterne.transport.launch import launch; sys.exit(launch(sys.argv[2:], int(sys.argv[1])))"
-    )
+    code = "import sys; from lanterne.transport.launch import launch; sys.exit(launch(sys.argv[2:], int(sys.argv[1])))"
     worker = [sys.executable, str(HERE / "gpu_checks.py"), str(report), *(check.__name__ for check in checks)]
     result = subprocess.run(
         [sys.executable, "-c", code, str(world_size), *worker],

@@ -181,5 +181,3 @@ class HostCommunicator:
             if self.aborted:
                 raise Aborted
             self.nccl.condition.wait(1.0)
-
-

@@ -85,4 +85,3 @@ def test_a_message_that_was_there_is_bounded_by_looks():
 
     after_s, looked_s, before_s = lanterne.spawn(2, job)[1]
     assert after_s <= before_s and looked_s <= before_s
-

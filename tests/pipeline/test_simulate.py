@@ -267,7 +267,7 @@ def test_slow_link_as_in_figure_14_of_adaptra():
 
 
 def test_messages_queue_on_a_shared_link():
-    """F0.0 and F0.1 end at 1 and 2 and fill the link from 1 to 21; F1.0 ends at 12 and waits if it has the same link."""
+    """F0.0 and F0.1 end at 1 and 2 and fill the link from 1 to 21; F1.0 ends at 12 and waits if it has that link."""
     problem = Problem(2, 2, 2, 1, 1, link_bandwidth=1, message_nbytes=10, shared_links=[[[0, 1], [1, 0]]])
     made = plan(problem, "interleaved_1f1b")
     words = [str(action) for rank in made.ranks for action in rank]

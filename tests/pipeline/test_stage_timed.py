@@ -14,6 +14,7 @@ def now(monkeypatch):
     """A clock: a one-element list; every wait ends 3 s late."""
     time = [100.0]
     monkeypatch.setattr(stage_timed.time, "monotonic", lambda: time[0])
+
     def late(deadline_s, spin_s):
         time[0] = max(time[0], deadline_s) + 3
 

@@ -1,7 +1,7 @@
 """What every transport must do, as functions of one rank's transport; run in threads or, as a program, in processes.
 
-A check is called on every rank at once and raises where the transport is wrong. `python conformance.py TRANSPORT FILE [CHECK ...]`
-runs checks on this rank of a job and appends its verdicts to FILE.RANK as JSON lines.
+A check is called on every rank at once and raises where the transport is wrong. `python conformance.py TRANSPORT FILE
+[CHECK ...]` runs checks on this rank of a job and appends its verdicts to FILE.RANK as JSON lines.
 """
 
 import contextlib
@@ -23,7 +23,9 @@ LONG_S = 120.0
 
 def pattern(nbytes, seed):
     """`nbytes` bytes that differ between seeds and positions."""
-    return (np.arange(nbytes, dtype=np.uint32) * np.uint32(2654435761) + np.uint32(seed * 40503) >> np.uint32(13)).astype(np.uint8)
+    return (
+        np.arange(nbytes, dtype=np.uint32) * np.uint32(2654435761) + np.uint32(seed * 40503) >> np.uint32(13)
+    ).astype(np.uint8)
 
 
 def neighbours(transport):
@@ -78,7 +80,9 @@ def check_zero_bytes(transport):
 def check_one_byte(transport):
     after, before = neighbours(transport)
     out, into = np.full(1, transport.rank + 1, np.uint8), np.zeros(1, np.uint8)
-    transport.post((Recv(transport.register(into), 0, 1, before), Send(transport.register(out), 0, 1, after))).wait(LONG_S)
+    transport.post((Recv(transport.register(into), 0, 1, before), Send(transport.register(out), 0, 1, after))).wait(
+        LONG_S
+    )
     assert into[0] == before + 1
 
 
@@ -99,7 +103,10 @@ def check_dtypes(transport):
     for dtype in ("f2", "f4", "f8", "i1", "u2", "i8", "?"):
         out = np.arange(60).reshape(3, 4, 5).astype(dtype)
         into = np.zeros((5, 12), dtype)
-        ops = (Recv(transport.register(into), 0, into.nbytes, before), Send(transport.register(out), 0, out.nbytes, after))
+        ops = (
+            Recv(transport.register(into), 0, into.nbytes, before),
+            Send(transport.register(out), 0, out.nbytes, after),
+        )
         transport.post(ops).wait(LONG_S)
         np.testing.assert_array_equal(into.ravel(), out.ravel())
 
@@ -112,7 +119,9 @@ def check_many_in_flight(transport):
     source, target = transport.register(out), transport.register(into)
     requests = []
     for index in range(count):
-        requests.append(transport.post((Recv(target, index * nbytes, nbytes, before), Send(source, index * nbytes, nbytes, after))))
+        requests.append(
+            transport.post((Recv(target, index * nbytes, nbytes, before), Send(source, index * nbytes, nbytes, after)))
+        )
     for request in reversed(requests):
         request.wait(LONG_S)
     np.testing.assert_array_equal(into, pattern(count * nbytes, before))
@@ -135,7 +144,9 @@ def check_self_send(transport):
     for nbytes in (0, 9, 500_000):
         out, into = pattern(nbytes, 5), np.zeros(nbytes, np.uint8)
         me = transport.rank
-        transport.post((Send(transport.register(out), 0, nbytes, me), Recv(transport.register(into), 0, nbytes, me))).wait(LONG_S)
+        transport.post(
+            (Send(transport.register(out), 0, nbytes, me), Recv(transport.register(into), 0, nbytes, me))
+        ).wait(LONG_S)
         np.testing.assert_array_equal(into, out)
 
 
@@ -144,7 +155,8 @@ def check_lanes_and_communicators(transport):
     after, before = neighbours(transport)
     tags = [make_tag(communicator, lane) for communicator in (0, 1, 4095) for lane in (0, 1, 77)]
     sends = [
-        transport.post((Send(transport.register(np.full(3, index, np.uint8)), 0, 3, after, tag),)) for index, tag in enumerate(tags)
+        transport.post((Send(transport.register(np.full(3, index, np.uint8)), 0, 3, after, tag),))
+        for index, tag in enumerate(tags)
     ]
     for index, tag in reversed(list(enumerate(tags))):
         into = np.zeros(3, np.uint8)
@@ -203,7 +215,7 @@ def check_timeout(transport):
 
 
 def check_wrong_sizes(transport):
-    """A message shorter or longer than its receive is an error at the receiver, where the transport knows it, never a wrong array."""
+    """A message shorter or longer than its receive is an error at the receiver, where the transport knows it."""
     if transport.name.startswith("ucx"):
         return  # UCX gives no length: only a longer message is an error there
     after, before = neighbours(transport)

@@ -16,7 +16,7 @@ __all__ = ["HostArray", "HostNccl", "HostRuntime", "Job"]
 
 
 class Job:
-    """`world_size` ranks, a device each; `run(function)` calls function(transport) on all and returns what they returned.
+    """`world_size` ranks, a device each; `run(function)` calls function(transport) on all and returns what they return.
 
     What a rank raises is returned in its place.
     """

@@ -103,7 +103,9 @@ def test_allocations_do_not_overlap_and_are_used_again(sizes, align, random):
 def test_a_full_arena_says_what_is_needed():
     arena = Arena(4 * PAGE, "room for three")
     arena.allocate(3 * PAGE)
-    with pytest.raises(InputError, match=f"got {4 * PAGE} bytes, of which {3 * PAGE} .* at least {5 * PAGE}: room for three"):
+    with pytest.raises(
+        InputError, match=f"got {4 * PAGE} bytes, of which {3 * PAGE} .* at least {5 * PAGE}: room for three"
+    ):
         arena.allocate(PAGE + 1)
     arena.close()
 

@@ -37,7 +37,9 @@ def machine(monkeypatch):
     return machine
 
 
-@pytest.mark.parametrize(("ranks_here", "yields"), [(1, YIELDS), (4, YIELDS), (8, 200), (16, 100), (1000, YIELDS_LEAST)])
+@pytest.mark.parametrize(
+    ("ranks_here", "yields"), [(1, YIELDS), (4, YIELDS), (8, 200), (16, 100), (1000, YIELDS_LEAST)]
+)
 def test_yields_before_the_first_nap(machine, ranks_here, yields):
     waiting = Pauses(ranks_here)
     napped = [waiting.pause(idle) for idle in range(yields + 5)]

@@ -26,7 +26,11 @@ def pair():
 
 
 @settings(deadline=None, max_examples=50)
-@given(st.lists(st.tuples(st.sampled_from([DATA, GRANT, RECEIPT, PING]), st.integers(0, 20_000), st.booleans()), max_size=12))
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([DATA, GRANT, RECEIPT, PING]), st.integers(0, 20_000), st.booleans()), max_size=12
+    )
+)
 def test_frames_come_whole_and_in_order(frames):
     """DATA of any size between other frames; some of it dropped, as what comes twice is."""
     giver, taker = pair()
@@ -91,7 +95,8 @@ def test_arenas_are_swapped():
     for index, fd in enumerate(fds):
         map_memory(fd, PAGE)[0] = index + 1
     threads = [
-        threading.Thread(target=lambda i=index: found.__setitem__(i, rails.swap_arenas(ends[i], fds[i]))) for index in (0, 1)
+        threading.Thread(target=lambda i=index: found.__setitem__(i, rails.swap_arenas(ends[i], fds[i])))
+        for index in (0, 1)
     ]
     for thread in threads:
         thread.start()
@@ -105,7 +110,8 @@ def test_arenas_are_swapped():
 
 
 @pytest.mark.parametrize(
-    ("produced", "carried", "queues"), [(8, 2, 4), (0, 1, 1), (1, 8, 1), (3, 3, 1), (3.01, 3, 2), (64, 1, 64), (0.3, 0.1, 3)]
+    ("produced", "carried", "queues"),
+    [(8, 2, 4), (0, 1, 1), (1, 8, 1), (3, 3, 1), (3.01, 3, 2), (64, 1, 64), (0.3, 0.1, 3)],
 )
 def test_queues_keep_up(produced, carried, queues):
     """ADAPTRA, section 5.2: 8 activations a second over delegates that take 2 need 4 queues."""
