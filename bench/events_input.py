@@ -24,13 +24,8 @@ def add_event_arguments(parser):
     """The options that slow links and ranks, to a parser."""
     group = parser.add_argument_group(
         "slowed on purpose",
-<<<<<<< Updated upstream
         "From iteration A until before B, counted from 0; link I is between ranks I and I+1, A-B between any two, both "
         "ways. weak, medium and severe: links 10, 20, 30ms more; ranks 1.1, 1.5, 2 times as slow.",
-=======
-        "From iteration A until before B, counted from 0; link I is between ranks I and I+1, both ways. weak, medium "
-        "and severe: links 10, 20, 30ms more; ranks 1.1, 1.5, 2 times as slow.",
->>>>>>> Stashed changes
     )
     group.add_argument(
         "--slow-link",
