@@ -37,6 +37,7 @@ COMMANDS = {
     "bench train": ("train_speed", "benchmark training by a pipeline against training in one process"),
     "bench pipeline": ("pipeline_speed", "benchmark planning, checking and simulating of pipelines"),
     "bench planner": ("planner_gaps", "benchmark the planner: how far from the optimum, and how long it takes"),
+    "demo": ("demo", "watch it work: a link becomes slow, is noticed, found, worked around, and heals"),
     "pipeline plan": ("pipeline_plan", "plan a pipeline for slow links, unequal stages and little memory"),
     "pipeline simulate": ("pipeline_simulate", "price a pipeline plan under other delays, or with blocking sends"),
     "pipeline run": ("pipeline_run", "run pipeline plans on real processes over emulated links, against the simulator"),

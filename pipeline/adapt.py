@@ -140,6 +140,16 @@ class Adapter:
     def checked(self):
         return self.plans[self.copy]
 
+    @property
+    def found(self):
+        """On the coordinator: what the last Profiles confirm, per copy name -> +1 or -1; also what is held back."""
+        return [decider.found for decider in self._deciders]
+
+    def hold(self, holds):
+        """On the coordinator: whether to go on measuring but change nothing, as somebody else says when it is due."""
+        for decider in self._deciders:
+            decider.holds = holds
+
     def execute(self, checked, stages, comm, inputs=None, targets=None, *, plane=None, timeout_s=None, after=None):
         """One iteration, as pipeline.execute.execute, of this rank's plan (`checked`) over its plane; and a report."""
         self.profiler.begin()
@@ -227,7 +237,7 @@ class Decider:
         self.running, self.initial, self.settings, self.in_order = checked, checked, settings, in_order
         self.watch = Watch(settings.onset, settings.relief)
         self.base = self.assumed = problem
-        self.slow_links, self.predicted_s = [], None
+        self.slow_links, self.predicted_s, self.found, self.holds = [], None, {}, False
         self._since, self._recent, self._noise = 0, [], problem and Noise(_floor_s(problem))
         if problem is not None:
             self._warm_up(problem)
@@ -250,6 +260,9 @@ class Decider:
             found = self.watch.update(profile.iteration, seen)
             if not found:
                 self._noise.add(profile)
+        self.found = found
+        if self.holds and "calibrated" not in found:
+            return None
         return self._change(profile.iteration, next_iteration, found, began_s) if found else None
 
     def _calibrate(self):
