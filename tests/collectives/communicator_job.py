@@ -109,8 +109,14 @@ def late(comm, calls=300):
         late_rank, delay_s = shared.randrange(2 * n), shared.random() * 1e-2
         time.sleep(delay_s * (comm.rank == late_rank))
         check(number)
-    arrivals = comm.arrivals()
-    assert arrivals.calls == arrivals.last.sum() == calls
+    # After late calls none is free, so that the next one asks.
+    for number in range(10):
+        time.sleep(0.03 * (comm.rank == 0))
+        check(number)
+    deadline = time.monotonic() + 10
+    while (arrivals := comm.arrivals()).calls < calls + 10 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert arrivals.calls == arrivals.last.sum() == calls + 10
     assert 0 < arrivals.begun_early < calls, arrivals.begun_early
     if comm.rank == 1:
         time.sleep(1.5)

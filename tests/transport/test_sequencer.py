@@ -266,7 +266,7 @@ def test_calls_are_free_after_some_punctual_ones_and_not_after_a_late_one():
         (record,) = {record for _, record in told}
         assert record.verdict == NORMAL
         freed.append(record.free)
-    assert freed == [0, 0, 0, board.FREE_CALLS, board.FREE_CALLS, 0, 0]
+    assert freed == [0, *[board.FREE_CALLS] * 4, 0, 0]
 
 
 def test_long_calls_are_never_free():
