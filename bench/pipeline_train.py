@@ -27,7 +27,7 @@ from . import report
 from .events_input import add_event_arguments, events_from
 from .train_adapt import Disturbed, observed_plane, told
 from .train_setup import TOLERANCES, add_model_arguments, make_setup, planned, positive
-from .units import format_time, parse_time_s
+from .units import format_nbytes, format_time, parse_nbytes, parse_time_s
 
 ROWS = 10
 
@@ -44,6 +44,8 @@ def add_arguments(parser):
     parser.add_argument("--checkpoint", metavar="FILE", help="keep the state of training here")
     parser.add_argument("--checkpoint-every", type=positive, metavar="K", help="iterations (default: the last only)")
     parser.add_argument("--resume", metavar="FILE", help="go on from this checkpoint, and keep it up to date")
+    parser.add_argument("--cap", metavar="SIZE", help="saved activations of a rank; what is more goes to the host")
+    parser.add_argument("--spill", metavar="SIZE", help="memory of the host for it, of a rank (default 1GiB)")
     parser.add_argument("--adapt", action="store_true", help="measure links and stages, plan anew, swap plans")
     add_event_arguments(parser)
     parser.add_argument("--check", action="store_true", help="exit 1 unless one process has the same losses")
@@ -85,6 +87,7 @@ def _check(args):
         raise InputError(f"--timeout: got {args.timeout}, expected more than 0")
     if args.checkpoint_every and not (args.checkpoint or args.resume):
         raise InputError("--checkpoint-every: got no file, expected --checkpoint FILE or --resume FILE")
+    _memory(args)
     if not args.learning_rate > 0:
         raise InputError(f"--learning-rate: got {args.learning_rate:g}, expected more than 0")
     if args.transport != "local":
@@ -107,7 +110,7 @@ def train(comm, args):
     setup = _setup(args, comm.world_size)
     comm.deterministic = comm.deterministic or args.deterministic
     plans, starts = planned(comm, setup, args)
-    options = {"layout": setup.layout, "starts": starts, "sharded": args.zero1}
+    options = {"layout": setup.layout, "starts": starts, "sharded": args.zero1, **_memory(args)}
     events = events_from(args, setup.layout.shape[1])
     if events or args.adapt:
         options["plane"] = observed_plane
@@ -134,15 +137,40 @@ def train(comm, args):
             _save(trainer, path, about)
     if disturbed:
         disturbed.close()
+    spilled = _spilled(comm, trainer)
     trainer.close()
     copies, places, parts = setup.layout.shape
     shape = {"ranks": comm.world_size, "stages": places, "data_parallel": copies, "tensor_parallel": parts}
     plan = plans[0].plan
     shape |= {"scheduler": plan.scheduler, "placement": plan.placement.name, "starts": list(trainer.starts)}
     shape |= {"microbatches_of_copies": list(setup.microbatches), "zero1": args.zero1}
+    shape["spill"] = spilled
     shape["events"] = [event.to_dict() for event in events]
     shape["changes"] = [change._asdict() for change in disturbed.changes] if disturbed else []
     return {**shape, "settings": about, "results": results} if comm.rank == 0 else None
+
+
+def _memory(args):
+    """The Trainer's options for saved activations."""
+    if args.cap is None:
+        if args.spill is not None:
+            raise InputError(f"--spill: got {args.spill} without --cap, expected both")
+        return {}
+    cap_nbytes, spill_nbytes = parse_nbytes(args.cap, "--cap"), parse_nbytes(args.spill or "1GiB", "--spill")
+    if min(cap_nbytes, spill_nbytes) < 1:
+        raise InputError(f"--cap, --spill: got {args.cap} and {args.spill}, expected at least 1 byte each")
+    return {"cap_nbytes": cap_nbytes, "spill_nbytes": spill_nbytes}
+
+
+def _spilled(comm, trainer):
+    """The most bytes that each rank held, and those that it moved to the host; None without --cap. A collective call."""
+    import numpy as np
+
+    if trainer.spill is None:
+        return None
+    found = np.empty((comm.world_size, 2), np.int64)
+    comm.all_gather(np.array([trainer.spill.peak_nbytes, trainer.spill.spilled_nbytes]), found.reshape(-1))
+    return {"peak_nbytes": found[:, 0].tolist(), "spilled_nbytes": found[:, 1].tolist()}
 
 
 def _record(done, settings):
@@ -186,6 +214,10 @@ def _finish(args, document):
             f"{document['stages']} stages x {document['data_parallel']} copies x {document['tensor_parallel']} parts"
         )
         print(f"# {words}, {document['scheduler']}: median {statistics.median(rates):.0f} tokens/s", file=file)
+        if document["spill"]:
+            held, moved = (max(document["spill"][key]) for key in ("peak_nbytes", "spilled_nbytes"))
+            words = f"held at most {format_nbytes(held)}, a rank moved at most {format_nbytes(moved)} to the host"
+            print(f"# saved activations: a rank {words}", file=file)
     else:
         print(f"# nothing to do: {args.resume} has {args.iterations} iterations or more", file=file)
     if not args.check:

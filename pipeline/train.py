@@ -22,6 +22,7 @@ from .execute import Measured, execute
 from .inline import Inline
 from .layout import make_layout
 from .schedulers import plan
+from .spill import HostStore, Spill
 from .stage_layers import LayerStage, check_starts
 from .train_move import hold, move_state
 from .train_state import gather_state, put_state
@@ -87,8 +88,10 @@ class Trainer:
         plane: a function that makes a DataPlane of the pipeline's Communicator; None for Inline.
         timeout_s: of waits for messages; None for the communicator's.
         transport: what activations and gradients go over, such as a ShapedTransport over that of `comm`; None for that.
+        cap_nbytes: saved activations that a rank may hold between two actions; what is more goes to the host (see Spill).
+        spill_nbytes: of the host's memory, for those of a rank.
 
-    Attributes: `plans`, `layout`, `starts` (change them by `change`); `iterations`, how many are done; `stages`, this
+    Attributes: `spill`, the Spill, None without a cap; `plans`, `layout`, `starts` (change them by `change`); `iterations`, how many are done; `stages`, this
     rank's (stage -> LayerStage); `copy`, `place`, `part`, where this rank is; `pipeline`, the Communicator of its
     pipeline, and `plane`, the DataPlane on it; `execute`, what runs an iteration's actions: to be replaced by what does
     more, such as an Adapter's.
@@ -113,7 +116,10 @@ class Trainer:
         plane=None,
         timeout_s=None,
         transport=None,
+        cap_nbytes=None,
+        spill_nbytes=1 << 30,
     ):
+        self._cap_nbytes, self._spill_nbytes, self.spill = cap_nbytes, spill_nbytes, None
         self.comm, self.data, self.timeout_s, self.execute = comm, data, timeout_s, execute
         self._transport = transport
         self._model, self._optimizer, self._dtype = model, optimizer, np.dtype(dtype)
@@ -146,7 +152,7 @@ class Trainer:
         try:
             measured = self.execute(
                 self.plans[self.copy],
-                self.stages,
+                self.spill.stages if self.spill else self.stages,
                 self.pipeline,
                 inputs[own],
                 targets[own],
@@ -244,6 +250,9 @@ class Trainer:
         for comm in self._comms:
             comm.close()
         self._comms = []
+        if self.spill:
+            self.spill.store.close()
+            self.spill = None
 
     def _open(self, plans, layout, starts, seed):
         """Communicators and stages for these plans; seed None: their state is going to be put there."""
@@ -266,6 +275,8 @@ class Trainer:
             )
             for stage in held
         }
+        if self._cap_nbytes is not None:
+            self.spill = Spill(self.stages, self._cap_nbytes, HostStore(self._spill_nbytes))
         slots = max(map(len, map(placement.stages_of, range(places))))
         comms = [self._split(place * parts + part, copy) for _ in range(slots)]
         self._copy_comms = dict(zip(held, comms, strict=False))
@@ -275,6 +286,8 @@ class Trainer:
     def _plan(self, plans):
         """Run `plans`, of the placement that the stages are for."""
         self.plans = plans
+        if self.spill:
+            self.spill.follow(plans[self.copy].plan, self.place)
         share = self.microbatches[self.copy] / sum(self.microbatches)
         self.copies = Copies(self._copy_comms, self.stages, share, self._sharded)
 

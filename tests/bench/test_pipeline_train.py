@@ -224,3 +224,23 @@ def test_a_stage_that_raises_ends_all_ranks_and_is_shown_once(transport, text, t
     assert result.returncode == 1
     assert result.stderr == "lanterne: pipeline rank 1, F1.0: ArithmeticError: cannot go on\n"
     assert_none_left(mark)
+
+
+def test_what_does_not_fit_the_cap_goes_to_the_host_and_changes_nothing(text, tmp_path):
+    documents = []
+    for cap in ("1GiB", None):
+        cap = cap or str(max(documents[0]["spill"]["peak_nbytes"]) * 3 // 5)
+        path = tmp_path / "run.json"
+        assert local(text, "-n", "2", "--scheduler", "gpipe", "--cap", cap, "--json", str(path)) == 0
+        documents.append(json.loads(path.read_text()))
+    roomy, tight = documents
+    assert roomy["spill"]["spilled_nbytes"] == [0, 0]
+    assert max(tight["spill"]["peak_nbytes"]) <= max(roomy["spill"]["peak_nbytes"]) * 3 // 5
+    assert max(tight["spill"]["spilled_nbytes"]) > 0
+    assert [record["losses"] for record in tight["results"]] == [record["losses"] for record in roomy["results"]]
+
+
+@pytest.mark.parametrize("options", ["--spill 1M", "--cap 0", "--cap much", "--cap 10"])
+def test_a_cap_that_cannot_be(options, text, capsys):
+    assert local(text, "-n", "2", *options.split()) in (1, 2)
+    assert capsys.readouterr().err.count("expected") == 1
