@@ -76,7 +76,9 @@ def add_arguments(parser):
     parser.add_argument("--min-bytes", default="64K", metavar="SIZE", help="the smallest size (default 64K)")
     parser.add_argument("--max-bytes", default="16M", metavar="SIZE", help="the largest (default 16M)")
     parser.add_argument("--factor", type=int, default=4, metavar="F", help="each size is F times the last (default 4)")
-    parser.add_argument("--dtype", default="float32", help="default float32")
+    parser.add_argument(
+        "--dtype", default="float32", help="float16 to float64, bfloat16, int8 to uint64 (default float32)"
+    )
     parser.add_argument("--op", default="sum", choices=("sum", "prod", "min", "max", "mean"))
     parser.add_argument("--late-rank", metavar="R", help="this rank calls late; or that of a file of --arrivals --json")
     parser.add_argument("--delay", metavar="T,...", help="by these times; 0 is without a late rank (default 0,50ms)")
@@ -225,10 +227,10 @@ def run_rank(comm, settings, json_file):
     cases = [(nbytes, delay_s) for delay_s in settings.delays_s for nbytes in settings.sizes]
     records = []
     for index, (nbytes, delay_s) in enumerate(cases):
-        count = -(-nbytes // dtype.itemsize)
+        count = -(-nbytes // dtype.nbytes)
         if settings.collective in ("reduce_scatter", "all_gather", "all_to_all"):
             count = -(-count // n) * n
-        buffer_nbytes = count * dtype.itemsize
+        buffer_nbytes = count * dtype.nbytes
         case = make_case(comm, settings, count, dtype)
         late_rank = settings.late_rank if delay_s > 0 else None
 
@@ -343,15 +345,12 @@ def chosen(comm, collective, nbytes):
 
 
 def _dtype(name):
-    import numpy as np
+    from ..kernels.dtypes import DTYPES
 
-    try:
-        dtype = np.dtype(name)
-    except TypeError:
-        dtype = None
-    if dtype is None or dtype.kind not in "fiu" or dtype.itemsize > 8:
-        raise InputError(f"--dtype: got {name!r}, expected float16, float32, float64, int8 to int64 or uint8 to uint64")
-    return dtype
+    names = [known for known in DTYPES if known != "bool"]
+    if name not in names:
+        raise InputError(f"--dtype: got {name!r}, expected one of {', '.join(names)}")
+    return DTYPES[name]
 
 
 COLUMNS = [

@@ -42,6 +42,7 @@ class DeviceCase(Case):
         key = algorithm, tuple(sorted(options.items()))
         if key not in self._captured:
             given = self.out if self.collective == "broadcast" else self.source
+            options = options | self.named
             if self.collective in ("broadcast", "reduce"):
                 options |= {"root": ROOT}
             if self.collective in ("all_reduce", "reduce", "reduce_scatter"):

@@ -7,6 +7,7 @@ import numpy as np
 
 from ..errors import InputError
 from ..kernels.delay import wait_until
+from ..kernels.dtypes import find_dtype
 
 # Every rank has returned from the agreement on the start within this time for each rank that shares its core.
 START_MARGIN_S = 3e-3
@@ -30,7 +31,7 @@ class Case:
         collective: a key of BUS_FACTOR.
         count: elements of the whole buffer: what all_reduce, broadcast and reduce work on, and what is scattered,
             gathered or exchanged in all (a multiple of the world size then).
-        dtype: a NumPy dtype.
+        dtype: whatever `find_dtype` takes; arrays of bfloat16 are of uint16.
         op: the reduction.
     """
 
@@ -57,7 +58,8 @@ class Case:
             self.source = pattern(count, dtype, "sum", me)
             self.expected = np.concatenate([pattern(count, dtype, "sum", rank)[mine] for rank in range(n)])
         size = count if self.expected is None else self.expected.size
-        self.out = np.empty(size, dtype)
+        self.out = np.empty(size, storage(dtype))
+        self.named = {"dtype": "bfloat16"} if find_dtype(dtype).name == "bfloat16" else {}
 
     def reset(self):
         """Put what no right result holds into the output (a broadcast's root keeps its data)."""
@@ -68,7 +70,7 @@ class Case:
 
     def call(self, algorithm, **options):
         """The collective itself."""
-        method = getattr(self.comm, self.collective)
+        method, options = getattr(self.comm, self.collective), options | self.named
         if self.collective == "broadcast":
             method(self.out, root=ROOT, algorithm=algorithm, **options)
         elif self.collective in ("all_gather", "all_to_all"):
@@ -96,25 +98,52 @@ class Case:
         return int(np.count_nonzero(out != self.expected))
 
 
+def storage(dtype):
+    """The NumPy dtype of arrays of `dtype`: uint16 for bfloat16, which NumPy does not have."""
+    name = find_dtype(dtype).name
+    return np.dtype(np.uint16 if name == "bfloat16" else name)
+
+
+def to_bfloat16(values):
+    """The bits, uint16, of float32 `values` rounded to bfloat16, to even where two are as near."""
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    return ((bits + np.uint32(0x7FFF) + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+
+
+def from_bfloat16(bits):
+    """The values, float32, of bfloat16 `bits`, uint16."""
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
 def pattern(count, dtype, op, rank):
-    """Rank's input: small whole numbers whose reduction over up to 128 ranks is exact in every dtype, float16 too."""
+    """Rank's input: small whole numbers whose reduction over up to 128 ranks is exact in every dtype, float16 too.
+
+    Args:
+        dtype: a name, or whatever `find_dtype` takes; an array of "bfloat16", exact up to 256, is of uint16.
+    """
+    if find_dtype(dtype).name == "bfloat16":
+        values = pattern(count, "float32", op, rank)
+        return to_bfloat16(values if op == "prod" else np.fmod(values, 3))
+    dtype = storage(dtype)
     index = np.arange(count, dtype=np.uint32)
     if op == "prod":
         signs = np.where(index % 5 == rank % 5, 1, -1)
-        return signs.astype(dtype) if np.dtype(dtype).kind != "u" else np.ones(count, dtype)
+        return signs.astype(dtype) if dtype.kind != "u" else np.ones(count, dtype)
     values = (index * np.uint32(7) + np.uint32(13 * rank)) % np.uint32(17)
-    return values.astype(dtype) if np.dtype(dtype).kind == "u" else (values.astype(np.int8) - 8).astype(dtype)
+    return values.astype(dtype) if dtype.kind == "u" else (values.astype(np.int8) - 8).astype(dtype)
 
 
 def expected_reduction(count, dtype, op, world_size):
     """The reduction of every rank's pattern, in `dtype`."""
     combine = {"sum": np.add, "mean": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum}[op]
-    total = pattern(count, dtype, op, 0)
+    is_bfloat16 = find_dtype(dtype).name == "bfloat16"
+    values = from_bfloat16 if is_bfloat16 else np.asarray
+    total = values(pattern(count, dtype, op, 0))
     for rank in range(1, world_size):
-        combine(total, pattern(count, dtype, op, rank), out=total)
+        combine(total, values(pattern(count, dtype, op, rank)), out=total)
     if op == "mean":
-        return (total / world_size).astype(dtype)
-    return total
+        total = (total / world_size).astype(total.dtype)
+    return to_bfloat16(total) if is_bfloat16 else total
 
 
 def agree_start_s(comm):

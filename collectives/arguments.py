@@ -1,5 +1,6 @@
 """The arguments of a collective call, checked, and reduced to what all ranks must agree on."""
 
+import operator
 from typing import NamedTuple
 
 import numpy as np
@@ -65,6 +66,11 @@ class Key(NamedTuple):
         )
 
 
+OPTIONS = frozenset(
+    ("op", "root", "stream", "algorithm", "dtype", "late_rank", "num_chunks", "segment_nbytes", "credits")
+)
+
+
 def resolve(
     communicator,
     collective,
@@ -91,8 +97,20 @@ def resolve(
     on_device = type(in_array) is not np.ndarray and is_device_array(in_array)
     if stream is not None and not on_device:
         raise InputError(f"{collective}: got a stream with host arrays, expected None")
-    if root is not None and not 0 <= root < size:
-        raise InputError(f"{collective}: got root {root}, expected 0 to {size - 1}")
+    if root is not None:
+        if collective not in ("broadcast", "reduce"):
+            raise InputError(f"{collective}: got root {root!r}, expected none")
+        check_whole(f"{collective}: got root", root, 0, size - 1)
+    for name, number, least in (
+        ("late_rank", late_rank, 0),
+        ("num_chunks", num_chunks, 1),
+        ("segment_nbytes", segment_nbytes, 1),
+        ("credits", credits, 1),
+    ):
+        if number is not None:
+            check_whole(f"{collective}: got {name}", number, least)
+    if not isinstance(algorithm, str):
+        raise InputError(f"{collective}: got algorithm {algorithm!r}, expected a name")
     if collective == "reduce" and rank != root:
         out_array = None
     adopt = _host
@@ -122,13 +140,27 @@ def resolve(
         algorithm, num_chunks = choice.algorithm, choice.num_chunks if num_chunks is None else num_chunks
     elif num_chunks is None and algorithm != "native":
         num_chunks = communicator.tuning.num_chunks(collective, algorithm, part_count * in_parts * element.nbytes)
-    for name, number in (("segment_nbytes", segment_nbytes), ("credits", credits)):
-        if number is not None and number < 1:
-            raise InputError(f"{collective}: got {name} {number}, expected 1 or more")
     key = Key(collective, algorithm, op, element.name, part_count, root, late_rank, num_chunks, segment_nbytes, credits)
     if on_device:
         key = key._replace(memory="device")
     return Call(key, in_array, out_array, in_place, element, entry)
+
+
+def check_options(collective, options):
+    """Raise InputError unless all keys of `options` are of OPTIONS."""
+    if not options.keys() <= OPTIONS:
+        unknown = ", ".join(sorted(options.keys() - OPTIONS))
+        raise InputError(f"{collective}: got option {unknown}, expected some of {', '.join(sorted(OPTIONS))}")
+
+
+def check_whole(what, value, least, most=None):
+    """Raise InputError, which begins with `what`, unless `value` is a whole number from `least` to `most` (None: any)."""
+    try:
+        good = least <= operator.index(value) and (most is None or value <= most)
+    except TypeError:
+        good = False
+    if not good:
+        raise InputError(f"{what} {value!r}, expected {least} {'or more' if most is None else f'to {most}'}")
 
 
 def _host(collective, what, array):

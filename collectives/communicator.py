@@ -11,10 +11,10 @@ import numpy as np
 
 from ..errors import InputError, PeerFailed, TransportError
 from ..kernels.arrays import is_device_array
-from ..transport.base import COMMUNICATOR_BITS, Recv, Send, make_tag
+from ..transport.base import COMMUNICATOR_BITS, Recv, Send, check_timeout_s, make_tag
 from ..transport.pauses import Pauses
 from . import native
-from .arguments import resolve
+from .arguments import check_options, check_whole, resolve
 from .control import Control
 from .jobs import init, spawn
 from .late import LateRanks, LateRequest
@@ -200,7 +200,9 @@ class Communicator:
         return self.late.look()
 
     def _call(self, collective, in_array, out_array, *, algorithm="auto", timeout_s=None, **options):
+        check_timeout_s(timeout_s)
         if algorithm == "native" and timeout_s is None and not is_device_array(in_array):
+            check_options(collective, options)
             self._drain()
             native.call(self, resolve(self, collective, in_array, out_array, algorithm=algorithm, **options))
             return
@@ -209,6 +211,7 @@ class Communicator:
 
     def _start(self, collective, in_array, out_array, **options):
         self.check_open()
+        check_options(collective, options)
         call = resolve(self, collective, in_array, out_array, **options)
         policy, late = None, self.late
         if collective == "all_reduce" and options.get("algorithm", "auto") == "auto" and not options.get("num_chunks"):
@@ -329,10 +332,8 @@ class Communicator:
         side = self.device_side(verbs[0][1]) if is_device_array(verbs[0][1]) else None
         if stream is not None and side is None:
             raise InputError("stream: got one for a host array, expected None")
-        if not 0 <= peer < self.world_size:
-            raise InputError(f"peer: got {peer}, expected 0 to {self.world_size - 1}")
-        if not 0 <= tag < len(USER_LANES):
-            raise InputError(f"tag: got {tag}, expected 0 to {len(USER_LANES) - 1}")
+        check_whole("peer: got", peer, 0, self.world_size - 1)
+        check_whole("tag: got", tag, 0, len(USER_LANES) - 1)
         ends, ops, post = make_tag(self.communicator_id, USER_LANES[tag]), [], self.transport.post
         for verb, array in verbs:
             name = verb.__name__.lower()
@@ -363,6 +364,8 @@ class Communicator:
 
         Cost: two small collectives. The new communicator has tags of its own and shares the transport; close it or not.
         """
+        check_whole("split: got color", color, -(2**63), 2**63 - 1)
+        check_whole("split: got key", key, -(2**63), 2**63 - 1)
         mine = np.array([color, key], np.int64)
         everyone = np.empty((self.world_size, 2), np.int64)
         self.all_gather(mine, everyone)

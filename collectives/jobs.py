@@ -5,6 +5,7 @@ import os
 import threading
 
 from ..errors import InputError, LanterneError
+from ..transport.base import check_timeout_s
 from ..transport.bootstrap import MPI_VARIABLES, connect
 from ..transport.local import LocalWorld
 from ..transport.registry import TRANSPORTS, find_transport, open_transport
@@ -40,7 +41,7 @@ def init(transport=None, timeout_s=None, deterministic=False):
         if transport not in (None, "local"):
             raise InputError(f"transport: got {transport!r} inside spawn, expected local or none")
         return spawned
-    group = connect(timeout_s)
+    group = connect(check_timeout_s(timeout_s))
     try:
         if group.world_size == 1 and name in (None, "local"):
             opened = LocalWorld(1).transport(0, timeout_s)
@@ -75,6 +76,8 @@ def spawn(world_size, function, *args, timeout_s=None):
     """
     from .communicator import Communicator
 
+    if not callable(function):
+        raise InputError(f"spawn: got {function!r}, expected a function of a Communicator")
     world = LocalWorld(world_size)
     transports = [world.transport(rank, timeout_s) for rank in range(world_size)]
     results, errors = [None] * world_size, []

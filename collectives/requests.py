@@ -3,7 +3,7 @@
 import time
 
 from ..errors import InputError, LanterneError, PeerFailed, TransportTimeout
-from ..transport.base import POLLS_PER_CHECK, timeout_error
+from ..transport.base import POLLS_PER_CHECK, check_timeout_s, timeout_error
 from .control import STALL_S
 
 # How long a rank whose peer is gone listens for the reason, which may be another rank's failure.
@@ -185,7 +185,7 @@ def wait(request, timeout_s, queued):
     communicator = request.communicator
     if request.test() or (queued and request.completion is not None):
         return
-    limit_s = communicator.timeout_s if timeout_s is None else timeout_s
+    limit_s = communicator.timeout_s if timeout_s is None else check_timeout_s(timeout_s)
     start_s = time.monotonic()
     stall_s = min(STALL_S, limit_s / 4)
     next_report_s = start_s + stall_s

@@ -174,7 +174,7 @@ class Request(ABC):
         if self.test():
             return
         transport = self.transport
-        limit_s = transport.timeout_s if timeout_s is None else timeout_s
+        limit_s = transport.timeout_s if timeout_s is None else check_timeout_s(timeout_s)
         deadline = time.monotonic() + limit_s
         polls = 0
         while not self.test():
@@ -184,6 +184,21 @@ class Request(ABC):
                 transport.check_peers(peers)
                 if time.monotonic() > deadline:
                     raise timeout_error(transport, peers, limit_s)
+
+
+def check_timeout_s(timeout_s):
+    """`timeout_s` itself, seconds or None.
+
+    Raises:
+        InputError: it is neither None nor a number from 0 on.
+    """
+    try:
+        good = timeout_s is None or timeout_s >= 0
+    except (TypeError, ValueError):
+        good = False
+    if not good:
+        raise InputError(f"timeout_s: got {timeout_s!r}, expected seconds, 0 or more, or None")
+    return timeout_s
 
 
 def timeout_error(transport, peers, limit_s):
@@ -237,7 +252,7 @@ class Transport(ABC):
         Raises:
             TransportTimeout, PeerFailed: as Request.wait.
         """
-        limit_s = self.timeout_s if timeout_s is None else timeout_s
+        limit_s = self.timeout_s if timeout_s is None else check_timeout_s(timeout_s)
         deadline = time.monotonic() + limit_s
         empty = self.register(bytearray(0))
         distance = 1

@@ -12,7 +12,7 @@ from collections import defaultdict, deque
 import numpy as np
 
 from ..errors import InputError, PeerFailed, TransportError
-from .base import Capabilities, Request, Send, Transport, check_ops, timeout_error
+from .base import Capabilities, Request, Send, Transport, check_ops, check_timeout_s, timeout_error
 from .board import LocalBoards, LocalSeat
 from .group import LEFT_GRACE_S
 
@@ -28,8 +28,8 @@ class LocalWorld:
     """What the ranks of one process share. Make one, then `transport(rank)` once for each rank."""
 
     def __init__(self, world_size):
-        if world_size < 1:
-            raise InputError(f"local world: got {world_size} ranks, expected at least 1")
+        if not isinstance(world_size, int) or world_size < 1:
+            raise InputError(f"local world: got {world_size!r} ranks, expected at least 1")
         self.world_size = world_size
         self.lock = threading.Lock()
         # (source, destination, tag) -> unmatched (request, operation), all sends or all receives, oldest first.
@@ -56,7 +56,7 @@ class LocalTransport(Transport):
         self.rank = rank
         self.world_size = world.world_size
         if timeout_s is not None:
-            self.timeout_s = timeout_s
+            self.timeout_s = check_timeout_s(timeout_s)
 
     def post(self, ops):
         check_ops(self, ops)
@@ -158,7 +158,7 @@ class LocalRequest(Request):
 
     def wait(self, timeout_s=None):
         transport = self.transport
-        limit_s = transport.timeout_s if timeout_s is None else timeout_s
+        limit_s = transport.timeout_s if timeout_s is None else check_timeout_s(timeout_s)
         deadline = time.monotonic() + limit_s
         for _ in range(SPINS):
             if self.test():

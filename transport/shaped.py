@@ -14,7 +14,7 @@ import time
 from dataclasses import dataclass
 
 from ..errors import InputError
-from .base import LANE_BITS, Recv, Request, Send, Transport, check_ops, timeout_error
+from .base import LANE_BITS, Recv, Request, Send, Transport, check_ops, check_timeout_s, timeout_error
 
 # The departure times travel on the lane's twin: the lane with this bit set, which MPI's tags have room for.
 TWIN = 1 << 12
@@ -198,7 +198,7 @@ class ShapedRequest(Request):
 
     def wait(self, timeout_s=None):
         # What the inner transport has is safe even if its sender is gone by now: only the clock is waited for.
-        limit_s = self.transport.timeout_s if timeout_s is None else timeout_s
+        limit_s = self.transport.timeout_s if timeout_s is None else check_timeout_s(timeout_s)
         deadline_s = time.monotonic() + limit_s
         self._inner.wait(limit_s)
         while not self.test():

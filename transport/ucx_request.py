@@ -5,7 +5,7 @@ import os
 import time
 
 from ..errors import TransportError
-from .base import Request, Send, timeout_error
+from .base import Request, Send, check_timeout_s, timeout_error
 
 # How long a wait spins, giving way to others, after the last thing that moved: waking up costs some 30 us. With four
 # ranks a core it halves the time of small exchanges still; longer spins take the core from those that have work.
@@ -84,7 +84,7 @@ class UcxRequest(Request):
         if self.test():
             return
         transport = self.transport
-        limit_s = transport.timeout_s if timeout_s is None else timeout_s
+        limit_s = transport.timeout_s if timeout_s is None else check_timeout_s(timeout_s)
         quiet_from = time.monotonic()
         deadline = quiet_from + limit_s
         while not self.test():

@@ -4,25 +4,37 @@ import numpy as np
 import pytest
 
 from lanterne.bench.collective import COLLECTIVES
-from lanterne.bench.measure import BUS_FACTOR, Case, expected_reduction, measure, pattern
+from lanterne.bench.measure import BUS_FACTOR, Case, expected_reduction, from_bfloat16, measure, pattern, to_bfloat16
 from lanterne.collectives.communicator import spawn
 
-DTYPES = ["float16", "float32", "float64", "int8", "uint8", "int64", "uint32"]
+DTYPES = ["float16", "bfloat16", "float32", "float64", "int8", "uint8", "int64", "uint32"]
+
+
+def numbers(array, dtype):
+    """The elements of `array`, of `dtype`, as numbers of Python."""
+    return (from_bfloat16(array) if dtype == "bfloat16" else array).tolist()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("op", ["sum", "prod", "min", "max"])
 def test_expected_reductions_are_exact(dtype, op):
-    exact = [int(value) for value in pattern(50, dtype, op, 0)]
+    exact = [int(value) for value in numbers(pattern(50, dtype, op, 0), dtype)]
     combine = {"sum": int.__add__, "prod": int.__mul__, "min": min, "max": max}[op]
     for rank in range(1, 64):
-        exact = [combine(a, int(b)) for a, b in zip(exact, pattern(50, dtype, op, rank), strict=True)]
-    got = expected_reduction(50, dtype, op, 64)
-    if np.dtype(dtype).kind == "f":
-        assert [float(value) for value in got] == exact
+        exact = [combine(a, int(b)) for a, b in zip(exact, numbers(pattern(50, dtype, op, rank), dtype), strict=True)]
+    got = numbers(expected_reduction(50, dtype, op, 64), dtype)
+    if "float" in dtype:
+        assert got == exact
     else:
         bits = np.dtype(dtype).itemsize * 8
         assert [int(value) % 2**bits for value in got] == [value % 2**bits for value in exact]
+
+
+@pytest.mark.parametrize(
+    ("value", "bits"), [(1, 0x3F80), (-2, 0xC000), (256, 0x4380), (1 + 2**-8, 0x3F80), (1 + 3 * 2**-8, 0x3F82)]
+)
+def test_bfloat16_is_rounded_to_even(value, bits):
+    assert to_bfloat16(np.array([value])).tolist() == [bits]
 
 
 def test_patterns_differ_between_ranks_and_positions():
@@ -31,10 +43,11 @@ def test_patterns_differ_between_ranks_and_positions():
     assert len(np.unique(patterns[0])) == 17
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("collective", COLLECTIVES)
-def test_every_collective_is_measured_and_right(collective):
+def test_every_collective_is_measured_and_right(collective, dtype):
     def rank_main(comm):
-        case = Case(comm, collective, 40, np.dtype("float32"), "sum")
+        case = Case(comm, collective, 40, dtype, "sum")
         return measure(case, comm.algorithms(collective), iterations=2, warmup=0)
 
     for result in spawn(4, rank_main):

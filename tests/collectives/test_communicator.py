@@ -234,7 +234,8 @@ def test_send_recv_exchanges():
 
 
 @pytest.mark.parametrize(
-    ("peer", "tag", "text"), [(2, 0, "peer: got 2"), (-1, 0, "peer: got -1"), (1, 32, "got 32, expected 0 to 31")]
+    ("peer", "tag", "text"),
+    [(2, 0, "peer: got 2"), (-1, 0, "peer: got -1"), ("a", 0, "peer: got 'a'"), (1, 32, "got 32, expected 0 to 31")],
 )
 def test_messages_refused(peer, tag, text):
     with pytest.raises(InputError, match=text):
@@ -340,6 +341,30 @@ BAD = {
     ),
     "all_gather": (lambda c: c.all_gather(np.zeros(3), np.zeros(5)), "got out_array of 5 elements, expected 6"),
     "stream": (lambda c: c.all_reduce(np.zeros(2), np.zeros(2), stream=object()), "got a stream with host arrays"),
+    "root of text": (lambda c: c.broadcast(np.zeros(2), root="a"), "got root 'a', expected 0 to 1"),
+    "root of half": (lambda c: c.broadcast(np.zeros(2), root=0.5), "got root 0.5, expected 0 to 1"),
+    "no root": (lambda c: c.all_gather(np.zeros(2), np.zeros(4), root=0), "got root 0, expected none"),
+    "timeout": (
+        lambda c: c.all_reduce(np.zeros(2), np.zeros(2), timeout_s="a"),
+        "timeout_s: got 'a', expected seconds",
+    ),
+    "no timeout": (lambda c: c.barrier(timeout_s=float("nan")), "timeout_s: got nan, expected seconds"),
+    "option": (
+        lambda c: c.all_reduce(np.zeros(2), np.zeros(2), algoritm="ring"),
+        "got option algoritm, expected some of",
+    ),
+    "late rank": (
+        lambda c: c.all_reduce(np.zeros(2), np.zeros(2), late_rank=[]),
+        "got late_rank [], expected 0 or more",
+    ),
+    "chunks of text": (lambda c: c.all_reduce(np.zeros(2), np.zeros(2), num_chunks="a"), "got num_chunks 'a'"),
+    "segments of text": (
+        lambda c: c.all_reduce(np.zeros(2), np.zeros(2), segment_nbytes="64K"),
+        "segment_nbytes '64K'",
+    ),
+    "algorithms": (lambda c: c.all_reduce(np.zeros(2), np.zeros(2), algorithm=["ring"]), "expected a name"),
+    "color": (lambda c: c.split("a"), "split: got color 'a'"),
+    "key": (lambda c: c.split(0, 2**70), "split: got key 1180591620717411303424"),
 }
 
 
