@@ -12,7 +12,8 @@ the messages of a link are held back; that is the only thing done on purpose. Ev
   located    the delay of the messages themselves and the time of every rank's work name the place
   swapped    a plan for the measured delays is made, checked, and taken over between two iterations; messages of the
              slow link go by delegate processes, so that no rank waits to send
-  reverted   the delay of messages says that the link is well: the first plan comes back
+  reverted   the delay of messages says that the link is well: no delegates any more, and the first plan comes back
+             unless the one that runs is as good
 
 Before the swap the job is left slow for --hold iterations from the onset on, to measure what it would have been like.
 A screen on a terminal, lines in a pipe. Exit code 1 if a step did not happen or another link was named.
@@ -24,6 +25,7 @@ import tempfile
 from pathlib import Path
 
 from ..errors import InputError
+from ..pipeline.injection import Event, ends
 from . import report
 from .demo_screen import first_of, phases
 from .events_input import slow_link
@@ -34,7 +36,9 @@ EXPECTED = ("slowed", "noticed", "located", "swapped", "recovered", "healed", "r
 # Iterations: what the detector needs to know the job, to see the slow stretch, and to see it over.
 LEAST_HEALTHY, LEAST_AFTER, LEAST_SLOW = 40, 20, 25
 HEALTHY_SHARE, SLOW_SHARE = 0.3, 0.4
-NOTHING = "none"
+NOTHING, LOCAL = "none", "local"
+PICTURES = (".png", ".svg", ".pdf")
+TRANSPORTS = ("mpi", "ucx")
 
 
 def add_arguments(parser):
@@ -42,17 +46,17 @@ def add_arguments(parser):
     parser.add_argument("-n", "--ranks", type=int, default=4, metavar="N", help="ranks of the pipeline (default 4)")
     parser.add_argument("--transport", default="mpi", help="mpi (default), ucx, or local: threads")
     parser.add_argument(
-        "--slow-link", metavar="I=T", help="link I, between ranks I and I+1, gets so much slower (default: the middle, 30ms)"
+        "--slow-link", metavar="I=T", help="link I, of ranks I and I+1, gets so much slower (default: the middle, 30ms)"
     )
     parser.add_argument("--seconds", type=float, default=45.0, metavar="S", help="about how long to train (default 45)")
     parser.add_argument("--pace", default="8ms", metavar="T", help="that every F, B and W lasts (default 8ms)")
-    parser.add_argument("--hold", type=positive, default=12, metavar="K", help="slow iterations to measure (default 12)")
+    parser.add_argument("--hold", type=positive, default=12, metavar="K", help="slow ones to measure (default 12)")
     parser.add_argument("--seed", type=int, default=0, help="of weights and batches (default 0)")
     parser.add_argument("--timeout", default="60s", metavar="T", help="of every wait (default 60s)")
     parser.add_argument("--json", metavar="FILE", help="write everything ('-' for standard output)")
     parser.add_argument("--plot", default="demo.png", metavar="FILE", help="the picture (default demo.png), or none")
     parser.add_argument(
-        "--trace", default="demo-trace.json", metavar="FILE", help="for ui.perfetto.dev (default demo-trace.json), or none"
+        "--trace", default="demo-trace.json", metavar="FILE", help="for Perfetto (default demo-trace.json), or none"
     )
 
 
@@ -99,8 +103,12 @@ def job_of(args):
     if parse_time_s(args.timeout, "--timeout") <= 0:
         raise InputError(f"--timeout: got {args.timeout}, expected more than 0")
     for option, path in (("--plot", args.plot), ("--trace", args.trace), ("--json", args.json)):
-        if path not in (None, NOTHING, "-") and not Path(path).absolute().parent.is_dir():
+        if path not in (None, NOTHING) and not Path(path).absolute().parent.is_dir():
             raise InputError(f"{option}: got {path}, expected a file in a folder that exists")
+    if args.plot != NOTHING and Path(args.plot).suffix not in PICTURES:
+        raise InputError(f"--plot: got {args.plot}, expected a file named {', '.join(PICTURES)}, or {NOTHING}")
+    if args.transport != LOCAL and args.transport not in TRANSPORTS:
+        raise InputError(f"--transport: got {args.transport!r}, expected one of {LOCAL}, {', '.join(TRANSPORTS)}")
     event = _event(args)
     healthy, slow, after = _iterations(args.seconds, pace_s, args.ranks, args.hold)
     link = event.links[0]
@@ -124,11 +132,12 @@ def job_of(args):
 def _event(args):
     text = args.slow_link if args.slow_link is not None else f"{(args.ranks - 1) // 2}=30ms"
     event = slow_link(text)
+    one, other = sorted(ends(event.links[0])) if event.links else (0, 0)
     if "@" in text or len(event.links) != 1 or not event.latency_s:
         raise InputError(f"--slow-link: got {text!r}, expected one link and a time, such as 1=30ms")
-    if event.links[0] >= args.ranks - 1:
-        raise InputError(f"--slow-link: got link {event.links[0]}, expected 0 to {args.ranks - 2}")
-    return event
+    if other != one + 1 or other >= args.ranks:
+        raise InputError(f"--slow-link: got {text!r}, expected a link from 0 to {args.ranks - 2}")
+    return Event(0, links=(one,), latency_s=event.latency_s)
 
 
 def _iterations(seconds, pace_s, ranks, hold):
@@ -144,7 +153,7 @@ def _iterations(seconds, pace_s, ranks, hold):
 
 def summed_up(about, found):
     """The JSON document of a run, from what its job found."""
-    from .demo_job import HEALTHY
+    from .demo_steps import HEALTHY
 
     steps, tokens = found["steps"], found.pop("tokens")
     some = [phase._asdict() for phase in phases(found["results"], steps, tokens, HEALTHY)]

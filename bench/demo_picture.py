@@ -9,7 +9,7 @@ NAMES = {
     "located": "found",
     "swapped": "plan swapped",
     "healed": "link heals",
-    "reverted": "plan back",
+    "reverted": "went back",
 }
 
 

@@ -191,8 +191,7 @@ def plain_line(record, every):
         return f"iteration {record['iteration']:>3}  {record['name']:<10}  {record['text']}"
     if record["iteration"] % every:
         return None
-    delays = ", ".join(f"{name} {format_time(max(delay_s, 1e-6))}" for name, delay_s in record["link_delay_s"].items())
-    return (
-        f"iteration {record['iteration']:>3}  {format_time(record['time_s']):>7}  {record['tokens_per_s']:5.0f} tokens/s"
-        f"  loss {record['loss']:.3f}{f'  links {delays}' if delays else ''}"
-    )
+    delays_s = record["link_delay_s"]
+    links = "".join(f"  {name} {format_time(max(delay_s, 1e-6))}" for name, delay_s in delays_s.items())
+    time_s, rate = format_time(record["time_s"]), f"{record['tokens_per_s']:.0f}"
+    return f"iteration {record['iteration']:>3}  {time_s:>7}  {rate:>5} tokens/s  loss {record['loss']:.3f}{links}"

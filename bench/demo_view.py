@@ -1,4 +1,4 @@
-"""Shows a demo while it runs: a screen on a terminal, lines in a pipe. The job writes records into a file, a line each."""
+"""Shows a demo while it runs: a screen on a terminal, lines in a pipe. Its job writes records to a file."""
 
 import json
 import os
