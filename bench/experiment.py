@@ -33,7 +33,6 @@ crosspipe-table-6  the same in four datacenters
 
 from importlib import import_module
 
-from ..errors import InputError
 from ..pipeline.draw import save
 from . import report
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..errors import InputError
+from .check import CheckedSchedule
 from .contracts import CONTRACTS
 from .layout import input_chunks, output_chunks
 
@@ -64,13 +65,20 @@ def _runs(moves):
         yield tuple(run)
 
 
-def foreign_name(schedule, names, runtime):
-    """What `runtime` calls the collective of `schedule`, looked up in `names`.
+def lower(checked, names, runtime):
+    """What every export begins with: (schedule, what `runtime` calls its collective, the Placement of every rank).
+
+    Args:
+        checked: a CheckedSchedule.
+        names: collective -> its name there.
 
     Raises:
-        InputError: that runtime has no such collective.
+        InputError: not checked, or that runtime has no such collective.
     """
+    if not isinstance(checked, CheckedSchedule):
+        raise InputError(f"{runtime}: got {type(checked).__name__}, expected a CheckedSchedule")
+    schedule = checked.schedule
     if schedule.collective not in names:
         wanted = ", ".join(name for name in CONTRACTS if name in names)
         raise InputError(f"{schedule.name}: {runtime} cannot run {schedule.collective}, expected one of {wanted}")
-    return names[schedule.collective]
+    return schedule, names[schedule.collective], place_chunks(schedule)

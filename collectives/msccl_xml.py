@@ -13,8 +13,7 @@ elements a rank; all but one of a step's dependencies go to "nop" steps before i
 from xml.sax.saxutils import quoteattr
 
 from ..errors import InputError
-from .check import CheckedSchedule
-from .lowering import foreign_name, place_chunks
+from .lowering import lower
 from .schedule import REDUCE
 
 _NAMES = {
@@ -39,11 +38,7 @@ def to_msccl_xml(checked, protocol="Simple"):
     Raises:
         InputError: not checked, a collective that MSCCL lacks, or more steps or peers than its executor takes.
     """
-    if not isinstance(checked, CheckedSchedule):
-        raise InputError(f"msccl xml: got {type(checked).__name__}, expected a CheckedSchedule")
-    schedule = checked.schedule
-    collective = foreign_name(schedule, _NAMES, "MSCCL")
-    placements = place_chunks(schedule)
+    schedule, collective, placements = lower(checked, _NAMES, "MSCCL")
     ranks = [_Rank(rank, placement, schedule) for rank, placement in enumerate(placements)]
     for index in range(schedule.num_rounds):
         transfers = schedule.round(index)

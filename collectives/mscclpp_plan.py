@@ -10,8 +10,7 @@ of the block's threads. A program of more operations goes on in further thread b
 """
 
 from ..errors import InputError
-from .check import CheckedSchedule
-from .lowering import foreign_name, place_chunks
+from .lowering import lower
 from .schedule import REDUCE
 
 _NAMES = {
@@ -29,11 +28,7 @@ def to_mscclpp_plan(checked):
     Raises:
         InputError: not checked, a collective that the executor lacks, or more peers or operations than it takes.
     """
-    if not isinstance(checked, CheckedSchedule):
-        raise InputError(f"mscclpp plan: got {type(checked).__name__}, expected a CheckedSchedule")
-    schedule = checked.schedule
-    collective = foreign_name(schedule, _NAMES, "MSCCL++")
-    placements = place_chunks(schedule)
+    schedule, collective, placements = lower(checked, _NAMES, "MSCCL++")
     programs = [_Program(schedule, rank, placement) for rank, placement in enumerate(placements)]
     for index in range(schedule.num_rounds):
         slotted = [(transfer, programs[transfer.dst].take_slot()) for transfer in _by_message(schedule.round(index))]

@@ -1,6 +1,23 @@
-"""What all tests share: nothing is read from or left in the user's cache."""
+"""What all tests share: nothing is read from or left in the user's cache, no marked process outlives its test."""
 
 import os
+import signal
+import sys
 import tempfile
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent / "transport"))
+from processes import marked, new_mark  # noqa: E402
 
 os.environ["LANTERNE_CACHE"] = tempfile.mkdtemp(prefix="lanterne-test-cache-")
+
+
+@pytest.fixture
+def mark():
+    """The mark of a test's processes (processes.MARK in their environment); what still lives at its end is killed."""
+    mark = new_mark()
+    yield mark
+    for pid in marked(mark):
+        os.kill(pid, signal.SIGKILL)

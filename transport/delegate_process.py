@@ -20,7 +20,7 @@ from ..errors import LanterneError, TransportError
 from . import rail as rails
 from .delegate_memory import RING_WORDS, Ring, map_memory
 from .failover import Incoming, Outgoing
-from .rail import BYE, DATA, GRANT, HEADER, HERE, MEMORY, PING, PONG, RECEIPT, SWITCH, Rail
+from .rail import BYE, DATA, GRANT, HERE, MEMORY, PING, PONG, RECEIPT, SWITCH, Rail
 from .wire import configure
 
 # Notes of the rank: SEND peer offset nbytes departure_ns; RECEIVE peer offset nbytes; CLOSE 0.

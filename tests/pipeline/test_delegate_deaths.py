@@ -11,21 +11,13 @@ import pytest
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "transport"))
-from processes import MARK, PATIENCE_S, assert_none_left, marked, new_mark  # noqa: E402
+from processes import MARK, PATIENCE_S, assert_none_left, marked  # noqa: E402
 
 RANKS = 3
 JOB = (
     "import sys; from lanterne.transport.launch import launch; "
     f"sys.exit(launch([sys.executable, {str(HERE / 'delegate_job.py')!r}], {RANKS}))"
 )
-
-
-@pytest.fixture
-def mark():
-    mark = new_mark()
-    yield mark
-    for pid in marked(mark):
-        os.kill(pid, signal.SIGKILL)
 
 
 @pytest.mark.parametrize("victim", ["rank", "delegate", "launcher"])

@@ -1,5 +1,4 @@
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -13,18 +12,10 @@ from lanterne.transport.launch import find_mpiexec
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
-from processes import MARK, PATIENCE_S, assert_none_left, free_port, marked, new_mark  # noqa: E402
+from processes import MARK, PATIENCE_S, assert_none_left, free_port  # noqa: E402
 
 JOB = [sys.executable, str(HERE / "job.py")]
 SURVIVORS = 7
-
-
-@pytest.fixture
-def mark():
-    mark = new_mark()
-    yield mark
-    for pid in marked(mark):
-        os.kill(pid, signal.SIGKILL)
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from lanterne.transport.launch import MAX_WORLD_SIZE, launch
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
-from processes import MARK, PATIENCE_S, assert_none_left, marked, new_mark, wait_until  # noqa: E402
+from processes import MARK, PATIENCE_S, assert_none_left, marked, wait_until  # noqa: E402
 
 JOB = str(HERE / "job.py")
 LAUNCH = (
@@ -25,14 +25,6 @@ LAUNCH = (
     "sys.exit(launch(sys.argv[3:], int(sys.argv[2]), sys.argv[1]))"
 )
 SURVIVORS = 7
-
-
-@pytest.fixture
-def mark():
-    mark = new_mark()
-    yield mark
-    for pid in marked(mark):
-        os.kill(pid, signal.SIGKILL)
 
 
 def start(mark, launcher, world_size, *command, **variables):
