@@ -18,6 +18,10 @@ adaptra-21-measured
 crosspipe-11       static schedules, their receives late or ahead, and planned ones, over a slow link
 crosspipe-17       whether injected latency and bandwidth are what was asked for
 
+On a job that trains, slowed on purpose:
+
+greyhound-table-6  2 communication and 10 compute events, with and without mitigation
+
 Simulated, but for the seconds that planning takes:
 
 adaptra-19         gap of ADAPTRA's plans to the optimum, and how long they take to make
@@ -39,6 +43,7 @@ from . import report
 FIGURES = {
     "adaptra": ("1", "3", "14", "15", "16", "17", "18", "19", "20", "21", "21-measured"),
     "crosspipe": ("8", "9", "11", "12", "14", "15", "17", "table-5", "table-6"),
+    "greyhound": ("table-6",),
 }
 # name -> module of this folder with run(quick) -> records, COLUMNS, row(record), NOTES, draw(figure, records), and
 # perhaps findings(records) -> lines below the table.
