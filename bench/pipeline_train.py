@@ -5,6 +5,7 @@
   lanterne pipeline train -n 8 --data book.txt --stages 2 --data-parallel 2 --tp 2 --tokens chars
   lanterne pipeline train -n 2 --data book.txt --iterations 500 --checkpoint run.npz --checkpoint-every 20
   lanterne pipeline train -n 4 --data book.txt --iterations 500 --resume run.npz
+  lanterne pipeline train -n 4 --data README.md --stages 2 --mitigate --pace 8ms --slow-link 0-2=60ms@30:60
 
 Ranks are stages x data-parallel copies x tensor-parallel parts. The layers are timed first and cut into stages that
 take alike; the plan is made for those times. --check trains again in one process and compares the losses of all
@@ -47,6 +48,13 @@ def add_arguments(parser):
     parser.add_argument("--cap", metavar="SIZE", help="saved activations of a rank; what is more goes to the host")
     parser.add_argument("--spill", metavar="SIZE", help="memory of the host for it, of a rank (default 1GiB)")
     parser.add_argument("--adapt", action="store_true", help="measure links and stages, plan anew, swap plans")
+    parser.add_argument(
+        "--mitigate",
+        action="store_true",
+        help="notice slow ranks and links, name them, work around them while training, and back; events then count the "
+        "ranks of the job",
+    )
+    parser.add_argument("--pace", metavar="T", help="with --mitigate: F, B and W take this at least, as on slower cores")
     add_event_arguments(parser)
     parser.add_argument("--check", action="store_true", help="exit 1 unless one process has the same losses")
     parser.add_argument("--timeout", default="60s", metavar="T", help="of every wait (default 60s)")
@@ -88,6 +96,10 @@ def _check(args):
     if args.checkpoint_every and not (args.checkpoint or args.resume):
         raise InputError("--checkpoint-every: got no file, expected --checkpoint FILE or --resume FILE")
     _memory(args)
+    if args.mitigate and (args.adapt or args.checkpoint or args.resume or args.cap):
+        raise InputError("--mitigate: got --adapt, --checkpoint, --resume or --cap beside it, expected it without them")
+    if args.pace and not args.mitigate:
+        raise InputError("--pace: got it without --mitigate, expected it with that")
     if not args.learning_rate > 0:
         raise InputError(f"--learning-rate: got {args.learning_rate:g}, expected more than 0")
     if args.transport != "local":
@@ -111,7 +123,9 @@ def train(comm, args):
     comm.deterministic = comm.deterministic or args.deterministic
     plans, starts = planned(comm, setup, args)
     options = {"layout": setup.layout, "starts": starts, "sharded": args.zero1, **_memory(args)}
-    events = events_from(args, setup.layout.shape[1])
+    events = events_from(args, comm.world_size if args.mitigate else setup.layout.shape[1])
+    if args.mitigate:
+        return _train_mitigated(comm, args, setup, plans, options, events)
     if events or args.adapt:
         options["plane"] = observed_plane
     trainer = setup.trainer(comm, plans, **options)
@@ -139,15 +153,40 @@ def train(comm, args):
         disturbed.close()
     spilled = _spilled(comm, trainer)
     trainer.close()
+    document = _described(setup, plans, args, trainer.starts, events)
+    document["changes"] = [change._asdict() for change in disturbed.changes] if disturbed else []
+    document["spill"] = spilled
+    return {**document, "results": results} if comm.rank == 0 else None
+
+
+def _train_mitigated(comm, args, setup, plans, options, events):
+    """As `train`, watched and mitigated by a ClosedLoop."""
+    from .train_mitigate import Mitigated
+
+    pace_s = parse_time_s(args.pace, "--pace") if args.pace else 0.0
+    mitigated, results = Mitigated(comm, setup, plans, options, events, pace_s), []
+    file = sys.stderr if args.json == "-" else sys.stdout
+    for _ in range(args.iterations):
+        done = mitigated.iteration()
+        if comm.rank == 0:
+            if done is not None:
+                results.append(_record(done, setup.settings))
+                _show(results, args)
+            for line in mitigated.news():
+                print(line, file=file, flush=True)
+    summary = mitigated.summary() if comm.rank == 0 else None
+    mitigated.close()
+    document = _described(setup, plans, args, options["starts"], events)
+    return {**document, "mitigation": summary, "results": results} if comm.rank == 0 else None
+
+
+def _described(setup, plans, args, starts, events):
     copies, places, parts = setup.layout.shape
-    shape = {"ranks": comm.world_size, "stages": places, "data_parallel": copies, "tensor_parallel": parts}
+    document = {"ranks": copies * places * parts, "stages": places, "data_parallel": copies, "tensor_parallel": parts}
     plan = plans[0].plan
-    shape |= {"scheduler": plan.scheduler, "placement": plan.placement.name, "starts": list(trainer.starts)}
-    shape |= {"microbatches_of_copies": list(setup.microbatches), "zero1": args.zero1}
-    shape["spill"] = spilled
-    shape["events"] = [event.to_dict() for event in events]
-    shape["changes"] = [change._asdict() for change in disturbed.changes] if disturbed else []
-    return {**shape, "settings": about, "results": results} if comm.rank == 0 else None
+    document |= {"scheduler": plan.scheduler, "placement": plan.placement.name, "starts": list(starts)}
+    document |= {"microbatches_of_copies": list(setup.microbatches), "zero1": args.zero1}
+    return document | {"events": [event.to_dict() for event in events], "settings": asdict(setup.settings)}
 
 
 def _memory(args):
@@ -214,12 +253,17 @@ def _finish(args, document):
             f"{document['stages']} stages x {document['data_parallel']} copies x {document['tensor_parallel']} parts"
         )
         print(f"# {words}, {document['scheduler']}: median {statistics.median(rates):.0f} tokens/s", file=file)
-        if document["spill"]:
+        if document.get("spill"):
             held, moved = (max(document["spill"][key]) for key in ("peak_nbytes", "spilled_nbytes"))
             words = f"held at most {format_nbytes(held)}, a rank moved at most {format_nbytes(moved)} to the host"
             print(f"# saved activations: a rank {words}", file=file)
     else:
         print(f"# nothing to do: {args.resume} has {args.iterations} iterations or more", file=file)
+    if "mitigation" in document:
+        from .train_mitigate import incidents_table
+
+        columns, rows = incidents_table(document["mitigation"]["incidents"], args.iterations)
+        report.print_table(columns, rows, left=(0,), file=file)
     if not args.check:
         return 0
     found = document["check"]
