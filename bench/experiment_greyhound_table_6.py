@@ -1,7 +1,7 @@
 """GREYHOUND table 6 and figure 20: a job with 2 communication and 10 compute events, with and without mitigation.
 
-Scaled down: 8 ranks, 4 copies x 2 stages, instead of 256 GPUs; iterations of some 120 ms instead of 1.6 s; events of
-some 26 iterations. The job trains (a small MLP whose actions are paced), the schedule of events is unknown to it, and
+Scaled down: 8 ranks, 4 copies x 2 stages, instead of 256 GPUs; iterations of some 60 ms instead of 1.6 s; events of
+some 20 iterations. The job trains (a small MLP whose actions are paced), the schedule of events is unknown to it, and
 all that is done to it is measured. The paper prints no factors; these give its loss of throughput without mitigation.
 """
 
@@ -9,11 +9,11 @@ from ..pipeline.injection import Event
 from .mitigation_job import outcomes, run_job, same_losses
 from .units import format_time
 
-COPIES, PLACES, MICROBATCHES = 4, 2, 32
+COPIES, PLACES, MICROBATCHES = 4, 2, 48
 WEAK, MEDIUM, SEVERE, MEDIUM_LINK_S = 1.5, 2.0, 3.0, 40e-3
-FIRST, LENGTH, GAP, REST = 24, 26, 5, 6
+FIRST, LENGTH, GAP, REST = 20, 20, 4, 4
 # (rank, factor) in turn; a link from LEAD iterations before the third and the eighth until they end: compound.
-LEAD = 14
+LEAD = 10
 COMPUTE = (
     (3, MEDIUM), (0, WEAK), (5, MEDIUM), (6, SEVERE), (1, MEDIUM),
     (4, WEAK), (7, MEDIUM), (2, MEDIUM), (3, SEVERE), (6, WEAK),

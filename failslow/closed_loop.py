@@ -29,12 +29,14 @@ from ..pipeline.train import plans as make_plans
 from ..pipeline.verdicts import Agreement
 from .controller import Controller, Seen
 from .mitigate import Arrangement, Forecaster
-from .suspects import examine, ping_s
+from .probe_message import ProbeMessage
+from .suspects import examine
 
-# At the head of a rank's row: seconds of its iteration, of its wait for gradients, of a probe.
-ITERATION, GRADIENTS, PROBES, HEAD = range(4)
+# At the head of a rank's row: seconds of its iteration, when its wait for gradients began and ended, seconds of a probe,
+# at least and at most.
+ITERATION, BEGAN, ENDED, LEAST, MOST, HEAD = range(6)
 # A link that carries nothing is tried every so many iterations.
-PROBE_EVERY = 4
+PROBE_EVERY = 2
 KEY = "lanterne/mitigation"
 
 
@@ -73,7 +75,7 @@ class ClosedLoop:
         self.agreement = Agreement(comm.split(0, comm.rank), 0)
         self.now = Arrangement(layout.ranks, tuple(checked.plan.microbatches for checked in plans))
         self._members, self._team = tuple(range(comm.world_size)), None
-        self._probes, self._pinged = (), None
+        self._probes, self._probing = (), None
         self.controller = Controller(self.now, self._forecaster, settings) if comm.rank == 0 else None
         self.trainer = make_trainer(comm, plans, layout)
         self._adopt()
@@ -81,6 +83,9 @@ class ClosedLoop:
     def iteration(self):
         """Train on the next batch, as Trainer.iteration; None on a rank that is out. Then agree, and act."""
         done = None
+        if self._probes and self.iterations % PROBE_EVERY == 0:
+            link = self._probes[self.iterations // PROBE_EVERY % len(self._probes)]
+            self._probing = ProbeMessage(self.wire, link)
         if self.trainer is not None:
             self._profiler.begin()
             done = self.trainer.iteration()
@@ -103,6 +108,8 @@ class ClosedLoop:
     def _execute(self, checked, stages, comm, *args, after=None, **options):
         def ended(action):
             self._profiler.after(action)
+            if self._probing is not None:
+                self._probing.look()
             if after is not None:
                 after(action)
 
@@ -112,19 +119,14 @@ class ClosedLoop:
     def _row(self, done):
         """What this rank reports: a row of one length on all ranks."""
         row = np.full(HEAD + self._length, np.nan)
-        if self._probes and self.iterations % PROBE_EVERY == 0:
-            row[PROBES] = self._probe()
+        if self._probing is not None:
+            row[LEAST], row[MOST] = self._probing.end()
         if done is not None:
             trainer = self.trainer
             report = self._profiler.report(trainer.plans[trainer.copy], self._measured, done.number)
-            row[ITERATION], row[GRADIENTS] = done.seconds, done.gradients_s
+            row[ITERATION], row[[BEGAN, ENDED]] = done.seconds, done.gradients_s
             row[HEAD : HEAD + len(report)] = report
         return row
-
-    def _probe(self):
-        """The seconds of one link that carries nothing, on its first end."""
-        a, b = self._probes[self.iterations // PROBE_EVERY % len(self._probes)]
-        return ping_s(self.wire, a + b - self.comm.rank, self.comm.rank == a, 1) if self.comm.rank in (a, b) else np.nan
 
     def _seen(self, table):
         """The Seen of all ranks' rows."""
@@ -143,11 +145,9 @@ class ClosedLoop:
                     ends = tuple(sorted((here[one], here[other])))
                     links[ends] = tuple(float(sum(getattr(way, bound) for way in ways) / 2) for bound in ("low_s", "high_s"))
         for rank in self._lengths:
-            gradients_s[rank] = float(table[rank, GRADIENTS])
-        if self._probes and self.iterations % PROBE_EVERY == 0:
-            link = self._probes[self.iterations // PROBE_EVERY % len(self._probes)]
-            if np.isfinite(table[link[0], PROBES]):
-                links[link] = (float(table[link[0], PROBES]),) * 2
+            gradients_s[rank] = tuple(table[rank, [BEGAN, ENDED]].tolist())
+        if self._probing is not None:
+            links[self._probing.link] = tuple(table[self._probing.link[1], [LEAST, MOST]].tolist())
         return Seen(self.iterations - 1, float(np.nanmax(table[:, ITERATION])), compute_s, links, gradients_s)
 
     # -- deciding
@@ -156,6 +156,7 @@ class ClosedLoop:
         table = np.empty((self.comm.world_size, len(row)))
         self.comm.all_gather(row, table.reshape(-1))
         verdict = self._told(lambda: self.controller.update(self._seen(table)))
+        self._probing = None
         if verdict is not None and verdict["kind"] == "validate":
             began_s = time.monotonic()
             measured = examine(self.comm, self.wire, verdict["suspects"], self._slowdown())

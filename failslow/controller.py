@@ -34,6 +34,7 @@ class Settings:
     Attributes:
         calibrate: iterations that tell what is healthy, behind the first two.
         onset, relief: iterations in a row that make a suspect, and that acquit it.
+        persistent: iterations in a row that make a suspect although the Tracker, in noise, says nothing yet.
         slow_rank, well_rank: factors of a rank's computing from which it is slow, and up to which it is well again.
         slow_link, well_link: the same for messages, in parts of the mean work on a microbatch of a stage.
         gain: share of an iteration that a mitigation must be predicted to gain.
@@ -44,6 +45,7 @@ class Settings:
     calibrate: int = 10
     onset: int = 2
     relief: int = 3
+    persistent: int = 4
     slow_rank: float = 1.25
     well_rank: float = 1.12
     slow_link: float = 0.6
@@ -65,7 +67,7 @@ class Seen:
         iteration_s: the longest of any rank.
         compute_s: rank -> seconds of its work on a microbatch; ranks that reported nothing are absent, or nan.
         links: (a, b), a < b -> seconds of a message, (least, most) as far as known.
-        gradients_s: rank -> seconds that it waited for gradients.
+        gradients_s: rank -> (began, ended) of its wait for gradients, seconds of one clock.
     """
 
     iteration: int
@@ -143,9 +145,9 @@ class Controller:
         if self.forecaster is None:
             self._calibrate(seen)
             return None
-        self._track(seen)
         evidence = self._evidence(seen)
         self._count(evidence, seen)
+        self._track(seen)
         if self._waits is not None:
             return None
         if self._relieved(seen):
@@ -228,9 +230,10 @@ class Controller:
         self._first = []
 
     def _group(self, seen, place, arrangement):
-        """Seconds of the all-reduce of a place's gradients: the last rank to come waits only for that."""
-        values = [seen.gradients_s.get(rank) for rank in arrangement.group(place)]
-        return min(values) if len(values) > 1 and all(value is not None for value in values) else None
+        """Seconds of the all-reduce of a place's gradients from when the last rank came; None if that is not known."""
+        waits = [seen.gradients_s.get(rank, (float("nan"),) * 2) for rank in arrangement.group(place)]
+        took_s = max(ended for _, ended in waits) - max(began for began, _ in waits)
+        return took_s if len(waits) > 1 and all(isfinite(time_s) for wait in waits for time_s in wait) else None
 
     # -- tracking
 
@@ -244,7 +247,7 @@ class Controller:
             self._alarm_at = None
         if self._alarm_at is not None and not self._tracker.slow and seen.iteration - self._alarm_at > 8:
             self._alarm_at = None  # Provisional, and never confirmed.
-        if self._alarm_at is None:
+        if self._alarm_at is None and not self._counts:
             self._healthy.append(seen.iteration_s)
 
     # -- profiling
@@ -312,14 +315,15 @@ class Controller:
         settings = self.settings
         if seen.iteration < self._acquitted.get(name, -1):
             return False
-        enough = self._counts.get(name, 0) >= settings.onset
+        count = self._counts.get(name, 0)
         if name in _names(self.slow):
             # As slow as was planned for? Of links only a validation knows.
             if name.startswith("link"):
                 return False
             blamed, now = self._severity(name), median(self._recent.get(name, [0.0]))
             return self._counts.get(name, 0) >= 5 and now > 0 and not 0.7 < now / blamed < 1.4
-        return enough and (self._alarm_at is not None or bool(self.slow))
+        known = self._alarm_at is not None or bool(self.slow)
+        return count >= (settings.onset if known else settings.persistent)
 
     # -- blame, and what follows
 

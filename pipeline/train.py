@@ -36,14 +36,14 @@ class Iteration:
         number: from 0.
         losses: (microbatches,) float64 of all copies, the same on all ranks; `loss` is their mean.
         seconds: from its beginning on this rank until the losses were known.
-        gradients_s: of that, waiting for the gradients of the other copies, and stepping.
+        gradients_s: (began, ended), of time.monotonic(): waiting for the gradients of the other copies, and stepping.
         measured: this rank's Measured.
     """
 
     number: int
     losses: np.ndarray
     seconds: float
-    gradients_s: float
+    gradients_s: tuple
     measured: Measured
 
     @property
@@ -162,7 +162,7 @@ class Trainer:
             )
             ended_s = time.monotonic()
             self.copies.step()
-            gradients_s = time.monotonic() - ended_s
+            gradients_s = ended_s, time.monotonic()
             losses = self._all_losses(first, total)
         except LanterneError as error:
             self._fail(error)

@@ -53,7 +53,7 @@ class Job:
         for place in range(PLACES):
             group = self.now.group(place)
             worst = max([0.0, *(extra for link, extra in slow.links.items() if set(link) <= set(group))])
-            waits |= {rank: WAIT_S + 2 * worst for rank in group}
+            waits |= {rank: (self.number, self.number + WAIT_S + 2 * worst) for rank in group}
         return Seen(self.number, time_s, compute_s, links, waits)
 
     def run(self, iterations):
