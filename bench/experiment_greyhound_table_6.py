@@ -1,6 +1,6 @@
 """GREYHOUND table 6 and figure 20: a job with 2 communication and 10 compute events, with and without mitigation.
 
-Scaled down: 8 ranks, 4 copies x 2 stages, instead of 256 GPUs; iterations of some 60 ms instead of 1.6 s; events of
+Scaled down: 8 ranks, 4 copies x 2 stages, instead of 256 GPUs; iterations of some 100 ms instead of 1.6 s; events of
 some 20 iterations. The job trains (a small MLP whose actions are paced), the schedule of events is unknown to it, and
 all that is done to it is measured. The paper prints no factors; these give its loss of throughput without mitigation.
 """

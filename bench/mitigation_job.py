@@ -23,7 +23,7 @@ from .disturbances import Disturbances
 from .pipeline_measure import on_ranks
 
 ROWS, WIDTH = 4, 16
-PACE_S, SCHEDULER = 1.25e-3, "zb_h1"
+PACE_S, SCHEDULER = 2.5e-3, "zb_h1"
 
 
 def run_job(copies, places, microbatches, events, iterations, acts=True, settings=None, transport="mpi"):
