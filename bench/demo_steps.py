@@ -7,7 +7,8 @@ from ..failslow.track import Tracker
 from ..pipeline.injection import Event, ends
 from .units import format_time
 
-# The first iterations are not counted: caches fill, connections open, undisturbed times get measured.
+# The first iterations are not counted: caches fill, connections open, undisturbed times get measured. In a run that
+# short the detector would take that for the job's ways.
 HEALTHY = 8
 # What follows a change is known from so many iterations.
 SETTLED = 6
@@ -43,7 +44,8 @@ class Observer:
         steps = []
         for change in changes:
             steps += self._changed(change)
-        steps += self._tracked(iteration, self.tracker.update(time_s))
+        if iteration >= HEALTHY:
+            steps += self._tracked(iteration, self.tracker.update(time_s))
         slow = sorted(name for name, sign in found.items() if sign > 0)
         if self._onset is not None and slow and not self._has("located"):
             steps += self._step("located", iteration, self._evidence(slow, record), found=slow)
@@ -88,11 +90,12 @@ class Observer:
         """What the Tracker says, until the place is known; an alarm without a place has no consequence."""
         if event is None or event.ratio < 1 or event.kind == "relief" or self._has("located"):
             return []
-        words = f"iterations take {event.ratio - 1:.0%} longer since iteration {event.index}"
+        onset = event.index + HEALTHY
+        words = f"iterations take {event.ratio - 1:.0%} longer since iteration {onset}"
         if event.confirmed_at is None:
-            return self._step("suspected", iteration, f"perhaps {words}", onset=event.index)
-        self._onset = event.index
-        return self._step("noticed", iteration, words, onset=event.index)
+            return self._step("suspected", iteration, f"perhaps {words}", onset=onset)
+        self._onset = onset
+        return self._step("noticed", iteration, words, onset=onset)
 
     def _evidence(self, slow, record):
         told = []

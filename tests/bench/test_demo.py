@@ -153,14 +153,15 @@ def change(at, links, scheduler="best", findings=None):
     )  # fmt: skip
 
 
-def play(find=None, alarm=True):
-    """An Observer after 110 made-up iterations, and per iteration whether it held changes back."""
+def play(find=None, alarm=True, start=1.0):
+    """An Observer after 110 made-up iterations, the first ones `start` times as long; and when it held changes back."""
     observer, held, now = Observer(WORK), [], []
     for iteration in range(110):
         held.append(observer.holds)
         observer.begins(iteration)
         is_slow = 40 <= iteration < 80
         time_s = 0.4 if is_slow and not now and alarm else 0.2 + iteration % 3 * 1e-3
+        time_s *= start if iteration < 8 else 1.0
         found = find(iteration) if find else {"link 1-2": 1} if is_slow and not now else {}
         if now and iteration >= 82:
             found = {"link 1-2": -1}
@@ -184,8 +185,13 @@ def test_a_change_waits_for_alarm_place_and_the_slow_stretch():
     assert first(observer, "noticed") == first(observer, "located") == 44
     assert first(observer, "swapped") == 50
     assert all(held[:49]) and not held[49]
+    assert next(step["onset"] for step in observer.steps if step["name"] == "noticed") == 40
     assert first(observer, "reverted") == 84
     assert all(held[86:])
+
+
+def test_a_slow_start_does_not_hide_what_is_slow():
+    assert first(play(start=2.0)[0], "noticed") == 44
 
 
 def test_a_place_without_an_alarm_changes_nothing():
