@@ -1,0 +1,59 @@
+"""What a decision does to a job that trains: the losses are those of a job that nothing happened to."""
+
+import json
+
+import lanterne
+import numpy as np
+import pytest
+from lanterne.failslow.closed_loop import ClosedLoop, observed
+from lanterne.pipeline.adam import Adam
+from lanterne.pipeline.layout import make_layout
+from lanterne.pipeline.problem import Problem
+from lanterne.pipeline.stage_mlp import mlp
+from lanterne.pipeline.train import Trainer, plans
+
+TOTAL, ITERATIONS = 8, 6
+HOME = [[[0], [1]], [[2], [3]]]
+
+
+def batches(number):
+    inputs = np.random.default_rng(number).standard_normal((TOTAL, 2, 6))
+    return inputs, np.tanh(inputs)
+
+
+def train(comm, steps):
+    """The losses of every iteration on a rank, None where it was out; `steps`: iteration -> (ranks, microbatches)."""
+
+    def make(comm, planned, layout):
+        return Trainer(comm, mlp((6,) * 5, 2), batches, planned, layout=layout, optimizer=lambda: Adam(0.01), plane=observed)
+
+    planned = plans(Problem(2, TOTAL // 2, 2, 2, 1), "zb_h1", (TOTAL // 2,) * 2)
+    loop, losses = ClosedLoop(comm, make, planned, make_layout(4, 2, 2)), []
+    for number in range(ITERATIONS):
+        if number in steps:
+            ranks, microbatches = steps[number]
+            arrangement = {"ranks": ranks, "microbatches": microbatches}
+            loop._rearrange(json.loads(json.dumps({"kind": "revert", "arrangement": arrangement})))
+        done = loop.iteration()
+        losses.append(None if done is None else done.losses)
+    loop.close()
+    return losses
+
+
+STEPS = {
+    "rebalanced": {2: (HOME, [2, 6]), 4: (HOME, [4, 4])},
+    "moved": {2: ([[[3], [1]], [[2], [0]]], [4, 4]), 4: (HOME, [4, 4])},
+    "moved and rebalanced": {2: ([[[1], [0]], [[3], [2]]], [5, 3]), 3: ([[[2], [0]], [[3], [1]]], [3, 5])},
+    "restarted without two ranks, and with them again": {2: (HOME[:1], [8]), 4: (HOME, [4, 4])},
+    "restarted without rank 0": {3: (HOME[1:], [8])},
+}
+
+
+@pytest.mark.parametrize("steps", STEPS.values(), ids=STEPS)
+def test_what_is_done_changes_no_loss(steps):
+    expected = lanterne.spawn(4, train, {})[0]
+    for losses in lanterne.spawn(4, train, steps):
+        for number, (mine, those) in enumerate(zip(losses, expected, strict=True)):
+            if mine is not None:
+                np.testing.assert_allclose(mine, those, rtol=1e-5, err_msg=f"iteration {number}")
+    assert len(expected) == ITERATIONS
