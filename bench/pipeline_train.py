@@ -202,7 +202,7 @@ def _memory(args):
 
 
 def _spilled(comm, trainer):
-    """The most bytes that each rank held, and those that it moved to the host; None without --cap. A collective call."""
+    """The most bytes that each rank held, and those moved to the host; None without --cap. A collective call."""
     import numpy as np
 
     if trainer.spill is None:

@@ -154,7 +154,7 @@ def check_options(collective, options):
 
 
 def check_whole(what, value, least, most=None):
-    """Raise InputError, which begins with `what`, unless `value` is a whole number from `least` to `most` (None: any)."""
+    """Raise InputError, beginning with `what`, unless `value` is a whole number from `least` to `most` (None: any)."""
     try:
         good = least <= operator.index(value) and (most is None or value <= most)
     except TypeError:

@@ -26,7 +26,8 @@ from .registry import find_algorithm
 from .requests import Request
 from .tuning import MAX_PRICED_RANKS, late_num_chunks, override
 
-# The board costs some 0.05 ms a call, up to 1 ms where ranks share cores: below this predicted time, or this size, it is not asked.
+# The board costs some 0.05 ms a call, up to 1 ms where ranks share cores: below this predicted time,
+# or this size, it is not asked.
 LEAST_NORMAL_S = 2e-3
 LEAST_NBYTES = 64 << 10
 # Those that keep to one message per port and round, as a network likes it; a tie goes to the first.
@@ -151,9 +152,9 @@ def _option(collective, name, world_size, nbytes, model):
     line = find_algorithm(collective, name)
     chunks = late_num_chunks(line, world_size, nbytes, model)
     schedule = priced_schedule(collective, name, world_size, chunks)
-    # A start-up time for each round, although most overlap: where ranks share cores they do not, and a rank is not to be
-    # called late for less. Not for each chunk, since those of a round are posted together; and the same per byte whatever
-    # the size of the messages, which are cut alike.
+    # A start-up time for each round, although most overlap: where ranks share cores they do not, and a rank is not to
+    # be called late for less. Not for each chunk, since those of a round are posted together; and the same per byte
+    # whatever the size of the messages, which are cut alike.
     paced = replace(sustained(model), alpha_s=model.alpha_s, serial_messages=False)
     together_s = price(schedule, nbytes, paced).makespan_s
     late = late_start(world_size, world_size - 1, 10 * together_s)
@@ -180,7 +181,7 @@ class LateRequest(Request):
         self._held = False
 
     def begin(self):
-        """Tell the board that this rank has come, with device arrays once its stream has; or, if the call is free, start."""
+        """Tell the board that this rank has come (device arrays: once the stream has); or, if the call is free, start."""
         entry, communicator, late = self.entry, self.communicator, self.communicator.late
         if entry is not None and not communicator.device_side().has_reached(entry):
             return

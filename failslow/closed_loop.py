@@ -143,7 +143,7 @@ class ClosedLoop:
                 for one, other in {(min(pair), max(pair)) for pair in profile.links}:
                     ways = pair_delays(profile, one, other)
                     ends = tuple(sorted((here[one], here[other])))
-                    links[ends] = tuple(float(sum(getattr(way, bound) for way in ways) / 2) for bound in ("low_s", "high_s"))
+                    links[ends] = tuple(float(sum(getattr(way, b) for way in ways) / 2) for b in ("low_s", "high_s"))
         for rank in self._lengths:
             gradients_s[rank] = tuple(table[rank, [BEGAN, ENDED]].tolist())
         if self._probing is not None:
@@ -195,7 +195,8 @@ class ClosedLoop:
     def _forecaster(self, work_s, gradients_s):
         """A Forecaster for stages that take `work_s` a microbatch, F, B and W in the proportions of the plan."""
         problem = self._problem
-        planned = [sum(times) for times in zip(problem.forward, problem.backward_input, problem.backward_weight, strict=True)]
+        parts = (problem.forward, problem.backward_input, problem.backward_weight)
+        planned = [sum(times) for times in zip(*parts, strict=True)]
         changes = {
             name: tuple(t * now / then for t, now, then in zip(getattr(problem, name), work_s, planned, strict=True))
             for name in ("forward", "backward_input", "backward_weight")
@@ -263,8 +264,10 @@ class ClosedLoop:
         self._lengths_of()
 
     def _lengths_of(self):
-        self.plans = self.trainer.plans if self.trainer is not None else make_plans(
-            self._problem, self.scheduler, self.now.microbatches
+        self.plans = (
+            self.trainer.plans
+            if self.trainer is not None
+            else make_plans(self._problem, self.scheduler, self.now.microbatches)
         )
         self._lengths = {
             rank: report_length(self.plans[copy], place) for rank, (copy, place) in self.now.seats().items()

@@ -167,7 +167,7 @@ class Controller:
         """What the validation of the suspects found; the Decision that it leads to, or None.
 
         Args:
-            measured: name -> severity, as Seen's evidence has it; what is absent could not be tested, and is not blamed.
+            measured: name -> severity, as Seen's evidence has it; what is absent could not be tested, nor blamed.
         """
         suspects, seen = self._waits
         self._waits = None
@@ -282,7 +282,7 @@ class Controller:
         return found
 
     def _links_of(self, place):
-        """The links in the group of a place; where nothing is validated, only of two ranks: more cannot be told apart."""
+        """The links in the group of a place; where nothing is validated, only of two: more cannot be told apart."""
         group = sorted(self.now.group(place))
         if len(group) > 2 and not self.settings.validates:
             return []

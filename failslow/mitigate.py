@@ -58,7 +58,7 @@ class Slowness:
 
     @property
     def cause(self):
-        """"compute" if a rank is slow, else "communication"."""
+        """What makes it slow: "compute" if a rank is, else "communication"."""
         return "compute" if self.ranks else "communication"
 
 
@@ -87,7 +87,8 @@ class Forecaster:
     def rebalanced(self, ranks, total, slow):
         """S2: the Arrangement of `ranks` with the microbatches that suit what is slow."""
         stages, problem = len(ranks[0]), self.problem
-        work_s = [sum(times) for times in zip(problem.forward, problem.backward_input, problem.backward_weight)]  # noqa: B905
+        parts = (problem.forward, problem.backward_input, problem.backward_weight)
+        work_s = [sum(times) for times in zip(*parts, strict=True)]
         times = []
         for pipeline in ranks:
             factors, _ = self._conditions(pipeline, slow)

@@ -88,13 +88,13 @@ class Trainer:
         plane: a function that makes a DataPlane of the pipeline's Communicator; None for Inline.
         timeout_s: of waits for messages; None for the communicator's.
         transport: what activations and gradients go over, such as a ShapedTransport over that of `comm`; None for that.
-        cap_nbytes: saved activations that a rank may hold between two actions; what is more goes to the host (see Spill).
+        cap_nbytes: saved activations that a rank may hold between two actions; what is more goes to the host (Spill).
         spill_nbytes: of the host's memory, for those of a rank.
 
-    Attributes: `spill`, the Spill, None without a cap; `plans`, `layout`, `starts` (change them by `change`); `iterations`, how many are done; `stages`, this
-    rank's (stage -> LayerStage); `copy`, `place`, `part`, where this rank is; `pipeline`, the Communicator of its
-    pipeline, and `plane`, the DataPlane on it; `execute`, what runs an iteration's actions: to be replaced by what does
-    more, such as an Adapter's.
+    Attributes: `spill`, the Spill, None without a cap; `plans`, `layout`, `starts` (change them by `change`);
+    `iterations`, how many are done; `stages`, this rank's (stage -> LayerStage); `copy`, `place`, `part`, where this
+    rank is; `pipeline`, the Communicator of its pipeline, and `plane`, the DataPlane on it; `execute`, what runs an
+    iteration's actions: to be replaced by what does more, such as an Adapter's.
 
     Raises:
         InputError: plans, layout, model or data do not fit each other, or are not the same on all ranks.

@@ -20,7 +20,8 @@ def hold(copies):
     held, steps = {}, 0
     for number, stage in copies.stages.items():
         optimizer, own = stage.optimizer, copies.part(number)
-        averages = [np.zeros_like(stage.parameters[own]) if x is None else x for x in (optimizer.mean, optimizer.square)]
+        kept = (optimizer.mean, optimizer.square)
+        averages = [np.zeros_like(stage.parameters[own]) if x is None else x for x in kept]
         held[number], steps = [stage.parameters, *averages], optimizer.steps
     return steps, held
 

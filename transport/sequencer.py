@@ -132,7 +132,7 @@ class Sequencer:
         return max(FREE_CALLS, min(int(10 * ASKING_S / max(policy.normal_s, ASKING_S)), MAX_FREE_CALLS))
 
     def report(self, rank, its_now_s, arrivals, now_s):
-        """`rank`, whose clock says `its_now_s`, came to calls that were not asked about: `arrivals`, (its s, signature).
+        """`rank`, whose clock says `its_now_s`, came to calls not asked about: `arrivals`, (its s, signature).
 
         All ranks report the same calls in the same order; the signature is "" where no call of it is ever asked about.
         """

@@ -1,7 +1,7 @@
 """Calls that find out who is late, under orders of events that are drawn from seeds.
 
-The communicators and the board are the real ones, in a world that decides what happens next (ordered_world.py). In every
-order each call ends alike on all ranks: with the right result, or with the same error, and the next call works.
+The communicators and the board are the real ones, in a world that decides what happens next (ordered_world.py). In
+every order each call ends alike on all ranks: with the right result, or with the same error, and the next call works.
 """
 
 from functools import partial
@@ -194,7 +194,7 @@ def test_a_rank_that_dies_before_it_comes_is_named_on_all(run):
             assert rank.outcomes[0] is None and rank.wrong == 0, f"seed {seed}"
             errors = rank.outcomes[1:]
             assert len(errors) == (index != dead)
-            assert all(isinstance(error, PeerFailed) and error.rank == dead for error in errors), f"seed {seed}: {errors}"
+            assert all(isinstance(error, PeerFailed) and error.rank == dead for error in errors), (seed, errors)
 
 
 @pytest.mark.parametrize("other", [(COUNT // 2, "float32"), (COUNT + 1, "float32"), (COUNT, "int32")])

@@ -1,4 +1,4 @@
-"""A rank for test_delegate_deaths.py: sends and receives through delegates until something dies, and says what it sees."""
+"""A rank for test_delegate_deaths.py: sends and receives through delegates until something dies, and tells."""
 
 import os
 import time

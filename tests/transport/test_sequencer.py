@@ -188,7 +188,9 @@ class Partial(Sequencer):
     """Frees the next call for some only."""
 
     def _tell(self, call, record):
-        return [(rank, record._replace(free=0) if rank == 0 else record) for rank, record in super()._tell(call, record)]
+        return [
+            (rank, record._replace(free=0) if rank == 0 else record) for rank, record in super()._tell(call, record)
+        ]
 
 
 def test_the_model_finds_calls_that_only_some_ask_about(soon_free):
