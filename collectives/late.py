@@ -181,7 +181,7 @@ class LateRequest(Request):
         self._held = False
 
     def begin(self):
-        """Tell the board that this rank has come (device arrays: once the stream has); or, if the call is free, start."""
+        """Tell the board that this rank has come (device arrays: once the stream has), or start if the call is free."""
         entry, communicator, late = self.entry, self.communicator, self.communicator.late
         if entry is not None and not communicator.device_side().has_reached(entry):
             return
