@@ -29,14 +29,13 @@ from ..pipeline.train import plans as make_plans
 from ..pipeline.verdicts import Agreement
 from .controller import Controller, Seen
 from .mitigate import Arrangement, Forecaster
-from .probe_message import ProbeMessage
+from .probe_message import probe_message
 from .suspects import examine
 
-# At the head of a rank's row: seconds of its iteration, when its wait for gradients began and ended, seconds of a probe,
-# at least and at most.
-ITERATION, BEGAN, ENDED, LEAST, MOST, HEAD = range(6)
+# At the head of a rank's row: seconds of its iteration, when its wait for gradients began and ended, seconds of a probe.
+ITERATION, BEGAN, ENDED, PROBED, HEAD = range(5)
 # A link that carries nothing is tried every so many iterations.
-PROBE_EVERY = 2
+PROBE_EVERY = 3
 KEY = "lanterne/mitigation"
 
 
@@ -85,7 +84,7 @@ class ClosedLoop:
         done = None
         if self._probes and self.iterations % PROBE_EVERY == 0:
             link = self._probes[self.iterations // PROBE_EVERY % len(self._probes)]
-            self._probing = ProbeMessage(self.wire, link)
+            self._probing = link, probe_message(self.wire, link)
         if self.trainer is not None:
             self._profiler.begin()
             done = self.trainer.iteration()
@@ -108,8 +107,6 @@ class ClosedLoop:
     def _execute(self, checked, stages, comm, *args, after=None, **options):
         def ended(action):
             self._profiler.after(action)
-            if self._probing is not None:
-                self._probing.look()
             if after is not None:
                 after(action)
 
@@ -120,7 +117,7 @@ class ClosedLoop:
         """What this rank reports: a row of one length on all ranks."""
         row = np.full(HEAD + self._length, np.nan)
         if self._probing is not None:
-            row[LEAST], row[MOST] = self._probing.end()
+            row[PROBED] = self._probing[1]
         if done is not None:
             trainer = self.trainer
             report = self._profiler.report(trainer.plans[trainer.copy], self._measured, done.number)
@@ -147,7 +144,8 @@ class ClosedLoop:
         for rank in self._lengths:
             gradients_s[rank] = tuple(table[rank, [BEGAN, ENDED]].tolist())
         if self._probing is not None:
-            links[self._probing.link] = tuple(table[self._probing.link[1], [LEAST, MOST]].tolist())
+            link, _ = self._probing
+            links[link] = (float(table[link[1], PROBED]),) * 2
         return Seen(self.iterations - 1, float(np.nanmax(table[:, ITERATION])), compute_s, links, gradients_s)
 
     # -- deciding
