@@ -42,6 +42,7 @@ SMALL = {
         "PROBLEM": Problem(4, 6, 4e-3, 4e-3, 3e-3),
         "QUICK_ITERATIONS": 12,
     },
+    "greyhound-table-6": {"COMPUTE": ((1, 2.0),), "LINKS": {}, "COPIES": 2, "MICROBATCHES": 8, "FIRST": 8, "LENGTH": 8},
     "adaptra-21": {"EVENTS": ((15, 85, (2,), 60),), "QUIET": Problem(4, 6, 22, 26, 14, 0)},
 }
 
