@@ -10,41 +10,42 @@ from importlib import import_module
 from .. import __version__
 from ..errors import InputError, LanterneError, Unavailable
 from ..transport.bootstrap import launched_rank
+from .report import check_outputs
 
 # name -> (module of this folder, one line of help). A module has add_arguments(parser) and run(args) -> exit code, and
 # is imported only when its command is called, so that --help stays instant. Of two names that fit, the longer one wins.
 COMMANDS = {
     "info": ("info", "what this machine offers: MPI, UCX, NCCL, GPUs, transports; versions"),
-    "bench p2p": ("p2p", "benchmark point to point: latency, one way, both ways, against bare mpi4py"),
-    "bench mpi": ("mpi_peers", "benchmark all-reduce against MPI's own and a plain ring over mpi4py"),
-    "lab": ("lab", "run a command on every host of an emulated cluster with rate-limited links"),
-    "bench deaths": ("deaths", "benchmark how soon survivors learn that a rank was killed"),
-    "bench persistence": ("persistence", "benchmark a late rank that is named wrongly, or absent"),
-    "bench lab-peers": ("lab_peers", "compare with MPICH, Open MPI and Gloo on the emulated cluster"),
-    "bench delegate": ("delegates", "benchmark delegates against inline sends: iterations, cost of a send"),
-    "bench failover": ("failover", "benchmark how long a pipeline stalls when a rail dies amid an iteration"),
+    "demo": ("demo", "watch it work: a link becomes slow, is noticed, found, worked around, and heals"),
     "bench": ("collective", "benchmark a collective, with and without a late rank"),
-    "detect": ("detect", "find when a job became slow and when it recovered, in its iteration times"),
-    "locate": ("locate", "say which worker, link or stage makes recorded steps long, or that it is the data"),
-    "validate": ("validate", "find out in seconds which rank computes slowly and which link is slow"),
-    "watch": ("watch", "run a program and say when it becomes slow, since when, and because of whom"),
-    "rebalance": ("rebalance", "distribute microbatches over groups of different speed"),
-    "bench failslow": ("failslow_speed", "benchmark what it costs to be watched and to redistribute microbatches"),
-    "bench kernels": ("kernels", "benchmark the reductions of one CPU or GPU against a plain copy"),
-    "bench gpu": ("gpu", "measure the GPU path: reductions, staging, delays; writes a report"),
+    "lab": ("lab", "run a command on every host of an emulated cluster with rate-limited links"),
     "schedule": ("schedule", "make, check, price, draw or export a collective schedule"),
     "cost": ("cost", "alpha-beta study over sizes, rank counts and delays"),
-    "bench train": ("train_speed", "benchmark training by a pipeline against training in one process"),
-    "bench pipeline": ("pipeline_speed", "benchmark planning, checking and simulating of pipelines"),
-    "bench planner": ("planner_gaps", "benchmark the planner: how far from the optimum, and how long it takes"),
-    "demo": ("demo", "watch it work: a link becomes slow, is noticed, found, worked around, and heals"),
     "pipeline plan": ("pipeline_plan", "plan a pipeline for slow links, unequal stages and little memory"),
     "pipeline simulate": ("pipeline_simulate", "price a pipeline plan under other delays, or with blocking sends"),
     "pipeline run": ("pipeline_run", "run pipeline plans on real processes over emulated links, against the simulator"),
     "pipeline train": ("pipeline_train", "train a small GPT on text by pipeline, data and tensor parallelism"),
     "pipeline sweep": ("pipeline_sweep", "draw makespan over link delay, bandwidth or memory, one line per scheduler"),
     "pipeline partition": ("pipeline_partition", "divide layers over stages on unequal devices"),
+    "detect": ("detect", "find when a job became slow and when it recovered, in its iteration times"),
+    "locate": ("locate", "say which worker, link or stage makes recorded steps long, or that it is the data"),
+    "validate": ("validate", "find out in seconds which rank computes slowly and which link is slow"),
+    "watch": ("watch", "run a program and say when it becomes slow, since when, and because of whom"),
+    "rebalance": ("rebalance", "distribute microbatches over groups of different speed"),
     "experiment": ("experiment", "redo a figure of the papers: table, JSON and plot"),
+    "bench p2p": ("p2p", "benchmark point to point: latency, one way, both ways, against bare mpi4py"),
+    "bench deaths": ("deaths", "benchmark how soon survivors learn that a rank was killed"),
+    "bench persistence": ("persistence", "benchmark a late rank that is named wrongly, or absent"),
+    "bench mpi": ("mpi_peers", "benchmark all-reduce against MPI's own and a plain ring over mpi4py"),
+    "bench lab-peers": ("lab_peers", "compare with MPICH, Open MPI and Gloo on the emulated cluster"),
+    "bench pipeline": ("pipeline_speed", "benchmark planning, checking and simulating of pipelines"),
+    "bench planner": ("planner_gaps", "benchmark the planner: how far from the optimum, and how long it takes"),
+    "bench delegate": ("delegates", "benchmark delegates against inline sends: iterations, cost of a send"),
+    "bench failover": ("failover", "benchmark how long a pipeline stalls when a rail dies amid an iteration"),
+    "bench train": ("train_speed", "benchmark training by a pipeline against training in one process"),
+    "bench failslow": ("failslow_speed", "benchmark what it costs to be watched and to redistribute microbatches"),
+    "bench kernels": ("kernels", "benchmark the reductions of one CPU or GPU against a plain copy"),
+    "bench gpu": ("gpu", "measure the GPU path: reductions, staging, delays; writes a report"),
 }
 
 USAGE = "usage: lanterne COMMAND [OPTION ...]\n\n"
@@ -109,6 +110,7 @@ def main(argv=None):
             hint = f" (did you mean {close[0]!r}?)" if close else ""
             raise InputError(f"command: got {argv[0]!r}{hint}, expected one of {', '.join(COMMANDS)}")
         args = build_parser(name).parse_args(rest)
+        check_outputs(args)
         code = args.run(args)
         sys.stdout.flush()
         return code

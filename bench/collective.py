@@ -32,7 +32,7 @@ from ..transport.launch import MAX_WORLD_SIZE
 from ..transport.registry import find_transport
 from . import report
 from .arrivals import late_rank_of, print_arrivals
-from .collective_plot import check_plot, plot
+from .collective_plot import plot
 from .sizes import check_sizes
 from .units import format_nbytes, format_time, parse_nbytes, parse_rate_bytes_per_s, parse_time_s
 
@@ -122,8 +122,6 @@ def parse(args):
         InputError: an option that cannot be.
     """
     args.late_rank = late_rank_of(args.late_rank)
-    if args.plot is not None:
-        check_plot(args.plot)
     if args.collective is None and args.ranks is None and not in_a_job():
         args.ranks = 4
     if args.collective is None:
@@ -139,10 +137,12 @@ def parse(args):
     if args.iterations < 1 or args.warmup < 0:
         raise InputError(f"--iterations, --warmup: got {args.iterations} and {args.warmup}, expected at least 1 and 0")
     over_nccl = args.transport == "nccl"
-    if over_nccl > (args.device == "cuda") or args.graph > (over_nccl and args.warmup > 0):
+    if over_nccl and args.device != "cuda":
+        raise InputError(f"--transport: got nccl with --device {args.device}, expected --device cuda with it")
+    if args.graph and not (over_nccl and args.warmup > 0):
         raise InputError(
-            f"--transport, --device, --graph: got {args.transport}, {args.device} and {args.graph}, expected --device "
-            "cuda with --transport nccl, and both, and a --warmup, with --graph"
+            f"--graph: got it with --transport {args.transport} and --warmup {args.warmup}, expected --transport nccl "
+            "--device cuda and a warm-up of at least 1"
         )
     if args.device == "cuda" and args.transport == "local":
         raise InputError("--device: got cuda with --transport local, expected mpi, ucx or nccl: a process for each GPU")
@@ -156,7 +156,10 @@ def parse(args):
     algorithms = tuple(name.strip() for name in (args.algorithm or "").split(",") if name.strip())
     for name in algorithms:
         if name not in ("all", "auto", "native"):
-            find_algorithm(collective, name)
+            try:
+                find_algorithm(collective, name)
+            except InputError as error:
+                raise InputError(f"--{error}, auto, native or all") from None
     _dtype(args.dtype)
     timeout_s = parse_time_s(args.timeout, "--timeout")
     if timeout_s <= 0:

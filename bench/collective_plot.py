@@ -4,17 +4,10 @@ import io
 import statistics
 from pathlib import Path
 
-from ..errors import InputError
 from .arrivals import draw as draw_arrivals
 from .cost_plot import STYLES
 from .report import write_atomically
 from .units import format_nbytes, format_time
-
-
-def check_plot(path):
-    """Raise InputError unless `path` can be drawn to."""
-    if Path(path).suffix.lower() not in (".png", ".svg", ".pdf"):
-        raise InputError(f"--plot: got {path}, expected a name that ends in .png, .svg or .pdf")
 
 
 def plot(path, document, arrivals=None):

@@ -57,6 +57,8 @@ def slow_link(text):
     """The Event of `--slow-link`."""
     links, value, first, last = _parts(text, "--slow-link", EXPECTED_LINK)
     value = LINK_PRESETS.get(value, value)
+    if value[-1].isdecimal():
+        raise InputError(f"--slow-link: got {text!r}, a time or rate without a unit, expected {EXPECTED_LINK}")
     for key, parse in (("latency_s", units.parse_time_s), ("bandwidth_bytes_per_s", units.parse_rate_bytes_per_s)):
         try:
             given = {key: parse(value)}

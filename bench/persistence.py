@@ -31,7 +31,6 @@ from ..errors import InputError
 from ..transport.bootstrap import in_a_job
 from . import report
 from .collective import known_rate_bytes_per_s
-from .collective_plot import check_plot
 from .cost_plot import STYLES
 from .units import format_nbytes, format_time, parse_nbytes, parse_rate_bytes_per_s, parse_time_s
 
@@ -60,8 +59,6 @@ def add_arguments(parser):
 
 
 def run(args):
-    if args.plot:
-        check_plot(args.plot)
     settings = parse(args)
     if not in_a_job():
         from ..collectives.communicator import spawn

@@ -11,6 +11,7 @@ from pathlib import Path
 from ..errors import InputError
 
 SCHEMA_VERSION = 1
+PICTURES = (".png", ".svg", ".pdf")
 
 
 def environment():
@@ -43,6 +44,25 @@ def environment():
 def envelope(**content):
     """The outer object of every JSON file of ours: schema_version, argv, environment, then `content`."""
     return {"schema_version": SCHEMA_VERSION, "argv": sys.argv, "environment": environment(), **content}
+
+
+def check_outputs(args):
+    """Refuse output files that could not be written, before the work for them is done.
+
+    Args:
+        args: a command's options; --json, --plot, --trace and --report are looked at ("-" and "none" are no files).
+
+    Raises:
+        InputError: a folder that does not exist, or a picture that is no .png, .svg or .pdf.
+    """
+    for name in ("json", "plot", "trace", "report"):
+        path = getattr(args, name, None)
+        if not isinstance(path, str) or path in ("-", "none"):
+            continue
+        if not Path(path).absolute().parent.is_dir():
+            raise InputError(f"cannot write {path}: No such file or directory; expected --{name} in a folder that exists")
+        if name == "plot" and Path(path).suffix.lower() not in PICTURES:
+            raise InputError(f"cannot draw {path}: expected a name that ends in .png, .svg or .pdf")
 
 
 def write_json(path, document):

@@ -74,7 +74,7 @@ def load(path, about):
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from error
     except (ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
-        raise InputError(f"{path}: is no checkpoint of lanterne: {error}") from error
+        raise InputError(f"{path}: is no checkpoint of lanterne, expected a file that --checkpoint wrote") from error
     for key, value in about.items():
         if found.get(key) != value:
             raise InputError(f"{path}: was saved with {key} {found.get(key)}, expected {value}, as this run has it")

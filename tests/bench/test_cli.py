@@ -46,6 +46,9 @@ def test_version():
             ["info", "--json", "/no/such/folder/x.json"],
             "cannot write /no/such/folder/x.json: No such file or directory",
         ),
+        (["detect", "no.csv", "--plot", "x.gif"], "cannot draw x.gif: expected a name that ends in .png, .svg or .pdf"),
+        (["bench", "--transport", "nccl"], "--transport: got nccl with --device cpu, expected --device cuda"),
+        (["bench", "--algorithm", "rong"], "auto, native or all"),
     ],
 )
 def test_bad_words_are_one_line_and_exit_2(argv, part):

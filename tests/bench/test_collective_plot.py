@@ -3,9 +3,8 @@
 import pytest
 
 from lanterne.bench.cli import main
-from lanterne.bench.collective_plot import check_plot, draw, plot
+from lanterne.bench.collective_plot import draw, plot
 from lanterne.collectives.arrivals import ArrivalLog
-from lanterne.errors import InputError
 
 MIB = 1 << 20
 
@@ -71,11 +70,6 @@ def test_pictures(tmp_path, ranks):
         file = tmp_path / f"picture.{suffix}"
         plot(file, document(rate=1e6), arrivals)
         assert file.read_bytes().startswith(start)
-
-
-def test_names_that_cannot_be_drawn_to():
-    with pytest.raises(InputError, match="ends in"):
-        check_plot("arrivals.txt")
 
 
 def test_command(tmp_path, capsys):

@@ -129,7 +129,7 @@ def test_ctrl_c_gives_the_terminal_back_and_leaves_nothing(tmp_path):
         ("--seconds nan", "more than 0"),
         ("--pace 0", "1ms to 1s"),
         ("--timeout 0", "more than 0"),
-        ("--plot picture.doc", ".png, .svg, .pdf"),
+        ("--plot picture.doc", "ends in .png, .svg or .pdf"),
         ("--trace no/such/folder.json", "a folder that exists"),
         ("--transport carrier", "local, mpi, ucx"),
     ],
