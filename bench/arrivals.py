@@ -49,7 +49,7 @@ def late_rank_of(text):
 
 
 def draw(who, delays, arrivals):
-    """Draw who came last, and the distribution of by how much, as the StragglAR paper's figures 2a and 8, on two."""
+    """Draw who came last, and the distribution of by how much, as the StragglAR paper's figures 2a and 8."""
     ranks = np.arange(len(arrivals.last))
     who.bar(ranks, 100 * arrivals.last / max(1, arrivals.calls), color="#0072B2")
     who.set(xlabel="rank", ylabel="came last, % of calls", xticks=ranks, ylim=(0, 100))

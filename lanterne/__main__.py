@@ -1,7 +1,19 @@
-"""`python -m lanterne` is the `lanterne` command."""
+"""`lanterne` and `python -m lanterne`."""
 
 import sys
 
-from lanterne.bench.cli import main
+from lanterne.errors import InputError
 
-sys.exit(main())
+
+def main():
+    """Run the command of sys.argv; the exit code."""
+    try:
+        from lanterne.bench.cli import main as run
+    except InputError as error:  # a variable of the environment that cannot be
+        print(f"lanterne: {error}", file=sys.stderr)
+        return 2
+    return run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -16,7 +16,19 @@ from typing import NamedTuple
 from ..errors import InputError, TransportError, TransportTimeout
 from .pauses import Pauses
 
-DEFAULT_TIMEOUT_S = float(os.environ.get("LANTERNE_TIMEOUT_S", 60.0))
+
+def _default_timeout_s(text):
+    """Seconds of LANTERNE_TIMEOUT_S, which says `text`."""
+    try:
+        timeout_s = float(text)
+    except ValueError:
+        timeout_s = 0.0
+    if not 0 < timeout_s < float("inf"):
+        raise InputError(f"LANTERNE_TIMEOUT_S: got {text!r}, expected a positive number of seconds")
+    return timeout_s
+
+
+DEFAULT_TIMEOUT_S = _default_timeout_s(os.environ.get("LANTERNE_TIMEOUT_S", "60"))
 COMMUNICATOR_BITS = 16
 LANE_BITS = 32
 # Reading the clock and the control socket costs more than a poll, so a waiting loop does it only so often.

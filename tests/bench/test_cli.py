@@ -79,3 +79,12 @@ def test_the_longest_name_wins(monkeypatch):
     assert cli.find_command(["bench", "info", "--json", "-"]) == ("bench info", ["--json", "-"])
     assert cli.find_command(["bench", "all_reduce"]) == ("bench", ["all_reduce"])
     assert cli.find_command(["nothing"]) == (None, ["nothing"])
+
+
+@pytest.mark.parametrize("text", ["abc", "-1", "nan", ""])
+def test_a_default_timeout_that_cannot_be(text):
+    environment = {**os.environ, "LANTERNE_TIMEOUT_S": text}
+    command = [sys.executable, "-m", "lanterne", "info"]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert result.returncode == 2
+    assert result.stderr == f"lanterne: LANTERNE_TIMEOUT_S: got {text!r}, expected a positive number of seconds\n"
