@@ -1,6 +1,7 @@
 """The command line: help without heavy imports, one line for every error, exit codes."""
 
 import importlib
+import os
 import subprocess
 import sys
 
