@@ -21,6 +21,8 @@ SLOW_LINK_STARVED = 2.5
 # A latency must also exceed the peers' by this: scheduling explains less on a core of one's own, a tick where cores are
 # shared.
 LEAST_LATENCY_S, LEAST_LATENCY_CROWDED_S = 200e-6, 4e-3
+# Within a host whose ranks share cores, a transfer takes as long as both ends' turns on them do.
+SLOW_LINK_CROWDED = 2.0
 # The same for a transfer, of which the best of several counts.
 LEAST_TRANSFER_S, LEAST_TRANSFER_CROWDED_S = 100e-6, 1e-3
 # Up to the directions between 4 ranks, one slow network card makes half of all links slow, or more.
@@ -113,7 +115,8 @@ def slow_links(samples, hosts, least_ratio=SLOW_LINK, crowded=False):
         usual_s = {size: reference(median(samples[link].times_s[size]) for link in links) for size in sizes}
         latency_s = reference(samples[link].latency_s for link in links)
         for link in links:
-            slow = _slow_transfer(samples[link].times_s, usual_s, least_ratio, crowded)
+            least = max(least_ratio, SLOW_LINK_CROWDED) if inside and crowded else least_ratio
+            slow = _slow_transfer(samples[link].times_s, usual_s, least, crowded)
             late = _slow_latency(samples[link].latency_s, latency_s, crowded)
             if slow and late:
                 found[link] = slow._replace(text=f"{slow.text}; {late.text}")
