@@ -90,14 +90,15 @@ class Guard:
         poll.register(self._client, select.POLLIN)
         try:
             while True:
-                wait_s = min(self._terminate_at, self._kill_at, time.monotonic() + 60) - time.monotonic()
-                poll.poll(max(0.0, wait_s) * 1e3 + 1)
+                # Before the first wait: what the store told with its answer to us is here already, not in the socket.
                 self._handle_signals()
                 self._reap()
                 if self._finished():
                     _finalize_pmi()
                     return 0
                 self._keep_deadlines()
+                wait_s = min(self._terminate_at, self._kill_at, time.monotonic() + 60) - time.monotonic()
+                poll.poll(max(0.0, wait_s) * 1e3 + 1)
         except TransportError:
             return 1  # the store is gone, and the job with it
         finally:
