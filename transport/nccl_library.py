@@ -63,7 +63,7 @@ def check_devices(seats, nccl_version):
         shared = f"nccl: ranks {first[seat]} and {rank} share device {seat[1]}"
         if nccl_version < SHARED_GPU_VERSION:
             raise Unavailable(
-                f"{shared}, which NCCL can from 2.30 on, and this is {version_text(nccl_version)}; start at most "
+                f"{shared}, which NCCL can from version 2.30 on, and this is {version_text(nccl_version)}; start at most "
                 "as many ranks as there are GPUs, or use --transport mpi or ucx"
             )
         if os.environ.get(SHARED_GPU_VARIABLE) != "1":
