@@ -16,7 +16,6 @@ from ..kernels.delay import wait_until
 from ..pipeline.adapt import Adapter, AdaptSettings
 from ..pipeline.best import best
 from ..pipeline.check import CheckedPlan, check
-from ..pipeline.estimate import planned_delay
 from ..pipeline.execute import execute
 from ..pipeline.injection import Event, Replay, conditions
 from ..pipeline.observed import ObservedPlane
@@ -259,8 +258,3 @@ def outcomes(events, mode, ran, known, iterations):
         record["share_of_known"] = known and record["known_s"] / after_s
         records.append(record)
     return records
-
-
-def usual_delay_s(problem, link):
-    """Of a message over link i, mean of both ways, undisturbed."""
-    return sum(sum(planned_delay(problem, *pair)) for pair in ((link, link + 1), (link + 1, link))) / 2

@@ -146,12 +146,12 @@ def planned(comm, setup, args):
     """(a CheckedPlan per copy, the layers that stages begin with): rank 0 times the layers and plans, all check."""
     import numpy as np
 
-    from ..pipeline.share import from_first
     from ..pipeline.check import check
     from ..pipeline.layer_times import layer_times_s
     from ..pipeline.partition import partition_layers
     from ..pipeline.plan import Plan
     from ..pipeline.problem import Problem
+    from ..pipeline.share import from_first
     from ..pipeline.train import plans
 
     places = setup.layout.shape[1]

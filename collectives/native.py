@@ -87,7 +87,7 @@ def _prepare(communicator, call):
     is_queued(communicator, call)
     from mpi4py import MPI
 
-    comm = _mpi_communicator(communicator, MPI)
+    comm = _mpi_communicator(communicator)
     if key.collective == "barrier":
         return comm, ()
     kind = _datatype(MPI, key, call.dtype)
@@ -130,7 +130,7 @@ def _datatype(MPI, key, dtype):
     return found
 
 
-def _mpi_communicator(communicator, MPI):
+def _mpi_communicator(communicator):
     """An MPI communicator of exactly these ranks, apart from the point-to-point messages of the transport."""
     if communicator.native is None:
         base = communicator.transport.mpi_communicator

@@ -79,7 +79,7 @@ def simulate(plan, problem, in_order=False, queue=1):
         raise ScheduleError(
             "message_order: got one in which messages wait for each other, expected one that the plan can follow"
         )
-    return _timeline(plan, problem, table, program, ran, in_order)
+    return _timeline(plan, problem, program, ran, in_order)
 
 
 def makespan(plan, problem):
@@ -144,7 +144,7 @@ def _slot_filled_by(action, table):
     return int(table.target[table.id(KIND_INDEX[action.kind], action.stage, action.microbatch)])
 
 
-def _timeline(plan, problem, table, program, ran, in_order):
+def _timeline(plan, problem, program, ran, in_order):
     duration, slot, target, latency, occupancy, _ = (np.array(column[: len(plan.ids)]) for column in program.tables)
     start = np.fromiter(chain.from_iterable(ran.starts), float, len(plan.ids))
     full = np.array(ran.full)

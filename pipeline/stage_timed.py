@@ -10,7 +10,6 @@ from .action import KINDS
 from .costs import costs
 from .stage import Stage
 
-
 # The last part of a wait polls and yields. More would take the core from the ranks that share it, and an action that
 # ends late costs nothing while another follows: deadlines are absolute.
 SPIN_S = 2e-4

@@ -224,12 +224,6 @@ class Trainer:
         self._open(plans, layout, self.starts, seed=None)
         move_state(self.comm, before, layout, held, self.copies)
 
-    def change_plane(self, plane):
-        """Send by other means from now on; between iterations, on all ranks. `plane` as Trainer has it."""
-        self._make_plane = plane
-        self.plane.close()
-        self.plane = plane(self.pipeline)
-
     def state(self):
         """The State of training, on the host of every rank; every rank calls it."""
         return gather_state(self.comm, self.copies, self.copy, self.iterations)

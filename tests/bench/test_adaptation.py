@@ -3,6 +3,7 @@
 import json
 
 import pytest
+
 from lanterne.bench.adaptation import disturbed, in_seconds
 from lanterne.bench.cli import main
 from lanterne.pipeline.injection import Event

@@ -5,6 +5,7 @@ from argparse import Namespace
 from math import inf
 
 import pytest
+
 from lanterne.bench.events_input import events_from, read_events, slow_link, slow_rank
 from lanterne.errors import InputError
 from lanterne.pipeline.injection import Event

@@ -4,6 +4,7 @@ import json
 from importlib import import_module
 
 import pytest
+
 from lanterne.bench.cli import main
 from lanterne.bench.experiment import EXPERIMENTS
 from lanterne.bench.study import UNIT_S, case_of, slowed

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+
 from lanterne.bench.cli import main
 
 

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+
 from lanterne.bench.cli import main
 from lanterne.bench.planner_gaps import random_problem
 

@@ -9,12 +9,12 @@ import time
 
 import numpy as np
 
+# Beside this file, which is run as a script.
+from random_calls import random_calls
+
 import lanterne
 from lanterne.collectives.cost import CostModel
 from lanterne.collectives.registry import algorithms_for
-
-# Beside this file, which is run as a script.
-from random_calls import random_calls
 
 DTYPES = ("float16", "float32", "int64")
 COUNTS = (0, 1, 1000, 300_001)

@@ -7,8 +7,8 @@ import pytest
 
 from lanterne.collectives.communicator import Communicator, spawn
 from lanterne.collectives.cost import CostModel, price
-from lanterne.collectives.registry import make_schedule
 from lanterne.collectives.predict import Factor, correction
+from lanterne.collectives.registry import make_schedule
 from lanterne.collectives.tuning import override
 from lanterne.errors import InputError
 from lanterne.transport.local import LocalWorld

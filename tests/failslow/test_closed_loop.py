@@ -2,9 +2,10 @@
 
 import json
 
-import lanterne
 import numpy as np
 import pytest
+
+import lanterne
 from lanterne.failslow.closed_loop import ClosedLoop, observed
 from lanterne.pipeline.adam import Adam
 from lanterne.pipeline.layout import make_layout

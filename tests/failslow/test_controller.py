@@ -3,6 +3,7 @@
 from itertools import permutations
 
 import pytest
+
 from lanterne.failslow.controller import Controller, Seen, Settings
 from lanterne.failslow.mitigate import Arrangement, Forecaster, Slowness
 from lanterne.pipeline.problem import Problem

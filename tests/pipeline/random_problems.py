@@ -1,6 +1,7 @@
 """Random problems for property tests, small enough for every planner: unequal durations, delays, bandwidths, memory."""
 
 from hypothesis import strategies as st
+
 from lanterne.pipeline.placement import PLACEMENTS, make_placement
 from lanterne.pipeline.problem import Problem
 

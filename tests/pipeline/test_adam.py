@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from lanterne.pipeline.adam import Adam
-
 from lanterne.errors import InputError
+from lanterne.pipeline.adam import Adam
 
 
 def test_two_steps_by_hand():

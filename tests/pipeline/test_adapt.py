@@ -7,7 +7,6 @@ import lanterne
 from lanterne.errors import InputError, LanterneError
 from lanterne.pipeline.adam import Adam
 from lanterne.pipeline.adapt import Adapter, AdaptSettings, Decider
-from lanterne.pipeline.verdicts import Agreement
 from lanterne.pipeline.check import check
 from lanterne.pipeline.link_delay import LinkDelay
 from lanterne.pipeline.observed import ObservedPlane
@@ -19,6 +18,7 @@ from lanterne.pipeline.simulate import simulate
 from lanterne.pipeline.stage_layers import make_stages
 from lanterne.pipeline.stage_mlp import mlp
 from lanterne.pipeline.stage_timed import timed_stages
+from lanterne.pipeline.verdicts import Agreement
 from lanterne.transport.shaped import Link
 
 UNIT_S = 2e-3

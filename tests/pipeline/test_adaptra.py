@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
+from lanterne.errors import InputError
 from lanterne.pipeline.adaptra import (
     adapted_warmups,
     adaptra,
@@ -20,8 +22,6 @@ from lanterne.pipeline.adaptra import (
 from lanterne.pipeline.check import check
 from lanterne.pipeline.problem import Problem
 from lanterne.pipeline.simulate import simulate
-
-from lanterne.errors import InputError
 
 CASES = {case["id"]: case for case in json.loads((Path(__file__).parent / "data" / "cases.json").read_text())["cases"]}
 # Makespans of figure 8: slack -> by delay 0, 10, ... 60 ms on the first link.

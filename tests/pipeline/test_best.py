@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from lanterne.errors import InputError, ScheduleError
 from lanterne.pipeline.best import best
 from lanterne.pipeline.bounds import lower_bound
 from lanterne.pipeline.check import check
@@ -20,8 +22,6 @@ from lanterne.pipeline.problem import Problem
 from lanterne.pipeline.schedulers import SCHEDULERS, plan
 from lanterne.pipeline.simulate import simulate
 from lanterne.pipeline.words import letters_of, plan_of, words_of
-
-from lanterne.errors import InputError, ScheduleError
 
 from .random_problems import placements, problems
 

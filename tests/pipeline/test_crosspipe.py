@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from lanterne.errors import InputError
 from lanterne.pipeline.check import check
 from lanterne.pipeline.crosspipe import crosspipe, crosspipe_wave
 from lanterne.pipeline.placement import PLACEMENTS, make_placement
 from lanterne.pipeline.problem import Problem
 from lanterne.pipeline.simulate import simulate
-
-from lanterne.errors import InputError
 
 from .random_problems import placements, problems
 

@@ -3,11 +3,10 @@
 import numpy as np
 import pytest
 
+from lanterne.errors import InputError
 from lanterne.pipeline.layer import Chain, Residual
 from lanterne.pipeline.layers import Attention, Embedding, Gelu, LayerNorm, Linear, check_tokens
 from lanterne.pipeline.losses import CrossEntropy, SquaredError
-
-from lanterne.errors import InputError
 
 LAYERS = {
     "linear": (Linear(4, 3), (2, 3, 4)),

@@ -2,6 +2,7 @@
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from lanterne.pipeline.action import KINDS
 from lanterne.pipeline.check import check
 from lanterne.pipeline.list_schedule import B, F, W, list_schedule

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from lanterne.errors import InputError, ScheduleError
 from lanterne.pipeline.action import Action
 from lanterne.pipeline.check import check
 from lanterne.pipeline.costs import costs
@@ -17,8 +19,6 @@ from lanterne.pipeline.placement import unidirectional, wave
 from lanterne.pipeline.plan import Plan
 from lanterne.pipeline.problem import Problem
 from lanterne.pipeline.simulate import simulate
-
-from lanterne.errors import InputError, ScheduleError
 
 from .random_problems import placements, problems
 

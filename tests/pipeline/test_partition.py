@@ -5,9 +5,9 @@ from itertools import combinations, pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lanterne.pipeline.partition import partition_layers
 
 from lanterne.errors import InputError
+from lanterne.pipeline.partition import partition_layers
 
 
 def brute_force(times, speeds, memory, limits):

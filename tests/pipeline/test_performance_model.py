@@ -1,6 +1,7 @@
 """The two-datacenter model against the figures that the paper prints, and those that follow from its setting."""
 
 import pytest
+
 from lanterne.pipeline.bounds import lower_bound
 from lanterne.pipeline.performance_model import LLAMA3_405B, Transformer, TwoDatacenters, compare
 from lanterne.pipeline.placement import unidirectional

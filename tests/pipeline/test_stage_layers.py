@@ -5,6 +5,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from lanterne.errors import InputError
 from lanterne.pipeline.adam import Adam
 from lanterne.pipeline.check import check
 from lanterne.pipeline.partition import partition_layers
@@ -15,8 +16,6 @@ from lanterne.pipeline.schedulers import SCHEDULERS, plan
 from lanterne.pipeline.stage_gpt import gpt, windows
 from lanterne.pipeline.stage_layers import make_stages
 from lanterne.pipeline.stage_mlp import mlp
-
-from lanterne.errors import InputError
 
 from .plan_runner import run_plan
 from .problems import PLACEMENTS, placements, plans

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+
 from lanterne.pipeline.check import check
 from lanterne.pipeline.estimate import estimate, planned_delay
 from lanterne.pipeline.link_delay import LinkDelay
