@@ -33,17 +33,18 @@ def compile_cuda_c(source, arch, options):
     program = _result(nvrtc.nvrtcCreateProgram(source.encode(), b"kernel.cu", 0, [], []))
     flags = [f"--gpu-architecture={arch}".encode(), *(option.encode() for option in options)]
     (status,) = nvrtc.nvrtcCompileProgram(program, len(flags), flags)
-    log = b" " * _result(nvrtc.nvrtcGetProgramLogSize(program))
+    # Not bytes: Python keeps one object for all equal bytes of length 1, and an empty log would overwrite that.
+    log = bytearray(_result(nvrtc.nvrtcGetProgramLogSize(program)))
     nvrtc.nvrtcGetProgramLog(program, log)
     assert status == nvrtc.nvrtcResult.NVRTC_SUCCESS, log.decode() + source
     assert b"warning" not in log, log.decode() + source
     outputs = []
     for kind in ("PTX", "CUBIN"):
-        data = b" " * _result(getattr(nvrtc, f"nvrtcGet{kind}Size")(program))
+        data = bytearray(_result(getattr(nvrtc, f"nvrtcGet{kind}Size")(program)))
         _result(getattr(nvrtc, f"nvrtcGet{kind}")(program, data))
         outputs.append(data)
     nvrtc.nvrtcDestroyProgram(program)
-    return outputs[0].decode(), outputs[1]
+    return outputs[0].decode(), bytes(outputs[1])
 
 
 def _result(returned):
