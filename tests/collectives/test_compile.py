@@ -15,7 +15,7 @@ from lanterne.collectives.program import Fold, Message, Move
 from lanterne.collectives.registry import ALGORITHMS
 
 sys.path.insert(0, str(Path(__file__).parent))
-from interpreter import Deadlock, reducing_transfers, run_group  # noqa: E402
+from interpreter import Deadlock, reducing_transfers, run_group
 
 sys.path.pop(0)
 

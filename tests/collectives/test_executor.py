@@ -22,7 +22,7 @@ from lanterne.transport.local import LocalWorld
 from lanterne.transport.shaped import Link, ShapedTransport
 
 sys.path.insert(0, str(Path(__file__).parent))
-from random_calls import random_calls  # noqa: E402
+from random_calls import random_calls
 
 sys.path.pop(0)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from verdicts import verdict
 
 TESTS = Path(__file__).resolve().parents[1]
 
@@ -76,7 +77,7 @@ def stand_ins(monkeypatch):
 def verdict_of(check):
     def program(comm):
         _rank.comm = comm
-        return gpu_checks.verdict(check, comm)
+        return verdict(check, comm)
 
     return program
 

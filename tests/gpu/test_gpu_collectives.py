@@ -2,47 +2,24 @@
 
 import importlib.util
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from verdicts import ROOT, assert_right, run_checks, verdict
 
 import lanterne
 from lanterne.transport.nccl_library import SHARED_GPU_VERSION, load_nccl, version_text
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parent.parent
-_spec = importlib.util.spec_from_file_location("gpu_checks", HERE / "gpu_checks.py")
+SCRIPT = Path(__file__).with_name("gpu_checks.py")
+_spec = importlib.util.spec_from_file_location("gpu_checks", SCRIPT)
 gpu_checks = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(gpu_checks)
 
 # Several ranks on one GPU take turns: NCCL's kernels are kept small, and features for several GPUs are off.
 SHARED = {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_NVLS_ENABLE": "0", "NCCL_MAX_CTAS": "2"}
 JOB_S = 120
-
-
-def run_job(report, world_size, checks, environment):
-    """Run gpu_checks.py under our launcher; (exit code, output, verdicts {check: [per rank]})."""
-    code = "import sys; from lanterne.transport.launch import launch; sys.exit(launch(sys.argv[2:], int(sys.argv[1])))"
-    worker = [sys.executable, str(HERE / "gpu_checks.py"), str(report), *(check.__name__ for check in checks)]
-    result = subprocess.run(
-        [sys.executable, "-c", code, str(world_size), *worker],
-        capture_output=True,
-        text=True,
-        timeout=JOB_S,
-        check=False,
-        cwd=ROOT,
-        env=os.environ | environment,
-    )
-    verdicts = {check.__name__: [] for check in checks}
-    for rank in range(world_size):
-        file = Path(f"{report}.{rank}")
-        for line in file.read_text().splitlines() if file.exists() else ():
-            record = json.loads(line)
-            verdicts[record["check"]].append(record)
-    return result.returncode, result.stdout + result.stderr, verdicts
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +31,9 @@ def nccl_job(tmp_path_factory):
         if world_size not in jobs:
             checks = [*gpu_checks.COMMON, *gpu_checks.NCCL]
             report = tmp_path_factory.mktemp(f"nccl{world_size}") / "report"
-            jobs[world_size] = run_job(report, world_size, checks, SHARED if world_size > 1 else {})
+            jobs[world_size] = run_checks(
+                SCRIPT, [], report, checks, world_size, environment=SHARED if world_size > 1 else {}, timeout_s=JOB_S
+            )
         return jobs[world_size]
 
     return job
@@ -66,18 +45,15 @@ def test_over_nccl(cupy, nccl_job, world_size, check):
     version = load_nccl().get_version()
     if world_size > cupy.cuda.runtime.getDeviceCount() and version < SHARED_GPU_VERSION:
         pytest.skip(f"NCCL {version_text(version)} takes one rank a GPU; 2.30 and newer take several")
-    code, output, verdicts = nccl_job(world_size)
-    records = verdicts[check.__name__]
-    wrong = [record["wrong"] for record in records if record["wrong"]]
-    assert not wrong, wrong[0]
-    assert len(records) == world_size, output[-4000:]
+    _, output, verdicts = nccl_job(world_size)
+    assert_right(verdicts[check.__name__], world_size, output[-4000:])
 
 
 @pytest.mark.parametrize("check", gpu_checks.COMMON, ids=lambda check: check.__name__)
 @pytest.mark.parametrize("world_size", [1, 3])
 def test_staged_between_threads(cupy, world_size, check):
     """The path of mpi and ucx: messages through pinned host memory, folds on the device."""
-    verdicts = lanterne.spawn(world_size, lambda comm: gpu_checks.verdict(check, comm), timeout_s=60.0)
+    verdicts = lanterne.spawn(world_size, lambda comm: verdict(check, comm), timeout_s=60.0)
     assert verdicts == [None] * world_size, next(filter(None, verdicts))
 
 
@@ -97,7 +73,7 @@ def test_bench_counts_no_wrong_elements(cupy, tmp_path):
 def test_more_ranks_than_gpus_are_refused_by_name(cupy, tmp_path):
     world_size = cupy.cuda.runtime.getDeviceCount() + 1
     environment = {"NCCL_MULTI_RANK_GPU_ENABLE": "0"}
-    code, output, _ = run_job(tmp_path / "report", world_size, [], environment)
+    code, output, _ = run_checks(SCRIPT, [], tmp_path / "report", [], world_size, environment=environment)
     assert code == 3 or "share device" in output, output
     assert "share device" in output
 

@@ -18,7 +18,7 @@ __all__ = ["HostArray", "HostNccl", "HostRuntime", "Job"]
 class Job:
     """`world_size` ranks, a device each; `run(function)` calls function(transport) on all and returns what they return.
 
-    What a rank raises is returned in its place.
+    What a rank raises is returned in its place; that it ended, only once its transport is closed.
     """
 
     def __init__(self, world_size, timeout_s=20.0, nccl=None, devices=None, version=None):
@@ -42,12 +42,13 @@ class Job:
             transport = None
             try:
                 transport = self.transport(rank)
-                results[rank] = function(transport)
+                result = function(transport)
             except Exception as error:
-                results[rank] = error
+                result = error
             finally:
                 if transport is not None and close:
                     transport.close()
+            results[rank] = result
 
         threads = [threading.Thread(target=rank_main, args=(rank,), daemon=True) for rank in range(self.world_size)]
         for thread in threads:

@@ -3,25 +3,19 @@
 The orderly checks of a process transport share one job; each failure has a job of its own.
 """
 
-import importlib.util
-import json
 import os
-import subprocess
-import sys
 import threading
+from importlib.util import find_spec
 from pathlib import Path
 
+import conformance
 import pytest
+from verdicts import assert_right, run_checks, verdict
 
 from lanterne.transport.local import LocalWorld
 from lanterne.transport.shaped import Link, ShapedTransport
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parent.parent
-_spec = importlib.util.spec_from_file_location("conformance", HERE / "conformance.py")
-conformance = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(conformance)
-
+SCRIPT = Path(conformance.__file__)
 RANKS = 3
 NAMES = [check.__name__ for check in conformance.ORDERLY]
 
@@ -46,7 +40,7 @@ def run_threads(make, check, world_size=RANKS):
 
     def rank_main(rank):
         transport = make(world, rank)
-        verdicts[rank] = conformance.verdict(check, transport)
+        verdicts[rank] = verdict(check, transport)
         transport.close()
 
     threads = [threading.Thread(target=rank_main, args=(rank,), daemon=True) for rank in range(world_size)]
@@ -57,7 +51,7 @@ def run_threads(make, check, world_size=RANKS):
     return verdicts
 
 
-@pytest.mark.parametrize("check", conformance.ORDERLY, ids=NAMES)
+@pytest.mark.parametrize("check", conformance.IN_THREADS, ids=lambda check: check.__name__)
 @pytest.mark.parametrize("name", THREADS)
 def test_threads(name, check):
     assert run_threads(THREADS[name], check) == [None] * RANKS
@@ -74,33 +68,14 @@ def test_threads_other_world_sizes(world_size):
         assert run_threads(plain, check, world_size) == [None] * world_size
 
 
-def run_job(name, report, checks, world_size=RANKS):
-    """Run conformance.py under our launcher; (exit code, output, verdicts {check: [per rank]})."""
+def run_job(name, report, checks):
+    """Run conformance.py over the transport `name`; what run_checks returns."""
     launcher, module = PROCESS[name]
-    if importlib.util.find_spec(module) is None:
+    if find_spec(module) is None:
         if name in os.environ.get("LANTERNE_REQUIRE", "").split(","):
             pytest.fail(f"LANTERNE_REQUIRE names {name}, but {module} is not installed")
         pytest.skip(f"{module} is not installed")
-    code = (
-        "import sys; from lanterne.transport.launch import launch; "
-        "sys.exit(launch(sys.argv[3:], int(sys.argv[2]), launcher=sys.argv[1]))"
-    )
-    worker = [sys.executable, str(HERE / "conformance.py"), name, str(report), *(check.__name__ for check in checks)]
-    result = subprocess.run(
-        [sys.executable, "-c", code, launcher, str(world_size), *worker],
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-        cwd=ROOT,
-    )
-    verdicts = {check.__name__: [] for check in checks}
-    for rank in range(world_size):
-        file = Path(f"{report}.{rank}")
-        for line in file.read_text().splitlines() if file.exists() else ():
-            record = json.loads(line)
-            verdicts[record["check"]].append(record)
-    return result.returncode, result.stdout + result.stderr, verdicts
+    return run_checks(SCRIPT, [name], report, checks, RANKS, launcher)
 
 
 @pytest.fixture(scope="module")
@@ -120,10 +95,7 @@ def orderly(tmp_path_factory):
 @pytest.mark.parametrize("name", PROCESS)
 def test_processes(orderly, name, check):
     code, output, verdicts = orderly(name)
-    records = verdicts[check]
-    wrong = [record["wrong"] for record in records if record["wrong"]]
-    assert not wrong, wrong[0]
-    assert len(records) == RANKS, output
+    assert_right(verdicts[check], RANKS, output)
     assert code == 0 or any(record["wrong"] for records in verdicts.values() for record in records), output
 
 
@@ -131,9 +103,6 @@ def test_processes(orderly, name, check):
 @pytest.mark.parametrize("name", PROCESS)
 def test_processes_failures(tmp_path, name, failure):
     code, output, verdicts = run_job(name, tmp_path / "report", [failure])
-    records = verdicts[failure.__name__]
-    wrong = [record["wrong"] for record in records if record["wrong"]]
-    assert not wrong, wrong[0]
     killed = failure is conformance.failure_peer_killed
-    assert len(records) == (RANKS - 1 if killed else RANKS), output
+    assert_right(verdicts[failure.__name__], RANKS - killed, output)
     assert (code != 0) == killed, output
