@@ -120,7 +120,7 @@ def test_all_reduce_scratch_is_two_segments_per_reducing_transfer(algorithm, n):
     segment_nbytes = 512
     checked = checked_schedule("all_reduce", algorithm, n)
     for rank in range(n):
-        program = compile_program(checked, rank, 64 * 1000, 8, segment_nbytes=segment_nbytes)
+        program = compile_program(checked, rank, 64 * 100, 8, segment_nbytes=segment_nbytes)
         assert program.scratch_nbytes <= 2 * reducing_transfers(checked, rank) * segment_nbytes
 
 

@@ -3,6 +3,7 @@
 import functools
 import sys
 import time
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -101,8 +102,10 @@ def test_all_reduce(case):
         np.testing.assert_array_equal(results[0], functools.reduce(np.add, inputs))
 
 
-@pytest.mark.parametrize("algorithm", ["ring", "recursive_doubling", "allpairs", "tree"])
-@pytest.mark.parametrize("n", [16, 33, 64])
+@pytest.mark.parametrize(
+    ("algorithm", "n"),
+    [*product(["ring", "recursive_doubling", "allpairs", "tree"], [16, 33]), ("recursive_doubling", 64), ("tree", 64)],
+)
 def test_many_ranks(algorithm, n):
     results = spawn(n, all_reduce, algorithm, "int64", 100)
     total = functools.reduce(np.add, [random_array(rank, 100, "int64") for rank in range(n)])
@@ -112,7 +115,7 @@ def test_many_ranks(algorithm, n):
 
 @pytest.mark.parametrize(
     ("algorithm", "n"),
-    [*((name, 8) for name in ALL_REDUCE), ("ring", 64), ("rhd", 64), ("recursive_doubling", 64), ("tree", 64)],
+    [*((name, 8) for name in ALL_REDUCE), ("ring", 32), ("rhd", 32), ("recursive_doubling", 64), ("tree", 64)],
 )
 def test_float32_error_is_near_that_of_pairwise_summation(algorithm, n):
     count = 100_000 if n == 8 else 20_000
