@@ -19,79 +19,21 @@ over delay, at the largest size; with --arrivals also who came last and by how m
 paper).
 """
 
-import os
 import statistics
 import sys
-from dataclasses import dataclass
+from functools import partial
 
 from ..collectives import native
 from ..collectives.registry import find_algorithm
 from ..errors import InputError
 from ..transport.bootstrap import in_a_job
-from ..transport.launch import MAX_WORLD_SIZE
-from ..transport.registry import find_transport
 from . import report
-from .arrivals import late_rank_of, print_arrivals
+from .arrivals import print_arrivals
 from .collective_plot import plot
-from .sizes import check_sizes
-from .units import format_nbytes, format_time, parse_nbytes, parse_rate_bytes_per_s, parse_time_s
+from .collective_settings import add_arguments, dtype_of, parse
+from .units import format_nbytes, format_time
 
-COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "all_to_all")
-
-
-@dataclass(frozen=True)
-class Settings:
-    """The options of one run, parsed."""
-
-    collective: str
-    ranks: int | None
-    transport: str
-    algorithms: tuple
-    sizes: tuple
-    dtype: str
-    op: str
-    late_rank: int | None
-    delays_s: tuple
-    iterations: int
-    warmup: int
-    timeout_s: float
-    min_busbw: float | None
-    device: str = "cpu"
-    graph: bool = False
-    arrivals: bool = False
-    plot: str | None = None
-    rate_bytes_per_s: float | None = None
-
-
-def add_arguments(parser):
-    parser.add_argument("collective", nargs="?", choices=COLLECTIVES, help="default: the main job, see above")
-    parser.add_argument("-n", "--ranks", type=int, metavar="N", help="start N ranks here")
-    parser.add_argument("--transport", default="mpi", help="mpi (default), ucx, local, or nccl with --device cuda")
-    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="where the arrays are (default cpu)")
-    parser.add_argument("--graph", action="store_true", help="launch captured CUDA graphs; with --transport nccl")
-    parser.add_argument(
-        "--algorithm", metavar="A,B,...", help="or 'all' (default: auto, ring and the transport's native one, if any)"
-    )
-    parser.add_argument("--bytes", metavar="SIZE,...", help="the sizes of the buffer, listed")
-    parser.add_argument("--min-bytes", default="64K", metavar="SIZE", help="the smallest size (default 64K)")
-    parser.add_argument("--max-bytes", default="16M", metavar="SIZE", help="the largest (default 16M)")
-    parser.add_argument("--factor", type=int, default=4, metavar="F", help="each size is F times the last (default 4)")
-    parser.add_argument(
-        "--dtype", default="float32", help="float16 to float64, bfloat16, int8 to uint64 (default float32)"
-    )
-    parser.add_argument("--op", default="sum", choices=("sum", "prod", "min", "max", "mean"))
-    parser.add_argument("--late-rank", metavar="R", help="this rank calls late; or that of a file of --arrivals --json")
-    parser.add_argument("--delay", metavar="T,...", help="by these times; 0 is without a late rank (default 0,50ms)")
-    parser.add_argument("--iterations", type=int, default=10, metavar="K", help="timed calls of each (default 10)")
-    parser.add_argument("--warmup", type=int, default=2, metavar="K", help="checked, untimed calls before (default 2)")
-    parser.add_argument("--timeout", default="60s", metavar="T", help="of every wait (default 60s)")
-    parser.add_argument("--min-busbw", type=float, metavar="GB/s", help="exit 1 if a bus bandwidth is below this")
-    parser.add_argument("--arrivals", action="store_true", help="who came last to the calls by auto, and by how much")
-    parser.add_argument("--plot", metavar="FILE", help="draw the results (png, svg, pdf)")
-    parser.add_argument(
-        "--rate", metavar="RATE", help="of the links: late in multiples of s/rate, too (default: the lab's)"
-    )
-    parser.add_argument("--json", metavar="FILE", help="write everything, raw samples too ('-' for standard output)")
+__all__ = ["add_arguments", "run"]
 
 
 def run(args):
@@ -115,188 +57,91 @@ def run(args):
         return run_rank(comm, settings, args.json)
 
 
-def parse(args):
-    """The Settings of a command line.
-
-    Raises:
-        InputError: an option that cannot be.
-    """
-    args.late_rank = late_rank_of(args.late_rank)
-    if args.collective is None and args.ranks is None and not in_a_job():
-        args.ranks = 4
-    if args.collective is None:
-        # The main job: few sizes, and the last rank late by more than any of them takes.
-        args.factor, args.late_rank = 16, (args.ranks or 4) - 1
-    if args.ranks is not None and not 1 <= args.ranks <= MAX_WORLD_SIZE:
-        raise InputError(f"-n: got {args.ranks}, expected 1 to {MAX_WORLD_SIZE}")
-    if args.late_rank is None and args.delay is not None:
-        raise InputError(f"--delay: got {args.delay} without --late-rank, expected both")
-    if args.late_rank is not None and args.ranks is not None and not 0 <= args.late_rank < args.ranks:
-        raise InputError(f"--late-rank: got {args.late_rank}, expected 0 to {args.ranks - 1}")
-    delays = (args.delay or "0,50ms") if args.late_rank is not None else "0"
-    if args.iterations < 1 or args.warmup < 0:
-        raise InputError(f"--iterations, --warmup: got {args.iterations} and {args.warmup}, expected at least 1 and 0")
-    over_nccl = args.transport == "nccl"
-    if over_nccl and args.device != "cuda":
-        raise InputError(f"--transport: got nccl with --device {args.device}, expected --device cuda with it")
-    if args.graph and not (over_nccl and args.warmup > 0):
-        raise InputError(
-            f"--graph: got it with --transport {args.transport} and --warmup {args.warmup}, expected --transport nccl "
-            "--device cuda and a warm-up of at least 1"
-        )
-    if args.device == "cuda" and args.transport == "local":
-        raise InputError("--device: got cuda with --transport local, expected mpi, ucx or nccl: a process for each GPU")
-    if args.device == "cuda":
-        from ..kernels.arrays import require_device
-
-        require_device()
-    if args.transport != "local":
-        find_transport(args.transport)
-    collective = args.collective or "all_reduce"
-    algorithms = tuple(name.strip() for name in (args.algorithm or "").split(",") if name.strip())
-    for name in algorithms:
-        if name not in ("all", "auto", "native"):
-            try:
-                find_algorithm(collective, name)
-            except InputError as error:
-                raise InputError(f"--{error}, auto, native or all") from None
-    _dtype(args.dtype)
-    timeout_s = parse_time_s(args.timeout, "--timeout")
-    if timeout_s <= 0:
-        raise InputError(f"--timeout: got {args.timeout}, expected more than 0")
-    return Settings(
-        collective=collective,
-        ranks=args.ranks,
-        transport=args.transport,
-        device=args.device,
-        graph=args.graph,
-        algorithms=algorithms,
-        sizes=_sizes(args),
-        dtype=args.dtype,
-        op=args.op,
-        late_rank=args.late_rank,
-        delays_s=tuple(parse_time_s(text, "--delay") for text in delays.split(",")),
-        iterations=args.iterations,
-        warmup=args.warmup,
-        timeout_s=timeout_s,
-        min_busbw=args.min_busbw,
-        arrivals=args.arrivals,
-        plot=args.plot,
-        rate_bytes_per_s=known_rate_bytes_per_s(args.rate),
-    )
-
-
-def known_rate_bytes_per_s(text):
-    """The rate of this host's link: that of `text`, or, None, the emulated cluster's; None: not known."""
-    if text is not None:
-        return parse_rate_bytes_per_s(text, "--rate")
-    # `lanterne lab` tells every host the rate of its link.
-    return float(os.environ["LANTERNE_RATE_BYTES_PER_S"]) if "LANTERNE_RATE_BYTES_PER_S" in os.environ else None
-
-
-def _sizes(args):
-    sizes = _listed_sizes(args)
-    # Every rank holds a buffer, what must come out and what does.
-    check_sizes(sizes, "--bytes, --max-bytes", copies=3 * (args.ranks or 1))
-    return sizes
-
-
-def _listed_sizes(args):
-    if args.bytes:
-        return tuple(parse_nbytes(text, "--bytes") for text in args.bytes.split(","))
-    first, last = parse_nbytes(args.min_bytes, "--min-bytes"), parse_nbytes(args.max_bytes, "--max-bytes")
-    if args.factor < 2 or not 0 < first <= last:
-        raise InputError(
-            f"--min-bytes, --max-bytes, --factor: got {args.min_bytes}, {args.max_bytes} and {args.factor}, "
-            f"expected 0 < min <= max and a factor of at least 2"
-        )
-    sizes = [first]
-    while sizes[-1] * args.factor <= last:
-        sizes.append(sizes[-1] * args.factor)
-    return tuple(sizes)
-
-
 def run_rank(comm, settings, json_file):
     """Every case on this rank; rank 0 prints and writes. The exit code."""
-    from .measure import BUS_FACTOR, REDUCING, measure
-
     n = comm.world_size
     if settings.ranks not in (None, n):
         raise InputError(f"-n: got {settings.ranks}, expected the {n} ranks of this job, or none")
     if settings.late_rank is not None and settings.late_rank >= n:
         raise InputError(f"--late-rank: got {settings.late_rank}, expected 0 to {n - 1}")
     algorithms = algorithms_of(comm, settings)
-    dtype = _dtype(settings.dtype)
     cases = [(nbytes, delay_s) for delay_s in settings.delays_s for nbytes in settings.sizes]
     records = []
     for index, (nbytes, delay_s) in enumerate(cases):
-        count = -(-nbytes // dtype.nbytes)
-        if settings.collective in ("reduce_scatter", "all_gather", "all_to_all"):
-            count = -(-count // n) * n
-        buffer_nbytes = count * dtype.nbytes
-        case = make_case(comm, settings, count, dtype)
-        late_rank = settings.late_rank if delay_s > 0 else None
-
-        def tick(text, index=index, nbytes=nbytes):
-            if comm.rank == 0:
-                report.progress(f"{index + 1}/{len(cases)} {format_nbytes(nbytes)} {text}")
-
-        measured = measure(
-            case,
-            algorithms,
-            late_rank,
-            delay_s,
-            settings.iterations,
-            settings.warmup,
-            told_late_rank(settings, algorithms),
-            tick,
-        )
-        case.close()
-        for algorithm, (times_s, lates_s, wrong) in measured.items():
-            algbw = buffer_nbytes / statistics.median(times_s) / 1e9 if late_rank is None else None
-            records.append(
-                {
-                    "collective": settings.collective,
-                    "algorithm": algorithm,
-                    "chosen": chosen(comm, settings.collective, buffer_nbytes) if algorithm == "auto" else None,
-                    "transport": comm.transport.name,
-                    "device": settings.device,
-                    "graph": settings.graph,
-                    "ranks": n,
-                    "nbytes": buffer_nbytes,
-                    "count": count,
-                    "dtype": settings.dtype,
-                    "op": settings.op if settings.collective in REDUCING else None,
-                    "late_rank": late_rank,
-                    "delay_s": delay_s,
-                    "time_s": times_s,
-                    "late_s": lates_s,
-                    "algbw_gbytes_per_s": algbw,
-                    "busbw_gbytes_per_s": None if algbw is None else algbw * BUS_FACTOR[settings.collective](n),
-                    "wrong": wrong,
-                }
-            )
+        tick = partial(_tick, comm.rank, f"{index + 1}/{len(cases)} {format_nbytes(nbytes)}")
+        records += measured(comm, settings, algorithms, nbytes, delay_s, tick)
     report.progress("")
     if comm.rank == 0:
-        arrivals = comm.arrivals()
-        document = report.envelope(
-            rate_bytes_per_s=settings.rate_bytes_per_s,
-            results=records,
-            **({"arrivals": arrivals.to_json()} if settings.arrivals else {}),
-        )
-        if json_file:
-            report.write_json(json_file, document)
-        file = sys.stderr if json_file == "-" else sys.stdout
-        print_records(document, file=file)
-        if settings.arrivals:
-            print_arrivals(arrivals, file=file)
-        if settings.plot:
-            plot(settings.plot, document, arrivals if settings.arrivals else None)
+        tell(comm, settings, records, json_file)
     below = settings.min_busbw is not None and any(
         record["busbw_gbytes_per_s"] is not None and record["busbw_gbytes_per_s"] < settings.min_busbw
         for record in records
     )
     return int(below or any(record["wrong"] for record in records))
+
+
+def _tick(rank, case, text):
+    if rank == 0:
+        report.progress(f"{case} {text}")
+
+
+def measured(comm, settings, algorithms, nbytes, delay_s, tick):
+    """A record for each algorithm on buffers of `nbytes`, or a little more, where all ranks must have as many."""
+    from .measure import BUS_FACTOR, REDUCING, measure
+
+    n, dtype, collective = comm.world_size, dtype_of(settings.dtype), settings.collective
+    count = -(-nbytes // dtype.nbytes)
+    if collective in ("reduce_scatter", "all_gather", "all_to_all"):
+        count = -(-count // n) * n
+    buffer_nbytes = count * dtype.nbytes
+    late_rank = settings.late_rank if delay_s > 0 else None
+    case, told = make_case(comm, settings, count, dtype), told_late_rank(settings, algorithms)
+    found = measure(case, algorithms, late_rank, delay_s, settings.iterations, settings.warmup, told, tick)
+    case.close()
+    records = []
+    for algorithm, (times_s, lates_s, wrong) in found.items():
+        algbw = buffer_nbytes / statistics.median(times_s) / 1e9 if late_rank is None else None
+        records.append(
+            {
+                "collective": collective,
+                "algorithm": algorithm,
+                "chosen": chosen(comm, collective, buffer_nbytes) if algorithm == "auto" else None,
+                "transport": comm.transport.name,
+                "device": settings.device,
+                "graph": settings.graph,
+                "ranks": n,
+                "nbytes": buffer_nbytes,
+                "count": count,
+                "dtype": settings.dtype,
+                "op": settings.op if collective in REDUCING else None,
+                "late_rank": late_rank,
+                "delay_s": delay_s,
+                "time_s": times_s,
+                "late_s": lates_s,
+                "algbw_gbytes_per_s": algbw,
+                "busbw_gbytes_per_s": None if algbw is None else algbw * BUS_FACTOR[collective](n),
+                "wrong": wrong,
+            }
+        )
+    return records
+
+
+def tell(comm, settings, records, json_file):
+    """Write, print and draw what was measured."""
+    arrivals = comm.arrivals() if settings.arrivals else None
+    document = report.envelope(
+        rate_bytes_per_s=settings.rate_bytes_per_s,
+        results=records,
+        **({"arrivals": arrivals.to_json()} if arrivals else {}),
+    )
+    if json_file:
+        report.write_json(json_file, document)
+    file = sys.stderr if json_file == "-" else sys.stdout
+    print_records(document, file=file)
+    if arrivals:
+        print_arrivals(arrivals, file=file)
+    if settings.plot:
+        plot(settings.plot, document, arrivals)
 
 
 def algorithms_of(comm, settings):
@@ -345,15 +190,6 @@ def told_late_rank(settings, algorithms):
 def chosen(comm, collective, nbytes):
     """What "auto" stands for: {algorithm, num_chunks, reason}."""
     return comm.tuning.choose(collective, nbytes)._asdict()
-
-
-def _dtype(name):
-    from ..kernels.dtypes import DTYPES
-
-    names = [known for known in DTYPES if known != "bool"]
-    if name not in names:
-        raise InputError(f"--dtype: got {name!r}, expected one of {', '.join(names)}")
-    return DTYPES[name]
 
 
 COLUMNS = [

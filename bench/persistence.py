@@ -30,7 +30,7 @@ from ..collectives.registry import find_algorithm, make_schedule
 from ..errors import InputError
 from ..transport.bootstrap import in_a_job
 from . import report
-from .collective import known_rate_bytes_per_s
+from .collective_settings import known_rate_bytes_per_s
 from .cost_plot import STYLES
 from .units import format_nbytes, format_time, parse_nbytes, parse_rate_bytes_per_s, parse_time_s
 

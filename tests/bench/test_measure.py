@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from lanterne.bench.collective import COLLECTIVES
+from lanterne.bench.collective_settings import COLLECTIVES
 from lanterne.bench.measure import BUS_FACTOR, Case, expected_reduction, from_bfloat16, measure, pattern, to_bfloat16
 from lanterne.collectives.communicator import spawn
 

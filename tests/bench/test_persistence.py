@@ -35,6 +35,8 @@ def test_the_papers_critical_delays(n, milliseconds):
 
 
 def predictions(comm):
+    if comm.rank:
+        return None
     comm.tuning.adopt(CostModel(0.0, 1.0), "test")
     predictor = Predictor(comm, CostModel(0.0, 1.0), 56 << 20)
     unit_s = 56 << 20

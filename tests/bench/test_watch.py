@@ -21,7 +21,7 @@ from mpi4py import MPI
 comm = MPI.COMM_WORLD
 x = np.ones(1000, np.float32)
 for i in range(120):
-    time.sleep(20e-3 + (100e-3 if 60 <= i < 90 and comm.rank == 1 else 0))
+    time.sleep(10e-3 + (50e-3 if 60 <= i < 90 and comm.rank == 1 else 0))
     comm.Allreduce(MPI.IN_PLACE, x)
     comm.Barrier()
 """
