@@ -12,10 +12,7 @@ from ..errors import InputError
 from ..kernels.device_view import view_device
 from ..kernels.staging import pinned_empty
 from ..transport.base import make_tag
-from ..transport.nccl_channel import ChannelRequest, check_views, stuck_stream
-
-# The lane on which the members of a communicator meet before NCCL's start-up (plans.py hands out those below).
-MEETING_LANE = 256
+from ..transport.nccl_channel import MEETING_LANE, ChannelRequest, check_views, stuck_stream
 
 
 class Entry(NamedTuple):
@@ -112,7 +109,7 @@ class DeviceSide:
 
     def is_idle(self):
         """True once all that was queued before is done."""
-        return all(self.runtime.is_done(self.runtime.record(stream)) for stream in self.streams)
+        return all(map(self.runtime.is_idle, self.streams))
 
     def poster(self, view, stream):
         """A function of operations that posts them in the order of the user's stream: of a message of `view`."""

@@ -7,42 +7,21 @@ from .program import IN, OUT, SCRATCH, Fold, Message
 from .streams import MESSAGES, lower
 
 
-class StreamExecution:
-    """One call of a program at a time, on the streams of a DeviceSide.
-
-    Args:
-        program: a Program.
-        side: the DeviceSide: channel, streams, runtime.
-        op, dtype: of its folds. Compiled here, before anything is queued.
-        what: what the call is, for errors.
+class QueuedExecution:
+    """One call at a time that is queued on the streams of a DeviceSide, of which the user's wait for it.
 
     Attributes:
         remaining: 1 until all is queued, then 0.
         completion: the ChannelRequest of its end, once all is queued.
     """
 
-    def __init__(self, program, side, op, dtype, what):
-        self.program, self._side, self._what = program, side, what
-        self._divisor = float(side.channel.world_size)
-        runtime = side.runtime
-        self._kernels = {
-            len(action.inputs): runtime.prepare_fold(op, dtype, len(action.inputs))
-            for action in program.actions
-            if type(action) is Fold
-        }
-        divides = any(type(action) is Fold and action.divides for action in program.actions)
-        self._divide = runtime.prepare_divide(dtype) if divides else None
-        self._peers = sorted({side.channel.ranks[a.peer] for a in program.actions if type(a) is Message and a.nbytes})
-        # By (start, stop): the steps, and the graphs that were made of them.
-        self._steps, self._graphs = {}, {}
-        self._bases = [0, 0, 0]
-        self._entry = None
-        self.completion, self.remaining = None, 0
+    def __init__(self, side, what, peers):
+        self._side, self._what, self._peers = side, what, peers
+        self._arrays = self._entry = self.completion = None
+        self.remaining = 0
 
     def bind(self, in_array, out_array, entry=None):
         """Take the user's DeviceViews and the Entry of the call."""
-        for buffer, view in ((IN, in_array), (OUT, out_array)):
-            self._bases[buffer] = 0 if view is None else view.address
         self._arrays, self._entry = (in_array, out_array), entry
         self.completion, self.remaining = None, 1
 
@@ -53,6 +32,52 @@ class StreamExecution:
     def is_ready(self):
         """True: the streams wait for the user's, the CPU does not."""
         return True
+
+    def advance(self):
+        """True once all is queued."""
+        return not self.remaining
+
+    def pending_peers(self):
+        """Transport ranks whose messages this call needs, sorted."""
+        return self._peers
+
+    def leave(self, held):
+        """All is queued, on memory `held` too."""
+        self.completion = self._side.leave(self._entry, self._peers, self._what, held)
+        self.remaining = 0
+
+
+class StreamExecution(QueuedExecution):
+    """One call of a program at a time, on the streams of a DeviceSide.
+
+    Args:
+        program: a Program.
+        side: the DeviceSide: channel, streams, runtime.
+        op, dtype: of its folds. Compiled here, before anything is queued.
+        what: what the call is, for errors.
+    """
+
+    def __init__(self, program, side, op, dtype, what):
+        peers = {side.channel.ranks[a.peer] for a in program.actions if type(a) is Message and a.nbytes}
+        super().__init__(side, what, sorted(peers))
+        self.program = program
+        self._divisor = float(side.channel.world_size)
+        runtime = side.runtime
+        self._kernels = {
+            len(action.inputs): runtime.prepare_fold(op, dtype, len(action.inputs))
+            for action in program.actions
+            if type(action) is Fold
+        }
+        divides = any(type(action) is Fold and action.divides for action in program.actions)
+        self._divide = runtime.prepare_divide(dtype) if divides else None
+        # By (start, stop): the steps, and the graphs that were made of them.
+        self._steps, self._graphs = {}, {}
+        self._bases = [0, 0, 0]
+
+    def bind(self, in_array, out_array, entry=None):
+        super().bind(in_array, out_array, entry)
+        for buffer, view in ((IN, in_array), (OUT, out_array)):
+            self._bases[buffer] = 0 if view is None else view.address
 
     def start(self, held=False):
         """Queue everything; `held`: only what comes before phase "join", until `release`."""
@@ -66,12 +91,12 @@ class StreamExecution:
             self._run(before)
             return
         self._run(whole)
-        self._leave()
+        self.leave((self._arrays, self._scratch))
 
     def release(self):
         """Queue phase "join", which was held."""
         self._run(self._parts()[1])
-        self._leave()
+        self.leave((self._arrays, self._scratch))
 
     def capture(self):
         """Make a graph of each part that may be queued, for the arrays that are bound and scratch as it is now.
@@ -118,19 +143,6 @@ class StreamExecution:
         """True once nothing is under way; what is queued runs to its end without the late rank."""
         return self._side.is_idle()
 
-    def advance(self):
-        """True once all is queued."""
-        return not self.remaining
-
-    def pending_peers(self):
-        """Transport ranks whose messages this call needs, sorted."""
-        return self._peers
-
-    def _leave(self):
-        held = (self._arrays, self._scratch)
-        self.completion = self._side.leave(self._entry, self._peers, self._what, held)
-        self.remaining = 0
-
     def queue(self, start, stop):
         """Queue the actions from `start` to `stop` on the side's streams, or into the capture that is under way."""
         if (start, stop) not in self._steps:
@@ -165,41 +177,20 @@ class StreamExecution:
         return self._bases[place.buffer] + place.offset
 
 
-class NativeExecution:
+class NativeExecution(QueuedExecution):
     """NCCL's own all-reduce, with the verbs of a StreamExecution."""
 
     def __init__(self, side, key):
         from ..transport.nccl_library import DATATYPES
 
-        self._side, self._key = side, key
-        self._datatype = DATATYPES[key.dtype]
-        self.completion, self.remaining = None, 0
-
-    def bind(self, in_array, out_array, entry=None):
-        self._arrays, self._entry = (in_array, out_array), entry
-        self.completion, self.remaining = None, 1
-
-    def unbind(self):
-        self._arrays = self._entry = None
-
-    def is_ready(self):
-        return True
+        channel = side.channel
+        super().__init__(side, str(key), [rank for rank in channel.ranks if rank != channel.transport.rank])
+        self._op, self._datatype = key.op, DATATYPES[key.dtype]
 
     def start(self, held=False):
-        side = self._side
+        """Queue it."""
+        side, (source, target) = self._side, self._arrays
         side.enter(self._entry)
-        self.queue()
-        peers = [rank for rank in side.channel.ranks if rank != side.channel.transport.rank]
-        self.completion = side.leave(self._entry, peers, str(self._key), self._arrays)
-        self.remaining = 0
-
-    def queue(self, *_):
-        source, target = self._arrays
-        with self._side.joined():
-            self._side.channel.all_reduce(source.address, target.address, source.size, self._datatype, self._key.op)
-
-    def advance(self):
-        return not self.remaining
-
-    def pending_peers(self):
-        return []
+        with side.joined():
+            side.channel.all_reduce(source.address, target.address, source.size, self._datatype, self._op)
+        self.leave(self._arrays)

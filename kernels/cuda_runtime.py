@@ -5,11 +5,13 @@ Tests put a stand-in with the same verbs in its place, so what is built on them 
 
 import numpy as np
 
-from ..errors import InputError, LanterneError, Unavailable
+from ..errors import InputError, LanterneError, TransportError, Unavailable
 from .arrays import import_cupy, require_device
 from .device_view import DeviceView, stream_address
 
 _COPY_ANY_DIRECTION = 4  # cudaMemcpyDefault
+_NOT_READY = 600  # cudaErrorNotReady
+_ON_A_DEVICE = (2, 3)  # cudaMemoryTypeDevice, cudaMemoryTypeManaged
 _REGISTER_PORTABLE_MAPPED = 1 | 2  # cudaHostRegisterPortable, cudaHostRegisterMapped
 _WAIT_UNTIL_AT_LEAST = 0  # CU_STREAM_WAIT_VALUE_GEQ, compared cyclically
 _WRITE_AFTER_EARLIER_WRITES = 0  # CU_STREAM_WRITE_VALUE_DEFAULT
@@ -36,6 +38,8 @@ class CudaRuntime:
         self._pinned = {}
         self.device_id = device_id
         self.device = self._cupy.cuda.Device(device_id)
+        # Nothing runs on it: memory that the pool gives it was never another stream's, and is reused only once freed.
+        self._memory_stream = self.new_stream()
 
     def new_stream(self):
         """A stream that does not wait for the default stream."""
@@ -56,12 +60,12 @@ class CudaRuntime:
             return self.current_stream()
         if isinstance(stream, self._cupy.cuda.Stream):
             return stream
-        return self._cupy.cuda.ExternalStream(stream_address(stream), self.device.id)
+        return _ForeignStream(stream_address(stream), stream)
 
     def device_of(self, address):
         """The number of the device whose memory `address` is in; -1 for host memory."""
         attributes = self._cupy.cuda.runtime.pointerGetAttributes(address)
-        return attributes.device if attributes.devicePointer else -1
+        return attributes.device if attributes.type in _ON_A_DEVICE else -1
 
     def empty(self, nbytes, what="scratch"):
         """A DeviceView of `nbytes` new bytes.
@@ -69,7 +73,7 @@ class CudaRuntime:
         Raises:
             Unavailable: the device has no room for it.
         """
-        with self.device:
+        with self.device, self._memory_stream:
             try:
                 memory = self._cupy.cuda.alloc(nbytes)
             except self._cupy.cuda.memory.OutOfMemoryError as error:
@@ -99,8 +103,10 @@ class CudaRuntime:
         stream.begin_capture()
 
     def end_capture(self, stream):
-        """The graph of what `stream` was given since `begin_capture`."""
-        return stream.end_capture()
+        """The graph of what `stream` was given since `begin_capture`; the device has it already."""
+        graph = stream.end_capture()
+        graph.upload(stream)
+        return graph
 
     def launch(self, graph, stream):
         """Queue all that `graph` holds on `stream`."""
@@ -120,10 +126,26 @@ class CudaRuntime:
 
     def wait_event(self, event, stream):
         """Hold `stream` back until `event` is done."""
-        stream.wait_event(event)
+        self._cupy.cuda.runtime.streamWaitEvent(stream.ptr, event.ptr)
 
     def is_done(self, event):
-        return event.done
+        """Whether `event` is done.
+
+        Raises:
+            TransportError: work on the device has failed, such as a kernel that left its memory.
+        """
+        return self._is_done(self._cupy.cuda.runtime.eventQuery(event.ptr))
+
+    def is_idle(self, stream):
+        """Whether all that `stream` was given is done; raises as `is_done`."""
+        return self._is_done(self._cupy.cuda.runtime.streamQuery(stream.ptr))
+
+    def _is_done(self, status):
+        # CuPy's own `done` takes every error for "not yet", so that a wait for failed work would never end.
+        if status in (0, _NOT_READY):
+            return status == 0
+        error = self._cupy.cuda.runtime.CUDARuntimeError(status)
+        raise TransportError(f"device {self.device_id}: {error}; what was queued on it has failed")
 
     def write_flag(self, address, value, stream):
         """Write the uint32 `value` to pinned host memory after everything before it on `stream`, copies included."""
@@ -165,3 +187,12 @@ class CudaRuntime:
         if int(status) != 0:
             raise LanterneError(f"CUDA driver: got {status.name}, expected CUDA_SUCCESS")
         return values[0] if values else None
+
+
+class _ForeignStream:
+    """A stream of another library, with what the verbs above and CuPy's launches ask of one: its address."""
+
+    __slots__ = ("owner", "ptr")
+
+    def __init__(self, address, owner):
+        self.ptr, self.owner = address, owner

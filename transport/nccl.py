@@ -12,19 +12,26 @@ import struct
 import numpy as np
 
 from ..errors import InputError, LanterneError, TransportError, Unavailable
+from ..kernels.arrays import require_device
 from .base import Capabilities, Recv, Send, Transport, check_ops, make_tag
 from .bootstrap import MPI_VARIABLES
 from .local import LocalWorld
-from .nccl_channel import NcclChannel
-from .nccl_library import call_with_limit, check_devices, load_nccl, make_communicator, version_text
+from .nccl_channel import MEETING_LANE, NcclChannel
+from .nccl_library import (
+    HOST_VARIABLE,
+    call_with_limit,
+    check_devices,
+    load_nccl,
+    make_communicator,
+    pose_as_host,
+    version_text,
+)
 
 # Below this grain NCCL's point to point is erratic (StragglAR, section 4.1), so chunks are cut at multiples of it.
 ALIGNMENT_NBYTES = 4096
 SLOT_NBYTES = 512
 # NCCL version, length of the device's identity, of the unique id, of an error's text; then these.
 _SEAT = struct.Struct("<iHHH")
-# The lane of a communicator on which its members meet (collectives/plans.py hands out those from 0 to 255).
-MEETING_LANE = 256
 
 
 class NcclTransport(Transport):
@@ -55,7 +62,7 @@ class NcclTransport(Transport):
         try:
             unavailable = None
             try:
-                self.library = library or load_nccl()
+                self.library = library or _open_library(group)
                 self.runtime = runtime or _open_device(group)
             except LanterneError as error:
                 unavailable = error
@@ -168,7 +175,7 @@ def _seat(transport, leads, unavailable):
         text = str(unavailable).encode()[:300]
         return _SEAT.pack(0, 0, 0, len(text)) + text
     library, runtime = transport.library, transport.runtime
-    device = f"{transport.host_name}/{runtime.identity}".encode()[:200]
+    device = f"{os.environ.get(HOST_VARIABLE, transport.host_name)}/{runtime.identity}".encode()[:200]
     unique_id = bytes(byte % 256 for byte in library.get_unique_id()) if leads else b""
     return _SEAT.pack(library.get_version(), len(device), len(unique_id), 0) + device + unique_id
 
@@ -192,13 +199,18 @@ def _open_host(group, timeout_s):
     return open_transport("mpi" if by_mpi else "ucx", group, timeout_s)
 
 
+def _open_library(group):
+    library = load_nccl()
+    pose_as_host(library.get_version(), group, require_device())
+    return library
+
+
 def _open_device(group):
     """The CudaRuntime of this rank's device, made the current one of this thread.
 
     Raises:
         InputError: LANTERNE_DEVICE is no device.
     """
-    from ..kernels.arrays import require_device
     from ..kernels.cuda_runtime import CudaRuntime
 
     num_devices = require_device()

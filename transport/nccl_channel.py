@@ -11,8 +11,10 @@ from contextlib import suppress
 
 from ..errors import InputError, TransportError, TransportTimeout
 from .base import Request, Send, timeout_error
-from .nccl_library import OPS, UINT8, call_with_limit, describe
+from .nccl_library import OPS, UINT8, LimitedCall, call_with_limit, describe
 
+# The lane of a communicator on which its members meet before NCCL's start-up (plans.py hands out those from 0 to 255).
+MEETING_LANE = 256
 # How long an abort, or an orderly end, may take before its thread is left behind.
 ABORT_S, DESTROY_S = 5.0, 5.0
 # How often the watch looks, and how often it asks NCCL for asynchronous errors.
@@ -104,9 +106,13 @@ class NcclChannel:
 
     def check(self):
         """Raise if the channel has failed; asks NCCL."""
-        self.check_open()
         try:
-            self._communicator.check_async_error()
+            # An abort on another thread frees what NCCL is asked about here: it comes before or after.
+            with self._ending:
+                self.check_open()
+                self._communicator.check_async_error()
+        except TransportError:
+            raise
         except Exception as error:
             raise self.fail(TransportError(f"{self._name()}: {describe(error)}")) from error
 
@@ -116,8 +122,11 @@ class NcclChannel:
             if self.failure is not None or self.closed:
                 return self.failure or error
             self.failure = error
+        abort = LimitedCall(self._communicator.abort, f"{self._name()} abort")
+        # It frees the stream, and then waits until no graph holds the communicator.
+        self._drop_graphs()
         with suppress(TransportError):
-            call_with_limit(self._communicator.abort, f"{self._name()} abort", ABORT_S)
+            abort.result(ABORT_S)
         return error
 
     def watch(self, entry, done, peers, what, regions=()):
@@ -139,8 +148,7 @@ class NcclChannel:
             return
         if self.failure is None and not self._watch.settle(self.transport.timeout_s):
             self.fail(TransportTimeout(f"{self._name()}: work queued before close is not done"))
-        for holder in list(self._graphs):
-            holder.drop_graphs()
+        self._drop_graphs()
         self.closed = True
         self._watch.stop()
         if self.failure is None:
@@ -148,6 +156,11 @@ class NcclChannel:
                 call_with_limit(self._communicator.destroy, f"{self._name()} destroy", DESTROY_S)
         # CuPy's object destroys its communicator when it goes, which could hang: keep it if it did not end.
         _ended.append(self._communicator)
+
+    def _drop_graphs(self):
+        for holder in list(self._graphs):
+            with suppress(TransportError):
+                call_with_limit(holder.drop_graphs, f"{self._name()} end of graphs", ABORT_S)
 
     def _name(self):
         return f"nccl rank {self.transport.rank}"
@@ -188,13 +201,15 @@ class Watch:
 
     def settle(self, limit_s):
         """True once nothing is pending; False after `limit_s`, or once the channel has failed."""
-        deadline = time.monotonic() + limit_s
-        while self._look():
-            channel = self._channel()
-            if channel is None or channel.failure is not None or time.monotonic() > deadline:
-                return False
-            time.sleep(1e-4)
-        return True
+        deadline, channel = time.monotonic() + limit_s, self._channel()
+        try:
+            while self._look():
+                if channel.failure is not None or time.monotonic() > deadline:
+                    return False
+                time.sleep(1e-4)
+        except TransportError as error:
+            channel.fail(error)
+        return channel.failure is None
 
     def stop(self):
         self._stopped.set()
@@ -207,9 +222,11 @@ class Watch:
             if channel is None or channel.failure is not None:
                 return
             # The error is raised on the caller's thread, at its next call or wait.
-            with suppress(TransportError):
+            try:
                 if self._look():
                     channel.check()
+            except TransportError as error:
+                channel.fail(error)
             del channel
 
     def _look(self):

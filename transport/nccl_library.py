@@ -12,7 +12,9 @@ from ..kernels.arrays import require_device
 
 # Point to point came with 2.7, several ranks on one GPU with 2.30.
 LEAST_VERSION, SHARED_GPU_VERSION = 20700, 23000
-SHARED_GPU_VARIABLE = "NCCL_MULTI_RANK_GPU_ENABLE"
+SHARED_GPU_VARIABLE, HOST_VARIABLE = "NCCL_MULTI_RANK_GPU_ENABLE", "NCCL_HOSTID"
+# Several ranks on one GPU take turns: NCCL's kernels are kept small, and features for several GPUs are off.
+SHARED_GPU_ENVIRONMENT = {SHARED_GPU_VARIABLE: "1", "NCCL_NVLS_ENABLE": "0", "NCCL_MAX_CTAS": "2"}
 # ncclDataType_t and ncclRedOp_t.
 DATATYPES = {
     "int8": 0, "uint8": 1, "int32": 2, "uint32": 3, "int64": 4, "uint64": 5,
@@ -61,15 +63,27 @@ def check_devices(seats, nccl_version):
         if first.setdefault(seat, rank) == rank:
             continue
         shared = f"nccl: ranks {first[seat]} and {rank} share device {seat[1]}"
+        advice = "start at most as many ranks as there are GPUs"
+        if os.environ.get(SHARED_GPU_VARIABLE) != "1":
+            raise Unavailable(f"{shared}; {advice}, or set {SHARED_GPU_VARIABLE}=1 for a test")
         if nccl_version < SHARED_GPU_VERSION:
             raise Unavailable(
-                f"{shared}, which NCCL can from version 2.30 on, and this is {version_text(nccl_version)}; start at most "
-                "as many ranks as there are GPUs, or use --transport mpi or ucx"
+                f"{shared}, which NCCL can from version 2.30 on, and this is {version_text(nccl_version)}; {advice}, "
+                f"give each rank a {HOST_VARIABLE} of its own for a test, or use --transport mpi or ucx"
             )
-        if os.environ.get(SHARED_GPU_VARIABLE) != "1":
-            raise Unavailable(
-                f"{shared}; start at most as many ranks as there are GPUs, or set {SHARED_GPU_VARIABLE}=1 for a test"
-            )
+
+
+def pose_as_host(nccl_version, group, num_devices):
+    """Where this host's ranks are to share its GPUs, and NCCL cannot yet, let NCCL take each of them for a host.
+
+    Their messages then go through sockets: good for a test, slow. Sets variables of this process that are not set.
+    """
+    if nccl_version >= SHARED_GPU_VERSION or os.environ.get(SHARED_GPU_VARIABLE) != "1":
+        return
+    if group.hosts.count(group.host) > num_devices:
+        os.environ.setdefault(HOST_VARIABLE, f"{group.host}-{group.rank}".replace("/", "-"))
+        if len(set(group.hosts)) == 1:
+            os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
 
 
 def version_text(version):
@@ -88,32 +102,42 @@ def make_communicator(nccl, world_size, unique_id, rank):
         return nccl.NcclCommunicator(world_size, signed, rank)
 
 
+class LimitedCall:
+    """`function()`, begun on a daemon thread."""
+
+    def __init__(self, function, what):
+        self._what, self._results = what, []
+
+        def run():
+            try:
+                self._results.append((function(), None))
+            except Exception as error:
+                self._results.append((None, error))
+
+        self._thread = threading.Thread(target=run, daemon=True, name=f"lanterne-{what}")
+        self._thread.start()
+
+    def result(self, limit_s):
+        """What it returned.
+
+        Raises:
+            TransportTimeout: it has not returned after `limit_s` seconds; the thread is left behind.
+            TransportError: it raised what is no error of ours.
+        """
+        self._thread.join(limit_s)
+        if not self._results:
+            raise TransportTimeout(f"{self._what}: did not return within {limit_s:g} s")
+        result, error = self._results[0]
+        if isinstance(error, TransportError):
+            raise error
+        if error is not None:
+            raise TransportError(f"{self._what}: {describe(error)}") from error
+        return result
+
+
 def call_with_limit(function, what, limit_s):
-    """The result of `function()`, run on a daemon thread.
-
-    Raises:
-        TransportTimeout: it has not returned after `limit_s` seconds; the thread is left behind.
-        TransportError: it raised what is no error of ours.
-    """
-    results = []
-
-    def run():
-        try:
-            results.append((function(), None))
-        except Exception as error:
-            results.append((None, error))
-
-    thread = threading.Thread(target=run, daemon=True, name=f"lanterne-{what}")
-    thread.start()
-    thread.join(limit_s)
-    if not results:
-        raise TransportTimeout(f"{what}: did not return within {limit_s:g} s")
-    result, error = results[0]
-    if isinstance(error, TransportError):
-        raise error
-    if error is not None:
-        raise TransportError(f"{what}: {describe(error)}") from error
-    return result
+    """The result of `function()`, run on a daemon thread; errors as LimitedCall.result."""
+    return LimitedCall(function, what).result(limit_s)
 
 
 def describe(error):

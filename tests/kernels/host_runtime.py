@@ -8,7 +8,7 @@ from contextlib import nullcontext, suppress
 
 import numpy as np
 
-from lanterne.errors import Unavailable
+from lanterne.errors import TransportError, Unavailable
 from lanterne.kernels.device_view import DeviceView
 from lanterne.kernels.jit import divide_function
 from lanterne.kernels.reduce import prepare
@@ -38,10 +38,12 @@ class HostStream:
         self.captured = None
         # How much it was given while captured.
         self.num_captured = 0
+        self.num_given = self.num_done = 0
         threading.Thread(target=self._run, daemon=True).start()
 
     def put(self, item):
         if self.captured is None:
+            self.num_given += 1
             self.work.put(item)
         else:
             self.captured.items.append(item)
@@ -52,6 +54,7 @@ class HostStream:
         while (item := self.work.get()) is not None:
             with suppress(Aborted):
                 item()
+            self.num_done += 1
 
 
 class Aborted(Exception):
@@ -82,6 +85,8 @@ class HostRuntime:
         self.streams, self.pinned, self.closing = [], {}, threading.Event()
         self.default = self.new_stream()
         self.free_nbytes = device_memory_nbytes
+        # Of work that has failed on the device: every question after it is answered so.
+        self.fault = None
         self.launches = 0
         # Addresses that are said to be on another device than 0.
         self.elsewhere = {}
@@ -154,7 +159,13 @@ class HostRuntime:
         stream.put(lambda: self._until(event.is_set))
 
     def is_done(self, event):
+        assert not isinstance(event, CapturedEvent), "an event of a capture cannot be asked"
+        if self.fault:
+            raise TransportError(f"device {self.device_id}: {self.fault}; what was queued on it has failed")
         return event.is_set()
+
+    def is_idle(self, stream):
+        return stream.num_done == stream.num_given
 
     def write_flag(self, address, value, stream):
         self._check_pinned(address)

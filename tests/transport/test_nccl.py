@@ -1,6 +1,8 @@
 """The nccl transport on stand-ins: device messages, errors, time limits, and an end that does not hang."""
 
+import threading
 import time
+from types import SimpleNamespace
 
 import conformance
 import numpy as np
@@ -9,13 +11,14 @@ from nccl_ranks import HostArray, HostNccl, Job
 from verdicts import verdict
 
 from lanterne.errors import InputError, TransportError, TransportTimeout, Unavailable
-from lanterne.transport import nccl_channel
+from lanterne.transport import nccl_channel, nccl_library
 from lanterne.transport.base import Recv, Send
 from lanterne.transport.nccl_library import (
     SHARED_GPU_VARIABLE,
     call_with_limit,
     check_devices,
     check_version,
+    pose_as_host,
     version_text,
 )
 
@@ -161,15 +164,17 @@ def test_an_end_that_hangs_is_left_behind(hangs):
     assert job.nccl.log.count("destroy") == 2
 
 
+class Holder:
+    """Holds graphs, as far as a channel knows."""
+
+    def __init__(self, drop_graphs):
+        self.drop_graphs = drop_graphs
+
+
 def test_graphs_go_before_their_communicator():
     order = []
-
-    class Holder:
-        def drop_graphs(self):
-            order.append("graphs")
-
     job = Job(1)
-    holder = Holder()
+    holder = Holder(lambda: order.append("graphs"))
 
     def program(transport):
         transport.channel.keep_graphs(holder)
@@ -178,6 +183,60 @@ def test_graphs_go_before_their_communicator():
 
     assert job.run(program) == [None]
     assert order == ["graphs", "init", "destroy"]
+
+
+def test_an_abort_waits_for_graphs_and_they_go_while_it_does():
+    """NCCL's abort returns once no graph holds its communicator: who waits for it before dropping them waits long."""
+    job, gone = Job(1), threading.Event()
+    holder = Holder(gone.set)
+
+    def program(transport):
+        abort = transport.channel._communicator.abort
+        order = []
+        transport.channel._communicator.abort = lambda: (gone.wait(20), order.append("aborted"), abort())
+        transport.channel.keep_graphs(holder)
+        error = transport.channel.fail(TransportError("told to"))
+        assert gone.is_set() and order == ["aborted"], (gone, order)
+        return str(error)
+
+    assert job.run(program) == ["told to"]
+
+
+def test_graphs_that_cannot_be_dropped_are_left_behind():
+    holder = Holder(threading.Event().wait)
+
+    def program(transport):
+        transport.channel.keep_graphs(holder)
+        transport.close()
+
+    assert Job(1).run(program) == [None]
+
+
+def test_a_fault_on_the_device_ends_the_channel():
+    """Work that has failed is never done: it is noticed at once, by whoever waits and by the watch."""
+
+    def program(transport):
+        region = transport.register(HostArray(np.zeros(8, np.uint8)))
+        transport.runtime.default.put(lambda: transport.runtime.closing.wait(20))
+        request = transport.post((Recv(region, 0, 4, 0), Send(region, 4, 4, 0)))
+        transport.runtime.fault = "cudaErrorIllegalAddress: an illegal memory access was encountered"
+        with pytest.raises(TransportError, match="device 0: cudaErrorIllegalAddress"):
+            request.wait()
+        with pytest.raises(TransportError, match="cudaErrorIllegalAddress"):
+            transport.channel.check()
+
+    def unwatched(transport):
+        region = transport.register(HostArray(np.zeros(8, np.uint8)))
+        transport.runtime.default.put(lambda: transport.runtime.closing.wait(20))
+        transport.post((Recv(region, 0, 4, 0), Send(region, 4, 4, 0)))
+        transport.runtime.fault = "cudaErrorIllegalAddress"
+        deadline = time.monotonic() + 20
+        while transport.channel.failure is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return str(transport.channel.failure)
+
+    assert Job(1).run(program) == [None]
+    assert "cudaErrorIllegalAddress" in Job(1).run(unwatched)[0]
 
 
 def test_start_up_that_hangs_is_a_timeout():
@@ -203,9 +262,27 @@ def test_two_ranks_on_one_device(monkeypatch):
         assert "ranks 1 and 2 share device 0000:01:00.0" in str(error) and SHARED_GPU_VARIABLE in str(error)
     monkeypatch.setenv(SHARED_GPU_VARIABLE, "1")
     assert Job(3, devices=[0, 1, 1]).run(lambda transport: exchange(transport, 100)) == [None] * 3
-    with pytest.raises(Unavailable, match=r"from version 2.30 on, and this is 2.18.5"):
+    with pytest.raises(Unavailable, match=r"from version 2.30 on, and this is 2.18.5; .* NCCL_HOSTID of its own"):
         check_devices([("host", "0"), ("host", "0")], 21805)
     check_devices([("host", "0"), ("other", "0")], 21805)
+
+
+@pytest.mark.parametrize(
+    ("version", "wanted", "hosts", "num_devices", "expected"),
+    [
+        (22809, "1", ("a", "a"), 1, {"NCCL_HOSTID": "a-1", "NCCL_SOCKET_IFNAME": "lo"}),
+        (22809, "1", ("a", "a", "b"), 1, {"NCCL_HOSTID": "a-1"}),
+        (22809, "1", ("a", "a"), 2, {}),
+        (22809, "0", ("a", "a"), 1, {}),
+        (23007, "1", ("a", "a"), 1, {}),
+    ],
+)
+def test_older_versions_take_ranks_of_one_device_for_hosts(monkeypatch, version, wanted, hosts, num_devices, expected):
+    environment = {SHARED_GPU_VARIABLE: wanted}
+    monkeypatch.setattr(nccl_library.os, "environ", environment)
+    pose_as_host(version, SimpleNamespace(host="a", hosts=hosts, rank=1), num_devices)
+    del environment[SHARED_GPU_VARIABLE]
+    assert environment == expected
 
 
 def test_nccl_too_old():

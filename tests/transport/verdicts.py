@@ -46,26 +46,28 @@ def run_checks(script, arguments, report, checks, world_size, launcher="mpi", en
     """Run `script *arguments report CHECK...` on the ranks of our launcher.
 
     Returns:
-        (exit code, output, {check: its lines in rank order})
+        (exit code, None if it did not end within `timeout_s`; output; {check: its lines in rank order})
     """
     path = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")]))
     worker = [sys.executable, str(script), *arguments, str(report), *(check.__name__ for check in checks)]
-    result = subprocess.run(
-        [sys.executable, "-c", LAUNCH, launcher, str(world_size), *worker],
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-        check=False,
-        cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": path} | (environment or {}),
-    )
+    command = [sys.executable, "-c", LAUNCH, launcher, str(world_size), *worker]
+    environment = os.environ | {"PYTHONPATH": path} | (environment or {})
+    try:
+        result = subprocess.run(
+            command, capture_output=True, text=True, timeout=timeout_s, check=False, cwd=ROOT, env=environment
+        )
+        code, output = result.returncode, result.stdout + result.stderr
+    except subprocess.TimeoutExpired as late:
+        # What was found until then counts.
+        texts = [(text or b"").decode(errors="replace") for text in (late.stdout, late.stderr)]
+        code, output = None, "".join([*texts, f"the job did not end within {timeout_s} s"])
     verdicts = {check.__name__: [] for check in checks}
     for rank in range(world_size):
         file = Path(f"{report}.{rank}")
         for line in file.read_text().splitlines() if file.exists() else ():
             record = json.loads(line)
             verdicts[record["check"]].append(record)
-    return result.returncode, result.stdout + result.stderr, verdicts
+    return code, output, verdicts
 
 
 def assert_right(records, world_size, output):
