@@ -7,13 +7,12 @@ How it decides, all in log scale, where a slowdown is a shift whatever the lengt
 2. *Votes.* Each sample votes with the log-likelihood ratio of "shifted by 10 % or more" against "not shifted", under a
    Student t with 2 degrees of freedom. A vote is capped at log(0.9 / r), r being how often this job has spikes
    anyway: so no single spike counts for much, and a job full of spikes needs more samples than a quiet one.
-3. *Votes add up* to a CUSUM in each direction. Its last zero is the onset. Odds of 100 to 1 are provisional. Odds of
-   a million
-   to 1 are certain, or of 100,000 to 1 where the samples agree with each other, as spikes that happen to meet do not;
-   always with at least five samples, for jitters last one to three.
-4. *Verification.* The median since the onset must have moved, by an amount that counts (ACCEPT) and that the noise,
-   with
-   its autocorrelation, does not explain.
+3. *Votes add up* to a CUSUM in each direction. Its last zero is the onset. Odds of 100 to 1 are provisional.
+4. *Weighing.* A slowdown of a healthy job is certain when at least five suspects speak for one lasting level rather
+   than for bursts that happen to meet (evidence.py: both hypotheses model every row, autocorrelation included). A level
+   that wanders is certain by votes alone, but from more rows, and where the median has moved by more than the noise
+   explains. So are reliefs and other changes: odds of a million to 1, or of 100,000 to 1 where the samples agree with
+   each other. What is certain must also count: a shift of 10 % (ACCEPT).
 5. *Slow path.* The level is also compared with the level at the last event: steps of less than 10 % add up.
 
 Inside an incident the same votes, taken against the level before it, look for the relief.
@@ -27,7 +26,8 @@ from typing import NamedTuple
 
 from ..errors import InputError
 from .events import Event, incidents
-from .votes import CERTAIN, LIKELY, MIN_RATE, PROVISIONAL, SHIFT, Run, median, split, vote
+from .evidence import log_odds
+from .votes import CERTAIN, LIKELY, MIN_RATE, PROVISIONAL, SHIFT, Run, best_split, median, split, vote
 from .window import SortedWindow
 
 # A shift that lasts 8 rows counts from one standard error below 10 %, but never below 8 %. Half of one is a step
@@ -40,6 +40,14 @@ JITTER = log(250)
 # Standard errors by which a median must have moved.
 SIGNIFICANT = 5.5
 SKIPPED_ROWS = 16
+# Odds of votes from which suspects are weighed, and log odds of the weighing that are certain.
+CANDIDATE = 3.9
+SURE = 6.0
+# A lasting shift that is of no interest: drifts and bumps.
+IGNORED = 0.03
+# Suspects and odds from which on a level that wanders is no chance meeting of bursts.
+WANDERING_ROWS = 8
+WANDERING = 18.0
 MAX_WARM_UP_ROWS = 300
 WINDOW_ROWS = 64
 # The spread never counts as less: timers and logs round.
@@ -132,9 +140,13 @@ class Tracker:
         self._scale = max(self._window.scale(), MIN_SCALE)
         self._spread2 = 2 * self._scale**2
 
+    def _correlation(self):
+        """Lag-1 autocorrelation of ordinary samples, from how often two in a row lie on the same side."""
+        return min(max(sin(pi / 2 * self._agreement), 0.0), 0.8)
+
     def _error(self, count, other):
         """Standard error of the difference of the medians of `count` and `other` samples, autocorrelation included."""
-        correlation = min(max(sin(pi / 2 * self._agreement), 0.0), 0.8)
+        correlation = self._correlation()
         known = 1 + 16 / len(self._window)
         return 1.41 * self._scale * sqrt((1 / count + 1 / other) * known * (1 + correlation) / (1 - correlation))
 
@@ -190,7 +202,7 @@ class Tracker:
         """Confirm what the window as a whole shows: it has left the anchor, or an incident's has come back to it."""
         values = list(self._window.values)
         old = self._anchor if kind == "onset" else self._base + self._return_shift
-        start = split(values, old, self._level)
+        start = best_split(values)
         return self._confirm(kind, row + 1 - len(values) + start, row, row, values[start:], old)
 
     def _review_warm_up(self, row):
@@ -206,13 +218,9 @@ class Tracker:
         """Hold `y` back; return the event that it makes provisional or certain."""
         pending = self._pending
         pending.append(y)
-        for run, decide in ((self._back, self._relief), (self._up, self._rise), (self._down, self._fall)):
-            if run.score >= LIKELY and row - run.start >= MIN_SAMPLES - 1:
-                suspects = pending[run.start - row - 1 :]
-                if run is self._back or run.score >= max(CERTAIN, JITTER + 3 * run.cap) or self._agree(suspects):
-                    event = decide(suspects, row)
-                    if event is not None:
-                        return event
+        event = self._weigh(row) or self._count_votes(row)
+        if event is not None:
+            return event
         if self._is_stale(row):
             # Neither certain nor cleared: noise, or a step too small to count. It is the level now.
             for run in (self._up, self._down, self._back):
@@ -225,6 +233,43 @@ class Tracker:
                 if sign * (ratio - 1) > 0:
                     return Event(kind, run.start, row, None, ratio)
         return None
+
+    def _weigh(self, row):
+        """An onset, where suspects of a healthy job speak for one level rather than for bursts."""
+        if self.slow or self._up.score < CANDIDATE or row - self._up.start < MIN_SAMPLES - 1:
+            return None
+        suspects = self._pending[max(self._up.start - row - 1, -WINDOW_ROWS) :]
+        odds, first = log_odds(
+            [value - self._level for value in suspects],
+            self._scale * sqrt(1 + 8 / len(self._window)),
+            self._correlation(),
+            self._up.rate / 2,
+            IGNORED - max(self._level - self._anchor, 0.0),
+        )
+        return self._rise(suspects[first:], row) if odds >= SURE else None
+
+    def _count_votes(self, row):
+        """The event that the votes of a run decide, where verification agrees."""
+        for run, decide in ((self._back, self._relief), (self._up, self._rise), (self._down, self._fall)):
+            if run.score < LIKELY or row - run.start < MIN_SAMPLES - 1:
+                continue
+            suspects = self._pending[run.start - row - 1 :]
+            if run is self._up and not self.slow:
+                decided = self._wanders(suspects)
+            else:
+                enough = run is self._back or run.score >= max(CERTAIN, JITTER + 3 * run.cap)
+                decided = enough or self._agree(suspects)
+            event = decide(suspects, row) if decided else None
+            if event is not None:
+                return event
+        return None
+
+    def _wanders(self, suspects):
+        """Whether `suspects` of a healthy job, of whatever heights, are too many and too dense for bursts."""
+        odds = max(WANDERING, JITTER + 3 * self._up.cap)
+        return (
+            len(suspects) >= WANDERING_ROWS and self._up.score >= odds and self._moved(suspects, self._level) != 0.0
+        )
 
     def _is_stale(self, row):
         """Whether suspects have been held back for too long; in a noisy job a run is often alive and means nothing."""
@@ -253,7 +298,7 @@ class Tracker:
         return shift >= max(ACCEPT, SHIFT - allowance)
 
     def _rise(self, suspects, row):
-        shift = self._moved(suspects, self._level)
+        shift = self._moved(suspects, self._level) if self.slow else median(suspects[-8:]) - self._level
         if len(suspects) < MIN_SAMPLES or shift < SMALL:
             return None
         if self.slow:
@@ -305,6 +350,8 @@ class Tracker:
         new = median(suspects[-8:])
         first = row + 1 - len(suspects)
         start = first + split(suspects, self._level, new)
+        if kind == "onset" and row - start < MIN_SAMPLES - 1:
+            return None
         suspected = run.suspected if run.suspected is not None else row
         old = self._anchor if kind == "onset" else self._level
         return self._confirm(kind, start, max(suspected, start), row, suspects[start - first :], old)

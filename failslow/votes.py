@@ -50,7 +50,7 @@ class Run:
                 return
             self.start, self.suspected = row, None
         # Without a limit a run that verification keeps refusing would take forever to clear.
-        self.score = min(max(self.score + vote, 0.0), CERTAIN + 2 * cap)
+        self.score = min(max(self.score + vote, 0.0), CERTAIN + 4 * cap)
         if self.suspected is None and self.score >= PROVISIONAL:
             self.suspected = row
 
@@ -71,3 +71,18 @@ def split(values, old, new):
         if total < lowest:
             lowest, start = total, index + 1
     return min(start, len(values) - 1)
+
+
+def best_split(values, least=4):
+    """Index at which `values` part best into two levels, by the sum of distances to the two medians.
+
+    At least `least` values lie on either side. Cost: a sort of each side for every index, 0.5 ms for 64 values; it is
+    called once an event of the slow path.
+    """
+
+    def spread(part):
+        ordered = sorted(part)
+        half = len(ordered) >> 1
+        return sum(ordered[-half:]) - sum(ordered[:half])
+
+    return min(range(least, len(values) - least + 1), key=lambda i: spread(values[:i]) + spread(values[i:]))

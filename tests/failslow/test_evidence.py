@@ -1,0 +1,65 @@
+"""The weighing of suspects: agreement speaks for a level, different heights speak for bursts."""
+
+from math import inf
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lanterne.failslow.evidence import log_odds
+
+
+def odds(suspects, scale=0.01, correlation=0.0, burst_rate=0.015, ignored=0.0):
+    return log_odds(suspects, scale, correlation, burst_rate, ignored)
+
+
+def test_too_few_rows():
+    assert odds([0.3] * 4) == (-inf, 0)
+
+
+@pytest.mark.parametrize("height", [0.12, 0.3, 1.0])
+def test_one_level_against_two_bursts_of_three(height):
+    level, _ = odds([height] * 6)
+    bursts, _ = odds([height] * 3 + [2 * height] * 3)
+    assert level > 6.0
+    assert bursts < level - 5.0
+    assert bursts < 2.0
+
+
+def test_every_row_of_a_level_adds_what_a_burst_would_cost():
+    found = [odds([0.3] * rows)[0] for rows in range(5, 12)]
+    assert found == sorted(found)
+    assert found[-1] - found[0] > 6.0
+
+
+def test_the_level_begins_where_the_noise_ends():
+    assert odds([0.01, -0.02, 0.3, 0.31, 0.29, 0.3, 0.31, 0.3])[1] == 2
+
+
+def test_noise_is_no_level():
+    assert odds([0.02, -0.01, 0.01, 0.02, -0.02, 0.03, 0.0])[0] < 0.0
+
+
+def test_what_weakens_the_evidence():
+    rows = [0.12, 0.10, 0.13, 0.11, 0.12, 0.12]
+    plain = odds(rows)[0]
+    assert odds(rows, burst_rate=0.2)[0] < plain
+    assert odds(rows, scale=0.04)[0] < plain
+    assert odds(rows, scale=0.04, correlation=0.7)[0] < odds(rows, scale=0.04)[0]
+    assert odds(rows, scale=0.04, ignored=0.05)[0] < odds(rows, scale=0.04)[0]
+
+
+def test_one_spike_inside_a_level_costs_no_more_than_a_row():
+    assert odds([0.3] * 4 + [2.0] + [0.3] * 4)[0] > odds([0.3] * 6)[0]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    suspects=st.lists(st.floats(-700, 700), min_size=5, max_size=64),
+    scale=st.floats(0.003, 1.0),
+    correlation=st.floats(0.0, 0.8),
+)
+def test_any_suspects_have_finite_odds(suspects, scale, correlation):
+    found, first = odds(suspects, scale, correlation, ignored=0.03)
+    assert -inf < found < inf
+    assert 0 <= first <= len(suspects) - 5
