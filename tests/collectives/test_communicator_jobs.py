@@ -1,5 +1,6 @@
 """The Communicator between processes, over mpi and ucx: results, and every survivor's error when a rank misbehaves."""
 
+import functools
 import os
 import subprocess
 import sys
@@ -15,37 +16,36 @@ sys.exit(launch(sys.argv[3:], int(sys.argv[1]), sys.argv[2]))"""
 REQUIRED = os.environ.get("LANTERNE_REQUIRE", "").split(",")
 
 
-def run(transport, n, case):
+# (transport, ranks) -> what one job of them goes through, in this order.
+JOBS = {
+    ("mpi", 3): ("matrix", "late", "disagrees", "absent"),
+    ("mpi", 4): ("matrix", "late", "disagrees", "absent", "killed"),
+    ("ucx", 4): ("matrix", "late", "disagrees", "absent", "killed"),
+}
+
+
+def run(transport, n, *cases):
     """The finished job, started by our launcher."""
     if transport == "ucx" and "ucx" not in REQUIRED and find_spec("ucxx") is None:
         pytest.skip("ucxx is not installed (extra ucx)")
     launcher = "mpi" if transport == "mpi" else "direct"
-    command = [sys.executable, "-c", LAUNCH, str(n), launcher, sys.executable, JOB, case]
+    command = [sys.executable, "-c", LAUNCH, str(n), launcher, sys.executable, JOB, *cases]
     environment = {**os.environ, "CASE_TRANSPORT": transport, "CASE_RANKS": str(n), "LANTERNE_GRACE_S": "20"}
     return subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, check=False)
 
 
-@pytest.mark.parametrize(("transport", "n"), [("mpi", 3), ("mpi", 4), ("ucx", 4)])
-def test_all_collectives(transport, n):
-    job = run(transport, n, "matrix")
-    assert job.returncode == 0, job.stderr
-    assert job.stdout.count("fine") == n
+@pytest.fixture(scope="module")
+def job():
+    """(transport, ranks) -> the finished job of all its cases, started when first asked for."""
+    return functools.cache(lambda transport, n: run(transport, n, *JOBS[transport, n]))
 
 
-@pytest.mark.parametrize("case", ["killed", "absent", "disagrees"])
-@pytest.mark.parametrize("transport", ["mpi", "ucx"])
-def test_survivors_raise(transport, case):
-    job = run(transport, 3, case)
-    survivors = 3 if case in ("absent", "disagrees") else 2
-    assert job.stdout.count("fine") == survivors, job.stdout + job.stderr
-    assert (job.returncode != 0) == (case == "killed")
-
-
-@pytest.mark.parametrize(("transport", "n"), [("mpi", 3), ("mpi", 4), ("ucx", 4)])
-def test_late_ranks_are_found_out(transport, n):
-    job = run(transport, n, "late")
-    assert job.returncode == 0, job.stderr
-    assert job.stdout.count("fine") == n
+@pytest.mark.parametrize(("transport", "n", "case"), [(*key, case) for key, cases in JOBS.items() for case in cases])
+def test_every_rank_is_through(job, transport, n, case):
+    """Results are right, and where rank 1 misbehaves all others raise and name it."""
+    done = job(transport, n)
+    assert done.stdout.count(f"over {transport}: {case} fine\n") == n - (case == "killed"), done.stdout + done.stderr
+    assert (done.returncode != 0) == ("killed" in JOBS[transport, n]), done.stderr
 
 
 @pytest.mark.parametrize("transport", ["mpi", "ucx"])
@@ -78,4 +78,4 @@ def test_torchrun_variables():
     ]
     lines = [rank.communicate(timeout=120)[0] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0]
-    assert all("fine" in line and "over ucx" in line for line in lines)
+    assert all("over ucx: matrix fine" in line for line in lines)
