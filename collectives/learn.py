@@ -24,18 +24,18 @@ log = logging.getLogger("lanterne.collectives")
 MESSAGE_NBYTES = (64, 4 << 10, 32 << 10, 256 << 10, 1 << 20, 4 << 20)
 MISFIT = 0.10
 REPEATS = 5
-TRIALS = 9
-# Calls that take longer than LONG_S are disturbed less.
-LONG_S, LONG_REPEATS = 50e-3, 2
+# Algorithms of one size are tried in turn so often, or for TRIALS_S: short calls are disturbed more.
+TRIALS, TRIALS_S = 25, 0.3
+LEAST_REPEATS = 2
 # Small calls are timed several at once, so that a token bucket or a cache does not stand for what a link can sustain.
 AT_ONCE_NBYTES, MAX_AT_ONCE = 2 << 20, 8
 # No size is timed once one took so long: slow networks are measured in a second, and large messages are linear.
 ENOUGH_S = 0.25
-# Nor any whose buffers would be larger than this on a rank.
-MAX_BUFFER_NBYTES = 16 << 20
+# Nor any whose buffers would be larger than this on a rank, or, where algorithms are tried, on all ranks.
+MAX_BUFFER_NBYTES, MAX_TRIED_NBYTES = 16 << 20, 256 << 20
 # The collective whose algorithms are tried, and the sizes: most programs wait for this one most.
 TRIED = "all_reduce"
-TRIED_NBYTES = (1 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20)
+TRIED_NBYTES = (1 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20)
 # Tried are at most MAX_TRIED, none predicted to take over TRIED_WITHIN times the cheapest.
 TRIED_WITHIN, MAX_TRIED = 4.0, 6
 # Of the ranks of a larger group the predictions themselves would take seconds.
@@ -49,7 +49,7 @@ MAX_AGE_S = 24 * 3600.0
 def learn(communicator):
     """(CostModel, tuple of Factor, "measured" or "cache"), the same on all ranks. A collective call.
 
-    Cost: some 0.7 s on one host, up to a few ENOUGH_S on a slow network; one broadcast where the cache knows it.
+    Cost: some 2 s on one host, up to a few ENOUGH_S on a slow network; one broadcast where the cache knows it.
     """
     file = _cache_file(communicator)
     found = np.zeros(MAX_FILE_NBYTES, np.uint8)
@@ -109,7 +109,7 @@ def measure_factors(communicator, model):
     for nbytes in TRIED_NBYTES:
         rows = predictions(TRIED, communicator.world_size, nbytes, model)
         near = [row for row in rows if row[2] <= TRIED_WITHIN * rows[0][2]][:MAX_TRIED]
-        if near[-1][2] > ENOUGH_S or nbytes > MAX_BUFFER_NBYTES:
+        if near[-1][2] > ENOUGH_S or nbytes * communicator.world_size > MAX_TRIED_NBYTES:
             break
         source, out = np.ones((2, nbytes // 4), np.float32)
         calls = [
@@ -135,10 +135,10 @@ def _time(communicator, call, calls=1):
 
 
 def _times(communicator, calls, repeats):
-    """Seconds of each of `calls` on the slowest rank, in turn: (len(calls), repeats or LONG_REPEATS), equal on all."""
+    """Seconds of each of `calls` on the slowest rank, in turn: (len(calls), at most `repeats`), equal on all."""
     # The first round makes plans and connections.
-    first = _round(communicator, calls)
-    rounds = [_round(communicator, calls) for _ in range(LONG_REPEATS if first.max() > LONG_S else repeats)]
+    in_time = int(TRIALS_S / _round(communicator, calls).sum())
+    rounds = [_round(communicator, calls) for _ in range(max(LEAST_REPEATS, min(repeats, in_time)))]
     return np.stack(rounds, axis=1)
 
 

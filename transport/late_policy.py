@@ -44,6 +44,12 @@ def cost_s(policy, option, window_s, delay_s):
     return max(window_s + option.before_s, delay_s) + option.join_s
 
 
+def saving_s(policy, delay_s):
+    """Seconds that starting without the last rank, at once, would have saved a call to which it came `delay_s` late."""
+    late_s = min(max(option.before_s, delay_s) + option.join_s for option in policy.options)
+    return max(0.0, delay_s + policy.normal_s - late_s)
+
+
 def decide(policy, delays_s=()):
     """(window_s, choice): the least mean cost over the past delays, else in the order of the options.
 

@@ -5,14 +5,14 @@ outcome: JOIN, as soon as the late rank is there, or ABORT. Before JOIN nobody m
 so an ABORT leaves nothing behind. Ranks act on records only; the clock is an argument here, so the process that holds
 this object decides alone, and every order of events can be tried in a test.
 
-Where asking would cost short calls a good part of their time and nobody has been late for some calls, the record frees
+Where asking would cost short calls more than the latest of them could have gained by it, the record frees
 the next few of the same signature: all ranks run them as NORMAL without asking, and report afterwards when they came.
 """
 
 from collections import OrderedDict, deque
 from typing import NamedTuple
 
-from .late_policy import critical_delay_s, decide
+from .late_policy import decide, saving_s
 
 NORMAL, WITHOUT, JOIN, ABORT, SEEN = range(5)
 # Why a call was aborted.
@@ -22,8 +22,9 @@ MAX_OPEN_CALLS = 256
 # Past delays that decide, of one signature; and signatures, least recently used out.
 MAX_DELAYS = 16
 MAX_SIGNATURES = 128
-# After PUNCTUAL_CALLS in a row without a late rank some are free, if they take less than this: so many that asking, up
-# to ASKING_S where ranks share cores, costs short calls a tenth of their time, and never fewer or more than these.
+# Some calls are free, if they take less than this and PUNCTUAL_CALLS in a row would not have gained ASKING_S by knowing
+# who is late: so many that asking, up to ASKING_S where ranks share cores, costs short calls a tenth of their time, and
+# never fewer or more than these.
 FREE_BELOW_S = 50e-3
 PUNCTUAL_CALLS, FREE_CALLS, MAX_FREE_CALLS = 2, 3, 7
 ASKING_S = 1e-3
@@ -126,8 +127,7 @@ class Sequencer:
         policy, delays_s = call.policy, self._delays[call.signature]
         if policy.normal_s > FREE_BELOW_S or len(delays_s) < PUNCTUAL_CALLS or not policy.options:
             return 0
-        limit_s = min(critical_delay_s(policy, option) for option in policy.options)
-        if max(list(delays_s)[-PUNCTUAL_CALLS:]) >= limit_s:
+        if sum(saving_s(policy, delay_s) for delay_s in list(delays_s)[-PUNCTUAL_CALLS:]) >= PUNCTUAL_CALLS * ASKING_S:
             return 0
         return max(FREE_CALLS, min(int(10 * ASKING_S / max(policy.normal_s, ASKING_S)), MAX_FREE_CALLS))
 

@@ -259,16 +259,21 @@ def test_window_learns_from_delays():
     assert windows_s == pytest.approx([0.2, 0.01, 0.01, 0.01, 0.01])
 
 
-def test_calls_are_free_after_some_punctual_ones_and_not_after_a_late_one():
+@pytest.mark.parametrize(
+    ("late_s", "after"),
+    [(0.003, board.FREE_CALLS), (0.006, 0)],
+    ids=["asking would have cost more than it had saved", "asking would have paid"],
+)
+def test_calls_are_free_after_some_punctual_ones_and_not_after_a_late_one(late_s, after):
     sequencer, freed = Sequencer(3), []
     for number in range(1, 8):
-        delay_s = 0.004 if number == 6 else 1e-4
+        delay_s = late_s if number == 6 else 1e-4
         together(sequencer, number, [0, 1], 1.0 * number, SHORT)
         told = together(sequencer, number, [2], 1.0 * number + delay_s, SHORT)
         (record,) = {record for _, record in told}
         assert record.verdict == NORMAL
         freed.append(record.free)
-    assert freed == [0, *[board.FREE_CALLS] * 4, 0, 0]
+    assert freed == [0, *[board.FREE_CALLS] * 4, after, after]
 
 
 def test_long_calls_are_never_free():
