@@ -1,15 +1,15 @@
 """Every experiment, made small: what it finds, its table, its JSON, its picture."""
 
 import json
-from functools import partial
 from importlib import import_module
 
 import pytest
 
-from lanterne.bench import study
+from lanterne.bench import pipeline_measure
 from lanterne.bench.cli import main
 from lanterne.bench.experiment import EXPERIMENTS
 from lanterne.bench.study import UNIT_S, case_of, slowed
+from lanterne.collectives.communicator import spawn
 from lanterne.pipeline.planes import predict
 from lanterne.pipeline.problem import Problem
 
@@ -48,8 +48,12 @@ SMALL = {
     "greyhound-table-6": {"COMPUTE": ((1, 2.0),), "LINKS": {}, "COPIES": 2, "MICROBATCHES": 8, "FIRST": 8, "LENGTH": 8},
     "adaptra-21": {"EVENTS": ((15, 85, (2,), 60),), "QUIET": Problem(4, 6, 22, 26, 14, 0)},
 }
-# Of those that wait instead of computing, these do so on processes, the others, which takes half as long, on threads.
-BETWEEN_PROCESSES = ("adaptra-14",)
+# The ranks of the others are threads: no program starts, and what SMALL shrinks is shrunk on the ranks too.
+BETWEEN_PROCESSES = ("adaptra-14", "greyhound-table-6")
+
+
+def on_threads(function, work, ranks):
+    return spawn(ranks, function, work, timeout_s=work["timeout_s"])[0]
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +67,7 @@ def run(tmp_path_factory):
             module = import_module(f"lanterne.bench.{EXPERIMENTS[name]}")
             with pytest.MonkeyPatch.context() as patch:
                 if name not in BETWEEN_PROCESSES:
-                    patch.setattr(study, "measure", partial(study.measure, transport="local"))
+                    patch.setattr(pipeline_measure, "_launched", on_threads)
                 for key, value in SMALL[name].items():
                     where, _, constant = key.rpartition(":")
                     patch.setattr(import_module(f"lanterne.bench.{where}") if where else module, constant, value)
