@@ -5,6 +5,7 @@
   lanterne pipeline train -n 8 --data book.txt --stages 2 --data-parallel 2 --tp 2 --tokens chars
   lanterne pipeline train -n 2 --data book.txt --iterations 500 --checkpoint run.npz --checkpoint-every 20
   lanterne pipeline train -n 4 --data book.txt --iterations 500 --resume run.npz
+  lanterne pipeline train -n 4 --data README.md --spare-rails 127.0.0.2,127.0.0.3 --cut 1-2@20=silent --check
   lanterne pipeline train -n 4 --data README.md --stages 2 --mitigate --pace 8ms --slow-link 0-2=60ms@30:60
 
 Ranks are stages x data-parallel copies x tensor-parallel parts. The layers are timed first and cut into stages that
@@ -27,6 +28,7 @@ from ..transport.registry import find_transport
 from . import report
 from .events_input import add_event_arguments, events_from
 from .train_adapt import Disturbed, observed_plane, told
+from .train_cut import Cutter, parse_cut, told as told_move
 from .train_setup import TOLERANCES, add_model_arguments, make_setup, planned, positive
 from .units import format_nbytes, format_time, parse_nbytes, parse_time_s
 
@@ -56,6 +58,20 @@ def add_arguments(parser):
     )
     parser.add_argument("--pace", metavar="T", help="with --mitigate: F, B and W take this at least, as on slower cores")
     add_event_arguments(parser)
+    group = parser.add_argument_group("paths that die", "A path that dies amid an iteration loses nothing.")
+    group.add_argument(
+        "--spare-rails",
+        default="",
+        metavar="A,B",
+        help="addresses or interfaces of every host, or tcp: where messages go once MPI's or UCX's own path is dead",
+    )
+    group.add_argument(
+        "--cut",
+        action="append",
+        default=[],
+        metavar="A-B@K=HOW",
+        help="break the path between two ranks half-way through iteration K: reset (default) or silent; repeatable",
+    )
     parser.add_argument("--check", action="store_true", help="exit 1 unless one process has the same losses")
     parser.add_argument("--timeout", default="60s", metavar="T", help="of every wait (default 60s)")
     parser.add_argument("--json", metavar="FILE", help="write everything ('-' for standard output)")
@@ -82,7 +98,8 @@ def run(args):
         return launch(command, args.ranks, launcher="mpi" if args.transport == "mpi" else "direct")
     from ..collectives.communicator import init
 
-    with init(transport=args.transport, timeout_s=parse_time_s(args.timeout, "--timeout")) as comm:
+    timeout_s, rails = parse_time_s(args.timeout, "--timeout"), _spare_rails(args)
+    with init(transport=args.transport, timeout_s=timeout_s, spare_rails=rails) as comm:
         document = train(comm, args)
     return _finish(args, document) if comm.rank == 0 else 0
 
@@ -100,6 +117,12 @@ def _check(args):
         raise InputError("--mitigate: got --adapt, --checkpoint, --resume or --cap beside it, expected it without them")
     if args.pace and not args.mitigate:
         raise InputError("--pace: got it without --mitigate, expected it with that")
+    if args.cut and (not args.spare_rails or args.mitigate):
+        raise InputError("--cut: got no --spare-rails, or --mitigate beside it, expected --spare-rails alone")
+    for text in args.cut if args.ranks else ():
+        parse_cut(text, args.ranks)
+    if args.spare_rails and args.transport == "local":
+        raise InputError("--spare-rails: got --transport local, expected mpi or ucx")
     if not args.learning_rate > 0:
         raise InputError(f"--learning-rate: got {args.learning_rate:g}, expected more than 0")
     if args.transport != "local":
@@ -135,12 +158,16 @@ def train(comm, args):
     elif path:
         _save(trainer, path, about)
     disturbed = Disturbed(trainer, events, args.adapt) if events or args.adapt else None
+    cuts = [parse_cut(text, comm.world_size) for text in args.cut]
+    cutter = Cutter(trainer, cuts) if args.spare_rails else None
     results = []
     while trainer.iterations < args.iterations:
         if disturbed:
             disturbed.begin()
         done = trainer.iteration()
         results.append(_record(done, setup.settings))
+        if cutter:
+            cutter.ended(done.number)
         changes = disturbed.end() if disturbed else []
         if comm.rank == 0:
             _show(results, args)
@@ -151,11 +178,12 @@ def train(comm, args):
             _save(trainer, path, about)
     if disturbed:
         disturbed.close()
+    moves = cutter.moves(comm) if cutter else []
     spilled = _spilled(comm, trainer)
     trainer.close()
     document = _described(setup, plans, args, trainer.starts, events)
     document["changes"] = [change._asdict() for change in disturbed.changes] if disturbed else []
-    document["spill"] = spilled
+    document |= {"spill": spilled, "moves": moves}
     return {**document, "results": results} if comm.rank == 0 else None
 
 
@@ -187,6 +215,10 @@ def _described(setup, plans, args, starts, events):
     document |= {"scheduler": plan.scheduler, "placement": plan.placement.name, "starts": list(starts)}
     document |= {"microbatches_of_copies": list(setup.microbatches), "zero1": args.zero1}
     return document | {"events": [event.to_dict() for event in events], "settings": asdict(setup.settings)}
+
+
+def _spare_rails(args):
+    return tuple(args.spare_rails.split(",")) if args.spare_rails else ()
 
 
 def _memory(args):
@@ -257,6 +289,8 @@ def _finish(args, document):
             held, moved = (max(document["spill"][key]) for key in ("peak_nbytes", "spilled_nbytes"))
             words = f"held at most {format_nbytes(held)}, a rank moved at most {format_nbytes(moved)} to the host"
             print(f"# saved activations: a rank {words}", file=file)
+        for move in document.get("moves", ()):
+            print(told_move(move, document["results"]), file=file)
     else:
         print(f"# nothing to do: {args.resume} has {args.iterations} iterations or more", file=file)
     if "mitigation" in document:

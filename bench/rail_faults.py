@@ -15,12 +15,13 @@ SO_ATTACH_FILTER = 26
 NOTHING_PASSES = struct.pack("HBBI", 0x06, 0, 0, 0)
 
 
-def cut(pids, rail, silently=False):
+def cut(pids, rail, silently=False, spared_ports=()):
     """Break every connection of a rail that the processes `pids` hold; returns how many.
 
     Args:
         rail: "memory" or the address of a TCP rail.
         silently: packets are dropped from now on, and nobody is told; else the connections are reset.
+        spared_ports: of TCP connections at that address that stay.
 
     Raises:
         Unavailable: this system does not let us (it takes the right to trace those processes).
@@ -29,18 +30,19 @@ def cut(pids, rail, silently=False):
     for pid in pids:
         for sock in _sockets(pid):
             with sock, suppress(OSError):
-                if _is_of(sock, rail):
+                if _is_of(sock, rail, spared_ports):
                     count += 1
                     _mute(sock) if silently else sock.shutdown(socket.SHUT_RDWR)
     return count
 
 
-def _is_of(sock, rail):
+def _is_of(sock, rail, spared_ports):
     if sock.type != socket.SOCK_STREAM:
         return False
     if sock.family == socket.AF_UNIX:
         return rail == MEMORY
-    return rail in (sock.getsockname()[0], sock.getpeername()[0])
+    (here, port, *_), (there, their_port, *_) = sock.getsockname(), sock.getpeername()
+    return rail in (here, there) and not {port, their_port} & set(spared_ports)
 
 
 def _mute(sock):

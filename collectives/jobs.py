@@ -14,7 +14,7 @@ from .tuning import GPUS, THREADS
 _thread = threading.local()
 
 
-def init(transport=None, timeout_s=None, deterministic=False):
+def init(transport=None, timeout_s=None, deterministic=False, spare_rails=()):
     """The Communicator of all ranks of this job.
 
     A job is what an MPI launcher, `lanterne ... -n` or torchrun-style variables (RANK, WORLD_SIZE, MASTER_ADDR,
@@ -25,9 +25,11 @@ def init(transport=None, timeout_s=None, deterministic=False):
             under an MPI launcher and "ucx" under the other variables.
         timeout_s: the default of every wait, seconds; None for LANTERNE_TIMEOUT_S, 60.
         deterministic: no decision at run time that changes the order of sums: nobody finds out who is late.
+        spare_rails: addresses or interfaces of this host, or "tcp", as many on every rank: where all messages go over
+            once MPI's or UCX's own path to a peer dies (transport/spare.py). Every message then costs a copy.
 
     Raises:
-        InputError: no such transport, or it cannot span this job.
+        InputError: no such transport, or it cannot span this job; rails that cannot be.
         Unavailable: its library is missing.
         TransportTimeout: another rank did not come.
     """
@@ -52,6 +54,8 @@ def init(transport=None, timeout_s=None, deterministic=False):
         else:
             by_mpi = any(variable in os.environ for variable in MPI_VARIABLES)
             opened = open_transport(name or ("mpi" if by_mpi else "ucx"), group, timeout_s)
+            if spare_rails:
+                opened = _with_spare_rails(opened, spare_rails, group)
     except LanterneError:
         group.close()
         raise
@@ -66,6 +70,14 @@ def init(transport=None, timeout_s=None, deterministic=False):
         communicator.close()
         raise
     return communicator
+
+
+def _with_spare_rails(opened, rails, group):
+    from ..transport.spare import SpareTransport
+
+    if not opened.capabilities.host_memory or opened.capabilities.stream_ordered:
+        raise InputError(f"spare rails: got transport {opened.name}, expected mpi or ucx")
+    return SpareTransport(opened, rails, lambda told: group.exchange("lanterne/spare", told), group.check_peers)
 
 
 def spawn(world_size, function, *args, timeout_s=None):

@@ -286,6 +286,14 @@ class Transport(ABC):
         """Keep `thing` as long as this transport lives: operations that stay posted use its memory."""
         self.__dict__.setdefault("_kept", []).append(thing)
 
+    def abandon(self, peer, requests):
+        """Give up the path to rank `peer`, which is dead: nothing is posted with it any more, nothing waited for.
+
+        Args:
+            requests: those that are not done, of operations with `peer` only; memory that they receive into is not
+                written to any more, as far as the library under this transport can promise that.
+        """
+
     def check_peers(self, peers):
         """Raise PeerFailed if one of `peers` is known to be dead; cheap enough to call from a waiting loop."""
 

@@ -107,13 +107,13 @@ class Delegates:
     def _start(self, exchange, queues, rails):
         error = None
         try:
-            own = {"host": _host(), "rails": list(rails), "peers": list(self.peers), "queues": queues}
+            own = {"host": network_host(), "rails": list(rails), "peers": list(self.peers), "queues": queues}
             own["token"] = os.urandom(16).hex()
             every = [json.loads(told) for told in exchange(json.dumps(own).encode())]
             _check_agreed(every)
             several_hosts = len({other["host"] for other in every}) > 1
             if self.peers:
-                self.addresses = [_bind_address(name, several_hosts) for name in rails]
+                self.addresses = [bind_address(name, several_hosts) for name in rails]
             token = every[0]["token"]
             if self.peers:
                 for queue in range(queues):
@@ -306,12 +306,12 @@ class _Process:
         os.close(self._wakeup)
 
 
-def _host():
+def network_host():
     """Equal where memory is shared, and is to be used: not between the hosts of an emulated cluster."""
     return f"{host_identity()} {os.readlink('/proc/self/ns/net')}"
 
 
-def _bind_address(name, several_hosts):
+def bind_address(name, several_hosts):
     """What a delegate listens on for the rail `name`: MEMORY or an address."""
     if name == MEMORY:
         return MEMORY

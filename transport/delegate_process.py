@@ -285,27 +285,7 @@ def set_up(control, config, arena_fd):
     say(control, listen=[address for _, address in listeners])
     # Peer -> the address of each of its rails, None where there is no such rail between the two.
     addresses = {int(peer): found for peer, found in hear(control).items()}
-    deadline_s = time.monotonic() + SETUP_S
-    found = {}
-    for peer, theirs in addresses.items():
-        for index, address in enumerate(theirs):
-            if peer > rank and address is not None:
-                greeting = {"rank": rank, "rail": index}
-                left_s = max(0.1, deadline_s - time.monotonic())
-                found[peer, index] = rails.connect(address, rails_here[index], token, greeting, left_s)
-    expected = {
-        (peer, index)
-        for peer, theirs in addresses.items()
-        for index, address in enumerate(theirs)
-        if address is not None
-    }
-    while missing := expected - found.keys():
-        ready, _, _ = select.select([sock for sock, _ in listeners], [], [], max(0.0, deadline_s - time.monotonic()))
-        if not ready:
-            raise TransportError(f"delegate: rank {min(missing)[0]} did not connect within {SETUP_S:g} s")
-        accepted = rails.accept(ready[0], token, max(0.1, deadline_s - time.monotonic()))
-        if accepted is not None and (key := (accepted[1]["rank"], accepted[1]["rail"])) in missing:
-            found[key] = accepted[0]
+    found = rails.join([sock for sock, _ in listeners], rails_here, addresses, rank, token, SETUP_S)
     for sock, _ in listeners:
         sock.close()
     made = [make_rail(sock, peer, index, rails_here[index], arena_fd) for (peer, index), sock in sorted(found.items())]

@@ -93,6 +93,16 @@ class LocalTransport(Transport):
                 if time.monotonic() >= from_s:
                     raise PeerFailed(peer, reason)
 
+    def abandon(self, peer, requests):
+        world = self.world
+        with world.lock:
+            for key in [key for key in world.unmatched if {key[0], key[1]} == {self.rank, peer}]:
+                kept = deque(entry for entry in world.unmatched[key] if entry[0] not in requests)
+                if kept:
+                    world.unmatched[key] = kept
+                else:
+                    del world.unmatched[key]
+
     def fail(self, reason, grace_s=0.0):
         """Leave the world because this rank's thread failed; the others' waits on it raise PeerFailed with `reason`.
 

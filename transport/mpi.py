@@ -166,6 +166,13 @@ class MpiTransport(Transport):
                 if self._group.failed():
                     skip_finalize()
 
+    def abandon(self, peer, requests):
+        # A dead path would keep MPI_Finalize waiting. What is half-way in may still be written, if the path revives.
+        skip_finalize()
+        self._abandoned.append(requests)
+        for request in requests:
+            request.cancel_receives()
+
     def explain(self, error, peers):
         """Raise what the MPI error in an exchange with `peers` means: often the first sign of a death."""
         skip_finalize()
@@ -229,6 +236,13 @@ class MpiRequest(Request):
                     f"mpi: rank {op.peer} sent {status.count} bytes to rank {rank}, which expected {op.nbytes}"
                 )
                 raise TransportError(self._error)
+
+    def cancel_receives(self):
+        """Take back the receives that no message has matched yet."""
+        for op, request in zip(self._ops, self._requests, strict=True):
+            if type(op) is Recv and request:
+                request.Cancel()
+                request.Test()
 
     def pending_peers(self):
         if self._done:

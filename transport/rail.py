@@ -8,8 +8,10 @@ job's token, as with the store (wire.py).
 import contextlib
 import hmac
 import json
+import select
 import socket
 import struct
+import time
 from collections import deque
 
 from ..errors import TransportError
@@ -174,6 +176,34 @@ def accept(listener, token, limit_s):
             return sock, json.loads(_read(sock, min(max(nbytes, 0), 1 << 16)))
     sock.close()
     return None
+
+
+def join(listeners, hosts, addresses, rank, token, limit_s):
+    """Connect to the peers above `rank`, let those below connect: (peer, index of the rail) -> socket, proven.
+
+    Args:
+        listeners, hosts: of this end's rails: sockets, and what `listen` was given.
+        addresses: peer -> the address of each of its rails; None where the two have no such rail.
+
+    Raises:
+        TransportError: a peer cannot be reached, or does not come within `limit_s` seconds.
+    """
+    deadline_s, found = time.monotonic() + limit_s, {}
+    indexed = ((peer, index, at) for peer, theirs in addresses.items() for index, at in enumerate(theirs))
+    expected = {(peer, index) for peer, index, at in indexed if at is not None}
+    for peer, index in sorted(expected):
+        if peer > rank:
+            left_s = max(0.1, deadline_s - time.monotonic())
+            greeting = {"rank": rank, "rail": index}
+            found[peer, index] = connect(addresses[peer][index], hosts[index], token, greeting, left_s)
+    while missing := expected - found.keys():
+        ready, _, _ = select.select(listeners, [], [], max(0.0, deadline_s - time.monotonic()))
+        if not ready:
+            raise TransportError(f"rail: rank {min(missing)[0]} did not connect within {limit_s:g} s")
+        accepted = accept(ready[0], token, max(0.1, deadline_s - time.monotonic()))
+        if accepted is not None and (key := (accepted[1]["rank"], accepted[1]["rail"])) in missing:
+            found[key] = accepted[0]
+    return found
 
 
 def swap_arenas(sock, fd):

@@ -177,6 +177,11 @@ class UcxTransport(Transport):
         """Keep the memory of operations whose request nobody holds any more, until they are complete."""
         self._orphans = [(request, op) for request, op in self._orphans + pending if not request.completed]
 
+    def abandon(self, peer, requests):
+        # Closing by force ends what is under way on them.
+        for end in {id(end): end for end in self._peers.pop(peer, ())}.values():
+            end.close_blocking()
+
     def close(self):
         """See Transport. What was sent has left this process; receives that are still posted are dropped."""
         if self.closed:

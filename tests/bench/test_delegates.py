@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from importlib.util import find_spec
 
 import pytest
 
@@ -32,11 +33,11 @@ def test_delegate(tmp_path):
 
 
 def test_failover(tmp_path):
-    results, table = run_job(tmp_path, "bench", "failover", "--bytes", "64K", "--messages", "30", "--trials", "1")
-    assert [(record["how"], record["wrong"], len(record["stall_s"])) for record in results] == [
-        ("reset", 0, 1),
-        ("silent", 0, 1),
-    ]
+    path = "delegates,ucx" if find_spec("ucxx") else "delegates,mpi"
+    words = ("--path", path, "--bytes", "64K", "--messages", "30", "--trials", "1")
+    results, table = run_job(tmp_path, "bench", "failover", *words)
+    expected = [(path, how, 0, 1) for path in path.split(",") for how in ("reset", "silent")]
+    assert [(each["path"], each["how"], each["wrong"], len(each["stall_s"])) for each in results] == expected
     assert "silent" in table
 
 
@@ -53,7 +54,7 @@ def test_bars(record, missed):
 
 
 def test_failover_counts_what_is_wrong():
-    record = failover.record("reset", 8, 0.1, 4, ("a", "b"), [(0.2, 0), (0.1, 3)])
+    record = failover.record("mpi", "reset", 8, 0.1, 4, ("a", "b"), [(0.2, 0), (0.1, 3)])
     assert (record["stall_s"], record["wrong"]) == ([0.2, 0.1], 3)
 
 
@@ -63,6 +64,7 @@ def test_failover_counts_what_is_wrong():
         ("delegate --planes fast", "--planes: got 'fast', expected some of memory, tcp"),
         ("delegate --iterations 0", "expected at least 1 iteration"),
         ("failover --how slowly", "--how: got 'slowly', expected some of reset, silent"),
+        ("failover --path pigeon", "--path: got 'pigeon', expected some of delegates, mpi, ucx"),
         ("failover --rails 127.0.0.2", "--rails: got 127.0.0.2, expected at least two"),
         ("failover --messages 1", "expected at least 1 trial, 4 messages and 8 bytes"),
     ],

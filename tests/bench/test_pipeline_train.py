@@ -67,6 +67,18 @@ def test_losses_are_those_of_one_process(transport, options, text, tmp_path):
     assert document["results"][-1]["loss"] < document["results"][0]["loss"]
 
 
+@pytest.mark.parametrize(("transport", "how"), [("mpi", "silent"), ("ucx", "reset")])
+def test_a_path_that_dies_amid_an_iteration_changes_no_loss(transport, how, text, tmp_path):
+    need(transport)
+    words = f"-n 2 --transport {transport} --spare-rails 127.0.0.2 --cut 0-1@3={how} --check"
+    result = run(text, *words.split(), "--json", str(tmp_path / "out.json"))
+    assert result.returncode == 0, result.stderr
+    assert "one process: the same" in result.stdout
+    assert "iteration 4: the path 0-1 died, its messages went on over 127.0.0.2" in result.stdout
+    moves = json.loads((tmp_path / "out.json").read_text())["moves"]
+    assert moves == [{"iteration": 3, "ranks": [0, 1], "rail": "127.0.0.2"}]
+
+
 def test_other_losses_are_found(text, monkeypatch, capsys):
     """A check that cannot fail says nothing: here all ranks together learn faster than one process."""
     trainer, made = train_setup.Setup.trainer, []
@@ -141,6 +153,9 @@ BAD = {
     "-n 0": "-n: got 0, expected 1 to",
     "-n 2 --iterations 0": "--iterations: got '0', expected a whole number of at least 1",
     "-n 2 --learning-rate 0": "--learning-rate: got 0, expected more than 0",
+    "-n 2 --cut 0-1@3": "--cut: got no --spare-rails, or --mitigate beside it, expected --spare-rails alone",
+    "-n 2 --spare-rails 127.0.0.2 --cut 0-2@3": "--cut: got ranks 0 and 2, expected two different ones, 0 to 1",
+    "-n 2 --spare-rails 127.0.0.2 --cut 0-1@3=loud": "--cut: got '0-1@3=loud', expected A-B@ITERATION",
     "-n 2 --timeout 0s": "--timeout: got 0s, expected more than 0",
 }
 

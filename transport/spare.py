@@ -1,0 +1,489 @@
+"""A transport whose messages go over spare rails once the path to a peer has died, in the middle of whatever went on.
+
+The path is the inner transport's own: MPI's or UCX's connection. It is dead when an operation on it fails although the
+peer lives, or when it is silent: the peer says, over a spare rail, that it has sent what this rank waits for, says so
+again PATIENCE_S later, and nothing has come meanwhile. Either end then says SWITCH; each tells what it has, and sends
+again what the other lacks (ledger.py). So no message is lost, whatever it was for, and none comes twice; if the path
+was only slow, nothing but time is lost.
+
+Rails (rail.py) are TCP connections of this process, served whenever a request is tested. While the path lives, they
+carry receipts and, where this rank waits, questions; each message costs a copy.
+Paper: ADAPTRA, section 5.3; differs: collectives and control messages are saved too, not only activations.
+"""
+
+import json
+import os
+import select
+import time
+from contextlib import suppress
+
+from ..errors import InputError, LanterneError, TransportError
+from .base import Recv, Request, Send, Transport, check_ops
+from .delegate import bind_address, network_host
+from .ledger import Ledger
+from .rail import BYE, DATA, MEMORY, PING, PONG, RECEIPT, SWITCH, Rail, join, listen
+from .wire import configure
+
+# Frames beside those of rail.py. SENT: a tag, how many messages were sent; GO: all that this end has was told; ASK: for
+# receipts.
+SENT, GO, ASK = 9, 10, 11
+# How often rails are looked at while the path lives; a peer of which nothing came for so long is asked; a path is dead
+# so long after the peer first said that it had sent what has not come.
+LOOK_S, QUIET_S, PATIENCE_S = 300e-6, 0.1, 0.35
+# Between two looks this rank was elsewhere, and so may have been what held a message up.
+ABSENT_S = 0.05
+# Receipts are told after so many bytes or messages.
+RECEIPT_NBYTES, RECEIPT_MESSAGES = 1 << 20, 64
+SETUP_S = 30.0
+# How long the job has to tell of the peer's death once all paths to it are dead, and `close` waits for receipts of what
+# was sent, asking every ASK_S.
+NOTICE_S, FAREWELL_S, ASK_S = 1.0, 2.0, 0.05
+# The index of the inner transport among the paths; that of rail i is i + 1.
+DIRECT = 0
+HOWS = ("reset", "silent")
+
+
+class SpareTransport(Transport):
+    """`inner`, with spare rails between all ranks, which make it together. Closed with this one.
+
+    Args:
+        inner: a transport of host memory with tags.
+        rails: addresses or interfaces of this host, or "tcp"; as many on every rank; the first that lives is used.
+        exchange: a function that all ranks call alike: bytes -> the bytes of every rank, a list; called twice.
+        check_dead: called with ranks, raises PeerFailed if one is known to be dead; None: nobody knows.
+
+    Attributes:
+        moved: a list of (peer, name of the rail, why, time.monotonic()): the paths that died.
+
+    Raises:
+        InputError: rails that cannot be.
+        TransportError: a rank did not come.
+    """
+
+    def __init__(self, inner, rails, exchange, check_dead=None):
+        self.inner, self.rails, self.moved, self._check_dead = inner, tuple(rails), [], check_dead
+        self.name = f"spare-{inner.name}"
+        self.rank, self.world_size = inner.rank, inner.world_size
+        self.capabilities, self.timeout_s, self.pauses = inner.capabilities, inner.timeout_s, inner.pauses
+        self._poll, self._next_s, self._looked_s, self._by_fd = select.poll(), 0.0, 0.0, {}
+        found = _connect(self.rank, self.rails, exchange)
+        self.peers = {rank: Peer(rank) for rank in range(self.world_size) if rank != self.rank}
+        for (rank, index), sock in sorted(found.items()):
+            configure(sock)
+            rail = Rail(sock, rank, index + 1)
+            self.peers[rank].rails.append(rail)
+            self._by_fd[rail.fileno()] = rail
+            self._poll.register(rail, select.POLLIN)
+
+    # -- messages
+
+    def post(self, ops):
+        check_ops(self, ops)
+        return SpareRequest(self, [self._start(op) for op in ops])
+
+    def _start(self, op):
+        if op.peer == self.rank:
+            return Operation(op, None, 0, self.inner.post((op,)))
+        peer, view = self.peers[op.peer], _view(op)
+        if type(op) is Send:
+            number, copy = peer.ledger.keep(op.tag, view)
+            operation = Operation(op, peer, number)
+            if peer.path != DIRECT:
+                operation.done = True  # The copy is what is sent.
+                if peer.is_ready:
+                    self._put(peer, op.tag, number, copy)
+                return operation
+            peer.sends.add(operation)
+        else:
+            operation = Operation(op, peer, peer.ledger.post(op.tag))
+            peer.receives[op.tag, operation.number] = operation
+            if peer.path != DIRECT:
+                if (early := peer.early.pop(operation.key, None)) is not None:
+                    self._take(operation, early)
+                return operation
+        try:
+            operation.request = self.inner.post((op,)) if peer.cut is None else _Swallowed()
+        except InputError:
+            raise
+        except TransportError as error:
+            self._give_up(peer, DIRECT, error)
+        return operation
+
+    def test(self, operation):
+        """Whether an operation is done; moves to another path if this one turns out to be dead."""
+        peer, request = operation.peer, operation.request
+        if operation.done or request is None:
+            if operation.error is not None:
+                raise operation.error
+            if not operation.done and peer.error is not None:
+                self._fail(peer)
+            return operation.done
+        if peer is None:
+            return request.test()
+        try:
+            if not (_test_cut(peer) if peer.cut is not None else request.test()):
+                return False
+        except TransportError as error:
+            self._give_up(peer, DIRECT, error)
+            return operation.done
+        operation.request, operation.done = None, True
+        if type(operation.op) is Recv:
+            peer.heard_s, peer.overdue_s = time.monotonic(), None
+            self._came(operation)
+        else:
+            peer.sends.discard(operation)
+        return True
+
+    def _came(self, operation):
+        """A receive has its message."""
+        peer, operation.done = operation.peer, True
+        del peer.receives[operation.key]
+        peer.ledger.complete(*operation.key)
+        peer.news_nbytes += operation.op.nbytes
+        peer.news_messages += 1
+        if peer.news_nbytes >= RECEIPT_NBYTES or peer.news_messages >= RECEIPT_MESSAGES:
+            self._tell_receipts(peer, peer.ledger.news())
+
+    def _take(self, operation, message):
+        """A message has come on a rail before its receive was posted, or into memory of its own."""
+        if not _misfits(operation, len(message)):
+            _view(operation.op)[:] = message
+        self._came(operation)
+
+    # -- paths
+
+    def cut(self, rank, how):
+        """Break the path to a peer at this end, on purpose, as a failing card would; for tests and benchmarks.
+
+        Args:
+            how: "reset": every operation on it fails; "silent": none is ever done, nothing says why.
+        """
+        if how not in HOWS:
+            raise InputError(f"cut: got {how!r}, expected one of {', '.join(HOWS)}")
+        self.peers[rank].cut = how
+
+    def _give_up(self, peer, path, why):
+        """The path with this index is dead: go on over the next one, or raise `why` if there is none."""
+        if path != peer.path:
+            return
+        living = [rail.index for rail in peer.rails if rail.index > path]
+        if living:
+            self._switch(peer, living[0], why)
+        elif peer.error is None:
+            peer.error, peer.lost_s = why, time.monotonic()
+            if path == DIRECT:
+                raise why
+
+    def _switch(self, peer, path, why):
+        """Use the rail with index `path`: say what has come; the peer does so too, and then what is missing is sent."""
+        if peer.path == DIRECT:
+            pending = [each for each in (*peer.receives.values(), *peer.sends) if each.request is not None]
+            requests = [each.request for each in pending if not isinstance(each.request, _Swallowed)]
+            self.inner.abandon(peer.rank, requests)
+            for each in pending:
+                each.request, each.done = None, type(each.op) is Send
+            peer.sends.clear()
+        peer.path, peer.is_ready = path, False
+        self.moved.append((peer.rank, self.rails[path - 1], str(why), time.monotonic()))
+        rail = peer.rail
+        rail.put(SWITCH, path)
+        self._tell_receipts(peer, peer.ledger.counts())
+        rail.put(GO)
+        self._flush(rail)
+
+    def _put(self, peer, tag, number, copy):
+        peer.rail.put(DATA, number, copy.nbytes, tag, payload=copy)
+        self._flush(peer.rail)
+
+    def _tell_receipts(self, peer, counts):
+        peer.news_nbytes = peer.news_messages = 0
+        if peer.rail is not None:
+            for tag, count in counts:
+                peer.rail.put(RECEIPT, tag, count)
+            self._flush(peer.rail)
+
+    def _flush(self, rail):
+        with suppress(OSError):  # What it still holds is read first, and then tells its end.
+            rail.flush()
+        self._poll.modify(rail, select.POLLIN if rail.idle else select.POLLIN | select.POLLOUT)
+
+    def _drop(self, rail, why):
+        peer = self.peers[rail.peer]
+        if rail not in peer.rails:
+            return
+        peer.rails.remove(rail)
+        self._poll.unregister(rail)
+        del self._by_fd[rail.fileno()]
+        rail.close()
+        error = TransportError(f"{self.name} rank {self.rank}: the path to rank {rail.peer}: {why}")
+        self._give_up(peer, rail.index, error)
+
+    def _fail(self, peer):
+        """All paths to a peer are dead: raise why, the peer's death if it is that."""
+        self.check_peers((peer.rank,))
+        if time.monotonic() > peer.lost_s + NOTICE_S:
+            raise peer.error
+
+    # -- what comes on rails
+
+    def progress(self):
+        """Read and write rails, and look for silence; for every poll of a waiting loop."""
+        now_s = time.monotonic()
+        if now_s < self._next_s:
+            return
+        off = False
+        for fd, event in self._poll.poll(0):
+            rail = self._by_fd.get(fd)
+            if rail is None:
+                continue
+            try:
+                if event & ~select.POLLOUT:
+                    rail.read(self._on_frame)
+            except (OSError, EOFError) as error:
+                self._drop(rail, error)
+                continue
+            self._flush(rail)
+            peer = self.peers[rail.peer]
+            if peer.path != DIRECT and peer.news_messages:
+                self._tell_receipts(peer, peer.ledger.news())
+        was_absent = now_s > self._looked_s + ABSENT_S
+        self._looked_s = now_s
+        for peer in self.peers.values():
+            off = off or peer.path != DIRECT
+            if peer.path == DIRECT and peer.rails and peer.receives:
+                if was_absent:
+                    peer.overdue_s = None
+                if now_s > max(peer.heard_s, peer.asked_s) + QUIET_S:
+                    peer.asked_s = now_s
+                    peer.rail.put(PING)
+                    self._flush(peer.rail)
+        self._next_s = 0.0 if off else time.monotonic() + LOOK_S
+
+    def _on_frame(self, rail, frame, is_whole):
+        kind, *words = frame
+        peer = self.peers[rail.peer]
+        if kind == DATA:
+            number, nbytes, tag, _ = words
+            return self._on_data(peer, (tag, number), nbytes, is_whole)
+        if kind == RECEIPT:
+            peer.ledger.receipt(*words[:2])
+        elif kind == SWITCH:
+            if words[0] > peer.path:
+                self._switch(peer, words[0], "the peer gave the path up")
+        elif kind == GO and rail is peer.rail:
+            peer.is_ready = True
+            for tag, number, copy in peer.ledger.unreceipted():
+                rail.put(DATA, number, copy.nbytes, tag, payload=copy)
+        elif kind == PING:
+            for tag, count in peer.ledger.sent():
+                rail.put(SENT, tag, count)
+            rail.put(PONG)
+        elif kind == SENT:
+            peer.told[words[0]] = words[1]
+        elif kind == PONG:
+            self._judge(peer)
+        elif kind == ASK:
+            self._look(peer)
+            self._tell_receipts(peer, peer.ledger.news())
+        return None
+
+    def _on_data(self, peer, key, nbytes, is_whole):
+        """Where a message that begins to come is to go; or it has come."""
+        operation = peer.receives.get(key)
+        if not is_whole:
+            if peer.ledger.has(*key):
+                return None
+            if operation is not None and nbytes == operation.op.nbytes:
+                return _view(operation.op)
+            peer.coming = memoryview(bytearray(nbytes))
+            return peer.coming
+        message, peer.coming = peer.coming, None
+        if peer.ledger.has(*key) or key in peer.early:
+            return None
+        if operation is None:
+            peer.early[key] = message if message is not None else b""
+        elif message is not None:
+            self._take(operation, message)
+        else:
+            _misfits(operation, nbytes)
+            self._came(operation)
+        return None
+
+    def _judge(self, peer):
+        """The peer has told what it has sent: is something of it overdue?"""
+        told, peer.told = peer.told, {}
+        if peer.path != DIRECT:
+            return
+        self._look(peer)
+        now_s = time.monotonic()
+        if peer.path != DIRECT or not any(peer.ledger.lacks(tag, count) for tag, count in told.items()):
+            peer.overdue_s = None
+        elif peer.overdue_s is None:
+            peer.overdue_s = now_s
+        elif now_s > peer.overdue_s + PATIENCE_S:
+            why = f"{self.inner.name} rank {self.rank}: nothing comes from rank {peer.rank}, which has sent"
+            self._give_up(peer, DIRECT, TransportError(why))
+
+    def _look(self, peer):
+        """What nobody has asked for yet may be here."""
+        for operation in list(peer.receives.values()):
+            if operation.request is not None:
+                self.test(operation)
+
+    # -- the rest of a transport
+
+    def open_board(self, key, rank, world_size):
+        return self.inner.open_board(key, rank, world_size)
+
+    def keep(self, thing):
+        self.inner.keep(thing)
+
+    def check_peers(self, peers):
+        if self._check_dead is not None:
+            self._check_dead(peers)
+        for rank in peers:
+            peer = self.peers.get(rank)
+            if peer is None or peer.path != DIRECT or peer.cut is not None:
+                continue
+            try:
+                self.inner.check_peers((rank,))
+            except TransportError as error:
+                self._give_up(peer, DIRECT, error)
+
+    def close(self):
+        if self.closed:
+            return
+        self.closed = True
+        # The path may die with the last messages on it; and what was sent on a rail is lost if this end closes first.
+        deadline_s, ask_s = time.monotonic() + FAREWELL_S, 0.0
+        while (lacking := [peer for peer in self.peers.values() if peer.rail and peer.ledger.sent()]) and (
+            now_s := time.monotonic()
+        ) < deadline_s:
+            if now_s > ask_s:
+                ask_s = now_s + ASK_S
+                for peer in lacking:
+                    peer.rail.put(ASK)
+                    self._flush(peer.rail)
+            self._next_s = 0.0
+            self.progress()
+            time.sleep(1e-4)
+        for rail in self._by_fd.values():
+            rail.put(BYE)
+            with suppress(OSError):
+                rail.flush()
+            rail.close()
+        self.inner.close()
+
+
+class Peer:
+    """What a rank knows of another.
+
+    Attributes:
+        ledger; rails, the living ones, a list; path, the index of the one in use; is_ready: on a rail, whether the peer
+        has told what it has. receives: (tag, number) -> Operation; sends: those that may be on their way directly.
+        early: (tag, number) -> a message that came on a rail before its receive; coming: one that comes now.
+        heard_s, asked_s, overdue_s: when something came directly; when the peer was last asked what it has sent, and
+        when it first said that something has been which has not come. told: tag -> count, what it says now.
+        error, lost_s: why the last path died, and when. cut: how the direct one was broken on purpose.
+    """
+
+    def __init__(self, rank):
+        self.rank, self.ledger, self.rails, self.path, self.is_ready = rank, Ledger(), [], DIRECT, False
+        self.receives, self.sends, self.early, self.coming = {}, set(), {}, None
+        self.heard_s, self.asked_s, self.overdue_s, self.told = 0.0, 0.0, None, {}
+        self.news_nbytes, self.news_messages = 0, 0
+        self.error, self.lost_s, self.cut = None, 0.0, None
+
+    @property
+    def rail(self):
+        """The rail in use, or that would be next; None if none lives."""
+        return next((rail for rail in self.rails if rail.index >= self.path), None)
+
+
+class Operation:
+    """A Send or Recv: `request`, the inner transport's, while it is on the direct path."""
+
+    __slots__ = ("done", "error", "number", "op", "peer", "request")
+
+    def __init__(self, op, peer, number, request=None):
+        self.op, self.peer, self.number, self.request, self.done, self.error = op, peer, number, request, False, None
+
+    @property
+    def key(self):
+        return self.op.tag, self.number
+
+
+class SpareRequest(Request):
+    """Complete once all its operations are, on whatever path."""
+
+    __slots__ = ("_pending", "transport")
+
+    def __init__(self, transport, pending):
+        self.transport, self._pending = transport, pending
+
+    def test(self):
+        if self._pending:
+            self.transport.progress()
+            self._pending = [operation for operation in self._pending if not self.transport.test(operation)]
+        return not self._pending
+
+    def pending_peers(self):
+        return sorted({operation.op.peer for operation in self._pending if not operation.done})
+
+
+class _Swallowed:
+    """What was posted on a path that had been broken on purpose."""
+
+    def test(self):
+        return False
+
+
+def _test_cut(peer):
+    """The test of an operation on a path that was broken on purpose."""
+    if peer.cut == "reset":
+        raise TransportError(f"the connection to rank {peer.rank} was reset")
+    return False
+
+
+def _connect(rank, rails, exchange):
+    """(peer, index) -> socket, proven, of all rails to all ranks."""
+    own = {"host": network_host(), "rails": len(rails), "token": os.urandom(16).hex()}
+    every = [json.loads(data) for data in exchange(json.dumps(own).encode())]
+    listeners, told, error = [], {"listen": [], "error": ""}, None
+    try:
+        if not rails or len(set(rails)) < len(rails) or MEMORY in rails:
+            got = ", ".join(rails) or "none"
+            raise InputError(f"spare rails: got {got}, expected different addresses or interfaces, or tcp")
+        several_hosts = len({other["host"] for other in every}) > 1
+        hosts = [bind_address(name, several_hosts) for name in rails]
+        for host in hosts:
+            sock, address = listen(host)
+            listeners.append(sock)
+            told["listen"].append(address)
+    except (LanterneError, OSError) as failure:
+        error, told["error"] = failure, str(failure)
+    listening = [json.loads(data) for data in exchange(json.dumps(told).encode())]
+    try:
+        if error:
+            raise error
+        for other, (its, its_listening) in enumerate(zip(every, listening, strict=True)):
+            if its_listening["error"] or its["rails"] != len(rails):
+                why = its_listening["error"] or f"got {its['rails']} of them, expected {len(rails)}"
+                raise InputError(f"spare rails: rank {other}: {why}")
+        addresses = {other: its["listen"] for other, its in enumerate(listening) if other != rank}
+        return join(listeners, hosts, addresses, rank, every[0]["token"], SETUP_S)
+    finally:
+        for sock in listeners:
+            sock.close()
+
+
+def _view(op):
+    return op.region.buffer[op.offset : op.offset + op.nbytes]
+
+
+def _misfits(operation, nbytes):
+    """Whether a message has another size than its receive, which then raises that whenever it is asked."""
+    op = operation.op
+    if nbytes != op.nbytes:
+        operation.error = TransportError(f"spare: rank {op.peer} sent {nbytes} bytes, expected {op.nbytes}")
+    return nbytes != op.nbytes
