@@ -2,11 +2,14 @@
 
   lanterne bench gpu --name h200                     everything, in about three minutes
   lanterne bench gpu --name h200 --bytes 256MiB      smaller arrays
+  lanterne bench gpu --name h200 --only kernels,grids
+  python -m lanterne.bench.gpu_session --help        all of tests/gpu and this, on a machine that one has for minutes
 
-Every figure is taken beside its peer in the same run, in turn: reductions beside the device's copy; staged copies
+The files are written anew after each section (kernels, grids, staging, gemm, delays, collectives); one that fails is
+named in them, the others go on, and the exit code is 1. Every figure is taken beside its peer in the same run, in turn: reductions beside the device's copy; staged copies
 beside plain pinned copies; a matrix product with staging beside it, and without; delays beside what was asked for;
-collectives over nccl, eager and as captured graphs, beside ncclAllReduce, on --ranks ranks (default: the GPUs, at least
-two where NCCL lets them share one, which is no figure of speed then).
+reductions on grids of other sizes than ours, for whoever tunes them; collectives over nccl, eager and as captured
+graphs, beside ncclAllReduce, on --ranks ranks (default: the GPUs, at least two; sharing one is no figure of speed).
 Bars: reductions and staging 0.9 of their peer, the product at most 1.03 of its time alone, delays within 2 % or 5 us,
 the launch of a captured schedule 20 us of the CPU. Results are compared with the CPU's, every element.
 With --check a missed bar is exit code 1; a wrong result always is.
@@ -18,18 +21,20 @@ import statistics
 import sys
 import tempfile
 import time
+import traceback
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from ..errors import InputError
+from ..errors import InputError, LanterneError
 from . import kernels, report
 from .units import format_nbytes, format_time, parse_nbytes
 
 STAGING_BAR = 0.9
 GEMM_BAR = 1.03
 DELAYS_S = (10e-6, 50e-6, 200e-6, 1e-3, 10e-3, 100e-3)
-# Several ranks on one GPU: NCCL's kernels small, features for several GPUs off.
-SHARED_GPU = {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_NVLS_ENABLE": "0", "NCCL_MAX_CTAS": "2"}
+# Blocks per multiprocessor; cuda_reduce launches 8.
+GRIDS = (2, 4, 8, 16, 32, 64)
+SECTIONS = ("kernels", "grids", "staging", "gemm", "delays", "collectives")
 DELAY_RELATIVE_BAR, DELAY_ABSOLUTE_BAR_S = 0.02, 5e-6
 
 
@@ -55,6 +60,9 @@ def add_arguments(parser):
     parser.add_argument("--bytes", default="1GiB", metavar="SIZE", help="of the arrays (default 1GiB)")
     parser.add_argument("--iterations", type=int, default=7, metavar="N", help="timed calls of each (default 7)")
     parser.add_argument("--ranks", type=int, metavar="N", help="of the collectives over nccl; 0: leave them out")
+    parser.add_argument(
+        "--only", default=",".join(SECTIONS), metavar="SECTION,...", help=f"some of {', '.join(SECTIONS)}"
+    )
     parser.add_argument("--check", action="store_true", help="exit 1 where a bar is missed, too")
 
 
@@ -64,6 +72,10 @@ def run(args):
         raise InputError(f"--name: got {args.name!r}, expected letters, digits, - and _")
     if args.iterations < 1 or nbytes < 1 << 20:
         raise InputError(f"--iterations, --bytes: got {args.iterations} and {args.bytes}, expected at least 1 and 1MiB")
+    only = [name.strip() for name in args.only.split(",")]
+    unknown = [name for name in only if name not in SECTIONS]
+    if unknown:
+        raise InputError(f"--only: got {unknown[0]!r}, expected some of {', '.join(SECTIONS)}")
     from ..kernels.arrays import require_device
 
     require_device()
@@ -71,18 +83,81 @@ def run(args):
         Path(args.out).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"--out: cannot make folder {args.out}: {error.strerror}") from error
-    comparisons = kernels.measure(
-        argparse.Namespace(
-            device="cuda", bytes=args.bytes, dtype="float32,float16,bfloat16,int8", inputs=7, iterations=args.iterations
-        )
-    )
-    figures = [*staging_figures(nbytes, args.iterations), *gemm_figures(nbytes, args.iterations), *delay_figures()]
-    figures += collective_figures(args.ranks)
-    write(Path(args.out) / f"gpu-{args.name}", comparisons, figures)
+    comparisons, figures, failures = [], [], {}
+    for name in SECTIONS:
+        if name not in only:
+            continue
+        try:
+            found = _section(name, args, nbytes)
+            (comparisons if name == "kernels" else figures).extend(found)
+        except Exception as error:
+            failures[name] = str(error) if isinstance(error, LanterneError) else traceback.format_exc()
+            print(f"lanterne: gpu: {name}: {failures[name]}", file=sys.stderr)
+        write(Path(args.out) / f"gpu-{args.name}", comparisons, figures, failures)
     kernels.print_comparisons(comparisons)
     print_figures(figures)
     missed = any(not figure.ok for figure in figures) or any(c.bar is not None and c.ratio < c.bar for c in comparisons)
-    return 1 if any(c.wrong for c in comparisons) or (args.check and missed) else 0
+    return 1 if failures or any(c.wrong for c in comparisons) or (args.check and missed) else 0
+
+
+def _section(name, args, nbytes):
+    """What section `name` measures: Comparisons of "kernels", else Figures."""
+    if name == "kernels":
+        return kernels.measure(
+            argparse.Namespace(
+                device="cuda",
+                bytes=args.bytes,
+                dtype="float32,float16,bfloat16,int8",
+                inputs=7,
+                iterations=args.iterations,
+            )
+        )
+    return {
+        "grids": lambda: grid_figures(nbytes, args.iterations),
+        "staging": lambda: staging_figures(nbytes, args.iterations),
+        "gemm": lambda: gemm_figures(nbytes, args.iterations),
+        "delays": delay_figures,
+        "collectives": lambda: collective_figures(args.ranks),
+    }[name]()
+
+
+def grid_figures(nbytes, iterations):
+    """Bandwidth of float32 reductions of two and of seven inputs over that of a copy, by blocks per multiprocessor."""
+    import cupy
+
+    from ..kernels.cuda_delay import elapsed_s
+    from ..kernels.cuda_reduce import BLOCKS_PER_MULTIPROCESSOR, Kernel, prepare
+
+    stream = cupy.cuda.Stream(non_blocking=True)
+    arrays = [cupy.ones(nbytes // 4, cupy.float32) for _ in range(7)]
+    addresses = [array.data.ptr for array in arrays]
+    cupy.cuda.Device().synchronize()
+    figures = []
+
+    def copy():
+        with stream:
+            cupy.copyto(arrays[0], arrays[1])
+
+    for num_inputs in (2, 7):
+        ours = prepare("sum", "float32", num_inputs)
+        calls = {0: copy}
+        for blocks in GRIDS:
+            processors = ours.num_multiprocessors * blocks / BLOCKS_PER_MULTIPROCESSOR
+            kernel = Kernel(ours.element_nbytes, ours.num_arrays, int(processors), ours.launch)
+            inputs = (addresses[0], *addresses[:num_inputs])
+            calls[blocks] = lambda kernel=kernel, inputs=inputs: kernel(arrays[0].size, *inputs, stream=stream)
+        times_s = {blocks: [] for blocks in calls}
+        for i in range(iterations + 1):
+            for blocks, call in calls.items():
+                time_s = elapsed_s(stream, call)
+                if i:
+                    times_s[blocks].append(time_s)
+        for blocks in GRIDS:
+            pairs = zip(times_s[0], times_s[blocks], strict=True)
+            ratios = tuple((num_inputs + 1) / 2 * peer / ours_s for peer, ours_s in pairs)
+            name = f"float32 sum of {num_inputs} on {blocks} blocks a multiprocessor, over a copy"
+            figures.append(Figure(name, statistics.median(ratios), "", "-", True, ratios))
+    return figures
 
 
 def staging_figures(nbytes, iterations):
@@ -93,7 +168,6 @@ def staging_figures(nbytes, iterations):
     """
     import cupy
 
-    from ..errors import LanterneError
     from ..kernels.cuda_runtime import CudaRuntime
     from ..kernels.staging import Stager, pinned_empty
 
@@ -139,6 +213,7 @@ def gemm_figures(nbytes, iterations, size=8192):
     """Time of a float16 matrix product while messages are staged both ways, over its time alone."""
     import cupy
 
+    from ..kernels.cuda_delay import elapsed_s
     from ..kernels.cuda_runtime import CudaRuntime
     from ..kernels.staging import Stager, pinned_empty
 
@@ -151,15 +226,13 @@ def gemm_figures(nbytes, iterations, size=8192):
     compute, idle = runtime.new_stream(), runtime.new_stream()
     cupy.cuda.Device().synchronize()
 
-    def gemm_s():
-        start, stop = cupy.cuda.Event(), cupy.cuda.Event()
+    def products():
         with compute:
-            start.record()
             for _ in range(5):
                 cupy.matmul(a, b, out=c)
-            stop.record()
-        stop.synchronize()
-        return cupy.cuda.get_elapsed_time(start, stop) * 1e-3
+
+    def gemm_s():
+        return elapsed_s(compute, products)
 
     gemm_s()
     ratios = []
@@ -198,9 +271,9 @@ def collective_figures(num_ranks=None):
     Raises:
         LanterneError: the job failed; it has said why.
     """
-    from ..errors import LanterneError
     from ..kernels.arrays import require_device
     from ..transport.launch import launch
+    from ..transport.nccl_library import SHARED_GPU_ENVIRONMENT
 
     num_devices = require_device()
     num_ranks = max(2, num_devices) if num_ranks is None else num_ranks
@@ -208,8 +281,11 @@ def collective_figures(num_ranks=None):
         return []
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "figures.json"
-        environment = SHARED_GPU if num_ranks > num_devices else {}
-        code = launch([sys.executable, "-m", "lanterne.bench.gpu_ranks", str(file)], num_ranks, env=environment)
+        environment = SHARED_GPU_ENVIRONMENT if num_ranks > num_devices else {}
+        # One rank needs neither MPI nor UCX.
+        launcher = "mpi" if num_ranks > 1 else "direct"
+        command = [sys.executable, "-m", "lanterne.bench.gpu_ranks", str(file)]
+        code = launch(command, num_ranks, launcher, env=environment)
         if code:
             raise LanterneError(f"gpu: the job of {num_ranks} ranks over nccl ended with {code}; --ranks 0 omits it")
         return [Figure(**(record | {"samples": tuple(record["samples"])})) for record in json.loads(file.read_text())]
@@ -233,9 +309,11 @@ def print_figures(figures):
     report.print_table([("figure", ""), ("value", ""), ("bar", ""), ("", "")], figure_rows(figures))
 
 
-def markdown(comparisons, figures, environment):
+def markdown(comparisons, figures, failures, environment):
     """The report as a Markdown document."""
     lines = ["# GPU path", "", f"Environment: {', '.join(f'{key} {value}' for key, value in environment.items())}.", ""]
+    for name, text in failures.items():
+        lines += [f"**{name} failed:** {text.strip().splitlines()[-1]}", ""]
     lines += [
         "| comparison | kernel | dtype | size | k | GB/s | ratio | bar | wrong |",
         "|---|---|---|---|---|---|---|---|---|",
@@ -251,16 +329,19 @@ def markdown(comparisons, figures, environment):
     return "\n".join(lines) + "\n"
 
 
-def write(stem, comparisons, figures):
-    """Write STEM.json and STEM.md.
+def write(stem, comparisons, figures, failures=None):
+    """Write STEM.json and STEM.md. `failures`: section -> text of its error.
 
     Raises:
         InputError: the folder does not exist or cannot be written.
     """
     environment = report.environment() | device_environment()
-    document = report.envelope(results=[asdict(c) for c in comparisons], figures=[asdict(f) for f in figures])
+    failures = failures or {}
+    document = report.envelope(
+        results=[asdict(c) for c in comparisons], figures=[asdict(f) for f in figures], failures=failures
+    )
     report.write_json(f"{stem}.json", document | {"environment": environment})
-    report.write_atomically(f"{stem}.md", markdown(comparisons, figures, environment).encode())
+    report.write_atomically(f"{stem}.md", markdown(comparisons, figures, failures, environment).encode())
 
 
 def device_environment():

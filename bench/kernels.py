@@ -239,16 +239,14 @@ class _Cuda(_Arrays):
         from ..kernels.arrays import import_cupy
         from ..kernels.cuda_reduce import reduce
 
+        from ..kernels.cuda_delay import elapsed_s
+
         self.xp = import_cupy()
+        self._elapsed_s = elapsed_s
         self.kernels = {name: partial(reduce, implementation=name) for name in ("cuda-c", "numba")}
 
     def time(self, call):
-        start, stop = self.xp.cuda.Event(), self.xp.cuda.Event()
-        start.record()
-        call()
-        stop.record()
-        stop.synchronize()
-        return self.xp.cuda.get_elapsed_time(start, stop) * 1e-3
+        return self._elapsed_s(self.xp.cuda.get_current_stream(), call)
 
     def bar(self, label, dtype_name, nbytes, num_inputs):
         return CUDA_BAR if label in ("reduce / copy", "fold / copy") and nbytes >= CUDA_BAR_FROM_NBYTES else None

@@ -22,6 +22,7 @@ TIMERS = ("globaltimer", "clock64")
 MAX_SPIN_NS = 1_000_000_000
 MAX_TICK_NS = 2_000
 NUM_SLOTS = 4096
+HEAD_START_S = 1e-3
 OPTIONS = ("-std=c++17",)
 
 SOURCE = r"""
@@ -117,7 +118,7 @@ def calibrate(device_id=None, num_samples=21):
             elapsed_ns.append(int(slot.get(stream=stream)[0]))
             _launch("measure_tick", (np.int32(100), slot.data.ptr), stream)
             ticks_ns.append(int(slot.get(stream=stream)[0]))
-            empty_s.append(_elapsed_s(stream, lambda: _launch("spin_globaltimer", (0,), stream)))
+            empty_s.append(elapsed_s(stream, lambda: _launch("spin_globaltimer", (0,), stream)))
     return Calibration(
         overhead_s=statistics.median(empty_s),
         clock_hz=cycles / statistics.median(elapsed_ns) * 1e9,
@@ -125,9 +126,14 @@ def calibrate(device_id=None, num_samples=21):
     )
 
 
-def _elapsed_s(stream, call):
+def elapsed_s(stream, call):
+    """Seconds of the device in what `call()` queues on `stream`, by CUDA events.
+
+    The stream is kept busy while the CPU queues it, at most HEAD_START_S, or the CPU's time would count too.
+    """
     cupy = import_cupy()
     start, stop = cupy.cuda.Event(), cupy.cuda.Event()
+    _launch("spin_globaltimer", (round(HEAD_START_S * 1e9),), stream)
     start.record(stream)
     call()
     stop.record(stream)
@@ -168,7 +174,7 @@ def measure_delay(duration_s, num_samples=20, timer=None):
     stream = import_cupy().cuda.Stream(non_blocking=True)
     # The first launch compiles.
     delay(1e-3, stream, timer)
-    return [_elapsed_s(stream, lambda: delay(duration_s, stream, timer)) for _ in range(num_samples)]
+    return [elapsed_s(stream, lambda: delay(duration_s, stream, timer)) for _ in range(num_samples)]
 
 
 class SpinKernels:

@@ -9,7 +9,10 @@ import math
 import warnings
 from importlib import import_module
 
+import numpy as np
+
 from ..errors import Unavailable
+from .cuda_lanes import SIMULATED
 from .cuda_source import THREADS_PER_BLOCK, VECTOR_NBYTES
 
 _COMBINE = {
@@ -26,6 +29,33 @@ _FLOAT_ORDER = {
 
 
 @functools.cache
+def load_numba_cuda():
+    """The module numba.cuda, complete.
+
+    Raises:
+        Unavailable: Numba CUDA is not installed, or does not go with this NumPy.
+    """
+    # Up to numba-cuda 0.30 it looks a name up, when it loads, that NumPy 2.5 has dropped.
+    missing = not hasattr(np, "row_stack")
+    if missing:
+        np.row_stack = np.vstack
+    try:
+        from numba import cuda
+
+        if not SIMULATED:
+            for module in ("extending", "types", "cudaimpl", "np.arrayobj"):
+                import_module(f"numba.cuda.{module}")
+    except (ImportError, AttributeError) as error:
+        raise Unavailable(
+            f"Numba CUDA: {error}; install lanterne[cuda12] or lanterne[cuda13], or use cuda-c"
+        ) from error
+    finally:
+        if missing:
+            del np.row_stack
+    return cuda
+
+
+@functools.cache
 def fold_function(op, dtype, num_inputs):
     """The Python function `fold(count, head, out, in0, in1, ...)` to be compiled by `numba.cuda.jit`; see fold_source.
 
@@ -34,8 +64,7 @@ def fold_function(op, dtype, num_inputs):
         dtype: a Dtype.
         num_inputs: int, at least 1.
     """
-    from numba import cuda
-
+    cuda = load_numba_cuda()
     from . import cuda_lanes
 
     lanes = cuda_lanes.lanes_of(dtype)
@@ -63,14 +92,7 @@ def fold_launcher(op, dtype, num_inputs, device_id):
     """
     from .cuda_lanes import storage_of
 
-    try:
-        for module in ("numba.cuda.extending", "numba.cuda.types"):
-            import_module(module)
-        from numba import cuda
-    except ImportError as error:
-        raise Unavailable(
-            f"Numba CUDA: {error}; install lanterne[cuda12] or lanterne[cuda13], or use cuda-c"
-        ) from error
+    cuda = load_numba_cuda()
     with cuda.gpus[device_id]:
         kernel = cuda.jit(fold_signature(dtype, num_inputs))(fold_function(op, dtype, num_inputs))
     typestr = storage_of(dtype).str

@@ -9,11 +9,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..errors import InputError
+from ..errors import InputError, Unavailable
 from .arrays import import_cupy, require_device
 
 # NumPy's float16 product is a loop of its own, a thousand times slower than its float32 one.
 DTYPES = {"cpu": ("float32", "float64"), "cuda": ("float16", "bfloat16", "float32", "float64")}
+# cudaDataType_t; CuPy names it from version 14 on.
+_CUDA_R_16BF = 14
 # Elements are 0, 1 or -1, in this period: all sums stay exact in the accumulators, and no row equals its neighbours.
 _PERIOD = 7
 
@@ -105,8 +107,14 @@ def _cpu(size, dtype):
 
 
 def _cuda(size, dtype):
+    from .cuda_delay import elapsed_s
+
     require_device()
     cupy = import_cupy()
+    try:
+        cupy.cuda.cublas  # noqa: B018 (loads the library)
+    except ImportError as error:
+        raise Unavailable(f"gemm: no cuBLAS: {error}; install nvidia-cublas (CUDA 13) or nvidia-cublas-cu12") from error
     a, b = (_to_device(cupy, matrix, dtype) for matrix in matrices(size))
     c = cupy.empty_like(a)
     stream = cupy.cuda.Stream(non_blocking=True)
@@ -120,12 +128,7 @@ def _cuda(size, dtype):
                 cupy.matmul(a, b, out=c)
 
     def time_of(multiply):
-        start, stop = cupy.cuda.Event(), cupy.cuda.Event()
-        start.record(stream)
-        multiply()
-        stop.record(stream)
-        stop.synchronize()
-        return cupy.cuda.get_elapsed_time(start, stop) * 1e-3
+        return elapsed_s(stream, multiply)
 
     def row_sums():
         stream.synchronize()
@@ -144,7 +147,7 @@ def _to_device(cupy, matrix, dtype):
 
 def _multiply_bfloat16(cupy, a, b, c, size):
     """C = A B by cuBLAS: column-major, so C^T = B^T A^T."""
-    cublas, kind = cupy.cuda.cublas, cupy.cuda.runtime.CUDA_R_16BF
+    cublas, kind = cupy.cuda.cublas, _CUDA_R_16BF
     one, zero = np.ones(1, np.float32), np.zeros(1, np.float32)
     cublas.gemmEx(
         cupy.cuda.Device().cublas_handle, cublas.CUBLAS_OP_N, cublas.CUBLAS_OP_N, size, size, size, one.ctypes.data,

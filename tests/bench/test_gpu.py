@@ -6,7 +6,7 @@ import pytest
 
 from lanterne.bench import gpu, kernels
 from lanterne.bench.cli import main
-from lanterne.errors import InputError, Unavailable
+from lanterne.errors import InputError, LanterneError, Unavailable
 from lanterne.kernels import arrays
 
 COMPARISON = kernels.Comparison(
@@ -24,6 +24,7 @@ def measured(monkeypatch):
     monkeypatch.setattr(gpu, "staging_figures", lambda *arguments: [answers["figure"]])
     monkeypatch.setattr(gpu, "gemm_figures", lambda *arguments: [])
     monkeypatch.setattr(gpu, "delay_figures", lambda: [])
+    monkeypatch.setattr(gpu, "grid_figures", lambda *arguments: [])
     monkeypatch.setattr(gpu, "collective_figures", lambda *arguments: [])
     monkeypatch.setattr(gpu, "device_environment", lambda: {"gpu": "H200"})
     return answers
@@ -55,6 +56,30 @@ def test_exit_codes(measured, tmp_path, capsys, changes, check, code):
     assert main(["bench", "gpu", "--name", "x", "--out", str(tmp_path), *(["--check"] if check else [])]) == code
 
 
+@pytest.mark.parametrize("error", [LanterneError("no such luck"), ZeroDivisionError("by zero")])
+def test_a_section_that_fails_is_named_and_the_others_go_on(measured, monkeypatch, tmp_path, capsys, error):
+    def fail(*arguments):
+        raise error
+
+    monkeypatch.setattr(gpu, "staging_figures", fail)
+    monkeypatch.setattr(gpu, "gemm_figures", lambda *arguments: [FIGURE])
+    assert main(["bench", "gpu", "--name", "x", "--out", str(tmp_path)]) == 1
+    document = json.loads((tmp_path / "gpu-x.json").read_text())
+    assert list(document["failures"]) == ["staging"] and str(error) in document["failures"]["staging"]
+    assert len(document["results"]) == len(document["figures"]) == 1
+    assert f"**staging failed:** {'ZeroDivisionError: ' * isinstance(error, ZeroDivisionError)}{error}" in (
+        tmp_path / "gpu-x.md"
+    ).read_text()
+    assert str(error) in capsys.readouterr().err
+
+
+def test_some_sections(measured, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(gpu, "delay_figures", lambda: [FIGURE])
+    assert main(["bench", "gpu", "--name", "x", "--out", str(tmp_path), "--only", "delays, gemm"]) == 0
+    document = json.loads((tmp_path / "gpu-x.json").read_text())
+    assert (len(document["results"]), len(document["figures"])) == (0, 1)
+
+
 def test_no_gpu(monkeypatch, capsys, tmp_path):
     def none_here():
         raise Unavailable("CUDA: no device; check nvidia-smi")
@@ -71,6 +96,7 @@ def test_no_gpu(monkeypatch, capsys, tmp_path):
         (["--name", "../x"], "--name: got '../x'"),
         (["--name", ""], "--name: got ''"),
         (["--name", "x", "--bytes", "1K"], "--iterations, --bytes: got 7 and 1K"),
+        (["--name", "x", "--only", "delays,speed"], "--only: got 'speed', expected some of kernels, grids"),
         (["--name", "x", "--iterations", "0"], "--iterations, --bytes: got 0 and 1GiB"),
         ([], "the following arguments are required: --name"),
     ],

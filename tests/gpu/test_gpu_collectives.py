@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +19,7 @@ _spec = importlib.util.spec_from_file_location("gpu_checks", SCRIPT)
 gpu_checks = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(gpu_checks)
 
-JOB_S = 120
+JOB_S = float(os.environ.get("LANTERNE_TEST_JOB_S", "120"))
 
 
 @pytest.fixture(scope="module")

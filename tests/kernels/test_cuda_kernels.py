@@ -80,6 +80,26 @@ def test_numba_compiles_for_sm_90(dtype):
     assert assemble(ptx, "sm_90").startswith(b"\x7fELF")
 
 
+def test_numba_compiles_where_numpy_has_dropped_a_name():
+    """NumPy 2.5 has no row_stack, which numba-cuda up to 0.30 asks for."""
+    code = (
+        "import warnings; warnings.simplefilter('ignore')\n"
+        "import numpy as np; np.__dict__.pop('row_stack', None)\n"
+        "from gpu_compilers import compile_numba\n"
+        "from lanterne.kernels.cuda_numba import fold_function, fold_signature\n"
+        "from lanterne.kernels.dtypes import DTYPES\n"
+        "element = DTYPES['float32']\n"
+        "print(compile_numba(fold_function('sum', element, 2), fold_signature(element, 2), 'sm_90'))\n"
+        "assert 'row_stack' not in np.__dict__"
+    )
+    path = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
+    result = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    check_accesses(result.stdout, 2)
+
+
 def test_the_check_sees_narrow_accesses():
     narrow = fold_source("sum", DTYPES["float32"], 2).replace("LANES = 4", "LANES = 2").replace("uint4", "uint2")
     ptx, _ = compile_cuda_c(narrow, "sm_90", OPTIONS)
