@@ -25,7 +25,7 @@ MESSAGE_NBYTES = (64, 4 << 10, 32 << 10, 256 << 10, 1 << 20, 4 << 20)
 MISFIT = 0.10
 REPEATS = 5
 # Algorithms of one size are tried in turn so often, or for TRIALS_S: short calls are disturbed more.
-TRIALS, TRIALS_S = 25, 0.3
+TRIALS, TRIALS_S = 25, 0.2
 LEAST_REPEATS = 2
 # Small calls are timed several at once, so that a token bucket or a cache does not stand for what a link can sustain.
 AT_ONCE_NBYTES, MAX_AT_ONCE = 2 << 20, 8
@@ -49,7 +49,7 @@ MAX_AGE_S = 24 * 3600.0
 def learn(communicator):
     """(CostModel, tuple of Factor, "measured" or "cache"), the same on all ranks. A collective call.
 
-    Cost: some 2 s on one host, up to a few ENOUGH_S on a slow network; one broadcast where the cache knows it.
+    Cost: some 2.5 s on one host, up to a few ENOUGH_S on a slow network; one broadcast where the cache knows it.
     """
     file = _cache_file(communicator)
     found = np.zeros(MAX_FILE_NBYTES, np.uint8)
