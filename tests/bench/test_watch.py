@@ -20,8 +20,8 @@ import numpy as np
 from mpi4py import MPI
 comm = MPI.COMM_WORLD
 x = np.ones(1000, np.float32)
-for i in range(120):
-    time.sleep(10e-3 + (50e-3 if 60 <= i < 90 and comm.rank == 1 else 0))
+for i in range(80):
+    time.sleep(20e-3 + (100e-3 if 40 <= i < 60 and comm.rank == 1 else 0))
     comm.Allreduce(MPI.IN_PLACE, x)
     comm.Barrier()
 """
@@ -42,7 +42,7 @@ def test_the_slow_rank_of_a_job_is_named(tmp_path, how):
     result, report = watch(tmp_path, LOOP, *options, before=before)
     assert result.returncode == 0, result.stderr
     assert report["schema_version"] == 1 and report["reported"] == [0, 1, 2]
-    assert report["iterations"]["calls"] == 2 and len(report["iterations"]["time_s"]) > 100
+    assert report["iterations"]["calls"] == 2 and len(report["iterations"]["time_s"]) > 65
     # On a busy machine there may be smaller incidents of its own.
     named = {incident["cause"]["rank"] for incident in report["incidents"] if incident["ratio"] > 2}
     assert named == {1}, result.stderr

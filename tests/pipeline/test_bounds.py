@@ -24,7 +24,7 @@ def test_the_bound_is_the_optimum_of_every_case(case):
     assert lower_bound(problem, unidirectional(problem.stages)) == CASES[case]["optimum"]
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_no_valid_plan_is_below_the_bound(data):
     problem = data.draw(problems(shared=True))

@@ -66,7 +66,7 @@ def test_it_is_the_best_of_all_plans(problem):
     assert solution.makespan == pytest.approx(brute_force(problem))
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 @given(st.data(), problems())
 def test_the_simulator_agrees_with_the_solver(data, problem):
     placement = data.draw(placements(problem))
