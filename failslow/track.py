@@ -40,6 +40,7 @@ JITTER = log(250)
 # Standard errors by which a median must have moved.
 SIGNIFICANT = 5.5
 SKIPPED_ROWS = 16
+TAKEN_AGAIN = 8
 # Odds of votes from which suspects are weighed, and log odds of the weighing that are certain.
 CANDIDATE = 3.9
 SURE = 6.0
@@ -117,6 +118,9 @@ class Tracker:
         if row < SKIPPED_ROWS:
             self._skip(y)
             return None
+        return self._take(y, row)
+
+    def _take(self, y, row):
         z = y - self._level
         up, down, back = self._up, self._down, self._back
         if -SHIFT / 2 < z < SHIFT / 2 and not self._pending and not (self.slow and y - self._base < SHIFT / 2):
@@ -222,10 +226,7 @@ class Tracker:
         if event is not None:
             return event
         if self._is_stale(row):
-            # Neither certain nor cleared: noise, or a step too small to count. It is the level now.
-            for run in (self._up, self._down, self._back):
-                run.clear()
-            return self._clear(pending.pop(), row)
+            return self._let_go(row)
         rise = "change" if self.slow else "onset"
         for run, sign, kind in ((self._back, -1, "relief"), (self._up, 1, rise), (self._down, -1, "change")):
             if run.score and run.suspected == row:
@@ -276,6 +277,20 @@ class Tracker:
         doubtful = max(self._up.score, self._down.score) < PROVISIONAL
         long = len(self._pending) >= (SKIPPED_ROWS if doubtful else WINDOW_ROWS)
         return long and (self._back.score == 0.0 or self._back.start <= row - WINDOW_ROWS // 2)
+
+    def _let_go(self, row):
+        """Neither certain nor cleared: noise, or a step too small to count. It is the level now.
+
+        The last few suspects are taken once more: an incident may have begun with them.
+        """
+        for run in (self._up, self._down, self._back):
+            run.clear()
+        again = self._pending[-TAKEN_AGAIN:]
+        del self._pending[-TAKEN_AGAIN:]
+        event = self._clear(self._pending.pop(), row - len(again))
+        for y, its_row in zip(again, range(row + 1 - len(again), row + 1), strict=True):
+            event = self._take(y, its_row) or event
+        return event
 
     def _agree(self, suspects):
         """Whether `suspects` lie together as closely as one level's samples do; spikes that happen to meet do not."""
