@@ -10,8 +10,8 @@ fewer cores than processes includes the turn of a delegate that it woke.
   lanterne bench delegate --bytes 1M,64M --work 20ms --json delegate.json
   lanterne bench delegate --check                         exit code 1 if a bar is missed: 5 % over inline, 20 us a send
 
-The planes: `inline` over MPI; `memory`: delegates of one host, which copy once from the sender's memory; `tcp`: over
-TCP on loopback, as between hosts, which costs a copy into the kernel and one out of it.
+The planes: `inline` over MPI; `memory`: delegates of one host, where a message is read in its sender's memory; `tcp`:
+over TCP on loopback, as between hosts, which costs a copy into the kernel and one out of it.
 """
 
 import statistics

@@ -1,7 +1,7 @@
 """The data plane of delegates: CPU processes send and receive, and the computing rank never waits for a send.
 
-Stages write what they send into shared memory that they are lent, and read what they receive there; see
-transport/delegate.py. Links that have no delegates are served directly, as Inline does.
+Stages write what they send into shared memory that they are lent, and read what they receive there, between ranks of
+one host where the sender wrote it; see transport/delegate.py. Links that have no delegates are served directly, as Inline does.
 Paper: ADAPTRA, section 5.2.
 """
 
@@ -56,9 +56,12 @@ class Delegate(DataPlane):
             comm.rank, self._peers, lambda told: _exchange(comm, told), queues, rails, memory_nbytes, self._sent
         )
         self._memory = self.delegates.arena.view
-        # (shape, dtype) -> arrays that are free; address -> (array, offset) of all.
+        # (shape, dtype) -> arrays that are free; id -> (offset, array) of all.
         self._free, self._offsets = {}, {}
-        self._sends = 0
+        # Ids of arrays that are sent and not released yet; of those, from earlier iterations.
+        self._out, self._earlier = set(), set()
+        # (peer, offset, shape, dtype) -> array in that peer's arena; id -> Lying of those that are read.
+        self._theirs, self._read = {}, {}
 
     def lend(self, shape, dtype, peer):
         return self._take(shape, dtype) if peer in self._peers else self.direct.lend(shape, dtype, peer)
@@ -66,13 +69,16 @@ class Delegate(DataPlane):
     def send(self, buffer, peer, timeout_s=None):
         if peer not in self._peers:
             return self.direct.send(buffer, peer, timeout_s)
-        departure_s, _ = self._ends.leave(peer, buffer.nbytes, time.monotonic())
-        self._sends += 1
-        self.delegates.send(self._offset(buffer), buffer.nbytes, peer, departure_s, buffer)
+        offset, nbytes, departure_s = self._offset(buffer), buffer.nbytes, time.monotonic()
+        if self._ends.links:
+            departure_s, _ = self._ends.leave(peer, nbytes, departure_s)
+        self._out.add(id(buffer))
+        self.delegates.send(offset, nbytes, peer, departure_s, buffer)
         return False
 
     def _sent(self, buffer):
-        self._sends -= 1
+        self._out.remove(id(buffer))
+        self._earlier.discard(id(buffer))
         self._give(buffer)
 
     def receive(self, shape, dtype, peer):
@@ -83,8 +89,20 @@ class Delegate(DataPlane):
         self.delegates.receive(self._offset(buffer), buffer.nbytes, peer, receive.arrived)
         return receive
 
+    def read(self, own, lying):
+        """The array for a message that lies in a peer's arena, and not in `own`, which was taken for it."""
+        self._give(own)
+        key = lying.peer, lying.offset, own.shape, own.dtype
+        array = self._theirs.get(key)
+        if array is None:
+            array = self._theirs[key] = _array(self.delegates.arenas[lying.peer], *key[1:])
+        self._read[id(array)] = lying
+        return array
+
     def release(self, buffer):
-        if _address(buffer) in self._offsets:
+        if (lying := self._read.pop(id(buffer), None)) is not None:
+            self.delegates.release(lying)
+        elif id(buffer) in self._offsets:
             self._give(buffer)
         else:
             self.direct.release(buffer)
@@ -92,8 +110,10 @@ class Delegate(DataPlane):
     def finish(self, timeout_s=None):
         if self.direct is not None:
             self.direct.finish(timeout_s)
-        if self._sends:
-            _Wait(self, lambda: not self._sends, self.delegates.peers).wait(timeout_s)
+        self.delegates.hurry()
+        if self.delegates.under_way:
+            _Wait(self, lambda: not self.delegates.under_way, self.delegates.peers).wait(timeout_s)
+        self._earlier = set(self._out)
 
     def arrival_s(self, peer, nbytes, departure_s):
         """When the emulated link lets the last byte of a message through that left `peer` at `departure_s`."""
@@ -119,23 +139,35 @@ class Delegate(DataPlane):
         self.comm.close()
 
     def _take(self, shape, dtype):
-        free = self._free.get((shape, dtype))
-        if free:
-            return free.pop()
-        nbytes = math.prod(shape) * dtype.itemsize
-        offset = self.delegates.arena.allocate(nbytes)
-        array = np.frombuffer(self._memory, np.uint8, max(nbytes, 1), offset)[:nbytes].view(dtype).reshape(shape)
-        self._offsets[_address(array)] = offset
-        return array
+        free = self._free.setdefault((shape, dtype), [])
+        if not free:
+            self.progress()
+        if not free:
+            try:
+                self._extend(shape, dtype)
+            except InputError:
+                if not self._earlier:
+                    raise
+                # An iteration of both would not fit: what was sent in an earlier one is about to be released.
+                _Wait(self, lambda: free or not self._earlier, self.delegates.peers).wait()
+                if not free:
+                    self._extend(shape, dtype)
+        return free.pop()
+
+    def _extend(self, shape, dtype):
+        offset = self.delegates.arena.allocate(math.prod(shape) * dtype.itemsize)
+        array = _array(self._memory, offset, shape, dtype)
+        self._offsets[id(array)] = offset, array
+        self._give(array)
 
     def _give(self, array):
         self._free.setdefault((array.shape, array.dtype), []).append(array)
 
     def _offset(self, array):
-        offset = self._offsets.get(_address(array))
-        if offset is None:
-            raise InputError("send: got an array that was not lent, expected the one that `lend` gave")
-        return offset
+        try:
+            return self._offsets[id(array)][0]
+        except KeyError:
+            raise InputError("send: got an array that was not lent, expected the one that `lend` gave") from None
 
 
 def measured_queues(comm, produced_bytes_per_s, nbytes=PROBE_NBYTES, rails=DEFAULT_RAILS):
@@ -180,8 +212,10 @@ class DelegateReceive(Receive):
     def __init__(self, plane, buffer, peer):
         self._plane, self._buffer, self._peer, self._arrival_s, self._is_here = plane, buffer, peer, None, False
 
-    def arrived(self, departure_s):
-        """The message is in the buffer; it left its sender at `departure_s`."""
+    def arrived(self, departure_s, lying):
+        """The message is in the buffer, or Lying in its sender's memory, which it left at `departure_s`."""
+        if lying is not None:
+            self._buffer = self._plane.read(self._buffer, lying)
         self._arrival_s = self._plane.arrival_s(self._peer, self._buffer.nbytes, departure_s)
 
     def test(self):
@@ -234,6 +268,12 @@ def _wait_until(arrival_s, deadline_s, late):
         raise late
 
 
+def _array(memory, offset, shape, dtype):
+    """(shape) of dtype at `offset` of a memoryview of bytes."""
+    nbytes = math.prod(shape) * dtype.itemsize
+    return np.frombuffer(memory, np.uint8, max(nbytes, 1), offset)[:nbytes].view(dtype).reshape(shape)
+
+
 def _delegated_peers(pairs, direct, rank, world_size):
     """The ranks that `rank` has delegates for, a frozenset."""
     if pairs is None:
@@ -264,7 +304,3 @@ def _free_nbytes():
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) << 10
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
-def _address(array):
-    return array.__array_interface__["data"][0]

@@ -2,7 +2,8 @@
 
 A rank has one delegate per queue; the messages to and from a peer go to the queues in turn. What is to be sent is
 written into the shared arena by whoever makes it, so handing it over is one note in a ring: nothing is copied and
-nothing waits. Receives are given early, and come into the arena too. Between ranks the delegates have rails
+nothing waits. Receives are given early, and come into the arena too; from a rank of this host they are read where the
+sender wrote them, until they are released. Between ranks the delegates have rails
 (rail.py); when one dies, in whatever moment, its messages go over the next, none lost and none twice (failover.py).
 Paper: ADAPTRA, section 5.2 and 5.3.
 """
@@ -18,7 +19,9 @@ import sys
 import time
 from collections import deque
 from contextlib import suppress
+from itertools import cycle
 from pathlib import Path
+from typing import NamedTuple
 
 from .. import __file__ as front_door
 from ..errors import InputError, PeerFailed, TransportError
@@ -29,8 +32,10 @@ from .delegate_process import (
     DROPPED,
     LOST,
     MISFIT,
+    OWN,
     RECEIVE,
     RECEIVED,
+    RELEASE,
     SEND,
     SENT,
     SETUP_S,
@@ -77,7 +82,8 @@ class Delegates:
         memory_nbytes: of the arena, at most.
         on_sent: called with what was given to `send` beside a message once its memory may change.
 
-    Attributes: `addresses`, of the rails here; `arena`; `dropped`, a list of (peer, queue, rail, time.monotonic()) of
+    Attributes: `addresses`, of the rails here; `arena`, and by peer `arenas`, those of the peers of this host, as
+        memoryviews; `under_way`, how many messages handed over have not come yet; `dropped`, a list of (peer, queue, rail, time.monotonic()) of
         the rails that died.
 
     Raises:
@@ -94,10 +100,10 @@ class Delegates:
             raise InputError(f"rails: got {', '.join(rails) or 'none'}, expected different names, at least one")
         self.rank, self.peers, self.dropped, self._on_sent = rank, tuple(sorted(peers)), [], on_sent
         self.arena = Arena(memory_nbytes, "room for all messages that a rank sends and receives in an iteration")
+        self.arenas, self.under_way = {}, 0
         self._flows = {peer: [_Flow() for _ in range(queues)] for peer in self.peers}
-        self._turns = {peer: [0, 0] for peer in self.peers}
         self._closed = False
-        self.addresses, self._processes = [], []
+        self.addresses, self._processes, self._sends, self._receives = [], [], {}, {}
         try:
             self._start(exchange, queues, tuple(rails))
         except BaseException:
@@ -132,29 +138,44 @@ class Delegates:
         for queue, process in enumerate(self._processes):
             process.say(**{str(peer): _rails_to(every, every_told, self.rank, peer, queue) for peer in self.peers})
         for process in self._processes:
-            process.pid = process.hear()["pid"]
+            while "pid" not in (told := process.hear()):
+                self.arenas[told["arena"]] = map_memory(told["fd"], os.fstat(told["fd"]).st_size)
+                os.close(told["fd"])
+            process.pid = told["pid"]
+        # By peer, without end: what is under way in a queue, and its delegate, whose turn it is.
+        for peer, flows in self._flows.items():
+            pairs = list(zip(flows, self._processes, strict=True))
+            self._sends[peer] = cycle([(flow.sends, process) for flow, process in pairs])
+            self._receives[peer] = cycle([(flow.receives, process) for flow, process in pairs])
 
     def send(self, offset, nbytes, peer, departure_s, message):
         """Send `nbytes` bytes at `offset` of the arena to rank `peer`; `message` is for `on_sent`.
 
         Cost: 4 us, or 10 if the delegate must be woken; several times as much where the caches hold nothing of ours.
         """
-        flow, process = self._turn(peer, 0)
-        flow.sends.append(message)
+        waiting, process = next(self._sends[peer])
+        waiting.append(message)
+        self.under_way += 1
         process.put(SEND, peer, offset, nbytes, int(departure_s * 1e9))
 
     def receive(self, offset, nbytes, peer, done):
-        """Receive the next message from `peer` at `offset`; once it is there, `done(departure_s)` is called."""
-        flow, process = self._turn(peer, 1)
-        flow.receives.append(done)
+        """Receive the next message from `peer` at `offset`.
+
+        Once it is there `done(departure_s, None)` is called, or `done(departure_s, Lying)` if it is in the peer's arena,
+        where it stays as it is until `release`.
+        """
+        waiting, process = next(self._receives[peer])
+        waiting.append(done)
         process.put(RECEIVE, peer, offset, nbytes)
 
-    def _turn(self, peer, direction):
-        """The flow and the delegate whose turn it is with `peer`."""
-        turns = self._turns[peer]
-        queue = turns[direction]
-        turns[direction] = (queue + 1) % len(self._processes)
-        return self._flows[peer][queue], self._processes[queue]
+    def release(self, lying):
+        """A message in a peer's arena is not read any more. The peer is told at leisure; `hurry` makes it soon."""
+        self._processes[lying.queue].put(RELEASE, lying.peer, lying.number, 0, hurried=False)
+
+    def hurry(self):
+        """See to it that what was released is told now."""
+        for process in self._processes:
+            process.hurry()
 
     def progress(self):
         """Call `on_sent`, or the receive's `done`, for all that is done by now; True if something is.
@@ -170,13 +191,15 @@ class Delegates:
                 self._hear(queue, *note)
         return moved
 
-    def _hear(self, queue, kind, peer, first, second, *_):
+    def _hear(self, queue, kind, peer, first, second, number):
         flow = self._flows[peer][queue]
         if kind == SENT:
-            for _ in range(first):
+            self.under_way -= first
+            for _ in range(second):
                 self._on_sent(flow.sends.popleft())
         elif kind == RECEIVED:
-            flow.receives.popleft()(first / 1e9)
+            lying = None if second == OWN else Lying(peer, queue, number, second)
+            flow.receives.popleft()(first / 1e9, lying)
         elif kind == DROPPED:
             self.dropped.append((peer, queue, first, time.monotonic()))
         elif kind == LOST:
@@ -205,6 +228,15 @@ class Delegates:
         for process in self._processes:
             process.end(deadline_s)
         self.arena.close()
+
+
+class Lying(NamedTuple):
+    """A message in the arena of a peer: where, and which it is of the flow in `queue`."""
+
+    peer: int
+    queue: int
+    number: int
+    offset: int
 
 
 class _Flow:
@@ -246,10 +278,10 @@ class _Process:
             self._control.sendall(json.dumps(content).encode())
 
     def hear(self):
-        """What the delegate says while it is set up, a dict."""
+        """What the delegate says while it is set up, a dict; with `fd` if it hands over a file."""
         self._control.settimeout(2 * SETUP_S)
         try:
-            data = self._control.recv(1 << 20)
+            data, fds, _, _ = socket.recv_fds(self._control, 1 << 20, 1)
         except TimeoutError:
             raise TransportError(f"delegate {self.queue}: not ready within {2 * SETUP_S:g} s") from None
         if not data:
@@ -257,22 +289,27 @@ class _Process:
         told = json.loads(data)
         if "error" in told:
             raise TransportError(told["error"])
-        return told
+        return told | {"fd": fd for fd in fds}
 
-    def put(self, *note):
-        """Give the delegate a note, and wake it if it sleeps."""
-        while not self._ring.put(*note):
+    def put(self, kind, peer, first, second, third=0, hurried=True):
+        """Give the delegate a note; if it sleeps wake it, or leave that to the next one or to `hurry`."""
+        ring = self._ring
+        while not ring.put(kind, peer, first, second, third):
             # It takes notes at once, so this only lasts if it is stopped.
             self._wake()
             time.sleep(1e-4)
             if self._poll.poll(0):
                 return  # `check` says why
+        if hurried and ring.sleeps():
+            self._wake()
+
+    def hurry(self):
+        """Wake the delegate if there are notes that it sleeps over."""
         if self._ring.sleeps():
             self._wake()
 
     def _wake(self):
-        with suppress(BlockingIOError):
-            os.eventfd_write(self._wakeup, 1)
+        os.eventfd_write(self._wakeup, 1)
 
     def check(self, rank):
         """Raise TransportError if the delegate has died."""

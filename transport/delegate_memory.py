@@ -121,19 +121,23 @@ class Ring:
         words: memoryview of 64-bit ints, RING_WORDS of them, zeros at first.
     """
 
-    __slots__ = ("_bytes", "_consumed", "_produced", "_words")
+    __slots__ = ("_bytes", "_consumed", "_full", "_produced", "_words")
 
     def __init__(self, words):
         self._words, self._bytes = words, words.cast("B")
         self._produced, self._consumed = words[_PRODUCED], words[_CONSUMED]
+        # What `_produced` is when the ring is full, as far as is known: the taker's counter is in another core's cache.
+        self._full = self._consumed + NUM_NOTES
 
     def put(self, kind, subject, first=0, second=0, third=0):
         """Put a note; False if there is no room now."""
-        words, produced = self._words, self._produced
-        if produced - words[_CONSUMED] == NUM_NOTES:
-            return False
+        produced = self._produced
+        if produced == self._full:
+            self._full = self._words[_CONSUMED] + NUM_NOTES
+            if produced == self._full:
+                return False
         NOTE.pack_into(self._bytes, 8 * _NOTES + produced % NUM_NOTES * NOTE.size, kind, subject, first, second, third)
-        self._produced = words[_PRODUCED] = produced + 1
+        self._produced = self._words[_PRODUCED] = produced + 1
         return True
 
     def take(self):

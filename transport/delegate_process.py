@@ -23,19 +23,20 @@ from .failover import Incoming, Outgoing
 from .rail import BYE, DATA, GRANT, HERE, MEMORY, PING, PONG, RECEIPT, SWITCH, Rail
 from .wire import configure
 
-# Notes of the rank: SEND peer offset nbytes departure_ns; RECEIVE peer offset nbytes; CLOSE 0.
-SEND, RECEIVE, CLOSE = range(1, 4)
-# Notes to it: SENT peer count; RECEIVED peer departure_ns; DROPPED peer rail left: a rail has died; LOST peer: the last
-# has; MISFIT peer got expected: a message has another size than its receive.
+# Notes of the rank: SEND peer offset nbytes departure_ns; RECEIVE peer offset nbytes; RELEASE peer number: a message in
+# the peer's arena is not read any more; CLOSE 0.
+SEND, RECEIVE, RELEASE, CLOSE = range(1, 5)
+# Notes to it: SENT peer received released: messages that are news; RECEIVED peer departure_ns offset number: it lies in
+# the peer's arena, or with offset OWN where it was to be received; DROPPED peer rail left: a rail has died; LOST peer:
+# the last has; MISFIT peer got expected: a message has another size than its receive.
 SENT, RECEIVED, DROPPED, LOST, MISFIT = range(1, 6)
+OWN = -1
 SETUP_S = 30.0
 # A rail over which something is due is asked for a sign of life after PING_S of silence, and given up, if there is
 # another, when none came for ANSWER_S.
 PING_S, ANSWER_S = 0.15, 0.35
 # How long a delegate that is to end tries to get the last receipts out.
 FAREWELL_S = 1.0
-# Polls without sleep after something has moved.
-POLLS = 10
 
 
 class Peer:
@@ -66,7 +67,7 @@ class Delegate:
 
     def __init__(self, control, wakeup, ring, back, arena, found):
         self.control, self.wakeup, self.ring, self.back, self.arena = control, wakeup, ring, back, arena
-        self.peers, self.rails, self.backlog, self.is_closing = {}, {}, deque(), False
+        self.peers, self.rails, self.backlog = {}, {}, deque()
         self.poll = select.poll()
         self.poll.register(control, select.POLLIN)
         self.poll.register(wakeup, select.POLLIN)
@@ -79,30 +80,24 @@ class Delegate:
             self.poll.register(rail, select.POLLIN)
 
     def run(self):
-        """Serve until the rank says CLOSE, or is gone."""
-        idle = 0
-        while not self.is_closing:
-            moved = self.take_notes()
-            if idle < POLLS:
-                events = self.poll.poll(0)
-            elif self.ring.may_sleep():
-                events = self.poll.poll(self.sleep_ms())
-                self.ring.awake()
-            else:
-                self.ring.awake()
-                events = ()
+        """Serve until the rank says CLOSE, or is gone.
+
+        It sleeps whenever nothing is to be done: polling on would take the core of a rank that computes.
+        """
+        control = self.control.fileno()
+        while self.take_notes():
+            events = self.poll.poll(self.sleep_ms()) if self.ring.may_sleep() else self.poll.poll(0)
+            self.ring.awake()
             for fd, event in events:
-                if fd == self.control.fileno():
+                if fd == control:
                     return
                 if fd == self.wakeup:
                     os.eventfd_read(self.wakeup)
-                    moved = True
                 elif fd in self.rails:
-                    moved |= self.serve(self.rails[fd], event)
+                    self.serve(self.rails[fd], event)
             self.look_for_silence()
             while self.backlog and self.back.put(*self.backlog[0]):
                 self.backlog.popleft()
-            idle = 0 if moved else idle + 1
         self.say_goodbye()
 
     def sleep_ms(self):
@@ -118,63 +113,66 @@ class Delegate:
             self.backlog.append(note)
 
     def take_notes(self):
-        """Do what the rank has asked for; True if it has."""
-        moved, touched, posted = False, set(), set()
+        """Do what the rank has asked for; False once that is to end."""
+        sending, posted, released, goes_on = set(), set(), set(), True
         while (note := self.ring.take()) is not None:
-            moved = True
             kind, number, *words = note
             if kind == CLOSE:
-                self.is_closing = True
+                goes_on = False
                 break
             peer = self.peers[number]
-            touched.add(number)
             if kind == SEND:
-                peer.outgoing.submit(tuple(words[:3]))
-            else:
+                peer.outgoing.submit(tuple(words))
+                sending.add(number)
+            elif kind == RECEIVE:
                 peer.incoming.post(tuple(words[:2]))
                 posted.add(number)
-        for number in touched:
+            else:
+                peer.incoming.release(words[0])
+                released.add(number)
+        for number in sending | posted | released:
             peer = self.peers[number]
             if not peer.rails:
-                self.lose(number)
+                if number in sending or number in posted:
+                    self.lose(number)
                 continue
             if number in posted:
                 peer.rails[0].put(GRANT, peer.incoming.granted)
+            if number in released:
+                peer.rails[0].put(RECEIPT, peer.incoming.received, peer.incoming.released)
             self.push(peer.rails[0])
-        return moved
+        return goes_on
 
     def push(self, rail):
         """Put on a rail what may be sent now, if it is the one in use, and write what the rail takes."""
         peer = self.peers[rail.peer]
         if rail not in peer.rails:
-            return False
+            return
         try:
-            moved = rail.flush()
+            rail.flush()
             while peer.rails[0] is rail and rail.idle and (item := peer.outgoing.take()) is not None:
                 number, (offset, nbytes, departure_ns) = item
-                if rail.memory is not None:
+                if rail.memory:
                     rail.put(HERE, number, nbytes, departure_ns, offset)
                 else:
                     rail.put(DATA, number, nbytes, departure_ns, payload=self.arena[offset : offset + nbytes])
-                moved = rail.flush() or moved
+                rail.flush()
         except OSError as error:
             self.drop(rail, error)
-            return True
+            return
         self.poll.modify(rail, select.POLLIN if rail.idle else select.POLLIN | select.POLLOUT)
-        return moved
 
     def serve(self, rail, event):
-        """Read and write a rail that poll() named; True if something moved."""
-        moved = False
+        """Read and write a rail that poll() named."""
         try:
             # Room for more, where there was none, is a sign of life too.
             rail.alive_s, rail.pinged_s = time.monotonic(), None
             if event & ~select.POLLOUT:
-                moved = rail.read(self.on_frame)
+                rail.read(self.on_frame)
         except (OSError, EOFError, TransportError) as error:
             self.drop(rail, error)
-            return True
-        return self.push(rail) or moved
+            return
+        self.push(rail)
 
     def on_frame(self, rail, frame, is_whole):
         """See Rail.read."""
@@ -186,17 +184,16 @@ class Delegate:
             place = self.place(rail, peer, word, nbytes)
             if not is_whole:
                 return place
-            if place is not None and nbytes:
-                place[:] = rail.memory[offset : offset + nbytes]
         if kind in (DATA, HERE):
-            if peer.incoming.complete(word) is not None:
-                self.tell(RECEIVED, rail.peer, departure_ns)
-            peer.rails[0].put(RECEIPT, peer.incoming.received)
+            if peer.incoming.complete(word, held=kind == HERE) is not None:
+                self.tell(RECEIVED, rail.peer, departure_ns, offset if kind == HERE else OWN, word)
+            peer.rails[0].put(RECEIPT, peer.incoming.received, peer.incoming.released)
             if peer.rails[0] is not rail:
                 self.push(peer.rails[0])
         elif kind == RECEIPT:
-            if news := peer.outgoing.receipt(word):
-                self.tell(SENT, rail.peer, news)
+            received, released = peer.outgoing.receipt(word), peer.outgoing.release(nbytes)
+            if received or released:
+                self.tell(SENT, rail.peer, received, released)
         elif kind == GRANT:
             peer.outgoing.grant(word)
         elif kind == SWITCH:
@@ -242,7 +239,7 @@ class Delegate:
             following.put(SWITCH, rail.index)
         if was_in_use:
             peer.outgoing.rewind()
-            following.put(RECEIPT, peer.incoming.received)
+            following.put(RECEIPT, peer.incoming.received, peer.incoming.released)
             following.put(GRANT, peer.incoming.granted)
         self.push(following)
 
@@ -279,7 +276,10 @@ class Delegate:
 
 
 def set_up(control, config, arena_fd):
-    """Listen, tell where, connect to the peers: the Rails, in the order in which they are to be used."""
+    """Listen, tell where, connect to the peers: the Rails, in the order in which they are to be used.
+
+    The rank is given the arenas of the peers of this host.
+    """
     token, rank, rails_here = config["token"], config["rank"], config["rails"]
     listeners = [rails.listen(address) for address in rails_here]
     say(control, listen=[address for _, address in listeners])
@@ -288,21 +288,19 @@ def set_up(control, config, arena_fd):
     found = rails.join([sock for sock, _ in listeners], rails_here, addresses, rank, token, SETUP_S)
     for sock, _ in listeners:
         sock.close()
-    made = [make_rail(sock, peer, index, rails_here[index], arena_fd) for (peer, index), sock in sorted(found.items())]
+    made = []
+    for (peer, index), sock in sorted(found.items()):
+        is_memory = rails_here[index] == MEMORY
+        if is_memory:
+            theirs = rails.swap_arenas(sock, arena_fd)
+            socket.send_fds(control, [json.dumps({"arena": peer}).encode()], [theirs])
+            os.close(theirs)
+        else:
+            configure(sock)
+        made.append(Rail(sock, peer, index, is_memory))
     # The same order at both ends. Each queue begins with another TCP rail, so that all network cards are used.
     count, queue = len(rails_here), config["queue"]
-    return sorted(made, key=lambda rail: (rail.memory is None, (rail.index - queue) % count))
-
-
-def make_rail(sock, peer, index, address, arena_fd):
-    memory = None
-    if address == MEMORY:
-        theirs = rails.swap_arenas(sock, arena_fd)
-        memory = map_memory(theirs, os.fstat(theirs).st_size)
-        os.close(theirs)
-    else:
-        configure(sock)
-    return Rail(sock, peer, index, memory)
+    return sorted(made, key=lambda rail: (not rail.memory, (rail.index - queue) % count))
 
 
 def say(control, **content):

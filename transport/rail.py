@@ -1,7 +1,7 @@
 """A rail: one connection between two delegates, with framed messages, and how it is made.
 
 Two sorts. A `tcp` rail carries the bytes of messages. A `memory` rail, between processes of one host, carries only
-where they lie: its ends have swapped their arenas, and the receiver copies. Whoever connects proves that it knows the
+where they lie: its ends have swapped their arenas, and the receiver reads them there. Whoever connects proves that it knows the
 job's token, as with the store (wire.py).
 """
 
@@ -20,7 +20,7 @@ from . import wire
 # kind, then what the kind says.
 HEADER = struct.Struct("<qqqqq")
 # DATA: number, nbytes, departure_ns, and nbytes bytes follow; HERE: number, nbytes, departure_ns, offset in the arena
-# of the sender. RECEIPT, GRANT: a count. SWITCH: the index of a rail that the sender gave up. PING, PONG, BYE: nothing.
+# of the sender. RECEIPT: messages received and released. GRANT: a count. SWITCH: the index of a rail that the sender gave up. PING, PONG, BYE: nothing.
 DATA, HERE, RECEIPT, GRANT, SWITCH, PING, PONG, BYE = range(1, 9)
 # Bytes read or written before others have their turn; parts of a message in one system call.
 TURN_NBYTES, PARTS = 8 << 20, 16
@@ -34,7 +34,7 @@ class Rail:
         sock: connected, both sides proven.
         peer: the rank at the other end.
         index: of the rail among those of the two ranks.
-        memory: the peer's arena, a memoryview, on a memory rail; else None.
+        memory: whether it is a memory rail.
 
     Attributes:
         alive_s: when the other end last gave a sign of life (time.monotonic()); the owner sets it.
@@ -42,7 +42,7 @@ class Rail:
         taking: the number of the message that is coming in; None between messages.
     """
 
-    def __init__(self, sock, peer, index, memory=None):
+    def __init__(self, sock, peer, index, memory=False):
         self.sock, self.peer, self.index, self.memory = sock, peer, index, memory
         self.alive_s, self.pinged_s, self.taking = 0.0, None, None
         self._out = deque()

@@ -152,6 +152,34 @@ def test_messages_come_once_in_order_over_rails_that_die():
     assert cuts == [2, 2, 2]
 
 
+def test_a_message_is_read_where_it_was_written_and_stays_until_it_is_released():
+    """Between ranks of one host, in an arena with room for the messages of one iteration and no more."""
+    count, nbytes, iterations = 3, 4096, 4
+
+    def job(comm):
+        shape, dtype, seen = (nbytes,), np.dtype(np.uint8), set()
+        with make_plane("delegate", comm, memory_nbytes=count * nbytes) as plane:
+            for iteration in range(iterations):
+                if comm.rank == 0:
+                    for index in range(count):
+                        buffer = plane.lend(shape, dtype, 1)
+                        buffer[:] = 10 * iteration + index
+                        plane.send(buffer, 1)
+                else:
+                    got = [receive.wait() for receive in [plane.receive(shape, dtype, 0) for _ in range(count)]]
+                    time.sleep(0.05)
+                    assert [set(buffer) for buffer in got] == [{10 * iteration + index} for index in range(count)]
+                    theirs = np.frombuffer(plane.delegates.arenas[0], np.uint8)
+                    assert all(np.shares_memory(buffer, theirs) for buffer in got)
+                    seen |= {buffer.ctypes.data for buffer in got}
+                    for index in (1, 2, 0):
+                        plane.release(got[index])
+                plane.finish()
+        return len(seen)
+
+    assert lanterne.spawn(2, job) == [0, count]
+
+
 def test_without_a_rail_left_every_rank_knows():
     def after(iteration, rank, plane):
         if rank == 1 and iteration == 1:
