@@ -11,7 +11,7 @@ import time
 import numpy as np
 
 from ..failslow.closed_loop import ClosedLoop, observed
-from ..failslow.controller import Settings
+from ..failslow.decision import Settings
 from ..pipeline.adam import Adam
 from ..pipeline.injection import Event
 from ..pipeline.layout import make_layout

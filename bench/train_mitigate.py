@@ -1,7 +1,7 @@
 """Training that a ClosedLoop watches and mitigates, on links and ranks that are slow on purpose or by themselves."""
 
 from ..failslow.closed_loop import ClosedLoop, observed
-from ..failslow.controller import Settings
+from ..failslow.decision import Settings
 from .disturbances import Disturbances
 from .units import format_time
 

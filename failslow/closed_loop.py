@@ -13,29 +13,29 @@ import json
 import os
 import tempfile
 import time
+from collections import deque
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 
 import numpy as np
 
 from ..pipeline.checkpoint import load, save
-from ..pipeline.estimate import pair_delays
 from ..pipeline.execute import execute
 from ..pipeline.inline import Inline
 from ..pipeline.layout import Layout
 from ..pipeline.observed import ObservedPlane
-from ..pipeline.profile import Profiler, make_profile, report_length
+from ..pipeline.profile import Profiler, report_length
 from ..pipeline.train import plans as make_plans
 from ..pipeline.verdicts import Agreement
-from .controller import Controller, Seen
+from .controller import Controller
 from .mitigate import Arrangement, Forecaster
-from .probe_message import probe_message
-from .suspects import examine
+from .probe_message import LinkProbes
+from .reports import make_row, see
+from .suspects import Examiner
 
-# At the head of a rank's row: seconds of its iteration, when its wait for gradients began and ended, seconds of a probe.
-ITERATION, BEGAN, ENDED, PROBED, HEAD = range(5)
-# A link that carries nothing is tried every so many iterations.
-PROBE_EVERY = 3
+# A rank calls for attention when an iteration takes so many times the median of the latest.
+UNUSUAL, LATEST = 1.1, 16
 KEY = "lanterne/mitigation"
 
 
@@ -56,10 +56,12 @@ class ClosedLoop:
         wrap: a function of {stage: Stage} that gives those to run; to slow them on purpose.
         slowdown: a function that gives this rank's, for experiments.
         checkpoint: where S4 keeps the state: a file; None for a temporary one.
-        acts: False: only watch, and decide nothing.
+        acts: False: only train, and watch nothing.
 
     Attributes: `trainer`, None on a rank that is out; `controller`, on rank 0; `iterations`; `acted`, dicts of what was
     carried out: kind, iteration, seconds; on every rank.
+
+    Cost in health: a message per rank and iteration to rank 0, for which nobody waits.
     """
 
     def __init__(
@@ -67,30 +69,35 @@ class ClosedLoop:
         checkpoint=None, acts=True,
     ):  # fmt: skip
         self.comm, self._make, self._acts = comm, make_trainer, acts
-        self._wrap, self._slowdown = wrap or (lambda stages: stages), slowdown or (lambda: 1.0)
-        self._checkpoint, self.iterations, self.acted = checkpoint, 0, []
+        self._wrap, self._checkpoint = wrap or (lambda stages: stages), checkpoint
+        self.iterations, self.acted, self._recent_s = 0, [], deque(maxlen=LATEST)
         self.scheduler, self._problem = plans[0].plan.scheduler, plans[0].problem
         self.wire = comm.split(0, comm.rank, transport)
         self.agreement = Agreement(comm.split(0, comm.rank), 0)
         self.now = Arrangement(layout.ranks, tuple(checked.plan.microbatches for checked in plans))
         self._members, self._team = tuple(range(comm.world_size)), None
-        self._probes, self._probing = (), None
+        self._probed, self._probes = (), LinkProbes(self.wire)
+        self._examiner = Examiner(comm, self.wire, slowdown or (lambda: 1.0))
+        self._decision, self._judged = None, 0
         self.controller = Controller(self.now, self._forecaster, settings) if comm.rank == 0 else None
         self.trainer = make_trainer(comm, plans, layout)
         self._adopt()
 
     def iteration(self):
         """Train on the next batch, as Trainer.iteration; None on a rank that is out. Then agree, and act."""
-        done = None
-        if self._probes and self.iterations % PROBE_EVERY == 0:
-            link = self._probes[self.iterations // PROBE_EVERY % len(self._probes)]
-            self._probing = link, probe_message(self.wire, link)
+        done, links = None, self._probed
+        self._probes.begin(links[self.iterations % len(links)] if links else None)
         if self.trainer is not None:
             self._profiler.begin()
+            self._began_s = time.monotonic()
             done = self.trainer.iteration()
+        elif self._acts:
+            self._probes.finish()
+            self._report(make_row(self._length, tested=self._examiner.retest(), probed=self._probes.take()))
         self.iterations += 1
         if self._acts:
-            self._agree(self._row(done))
+            # Who is out hears no votes, and asks every time.
+            self._agree(urgent=len(self._members) < self.comm.world_size or done.votes > 0)
         return done
 
     def close(self):
@@ -107,81 +114,74 @@ class ClosedLoop:
     def _execute(self, checked, stages, comm, *args, after=None, **options):
         def ended(action):
             self._profiler.after(action)
+            self._probes.look()
             if after is not None:
                 after(action)
 
-        self._measured = execute(checked, self._stages, comm, *args, after=ended, **options)
-        return self._measured
+        return execute(checked, self._stages, comm, *args, after=ended, **options)
 
-    def _row(self, done):
-        """What this rank reports: a row of one length on all ranks."""
-        row = np.full(HEAD + self._length, np.nan)
-        if self._probing is not None:
-            row[PROBED] = self._probing[1]
-        if done is not None:
-            trainer = self.trainer
-            report = self._profiler.report(trainer.plans[trainer.copy], self._measured, done.number)
-            row[ITERATION], row[[BEGAN, ENDED]] = done.seconds, done.gradients_s
-            row[HEAD : HEAD + len(report)] = report
-        return row
+    def _vote(self, measured, gradients_s):
+        """Hand over what this rank saw, and say whether this iteration must be judged at once."""
+        trainer, seconds = self.trainer, time.monotonic() - self._began_s
+        self._probes.finish()
+        profile = self._profiler.report(trainer.plans[trainer.copy], measured, trainer.iterations)
+        self._report(
+            make_row(
+                self._length, seconds=seconds, gradients_s=gradients_s, probed=self._probes.take(), profile=profile
+            )
+        )
+        is_unusual = bool(self._recent_s) and seconds > UNUSUAL * median(self._recent_s)
+        self._recent_s.append(seconds)
+        return float(is_unusual or self._decision is not None)
 
-    def _seen(self, table):
-        """The Seen of all ranks' rows."""
-        compute_s, links, gradients_s = {}, {}, {}
-        for ranks, checked in zip(self.now.ranks, self.plans, strict=True):
-            for part in range(len(ranks[0])):
-                here = [parts[part] for parts in ranks]
-                reports = [table[rank, HEAD : HEAD + self._lengths[rank]] for rank in here]
-                if np.isnan([table[rank, ITERATION] for rank in here]).any():
-                    continue
-                profile = make_profile(checked, reports)
-                for place, rank in enumerate(here):
-                    compute_s[rank] = float(np.nansum([values[place] for values in profile.durations_s.values()]))
-                for one, other in {(min(pair), max(pair)) for pair in profile.links}:
-                    ways = pair_delays(profile, one, other)
-                    ends = tuple(sorted((here[one], here[other])))
-                    links[ends] = tuple(float(sum(getattr(way, b) for way in ways) / 2) for b in ("low_s", "high_s"))
-        for rank in self._lengths:
-            gradients_s[rank] = tuple(table[rank, [BEGAN, ENDED]].tolist())
-        if self._probing is not None:
-            link, _ = self._probing
-            links[link] = (float(table[link[1], PROBED]),) * 2
-        return Seen(self.iterations - 1, float(np.nanmax(table[:, ITERATION])), compute_s, links, gradients_s)
+    def _report(self, row):
+        self.agreement.report(row, [len(row)] * self.comm.world_size)
 
     # -- deciding
 
-    def _agree(self, row):
-        table = np.empty((self.comm.world_size, len(row)))
-        self.comm.all_gather(row, table.reshape(-1))
-        verdict = self._told(lambda: self.controller.update(self._seen(table)))
-        self._probing = None
+    def _agree(self, urgent):
+        """Judge what has come; if it is urgent, all of it, and tell every rank."""
+        if self.controller is not None:
+            tables = self.agreement.collect(wait=urgent)
+            self._decision = self._decision or self._judge(tables, urgent)
+            self._judged += len(tables)
+        if not urgent:
+            return
+        verdict = self._told(self._decision)
+        self._decision = None
         if verdict is not None and verdict["kind"] == "validate":
             began_s = time.monotonic()
-            measured = examine(self.comm, self.wire, verdict["suspects"], self._slowdown())
+            measured = self._examiner.examine(verdict["suspects"])
             self._note(verdict, began_s)
-            verdict = self._told(lambda: self.controller.validated(measured))
+            verdict = self._told(self.controller and self.controller.validated(measured))
         if verdict is not None and verdict["arrangement"] is not None:
             self._rearrange(verdict)
         elif verdict is not None:
             self._note(verdict, time.monotonic())
 
-    def _told(self, decide):
-        """What rank 0 decides, a dict, or None, on every rank."""
-        payload = None
-        if self.comm.rank == 0:
-            began_s = time.monotonic()
-            decision = decide()
-            probes = self.controller.probes
-            told = decision and decision.to_dict() | {"deciding_s": time.monotonic() - began_s}
-            changed = decision is not None or probes != self._probes
-            payload = json.dumps([told, probes]).encode() if changed else b""
+    def _judge(self, tables, urgent):
+        """The first Decision that iterations lead to, or None; what came after it is of no interest."""
+        for number, rows in enumerate(tables, self._judged):
+            with_links = urgent or self.controller.heeds_links
+            decision = self.controller.update(see(number, rows, self.now, self.plans, self._lengths, with_links))
             if decision is not None:
+                return decision
+        return None
+
+    def _told(self, decision):
+        """What rank 0 decided, a dict, or None, on every rank."""
+        payload = None
+        if self.controller is not None:
+            probed = self.controller.probes
+            told = decision.to_dict() if decision is not None else None
+            payload = json.dumps([told, probed]).encode() if told or probed != self._probed else b""
+            if told:
                 self._keep()
         payload = self.agreement.verdict(payload)
         if not payload:
             return None
-        verdict, probes = json.loads(payload)
-        self._probes = tuple(map(tuple, probes))
+        verdict, probed = json.loads(payload)
+        self._probed = tuple(map(tuple, probed))
         return verdict
 
     def _keep(self):
@@ -217,6 +217,7 @@ class ClosedLoop:
         else:
             self._restart(plans, members)
         self._lengths_of()
+        self._recent_s.clear()
         self.comm.barrier()
         self._note(verdict, began_s)
         if self.controller is not None and verdict["kind"] == "mitigate":
@@ -230,7 +231,8 @@ class ClosedLoop:
             if self.comm.rank == self._members[0]:
                 save(path, state, {})
             self.trainer.close()
-        self.comm.barrier()
+        # What those that are out compare themselves with, to know when they are well again.
+        self._examiner.compare(members)
         if self._team is not None:
             self._team.close()
         self._members, self.trainer = members, None
@@ -256,7 +258,7 @@ class ClosedLoop:
 
     def _adopt(self):
         """The trainer has other stages or planes."""
-        self.trainer.execute = self._execute
+        self.trainer.execute, self.trainer.vote = self._execute, self._vote if self._acts else None
         self._stages = self._wrap(self.trainer.stages)
         self._profiler = Profiler(self.trainer.plane)
         self._lengths_of()

@@ -4,6 +4,7 @@ validate.py tests a whole job in some 20 s; this takes some 50 ms, so that a sho
 """
 
 import time
+from math import nan
 from statistics import median, median_low
 
 import numpy as np
@@ -16,37 +17,68 @@ SIDE = 160
 TAG = 27
 
 
-def examine(comm, wire, suspects, slowdown=1.0):
-    """{name: severity} of suspects: the factor of a "rank R"'s core time, the seconds more of a "link A-B".
-
-    Every rank calls it alike, and has the result.
+class Examiner:
+    """One rank's end; every rank makes the same calls.
 
     Args:
         comm: the Communicator of all ranks.
         wire: one of the same ranks, over what the work goes over.
-        slowdown: of this rank's computing, for experiments.
+        slowdown: a function that gives the factor of this rank's computing, for experiments.
     """
-    ranks = [int(name.split()[1]) for name in suspects if name.startswith("rank")]
-    links = [tuple(map(int, name.split()[1].split("-"))) for name in suspects if name.startswith("link")]
-    found = _links(comm, wire, links) if links else {}
-    return found | (_ranks(comm, ranks, slowdown) if ranks else {})
 
+    def __init__(self, comm, wire, slowdown=lambda: 1.0):
+        self.comm, self.wire, self._slowdown, self._usual_s = comm, wire, slowdown, nan
+        a, b, out = (np.ones((SIDE, SIDE), np.float32) for _ in range(3))
+        self._load = gemm.Load("float32 product", lambda: np.matmul(a, b, out=out))
 
-def _links(comm, wire, links):
-    n = comm.world_size
-    others = [(a, b) for a in range(n) for b in range(a + 1, n) if (a, b) not in links]
-    # Witnesses that have no end in common with a suspect, where there are such.
-    ends = {end for link in links for end in link}
-    witnesses = sorted(others, key=lambda link: len(ends & set(link)))[:WITNESSES]
-    mine = np.full(len(links) + len(witnesses), np.nan)
-    for index, (a, b) in enumerate([*links, *witnesses]):
-        if comm.rank in (a, b):
-            mine[index] = ping_s(wire, a + b - comm.rank, first=comm.rank == a)
-    table = np.empty((n, len(mine)))
-    comm.all_gather(mine, table.reshape(-1))
-    seconds = np.nanmin(table, axis=0)
-    usual_s = median(seconds[len(links) :]) if witnesses else 0.0
-    return {f"link {a}-{b}": float(seconds[index] - usual_s) for index, (a, b) in enumerate(links)}
+    def examine(self, suspects):
+        """{name: severity} of suspects: the factor of a "rank R"'s core time, the seconds more of a "link A-B".
+
+        Every rank has the result. Who cannot be tested is absent.
+        """
+        ranks = [int(name.split()[1]) for name in suspects if name.startswith("rank")]
+        links = [tuple(map(int, name.split()[1].split("-"))) for name in suspects if name.startswith("link")]
+        found = self._links(links) if links else {}
+        if ranks:
+            peers = [rank for rank in range(self.comm.world_size) if rank not in ranks][:WITNESSES]
+            times_s = self.compare(peers, ranks)
+            found |= {f"rank {rank}": times_s[rank] / self._usual_s for rank in ranks if peers}
+        return found
+
+    def compare(self, peers, others=()):
+        """{rank: core seconds of a product} of `peers`, whose median is what `retest` compares with, and `others`."""
+        tested, mine = {*peers, *others}, np.full(1, nan)
+        if self.comm.rank in tested:
+            mine[0] = self._product_s()
+        table = np.empty(self.comm.world_size)
+        self.comm.all_gather(mine, table)
+        if peers:
+            self._usual_s = median_low(table[rank] for rank in peers)
+        return {rank: float(table[rank]) for rank in tested}
+
+    def retest(self):
+        """The factor of this rank's core time now over its peers' at the last comparison; only this rank calls it."""
+        return self._product_s() / self._usual_s
+
+    def _product_s(self):
+        self._load.run()
+        return min(gemm.sample(self._load, SAMPLE_S, self._slowdown()).cpu_s)
+
+    def _links(self, links):
+        n = self.comm.world_size
+        others = [(a, b) for a in range(n) for b in range(a + 1, n) if (a, b) not in links]
+        # Witnesses that have no end in common with a suspect, where there are such.
+        ends = {end for link in links for end in link}
+        witnesses = sorted(others, key=lambda link: len(ends & set(link)))[:WITNESSES]
+        mine = np.full(len(links) + len(witnesses), nan)
+        for index, (a, b) in enumerate([*links, *witnesses]):
+            if self.comm.rank in (a, b):
+                mine[index] = ping_s(self.wire, a + b - self.comm.rank, first=self.comm.rank == a)
+        table = np.empty((n, len(mine)))
+        self.comm.all_gather(mine, table.reshape(-1))
+        seconds = np.nanmin(table, axis=0)
+        usual_s = median(seconds[len(links) :]) if witnesses else 0.0
+        return {f"link {a}-{b}": float(seconds[index] - usual_s) for index, (a, b) in enumerate(links)}
 
 
 def ping_s(comm, peer, first, pings=PINGS):
@@ -60,20 +92,4 @@ def ping_s(comm, peer, first, pings=PINGS):
         if not first:
             comm.send(empty, peer, tag=TAG)
         shortest_s = min(shortest_s, time.monotonic() - began_s)
-    return shortest_s / 2 if first else float("nan")
-
-
-def _ranks(comm, ranks, slowdown):
-    peers = [rank for rank in range(comm.world_size) if rank not in ranks][:WITNESSES]
-    tested, mine = [*ranks, *peers], np.full(1, np.nan)
-    if comm.rank in tested:
-        a, b, out = (np.ones((SIDE, SIDE), np.float32) for _ in range(3))
-        load = gemm.Load("float32 product", lambda: np.matmul(a, b, out=out))
-        load.run()
-        mine[0] = min(gemm.sample(load, SAMPLE_S, slowdown).cpu_s)
-    table = np.empty((comm.world_size, 1))
-    comm.all_gather(mine, table.reshape(-1))
-    if not peers:
-        return {}
-    usual_s = median_low(table[rank, 0] for rank in peers)
-    return {f"rank {rank}": float(table[rank, 0] / usual_s) for rank in ranks}
+    return shortest_s / 2 if first else nan

@@ -6,6 +6,7 @@ everywhere: one action that the operating system held up counts for nothing.
 """
 
 import time
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -29,8 +30,9 @@ class Messages(NamedTuple):
     destination: np.ndarray
 
 
+@lru_cache(maxsize=64)
 def messages(checked):
-    """The Messages of a CheckedPlan."""
+    """The Messages of a CheckedPlan; to be read only."""
     plan = checked.plan
     table = costs(checked.problem, plan.placement)
     first, last = plan.columns[PART] == 1, plan.columns[PART] == plan.columns[PARTS]
@@ -42,6 +44,11 @@ def messages(checked):
     source, destination = plan.rank_of, receiver[fills]
     crosses = (fills >= 0) & (destination >= 0) & (destination != source)
     return Messages(source[crosses], destination[crosses])
+
+
+def work_s(checked, rank, report):
+    """Seconds of the F, B and W of one microbatch on all stages of `rank`, of its report alone."""
+    return float(np.nansum(report[HEAD : HEAD + len(KINDS) * len(checked.plan.placement.stages_of(rank))]))
 
 
 def report_length(checked, rank):

@@ -38,6 +38,7 @@ class Iteration:
         seconds: from its beginning on this rank until the losses were known.
         gradients_s: (began, ended), of time.monotonic(): waiting for the gradients of the other copies, and stepping.
         measured: this rank's Measured.
+        votes: the sum of what the ranks' `vote` gave.
     """
 
     number: int
@@ -45,6 +46,7 @@ class Iteration:
     seconds: float
     gradients_s: tuple
     measured: Measured
+    votes: float = 0.0
 
     @property
     def loss(self):
@@ -94,7 +96,8 @@ class Trainer:
     Attributes: `spill`, the Spill, None without a cap; `plans`, `layout`, `starts` (change them by `change`);
     `iterations`, how many are done; `stages`, this rank's (stage -> LayerStage); `copy`, `place`, `part`, where this
     rank is; `pipeline`, the Communicator of its pipeline, and `plane`, the DataPlane on it; `execute`, what runs an
-    iteration's actions: to be replaced by what does more, such as an Adapter's.
+    iteration's actions: to be replaced by what does more, such as an Adapter's; `vote`, None or a function of
+    (measured, gradients_s) that gives a number: their sum over the ranks travels with the losses.
 
     Raises:
         InputError: plans, layout, model or data do not fit each other, or are not the same on all ranks.
@@ -120,7 +123,7 @@ class Trainer:
         spill_nbytes=1 << 30,
     ):
         self._cap_nbytes, self._spill_nbytes, self.spill = cap_nbytes, spill_nbytes, None
-        self.comm, self.data, self.timeout_s, self.execute = comm, data, timeout_s, execute
+        self.comm, self.data, self.timeout_s, self.execute, self.vote = comm, data, timeout_s, execute, None
         self._transport = transport
         self._model, self._optimizer, self._dtype = model, optimizer, np.dtype(dtype)
         self._sharded, self._make_plane = sharded, plane or Inline
@@ -163,12 +166,13 @@ class Trainer:
             ended_s = time.monotonic()
             self.copies.step()
             gradients_s = ended_s, time.monotonic()
-            losses = self._all_losses(first, total)
+            vote = self.vote(measured, gradients_s) if self.vote is not None else 0.0
+            losses, votes = self._all_losses(first, total, vote)
         except LanterneError as error:
             self._fail(error)
             raise
         self.iterations += 1
-        return Iteration(self.iterations - 1, losses, time.monotonic() - start_s, gradients_s, measured)
+        return Iteration(self.iterations - 1, losses, time.monotonic() - start_s, gradients_s, measured, votes)
 
     def _after(self, action):
         """The gradients of a stage start on their way once its last W has ended, and go on after every action."""
@@ -185,14 +189,16 @@ class Trainer:
             comm.fail(error)
         time.sleep(3 * STALL_S)
 
-    def _all_losses(self, first, total):
-        losses = np.zeros(total)
+    def _all_losses(self, first, total, vote):
+        """The losses of all copies, and the sum of the votes."""
+        losses = np.zeros(total + 1)
+        losses[-1] = vote
         if self.part == 0:
             for stage in self.stages.values():
                 for microbatch, loss in stage.losses.items():
                     losses[first + microbatch] = loss
         self.comm.all_reduce(losses, losses)
-        return losses
+        return losses[:-1], float(losses[-1])
 
     def change(self, plans=None, layout=None, starts=None):
         """Go on with other plans, one per copy, or on another layout or cut; between iterations, on all ranks.

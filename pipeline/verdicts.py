@@ -46,10 +46,16 @@ class Agreement:
             buffer = np.empty(lengths[rank])
             coming.append((self.comm.start_recv(buffer, rank, tag=REPORT_TAG), buffer))
 
-    def collect(self):
-        """On the coordinator: per iteration of which all reports have come, those of all ranks; oldest first."""
+    def collect(self, wait=False):
+        """On the coordinator: per iteration of which all reports have come, those of all ranks; oldest first.
+
+        Args:
+            wait: for those of every iteration that this rank has handed over its own of.
+        """
         complete = []
-        while self._own and all(coming and coming[0][0].test() for coming in self._coming.values()):
+        while self._own and (wait or all(coming and coming[0][0].test() for coming in self._coming.values())):
+            for coming in self._coming.values():
+                coming[0][0].wait()
             reports = {self.root: self._own.popleft()}
             reports |= {rank: coming.popleft()[1] for rank, coming in self._coming.items()}
             complete.append([reports[rank] for rank in range(self.comm.world_size)])

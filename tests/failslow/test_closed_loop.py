@@ -7,7 +7,9 @@ import pytest
 
 import lanterne
 from lanterne.failslow.closed_loop import ClosedLoop, observed
+from lanterne.failslow.decision import Settings
 from lanterne.pipeline.adam import Adam
+from lanterne.pipeline.injection import SlowStage
 from lanterne.pipeline.layout import make_layout
 from lanterne.pipeline.problem import Problem
 from lanterne.pipeline.stage_mlp import mlp
@@ -58,3 +60,52 @@ def test_what_is_done_changes_no_loss(steps):
             if mine is not None:
                 np.testing.assert_allclose(mine, those, rtol=1e-5, err_msg=f"iteration {number}")
     assert len(expected) == ITERATIONS
+
+
+def test_who_is_out_is_tested_and_comes_back():
+    """Rank 3 is slow, left out by a restart, well again, and in; by the controller's own decisions."""
+
+    def job(comm):
+        factor = [1.0]
+
+        def make(comm, planned, layout):
+            return Trainer(comm, mlp((6,) * 5, 2), batches, planned, layout=layout, optimizer=lambda: Adam(0.01), plane=observed)
+
+        def wrap(stages):
+            return {number: Slow(stage, 2e-3, lambda: factor[0]) for number, stage in stages.items()}
+
+        planned = plans(Problem(2, TOTAL // 2, 2e-3, 2e-3, 2e-3), "zb_h1", (TOTAL // 2,) * 2)
+        settings = Settings(calibrate=4, rebalance_s=100.0, topology_s=100.0, restart_s=1e-3)
+        loop = ClosedLoop(
+            comm, make, planned, make_layout(4, 2, 2), settings=settings, wrap=wrap, slowdown=lambda: factor[0]
+        )
+        where = []
+        for number in range(42):
+            factor[0] = 6.0 if comm.rank == 3 and 9 <= number < 22 else 1.0
+            loop.iteration()
+            where.append(loop.trainer is not None)
+        loop.close()
+        return where, loop.controller and loop.controller.incidents
+
+    found = lanterne.spawn(4, job)
+    [incident] = [one for one in found[0][1] if one["what"] == "rank 3"]
+    assert incident["named"] < 22 <= incident["ended"]
+    assert [where[0] and where[-1] for where, _ in found] == [True] * 4
+    # With the rank goes its copy.
+    assert [False in where for where, _ in found] == [False, False, True, True]
+
+
+class Slow(SlowStage):
+    """Paced, and as slow as `factor` says at each action."""
+
+    def __init__(self, stage, pace_s, factor):
+        self._factor = factor
+        super().__init__(stage, pace_s)
+
+    @property
+    def slowdown(self):
+        return self._factor()
+
+    @slowdown.setter
+    def slowdown(self, value):
+        pass

@@ -4,7 +4,8 @@ from itertools import permutations
 
 import pytest
 
-from lanterne.failslow.controller import Controller, Seen, Settings
+from lanterne.failslow.controller import Controller
+from lanterne.failslow.decision import Seen, Settings
 from lanterne.failslow.mitigate import Arrangement, Forecaster, Slowness
 from lanterne.pipeline.problem import Problem
 
@@ -55,7 +56,8 @@ class Job:
             group = self.now.group(place)
             worst = max([0.0, *(extra for link, extra in slow.links.items() if set(link) <= set(group))])
             waits |= {rank: (self.number, self.number + WAIT_S + 2 * worst) for rank in group}
-        return Seen(self.number, time_s, compute_s, links, waits)
+        tested = {rank: slow.ranks.get(rank, 1.0) for rank in HOME.seats().keys() - seats.keys()}
+        return Seen(self.number, time_s, compute_s, links, waits, tested)
 
     def run(self, iterations):
         for _ in range(iterations):
@@ -109,6 +111,15 @@ def test_a_restart_is_last_and_leaves_the_slow_rank_out():
     controller = Job([(30, 400, "rank 3", 30.0)], settings=settings).run(200)
     assert kinds(controller)[-1] == "restart" and 3 not in controller.now.seats()
     assert sum(controller.now.microbatches) == TOTAL
+
+
+def test_a_rank_that_was_left_out_comes_back_once_it_is_well():
+    settings = Settings(rebalance_s=0.01, topology_s=0.3, restart_s=1.0)
+    job = Job([(30, 200, "rank 3", 30.0)], settings=settings)
+    assert 3 not in job.run(150).now.seats()
+    controller = job.run(60)
+    [incident] = controller.incidents
+    assert 200 <= incident["ended"] < 205 and controller.now == HOME and not controller.slow
 
 
 def test_a_healthy_job_is_left_alone():

@@ -1,0 +1,154 @@
+"""What is usual in a job, and what of an iteration is not: whose computing, which messages, which all-reduces.
+
+Paper: Wu et al. (GREYHOUND), section 4.3, "profiling"; differs: against the job's own health, and what all ranks share
+is nobody's fault.
+"""
+
+from dataclasses import dataclass
+from math import isfinite
+from statistics import mean, median
+from typing import NamedTuple
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """A job in health; seconds.
+
+    Attributes:
+        iteration_s: of an iteration.
+        work_s: (places,) of a rank's work on a microbatch.
+        link_s: of a message.
+        group_s: (places,) of the all-reduce of the gradients of a place; 0 where that is not known.
+    """
+
+    iteration_s: float
+    work_s: tuple
+    link_s: float
+    group_s: tuple
+
+    @property
+    def unit_s(self):
+        """The mean work on a microbatch of a stage."""
+        return mean(self.work_s)
+
+
+def baseline(seen, home):
+    """The Baseline of some healthy iterations; None where the ranks of some place report nothing.
+
+    Args:
+        seen: Seen, of each iteration. home: the Arrangement that ran.
+    """
+    work_s, group_s = [], []
+    for place in range(len(home.ranks[0])):
+        here = home.group(place)
+        values = [one.compute_s[rank] for one in seen for rank in here if known(one.compute_s, rank)]
+        if not values:
+            return None
+        groups = [took_s for one in seen if (took_s := group_took_s(one, home, place)) is not None]
+        work_s.append(median(values))
+        group_s.append(median(groups) if groups else 0.0)
+    delays = [low for one in seen for low, _ in one.links.values() if isfinite(low)]
+    link_s = max(median(delays), 0.0) if delays else 0.0
+    return Baseline(median(one.iteration_s for one in seen), tuple(work_s), link_s, tuple(group_s))
+
+
+class Evidence(NamedTuple):
+    """What an iteration said of ranks and links, by name.
+
+    Attributes: `found`: name -> (severity, whether that makes it a suspect), of what is slower than in health; `well`:
+    who was seen to be as in health. Who is in neither was not seen, or not well enough.
+    """
+
+    found: dict
+    well: frozenset
+
+
+def evidence(seen, usual, now, slow, settings):
+    """The Evidence of an iteration.
+
+    Args:
+        seen: Seen. usual: the Baseline. now: the Arrangement that ran.
+        slow: the Slowness that is blamed by now. settings: Settings.
+    """
+    found, well = {}, set()
+    for name, factor in _factors(seen, usual, now).items():
+        if factor > settings.well_rank:
+            found[name] = factor, factor >= settings.slow_rank
+        else:
+            well.add(name)
+    slow_s = settings.slow_link * usual.unit_s
+    for (a, b), (low_s, high_s) in seen.links.items():
+        bound_s = max(settings.well_link * usual.unit_s, settings.relieved_link * slow.links.get((a, b), 0.0))
+        if isfinite(high_s) and high_s - usual.link_s < bound_s:
+            well.add(f"link {a}-{b}")
+        elif low_s - usual.link_s > bound_s:
+            found[f"link {a}-{b}"] = low_s - usual.link_s, low_s - usual.link_s >= slow_s
+    for place, base_s in enumerate(usual.group_s):
+        took_s = group_took_s(seen, now, place)
+        if took_s is None:
+            continue
+        for a, b in group_links(now, place, settings):
+            if took_s - base_s > slow_s:
+                # Each of its messages is late on the way out and on the way back.
+                found.setdefault(f"link {a}-{b}", (slow.links.get((a, b), (took_s - base_s) / 2), True))
+            else:
+                well.add(f"link {a}-{b}")
+    return Evidence(found, frozenset(well - found.keys()))
+
+
+def _factors(seen, usual, now):
+    """Name -> how many times as long as usual a rank computes, where that is known, beyond what all do."""
+    ratios = {
+        rank: seen.compute_s[rank] / usual.work_s[place]
+        for rank, (_, place) in now.seats().items()
+        if known(seen.compute_s, rank)
+    }
+    # All slow alike: that is not a rank's fault.
+    shared = max(1.0, sorted(ratios.values())[(len(ratios) - 1) // 2]) if len(ratios) > 1 else 1.0
+    found = {f"rank {rank}": ratio / shared for rank, ratio in ratios.items()}
+    return found | {f"rank {rank}": seen.tested[rank] for rank in seen.tested if known(seen.tested, rank)}
+
+
+def group_took_s(seen, now, place):
+    """Seconds of the all-reduce of a place's gradients from when the last rank came; None if that is not known."""
+    waits = [seen.gradients_s.get(rank, (float("nan"),) * 2) for rank in now.group(place)]
+    took_s = max(ended for _, ended in waits) - max(began for began, _ in waits)
+    return took_s if len(waits) > 1 and all(isfinite(time_s) for wait in waits for time_s in wait) else None
+
+
+def group_links(now, place, settings):
+    """The links in the group of a place; where nothing is validated, only of two: more cannot be told apart."""
+    group = sorted(now.group(place))
+    if len(group) > 2 and not settings.validates:
+        return []
+    return [(a, b) for i, a in enumerate(group) for b in group[i + 1 :]]
+
+
+def known(values, rank):
+    """Whether there is a finite number of `rank`."""
+    return rank in values and isfinite(values[rank])
+
+
+def in_words(found, suspects):
+    """What was found of suspects: name -> severity."""
+    told = []
+    for name in suspects:
+        if name.startswith("rank"):
+            told.append(f"{name} computes {found[name]:.2f} times as long as its peers")
+        else:
+            told.append(f"{name} takes {found[name] * 1e3:.3g} ms more")
+    return "; ".join(told)
+
+
+def blamed_and_idle(now, slow):
+    """The links that a Slowness blames and that carry nothing now: to be measured by themselves."""
+    seats = now.seats()
+
+    def carries(link):
+        if not set(link) <= seats.keys():
+            return False
+        (copy, place), (other_copy, other_place) = (seats[rank] for rank in link)
+        return (copy == other_copy and abs(place - other_place) == 1) or place == other_place
+
+    return tuple(link for link in slow.links if not carries(link))
+
