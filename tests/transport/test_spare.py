@@ -1,21 +1,18 @@
 """A transport with spare rails: whatever dies and whenever, every message comes once, in order."""
 
-import importlib.util
 import threading
-from pathlib import Path
+import time
 
+import conformance
 import numpy as np
 import pytest
+from verdicts import verdict
 
 from lanterne.errors import InputError, TransportError
 from lanterne.transport.base import Recv, Send, make_tag
 from lanterne.transport.ledger import Ledger
 from lanterne.transport.local import LocalWorld
 from lanterne.transport.spare import SpareTransport
-
-_spec = importlib.util.spec_from_file_location("conformance", Path(__file__).resolve().parent / "conformance.py")
-conformance = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(conformance)
 
 # Not the one that only checks that a gigabyte passes.
 CHECKS = [check for check in conformance.ORDERLY if check is not conformance.check_large]
@@ -103,7 +100,7 @@ def dying(how, after):
 @pytest.mark.parametrize(("how", "after"), [("alive", 0), ("reset", 2), ("reset", 15)])
 def test_conformance(check, how, after):
     cls = SpareTransport if how == "alive" else dying(how, after)
-    assert World(3, cls=cls).run(lambda transport: conformance.verdict(check, transport)) == [None] * 3
+    assert World(3, cls=cls).run(lambda transport: verdict(check, transport)) == [None] * 3
 
 
 def stream(transport, count=60, sizes=(0, 8, 5000, 300_000), seed=0):
@@ -172,8 +169,6 @@ def test_without_a_rail_left_the_error_is_told():
 
 def test_a_path_that_is_only_idle_is_left_alone():
     def idle(transport):
-        import time
-
         if transport.rank == 0:
             time.sleep(1.0)
         word = np.zeros(1)
