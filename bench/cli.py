@@ -38,6 +38,7 @@ COMMANDS = {
     "bench persistence": ("persistence", "benchmark a late rank that is named wrongly, or absent"),
     "bench mpi": ("mpi_peers", "benchmark all-reduce against MPI's own and a plain ring over mpi4py"),
     "bench lab-peers": ("lab_peers", "compare with MPICH, Open MPI and Gloo on the emulated cluster"),
+    "bench schedules": ("schedule_speed", "benchmark generating and checking of collective schedules"),
     "bench pipeline": ("pipeline_speed", "benchmark planning, checking and simulating of pipelines"),
     "bench planner": ("planner_gaps", "benchmark the planner: how far from the optimum, and how long it takes"),
     "bench delegate": ("delegates", "benchmark delegates against inline sends: iterations, cost of a send"),
