@@ -1,6 +1,6 @@
 """The arrival board's state machine: every order of events for few ranks, and what each record says."""
 
-import copy
+import pickle
 from collections import deque
 
 import pytest
@@ -145,8 +145,10 @@ def explore(group):
         events = list(current.events())
         if not events:
             current.check_end()
+        # Much faster than a deep copy for each.
+        saved = pickle.dumps(current)
         for event in events:
-            following = copy.deepcopy(current)
+            following = pickle.loads(saved)
             following.apply(event)
             stack.append(following)
     return len(seen), verdicts

@@ -17,7 +17,7 @@ from lanterne.transport.ucx import UcxTransport
 
 LONG_S = 60.0
 # Large enough that a SIGKILL hits the middle of it.
-LARGE_NBYTES = 256 << 20
+LARGE_NBYTES = 128 << 20
 
 
 def pattern(nbytes, seed):
