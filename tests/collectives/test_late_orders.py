@@ -149,7 +149,7 @@ def test_every_order_gives_the_right_result(run, n):
 def test_giving_up_at_any_moment_ends_the_call_alike(run, n):
     """A rank may lose its patience at any moment: then all get the result, or all TransportTimeout, and go on."""
     ended = []
-    for seed in range(40):
+    for seed in range(20):
         ranks = run(seed, [[CALL] * 4] * n, impatient=lambda call: 0.05)
         check_alike(ranks, seed)
         ended += [type(outcome) for outcome in ranks[0].outcomes]
@@ -188,7 +188,7 @@ def test_a_rank_that_dies_before_it_comes_is_named_on_all(run):
             ranks[dead].die()
         return False
 
-    for seed in range(24):
+    for seed in range(12):
         ranks = run(seed, [[CALL] * 2] * n, may_start)
         for index, rank in enumerate(ranks):
             assert rank.outcomes[0] is None and rank.wrong == 0, f"seed {seed}"
@@ -200,7 +200,7 @@ def test_a_rank_that_dies_before_it_comes_is_named_on_all(run):
 @pytest.mark.parametrize("other", [(COUNT // 2, "float32"), (COUNT + 1, "float32"), (COUNT, "int32")])
 def test_another_size_or_dtype_is_an_error_on_all(run, other):
     n = 4
-    for seed in range(24):
+    for seed in range(12):
         odd = seed % n
         ranks = run(seed, [[CALL, other if rank == odd else CALL] for rank in range(n)])
         check_alike(ranks, seed)
