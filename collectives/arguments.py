@@ -50,6 +50,7 @@ class Key(NamedTuple):
     segment_nbytes: int | None
     credits: int | None
     memory: str | None = None
+    joined: int | None = None
 
     def __str__(self):
         named = {
@@ -59,7 +60,7 @@ class Key(NamedTuple):
             "count": self.part_count,
             "root": self.root,
         }
-        named |= {"late_rank": self.late_rank, "num_chunks": self.num_chunks}
+        named |= {"late_rank": self.late_rank, "num_chunks": self.num_chunks, "joined": self.joined}
         named |= {"segment_nbytes": self.segment_nbytes, "credits": self.credits, "memory": self.memory}
         return (
             f"{self.collective}({', '.join(f'{name}={value}' for name, value in named.items() if value is not None)})"
@@ -67,7 +68,7 @@ class Key(NamedTuple):
 
 
 OPTIONS = frozenset(
-    ("op", "root", "stream", "algorithm", "dtype", "late_rank", "num_chunks", "segment_nbytes", "credits")
+    ("op", "root", "stream", "algorithm", "dtype", "late_rank", "num_chunks", "joined", "segment_nbytes", "credits")
 )
 
 
@@ -84,6 +85,7 @@ def resolve(
     dtype=None,
     late_rank=None,
     num_chunks=None,
+    joined=None,
     segment_nbytes=None,
     credits=None,
 ):
@@ -104,6 +106,7 @@ def resolve(
     for name, number, least in (
         ("late_rank", late_rank, 0),
         ("num_chunks", num_chunks, 1),
+        ("joined", joined, 0),
         ("segment_nbytes", segment_nbytes, 1),
         ("credits", credits, 1),
     ):
@@ -141,6 +144,8 @@ def resolve(
     elif num_chunks is None and algorithm != "native":
         num_chunks = communicator.tuning.num_chunks(collective, algorithm, part_count * in_parts * element.nbytes)
     key = Key(collective, algorithm, op, element.name, part_count, root, late_rank, num_chunks, segment_nbytes, credits)
+    if joined is not None:
+        key = key._replace(joined=joined)
     if on_device:
         key = key._replace(memory="device")
     return Call(key, in_array, out_array, in_place, element, entry)

@@ -9,7 +9,7 @@ import numpy as np
 from ..errors import InputError
 from ..transport.late_policy import from_text
 from .arguments import resolve
-from .late import LateRequest
+from .late import LateRequest, key_of
 from .plans import padded
 from .requests import CallRequest
 
@@ -76,8 +76,7 @@ class Captured:
         """The Key of the plan that a record's choice stands for."""
         if not choice:
             return self._call.key
-        algorithm, _, chunks = choice.partition("/")
-        return self._call.key._replace(algorithm=algorithm, num_chunks=int(chunks), late_rank=late_rank)
+        return key_of(self._call.key, choice, late_rank)
 
     def _warm_up(self, executions):
         """Exchange a byte with everybody whom a graph will have to do with: connections are made now."""

@@ -56,7 +56,7 @@ class Communicator:
         algorithm: a name of `algorithms(collective)`, or "auto".
         timeout_s: seconds to wait at most; None for the communicator's. "native" only has one if it is given.
         dtype: "bfloat16" where the arrays are uint16.
-        late_rank, num_chunks: as in collectives/registry.py.
+        late_rank, num_chunks, joined: as in collectives/registry.py.
         segment_nbytes: bytes of a message, at most; None for the executor's choice.
         credits: receives posted at once, at most; None: any number (compile.py says where it helps).
 

@@ -32,6 +32,10 @@ LEAST_NORMAL_S = 2e-3
 LEAST_NBYTES = 64 << 10
 # Those that keep to one message per port and round, as a network likes it; a tie goes to the first.
 LATE_ALGORITHMS = ("late_join", "late_chain")
+# Of late_hybrid, in calls that take so long by the ordinary algorithm: shares of the chunks that join late. Few, since
+# every choice has a plan, which the first call that needs it has to make.
+CUTS = (0.25, 0.5, 0.75)
+LEAST_CUT_S = 20e-3
 _making = threading.Lock()
 # After its time is over a rank gives the board, and others that finish what they began, this long.
 GRACE_S = 5.0
@@ -137,6 +141,8 @@ class LateRanks:
         if normal_s < LEAST_NORMAL_S or self.seat is None:
             return None
         options = [make_option(collective, name, n, nbytes, model) for name in LATE_ALGORITHMS]
+        if normal_s >= LEAST_CUT_S:
+            options += cut_options(options[0], n)
         return to_text(Policy(normal_s, tuple(options)))
 
 
@@ -144,6 +150,24 @@ def make_option(collective, name, world_size, nbytes, model):
     """The Option of the late algorithm `name`, made once for all threads; see `_option`."""
     with _making:
         return _option(collective, name, world_size, nbytes, model)
+
+
+def cut_options(whole, world_size):
+    """Options of late_hybrid from `whole`, late_join's: a share of its seconds, and a ring's for the rest.
+
+    A chunk costs at each port once what the join takes for it, and 2 (p - 1) / p times that around a ring of all.
+
+    The sooner the late rank comes, the fewer chunks the others have summed by then: those join it, the rest goes around
+    a ring of all. To cut too low costs 2 (p - 1) / p - 1 of what might have joined, to cut too high, so that the late
+    rank waits for the sums, only 1 / p: so a forecast will do, and the past delays, by which the board decides, give it.
+    """
+    chunks = int(whole.choice.partition("/")[2])
+    options = []
+    for joined in sorted({round(share * chunks) for share in CUTS} - {0, chunks}):
+        share = joined / chunks
+        join_s = (share + (1 - share) * 2 * (world_size - 1) / world_size) * whole.join_s
+        options.append(Option(f"late_hybrid/{chunks}/{joined}", share * whole.before_s, join_s))
+    return options
 
 
 @functools.lru_cache(256)
@@ -160,6 +184,13 @@ def _option(collective, name, world_size, nbytes, model):
     late = late_start(world_size, world_size - 1, 10 * together_s)
     join_s = price(schedule, nbytes, paced, late).exposed_s
     return Option(f"{name}/{chunks}", max(0.0, together_s - join_s), join_s)
+
+
+def key_of(key, choice, late_rank):
+    """`key` (arguments.Key) of the algorithm that an Option's `choice` names."""
+    algorithm, chunks, *joined = choice.split("/")
+    joined = int(joined[0]) if joined else None
+    return key._replace(algorithm=algorithm, num_chunks=int(chunks), late_rank=late_rank, joined=joined)
 
 
 class LateRequest(Request):
@@ -249,8 +280,7 @@ class LateRequest(Request):
             return self._captured(choice, late_rank)
         key, plans = self._call.key, self.communicator.late.plans
         if choice:
-            algorithm, _, chunks = choice.partition("/")
-            key = key._replace(algorithm=algorithm, num_chunks=int(chunks), late_rank=late_rank)
+            key = key_of(key, choice, late_rank)
         return plans.find(key) or plans.add(key, self._call.dtype)
 
     def _abort(self, record):

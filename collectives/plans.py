@@ -32,18 +32,18 @@ _checking = threading.Lock()
 
 
 @functools.lru_cache(256)
-def _checked(collective, algorithm, world_size, num_chunks, root, late_rank):
-    return check(make_schedule(collective, algorithm, world_size, num_chunks, root, late_rank))
+def _checked(collective, algorithm, world_size, num_chunks, root, late_rank, joined):
+    return check(make_schedule(collective, algorithm, world_size, num_chunks, root, late_rank, joined=joined))
 
 
-def checked_schedule(collective, algorithm, world_size, num_chunks=None, root=None, late_rank=None):
+def checked_schedule(collective, algorithm, world_size, num_chunks=None, root=None, late_rank=None, joined=None):
     """The CheckedSchedule of a registered algorithm, made once per process.
 
     Raises:
         InputError: as registry.make_schedule.
     """
     with _checking:
-        return _checked(collective, algorithm, world_size, num_chunks, root, late_rank)
+        return _checked(collective, algorithm, world_size, num_chunks, root, late_rank, joined)
 
 
 class Plan:
@@ -140,7 +140,13 @@ class Plans:
         checked = None
         if key.algorithm != NATIVE:
             checked = checked_schedule(
-                key.collective, key.algorithm, self._group.world_size, key.num_chunks, key.root, key.late_rank
+                key.collective,
+                key.algorithm,
+                self._group.world_size,
+                key.num_chunks,
+                key.root,
+                key.late_rank,
+                key.joined,
             )
         if not self._lanes:
             oldest, _ = self._plans.popitem(last=False)

@@ -44,9 +44,14 @@ def predictions(collective, world_size, nbytes, model):
 
 
 def correction(factors, collective, algorithm, nbytes):
-    """What to multiply a prediction by: interpolated in log(nbytes) between the sizes tried; 1 where none was."""
+    """What to multiply a prediction by: interpolated in log(nbytes) between the sizes tried; 1 where none was.
+
+    Larger sizes were not tried because they take long: there the seconds above the prediction stay as they were, since
+    they are those of rounds and of the trials' disturbances, not of bytes.
+    """
     tried = sorted((row.nbytes, row.factor) for row in factors if row[:2] == (collective, algorithm))
     if not tried:
         return 1.0
     sizes, values = np.array(tried).T
-    return float(np.interp(np.log(max(nbytes, 1)), np.log(sizes), values))
+    beyond = max(1.0, nbytes / sizes[-1])
+    return float(1 + (np.interp(np.log(max(nbytes, 1)), np.log(sizes), values) - 1) / beyond)

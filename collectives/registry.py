@@ -52,6 +52,7 @@ class Algorithm:
         summary: one line for people.
         refuses: world_size -> why it cannot be used with so many ranks, or None.
         late: takes `late_rank`, a rank that is expected to come last.
+        cut: takes `joined`, how many of the chunks the others sum before that comes; None is its own choice.
         chunked: takes `num_chunks`, any number; None is its own choice. Others are split evenly, in multiples of
             their own.
         law: world_size -> (a, c, k, grain): the cost that num_chunks = m influences, with a late rank that of the
@@ -66,6 +67,7 @@ class Algorithm:
     summary: str
     refuses: Callable = _any
     late: bool = False
+    cut: bool = False
     chunked: bool = False
     law: Callable | None = None
     slow: bool = False
@@ -98,8 +100,8 @@ _LINES = (
               "the late rank exchanges with all at once; few rounds, needs a switch", late_join.refuses_one,
               late=True, chunked=True, law=lambda p: (1 / (p - 1), 1, p - 1, p - 1)),
     Algorithm("all_reduce", "late_hybrid", late_hybrid.late_hybrid_all_reduce,
-              "half joins late, half runs around a ring; for short delays", late_join.refuses_one,
-              late=True, chunked=True),
+              "a part joins late, the rest runs around a ring; for short delays", late_join.refuses_one,
+              late=True, cut=True, chunked=True),
     Algorithm("reduce_scatter", "ring", ring.ring_reduce_scatter, "around the ring; fewest bytes, many rounds"),
     Algorithm("reduce_scatter", "bruck", bruck.bruck_reduce_scatter, "circulant; fewest rounds and bytes, any number"),
     Algorithm("reduce_scatter", "rhd", rhd.rhd_reduce_scatter, "recursive halving; fewest rounds and bytes",
@@ -160,7 +162,9 @@ def find_algorithm(collective, name):
     return ALGORITHMS[collective, name]
 
 
-def make_schedule(collective, name, world_size, num_chunks=None, root=None, late_rank=None, progress=None):
+def make_schedule(
+    collective, name, world_size, num_chunks=None, root=None, late_rank=None, progress=None, joined=None
+):
     """The (unchecked) schedule of a registered algorithm.
 
     Args:
@@ -168,6 +172,7 @@ def make_schedule(collective, name, world_size, num_chunks=None, root=None, late
         root: of broadcast and reduce; None is rank 0.
         late_rank: of the algorithms that expect one; None is the last rank.
         progress: called with one line of text now and then by algorithms that search for long; None for silence.
+        joined: of late_hybrid, 0 to num_chunks; None for its own choice.
 
     Raises:
         InputError: unknown names, a rank out of range, or a world size or chunk count that the algorithm cannot use.
@@ -187,6 +192,8 @@ def make_schedule(collective, name, world_size, num_chunks=None, root=None, late
         options["late_rank"] = _rank("late rank", world_size - 1 if late_rank is None else late_rank, world_size)
     elif late_rank is not None:
         raise InputError(f"late rank: got {late_rank}, but {name} {collective} expects none")
+    if joined is not None:
+        options["joined"] = _check_joined(line, joined, num_chunks)
     if num_chunks is not None and not 1 <= num_chunks <= max(world_size**2, MAX_CELLS // world_size):
         limit = max(world_size**2, MAX_CELLS // world_size)
         raise InputError(f"chunks: got {num_chunks}, expected 1 to {limit} with {world_size} ranks")
@@ -195,6 +202,14 @@ def make_schedule(collective, name, world_size, num_chunks=None, root=None, late
     if line.chunked:
         return line.generator(world_size, num_chunks=num_chunks, **options)
     return split_chunks(line.generator(world_size, **options), num_chunks)
+
+
+def _check_joined(line, joined, num_chunks):
+    if not line.cut:
+        raise InputError(f"joined: got {joined}, but {line.name} {line.collective} cuts nothing")
+    if num_chunks is None or not 0 <= joined <= num_chunks:
+        raise InputError(f"joined: got {joined} with num_chunks {num_chunks}, expected both, and at most so many")
+    return joined
 
 
 def _rank(what, rank, world_size):

@@ -22,6 +22,9 @@ log = logging.getLogger("lanterne.collectives")
 
 # A schedule of more ranks is priced in seconds; from there on the first of the registry that can run stands for auto.
 MAX_PRICED_RANKS = 128
+# Of sizes too long to try, algorithms that differ by less are alike to a model: the first in the registry, the ring, is
+# the simplest for a network.
+TIE = 1.03
 # Threads of one process, roughly: what one measures there is mostly who held the interpreter.
 THREADS = CostModel(30e-6, 1 / 5e9, 1 / 10e9, serial_messages=True)
 
@@ -113,7 +116,10 @@ class Tuning:
             return Choice(lines[0].name, None, "the only one")
         if self.model is None or world_size > MAX_PRICED_RANKS:
             return Choice(lines[0].name, None, "not measured")
-        algorithm, chunks, time_s = self.explain(collective, nbytes)[0]
+        rows = self.explain(collective, nbytes)
+        tie = TIE if self.factors and nbytes > max(row.nbytes for row in self.factors) else 1.0
+        near = {row[0]: row for row in rows if row[2] <= tie * rows[0][2]}
+        algorithm, chunks, time_s = next(near[line.name] for line in lines if line.name in near)
         return Choice(algorithm, chunks, f"predicted to take {time_s * 1e6:.1f} us ({self.source} model)")
 
 

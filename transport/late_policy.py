@@ -15,6 +15,8 @@ COVER = 1.25
 # Windows that past delays suggest, at most so many are weighed.
 MAX_COVERS = 4
 MAX_OPTIONS = 16
+# A past delay counts this much of the one after it, so that some five calls make the older ones forgotten.
+FADING = 0.7
 
 
 class Option(NamedTuple):
@@ -51,9 +53,9 @@ def saving_s(policy, delay_s):
 
 
 def decide(policy, delays_s=()):
-    """(window_s, choice): the least mean cost over the past delays, else in the order of the options.
+    """(window_s, choice): the least mean cost over the past delays, oldest first, else in the order of the options.
 
-    Without past delays: the first option's critical delay.
+    Recent delays weigh more (FADING). Without past delays: the first option's critical delay.
 
     Cost: some 50 us for 16 delays and two options.
     """
@@ -61,12 +63,13 @@ def decide(policy, delays_s=()):
         option = policy.options[0]
         return critical_delay_s(policy, option), option.choice
     ranked, middle_s = [], sorted(delays_s)[len(delays_s) // 2]
+    weighed = [(FADING**age, delay_s) for age, delay_s in enumerate(reversed(delays_s))]
     for order, option in enumerate(policy.options):
         critical_s = critical_delay_s(policy, option)
         least_s = LEAST_WINDOW * policy.normal_s
         covers_s = sorted(COVER * delay_s for delay_s in delays_s if least_s < COVER * delay_s < critical_s)
         for window_s in {critical_s, least_s, *covers_s[:: -(-len(covers_s) // MAX_COVERS) or 1]}:
-            total_s = sum(cost_s(policy, option, window_s, delay_s) for delay_s in delays_s)
+            total_s = sum(weight * cost_s(policy, option, window_s, delay_s) for weight, delay_s in weighed)
             # As good as another: the longer one where ranks are rarely late, the shorter one where they are.
             ranked.append((total_s, order, window_s if middle_s > critical_s else -window_s))
     _, order, window_s = min(ranked)

@@ -158,3 +158,25 @@ def test_the_late_rank_may_not_take_part_early():
     schedule = make_schedule("all_reduce", "stragglar", 4, late_rank=2)
     with pytest.raises(ScheduleError, match="round 0, transfer 0->1 chunk 2: late rank 1 takes part before the join"):
         check(replace(schedule, late_rank=1))
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 4, 5, 8])
+def test_a_hybrid_may_be_cut_anywhere(world_size):
+    for joined in range(14):
+        schedule = check(
+            make_schedule("all_reduce", "late_hybrid", world_size, 13, late_rank=1, joined=joined)
+        ).schedule
+        assert schedule.late_rank == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "chunks", "joined", "expected"),
+    [
+        ("late_hybrid", 13, 14, "got 14 with num_chunks 13"),
+        ("late_hybrid", None, 1, "got 1 with num_chunks None"),
+        ("late_join", 13, 1, "late_join all_reduce cuts nothing"),
+    ],
+)
+def test_cuts_that_cannot_be(name, chunks, joined, expected):
+    with pytest.raises(InputError, match=expected):
+        make_schedule("all_reduce", name, 4, chunks, joined=joined)

@@ -7,11 +7,13 @@ import time
 import numpy as np
 import pytest
 
+from lanterne.collectives.arguments import Key
 from lanterne.collectives.communicator import Communicator, spawn
 from lanterne.collectives.cost import CostModel
-from lanterne.collectives.late import GRACE_S
+from lanterne.collectives.late import GRACE_S, LateRequest, cut_options, key_of
 from lanterne.errors import InputError, PeerFailed, TransportTimeout
 from lanterne.transport import sequencer
+from lanterne.transport.late_policy import Option
 from lanterne.transport.local import LocalWorld
 
 # A network so slow that a small all_reduce is worth asking the board.
@@ -309,3 +311,44 @@ def test_in_place_and_mean():
         return x.min(), x.max(), comm.arrivals().begun_early
 
     assert spawn(5, run) == [(2.0, 2.0, 1)] * 5
+
+
+def test_a_part_of_the_chunks_joins_late_where_calls_are_long():
+    whole = Option("late_join/56", 0.8, 1.0)
+    cuts = cut_options(whole, 8)
+    assert [option.choice for option in cuts] == ["late_hybrid/56/14", "late_hybrid/56/28", "late_hybrid/56/42"]
+    assert [option.before_s for option in cuts] == pytest.approx([0.2, 0.4, 0.6])
+    assert [option.join_s for option in cuts] == pytest.approx([1.5625, 1.375, 1.1875])
+    assert cut_options(Option("late_join/1", 0.8, 1.0), 8) == []
+    key = Key("all_reduce", "auto", "sum", "float32", 8, None, None, None, None, None)
+    assert str(key_of(key, cuts[1].choice, 3)) == (
+        "all_reduce(algorithm=late_hybrid, op=sum, dtype=float32, count=8, late_rank=3, num_chunks=56, joined=28)"
+    )
+
+
+def cut_short(comm, delay_s):
+    """Calls to which rank 1 comes before the others can have summed up; all ranks' (wrong, choices)."""
+    comm.tuning.adopt(CostModel(1e-4, 1 / 1e6), "test")
+    wrong, choices = 0, set()
+    obey = LateRequest._obey
+
+    def seen(request, record):
+        choices.add(record.choice)
+        return obey(request, record)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LateRequest, "_obey", seen)
+        for number in range(5):
+            comm.barrier()
+            if comm.rank == 1:
+                time.sleep(delay_s)
+            wrong += check(comm, number)
+        comm.barrier()
+    return wrong, choices
+
+
+def test_short_delays_cut():
+    """By the model the reduce-scatter takes 0.22 s, so half of it is done by then."""
+    for wrong, choices in spawn(4, cut_short, 0.1):
+        assert wrong == 0
+        assert any(choice.startswith("late_hybrid/") for choice in choices)

@@ -15,6 +15,7 @@ from lanterne.collectives.pacing import (
     MAX_SEGMENTS,
     OVERLAPPED,
     SEGMENT_NBYTES,
+    START_NBYTES,
     credits,
     piece_nbytes,
     segment_nbytes,
@@ -51,7 +52,7 @@ def test_no_credits_where_receives_do_not_pace_senders():
 def test_what_a_bucket_lets_through_is_not_sustained():
     bucket = CostModel(3e-4, 0.0, 0.0, ((64.0, 3e-4, 1e-8), (32768.0, 0.0, 1.7e-8), (262144.0, 0.0, 4e-8)))
     assert sustained(bucket).beta_s_per_byte == pytest.approx(4e-8, rel=0.02)
-    assert sustained(bucket).alpha_s == OVERLAPPED * 3e-4
+    assert sustained(bucket).alpha_s == pytest.approx(OVERLAPPED * (3e-4 + 1e-8 * START_NBYTES))
 
 
 @given(st.floats(0, 1.0), st.floats(0, 1e-6), st.integers(1, 1 << 32), st.booleans())

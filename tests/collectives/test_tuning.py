@@ -68,10 +68,20 @@ def test_what_trials_found_turns_the_choice():
     assert communicator.tuning.choose("all_reduce", 1 << 30).algorithm == "rhd"
 
 
+def test_of_sizes_too_long_to_try_the_ring_is_as_good_as_what_is_hardly_faster():
+    communicator = Communicator(LocalWorld(8).transport(0))
+    factors = tuple(Factor("all_reduce", name, 1 << 20, 1.0) for name in ("ring", "rhd"))
+    communicator.tuning.adopt(CostModel(3e-4, 4e-8), "given", factors)
+    rows = communicator.tuning.explain("all_reduce", 1 << 24)
+    assert rows[0][0] != "ring"
+    assert communicator.tuning.choose("all_reduce", 1 << 24).algorithm == "ring"
+    assert communicator.tuning.choose("all_reduce", 1 << 20).algorithm == rows[0][0]
+
+
 def test_a_correction_is_a_line_in_the_logarithm_of_the_size():
     factors = (Factor("all_reduce", "ring", 1 << 10, 1.0), Factor("all_reduce", "ring", 1 << 20, 3.0))
     at = [correction(factors, "all_reduce", "ring", nbytes) for nbytes in (1, 1 << 10, 1 << 15, 1 << 20, 1 << 30)]
-    assert at == pytest.approx([1.0, 1.0, 2.0, 3.0, 3.0])
+    assert at == pytest.approx([1.0, 1.0, 2.0, 3.0, 1 + 2 / 1024])
     assert correction(factors, "all_reduce", "rhd", 1 << 20) == correction((), "all_gather", "ring", 8) == 1.0
 
 

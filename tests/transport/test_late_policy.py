@@ -3,6 +3,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from lanterne.transport.late_policy import (
+    FADING,
     LEAST_WINDOW,
     Option,
     Policy,
@@ -32,14 +33,18 @@ def test_never_much_worse_than_knowing(policy, past_s, delay_s):
     assert cost_s(policy, option, window_s, delay_s) <= known_s + slack_s + 1e-9
 
 
+def weighed_cost_s(policy, option, window_s, past_s):
+    return sum(FADING**age * cost_s(policy, option, window_s, d) for age, d in enumerate(reversed(past_s)))
+
+
 @given(policies, st.lists(seconds, min_size=1, max_size=16))
 def test_least_mean_cost_of_the_past(policy, past_s):
-    """No worse, over the past, than any option's critical delay or least window."""
+    """No worse, over the past as it fades, than any option's critical delay or least window."""
     window_s, choice = decide(policy, past_s)
-    mine = next(sum(cost_s(policy, o, window_s, d) for d in past_s) for o in policy.options if o.choice == choice)
+    mine = next(weighed_cost_s(policy, o, window_s, past_s) for o in policy.options if o.choice == choice)
     for option in policy.options:
         for other_s in (critical_delay_s(policy, option), LEAST_WINDOW * policy.normal_s):
-            assert mine <= sum(cost_s(policy, option, other_s, d) for d in past_s) + 1e-9
+            assert mine <= weighed_cost_s(policy, option, other_s, past_s) + 1e-9
 
 
 @pytest.mark.parametrize(
@@ -50,6 +55,7 @@ def test_least_mean_cost_of_the_past(policy, past_s):
         ([0.9] * 5, 0.0175, "late_join/56"),
         ([1.1] * 5, 0.0175, "late_chain/64"),
         ([0.0, 1.1] * 5, 0.0175, "late_chain/64"),
+        ([1.1] * 14 + [0.9], 0.0175, "late_join/56"),
     ],
 )
 def test_by_hand(past_s, window_s, choice):
