@@ -117,12 +117,16 @@ class CudaRuntime:
         with self.device:
             self._cupy.cuda.runtime.memcpyAsync(dst, src, nbytes, _COPY_ANY_DIRECTION, stream.ptr)
 
-    def record(self, stream):
-        """An event that is done once all that `stream` has been given so far is."""
+    def record(self, stream, timed=False):
+        """An event that is done once all that `stream` has been given so far is; `timed` for `elapsed_s`."""
         with self.device:
-            event = self._cupy.cuda.Event(disable_timing=True)
+            event = self._cupy.cuda.Event(disable_timing=not timed)
         event.record(stream)
         return event
+
+    def elapsed_s(self, start, stop):
+        """Seconds of the device between two timed events that are done."""
+        return 1e-3 * self._cupy.cuda.get_elapsed_time(start, stop)
 
     def wait_event(self, event, stream):
         """Hold `stream` back until `event` is done."""

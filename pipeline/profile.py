@@ -64,7 +64,7 @@ class Profiler:
     Args:
         plane: the ObservedPlane of the rank.
         durations_s: a function of a Measured that gives (num_actions,) seconds; None for the clock of the CPU. For
-            stages on a device, which return before they are done: the times between events on its stream.
+            stages on a device, which return before they are done, that of device_times.DeviceTimes.
         held_nbytes: a function that gives the bytes that the rank's stages hold; None where that is not asked.
     """
 

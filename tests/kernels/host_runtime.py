@@ -4,6 +4,7 @@ import ctypes
 import os
 import queue
 import threading
+import time
 from contextlib import nullcontext, suppress
 
 import numpy as np
@@ -139,12 +140,18 @@ class HostRuntime:
     def copy(self, dst, src, nbytes, stream):
         stream.put(lambda: ctypes.memmove(dst, src, nbytes))
 
-    def record(self, stream):
+    def record(self, stream, timed=False):
         if stream.captured is not None:
             return CapturedEvent(stream)
         event = threading.Event()
+        if timed:
+            stream.put(lambda: setattr(event, "at_s", time.monotonic()))
         stream.put(event.set)
         return event
+
+    def elapsed_s(self, start, stop):
+        assert start.is_set() and stop.is_set(), "the time of an event that is not done"
+        return stop.at_s - start.at_s
 
     def wait_event(self, event, stream):
         if isinstance(event, CapturedEvent):

@@ -1,0 +1,95 @@
+"""How long F, B and W take on a device: events on its stream around what each call of a stage queues there.
+
+A stage on a device returns before the device is done, so the CPU's clock says nothing of it:
+
+    times = DeviceTimes(CudaRuntime(), stream)
+    stages = {number: times.watch(stage) for number, stage in stages.items()}
+    profiler = Profiler(plane, times.durations_s)
+
+Paper: Wu et al. 2025 (ADAPTRA), section 7.2, which times every operator of an iteration by CUDA events.
+"""
+
+import numpy as np
+
+from ..transport.pauses import Pauses
+
+# The calls of a stage that make up an action, by its kind.
+CALLS = {"F": 1, "B": 1, "W": 1, "BW": 2}
+
+
+class DeviceTimes:
+    """Times what watched stages queue on one stream, an iteration at a time.
+
+    Args:
+        runtime: a CudaRuntime.
+        stream: where the stages compute; None for the current one.
+    """
+
+    def __init__(self, runtime, stream=None):
+        self.runtime, self.stream = runtime, runtime.as_stream(stream)
+        self._spans = []
+
+    def watch(self, stage):
+        """`stage`, which is timed from now on: what the executor is to be given in its place."""
+        return WatchedStage(stage, self)
+
+    def forget(self):
+        """An iteration begins."""
+        self._spans.clear()
+
+    def timed(self, call, *args, **options):
+        """call(*args, **options), between two events.
+
+        Cost: some microseconds of the CPU, none of the device.
+        """
+        start = self.runtime.record(self.stream, timed=True)
+        result = call(*args, **options)
+        self._spans.append((start, self.runtime.record(self.stream, timed=True)))
+        return result
+
+    def durations_s(self, measured):
+        """(num_actions,) float64, seconds of the device in each action of the iteration that has just ended.
+
+        Where the device was idle before an action, the time that the CPU took to queue it counts too.
+
+        Args:
+            measured: what execute returned.
+
+        Raises:
+            TransportError: work on the device has failed.
+
+        Cost: waits until the device is done.
+        """
+        polls, pauses = 0, Pauses()
+        while self._spans and not self.runtime.is_done(self._spans[-1][1]):
+            pauses.pause(polls)
+            polls += 1
+        each = iter([self.runtime.elapsed_s(start, stop) for start, stop in self._spans])
+        return np.array([sum(next(each) for _ in range(CALLS[action.kind])) for action in measured.actions])
+
+
+class WatchedStage:
+    """A Stage whose F, B and W are timed; in all else the stage itself."""
+
+    def __init__(self, stage, times):
+        self._stage, self._times = stage, times
+
+    def __getattr__(self, name):
+        return getattr(self._stage, name)
+
+    def begin(self, *args, **options):
+        """As Stage.begin; all stages of a rank begin before the first computes."""
+        self._times.forget()
+        self._stage.begin(*args, **options)
+
+    def forward(self, *args, **options):
+        """As Stage.forward."""
+        return self._times.timed(self._stage.forward, *args, **options)
+
+    def backward_input(self, *args, **options):
+        """As Stage.backward_input."""
+        return self._times.timed(self._stage.backward_input, *args, **options)
+
+    def backward_weight(self, *args, **options):
+        """As Stage.backward_weight."""
+        return self._times.timed(self._stage.backward_weight, *args, **options)

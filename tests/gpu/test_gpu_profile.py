@@ -1,0 +1,56 @@
+"""Times of F, B and W on a real GPU: by events, of spins of known length and of a model in CuPy."""
+
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import lanterne
+from lanterne.kernels.cuda_delay import delay
+from lanterne.kernels.cuda_runtime import CudaRuntime
+from lanterne.pipeline.adam import Adam
+from lanterne.pipeline.check import check
+from lanterne.pipeline.device_times import DeviceTimes
+from lanterne.pipeline.execute import execute
+from lanterne.pipeline.problem import Problem
+from lanterne.pipeline.schedulers import plan
+from lanterne.pipeline.stage_layers import make_stages
+from lanterne.pipeline.stage_mlp import mlp
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "pipeline"))
+from device_profile import check_times  # noqa: E402
+
+
+@pytest.mark.parametrize("scheduler", ["gpipe", "1f1b", "zb_h1"])
+def test_spins_take_as_long_as_told(cupy, scheduler):
+    stream = cupy.cuda.Stream(non_blocking=True)
+    delay(0.0, stream)
+    stream.synchronize()
+    # A delay may be too short by the steps of the timer.
+    check_times(CudaRuntime(), stream, delay, scheduler, short_s=0.32e-3)
+
+
+def test_a_model_in_cupy(cupy):
+    """Its losses are those of NumPy, and what its actions take is no more than passed."""
+    model, problem = mlp((512, 2048, 512), rows=256), Problem(1, 4, 1, 1, 1)
+    checked = check(plan(problem, "zb_h1"), problem)
+    random = np.random.default_rng(0)
+    data = random.normal(size=(4, 256, 512)), random.normal(size=(4, 256, 512))
+
+    def losses(comm, xp, times=None):
+        (stage,) = make_stages(model, 1, lambda: Adam(0.01), np.float32, seed=4, xp=xp)
+        began_s = time.monotonic()
+        measured = execute(checked, {0: times.watch(stage) if times else stage}, comm, *data)
+        if times:
+            durations_s = times.durations_s(measured)
+            assert (durations_s > 0).all()
+            assert durations_s.sum() <= time.monotonic() - began_s
+        return [loss for _, loss in sorted(stage.losses.items())]
+
+    def job(comm):
+        found, expected = losses(comm, cupy, DeviceTimes(CudaRuntime())), losses(comm, np)
+        np.testing.assert_allclose(found, expected, rtol=1e-4)
+
+    lanterne.spawn(1, job)
