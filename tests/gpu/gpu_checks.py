@@ -80,7 +80,7 @@ def check_order_on_the_users_stream(comm):
     x, out = cupy.zeros(100_000, np.float32), cupy.zeros(100_000, np.float32)
     comm.all_reduce(x, out, algorithm="ring")
     delay(0.0, stream)
-    cupy.cuda.Device().synchronize()
+    cupy.cuda.get_current_stream().synchronize()
     delay(0.05 * (1 + comm.rank), stream)
     with stream:
         x.fill(comm.rank + 1)
