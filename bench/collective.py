@@ -203,6 +203,7 @@ COLUMNS = [
     ("time", "median"),
     ("p99", ""),
     ("max", ""),
+    ("over", "best"),
     ("algbw", "GB/s"),
     ("busbw", "GB/s"),
     ("late", "median"),
@@ -220,16 +221,24 @@ def print_records(document, file):
         f"lanterne {environment.get('lanterne', '')} {first['collective']}: {first['ranks']} ranks over "
         f"{first['transport']}, {environment['cpus']} cores of {environment['host']}",
         "time: agreed start to last completion on any rank; late: the late rank's call to last completion",
+        "over best: time over that of the fastest fixed algorithm of ours, at the same size and delay",
     ]
     rate = document.get("rate_bytes_per_s")
-    columns, rows = list(COLUMNS), [_row(record, rate) for record in results]
+    columns, rows = list(COLUMNS), [_row(record, rate, best_s(results, record)) for record in results]
     if not rate:
         del columns[-2]
         rows = [[*row[:-2], row[-1]] for row in rows]
     report.print_table(columns, rows, notes=notes, file=file)
 
 
-def _row(record, rate_bytes_per_s):
+def best_s(results, record):
+    """The least median time of a fixed algorithm of ours in the case of `record`; None if there is none."""
+    fixed = [row for row in results if row["algorithm"] not in ("auto", "native")]
+    same = [row for row in fixed if all(row[name] == record[name] for name in ("nbytes", "delay_s"))]
+    return min((statistics.median(row["time_s"]) for row in same), default=None)
+
+
+def _row(record, rate_bytes_per_s, fixed_s):
     times_s = sorted(record["time_s"])
     bandwidths = (record["algbw_gbytes_per_s"], record["busbw_gbytes_per_s"])
     late_s = statistics.median(record["late_s"]) if record["late_s"] else None
@@ -245,6 +254,7 @@ def _row(record, rate_bytes_per_s):
         format_time(statistics.median(times_s)),
         format_time(times_s[min(len(times_s) - 1, int(0.99 * len(times_s)))]),
         format_time(times_s[-1]),
+        "-" if fixed_s is None else f"{statistics.median(times_s) / fixed_s:.2f}",
         *("-" if value is None else f"{value:.3g}" for value in bandwidths),
         format_time(late_s),
         "-" if late_s is None or not rate_bytes_per_s else f"{late_s * rate_bytes_per_s / record['nbytes']:.2f}",

@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from lanterne.bench.collective import best_s
+
 KEYS = {
     "collective", "algorithm", "transport", "device", "ranks", "nbytes", "count", "dtype", "op", "late_rank", "delay_s",
     "time_s", "late_s", "algbw_gbytes_per_s", "busbw_gbytes_per_s", "wrong",
@@ -110,3 +112,17 @@ def test_a_missed_bar_is_exit_1():
     argv = ["all_reduce", "-n", "2", "--transport", "local", "--algorithm", "ring", "--bytes", "1K", "--min-busbw"]
     assert bench(*argv, "0.000001").returncode == 0
     assert bench(*argv, "1e9").returncode == 1
+
+
+def test_over_best_is_over_the_fastest_fixed_algorithm_of_the_same_case():
+    case = {"nbytes": 64, "delay_s": 0.0}
+    results = [
+        {"algorithm": "auto", "time_s": [1.0], **case},
+        {"algorithm": "native", "time_s": [2.0], **case},
+        {"algorithm": "ring", "time_s": [3.0, 4.0, 9.0], **case},
+        {"algorithm": "rhd", "time_s": [5.0], **case},
+        {"algorithm": "ring", "time_s": [0.5], **case | {"nbytes": 128}},
+        {"algorithm": "ring", "time_s": [0.5], **case | {"delay_s": 0.1}},
+    ]
+    assert best_s(results, results[0]) == 4.0
+    assert best_s(results[:2], results[0]) is None
