@@ -29,6 +29,7 @@ BUDGET_S = 570.0
 # How much sooner than its step a job of several ranks is ended, so that what it has found is still read.
 JOB_MARGIN_S = 12.0
 CUDA_HOME = "/usr/local/cuda"
+MAX_FAILED = 40
 FAILED = re.compile(r"^(?:FAILED|ERROR) .*$", re.MULTILINE)
 
 
@@ -163,11 +164,21 @@ def _kill_session(process):
 
 
 def _descendants(pid):
-    try:
-        children = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    except OSError:
-        return []
-    return children + [found for child in children for found in _descendants(child)]
+    """The pids of all processes that `pid` has started, and those these have; without those whose parent has ended."""
+    children = {}
+    for folder in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            # The name before the last parenthesis may hold anything.
+            parent = Path(f"/proc/{folder}/stat").read_text().rpartition(")")[2].split()[1]
+        except OSError:
+            continue
+        children.setdefault(int(parent), []).append(int(folder))
+    found, todo = [], [pid]
+    while todo:
+        below = children.get(todo.pop(), [])
+        found += below
+        todo += below
+    return found
 
 
 def markdown(outcomes):
@@ -179,7 +190,9 @@ def markdown(outcomes):
         lines.append(f"| {outcome.name} | {ended} | {format_time(outcome.took_s)} | {last} |")
     for outcome in outcomes:
         if outcome.failed:
-            lines += ["", f"## {outcome.name}", "", *(f"- {line[:300]}" for line in outcome.failed)]
+            shown = [f"- {line[:300]}" for line in outcome.failed[:MAX_FAILED]]
+            more = len(outcome.failed) - len(shown)
+            lines += ["", f"## {outcome.name}", "", *shown, *([f"- and {more} more"] if more else [])]
     return "\n".join(lines) + "\n"
 
 

@@ -147,7 +147,7 @@ def _nccl():
     if module is not None and getattr(module, "available", False):
         return _part("NCCL", True, str(module.get_version()))
     return _part(
-        "NCCL", False, reason or "CuPy was built without NCCL", "pip install 'lanterne[cuda13]' or 'lanterne[cuda12]'"
+        "NCCL", False, reason or "CuPy found no libnccl.so.2", "pip install 'lanterne[cuda13]' or 'lanterne[cuda12]'"
     )
 
 

@@ -14,11 +14,19 @@ _DLPACK_CUDA = (2, 13)  # kDLCUDA, kDLCUDAManaged
 
 
 def is_device_array(x):
-    """True for memory of a CUDA device: `__cuda_array_interface__`, or DLPack on a CUDA device."""
+    """True for memory of a CUDA device: `__cuda_array_interface__`, or DLPack on a CUDA device.
+
+    Raises:
+        InputError: the array does not give its memory away.
+    """
     if type(x) is np.ndarray:
         return False
-    if hasattr(x, "__cuda_array_interface__"):
-        return True
+    try:
+        if hasattr(x, "__cuda_array_interface__"):
+            return True
+    except RuntimeError as error:
+        # torch refuses so for tensors whose gradients it keeps.
+        raise InputError(f"array: {error}") from error
     return hasattr(x, "__dlpack_device__") and x.__dlpack_device__()[0] in _DLPACK_CUDA
 
 

@@ -94,6 +94,16 @@ def test_is_device_array(x, expected):
     assert is_device_array(x) is expected
 
 
+def test_a_tensor_that_keeps_gradients_is_refused_in_its_own_words():
+    class Tensor:
+        @property
+        def __cuda_array_interface__(self):
+            raise RuntimeError("Can't get __cuda_array_interface__ on Variable that requires grad. Use var.detach()")
+
+    with pytest.raises(InputError, match="array: .* Use var.detach"):
+        is_device_array(Tensor())
+
+
 def test_host_arrays_share_memory():
     memory = bytearray(8)
     view = host_array(memory)

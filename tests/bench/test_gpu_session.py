@@ -1,0 +1,104 @@
+"""The session on a lent GPU, without one: steps end in time, their verdicts are read, and nothing outlives them."""
+
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+
+from lanterne.bench import gpu_session
+from lanterne.bench.gpu_session import Step
+
+ROOT = gpu_session.ROOT
+
+
+def run(tmp_path, *steps, budget_s=60.0):
+    outcomes = gpu_session.run(tmp_path, budget_s, steps)
+    document = json.loads((tmp_path / "session.json").read_text())
+    assert [step["name"] for step in document["steps"]] == [outcome.name for outcome in outcomes]
+    return outcomes, (tmp_path / "session.md").read_text(), (tmp_path / "session.log").read_text()
+
+
+def test_each_step_has_its_verdict(tmp_path, capsys):
+    (right, wrong), text, log = run(
+        tmp_path, Step("right", ("-c", "print('all is well')"), 30), Step("wrong", ("-c", "1 / 0"), 30)
+    )
+    assert (right.code, right.last, wrong.code) == (0, "all is well", 1)
+    assert wrong.last == "ZeroDivisionError: division by zero"
+    assert "| right | ok |" in text and "| wrong | code 1 |" in text
+    assert log.index("all is well") < log.index("===== wrong") < log.index("ZeroDivisionError")
+    assert "wrong: 1: ZeroDivisionError" in capsys.readouterr().out
+
+
+def test_a_step_that_hangs_is_killed_with_its_children_and_the_next_one_runs(tmp_path, mark, capsys):
+    child = f"import time; open({str(tmp_path / 'pid')!r}, 'w').write(str(__import__('os').getpid())); time.sleep(600)"
+    code = f"import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', {child!r}], start_new_session=True)"
+    (hung, after), text, _ = run(
+        tmp_path, Step("hung", ("-c", f"{code}; print('half way', flush=True); time.sleep(600)"), 6), STEP
+    )
+    assert (hung.code, hung.last, after.code) == (None, "half way", 0)
+    assert "| hung | time was over |" in text
+    pid = int((tmp_path / "pid").read_text())
+    deadline = time.monotonic() + 30
+    while is_alive(pid) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not is_alive(pid)
+
+
+STEP = Step("after", ("-c", ""), 30)
+
+
+def is_alive(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_the_budget_bounds_all(tmp_path, capsys):
+    (step,), text, _ = run(tmp_path, STEP, budget_s=1.0)
+    assert step.code is None and "not begun" in step.last
+    assert "| after | time was over |" in text
+
+
+def test_tests_that_fail_are_named(tmp_path, capsys):
+    file = tmp_path / "test_it.py"
+    file.write_text("def test_right():\n    pass\n\n\ndef test_wrong():\n    assert 1 == 2\n")
+    (step,), text, _ = run(tmp_path, Step("tests", (str(file),), 50, tests=True))
+    assert step.code == 1 and len(step.failed) == 1
+    assert "test_wrong" in text and "test_right" not in text
+
+
+def test_steps_name_tests_that_are_there():
+    options = ["--collect-only", "-q", "-p", "no:cacheprovider", "-o", "addopts=", "--import-mode=importlib"]
+    command = [sys.executable, "-m", "pytest", "tests/gpu", *options]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+    for step in filter(lambda step: step.tests, gpu_session.steps("x", ROOT / "out")):
+        files = [argument for argument in step.arguments if argument.startswith("tests/")]
+        words = step.arguments[step.arguments.index("-k") + 1].split() if "-k" in step.arguments else []
+        wanted = [word for word in words if word not in ("and", "not")]
+        assert files and all(text in result.stdout for text in [*files, *wanted]), step
+
+
+def test_all_steps_fit_the_budget():
+    limits_s = [step.limit_s for step in gpu_session.steps("x", ROOT / "out")]
+    assert sum(limits_s) < 1.3 * gpu_session.BUDGET_S
+    assert max(limits_s) <= 120
+
+
+def test_unknown_steps_are_refused(tmp_path, capsys):
+    with pytest.raises(SystemExit) as caught:
+        gpu_session.main(["--out", str(tmp_path), "--only", "speed"])
+    assert caught.value.code == 2
+    assert "--only: got 'speed', expected part of one of: environment" in capsys.readouterr().err
+
+
+def test_help():
+    result = subprocess.run(
+        [sys.executable, "-m", "lanterne.bench.gpu_session", "--help"],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert result.returncode == 0 and "session.md" in result.stdout
