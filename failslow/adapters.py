@@ -111,13 +111,24 @@ def nbytes_of(buffers):
 def watch_communicator(target, name, recorder, communicator=None):
     """Wrap method `name` of `target`: a Communicator, or the class (then each call's first argument is one)."""
 
-    def note(args, kwargs, start_s, end_s):
-        comm, args = (communicator, args) if communicator is not None else (args[0], args[1:])
-        key = number_of((comm.communicator_id, comm.ranks))
-        nbytes = nbytes_of(args) if args else nbytes_of(kwargs.values())
-        recorder.call(comm.transport.rank, name, comm.world_size, key, nbytes, start_s, end_s)
+    first = 0 if communicator is not None else 1
 
-    return timed(getattr(target, name), note)
+    def note(args, kwargs, start_s, end_s):
+        comm = communicator if first == 0 else args[0]
+        try:
+            rank, ranks, number = comm.lanterne_identity
+        except AttributeError:
+            rank, ranks, number = comm.lanterne_identity = identity(comm)
+        try:
+            nbytes = args[first].nbytes
+        except (AttributeError, IndexError):
+            nbytes = nbytes_of((*args[first:], *kwargs.values()))
+        recorder.call(rank, name, ranks, number, nbytes, start_s, end_s)
+
+    def identity(comm):
+        return comm.transport.rank, comm.world_size, number_of((comm.communicator_id, comm.ranks))
+
+    return timed(getattr(target, name), note, recorder)
 
 
 def adapt_lanterne(module, recorder):
@@ -168,8 +179,8 @@ def adapt_mpi4py(module, recorder):
         return watched
 
     for base in (module.Intracomm, module.Cartcomm):
-        methods = {name: timed(getattr(base, name), collective(name)) for name in MPI if hasattr(base, name)}
-        methods |= {name: timed(getattr(base, name), message(name)) for name in MPI_MESSAGES if hasattr(base, name)}
+        methods = {name: timed(getattr(base, name), collective(name), recorder) for name in MPI if hasattr(base, name)}
+        methods |= {name: timed(getattr(base, name), message(name), recorder) for name in MPI_MESSAGES if hasattr(base, name)}
         methods |= {name: made(getattr(base, name)) for name in MPI_MAKERS if hasattr(base, name)}
         kinds[base] = type(base.__name__, (base,), methods | {"__module__": module.__name__})
     world = module.COMM_WORLD = kinds[module.Intracomm](module.COMM_WORLD)
@@ -204,7 +215,7 @@ def adapt_torch(module, recorder):
     for name in (*TORCH, *TORCH_MESSAGES):
         if hasattr(module, name):
             note = noting(name, name in TORCH)
-            setattr(module, name, timed(getattr(module, name), note, inside=module.__name__))
+            setattr(module, name, timed(getattr(module, name), note, recorder, inside=module.__name__))
 
 
 def adapt_ddp(module, recorder):
@@ -214,7 +225,7 @@ def adapt_ddp(module, recorder):
     def note(args, kwargs, start_s, end_s):
         recorder.call(environment_rank(), DDP_FORWARD, 0, 0, nbytes_of(args[1:2]), start_s, end_s)
 
-    kind.forward = timed(kind.forward, note)
+    kind.forward = timed(kind.forward, note, recorder)
 
 
 def _position(function, parameter):
@@ -251,7 +262,7 @@ def adapt_nccl(module, recorder):
 
     for name in (*NCCL, "send", "recv"):
         if hasattr(base, name):
-            setattr(NcclCommunicator, name, timed(getattr(base, name), noting(name, name in NCCL)))
+            setattr(NcclCommunicator, name, timed(getattr(base, name), noting(name, name in NCCL), recorder))
     module.NcclCommunicator = NcclCommunicator
 
 

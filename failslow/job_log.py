@@ -225,6 +225,8 @@ class JobLog:
             notes += [note for note in reader.header.get("notes", ()) if note not in notes]
             if reader.lost:
                 notes.append(f"rank {rank}: {reader.lost} calls came faster than they were read and are not counted")
+            if reader.faults:
+                notes.append(f"rank {rank}: {reader.faults} calls could not be recorded")
         if broken := [rank for rank, reader in sorted(self._readers.items()) if not reader.ended]:
             notes.append(f"rank {_join(broken)} did not end in order")
         if self._period.dropped:
@@ -232,8 +234,8 @@ class JobLog:
         if self._readers and not self.iterations:
             notes.append("no call recurs evenly: no iterations were found")
         elif self.iterations and self._tracker.row < 2 * SKIPPED_ROWS:
-            few = f"{self._tracker.row} iterations, too few to judge"
-            notes.append(f"{few}: the first {SKIPPED_ROWS} show what is normal")
+            timed = f"{self._tracker.row} of the iterations were timed, too few to judge"
+            notes.append(f"{timed}: the first {SKIPPED_ROWS} show what is normal")
         if any(incident.relief is None for incident in self._tracker.incidents):
             notes.append("the job ended inside an incident")
         if any(name == DDP_FORWARD for name, _ in self._calls):

@@ -17,6 +17,8 @@ RECORD = struct.Struct("<QHHIqdd")
 MAX_NAMES, NAME_NBYTES = 64, 48
 HEADER_NBYTES = 4096 + MAX_NAMES * NAME_NBYTES
 ENDED_OFFSET = 4095
+FAULTS = struct.Struct("<Q")
+FAULTS_OFFSET = ENDED_OFFSET - FAULTS.size
 CAPACITY = 16_384
 
 
@@ -42,13 +44,13 @@ class RingWriter:
         header: a dict of JSON values for the reader, at most 4 kB.
         capacity: records that the ring holds.
 
-    Cost: 0.5 us a call; memory and file: 40 bytes a record.
+    Cost: 0.4 us a call; memory and file: 40 bytes a record.
     """
 
     def __init__(self, path, header, capacity=CAPACITY):
         text = json.dumps({**header, "capacity": capacity}).encode()
-        if len(text) >= ENDED_OFFSET:
-            raise ValueError(f"call log: got a header of {len(text)} bytes, expected fewer than {ENDED_OFFSET}")
+        if len(text) >= FAULTS_OFFSET:
+            raise ValueError(f"call log: got a header of {len(text)} bytes, expected fewer than {FAULTS_OFFSET}")
         size = HEADER_NBYTES + capacity * RECORD.size
         # The reader finds the file complete, or not at all.
         partial = f"{path}.new"
@@ -58,11 +60,23 @@ class RingWriter:
         self._map[: len(text)] = text
         os.rename(partial, path)
         self._capacity = capacity
-        self._numbers = count(1)
+        self._numbers = count()
         self._names = {}
 
-    def name_number(self, name):
-        """The number of a call's name, for `record`; names beyond the last share its number."""
+    def channel(self, name, ranks, communicator):
+        """A function (nbytes, start_s, end_s) that writes a call of these; any thread may call it."""
+        number, numbers, capacity, memory = self._name_number(name), self._numbers, self._capacity, self._map
+        pack, size = RECORD.pack_into, RECORD.size
+
+        def write(nbytes, start_s, end_s):
+            index = next(numbers)
+            offset = HEADER_NBYTES + index % capacity * size
+            pack(memory, offset, index + 1, number, ranks, communicator, nbytes, start_s, end_s)
+
+        return write
+
+    def _name_number(self, name):
+        """The number of a call's name; names beyond the last share its number."""
         number = self._names.get(name)
         if number is None:
             number = self._names[name] = min(len(self._names), MAX_NAMES - 1)
@@ -71,11 +85,10 @@ class RingWriter:
             self._map[offset : offset + len(encoded)] = encoded
         return number
 
-    def record(self, name_number, ranks, communicator, nbytes, start_s, end_s):
-        """Write one call; any thread may."""
-        number = next(self._numbers)
-        offset = HEADER_NBYTES + (number - 1) % self._capacity * RECORD.size
-        RECORD.pack_into(self._map, offset, number, name_number, ranks, communicator, nbytes, start_s, end_s)
+    def fault(self):
+        """Say that a call could not be written."""
+        (faults,) = FAULTS.unpack_from(self._map, FAULTS_OFFSET)
+        FAULTS.pack_into(self._map, FAULTS_OFFSET, faults + 1)
 
     def end(self):
         """Say that the program ended in order."""
@@ -94,7 +107,7 @@ class RingReader:
     def __init__(self, path):
         with open(path, "rb") as file:
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        self.header = json.loads(self._map[:ENDED_OFFSET].rstrip(b"\0"))
+        self.header = json.loads(self._map[:FAULTS_OFFSET].rstrip(b"\0"))
         self._capacity = self.header["capacity"]
         self._next = 1
         self._names = {}
@@ -104,6 +117,11 @@ class RingReader:
     def ended(self):
         """Whether the program has said that it ended in order."""
         return self._map[ENDED_OFFSET] == 1
+
+    @property
+    def faults(self):
+        """Calls that the program made and its recorder failed to write."""
+        return FAULTS.unpack_from(self._map, FAULTS_OFFSET)[0]
 
     def take(self):
         """The Calls since the last take, oldest first."""

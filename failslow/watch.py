@@ -113,7 +113,7 @@ class Watch:
 class Reader:
     """Polls a JobLog in a thread of its own and passes its Notices to `on_notice`; `finish()` ends it.
 
-    Whatever fails in here is logged; nobody who is watched notices.
+    Whatever fails in here is logged, and reading then ends; nobody who is watched notices.
 
     Attributes: `used_s`, the core time that reading took.
     """
@@ -121,14 +121,15 @@ class Reader:
     def __init__(self, job, on_notice):
         self._job, self._on_notice = job, on_notice
         self._lock, self._ended = threading.Lock(), threading.Event()
-        self._last, self.used_s = None, 0.0
+        self._last, self.used_s, self._failures = None, 0.0, []
         self._thread = threading.Thread(target=self._run, name="lanterne-watch", daemon=True)
         self._thread.start()
 
     def report(self):
-        """The JobLog's report up to now."""
+        """The JobLog's report up to now, with a note if reading has failed."""
         with self._lock:
-            return self._job.report()
+            found = self._job.report()
+        return found | {"notes": [*found["notes"], *self._failures]}
 
     def finish(self):
         """Read what is left, end, and return the last report."""
@@ -148,10 +149,19 @@ class Reader:
             self.used_s = time.thread_time()
 
     def _poll(self):
+        if self._failures:
+            return
         try:
             with self._lock:
                 notices = self._job.poll()
-            for notice in notices:
-                self._on_notice(notice)
-        except Exception:
+        except Exception as error:
+            # Such as a log that another program has cut short: what is known up to here stays.
             log.exception("watch: the call logs could not be read")
+            self._failures.append(f"the call logs could not be read any further: {type(error).__name__}: {error}")
+            return
+        for notice in notices:
+            try:
+                self._on_notice(notice)
+            except Exception:
+                # The caller's own function.
+                log.exception("watch: on_notice failed")

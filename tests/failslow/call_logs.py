@@ -40,7 +40,7 @@ def write_logs(folder, logs, boots=None, ended=True, capacity=16_384):
         header = {"rank": rank, "pid": 1, "host": "h", "boot": (boots or {}).get(rank, "b")}
         writer = RingWriter(folder / f"rank-{rank}-1.calls", header, capacity)
         for name, *rest in calls:
-            writer.record(writer.name_number(name), *rest)
+            writer.channel(name, *rest[:2])(*rest[2:])
         if ended:
             writer.end()
         writers.append(writer)

@@ -7,6 +7,7 @@ import pytest
 from lanterne.failslow.job_log import JobLog
 from lanterne.failslow.lateness import MAX_OPEN, Matcher, attribute
 from lanterne.failslow.ring import Call
+from lanterne.failslow.watch import Reader
 
 from .call_logs import CALLS, OWN_S, TRANSFER_S, job_calls, write_logs
 
@@ -126,7 +127,7 @@ def test_it_reads_while_the_job_runs(tmp_path):
     job, rows = JobLog(tmp_path, 2), []
     for i in range(120 * CALLS):
         for writer, calls in zip(writers, logs.values(), strict=True):
-            writer.record(writer.name_number(calls[i][0]), *calls[i][1:])
+            writer.channel(*calls[i][:3])(*calls[i][3:])
         rows += [(i // CALLS, notice.event) for notice in job.poll()]
     confirmed = next(row for row, event in rows if event.kind == "onset" and event.confirmed_at is not None)
     assert 60 <= confirmed <= 60 + 6
@@ -146,3 +147,32 @@ def test_what_waits_for_a_silent_rank_is_bounded():
 def test_no_evidence_no_blame():
     assert attribute((), (), 5, 5, 1.0).kind == "unknown"
     assert attribute((), (), 0, 0, -1.0).kind == "unknown"
+
+
+def test_calls_that_could_not_be_recorded_are_told(tmp_path):
+    writers = write_logs(tmp_path, job_calls(2, 60))
+    writers[1].fault()
+    writers[1].fault()
+    job = JobLog(tmp_path, 2)
+    job.poll()
+    assert "rank 1: 2 calls could not be recorded" in job.report()["notes"]
+
+
+def test_a_reader_that_fails_or_a_notice_that_does_ends_no_program_and_says_so(tmp_path):
+    write_logs(tmp_path, job_calls(2, 120, late=(1, 60, 90, 4e-3)))
+
+    class Broken(JobLog):
+        def poll(self):
+            super().poll()
+            raise OSError("gone")
+
+    found = Reader(Broken(tmp_path, 2), print).finish()
+    assert found["notes"][-1] == "the call logs could not be read any further: OSError: gone"
+    asked = []
+
+    def on_notice(notice):
+        asked.append(notice)
+        raise RuntimeError("of the caller")
+
+    found = Reader(JobLog(tmp_path, 2), on_notice).finish()
+    assert len(asked) > 1 and found["incidents"] and not any("could not be read" in note for note in found["notes"])

@@ -15,7 +15,7 @@ from lanterne.failslow.ring import MAX_NAMES, RECORD, Call, RingReader, RingWrit
 
 def write(writer, *indices):
     for i in indices:
-        writer.record(writer.name_number(f"call {i % 3}"), 4, 7, 8 * i, float(i), i + 0.5)
+        writer.channel(f"call {i % 3}", 4, 7)(8 * i, float(i), i + 0.5)
 
 
 def expected(*indices):
@@ -73,7 +73,7 @@ def test_threads_share_a_writer(tmp_path):
 def test_names_beyond_the_last_share_one(tmp_path):
     writer = RingWriter(tmp_path / "calls", {}, 256)
     for i in range(MAX_NAMES + 20):
-        writer.record(writer.name_number(f"name {i}" + "x" * 99), 1, 1, 1, 0.0, 0.0)
+        writer.channel(f"name {i}" + "x" * 99, 1, 1)(1, 0.0, 0.0)
     names = [call.name for call in RingReader(tmp_path / "calls").take()]
     assert len(names) == MAX_NAMES + 20
     assert len(set(names)) == MAX_NAMES
@@ -86,7 +86,7 @@ def test_what_a_killed_writer_wrote_is_there(tmp_path):
 from lanterne.failslow.ring import RingWriter
 writer = RingWriter({str(path)!r}, {{"rank": 3}})
 for i in range(100):
-    writer.record(writer.name_number("a"), 2, 0, i, i, i)
+    writer.channel("a", 2, 0)(i, i, i)
 os.kill(os.getpid(), signal.SIGKILL)"""
     result = subprocess.run([sys.executable, "-c", program], check=False, cwd=os.getcwd(), timeout=60)
     assert result.returncode == -signal.SIGKILL
