@@ -14,10 +14,10 @@ import time
 from statistics import mean
 
 from ..errors import InputError
-from ..pipeline.best import best
 from ..pipeline.check import check
 from ..pipeline.optimal import solve
 from ..pipeline.problem import Problem
+from ..pipeline.schedulers import plan
 from ..pipeline.simulate import simulate
 from . import report
 
@@ -41,7 +41,7 @@ def run(args):
     if args.solver is not None and args.solver <= 0:
         raise InputError(f"--solver: got {args.solver:g}, expected more than 0 seconds")
     # Compiling, once per machine, and loading are not planning.
-    best(random_problem(3), effort=0.1)
+    plan(random_problem(3), "best", effort=0.1)
     records = []
     for seed in range(args.seed, args.seed + args.problems):
         report.progress(f"problem {seed}")
@@ -77,12 +77,12 @@ def measure(seed, effort=1.0, solver_s=None):
     """The record of one problem."""
     problem = random_problem(seed)
     begin = time.process_time()
-    plan = best(problem, effort=effort)
+    made = plan(problem, "best", effort=effort)
     planning_s = time.process_time() - begin
-    makespan = known = simulate(check(plan, problem), problem).makespan
-    bound = plan.proved_bound
+    makespan = known = simulate(check(made, problem), problem).makespan
+    bound = made.proved_bound
     if solver_s and makespan > bound * (1 + 1e-9):
-        solution = solve(problem, hint=plan, time_limit_s=solver_s)
+        solution = solve(problem, hint=made, time_limit_s=solver_s)
         known, bound = solution.makespan, solution.lower_bound
     return {
         "seed": seed,

@@ -1,6 +1,5 @@
 """Training whose links and ranks become slow on purpose, and that adapts if asked to."""
 
-from ..pipeline.adapt import Adapter
 from ..pipeline.execute import execute
 from ..pipeline.injection import Replay
 from ..pipeline.observed import ObservedPlane
@@ -31,6 +30,9 @@ class Disturbed:
         self.replay = Replay(events, trainer.plane, trainer.place, trainer.stages)
         self.adapter = None
         if adapts:
+            # It loads the compiler.
+            from ..pipeline.adapt import Adapter
+
             where = trainer.copy, trainer.place, trainer.part
             self.adapter = Adapter(trainer.comm, trainer.plans, trainer.plane, where=where)
             self.adapter.iteration = trainer.iterations

@@ -18,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "transport"))
 from processes import MARK, assert_none_left, marked, new_mark  # noqa: E402
 
 SMALL = "--blocks 2 --width 16 --heads 2 --length 16 --rows 2 --microbatches 4 --iterations 6".split()
+LAUNCHERS = {"mpi": "mpi", "ucx": "direct"}
 COMMAND = [sys.executable, "-m", "lanterne", "pipeline", "train"]
 
 
@@ -106,14 +107,20 @@ def command_line(pid):
         return file.read()
 
 
+@pytest.fixture(scope="module")
+def expected(text, tmp_path_factory):
+    """Losses of 200 iterations that nothing disturbs."""
+    out = tmp_path_factory.mktemp("expected") / "out.json"
+    assert local(text, "-n", "2", "--json", str(out), "--iterations", "200") == 0
+    return losses(out)
+
+
 @pytest.mark.parametrize("victim", ["rank", "launcher"])
-def test_a_run_killed_at_any_point_goes_on_to_the_same_losses(text, victim, tmp_path):
+def test_a_run_killed_at_any_point_goes_on_to_the_same_losses(text, expected, victim, tmp_path):
     """Killed after each of several waits, and taken up each time by another number of ranks."""
     need("mpi")
     mark = new_mark()
     small, saved, out = [*SMALL[:-1], "200"], tmp_path / "run.npz", tmp_path / "out.json"
-    assert local(text, "-n", "2", "--json", str(out), "--iterations", "200") == 0
-    expected = losses(out)
     options = ["--checkpoint", str(saved), "--checkpoint-every", "1"]
     for ranks in (2, 4) if victim == "rank" else (1,):
         command = [*COMMAND, "--data", text, *small, "-n", str(ranks), "--data-parallel", str(min(ranks, 2))]
@@ -218,18 +225,18 @@ sys.exit(cli.main(sys.argv[1:]))
 """
 
 
-@pytest.mark.parametrize("transport", ["mpi", "ucx"])
-def test_a_stage_that_raises_ends_all_ranks_and_is_shown_once(transport, text, tmp_path):
+@pytest.mark.parametrize(("transport", "copies", "third"), [("mpi", 2, "F1.0"), ("ucx", 1, "F1.2")])
+def test_a_stage_that_raises_ends_all_ranks_and_is_shown_once(transport, copies, third, text, tmp_path):
     need(transport)
     job, mark = tmp_path / "job.py", new_mark()
     job.write_text(FAULT)
-    train = ["pipeline", "train", "--data", text, *SMALL, "--stages", "2", "--data-parallel", "2"]
+    train = ["pipeline", "train", "--data", text, *SMALL, "--stages", "2", "--data-parallel", str(copies)]
     code = (
         "import sys; from lanterne.transport.launch import launch; "
-        f"sys.exit(launch([sys.executable, *sys.argv[1:]], 4, launcher={'mpi' if transport == 'mpi' else 'direct'!r}))"
+        f"sys.exit(launch([sys.executable, *sys.argv[2:]], {2 * copies}, launcher=sys.argv[1]))"
     )
     result = subprocess.run(
-        [sys.executable, "-c", code, str(job), *train, "--transport", transport],
+        [sys.executable, "-c", code, LAUNCHERS[transport], str(job), *train, "--transport", transport],
         env=os.environ | {MARK: mark},
         capture_output=True,
         text=True,
@@ -237,7 +244,7 @@ def test_a_stage_that_raises_ends_all_ranks_and_is_shown_once(transport, text, t
         check=False,
     )
     assert result.returncode == 1
-    assert result.stderr == "lanterne: pipeline rank 1, F1.0: ArithmeticError: cannot go on\n"
+    assert result.stderr == f"lanterne: pipeline rank 1, {third}: ArithmeticError: cannot go on\n"
     assert_none_left(mark)
 
 

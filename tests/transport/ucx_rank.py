@@ -59,7 +59,7 @@ def scenario_last_words(transport):
             transport.post((Send(region, index * nbytes, nbytes, 1),)).wait()
     else:
         array[:] = 0
-        time.sleep(1.0)
+        time.sleep(0.5)
         for index in range(count):
             transport.post((Recv(region, index * nbytes, nbytes, 0),)).wait()
         np.testing.assert_array_equal(array, pattern(count * nbytes, 3))
