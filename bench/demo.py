@@ -61,7 +61,8 @@ def add_arguments(parser):
 
 def run(args):
     """Run the job, show it, sum it up; the exit code."""
-    from .demo_job import load_planner, nominal, run_demo
+    from ..pipeline.best import load_search
+    from .demo_job import run_demo
     from .demo_view import View
     from .pipeline_measure import on_ranks
 
@@ -70,7 +71,7 @@ def run(args):
     file = sys.stderr if args.json == "-" else sys.stdout
     print(f"# {about['ranks']} ranks, {about['iterations']} iterations; {about['disturbance']}", file=file, flush=True)
     report.progress("compiling the planner, once per machine")
-    load_planner(nominal(about["ranks"], work["pace_s"]))
+    load_search()
     report.progress("")
     with tempfile.TemporaryDirectory() as folder:
         feed = Path(folder, "feed")

@@ -4,14 +4,12 @@ Rank 0 tells what happens, as it happens, line by line in a file; who shows it r
 """
 
 import argparse
-import dataclasses
 import json
 import time
 
 import numpy as np
 
 from ..pipeline import train as own_text
-from ..pipeline.best import best
 from ..pipeline.estimate import pair_delays
 from ..pipeline.injection import Event
 from ..pipeline.measured import gather
@@ -25,16 +23,6 @@ from .train_setup import add_model_arguments, make_setup
 MICROBATCHES = 8
 MODEL = f"--width 32 --heads 2 --length 32 --rows 2 --microbatches {MICROBATCHES}".split()
 SCHEDULER = "zb_h1"
-
-
-def load_planner(problem):
-    """Compile what re-planning needs, once per machine, and load it: else a job waits for that in the middle.
-
-    Cost: some 15 s the first time, then half a second per process.
-    """
-    ranks, unit_s = range(problem.stages), problem.forward[0]
-    latency_s = tuple(tuple((1 + min(a, b)) * unit_s if abs(a - b) == 1 else 0.0 for b in ranks) for a in ranks)
-    best(dataclasses.replace(problem, link_latency=latency_s), effort=0.05)
 
 
 def run_demo(comm, work):
@@ -62,8 +50,6 @@ def make_trainer(comm, work):
         parser.parse_args([*MODEL, "--blocks", str(comm.world_size)]), comm.world_size, read_text(own_text.__file__)
     )
     problem = nominal(comm.world_size, work["pace_s"])
-    if comm.rank == 0:
-        load_planner(problem)
     trainer = setup.trainer(comm, own_text.plans(problem, SCHEDULER), layout=setup.layout, plane=observed_plane)
     return trainer, MICROBATCHES * setup.settings.rows * setup.settings.length
 

@@ -25,9 +25,9 @@ import numpy as np
 
 from ..errors import InputError
 from .verdicts import Agreement
-from .best import best
+from .best import best, load_search
 from .check import CheckedPlan, check
-from .estimate import estimate, planned_delay
+from .estimate import estimate, planned_delay, with_links_of
 from .execute import execute
 from .plan import Plan
 from .problem import Problem
@@ -38,6 +38,11 @@ from .watch import ONSET, RELIEF, Noise, Watch, findings, pair_tolerances
 
 # Delays that differ by less than this share of the time of one F and one B, or than this many seconds, are noise.
 FLOOR_SHARE, FLOOR_S = 0.1, 300e-6
+# A link has healed, and goes back to the usual plane to show it there, if no more than this share of its worst delay is
+# left: the rest may be the delegates' own.
+HEALED_SHARE = 0.25
+# How long the other ranks wait for the coordinator's compiler.
+COMPILE_S = 600.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +53,7 @@ class AdaptSettings:
         scheduler: who makes the new plans; best starts from the running one.
         effort: of best; None for its own for re-planning.
         min_gain: a plan is swapped if it is predicted to save this share of the iteration.
+        min_divert_gain: a link is taken off the usual plane if that, or a plan with it, is predicted to save this share.
         onset, relief: iterations in a row that must show that a link is slow, or well again.
         calibrate: iterations to measure the undisturbed problem from, behind the first, where none is given.
         divert: whether slow links are taken off the usual data plane.
@@ -56,6 +62,7 @@ class AdaptSettings:
     scheduler: str = "best"
     effort: float | None = None
     min_gain: float = 0.02
+    min_divert_gain: float = 0.05
     onset: int = ONSET
     relief: int = RELIEF
     calibrate: int = 6
@@ -135,6 +142,9 @@ class Adapter:
             for checked in self.plans:
                 own = problem and dataclasses.replace(problem, microbatches=checked.plan.microbatches)
                 self._deciders.append(Decider(checked, own, self.settings, plane.in_order))
+            if self.settings.scheduler == "best":
+                load_search()
+        self.agreement.comm.barrier(timeout_s=COMPILE_S)  # Else they would wait in the middle of the first iteration.
 
     @property
     def checked(self):
@@ -239,8 +249,7 @@ class Decider:
         self.base = self.assumed = problem
         self.slow_links, self.predicted_s, self.found, self.holds = [], None, {}, False
         self._since, self._recent, self._noise = 0, [], problem and Noise(_floor_s(problem))
-        if problem is not None:
-            self._warm_up(problem)
+        self._worst_s = {}
 
     def occupancy_s(self, source, destination):
         """Of a message of this pair, as the running plan assumes it."""
@@ -276,13 +285,7 @@ class Decider:
             self._noise.add(profile)
         self.base = estimate(profiles, timed, timed, self._noise.delay_s)
         self._recent, self.assumed = profiles, self.base
-        self._warm_up(self.base)
         return {"calibrated": 1}
-
-    def _warm_up(self, problem):
-        """Let the planner load and compile what it needs before it is in a hurry: plan for some slow link."""
-        slow = dataclasses.replace(problem, link_latency=3.0 * max(problem.forward))
-        self._plan(slow)
 
     def _tolerances(self):
         """What the plan absorbs, per pair; on a plane whose sends block, not more than the shortest action."""
@@ -296,15 +299,22 @@ class Decider:
     def _change(self, noticed, next_iteration, found, began_s):
         settings = self.settings
         problem = estimate(self._recent, self.base, self.assumed, self._noise.delay_s)
+        slow = self._slow(problem, _unusual(problem, self.base))
+        healed = [pair for pair in self.slow_links if tuple(pair) not in slow]
+        if healed:
+            problem = with_links_of(self.base, problem, healed)
         delays_s = _unusual(problem, self.base)
-        slow = self._slow(problem, delays_s)
         links = [list(pair) for pair in slow] if settings.divert else []
         before_s = self._predicted(self.running.plan, problem, slow, self.slow_links)
         plan = self.initial.plan if problem == self.base and "calibrated" not in found else self._plan(problem)
         after_s = self._predicted(plan, problem, slow, links)
         kept_s = self._predicted(self.running.plan, problem, slow, links)
-        healed = plan is self.initial.plan and after_s <= kept_s * (1 + settings.min_gain)
-        swaps = plan is not self.running.plan and (after_s < kept_s * (1 - settings.min_gain) or healed)
+        goes_back = plan is self.initial.plan and after_s <= kept_s * (1 + settings.min_gain)
+        swaps = plan is not self.running.plan and (after_s < kept_s * (1 - settings.min_gain) or goes_back)
+        if min(kept_s, after_s) > before_s * (1 - settings.min_divert_gain) and not healed and links != self.slow_links:
+            links = self.slow_links
+            kept_s, after_s = before_s, self._predicted(plan, problem, slow, links)
+            swaps = plan is not self.running.plan and after_s < kept_s * (1 - settings.min_gain)
         self.assumed = problem
         self.watch.restart()
         self._recent = []
@@ -327,13 +337,19 @@ class Decider:
         return {"change": change._asdict(), "plan": plan, "problem": self.running.problem.to_dict()}
 
     def _slow(self, problem, delays_s):
-        """The pairs whose delays are worth a path of their own: half the shortest action, or that they have one."""
+        """The pairs whose delays are worth a path of their own: half the shortest action, and more than was healed."""
         half_s = min(*self.base.forward, *self.base.backward_input) / 2
         excess_s = {}
         for pair, delay_s in delays_s.items():
             key = tuple(sorted(pair))
             excess_s[key] = max(excess_s.get(key, 0.0), delay_s - sum(planned_delay(self.base, *pair)))
-        return sorted(pair for pair, value in excess_s.items() if value > half_s or list(pair) in self.slow_links)
+        slow = []
+        for pair, value in excess_s.items():
+            worst_s = self._worst_s.get(pair, 0.0) if list(pair) in self.slow_links else 0.0
+            if value > max(half_s, HEALED_SHARE * worst_s):
+                slow.append(pair)
+                self._worst_s[pair] = max(value, worst_s)
+        return sorted(slow)
 
     def _plan(self, problem):
         settings, running = self.settings, self.running.plan

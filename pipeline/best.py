@@ -10,6 +10,7 @@ from .bounds import lower_bound
 from .check import check
 from .crosspipe import crosspipe
 from .placement import PLACEMENTS, as_placement
+from .problem import Problem
 from .schedulers import SCHEDULERS, load
 from .search import improve
 from .simulate import simulate
@@ -86,6 +87,17 @@ def best(
     if time_limit_s is not None and quantile is None:
         plan, bound = _polished(plan, problem, bound, time_limit_s - (time.monotonic() - began), progress)
     return dataclasses.replace(plan, placement=placement, scheduler="best", proved_bound=bound)
+
+
+def load_search():
+    """Compile what the search runs, once per machine, and load it in this process: else the first plan waits for that.
+
+    Cost: some 15 s the first time, then half a second per process.
+    """
+    problem = Problem(2, 4, 1.0, 1.0, 1.0, link_latency=0.5)
+    plans = [load("zb_h1")(problem)]
+    # A target that no plan reaches, so that nothing is left out.
+    improve(plans, problem, target=0.0, effort=1e-3, seed=0, quantile=None, jitter=0.0, tell=lambda makespan: None)
 
 
 def _check_options(effort, seed, robust, jitter, time_limit_s):

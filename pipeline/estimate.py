@@ -57,6 +57,18 @@ def estimate(profiles, base, assumed, floor_s):
     return dataclasses.replace(base, **changes) if changes else base
 
 
+def with_links_of(base, problem, pairs):
+    """`problem` with the delays that `base` has between these pairs of ranks, both ways."""
+    ways = {way for one, other in pairs for way in ((one, other), (other, one))}
+    ranks, delays = range(base.stages), {}
+    for pair in ((one, other) for one in ranks for other in ranks if one != other):
+        delay = planned_delay(problem, *pair)
+        if pair not in ways and delay != planned_delay(base, *pair):
+            delays[pair] = delay
+    links = {key: getattr(base, key) for key in ("link_latency", "link_bandwidth", "message_nbytes")}
+    return dataclasses.replace(problem, **links | (_links(base, delays) if delays else {}))
+
+
 def _delay(seen, latency_s, occupancy_s):
     """(latency, occupancy) by what was seen, or as was assumed where nothing speaks against it."""
     low_s, high_s = (float(np.median([way[bound] for way in seen])) for bound in (0, 1))

@@ -19,7 +19,7 @@ CHANGED_DELAY, CHANGED_DURATION = 0.25, 0.25
 # CALM iterations of the last relief.
 ONSET, RELIEF, MOST_RELIEF, CALM = 2, 3, 48, 60
 # Of Noise: iterations that it goes back, and that it needs; Gaussian noise would exceed 4 sigma this way.
-REMEMBERED, LEARNED, SPREAD = 40, 4, 3.0
+REMEMBERED, LEARNED, SPREAD, STEPS = 40, 4, 3.0, 2.5
 
 
 def pair_tolerances(checked, problem):
@@ -78,7 +78,9 @@ def busy_s(profile, rank):
 class Noise:
     """How much delays and durations vary from iteration to iteration while nothing happens.
 
-    As the middle half of the last iterations varies, times SPREAD; a step shows there only when it is no news any more.
+    Durations: as the middle half of the last iterations varies, times SPREAD; a step shows there only when it is no news
+    any more. Delays: as most neighbouring iterations differ, times STEPS; a step is one of those, also where it is no
+    finding, because the plan absorbs it.
 
     Args:
         floor_s: of delays, at least.
@@ -102,21 +104,21 @@ class Noise:
 
     def delay_s(self, pair):
         """Delays of a pair of ranks that differ by less are the same."""
-        return max(self.floor_s, self._spread(tuple(sorted(pair))))
+        seen = self._seen.get(tuple(sorted(pair)), ())
+        if len(seen) < LEARNED:
+            return self.floor_s
+        return max(self.floor_s, STEPS * float(np.quantile(np.abs(np.diff(seen)), 0.75)))
 
     def duration(self, rank):
         """The share by which durations of a rank vary."""
-        return self._spread(rank)
-
-    def _add(self, key, value):
-        self._seen.setdefault(key, deque(maxlen=REMEMBERED)).append(value)
-
-    def _spread(self, key):
-        seen = self._seen.get(key, ())
+        seen = self._seen.get(rank, ())
         if len(seen) < LEARNED:
             return 0.0
         low, high = np.quantile(seen, (0.25, 0.75))
         return SPREAD * float(high - low)
+
+    def _add(self, key, value):
+        self._seen.setdefault(key, deque(maxlen=REMEMBERED)).append(value)
 
 
 class Watch:

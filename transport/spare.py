@@ -215,8 +215,9 @@ class SpareTransport(Transport):
         self._poll.unregister(rail)
         del self._by_fd[rail.fileno()]
         rail.close()
-        error = TransportError(f"{self.name} rank {self.rank}: the path to rank {rail.peer}: {why}")
-        self._give_up(peer, rail.index, error)
+        if not peer.has_left:
+            error = TransportError(f"{self.name} rank {self.rank}: the path to rank {rail.peer}: {why}")
+            self._give_up(peer, rail.index, error)
 
     def _fail(self, peer):
         """All paths to a peer are dead: raise why, the peer's death if it is that."""
@@ -282,6 +283,8 @@ class SpareTransport(Transport):
             peer.told[words[0]] = words[1]
         elif kind == PONG:
             self._judge(peer)
+        elif kind == BYE:
+            peer.has_left = True
         elif kind == ASK:
             self._look(peer)
             self._tell_receipts(peer, peer.ledger.news())
@@ -384,7 +387,7 @@ class Peer:
         early: (tag, number) -> a message that came on a rail before its receive; coming: one that comes now.
         heard_s, asked_s, overdue_s: when something came directly; when the peer was last asked what it has sent, and
         when it first said that something has been which has not come. told: tag -> count, what it says now.
-        error, lost_s: why the last path died, and when. cut: how the direct one was broken on purpose.
+        error, lost_s: why the last path died, and when. cut: how the direct one was broken on purpose. has_left: in order.
     """
 
     def __init__(self, rank):
@@ -392,7 +395,7 @@ class Peer:
         self.receives, self.sends, self.early, self.coming = {}, set(), {}, None
         self.heard_s, self.asked_s, self.overdue_s, self.told = 0.0, 0.0, None, {}
         self.news_nbytes, self.news_messages = 0, 0
-        self.error, self.lost_s, self.cut = None, 0.0, None
+        self.error, self.lost_s, self.cut, self.has_left = None, 0.0, None, False
 
     @property
     def rail(self):

@@ -147,8 +147,9 @@ def test_noise_is_learned_and_forgotten():
     assert noise.delay_s((1, 2)) == 0.001 and noise.duration(2) == 0
 
 
-def test_a_step_is_no_noise_at_first():
+@pytest.mark.parametrize("before", [1, 4, 20])
+def test_a_step_is_no_noise(before):
     noise = Noise(0.001)
-    for delay_s in [0.0] * 20 + [0.02] * 6:
+    for delay_s in [0.0] * before + [0.02] * 6:
         noise.add(profile(both(1, delay_s)))
     assert noise.delay_s((1, 2)) == 0.001
