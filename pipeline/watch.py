@@ -92,7 +92,10 @@ class Noise:
     def add(self, profile):
         """Learn from an iteration."""
         for pair in {(min(pair), max(pair)) for pair in profile.links}:
-            self._add(pair, sum(max(way.low_s, 0.0) for way in pair_delays(profile, *pair)) / 2)
+            ways = pair_delays(profile, *pair)
+            # Bounds vary with where this rank happened to look, and say nothing of the link.
+            if all(way.is_seen for way in ways):
+                self._add(pair, sum(max(way.low_s, 0.0) for way in ways) / 2)
         for rank in range(len(profile.began_s)):
             if (seconds := busy_s(profile, rank)) > 0:
                 self._add(rank, float(np.log(seconds)))

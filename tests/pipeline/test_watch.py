@@ -147,6 +147,14 @@ def test_noise_is_learned_and_forgotten():
     assert noise.delay_s((1, 2)) == 0.001 and noise.duration(2) == 0
 
 
+def test_bounds_are_no_noise():
+    noise = Noise(0.001)
+    for low_s in (0.0, 0.02) * 10:
+        unseen = LinkDelay(low_s, 0.05, 0.0, 0)
+        noise.add(profile({(1, 2): unseen, (2, 1): unseen}))
+    assert noise.delay_s((1, 2)) == 0.001
+
+
 @pytest.mark.parametrize("before", [1, 4, 20])
 def test_a_step_is_no_noise(before):
     noise = Noise(0.001)
