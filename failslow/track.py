@@ -44,8 +44,8 @@ TAKEN_AGAIN = 8
 # Odds of votes from which suspects are weighed, and log odds of the weighing that are certain.
 CANDIDATE = 3.9
 SURE = 6.0
-# A lasting shift that is of no interest: drifts and bumps.
-IGNORED = 0.03
+# A lasting shift that is of no interest: drifts and bumps, and so many times what the level wanders by anyway.
+IGNORED, WANDERS = 0.03, 2.0
 # Suspects and odds from which on a level that wanders is no chance meeting of bursts.
 WANDERING_ROWS = 8
 WANDERING = 18.0
@@ -85,6 +85,7 @@ class Tracker:
         self._spread2 = 2 * MIN_SCALE**2
         self._agreement = 0.25
         self._last_z = 0.0
+        self._wander = 0.0
         self._up, self._down, self._back = Run(MIN_RATE), Run(MIN_RATE), Run(MIN_RATE)
         self._pending = []
         self._pushes = 0
@@ -187,6 +188,8 @@ class Tracker:
         if len(window) >= SKIPPED_ROWS:
             self._set_scale()
         self._forget = 1 / min(64 + self._pushes, 256)
+        recent = median(list(window.values)[-8:])
+        self._wander += (abs(recent - self._level) - self._wander) / 8
         for run in (self._up, self._down):
             run.set_rate(run.rate * (1 - 8 * self._forget))
         if not self.warm:
@@ -242,10 +245,10 @@ class Tracker:
         suspects = self._pending[max(self._up.start - row - 1, -WINDOW_ROWS) :]
         odds, first = log_odds(
             [value - self._level for value in suspects],
-            self._scale * sqrt(1 + 8 / len(self._window)),
+            max(min(self._scale, self._window.core_scale()), MIN_SCALE) * sqrt(1 + 8 / len(self._window)),
             self._correlation(),
             self._up.rate / 2,
-            IGNORED - max(self._level - self._anchor, 0.0),
+            max(IGNORED, WANDERS * self._wander) - max(self._level - self._anchor, 0.0),
         )
         return self._rise(suspects[first:], row) if odds >= SURE else None
 
@@ -313,7 +316,10 @@ class Tracker:
         return shift >= max(ACCEPT, SHIFT - allowance)
 
     def _rise(self, suspects, row):
-        shift = self._moved(suspects, self._level) if self.slow else median(suspects[-8:]) - self._level
+        if self.slow:
+            shift = self._moved(suspects, self._level)
+        else:
+            shift = min(median(suspects[-8:]), median(suspects)) - self._level
         if len(suspects) < MIN_SAMPLES or shift < SMALL:
             return None
         if self.slow:

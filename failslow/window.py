@@ -40,3 +40,10 @@ class SortedWindow:
         ordered = self._sorted
         last = len(ordered) - 1
         return (ordered[last - (last >> 2)] - ordered[last >> 2]) / _T2_INTERQUARTILE
+
+    def core_scale(self):
+        """As scale(), but at most twice that of the lower half: spikes all lie above, and may be a quarter of all."""
+        ordered = self._sorted
+        last = len(ordered) - 1
+        lower = ordered[last >> 1] - ordered[last >> 2]
+        return min(self.scale(), 4 * lower / _T2_INTERQUARTILE)

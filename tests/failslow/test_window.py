@@ -23,3 +23,11 @@ def test_like_sorting(values, capacity):
 def test_scale_of_a_known_spread():
     window = SortedWindow(101, [float(i) for i in range(101)])
     assert window.scale() == 50 / 1.6330
+
+
+def test_spikes_do_not_widen_the_core():
+    plain, spiky = [i / 50 for i in range(-50, 51)], [i / 50 for i in range(-50, 21)] + [10.0 + i for i in range(30)]
+    windows = [SortedWindow(101, values) for values in (plain, spiky)]
+    assert windows[0].core_scale() == windows[0].scale()
+    assert windows[1].scale() > 3 * windows[0].scale()
+    assert windows[1].core_scale() < 2.1 * windows[0].scale()
