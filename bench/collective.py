@@ -134,12 +134,13 @@ def tell(comm, settings, records, json_file):
         results=records,
         **({"arrivals": arrivals.to_json()} if arrivals else {}),
     )
-    if json_file:
-        report.write_json(json_file, document)
-    file = sys.stderr if json_file == "-" else sys.stdout
-    print_records(document, file=file)
-    if arrivals:
-        print_arrivals(arrivals, file=file)
+
+    def show(document, file):
+        print_records(document, file)
+        if arrivals:
+            print_arrivals(arrivals, file=file)
+
+    report.tell(json_file, document, show)
     if settings.plot:
         plot(settings.plot, document, arrivals)
 

@@ -62,9 +62,7 @@ def run(args):
             outcomes[case].append(run_trial(args.ranks, nbytes, *case))
     report.progress("")
     document = report.envelope(results=[record(args.ranks, nbytes, *case, outcomes[case]) for case in cases])
-    if args.json:
-        report.write_json(args.json, document)
-    print_records(document, sys.stderr if args.json == "-" else sys.stdout)
+    report.tell(args.json, document, print_records)
     return int(any(result["missed"] for result in document["results"]))
 
 

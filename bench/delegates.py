@@ -65,9 +65,7 @@ def run(args):
     missed = [record for record in records if record["plane"] == "memory" and is_missed(record)]
     if comm.rank == 0:
         document = report.envelope(work_s=work_s, results=records)
-        if args.json:
-            report.write_json(args.json, document)
-        print_records(document, sys.stderr if args.json == "-" else sys.stdout)
+        report.tell(args.json, document, print_records)
     return int(any(record["wrong"] for record in records) or (args.check and bool(missed)))
 
 

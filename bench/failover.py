@@ -15,7 +15,6 @@ Exit code 1 if a message was lost, came twice or was damaged, or a stall lasted 
 """
 
 import statistics
-import sys
 
 from ..errors import InputError
 from . import report
@@ -66,9 +65,7 @@ def run(args):
     document = report.envelope(
         results=[record(*case, nbytes, every_s, args.messages, rails, done) for case, done in trials.items()]
     )
-    if args.json:
-        report.write_json(args.json, document)
-    print_records(document, sys.stderr if args.json == "-" else sys.stdout)
+    report.tell(args.json, document, print_records)
     return int(any(result["wrong"] or max(result["stall_s"]) >= BAR_S for result in document["results"]))
 
 

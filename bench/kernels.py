@@ -237,9 +237,8 @@ class _Cuda(_Arrays):
 
     def __init__(self):
         from ..kernels.arrays import import_cupy
-        from ..kernels.cuda_reduce import reduce
-
         from ..kernels.cuda_delay import elapsed_s
+        from ..kernels.cuda_reduce import reduce
 
         self.xp = import_cupy()
         self._elapsed_s = elapsed_s

@@ -66,9 +66,7 @@ def run(args):
     report.progress("")
     if group.rank == 0:
         document = report.envelope(results=records)
-        if args.json:
-            report.write_json(args.json, document)
-        print_records(document, sys.stderr if args.json == "-" else sys.stdout)
+        report.tell(args.json, document, print_records)
     return int(any(record["wrong"] for record in records))
 
 

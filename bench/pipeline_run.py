@@ -23,7 +23,6 @@ the delay of messages; a link slower than the plan tolerates gets delegates and 
 import dataclasses
 import json
 import statistics
-import sys
 
 from ..errors import InputError
 from ..pipeline.analysis import bubble_rate
@@ -83,9 +82,7 @@ def run(args):
     predicted = [predict(case.plane, case.checked, case.problem, **case.options) for case in cases]
     records = [record(*each) for each in zip(cases, predicted, outcomes, strict=True)]
     document = report.envelope(**records[0], results=records, problem=described(cases[0].problem, unit))
-    if args.json:
-        report.write_json(args.json, document)
-    print_records(document, sys.stderr if args.json == "-" else sys.stdout)
+    report.tell(args.json, document, print_records)
     for each in zip(cases, predicted, outcomes, strict=True):
         write_pictures(args, *each, several=len(cases) > 1)
     return 0
@@ -139,9 +136,7 @@ def run_events(args, cases, timeout_s):
     document = run_with_events(modes, events, iterations_of(events, args.iterations), args.transport, timeout_s)
     if document is None:
         return 0
-    if args.json:
-        report.write_json(args.json, report.envelope(**document))
-    print_document(document, sys.stderr if args.json == "-" else sys.stdout)
+    report.tell(args.json, report.envelope(**document), print_document)
     if args.plot:
         plot(args.plot, document)
     return 0

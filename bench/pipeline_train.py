@@ -28,7 +28,8 @@ from ..transport.registry import find_transport
 from . import report
 from .events_input import add_event_arguments, events_from
 from .train_adapt import Disturbed, observed_plane, told
-from .train_cut import Cutter, parse_cut, told as told_move
+from .train_cut import Cutter, parse_cut
+from .train_cut import told as told_move
 from .train_setup import TOLERANCES, add_model_arguments, make_setup, planned, positive
 from .units import format_nbytes, format_time, parse_nbytes, parse_time_s
 
@@ -56,7 +57,7 @@ def add_arguments(parser):
         help="notice slow ranks and links, name them, work around them while training, and back; events then count the "
         "ranks of the job",
     )
-    parser.add_argument("--pace", metavar="T", help="with --mitigate: F, B and W take this at least, as on slower cores")
+    parser.add_argument("--pace", metavar="T", help="with --mitigate: least time of F, B and W, as on slower cores")
     add_event_arguments(parser)
     group = parser.add_argument_group("paths that die", "A path that dies amid an iteration loses nothing.")
     group.add_argument(

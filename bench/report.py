@@ -60,7 +60,7 @@ def check_outputs(args):
         if not isinstance(path, str) or path in ("-", "none"):
             continue
         if not Path(path).absolute().parent.is_dir():
-            raise InputError(f"cannot write {path}: No such file or directory; expected --{name} in a folder that exists")
+            raise InputError(f"--{name}: cannot write {path}: No such file or directory, expected an existing folder")
         if name == "plot" and Path(path).suffix.lower() not in PICTURES:
             raise InputError(f"cannot draw {path}: expected a name that ends in .png, .svg or .pdf")
 
@@ -76,6 +76,19 @@ def write_json(path, document):
         sys.stdout.write(text)
         return
     write_atomically(path, text.encode())
+
+
+def tell(path, document, show):
+    """Write `document` to file `path`, if there is one, and let `show(document, file)` print it for people.
+
+    They read it on standard output, unless `path` is "-" and the JSON is there: then on standard error.
+
+    Raises:
+        InputError: as write_json.
+    """
+    if path:
+        write_json(path, document)
+    show(document, sys.stderr if path == "-" else sys.stdout)
 
 
 def write_atomically(path, data):

@@ -130,7 +130,7 @@ def test_ctrl_c_gives_the_terminal_back_and_leaves_nothing(tmp_path):
         ("--pace 0", "1ms to 1s"),
         ("--timeout 0", "more than 0"),
         ("--plot picture.doc", "ends in .png, .svg or .pdf"),
-        ("--trace no/such/folder.json", "a folder that exists"),
+        ("--trace no/such/folder.json", "an existing folder"),
         ("--transport carrier", "local, mpi, ucx"),
     ],
 )

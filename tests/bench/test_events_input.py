@@ -33,7 +33,9 @@ def test_slow_ranks(text, event):
     assert slow_rank(text) == event
 
 
-@pytest.mark.parametrize("text", ["", "1", "1=", "1=fast", "x=20ms", "1=20ms@", "1=-3ms", "1=20", "1=20@5:9", "1=20ms@5-6"])
+@pytest.mark.parametrize(
+    "text", ["", "1", "1=", "1=fast", "x=20ms", "1=20ms@", "1=-3ms", "1=20", "1=20@5:9", "1=20ms@5-6"]
+)
 def test_what_is_no_slow_link(text):
     with pytest.raises(InputError, match="--slow-link: got"):
         slow_link(text)

@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from lanterne.bench.cli import main
-from lanterne.bench.report import write_atomically, write_json
+from lanterne.bench.report import tell, write_atomically, write_json
 from lanterne.errors import InputError
 
 
@@ -20,6 +20,12 @@ def test_a_file_is_replaced_whole(tmp_path):
     write_json(file, {"a": 1})
     assert json.loads(file.read_text()) == {"a": 1}
     assert [entry.name for entry in tmp_path.iterdir()] == ["result.json"]
+
+
+@pytest.mark.parametrize(("path", "on_output", "on_error"), [(None, "table", ""), ("-", '{\n "a": 1\n}\n', "table")])
+def test_people_and_programs_are_told_apart(path, on_output, on_error, capsys):
+    tell(path, {"a": 1}, lambda document, file: file.write("table"))
+    assert tuple(capsys.readouterr()) == (on_output, on_error)
 
 
 def test_a_link_stays_a_link(tmp_path):
