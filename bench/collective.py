@@ -96,8 +96,10 @@ def measured(comm, settings, algorithms, nbytes, delay_s, tick):
     buffer_nbytes = count * dtype.nbytes
     late_rank = settings.late_rank if delay_s > 0 else None
     case, told = make_case(comm, settings, count, dtype), told_late_rank(settings, algorithms)
+    before = comm.late.ran.copy()
     found = measure(case, algorithms, late_rank, delay_s, settings.iterations, settings.warmup, told, tick)
     case.close()
+    choice = chosen(comm, collective, buffer_nbytes, comm.late.ran - before) if "auto" in algorithms else None
     records = []
     for algorithm, (times_s, lates_s, wrong) in found.items():
         algbw = buffer_nbytes / statistics.median(times_s) / 1e9 if late_rank is None else None
@@ -105,7 +107,7 @@ def measured(comm, settings, algorithms, nbytes, delay_s, tick):
             {
                 "collective": collective,
                 "algorithm": algorithm,
-                "chosen": chosen(comm, collective, buffer_nbytes) if algorithm == "auto" else None,
+                "chosen": choice if algorithm == "auto" else None,
                 "transport": comm.transport.name,
                 "device": settings.device,
                 "graph": settings.graph,
@@ -188,9 +190,26 @@ def told_late_rank(settings, algorithms):
     }
 
 
-def chosen(comm, collective, nbytes):
-    """What "auto" stands for: {algorithm, num_chunks, reason}."""
-    return comm.tuning.choose(collective, nbytes)._asdict()
+def chosen(comm, collective, nbytes, ran):
+    """What "auto" stands for where nobody is late, {algorithm, num_chunks, reason}, and `ran`: {algorithm: calls}.
+
+    Args:
+        ran: calls by choice (collectives/late.py), warm-ups included; none where the calls asked nobody.
+    """
+    ordinary, calls = comm.tuning.choose(collective, nbytes), {}
+    for choice, number in ran.items():
+        name = choice.partition("/")[0] or ordinary.algorithm
+        calls[name] = calls.get(name, 0) + number
+    return ordinary._asdict() | {"ran": calls}
+
+
+def name_of(record):
+    """The record's algorithm, for people; of "auto" also the one that ran most."""
+    name, choice = record["algorithm"], record["chosen"]
+    if not choice:
+        return name
+    ran = choice["ran"]
+    return f"{name} ({max(ran, key=ran.get) if ran else choice['algorithm']})"
 
 
 COLUMNS = [
@@ -243,9 +262,8 @@ def _row(record, rate_bytes_per_s, fixed_s):
     times_s = sorted(record["time_s"])
     bandwidths = (record["algbw_gbytes_per_s"], record["busbw_gbytes_per_s"])
     late_s = statistics.median(record["late_s"]) if record["late_s"] else None
-    name = record["algorithm"]
     return [
-        f"{name} ({record['chosen']['algorithm']})" if record["chosen"] else name,
+        name_of(record),
         record["nbytes"],
         record["count"],
         record["dtype"],

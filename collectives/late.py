@@ -12,6 +12,7 @@ ranks then run the ordinary algorithm at once, and tell the board afterwards, so
 import functools
 import threading
 import time
+from collections import Counter
 from dataclasses import replace
 
 from ..errors import InputError, PeerFailed, TransportTimeout
@@ -50,7 +51,7 @@ class LateRanks:
         communicator: the group.
         key: str, of the board: like that of no other communicator of the job.
 
-    Attributes: `arrivals`, an ArrivalLog.
+    Attributes: `arrivals`, an ArrivalLog; `ran`, calls by choice (late_policy.Option), "" being the ordinary algorithm.
     """
 
     def __init__(self, communicator, key):
@@ -60,7 +61,7 @@ class LateRanks:
         self.number = 0
         self._free, self._unreported = {}, []
         self.plans = Plans(communicator, BOARD_LANES)
-        self.arrivals = ArrivalLog(communicator.world_size)
+        self.arrivals, self.ran = ArrivalLog(communicator.world_size), Counter()
 
     @property
     def seat(self):
@@ -153,20 +154,19 @@ def make_option(collective, name, world_size, nbytes, model):
 
 
 def cut_options(whole, world_size):
-    """Options of late_hybrid from `whole`, late_join's: a share of its seconds, and a ring's for the rest.
+    """Options of late_hybrid from `whole`, late_join's: the sooner the late rank comes, the fewer chunks are summed then.
 
-    A chunk costs at each port once what the join takes for it, and 2 (p - 1) / p times that around a ring of all.
-
-    The sooner the late rank comes, the fewer chunks the others have summed by then: those join it, the rest goes around
-    a ring of all. To cut too low costs 2 (p - 1) / p - 1 of what might have joined, to cut too high, so that the late
-    rank waits for the sums, only 1 / p: so a forecast will do, and the past delays, by which the board decides, give it.
+    Those join it, the rest goes around a ring of all. What the cut takes off the reduce-scatter, (p - 2) / (p - 1) of
+    the rest's bytes at each port, it puts onto the join as (p - 2) / p of them: a second less before the late rank
+    comes for (p - 1) / p more afterwards. So to cut too high, and let the late rank wait for the sums, loses but 1 / p
+    of that time, and a forecast of the delay will do: the past ones, by which the board decides.
     """
     chunks = int(whole.choice.partition("/")[2])
     options = []
     for joined in sorted({round(share * chunks) for share in CUTS} - {0, chunks}):
-        share = joined / chunks
-        join_s = (share + (1 - share) * 2 * (world_size - 1) / world_size) * whole.join_s
-        options.append(Option(f"late_hybrid/{chunks}/{joined}", share * whole.before_s, join_s))
+        before_s = whole.before_s * joined / chunks
+        join_s = whole.join_s + (whole.before_s - before_s) * (world_size - 1) / world_size
+        options.append(Option(f"late_hybrid/{chunks}/{joined}", before_s, join_s))
     return options
 
 
@@ -269,6 +269,7 @@ class LateRequest(Request):
         self._run(record.choice, record.rank if record.choice else -1)
 
     def _run(self, choice, late_rank):
+        self.communicator.late.ran[choice] += 1
         self._plan = self._find_plan(choice, late_rank)
         self._execution = self._plan.take(self._call.in_place)
         self._execution.bind(self._call.in_array, self._call.out_array, self.entry)

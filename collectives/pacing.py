@@ -52,18 +52,18 @@ def bytes_of_starts(model, starts):
     return starts * start_s(model) / beta if beta else float("inf")
 
 
-def segment_nbytes(model, chunk_nbytes, late=False):
+def segment_nbytes(model, chunk_nbytes, pieces=False):
     """Bytes of a cell of a chunk of `chunk_nbytes`; all ranks must use the same.
 
     Args:
         model: a CostModel, or None.
-        late: of an algorithm that expects a late rank, whose messages must not meet.
+        pieces: of a late-rank algorithm of any number of chunks, whose messages must not meet.
     """
     most = SEGMENT_NBYTES
     if model is not None:
         ideal = bytes_of_starts(model, SEGMENT_STARTS)
         most = int(min(most, max(ideal, LEAST_SEGMENT_NBYTES)))
-        if late:
+        if pieces:
             most = min(most, piece_nbytes(model))
     return max(most, -(-chunk_nbytes // MAX_SEGMENTS))
 
@@ -73,8 +73,11 @@ def piece_nbytes(model):
     return int(max(LEAST_PIECE_NBYTES, min(bytes_of_starts(model, LOADED_STARTS) / CREDITS, SEGMENT_NBYTES)))
 
 
-def credits(model, transport, nbytes):
+def credits(model, transport, nbytes, pieces=True):
     """Receives of up to `nbytes` that a late-rank algorithm posts at once; None: any number.
+
+    Args:
+        pieces: messages are of at most piece_nbytes; else so large that CREDITS of them hold a round.
 
     So few that two flows do not meet at one ingress for long. None where posting a receive does not pace its sender, or
     does at no cost (threads), and without a model.
@@ -82,4 +85,4 @@ def credits(model, transport, nbytes):
     paced_nbytes = transport.capabilities.receiver_paced_nbytes
     if model is None or not paced_nbytes or nbytes < paced_nbytes:
         return None
-    return max(1, CREDITS * piece_nbytes(model) // nbytes)
+    return max(1, CREDITS * piece_nbytes(model) // nbytes) if pieces else CREDITS

@@ -3,11 +3,13 @@
 import json
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 from lanterne.bench import cli
-from lanterne.bench.collective import best_s
+from lanterne.bench.collective import best_s, chosen, name_of
+from lanterne.collectives.tuning import Choice
 
 KEYS = {
     "collective", "algorithm", "transport", "device", "ranks", "nbytes", "count", "dtype", "op", "late_rank", "delay_s",
@@ -130,3 +132,15 @@ def test_over_best_is_over_the_fastest_fixed_algorithm_of_the_same_case():
     ]
     assert best_s(results, results[0]) == 4.0
     assert best_s(results[:2], results[0]) is None
+
+
+def test_auto_is_named_by_what_ran_most():
+    comm = SimpleNamespace(tuning=SimpleNamespace(choose=lambda collective, nbytes: Choice("ring", None, "given")))
+    for ran, counted, label in [
+        ({}, {}, "auto (ring)"),
+        ({"": 2, "late_join/168": 4, "late_hybrid/168/84": 1}, {"ring": 2, "late_join": 4, "late_hybrid": 1}, "late_join"),
+    ]:
+        choice = chosen(comm, "all_reduce", 1024, ran)
+        assert choice == {"algorithm": "ring", "num_chunks": None, "reason": "given", "ran": counted}
+        assert label in name_of({"algorithm": "auto", "chosen": choice})
+    assert name_of({"algorithm": "ring", "chosen": None}) == "ring"

@@ -39,6 +39,7 @@ def test_two_messages_make_the_bandwidth_delay_product_of_a_loaded_network():
     assert credits(LAB, PACED, piece_nbytes(LAB)) == CREDITS
     assert credits(LAB, PACED, piece_nbytes(LAB) // 4) == 4 * CREDITS
     assert credits(LAB, PACED, 1 << 30) == 1
+    assert credits(LAB, PACED, 1 << 30, pieces=False) == CREDITS
 
 
 def test_no_credits_where_receives_do_not_pace_senders():
