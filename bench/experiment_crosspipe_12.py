@@ -13,7 +13,7 @@ from ..pipeline.simulate import simulate
 from . import report
 
 LAYERS, HIDDEN, SEQUENCE, TENSOR_PARALLEL, DEVICE_NBYTES = 64, 8192, 4096, 4, 96e9
-STAGES, NODES, MICROBATCHES_PER_STAGE = (4, 8, 16), 16, 4
+STAGES, MICROBATCHES_PER_STAGE = (4, 8, 16), 4
 # (latency / F, time per message / F, parameter memory), at 4 stages; the paper's panels a to d.
 SETTINGS = ((1, 0.25, 0.25), (0.125, 2, 0.25), (1, 0.25, 0.5), (0.125, 2, 0.5))
 STATIC = ("1f1b", "zb_h1", "zb_v")

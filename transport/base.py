@@ -137,7 +137,6 @@ class Capabilities:
     host_memory: bool = True
     device_memory: bool = False
     stream_ordered: bool = False
-    any_order_completion: bool = True
     max_message_nbytes: int = 2**63 - 1
     # Device memory moves best in multiples of this; `tags` are of host messages only where it is stream_ordered.
     device_alignment_nbytes: int = 1

@@ -1,7 +1,6 @@
 """The comparison on the emulated cluster: its cases, its tables, and a small run of it."""
 
 import json
-import os
 import socket
 import subprocess
 import sys
@@ -15,7 +14,7 @@ from lanterne.bench.cli import main
 from lanterne.bench.lab_peers import CASES, Case, parse_case
 from lanterne.bench.lab_peers_report import BARS, markdown, table
 from lanterne.bench.lab_team import CONTENDERS, find_python
-from lanterne.errors import InputError, Unavailable
+from lanterne.errors import InputError
 
 
 def record(delay, contender, algorithm, x, wrong=0, nbytes=16 << 20):
@@ -150,13 +149,7 @@ def test_a_file_of_something_else(tmp_path, capsys):
     assert "made with another code, expected the same, or --fresh" in capsys.readouterr().err
 
 
-def test_a_small_run_and_its_continuation(tmp_path, capsys):
-    try:
-        lab_network.check_available()
-    except Unavailable as error:
-        if "lab" in os.environ.get("LANTERNE_REQUIRE", "").split(","):
-            pytest.fail(str(error))
-        pytest.skip(str(error))
+def test_a_small_run_and_its_continuation(needs_lab, tmp_path):
     file, report = tmp_path / "lab.json", tmp_path / "lab.md"
     words = [
         "--json",

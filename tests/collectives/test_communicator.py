@@ -84,6 +84,31 @@ def test_started_calls_keep_their_order():
     assert lanterne.spawn(3, run) == [[0, 3, 6, 9, 12, 15]] * 3
 
 
+@pytest.mark.parametrize(
+    "collective", ["all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "all_to_all"]
+)
+def test_a_started_call_gives_what_the_call_gives(collective):
+    n, root = 3, 1
+    sizes = {"reduce_scatter": (4 * n, 4), "all_gather": (4, 4 * n), "all_to_all": (4 * n, 4 * n)}
+    size_in, size_out = sizes.get(collective, (4, 4))
+    options = {"root": root} if collective in ("broadcast", "reduce") else {}
+
+    def run(comm):
+        outs = []
+        for name in (collective, f"start_{collective}"):
+            source, out = np.arange(1.0, size_in + 1) * (comm.rank + 1), np.zeros(size_out)
+            arrays = (source,) if collective == "broadcast" else (source, out)
+            request = getattr(comm, name)(*arrays, **options)
+            if name != collective:
+                request.wait()
+            outs.append(arrays[-1])
+        return outs
+
+    for rank, (called, started) in enumerate(lanterne.spawn(n, run)):
+        np.testing.assert_array_equal(started, called)
+        assert started.any() == (collective != "reduce" or rank == root)
+
+
 def test_a_chain_of_started_calls_sees_the_results_before_it():
     def run(comm):
         array = np.ones(5)
