@@ -4,11 +4,12 @@ import argparse
 import difflib
 import errno
 import os
+import signal
 import sys
 from importlib import import_module
 
 from .. import __version__
-from ..errors import InputError, LanterneError, Unavailable
+from ..errors import InputError, LanterneError, PeerFailed, Unavailable
 from ..transport.bootstrap import launched_rank
 from .report import check_outputs
 
@@ -49,10 +50,14 @@ COMMANDS = {
     "bench gpu": ("gpu", "measure the GPU path: reductions, staging, delays; writes a report"),
 }
 
+# These run the user's program, whose exit code they pass on; codes of a `lanterne` that was told to stop.
+USERS_PROGRAM, STOPPED = ("watch", "lab"), (128 + signal.SIGHUP, 128 + signal.SIGINT, 128 + signal.SIGTERM)
+
 USAGE = "usage: lanterne COMMAND [OPTION ...]\n\n"
 DESCRIPTION = "Collectives and pipelines that stay fast although one rank is late or one link is slow.\n\ncommands:\n"
 EPILOG = """
-exit codes: 0 ok, 1 wrong result or a bar missed, 2 usage, 3 not available here
+exit codes: 0 ok; 1 wrong result, a bar missed with --check, or a rank lost; 2 usage; 3 not available here;
+130 interrupted
 sizes like 64K or 1GiB, times like 50ms or 3us; `lanterne COMMAND --help` teaches each command
 """
 
@@ -79,6 +84,12 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message):
         raise InputError(f"{message} (see `{self.prog} --help`)")
+
+
+def is_told_by_launcher(error):
+    """Whether `error` is another rank's death by a signal, which our launcher tells once for all ranks."""
+    by_signal = isinstance(error, PeerFailed) and error.reason.startswith("killed by signal")
+    return by_signal and "LANTERNE_JOB" in os.environ
 
 
 def build_parser(name):
@@ -114,15 +125,16 @@ def main(argv=None):
         check_outputs(args)
         code = args.run(args)
         sys.stdout.flush()
-        return code
+        # A signal that ended a rank is told in words; only the user's own program has codes of its own.
+        return 1 if code >= 128 and name not in USERS_PROGRAM and code not in STOPPED else code
     except (InputError, Unavailable) as error:
         code, text = (2 if isinstance(error, InputError) else 3), error
         if launched_rank() != 0 and "MASTER_ADDR" not in os.environ:
             return code  # every rank of a job finds the same; one of them says it, unless each has a host of its own
     except LanterneError as error:
         code, text = 1, error
-        if getattr(error, "told", False):
-            return code  # the rank that it came from says it
+        if getattr(error, "told", False) or is_told_by_launcher(error):
+            return code  # the rank that it came from says it, or who started it
     except MemoryError as error:
         code, text = 1, f"out of memory: {error}"
     except BrokenPipeError:

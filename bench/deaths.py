@@ -2,7 +2,8 @@
 
 Every trial is a job of its own under our launcher; a survivor waits for message after message and must raise an error
 that names the dead rank, within 2 s where ranks share a host and 5 s where they do not. Where `hosts` is `own`, each
-rank believes that it is alone on its host: ucx then talks over TCP.
+rank believes that it is alone on its host: ucx then talks over TCP. Exit code 1 if one named another rank or none, or
+was too late.
 
   lanterne bench deaths                                  mpi and ucx, three ranks, three trials of each
   lanterne bench deaths --transport ucx --trials 10 --json deaths.json

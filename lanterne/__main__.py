@@ -12,6 +12,9 @@ def main():
     except InputError as error:  # a variable of the environment that cannot be
         print(f"lanterne: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("lanterne: interrupted", file=sys.stderr)
+        return 130
     return run()
 
 

@@ -53,7 +53,7 @@ class AdaptSettings:
         scheduler: who makes the new plans; best starts from the running one.
         effort: of best; None for its own for re-planning.
         min_gain: a plan is swapped if it is predicted to save this share of the iteration.
-        min_divert_gain: a link is taken off the usual plane if that, or a plan with it, is predicted to save this share.
+        min_divert_gain: a link is taken off the usual plane if that, with a plan for it, is predicted to save as much.
         onset, relief: iterations in a row that must show that a link is slow, or well again.
         calibrate: iterations to measure the undisturbed problem from, behind the first, where none is given.
         divert: whether slow links are taken off the usual data plane.

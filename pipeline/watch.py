@@ -78,9 +78,9 @@ def busy_s(profile, rank):
 class Noise:
     """How much delays and durations vary from iteration to iteration while nothing happens.
 
-    Durations: as the middle half of the last iterations varies, times SPREAD; a step shows there only when it is no news
-    any more. Delays: as most neighbouring iterations differ, times STEPS; a step is one of those, also where it is no
-    finding, because the plan absorbs it.
+    Durations: as the middle half of the last iterations varies, times SPREAD; a step shows there only when it is no
+    news any more. Delays: as most neighbouring iterations differ, times STEPS; a step is one of those, also where it is
+    no finding, because the plan absorbs it.
 
     Args:
         floor_s: of delays, at least.

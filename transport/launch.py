@@ -26,8 +26,8 @@ from .store_process import StoreProcess
 from .wire import Kind, unpack_fields
 
 MAX_WORLD_SIZE = 1024
-# How long mpiexec may take to end after its last rank, or guards after the store.
-END_S = 5.0
+# How long mpiexec may take to end after its last rank, or guards after the store; and all after they were told to.
+END_S, STOP_S = 5.0, 3.0
 # How long the launcher may take until all guards have started, and for each of them.
 START_S, START_RANK_S = 60.0, 1.0
 JOB_VARIABLE = "LANTERNE_JOB"
@@ -98,6 +98,8 @@ def launch(command, world_size, launcher="mpi", timeout_s=None, env=None):
             _start_guards(processes, command, world_size, mpiexec, variables)
             return watch.run(processes, timeout_s)
         finally:
+            # Before the store ends: ranks and guards would tell that they have lost it.
+            _stop(processes, job, signal.SIGKILL if mpiexec else signal.SIGTERM)
             watch.close()
             store.close()
             _end(processes, job)
@@ -197,7 +199,7 @@ class Watch:
                 self._codes[rank] = code
                 # A rank that ended with a code of its own has had the chance to say why.
                 level = logging.INFO if 0 <= code < 128 else logging.WARNING
-                log.log(level, "rank %d %s", rank, reason.decode(errors="replace"))
+                log.log(level, "lanterne: rank %d %s", rank, reason.decode(errors="replace"))
 
     def _exit_code(self, processes):
         launcher_code = next((process.returncode for process in processes if process.returncode != 0), 0)
@@ -258,6 +260,44 @@ def _stopping_signals():
     finally:
         for number, handler in zip(numbers, before, strict=True):
             signal.signal(number, handler)
+
+
+def _stop(processes, job, number):
+    """End a job that still runs, which was interrupted or is overdue, in silence; MPICH's shared memory too.
+
+    Args:
+        number: of the signal. Guards end their ranks at SIGTERM; Hydra would tell of every rank that ends before the
+            others, so it gets SIGKILL, of which those below it learn.
+    """
+    if all(process.poll() is not None for process in processes):
+        return
+    pids = processes_of(job)
+    segments = {path for pid in pids for path in _mpich_segments(pid)}
+    for process in processes:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+    deadline = time.monotonic() + STOP_S
+    while time.monotonic() < deadline and any(map(_lives, pids)):
+        time.sleep(0.01)
+    for path in segments:
+        with suppress(OSError):
+            os.unlink(path)
+
+
+def _mpich_segments(pid):
+    """The files of MPICH's shared memory that a process has mapped and that have their name still."""
+    with suppress(OSError), open(f"/proc/{pid}/maps") as maps:
+        names = {line.split(maxsplit=5)[-1].strip() for line in maps if "/dev/shm/mpich_shm_" in line}
+        return {name for name in names if not name.endswith("(deleted)")}
+    return set()
+
+
+def _lives(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
 
 
 def _end(processes, job):

@@ -4,6 +4,7 @@ import importlib
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -106,3 +107,14 @@ def test_a_default_timeout_that_cannot_be(text):
     result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
     assert result.returncode == 2
     assert result.stderr == f"lanterne: LANTERNE_TIMEOUT_S: got {text!r}, expected a positive number of seconds\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "ended", "code"),
+    [("pipeline train", 137, 1), ("pipeline train", 143, 143), ("lab", 137, 137), ("demo", 1, 1)],
+)
+def test_a_rank_that_a_signal_ended_is_a_failure(command, ended, code, monkeypatch):
+    args = SimpleNamespace(run=lambda args: ended)
+    monkeypatch.setattr(cli, "build_parser", lambda name: SimpleNamespace(parse_args=lambda rest: args))
+    monkeypatch.setattr(cli, "check_outputs", lambda args: None)
+    assert cli.main(command.split()) == code

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from lanterne.bench import delegates, failover
+from lanterne.bench import delegates, failover, failover_trial
 from lanterne.bench.cli import main
 
 
@@ -51,6 +51,15 @@ def test_failover(tmp_path):
 )
 def test_bars(record, missed):
     assert delegates.is_missed(record) is missed
+
+
+@pytest.mark.parametrize(
+    ("found", "words", "code"),
+    [((2.0, 0), "", 0), ((2.0, 0), "--check", 1), ((0.1, 0), "--check", 0), ((0.1, 1), "", 1)],
+)
+def test_a_long_stall_fails_a_check_and_a_wrong_message_always(found, words, code, monkeypatch):
+    monkeypatch.setattr(failover_trial, "run_trial", lambda trial: found)
+    assert main(["bench", "failover", "--trials", "1", *words.split()]) == code
 
 
 def test_failover_counts_what_is_wrong():

@@ -136,7 +136,8 @@ def test_nothing_survives_the_death_of_a_helper(mark, launcher, victim):
 def test_a_stopped_launcher_ends_its_ranks(mark, launcher, number, code):
     process = start_and_wait_until_ready(mark, launcher, 2, "--child", "wait")
     process.send_signal(number)
-    assert finish(process, mark)[0] == code
+    ended, _output, errors = finish(process, mark)
+    assert ended == code and "store" not in errors and "lanterne:" not in errors
 
 
 def test_survivors_that_hang_are_ended_after_the_grace_time(mark):
@@ -145,7 +146,7 @@ def test_survivors_that_hang_are_ended_after_the_grace_time(mark):
     code, _output, errors = finish(process, mark)
     assert code == 5
     why = "killed by signal 15 (SIGTERM): it still ran 0.2 s after rank 1 had failed"
-    assert sorted(errors.splitlines()) == [f"rank 0 {why}", f"rank 2 {why}"]
+    assert sorted(errors.splitlines()) == [f"lanterne: rank 0 {why}", f"lanterne: rank 2 {why}"]
 
 
 def test_a_job_started_from_a_rank_of_another(mark):
