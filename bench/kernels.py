@@ -17,13 +17,14 @@ GPU, from 1 GiB on: 0.9 of the copy, for reduce and fold alike.
 """
 
 import statistics
+import sys
 import time
 from dataclasses import asdict, dataclass
 from functools import partial
 
 import numpy as np
 
-from ..errors import InputError
+from ..errors import InputError, Unavailable
 from . import report
 from .sizes import parse_sizes
 from .units import format_nbytes, format_time
@@ -238,11 +239,18 @@ class _Cuda(_Arrays):
     def __init__(self):
         from ..kernels.arrays import import_cupy
         from ..kernels.cuda_delay import elapsed_s
-        from ..kernels.cuda_reduce import reduce
+        from ..kernels.cuda_reduce import IMPLEMENTATIONS, prepare, reduce
 
         self.xp = import_cupy()
         self._elapsed_s = elapsed_s
-        self.kernels = {name: partial(reduce, implementation=name) for name in ("cuda-c", "numba")}
+        self.kernels = {}
+        for name in IMPLEMENTATIONS:
+            try:
+                prepare("sum", "float32", 2, name)
+            except Unavailable as error:
+                print(f"lanterne: kernels: {name} left out: {error}", file=sys.stderr)
+                continue
+            self.kernels[name] = partial(reduce, implementation=name)
 
     def time(self, call):
         return self._elapsed_s(self.xp.cuda.get_current_stream(), call)

@@ -88,13 +88,18 @@ def fold_launcher(op, dtype, num_inputs, device_id):
     """Compile `fold_function` for a device and return `launch(num_blocks, count, head, addresses, stream)`.
 
     Raises:
-        Unavailable: Numba CUDA is not installed.
+        Unavailable: Numba CUDA is not installed, or lacks something to compile with, such as NVVM.
     """
     from .cuda_lanes import storage_of
 
     cuda = load_numba_cuda()
-    with cuda.gpus[device_id]:
-        kernel = cuda.jit(fold_signature(dtype, num_inputs))(fold_function(op, dtype, num_inputs))
+    try:
+        with cuda.gpus[device_id]:
+            kernel = cuda.jit(fold_signature(dtype, num_inputs))(fold_function(op, dtype, num_inputs))
+    except Exception as error:
+        # The kernel is known to compile, so it is the installation.
+        text = f"{type(error).__name__}: {error}".strip().splitlines()[0]
+        raise Unavailable(f"Numba CUDA cannot compile ({text}); install lanterne[cuda12] or [cuda13]") from error
     typestr = storage_of(dtype).str
     # Small arrays have small grids.
     warnings.filterwarnings("ignore", message="Grid size .* will likely result in GPU under-utilization")
