@@ -8,6 +8,7 @@ import threading
 import time
 import weakref
 from contextlib import suppress
+from functools import partial
 
 from ..errors import InputError, TransportError, TransportTimeout
 from .base import Request, Send, timeout_error
@@ -158,9 +159,13 @@ class NcclChannel:
         _ended.append(self._communicator)
 
     def _drop_graphs(self):
+        def drop(holder):
+            with self.runtime.device:
+                holder.drop_graphs()
+
         for holder in list(self._graphs):
             with suppress(TransportError):
-                call_with_limit(holder.drop_graphs, f"{self._name()} end of graphs", ABORT_S)
+                call_with_limit(partial(drop, holder), f"{self._name()} end of graphs", ABORT_S)
 
     def _name(self):
         return f"nccl rank {self.transport.rank}"
@@ -217,17 +222,29 @@ class Watch:
             self._thread.join(2 * ABORT_S)
 
     def _run(self):
-        while not self._stopped.wait(LOOK_S):
-            channel = self._channel()
-            if channel is None or channel.failure is not None:
-                return
-            # The error is raised on the caller's thread, at its next call or wait.
-            try:
-                if self._look():
-                    channel.check()
-            except TransportError as error:
-                channel.fail(error)
-            del channel
+        channel = self._channel()
+        if channel is None:
+            return
+        device = channel.runtime.device
+        del channel
+        # On another device than its own this thread would take memory of that one.
+        with device:
+            while not self._stopped.wait(LOOK_S):
+                if not self._watch_once():
+                    return
+
+    def _watch_once(self):
+        """Look, and fail the channel for what is wrong; False if there is no channel to watch any more."""
+        channel = self._channel()
+        if channel is None or channel.failure is not None:
+            return False
+        # The error is raised on the caller's thread, at its next call or wait.
+        try:
+            if self._look():
+                channel.check()
+        except TransportError as error:
+            channel.fail(error)
+        return True
 
     def _look(self):
         """Look at the oldest work; True if there is any left. Fails the channel when its time is over."""

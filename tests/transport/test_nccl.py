@@ -239,6 +239,30 @@ def test_a_fault_on_the_device_ends_the_channel():
     assert "cudaErrorIllegalAddress" in Job(1).run(unwatched)[0]
 
 
+def test_every_thread_that_asks_the_device_makes_it_its_own():
+    """CUDA would otherwise set up the first device for it, of which many ranks have no use."""
+    entered = set()
+
+    class Device:
+        def __enter__(self):
+            entered.add(threading.current_thread().name)
+
+        def __exit__(self, *_):
+            pass
+
+    job = Job(1)
+    job.runtimes[0].device = Device()
+
+    def program(transport):
+        transport.channel.keep_graphs(holder)
+        exchange(transport, 10)
+
+    holder = Holder(lambda: None)
+    assert job.run(program) == [None]
+    assert entered >= {f"lanterne-nccl rank 0 {what}" for what in ("start-up", "end of graphs")}
+    assert "lanterne-nccl-watch" in entered
+
+
 def test_start_up_that_hangs_is_a_timeout():
     job = Job(2, timeout_s=0.3)
     job.nccl.hangs.add("init")
