@@ -80,9 +80,15 @@ def check_case(case):
     """Raise InputError if the ranks cannot run `case`."""
     find_plane(case.plane)
     if case.problem.shared_links:
-        raise InputError("shared_links: got some, expected none: every emulated link is a pair's own")
+        raise InputError(
+            "shared_links: got some, expected none: a link is emulated by its two ranks, which cannot take turns with a "
+            "third; `lanterne pipeline simulate` prices shared ones"
+        )
     if case.problem.data_parallel:
-        raise InputError("data_parallel: got some, expected none: timed stages have no gradients to reduce")
+        raise InputError(
+            "data_parallel: got some, expected none: timed stages have no gradients to reduce; `lanterne pipeline "
+            "simulate` prices that, `lanterne pipeline train --data-parallel` does it"
+        )
     if any(nbytes != int(nbytes) for nbytes in case.problem.message_nbytes):
         raise InputError(f"message_nbytes: got {case.problem.message_nbytes}, expected whole numbers")
 

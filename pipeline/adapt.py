@@ -27,6 +27,7 @@ from ..errors import InputError
 from .verdicts import Agreement
 from .best import best, load_search
 from .check import CheckedPlan, check
+from .clocks import clock_offsets, share_a_clock
 from .estimate import estimate, planned_delay, with_links_of
 from .execute import execute
 from .plan import Plan
@@ -43,6 +44,8 @@ FLOOR_SHARE, FLOOR_S = 0.1, 300e-6
 HEALED_SHARE = 0.25
 # How long the other ranks wait for the coordinator's compiler.
 COMPILE_S = 600.0
+# Iterations after which the clocks of several hosts are compared again: they drift, some 50 us a second at most.
+CLOCKS_EVERY = 50
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,6 +124,7 @@ class Adapter:
         iteration: its number, from 0.
         changes: the Changes so far, on every rank.
         profiles: on the coordinator, per copy the Profiles of the iterations of which all reports have come.
+        clocks: on the coordinator, the Offsets of the ranks' clocks; None where all are on one host.
     """
 
     def __init__(
@@ -145,6 +149,8 @@ class Adapter:
             if self.settings.scheduler == "best":
                 load_search()
         self.agreement.comm.barrier(timeout_s=COMPILE_S)  # Else they would wait in the middle of the first iteration.
+        self.clocks, self._shares_a_clock = None, share_a_clock(self.agreement.comm)
+        self._compare_clocks()
 
     @property
     def checked(self):
@@ -181,6 +187,8 @@ class Adapter:
         """The Changes for the next iteration, a list, on all ranks alike; they hold once this has returned."""
         payload = self.agreement.verdict(self._decide() if self.agreement.is_root else None)
         self.iteration += 1
+        if self.iteration % CLOCKS_EVERY == 0:
+            self._compare_clocks()
         if not payload:
             return []
         plans, changes = list(self.plans), []
@@ -228,16 +236,22 @@ class Adapter:
                     verdicts[copy] = verdict
         return json.dumps(list(verdicts.values())).encode() if verdicts else b""
 
+    def _compare_clocks(self):
+        if not self._shares_a_clock:
+            self.clocks = clock_offsets(self.agreement.comm, self.agreement.root)
+
     def _profile(self, reports, checked, copy):
         """The Profile of one copy; of what several ranks share, the worst."""
         parts = {}
-        for (its, place, part), report in zip(self._where, reports, strict=True):
+        offsets_s = np.zeros(len(reports)) if self.clocks is None else self.clocks.offset_s
+        for (its, place, part), report, offset_s in zip(self._where, reports, offsets_s, strict=True):
             if its == copy:
-                parts.setdefault(part, {})[place] = report
-        assumed = self._deciders[copy].occupancy_s
-        return worst(
-            [make_profile(checked, [by[place] for place in sorted(by)], None, assumed) for by in parts.values()]
-        )
+                parts.setdefault(part, {})[place] = report, offset_s
+        assumed, profiles = self._deciders[copy].occupancy_s, []
+        for by in parts.values():
+            own, own_offsets_s = zip(*(by[place] for place in sorted(by)), strict=True)
+            profiles.append(make_profile(checked, own, own_offsets_s, assumed))
+        return worst(profiles)
 
 
 class Decider:

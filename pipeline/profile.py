@@ -142,7 +142,7 @@ def make_profile(checked, reports, offsets_s=None, occupancy_s=None):
     Cost: some 0.2 ms per pair of ranks.
     """
     ranks = len(reports)
-    offsets_s = np.zeros(ranks) if offsets_s is None else offsets_s
+    offsets_s = np.zeros(ranks) if offsets_s is None else np.asarray(offsets_s)
     sent = messages(checked)
     left_s, after_s, before_s = (np.empty(len(sent.source)) for _ in range(3))
     durations_s = {kind: np.empty(ranks) for kind in KINDS}

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -85,6 +86,19 @@ def test_hosts_know_each_other_by_name_and_have_their_own(lab):
     result = lab("--hosts", "2", "--", "python", "-c", code)
     # Both write to one pipe, perhaps at once.
     assert "10.77.0.1" in result.stdout and "10.77.0.2" in result.stdout
+
+
+def test_link_delays_are_measured_between_clocks_that_differ(lab):
+    off_s, nbytes = 300.0, 250_000
+    job = str(Path(__file__).with_name("clock_job.py"))
+    result = lab("--hosts", "2", "--rate", "200mbit", "--", "python", job, str(off_s), str(nbytes))
+    assert result.returncode == 0, result.stderr
+    found = json.loads(result.stdout)
+    assert abs(found["clock_s"][1] + off_s) <= found["error_s"][1]
+    # A message takes 10 ms on its link; a clock that is wrong would show in seconds, and with the other sign each way.
+    for way in ("0-1", "1-0"):
+        low_s, high_s = found["delay_s"][way]
+        assert high_s > 0 and low_s < off_s / 100, found
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
