@@ -117,7 +117,9 @@ def _event_row(outcome):
 def draw(axes, document, unit_s=1e-3, unit="ms"):
     """Seconds of each iteration by mode, events shaded, changes marked, on matplotlib axes."""
     for event in document["events"]:
-        last = document["iterations"] if event["last"] is None else event["last"]
+        if event["first"] >= document["iterations"]:
+            continue
+        last = min(event["last"] or document["iterations"], document["iterations"])
         axes.axvspan(event["first"] - 0.5, last - 0.5, color="0.92", zorder=0)
     for index, record in enumerate(document["results"]):
         times = [value_s / unit_s for value_s in record["iteration_s"]]

@@ -37,7 +37,7 @@ def run(quick):
     """One record per delay and schedule."""
     delays = DELAYS_MS[2::3] if quick else DELAYS_MS
     points = [Point(f"{delay} ms", QUIET, slowed(QUIET, {SLOW_LINK: delay})) for delay in delays]
-    found = {(each["point"], each["system"]): each for each in study(points, SYSTEMS, 1)}
+    found = {(each["point"], each["system"]): each for each in study(points, SYSTEMS, 1 if quick else 3)}
     records = []
     for point in points:
         for name in SCHEDULERS:
@@ -74,5 +74,6 @@ def draw(figure, records):
             axis.bar([record["point"] for record in mine], height, 0.7, bottom, label=label)
             bottom = [a + b for a, b in zip(bottom, height, strict=True)]
         axis.set_title(name, loc="left", fontsize=10)
+        axis.set_xlabel("delay between the last two stages")
     axes[0].set_ylabel("iteration (ms), measured")
     axes[0].legend(frameon=False, fontsize=8)

@@ -7,7 +7,7 @@ measured on processes whose stages wait as long as those would compute, over emu
 import statistics
 
 from ..pipeline.problem import Problem
-from .study import COLUMNS, Point, adaptra_systems, draw_gantt, ratio, row, slowed, study
+from .study import COLUMNS, Point, adaptra_systems, draw_gantt, draw_kinds, ratio, row, slowed, study
 
 __all__ = ["COLUMNS", "row"]
 
@@ -40,7 +40,7 @@ def findings(records):
 def draw(figure, records):
     """The measured timelines, one below the other."""
     limit_s = max(end_s for record in records for *_, end_s in record["actions"])
-    axes = figure.subplots(len(records), sharex=True)
+    axes, kinds = figure.subplots(len(records), sharex=True), set()
     for axis, record in zip(axes, records, strict=True):
         told = f", paper {1e3 * record['paper']:.0f} ms" if record["paper"] else ""
         axis.set_title(
@@ -48,6 +48,7 @@ def draw(figure, records):
             loc="left",
             fontsize=10,
         )
-        draw_gantt(axis, record, limit_s)
+        kinds |= draw_gantt(axis, record, limit_s)
         axis.set_ylabel("rank")
     axes[-1].set_xlabel("time (ms)")
+    draw_kinds(figure, kinds)

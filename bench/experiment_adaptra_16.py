@@ -29,7 +29,8 @@ def run(quick):
         for place, link in (("first", 0), ("last", quiet.stages - 2))
         for delay in DELAYS_MS
     ]
-    return [record | {"point": record["point"].replace("\n", " ")} for record in study(points, SYSTEMS, 1)]
+    found = study(points, SYSTEMS, 1 if quick else 3)
+    return [record | {"point": record["point"].replace("\n", " ")} for record in found]
 
 
 def findings(records):

@@ -25,7 +25,7 @@ def run(quick):
     points = [
         Point(place, QUIET, slowed(QUIET, dict.fromkeys(links, DELAY_MS))) for place, links in places.items()
     ]
-    return study(points, SYSTEMS, 1)
+    return study(points, SYSTEMS, 1 if quick else 3)
 
 
 def findings(records):

@@ -130,7 +130,9 @@ def draw(figure, records):
     for i, name in enumerate(dict.fromkeys(record["system"] for record in records)):
         mine = [record for record in records if record["system"] == name]
         x = [1e3 * record["packet_delay_s"] for record in mine]
-        axis.plot([0, *x], [1, *(record["slowdown"] for record in mine)], "o-", color=f"C{i}", label=name)
+        # Later lines may lie on earlier ones, and then must let them through.
+        style = {"color": f"C{i}", "marker": "os^D"[i % 4], "linestyle": ("-", "--", "-", ":")[i % 4]}
+        axis.plot([0, *x], [1, *(record["slowdown"] for record in mine)], label=name, **style)
         told = [(at, record["paper"]) for at, record in zip(x, mine, strict=True) if record["paper"]]
         axis.plot([at for at, _ in told], [value for _, value in told], "x", color=f"C{i}", markersize=10)
     axis.set_xlabel("delay of a packet (ms)")

@@ -189,13 +189,28 @@ def draw_bars(axis, records, value="slowdown", predicted="predicted_slowdown"):
 
 
 def draw_gantt(axis, record, limit_s):
-    """The measured actions of a record, one row per rank."""
+    """The measured actions of a record, one row per rank; returns the kinds that there are."""
     from ..pipeline.draw import COLOURS
 
+    kinds = set()
     for rank, word, start_s, end_s in record["actions"]:
-        colour = COLOURS[word.rstrip("0123456789./")]
-        axis.broken_barh([(1e3 * start_s, 1e3 * (end_s - start_s))], (rank - 0.4, 0.8), facecolors=colour)
+        kind = word.rstrip("0123456789./")
+        kinds.add(kind)
+        bar = (1e3 * start_s, 1e3 * (end_s - start_s))
+        axis.broken_barh([bar], (rank - 0.4, 0.8), facecolors=COLOURS[kind], edgecolor="white", linewidth=0.4)
     axis.invert_yaxis()
+    axis.set_yticks(sorted({rank for rank, *_ in record["actions"]}))
     axis.set_xlim(0, 1e3 * limit_s)
     for side in ("top", "right"):
         axis.spines[side].set_visible(False)
+    return kinds
+
+
+def draw_kinds(figure, kinds):
+    """The legend of Gantt charts, below them."""
+    from matplotlib.patches import Patch
+
+    from ..pipeline.draw import COLOURS, MEANING
+
+    patches = [Patch(color=COLOURS[kind], label=f"{kind}: {MEANING[kind]}") for kind in MEANING if kind in kinds]
+    figure.legend(handles=patches, loc="outside lower right", ncols=len(patches), frameon=False, fontsize=9)

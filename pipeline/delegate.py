@@ -1,7 +1,8 @@
 """The data plane of delegates: CPU processes send and receive, and the computing rank never waits for a send.
 
 Stages write what they send into shared memory that they are lent, and read what they receive there, between ranks of
-one host where the sender wrote it; see transport/delegate.py. Links that have no delegates are served directly, as Inline does.
+one host where the sender wrote it; see transport/delegate.py. Links that have no delegates are served directly, as
+Inline does.
 Paper: ADAPTRA, section 5.2.
 """
 

@@ -83,8 +83,8 @@ class Delegates:
         on_sent: called with what was given to `send` beside a message once its memory may change.
 
     Attributes: `addresses`, of the rails here; `arena`, and by peer `arenas`, those of the peers of this host, as
-        memoryviews; `under_way`, how many messages handed over have not come yet; `dropped`, a list of (peer, queue, rail, time.monotonic()) of
-        the rails that died.
+        memoryviews; `under_way`, how many messages handed over have not come yet; `dropped`, a list of (peer, queue,
+        rail, time.monotonic()) of the rails that died.
 
     Raises:
         InputError: queues or rails that cannot be.
@@ -161,8 +161,8 @@ class Delegates:
     def receive(self, offset, nbytes, peer, done):
         """Receive the next message from `peer` at `offset`.
 
-        Once it is there `done(departure_s, None)` is called, or `done(departure_s, Lying)` if it is in the peer's arena,
-        where it stays as it is until `release`.
+        Once it is there `done(departure_s, None)` is called, or `done(departure_s, Lying)` if it is in the arena of the
+        peer, where it stays as it is until `release`.
         """
         waiting, process = next(self._receives[peer])
         waiting.append(done)

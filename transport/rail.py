@@ -1,8 +1,8 @@
 """A rail: one connection between two delegates, with framed messages, and how it is made.
 
 Two sorts. A `tcp` rail carries the bytes of messages. A `memory` rail, between processes of one host, carries only
-where they lie: its ends have swapped their arenas, and the receiver reads them there. Whoever connects proves that it knows the
-job's token, as with the store (wire.py).
+where they lie: its ends have swapped their arenas, and the receiver reads them there. Whoever connects proves that it
+knows the job's token, as with the store (wire.py).
 """
 
 import contextlib
@@ -20,7 +20,8 @@ from . import wire
 # kind, then what the kind says.
 HEADER = struct.Struct("<qqqqq")
 # DATA: number, nbytes, departure_ns, and nbytes bytes follow; HERE: number, nbytes, departure_ns, offset in the arena
-# of the sender. RECEIPT: messages received and released. GRANT: a count. SWITCH: the index of a rail that the sender gave up. PING, PONG, BYE: nothing.
+# of the sender. RECEIPT: messages received and released. GRANT: a count. SWITCH: the index of a rail that the sender
+# gave up. PING, PONG, BYE: nothing.
 DATA, HERE, RECEIPT, GRANT, SWITCH, PING, PONG, BYE = range(1, 9)
 # Bytes read or written before others have their turn; parts of a message in one system call.
 TURN_NBYTES, PARTS = 8 << 20, 16
