@@ -24,6 +24,9 @@ x: multiples of s/rate from the late rank's call to the last completion on any h
 the common call. Float32 sum, one rank on each host, {rate:g} Mbit/s each way (nominal: a stream reaches some 197), so 1
 is the time in which the late rank's own buffer leaves it. D: the last rank's delay, in the same multiples. `auto` is
 told nothing, our other algorithms are told who is late. All took turns and every element of every result was checked.
+Columns: a name is one of our algorithms, or a peer's all_reduce; *best peer* is the least x of the peers in this row;
+*bar* is what `auto` has to reach at that size and delay, *aim* what it would like to, as this project set them before
+they were measured (1.77 is the best peer without a late rank; "-": none was set for the case).
 
 Made by `{command}`
 on {cpus} cores ({platform}).

@@ -36,6 +36,9 @@ LATE_ALGORITHMS = ("late_join", "late_chain")
 # Of late_hybrid, in calls that take so long by the ordinary algorithm: shares of the chunks that join late. Few, since
 # every choice has a plan, which the first call that needs it has to make.
 CUTS = (0.25, 0.5, 0.75)
+# And those only that may save such a part of the join: one that was too low, since a model measured under load made the
+# reduce-scatter too long, costs several times what a good one saves.
+LEAST_GAIN = 0.04
 LEAST_CUT_S = 20e-3
 _making = threading.Lock()
 # After its time is over a rank gives the board, and others that finish what they began, this long.
@@ -165,8 +168,10 @@ def cut_options(whole, world_size):
     options = []
     for joined in sorted({round(share * chunks) for share in CUTS} - {0, chunks}):
         before_s = whole.before_s * joined / chunks
-        join_s = whole.join_s + (whole.before_s - before_s) * (world_size - 1) / world_size
-        options.append(Option(f"late_hybrid/{chunks}/{joined}", before_s, join_s))
+        cut_s = whole.before_s - before_s
+        if cut_s / world_size >= LEAST_GAIN * whole.join_s:
+            choice = f"late_hybrid/{chunks}/{joined}"
+            options.append(Option(choice, before_s, whole.join_s + cut_s * (world_size - 1) / world_size))
     return options
 
 
