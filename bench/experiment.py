@@ -20,10 +20,21 @@ crosspipe-17       whether injected latency and bandwidth are what was asked for
 
 On a job that trains, slowed on purpose:
 
-greyhound-table-6  2 communication and 10 compute events, with and without mitigation
+greyhound-table-6, greyhound-20
+                   2 communication and 10 compute events, with and without mitigation
+greyhound-13       the iteration time by the call log alone, by parallelism
+greyhound-14       fewer microbatches for a slow copy (S2), by severity and copies
+greyhound-15       S2 with several slow copies; several slow links gathered in one stage (S3, simulated)
+greyhound-16       a congested link moved to where a pipeline hides it (S3), by severity
+greyhound-17       what validating a group of suspects takes
+greyhound-18       what being recorded costs, by parallelism
+greyhound-19       putting ranks elsewhere, peer to peer against through the disk
 
 Simulated, but for the seconds that planning takes:
 
+greyhound-table-3  detectors on jobs of which few have a slow rank
+greyhound-table-4  the same, of which many have a congested link
+greyhound-table-5  how long it takes to find the best distribution of microbatches
 adaptra-19         gap of ADAPTRA's plans to the optimum, and how long they take to make
 adaptra-21         1,200 iterations through the events of table 3
 crosspipe-8        static, greedy and optimal schedules over the delay of one slow link
@@ -43,7 +54,7 @@ from . import report
 FIGURES = {
     "adaptra": ("1", "3", "14", "15", "16", "17", "18", "19", "20", "21", "21-measured"),
     "crosspipe": ("8", "9", "11", "12", "14", "15", "17", "table-5", "table-6"),
-    "greyhound": ("table-6",),
+    "greyhound": ("13", "14", "15", "16", "17", "18", "19", "table-3", "table-4", "table-5", "table-6"),
 }
 # name -> module of this folder with run(quick) -> records, COLUMNS, row(record), NOTES, draw(figure, records), and
 # perhaps findings(records) -> lines below the table.
@@ -52,6 +63,8 @@ EXPERIMENTS = {
     for paper, figures in FIGURES.items()
     for figure in figures
 }
+# The figure that shows what the table sums up.
+EXPERIMENTS["greyhound-20"] = EXPERIMENTS["greyhound-table-6"]
 
 
 def add_arguments(parser):

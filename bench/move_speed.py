@@ -68,6 +68,11 @@ def train(comm, work):
     return found if comm.rank == 0 else None
 
 
+def state_nbytes(width):
+    """Of a copy: four layers, parameters and two moments of Adam, float32."""
+    return 3 * 4 * 4 * (width * width + width)
+
+
 def main(width=1024, turns=4):
     """Measure and print; exit code 1 below the bar."""
     from .move_speed import train  # The ranks find it by the name of its module, which here is __main__.
@@ -77,7 +82,7 @@ def main(width=1024, turns=4):
         found = on_ranks(train, work, COPIES * PLACES, "mpi", 60.0)
     medians_s = [statistics.median(found[key]) for key in ("peer_to_peer_s", "disk_s")]
     ratio = medians_s[1] / medians_s[0]
-    nbytes = 3 * 4 * 4 * (width * width + width)
+    nbytes = state_nbytes(width)
     columns = [("state", "MB"), ("peer to peer", ""), ("disk", ""), ("ratio", "")]
     report.print_table(columns, [[f"{nbytes / 1e6:.0f}", *map(format_time, medians_s), f"{ratio:.2f}"]])
     return 0 if ratio >= BAR and found["same"] else 1

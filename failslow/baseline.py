@@ -103,8 +103,8 @@ def _factors(seen, usual, now):
         for rank, (_, place) in now.seats().items()
         if known(seen.compute_s, rank)
     }
-    # All slow alike: that is not a rank's fault.
-    shared = max(1.0, sorted(ratios.values())[(len(ratios) - 1) // 2]) if len(ratios) > 1 else 1.0
+    # What nearly all are slow by is not a rank's fault: as long as a quarter are well, they tell what is usual.
+    shared = max(1.0, sorted(ratios.values())[(len(ratios) - 1) // 4]) if len(ratios) > 1 else 1.0
     found = {f"rank {rank}": ratio / shared for rank, ratio in ratios.items()}
     return found | {f"rank {rank}": seen.tested[rank] for rank in seen.tested if known(seen.tested, rank)}
 

@@ -15,6 +15,8 @@ from lanterne.pipeline.problem import Problem
 
 SHORT = Problem(3, 3, 2, 2, 1, [1, 1])
 DATA_PARALLEL = {"QUIET": Problem(2, 2, 2, 2, 1, [1]), "SLOW_LINK": 0, "SLOW_GROUP": 1, "PACKETS_OF_GRADIENTS": 200}
+WATCHED = {f"watched_training:{key}": value for key, value in (("QUICK", ("1T2D2P (S)",)), ("QUICK_BLOCKS", 3), ("BLOCK", 4))}
+FAST = {"mitigation_job:PACE_S": 1e-3, "mitigation_study:GAP": 4}
 # What to shrink: name -> constants of its module, or of another, MODULE:NAME.
 SMALL = {
     "adaptra-19": {"SIZES": ((3, 6),), "STEPS": (1, None)},
@@ -46,10 +48,20 @@ SMALL = {
         "QUICK_ITERATIONS": 12,
     },
     "greyhound-table-6": {"COMPUTE": ((1, 2.0),), "LINKS": {}, "COPIES": 2, "MICROBATCHES": 8, "FIRST": 8, "LENGTH": 8},
+    "greyhound-13": WATCHED,
+    "greyhound-14": {"COPIES": (2, 4), "SEVERITIES": {"medium": 1.7}, "QUICK_LENGTH": 8} | FAST,
+    "greyhound-15": {"COPIES": 3, "MICROBATCHES": 6, "QUICK_LENGTH": 6} | FAST,
+    "greyhound-16": {"MEASURED": (2, 2, 8), "DELAYS": {"weak": 1.0, "severe": 4.0}, "QUICK_LENGTH": 6} | FAST,
+    "greyhound-17": {"LIMIT_S": 1.0, "CASES": ("slow rank",)},
+    "greyhound-18": WATCHED,
+    "greyhound-19": {"QUICK_WIDTHS": (64,)},
+    "greyhound-table-3": {"JOBS": 48, "SLOW": 3},
+    "greyhound-table-4": {"JOBS": 56, "SLOW": 6},
+    "greyhound-table-5": {"QUICK_REPETITIONS": 3},
     "adaptra-21": {"EVENTS": ((15, 85, (2,), 60),), "QUIET": Problem(4, 6, 22, 26, 14, 0)},
 }
 # The ranks of the others are threads: no program starts, and what SMALL shrinks is shrunk on the ranks too.
-BETWEEN_PROCESSES = ("adaptra-14", "greyhound-table-6")
+BETWEEN_PROCESSES = ("adaptra-14", "greyhound-13", "greyhound-18", "greyhound-table-6")
 
 
 def on_threads(function, work, ranks):
@@ -58,11 +70,11 @@ def on_threads(function, work, ranks):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """name -> (records, table) of a small run."""
+    """name -> (records, picture) of a small run."""
     found = {}
 
     def run(name):
-        if name not in found:
+        if EXPERIMENTS[name] not in found:
             folder = tmp_path_factory.mktemp(name)
             module = import_module(f"lanterne.bench.{EXPERIMENTS[name]}")
             with pytest.MonkeyPatch.context() as patch:
@@ -77,8 +89,8 @@ def run(tmp_path_factory):
                 )
             document = json.loads((folder / "out.json").read_text())
             assert document["schema_version"] == 1 and document["experiment"] == name
-            found[name] = document["results"], (folder / "out.png").read_bytes()
-        return found[name]
+            found[EXPERIMENTS[name]] = document["results"], (folder / "out.png").read_bytes()
+        return found[EXPERIMENTS[name]]
 
     return run
 
