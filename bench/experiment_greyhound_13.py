@@ -8,7 +8,9 @@ from .units import format_time
 from .watched_training import records
 
 PAPER = {"S": 1.2, "2T2D2P (M)": 0.7, "2T4D1P (M)": 0.1}
-COLUMNS = [("job", ""), ("iteration", ""), ("by its calls", ""), ("calls", "an iteration"), ("error", "%"), ("paper", "%")]
+COLUMNS = [
+    ("job", ""), ("iteration", ""), ("by its calls", ""), ("calls", "an iteration"), ("error", "%"), ("paper", "%"),
+]  # fmt: skip
 FIGURE_INCHES = (7, 4)
 NOTES = """
 job: xTyDzP has x tensor-parallel ranks, y copies, z stages; paper: at most 1.2 % on one node (S)

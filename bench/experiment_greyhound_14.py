@@ -3,6 +3,8 @@
 Measured on a job that trains, of 2, 4 or 8 ranks, a copy each, 12 microbatches a copy; the paper's has 8 GPUs.
 """
 
+import statistics
+
 from . import mitigation_study
 from .mitigation_study import COLUMNS, NEVER_S, SEVERITIES, row, spells
 
@@ -35,9 +37,10 @@ def findings(records):
     for job in dict.fromkeys(record["job"] for record in records):
         mine = [record for record in records if record["job"] == job]
         slow, mitigated = (
-            sum(record[f"{key}_s"] / record["healthy_s"] for record in mine) / len(mine) for key in ("plain", "mitigated")
+            statistics.mean(record[f"{key}_s"] / record["healthy_s"] for record in mine) for key in ("plain", "mitigated")
         )
-        lines.append(f"{job}: {slow:.2f} to {mitigated:.2f} on average (paper {mine[0]['paper'][0]:g} to {mine[0]['paper'][1]:g})")
+        paper = "{:g} to {:g}".format(*mine[0]["paper"])
+        lines.append(f"{job}: {slow:.2f} to {mitigated:.2f} on average (paper {paper})")
     best = max(record["plain_s"] / record["mitigated_s"] for record in records)
     return [*lines, f"best gain {best:.2f} (paper 1.52)"]
 

@@ -1,4 +1,4 @@
-"""GREYHOUND figure 15: S2 with several slow copies (measured), and several slow links gathered in one stage (simulated).
+"""GREYHOUND figure 15: S2 with several slow copies (measured), several slow links gathered in one stage (simulated).
 
 Left: 4 ranks, a copy each, of which 0 to 4 are slow; a job that trains. Right: 4 copies x 4 stages, whose ranks at the
 ends of 1 to 3 congested links are slow: iterations by the pipeline simulator, gathered by exchanges (S3), and with

@@ -49,10 +49,11 @@ def measure(comm, work):
         examiner, began_s = Examiner(comm, under_test, lambda slowdown=slowdown: slowdown), time.monotonic()
         quickly = examiner.examine((f"rank {SLOW_RANK}", "link {}-{}".format(*SLOW_LINK)))
         comm.barrier()
+        alone = [r for r in found.compute if r["rank"] == SLOW_RANK and r["when"] == "alone"]
         records.append(
             {
                 "case": case,
-                "compute_s": sum(sum(r["wall_s"]) for r in found.compute if r["rank"] == SLOW_RANK and r["when"] == "alone"),
+                "compute_s": sum(sum(r["wall_s"]) for r in alone),
                 "transfer_s": sum(sum(r["time_s"]) for r in found.links) / 2,
                 "took_s": found.took_s,
                 "findings": [finding._asdict() for finding in found.findings],
@@ -67,7 +68,10 @@ def measure(comm, work):
 def row(record):
     """One line of the table."""
     computing, transfers = record["paper_s"]
-    severities = record["severities"].items()
+    severities = [
+        f"{value:.2f}x" if name.startswith("rank") else f"+{format_time(max(value, 0))}"
+        for name, value in record["severities"].items()
+    ]
     found = [
         f"rank {finding['ranks'][0]}" if finding["ranks"] else "link {}-{}".format(*finding["links"][0])
         for finding in record["findings"]
@@ -81,7 +85,7 @@ def row(record):
         format_time(record["took_s"]),
         ", ".join(dict.fromkeys(found)) or "nothing",
         format_time(record["examined_s"]),
-        ", ".join(f"{value:.2f}x" if name.startswith("rank") else f"+{format_time(max(value, 0))}" for name, value in severities),
+        ", ".join(severities),
     ]
 
 

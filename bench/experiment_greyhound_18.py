@@ -9,7 +9,9 @@ from .units import format_time
 from .watched_training import BLOCK, records
 
 PAPER_MEAN, PAPER_MOST = 0.39, 1.1
-COLUMNS = [("job", ""), ("iteration", ""), ("overhead", "median %"), ("quartiles", "%"), ("reader", "%"), ("paper", "%")]
+COLUMNS = [
+    ("job", ""), ("iteration", ""), ("overhead", "median %"), ("quartiles", "%"), ("reader", "%"), ("paper", "%"),
+]  # fmt: skip
 FIGURE_INCHES = (7, 4)
 NOTES = """
 overhead: of a block's time over the next's; reader: its core time over the iterations'; paper: 0.39 % on average

@@ -1,7 +1,7 @@
 """GREYHOUND figure 19: seconds to put a job's ranks elsewhere (S3), peer to peer against through the disk.
 
-Both in the same processes, in turn; what goes through the disk is saved, closed, made anew and loaded, without the start
-of processes, which a real restart has to wait for as well. The paper's ranks have 10 to 76 GB each.
+Both in the same processes, in turn; what goes through the disk is saved, closed, made anew and loaded, without the
+start of processes, which a real restart has to wait for as well. The paper's ranks have 10 to 76 GB each.
 """
 
 import statistics

@@ -28,7 +28,8 @@ right: jobs where all was found and nothing else was reported; FPR: false alarms
 onsets missed over those and the slow jobs: so the paper's fractions read
 """
 COLUMNS = [
-    ("detector", ""), ("jobs", ""), ("right", "%"), ("paper", ""), ("FPR", "%"), ("paper", ""), ("FNR", "%"), ("paper", ""),
+    ("detector", ""), ("jobs", ""), ("right", "%"), ("paper", ""), ("FPR", "%"), ("paper", ""), ("FNR", "%"),
+    ("paper", ""),
 ]  # fmt: skip
 FIGURE_INCHES = (8, 3.5)
 
@@ -81,12 +82,10 @@ def row(record):
 
 def draw(figure, records):
     """Bars of the three shares, crosses where the paper's are."""
-    for axes, key, title in zip(
-        figure.subplots(1, 3), ("accuracy", "fpr", "fnr"), ("jobs right", "false positives", "false negatives"), strict=True
-    ):
+    shares = {"accuracy": "jobs right", "fpr": "false positives", "fnr": "false negatives"}
+    for index, (axes, (key, title)) in enumerate(zip(figure.subplots(1, 3), shares.items(), strict=True)):
         at = range(len(records))
         axes.bar(list(at), [100 * record[key] for record in records], color=[f"C{i}" for i in at])
-        index = ("accuracy", "fpr", "fnr").index(key)
         told = [(x, record["paper"][index]) for x, record in zip(at, records, strict=True) if record["paper"]]
         axes.plot([x for x, _ in told], [y for _, y in told], "kx", label="paper")
         axes.set_xticks(list(at), [record["detector"] for record in records], fontsize=7, rotation=20)

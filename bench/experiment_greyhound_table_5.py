@@ -13,7 +13,9 @@ from .units import format_time
 
 PAPER_S = {16: 0.01, 32: 0.01, 64: 0.01, 128: 0.11, 256: 6.78, 512: 35.93, 4096: None}
 EACH, SLOWDOWN, REPETITIONS, QUICK_REPETITIONS = 16, 2.0, 51, 11
-COLUMNS = [("copies", ""), ("microbatches", ""), ("median", ""), ("slowest", ""), ("paper", ""), ("over the bound", "%")]
+COLUMNS = [
+    ("copies", ""), ("microbatches", ""), ("median", ""), ("slowest", ""), ("paper", ""), ("over the bound", "%"),
+]  # fmt: skip
 FIGURE_INCHES = (6, 4)
 NOTES = """
 over the bound: of the slowest copy, over what it would be if microbatches could be cut

@@ -65,7 +65,7 @@ class Controller:
 
     @property
     def heeds_links(self):
-        """Whether the next iteration's messages may matter: else a Seen may lack them, which spares most of its cost."""
+        """Whether the next iteration's messages may matter: else a Seen may lack them, which spares most of it."""
         learns = self.forecaster is None
         return learns or bool(self.slow.links) or bool(self._suspicion) or self._alarm_at is not None
 

@@ -15,7 +15,7 @@ from lanterne.pipeline.problem import Problem
 
 SHORT = Problem(3, 3, 2, 2, 1, [1, 1])
 DATA_PARALLEL = {"QUIET": Problem(2, 2, 2, 2, 1, [1]), "SLOW_LINK": 0, "SLOW_GROUP": 1, "PACKETS_OF_GRADIENTS": 200}
-WATCHED = {f"watched_training:{key}": value for key, value in (("QUICK", ("1T2D2P (S)",)), ("QUICK_BLOCKS", 3), ("BLOCK", 4))}
+WATCHED = {"watched_training:QUICK": ("1T2D2P (S)",), "watched_training:QUICK_BLOCKS": 3, "watched_training:BLOCK": 4}
 FAST = {"mitigation_job:PACE_S": 1e-3, "mitigation_study:GAP": 4}
 # What to shrink: name -> constants of its module, or of another, MODULE:NAME.
 SMALL = {
