@@ -3,7 +3,7 @@
 Both hypotheses are models of every row, so that what counts is how well the rows agree with each other, in units of
 the job's own noise, and how rare bursts are in this job:
 
-- *A level*: from some row on, all lie around one unknown level, with the noise of the healthy job; now and then a burst.
+- *A level*: from some row on, all lie around one unknown level, with the healthy job's noise; now and then a burst.
 - *Noise and bursts*: rows lie around the healthy level, or in bursts of one to three rows, each with a height of its
   own. A burst costs its rarity and its height's probability once, its further rows almost nothing; a level pays for
   its height once, however long it lasts. So two bursts side by side explain six rows of two heights, but six rows of

@@ -26,6 +26,7 @@ MIN_STRUCTURAL_SAVING = 0.03
 # The second structural cause is named where it costs at least this share of the first.
 ALSO = 0.6
 SAME_DATA = 0.9
+SHARED_DATA = 0.5
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,45 @@ def _against_peers(values):
     return logs - np.stack(others, axis=1)
 
 
+def _slowness(trace):
+    """Per stage (S, D): log of a worker's compute over its peers', without what its replica's data explains.
+
+    Where microbatches are long or short at every stage alike, a replica whose other stages are slower as well has more
+    data, and only what a worker is slower than they counts.
+    """
+    import numpy as np
+
+    ratios = np.stack([_against_peers(durations.sum(axis=2)) for durations in trace.compute_s])
+    if not _stages_vary_together(trace):
+        return ratios
+    # The lower median: of two other stages the one that is not slow itself.
+    others = [np.sort(np.delete(ratios, stage, axis=0), axis=0) for stage in range(trace.stages)]
+    return np.stack([ratios[stage] - others[stage][(trace.stages - 2) // 2] for stage in range(trace.stages)])
+
+
+def _stages_vary_together(trace):
+    """Whether more than half of how a worker's microbatches differ from each other is the same at other stages."""
+    import numpy as np
+
+    if trace.stages < 2:
+        return False
+    places = [{operation: i for i, operation in enumerate(order)} for order in trace.order]
+    common = sorted(set.intersection(*(set(place) for place in places)))
+    if len(common) < 2:
+        return False
+    logs = [
+        np.log(durations[:, :, [place[operation] for operation in common]])
+        for durations, place in zip(trace.compute_s, places, strict=True)
+    ]
+    # Neither what an operation usually takes nor what a worker has in all of a step tells microbatches apart.
+    logs = [x - np.median(x, axis=(0, 1), keepdims=True) for x in logs]
+    logs = [(x - x.mean(axis=2, keepdims=True)).ravel() for x in logs]
+    if min(x.std() for x in logs) == 0.0:
+        return False
+    pairs = [np.corrcoef(logs[stage], logs[stage + 1])[0, 1] for stage in range(trace.stages - 1)]
+    return float(np.median(pairs)) >= SHARED_DATA
+
+
 def _worst_span(slow):
     """(first, stop) of the longest span of steps of which PERSISTENT are slow; None where it is too short."""
     import numpy as np
@@ -85,8 +125,8 @@ def _workers(trace, base_s):
     found = []
     if trace.replicas < 2:
         return [], compute_s
-    for stage in range(trace.stages):
-        ratios = _against_peers(trace.compute_s[stage].sum(axis=2))
+    slowness = _slowness(trace)
+    for stage, ratios in enumerate(slowness):
         residual = ratios - np.median(ratios, axis=0)
         noise = 1.48 * float(np.median(np.abs(residual)))
         for replica in range(trace.replicas):
@@ -110,7 +150,7 @@ def _workers(trace, base_s):
     )
     if saving < MIN_SAVING:
         return [], [durations.copy() for durations in trace.compute_s]
-    evidence = [_worker_evidence(trace, base_s, *suspect) for suspect in found]
+    evidence = [_worker_evidence(trace, base_s, slowness, *suspect) for suspect in found]
     evidence.sort(key=lambda record: -record["saving_alone"])
     stages = {stage for stage, *_ in found}
     ranks = tuple(record["rank"] for record in evidence)
@@ -120,12 +160,12 @@ def _workers(trace, base_s):
     ], compute_s
 
 
-def _worker_evidence(trace, base_s, stage, replica, span, effect):
+def _worker_evidence(trace, base_s, slowness, stage, replica, span, effect):
     import numpy as np
 
     alone = [durations.copy() for durations in trace.compute_s]
     alone[stage][slice(*span), replica] /= np.exp(effect)
-    ratios = _against_peers(trace.compute_s[stage].sum(axis=2))[slice(*span), replica]
+    ratios = slowness[stage][slice(*span), replica]
     busy = trace.compute_s[stage].sum(axis=2)[slice(*span)] / base_s[slice(*span), None]
     idle = 1 - busy.mean(axis=0)
     return {

@@ -9,7 +9,7 @@ from lanterne.failslow.locate import locate
 from lanterne.failslow.replay import step_s
 from lanterne.failslow.trace import build_trace, read_records, read_trace
 
-from .traces import make_trace
+from lanterne.bench.trace_jobs import Slow, make_trace
 
 DATA = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "traces"
 STRUCTURE = {"stage", "data"}
@@ -59,7 +59,7 @@ def test_two_slow_workers_are_both_named():
 
 
 def test_a_worker_that_becomes_slow():
-    found = verdicts(steps=30, workers={(1, 2): (1.4, 18)})
+    found = verdicts(steps=30, workers={(1, 2): Slow(1.4, first=18)})
     assert (found[0].cause, found[0].ranks) == ("worker", (rank(1, 2),))
     assert abs(found[0].evidence["workers"][0]["first_step"] - 18) <= 3
 

@@ -10,7 +10,7 @@ from lanterne.errors import InputError
 from lanterne.failslow.replay import pipeline_s, step_s
 from lanterne.failslow.trace import REQUIRED, build_trace, read_trace
 
-from .traces import make_trace, one_f_one_b
+from lanterne.bench.trace_jobs import make_trace, one_f_one_b
 
 SMALL = {"replicas": 2, "stages": 2, "microbatches": 2, "steps": 6}
 

@@ -1,5 +1,7 @@
 """Synthetic traces: 1F1B steps of which one thing is slow, as records in columns. Made by its own small simulation."""
 
+from dataclasses import dataclass
+
 import numpy as np
 
 
@@ -12,6 +14,22 @@ def one_f_one_b(stage, stages, microbatches):
     return order + [("B", m) for m in range(microbatches - warm_up, microbatches)]
 
 
+@dataclass(frozen=True)
+class Slow:
+    """A slow worker: by `factor`, in operations of `kinds`, in a `share` of the steps [first, stop)."""
+
+    factor: float
+    kinds: str = "FB"
+    first: int = 0
+    stop: int | None = None
+    share: float = 1.0
+
+    def steps(self, rng, count):
+        """(count,) bool: the steps in which it is slow."""
+        step = np.arange(count)
+        return (step >= self.first) & (step < (self.stop or count)) & (rng.random(count) < self.share)
+
+
 def make_trace(
     replicas=4,
     stages=4,
@@ -21,34 +39,43 @@ def make_trace(
     links=None,
     stage_factors=None,
     uneven=0.0,
+    long_replicas=None,
     noise=0.01,
+    stalls=0.0,
     seed=1,
 ):
     """Columns of a trace.
 
     Args:
-        workers: (replica, stage) -> factor, or (factor, first step) for a worker that becomes slow.
+        workers: (replica, stage) -> factor, or Slow.
         links: (replica, boundary) -> factor on transfers, both directions.
         stage_factors: stage -> factor; uneven: spread of the microbatches' lengths (log scale).
+        long_replicas: replica -> factor on the length of all its microbatches, at every stage alike.
+        noise: of an operation (log scale); stalls: share of operations that take three times as long.
     """
     rng = np.random.default_rng(seed)
+    slow = {where: w if isinstance(w, Slow) else Slow(w) for where, w in (workers or {}).items()}
+    when = {where: worker.steps(rng, steps) for where, worker in slow.items()}
+    hops = np.full((replicas, max(stages - 1, 0)), 0.002)
+    for (replica, boundary), factor in (links or {}).items():
+        hops[replica, boundary] *= factor
+    usual = np.ones((replicas, stages, microbatches))
+    usual *= np.array([(stage_factors or {}).get(stage, 1.0) for stage in range(stages)])[:, None]
+    usual *= np.array([(long_replicas or {}).get(replica, 1.0) for replica in range(replicas)])[:, None, None]
     records = []
     for step in range(steps):
-        lengths = np.exp(uneven * rng.normal(size=(replicas, microbatches)))
-        ends = np.zeros((replicas, stages))
-        for replica in range(replicas):
-            pace = np.array(
-                [
-                    _factor(workers, replica, stage, step) * (stage_factors or {}).get(stage, 1.0)
-                    for stage in range(stages)
-                ]
-            )
-            took = {
-                (stage, kind, m): base * pace[stage] * lengths[replica, m] * np.exp(noise * rng.normal())
-                for stage in range(stages) for m in range(microbatches) for kind, base in (("F", 0.05), ("B", 0.1))
-            }  # fmt: skip
-            hops = [0.002 * (links or {}).get((replica, boundary), 1.0) for boundary in range(stages - 1)]
-            ends[replica] = _pipeline(records, step, replica, took, hops, microbatches)
+        lengths = usual * np.exp(uneven * rng.normal(size=(replicas, 1, microbatches)))
+        took = {}
+        for kind, base_s in (("F", 0.05), ("B", 0.1)):
+            took[kind] = base_s * lengths * np.exp(noise * rng.normal(size=lengths.shape))
+            took[kind][rng.random(lengths.shape) < stalls] *= 3
+            for where, worker in slow.items():
+                if when[where][step] and kind in worker.kinds:
+                    took[kind][where] *= worker.factor
+        ends = np.array([
+            _pipeline(records, step, replica, {kind: t[replica].tolist() for kind, t in took.items()}, hops[replica].tolist())
+            for replica in range(replicas)
+        ])  # fmt: skip
         for stage in range(stages):
             together = ends[:, stage].max() + 0.03
             for replica in range(replicas):
@@ -60,17 +87,9 @@ def make_trace(
     return columns
 
 
-def _factor(workers, replica, stage, step):
-    factor = (workers or {}).get((replica, stage), 1.0)
-    if isinstance(factor, tuple):
-        factor, first = factor
-        return factor if step >= first else 1.0
-    return factor
-
-
-def _pipeline(records, step, replica, took, hops, microbatches):
-    """Run one replica's step, append its records, and return when each stage ends."""
-    stages = len(hops) + 1
+def _pipeline(records, step, replica, took, hops):
+    """Run one replica's step, append its records, and return when each stage ends; `took`: kind, stage, microbatch."""
+    stages, microbatches = len(hops) + 1, len(took["F"][0])
     orders = [one_f_one_b(stage, stages, microbatches) for stage in range(stages)]
     now, following, done = [0.0] * stages, [0] * stages, {}
     while any(following[s] < len(orders[s]) for s in range(stages)):
@@ -88,8 +107,8 @@ def _pipeline(records, step, replica, took, hops, microbatches):
                     records.append((replica, stage, step, f"{name}-recv", ready, arrival - ready, -1, m))
                     now[stage] = arrival
                 optype = "forward-compute" if kind == "F" else "backward-compute"
-                records.append((replica, stage, step, optype, now[stage], took[stage, kind, m], m, m))
-                now[stage] += took[stage, kind, m]
+                records.append((replica, stage, step, optype, now[stage], took[kind][stage][m], m, m))
+                now[stage] += took[kind][stage][m]
                 done[stage, kind, m] = now[stage]
                 following[stage] += 1
     return now
