@@ -66,7 +66,7 @@ def _worker(rng):
 
 
 def _worker_among_stalls(rng):
-    return _slowed(rng, "worker among stalls", {**_shape(rng), "stalls": 0.01})
+    return _slowed(rng, "worker among stalls", {**_shape(rng, most_replicas=8), "stalls": 0.003})
 
 
 def _two_workers(rng):
@@ -104,7 +104,9 @@ def _link(rng):
 
 
 def _stage(rng):
+    # With few microbatches an uneven stage costs next to nothing.
     options = _shape(rng, least_stages=3)
+    options["microbatches"] = 2 * options["stages"]
     options["stage_factors"] = {int(rng.integers(options["stages"])): float(rng.uniform(1.3, 2.0))}
     return Case("stage", options, needed=frozenset({"stage"}))
 
@@ -186,7 +188,7 @@ def main():
     """Entry point of `python -m`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--traces", type=int, default=300, metavar="N", help="number of traces (default 300)")
-    parser.add_argument("--seed", type=int, default=SEED, metavar="N", help=f"others give other traces (default {SEED})")
+    parser.add_argument("--seed", type=int, default=SEED, metavar="N", help=f"of the traces (default {SEED})")
     parser.add_argument("--json", metavar="FILE", help="write everything as JSON ('-' for standard output)")
     args = parser.parse_args()
     if args.traces < 1:

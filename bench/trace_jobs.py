@@ -72,10 +72,10 @@ def make_trace(
             for where, worker in slow.items():
                 if when[where][step] and kind in worker.kinds:
                     took[kind][where] *= worker.factor
-        ends = np.array([
-            _pipeline(records, step, replica, {kind: t[replica].tolist() for kind, t in took.items()}, hops[replica].tolist())
-            for replica in range(replicas)
-        ])  # fmt: skip
+        ends = np.empty((replicas, stages))
+        for replica in range(replicas):
+            its = {kind: seconds[replica].tolist() for kind, seconds in took.items()}
+            ends[replica] = _pipeline(records, step, replica, its, hops[replica].tolist())
         for stage in range(stages):
             together = ends[:, stage].max() + 0.03
             for replica in range(replicas):

@@ -18,6 +18,9 @@ SLOW_LINK = 1.5
 SLOW_STAGE = 1.05
 PERSISTENT = 0.8
 MIN_STEPS = 5
+# Share of slow steps that any worker may have, and how many such spans may be expected among all workers by chance.
+RARELY_SLOW = 0.02
+BY_CHANCE = 0.01
 # Standard errors by which a worker must differ from its peers.
 CLEAR = 6.0
 # Shares of the step that a cause must cost: incidents and structure.
@@ -126,13 +129,15 @@ def _workers(trace, base_s):
     if trace.replicas < 2:
         return [], compute_s
     slowness = _slowness(trace)
+    # A step counts as slow from half the effect: noise takes some of the others' away.
+    slow = slowness >= np.log(SLOW_WORKER) / 2
+    usual = max(float(np.median(slow.mean(axis=1))), RARELY_SLOW)
     for stage, ratios in enumerate(slowness):
-        residual = ratios - np.median(ratios, axis=0)
-        noise = 1.48 * float(np.median(np.abs(residual)))
+        # From step to step, for a worker may be slow in half of them.
+        noise = 1.05 * float(np.median(np.abs(np.diff(ratios, axis=0)))) if len(ratios) > 1 else 0.0
         for replica in range(trace.replicas):
-            # A step counts as slow from half the effect: noise takes some of the others' away.
-            span = _worst_span(ratios[:, replica] >= np.log(SLOW_WORKER) / 2)
-            if span is None:
+            span = _worst_span(slow[stage, :, replica])
+            if span is None or slow.size * usual ** slow[stage, slice(*span), replica].sum() > BY_CHANCE:
                 continue
             steps = slice(*span)
             effect = float(np.median(ratios[steps, replica]))
@@ -318,7 +323,7 @@ def _data(trace, compute_s, base_s):
     """Microbatches of unequal work: long forwards have long backwards. The saving is that of equal microbatches."""
     import numpy as np
 
-    correlations, fixed = [], []
+    correlations, within, fixed = [], [], []
     for order, durations in zip(trace.order, compute_s, strict=True):
         kinds = _by_kind(order)
         level = durations.copy()
@@ -339,7 +344,13 @@ def _data(trace, compute_s, base_s):
         residuals = [x - np.median(x, axis=(0, 2), keepdims=True) for x in residuals]
         if min(x.std() for x in residuals) > 0:
             correlations.append(float(np.corrcoef(residuals[0].ravel(), residuals[1].ravel())[0, 1]))
+        # A worker that stalls for a whole step makes all its microbatches long; data makes some long, some short.
+        residuals = [x - x.mean(axis=2, keepdims=True) for x in residuals]
+        if len(pairs) > 1 and min(x.std() for x in residuals) > 0:
+            within.append(float(np.corrcoef(residuals[0].ravel(), residuals[1].ravel())[0, 1]))
     saving = _saving(base_s, step_s(trace.order, fixed, trace.links))
+    if within and np.median(within) < SHARED_DATA:
+        return None
     if not correlations or np.median(correlations) < SAME_DATA or saving < MIN_STRUCTURAL_SAVING:
         return None
     evidence = {"forward_backward_correlation": float(np.median(correlations)), **variance_shares(compute_s)}

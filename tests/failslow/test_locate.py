@@ -103,6 +103,27 @@ def test_a_slow_step_is_not_enough():
     assert [v.cause for v in locate(build_trace(columns))] == ["none"]
 
 
+@pytest.mark.parametrize("stages", [2, 3, 4])
+def test_a_replica_with_the_longer_data_blames_no_worker(stages):
+    found = verdicts(stages=stages, steps=30, uneven=0.3, long_replicas={1: 1.4})
+    assert {(v.cause, v.ranks) for v in found} == {("data", ())}
+
+
+def test_a_slow_worker_of_the_replica_with_the_longer_data():
+    found = verdicts(steps=30, uneven=0.2, long_replicas={1: 1.3}, workers={(1, 2): 1.6})
+    assert (found[0].cause, found[0].ranks) == ("worker", (rank(1, 2),))
+
+
+def test_workers_that_all_stall_now_and_then_are_not_blamed():
+    """Of so many, some stall in four of five steps by chance."""
+    assert [v.cause for v in verdicts(replicas=8, stages=6, microbatches=7, steps=23, stalls=0.026)] == ["none"]
+
+
+def test_two_replicas_of_which_one_is_slow_for_half_the_time():
+    found = verdicts(replicas=2, stages=1, steps=36, noise=0.05, workers={(0, 0): Slow(2.1, first=2, stop=20)})
+    assert (found[0].cause, found[0].ranks) == ("worker", (0,))
+
+
 def test_one_replica_blames_no_worker():
     assert [v.cause for v in verdicts(replicas=1, workers={(0, 2): 1.5})] == ["stage"]
 
