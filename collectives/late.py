@@ -6,7 +6,10 @@ with it is posted before, and an ABORT until then is clean: all raise, and the n
 aborted call, in place its inputs too, are undefined.
 
 Calls below a size never ask, and short ones not always: a record may free the next few with the same signature. All
-ranks then run the ordinary algorithm at once, and tell the board afterwards, some calls together, when they came.
+ranks then run the ordinary algorithm at once, and tell the board afterwards, some calls together, when they came. To
+such a call a rank that does not come is named as in any other, and since the others have begun the communicator closes.
+
+Of several late ranks the others wait for all but the last, whose turn alone the schedules can put off.
 """
 
 import functools

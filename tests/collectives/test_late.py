@@ -146,6 +146,30 @@ def test_the_group_goes_on_after_a_timeout(absent):
     assert spawn(4, one_stays_away, absent, timeout_s=20) == [0] * 4
 
 
+def stays_away_from_a_free_call(comm, absent):
+    """Calls until one is free, which `absent` misses: it is named, and the communicator is closed."""
+    comm.tuning.adopt(SLOW, "test")
+    while not comm.late._free:
+        comm.barrier()
+        assert check(comm, 0) == 0
+    with pytest.raises(TransportTimeout) as raised:
+        if comm.rank == absent:
+            time.sleep(1.0)
+        check(comm, 1, timeout_s=0.3)
+    assert raised.value.peers == (absent,) and comm.late.number
+    with pytest.raises(TransportTimeout):
+        check(comm, 2)
+    return comm.rank
+
+
+@pytest.mark.parametrize("absent", [0, 2])
+def test_a_free_call_that_a_rank_misses_names_it_and_closes(absent, monkeypatch):
+    monkeypatch.setattr(sequencer, "FREE_BELOW_S", 1.0)
+    monkeypatch.setattr(sequencer, "ASKING_S", 1.0)
+    with pytest.raises(TransportTimeout, match=f"rank {absent}"):
+        spawn(3, lambda comm: stays_away_from_a_free_call(comm, absent) and comm.check_open(), timeout_s=20)
+
+
 def two_stay_away(comm):
     comm.tuning.adopt(SLOW, "test")
     if comm.rank in (1, 2):
