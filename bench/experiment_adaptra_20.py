@@ -75,7 +75,7 @@ def draw(figure, records):
     for name in SCHEDULERS:
         mine = [record for record in records if record["schedule"] == name]
         axis.plot([r["nbytes"] >> 20 for r in mine], [100 * r["overhead"] for r in mine], "o-", label=name)
-    axis.axhline(5, color="0.7", linewidth=0.8, label="paper, to 30B: below")
+    axis.axhline(5, color="0.7", linewidth=0.8, label="the paper's are below, to 30B")
     axis.set_xscale("log", base=2)
     sizes = dict.fromkeys(record["nbytes"] for record in records)
     axis.set_xticks([nbytes >> 20 for nbytes in sizes], [format_nbytes(nbytes) for nbytes in sizes])

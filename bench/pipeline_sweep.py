@@ -87,11 +87,13 @@ def run(args):
     if args.json:
         report.write_json(args.json, report.envelope(**content, problem=described(problem, unit)))
     if args.json != "-":
+        of_values = unit if args.over in OVER[:2] else ""
         columns = [
-            (args.over, unit if args.over in OVER[:2] else ""),
+            (args.over, of_values),
             *((result["line"], "" if args.relative_to else unit) for result in results),
         ]
-        rows = [[text, *(_cell(result["points"][i], args) for result in results)] for i, text in enumerate(texts)]
+        names = [f"{value:g}" for value in values] if of_values else texts
+        rows = [[name, *(_cell(result["points"][i], args) for result in results)] for i, name in enumerate(names)]
         report.print_table(columns, rows)
     if args.plot:
         from .pipeline_sweep_plot import draw
