@@ -160,7 +160,7 @@ def make_option(collective, name, world_size, nbytes, model):
 
 
 def cut_options(whole, world_size):
-    """Options of late_hybrid from `whole`, late_join's: the sooner the late rank comes, the fewer chunks are summed then.
+    """Options of late_hybrid from `whole`, late_join's: the sooner the late rank comes, the fewer chunks are summed.
 
     Those join it, the rest goes around a ring of all. What the cut takes off the reduce-scatter, (p - 2) / (p - 1) of
     the rest's bytes at each port, it puts onto the join as (p - 2) / p of them: a second less before the late rank

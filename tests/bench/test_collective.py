@@ -138,7 +138,7 @@ def test_auto_is_named_by_what_ran_most():
     comm = SimpleNamespace(tuning=SimpleNamespace(choose=lambda collective, nbytes: Choice("ring", None, "given")))
     for ran, counted, label in [
         ({}, {}, "auto (ring)"),
-        ({"": 2, "late_join/168": 4, "late_hybrid/168/84": 1}, {"ring": 2, "late_join": 4, "late_hybrid": 1}, "late_join"),
+        ({"": 2, "late_join/8": 4, "late_hybrid/8/4": 1}, {"ring": 2, "late_join": 4, "late_hybrid": 1}, "late_join"),
     ]:
         choice = chosen(comm, "all_reduce", 1024, ran)
         assert choice == {"algorithm": "ring", "num_chunks": None, "reason": "given", "ran": counted}
