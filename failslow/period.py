@@ -84,19 +84,26 @@ def iteration_times(symbols, times_s):
 
 
 def _candidates(symbols):
-    """(gram, positions) of all symbols, and of sequences of common symbols."""
-    positions = {}
+    """gram -> positions, of all symbols, and of sequences of common symbols that occur often enough."""
+    numbers, positions = {}, {}
     for i, symbol in enumerate(symbols):
-        positions.setdefault((symbol,), []).append(i)
-    common = {gram[0] for gram, found in positions.items() if len(found) >= COMMON}
+        positions.setdefault(numbers.setdefault(symbol, len(numbers)), []).append(i)
+    found = {(symbol,): positions[number] for symbol, number in numbers.items()}
+    common = [len(positions[number]) >= COMMON for number in range(len(numbers))]
+    last = [number if common[number] else -1 for number in map(numbers.get, symbols)]
+    # A sequence as one number, -1 if not all of it is common: those are quick to count.
+    codes = last
     for length in range(2, LONGEST_GRAM + 1):
+        last = last[1:]
+        codes = [a * len(numbers) + b if a >= 0 <= b else -1 for a, b in zip(codes, last, strict=False)]
         grams = {}
-        for i in range(length - 1, len(symbols)):
-            gram = tuple(symbols[i - length + 1 : i + 1])
-            if all(symbol in common for symbol in gram):
-                grams.setdefault(gram, []).append(i)
-        positions |= grams
-    return positions
+        for i, code in enumerate(codes, length - 1):
+            if code >= 0:
+                grams.setdefault(code, []).append(i)
+        for where in grams.values():
+            if len(where) >= MIN_OCCURRENCES - 1:
+                found[tuple(symbols[where[0] - length + 1 : where[0] + 1])] = where
+    return found
 
 
 def _even(positions, calls, least):
