@@ -186,7 +186,7 @@ class ClosedLoop:
 
     def _keep(self):
         """The state of the incident in the job's store, where it has one."""
-        store = getattr(getattr(self.comm.transport, "group", None), "store", None)
+        store = self.comm.transport.store
         if store is not None:
             store.set(KEY, json.dumps(self.controller.state()).encode())
 

@@ -281,6 +281,11 @@ class Transport(ABC):
         """The seat (board.py) of `rank` at the arrival board `key` (str) of `world_size` ranks; None: there is none."""
         return None
 
+    @property
+    def store(self):
+        """The client of the job's store (store_client.py) on this rank; None where the job has none."""
+        return None
+
     def keep(self, thing):
         """Keep `thing` as long as this transport lives: operations that stay posted use its memory."""
         self.__dict__.setdefault("_kept", []).append(thing)

@@ -157,6 +157,10 @@ class MpiTransport(Transport):
     def open_board(self, key, rank, world_size):
         return None if self._group is None else self._group.open_board(key, rank, world_size)
 
+    @property
+    def store(self):
+        return None if self._group is None else self._group.store
+
     def check_peers(self, peers):
         if self._group is not None:
             try:

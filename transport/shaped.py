@@ -156,6 +156,10 @@ class ShapedTransport(Transport):
     def open_board(self, key, rank, world_size):
         return self.inner.open_board(key, rank, world_size)
 
+    @property
+    def store(self):
+        return self.inner.store
+
     def keep(self, thing):
         self.inner.keep(thing)
 

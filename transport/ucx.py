@@ -166,6 +166,10 @@ class UcxTransport(Transport):
     def open_board(self, key, rank, world_size):
         return self._group.open_board(key, rank, world_size)
 
+    @property
+    def store(self):
+        return self._group.store
+
     def check_peers(self, peers):
         self._group.check_peers(peers)
         for peer in peers:

@@ -1,6 +1,7 @@
 """What a decision does to a job that trains: the losses are those of a job that nothing happened to."""
 
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from lanterne.pipeline.layout import make_layout
 from lanterne.pipeline.problem import Problem
 from lanterne.pipeline.stage_mlp import mlp
 from lanterne.pipeline.train import Trainer, plans
+from lanterne.transport.launch import launch
 
 TOTAL, ITERATIONS = 8, 6
 HOME = [[[0], [1]], [[2], [3]]]
@@ -118,3 +120,34 @@ class Slow(SlowStage):
     @slowdown.setter
     def slowdown(self, value):
         pass
+
+
+KEPT = """
+import json
+import lanterne
+import numpy as np
+from lanterne.failslow.closed_loop import KEY, ClosedLoop, observed
+from lanterne.failslow.decision import Decision
+from lanterne.pipeline.layout import make_layout
+from lanterne.pipeline.problem import Problem
+from lanterne.pipeline.stage_mlp import mlp
+from lanterne.pipeline.train import Trainer, plans
+
+def make(comm, planned, layout):
+    return Trainer(comm, mlp((4, 4), 2), lambda n: (np.ones((4, 2, 4)),) * 2, planned, layout=layout, plane=observed)
+
+with lanterne.init(transport="mpi") as comm:
+    loop = ClosedLoop(comm, make, plans(Problem(1, 2, 1, 1, 1), "1f1b", (2, 2)), make_layout(2, 1, 2))
+    loop._told(Decision("report", 3, evidence="told") if comm.rank == 0 else None)
+    if comm.rank == 0:
+        print(json.loads(comm.transport.store.get(KEY))["arrangement"]["microbatches"])
+    loop.close()
+"""
+
+
+def test_the_state_of_an_incident_is_in_the_jobs_store(tmp_path, capfd):
+    pytest.importorskip("mpi4py")
+    script = tmp_path / "kept.py"
+    script.write_text(KEPT)
+    assert launch([sys.executable, str(script)], 2, launcher="mpi", timeout_s=60) == 0
+    assert capfd.readouterr().out.strip() == "[2, 2]"
