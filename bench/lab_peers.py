@@ -1,8 +1,8 @@
 """Compare lanterne with MPICH, Open MPI and Gloo on the emulated cluster, with a late rank and without, in one session.
 
-  lanterne bench lab-peers --json lab.json --report lab.md lanterne bench lab-peers --json lab.json --cases
-  8x16MiB@0.7,8x16MiB@0 --contenders lanterne,gloo --iterations 3 lanterne bench lab-peers --json lab.json --seconds 60
-  again and again: each call goes on where the last one ended
+  lanterne bench lab-peers --json lab.json --report lab.md
+  lanterne bench lab-peers --json lab.json --cases 8x16MiB@0.7,8x16MiB@0 --contenders lanterne,mpich --iterations 3
+  lanterne bench lab-peers --json lab.json --seconds 60        again and again: goes on where the last one ended
 
 Every contender is started once on every host; then they take turns, one all_reduce (float32, sum) each, and every
 element of every result is checked. A case HOSTSxSIZE@D has the last rank late by D * s/rate, the time that a link takes
