@@ -3,8 +3,8 @@
 Scaled down: 8 ranks, 4 copies x 2 stages, instead of 256 GPUs; iterations of some 100 ms instead of 1.6 s; events of
 40 iterations. The job trains (a small MLP whose actions are paced, so that 8 ranks on 2 cores behave as on 8), the
 schedule of events is unknown to it, and all that is done to it is measured. The paper prints no factors: weak, medium
-and severe are 1.5, 2.3 and 3.5 times here, which on a quiet machine lose as much throughput without mitigation as its
-events do: iterations 1.98 times as long.
+and severe are 1.5, 2.3 and 3.5 times here, chosen to lose as much throughput without mitigation as its events do,
+iterations 1.98 times as long; what they did lose is printed.
 """
 
 from ..pipeline.injection import Event
