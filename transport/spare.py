@@ -11,17 +11,15 @@ carry receipts and, where this rank waits, questions; each message costs a copy.
 Paper: ADAPTRA, section 5.3; differs: collectives and control messages are saved too, not only activations.
 """
 
-import json
-import os
 import select
 import time
 from contextlib import suppress
 
-from ..errors import InputError, LanterneError, TransportError
+from ..errors import InputError, TransportError
 from .base import Recv, Request, Send, Transport, check_ops
-from .delegate import bind_address, network_host
-from .ledger import Ledger
-from .rail import BYE, DATA, MEMORY, PING, PONG, RECEIPT, SWITCH, Rail, join, listen
+from .rail import BYE, DATA, PING, PONG, RECEIPT, SWITCH, Rail
+from .spare_peer import DIRECT, Operation, Peer, Swallowed, view_of
+from .spare_rails import connect_rails
 from .wire import configure
 
 # Frames beside those of rail.py. SENT: a tag, how many messages were sent; GO: all that this end has was told; ASK: for
@@ -34,12 +32,9 @@ LOOK_S, QUIET_S, PATIENCE_S = 300e-6, 0.1, 0.35
 ABSENT_S = 0.05
 # Receipts are told after so many bytes or messages.
 RECEIPT_NBYTES, RECEIPT_MESSAGES = 1 << 20, 64
-SETUP_S = 30.0
 # How long the job has to tell of the peer's death once all paths to it are dead, and `close` waits for receipts of what
 # was sent, asking every ASK_S.
 NOTICE_S, FAREWELL_S, ASK_S = 1.0, 2.0, 0.05
-# The index of the inner transport among the paths; that of rail i is i + 1.
-DIRECT = 0
 HOWS = ("reset", "silent")
 
 
@@ -66,7 +61,7 @@ class SpareTransport(Transport):
         self.rank, self.world_size = inner.rank, inner.world_size
         self.capabilities, self.timeout_s, self.pauses = inner.capabilities, inner.timeout_s, inner.pauses
         self._poll, self._next_s, self._looked_s, self._by_fd = select.poll(), 0.0, 0.0, {}
-        found = _connect(self.rank, self.rails, exchange)
+        found = connect_rails(self.rank, self.rails, exchange)
         self.peers = {rank: Peer(rank) for rank in range(self.world_size) if rank != self.rank}
         for (rank, index), sock in sorted(found.items()):
             configure(sock)
@@ -84,9 +79,9 @@ class SpareTransport(Transport):
     def _start(self, op):
         if op.peer == self.rank:
             return Operation(op, None, 0, self.inner.post((op,)))
-        peer, view = self.peers[op.peer], _view(op)
+        peer = self.peers[op.peer]
         if type(op) is Send:
-            number, copy = peer.ledger.keep(op.tag, view)
+            number, copy = peer.ledger.keep(op.tag, view_of(op))
             operation = Operation(op, peer, number)
             if peer.path != DIRECT:
                 operation.done = True  # The copy is what is sent.
@@ -102,7 +97,7 @@ class SpareTransport(Transport):
                     self._take(operation, early)
                 return operation
         try:
-            operation.request = self.inner.post((op,)) if peer.cut is None else _Swallowed()
+            operation.request = self.inner.post((op,)) if peer.cut is None else Swallowed()
         except InputError:
             raise
         except TransportError as error:
@@ -121,7 +116,7 @@ class SpareTransport(Transport):
         if peer is None:
             return request.test()
         try:
-            if not (_test_cut(peer) if peer.cut is not None else request.test()):
+            if not (peer.test_cut() if peer.cut is not None else request.test()):
                 return False
         except TransportError as error:
             self._give_up(peer, DIRECT, error)
@@ -146,8 +141,8 @@ class SpareTransport(Transport):
 
     def _take(self, operation, message):
         """A message has come on a rail before its receive was posted, or into memory of its own."""
-        if not _misfits(operation, len(message)):
-            _view(operation.op)[:] = message
+        if not operation.misfits(len(message)):
+            operation.view[:] = message
         self._came(operation)
 
     # -- paths
@@ -178,7 +173,7 @@ class SpareTransport(Transport):
         """Use the rail with index `path`: say what has come; the peer does so too, and then what is missing is sent."""
         if peer.path == DIRECT:
             pending = [each for each in (*peer.receives.values(), *peer.sends) if each.request is not None]
-            requests = [each.request for each in pending if not isinstance(each.request, _Swallowed)]
+            requests = [each.request for each in pending if not isinstance(each.request, Swallowed)]
             self.inner.abandon(peer.rank, requests)
             for each in pending:
                 each.request, each.done = None, type(each.op) is Send
@@ -297,7 +292,7 @@ class SpareTransport(Transport):
             if peer.ledger.has(*key):
                 return None
             if operation is not None and nbytes == operation.op.nbytes:
-                return _view(operation.op)
+                return operation.view
             peer.coming = memoryview(bytearray(nbytes))
             return peer.coming
         message, peer.coming = peer.coming, None
@@ -308,7 +303,7 @@ class SpareTransport(Transport):
         elif message is not None:
             self._take(operation, message)
         else:
-            _misfits(operation, nbytes)
+            operation.misfits(nbytes)
             self._came(operation)
         return None
 
@@ -378,44 +373,6 @@ class SpareTransport(Transport):
         self.inner.close()
 
 
-class Peer:
-    """What a rank knows of another.
-
-    Attributes:
-        ledger; rails, the living ones, a list; path, the index of the one in use; is_ready: on a rail, whether the peer
-        has told what it has. receives: (tag, number) -> Operation; sends: those that may be on their way directly.
-        early: (tag, number) -> a message that came on a rail before its receive; coming: one that comes now.
-        heard_s, asked_s, overdue_s: when something came directly; when the peer was last asked what it has sent, and
-        when it first said that something has been which has not come. told: tag -> count, what it says now.
-        error, lost_s: why the last path died, and when. cut: how the direct one was broken on purpose. has_left: in order.
-    """
-
-    def __init__(self, rank):
-        self.rank, self.ledger, self.rails, self.path, self.is_ready = rank, Ledger(), [], DIRECT, False
-        self.receives, self.sends, self.early, self.coming = {}, set(), {}, None
-        self.heard_s, self.asked_s, self.overdue_s, self.told = 0.0, 0.0, None, {}
-        self.news_nbytes, self.news_messages = 0, 0
-        self.error, self.lost_s, self.cut, self.has_left = None, 0.0, None, False
-
-    @property
-    def rail(self):
-        """The rail in use, or that would be next; None if none lives."""
-        return next((rail for rail in self.rails if rail.index >= self.path), None)
-
-
-class Operation:
-    """A Send or Recv: `request`, the inner transport's, while it is on the direct path."""
-
-    __slots__ = ("done", "error", "number", "op", "peer", "request")
-
-    def __init__(self, op, peer, number, request=None):
-        self.op, self.peer, self.number, self.request, self.done, self.error = op, peer, number, request, False, None
-
-    @property
-    def key(self):
-        return self.op.tag, self.number
-
-
 class SpareRequest(Request):
     """Complete once all its operations are, on whatever path."""
 
@@ -432,61 +389,3 @@ class SpareRequest(Request):
 
     def pending_peers(self):
         return sorted({operation.op.peer for operation in self._pending if not operation.done})
-
-
-class _Swallowed:
-    """What was posted on a path that had been broken on purpose."""
-
-    def test(self):
-        return False
-
-
-def _test_cut(peer):
-    """The test of an operation on a path that was broken on purpose."""
-    if peer.cut == "reset":
-        raise TransportError(f"the connection to rank {peer.rank} was reset")
-    return False
-
-
-def _connect(rank, rails, exchange):
-    """(peer, index) -> socket, proven, of all rails to all ranks."""
-    own = {"host": network_host(), "rails": len(rails), "token": os.urandom(16).hex()}
-    every = [json.loads(data) for data in exchange(json.dumps(own).encode())]
-    listeners, told, error = [], {"listen": [], "error": ""}, None
-    try:
-        if not rails or len(set(rails)) < len(rails) or MEMORY in rails:
-            got = ", ".join(rails) or "none"
-            raise InputError(f"spare rails: got {got}, expected different addresses or interfaces, or tcp")
-        several_hosts = len({other["host"] for other in every}) > 1
-        hosts = [bind_address(name, several_hosts) for name in rails]
-        for host in hosts:
-            sock, address = listen(host)
-            listeners.append(sock)
-            told["listen"].append(address)
-    except (LanterneError, OSError) as failure:
-        error, told["error"] = failure, str(failure)
-    listening = [json.loads(data) for data in exchange(json.dumps(told).encode())]
-    try:
-        if error:
-            raise error
-        for other, (its, its_listening) in enumerate(zip(every, listening, strict=True)):
-            if its_listening["error"] or its["rails"] != len(rails):
-                why = its_listening["error"] or f"got {its['rails']} of them, expected {len(rails)}"
-                raise InputError(f"spare rails: rank {other}: {why}")
-        addresses = {other: its["listen"] for other, its in enumerate(listening) if other != rank}
-        return join(listeners, hosts, addresses, rank, every[0]["token"], SETUP_S)
-    finally:
-        for sock in listeners:
-            sock.close()
-
-
-def _view(op):
-    return op.region.buffer[op.offset : op.offset + op.nbytes]
-
-
-def _misfits(operation, nbytes):
-    """Whether a message has another size than its receive, which then raises that whenever it is asked."""
-    op = operation.op
-    if nbytes != op.nbytes:
-        operation.error = TransportError(f"spare: rank {op.peer} sent {nbytes} bytes, expected {op.nbytes}")
-    return nbytes != op.nbytes
