@@ -86,7 +86,8 @@ def draw(axes, records, title=""):
         label = "paper" if told and not index else None
         axes.plot([x for x, _ in told], [y for _, y in told], "kx", label=label)
     axes.axhline(1, color="0.6", lw=0.8, ls="--")
-    axes.set_xticks(list(at), [f"{record['job']}\n{record['case']}" for record in records], fontsize=7)
+    labels = [f"{record['job'].partition(',')[0]}\n{record['case']}" for record in records]
+    axes.set_xticks(list(at), labels, fontsize=7)
     axes.set_title(title, loc="left", fontsize=10)
     axes.set_ylabel("iteration over a healthy one")
-    axes.legend(frameon=False, fontsize=8)
+    axes.legend(frameon=False, fontsize=8, ncols=3, loc="upper right", bbox_to_anchor=(1, 1.1))
