@@ -94,7 +94,8 @@ def _best_start(suspects, level, noise, rate, against):
     for i in range(len(suspects) - 1, -1, -1):
         z = suspects[i]
         last = suspects[i - 1] - level if i else 0.0
-        total += log((1 - rate) * _noise_density(z - level, last, noise) + rate * _height_density(z))
+        # Bursts come on top of the level.
+        total += log((1 - rate) * _noise_density(z - level, last, noise) + rate * _height_density(z - level))
         rows = len(suspects) - i
         if rows >= MIN_ROWS:
             found.append((total - against[i] + min(chance - 0.5 * log(rows), 0.0), i))
