@@ -3,9 +3,9 @@
   lanterne bench schedules
   lanterne bench schedules -n 1024 --collective all_reduce,all_gather --check
 
-Each step is repeated, and the least time shown: the work is the same every time, so what is above it was disturbed. Bars
-are for generating plus checking, 0.5 s up to 256 ranks and 5 s beyond, and for generating late_join, 50 ms and 0.5 s;
-stragglar's matchings for other than powers of two have none. Algorithms that refuse a rank count are left out.
+Each step is repeated, and the least time shown: the work is the same every time, so what is above was disturbed. Bars:
+generating plus checking, 0.5 s up to 256 ranks and 5 s beyond; generating late_join, 50 ms and 0.5 s. None for
+stragglar's matchings where ranks are no power of two. Algorithms that refuse a rank count are left out.
 """
 
 import time
