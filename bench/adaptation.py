@@ -179,9 +179,7 @@ class _Run:
         self.checked = check(Plan.from_dict(document["plan"]), problem, memory=False)
         links = emulated_links(problem, 1.0)
         usual = make_plane(document["plane"], comm, links)
-        self.plane = ObservedPlane(
-            comm.rank, usual, lambda pair: make_plane("delegate", comm, links, pairs=[pair])
-        )
+        self.plane = ObservedPlane(comm.rank, usual, lambda pair: make_plane("delegate", comm, links, pairs=[pair]))
         stages = timed_stages(problem, self.checked.plan.placement, comm.rank, 1.0)
         self.replay = Replay(events, self.plane, comm.rank, stages, links)
         self.known = {iteration: rest for iteration, *rest in document["known"]}

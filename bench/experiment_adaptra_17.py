@@ -22,9 +22,7 @@ paper, no figures printed but averages: see the last line
 def run(quick):
     """One record per set of links and system."""
     places = dict(list(PLACES.items())[-2:] if quick else PLACES)
-    points = [
-        Point(place, QUIET, slowed(QUIET, dict.fromkeys(links, DELAY_MS))) for place, links in places.items()
-    ]
+    points = [Point(place, QUIET, slowed(QUIET, dict.fromkeys(links, DELAY_MS))) for place, links in places.items()]
     return study(points, SYSTEMS, 1 if quick else 3)
 
 

@@ -37,7 +37,8 @@ def findings(records):
     for job in dict.fromkeys(record["job"] for record in records):
         mine = [record for record in records if record["job"] == job]
         slow, mitigated = (
-            statistics.mean(record[f"{key}_s"] / record["healthy_s"] for record in mine) for key in ("plain", "mitigated")
+            statistics.mean(record[f"{key}_s"] / record["healthy_s"] for record in mine)
+            for key in ("plain", "mitigated")
         )
         paper = "{:g} to {:g}".format(*mine[0]["paper"])
         lines.append(f"{job}: {slow:.2f} to {mitigated:.2f} on average (paper {paper})")

@@ -111,10 +111,20 @@ def draw(figure, records):
     axes = figure.subplots()
     for record in events:
         is_rank = record["what"].startswith("rank")
-        axes.axvspan(record["first"], record["last"], ymax=0.95 if is_rank else 1, color="0.93" if is_rank else "C3", alpha=1 if is_rank else 0.15, lw=0)
+        axes.axvspan(
+            record["first"],
+            record["last"],
+            ymax=0.95 if is_rank else 1,
+            color="0.93" if is_rank else "C3",
+            alpha=1 if is_rank else 0.15,
+            lw=0,
+        )
     for name, label, style in (("plain", "without mitigation", "C7"), ("mitigated", "mitigated", "C0")):
         times_s = total[name]["iteration_s"]
-        rates = [60 / (sum(times_s[max(0, i - 2) : i + 3]) / len(times_s[max(0, i - 2) : i + 3])) for i in range(len(times_s))]
+        rates = [
+            60 / (sum(times_s[max(0, i - 2) : i + 3]) / len(times_s[max(0, i - 2) : i + 3]))
+            for i in range(len(times_s))
+        ]
         axes.plot(rates, style, lw=1.3, label=label)
     marks = {"rebalance": "v", "topology": "^", "restart": "s"}
     for strategy, mark in marks.items():

@@ -65,10 +65,16 @@ def train(comm, work):
 
     problem = Problem(places, total // copies, PACE_S, PACE_S, PACE_S)
     loop = ClosedLoop(
-        comm, make, plans(problem, SCHEDULER, (total // copies,) * copies), make_layout(copies * places, places, copies),
-        settings=Settings(**work["settings"]), transport=disturbances.transport, wrap=disturbances.wrap,
-        slowdown=lambda: disturbances.slowdown, acts=work["acts"],
-    )  # fmt: skip
+        comm,
+        make,
+        plans(problem, SCHEDULER, (total // copies,) * copies),
+        make_layout(copies * places, places, copies),
+        settings=Settings(**work["settings"]),
+        transport=disturbances.transport,
+        wrap=disturbances.wrap,
+        slowdown=lambda: disturbances.slowdown,
+        acts=work["acts"],
+    )
     times_s, losses = [], []
     for number in range(work["iterations"]):
         if comm.rank == 0:

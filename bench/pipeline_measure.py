@@ -81,8 +81,8 @@ def check_case(case):
     find_plane(case.plane)
     if case.problem.shared_links:
         raise InputError(
-            "shared_links: got some, expected none: a link is emulated by its two ranks, which cannot take turns with a "
-            "third; `lanterne pipeline simulate` prices shared ones"
+            "shared_links: got some, expected none: a link is emulated by its two ranks, which cannot take turns "
+            "with a third; `lanterne pipeline simulate` prices shared ones"
         )
     if case.problem.data_parallel:
         raise InputError(

@@ -59,7 +59,8 @@ def told(act):
     if act["kind"] == "report":
         return f"{where}{act['evidence']}"
     if act["kind"] == "validate":
-        return f"{where}suspects {', '.join(act['suspects'])} ({act['evidence']}): examined in {format_time(act['seconds'])}"
+        suspects, took = ", ".join(act["suspects"]), format_time(act["seconds"])
+        return f"{where}suspects {suspects} ({act['evidence']}): examined in {took}"
     arrangement = act["arrangement"]
     counts = "+".join(map(str, arrangement["microbatches"]))
     ranks = "  ".join(" ".join("/".join(map(str, parts)) for parts in copy) for copy in arrangement["ranks"])

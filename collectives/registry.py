@@ -162,9 +162,7 @@ def find_algorithm(collective, name):
     return ALGORITHMS[collective, name]
 
 
-def make_schedule(
-    collective, name, world_size, num_chunks=None, root=None, late_rank=None, progress=None, joined=None
-):
+def make_schedule(collective, name, world_size, num_chunks=None, root=None, late_rank=None, progress=None, joined=None):
     """The (unchecked) schedule of a registered algorithm.
 
     Args:

@@ -180,7 +180,9 @@ def adapt_mpi4py(module, recorder):
 
     for base in (module.Intracomm, module.Cartcomm):
         methods = {name: timed(getattr(base, name), collective(name), recorder) for name in MPI if hasattr(base, name)}
-        methods |= {name: timed(getattr(base, name), message(name), recorder) for name in MPI_MESSAGES if hasattr(base, name)}
+        methods |= {
+            name: timed(getattr(base, name), message(name), recorder) for name in MPI_MESSAGES if hasattr(base, name)
+        }
         methods |= {name: made(getattr(base, name)) for name in MPI_MAKERS if hasattr(base, name)}
         kinds[base] = type(base.__name__, (base,), methods | {"__module__": module.__name__})
     world = module.COMM_WORLD = kinds[module.Intracomm](module.COMM_WORLD)

@@ -151,4 +151,3 @@ def blamed_and_idle(now, slow):
         return (copy == other_copy and abs(place - other_place) == 1) or place == other_place
 
     return tuple(link for link in slow.links if not carries(link))
-

@@ -271,9 +271,7 @@ class Tracker:
     def _wanders(self, suspects):
         """Whether `suspects` of a healthy job, of whatever heights, are too many and too dense for bursts."""
         odds = max(WANDERING, JITTER + 3 * self._up.cap)
-        return (
-            len(suspects) >= WANDERING_ROWS and self._up.score >= odds and self._moved(suspects, self._level) != 0.0
-        )
+        return len(suspects) >= WANDERING_ROWS and self._up.score >= odds and self._moved(suspects, self._level) != 0.0
 
     def _is_stale(self, row):
         """Whether suspects have been held back for too long; in a noisy job a run is often alive and means nothing."""

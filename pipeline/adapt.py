@@ -24,7 +24,6 @@ from typing import NamedTuple
 import numpy as np
 
 from ..errors import InputError
-from .verdicts import Agreement
 from .best import best, load_search
 from .check import CheckedPlan, check
 from .clocks import clock_offsets, share_a_clock
@@ -33,8 +32,10 @@ from .execute import execute
 from .plan import Plan
 from .problem import Problem
 from .profile import Profiler, make_profile, report_length, worst
-from .schedulers import SCHEDULERS, plan as make_plan
+from .schedulers import SCHEDULERS
+from .schedulers import plan as make_plan
 from .simulate import simulate
+from .verdicts import Agreement
 from .watch import ONSET, RELIEF, Noise, Watch, findings, pair_tolerances
 
 # Delays that differ by less than this share of the time of one F and one B, or than this many seconds, are noise.
@@ -127,9 +128,7 @@ class Adapter:
         clocks: on the coordinator, the Offsets of the ranks' clocks; None where all are on one host.
     """
 
-    def __init__(
-        self, comm, plans, plane, problem=None, settings=None, where=None, durations_s=None, held_nbytes=None
-    ):
+    def __init__(self, comm, plans, plane, problem=None, settings=None, where=None, durations_s=None, held_nbytes=None):
         self.comm, self.plane, self.settings = comm, plane, settings or AdaptSettings()
         self.plans = (plans,) if isinstance(plans, CheckedPlan) else tuple(plans)
         self.copy, _, _ = mine = (0, comm.rank, 0) if where is None else where

@@ -47,9 +47,7 @@ class Spill:
 
     def follow(self, plan, rank):
         """From the next iteration on, the stages run their part of `plan` on `rank`."""
-        self._order = [
-            (kind, (action.stage, action.microbatch)) for action in plan.ranks[rank] for kind in action.kind
-        ]
+        self._order = [(kind, (action.stage, action.microbatch)) for action in plan.ranks[rank] for kind in action.kind]
         self._positions = {}
         for position, (_, key) in enumerate(self._order):
             self._positions.setdefault(key, []).append(position)

@@ -16,7 +16,8 @@ class Peer:
         early: (tag, number) -> a message that came on a rail before its receive; coming: one that comes now.
         heard_s, asked_s, overdue_s: when something came directly; when the peer was last asked what it has sent, and
         when it first said that something has been which has not come. told: tag -> count, what it says now.
-        error, lost_s: why the last path died, and when. cut: how the direct one was broken on purpose. has_left: in order.
+        error, lost_s: why the last path died, and when. cut: how the direct one was broken on purpose. has_left: in
+        order.
     """
 
     def __init__(self, rank):

@@ -67,9 +67,10 @@ def test_a_section_that_fails_is_named_and_the_others_go_on(measured, monkeypatc
     document = json.loads((tmp_path / "gpu-x.json").read_text())
     assert list(document["failures"]) == ["staging"] and str(error) in document["failures"]["staging"]
     assert len(document["results"]) == len(document["figures"]) == 1
-    assert f"**staging failed:** {'ZeroDivisionError: ' * isinstance(error, ZeroDivisionError)}{error}" in (
-        tmp_path / "gpu-x.md"
-    ).read_text()
+    assert (
+        f"**staging failed:** {'ZeroDivisionError: ' * isinstance(error, ZeroDivisionError)}{error}"
+        in (tmp_path / "gpu-x.md").read_text()
+    )
     assert str(error) in capsys.readouterr().err
 
 

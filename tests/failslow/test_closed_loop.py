@@ -31,7 +31,9 @@ def train(comm, steps):
     """The losses of every iteration on a rank, None where it was out; `steps`: iteration -> (ranks, microbatches)."""
 
     def make(comm, planned, layout):
-        return Trainer(comm, mlp((6,) * 5, 2), batches, planned, layout=layout, optimizer=lambda: Adam(0.01), plane=observed)
+        return Trainer(
+            comm, mlp((6,) * 5, 2), batches, planned, layout=layout, optimizer=lambda: Adam(0.01), plane=observed
+        )
 
     planned = plans(Problem(2, TOTAL // 2, 2, 2, 1), "zb_h1", (TOTAL // 2,) * 2)
     loop, losses = ClosedLoop(comm, make, planned, make_layout(4, 2, 2)), []
@@ -72,7 +74,9 @@ def test_who_is_out_is_tested_and_comes_back():
         factor = [1.0]
 
         def make(comm, planned, layout):
-            return Trainer(comm, mlp((6,) * 5, 2), batches, planned, layout=layout, optimizer=lambda: Adam(0.01), plane=observed)
+            return Trainer(
+                comm, mlp((6,) * 5, 2), batches, planned, layout=layout, optimizer=lambda: Adam(0.01), plane=observed
+            )
 
         def wrap(stages):
             return {number: Slow(stage, 2e-3, lambda: factor[0]) for number, stage in stages.items()}

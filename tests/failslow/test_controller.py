@@ -10,7 +10,9 @@ from lanterne.failslow.mitigate import Arrangement, Forecaster, Slowness
 from lanterne.pipeline.problem import Problem
 
 COPIES, PLACES, TOTAL, WORK_S, WAIT_S = 4, 2, 32, 6e-3, 1e-3
-HOME = Arrangement(tuple(tuple((copy * PLACES + place,) for place in range(PLACES)) for copy in range(COPIES)), (8,) * 4)
+HOME = Arrangement(
+    tuple(tuple((copy * PLACES + place,) for place in range(PLACES)) for copy in range(COPIES)), (8,) * 4
+)
 PROBLEM = Problem(PLACES, TOTAL // COPIES, WORK_S / 3, WORK_S / 3, WORK_S / 3)
 
 

@@ -5,11 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from lanterne.bench.trace_jobs import Slow, make_trace
 from lanterne.failslow.locate import locate
 from lanterne.failslow.replay import step_s
 from lanterne.failslow.trace import build_trace, read_records, read_trace
-
-from lanterne.bench.trace_jobs import Slow, make_trace
 
 DATA = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "traces"
 STRUCTURE = {"stage", "data"}

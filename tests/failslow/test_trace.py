@@ -6,11 +6,10 @@ import json
 import numpy as np
 import pytest
 
+from lanterne.bench.trace_jobs import make_trace, one_f_one_b
 from lanterne.errors import InputError
 from lanterne.failslow.replay import pipeline_s, step_s
 from lanterne.failslow.trace import REQUIRED, build_trace, read_trace
-
-from lanterne.bench.trace_jobs import make_trace, one_f_one_b
 
 SMALL = {"replicas": 2, "stages": 2, "microbatches": 2, "steps": 6}
 

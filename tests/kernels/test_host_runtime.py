@@ -1,4 +1,4 @@
-"""The stand-ins have the verbs of what they stand for, with the same parameters: neither takes what the other refuses."""
+"""The stand-ins have the verbs of what they stand for, with the same parameters, so neither takes more than the other."""
 
 import inspect
 import sys

@@ -328,4 +328,3 @@ def test_a_stage_that_raises_ends_every_rank():
 def test_settings_that_cannot_be(wrong):
     with pytest.raises(InputError, match=f"{next(iter(wrong))}: got"):
         AdaptSettings(**wrong)
-
