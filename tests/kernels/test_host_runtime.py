@@ -1,4 +1,4 @@
-"""The stand-ins have the verbs of what they stand for, with the same parameters, so neither takes more than the other."""
+"""The stand-ins have the verbs of what they stand for, with the same parameters: they take what it takes, no more."""
 
 import inspect
 import sys
