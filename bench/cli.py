@@ -10,7 +10,7 @@ from importlib import import_module
 
 from .. import __version__
 from ..errors import InputError, LanterneError, PeerFailed, Unavailable
-from ..transport.bootstrap import launched_rank
+from ..transport.bootstrap import in_a_job, launched_rank
 from .report import check_outputs
 
 # name -> (module of this folder, one line of help). A module has add_arguments(parser) and run(args) -> exit code, and
@@ -53,6 +53,9 @@ COMMANDS = {
 # These run the user's program, whose exit code they pass on; codes of a `lanterne` that was told to stop.
 USERS_PROGRAM, STOPPED = ("watch", "lab"), (128 + signal.SIGHUP, 128 + signal.SIGINT, 128 + signal.SIGTERM)
 
+# These start jobs of their own and compare them: not from inside a job.
+STARTS_JOBS = ("lab", "bench deaths", "bench failover", "bench lab-peers")
+
 USAGE = "usage: lanterne COMMAND [OPTION ...]\n\n"
 DESCRIPTION = "Collectives and pipelines that stay fast although one rank is late or one link is slow.\n\ncommands:\n"
 EPILOG = """
@@ -77,6 +80,15 @@ def find_command(argv):
         if len(argv) >= length and name in COMMANDS:
             return name, argv[length:]
     return None, argv
+
+
+def unknown(argv):
+    """What is wrong with `argv`, which begins with no command, and what there is instead."""
+    family = [name for name in COMMANDS if name.startswith(f"{argv[0]} ")]
+    got = " ".join(argv[: 2 if family else 1])
+    close = difflib.get_close_matches(got, family or COMMANDS, n=1) if len(argv) > 1 or not family else []
+    hint = f" (did you mean {close[0]!r}?)" if close else ""
+    return f"command: got {got!r}{hint}, expected one of {', '.join(family or COMMANDS)}"
 
 
 class Parser(argparse.ArgumentParser):
@@ -118,9 +130,9 @@ def main(argv=None):
     try:
         name, rest = find_command(argv)
         if name is None:
-            close = difflib.get_close_matches(argv[0], COMMANDS, n=1)
-            hint = f" (did you mean {close[0]!r}?)" if close else ""
-            raise InputError(f"command: got {argv[0]!r}{hint}, expected one of {', '.join(COMMANDS)}")
+            raise InputError(unknown(argv))
+        if name in STARTS_JOBS and in_a_job():
+            raise InputError(f"{name}: got a job around it, expected none: it starts its own")
         args = build_parser(name).parse_args(rest)
         check_outputs(args)
         code = args.run(args)

@@ -59,11 +59,13 @@ def draw(over_size, over_delay, document):
     for axis in (over_size, over_delay):
         if not rate:
             axis.set_yscale("log")
+            axis.yaxis.set_major_formatter("{x:g}")
+            axis.yaxis.set_minor_formatter("{x:g}")
         else:
             axis.axhline(1, color="#888888", linewidth=0.8, linestyle=":")
             axis.set_ylim(bottom=0)
         axis.grid(alpha=0.3)
-        axis.legend(fontsize=8)
+        axis.legend(fontsize=8, title="line: median, band: least to most", title_fontsize=7)
 
 
 def _lines(axis, records, place, styles, rate):

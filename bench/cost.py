@@ -139,6 +139,8 @@ def _print(results, delays, model):
         for record in results
     ]
     notes = [
-        f"alpha {format_time(model.alpha_s)}, bandwidth {1e-9 / model.beta_s_per_byte:.4g} GB/s; model, not measured"
+        f"alpha {format_time(model.alpha_s)}, bandwidth {1e-9 / model.beta_s_per_byte:.4g} GB/s; model, not measured",
+        "ideal: from the arrival of a late rank to the end, when it comes at the ideal delay or later",
+        "critical delay: from it on faster than the ring; -: never",
     ]
     print_table(columns, rows, notes=notes)

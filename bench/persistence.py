@@ -40,6 +40,7 @@ KNOWING = ("ring", "late_join", "late_chain")
 # Delays of part 2, in multiples of the largest predicted critical delay.
 STEPS = (0.0, 0.5, 1.0, 1.5, 2.0)
 ITEMSIZE = 4
+LEAST_RANKS = 4
 PAPER = CostModel(3e-6, 1 / 450e9)
 
 
@@ -71,6 +72,8 @@ def run(args):
     from ..collectives.communicator import init
 
     with init(transport=args.transport) as comm:
+        if comm.world_size < LEAST_RANKS:
+            raise InputError(f"persistence: got a job of {comm.world_size} ranks, expected at least {LEAST_RANKS}")
         return run_rank(comm, comm.tuning.model, settings, args)
 
 
@@ -84,8 +87,8 @@ def parse(args):
         parse_nbytes(args.bytes, "--bytes"),
         known_rate_bytes_per_s(args.rate) or parse_rate_bytes_per_s("200mbit"),
     )
-    if args.ranks is not None and not 4 <= args.ranks <= 64:
-        raise InputError(f"-n: got {args.ranks}, expected 4 to 64")
+    if args.ranks is not None and not LEAST_RANKS <= args.ranks <= 64:
+        raise InputError(f"-n: got {args.ranks}, expected {LEAST_RANKS} to 64")
     if nbytes < 1 << 16:
         raise InputError(f"--bytes: got {args.bytes}, expected at least 64K: below, nobody asks who is late")
     try:
@@ -295,7 +298,8 @@ def print_document(document):
     notes = [
         f"{document['ranks']} ranks, {format_nbytes(document['nbytes'])}; named: rank {document['late_rank']}; "
         f"late by {format_time(document['delay_s'])}; "
-        f"model: {format_time(document['alpha_s'])}, {1e-9 / document['beta_s_per_byte']:.4g} GB/s"
+        f"model: {format_time(document['alpha_s'])}, {1e-9 / document['beta_s_per_byte']:.4g} GB/s",
+        "exposed: from the last rank's call to the last completion; gain: of the time of a call, over the ring's",
     ]
     columns = [
         ("algorithm", ""),

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..errors import InputError, LanterneError
+from ..errors import InputError, LanterneError, Unavailable
 from ..kernels.delay import wait_until
 from ..pipeline.check import CheckedPlan, check
 from ..pipeline.execute import execute
@@ -30,6 +30,8 @@ from . import report
 from .measure import agree_start_s
 
 LOCAL = "local"
+# Files of errors of the ranks, by name: what is not there before what went wrong.
+MISSING = "error-!"
 
 
 class Case(NamedTuple):
@@ -133,7 +135,7 @@ def on_ranks(function, work, ranks, transport, timeout_s):
     """
     if transport != LOCAL and transport not in TRANSPORTS:
         raise InputError(f"--transport: got {transport!r}, expected one of {LOCAL}, {', '.join(TRANSPORTS)}")
-    work = work | {"transport": transport, "timeout_s": timeout_s}
+    work = work | {"transport": transport, "timeout_s": timeout_s, "ranks": ranks}
     if transport == LOCAL:
         from ..collectives.communicator import spawn
 
@@ -154,7 +156,8 @@ def _launched(function, work, ranks):
         exit_code = launch([sys.executable, "-c", code, folder], ranks, launcher=launcher)
         errors = sorted(Path(folder).glob("error-*"))
         if errors:
-            raise LanterneError(errors[0].read_text())
+            kind = Unavailable if errors[0].name.startswith(MISSING) else LanterneError
+            raise kind(errors[0].read_text())
         if exit_code or not Path(folder, "found").exists():
             raise LanterneError(f"pipeline: the ranks ended with exit code {exit_code}, expected 0")
         return json.loads(Path(folder, "found").read_text())
@@ -168,7 +171,8 @@ def rank_main(function, folder):
     except LanterneError as error:
         # Sorted by name: the error itself before what the others heard of it.
         heard = type(error) is not LanterneError
-        Path(folder, f"error-{int(heard)}-{id(error)}").write_text(str(error))
+        name = MISSING if isinstance(error, Unavailable) else f"error-{int(heard)}"
+        Path(folder, f"{name}-{id(error)}").write_text(str(error))
         return 1
     if found is not None:
         Path(folder, "found").write_text(json.dumps(found))
@@ -176,10 +180,16 @@ def rank_main(function, folder):
 
 
 def run_rank(function, work):
-    """The work on this rank of a job; what was found on rank 0, None on the others."""
+    """The work on this rank of a job; what was found on rank 0, None on the others.
+
+    Raises:
+        InputError: the job has not as many ranks as the work needs.
+    """
     from ..collectives.communicator import init
 
     with init(transport=work["transport"], timeout_s=work["timeout_s"]) as comm:
+        if comm.world_size != work["ranks"]:
+            raise InputError(f"pipeline: got {comm.world_size} ranks, expected {work['ranks']}, one per stage")
         return function(comm, work)
 
 

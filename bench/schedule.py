@@ -121,13 +121,15 @@ def _table(checked, nbytes, model, delay_s):
         f"{schedule.num_transfers} transfers"
     ]
     lines += [f"note: {schedule.note}"] if schedule.note else []
-    lines.append(f"scratch {checked.scratch_chunks} chunks, ports {schedule.ports}, checked")
+    scratch = checked.scratch_chunks
+    lines.append(f"scratch {scratch} chunk{'s' * (scratch != 1)}, ports {schedule.ports}, checked")
     adding = f" + {cost.added:.4g} s gamma" if model.gamma_s_per_byte else ""
     lines.append(f"cost {cost.rounds} alpha + {cost.load:.4g} s beta{adding} in lockstep; s = {format_nbytes(nbytes)}")
     when = f", from the late rank's arrival {format_time(cost.exposed_s)}" if schedule.late_rank is not None else ""
     lines.append(f"time {format_time(cost.makespan_s)}{when}")
     if schedule.num_transfers <= _MAX_DRAWN:
-        drawing = draw_text(schedule, width=shutil.get_terminal_size((120, 24)).columns)
+        drawing = "3>5+: chunk 3 goes to rank 5, where it is added; without the plus it is overwritten there\n\n"
+        drawing += draw_text(schedule, width=shutil.get_terminal_size((120, 24)).columns)
     else:
         drawing = f"({schedule.num_transfers} transfers, too many to draw; --format json writes them)\n"
     return "\n".join(lines) + "\n\n" + drawing

@@ -60,6 +60,9 @@ def test_version():
     [
         (["nope"], "command: got 'nope', expected one of"),
         (["inof"], "did you mean 'info'?"),
+        (["pipeline"], "command: got 'pipeline', expected one of pipeline plan, pipeline simulate"),
+        (["pipeline", "trian"], "command: got 'pipeline trian' (did you mean 'pipeline train'?), expected one of"),
+        (["pipeline", "train", "--data", __file__, "--checkpoint", "/no/such/folder/x.npz"], "cannot write /no/such"),
         (["info", "--jso", "x"], "--jso"),
         (
             ["info", "--json", "/no/such/folder/x.json"],
@@ -98,6 +101,13 @@ def test_the_longest_name_wins(monkeypatch):
     assert cli.find_command(["bench", "info", "--json", "-"]) == ("bench info", ["--json", "-"])
     assert cli.find_command(["bench", "all_reduce"]) == ("bench", ["all_reduce"])
     assert cli.find_command(["nothing"]) == (None, ["nothing"])
+
+
+@pytest.mark.parametrize("name", cli.STARTS_JOBS)
+def test_what_starts_jobs_is_not_for_inside_of_one(name, monkeypatch, capsys):
+    monkeypatch.setenv("PMI_RANK", "0")
+    assert cli.main(name.split()) == 2
+    assert capsys.readouterr().err == f"lanterne: {name}: got a job around it, expected none: it starts its own\n"
 
 
 @pytest.mark.parametrize("text", ["abc", "-1", "nan", ""])

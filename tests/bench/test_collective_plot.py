@@ -56,6 +56,8 @@ def test_milliseconds_without_a_rate(axes):
     assert over_size["late_join"] == ([MIB, 2 * MIB], [100, 100])
     assert over_delay["ring"] == ([0, 500], [200, 200])
     assert axes[1].get_xlabel().endswith("ms")
+    assert axes[1].yaxis.get_major_formatter()(200) == "200"
+    assert "band" in axes[1].get_legend().get_title().get_text()
 
 
 @pytest.mark.parametrize("ranks", [None, [], [3, 3, 1, 3]])

@@ -6,6 +6,9 @@ import pytest
 
 from lanterne.bench import pipeline_measure
 from lanterne.bench.cli import main
+from lanterne.bench.pipeline_measure import rank_main
+from lanterne.collectives.communicator import spawn
+from lanterne.errors import InputError, LanterneError, Unavailable
 
 PROBLEM = ["--stages", "2", "--microbatches", "3", "--forward", "2ms", "--link", "0=4ms"]
 
@@ -95,3 +98,20 @@ def test_what_the_ranks_are_given_comes_back_equal():
     assert again.checked.plan.words() == case.checked.plan.words()
     links = pipeline_measure.emulated_links(problem, 1e-3)
     assert links[0, 1].latency_s == pytest.approx(4e-3) and links[1, 0].occupied_s(16) == pytest.approx(2e-3)
+
+
+def test_a_job_of_other_ranks_is_bad_input():
+    work = {"transport": None, "timeout_s": 20.0, "ranks": 3}
+    with pytest.raises(InputError, match="got 2 ranks, expected 3, one per stage"):
+        spawn(2, lambda comm: pipeline_measure.run_rank(lambda comm, work: None, work))
+
+
+@pytest.mark.parametrize(("error", "code"), [(Unavailable, 3), (LanterneError, 1)])
+def test_what_the_ranks_lack_is_told_apart_from_what_fails(error, code, capsys, monkeypatch):
+    def fail(function, work):
+        raise error("ucx: is not here")
+
+    monkeypatch.setattr(pipeline_measure, "run_rank", fail)
+    monkeypatch.setattr("lanterne.transport.launch.launch", lambda command, *_, **__: rank_main(None, command[-1]))
+    assert main(["pipeline", "run", "--stages", "2", "--microbatches", "2", "--forward", "1ms"]) == code
+    assert capsys.readouterr().err == "lanterne: ucx: is not here\n"
