@@ -12,6 +12,8 @@ from ..errors import InputError
 
 SCHEMA_VERSION = 1
 PICTURES = (".png", ".svg", ".pdf")
+# Options of commands that name a file to be written.
+OUTPUTS = ("json", "plot", "trace", "report", "checkpoint")
 
 
 def environment():
@@ -50,12 +52,12 @@ def check_outputs(args):
     """Refuse output files that could not be written, before the work for them is done.
 
     Args:
-        args: a command's options; --json, --plot, --trace and --report are looked at ("-" and "none" are no files).
+        args: a command's options; those of OUTPUTS are looked at ("-" and "none" are no files).
 
     Raises:
         InputError: a folder that does not exist, or a picture that is no .png, .svg or .pdf.
     """
-    for name in ("json", "plot", "trace", "report"):
+    for name in OUTPUTS:
         path = getattr(args, name, None)
         if not isinstance(path, str) or path in ("-", "none"):
             continue

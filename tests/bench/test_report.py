@@ -6,11 +6,12 @@ import stat
 import subprocess
 import sys
 import threading
+from argparse import Namespace
 
 import pytest
 
 from lanterne.bench.cli import main
-from lanterne.bench.report import tell, write_atomically, write_json
+from lanterne.bench.report import OUTPUTS, check_outputs, tell, write_atomically, write_json
 from lanterne.errors import InputError
 
 
@@ -81,3 +82,11 @@ def test_a_full_standard_output_is_one_line_and_exit_1():
     assert result.returncode != 0
     assert other.returncode == 1
     assert other.stderr == "lanterne: cannot write standard output: No space left on device\n"
+
+
+@pytest.mark.parametrize("option", OUTPUTS)
+def test_a_file_that_could_not_be_written_is_told_before_the_work(option, tmp_path):
+    check_outputs(Namespace(**{option: str(tmp_path / "a.png")}))
+    missing = tmp_path / "no" / "a.png"
+    with pytest.raises(InputError, match=f"--{option}: cannot write {missing}: No such file or directory"):
+        check_outputs(Namespace(**{option: str(missing)}))
