@@ -195,8 +195,9 @@ class Communicator:
     def arrivals(self):
         """Who came last to the calls that found it out, how often, by how much: an Arrivals.
 
-        Any rank may call it. The same on all ranks, but for the latest calls that did not ask: a rank reports those some
-        at a time, or here, and they count once every rank has. So for all of them: `arrivals()`, `barrier()`, `arrivals()`.
+        Any rank may call it. The same on all ranks, but for the latest calls that did not ask: a rank reports those
+        some at a time, or here, and they count once every rank has. For all of them: `arrivals()`, `barrier()`, then
+        `arrivals()` again.
         """
         return self.late.look()
 
