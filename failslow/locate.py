@@ -131,7 +131,8 @@ def _workers(trace, base_s):
     slowness = _slowness(trace)
     # A step counts as slow from half the effect: noise takes some of the others' away.
     slow = slowness >= np.log(SLOW_WORKER) / 2
-    usual = max(float(np.median(slow.mean(axis=1))), RARELY_SLOW)
+    # The lower median: of two workers the share of the one that is not slow.
+    usual = max(float(np.quantile(slow.mean(axis=1), 0.5, method="lower")), RARELY_SLOW)
     for stage, ratios in enumerate(slowness):
         # From step to step, for a worker may be slow in half of them.
         noise = 1.05 * float(np.median(np.abs(np.diff(ratios, axis=0)))) if len(ratios) > 1 else 0.0
