@@ -139,19 +139,22 @@ def _time(communicator, call, calls=1):
 def _times(communicator, calls, repeats):
     """Seconds of each of `calls` on the slowest rank, in turn: (len(calls), at most `repeats`), equal on all."""
     # The first round makes plans and connections.
-    in_time = int(TRIALS_S / _round(communicator, calls).sum())
-    rounds = [_round(communicator, calls) for _ in range(max(LEAST_REPEATS, min(repeats, in_time)))]
+    in_time = int(TRIALS_S / _round(communicator, calls, 0).sum())
+    rounds = [_round(communicator, calls, first) for first in range(max(LEAST_REPEATS, min(repeats, in_time)))]
     return np.stack(rounds, axis=1)
 
 
-def _round(communicator, calls):
-    """Seconds of each of `calls`, called once, on the slowest rank: (len(calls),), the same on all ranks."""
+def _round(communicator, calls, first):
+    """Seconds of each of `calls`, called once, on the slowest rank: (len(calls),), the same on all ranks.
+
+    The round begins with call number `first`: what goes before a call tells in its time, and is not to be the same.
+    """
     samples = np.empty(len(calls))
-    for index, call in enumerate(calls):
+    for index in range(first, first + len(calls)):
         communicator.barrier(algorithm="dissemination")
         started = time.perf_counter()
-        call()
-        samples[index] = time.perf_counter() - started
+        calls[index % len(calls)]()
+        samples[index % len(calls)] = time.perf_counter() - started
     communicator.all_reduce(samples, samples, op="max", algorithm="recursive_doubling")
     return samples
 
