@@ -3,6 +3,7 @@
 import csv
 import re
 from math import inf
+from pathlib import Path
 
 from ..errors import InputError
 from ..pipeline.injection import Event, check_events
@@ -13,6 +14,8 @@ from .pipeline_input import read_json
 LINK_PRESETS = {"weak": "10ms", "medium": "20ms", "severe": "30ms"}
 # A GPU clocked down by a tenth, a third, a half.
 RANK_PRESETS = {"weak": 1.1, "medium": 1.5, "severe": 2.0}
+# Traces that come with lanterne, by name.
+EXAMPLES = {path.stem: path for path in sorted(Path(__file__).with_name("examples").glob("*.csv"))}
 CSV_COLUMNS = ("first", "last", "links", "latency", "bandwidth", "rank", "slowdown", "down")
 EXPECTED_LINK = "LINK=TIME, LINK=RATE or LINK=weak|medium|severe, with @FIRST:LAST, such as 1=20ms@50:120"
 EXPECTED_RANK = "RANK=FACTORx or RANK=weak|medium|severe, with @FIRST:LAST, such as 2=1.5x@50:120"
@@ -37,7 +40,11 @@ def add_event_arguments(parser):
     group.add_argument(
         "--slow-rank", action="append", default=[], metavar="R=Fx@A:B", help="F times as slow; repeatable"
     )
-    group.add_argument("--events", metavar="FILE", help="a trace of such events, JSON or CSV, as `--json` writes it")
+    group.add_argument(
+        "--events",
+        metavar="FILE",
+        help=f"a trace of such events, JSON or CSV, as `--json` writes it, or one of ours: {', '.join(EXAMPLES)}",
+    )
 
 
 def events_from(args, num_ranks):
@@ -98,11 +105,12 @@ def _link(text):
 def read_events(path):
     """The Events of a file: {"events": [...]}, such a list alone, or CSV with the columns of CSV_COLUMNS.
 
-    In CSV a cell may be empty; links are joined by +, times and rates have units.
+    A name of EXAMPLES stands for its file. In CSV a cell may be empty; links are joined by +, times and rates have units.
 
     Raises:
         InputError: the file cannot be read, or an event cannot be; names its place.
     """
+    path = EXAMPLES.get(str(path), path)
     is_csv = str(path).lower().endswith(".csv")
     rows = _read_csv(path) if is_csv else read_json(path)
     if isinstance(rows, dict):

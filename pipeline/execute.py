@@ -60,6 +60,7 @@ def execute(checked, stages, comm, inputs=None, targets=None, *, plane=None, tim
     Raises:
         InputError: the plan does not fit the communicator or the stages.
         LanterneError: a stage raised; names the rank and the action. The other ranks raise it too, as a TransportError.
+            An InputError, such as a cap that is too small, stays one, on all ranks.
         TransportTimeout, PeerFailed: as the communicator's messages.
         After any but a plan that does not fit the communicator, the communicator is closed.
 
@@ -200,6 +201,8 @@ class _Run:
         """function(*args), an exception of which becomes a LanterneError that names the place."""
         try:
             return function(*args)
+        except InputError as error:
+            raise InputError(f"pipeline rank {self.comm.rank}, {what}: {error}") from error
         except Exception as error:
             place = f"pipeline rank {self.comm.rank}, {what}"
             raise LanterneError(f"{place}: {type(error).__name__}: {error}") from error

@@ -31,4 +31,5 @@ def test_wheel_holds_the_tree(tmp_path):
     names = zipfile.ZipFile(wheel).namelist()
     packaged = {name for name in names if name.endswith(".py")}
     assert packaged == set(tree_modules())
+    assert "lanterne/bench/examples/adaptra-table-3.csv" in names
     assert all(name.startswith(("lanterne/", "lanterne-")) for name in names)

@@ -1,16 +1,12 @@
 """The trace that ships as an example is that of the experiments."""
 
-from pathlib import Path
-
 from lanterne.bench import experiment_adaptra_21 as simulated
 from lanterne.bench import experiment_adaptra_21_measured as measured
 from lanterne.bench.events_input import read_events
 
-TRACE = Path(__file__).resolve().parents[2] / "bench" / "examples" / "adaptra-table-3.csv"
-
 
 def test_the_example_is_the_papers_trace():
-    *slow, dead = read_events(TRACE)
+    *slow, dead = read_events("adaptra-table-3")
     assert [(e.first, e.last, e.links, round(e.latency_s * 1e3)) for e in slow] == list(simulated.EVENTS)
     assert (dead.first, dead.links, dead.down) == (simulated.DEAD_NIC_AT, measured.DEAD_LINKS, True)
 

@@ -264,5 +264,11 @@ def test_what_does_not_fit_the_cap_goes_to_the_host_and_changes_nothing(text, tm
 
 @pytest.mark.parametrize("options", ["--spill 1M", "--cap 0", "--cap much", "--cap 10"])
 def test_a_cap_that_cannot_be(options, text, capsys):
-    assert local(text, "-n", "2", *options.split()) in (1, 2)
+    assert local(text, "-n", "2", *options.split()) == 2
     assert capsys.readouterr().err.count("expected") == 1
+
+
+def test_a_cap_that_is_too_small_is_bad_input_between_processes(text):
+    result = run(text, "-n", "2", "--cap", "1")
+    assert result.returncode == 2
+    assert result.stderr.count("\n") == 1 and "spill: got a cap of 1 bytes, expected at least" in result.stderr
