@@ -40,7 +40,7 @@ def late_rank_of(text):
         arrivals = Arrivals.from_json(json.loads(Path(text).read_text())["arrivals"])
     except OSError as error:
         raise InputError(f"--late-rank: got {text!r}, expected a rank or a readable file ({error.strerror})") from None
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise InputError(f"--late-rank: got {text}, expected a file of bench --arrivals --json") from None
     rank = arrivals.late_rank()
     if rank is None:

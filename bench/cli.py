@@ -82,13 +82,18 @@ def find_command(argv):
     return None, argv
 
 
+def family(name):
+    """The commands of two words of which `name` is the first, such as "bench p2p"."""
+    return [other for other in COMMANDS if other.startswith(f"{name} ")]
+
+
 def unknown(argv):
     """What is wrong with `argv`, which begins with no command, and what there is instead."""
-    family = [name for name in COMMANDS if name.startswith(f"{argv[0]} ")]
-    got = " ".join(argv[: 2 if family else 1])
-    close = difflib.get_close_matches(got, family or COMMANDS, n=1) if len(argv) > 1 or not family else []
+    known = family(argv[0])
+    got = " ".join(argv[: 2 if known else 1])
+    close = difflib.get_close_matches(got, known or COMMANDS, n=1) if len(argv) > 1 or not known else []
     hint = f" (did you mean {close[0]!r}?)" if close else ""
-    return f"command: got {got!r}{hint}, expected one of {', '.join(family or COMMANDS)}"
+    return f"command: got {got!r}{hint}, expected one of {', '.join(known or COMMANDS)}"
 
 
 class Parser(argparse.ArgumentParser):
@@ -110,6 +115,7 @@ def build_parser(name):
     parser = Parser(
         prog=f"lanterne {name}",
         description=module.__doc__,
+        epilog=f"{name} also has: {', '.join(family(name))}" if family(name) else None,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )

@@ -9,6 +9,7 @@ from ..transport.bootstrap import in_a_job
 from ..transport.launch import MAX_WORLD_SIZE
 from ..transport.registry import find_transport
 from .arrivals import late_rank_of
+from .cli import family
 from .sizes import check_sizes
 from .units import parse_nbytes, parse_rate_bytes_per_s, parse_time_s
 
@@ -40,7 +41,12 @@ class Settings:
 
 
 def add_arguments(parser):
-    parser.add_argument("collective", nargs="?", choices=COLLECTIVES, help="default: the main job, see above")
+    parser.add_argument(
+        "collective",
+        nargs="?",
+        metavar="COLLECTIVE",
+        help=f"one of {', '.join(COLLECTIVES)}; default: the main job, see above",
+    )
     parser.add_argument("-n", "--ranks", type=int, metavar="N", help="start N ranks here")
     parser.add_argument("--transport", default="mpi", help="mpi (default), ucx, local, or nccl with --device cuda")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="where the arrays are (default cpu)")
@@ -76,6 +82,11 @@ def parse(args):
     Raises:
         InputError: an option that cannot be.
     """
+    if args.collective is not None and args.collective not in COLLECTIVES:
+        raise InputError(
+            f"bench: got {args.collective!r}, expected one of {', '.join(COLLECTIVES)}, or another benchmark: "
+            f"{', '.join(family('bench'))}"
+        )
     args.late_rank = late_rank_of(args.late_rank)
     if args.collective is None and args.ranks is None and not in_a_job():
         args.ranks = 4
@@ -91,6 +102,39 @@ def parse(args):
     delays = (args.delay or "0,50ms") if args.late_rank is not None else "0"
     if args.iterations < 1 or args.warmup < 0:
         raise InputError(f"--iterations, --warmup: got {args.iterations} and {args.warmup}, expected at least 1 and 0")
+    _check_device(args)
+    if args.transport != "local":
+        find_transport(args.transport)
+    collective = args.collective or "all_reduce"
+    if args.min_busbw is not None and not args.min_busbw >= 0:
+        raise InputError(f"--min-busbw: got {args.min_busbw:g}, expected a number of at least 0")
+    dtype_of(args.dtype)
+    timeout_s = parse_time_s(args.timeout, "--timeout")
+    if timeout_s <= 0:
+        raise InputError(f"--timeout: got {args.timeout}, expected more than 0")
+    return Settings(
+        collective=collective,
+        ranks=args.ranks,
+        transport=args.transport,
+        device=args.device,
+        graph=args.graph,
+        algorithms=_algorithms(args, collective),
+        sizes=_sizes(args),
+        dtype=args.dtype,
+        op=args.op,
+        late_rank=args.late_rank,
+        delays_s=tuple(parse_time_s(text, "--delay") for text in delays.split(",")),
+        iterations=args.iterations,
+        warmup=args.warmup,
+        timeout_s=timeout_s,
+        min_busbw=args.min_busbw,
+        arrivals=args.arrivals,
+        plot=args.plot,
+        rate_bytes_per_s=known_rate_bytes_per_s(args.rate),
+    )
+
+
+def _check_device(args):
     over_nccl = args.transport == "nccl"
     if over_nccl and args.device != "cuda":
         raise InputError(f"--transport: got nccl with --device {args.device}, expected --device cuda with it")
@@ -105,9 +149,9 @@ def parse(args):
         from ..kernels.arrays import require_device
 
         require_device()
-    if args.transport != "local":
-        find_transport(args.transport)
-    collective = args.collective or "all_reduce"
+
+
+def _algorithms(args, collective):
     algorithms = tuple(name.strip() for name in (args.algorithm or "").split(",") if name.strip())
     for name in algorithms:
         if name not in ("all", "auto", "native"):
@@ -115,30 +159,7 @@ def parse(args):
                 find_algorithm(collective, name)
             except InputError as error:
                 raise InputError(f"--{error}, auto, native or all") from None
-    dtype_of(args.dtype)
-    timeout_s = parse_time_s(args.timeout, "--timeout")
-    if timeout_s <= 0:
-        raise InputError(f"--timeout: got {args.timeout}, expected more than 0")
-    return Settings(
-        collective=collective,
-        ranks=args.ranks,
-        transport=args.transport,
-        device=args.device,
-        graph=args.graph,
-        algorithms=algorithms,
-        sizes=_sizes(args),
-        dtype=args.dtype,
-        op=args.op,
-        late_rank=args.late_rank,
-        delays_s=tuple(parse_time_s(text, "--delay") for text in delays.split(",")),
-        iterations=args.iterations,
-        warmup=args.warmup,
-        timeout_s=timeout_s,
-        min_busbw=args.min_busbw,
-        arrivals=args.arrivals,
-        plot=args.plot,
-        rate_bytes_per_s=known_rate_bytes_per_s(args.rate),
-    )
+    return algorithms
 
 
 def known_rate_bytes_per_s(text):
@@ -157,7 +178,7 @@ def _sizes(args):
 
 
 def _listed_sizes(args):
-    if args.bytes:
+    if args.bytes is not None:
         return tuple(parse_nbytes(text, "--bytes") for text in args.bytes.split(","))
     first, last = parse_nbytes(args.min_bytes, "--min-bytes"), parse_nbytes(args.max_bytes, "--max-bytes")
     if args.factor < 2 or not 0 < first <= last:

@@ -22,6 +22,7 @@ from pathlib import Path
 
 from ..errors import InputError, PeerFailed, TransportTimeout
 from . import report
+from .options import chosen, whole
 from .units import format_time, parse_nbytes
 
 # transport -> (launcher, whether ranks may have hosts of their own).
@@ -34,22 +35,19 @@ LIMIT_S = 30.0
 
 def add_arguments(parser):
     parser.add_argument(
-        "-n", "--ranks", type=int, default=3, metavar="N", help="ranks, the victim included (default 3)"
+        "-n", "--ranks", type=whole(2), default=3, metavar="N", help="ranks, the victim included (default 3)"
     )
     parser.add_argument("--transport", default="mpi,ucx", metavar="A,B", help="mpi, ucx or both (default both)")
     parser.add_argument("--bytes", default="256M", metavar="SIZE", help="of the message (default 256M)")
-    parser.add_argument("--trials", type=int, default=3, metavar="K", help="of each, in turn (default 3)")
+    parser.add_argument("--trials", type=whole(1), default=3, metavar="K", help="of each, in turn (default 3)")
     parser.add_argument("--json", metavar="FILE", help="write everything ('-' for standard output)")
 
 
 def run(args):
     nbytes = parse_nbytes(args.bytes, "--bytes")
-    names = args.transport.split(",")
-    for name in names:
-        if name not in TRANSPORTS:
-            raise InputError(f"--transport: got {name!r}, expected some of {', '.join(TRANSPORTS)}")
-    if args.ranks < 2 or args.trials < 1 or nbytes < 1:
-        raise InputError("bench deaths: expected at least 2 ranks, 1 trial and 1 byte")
+    names = chosen(args.transport, "--transport", TRANSPORTS)
+    if nbytes < 1:
+        raise InputError(f"--bytes: got {args.bytes}, expected at least 1")
     cases = [
         (name, own_hosts, direction)
         for name in names

@@ -20,6 +20,7 @@ import time
 
 from ..errors import InputError
 from . import report
+from .options import chosen, whole
 from .units import format_time, parse_nbytes, parse_time_s
 
 RAILS = {"memory": ("memory",), "tcp": ("tcp",)}
@@ -31,21 +32,18 @@ def add_arguments(parser):
     parser.add_argument("--bytes", default="1M,4M,16M,64M", metavar="SIZE,...", help="default 1M,4M,16M,64M")
     parser.add_argument("--planes", default="memory,tcp", metavar="A,B", help="besides inline (default memory,tcp)")
     parser.add_argument("--work", default="0ms", metavar="T", help="of each action besides copying (default 0ms)")
-    parser.add_argument("--queues", type=int, default=1, metavar="N", help="delegates of a rank (default 1)")
-    parser.add_argument("--microbatches", type=int, default=8, metavar="M", help="of an iteration (default 8)")
-    parser.add_argument("--iterations", type=int, default=15, metavar="K", help="of each plane, in turn (default 15)")
+    parser.add_argument("--queues", type=whole(1), default=1, metavar="N", help="delegates of a rank (default 1)")
+    parser.add_argument("--microbatches", type=whole(1), default=8, metavar="M", help="of an iteration (default 8)")
+    parser.add_argument("--iterations", type=whole(1), default=15, metavar="K", help="of each, in turn (default 15)")
     parser.add_argument("--check", action="store_true", help="exit code 1 if `memory` misses a bar")
     parser.add_argument("--json", metavar="FILE", help="write everything, raw samples too ('-' for standard output)")
 
 
 def run(args):
     sizes = [parse_nbytes(text, "--bytes") for text in args.bytes.split(",")]
-    names, work_s = args.planes.split(","), parse_time_s(args.work, "--work")
-    for name in names:
-        if name not in RAILS:
-            raise InputError(f"--planes: got {name!r}, expected some of {', '.join(RAILS)}")
-    if args.iterations < 1 or args.microbatches < 1 or min(sizes) < 1:
-        raise InputError("bench delegate: expected at least 1 iteration, 1 microbatch and 1 byte")
+    names, work_s = chosen(args.planes, "--planes", RAILS), parse_time_s(args.work, "--work")
+    if min(sizes) < 1:
+        raise InputError(f"--bytes: got {args.bytes}, expected at least 1")
     from ..transport.bootstrap import in_a_job
 
     if not in_a_job():

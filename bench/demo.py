@@ -29,7 +29,7 @@ from ..pipeline.injection import Event, ends
 from . import report
 from .demo_screen import first_of, phases
 from .events_input import slow_link
-from .train_setup import positive
+from .options import whole
 from .units import format_time, parse_time_s
 
 EXPECTED = ("slowed", "noticed", "located", "swapped", "recovered", "healed", "reverted", "restored")
@@ -49,7 +49,7 @@ def add_arguments(parser):
     )
     parser.add_argument("--seconds", type=float, default=45.0, metavar="S", help="about how long to train (default 45)")
     parser.add_argument("--pace", default="8ms", metavar="T", help="that every F, B and W lasts (default 8ms)")
-    parser.add_argument("--hold", type=positive, default=12, metavar="K", help="slow ones to measure (default 12)")
+    parser.add_argument("--hold", type=whole(1), default=12, metavar="K", help="slow ones to measure (default 12)")
     parser.add_argument("--seed", type=int, default=0, help="of weights and batches (default 0)")
     parser.add_argument("--timeout", default="60s", metavar="T", help="of every wait (default 60s)")
     parser.add_argument("--json", metavar="FILE", help="write everything ('-' for standard output)")

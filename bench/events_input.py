@@ -8,7 +8,7 @@ from pathlib import Path
 from ..errors import InputError
 from ..pipeline.injection import Event, check_events
 from . import units
-from .pipeline_input import read_json
+from .report import read_json
 
 # ADAPTRA section 2: 0.125, 0.25 and 0.375 ms per packet are 10, 20 and 30 ms for an activation.
 LINK_PRESETS = {"weak": "10ms", "medium": "20ms", "severe": "30ms"}
@@ -105,7 +105,7 @@ def _link(text):
 def read_events(path):
     """The Events of a file: {"events": [...]}, such a list alone, or CSV with the columns of CSV_COLUMNS.
 
-    A name of EXAMPLES stands for its file. In CSV a cell may be empty; links are joined by +, times and rates have units.
+    A name of EXAMPLES stands for its file. CSV cells may be empty; links are joined by +; times and rates have units.
 
     Raises:
         InputError: the file cannot be read, or an event cannot be; names its place.

@@ -18,6 +18,7 @@ import statistics
 
 from ..errors import InputError
 from . import report
+from .options import chosen, whole
 from .units import format_time, parse_nbytes, parse_time_s
 
 HOWS, PATHS = ("reset", "silent"), ("delegates", "mpi", "ucx")
@@ -27,7 +28,7 @@ BAR_S = 1.0
 def add_arguments(parser):
     parser.add_argument("--bytes", default="1M", metavar="SIZE", help="of a message (default 1M)")
     parser.add_argument("--every", default="5ms", metavar="T", help="time between messages (default 5ms)")
-    parser.add_argument("--messages", type=int, default=200, metavar="N", help="of a trial, each way (default 200)")
+    parser.add_argument("--messages", type=whole(4), default=200, metavar="N", help="a trial, each way (default 200)")
     parser.add_argument(
         "--rails", default="127.0.0.2,127.0.0.3", metavar="A,B,...", help="addresses or interfaces; the first is cut"
     )
@@ -35,25 +36,23 @@ def add_arguments(parser):
         "--path", default="delegates,mpi", metavar="A,B", help="who sends: delegates, mpi, ucx (default delegates,mpi)"
     )
     parser.add_argument("--how", default="reset,silent", metavar="A,B", help="default reset,silent")
-    parser.add_argument("--trials", type=int, default=5, metavar="K", help="of each, in turn (default 5)")
+    parser.add_argument("--trials", type=whole(1), default=5, metavar="K", help="of each, in turn (default 5)")
     parser.add_argument("--check", action="store_true", help="exit code 1 if a bar is missed, too")
     parser.add_argument("--json", metavar="FILE", help="write everything ('-' for standard output)")
 
 
 def run(args):
     nbytes, every_s = parse_nbytes(args.bytes, "--bytes"), parse_time_s(args.every, "--every")
-    rails, hows, paths = args.rails.split(","), args.how.split(","), args.path.split(",")
-    for how in hows:
-        if how not in HOWS:
-            raise InputError(f"--how: got {how!r}, expected some of {', '.join(HOWS)}")
+    rails, hows, paths = args.rails.split(","), chosen(args.how, "--how", HOWS), chosen(args.path, "--path", PATHS)
     if len(rails) < 2:
         raise InputError(f"--rails: got {args.rails}, expected at least two")
-    if args.trials < 1 or args.messages < 4 or nbytes < 8:
-        raise InputError("bench failover: expected at least 1 trial, 4 messages and 8 bytes")
-    for path in paths:
-        if path not in PATHS:
-            raise InputError(f"--path: got {path!r}, expected some of {', '.join(PATHS)}")
+    if nbytes < 8:
+        raise InputError(f"--bytes: got {args.bytes}, expected at least 8")
+    from ..transport.delegate import bind_address
     from .failover_trial import run_trial
+
+    for rail in rails:
+        bind_address(rail, several_hosts=False)
 
     cases = [(path, how) for path in paths for how in hows]
     trials = {case: [] for case in cases}

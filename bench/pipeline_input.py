@@ -1,13 +1,12 @@
 """What the `lanterne pipeline` commands share: the problem, from a file, from options, or from both."""
 
-import argparse
 import dataclasses
-import json
 from itertools import chain
 
 from ..errors import InputError
 from ..pipeline.problem import Problem
 from . import units
+from .report import read_json
 
 TIMES = {
     "forward": "F",
@@ -167,21 +166,6 @@ def set_links(problem, key, values):
     return table
 
 
-def read_json(path):
-    """The JSON document in file `path`.
-
-    Raises:
-        InputError: it cannot be read or is no JSON.
-    """
-    try:
-        with open(path, encoding="utf-8") as file:
-            return json.load(file)
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path}: is no JSON: {error}") from error
-
-
 def _case(path, document, wanted):
     if not isinstance(document, dict) or not isinstance(document.get("cases"), list):
         raise InputError(f"{path}: has no list of `cases`, expected one beside --case")
@@ -214,10 +198,3 @@ def one_time(text, what, unit_s):
     if unit_s is None:
         raise InputError(f"{what}: got {text!r}, expected a bare number")
     return round(units.parse_time_s(text, what) / unit_s, 9)
-
-
-def queue_length(text):
-    """For argparse: an int of at least 0."""
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"got {text!r}, expected a whole number of at least 0")
-    return int(text)

@@ -14,6 +14,9 @@ from ..errors import InputError
 from ..pipeline.partition import partition_layers
 from . import report, units
 
+# Beyond these the tables of the search fill the memory.
+MOST_LAYERS = 10_000
+
 
 def add_arguments(parser):
     """The options of this command."""
@@ -78,8 +81,8 @@ def _layer_times(args):
         if args.embedding is not None or args.output is not None:
             raise InputError("--times: got --embedding or --output too, expected them among the times")
         return [units.parse_time_s(text, f"--times, layer {i}") for i, text in enumerate(args.times.split(","))]
-    if args.layers < 1:
-        raise InputError(f"--layers: got {args.layers}, expected at least 1")
+    if not 1 <= args.layers <= MOST_LAYERS:
+        raise InputError(f"--layers: got {args.layers}, expected 1 to {MOST_LAYERS}")
     # Embedding and output belong to the first and last transformer layer's stage, not to one of their own.
     times = [1.0] * args.layers
     times[0] += args.embedding or 0.0

@@ -4,6 +4,10 @@
   lanterne pipeline plan --stages 8 --microbatches 32 --forward 10ms --backward-input 11ms --backward-weight 8ms \\
                          --link 3=20ms --memory 12 --scheduler all
   lanterne pipeline plan problem.json --json plan.json --trace trace.json
+  lanterne pipeline plan problem.json --scheduler best --option placement=wave
+
+--scheduler best plans for one stage per rank, or for the placement it is given: wave is two half-size stages per rank,
+there and back; loop, two around the loop; bidirectional, two copies of the pipeline in opposite directions.
 
 A problem file is a JSON object with stages, microbatches, forward, backward_input, backward_weight (one number, or one
 per stage), link_latency (one per link between neighbours, or a matrix), max_inflight_activations, and optionally

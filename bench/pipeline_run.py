@@ -34,7 +34,8 @@ from ..pipeline.simulate import simulate
 from ..pipeline.trace import chrome_trace
 from . import report
 from .events_input import add_event_arguments, events_from
-from .pipeline_input import add_problem_arguments, problem_from, queue_length
+from .options import whole
+from .pipeline_input import add_problem_arguments, problem_from
 from .pipeline_measure import Case, check_case, measure
 from .pipeline_plan import make
 from .pipeline_report import described, labelled
@@ -51,7 +52,7 @@ def add_arguments(parser):
     )
     parser.add_argument("--data-plane", default="inline", metavar="A,B,...", help="those below (default inline)")
     parser.add_argument(
-        "--queue", type=queue_length, default=1, metavar="N", help="inline: sends under way at once (default 1)"
+        "--queue", type=whole(0), default=1, metavar="N", help="inline: sends under way at once (default 1)"
     )
     parser.add_argument(
         "--iterations", type=int, metavar="K", help="of each, in turn (default 5, or beyond all events)"

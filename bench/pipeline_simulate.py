@@ -14,7 +14,8 @@ from ..errors import InputError
 from ..pipeline.check import check
 from ..pipeline.plan import Plan
 from . import report
-from .pipeline_input import add_problem_arguments, problem_from, queue_length, read_json
+from .options import whole
+from .pipeline_input import add_problem_arguments, problem_from
 from .pipeline_report import add_picture_arguments, described, evaluate, print_evaluation, record, write_pictures
 
 
@@ -27,7 +28,7 @@ def add_arguments(parser):
     )
     parser.add_argument(
         "--queue",
-        type=queue_length,
+        type=whole(0),
         default=1,
         metavar="N",
         help="with --in-order: sends under way while computing goes on; 0: none (default 1)",
@@ -38,7 +39,7 @@ def add_arguments(parser):
 
 def run(args):
     """Check, simulate and print; exit code 0."""
-    document = read_json(args.plan)
+    document = report.read_json(args.plan)
     plan = Plan.from_dict(document)
     if args.problem is None and args.stages is None:
         if "problem" not in document:

@@ -22,7 +22,7 @@ from ..pipeline.program import program_of_plan
 from ..pipeline.schedulers import load
 from ..pipeline.simulate import makespan_of_orders, simulate
 from . import report
-from .pipeline_input import queue_length
+from .options import whole
 
 STEPS = ("planned", "checked", "simulated", "makespan", "bounded", "events")
 
@@ -32,7 +32,7 @@ def add_arguments(parser):
     shapes, schedulers = "8x32, 64x256 and 128x512", "1f1b and zb_h1"
     parser.add_argument("--shape", action="append", metavar="SxM", help=f"repeatable (default {shapes})")
     parser.add_argument("--scheduler", action="append", metavar="NAME", help=f"repeatable (default {schedulers})")
-    parser.add_argument("--repeat", type=queue_length, default=5, metavar="N", help="repetitions (default 5)")
+    parser.add_argument("--repeat", type=whole(1), default=5, metavar="N", help="repetitions (default 5)")
     parser.add_argument("--json", metavar="FILE", help="write the samples as JSON ('-' for standard output)")
 
 
@@ -41,7 +41,7 @@ def run(args):
     names = args.scheduler or ["1f1b", "zb_h1"]
     problems = [parse_shape(text) for text in args.shape or ("8x32", "64x256", "128x512")]
     schedulers = {name: load(name) for name in names}
-    results = [measure(problem, name, schedulers[name], max(args.repeat, 1)) for problem in problems for name in names]
+    results = [measure(problem, name, schedulers[name], args.repeat) for problem in problems for name in names]
     if args.json:
         report.write_json(args.json, report.envelope(results=results))
     if args.json != "-":

@@ -24,7 +24,8 @@ from ..pipeline.check import check
 from ..pipeline.placement import unidirectional
 from ..pipeline.schedulers import SCHEDULERS, load
 from . import report
-from .pipeline_input import add_problem_arguments, one_time, problem_from, queue_length, set_links
+from .options import whole
+from .pipeline_input import add_problem_arguments, one_time, problem_from, set_links
 from .pipeline_plan import make
 from .pipeline_report import described, evaluate, parse_options
 
@@ -55,7 +56,7 @@ def add_arguments(parser):
         "--scheduler", action="append", metavar="LINE", help=f"repeatable; of {', '.join(SCHEDULERS)} (default: all)"
     )
     parser.add_argument(
-        "--queue", type=queue_length, default=1, metavar="N", help="send queue of +in-order (default 1)"
+        "--queue", type=whole(0), default=1, metavar="N", help="send queue of +in-order (default 1)"
     )
     parser.add_argument("--time-limit", type=float, metavar="SECONDS", help="per plan, for schedulers that search")
     parser.add_argument(

@@ -27,10 +27,11 @@ from ..transport.launch import MAX_WORLD_SIZE, RANK_ENVIRONMENT
 from ..transport.registry import find_transport
 from . import report
 from .events_input import add_event_arguments, events_from
+from .options import whole
 from .train_adapt import Disturbed, observed_plane, told
 from .train_cut import Cutter, parse_cut
 from .train_cut import told as told_move
-from .train_setup import TOLERANCES, add_model_arguments, make_setup, planned, positive
+from .train_setup import TOLERANCES, add_model_arguments, make_setup, planned
 from .units import format_nbytes, format_time, parse_nbytes, parse_time_s
 
 ROWS = 10
@@ -42,11 +43,11 @@ def add_arguments(parser):
     parser.add_argument("--transport", default="mpi", help="mpi (default), ucx or local")
     parser.add_argument("--data", required=True, metavar="FILE", help="the text")
     parser.add_argument("--tokens", default="bytes", choices=("bytes", "chars"), help="what a token is (default bytes)")
-    parser.add_argument("--iterations", type=positive, default=50, metavar="K", help="in all (default 50)")
+    parser.add_argument("--iterations", type=whole(1), default=50, metavar="K", help="in all (default 50)")
     parser.add_argument("--seed", type=int, default=0, help="of weights and batches (default 0)")
     add_model_arguments(parser, "8")
     parser.add_argument("--checkpoint", metavar="FILE", help="keep the state of training here")
-    parser.add_argument("--checkpoint-every", type=positive, metavar="K", help="iterations (default: the last only)")
+    parser.add_argument("--checkpoint-every", type=whole(1), metavar="K", help="iterations (default: the last only)")
     parser.add_argument("--resume", metavar="FILE", help="go on from this checkpoint, and keep it up to date")
     parser.add_argument("--cap", metavar="SIZE", help="saved activations of a rank; what is more goes to the host")
     parser.add_argument("--spill", metavar="SIZE", help="memory of the host for it, of a rank (default 1GiB)")

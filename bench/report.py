@@ -67,6 +67,21 @@ def check_outputs(args):
             raise InputError(f"cannot draw {path}: expected a name that ends in .png, .svg or .pdf")
 
 
+def read_json(path):
+    """The JSON document in file `path`.
+
+    Raises:
+        InputError: it cannot be read or is no JSON.
+    """
+    try:
+        with open(path, encoding="utf-8") as file:
+            return json.load(file)
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}: is no JSON: {error}") from error
+
+
 def write_json(path, document):
     """Write `document` to file `path` ("-" for standard output), whole or not at all.
 

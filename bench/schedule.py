@@ -18,7 +18,7 @@ import sys
 from pathlib import Path
 
 from ..errors import InputError
-from .report import progress, write_atomically
+from .report import progress, read_json, write_atomically
 from .units import format_nbytes, format_time, parse_nbytes, parse_rate_bytes_per_s, parse_time_s
 
 # Drawing more transfers than this helps nobody; the other formats have no limit.
@@ -101,13 +101,7 @@ def _list(lines, ranks):
 def _read(path):
     from ..collectives.schedule_json import from_json
 
-    try:
-        document = json.loads(Path(path).read_text())
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path} is no JSON: {error}") from error
-    return from_json(document)
+    return from_json(read_json(path))
 
 
 def _table(checked, nbytes, model, delay_s):

@@ -15,6 +15,7 @@ from ..collectives.contracts import CONTRACTS
 from ..collectives.registry import MAX_RANKS, algorithms_for, find_algorithm, make_schedule
 from ..errors import InputError
 from . import report
+from .options import whole
 
 # Up to so many ranks the first of two bars holds, beyond it the second.
 SMALL_RANKS = 256
@@ -27,15 +28,13 @@ def add_arguments(parser):
     parser.add_argument("-n", "--ranks", default="256,1024", metavar="N,...", help="rank counts (default 256,1024)")
     parser.add_argument("--collective", default="all_reduce", metavar="NAME,...", help="default all_reduce; or all")
     parser.add_argument("--algorithm", default="all", metavar="NAME,...", help="default all")
-    parser.add_argument("--repeat", type=int, default=3, metavar="K", help="repetitions of each (default 3)")
+    parser.add_argument("--repeat", type=whole(1), default=3, metavar="K", help="repetitions of each (default 3)")
     parser.add_argument("--check", action="store_true", help="exit 1 if a bar is missed")
     parser.add_argument("--json", metavar="FILE", help="write the samples as JSON ('-' for standard output)")
 
 
 def run(args):
     """Time and print; the exit code."""
-    if args.repeat < 1:
-        raise InputError(f"--repeat: got {args.repeat}, expected at least 1")
     results = []
     for collective, name, world_size in cases(args.collective, args.algorithm, args.ranks):
         report.progress(f"{collective} {name}, {world_size} ranks")

@@ -1,12 +1,12 @@
 """What the commands that train share: the options of a model and its parallelism, and the trainer they describe."""
 
-import argparse
 import hashlib
 from dataclasses import dataclass
 from functools import partial
 
 from ..errors import InputError
-from .pipeline_input import read_json
+from .options import whole
+from .report import read_json
 
 # What the losses of many ranks and of one may differ by, relative, over 50 iterations.
 TOLERANCES = {"float32": 1e-5, "float64": 1e-10}
@@ -43,13 +43,13 @@ def add_model_arguments(parser, microbatches):
         ("length", 64, "tokens of a row"),
         ("rows", 4, "of a microbatch"),
     ):
-        group.add_argument(f"--{name}", type=positive, default=default, metavar="N", help=f"{what} (default {default})")
+        group.add_argument(f"--{name}", type=whole(1), default=default, metavar="N", help=f"{what} (default {default})")
     group.add_argument("--dtype", default="float32", choices=tuple(TOLERANCES))
     group.add_argument("--learning-rate", type=float, default=1e-3, metavar="R", help="of Adam (default 1e-3)")
     group = parser.add_argument_group("parallelism", "What is not given follows from the number of ranks.")
-    group.add_argument("--stages", type=positive, metavar="P", help="ranks of a pipeline")
-    group.add_argument("--data-parallel", type=positive, metavar="D", help="copies of the pipeline")
-    group.add_argument("--tp", type=positive, default=1, metavar="T", help="ranks that share each stage (default 1)")
+    group.add_argument("--stages", type=whole(1), metavar="P", help="ranks of a pipeline")
+    group.add_argument("--data-parallel", type=whole(1), metavar="D", help="copies of the pipeline")
+    group.add_argument("--tp", type=whole(1), default=1, metavar="T", help="ranks that share each stage (default 1)")
     group.add_argument("--zero1", action="store_true", help="each copy keeps a part of the optimizer's averages")
     group.add_argument(
         "--microbatches",
@@ -64,12 +64,6 @@ def add_model_arguments(parser, microbatches):
     group.add_argument(
         "--deterministic", action="store_true", help="nobody finds out who is late: repeated bit for bit"
     )
-
-
-def positive(text):
-    if not (text.isascii() and text.isdecimal() and int(text) > 0):
-        raise argparse.ArgumentTypeError(f"got {text!r}, expected a whole number of at least 1")
-    return int(text)
 
 
 @dataclass(frozen=True, eq=False)

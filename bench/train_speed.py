@@ -17,7 +17,8 @@ import time
 from ..errors import InputError
 from ..transport.bootstrap import in_a_job
 from . import report
-from .train_setup import TOLERANCES, add_model_arguments, make_setup, planned, positive
+from .options import whole
+from .train_setup import TOLERANCES, add_model_arguments, make_setup, planned
 from .units import format_time, parse_time_s
 
 BAR = 0.8
@@ -29,9 +30,9 @@ TURN = 1
 
 def add_arguments(parser):
     """The options of this command."""
-    parser.add_argument("-n", "--ranks", type=positive, default=2, metavar="N", help="start N ranks here (default 2)")
+    parser.add_argument("-n", "--ranks", type=whole(1), default=2, metavar="N", help="start N ranks here (default 2)")
     parser.add_argument("--transport", default="mpi", help="mpi (default) or ucx")
-    parser.add_argument("--iterations", type=positive, default=7, metavar="K", help="timed, of each (default 7)")
+    parser.add_argument("--iterations", type=whole(1), default=7, metavar="K", help="timed, of each (default 7)")
     parser.add_argument("--seed", type=int, default=0, help="of weights and batches (default 0)")
     add_model_arguments(parser, "16")
     parser.add_argument("--check", action="store_true", help="exit 1 below the bar")

@@ -1,8 +1,10 @@
 """Sizes like 64K and 1GiB, times like 50ms and 3us, rates like 200mbit and 450GB/s: parsed and printed here only."""
 
 import re
+from math import inf
 
 from ..errors import InputError
+from ..transport.base import LONGEST_S
 
 # K, M, G alone are binary, as in nccl-tests; KB, MB, GB are decimal, KiB, MiB, GiB binary.
 _SIZE = {"": 1, "B": 1}
@@ -29,12 +31,12 @@ def parse_nbytes(text, what="size"):
     """Bytes of "1024", "64K", "64KiB", "1.5MB"; K, M, G alone are powers of 1024.
 
     Raises:
-        InputError: no number, an unknown unit, negative or not whole.
+        InputError: no number, an unknown unit, negative, infinite or not whole.
     """
     expected = "a size such as 64K, 16MiB or 1GB"
     number, unit = _split(text, what, expected)
     factor = _SIZE.get(unit.upper())
-    if factor is None or number < 0 or number * factor != int(number * factor):
+    if factor is None or not 0 <= number * factor < inf or number * factor % 1:
         raise InputError(f"{what}: got {text!r}, expected {expected}")
     return int(number * factor)
 
@@ -43,12 +45,12 @@ def parse_time_s(text, what="time"):
     """Seconds of "50ms", "3us", "1.5s", "2min"; a bare number is seconds.
 
     Raises:
-        InputError: no number, an unknown unit or negative.
+        InputError: no number, an unknown unit, negative or above LONGEST_S.
     """
     expected = "a time such as 50ms, 3us or 1.5s"
     number, unit = _split(text, what, expected)
     factor = _TIME.get(unit or "s")
-    if factor is None or number < 0:
+    if factor is None or not 0 <= number * factor <= LONGEST_S:
         raise InputError(f"{what}: got {text!r}, expected {expected}")
     return number * factor
 
@@ -57,12 +59,12 @@ def parse_rate_bytes_per_s(text, what="rate"):
     """Bytes per second of "200mbit", "1gbit/s", "450GB/s", "12GiB/s".
 
     Raises:
-        InputError: no number, an unknown unit or not positive.
+        InputError: no number, an unknown unit, not positive or infinite.
     """
     expected = "a rate such as 200mbit or 450GB/s"
     number, unit = _split(text, what, expected)
     factor = _RATE.get(unit.lower())
-    if factor is None or number <= 0:
+    if factor is None or not 0 < number * factor < inf:
         raise InputError(f"{what}: got {text!r}, expected {expected}")
     return number * factor
 

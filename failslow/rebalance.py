@@ -71,9 +71,12 @@ def _checked_times(np, times):
         raise InputError(f"rebalance: got times {times!r}, expected numbers") from error
     if t.ndim != 1 or t.size == 0:
         raise InputError(f"rebalance: got times of shape {t.shape}, expected one per group")
-    if not bool(np.all(np.isfinite(t) & (t > 0))):
-        group = int(np.argmin(np.isfinite(t) & (t > 0)))
-        raise InputError(f"rebalance: group {group}: got time {t[group]}, expected a positive number")
+    # Beyond these no time is meant, and sums would overflow.
+    good = (t >= 1e-100) & (t <= 1e100)
+    if not bool(np.all(good)):
+        raise InputError(
+            f"rebalance: group {np.argmin(good)}: got time {t[np.argmin(good)]}, expected a positive number"
+        )
     return t
 
 

@@ -97,7 +97,7 @@ def _read_csv(path):
 def _read_json(path):
     try:
         records = json.loads(path.read_text())
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: got no valid JSON ({error}); is the file whole?") from error
     if not isinstance(records, list) or not all(isinstance(record, dict) for record in records):
         raise InputError(f"{path}: got JSON {type(records).__name__}, expected a list of records")

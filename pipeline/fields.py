@@ -9,6 +9,8 @@ from ..errors import InputError
 
 # More stages or microbatches than anybody has; a slip of the keyboard must not fill the memory.
 MOST = 2**20
+# Sums and products of numbers up to this stay finite.
+LARGEST = 1e100
 
 
 def as_count(key, value):
@@ -22,9 +24,9 @@ def as_count(key, value):
 
 
 def as_number(key, value, positive=False, signed=False):
-    """`value` as a finite float, at least 0 unless `signed`, more than 0 if `positive`."""
+    """`value` as a float of at most LARGEST, at least 0 unless `signed`, more than 0 if `positive`."""
     expected = "a number" if signed else "a number above 0" if positive else "a number of at least 0"
-    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, Real) or not abs(value) <= LARGEST:
         raise InputError(f"{key}: got {value!r}, expected {expected}")
     if not signed and (value < 0 or (positive and value == 0)):
         raise InputError(f"{key}: got {value:g}, expected {expected}")

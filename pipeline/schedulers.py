@@ -26,7 +26,7 @@ SCHEDULERS = {
     "crosspipe": ("crosspipe", "crosspipe", "CrossPipe's greedy: knows latency, bandwidth, memory; W in pieces"),
     "crosspipe_wave": ("crosspipe", "crosspipe_wave", "the same with two half-size stages per rank, there and back"),
     "optimal": ("optimal", "optimal", "CrossPipe's optimal of whole actions: a constraint solver, within a time limit"),
-    "best": ("best", "best", "ours: the best of the others and of many list rules, then searched; with a bound"),
+    "best": ("best", "best", "ours: the best of many, then searched, with a bound; one stage per rank unless told"),
 }
 
 

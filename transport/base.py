@@ -17,13 +17,17 @@ from ..errors import InputError, TransportError, TransportTimeout
 from .pauses import Pauses
 
 
+# The longest timeout: some 30 years, which clocks and sockets still take.
+LONGEST_S = 1e9
+
+
 def _default_timeout_s(text):
     """Seconds of LANTERNE_TIMEOUT_S, which says `text`."""
     try:
         timeout_s = float(text)
     except ValueError:
         timeout_s = 0.0
-    if not 0 < timeout_s < float("inf"):
+    if not 0 < timeout_s <= LONGEST_S:
         raise InputError(f"LANTERNE_TIMEOUT_S: got {text!r}, expected a positive number of seconds")
     return timeout_s
 
@@ -201,14 +205,14 @@ def check_timeout_s(timeout_s):
     """`timeout_s` itself, seconds or None.
 
     Raises:
-        InputError: it is neither None nor a number from 0 on.
+        InputError: it is neither None nor a number from 0 to LONGEST_S.
     """
     try:
-        good = timeout_s is None or timeout_s >= 0
+        good = timeout_s is None or 0 <= timeout_s <= LONGEST_S
     except (TypeError, ValueError):
         good = False
     if not good:
-        raise InputError(f"timeout_s: got {timeout_s!r}, expected seconds, 0 or more, or None")
+        raise InputError(f"timeout_s: got {timeout_s!r}, expected seconds from 0 to {LONGEST_S:g}, or None")
     return timeout_s
 
 

@@ -71,7 +71,7 @@ def test_under_a_foreign_mpiexec(tmp_path):
 @pytest.mark.parametrize(
     ("argv", "part"),
     [
-        (["all_redcue"], "invalid choice: 'all_redcue'"),
+        (["all_redcue"], "bench: got 'all_redcue', expected one of all_reduce, "),
         (["all_reduce", "-n", "0"], "-n: got 0, expected 1 to"),
         (["all_reduce", "-n", "two"], "invalid int value: 'two'"),
         (["all_reduce", "-n", "2", "--transport", "pigeon"], "got 'pigeon', expected one of"),

@@ -71,11 +71,11 @@ def test_failover_counts_what_is_wrong():
     ("words", "message"),
     [
         ("delegate --planes fast", "--planes: got 'fast', expected some of memory, tcp"),
-        ("delegate --iterations 0", "expected at least 1 iteration"),
+        ("delegate --iterations 0", "got '0', expected a whole number of at least 1"),
         ("failover --how slowly", "--how: got 'slowly', expected some of reset, silent"),
         ("failover --path pigeon", "--path: got 'pigeon', expected some of delegates, mpi, ucx"),
         ("failover --rails 127.0.0.2", "--rails: got 127.0.0.2, expected at least two"),
-        ("failover --messages 1", "expected at least 1 trial, 4 messages and 8 bytes"),
+        ("failover --messages 1", "got '1', expected a whole number of at least 4"),
     ],
 )
 def test_refused(words, message, capsys):

@@ -47,7 +47,7 @@ def test_a_missed_bar_is_told(monkeypatch, capsys):
     [
         (["-n", "0"], "-n: got '0', expected numbers from 1 to 2048"),
         (["-n", "8,x"], "-n: got '8,x'"),
-        (["--repeat", "0"], "--repeat: got 0, expected at least 1"),
+        (["--repeat", "0"], "--repeat: got '0', expected a whole number of at least 1"),
         (["--collective", "all_reduc"], "collective: got 'all_reduc'"),
         (["--algorithm", "rings"], "algorithm: got 'rings' for all_reduce"),
         (["-n", "6", "--collective", "all_gather", "--algorithm", "rhd"], "which 6 ranks cannot use"),
