@@ -3,6 +3,8 @@
 The host's Execution (executor.py) has the same verbs; programs, compiler, kernels and scratch rules are shared.
 """
 
+from contextlib import suppress
+
 from .program import IN, OUT, SCRATCH, Fold, Message
 from .streams import MESSAGES, lower
 
@@ -112,9 +114,12 @@ class StreamExecution(QueuedExecution):
                 side.runtime.begin_capture(side.streams[MESSAGES])
                 try:
                     self.queue(*part)
-                finally:
-                    graph = side.runtime.end_capture(side.streams[MESSAGES])
-                self._graphs[part] = graph
+                except BaseException:
+                    # A stream that stays captured can do nothing else; that the capture is broken is no news.
+                    with suppress(Exception):
+                        side.runtime.end_capture(side.streams[MESSAGES])
+                    raise
+                self._graphs[part] = side.runtime.end_capture(side.streams[MESSAGES])
 
     def drop_graphs(self):
         """Let go of the graphs; called before their communicator ends."""

@@ -3,6 +3,8 @@
 Tests put a stand-in with the same verbs in its place, so what is built on them runs without a GPU.
 """
 
+from contextlib import nullcontext
+
 import numpy as np
 
 from ..errors import InputError, LanterneError, TransportError, Unavailable
@@ -36,6 +38,7 @@ class CudaRuntime:
         self._driver = driver
         self._cupy = import_cupy()
         self._pinned = {}
+        self._is_alone = num_devices == 1
         self.device_id = device_id
         self.device = self._cupy.cuda.Device(device_id)
         # Nothing runs on it: memory that the pool gives it was never another stream's, and is reused only once freed.
@@ -89,14 +92,25 @@ class CudaRuntime:
         from .cuda_reduce import prepare
 
         with self.device:
-            return prepare(op, dtype, num_inputs)
+            return self._here(prepare(op, dtype, num_inputs))
 
     def prepare_divide(self, dtype):
         """The compiled kernel `(count, out_address, in_address, divisor, stream=...)`."""
         from .cuda_reduce import prepare_divide
 
         with self.device:
-            return prepare_divide(dtype)
+            return self._here(prepare_divide(dtype))
+
+    def _here(self, kernel):
+        """`kernel`, launched on this device whichever is the current one; CuPy launches on that."""
+        if self._is_alone:
+            return kernel
+
+        def launch(*arguments, stream):
+            with self.device:
+                kernel(*arguments, stream=stream)
+
+        return launch
 
     def begin_capture(self, stream):
         """From now on, what `stream` is given becomes a graph instead of running; also streams that wait for it."""
@@ -119,8 +133,10 @@ class CudaRuntime:
 
     def record(self, stream, timed=False):
         """An event that is done once all that `stream` has been given so far is; `timed` for `elapsed_s`."""
-        with self.device:
-            event = self._cupy.cuda.Event(disable_timing=not timed)
+        cuda = self._cupy.cuda
+        # An event belongs to the device that is current when it is made.
+        with nullcontext() if self._is_alone else self.device:
+            event = cuda.Event(disable_timing=not timed)
         event.record(stream)
         return event
 
@@ -181,7 +197,8 @@ class CudaRuntime:
         Raises:
             InputError: it is not pinned.
         """
-        for start, (nbytes, mapped) in self._pinned.items():
+        # A copy: a buffer that goes meanwhile, on this thread or another, is unpinned.
+        for start, (nbytes, mapped) in tuple(self._pinned.items()):
             if start <= address < start + nbytes:
                 return mapped + address - start
         raise InputError(f"device_address: got {address:#x}, expected an address in pinned memory")

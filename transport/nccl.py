@@ -8,6 +8,7 @@ what could go wrong (devices, versions), and start together.
 
 import os
 import struct
+from functools import partial
 
 import numpy as np
 
@@ -27,7 +28,9 @@ from .nccl_library import (
     version_text,
 )
 
-# Below this grain NCCL's point to point is erratic (StragglAR, section 4.1), so chunks are cut at multiples of it.
+# NCCL's point to point is erratic for sizes that are no multiple of a page (StragglAR, section 4.1). The paper pads the
+# buffer; here chunks are of as many pages as there, from the start of the array, and only the last one ends where the
+# array does: no copy, and the price is one message in world_size - 1 that may be no multiple.
 ALIGNMENT_NBYTES = 4096
 SLOT_NBYTES = 512
 # NCCL version, length of the device's identity, of the unique id, of an error's text; then these.
@@ -93,13 +96,10 @@ class NcclTransport(Transport):
             )
         check_devices([tuple(found.device.split("/", 1)) for found in seats], min(versions))
 
-        def connect():
-            with self.runtime.device:
-                return make_communicator(self.library, len(ranks), seats[0].unique_id, me)
-
-        failed, communicator = None, None
+        start = partial(make_communicator, self.library, len(ranks), seats[0].unique_id, me)
+        failed, communicator, device = None, None, self.runtime.device
         try:
-            communicator = call_with_limit(connect, f"nccl rank {self.rank} start-up", self.timeout_s)
+            communicator = call_with_limit(start, f"nccl rank {self.rank} start-up", self.timeout_s, device)
         except TransportError as error:
             failed = error
         # NCCL's start-up may succeed on some ranks only.

@@ -4,6 +4,7 @@ Messages have no tags: those of one pair match in the order of their groups. All
 same order, so a channel has one stream for them.
 """
 
+import ctypes
 import threading
 import time
 import weakref
@@ -41,7 +42,11 @@ class NcclChannel:
         self.failure = None
         self.closed = False
         self._communicator = communicator
+        # CuPy's object would destroy it once more when it goes, which hangs where an abort or a destroy has hung: never.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(communicator))
         self._ending = threading.Lock()
+        # (sends, member) of every connection there is; None stands for those of NCCL's own collectives.
+        self._connected = set()
         # What holds graphs of this communicator: they must go before it does.
         self._graphs = weakref.WeakSet()
         self._watch = Watch(self)
@@ -53,28 +58,56 @@ class NcclChannel:
 
         Raises:
             TransportError: the channel has failed, or NCCL refuses.
+            TransportTimeout, PeerFailed: a member did not come to the first message with it.
         """
         self.check_open()
-        library, communicator, stream = self.library, self._communicator, self.stream.ptr
-        try:
-            library.groupStart()
-            try:
-                for sends, address, nbytes, member in messages:
-                    if nbytes:
-                        verb = communicator.send if sends else communicator.recv
-                        verb(address, nbytes, UINT8, member, stream)
-            finally:
-                library.groupEnd()
-        except Exception as error:
-            raise self.fail(TransportError(f"{self._name()}: {describe(error)}")) from error
+        messages = [message for message in messages if message[2]]
+        pairs = {(sends, member) for sends, _, _, member in messages}
+        if pairs <= self._connected:
+            self._issue(self._group, messages)
+        else:
+            self._connect(pairs, partial(self._group, messages))
 
     def all_reduce(self, source, target, count, datatype, op):
         """Queue NCCL's own all-reduce of `count` elements (ncclDataType_t), by address; op is ours."""
         self.check_open()
+        arguments = source, target, count, datatype, OPS[op], self.stream.ptr
+        if None in self._connected:
+            self._issue(self._communicator.allReduce, *arguments)
+        else:
+            self._connect({None}, partial(self._communicator.allReduce, *arguments))
+
+    def _group(self, messages):
+        library, communicator, stream = self.library, self._communicator, self.stream.ptr
+        library.groupStart()
         try:
-            self._communicator.allReduce(source, target, count, datatype, OPS[op], self.stream.ptr)
+            for sends, address, nbytes, member in messages:
+                verb = communicator.send if sends else communicator.recv
+                verb(address, nbytes, UINT8, member, stream)
+        finally:
+            library.groupEnd()
+
+    def _issue(self, function, *arguments):
+        try:
+            function(*arguments)
         except Exception as error:
             raise self.fail(TransportError(f"{self._name()}: {describe(error)}")) from error
+
+    def _connect(self, pairs, function):
+        """Call `function`, which makes new connections: NCCL returns only once the others have come as well."""
+        members = range(self.world_size) if None in pairs else {member for _, member in pairs - self._connected}
+        peers = sorted(self.ranks[member] for member in members if self.ranks[member] != self.transport.rank)
+        call = LimitedCall(function, f"{self._name()} connection", self.runtime.device)
+        deadline = time.monotonic() + self.transport.timeout_s
+        try:
+            while not call.has_ended(LOOK_S):
+                self.transport.check_peers(peers)
+                if time.monotonic() > deadline:
+                    raise timeout_error(self.transport, peers, self.transport.timeout_s)
+            call.result(0.0)
+        except TransportError as error:
+            raise self.fail(error) from None
+        self._connected |= pairs
 
     def post(self, ops, stream=None):
         """Start a batch of Send and Recv of device memory together; a Request.
@@ -155,23 +188,14 @@ class NcclChannel:
         if self.failure is None:
             with suppress(TransportError):
                 call_with_limit(self._communicator.destroy, f"{self._name()} destroy", DESTROY_S)
-        # CuPy's object destroys its communicator when it goes, which could hang: keep it if it did not end.
-        _ended.append(self._communicator)
 
     def _drop_graphs(self):
-        def drop(holder):
-            with self.runtime.device:
-                holder.drop_graphs()
-
         for holder in list(self._graphs):
             with suppress(TransportError):
-                call_with_limit(partial(drop, holder), f"{self._name()} end of graphs", ABORT_S)
+                LimitedCall(holder.drop_graphs, f"{self._name()} end of graphs", self.runtime.device).result(ABORT_S)
 
     def _name(self):
         return f"nccl rank {self.transport.rank}"
-
-
-_ended = []
 
 
 class Pending:

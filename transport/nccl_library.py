@@ -6,6 +6,7 @@ so whatever may hang is called on a thread that nobody waits for longer than a l
 
 import os
 import threading
+from contextlib import nullcontext
 
 from ..errors import TransportError, TransportTimeout, Unavailable
 from ..kernels.arrays import require_device
@@ -103,19 +104,25 @@ def make_communicator(nccl, world_size, unique_id, rank):
 
 
 class LimitedCall:
-    """`function()`, begun on a daemon thread."""
+    """`function()`, begun on a daemon thread, on which `device` (a context) is the current one."""
 
-    def __init__(self, function, what):
+    def __init__(self, function, what, device=None):
         self._what, self._results = what, []
 
         def run():
             try:
-                self._results.append((function(), None))
+                with device or nullcontext():
+                    self._results.append((function(), None))
             except Exception as error:
                 self._results.append((None, error))
 
         self._thread = threading.Thread(target=run, daemon=True, name=f"lanterne-{what}")
         self._thread.start()
+
+    def has_ended(self, limit_s):
+        """Whether it has returned or raised, after `limit_s` seconds at most."""
+        self._thread.join(limit_s)
+        return bool(self._results)
 
     def result(self, limit_s):
         """What it returned.
@@ -124,8 +131,7 @@ class LimitedCall:
             TransportTimeout: it has not returned after `limit_s` seconds; the thread is left behind.
             TransportError: it raised what is no error of ours.
         """
-        self._thread.join(limit_s)
-        if not self._results:
+        if not self.has_ended(limit_s):
             raise TransportTimeout(f"{self._what}: did not return within {limit_s:g} s")
         result, error = self._results[0]
         if isinstance(error, TransportError):
@@ -135,9 +141,9 @@ class LimitedCall:
         return result
 
 
-def call_with_limit(function, what, limit_s):
+def call_with_limit(function, what, limit_s, device=None):
     """The result of `function()`, run on a daemon thread; errors as LimitedCall.result."""
-    return LimitedCall(function, what).result(limit_s)
+    return LimitedCall(function, what, device).result(limit_s)
 
 
 def describe(error):

@@ -1,7 +1,8 @@
 """A stand-in for cupy.cuda.nccl: ranks are threads, streams those of HostRuntime, and a send waits for its receive.
 
 As NCCL's: no tags; what is between groupStart and groupEnd goes together; a group holds its stream until all of it is
-done; an abort frees the streams. Unlike NCCL's, sizes that differ are an asynchronous error at both ends.
+done; the call that begins the first message with a rank returns only once that rank begins it too; an abort frees the
+streams. Unlike NCCL's, sizes that differ are an asynchronous error at both ends.
 """
 
 import ctypes
@@ -81,6 +82,7 @@ class HostNccl:
             group.append((communicator, stream, operation))
 
     def _queue(self, communicator, stream, operations):
+        communicator.connect(operations)
         self.streams[stream].put(lambda: communicator.run(operations))
 
     def hang(self, name):
@@ -94,6 +96,8 @@ class _World:
         self.boxes = defaultdict(deque)
         self.meetings = defaultdict(dict)
         self.ranks = set()
+        # (kind, rank, peer) of every end of a connection.
+        self.ends = set()
 
 
 class HostCommunicator:
@@ -136,6 +140,24 @@ class HostCommunicator:
 
     def destroy(self):
         self.nccl.hang("destroy")
+
+    def connect(self, operations):
+        """Return once all that `operations` need are at the other ends of their connections."""
+        mine, theirs = set(), set()
+        for kind, *_, peer in operations:
+            if kind == "all_reduce":
+                mine.add((kind, self.rank, None))
+                theirs |= {(kind, rank, None) for rank in range(self.world_size)}
+            else:
+                mine.add((kind, self.rank, peer))
+                theirs.add(("send" if kind == "recv" else "recv", peer, self.rank))
+        with self.nccl.condition:
+            self.world.ends |= mine
+            self.nccl.condition.notify_all()
+            while not theirs <= self.world.ends:
+                if self.aborted:
+                    raise NcclError("aborted")
+                self.nccl.condition.wait(1.0)
 
     # -- on the stream's thread
 

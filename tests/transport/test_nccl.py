@@ -1,7 +1,9 @@
 """The nccl transport on stand-ins: device messages, errors, time limits, and an end that does not hang."""
 
+import gc
 import threading
 import time
+import weakref
 from types import SimpleNamespace
 
 import conformance
@@ -10,7 +12,7 @@ import pytest
 from nccl_ranks import HostArray, HostNccl, Job
 from verdicts import verdict
 
-from lanterne.errors import InputError, TransportError, TransportTimeout, Unavailable
+from lanterne.errors import InputError, PeerFailed, TransportError, TransportTimeout, Unavailable
 from lanterne.transport import nccl_channel, nccl_library
 from lanterne.transport.base import Recv, Send
 from lanterne.transport.nccl_library import (
@@ -129,8 +131,51 @@ def test_a_rank_that_never_sends_is_named_in_time(hangs):
     assert job.run(program) == ["timed out", "timed out", None]
 
 
+def test_a_death_is_noticed_while_nccl_connects():
+    """The first message with a rank holds NCCL's call up until that rank comes: it may be dead."""
+
+    def program(transport):
+        if transport.rank == 0:
+            transport.check_peers = lambda peers: check(peers)
+            region = transport.register(HostArray(np.zeros(8, np.uint8)))
+            transport.post((Send(region, 0, 8, 1),))
+
+    def check(peers):
+        raise PeerFailed(peers[0], "it was killed")
+
+    (error, _) = Job(2).run(program)
+    assert isinstance(error, PeerFailed) and error.rank == 1, error
+
+
+def test_connections_are_made_once():
+    """A first message is posted from a thread that can be left behind, those after it are not."""
+    started = []
+
+    def program(transport):
+        make = transport.channel._connect
+        transport.channel._connect = lambda *arguments: (started.append(transport.rank), make(*arguments))
+        for _ in range(3):
+            exchange(transport, 10)
+
+    assert Job(2).run(program) == [None] * 2
+    assert sorted(started) == [0, 1]
+
+
+def test_communicators_are_never_collected():
+    """CuPy's destroys itself when it goes, a second time where the first has hung."""
+    communicators = []
+
+    def program(transport):
+        communicators.append(weakref.ref(transport.channel._communicator))
+
+    assert Job(2).run(program) == [None] * 2
+    gc.collect()
+    assert len(communicators) == 2 and all(communicator() is not None for communicator in communicators)
+
+
 def test_the_watch_ends_what_nobody_waits_for():
     def program(transport):
+        exchange(transport, 10)
         if transport.rank == 0:
             region = transport.register(HostArray(np.zeros(8, np.uint8)))
             transport.post((Recv(region, 0, 8, 1),))

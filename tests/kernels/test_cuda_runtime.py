@@ -1,0 +1,105 @@
+"""CudaRuntime over a stand-in for CuPy: which device is current when, and pinned memory that goes meanwhile."""
+
+import sys
+from contextlib import contextmanager
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+from lanterne.errors import InputError, TransportError
+from lanterne.kernels import cuda_reduce, cuda_runtime
+from lanterne.kernels.cuda_runtime import CudaRuntime
+
+
+class Cuda:
+    """What of cupy.cuda a CudaRuntime asks; `current` is the current device, `log` what was made or launched on it."""
+
+    def __init__(self, num_devices):
+        self.num_devices, self.current, self.log = num_devices, 0, []
+        self.runtime = SimpleNamespace(CUDARuntimeError=RuntimeError, eventQuery=lambda status: status)
+
+    def Device(self, device_id):
+        @contextmanager
+        def device():
+            before, self.current = self.current, device_id
+            yield
+            self.current = before
+
+        class Again:
+            def __enter__(self):
+                self.entered = device()
+                self.entered.__enter__()
+
+            def __exit__(self, *error):
+                self.entered.__exit__(*error)
+
+        return Again()
+
+    def Stream(self, non_blocking):
+        self.log.append(("stream", self.current))
+        return SimpleNamespace(ptr=7)
+
+    def Event(self, disable_timing):
+        self.log.append(("event", self.current))
+        return SimpleNamespace(ptr=0, record=lambda stream: None)
+
+
+@pytest.fixture
+def runtime_of(monkeypatch):
+    """A function (device, number of devices) -> (CudaRuntime, Cuda)."""
+
+    def make(device_id, num_devices):
+        cuda = Cuda(num_devices)
+        bindings = ModuleType("cuda.bindings")
+        bindings.driver = SimpleNamespace()
+        monkeypatch.setitem(sys.modules, "cuda", ModuleType("cuda"))
+        monkeypatch.setitem(sys.modules, "cuda.bindings", bindings)
+        monkeypatch.setattr(cuda_runtime, "require_device", lambda: num_devices)
+        monkeypatch.setattr(cuda_runtime, "import_cupy", lambda: SimpleNamespace(cuda=cuda))
+        kernel = lambda *arguments, stream: cuda.log.append(("launch", cuda.current))  # noqa: E731
+        monkeypatch.setattr(cuda_reduce, "prepare", lambda *arguments: kernel)
+        monkeypatch.setattr(cuda_reduce, "prepare_divide", lambda *arguments: kernel)
+        runtime = CudaRuntime(device_id)
+        cuda.log.clear()
+        return runtime, cuda
+
+    return make
+
+
+@pytest.mark.parametrize(("device_id", "num_devices"), [(0, 1), (0, 2), (1, 2)])
+def test_everything_is_made_and_launched_on_its_device(runtime_of, device_id, num_devices):
+    """CuPy takes the current device for both, whatever the stream: on another one a launch is an invalid handle."""
+    runtime, cuda = runtime_of(device_id, num_devices)
+    stream = runtime.new_stream()
+    runtime.record(stream)
+    runtime.prepare_fold("sum", "float32", 2)(1, 16, 16, 32, stream=stream)
+    runtime.prepare_divide("float32")(1, 16, 16, 2.0, stream=stream)
+    assert cuda.log == [("stream", device_id), ("event", device_id), ("launch", device_id), ("launch", device_id)]
+    assert cuda.current == 0
+
+
+def test_a_buffer_that_goes_during_a_look_up(runtime_of):
+    """The collector may unpin a buffer between any two steps."""
+    runtime, _ = runtime_of(0, 1)
+
+    class Going(int):
+        def __le__(self, other):
+            runtime._pinned.pop(4096, None)
+            return int(self) <= other
+
+    runtime._pinned = {Going(0): (64, 1 << 20), 4096: (64, 2 << 20), 8192: (64, 3 << 20)}
+    assert runtime.device_address(8200) == (3 << 20) + 8
+    with pytest.raises(InputError, match="expected an address in pinned memory"):
+        runtime.device_address(4096 + 64)
+
+
+@pytest.mark.parametrize(("status", "expected"), [(0, True), (600, False)])
+def test_done_or_not_yet(runtime_of, status, expected):
+    runtime, _ = runtime_of(0, 1)
+    assert runtime.is_done(SimpleNamespace(ptr=status)) is expected
+
+
+def test_failed_work_is_an_error(runtime_of):
+    runtime, _ = runtime_of(0, 1)
+    with pytest.raises(TransportError, match="device 0: 700; what was queued on it has failed"):
+        runtime.is_done(SimpleNamespace(ptr=700))
