@@ -95,7 +95,7 @@ def resolve(command):
     if program in ("python", "python3"):
         return [sys.executable, *command[1:]]
     beside = Path(sys.executable).parent / program
-    found = str(beside) if beside.exists() else shutil.which(program)
+    found = str(beside) if beside.is_file() else shutil.which(program)
     if found is None:
         raise InputError(f"command: got {program!r}, which is not on PATH, expected a program")
     return [found, *command[1:]]

@@ -162,7 +162,8 @@ def _ip(*words):
 def _run(*command):
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     if result.returncode:
-        raise Unavailable(f"lab: `{' '.join(command)}` failed: {result.stderr.strip() or result.returncode}")
+        reason = (result.stderr.strip() or str(result.returncode)).splitlines()[0]
+        raise Unavailable(f"lab: `{' '.join(command)}` failed: {reason}")
 
 
 class Undertaker:

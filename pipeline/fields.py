@@ -1,7 +1,7 @@
 """Checked values of a problem file: each function returns a plain value or an InputError that begins with the key."""
 
 import difflib
-import math
+import reprlib
 from collections.abc import Sequence
 from numbers import Real
 
@@ -15,9 +15,9 @@ LARGEST = 1e100
 
 def as_count(key, value):
     """`value` as an int of at least 1 and at most MOST."""
-    number = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+    number = isinstance(value, Real) and not isinstance(value, bool) and abs(value) <= LARGEST
     if not number or value != int(value) or value < 1:
-        raise InputError(f"{key}: got {value!r}, expected a whole number of at least 1")
+        raise InputError(f"{key}: got {reprlib.repr(value)}, expected a whole number of at least 1")
     if value > MOST:
         raise InputError(f"{key}: got {value:g}, expected at most {MOST}")
     return int(value)
@@ -27,7 +27,7 @@ def as_number(key, value, positive=False, signed=False):
     """`value` as a float of at most LARGEST, at least 0 unless `signed`, more than 0 if `positive`."""
     expected = "a number" if signed else "a number above 0" if positive else "a number of at least 0"
     if isinstance(value, bool) or not isinstance(value, Real) or not abs(value) <= LARGEST:
-        raise InputError(f"{key}: got {value!r}, expected {expected}")
+        raise InputError(f"{key}: got {reprlib.repr(value)}, expected {expected}")
     if not signed and (value < 0 or (positive and value == 0)):
         raise InputError(f"{key}: got {value:g}, expected {expected}")
     return float(value)

@@ -17,8 +17,8 @@ from ..errors import InputError, TransportError, TransportTimeout
 from .pauses import Pauses
 
 
-# The longest timeout: some 30 years, which clocks and sockets still take.
-LONGEST_S = 1e9
+# The longest timeout: some 11 days; poll takes at most 24.
+LONGEST_S = 1e6
 
 
 def _default_timeout_s(text):
