@@ -58,7 +58,7 @@ class Communicator:
         dtype: "bfloat16" where the arrays are uint16.
         late_rank, num_chunks, joined: as in collectives/registry.py.
         segment_nbytes: bytes of a message, at most; None for the executor's choice.
-        credits: receives posted at once, at most; None: any number (compile.py says where it helps).
+        credits: receives posted at once, at most; None: the executor's choice (compile.py says where it helps).
 
     Raises, in every call:
         InputError: arrays, op or algorithm that cannot be (nothing was sent then); another rank called with other

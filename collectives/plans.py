@@ -19,7 +19,7 @@ from .check import check
 from .compile import compile_program
 from .contracts import CONTRACTS
 from .executor import Execution
-from .pacing import credits, segment_nbytes
+from .pacing import credits, segment_nbytes, traffic_of
 from .registry import NATIVE, algorithms_for, find_algorithm, make_schedule
 from .stream_execution import NativeExecution, StreamExecution
 
@@ -88,14 +88,9 @@ class Plan:
             schedule, model = self._checked.schedule, group.tuning.model
             pieces = schedule.num_chunks // CONTRACTS[schedule.collective].parts(schedule.world_size)
             chunk_nbytes = -(-key.part_count // pieces) * dtype.nbytes
-            late = schedule.late_rank is not None
-            # StragglAR's few chunks are exchanged between partners that change every round: cut into pieces, those of
-            # one round meet those of the next (16 MiB, 8 hosts at 200 Mbit/s: 1.70 times a buffer's time with halves
-            # of a chunk and two credits, 2.0 with one or any number, 2.2 with 250 KB, 2.8 with 50 KB).
-            pieces = late and find_algorithm(schedule.collective, schedule.algorithm).chunked
-            paced_by = None if late and not pieces else model
-            most_nbytes = key.segment_nbytes or segment_nbytes(paced_by, chunk_nbytes, pieces)
-            granted = credits(model, group.transport, min(most_nbytes, chunk_nbytes), pieces) if late else None
+            flow = traffic_of(schedule, find_algorithm(schedule.collective, schedule.algorithm).chunked)
+            most_nbytes = key.segment_nbytes or segment_nbytes(model, chunk_nbytes, flow)
+            granted = credits(model, group.transport, min(most_nbytes, chunk_nbytes), flow)
             alignment_nbytes = group.transport.capabilities.device_alignment_nbytes if self._channel else 0
             self._programs[in_place] = compile_program(
                 self._checked,

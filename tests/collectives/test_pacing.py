@@ -9,18 +9,24 @@ from hypothesis import strategies as st
 from lanterne.collectives.cost import CostModel
 from lanterne.collectives.pacing import (
     CREDITS,
+    EXCHANGES,
     LEAST_PIECE_NBYTES,
     LEAST_SEGMENT_NBYTES,
     LOADED_STARTS,
     MAX_SEGMENTS,
     OVERLAPPED,
+    PIECES,
+    ROUNDS,
     SEGMENT_NBYTES,
     START_NBYTES,
+    STREAM,
     credits,
     piece_nbytes,
     segment_nbytes,
     sustained,
+    traffic_of,
 )
+from lanterne.collectives.registry import find_algorithm, make_schedule
 from lanterne.transport.base import Capabilities
 
 # As measured: 8 hosts at 200 Mbit/s; 4 ranks that share memory.
@@ -39,12 +45,35 @@ def test_two_messages_make_the_bandwidth_delay_product_of_a_loaded_network():
     assert credits(LAB, PACED, piece_nbytes(LAB)) == CREDITS
     assert credits(LAB, PACED, piece_nbytes(LAB) // 4) == 4 * CREDITS
     assert credits(LAB, PACED, 1 << 30) == 1
-    assert credits(LAB, PACED, 1 << 30, pieces=False) == CREDITS
+    assert credits(LAB, PACED, 1 << 30, EXCHANGES) == credits(LAB, PACED, 1 << 17, STREAM) == CREDITS
+
+
+def test_streams_are_short_on_slow_networks_and_free_in_memory():
+    assert 64 << 10 <= segment_nbytes(LAB, 2 << 20, STREAM) <= 128 << 10
+    assert segment_nbytes(HOST, 8 << 20, STREAM) == SEGMENT_NBYTES
+    assert credits(HOST, PACED, 1 << 20, STREAM) is None
+
+
+@pytest.mark.parametrize(
+    ("collective", "algorithm", "expected"),
+    [
+        ("all_reduce", "ring", STREAM),
+        ("broadcast", "chain", STREAM),
+        ("all_reduce", "rhd", ROUNDS),
+        ("all_reduce", "allpairs", ROUNDS),
+        ("all_reduce", "late_chain", PIECES),
+        ("all_reduce", "stragglar", EXCHANGES),
+    ],
+)
+def test_a_stream_comes_from_one_peer(collective, algorithm, expected):
+    line = find_algorithm(collective, algorithm)
+    assert traffic_of(make_schedule(collective, algorithm, 8), line.chunked) == expected
 
 
 def test_no_credits_where_receives_do_not_pace_senders():
     assert credits(None, PACED, 1 << 17) is None
     assert credits(LAB, PACED, 4096) is None
+    assert credits(LAB, PACED, 1 << 17, ROUNDS) is None
     for paced_nbytes in (None, 0):
         unpaced = SimpleNamespace(capabilities=Capabilities(receiver_paced_nbytes=paced_nbytes))
         assert credits(LAB, unpaced, 1 << 17) is None
@@ -56,11 +85,11 @@ def test_what_a_bucket_lets_through_is_not_sustained():
     assert sustained(bucket).alpha_s == pytest.approx(OVERLAPPED * (3e-4 + 1e-8 * START_NBYTES))
 
 
-@given(st.floats(0, 1.0), st.floats(0, 1e-6), st.integers(1, 1 << 32), st.booleans())
-def test_bounds_whatever_the_model(alpha, beta, chunk_nbytes, late):
+@given(st.floats(0, 1.0), st.floats(0, 1e-6), st.integers(1, 1 << 32), st.sampled_from([ROUNDS, STREAM, PIECES]))
+def test_bounds_whatever_the_model(alpha, beta, chunk_nbytes, traffic):
     model = CostModel(alpha, beta)
-    least = LEAST_PIECE_NBYTES if late else LEAST_SEGMENT_NBYTES
-    found = segment_nbytes(model, chunk_nbytes, late)
+    least = LEAST_PIECE_NBYTES if traffic == PIECES else LEAST_SEGMENT_NBYTES
+    found = segment_nbytes(model, chunk_nbytes, traffic)
     assert found * MAX_SEGMENTS >= chunk_nbytes
     assert least <= found <= max(SEGMENT_NBYTES, -(-chunk_nbytes // MAX_SEGMENTS))
     assert LEAST_PIECE_NBYTES <= piece_nbytes(model) <= SEGMENT_NBYTES
