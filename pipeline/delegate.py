@@ -1,7 +1,7 @@
 """The data plane of delegates: CPU processes send and receive, and the computing rank never waits for a send.
 
 Stages write what they send into shared memory that they are lent, and read what they receive there, between ranks of
-one host where the sender wrote it; see transport/delegate.py. Links that have no delegates are served directly, as
+one host where the sender wrote it, which needs no process; see transport/delegate.py. Links that have no delegates are served directly, as
 Inline does.
 Paper: ADAPTRA, section 5.2.
 """
@@ -56,12 +56,12 @@ class Delegate(DataPlane):
         self.delegates = Delegates(
             comm.rank, self._peers, lambda told: _exchange(comm, told), queues, rails, memory_nbytes, self._sent
         )
-        self._memory = self.delegates.arena.view
-        # (shape, dtype) -> arrays that are free; id -> (offset, array) of all.
-        self._free, self._offsets = {}, {}
+        self._memory, self._near = self.delegates.arena.view, self.delegates.arenas
+        # (shape, dtype) -> arrays that are free; id -> (offset, nbytes, array) of all.
+        self._free, self._lent = {}, {}
         # Ids of arrays that are sent and not released yet; of those, from earlier iterations.
         self._out, self._earlier = set(), set()
-        # (peer, offset, shape, dtype) -> array in that peer's arena; id -> Lying of those that are read.
+        # (peer, offset, shape, dtype) -> array in that peer's arena; id -> (peer, offset) of those that are read.
         self._theirs, self._read = {}, {}
 
     def lend(self, shape, dtype, peer):
@@ -70,11 +70,11 @@ class Delegate(DataPlane):
     def send(self, buffer, peer, timeout_s=None):
         if peer not in self._peers:
             return self.direct.send(buffer, peer, timeout_s)
-        offset, nbytes, departure_s = self._offset(buffer), buffer.nbytes, time.monotonic()
+        departure_ns, (offset, nbytes, _) = time.monotonic_ns(), self._lent.get(id(buffer)) or _refuse()
         if self._ends.links:
-            departure_s, _ = self._ends.leave(peer, nbytes, departure_s)
+            departure_ns = int(1e9 * self._ends.leave(peer, nbytes, departure_ns / 1e9)[0])
         self._out.add(id(buffer))
-        self.delegates.send(offset, nbytes, peer, departure_s, buffer)
+        self.delegates.send(offset, nbytes, peer, departure_ns, buffer)
         return False
 
     def _sent(self, buffer):
@@ -85,25 +85,26 @@ class Delegate(DataPlane):
     def receive(self, shape, dtype, peer):
         if peer not in self._peers:
             return self.direct.receive(shape, dtype, peer)
-        buffer = self._take(shape, dtype)
-        receive = DelegateReceive(self, buffer, peer)
-        self.delegates.receive(self._offset(buffer), buffer.nbytes, peer, receive.arrived)
+        # What a neighbour sends is read in its memory.
+        buffer = None if peer in self._near else self._take(shape, dtype)
+        offset, nbytes = (None, _nbytes(shape, dtype)) if buffer is None else self._lent[id(buffer)][:2]
+        receive = DelegateReceive(self, shape, dtype, peer, buffer)
+        self.delegates.receive(offset, nbytes, peer, receive.arrived)
         return receive
 
-    def read(self, own, lying):
-        """The array for a message that lies in a peer's arena, and not in `own`, which was taken for it."""
-        self._give(own)
-        key = lying.peer, lying.offset, own.shape, own.dtype
+    def read(self, peer, offset, shape, dtype):
+        """The array for a message that lies in a peer's arena."""
+        key = peer, offset, shape, dtype
         array = self._theirs.get(key)
         if array is None:
-            array = self._theirs[key] = _array(self.delegates.arenas[lying.peer], *key[1:])
-        self._read[id(array)] = lying
+            array = self._theirs[key] = _array(self._near[peer], offset, shape, dtype)
+        self._read[id(array)] = peer, offset
         return array
 
     def release(self, buffer):
-        if (lying := self._read.pop(id(buffer), None)) is not None:
-            self.delegates.release(lying)
-        elif id(buffer) in self._offsets:
+        if (place := self._read.pop(id(buffer), None)) is not None:
+            self.delegates.release(*place)
+        elif id(buffer) in self._lent:
             self._give(buffer)
         else:
             self.direct.release(buffer)
@@ -111,7 +112,6 @@ class Delegate(DataPlane):
     def finish(self, timeout_s=None):
         if self.direct is not None:
             self.direct.finish(timeout_s)
-        self.delegates.hurry()
         if self.delegates.under_way:
             _Wait(self, lambda: not self.delegates.under_way, self.delegates.peers).wait(timeout_s)
         self._earlier = set(self._out)
@@ -156,19 +156,14 @@ class Delegate(DataPlane):
         return free.pop()
 
     def _extend(self, shape, dtype):
-        offset = self.delegates.arena.allocate(math.prod(shape) * dtype.itemsize)
+        nbytes = _nbytes(shape, dtype)
+        offset = self.delegates.arena.allocate(nbytes)
         array = _array(self._memory, offset, shape, dtype)
-        self._offsets[id(array)] = offset, array
+        self._lent[id(array)] = offset, nbytes, array
         self._give(array)
 
     def _give(self, array):
         self._free.setdefault((array.shape, array.dtype), []).append(array)
-
-    def _offset(self, array):
-        try:
-            return self._offsets[id(array)][0]
-        except KeyError:
-            raise InputError("send: got an array that was not lent, expected the one that `lend` gave") from None
 
 
 def measured_queues(comm, produced_bytes_per_s, nbytes=PROBE_NBYTES, rails=DEFAULT_RAILS):
@@ -208,15 +203,16 @@ def measured_queues(comm, produced_bytes_per_s, nbytes=PROBE_NBYTES, rails=DEFAU
 class DelegateReceive(Receive):
     """A message that the delegates receive; on an emulated link it counts as here once that lets it through."""
 
-    __slots__ = ("_arrival_s", "_buffer", "_is_here", "_peer", "_plane")
+    __slots__ = ("_arrival_s", "_buffer", "_is_here", "_message", "_peer", "_plane")
 
-    def __init__(self, plane, buffer, peer):
-        self._plane, self._buffer, self._peer, self._arrival_s, self._is_here = plane, buffer, peer, None, False
+    def __init__(self, plane, shape, dtype, peer, buffer):
+        self._plane, self._message, self._peer, self._buffer = plane, (shape, dtype), peer, buffer
+        self._arrival_s, self._is_here = None, False
 
-    def arrived(self, departure_s, lying):
-        """The message is in the buffer, or Lying in its sender's memory, which it left at `departure_s`."""
-        if lying is not None:
-            self._buffer = self._plane.read(self._buffer, lying)
+    def arrived(self, departure_s, place):
+        """The message, which left at `departure_s`, is in the buffer, or in its sender's memory, at offset `place`."""
+        if place is not None:
+            self._buffer = self._plane.read(self._peer, place, *self._message)
         self._arrival_s = self._plane.arrival_s(self._peer, self._buffer.nbytes, departure_s)
 
     def test(self):
@@ -271,8 +267,16 @@ def _wait_until(arrival_s, deadline_s, late):
 
 def _array(memory, offset, shape, dtype):
     """(shape) of dtype at `offset` of a memoryview of bytes."""
-    nbytes = math.prod(shape) * dtype.itemsize
+    nbytes = _nbytes(shape, dtype)
     return np.frombuffer(memory, np.uint8, max(nbytes, 1), offset)[:nbytes].view(dtype).reshape(shape)
+
+
+def _nbytes(shape, dtype):
+    return math.prod(shape) * dtype.itemsize
+
+
+def _refuse():
+    raise InputError("send: got an array that was not lent, expected the one that `lend` gave")
 
 
 def _delegated_peers(pairs, direct, rank, world_size):

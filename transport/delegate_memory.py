@@ -13,10 +13,11 @@ import threading
 from ..errors import InputError, Unavailable
 
 PAGE = mmap.PAGESIZE
-# Notes in a ring; one note, native 64-bit ints: a kind, its subject, and what the kind says.
-NUM_NOTES, NOTE = 4096, struct.Struct("5q")
-# Words of a ring: its counters, each in a cache line of its own, then the notes.
-_PRODUCED, _CONSUMED, _SLEEPS, _NOTES = 0, 8, 16, 24
+# Notes in a ring; one note, a cache line of native 64-bit ints: a kind, its subject, what the kind says, and a stamp.
+NUM_NOTES, NOTE = 1024, struct.Struct("5q16xq")
+_STAMP = NOTE.size // 8 - 1
+# Words of a ring: what its taker tells, each in a cache line of its own, then the notes.
+_CONSUMED, _SLEEPS, _NOTES = 0, 8, 16
 RING_WORDS = _NOTES + NUM_NOTES * NOTE.size // 8
 
 _lock = threading.Lock()
@@ -109,51 +110,65 @@ def make_memory(nbytes):
     return fd
 
 
-def map_memory(fd, nbytes):
-    """The shared memory `fd` as a memoryview of bytes; unmapped when nothing refers to it any more."""
-    return memoryview(mmap.mmap(fd, nbytes))
+def map_memory(fd, nbytes, populate=False):
+    """The shared memory `fd` as a memoryview of bytes; unmapped when nothing refers to it any more.
+
+    Args:
+        populate: whether all of it is taken from the system now, and not when it is first touched.
+    """
+    return memoryview(mmap.mmap(fd, nbytes, mmap.MAP_SHARED | (mmap.MAP_POPULATE if populate else 0)))
 
 
 class Ring:
-    """A ring of notes; one process puts, another takes.
+    """One end of a ring of notes; one process puts, another takes.
+
+    A note is valid once its stamp is its number, from 1 on, which is stored last and read first.
 
     Args:
         words: memoryview of 64-bit ints, RING_WORDS of them, zeros at first.
     """
 
-    __slots__ = ("_bytes", "_consumed", "_full", "_produced", "_words")
+    __slots__ = ("_bytes", "_full", "_number", "_words")
 
     def __init__(self, words):
         self._words, self._bytes = words, words.cast("B")
-        self._produced, self._consumed = words[_PRODUCED], words[_CONSUMED]
-        # What `_produced` is when the ring is full, as far as is known: the taker's counter is in another core's cache.
-        self._full = self._consumed + NUM_NOTES
+        # The number of the last note put, or taken, at this end.
+        self._number = 0
+        # What it is when the ring is full, as far as is known: the taker's counter is in another core's cache.
+        self._full = NUM_NOTES
 
     def put(self, kind, subject, first=0, second=0, third=0):
         """Put a note; False if there is no room now."""
-        produced = self._produced
-        if produced == self._full:
+        number = self._number
+        if number == self._full:
             self._full = self._words[_CONSUMED] + NUM_NOTES
-            if produced == self._full:
+            if number == self._full:
                 return False
-        NOTE.pack_into(self._bytes, 8 * _NOTES + produced % NUM_NOTES * NOTE.size, kind, subject, first, second, third)
-        self._produced = self._words[_PRODUCED] = produced + 1
+        self._number = number = number + 1
+        NOTE.pack_into(
+            self._bytes, 8 * _NOTES + number % NUM_NOTES * NOTE.size, kind, subject, first, second, third, number
+        )
         return True
 
     def take(self):
         """The oldest note, five ints; None if there is none."""
-        words, consumed = self._words, self._consumed
-        if words[_PRODUCED] == consumed:
+        if self.is_empty():
             return None
-        note = NOTE.unpack_from(self._bytes, 8 * _NOTES + consumed % NUM_NOTES * NOTE.size)
-        self._consumed = words[_CONSUMED] = consumed + 1
-        return note
+        self._number = number = self._number + 1
+        note = NOTE.unpack_from(self._bytes, 8 * _NOTES + number % NUM_NOTES * NOTE.size)
+        self._words[_CONSUMED] = number
+        return note[:5]
+
+    def is_empty(self):
+        """Whether there is nothing to take."""
+        number = self._number + 1
+        return self._words[_NOTES + _STAMP + number % NUM_NOTES * (NOTE.size // 8)] != number
 
     def may_sleep(self):
         """Tell, by the taker, that it goes to sleep; False if a note came meanwhile. `awake` afterwards."""
         self._words[_SLEEPS] = 1
         fence()
-        return self._words[_PRODUCED] == self._consumed
+        return self.is_empty()
 
     def awake(self):
         """Tell, by the taker, that it does not sleep any more."""

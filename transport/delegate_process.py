@@ -20,17 +20,14 @@ from ..errors import LanterneError, TransportError
 from . import rail as rails
 from .delegate_memory import RING_WORDS, Ring, map_memory
 from .failover import Incoming, Outgoing
-from .rail import BYE, DATA, GRANT, HERE, MEMORY, PING, PONG, RECEIPT, SWITCH, Rail
+from .rail import BYE, DATA, GRANT, PING, PONG, RECEIPT, SWITCH, Rail
 from .wire import configure
 
-# Notes of the rank: SEND peer offset nbytes departure_ns; RECEIVE peer offset nbytes; RELEASE peer number: a message in
-# the peer's arena is not read any more; CLOSE 0.
-SEND, RECEIVE, RELEASE, CLOSE = range(1, 5)
-# Notes to it: SENT peer received released: messages that are news; RECEIVED peer departure_ns offset number: it lies in
-# the peer's arena, or with offset OWN where it was to be received; DROPPED peer rail left: a rail has died; LOST peer:
-# the last has; MISFIT peer got expected: a message has another size than its receive.
+# Notes of the rank: SEND peer offset nbytes departure_ns; RECEIVE peer offset nbytes; CLOSE 0.
+SEND, RECEIVE, CLOSE = range(1, 4)
+# Notes to it: SENT peer count: messages that are news; RECEIVED peer departure_ns; DROPPED peer rail left: a rail has
+# died; LOST peer: the last has; MISFIT peer got expected: a message has another size than its receive.
 SENT, RECEIVED, DROPPED, LOST, MISFIT = range(1, 6)
-OWN = -1
 SETUP_S = 30.0
 # A rail over which something is due is asked for a sign of life after PING_S of silence, and given up, if there is
 # another, when none came for ANSWER_S.
@@ -114,32 +111,25 @@ class Delegate:
 
     def take_notes(self):
         """Do what the rank has asked for; False once that is to end."""
-        sending, posted, released, goes_on = set(), set(), set(), True
+        sending, posted, goes_on = set(), set(), True
         while (note := self.ring.take()) is not None:
             kind, number, *words = note
             if kind == CLOSE:
                 goes_on = False
                 break
-            peer = self.peers[number]
             if kind == SEND:
-                peer.outgoing.submit(tuple(words))
+                self.peers[number].outgoing.submit(tuple(words))
                 sending.add(number)
-            elif kind == RECEIVE:
-                peer.incoming.post(tuple(words[:2]))
-                posted.add(number)
             else:
-                peer.incoming.release(words[0])
-                released.add(number)
-        for number in sending | posted | released:
+                self.peers[number].incoming.post(tuple(words[:2]))
+                posted.add(number)
+        for number in sending | posted:
             peer = self.peers[number]
             if not peer.rails:
-                if number in sending or number in posted:
-                    self.lose(number)
+                self.lose(number)
                 continue
             if number in posted:
                 peer.rails[0].put(GRANT, peer.incoming.granted)
-            if number in released:
-                peer.rails[0].put(RECEIPT, peer.incoming.received, peer.incoming.released)
             self.push(peer.rails[0])
         return goes_on
 
@@ -152,10 +142,7 @@ class Delegate:
             rail.flush()
             while peer.rails[0] is rail and rail.idle and (item := peer.outgoing.take()) is not None:
                 number, (offset, nbytes, departure_ns) = item
-                if rail.memory:
-                    rail.put(HERE, number, nbytes, departure_ns, offset)
-                else:
-                    rail.put(DATA, number, nbytes, departure_ns, payload=self.arena[offset : offset + nbytes])
+                rail.put(DATA, number, nbytes, departure_ns, payload=self.arena[offset : offset + nbytes])
                 rail.flush()
         except OSError as error:
             self.drop(rail, error)
@@ -176,24 +163,23 @@ class Delegate:
 
     def on_frame(self, rail, frame, is_whole):
         """See Rail.read."""
-        kind, word, nbytes, departure_ns, offset = frame
+        kind, word, nbytes, departure_ns, _ = frame
         peer = self.peers[rail.peer]
         if rail not in peer.rails:
             raise EOFError("it was given up")
-        if kind in (DATA, HERE) and not (is_whole and kind == DATA and nbytes):
+        if kind == DATA and not (is_whole and nbytes):
             place = self.place(rail, peer, word, nbytes)
             if not is_whole:
                 return place
-        if kind in (DATA, HERE):
-            if peer.incoming.complete(word, held=kind == HERE) is not None:
-                self.tell(RECEIVED, rail.peer, departure_ns, offset if kind == HERE else OWN, word)
-            peer.rails[0].put(RECEIPT, peer.incoming.received, peer.incoming.released)
+        if kind == DATA:
+            if peer.incoming.complete(word) is not None:
+                self.tell(RECEIVED, rail.peer, departure_ns)
+            peer.rails[0].put(RECEIPT, peer.incoming.received)
             if peer.rails[0] is not rail:
                 self.push(peer.rails[0])
         elif kind == RECEIPT:
-            received, released = peer.outgoing.receipt(word), peer.outgoing.release(nbytes)
-            if received or released:
-                self.tell(SENT, rail.peer, received, released)
+            if received := peer.outgoing.receipt(word):
+                self.tell(SENT, rail.peer, received)
         elif kind == GRANT:
             peer.outgoing.grant(word)
         elif kind == SWITCH:
@@ -239,7 +225,7 @@ class Delegate:
             following.put(SWITCH, rail.index)
         if was_in_use:
             peer.outgoing.rewind()
-            following.put(RECEIPT, peer.incoming.received, peer.incoming.released)
+            following.put(RECEIPT, peer.incoming.received)
             following.put(GRANT, peer.incoming.granted)
         self.push(following)
 
@@ -275,32 +261,23 @@ class Delegate:
                     self.serve(self.rails[fd], event)
 
 
-def set_up(control, config, arena_fd):
-    """Listen, tell where, connect to the peers: the Rails, in the order in which they are to be used.
-
-    The rank is given the arenas of the peers of this host.
-    """
-    token, rank, rails_here = config["token"], config["rank"], config["rails"]
-    listeners = [rails.listen(address) for address in rails_here]
-    say(control, listen=[address for _, address in listeners])
+def set_up(control, config):
+    """Listen, tell where, connect to the peers: the Rails, in the order in which they are to be used."""
+    token, rank, hosts = config["token"], config["rank"], config["rails"]
+    listening = [None if host is None else rails.listen(host) for host in hosts]
+    say(control, listen=[each and each[1] for each in listening])
     # Peer -> the address of each of its rails, None where there is no such rail between the two.
     addresses = {int(peer): found for peer, found in hear(control).items()}
-    found = rails.join([sock for sock, _ in listeners], rails_here, addresses, rank, token, SETUP_S)
-    for sock, _ in listeners:
+    listeners = [each[0] for each in listening if each]
+    found = rails.join(listeners, hosts, addresses, rank, token, SETUP_S)
+    for sock in listeners:
         sock.close()
-    made = []
-    for (peer, index), sock in sorted(found.items()):
-        is_memory = rails_here[index] == MEMORY
-        if is_memory:
-            theirs = rails.swap_arenas(sock, arena_fd)
-            socket.send_fds(control, [json.dumps({"arena": peer}).encode()], [theirs])
-            os.close(theirs)
-        else:
-            configure(sock)
-        made.append(Rail(sock, peer, index, is_memory))
-    # The same order at both ends. Each queue begins with another TCP rail, so that all network cards are used.
-    count, queue = len(rails_here), config["queue"]
-    return sorted(made, key=lambda rail: (not rail.memory, (rail.index - queue) % count))
+    for sock in found.values():
+        configure(sock)
+    # The same order at both ends. Each queue begins with another rail, so that all network cards are used.
+    count, queue = len(hosts), config["queue"]
+    made = [Rail(sock, peer, index) for (peer, index), sock in sorted(found.items())]
+    return sorted(made, key=lambda rail: (rail.index - queue) % count)
 
 
 def say(control, **content):
@@ -324,7 +301,7 @@ def main(arguments):
     os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     arena = map_memory(arena_fd, os.fstat(arena_fd).st_size)
     try:
-        found = set_up(control, config, arena_fd)
+        found = set_up(control, config)
     except (LanterneError, OSError) as error:
         say(control, error=str(error))
         return

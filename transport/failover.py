@@ -1,10 +1,9 @@
 """Messages in order over rails that may die: what both ends remember, so that none is lost and none comes twice.
 
-A flow is the messages from one rank to another in one queue, numbered from 0. Its receiver tells three counts, over
+A flow is the messages from one rank to another in one queue, numbered from 0. Its receiver tells two counts, over
 whatever rail lives: `granted`, how many messages it has memory for, so that none is ever stuck half-way in a rail and
-silence means that the rail is dead; `received`, how many have come whole; and `released`, how many whose memory at
-the sender is not read any more. The sender keeps a message until it is received, and its memory until it is released.
-When a rail dies the sender goes back to the first message that is not received, on the next rail; what comes
+silence means that the rail is dead; and `received`, how many have come whole. The sender keeps a message until it is
+received. When a rail dies the sender goes back to the first message that is not received, on the next rail; what comes
 twice for that is dropped by its number.
 
 Nothing here does input or output. Paper: ADAPTRA, section 5.3; differs: no message is lost with the rail it was on.
@@ -18,11 +17,11 @@ from ..errors import TransportError
 class Outgoing:
     """The sending end of a flow."""
 
-    __slots__ = ("_messages", "_next", "_received", "_released", "granted")
+    __slots__ = ("_messages", "_next", "_received", "granted")
 
     def __init__(self):
         self._messages = deque()
-        self._received, self._released, self._next, self.granted = 0, 0, 0, 0
+        self._received, self._next, self.granted = 0, 0, 0
 
     @property
     def unfinished(self):
@@ -61,12 +60,6 @@ class Outgoing:
         self._next = max(self._next, count)
         return news
 
-    def release(self, count):
-        """The receiver reads no memory of the first `count` messages any more; returns how many of them are news."""
-        news = max(0, count - self._released)
-        self._released += news
-        return news
-
     def rewind(self):
         """The rail is dead: send again, on another, what is not received."""
         self._next = self._received
@@ -75,16 +68,10 @@ class Outgoing:
 class Incoming:
     """The receiving end of a flow."""
 
-    __slots__ = ("_held", "_places", "received")
+    __slots__ = ("_places", "received")
 
     def __init__(self):
-        self._places, self._held = deque(), set()
-        self.received = 0
-
-    @property
-    def released(self):
-        """How many messages there are, of the first ones, whose memory at the sender is not read any more."""
-        return min(self._held, default=self.received)
+        self._places, self.received = deque(), 0
 
     @property
     def granted(self):
@@ -107,19 +94,9 @@ class Incoming:
             raise TransportError(f"flow: got message {number}, expected {self.received} of {self.granted} granted")
         return self._places[0]
 
-    def complete(self, number, held=False):
-        """Message `number` has come whole; returns its place, None if it had come before.
-
-        Args:
-            held: it is read in the sender's memory, until `release`.
-        """
+    def complete(self, number):
+        """Message `number` has come whole; returns its place, None if it had come before."""
         if number < self.received:
             return None
         self.received += 1
-        if held:
-            self._held.add(number)
         return self._places.popleft()
-
-    def release(self, number):
-        """Message `number`, which was held, is not read any more."""
-        self._held.remove(number)

@@ -1,8 +1,7 @@
 """A rail: one connection between two delegates, with framed messages, and how it is made.
 
-Two sorts. A `tcp` rail carries the bytes of messages. A `memory` rail, between processes of one host, carries only
-where they lie: its ends have swapped their arenas, and the receiver reads them there. Whoever connects proves that it
-knows the job's token, as with the store (wire.py).
+A rail is a TCP connection; the same listeners and proofs join ranks of one host over Unix sockets (neighbours.py).
+Whoever connects proves that it knows the job's token, as with the store (wire.py).
 """
 
 import contextlib
@@ -19,10 +18,9 @@ from . import wire
 
 # kind, then what the kind says.
 HEADER = struct.Struct("<qqqqq")
-# DATA: number, nbytes, departure_ns, and nbytes bytes follow; HERE: number, nbytes, departure_ns, offset in the arena
-# of the sender. RECEIPT: messages received and released. GRANT: a count. SWITCH: the index of a rail that the sender
-# gave up. PING, PONG, BYE: nothing.
-DATA, HERE, RECEIPT, GRANT, SWITCH, PING, PONG, BYE = range(1, 9)
+# DATA: number, nbytes, departure_ns, and nbytes bytes follow. RECEIPT: messages received. GRANT: a count. SWITCH: the
+# index of a rail that the sender gave up. PING, PONG, BYE: nothing.
+DATA, RECEIPT, GRANT, SWITCH, PING, PONG, BYE = range(1, 8)
 # Bytes read or written before others have their turn; parts of a message in one system call.
 TURN_NBYTES, PARTS = 8 << 20, 16
 MEMORY = "memory"
@@ -35,7 +33,6 @@ class Rail:
         sock: connected, both sides proven.
         peer: the rank at the other end.
         index: of the rail among those of the two ranks.
-        memory: whether it is a memory rail.
 
     Attributes:
         alive_s: when the other end last gave a sign of life (time.monotonic()); the owner sets it.
@@ -43,8 +40,8 @@ class Rail:
         taking: the number of the message that is coming in; None between messages.
     """
 
-    def __init__(self, sock, peer, index, memory=False):
-        self.sock, self.peer, self.index, self.memory = sock, peer, index, memory
+    def __init__(self, sock, peer, index):
+        self.sock, self.peer, self.index = sock, peer, index
         self.alive_s, self.pinged_s, self.taking = 0.0, None, None
         self._out = deque()
         self._header = memoryview(bytearray(HEADER.size))
@@ -205,15 +202,6 @@ def join(listeners, hosts, addresses, rank, token, limit_s):
         if accepted is not None and (key := (accepted[1]["rank"], accepted[1]["rail"])) in missing:
             found[key] = accepted[0]
     return found
-
-
-def swap_arenas(sock, fd):
-    """Send this end's arena (a file) over a Unix socket and return the file of the other end's."""
-    socket.send_fds(sock, [b"a"], [fd])
-    _, fds, _, _ = socket.recv_fds(sock, 1, 1)
-    if len(fds) != 1:
-        raise TransportError("delegate: got no memory from a peer on this host")
-    return fds[0]
 
 
 def _read(sock, nbytes):

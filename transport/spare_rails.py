@@ -4,8 +4,8 @@ import json
 import os
 
 from ..errors import InputError, LanterneError
-from .delegate import bind_address, network_host
 from .rail import MEMORY, join, listen
+from .rail_names import bind_address, network_host
 
 SETUP_S = 30.0
 

@@ -1,6 +1,7 @@
 """A rank for test_delegate_deaths.py: sends and receives through delegates until something dies, and tells."""
 
 import os
+import sys
 import time
 
 import numpy as np
@@ -18,7 +19,7 @@ def say(text):
 
 def main():
     comm = lanterne.init(timeout_s=30)
-    plane = make_plane("delegate", comm, rails=("memory", "tcp"))
+    plane = make_plane("delegate", comm, rails=sys.argv[1:])
     peers = [peer for peer in (comm.rank - 1, comm.rank + 1) if 0 <= peer < comm.world_size]
     say(f"ready {comm.rank} {os.getpid()} {' '.join(map(str, plane.delegates.pids))}")
     try:

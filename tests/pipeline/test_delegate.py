@@ -92,9 +92,10 @@ def children():
     ("p", "scheduler", "options"),
     [
         (2, "zb_h1", {}),
+        (2, "zb_v", {}),
         (3, "1f1b", {"rails": ("tcp",)}),
         (3, "zb_h1", {"queues": 2, "rails": RAILS}),
-        (2, "zb_v", {"queues": 3}),
+        (2, "zb_v", {"queues": 3, "rails": ("tcp",)}),
         (3, "interleaved_1f1b", {"links": {(0, 1): Link(2e-3, 1e7)}}),
         (3, "zb_h1", {"pairs": [(1, 2)], "direct": "inline"}),
         (3, "1f1b", {"pairs": [(1, 0)], "direct": "unbounded", "links": {(2, 1): Link(1e-3)}}),
@@ -105,29 +106,25 @@ def test_trains_as_one_process_does(p, scheduler, options, one_process):
     np.testing.assert_allclose(trained(p, scheduler=scheduler, **options), one_process, rtol=1e-10)
 
 
-@pytest.mark.parametrize(
-    ("rails", "silently"),
-    [(RAILS, False), (RAILS, True), (("memory", "127.0.0.3"), False)],
-    ids=["reset", "silent", "memory"],
-)
-def test_a_rail_that_dies_amid_an_iteration_changes_no_loss(rails, silently, one_process):
+@pytest.mark.parametrize("silently", [False, True], ids=["reset", "silent"])
+def test_a_rail_that_dies_amid_an_iteration_changes_no_loss(silently, one_process):
     seen = {}
 
     def after(iteration, rank, plane):
         done = seen[rank] = seen.get(rank, 0) + 1
         if rank == 0 and done == 20:
-            assert cut(plane.delegates.pids, rails[0], silently) == 1
+            assert cut(plane.delegates.pids, RAILS[0], silently) == 1
         if iteration == ITERATIONS - 1:
             dropped[rank] = {rail for _, _, rail, _ in plane.delegates.dropped}
 
     dropped = {}
-    np.testing.assert_allclose(trained(2, after=after, rails=rails), one_process, rtol=1e-10)
+    np.testing.assert_allclose(trained(2, after=after, rails=RAILS), one_process, rtol=1e-10)
     assert dropped == {0: {0}, 1: {0}}
 
 
 def test_messages_come_once_in_order_over_rails_that_die():
     """Large messages of every rank at once, and a rail cut in the middle of one, several times."""
-    nbytes, count, rails = 1 << 22, 12, ("127.0.0.2", "127.0.0.3", "memory", "127.0.0.4")
+    nbytes, count, rails = 1 << 22, 12, ("127.0.0.2", "127.0.0.3", "127.0.0.4", "127.0.0.5")
     cuts = []
 
     def job(comm):
@@ -139,8 +136,8 @@ def test_messages_come_once_in_order_over_rails_that_die():
             buffer[::4096] = index
             plane.send(buffer, peer)
             if comm.rank == 0 and index in (3, 5, 8):
-                # 127.0.0.4 stays.
-                cuts.append(cut(plane.delegates.pids, ("memory", "127.0.0.2", "127.0.0.3")[len(cuts)]))
+                # The last stays.
+                cuts.append(cut(plane.delegates.pids, rails[len(cuts)]))
         for index, receive in enumerate(receives):
             got = receive.wait()
             assert (got[::4096] == index).all() and (got[1::4096] == 100 * peer + index).all()
@@ -159,6 +156,7 @@ def test_a_message_is_read_where_it_was_written_and_stays_until_it_is_released()
     def job(comm):
         shape, dtype, seen = (nbytes,), np.dtype(np.uint8), set()
         with make_plane("delegate", comm, memory_nbytes=count * nbytes) as plane:
+            assert not plane.delegates.pids
             for iteration in range(iterations):
                 if comm.rank == 0:
                     for index in range(count):
@@ -210,25 +208,37 @@ def errors_of(p, **options):
 
 def test_a_killed_delegate_is_named_on_every_rank():
     def after(iteration, rank, plane):
-        if rank == 1 and iteration == 1 and plane.delegates.pids:
+        if rank == 1 and iteration == 1:
             os.kill(plane.delegates.pids[0], signal.SIGKILL)
 
-    errors = errors_of(3, after=after)
+    errors = errors_of(3, rails=("tcp",), after=after)
     assert "rank 1: its delegate 0 was killed by signal 9 (SIGKILL)" in "".join(map(str, errors))
     assert all("delegate" in str(error) for error in errors), errors
 
 
-def test_a_stage_that_raises_stops_every_rank():
+@pytest.mark.parametrize("rails", [("memory",), ("tcp",)])
+def test_a_stage_that_raises_stops_every_rank(rails):
     def after(iteration, rank, plane):
         if (iteration, rank) == (1, 2):
             raise TransportError("the cable is out")
 
-    assert all("the cable is out" in str(error) for error in errors_of(3, after=after))
+    assert all("the cable is out" in str(error) for error in errors_of(3, rails=rails, after=after))
 
 
-def test_too_little_shared_memory_says_how_much_is_needed():
-    errors = errors_of(2, memory_nbytes=2 * 4096)
-    assert all("shared memory: got 8192 bytes" in str(error) and "expected at least" in str(error) for error in errors)
+def test_a_neighbour_that_leaves_is_named():
+    def job(comm):
+        with make_plane("delegate", comm) as plane:
+            if comm.rank == 1:
+                plane.receive((4,), DOUBLE, 0).wait()
+
+    with pytest.raises(PeerFailed, match="rank 0 failed: its data plane has left"):
+        lanterne.spawn(2, job)
+
+
+@pytest.mark.parametrize(("rails", "pages"), [(("memory",), 1), (("tcp",), 2)])
+def test_too_little_shared_memory_says_how_much_is_needed(rails, pages):
+    errors = errors_of(2, rails=rails, memory_nbytes=pages * 4096)
+    assert all(f"shared memory: got {pages * 4096} bytes" in str(error) and "expected at least" in str(error) for error in errors)
 
 
 def test_a_link_slower_than_the_timeout():
@@ -269,10 +279,11 @@ def test_ranks_must_agree():
         lanterne.spawn(2, lambda comm: make_plane("delegate", comm, queues=comm.rank + 1))
 
 
-def test_a_message_of_another_size_is_an_error():
+@pytest.mark.parametrize("rails", [("memory",), ("tcp",)])
+def test_a_message_of_another_size_is_an_error(rails):
     def job(comm):
         peer = 1 - comm.rank
-        with make_plane("delegate", comm) as plane:
+        with make_plane("delegate", comm, rails=rails) as plane:
             if comm.rank == 0:
                 plane.send(plane.lend((3,), DOUBLE, peer), peer)
                 plane.finish()

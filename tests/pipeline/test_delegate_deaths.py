@@ -16,14 +16,16 @@ from processes import MARK, PATIENCE_S, assert_none_left, marked  # noqa: E402
 RANKS = 3
 JOB = (
     "import sys; from lanterne.transport.launch import launch; "
-    f"sys.exit(launch([sys.executable, {str(HERE / 'delegate_job.py')!r}], {RANKS}))"
+    f"sys.exit(launch([sys.executable, {str(HERE / 'delegate_job.py')!r}, *sys.argv[1:]], {RANKS}))"
 )
 
 
-@pytest.mark.parametrize("victim", ["rank", "delegate", "launcher"])
-def test_nothing_is_left(mark, victim):
+@pytest.mark.parametrize(
+    ("victim", "rail"), [("rank", "tcp"), ("delegate", "tcp"), ("launcher", "tcp"), ("rank", "memory")]
+)
+def test_nothing_is_left(mark, victim, rail):
     job = subprocess.Popen(
-        [sys.executable, "-c", JOB],
+        [sys.executable, "-c", JOB, rail],
         env=os.environ | {MARK: mark, "LANTERNE_GRACE_S": "5"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -32,8 +34,8 @@ def test_nothing_is_left(mark, victim):
     )
     ready = sorted(job.stdout.readline().split() for _ in range(RANKS))
     assert [line[:2] for line in ready] == [["ready", str(rank)] for rank in range(RANKS)], job.communicate()
-    pids = {"rank": ready[1][2], "delegate": ready[1][3], "launcher": job.pid}
-    assert len(marked(mark, "delegate_process")) == RANKS
+    pids = {"rank": ready[1][2], "delegate": ready[1][-1], "launcher": job.pid}
+    assert len(marked(mark, "delegate_process")) == RANKS * (rail != "memory")
     os.kill(int(pids[victim]), signal.SIGKILL)
     output, errors = job.communicate(timeout=2 * PATIENCE_S)
     assert_none_left(mark)

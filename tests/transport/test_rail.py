@@ -1,6 +1,5 @@
-"""Rails: frames whole and in order however they are cut, strangers refused, arenas swapped."""
+"""Rails: frames whole and in order however they are cut, strangers refused."""
 
-import os
 import socket
 import threading
 
@@ -11,7 +10,6 @@ from hypothesis import strategies as st
 from lanterne.errors import InputError, TransportError
 from lanterne.transport import rail as rails
 from lanterne.transport.delegate import MAX_QUEUES, queues_needed
-from lanterne.transport.delegate_memory import PAGE, make_memory, map_memory
 from lanterne.transport.rail import DATA, GRANT, MEMORY, PING, RECEIPT, Rail
 
 TOKEN = "a token of sixteen"
@@ -88,25 +86,6 @@ def test_nobody_listens():
     listener.close()
     with pytest.raises(TransportError, match=f"cannot connect to 127.0.0.1:{where[1]}: Connection refused"):
         rails.connect(where, "127.0.0.1", TOKEN, {}, 5)
-
-
-def test_arenas_are_swapped():
-    ends, fds, found = socket.socketpair(), [make_memory(PAGE), make_memory(PAGE)], [None, None]
-    for index, fd in enumerate(fds):
-        map_memory(fd, PAGE)[0] = index + 1
-    threads = [
-        threading.Thread(target=lambda i=index: found.__setitem__(i, rails.swap_arenas(ends[i], fds[i])))
-        for index in (0, 1)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(10)
-    assert [map_memory(fd, PAGE)[0] for fd in found] == [2, 1]
-    for fd in (*fds, *found):
-        os.close(fd)
-    for end in ends:
-        end.close()
 
 
 @pytest.mark.parametrize(

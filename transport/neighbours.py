@@ -1,0 +1,149 @@
+"""Ranks of one host: a message is handed over in memory that both map, and read where its sender wrote it.
+
+There is no link that could be slow, so a send cannot be held up, and needs no process to send for it: it is one note in
+a ring. The memory is the sender's again when the receiver has put a note into the ring back. A Unix socket between
+the two hands over the memory's files, and tells when the other is gone.
+"""
+
+import os
+import select
+import socket
+from collections import deque
+
+from ..errors import PeerFailed, TransportError
+from .delegate_memory import RING_WORDS, Ring, make_memory, map_memory
+from .rail import MEMORY, join
+
+# Notes. HERE offset nbytes departure_ns: a message lies in the arena of who says so; READ offset: it is not read any
+# more; BYE: no further note comes.
+HERE, READ, BYE = range(1, 4)
+RING_NBYTES = 8 * RING_WORDS
+
+
+class Neighbour:
+    """Another rank of this host, as this one sees it.
+
+    Args:
+        sock: a Unix socket to it, proven.
+        words: memory of the ring to it.
+
+    Attributes: `arena`, its own, a memoryview, once `meet` has brought it.
+    """
+
+    def __init__(self, rank, sock, words, on_sent):
+        self.rank, self.sock, self.arena, self._on_sent = rank, sock, None, on_sent
+        self._outbox, self._inbox = Ring(words), None
+        # Notes that the ring had no room for. Offset -> message that is read; messages that no receive is there for.
+        self.backlog, self._lent, self._early = deque(), {}, deque()
+        self.awaited, self.has_left = deque(), False
+
+    def hear(self, arena_fd, ring_fd):
+        """Take what it shares."""
+        self.arena = map_memory(arena_fd, os.fstat(arena_fd).st_size)
+        self._inbox = Ring(map_memory(ring_fd, RING_NBYTES, populate=True).cast("q"))
+
+    def send(self, offset, nbytes, departure_ns, message):
+        """The message at `offset` of this rank's arena is there."""
+        self._lent[offset] = message
+        if self.backlog or not self._outbox.put(HERE, offset, nbytes, departure_ns):
+            self.backlog.append((HERE, offset, nbytes, departure_ns))
+
+    def receive(self, nbytes, done):
+        """See Delegates.receive."""
+        self.awaited.append((nbytes, done))
+        while self._early and self.awaited:
+            self._arrive(*self._early.popleft())
+
+    def release(self, offset):
+        """The message at `offset` of its arena is not read any more."""
+        self.put(READ, offset)
+
+    def put(self, *note):
+        if self.backlog or not self._outbox.put(*note):
+            self.backlog.append(note)
+
+    def progress(self):
+        """Take its notes; True if there were some."""
+        while self.backlog and self._outbox.put(*self.backlog[0]):
+            self.backlog.popleft()
+        if self._inbox.is_empty():
+            return False
+        while (note := self._inbox.take()) is not None:
+            kind, offset, nbytes, departure_ns, _ = note
+            if kind == READ:
+                self._on_sent(self._lent.pop(offset))
+            elif kind == BYE:
+                self.has_left = True
+            elif self.awaited:
+                self._arrive(offset, nbytes, departure_ns)
+            else:
+                self._early.append((offset, nbytes, departure_ns))
+        return True
+
+    def _arrive(self, offset, nbytes, departure_ns):
+        expected, done = self.awaited.popleft()
+        if nbytes != expected:
+            raise TransportError(f"delegate: got a message of {nbytes} bytes from rank {self.rank}, expected {expected}")
+        done(departure_ns / 1e9, offset)
+
+    def check(self):
+        """It has closed its socket: raise PeerFailed if this rank needs it still."""
+        self.progress()
+        if self.awaited or self.backlog:
+            raise PeerFailed(self.rank, "its data plane has left" if self.has_left else "it is gone")
+
+    def close(self):
+        self.put(BYE, 0)
+        self.sock.close()
+
+
+class Neighbours(dict):
+    """Rank -> Neighbour, of those that `meet` has met."""
+
+    def __init__(self):
+        self._poll, self._ranks = select.poll(), {}
+
+    def add(self, neighbour):
+        self[neighbour.rank] = neighbour
+        self._ranks[neighbour.sock.fileno()] = neighbour.rank
+        self._poll.register(neighbour.sock, select.POLLRDHUP)
+
+    def progress(self):
+        """Take everybody's notes; True if there were some."""
+        moved = False
+        for neighbour in self.values():
+            moved = neighbour.progress() or moved
+        return moved
+
+    def check(self):
+        """Raise PeerFailed if one is gone that this rank needs still."""
+        for fd, _ in self._poll.poll(0):
+            self[self._ranks[fd]].check()
+
+    def close(self):
+        for neighbour in self.values():
+            neighbour.close()
+        self.clear()
+
+
+def meet(neighbours, rank, listener, addresses, token, arena_fd, on_sent, limit_s):
+    """Fill Neighbours with the ranks that `addresses` (rank -> where it listens) names; they all call it.
+
+    Raises:
+        TransportError: one cannot be reached, or does not come within `limit_s` seconds.
+    """
+    found = join([listener], [MEMORY], {peer: [address] for peer, address in addresses.items()}, rank, token, limit_s)
+    for (peer, _), sock in sorted(found.items()):
+        ring_fd = make_memory(RING_NBYTES)
+        words = map_memory(ring_fd, RING_NBYTES, populate=True).cast("q")
+        neighbours.add(Neighbour(peer, sock, words, on_sent))
+        socket.send_fds(sock, [b"m"], [arena_fd, ring_fd])
+        os.close(ring_fd)
+    for neighbour in neighbours.values():
+        neighbour.sock.settimeout(limit_s)
+        fds = socket.recv_fds(neighbour.sock, 1, 2)[1]
+        if len(fds) != 2:
+            raise TransportError(f"delegate: rank {neighbour.rank}, of this host, ended before it shared its memory")
+        neighbour.hear(*fds)
+        for fd in fds:
+            os.close(fd)
