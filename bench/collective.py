@@ -50,7 +50,7 @@ def run(args):
         command = [sys.executable, "-m", "lanterne", *sys.argv[1:]]
         if args.collective is None:
             command += ["-n", str(settings.ranks)]
-        return launch(command, settings.ranks, launcher="mpi" if settings.transport in ("mpi", "nccl") else "direct")
+        return launch(command, settings.ranks, launcher="mpi" if settings.transport == "mpi" else "direct")
     from ..collectives.communicator import init
 
     with init(transport=settings.transport, timeout_s=settings.timeout_s) as comm:

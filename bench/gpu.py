@@ -283,10 +283,8 @@ def collective_figures(num_ranks=None):
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "figures.json"
         environment = SHARED_GPU_ENVIRONMENT if num_ranks > num_devices else {}
-        # One rank needs neither MPI nor UCX.
-        launcher = "mpi" if num_ranks > 1 else "direct"
         command = [sys.executable, "-m", "lanterne.bench.gpu_ranks", str(file)]
-        code = launch(command, num_ranks, launcher, env=environment)
+        code = launch(command, num_ranks, "direct", env=environment)
         if code:
             raise LanterneError(f"gpu: the job of {num_ranks} ranks over nccl ended with {code}; --ranks 0 omits it")
         return [Figure(**(record | {"samples": tuple(record["samples"])})) for record in json.loads(file.read_text())]

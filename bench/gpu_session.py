@@ -2,22 +2,25 @@
 
   PYTHONPATH=. python3 -m lanterne.bench.gpu_session --out FOLDER --name h200
 
-Runs in a checkout under the Python that it is started with, which needs NumPy, llvmlite, CuPy, Numba CUDA, NCCL, pytest
-(and pytest-timeout); jobs of several ranks also mpi4py with an MPI: what is missing fails by name. Nothing is
-installed. Every step is a process with a time limit of its own, and what has hung is killed with all its children, so
-the next step runs. Writes session.json, session.md (the verdicts and the names of what failed), session.log (all
-output) and the gpu-NAME*.json and .md of `lanterne bench gpu`, the first three anew after each step.
+Runs in a checkout under the Python that it is started with, which needs NumPy, llvmlite, CuPy, Numba CUDA, NCCL and
+pytest: what is missing fails by name. Nothing is installed, and no MPI is needed: ranks meet over UCX, or TCP without
+it. Every step is a process with a time limit of its own, and what has hung is killed with all its children, so the next
+step runs; a step is left out where the one that it needs has hung. Writes session.json, session.md (verdicts, figures,
+what failed and why, in 10,000 characters; also printed at the end), session.log (all output) and the gpu-NAME*.json and
+.md of `lanterne bench gpu`, the first three anew after each step.
 The exit code is 1 if a step failed or a bar was missed.
 """
 
 import argparse
 import importlib.util
+import json
 import os
 import re
 import signal
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -29,47 +32,67 @@ BUDGET_S = 570.0
 # How much sooner than its step a job of several ranks is ended, so that what it has found is still read.
 JOB_MARGIN_S = 12.0
 CUDA_HOME = "/usr/local/cuda"
-MAX_FAILED = 40
-FAILED = re.compile(r"^(?:FAILED|ERROR) .*$", re.MULTILINE)
+# Of the report: in all, of its parts, and lines of the output of a step that failed.
+MAX_CHARS, FIGURES_CHARS, FAILURE_CHARS, LAST_LINES = 10_000, 4500, 1500, 8
+# In pytest's summary at the end, and, where that was never reached, in its lines of each test.
+FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+?)(?: - (.*))?$", re.MULTILINE)
+FAILED_SO_FAR = re.compile(r"^(\S+::\S+) (?:FAILED|ERROR)", re.MULTILINE)
+SKIPPED = re.compile(r"^SKIPPED .*$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class Step:
-    """A command and how long it may take; `tests`: it is a run of pytest."""
+    """A command and how long it may take.
+
+    `tests`: it is a run of pytest, each test of at most so many seconds. `needs`: the step that must not have hung.
+    """
 
     name: str
     arguments: tuple
     limit_s: float
-    tests: bool = False
+    tests: float = 0.0
+    needs: str = ""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a step ended: `code`, None if its time was over; `failed`, the lines that name what did; its last line."""
+    """How a step ended: `code`, None if its time was over; `failed`, (test, why) pairs; the end of its output."""
 
     name: str
     command: str
     code: int | None
     took_s: float
-    failed: tuple
-    last: str
+    failed: tuple = ()
+    skipped: tuple = ()
+    lines: tuple = ()
+
+    @property
+    def ended(self):
+        """In a word."""
+        if self.code is None:
+            return "time was over" if self.took_s else "left out"
+        return "ok" if self.code == 0 else f"code {self.code}"
+
+    @property
+    def last(self):
+        return self.lines[-1] if self.lines else ""
 
 
 def steps(name, folder):
     """The Steps, those that tell most first."""
     bench = ("-m", "lanterne", "bench", "gpu", "--check", "--iterations", "5", "--out", str(folder))
-    collectives = "tests/gpu/test_gpu_collectives.py"
+    collectives, two = "tests/gpu/test_gpu_collectives.py", "nccl, 2 ranks"
     return (
         Step("environment", ("-c", VERSIONS), 40),
-        Step("delays and staging", ("tests/gpu/test_gpu_delay.py", "tests/gpu/test_gpu_staging.py"), 70, True),
-        Step("nccl, 1 rank", (collectives, "-k", "over_nccl and 1-"), 60, True),
+        Step("delays and staging", ("tests/gpu/test_gpu_delay.py", "tests/gpu/test_gpu_staging.py"), 70, 25),
+        Step("nccl, 1 rank", (collectives, "-k", "over_nccl and 1-"), 60, 60),
         Step("figures of kernels", (*bench, "--name", name, "--only", "kernels,grids,staging,gemm,delays"), 110),
-        Step("nccl, 2 ranks", (collectives, "-k", "over_nccl and 2-"), 70, True),
-        Step("staged", (collectives, "-k", "staged"), 60, True),
-        Step("reductions", ("tests/gpu/test_gpu_reduce.py", *_workers()), 110, True),
-        Step("nccl, 3 ranks", (collectives, "-k", "over_nccl and 3-"), 70, True),
-        Step("figures over nccl", (*bench, "--name", f"{name}-nccl", "--only", "collectives"), 70),
-        Step("the rest", (collectives, "-k", "not over_nccl and not staged"), 60, True),
+        Step(two, (collectives, "-k", "over_nccl and 2-"), 75, 75),
+        Step("figures over nccl", (*bench, "--name", f"{name}-nccl", "--only", "collectives"), 70, needs=two),
+        Step("staged", (collectives, "-k", "staged"), 60, 25),
+        Step("reductions", ("tests/gpu/test_gpu_reduce.py", *_workers()), 100, 30),
+        Step("nccl, 3 ranks", (collectives, "-k", "over_nccl and 3-"), 80, 80, needs=two),
+        Step("the rest", (collectives, "tests/gpu/test_gpu_profile.py", "-k", "not over_nccl and not staged"), 60, 30),
     )
 
 
@@ -108,6 +131,8 @@ def environment(limit_s):
         "LANTERNE_TEST_JOB_S": str(max(5.0, limit_s - JOB_MARGIN_S)),
     }
     found.setdefault("NCCL_DEBUG", "WARN")
+    # Or pytest cuts its reasons off.
+    found["COLUMNS"] = "400"
     # Numba looks for NVVM there, which is beside the compiler and in no wheel that CuPy or torch bring.
     if Path(CUDA_HOME).is_dir():
         found.setdefault("CUDA_HOME", CUDA_HOME)
@@ -118,7 +143,9 @@ def command_of(step, limit_s):
     """The command line of `step`."""
     if not step.tests:
         return [sys.executable, *step.arguments]
-    options = ["-p", "no:cacheprovider", "-rfE", "--tb=short", "-o", f"timeout={limit_s:.0f}"]
+    options = ["-p", "no:cacheprovider", "-rfEs", "--tb=short", "-o", "verbosity_test_cases=1"]
+    if importlib.util.find_spec("pytest_timeout"):
+        options += ["-o", f"timeout={min(limit_s, step.tests):.0f}"]
     return [sys.executable, "-m", "pytest", *step.arguments, *options]
 
 
@@ -149,7 +176,8 @@ def run_step(step, limit_s, log):
     lines = [line for line in text.splitlines() if line.strip()]
     log.seek(0, os.SEEK_END)
     shown = " ".join(argument if len(argument) < 80 else "..." for argument in command[1:])
-    return Outcome(step.name, shown, code, took_s, tuple(FAILED.findall(text)), lines[-1] if lines else "")
+    failed = FAILED.findall(text) or [(test, "") for test in FAILED_SO_FAR.findall(text)]
+    return Outcome(step.name, shown, code, took_s, tuple(failed), tuple(SKIPPED.findall(text)), tuple(lines[-60:]))
 
 
 def _kill_session(process):
@@ -181,19 +209,61 @@ def _descendants(pid):
     return found
 
 
-def markdown(outcomes):
-    """The session as a Markdown document."""
+def markdown(outcomes, folder):
+    """The session as a Markdown document, with the figures of `folder`."""
     lines = ["# GPU session", "", "| step | ended | took | last line |", "|---|---|---|---|"]
     for outcome in outcomes:
-        ended = "time was over" if outcome.code is None else "ok" if outcome.code == 0 else f"code {outcome.code}"
-        last = outcome.last.replace("|", "\\|")[:160]
-        lines.append(f"| {outcome.name} | {ended} | {format_time(outcome.took_s)} | {last} |")
+        last = outcome.last.replace("|", "\\|")[:110]
+        lines.append(f"| {outcome.name} | {outcome.ended} | {format_time(outcome.took_s)} | {last} |")
+    figures = figure_lines(folder)
+    lines += ["", f"## Figures: {sum(line.startswith('MISSED') for line in figures)} missed of {len(figures)}", ""]
+    lines += _cut(figures, FIGURES_CHARS)
     for outcome in outcomes:
-        if outcome.failed:
-            shown = [f"- {line[:300]}" for line in outcome.failed[:MAX_FAILED]]
-            more = len(outcome.failed) - len(shown)
-            lines += ["", f"## {outcome.name}", "", *shown, *([f"- and {more} more"] if more else [])]
-    return "\n".join(lines) + "\n"
+        if outcome.code != 0 and outcome.lines:
+            lines += ["", f"## {outcome.name}: {outcome.ended}", "", *_cut(_failures(outcome), FAILURE_CHARS)]
+        lines += [f"- {outcome.name}: {text[:300]}" for text in outcome.skipped]
+    for outcome in outcomes:
+        if outcome.name == "environment" and outcome.code == 0:
+            lines += ["", "## Environment", "", *outcome.lines]
+    return "\n".join(_cut(lines, MAX_CHARS)) + "\n"
+
+
+def _failures(outcome):
+    """Tests by why they failed, most first; of what is no test, the end of its output."""
+    tests = defaultdict(list)
+    for test, why in outcome.failed:
+        tests[why].append(test.rpartition("::")[2])
+    groups = sorted(tests.items(), key=lambda group: -len(group[1]))
+    found = [f"- {len(names)}: {why[:300]} ({', '.join(names)[:200]})" for why, names in groups]
+    return found or [f"    {line[:200]}" for line in outcome.lines[-LAST_LINES:]]
+
+
+def _cut(lines, max_chars):
+    """As many of `lines` as fit."""
+    kept = []
+    for number, line in enumerate(lines):
+        max_chars -= len(line) + 1
+        if max_chars < 0:
+            return [*kept, f"... and {len(lines) - number} lines more, in session.log or the figures' files"]
+        kept.append(line)
+    return kept
+
+
+def figure_lines(folder):
+    """What the gpu-*.json of `folder` have measured, a line each; what missed its bar first."""
+    lines = []
+    for file in sorted(Path(folder).glob("gpu-*.json")):
+        document = json.loads(file.read_text())
+        lines += [(True, f"{file.stem} {name}: {text.strip()[-300:]}") for name, text in document["failures"].items()]
+        for c in document["results"]:
+            missed = c["wrong"] or (c["bar"] is not None and c["ratio"] < c["bar"])
+            name = f"{c['comparison']}, {c['kernel']} {c['dtype']} k={c['inputs']}, {c['bandwidth_gbytes_per_s']:.0f} GB/s"
+            bar = "-" if c["bar"] is None else f">= {c['bar']:g}"
+            lines.append((missed, f"{name}: {c['ratio']:.3f} ({bar}), {c['wrong']} wrong"))
+        for figure in document["figures"]:
+            value = format_time(figure["value"]) if figure["unit"] == "s" else f"{figure['value']:.3f}"
+            lines.append((not figure["ok"], f"{figure['name']}: {value} ({figure['bar']})"))
+    return [f"{'MISSED ' * bool(missed)}{text}" for missed, text in sorted(lines, key=lambda line: not line[0])]
 
 
 def run(folder, budget_s, chosen):
@@ -202,15 +272,17 @@ def run(folder, budget_s, chosen):
     with (folder / "session.log").open("w+b") as log:
         for step in chosen:
             limit_s = min(step.limit_s, deadline - time.monotonic())
-            if limit_s < 5:
-                outcomes.append(Outcome(step.name, "", None, 0.0, (), "not begun: the session's time was over"))
+            hung = [outcome.name for outcome in outcomes if outcome.code is None and outcome.name == step.needs]
+            if limit_s < 5 or hung:
+                why = f"needs {step.needs}, which hung" if hung else "the session's time was over"
+                outcomes.append(Outcome(step.name, "", None, 0.0, lines=(f"not begun: {why}",)))
             else:
                 outcomes.append(run_step(step, limit_s, log))
             document = report.envelope(steps=[asdict(outcome) for outcome in outcomes])
             report.write_json(str(folder / "session.json"), document)
-            report.write_atomically(str(folder / "session.md"), markdown(outcomes).encode())
+            report.write_atomically(str(folder / "session.md"), markdown(outcomes, folder).encode())
             last = outcomes[-1]
-            print(f"{last.name}: {'time was over' if last.code is None else last.code}: {last.last[:120]}", flush=True)
+            print(f"{last.name}: {last.ended}, {last.took_s:.0f} s: {last.last[:100]}", flush=True)
     return outcomes
 
 
@@ -230,7 +302,7 @@ def main(argv=None):
         names = ", ".join(step.name for step in steps(args.name, folder))
         parser.error(f"--only: got {args.only!r}, expected part of one of: {names}")
     outcomes = run(folder, args.budget, chosen)
-    print(markdown(outcomes))
+    print(markdown(outcomes, folder))
     return 0 if all(outcome.code == 0 for outcome in outcomes) else 1
 
 

@@ -1,9 +1,9 @@
 """Ranks as processes with a GPU each, through NCCL: device memory by NCCL's point to point, host memory beside it.
 
 NCCL moves device memory only and has no tags. What the ranks tell each other besides (signatures, notices, the arrival
-board, host arrays of the user's) goes over a host transport: mpi under an MPI launcher, else ucx. It also makes the
-rendezvous: NCCL's own start-up hangs if a rank does not come, so all ranks meet on the host transport first, compare
-what could go wrong (devices, versions), and start together.
+board, host arrays of the user's) goes over a host transport: mpi under an MPI launcher, else ucx, or TCP where that is
+not installed. It also makes the rendezvous: NCCL's own start-up hangs if a rank does not come, so all ranks meet on the
+host transport first, compare what could go wrong (devices, versions), and start together.
 """
 
 import os
@@ -190,13 +190,28 @@ def _unpack(slot):
 
 
 def _open_host(group, timeout_s):
-    """The transport for host memory."""
+    """The transport for host memory: mpi under an MPI launcher, else ucx where every rank has it, else plain TCP."""
     from .registry import open_transport
 
     if group.world_size == 1:
         return LocalWorld(1).transport(0, timeout_s)
-    by_mpi = any(variable in os.environ for variable in MPI_VARIABLES)
-    return open_transport("mpi" if by_mpi else "ucx", group, timeout_s)
+    if any(variable in os.environ for variable in MPI_VARIABLES):
+        return open_transport("mpi", group, timeout_s)
+    if all(group.exchange("lanterne/nccl-host", b"ucx" * _has_ucx(), timeout_s)):
+        return open_transport("ucx", group, timeout_s)
+    from .tcp import TcpTransport
+
+    return TcpTransport(group, timeout_s)
+
+
+def _has_ucx():
+    from .ucx_worker import load_ucxx
+
+    try:
+        load_ucxx()
+    except Unavailable:
+        return False
+    return True
 
 
 def _open_library(group):

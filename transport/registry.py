@@ -8,7 +8,7 @@ from ..errors import InputError
 TRANSPORTS = {
     "mpi": ("mpi", "MpiTransport", "MPI point to point, through mpi4py"),
     "ucx": ("ucx", "UcxTransport", "UCX: RDMA where there is a NIC, shared memory and TCP elsewhere"),
-    "nccl": ("nccl", "NcclTransport", "NCCL between GPUs, through CuPy; host memory beside it by mpi or ucx"),
+    "nccl": ("nccl", "NcclTransport", "NCCL between GPUs, through CuPy; host memory beside it by mpi, ucx or TCP"),
 }
 
 

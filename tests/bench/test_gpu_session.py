@@ -9,6 +9,7 @@ import pytest
 
 from lanterne.bench import gpu_session
 from lanterne.bench.gpu_session import Step
+from lanterne.bench.kernels import Comparison
 
 ROOT = gpu_session.ROOT
 
@@ -28,7 +29,7 @@ def test_each_step_has_its_verdict(tmp_path, capsys):
     assert wrong.last == "ZeroDivisionError: division by zero"
     assert "| right | ok |" in text and "| wrong | code 1 |" in text
     assert log.index("all is well") < log.index("===== wrong") < log.index("ZeroDivisionError")
-    assert "wrong: 1: ZeroDivisionError" in capsys.readouterr().out
+    assert "wrong: code 1, 0 s: ZeroDivisionError" in capsys.readouterr().out
 
 
 def test_a_step_that_hangs_is_killed_with_its_children_and_the_next_one_runs(tmp_path, mark, capsys):
@@ -60,15 +61,61 @@ def is_alive(pid):
 def test_the_budget_bounds_all(tmp_path, capsys):
     (step,), text, _ = run(tmp_path, STEP, budget_s=1.0)
     assert step.code is None and "not begun" in step.last
-    assert "| after | time was over |" in text
+    assert "| after | left out |" in text
 
 
 def test_tests_that_fail_are_named(tmp_path, capsys):
     file = tmp_path / "test_it.py"
     file.write_text("def test_right():\n    pass\n\n\ndef test_wrong():\n    assert 1 == 2\n")
-    (step,), text, _ = run(tmp_path, Step("tests", (str(file),), 50, tests=True))
+    (step,), text, _ = run(tmp_path, Step("tests", (str(file),), 50, tests=50))
     assert step.code == 1 and len(step.failed) == 1
     assert "test_wrong" in text and "test_right" not in text
+
+
+def test_tests_that_failed_alike_are_told_together_and_skips_are_told_too(tmp_path, capsys):
+    file = tmp_path / "test_it.py"
+    file.write_text(
+        "import pytest\n\n\n@pytest.mark.parametrize('x', range(50))\ndef test_wrong(x):\n    assert False, 'the same'\n"
+        "\n\ndef test_other():\n    raise ValueError('another')\n\n\ndef test_skipped():\n    pytest.skip('no reason')\n"
+    )
+    (step,), text, _ = run(tmp_path, Step("tests", (str(file),), 50, tests=50))
+    assert len(step.failed) == 51
+    assert "- 50: AssertionError: the same" in text and "- 1: ValueError: another (test_other)" in text
+    assert "no reason" in text and len(text) < 1500
+
+
+def test_what_had_failed_before_a_test_hung_is_told(tmp_path, capsys):
+    file = tmp_path / "test_it.py"
+    file.write_text("import time\n\n\ndef test_wrong():\n    assert False\n\n\ndef test_hangs():\n    time.sleep(60)\n")
+    (step,), text, _ = run(tmp_path, Step("tests", (str(file),), 7, tests=100))
+    assert step.code is None and [test.rpartition("::")[2] for test, _ in step.failed] == ["test_wrong"]
+    assert "test_hangs" in step.last
+
+
+def test_what_needs_a_step_that_hung_is_left_out(tmp_path, capsys):
+    hung, after, other = run(
+        tmp_path,
+        Step("first", ("-c", "import time; time.sleep(60)"), 5.5),
+        Step("second", ("-c", ""), 30, needs="first"),
+        Step("third", ("-c", ""), 30, needs="second"),
+    )[0]
+    assert (hung.ended, after.ended, other.ended) == ("time was over", "left out", "left out")
+    assert after.last == "not begun: needs first, which hung"
+
+
+def test_missed_figures_come_first_and_the_report_fits_a_screen(tmp_path, capsys):
+    right = {"name": "right", "value": 2e-6, "unit": "s", "bar": "<= 5 us", "ok": True, "samples": []}
+    wrong = right | {"name": "wrong", "value": 7e-6, "ok": False}
+    results = [vars(COMPARISON), vars(COMPARISON) | {"wrong": 3}]
+    document = {"results": results, "figures": [right, wrong] * 200, "failures": {"gemm": "no such luck"}}
+    (tmp_path / "gpu-x.json").write_text(json.dumps(document))
+    _, text, _ = run(tmp_path, Step("right", ("-c", ""), 30))
+    assert text.index("gpu-x gemm: no such luck") < text.index("MISSED wrong: 7 us (<= 5 us)")
+    assert "0.950 (>= 0.9), 3 wrong" in text and "## Figures: 202 missed of 403" in text
+    assert len(text) < gpu_session.MAX_CHARS and "lines more" in text
+
+
+COMPARISON = Comparison("reduce / copy", "cuda-c", "float32", 1 << 30, 2, (1e-3,), (1e-3,), 4000.0, 0.95, 0.9, 0)
 
 
 def test_steps_name_tests_that_are_there():

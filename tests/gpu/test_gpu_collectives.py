@@ -32,9 +32,8 @@ def nccl_job(cupy, tmp_path_factory):
             checks = [*gpu_checks.COMMON, *gpu_checks.NCCL]
             report = tmp_path_factory.mktemp(f"nccl{world_size}") / "report"
             shared = world_size > cupy.cuda.runtime.getDeviceCount()
-            # One rank needs neither MPI nor UCX.
-            launcher, environment = "mpi" if world_size > 1 else "direct", SHARED_GPU_ENVIRONMENT if shared else {}
-            jobs[world_size] = run_checks(SCRIPT, [], report, checks, world_size, launcher, environment, JOB_S)
+            environment = SHARED_GPU_ENVIRONMENT if shared else {}
+            jobs[world_size] = run_checks(SCRIPT, [], report, checks, world_size, "direct", environment, JOB_S)
         return jobs[world_size]
 
     return job
@@ -79,7 +78,7 @@ def test_bench_counts_no_wrong_elements(cupy, tmp_path):
 def test_more_ranks_than_gpus_are_refused_by_name(cupy, tmp_path):
     world_size = cupy.cuda.runtime.getDeviceCount() + 1
     environment = {"NCCL_MULTI_RANK_GPU_ENABLE": "0"}
-    code, output, _ = run_checks(SCRIPT, [], tmp_path / "report", [], world_size, environment=environment)
+    code, output, _ = run_checks(SCRIPT, [], tmp_path / "report", [], world_size, "direct", environment)
     assert code == 3 or "share device" in output, output
     assert "share device" in output
 

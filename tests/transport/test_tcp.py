@@ -1,0 +1,108 @@
+"""Plain TCP between ranks, as nccl's host transport: the suite of every transport, deaths, and who chooses it."""
+
+import threading
+from types import SimpleNamespace
+
+import conformance
+import pytest
+from verdicts import verdict
+
+from lanterne.errors import PeerFailed
+from lanterne.transport import nccl
+from lanterne.transport.bootstrap import MPI_VARIABLES
+from lanterne.transport.local import LocalTransport
+from lanterne.transport.tcp import TcpTransport
+
+CHECKS = [check for check in conformance.ORDERLY if check is not conformance.check_large]
+
+
+class Job:
+    """Threads with a group each; `dead` are the ranks that check_peers knows of."""
+
+    def __init__(self, world_size):
+        self.world_size, self.dead = world_size, set()
+        self._told, self._barrier = {}, threading.Barrier(world_size, timeout=60)
+
+    def group(self, rank):
+        def exchange(name, told, timeout_s=None):
+            self._told[name, rank] = told
+            self._barrier.wait()
+            every = [self._told[name, other] for other in range(self.world_size)]
+            self._barrier.wait()
+            return every
+
+        def check_peers(peers=None):
+            for peer in self.dead.intersection(peers):
+                raise PeerFailed(peer)
+
+        board = lambda *arguments: ("board", *arguments)  # noqa: E731
+        return SimpleNamespace(
+            rank=rank, world_size=self.world_size, ranks_here=self.world_size, exchange=exchange,
+            check_peers=check_peers, open_board=board, store="store",
+        )  # fmt: skip
+
+    def run(self, function, make=TcpTransport):
+        results = ["did not end"] * self.world_size
+
+        def main(rank):
+            with make(self.group(rank), 60.0) as transport:
+                results[rank] = verdict(function, transport)
+
+        threads = [threading.Thread(target=main, args=(rank,), daemon=True) for rank in range(self.world_size)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(120)
+        return results
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_the_suite(check):
+    assert Job(3).run(check) == [None] * 3
+
+
+def test_a_death_ends_the_wait_for_it():
+    job = Job(2)
+
+    def wait(transport):
+        if transport.rank == 1:
+            job.dead.add(1)
+            return
+        with pytest.raises(PeerFailed):
+            transport.barrier(20.0)
+
+    assert job.run(wait) == [None] * 2
+
+
+@pytest.mark.parametrize(("installed", "expected"), [((True, True), "ucx"), ((True, False), "tcp")])
+def test_nccl_takes_it_where_a_rank_lacks_ucx(monkeypatch, installed, expected):
+    for variable in MPI_VARIABLES:
+        monkeypatch.delenv(variable, raising=False)
+    by_thread = threading.local()
+    monkeypatch.setattr(nccl, "_has_ucx", lambda: by_thread.has)
+    ucx = SimpleNamespace(name="ucx", close=lambda: None)
+    monkeypatch.setattr("lanterne.transport.registry.open_transport", lambda name, group, timeout_s: ucx)
+    names = {}
+
+    def make(group, timeout_s):
+        by_thread.has = installed[group.rank]
+        host = nccl._open_host(group, timeout_s)
+        names[group.rank] = host.name
+        return host if isinstance(host, TcpTransport) else LocalTransportOf(group)
+
+    Job(2).run(lambda transport: None, make)
+    assert names == {0: expected, 1: expected}
+
+
+def LocalTransportOf(group):
+    from lanterne.transport.local import LocalWorld
+
+    return LocalTransport(LocalWorld(group.world_size), group.rank)
+
+
+def test_the_board_and_the_store_are_the_jobs():
+    def look(transport):
+        assert transport.open_board("key", 0, 2) == ("board", "key", 0, 2)
+        assert transport.store == "store"
+
+    assert Job(2).run(look) == [None] * 2
