@@ -13,25 +13,22 @@ All in log scale, as residuals to the healthy level. Noise is a Student t with 2
 autocorrelation a row follows, as often as not, its predecessor.
 """
 
-from math import exp, inf, log, sqrt
+from math import inf, log, sqrt
 
+from .bursts import MEAN_HEIGHT
 from .votes import median
 
-# Heights of bursts and of levels are exponential with this mean: a third of all exceed +93 %.
-MEAN_HEIGHT = 0.6
-# A burst goes on to its next row with this chance, for at most three rows.
-GOES_ON = 0.5
 # Rows of a level that can be told from a burst.
 MIN_ROWS = 5
 
 
-def log_odds(suspects, scale, correlation, burst_rate, ignored=0.0):
+def log_odds(suspects, scale, correlation, bursts, ignored=0.0):
     """Log-likelihood ratio of "one level since row `first`", and that row, the best of all; -inf for too few rows.
 
     Args:
         suspects: residuals to the healthy level, at most 64, in order of time.
         scale, correlation: of the noise; `scale` is that of a Student t with 2 degrees of freedom.
-        burst_rate: share of healthy rows that begin a burst.
+        bursts: the Bursts of the job.
         ignored: a lasting shift that is of no interest; noise and bursts may lie around it, too.
 
     Cost: 6 us a suspect.
@@ -39,45 +36,44 @@ def log_odds(suspects, scale, correlation, burst_rate, ignored=0.0):
     if len(suspects) < MIN_ROWS:
         return -inf, 0
     noise = scale, scale * sqrt(1 - correlation * correlation), correlation
-    against = _bursts(suspects, noise, burst_rate)
+    against = _bursts(suspects, noise, bursts)
     if ignored > 0.0:
-        shifted = _bursts([z - ignored for z in suspects], noise, burst_rate)
+        shifted = _bursts([z - ignored for z in suspects], noise, bursts)
         against = [max(pair) for pair in zip(against, shifted, strict=True)]
     levels = {max(median(suspects[-rows:]), scale) for rows in (MIN_ROWS, 8)}
-    return max(_best_start(suspects, level, noise, burst_rate, against) for level in levels)
+    return max(_best_start(suspects, level, noise, bursts, against) for level in levels)
 
 
-def _density(z, scale):
+def density(z, scale):
+    """Density at `z` of a Student t with 2 degrees of freedom."""
     ratio = z / scale
     return 0.35355 / scale * (1.0 + 0.5 * ratio * ratio) ** -1.5
 
 
-def _noise_density(z, last, noise):
+def noise_density(z, last, noise):
+    """Density at `z` after `last`, of `noise`: its scale, the scale of what autocorrelation leaves, and that."""
     scale, narrow, correlation = noise
     if correlation == 0.0:
-        return _density(z, scale)
-    return 0.5 * (_density(z, scale) + _density(z - correlation * last, narrow))
+        return density(z, scale)
+    return 0.5 * (density(z, scale) + density(z - correlation * last, narrow))
 
 
-def _height_density(z):
-    return exp(-z / MEAN_HEIGHT) / MEAN_HEIGHT if z > 0.0 else 0.0
-
-
-def _bursts(suspects, noise, rate):
+def _bursts(suspects, noise, bursts):
     """Log likelihood of rows i and later under noise and bursts, for every i: a recursion over the age of a burst."""
     scale = noise[0]
+    rate, goes_on, height_density = bursts.rate, bursts.share_going_on, bursts.height_density
     free = second = third = 1.0
     total, found = 0.0, []
     for i in range(len(suspects) - 1, -1, -1):
         z = suspects[i]
         last = suspects[i - 1] if i else 0.0
         before = suspects[i - 2] if i > 1 else 0.0
-        ends = (1 - GOES_ON) * free
-        first = _height_density(z) * (ends + GOES_ON * second)
+        ends = (1 - goes_on) * free
+        first = height_density(z) * (ends + goes_on * second)
         # Around the mean of the burst's one or two rows so far, whose own noise adds to this row's.
-        second = _density(z - last, 1.25 * scale) * (ends + GOES_ON * third)
-        third = _density(z - 0.5 * (last + before), 1.15 * scale) * free
-        free = (1 - rate) * _noise_density(z, last, noise) * free + rate * first
+        second = density(z - last, 1.25 * scale) * (ends + goes_on * third)
+        third = density(z - 0.5 * (last + before), 1.15 * scale) * free
+        free = (1 - rate) * noise_density(z, last, noise) * free + rate * first
         # Only ratios matter from here on; products of 64 densities would leave the range of a float.
         total += log(free)
         second, third, free = second / free, third / free, 1.0
@@ -86,8 +82,9 @@ def _bursts(suspects, noise, rate):
     return found
 
 
-def _best_start(suspects, level, noise, rate, against):
+def _best_start(suspects, level, noise, bursts, against):
     """Log odds of `level` since row i, for the best i, and that i."""
+    rate, height_density = bursts.rate, bursts.height_density
     # What a flat choice of the level costs: the share of levels that fit the rows as well as this one.
     chance = log(2.5 * noise[0] / MEAN_HEIGHT) - level / MEAN_HEIGHT
     total, found = 0.0, []
@@ -95,7 +92,7 @@ def _best_start(suspects, level, noise, rate, against):
         z = suspects[i]
         last = suspects[i - 1] - level if i else 0.0
         # Bursts come on top of the level.
-        total += log((1 - rate) * _noise_density(z - level, last, noise) + rate * _height_density(z - level))
+        total += log((1 - rate) * noise_density(z - level, last, noise) + rate * height_density(z - level))
         rows = len(suspects) - i
         if rows >= MIN_ROWS:
             found.append((total - against[i] + min(chance - 0.5 * log(rows), 0.0), i))

@@ -21,12 +21,14 @@ Paper: Wu et al. (GREYHOUND), section 4.2; differs: no run-length posterior (boc
 provisional and confirmed events, the slow path, re-anchoring.
 """
 
+from collections import deque
 from math import exp, inf, log, pi, sin, sqrt
 from typing import NamedTuple
 
 from ..errors import InputError
+from .bursts import Bursts, usual_height_density
 from .events import Event, incidents
-from .evidence import log_odds
+from .evidence import density, log_odds, noise_density
 from .votes import CERTAIN, LIKELY, MIN_RATE, PROVISIONAL, SHIFT, Run, best_split, median, split, vote
 from .window import SortedWindow
 
@@ -43,7 +45,7 @@ SKIPPED_ROWS = 16
 TAKEN_AGAIN = 8
 # Odds of votes from which suspects are weighed, and log odds of the weighing that are certain.
 CANDIDATE = 3.9
-SURE = 6.0
+SURE = 7.0
 # A lasting shift that is of no interest: drifts and bumps, and so many times what the level wanders by anyway.
 IGNORED, WANDERS = 0.03, 2.0
 # Suspects and odds from which on a level that wanders is no chance meeting of bursts.
@@ -51,6 +53,10 @@ WANDERING_ROWS = 8
 WANDERING = 18.0
 MAX_WARM_UP_ROWS = 300
 WINDOW_ROWS = 64
+# Share of the rows of an incident that do not lie at its level, but anywhere above what is healthy.
+RAGGED = 0.2
+# Rows before the suspects among which a level may have begun already.
+LOOK_BACK = 16
 # The spread never counts as less: timers and logs round.
 MIN_SCALE = 0.003
 
@@ -85,10 +91,12 @@ class Tracker:
         self._spread2 = 2 * MIN_SCALE**2
         self._agreement = 0.25
         self._last_z = 0.0
-        self._wander = 0.0
+        self._wander2 = self._told = 0.0
         self._up, self._down, self._back = Run(MIN_RATE), Run(MIN_RATE), Run(MIN_RATE)
+        self._bursts = Bursts()
         self._pending = []
-        self._pushes = 0
+        self._recent = deque(maxlen=WINDOW_ROWS)
+        self._pushes = self._reviews = 0
         self._forget = 1 / 64
         self._healthy = None
         self._return_shift = SHIFT
@@ -114,6 +122,7 @@ class Tracker:
         if not 0.0 < time_s < inf:
             raise InputError(f"iteration {self.row}: got {time_s!r}, expected a positive time in seconds")
         y = log(time_s)
+        self._recent.append(y)
         row = self.row
         self.row = row + 1
         if row < SKIPPED_ROWS:
@@ -130,10 +139,22 @@ class Tracker:
             up.add(vote(z, self._spread2), row)
             down.add(vote(-z, self._spread2), row)
         if self.slow:
-            back.add(-vote(y - self._base, self._healthy.spread2, self._return_shift), row)
+            back.add(self._vote_back(y), row)
         if up.score == down.score == back.score == 0.0:
             return self._clear(y, row)
         return self._suspect(y, row)
+
+    def _vote_back(self, y):
+        """Log-likelihood ratio of the level before the incident against the incident, which has rows of any height."""
+        last, correlation = self._recent[-2], self._correlation()
+        healthy = usual_height_density(y - self._base)
+        densities = []
+        for level, scale in ((self._base, self._healthy.scale), (self._level, self._scale)):
+            noise = scale, scale * sqrt(1 - correlation * correlation), correlation
+            densities.append(noise_density(y - level, last - level, noise))
+        (was, now), rate = densities, self._up.rate
+        ragged = rate + RAGGED * (1 - rate)
+        return log(((1 - rate) * was + rate * healthy) / ((1 - ragged) * now + ragged * healthy))
 
     def _skip(self, y):
         self._window.push(y)
@@ -177,6 +198,8 @@ class Tracker:
             for run, far in ((self._up, z > spike), (self._down, z < -spike)):
                 if far:
                     run.set_rate(run.rate + self._forget)
+            if not self.slow:
+                self._bursts.see(z, density(z, self._scale))
             if self.slow and value - self._base < SHIFT / 2:
                 self._back.set_rate(min(self._back.rate + 1 / 64, 0.2))
             event = self._absorb(value, z, row) or event
@@ -185,11 +208,13 @@ class Tracker:
     def _review(self, row):
         """Every 8 samples: refresh the spread, forget old spikes, end the warm-up, walk the slow path."""
         window = self._window
+        if not self.slow:
+            self._bursts.pass_rows(8)
         if len(window) >= SKIPPED_ROWS:
             self._set_scale()
         self._forget = 1 / min(64 + self._pushes, 256)
         recent = median(list(window.values)[-8:])
-        self._wander += (abs(recent - self._level) - self._wander) / 8
+        self._wander2 += ((recent - self._level) ** 2 - self._error(8, len(window)) ** 2 - self._wander2) / 8
         for run in (self._up, self._down):
             run.set_rate(run.rate * (1 - 8 * self._forget))
         if not self.warm:
@@ -198,10 +223,15 @@ class Tracker:
         full = len(window) >= WINDOW_ROWS // 2
         if self.slow:
             return self._slow_path("relief", row) if full and self._level - self._base < SHIFT / 2 else None
-        limit = SIGNIFICANT * self._error(len(window) / 2, WINDOW_ROWS)
+        error = self._error(len(window) / 2, WINDOW_ROWS)
+        limit = SIGNIFICANT * error
+        if abs(drift) < 2 * error and self._reviews < WINDOW_ROWS // 2:
+            # No drift but a better knowledge of the level.
+            self._reviews += 1
+            self._anchor += drift / (self._reviews + 2)
         if drift < -max(0.03, limit):
             self._anchor = self._level
-        elif full and drift > max(SHIFT, limit):
+        elif full and drift > max(SHIFT, limit, self._told + IGNORED):
             return self._slow_path("onset", row)
         return None
 
@@ -214,9 +244,11 @@ class Tracker:
 
     def _review_warm_up(self, row):
         """Warm-up is over once two successive half windows agree; until then the reference follows downwards."""
+        self._anchor = self._level
+        if len(self._window) < SKIPPED_ROWS:
+            return
         values = list(self._window.values)
         older, newer = median(values[:8]), median(values[8:16])
-        self._anchor = self._level
         if row >= MAX_WARM_UP_ROWS or abs(newer - older) < max(0.01, 2 * self._error(8, 8)):
             self.warm = True
             self._window.capacity = WINDOW_ROWS
@@ -243,14 +275,18 @@ class Tracker:
         if self.slow or self._up.score < CANDIDATE or row - self._up.start < MIN_SAMPLES - 1:
             return None
         suspects = self._pending[max(self._up.start - row - 1, -WINDOW_ROWS) :]
-        odds, first = log_odds(
-            [value - self._level for value in suspects],
+        odds, first = self._odds(suspects, 1, self._bursts)
+        return self._rise(suspects[first:], row) if odds >= SURE else None
+
+    def _odds(self, suspects, sign, bursts):
+        """Log odds of one level above (`sign` 1) or below (-1) the present one, and where in `suspects` it begins."""
+        return log_odds(
+            [sign * (value - self._level) for value in suspects],
             max(min(self._scale, self._window.core_scale()), MIN_SCALE) * sqrt(1 + 8 / len(self._window)),
             self._correlation(),
-            self._up.rate / 2,
-            max(IGNORED, WANDERS * self._wander) - max(self._level - self._anchor, 0.0),
+            bursts,
+            max(IGNORED, WANDERS * sqrt(max(self._wander2, 0.0))) - max(sign * (self._level - self._anchor), 0.0),
         )
-        return self._rise(suspects[first:], row) if odds >= SURE else None
 
     def _count_votes(self, row):
         """The event that the votes of a run decide, where verification agrees."""
@@ -291,6 +327,9 @@ class Tracker:
         event = self._clear(self._pending.pop(), row - len(again))
         for y, its_row in zip(again, range(row + 1 - len(again), row + 1), strict=True):
             event = self._take(y, its_row) or event
+            if event is not None and event.confirmed_at is not None:
+                # All rows up to now have been counted.
+                break
         return event
 
     def _agree(self, suspects):
@@ -334,9 +373,12 @@ class Tracker:
             if self._level + shift - self._base < SHIFT:
                 return self._settle("relief", suspects, self._down, row)
             return self._other_level(suspects, -shift, row, self._down)
+        # Who waits for a faster job to be certain loses nothing.
+        if len(suspects) < SKIPPED_ROWS or self._odds(suspects, -1, Bursts())[0] < SURE:
+            return None
         if row < MAX_WARM_UP_ROWS and not self.events:
             # A warm-up ends downwards; that is no event.
-            self._restart(suspects[-8:])
+            self._restart(suspects[-SKIPPED_ROWS:])
             self._anchor = self._level
             return None
         if self._counts(-shift, suspects):
@@ -344,7 +386,9 @@ class Tracker:
         return self._small_step(suspects, -shift, row, self._down)
 
     def _relief(self, suspects, row):
-        if len(suspects) < MIN_SAMPLES or median(suspects[-8:]) - self._base > SMALL:
+        over = median(suspects[-8:]) - self._base
+        near = max(SMALL, 2 * self._error(min(len(suspects), 8), len(self._healthy.window)))
+        if len(suspects) < MIN_SAMPLES or over > min(near, (self._level - self._base) / 2):
             return None
         return self._settle("relief", suspects, self._back, row)
 
@@ -366,18 +410,26 @@ class Tracker:
 
     def _settle(self, kind, suspects, run, row):
         """Confirm an event of `run`; its index is where `suspects` and the samples before them part best."""
+        # A relief follows rows of any height: it begins where the last of them was, and that is where the run began.
+        rows = suspects if kind == "relief" else list(self._recent)[-len(suspects) - LOOK_BACK :]
+        if len(rows) < (MIN_SAMPLES if kind == "relief" else 2 * MIN_SAMPLES):
+            return None
+        first = self.row - len(rows)
         new = median(suspects[-8:])
-        first = row + 1 - len(suspects)
-        start = first + split(suspects, self._level, new)
-        if kind == "onset" and row - start < MIN_SAMPLES - 1:
+        if kind == "relief":
+            start = first + split(rows, self._level, new)
+        else:
+            low, high = min(new, self._level) - 3 * self._scale, max(new, self._level) + 3 * self._scale
+            start = first + best_split([min(max(value, low), high) for value in rows])
+        if row - start < (2 * MIN_SAMPLES if kind == "change" else MIN_SAMPLES) - 1:
             return None
         suspected = run.suspected if run.suspected is not None else row
         old = self._anchor if kind == "onset" else self._level
-        return self._confirm(kind, start, max(suspected, start), row, suspects[start - first :], old)
+        return self._confirm(kind, start, max(suspected, start), row, rows[start - first :], old)
 
     def _confirm(self, kind, index, provisional_at, row, values, old):
         new = median(values[-8:])
-        small = kind == "change" and not self.slow and abs(new - old) < ACCEPT
+        small = kind == "change" and not self.slow and new - old > -ACCEPT
         if kind == "onset":
             # What counts as recovered is the level just before, be it that of the last event or a little above.
             self._base = max(self._anchor, self._level) if self._level < self._anchor + SHIFT else self._anchor
@@ -392,6 +444,11 @@ class Tracker:
         self.warm = True
         if not self.slow and not small:
             self._anchor = self._level
+            self._reviews = 0
+        # What a small step has told already is no slow drift.
+        self._told = self._level - self._anchor if small else 0.0
+        while len(self._recent) > self.row - index:
+            self._recent.popleft()
         event = Event(kind, index, provisional_at, row, exp(new - old))
         self.events.append(event)
         return event

@@ -6,11 +6,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lanterne.failslow.bursts import Bursts
 from lanterne.failslow.evidence import log_odds
 
 
-def odds(suspects, scale=0.01, correlation=0.0, burst_rate=0.015, ignored=0.0):
-    return log_odds(suspects, scale, correlation, burst_rate, ignored)
+def bursts(share=0.0):
+    """Of a job of which nothing is known, or which had 100 rows, `share` of them single spikes of many heights."""
+    seen = Bursts()
+    for i in range(100 if share else 0):
+        if i % round(1 / share) == 0:
+            seen.see(0.1 * (1 + i % 17), 0.0)
+        else:
+            seen.pass_rows(1)
+    return seen
+
+
+def odds(suspects, scale=0.01, correlation=0.0, share=0.0, ignored=0.0):
+    return log_odds(suspects, scale, correlation, bursts(share), ignored)
 
 
 def test_too_few_rows():
@@ -43,7 +55,7 @@ def test_noise_is_no_level():
 def test_what_weakens_the_evidence():
     rows = [0.12, 0.10, 0.13, 0.11, 0.12, 0.12]
     plain = odds(rows)[0]
-    assert odds(rows, burst_rate=0.2)[0] < plain
+    assert odds(rows, share=0.2)[0] < plain
     assert odds(rows, scale=0.04)[0] < plain
     assert odds(rows, scale=0.04, correlation=0.7)[0] < odds(rows, scale=0.04)[0]
     assert odds(rows, scale=0.04, ignored=0.05)[0] < odds(rows, scale=0.04)[0]

@@ -1,0 +1,87 @@
+"""What the bursts of a job look like: how often they begin, whether they go on, how high they are. In log scale.
+
+A burst is a row or a few that stand out upwards and are not lasting: a checkpoint, an evaluation, garbage collection, a
+longer sequence. Chance meetings of bursts are what a slowdown has to be told from; a job whose bursts all have one
+height will see several of that height side by side, one whose bursts last a single row will not.
+"""
+
+from math import exp, log
+
+# Heights of bursts, and of levels, before any were seen: exponential with this mean; a third of all exceed +93 %.
+MEAN_HEIGHT = 0.6
+# What is assumed before a row was seen, and the rows or bursts that it is worth.
+USUAL_RATE, RATE_ROWS = 0.015, 33.0
+USUAL_SHARE, SHARE_BURSTS = 0.5, 6.0
+HEIGHT_BURSTS = 6.0
+# Rows and bursts after which the older ones have lost two thirds of their weight.
+MEMORY_ROWS, MEMORY_BURSTS = 400.0, 32.0
+# Bins of heights: each is a quarter as wide as it is high.
+_LOWEST, _RATIO, _BINS = 0.03, log(1.25), 26
+
+
+def usual_height_density(z):
+    """Density of the height of a burst, or of a level, of which nothing is known but that it is `z` > 0."""
+    return exp(-z / MEAN_HEIGHT) / MEAN_HEIGHT if z > 0.0 else 0.0
+
+
+class Bursts:
+    """Counts of bursts, the older the less. Memory is constant; `see` and `height_density` cost 1 us."""
+
+    __slots__ = ("_begun", "_density", "_heights", "_higher", "_lasted", "_rows", "_within")
+
+    def __init__(self):
+        self._rows = self._begun = self._lasted = self._higher = 0.0
+        self._heights = [0.0] * _BINS
+        self._within = 0.0
+
+    def pass_rows(self, rows):
+        """`rows` ordinary rows went by."""
+        keep = 1.0 - rows / MEMORY_ROWS
+        self._rows = self._rows * keep + rows
+        self._begun *= keep
+        self._lasted *= keep
+        self._within = 0.0
+
+    def see(self, height, noise):
+        """A row that is `height` above the level, where noise has density `noise`: a burst, as far as that is rare."""
+        rate = self.rate
+        burst = rate * self.height_density(height)
+        share = burst / (burst + (1.0 - rate) * noise)
+        begun = share * (1.0 - self._within)
+        self.pass_rows(1.0)
+        self._begun += begun
+        self._lasted += share - begun
+        self._within = share
+        if share < 0.01:
+            return
+        keep = 1.0 - share / MEMORY_BURSTS
+        self._heights = [keep * weight for weight in self._heights]
+        self._higher = keep * self._higher + share
+        # Half of it to the neighbours: the next one of that height may fall there.
+        bin_ = _bin(height)
+        self._heights[bin_] += 0.5 * share
+        self._heights[max(bin_ - 1, 0)] += 0.25 * share
+        self._heights[min(bin_ + 1, _BINS - 1)] += 0.25 * share
+
+    @property
+    def rate(self):
+        """The share of rows that begin a burst."""
+        return (USUAL_RATE * RATE_ROWS + self._begun) / (RATE_ROWS + self._rows)
+
+    @property
+    def share_going_on(self):
+        """The chance that a burst goes on to its next row."""
+        return (USUAL_SHARE * SHARE_BURSTS + self._lasted) / (SHARE_BURSTS + self._begun + self._lasted)
+
+    def height_density(self, z):
+        """Density of the height `z` of a burst."""
+        if z <= 0.0:
+            return 0.0
+        bin_ = _bin(z)
+        width = _LOWEST * exp(_RATIO * bin_) * (exp(_RATIO) - 1.0)
+        seen = self._heights[bin_] / width
+        return (HEIGHT_BURSTS * usual_height_density(z) + seen) / (HEIGHT_BURSTS + self._higher)
+
+
+def _bin(height):
+    return min(max(int(log(height / _LOWEST) / _RATIO), 0), _BINS - 1) if height > _LOWEST else 0
