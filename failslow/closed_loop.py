@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections import deque
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 from statistics import median
 
@@ -37,6 +38,8 @@ from .suspects import Examiner
 # A rank calls for attention when an iteration takes so many times the median of the latest.
 UNUSUAL, LATEST = 1.1, 16
 KEY = "lanterne/mitigation"
+# Of the messages that suspect links are tested with, at least.
+LEAST_NBYTES = 4 << 10
 
 
 def observed(pipeline):
@@ -77,10 +80,10 @@ class ClosedLoop:
         self.now = Arrangement(layout.ranks, tuple(checked.plan.microbatches for checked in plans))
         self._members, self._team = tuple(range(comm.world_size)), None
         self._probed, self._probes = (), LinkProbes(self.wire)
-        self._examiner = Examiner(comm, self.wire, slowdown or (lambda: 1.0))
         self._decision, self._judged = None, 0
         self.controller = Controller(self.now, self._forecaster, settings) if comm.rank == 0 else None
         self.trainer = make_trainer(comm, plans, layout)
+        self._examiner = Examiner(comm, transport, self._message_nbytes(), slowdown or (lambda: 1.0))
         self._adopt()
 
     def iteration(self):
@@ -250,6 +253,13 @@ class ClosedLoop:
         number = np.array([os.getpid()])
         self.comm.broadcast(number)
         return int(number[0])
+
+    def _message_nbytes(self):
+        """Bytes of the largest activation that a stage of any rank hands on."""
+        stages = [stage for stage in self.trainer.stages.values() if stage.output_shape is not None]
+        nbytes = np.array([max((prod(stage.output_shape) * stage.dtype.itemsize for stage in stages), default=0)])
+        self.comm.all_reduce(nbytes, nbytes, op="max")
+        return max(int(nbytes[0]), LEAST_NBYTES)
 
     def _layout(self):
         """The Layout among the ranks that are in."""

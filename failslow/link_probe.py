@@ -1,26 +1,30 @@
 """Time the links between ranks, both directions at once, pass by pass.
 
-A transfer is timed from the sender's start, which a small head tells, to the last byte at its receiver, less what the
-fastest small message took by the same two clocks: so neither the difference of the clocks, nor the latency, nor what
-the other direction does counts as bandwidth. The latency is that of small messages: one way where both ends share a
-clock, else half of the way there and back.
+A transfer is timed from the sender's start, which a small head tells, to the last byte at its receiver, beside the
+fastest small message by the same two clocks: so their difference, and what the other direction does, does not count.
+The latency is that of small messages: one way where both ends share a clock, else half of the way there and back.
 """
 
 import contextlib
 import time
+from math import inf
 from typing import NamedTuple
 
 import numpy as np
 
 from .probe import DATA, HEAD, READY
 
-PINGS = 20
+# Small messages: so many, but no more than the fewest once they have taken so long.
+PINGS, FEWEST_PINGS, PINGS_S = 20, 3, 0.1
 # Polls without a nap; a load in the background needs the interpreter, which a poll holds.
 NAP_S = 20e-6
 
 
 class LinkSamples(NamedTuple):
-    """One direction of a link: `latency_s`, the least of some messages, and `times_s`, {nbytes: transfers, seconds}."""
+    """One direction of a link: `latency_s`, the least of some messages, and `times_s`, {nbytes: transfers, seconds}.
+
+    A transfer takes from its start to the last byte: with its latency.
+    """
 
     latency_s: float
     times_s: dict
@@ -39,7 +43,7 @@ def measure_links(probe, passes, sizes, repetitions, background=contextlib.nullc
     """
     comm, mine = probe.comm, {}
     for batch in passes:
-        for turn in probe.pair_turns(batch):
+        for turn in probe.turns(batch):
             peer = next((a + b - comm.rank for a, b in turn if comm.rank in (a, b)), None)
             probe.barrier()
             if peer is not None:
@@ -50,28 +54,32 @@ def measure_links(probe, passes, sizes, repetitions, background=contextlib.nullc
 
 
 def _measure(probe, peer, sizes, repetitions):
-    """(least difference of the clocks at the ends of a message from `peer`, transfers by repetition and size)."""
-    _exchange(probe, peer, min(sizes), 0.0)
-    difference_s = min(_ping(probe.comm, peer) for _ in range(PINGS))
-    times_s = [[_exchange(probe, peer, nbytes, difference_s) for nbytes in sizes] for _ in range(repetitions)]
-    return difference_s, times_s
+    """(least difference of the clocks at the ends of a message from `peer`, that of transfers by repetition, size)."""
+    _exchange(probe, peer, min(sizes))
+    least_s = _ping(probe.wire, peer)
+    return least_s, [[_exchange(probe, peer, nbytes) for nbytes in sizes] for _ in range(repetitions)]
 
 
 def _ping(comm, peer):
-    stamp = np.empty(1)
-    first = comm.rank < peer
-    if first:
-        comm.send(np.array([time.monotonic()]), peer, tag=HEAD)
-    comm.recv(stamp, peer, tag=HEAD)
-    difference_s = time.monotonic() - stamp[0]
-    if not first:
-        comm.send(np.array([time.monotonic()]), peer, tag=HEAD)
-    return difference_s
+    """The least difference of the clocks at the ends of a small message from `peer`; the lower rank says how many."""
+    first, least_s, began_s = comm.rank < peer, inf, time.monotonic()
+    stamp, count, more = np.empty(2), 0, True
+    while more:
+        count += 1
+        if first:
+            more = count < FEWEST_PINGS or (count < PINGS and time.monotonic() - began_s < PINGS_S)
+            comm.send(np.array([time.monotonic(), more]), peer, tag=HEAD)
+        comm.recv(stamp, peer, tag=HEAD)
+        least_s = min(least_s, time.monotonic() - stamp[0])
+        if not first:
+            more = bool(stamp[1])
+            comm.send(np.array([time.monotonic(), more]), peer, tag=HEAD)
+    return least_s
 
 
-def _exchange(probe, peer, nbytes, difference_s):
-    """Send `nbytes` to `peer` and receive as many; the seconds that these took."""
-    comm = probe.comm
+def _exchange(probe, peer, nbytes):
+    """Send `nbytes` to `peer` and receive as many; the difference of the clocks at the ends of what came."""
+    comm = probe.wire
     outgoing, incoming = (buffer[:nbytes] for buffer in probe.buffers(nbytes))
     stamp = np.empty(1)
     head, data = comm.start_recv(stamp, peer, tag=HEAD), comm.start_recv(incoming, peer, tag=DATA)
@@ -84,7 +92,7 @@ def _exchange(probe, peer, nbytes, difference_s):
     ended_s = _arrival_s(comm, data)
     for request in (head, *leaving):
         probe.wait(request)
-    return max(ended_s - float(stamp[0]) - difference_s, 1e-9)
+    return ended_s - float(stamp[0])
 
 
 def _arrival_s(comm, request):
@@ -99,8 +107,8 @@ def _arrival_s(comm, request):
 def _collect(probe, passes, mine, sizes, repetitions):
     comm = probe.comm
     table = np.full((comm.world_size, 1 + repetitions * len(sizes)), np.nan)
-    for peer, (difference_s, times_s) in mine.items():
-        table[peer] = [difference_s, *np.ravel(times_s)]
+    for peer, (least_s, times_s) in mine.items():
+        table[peer] = [least_s, *np.ravel(times_s)]
     everyone = probe.gather(table)
     found = {}
     for a, b in (link for batch in passes for link in batch):
@@ -108,7 +116,9 @@ def _collect(probe, passes, mine, sizes, repetitions):
             latency_s = everyone[dst, src, 0]
             if probe.machines[a] != probe.machines[b]:
                 latency_s = (everyone[a, b, 0] + everyone[b, a, 0]) / 2
-            times_s = everyone[dst, src, 1:].reshape(repetitions, len(sizes))
+            # The clocks' difference is what a small message seems to take, less what it takes.
+            times_s = everyone[dst, src, 1:].reshape(repetitions, len(sizes)) - everyone[dst, src, 0] + latency_s
+            times_s = np.maximum(times_s, 1e-9)
             by_size = {nbytes: tuple(times_s[:, i].tolist()) for i, nbytes in enumerate(sizes)}
             found[src, dst] = LinkSamples(float(latency_s), by_size)
     return found

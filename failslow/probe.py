@@ -25,14 +25,15 @@ class Probe:
     Args:
         comm: a Communicator that nobody else uses; all its members make a Probe.
         device_name: only ranks of one name are compared.
+        wire: a Communicator of the same ranks, which the links are tested over; None for `comm`.
 
-    Attributes: `comm`; by rank: `hosts`, `machines` (of one clock; a machine may play several hosts), `cores`,
-    `devices`: numbers that are equal where these are the same; `turns`: which ranks compute together, in order;
-    `crowded`: whether a machine has more ranks than cores; `starved`: or fewer than two for each rank.
+    Attributes: `comm`, `wire`; by rank: `hosts`, `machines` (of one clock; a machine may play several hosts), `cores`,
+    `devices`: numbers that are equal where these are the same; `crowded`: whether a machine has more ranks than cores;
+    `starved`: or fewer than two for each rank.
     """
 
-    def __init__(self, comm, device_name):
-        self.comm = comm
+    def __init__(self, comm, device_name, wire=None):
+        self.comm, self.wire = comm, wire or comm
         mask, count = _cores()
         mine = [_number(host_identity()), _number(_boot()), _number(device_name), mask, count]
         table = np.empty((comm.world_size, len(mine)), np.int64)
@@ -48,13 +49,13 @@ class Probe:
         ranks_on = self.machines.count
         self.crowded = any(ranks_on(machine) > cores for machine, cores in self._cores_of.items())
         self.starved = any(2 * ranks_on(machine) > cores for machine, cores in self._cores_of.items())
-        self.turns = take_turns([(rank,) for rank in range(comm.world_size)], self.machines, self._cores_of)
         self._buffers = None
 
-    def pair_turns(self, links):
-        """`links`, no rank in two of them, in the batches that can run at once."""
-        cores_of = {machine: max(2, cores) for machine, cores in self._cores_of.items()}
-        return take_turns(links, self.machines, cores_of)
+    def turns(self, groups):
+        """`groups` (ranks, or links), no rank in two of them, in the batches that can run at once."""
+        least = max(map(len, groups), default=1)
+        cores_of = {machine: max(least, cores) for machine, cores in self._cores_of.items()}
+        return take_turns(groups, self.machines, cores_of)
 
     def start_together(self):
         """An instant of time.monotonic(), a little ahead, the same on all ranks of a machine; a barrier."""

@@ -1,20 +1,17 @@
-"""A quick test of suspects alone, while the job is paused: what they are blamed for, against peers that are not.
+"""The validation of suspects alone, while the job is paused: a few peers beside them, and how severe it is."""
 
-validate.py tests a whole job in some 20 s; this takes some 50 ms, so that a short incident is over no sooner.
-"""
-
-import time
 from math import nan
-from statistics import median, median_low
+from statistics import mean, median, median_low
 
 import numpy as np
 
 from . import gemm
+from .validate import Injected, validate
 
-PINGS, WITNESSES, SAMPLE_S = 3, 3, 5e-3
-# Of the product: some 0.3 ms on a CPU core.
-SIDE = 160
-TAG = 27
+# Healthy ones beside the suspects.
+WITNESSES = 3
+QUICK = {"limit_s": 0.5, "repetitions": 2, "thorough": False}
+SAMPLE_S = 5e-3
 
 
 class Examiner:
@@ -22,74 +19,81 @@ class Examiner:
 
     Args:
         comm: the Communicator of all ranks.
-        wire: one of the same ranks, over what the work goes over.
+        transport: what the work goes over; None for that of `comm`.
+        nbytes: of the work's messages.
         slowdown: a function that gives the factor of this rank's computing, for experiments.
+
+    Cost: some 50 ms for a rank; for a link some 10 ms and ten times its delay.
     """
 
-    def __init__(self, comm, wire, slowdown=lambda: 1.0):
-        self.comm, self.wire, self._slowdown, self._usual_s = comm, wire, slowdown, nan
-        a, b, out = (np.ones((SIDE, SIDE), np.float32) for _ in range(3))
-        self._load = gemm.Load("float32 product", lambda: np.matmul(a, b, out=out))
+    def __init__(self, comm, transport=None, nbytes=1 << 16, slowdown=lambda: 1.0):
+        self.comm, self._transport, self._nbytes, self._slowdown = comm, transport, nbytes, slowdown
+        self._load, self._usual_s = gemm.loads()[0], nan
 
     def examine(self, suspects):
-        """{name: severity} of suspects: the factor of a "rank R"'s core time, the seconds more of a "link A-B".
+        """{name: severity} of suspects: the factor of a "rank R"'s time, the seconds more of a "link A-B"; 0: well.
 
         Every rank has the result. Who cannot be tested is absent.
         """
+        everyone, slowdown = range(self.comm.world_size), self._slowdown()
         ranks = [int(name.split()[1]) for name in suspects if name.startswith("rank")]
-        links = [tuple(map(int, name.split()[1].split("-"))) for name in suspects if name.startswith("link")]
-        found = self._links(links) if links else {}
-        if ranks:
-            peers = [rank for rank in range(self.comm.world_size) if rank not in ranks][:WITNESSES]
-            times_s = self.compare(peers, ranks)
-            found |= {f"rank {rank}": times_s[rank] / self._usual_s for rank in ranks if peers}
-        return found
+        links = [ends(name) for name in suspects if name.startswith("link")]
+        peers = [rank for rank in everyone if rank not in ranks][:WITNESSES]
+        others = [(a, b) for a in everyone for b in everyone if a < b and (a, b) not in links]
+        # Witnesses that have no end in common with a suspect, where there are such.
+        taken = {end for link in links for end in link}
+        others.sort(key=lambda link: len(taken & set(link)))
+        ranks, links = ranks and peers and ranks + peers, links and others and links + others[:WITNESSES]
+        if not ranks and not links:
+            return {}
+        found = validate(
+            self.comm, ranks, links, sizes=(self._nbytes,), transport=self._transport,
+            injected=Injected(slowdown, slowdown), **QUICK,
+        )  # fmt: skip
+        return severities(found, suspects)
 
-    def compare(self, peers, others=()):
-        """{rank: core seconds of a product} of `peers`, whose median is what `retest` compares with, and `others`."""
-        tested, mine = {*peers, *others}, np.full(1, nan)
-        if self.comm.rank in tested:
-            mine[0] = self._product_s()
+    def compare(self, peers):
+        """The ranks `peers` tell what `retest` compares with."""
         table = np.empty(self.comm.world_size)
-        self.comm.all_gather(mine, table)
-        if peers:
-            self._usual_s = median_low(table[rank] for rank in peers)
-        return {rank: float(table[rank]) for rank in tested}
+        self.comm.all_gather(np.array([self._load_s()]), table)
+        self._usual_s = median_low(table[list(peers)].tolist())
 
     def retest(self):
         """The factor of this rank's core time now over its peers' at the last comparison; only this rank calls it."""
-        return self._product_s() / self._usual_s
+        return self._load_s() / self._usual_s
 
-    def _product_s(self):
-        self._load.run()
+    def _load_s(self):
         return min(gemm.sample(self._load, SAMPLE_S, self._slowdown()).cpu_s)
 
-    def _links(self, links):
-        n = self.comm.world_size
-        others = [(a, b) for a in range(n) for b in range(a + 1, n) if (a, b) not in links]
-        # Witnesses that have no end in common with a suspect, where there are such.
-        ends = {end for link in links for end in link}
-        witnesses = sorted(others, key=lambda link: len(ends & set(link)))[:WITNESSES]
-        mine = np.full(len(links) + len(witnesses), nan)
-        for index, (a, b) in enumerate([*links, *witnesses]):
-            if self.comm.rank in (a, b):
-                mine[index] = ping_s(self.wire, a + b - self.comm.rank, first=self.comm.rank == a)
-        table = np.empty((n, len(mine)))
-        self.comm.all_gather(mine, table.reshape(-1))
-        seconds = np.nanmin(table, axis=0)
-        usual_s = median(seconds[len(links) :]) if witnesses else 0.0
-        return {f"link {a}-{b}": float(seconds[index] - usual_s) for index, (a, b) in enumerate(links)}
+
+def severities(found, suspects):
+    """{name: severity} of those of `suspects` that a Validation tested, as Examiner.examine has it."""
+    ranks = dict.fromkeys((record["rank"] for record in found.compute), 0.0)
+    links = dict.fromkeys((link for batch in found.passes for link in batch), 0.0)
+    for finding in found.findings:
+        for rank in finding.ranks if finding.kind == "compute" else ():
+            ranks[rank] = max(ranks[rank], finding.ratio)
+        for link in links:
+            named = link in finding.links or link[::-1] in finding.links
+            if named or (finding.kind == "links" and finding.ranks[0] in link):
+                links[link] = _excess_s(found, link, finding.when)
+    measured = {f"rank {rank}": factor for rank, factor in ranks.items()}
+    measured |= {f"link {a}-{b}": seconds for (a, b), seconds in links.items()}
+    return {name: measured[name] for name in suspects if name in measured}
 
 
-def ping_s(comm, peer, first, pings=PINGS):
-    """Half of the shortest round trip of an empty message, seconds, on the rank that is `first`; else nan."""
-    empty, shortest_s = np.empty(0, np.uint8), float("inf")
-    for _ in range(pings):
-        began_s = time.monotonic()
-        if first:
-            comm.send(empty, peer, tag=TAG)
-        comm.recv(empty, peer, tag=TAG)
-        if not first:
-            comm.send(empty, peer, tag=TAG)
-        shortest_s = min(shortest_s, time.monotonic() - began_s)
-    return shortest_s / 2 if first else nan
+def _excess_s(found, link, when):
+    """Seconds that a transfer over `link` takes more than over the others, of both ways the mean."""
+    best_s = {}
+    for record in found.links:
+        if record["when"] == when:
+            way = record["src"], record["dst"]
+            best_s[way] = min(best_s.get(way, np.inf), *record["time_s"])
+    own = (link, link[::-1])
+    usual_s = median(seconds for way, seconds in best_s.items() if way not in own)
+    return max(mean(best_s[way] for way in own) - usual_s, 0.0)
+
+
+def ends(name):
+    """(a, b) of "link a-b"."""
+    return tuple(map(int, name.split()[1].split("-")))

@@ -5,6 +5,8 @@
 3. Both at once: what is slow only then escapes tests of one kind at a time.
 
 Whatever looks slow is measured twice more beside peers that do not, and is blamed only if it is slow every time.
+Between two iterations of a job that has suspects (suspects.py) only those are tested, with small messages, and step 3
+only where nothing was slow.
 
 Paper: Wu et al. (GREYHOUND), section 4.3; differs: both directions, both trees, step 3, the confirmations.
 """
@@ -56,6 +58,8 @@ def validate(
     limit_s=20.0,
     sizes=SIZES,
     repetitions=REPETITIONS,
+    thorough=True,
+    transport=None,
     injected=Injected(),
     tick=lambda text: None,
 ):
@@ -63,11 +67,14 @@ def validate(
 
     Args:
         comm: a Communicator.
-        ranks: those to test, in ring order; None for all. Suspects need healthy peers among them.
-        links: (a, b) to test; None for the ring and both trees over `ranks`.
+        ranks: whose computing to test, in ring order; None for all, or for the ends of `links`; () for nobody's.
+            Suspects need healthy peers among them.
+        links: (a, b) to test; None for the ring and both trees over `ranks`; () for none.
         device: what computes: "cpu" or "cuda". Transfers are of host memory.
-        limit_s: about how long it may take; large transfers shrink to fit. A controller gives 5.
+        limit_s: about how long it may take; large transfers shrink to fit.
         sizes: bytes of the transfers.
+        thorough: False: step 3 only where nothing was slow before it, and no confirmations but of that.
+        transport: what the transfers go over, as Trainer has it; None for that of `comm`.
         injected: Injected, for experiments.
         tick: called on every tested rank with what is being done.
 
@@ -79,28 +86,34 @@ def validate(
         TransportTimeout, PeerFailed: a rank did not come, or died; names it.
     """
     start_s = time.monotonic()
-    members = _members(comm, ranks, links)
-    passes = link_passes(members) if links is None else colour_edges(_distinct(links))
-    probe_comm = comm.split(0 if comm.rank in members else -1, members.index(comm.rank) if comm.rank in members else 0)
+    computing, members = _tested(comm, ranks, links)
+    passes = link_passes(computing) if links is None else colour_edges(_distinct(links))
+    color, key = (0, members.index(comm.rank)) if comm.rank in members else (-1, 0)
+    probe_comm = comm.split(color, key)
+    wire = probe_comm if transport is None else comm.split(color, key, transport)
     outcome = None
     if probe_comm is not None:
-        with probe_comm:
-            run = _Run(Probe(probe_comm, gemm.name_of_device(device)), members, device, limit_s, injected, tick)
-            outcome = run.validate(passes, tuple(sorted(sizes)), repetitions, start_s)
+        with probe_comm, wire:
+            probe = Probe(probe_comm, gemm.name_of_device(device), wire)
+            run = _Run(probe, members, computing, device, limit_s, injected, tick)
+            outcome = run.validate(passes, tuple(sorted(sizes)), repetitions, thorough, start_s)
     return outcome if len(members) == comm.world_size else _spread(comm, members[0], outcome, limit_s)
 
 
-def _members(comm, ranks, links):
+def _tested(comm, ranks, links):
+    """(whose computing is tested, all that take part), ranks."""
     everyone = range(comm.world_size)
-    if ranks is None:
-        ranks = sorted({end for link in links for end in link}) if links is not None else everyone
-    members = tuple(ranks)
-    if len(members) < 2 or len(set(members)) < len(members) or not set(members) <= set(everyone):
-        raise InputError(f"validate: got ranks {members}, expected at least 2 of the {comm.world_size}, each once")
     for link in links or ():
-        if len(link) != 2 or link[0] == link[1] or not set(link) <= set(members):
-            raise InputError(f"validate: got link {tuple(link)}, expected two different ranks of {members}")
-    return members
+        if len(link) != 2 or link[0] == link[1] or not set(link) <= set(everyone):
+            raise InputError(f"validate: got link {tuple(link)}, expected two different ranks of {comm.world_size}")
+    ends = sorted({end for link in links or () for end in link})
+    if ranks is None:
+        ranks = everyone if links is None else ends
+    ranks = tuple(ranks)
+    members = (*ranks, *(end for end in ends if end not in ranks))
+    if len(members) < 2 or len(ranks) == 1 or len(set(ranks)) < len(ranks) or not set(ranks) <= set(everyone):
+        raise InputError(f"validate: got ranks {ranks}, expected at least 2 of the {comm.world_size}, each once")
+    return ranks, members
 
 
 def _distinct(links):
@@ -120,29 +133,32 @@ def _spread(comm, root, outcome, limit_s):
 class _Run:
     """One validation, on a rank that is tested. Inside, ranks are those of the probe: positions in `members`."""
 
-    def __init__(self, probe, members, device, limit_s, injected, tick):
+    def __init__(self, probe, members, computing, device, limit_s, injected, tick):
         self.probe, self.members, self.limit_s, self.tick = probe, members, limit_s, tick
+        self.computing = tuple(members.index(rank) for rank in computing)
         self.injected, self.own_time = injected, device == "cpu"
         self.loads = gemm.loads(device)
         self.compute, self.links = [], []
 
-    def validate(self, passes, sizes, repetitions, start_s):
+    def validate(self, passes, sizes, repetitions, thorough, start_s):
         at = {rank: position for position, rank in enumerate(self.members)}
         passes = tuple(tuple((at[a], at[b]) for a, b in batch) for batch in passes)
-        tested = [way for batch in passes for a, b in batch for way in ((a, b), (b, a))]
-        alone_ranks = self._confirmed_ranks()
+        confirmations = CONFIRMATIONS if thorough else 0
+        alone_ranks = self._confirmed_ranks(confirmations) if self.computing else {}
         sizes, turns_s = self._fit(passes, sizes, repetitions)
-        self.tick(f"{len(passes)} passes over {len(tested) // 2} links")
-        alone_links = self._confirmed_links(passes, lambda some: self._transfer(some, sizes, repetitions, "alone"))
-        self.tick("computing and transferring at once")
-        smallest = _shrunk(sizes[:1], turns_s * REPETITIONS, TOGETHER_SHARE * self.limit_s)
-        together_ranks, together_links = self._together(passes, smallest)
-        found = findings(alone_ranks, alone_links, tested, "alone") + findings(
-            {rank: slow for rank, slow in together_ranks.items() if rank not in alone_ranks},
-            {link: slow for link, slow in together_links.items() if link not in alone_links},
-            tested,
-            "together",
-        )
+        self.tick(f"{len(passes)} passes over {sum(map(len, passes))} links")
+        alone_links = self._confirmed_links(passes, sizes, repetitions, confirmations)
+        found = findings(alone_ranks, alone_links, both_ways(passes), "alone")
+        if thorough or not found:
+            self.tick("computing and transferring at once")
+            smallest = _shrunk(sizes[:1], turns_s * REPETITIONS, TOGETHER_SHARE * self.limit_s)
+            passes = passes or link_passes(range(len(self.members)))
+            ranks, links = self._together(passes, smallest)
+            # Who computes slowly is late to take in what has come: that is not the link's fault.
+            slow = alone_ranks.keys() | ranks.keys()
+            links = {way: found for way, found in links.items() if way not in alone_links and not slow & set(way)}
+            ranks = {rank: found for rank, found in ranks.items() if rank not in alone_ranks}
+            found += findings(ranks, links, both_ways(passes), "together")
         return Validation(
             tuple(self._renamed(finding) for finding in found),
             self.members,
@@ -165,25 +181,26 @@ class _Run:
 
     def _compute(self):
         """{(rank, load): Samples}, each rank in its turn; the others sleep."""
-        probe, turns = self.probe, self.probe.turns
+        probe, turns = self.probe, self.probe.turns([(rank,) for rank in self.computing])
         turn_s = min(TURN_S, COMPUTE_SHARE * self.limit_s / 2 / len(turns))
-        mine = next(i for i, turn in enumerate(turns) if (probe.comm.rank,) in turn)
         self.tick(f"computing, {len(turns)} turns")
-        start_s = probe.start_together()
-        wait_until(start_s + mine * turn_s)
-        share_s = 0.8 * turn_s / len(self.loads)
-        found = [gemm.sample(load, share_s, self.injected.alone, own_time=self.own_time) for load in self.loads]
+        start_s, found = probe.start_together(), []
+        for index, turn in enumerate(turns):
+            if (probe.comm.rank,) in turn:
+                wait_until(start_s + index * turn_s)
+                share_s = 0.8 * turn_s / len(self.loads)
+                found = [gemm.sample(load, share_s, self.injected.alone, own_time=self.own_time) for load in self.loads]
         wait_until(start_s + len(turns) * turn_s)
-        return self._collect_compute(found, self.loads, "alone")
+        return self._collect_compute(found, self.loads, "alone", self.computing)
 
-    def _collect_compute(self, mine, loads, when):
+    def _collect_compute(self, mine, loads, when, ranks):
         table = np.full((len(loads), 2, gemm.MAX_SAMPLES), np.nan)
-        for row, samples in zip(table, mine, strict=True):
+        for row, samples in zip(table, mine, strict=False):
             for values, column in zip(samples, row, strict=True):
                 column[: len(values)] = values
         everyone, found = self.probe.gather(table), {}
-        for rank, rows in enumerate(everyone):
-            for load, (wall_s, cpu_s) in zip(loads, rows, strict=True):
+        for rank in ranks:
+            for load, (wall_s, cpu_s) in zip(loads, everyone[rank], strict=True):
                 count = int((~np.isnan(wall_s)).sum())
                 samples = gemm.Samples(tuple(wall_s[:count].tolist()), tuple(cpu_s[:count].tolist()))
                 found[rank, load.name] = samples
@@ -196,10 +213,10 @@ class _Run:
         cores = tuple(zip(self.probe.machines, self.probe.cores, strict=True))
         return slow_ranks(samples, self.probe.devices, cores, starved)
 
-    def _confirmed_ranks(self):
+    def _confirmed_ranks(self, confirmations):
         """{rank: Slow} of the ranks that are slow in every measurement."""
         found = self._slow_ranks(self._compute())
-        for _ in range(CONFIRMATIONS if found else 0):
+        for _ in range(confirmations if found else 0):
             found = in_both(found, self._slow_ranks(self._compute()))
         return found
 
@@ -207,13 +224,14 @@ class _Run:
 
     def _fit(self, passes, sizes, repetitions):
         """(`sizes` as they fit into their share of the time, seconds that a byte takes over all turns)."""
+        if min(sizes) <= LEAST_NBYTES:
+            return sizes, 0.0
         self.tick("a first look at the links")
         first = measure_links(self.probe, passes, (FIRST_NBYTES,), 1)
         turns_s = 0.0
         for batch in passes:
-            for turn in self.probe.pair_turns(batch):
-                ways = [way for a, b in turn for way in ((a, b), (b, a))]
-                turns_s += max(first[way].times_s[FIRST_NBYTES][0] for way in ways) / FIRST_NBYTES
+            for turn in self.probe.turns(batch):
+                turns_s += max(first[way].times_s[FIRST_NBYTES][0] for way in both_ways([turn])) / FIRST_NBYTES
         return _shrunk(sizes, turns_s * (repetitions + 1), LINK_SHARE * self.limit_s), turns_s
 
     def _transfer(self, passes, sizes, repetitions, when, background=contextlib.nullcontext):
@@ -227,15 +245,14 @@ class _Run:
     def _slow_links(self, samples, least_ratio=SLOW_LINK):
         return slow_links(samples, self.probe.hosts, least_ratio, self.probe.crowded)
 
-    def _confirmed_links(self, passes, measure):
+    def _confirmed_links(self, passes, sizes, repetitions, confirmations):
         """{(src, dst): Slow} of the links that are slow in every measurement; only the first one is of all links."""
-        samples = measure(passes)
+        samples = self._transfer(passes, sizes, repetitions, "alone")
         found = self._slow_links(samples)
-        for _ in range(CONFIRMATIONS):
-            if not found:
-                break
+        for _ in range(confirmations if found else 0):
             # Judged beside all that was measured: the suspects alone may be too few to know what is usual.
-            samples |= measure(colour_edges(with_witnesses(samples, found, self.probe.hosts)))
+            witnesses = colour_edges(with_witnesses(samples, found, self.probe.hosts))
+            samples |= self._transfer(witnesses, sizes, repetitions, "alone")
             found = in_both(found, self._slow_links(samples))
         return found
 
@@ -257,9 +274,9 @@ class _Run:
 
             found = self._transfer(some, sizes, REPETITIONS, "together", background)
             merged = gemm.latest(mine)
-            kept["ranks"] = self._slow_ranks(
-                self._collect_compute([merged], self.loads[-2:-1], "together"), self.probe.starved
-            )
+            everyone = range(len(self.members))
+            computed = self._collect_compute([merged], self.loads[-2:-1], "together", everyone)
+            kept["ranks"] = self._slow_ranks(computed, self.probe.starved)
             return found
 
         least_ratio = SLOW_LINK_STARVED if self.probe.starved else SLOW_LINK
@@ -270,6 +287,11 @@ class _Run:
             links = in_both(links, self._slow_links(measure(passes), least_ratio))
             ranks = in_both(ranks, kept["ranks"])
         return ranks, links
+
+
+def both_ways(passes):
+    """Both directions (src, dst) of every link of `passes`."""
+    return [way for batch in passes for a, b in batch for way in ((a, b), (b, a))]
 
 
 def with_witnesses(samples, suspects, hosts):
