@@ -8,8 +8,8 @@
   lanterne validate -n 4 --slow-rank 2=1.5x --slow-link 0-1=20ms       a rehearsal
 
 First every rank computes (matrix products of several dtypes), co-located ranks in turn where they share cores; then the
-links of a ring and two trees carry 16, 32 and 64 MiB three times, both directions at once, in at most 6 passes; then
-both together, since some things are slow only then. The transfers shrink where the network would need longer than
+links of a ring and two trees carry 16, 32 and 64 MiB three times, both directions at once, in at most 6 passes, timed
+from a transfer's start to its last byte; then both together, since some things are slow only then. The transfers shrink where the network would need longer than
 --limit. What looks slow is measured twice more and is named only if it is slow every time, with the evidence: core
 time beside the clock's, bandwidth and latency beside those of its peers.
 

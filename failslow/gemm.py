@@ -8,11 +8,15 @@ Paper: Wu et al. (GREYHOUND), section 4.3, "computation validation"; differs: ow
 
 import threading
 import time
+from functools import partial
 from typing import NamedTuple
 
-# Sides of the products: 0.6 ms on a core, shorter than what a scheduler lets run, and some ms on a GPU of the day.
-CPU_SIDES = {"float64": 256, "float32": 320}
+# Products of a repetition on a core: 0.6 ms, shorter than what a scheduler lets run, each so small that BLAS takes no
+# second thread, for which the first would spin; and sides of those on a GPU of the day, some ms.
+CPU_SIDE, CPU_PRODUCTS = 64, {"float64": 55, "float32": 100}
 CUDA_SIDES = {"float64": 2048, "float32": 4096, "float16": 8192}
+# What stands for all where one has to do.
+USUAL = "float32"
 SUM_COUNT, SUM_REPEATS = 256 << 10, 14
 LEAST_SAMPLES, MAX_SAMPLES = 8, 96
 
@@ -31,17 +35,25 @@ class Samples(NamedTuple):
     cpu_s: tuple
 
 
-def loads(device="cpu"):
-    """The Loads of `device` ("cpu" or "cuda"), each run once."""
-    found = _cuda_loads() if device == "cuda" else _cpu_loads()
+def loads(device="cpu", which=None):
+    """The Loads of `device` ("cpu" or "cuda"), each run once; only those whose dtypes are in `which`, if given."""
+    make = _cuda_loads if device == "cuda" else _cpu_loads
+    found = tuple(Load(name, run()) for name, run in make().items() if which is None or name.split()[0] in which)
     for load in found:
         load.run()
     return found
 
 
 def _cpu_loads():
+    """{name: function that makes the function to run}."""
     import numpy as np
 
+    # BLAS has no half precision on a CPU; our own reduction does.
+    products = {f"{name} product": partial(_product, np, name, CPU_SIDE, n) for name, n in CPU_PRODUCTS.items()}
+    return products | {"float16 sum": partial(_half_sum, np)}
+
+
+def _half_sum(np):
     from ..kernels.reduce import reduce
 
     halves = [np.full(SUM_COUNT, value, np.float16) for value in (0.0, 1.0, 2.0)]
@@ -50,27 +62,32 @@ def _cpu_loads():
         for _ in range(SUM_REPEATS):
             reduce("sum", *halves)
 
-    # BLAS has no half precision on a CPU; our own reduction does.
-    products = [Load(f"{name} product", _product(np, name, side)) for name, side in CPU_SIDES.items()]
-    return (*products, Load("float16 sum", add))
+    return add
 
 
 def _cuda_loads():
     import cupy as cp
 
-    def synced(run):
+    def synced(name, side):
+        run = _product(cp, name, side)
+
         def run_and_wait():
             run()
             cp.cuda.get_current_stream().synchronize()
 
         return run_and_wait
 
-    return tuple(Load(f"{name} product", synced(_product(cp, name, side))) for name, side in CUDA_SIDES.items())
+    return {f"{name} product": partial(synced, name, side) for name, side in CUDA_SIDES.items()}
 
 
-def _product(xp, dtype, side):
+def _product(xp, dtype, side, count=1):
     a, b, out = (xp.ones((side, side), dtype) for _ in range(3))
-    return lambda: xp.matmul(a, b, out=out)
+
+    def multiply():
+        for _ in range(count):
+            xp.matmul(a, b, out=out)
+
+    return multiply
 
 
 def name_of_device(device="cpu"):

@@ -10,7 +10,7 @@ from .validate import Injected, validate
 
 # Healthy ones beside the suspects.
 WITNESSES = 3
-QUICK = {"limit_s": 0.5, "repetitions": 2, "thorough": False}
+QUICK = {"limit_s": 0.2, "repetitions": 2, "thorough": False}
 SAMPLE_S = 5e-3
 
 
@@ -28,7 +28,7 @@ class Examiner:
 
     def __init__(self, comm, transport=None, nbytes=1 << 16, slowdown=lambda: 1.0):
         self.comm, self._transport, self._nbytes, self._slowdown = comm, transport, nbytes, slowdown
-        self._load, self._usual_s = gemm.loads()[0], nan
+        self._load, self._usual_s = gemm.loads(which=(gemm.USUAL,))[0], nan
 
     def examine(self, suspects):
         """{name: severity} of suspects: the factor of a "rank R"'s time, the seconds more of a "link A-B"; 0: well.

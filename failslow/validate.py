@@ -37,6 +37,8 @@ COMPUTE_SHARE, LINK_SHARE, TOGETHER_SHARE = 0.15, 0.35, 0.15
 TURN_S = 0.3
 # Further measurements of what looks slow.
 CONFIRMATIONS = 2
+# Transfers beside which a rank computes, until it has done so often enough: a crowded machine may not let it.
+ATTEMPTS = 5
 # Healthy links that are measured again beside the suspects of their kind.
 WITNESSES = 4
 
@@ -73,7 +75,7 @@ def validate(
         device: what computes: "cpu" or "cuda". Transfers are of host memory.
         limit_s: about how long it may take; large transfers shrink to fit.
         sizes: bytes of the transfers.
-        thorough: False: step 3 only where nothing was slow before it, and no confirmations but of that.
+        thorough: False: one dtype, no confirmations but of step 3, and that only where nothing was slow before it.
         transport: what the transfers go over, as Trainer has it; None for that of `comm`.
         injected: Injected, for experiments.
         tick: called on every tested rank with what is being done.
@@ -95,8 +97,8 @@ def validate(
     if probe_comm is not None:
         with probe_comm, wire:
             probe = Probe(probe_comm, gemm.name_of_device(device), wire)
-            run = _Run(probe, members, computing, device, limit_s, injected, tick)
-            outcome = run.validate(passes, tuple(sorted(sizes)), repetitions, thorough, start_s)
+            run = _Run(probe, members, computing, device, limit_s, thorough, injected, tick)
+            outcome = run.validate(passes, tuple(sorted(sizes)), repetitions, start_s)
     return outcome if len(members) == comm.world_size else _spread(comm, members[0], outcome, limit_s)
 
 
@@ -133,31 +135,32 @@ def _spread(comm, root, outcome, limit_s):
 class _Run:
     """One validation, on a rank that is tested. Inside, ranks are those of the probe: positions in `members`."""
 
-    def __init__(self, probe, members, computing, device, limit_s, injected, tick):
-        self.probe, self.members, self.limit_s, self.tick = probe, members, limit_s, tick
+    def __init__(self, probe, members, computing, device, limit_s, thorough, injected, tick):
+        self.probe, self.members, self.limit_s, self.thorough, self.tick = probe, members, limit_s, thorough, tick
         self.computing = tuple(members.index(rank) for rank in computing)
         self.injected, self.own_time = injected, device == "cpu"
-        self.loads = gemm.loads(device)
+        self.confirmations = CONFIRMATIONS if thorough else 0
+        self.loads = gemm.loads(device, None if thorough else (gemm.USUAL,))
+        self.usual = next(load for load in self.loads if load.name.startswith(gemm.USUAL))
         self.compute, self.links = [], []
 
-    def validate(self, passes, sizes, repetitions, thorough, start_s):
+    def validate(self, passes, sizes, repetitions, start_s):
         at = {rank: position for position, rank in enumerate(self.members)}
         passes = tuple(tuple((at[a], at[b]) for a, b in batch) for batch in passes)
-        confirmations = CONFIRMATIONS if thorough else 0
-        alone_ranks = self._confirmed_ranks(confirmations) if self.computing else {}
+        alone_ranks = self._confirmed_ranks() if self.computing else {}
         sizes, turns_s = self._fit(passes, sizes, repetitions)
         self.tick(f"{len(passes)} passes over {sum(map(len, passes))} links")
-        alone_links = self._confirmed_links(passes, sizes, repetitions, confirmations)
+        alone_links = self._confirmed_links(passes, sizes, repetitions)
         found = findings(alone_ranks, alone_links, both_ways(passes), "alone")
-        if thorough or not found:
+        if self.thorough or not found:
             self.tick("computing and transferring at once")
             smallest = _shrunk(sizes[:1], turns_s * REPETITIONS, TOGETHER_SHARE * self.limit_s)
             passes = passes or link_passes(range(len(self.members)))
             ranks, links = self._together(passes, smallest)
             # Who computes slowly is late to take in what has come: that is not the link's fault.
             slow = alone_ranks.keys() | ranks.keys()
-            links = {way: found for way, found in links.items() if way not in alone_links and not slow & set(way)}
-            ranks = {rank: found for rank, found in ranks.items() if rank not in alone_ranks}
+            links = {way: how for way, how in links.items() if way not in alone_links and not slow & set(way)}
+            ranks = {rank: how for rank, how in ranks.items() if rank not in alone_ranks}
             found += findings(ranks, links, both_ways(passes), "together")
         return Validation(
             tuple(self._renamed(finding) for finding in found),
@@ -213,10 +216,10 @@ class _Run:
         cores = tuple(zip(self.probe.machines, self.probe.cores, strict=True))
         return slow_ranks(samples, self.probe.devices, cores, starved)
 
-    def _confirmed_ranks(self, confirmations):
+    def _confirmed_ranks(self):
         """{rank: Slow} of the ranks that are slow in every measurement."""
         found = self._slow_ranks(self._compute())
-        for _ in range(confirmations if found else 0):
+        for _ in range(self.confirmations if found else 0):
             found = in_both(found, self._slow_ranks(self._compute()))
         return found
 
@@ -231,7 +234,8 @@ class _Run:
         turns_s = 0.0
         for batch in passes:
             for turn in self.probe.turns(batch):
-                turns_s += max(first[way].times_s[FIRST_NBYTES][0] for way in both_ways([turn])) / FIRST_NBYTES
+                some = (first[way] for way in both_ways([turn]))
+                turns_s += max(one.times_s[FIRST_NBYTES][0] - one.latency_s for one in some) / FIRST_NBYTES
         return _shrunk(sizes, turns_s * (repetitions + 1), LINK_SHARE * self.limit_s), turns_s
 
     def _transfer(self, passes, sizes, repetitions, when, background=contextlib.nullcontext):
@@ -245,11 +249,11 @@ class _Run:
     def _slow_links(self, samples, least_ratio=SLOW_LINK):
         return slow_links(samples, self.probe.hosts, least_ratio, self.probe.crowded)
 
-    def _confirmed_links(self, passes, sizes, repetitions, confirmations):
+    def _confirmed_links(self, passes, sizes, repetitions):
         """{(src, dst): Slow} of the links that are slow in every measurement; only the first one is of all links."""
         samples = self._transfer(passes, sizes, repetitions, "alone")
         found = self._slow_links(samples)
-        for _ in range(confirmations if found else 0):
+        for _ in range(self.confirmations if found else 0):
             # Judged beside all that was measured: the suspects alone may be too few to know what is usual.
             witnesses = colour_edges(with_witnesses(samples, found, self.probe.hosts))
             samples |= self._transfer(witnesses, sizes, repetitions, "alone")
@@ -259,34 +263,31 @@ class _Run:
     # -- both at once
 
     def _together(self, passes, sizes):
-        """({rank: Slow}, {(src, dst): Slow}) while every rank computes and transfers."""
-        kept = {}
-
-        def measure(some):
-            mine = []
-
-            @contextlib.contextmanager
-            def background():
-                slowdown = max(self.injected.alone, self.injected.together)
-                with gemm.Background(self.loads[-2], slowdown, self.own_time) as load:
-                    yield
-                mine.append(load.samples)
-
-            found = self._transfer(some, sizes, REPETITIONS, "together", background)
-            merged = gemm.latest(mine)
-            everyone = range(len(self.members))
-            computed = self._collect_compute([merged], self.loads[-2:-1], "together", everyone)
-            kept["ranks"] = self._slow_ranks(computed, self.probe.starved)
-            return found
-
-        least_ratio = SLOW_LINK_STARVED if self.probe.starved else SLOW_LINK
-        links, ranks = self._slow_links(measure(passes), least_ratio), kept["ranks"]
-        for _ in range(CONFIRMATIONS):
-            if not ranks and not links:
-                break
-            links = in_both(links, self._slow_links(measure(passes), least_ratio))
-            ranks = in_both(ranks, kept["ranks"])
+        """({rank: Slow}, {(src, dst): Slow}) while every rank computes and transfers, in every measurement."""
+        ranks, links = self._at_once(passes, sizes)
+        for _ in range(CONFIRMATIONS if ranks or links else 0):
+            other_ranks, other_links = self._at_once(passes, sizes)
+            ranks, links = in_both(ranks, other_ranks), in_both(links, other_links)
         return ranks, links
+
+    def _at_once(self, passes, sizes):
+        """One measurement of `_together`: transfers, until every rank has computed often enough beside them."""
+        mine, starved = [], self.probe.starved
+
+        @contextlib.contextmanager
+        def background():
+            with gemm.Background(self.usual, max(self.injected.alone, self.injected.together), self.own_time) as load:
+                yield
+            mine.append(load.samples)
+
+        for _ in range(ATTEMPTS):
+            transfers = self._transfer(passes, sizes, REPETITIONS, "together", background)
+            merged = gemm.latest(mine)
+            if self.probe.gather(np.array([len(merged.wall_s)])).min() >= gemm.LEAST_SAMPLES:
+                break
+        computed = self._collect_compute([merged], [self.usual], "together", range(len(self.members)))
+        least_ratio = SLOW_LINK_STARVED if starved else SLOW_LINK
+        return self._slow_ranks(computed, starved), self._slow_links(transfers, least_ratio)
 
 
 def both_ways(passes):
