@@ -1,6 +1,7 @@
 """Calls that were started: what `start_*` returns, and the one loop that every wait of a communicator runs."""
 
 import time
+from math import inf
 
 from ..errors import InputError, LanterneError, PeerFailed, TransportTimeout
 from ..transport.base import POLLS_PER_CHECK, check_timeout_s, timeout_error
@@ -158,13 +159,16 @@ class NativeRequest(Request):
 
 
 class MessageRequest(Request):
-    """A send or receive of the user's. It waits for no call before it."""
+    """A send or receive of the user's. It waits for no call before it.
 
-    __slots__ = ("_request",)
+    Attributes: `looked_s`, of time.monotonic(), when it was last seen not to be done; -inf: never.
+    """
+
+    __slots__ = ("_request", "looked_s")
 
     def __init__(self, communicator, request):
         super().__init__(communicator)
-        self._request = request
+        self._request, self.looked_s = request, -inf
 
     def pending_peers(self):
         """As CallRequest.pending_peers."""
@@ -175,8 +179,11 @@ class MessageRequest(Request):
 
     def poll(self):
         """As CallRequest.poll; True once the data has left (send) or arrived (receive)."""
+        now_s = time.monotonic()
         with self.communicator.failing:
             self.done = self._request.test()
+        if not self.done:
+            self.looked_s = now_s
         return self.done
 
 

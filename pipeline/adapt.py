@@ -18,93 +18,23 @@ detector of slow iterations; a new plan must be predicted to gain; a link that h
 
 import dataclasses
 import json
-import time
-from typing import NamedTuple
 
 import numpy as np
 
-from ..errors import InputError
-from .best import best, load_search
+from .best import load_search
 from .check import CheckedPlan, check
 from .clocks import clock_offsets, share_a_clock
-from .estimate import estimate, planned_delay, with_links_of
+from .decide import AdaptSettings, Change, Decider
 from .execute import execute
 from .plan import Plan
 from .problem import Problem
 from .profile import Profiler, make_profile, report_length, worst
-from .schedulers import SCHEDULERS
-from .schedulers import plan as make_plan
-from .simulate import simulate
 from .verdicts import Agreement
-from .watch import ONSET, RELIEF, Noise, Watch, findings, pair_tolerances
 
-# Delays that differ by less than this share of the time of one F and one B, or than this many seconds, are noise.
-FLOOR_SHARE, FLOOR_S = 0.1, 300e-6
-# A link has healed, and goes back to the usual plane to show it there, if no more than this share of its worst delay is
-# left: the rest may be the delegates' own.
-HEALED_SHARE = 0.25
 # How long the other ranks wait for the coordinator's compiler.
 COMPILE_S = 600.0
 # Iterations after which the clocks of several hosts are compared again: they drift, some 50 us a second at most.
 CLOCKS_EVERY = 50
-
-
-@dataclasses.dataclass(frozen=True)
-class AdaptSettings:
-    """How an Adapter decides.
-
-    Attributes:
-        scheduler: who makes the new plans; best starts from the running one.
-        effort: of best; None for its own for re-planning.
-        min_gain: a plan is swapped if it is predicted to save this share of the iteration.
-        min_divert_gain: a link is taken off the usual plane if that, with a plan for it, is predicted to save as much.
-        onset, relief: iterations in a row that must show that a link is slow, or well again.
-        calibrate: iterations to measure the undisturbed problem from, behind the first, where none is given.
-        divert: whether slow links are taken off the usual data plane.
-    """
-
-    scheduler: str = "best"
-    effort: float | None = None
-    min_gain: float = 0.02
-    min_divert_gain: float = 0.05
-    onset: int = ONSET
-    relief: int = RELIEF
-    calibrate: int = 6
-    divert: bool = True
-
-    def __post_init__(self):
-        if self.scheduler not in SCHEDULERS:
-            raise InputError(f"scheduler: got {self.scheduler!r}, expected one of {', '.join(SCHEDULERS)}")
-        for key in ("onset", "relief", "calibrate"):
-            if getattr(self, key) < 1:
-                raise InputError(f"{key}: got {getattr(self, key)}, expected at least 1 iteration")
-
-
-class Change(NamedTuple):
-    """A verdict that changed something; seconds.
-
-    Attributes:
-        noticed: the iteration whose reports decided.
-        running_from: the first iteration under it.
-        findings: what was found, name -> +1 (slower) or -1.
-        delays_s: "source-destination" -> latency + occupancy of a message that is planned for, where not as usual.
-        slow_links: pairs of ranks whose messages are off the usual plane.
-        scheduler: that of the new plan; None: the plan stays.
-        predicted_before_s, predicted_s: of an iteration under the measured conditions, as it was and now.
-        planning_s: what deciding took.
-        copy: of the pipeline.
-    """
-
-    noticed: int
-    running_from: int
-    findings: dict
-    delays_s: dict
-    slow_links: list
-    scheduler: str | None
-    predicted_before_s: float
-    predicted_s: float
-    planning_s: float
-    copy: int = 0
 
 
 class Adapter:
@@ -251,144 +181,3 @@ class Adapter:
             own, own_offsets_s = zip(*(by[place] for place in sorted(by)), strict=True)
             profiles.append(make_profile(checked, own, own_offsets_s, assumed))
         return worst(profiles)
-
-
-class Decider:
-    """What the coordinator decides; it sends nothing."""
-
-    def __init__(self, checked, problem, settings, in_order):
-        self.running, self.initial, self.settings, self.in_order = checked, checked, settings, in_order
-        self.watch = Watch(settings.onset, settings.relief)
-        self.base = self.assumed = problem
-        self.slow_links, self.predicted_s, self.found, self.holds = [], None, {}, False
-        self._since, self._recent, self._noise = 0, [], problem and Noise(_floor_s(problem))
-        self._worst_s = {}
-
-    def occupancy_s(self, source, destination):
-        """Of a message of this pair, as the running plan assumes it."""
-        return planned_delay(self.assumed, source, destination)[1] if self.assumed else 0.0
-
-    def after(self, profile, next_iteration):
-        """The verdict, for JSON, on `profile`, to hold from `next_iteration` on; None if nothing changes."""
-        if profile.iteration < self._since:
-            return None  # Of before the last change took effect.
-        began_s = time.monotonic()
-        self._recent.append(profile)
-        if self.base is None:
-            found = self._calibrate()
-        else:
-            del self._recent[: -max(self.settings.onset, self.settings.relief)]
-            seen = findings(profile, self.base, self.assumed, self._tolerances(), self._noise)
-            found = self.watch.update(profile.iteration, seen)
-            if not found:
-                self._noise.add(profile)
-        self.found = found
-        if self.holds and "calibrated" not in found:
-            return None
-        return self._change(profile.iteration, next_iteration, found, began_s) if found else None
-
-    def _calibrate(self):
-        """Take the undisturbed problem from the first iterations; {"calibrated": 1} once it is known."""
-        if len(self._recent) <= self.settings.calibrate:
-            return {}
-        profiles, nominal = self._recent[1:], self.initial.problem
-        timed = estimate(profiles, nominal, nominal, lambda pair: float("inf"))
-        self._noise = Noise(_floor_s(timed))
-        for profile in profiles:
-            self._noise.add(profile)
-        self.base = estimate(profiles, timed, timed, self._noise.delay_s)
-        self._recent, self.assumed = profiles, self.base
-        return {"calibrated": 1}
-
-    def _tolerances(self):
-        """What the plan absorbs, per pair; on a plane whose sends block, not more than the shortest action."""
-        found = pair_tolerances(self.running, self.assumed)
-        if self.in_order is None or not self.settings.divert:
-            return found
-        shortest_s = min(*self.assumed.forward, *self.assumed.backward_input)
-        slow = [tuple(pair) for pair in self.slow_links]
-        return {pair: most_s if pair in slow else min(most_s, shortest_s) for pair, most_s in found.items()}
-
-    def _change(self, noticed, next_iteration, found, began_s):
-        settings = self.settings
-        problem = estimate(self._recent, self.base, self.assumed, self._noise.delay_s)
-        slow = self._slow(problem, _unusual(problem, self.base))
-        healed = [pair for pair in self.slow_links if tuple(pair) not in slow]
-        if healed:
-            problem = with_links_of(self.base, problem, healed)
-        delays_s = _unusual(problem, self.base)
-        links = [list(pair) for pair in slow] if settings.divert else []
-        before_s = self._predicted(self.running.plan, problem, slow, self.slow_links)
-        plan = self.initial.plan if problem == self.base and "calibrated" not in found else self._plan(problem)
-        after_s = self._predicted(plan, problem, slow, links)
-        kept_s = self._predicted(self.running.plan, problem, slow, links)
-        goes_back = plan is self.initial.plan and after_s <= kept_s * (1 + settings.min_gain)
-        swaps = plan is not self.running.plan and (after_s < kept_s * (1 - settings.min_gain) or goes_back)
-        if min(kept_s, after_s) > before_s * (1 - settings.min_divert_gain) and not healed and links != self.slow_links:
-            links = self.slow_links
-            kept_s, after_s = before_s, self._predicted(plan, problem, slow, links)
-            swaps = plan is not self.running.plan and after_s < kept_s * (1 - settings.min_gain)
-        self.assumed = problem
-        self.watch.restart()
-        self._recent = []
-        for name in found:
-            if name != "calibrated":
-                self._noise.forget(name)
-        self.predicted_s = after_s if swaps else kept_s
-        if swaps:
-            self.running = self.initial if plan is self.initial.plan else check(plan, problem)
-        if "calibrated" in found:
-            self.initial = self.running
-        if not swaps and links == self.slow_links and "calibrated" not in found:
-            return None
-        self.slow_links, self._since = links, next_iteration
-        change = Change(
-            noticed, next_iteration, found, {f"{a}-{b}": value for (a, b), value in delays_s.items()}, links,
-            self.running.plan.scheduler if swaps else None, before_s, self.predicted_s, time.monotonic() - began_s,
-        )  # fmt: skip
-        plan = self.running.plan.to_dict() if swaps else None
-        return {"change": change._asdict(), "plan": plan, "problem": self.running.problem.to_dict()}
-
-    def _slow(self, problem, delays_s):
-        """The pairs whose delays are worth a path of their own: half the shortest action, and more than was healed."""
-        half_s = min(*self.base.forward, *self.base.backward_input) / 2
-        excess_s = {}
-        for pair, delay_s in delays_s.items():
-            key = tuple(sorted(pair))
-            excess_s[key] = max(excess_s.get(key, 0.0), delay_s - sum(planned_delay(self.base, *pair)))
-        slow = []
-        for pair, value in excess_s.items():
-            worst_s = self._worst_s.get(pair, 0.0) if list(pair) in self.slow_links else 0.0
-            if value > max(half_s, HEALED_SHARE * worst_s):
-                slow.append(pair)
-                self._worst_s[pair] = max(value, worst_s)
-        return sorted(slow)
-
-    def _plan(self, problem):
-        settings, running = self.settings, self.running.plan
-        if settings.scheduler == "best":
-            return best(problem, placement=running.placement, start=running, effort=settings.effort)
-        return make_plan(problem, settings.scheduler)
-
-    def _predicted(self, plan, problem, slow, delegated):
-        """Seconds of an iteration; where a slow link is on a plane whose sends block, they block in the simulator."""
-        blocks = self.in_order is not None and any(list(pair) not in delegated for pair in slow)
-        if blocks:
-            return simulate(plan, problem, in_order=True, queue=self.in_order).makespan
-        return simulate(plan, problem).makespan
-
-
-def _floor_s(problem):
-    pairs = zip(problem.forward, problem.backward_input, strict=True)
-    return max(FLOOR_S, FLOOR_SHARE * min(forward + backward for forward, backward in pairs))
-
-
-def _unusual(problem, base):
-    """(source, destination) -> the delay of a message, of pairs where that is not the one of `base`."""
-    ranks = range(base.stages)
-    delays = {}
-    for pair in ((one, other) for one in ranks for other in ranks if one != other):
-        delay = planned_delay(problem, *pair)
-        if delay != planned_delay(base, *pair):
-            delays[pair] = sum(delay)
-    return delays

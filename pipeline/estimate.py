@@ -28,7 +28,7 @@ def _narrowed(delay, seen):
     if delay.is_seen or not seen.is_seen:
         return delay
     value_s = min(max(seen.low_s, delay.low_s), delay.high_s)
-    return LinkDelay(value_s, value_s, min(seen.occupancy_s, max(value_s, 0.0)), 0)
+    return LinkDelay(value_s, value_s, min(seen.occupancy_s, max(value_s, 0.0)), seen.num_seen)
 
 
 def planned_delay(problem, source, destination):
@@ -37,7 +37,12 @@ def planned_delay(problem, source, destination):
     return problem.latency(source, destination), problem.occupancy(source, destination, nbytes)
 
 
-def estimate(profiles, base, assumed, floor_s):
+def link_name(one, other):
+    """What a link between two ranks, the lower one first, is called in findings."""
+    return f"link {one}-{other}"
+
+
+def estimate(profiles, base, assumed, floor_s, names=None):
     """`base` with what `profiles` showed put in: a Problem, all in seconds; `base` itself if nothing differs.
 
     Args:
@@ -45,15 +50,18 @@ def estimate(profiles, base, assumed, floor_s):
         base: the undisturbed Problem.
         assumed: the Problem that the running plan is for.
         floor_s: a function of a pair of ranks: its delays are the same if they differ by less than that.
+        names: "link 1-2" or "rank 2" of what may have changed; all else stays as assumed. None for everything.
     """
     delays = {}
     for one, other in sorted({(min(pair), max(pair)) for pair in profiles[-1].links}):
         ways = [pair_delays(profile, one, other) for profile in profiles]
         for index, pair in enumerate(((one, other), (other, one))):
-            found = _delay([way[index] for way in ways], *planned_delay(assumed, *pair))
+            found = planned_delay(assumed, *pair)
+            if names is None or link_name(one, other) in names:
+                found = _delay([way[index] for way in ways], *found)
             if abs(sum(found) - sum(planned_delay(base, *pair))) > floor_s(pair):
                 delays[pair] = found
-    changes = _durations(profiles, base) | (_links(base, delays) if delays else {})
+    changes = _durations(profiles, base, assumed, names) | (_links(base, delays) if delays else {})
     return dataclasses.replace(base, **changes) if changes else base
 
 
@@ -77,12 +85,14 @@ def _delay(seen, latency_s, occupancy_s):
     return whole_s - occupancy_s, occupancy_s
 
 
-def _durations(profiles, base):
+def _durations(profiles, base, assumed, names):
     """The fields of `base` to be replaced by durations that differ from it."""
     changes = {}
+    may_differ = [names is None or f"rank {rank}" in names for rank in range(base.stages)]
     for kind, name in TIMES.items():
         known = np.array(getattr(base, name))
         found = np.median([_apart(profile, kind, base) for profile in profiles], axis=0)
+        found = np.where(may_differ, found, getattr(assumed, name))
         differs = np.abs(found - known) > SAME_DURATION * known  # False for nan
         if differs.any():
             changes[name] = tuple(np.where(differs, found, known).tolist())

@@ -75,6 +75,11 @@ class InlineReceive(Receive):
     def __init__(self, request, buffer):
         self._request, self._buffer = request, buffer
 
+    @property
+    def looked_s(self):
+        """When it was last seen not to be here."""
+        return self._request.looked_s
+
     def test(self):
         return self._request.test()
 

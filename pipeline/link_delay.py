@@ -4,29 +4,33 @@ A message that finds its link free takes latency + occupancy; one that is handed
 queues, and comes one occupancy after the one before it. So the two are told apart wherever messages queue; where none
 does, all is counted as latency, which then makes no difference to the next message.
 
-A receiver that computes does not see a message come. It looks now and then, and so knows an interval: not yet here at
-one look, here at the next. Where it waited, it saw the very moment.
+Neither end knows the moment. A sender is sure of when it began to hand over and when it could go on; a receiver looks
+now and then: not yet here at one look, here at the next. On a crowded machine either may be held up for milliseconds
+between its two. So each message gives two bounds, and what holds up ranks only ever widens them: a link is slow if all
+its messages were, and most provably.
 """
 
 from typing import NamedTuple
 
 import numpy as np
 
-# Seeing a message come takes a poll, or waking up: an arrival known so well counts as seen.
-EXACT_S = 300e-6
+# Seeing a message come takes a poll, a nap between two of them, or waking up: an arrival known so well counts as seen.
+EXACT_S = 500e-6
 # Arrivals that must have been seen to tell occupancy from latency, and the share of the misfit it has to explain.
 QUEUED, EXPLAINED = 4, 0.5
 CANDIDATES = 64
+# The delay that this share of the messages did not provably exceed; all others did.
+PROVABLY = 0.6
 
 
 class LinkDelay(NamedTuple):
     """What one iteration showed of one direction of a link; seconds.
 
     Attributes:
-        low_s, high_s: latency + occupancy of a message that does not queue is between these; equal where it was seen,
-            -inf and inf where nothing is known.
+        low_s, high_s: latency + occupancy of a message that does not queue is between these, -inf and inf where nothing
+            is known. The lower one is of the quickest message, the upper one such that a quarter were quicker.
         occupancy_s: time between messages that queue; 0 where none did.
-        num_seen: messages whose arrival was seen.
+        num_seen: messages whose arrival was seen, if they tell `low_s`; 0 where it is a bound.
     """
 
     low_s: float
@@ -37,7 +41,7 @@ class LinkDelay(NamedTuple):
     @property
     def is_seen(self):
         """Whether the delay is known and not only bounded."""
-        return self.low_s == self.high_s
+        return self.num_seen > 0
 
     @property
     def latency_s(self):
@@ -48,31 +52,29 @@ class LinkDelay(NamedTuple):
 UNKNOWN = LinkDelay(-np.inf, np.inf)
 
 
-def link_delay(left_s, after_s, before_s, assumed_s=0.0):
+def link_delay(given_s, gone_s, after_s, before_s, assumed_s=0.0):
     """The LinkDelay of messages that take one link, one after the other.
 
     Args:
-        left_s: (n,) when each was handed to the link, in the order in which they take it.
+        given_s, gone_s: (n,) each left between these, in the order in which they take the link.
         after_s, before_s: (n,) each came after the one (-inf: unknown) and at the other at the latest.
         assumed_s: the occupancy, where too few were seen to tell.
 
-    Cost: O(n) times at most 64 candidates for the occupancy; 0.2 ms for 32 messages.
+    Cost: O(n^2 + 64 n), for the occupancy; 0.2 ms for 32 messages.
     """
-    left_s, after_s, before_s = (np.asarray(values, float) for values in (left_s, after_s, before_s))
-    if not len(left_s):
+    given_s, gone_s, after_s, before_s = (np.asarray(times, float) for times in (given_s, gone_s, after_s, before_s))
+    if not len(given_s):
         return UNKNOWN
     seen = before_s - after_s <= EXACT_S
-    occupancy_s = _occupancy(left_s, before_s, seen) if seen.sum() >= QUEUED else assumed_s
-    # What a message takes from when the link was free for it.
-    start_s = _through(left_s, occupancy_s) - occupancy_s
-    at_most_s = float(np.quantile(before_s - start_s, 0.25))
-    if seen.any():
-        # Being late in looking, or in handing over, only adds: the quarter that took least tells the link's own.
-        value_s = min(float(np.quantile((before_s - start_s)[seen], 0.25)), at_most_s)
-        return LinkDelay(value_s, value_s, occupancy_s, int(seen.sum()))
-    # The message that was not yet there the longest says the least that the delay can be; a quantile forgives jitter.
-    at_least_s = float(np.quantile(after_s - start_s, 0.75, method="lower"))
-    return LinkDelay(min(at_least_s, at_most_s), at_most_s, occupancy_s)
+    occupancy_s = _occupancy(gone_s, after_s, before_s, seen) if seen.sum() >= QUEUED else assumed_s
+    # What a message took from when the link was free for it, at most and at least.
+    at_most_s = before_s - _through(given_s, occupancy_s) + occupancy_s
+    at_least_s = after_s - _through(gone_s, occupancy_s) + occupancy_s
+    high_s, least_s = float(np.quantile(at_most_s, 0.25)), float(at_most_s.min())
+    low_s = float(np.quantile(at_least_s, PROVABLY, method="lower"))
+    if low_s < least_s - EXACT_S:
+        return LinkDelay(low_s, high_s, occupancy_s)
+    return LinkDelay(least_s, high_s, occupancy_s, max(int(seen.sum()), 1))
 
 
 def _through(left_s, occupancy_s):
@@ -81,18 +83,27 @@ def _through(left_s, occupancy_s):
     return np.maximum.accumulate(left_s - turn) + turn + occupancy_s
 
 
-def _occupancy(left_s, came_s, seen):
+def _occupancy(left_s, after_s, before_s, seen):
     """The occupancy that explains the arrivals seen best; 0 unless it explains much more than none does."""
-    gaps_s = np.diff(came_s[seen]) / np.diff(np.flatnonzero(seen))
-    gaps_s = np.sort(gaps_s[gaps_s > EXACT_S])
+    gaps_s = np.diff(before_s[seen]) / np.diff(np.flatnonzero(seen))
+    # No two messages of a link come closer than that.
+    most_s = _closest_s(after_s, before_s) + EXACT_S
+    gaps_s = np.sort(gaps_s[(gaps_s > EXACT_S) & (gaps_s <= most_s)])
     if len(gaps_s) > CANDIDATES:
         gaps_s = np.quantile(gaps_s, np.linspace(0, 1, CANDIDATES))
-    best_s, misfit = 0.0, _misfit(left_s, came_s, seen, 0.0) * EXPLAINED
+    best_s, misfit = 0.0, _misfit(left_s, before_s, seen, 0.0) * EXPLAINED
     for gap_s in gaps_s.tolist():
-        found = _misfit(left_s, came_s, seen, gap_s)
+        found = _misfit(left_s, before_s, seen, gap_s)
         if found < misfit:
             best_s, misfit = gap_s, found
     return best_s
+
+
+def _closest_s(after_s, before_s):
+    """The least time between two messages, per message between them, that the looks allow."""
+    apart_s = before_s[None, :] - after_s[:, None]
+    first, second = np.triu_indices(len(after_s), 1)
+    return float((apart_s[first, second] / (second - first)).min())
 
 
 def _misfit(left_s, came_s, seen, occupancy_s):

@@ -40,15 +40,16 @@ class ObservedPlane(DataPlane):
 
     def begin(self):
         """Forget the times noted so far: a new iteration begins."""
-        self._left_s, self._after_s, self._before_s, self._pending = [], [], [], {}
+        self._given_s, self._gone_s, self._after_s, self._before_s, self._pending = [], [], [], [], {}
 
     def times(self):
-        """(left_s, after_s, before_s) of the messages of this iteration: three float64 arrays.
+        """(given_s, gone_s, after_s, before_s) of the messages of this iteration: four float64 arrays.
 
-        By what this rank sent, in order: when the message could leave. By what it received, in the order in which the
-        executor asked: when it was seen not to be here yet (-inf: never), and when to be here (nan: not yet).
+        By what this rank sent, in order: when it handed the message over, and when it could go on; it left between the
+        two. By what it received, in the order in which the executor asked: when the message was last seen not to be
+        here (-inf: never), and when to be here (nan: not yet); it came between the two.
         """
-        return tuple(np.array(times, float) for times in (self._left_s, self._after_s, self._before_s))
+        return tuple(np.array(times, float) for times in (self._given_s, self._gone_s, self._after_s, self._before_s))
 
     def divert(self, pairs):
         """From now on `pairs` of ranks are off the usual plane, and no others.
@@ -80,10 +81,9 @@ class ObservedPlane(DataPlane):
         return self._way(peer).lend(shape, dtype, peer)
 
     def send(self, buffer, peer, timeout_s=None):
-        way, left_s = self._way(peer), time.monotonic()
-        waited = way.send(buffer, peer, timeout_s)
-        # Where one send may be open, a rank that waited did so for the one before this, which could not leave earlier.
-        self._left_s.append(time.monotonic() if waited and way.in_order == 1 else left_s)
+        self._given_s.append(time.monotonic())
+        waited = self._way(peer).send(buffer, peer, timeout_s)
+        self._gone_s.append(time.monotonic())
         return waited
 
     def receive(self, shape, dtype, peer):
@@ -123,7 +123,7 @@ class ObservedPlane(DataPlane):
 
 
 class ObservedReceive(Receive):
-    """A receive that notes when its message came: at a moment, if somebody waited for it, else between two looks."""
+    """A receive that notes between which two looks its message came, whether or not somebody waited for it."""
 
     __slots__ = ("_index", "_is_here", "_plane", "_receive", "_way")
 
@@ -136,7 +136,7 @@ class ObservedReceive(Receive):
             return True
         looked_s = time.monotonic()
         if self._receive.test():
-            self._note(looked_s, None)
+            self._note(looked_s)
         else:
             self._plane._after_s[self._index] = looked_s
         return self._is_here
@@ -146,16 +146,11 @@ class ObservedReceive(Receive):
         buffer = self._receive.wait(timeout_s)
         if not was_here:
             now_s = time.monotonic()
-            self._note(now_s, now_s)
+            # A plane that does not tell when it looked in vain is taken to have looked all the time.
+            self._plane._after_s[self._index] = getattr(self._receive, "looked_s", now_s)
+            self._note(now_s)
         self._plane._lenders[id(buffer)] = self._way
         return buffer
 
-    def _note(self, before_s, after_s):
-        """The message came before `before_s`, and after `after_s` if that is known; a plane may know better."""
-        came_s = getattr(self._receive, "came_s", None)
-        plane, self._is_here = self._plane, True
-        if came_s is not None:
-            before_s = after_s = came_s
-        plane._before_s[self._index] = before_s
-        if after_s is not None:
-            plane._after_s[self._index] = after_s
+    def _note(self, before_s):
+        self._plane._before_s[self._index], self._is_here = before_s, True

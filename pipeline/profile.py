@@ -1,8 +1,8 @@
 """What an iteration showed of a pipeline: how long F, B and W take on each rank, and how long each link.
 
 Every rank packs what it measured into a report: an array of a length that the plan fixes, so that it travels as one
-message. Whoever has the reports of all ranks makes a Profile of them, and of that the Problem to plan for next. Medians
-everywhere: one action that the operating system held up counts for nothing.
+message. Whoever has the reports of all ranks makes a Profile of them, and of that the Problem to plan for next. A kind of
+action takes as long as its quickest quarter: what the operating system held up counts for nothing.
 """
 
 import time
@@ -16,6 +16,7 @@ from .link_delay import UNKNOWN, link_delay
 from .plan import PART, PARTS
 
 KINDS = ("F", "B", "W", "BW")
+QUICKEST = 0.25
 # At the head of a report: which iteration it is about, when that began and ended, bytes that the stages held at most.
 ITERATION, BEGAN, ENDED, HELD, HEAD = range(5)
 
@@ -55,7 +56,7 @@ def report_length(checked, rank):
     """Entries of the report of `rank` under a CheckedPlan."""
     sent = messages(checked)
     own = len(KINDS) * len(checked.plan.placement.stages_of(rank))
-    return HEAD + own + int((sent.source == rank).sum()) + 2 * int((sent.destination == rank).sum())
+    return HEAD + own + 2 * int((sent.source == rank).sum()) + 2 * int((sent.destination == rank).sum())
 
 
 class Profiler:
@@ -90,15 +91,15 @@ class Profiler:
             checked, measured: the CheckedPlan that ran and what execute returned.
         """
         head = [iteration, measured.ready_s[0], time.monotonic(), self._most_nbytes]
-        return np.concatenate([head, self._medians(checked, measured), *self.plane.times()])
+        return np.concatenate([head, self._durations(checked, measured), *self.plane.times()])
 
-    def _medians(self, checked, measured):
-        """The median seconds of each kind on each stage of the rank; nan where there is none."""
+    def _durations(self, checked, measured):
+        """The seconds of each kind on each stage of the rank; nan where there is none."""
         found = {}
         for action, duration_s in zip(measured.actions, self._durations_s(measured).tolist(), strict=True):
             found.setdefault((action.kind, action.stage), []).append(duration_s * action.parts)
         stages = checked.plan.placement.stages_of(measured.rank)
-        return [np.median(found.get((kind, stage), np.nan)) for stage in stages for kind in KINDS]
+        return [np.quantile(found.get((kind, stage), np.nan), QUICKEST) for stage in stages for kind in KINDS]
 
 
 class Profile(NamedTuple):
@@ -144,21 +145,22 @@ def make_profile(checked, reports, offsets_s=None, occupancy_s=None):
     ranks = len(reports)
     offsets_s = np.zeros(ranks) if offsets_s is None else np.asarray(offsets_s)
     sent = messages(checked)
-    left_s, after_s, before_s = (np.empty(len(sent.source)) for _ in range(3))
+    given_s, gone_s, after_s, before_s = (np.empty(len(sent.source)) for _ in range(4))
     durations_s = {kind: np.empty(ranks) for kind in KINDS}
     for rank, report in enumerate(reports):
         out, into = sent.source == rank, sent.destination == rank
         own = len(KINDS) * len(checked.plan.placement.stages_of(rank))
-        medians = report[HEAD : HEAD + own].reshape(-1, len(KINDS))
+        each = report[HEAD : HEAD + own].reshape(-1, len(KINDS))
         for index, kind in enumerate(KINDS):
-            durations_s[kind][rank] = medians[:, index].sum()
+            durations_s[kind][rank] = each[:, index].sum()
         times_s = report[HEAD + own :] + offsets_s[rank]
-        left_s[out], after_s[into], before_s[into] = np.split(times_s, [out.sum(), out.sum() + into.sum()])
+        ends = np.cumsum([out.sum(), out.sum(), into.sum()])
+        given_s[out], gone_s[out], after_s[into], before_s[into] = np.split(times_s, ends)
     links = {}
     for source, destination in sorted(set(zip(sent.source.tolist(), sent.destination.tolist(), strict=True))):
         of = (sent.source == source) & (sent.destination == destination)
         assumed_s = occupancy_s(source, destination) if occupancy_s else 0.0
-        links[source, destination] = link_delay(left_s[of], after_s[of], before_s[of], assumed_s)
+        links[source, destination] = link_delay(given_s[of], gone_s[of], after_s[of], before_s[of], assumed_s)
     head = np.array([report[:HEAD] for report in reports])
     return Profile(
         int(head[0, ITERATION]),

@@ -11,7 +11,7 @@ from collections import deque
 import numpy as np
 
 from .adaptra import tolerances, warmups_of
-from .estimate import pair_delays, planned_delay
+from .estimate import link_name, pair_delays, planned_delay
 
 # A delay has changed if it differs by this share of what is assumed, and by the floor.
 CHANGED_DELAY, CHANGED_DURATION = 0.25, 0.25
@@ -56,9 +56,9 @@ def findings(profile, base, assumed, tolerance, noise):
         queues_s = max(way.occupancy_s - occupancy_s for way, (_, occupancy_s) in zip(ways, planned, strict=True))
         most_s = max(tolerance.get((one, other), 0.0), assumed_s * (1 + CHANGED_DELAY)) + floor_s
         if low_s > most_s or queues_s > max(floor_s, CHANGED_DELAY * assumed_s):
-            found[f"link {one}-{other}"] = +1
+            found[link_name(one, other)] = +1
         elif high_s < max(assumed_s * (1 - CHANGED_DELAY) - floor_s, healed_s if assumed_s > healed_s else 0.0):
-            found[f"link {one}-{other}"] = -1
+            found[link_name(one, other)] = -1
     durations = zip(assumed.forward, assumed.backward_input, strict=True)
     for rank, (forward_s, backward_s) in enumerate(durations):
         ratio = busy_s(profile, rank) / (forward_s + backward_s)
@@ -76,11 +76,11 @@ def busy_s(profile, rank):
 
 
 class Noise:
-    """How much delays and durations vary from iteration to iteration while nothing happens.
+    """How much delays, durations and iterations vary from iteration to iteration while nothing happens.
 
     Durations: as the middle half of the last iterations varies, times SPREAD; a step shows there only when it is no
     news any more. Delays: as most neighbouring iterations differ, times STEPS; a step is one of those, also where it is
-    no finding, because the plan absorbs it.
+    no finding, because the plan absorbs it. Iterations: as most neighbouring ones differ; another plan is a step, too.
 
     Args:
         floor_s: of delays, at least.
@@ -99,6 +99,7 @@ class Noise:
         for rank in range(len(profile.began_s)):
             if (seconds := busy_s(profile, rank)) > 0:
                 self._add(rank, float(np.log(seconds)))
+        self._add("iteration", profile.iteration_s)
 
     def forget(self, name):
         """What `findings` calls `name` has changed for good: its noise is to be learned again."""
@@ -110,7 +111,7 @@ class Noise:
         seen = self._seen.get(tuple(sorted(pair)), ())
         if len(seen) < LEARNED:
             return self.floor_s
-        return max(self.floor_s, STEPS * float(np.quantile(np.abs(np.diff(seen)), 0.75)))
+        return max(self.floor_s, STEPS * _step(seen))
 
     def duration(self, rank):
         """The share by which durations of a rank vary."""
@@ -120,8 +121,18 @@ class Noise:
         low, high = np.quantile(seen, (0.25, 0.75))
         return SPREAD * float(high - low)
 
+    def iteration_s(self):
+        """What saves less than so much of an iteration would not show."""
+        seen = self._seen.get("iteration", ())
+        return _step(seen) if len(seen) >= LEARNED else 0.0
+
     def _add(self, key, value):
         self._seen.setdefault(key, deque(maxlen=REMEMBERED)).append(value)
+
+
+def _step(values):
+    """By how much most neighbouring values differ, at most."""
+    return float(np.quantile(np.abs(np.diff(values)), 0.75))
 
 
 class Watch:
