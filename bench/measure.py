@@ -1,6 +1,7 @@
 """Time one collective on all ranks of a communicator, late ranks included, and check every element of every result."""
 
 import os
+import random
 import time
 
 import numpy as np
@@ -179,6 +180,8 @@ def measure(
 ):
     """Time `algorithms` in turn, `iterations` rounds, so that what disturbs one disturbs all.
 
+    Their order is another one in every round, since what goes before a call tells in its time.
+
     Args:
         options: {algorithm: keyword arguments of its call}.
 
@@ -186,9 +189,9 @@ def measure(
         {algorithm: (time_s samples, late_s samples, wrong elements over all ranks and calls)}.
     """
     comm = case.comm
-    samples = {algorithm: ([], [], [0]) for algorithm in algorithms}
+    samples, shuffled = {algorithm: ([], [], [0]) for algorithm in algorithms}, random.Random(0)
     for iteration in range(-warmup, iterations):
-        for algorithm in algorithms:
+        for algorithm in shuffled.sample(algorithms, len(algorithms)):
             tick(f"{algorithm} {max(iteration, 0) + 1}/{iterations}")
             case.reset()
             time_s, late_s = timed_call(case, algorithm, late_rank, delay_s, (options or {}).get(algorithm, {}))

@@ -1,18 +1,14 @@
-"""What is measured for `auto`: the fit, the trials, the cache, and that all ranks know the same."""
+"""What is measured for `auto`: the fit, the cache, and that all ranks know the same."""
 
 import json
-import os
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lanterne.collectives import learn as module
 from lanterne.collectives.communicator import spawn
-from lanterne.collectives.cost import CostModel
-from lanterne.collectives.learn import MISFIT, TRIED_NBYTES, fit, learn, measure_factors
-from lanterne.collectives.predict import candidates, predictions
+from lanterne.collectives.learn import MAX_AGE_S, MISFIT, fit, learn
 
 SIZES = [64, 4096, 32768, 262144, 1048576]
 
@@ -38,44 +34,24 @@ def test_a_bent_line_gets_pieces():
     assert [piece.nbytes for piece in model.pieces] == SIZES[:-1]
 
 
-def test_those_that_are_predicted_to_be_near_are_tried_and_the_others_not_favoured(monkeypatch):
-    model = CostModel(1e-5, 1e-9, 1e-10)
-
-    def times(communicator, calls, repeats):
-        assert 1 <= len(calls) <= 2
-        for call in calls:
-            call()
-        return np.arange(1.0, len(calls) + 1)[:, None] * 1e-3
-
-    monkeypatch.setattr(module, "_times", times)
-    monkeypatch.setattr(module, "MAX_TRIED", 2)
-    monkeypatch.setattr(module, "ENOUGH_S", 1.0)
-    results = spawn(3, lambda comm: measure_factors(comm, model))
-    assert results[0] == results[1] == results[2]
-    for nbytes in TRIED_NBYTES:
-        rows = predictions("all_reduce", 3, nbytes, model)
-        factors = {row.algorithm: row.factor for row in results[0] if row.nbytes == nbytes}
-        assert set(factors) == {line.name for line in candidates("all_reduce", 3)}
-        assert factors[rows[0][0]] == pytest.approx(1e-3 / rows[0][2])
-        assert {factors[name] for name, _, _ in rows[2:]} == {max(factors.values())}
-
-
-def test_slow_networks_are_not_tried_for_long():
-    assert spawn(3, lambda comm: measure_factors(comm, CostModel(1.0, 1e-3))) == [()] * 3
-
-
 def test_the_cache_is_read_and_a_broken_one_is_measured_over(tmp_path, monkeypatch):
     monkeypatch.setenv("LANTERNE_CACHE", str(tmp_path))
-    models = spawn(2, learn)
-    assert models[0] == models[1] and models[0][2] == "measured"
+    (model, factors, source), other = spawn(2, learn)
+    assert (model, factors, source) == other and source == "measured"
     (file,) = tmp_path.iterdir()
-    assert spawn(2, learn) == [(*models[0][:2], "cache")] * 2
-    file.write_text(json.dumps({"schema_version": 2, "model": {"alpha_s": -1, "beta_s_per_byte": 0}, "factors": []}))
-    assert spawn(2, learn)[1][2] == "measured"
-    file.write_text("[1, 2")
-    assert spawn(2, learn)[0][2] == "measured"
-    os.utime(file, (0, 0))
+    again = spawn(2, learn)
+    assert again[0] == again[1] and again[0][0] == model and again[0][2] == "cache"
+    before = {row[:3]: row.factor for row in factors}
+    assert before.keys() == {row[:3] for row in again[0][1]}
+    assert all(row.factor <= before[row[:3]] for row in again[0][1]), "what was least stays"
+    document = json.loads(file.read_text())
+    assert document["factors"] == [list(row) for row in again[0][1]], "and is kept"
+    document["measured_s"] -= MAX_AGE_S + 60
+    file.write_text(json.dumps(document))
     assert spawn(2, learn)[0][2] == "measured", "a model of long ago is measured anew"
+    for broken in ('{"schema_version": 3, "measured_s": 0, "model": {"alpha_s": -1}, "factors": []}', "[1, 2"):
+        file.write_text(broken)
+        assert spawn(2, learn)[1][2] == "measured"
 
 
 def test_a_cache_that_cannot_be_written_is_no_error(monkeypatch):

@@ -1,0 +1,138 @@
+"""Trials of the algorithms that `auto` chooses from, and the factor by which each was off the model's prediction.
+
+The model cannot know what else an algorithm costs or saves: folds of several inputs at once, shared caches, cores that
+ranks share. So those that it ranks close together are tried, at a few sizes, when the group is new; and those that came
+near the best again, briefly, by every later job on the same hosts. Disturbances only add: what was least stays.
+"""
+
+import random
+import time
+
+import numpy as np
+
+from ..kernels.delay import wait_until
+from .predict import Factor, correction, predictions
+
+# The collective whose algorithms are tried, and the sizes: most programs wait for this one most.
+TRIED = "all_reduce"
+TRIED_NBYTES = (1 << 10, 8 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20)
+# Tried are at most MAX_TRIED, none predicted to take over TRIED_WITHIN times the cheapest; again, those within AGAIN.
+TRIED_WITHIN, MAX_TRIED = 4.0, 6
+AGAIN_WITHIN = 1.3
+# They are called in turn, TRIALS times at most and for TRIALS_S, pauses included; who is KEEP times behind the best
+# after each of CUTS rounds is out. Again AGAIN times, at sizes where all of it is predicted to take AGAIN_S at most.
+TRIALS, TRIALS_S = 32, 0.4
+KEEP, CUTS = 1.2, (4, 8, 16)
+AGAIN, AGAIN_S = 3, 0.03
+LEAST_REPEATS = 2
+# Nothing larger is tried once a call took so long: slow networks are measured in a second, large messages are linear.
+ENOUGH_S = 0.25
+# Nor what has larger buffers than this on all ranks.
+MAX_TRIED_NBYTES = 256 << 20
+# Of the ranks of a larger group the predictions themselves would take seconds.
+MAX_TRIED_RANKS = 64
+# Between the barrier before a call and the call. Programs compute meanwhile: what comes first in a call that follows
+# another at once is not what comes first when caches and cores have had other things to do.
+PAUSE_S = 2.5e-3
+
+
+def measure_factors(communicator, model):
+    """Try the algorithms that `model` ranks close together; a tuple of Factor, equal on all ranks. A collective call.
+
+    Those left out get the largest factor of those tried, so that what makes everything slower does not favour them.
+    """
+    factors = []
+    if communicator.world_size > MAX_TRIED_RANKS:
+        return ()
+    for nbytes in TRIED_NBYTES:
+        rows = predictions(TRIED, communicator.world_size, nbytes, model)
+        near = [row for row in rows if row[2] <= TRIED_WITHIN * rows[0][2]][:MAX_TRIED]
+        if near[-1][2] > ENOUGH_S or nbytes * communicator.world_size > MAX_TRIED_NBYTES:
+            break
+        took_s = _contest(communicator, _calls(communicator, near, nbytes))
+        found = {row[0]: time_s / row[2] for row, time_s in zip(near, took_s, strict=True)}
+        factors += [Factor(TRIED, name, nbytes, found.get(name, max(found.values()))) for name, _, _ in rows]
+        if max(took_s) > ENOUGH_S:
+            break
+    return tuple(factors)
+
+
+def try_again(communicator, model, factors):
+    """`factors`, smaller where a short trial now took less; equal on all ranks. A collective call.
+
+    So a job that was disturbed while it measured does not decide for the others for long.
+    """
+    least = {row[:3]: row.factor for row in factors}
+    for nbytes in sorted({row.nbytes for row in factors}):
+        rows = [
+            (name, chunks, time_s, time_s * correction(factors, TRIED, name, nbytes))
+            for name, chunks, time_s in predictions(TRIED, communicator.world_size, nbytes, model)
+        ]
+        best_s = min(row[3] for row in rows)
+        near = sorted((row for row in rows if row[3] <= AGAIN_WITHIN * best_s), key=lambda row: row[3])[:MAX_TRIED]
+        if AGAIN * sum(row[3] for row in near) > AGAIN_S:
+            break
+        times_s = time_calls(communicator, _calls(communicator, near, nbytes), AGAIN)
+        for row, samples_s in zip(near, times_s, strict=True):
+            key = TRIED, row[0], nbytes
+            least[key] = min(least[key], _usual(samples_s) / row[2])
+    return tuple(Factor(*key, factor) for key, factor in least.items())
+
+
+def _calls(communicator, rows, nbytes):
+    """The algorithms of `rows`, (name, num_chunks, ...), as functions that call them on buffers of `nbytes`."""
+    source, out = np.ones((2, nbytes // 4), np.float32)
+    return [
+        lambda a=name, m=chunks: communicator.all_reduce(source, out, algorithm=a, num_chunks=m)
+        for name, chunks, *_ in rows
+    ]
+
+
+def _contest(communicator, calls):
+    """Seconds of each of `calls`, equal on all ranks; those near the quickest are called more often than the others."""
+    samples_s, left, spent_s = [[] for _ in calls], range(len(calls)), 0.0
+    # The first round makes plans and connections.
+    _round(communicator, calls, 0)
+    for number in range(TRIALS):
+        took_s = _round(communicator, [calls[i] for i in left], number)
+        for i, time_s in zip(left, took_s, strict=True):
+            samples_s[i].append(time_s)
+        spent_s += (took_s + PAUSE_S).sum()
+        if spent_s > TRIALS_S and number + 1 >= LEAST_REPEATS:
+            break
+        if number + 1 in CUTS:
+            enough_s = KEEP * min(_usual(samples_s[i]) for i in left)
+            left = [i for i in left if _usual(samples_s[i]) <= enough_s]
+    return [_usual(row) for row in samples_s]
+
+
+def _usual(samples_s):
+    """The lower quartile: disturbances only add, and some algorithms are quick in one call and slow in the next."""
+    return float(np.sort(samples_s)[(len(samples_s) - 1) // 4])
+
+
+def time_calls(communicator, calls, repeats):
+    """Seconds of each of `calls` on the slowest rank, in turn, `repeats` times: (len(calls), repeats), equal on all.
+
+    Calls that take long are made but LEAST_REPEATS times.
+    """
+    # The first round makes plans and connections.
+    in_time = int(TRIALS_S / (_round(communicator, calls, 0) + PAUSE_S).sum())
+    rounds = [_round(communicator, calls, number) for number in range(max(LEAST_REPEATS, min(repeats, in_time)))]
+    return np.stack(rounds, axis=1)
+
+
+def _round(communicator, calls, number):
+    """Seconds of each of `calls`, called once, on the slowest rank: (len(calls),), the same on all ranks.
+
+    Each round, by its `number`, has its order: what goes before a call tells in its time, and is not to be the same.
+    """
+    samples = np.empty(len(calls))
+    for index in random.Random(number).sample(range(len(calls)), len(calls)):
+        communicator.barrier(algorithm="dissemination")
+        started = time.monotonic() + PAUSE_S
+        wait_until(started)
+        calls[index]()
+        samples[index] = time.monotonic() - started
+    communicator.all_reduce(samples, samples, op="max", algorithm="recursive_doubling")
+    return samples
