@@ -5,6 +5,7 @@ import os
 import platform
 import sys
 import tempfile
+import time
 from importlib import metadata
 from pathlib import Path
 
@@ -14,6 +15,9 @@ SCHEMA_VERSION = 1
 PICTURES = (".png", ".svg", ".pdf")
 # Options of commands that name a file to be written.
 OUTPUTS = ("json", "plot", "trace", "report", "checkpoint")
+# How often a job that another launcher started says how far it is.
+LINE_S = 10.0
+_said_s = time.monotonic()
 
 
 def environment():
@@ -169,8 +173,20 @@ def print_table(columns, rows, title=None, notes=(), left=(0,), file=None):
 def progress(text):
     """Show `text` on the terminal's last line; silent where there is none. `progress("")` clears it.
 
-    Ranks write through a pipe: their launcher sets LANTERNE_PROGRESS where its own standard error is a terminal.
+    Ranks write through a pipe: their launcher sets LANTERNE_PROGRESS where its own standard error is a terminal. Under
+    another launcher, which tells nothing, rank 0 says it in a line of its own each LINE_S.
     """
+    global _said_s
     if sys.stderr.isatty() or "LANTERNE_PROGRESS" in os.environ:
         sys.stderr.write(f"\r\x1b[K{text}")
         sys.stderr.flush()
+    elif text and time.monotonic() > _said_s + LINE_S and _is_first_of_a_foreign_job():
+        _said_s = time.monotonic()
+        sys.stderr.write(f"{text}\n")
+        sys.stderr.flush()
+
+
+def _is_first_of_a_foreign_job():
+    from ..transport.bootstrap import in_a_job, launched_rank
+
+    return in_a_job() and "LANTERNE_LAUNCHER" not in os.environ and launched_rank() == 0

@@ -59,8 +59,8 @@ class Delegate(DataPlane):
         self._memory, self._near = self.delegates.arena.view, self.delegates.arenas
         # (shape, dtype) -> arrays that are free; id -> (offset, nbytes, array) of all.
         self._free, self._lent = {}, {}
-        # Ids of arrays that are sent and not released yet; of those, from earlier iterations.
-        self._out, self._earlier = set(), set()
+        # Offset -> array of those that are sent and not released yet; offsets of those from earlier iterations.
+        self._out, self._earlier = {}, set()
         # (peer, offset, shape, dtype) -> array in that peer's arena; id -> (peer, offset) of those that are read.
         self._theirs, self._read = {}, {}
 
@@ -73,14 +73,13 @@ class Delegate(DataPlane):
         departure_ns, (offset, nbytes, _) = time.monotonic_ns(), self._lent.get(id(buffer)) or _refuse()
         if self._ends.links:
             departure_ns = int(1e9 * self._ends.leave(peer, nbytes, departure_ns / 1e9)[0])
-        self._out.add(id(buffer))
-        self.delegates.send(offset, nbytes, peer, departure_ns, buffer)
+        self._out[offset] = buffer
+        self.delegates.send(offset, nbytes, peer, departure_ns)
         return False
 
-    def _sent(self, buffer):
-        self._out.remove(id(buffer))
-        self._earlier.discard(id(buffer))
-        self._give(buffer)
+    def _sent(self, offset):
+        self._earlier.discard(offset)
+        self._give(self._out.pop(offset))
 
     def receive(self, shape, dtype, peer):
         if peer not in self._peers:

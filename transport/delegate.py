@@ -19,7 +19,7 @@ from ..errors import InputError, PeerFailed, TransportError
 from .delegate_handle import END_S, Handle
 from .delegate_memory import Arena, check_machine
 from .delegate_process import DROPPED, LOST, MISFIT, RECEIVE, RECEIVED, SEND, SENT, SETUP_S
-from .neighbours import Neighbours, meet
+from .neighbours import HERE, Neighbours, meet
 from .rail import MEMORY, listen
 from .rail_names import TCP, bind_address, check_agreed, joined, network_host, share_memory
 
@@ -57,7 +57,7 @@ class Delegates:
         rails: names, the first that lives being used; as many on every rank. With MEMORY the ranks of one host share
             memory, and need no other.
         memory_nbytes: of the arena, at most.
-        on_sent: called with what was given to `send` beside a message once its memory may change.
+        on_sent: called with the offset of a message once its memory may change.
 
     Attributes: `addresses`, of the rails here, None for MEMORY; `arena`, and by peer `arenas`, those of the peers that
         share memory, as memoryviews; `dropped`, a list of (peer, queue, rail, time.monotonic()) of the rails that died.
@@ -134,17 +134,16 @@ class Delegates:
         """How many messages handed over have not come yet."""
         return self._under_way + sum(len(neighbour.backlog) for neighbour in self.neighbours.values())
 
-    def send(self, offset, nbytes, peer, departure_ns, message):
-        """Send `nbytes` bytes at `offset` of the arena to rank `peer`; `message` is for `on_sent`.
+    def send(self, offset, nbytes, peer, departure_ns):
+        """Send `nbytes` bytes at `offset` of the arena to rank `peer`.
 
         Cost: 2 us to a neighbour, else 4, or 10 if the delegate must be woken.
         """
-        neighbour = self.neighbours.get(peer)
-        if neighbour is not None:
-            neighbour.send(offset, nbytes, departure_ns, message)
+        if peer in self.neighbours:
+            self.neighbours[peer].put(HERE, offset, nbytes, departure_ns)
             return
         waiting, handle = next(self._sends[peer])
-        waiting.append(message)
+        waiting.append(offset)
         self._under_way += 1
         handle.put(SEND, peer, offset, nbytes, departure_ns)
 

@@ -14,11 +14,11 @@ from ..errors import InputError, Unavailable
 
 PAGE = mmap.PAGESIZE
 # Notes in a ring; one note, a cache line of native 64-bit ints: a kind, its subject, what the kind says, and a stamp.
-NUM_NOTES, NOTE = 1024, struct.Struct("5q16xq")
-_STAMP = NOTE.size // 8 - 1
+NUM_NOTES, NOTE, NOTE_NBYTES, NOTE_WORDS, _STAMP = 1024, struct.Struct("5q16xq"), 64, 8, 7
 # Words of a ring: what its taker tells, each in a cache line of its own, then the notes.
 _CONSUMED, _SLEEPS, _NOTES = 0, 8, 16
-RING_WORDS = _NOTES + NUM_NOTES * NOTE.size // 8
+_NOTES_AT = 8 * _NOTES
+RING_WORDS = _NOTES + NUM_NOTES * NOTE_WORDS
 
 _lock = threading.Lock()
 
@@ -128,26 +128,28 @@ class Ring:
         words: memoryview of 64-bit ints, RING_WORDS of them, zeros at first.
     """
 
-    __slots__ = ("_bytes", "_full", "_number", "_words")
+    __slots__ = ("_bytes", "_full", "_number", "_pack_into", "_words")
 
     def __init__(self, words):
-        self._words, self._bytes = words, words.cast("B")
+        self._words, self._bytes, self._pack_into = words, words.cast("B"), NOTE.pack_into
         # The number of the last note put, or taken, at this end.
         self._number = 0
         # What it is when the ring is full, as far as is known: the taker's counter is in another core's cache.
         self._full = NUM_NOTES
 
     def put(self, kind, subject, first=0, second=0, third=0):
-        """Put a note; False if there is no room now."""
+        """Put a note; False if there is no room now.
+
+        Cost: 0.5 us; 10 us where a stage has swept the caches, so it is as few steps as can be.
+        """
         number = self._number
         if number == self._full:
             self._full = self._words[_CONSUMED] + NUM_NOTES
             if number == self._full:
                 return False
         self._number = number = number + 1
-        NOTE.pack_into(
-            self._bytes, 8 * _NOTES + number % NUM_NOTES * NOTE.size, kind, subject, first, second, third, number
-        )
+        at = _NOTES_AT + number % NUM_NOTES * NOTE_NBYTES
+        self._pack_into(self._bytes, at, kind, subject, first, second, third, number)
         return True
 
     def take(self):
@@ -155,14 +157,14 @@ class Ring:
         if self.is_empty():
             return None
         self._number = number = self._number + 1
-        note = NOTE.unpack_from(self._bytes, 8 * _NOTES + number % NUM_NOTES * NOTE.size)
+        note = NOTE.unpack_from(self._bytes, _NOTES_AT + number % NUM_NOTES * NOTE_NBYTES)
         self._words[_CONSUMED] = number
         return note[:5]
 
     def is_empty(self):
         """Whether there is nothing to take."""
         number = self._number + 1
-        return self._words[_NOTES + _STAMP + number % NUM_NOTES * (NOTE.size // 8)] != number
+        return self._words[_NOTES + _STAMP + number % NUM_NOTES * NOTE_WORDS] != number
 
     def may_sleep(self):
         """Tell, by the taker, that it goes to sleep; False if a note came meanwhile. `awake` afterwards."""

@@ -26,6 +26,7 @@ class Neighbour:
     Args:
         sock: a Unix socket to it, proven.
         words: memory of the ring to it.
+        on_sent: see Delegates.
 
     Attributes: `arena`, its own, a memoryview, once `meet` has brought it.
     """
@@ -33,20 +34,19 @@ class Neighbour:
     def __init__(self, rank, sock, words, on_sent):
         self.rank, self.sock, self.arena, self._on_sent = rank, sock, None, on_sent
         self._outbox, self._inbox = Ring(words), None
-        # Notes that the ring had no room for. Offset -> message that is read; messages that no receive is there for.
-        self.backlog, self._lent, self._early = deque(), {}, deque()
-        self.awaited, self.has_left = deque(), False
+        # Notes that the ring had no room for; messages that no receive is there for, and receives without a message.
+        self.backlog, self._early, self.awaited = deque(), deque(), deque()
+        self.has_left = False
 
     def hear(self, arena_fd, ring_fd):
         """Take what it shares."""
         self.arena = map_memory(arena_fd, os.fstat(arena_fd).st_size)
         self._inbox = Ring(map_memory(ring_fd, RING_NBYTES, populate=True).cast("q"))
 
-    def send(self, offset, nbytes, departure_ns, message):
-        """The message at `offset` of this rank's arena is there."""
-        self._lent[offset] = message
-        if self.backlog or not self._outbox.put(HERE, offset, nbytes, departure_ns):
-            self.backlog.append((HERE, offset, nbytes, departure_ns))
+    def put(self, kind, offset, nbytes=0, departure_ns=0):
+        """Put a note into the ring to it, at once or, where that is full, as soon as it has room."""
+        if self.backlog or not self._outbox.put(kind, offset, nbytes, departure_ns):
+            self.backlog.append((kind, offset, nbytes, departure_ns))
 
     def receive(self, nbytes, done):
         """See Delegates.receive."""
@@ -58,10 +58,6 @@ class Neighbour:
         """The message at `offset` of its arena is not read any more."""
         self.put(READ, offset)
 
-    def put(self, *note):
-        if self.backlog or not self._outbox.put(*note):
-            self.backlog.append(note)
-
     def progress(self):
         """Take its notes; True if there were some."""
         while self.backlog and self._outbox.put(*self.backlog[0]):
@@ -71,7 +67,7 @@ class Neighbour:
         while (note := self._inbox.take()) is not None:
             kind, offset, nbytes, departure_ns, _ = note
             if kind == READ:
-                self._on_sent(self._lent.pop(offset))
+                self._on_sent(offset)
             elif kind == BYE:
                 self.has_left = True
             elif self.awaited:
