@@ -84,8 +84,9 @@ def _load(name):
 def _mpi():
     # In another process: loading MPI initialises it, and MPI can be initialised once only.
     code = (
-        "from mpi4py import MPI; import mpi4py; "
-        "print(MPI.Get_library_version().replace(chr(0), '').split(chr(10))[0].strip(), '| mpi4py', mpi4py.__version__)"
+        "from mpi4py import MPI; import mpi4py; from lanterne.transport.mpi_cuda import is_cuda_aware; "
+        "print(MPI.Get_library_version().replace(chr(0), '').split(chr(10))[0].strip(), '| mpi4py', mpi4py.__version__,"
+        " '| takes device memory' * is_cuda_aware())"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     if result.returncode == 0:

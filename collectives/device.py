@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from ..errors import InputError
 from ..kernels.device_view import view_device
-from ..kernels.staging import pinned_empty
+from ..kernels.staging import pinned_empty, wait_for
 from ..transport.base import make_tag
 from ..transport.nccl_channel import MEETING_LANE, ChannelRequest, check_views, stuck_stream
 
@@ -116,7 +116,12 @@ class DeviceSide:
         if self.channel is not None:
             user = self.runtime.as_stream(view.stream if stream is None else stream)
             return lambda ops: self.channel.post(ops, user)
-        self.runtime.wait_event(self.entry(stream, view).event, self.streams[1])
+        entry = self.entry(stream, view)
+        if self.direct:
+            # The library reads and writes the memory when it likes.
+            wait_for(lambda: self.has_reached(entry), f"a message on {self.transport.name}", self.transport.timeout_s)
+        else:
+            self.runtime.wait_event(entry.event, self.streams[1])
         return self.transport.post
 
     # -- memory

@@ -9,6 +9,7 @@ from contextlib import suppress
 
 from ..errors import InputError, TransportError, Unavailable
 from .base import COMMUNICATOR_BITS, LANE_BITS, Capabilities, Recv, Request, Send, Transport, check_ops
+from .mpi_cuda import is_cuda_aware
 from .pauses import Pauses
 
 # MPI messages of up to 2^31-1 bytes work everywhere; MPI 4 lifts the limit.
@@ -120,6 +121,7 @@ class MpiTransport(Transport):
         self._lane_bits = _lane_bits(self._comm.Get_attr(MPI.TAG_UB))
         large = MPI.Get_version() >= (4, 0)
         self.capabilities = Capabilities(
+            device_memory=is_cuda_aware(),
             max_message_nbytes=2**63 - 1 if large else INT_MAX,
             # Not the exact eager limit, which differs between MPIs, but a size that all of them send by rendezvous.
             receiver_paced_nbytes=1 << 20,
@@ -136,11 +138,17 @@ class MpiTransport(Transport):
             for op, tag in zip(ops, tags, strict=True):
                 region, offset, nbytes, peer, _ = op
                 start = comm.Isend if type(op) is Send else comm.Irecv
-                requests.append(start(region.buffer[offset : offset + nbytes], peer, tag))
+                requests.append(start(self._memory(region, offset, nbytes), peer, tag))
         except self._mpi.Exception as error:  # a longer message is there already
             self._abandoned.append(requests)
             self.explain(error, {op.peer for op in ops})
         return MpiRequest(self, ops, requests)
+
+    def _memory(self, region, offset, nbytes):
+        """What mpi4py takes for `nbytes` of `region` from `offset`."""
+        if region.device:
+            return self._mpi.buffer.fromaddress(region.address + offset, nbytes)
+        return region.buffer[offset : offset + nbytes]
 
     def _fold_tag(self, tag):
         """MPI's tag: it matches the source itself; communicator and lane share what it offers."""

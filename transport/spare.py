@@ -14,6 +14,7 @@ Paper: ADAPTRA, section 5.3; differs: collectives and control messages are saved
 import select
 import time
 from contextlib import suppress
+from dataclasses import replace
 
 from ..errors import InputError, TransportError
 from .base import Recv, Request, Send, Transport, check_ops
@@ -59,7 +60,9 @@ class SpareTransport(Transport):
         self.inner, self.rails, self.moved, self._check_dead = inner, tuple(rails), [], check_dead
         self.name = f"spare-{inner.name}"
         self.rank, self.world_size = inner.rank, inner.world_size
-        self.capabilities, self.timeout_s, self.pauses = inner.capabilities, inner.timeout_s, inner.pauses
+        # Each message is copied, on the host.
+        self.capabilities = replace(inner.capabilities, device_memory=False)
+        self.timeout_s, self.pauses = inner.timeout_s, inner.pauses
         self._poll, self._next_s, self._looked_s, self._by_fd = select.poll(), 0.0, 0.0, {}
         found = connect_rails(self.rank, self.rails, exchange)
         self.peers = {rank: Peer(rank) for rank in range(self.world_size) if rank != self.rank}
