@@ -85,6 +85,8 @@ def launch(command, world_size, launcher="mpi", timeout_s=None, env=None):
             **MPI_ENVIRONMENT,
             # Without the traces of an MPI job that we are ourselves a rank of.
             **{name: value for name, value in os.environ.items() if not OUTER_JOB.match(name)},
+            # Ranks write through pipes, and cannot see that somebody is looking.
+            **({"LANTERNE_PROGRESS": "1"} if sys.stderr.isatty() else {}),
             **(env or {}),
             "LANTERNE_STORE": f"{store.address[0]}:{store.address[1]}",
             "LANTERNE_TOKEN": token,

@@ -1,6 +1,8 @@
 """`lanterne bench`: its contract, its exit codes, its bad input."""
 
 import json
+import os
+import pty
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -20,6 +22,18 @@ KEYS = {
 def bench(*argv, launcher=()):
     command = [*launcher, sys.executable, "-m", "lanterne", "bench", *argv]
     return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+
+
+def test_who_looks_sees_progress_and_a_file_does_not():
+    master, slave = pty.openpty()
+    command = [sys.executable, "-m", "lanterne", "bench", *"all_reduce -n 2 --bytes 1K --iterations 2".split()]
+    result = subprocess.run(command, stdout=subprocess.PIPE, stderr=slave, text=True, timeout=240, check=False)
+    os.close(slave)
+    said = os.read(master, 65536).decode()
+    os.close(master)
+    assert result.returncode == 0 and "wrong" in result.stdout and "\x1b" not in result.stdout
+    assert "starting 2 ranks" in said and "1/1 1 KiB ring 2/2" in said and said.endswith("\x1b[K")
+    assert bench("all_reduce", "-n", "2", "--bytes", "1K", "--iterations", "1").stderr == ""
 
 
 def test_contract(tmp_path):
