@@ -48,7 +48,7 @@ def run(args):
         raise InputError(f"--rails: got {args.rails}, expected at least two")
     if nbytes < 8:
         raise InputError(f"--bytes: got {args.bytes}, expected at least 8")
-    from ..transport.delegate import bind_address
+    from ..transport.rail_names import bind_address
     from .failover_trial import run_trial
 
     for rail in rails:

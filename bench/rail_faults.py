@@ -32,7 +32,7 @@ def cut(pids, rail, silently=False, spared_ports=()):
             with sock, suppress(OSError):
                 if _is_of(sock, rail, spared_ports):
                     count += 1
-                    _mute(sock) if silently else sock.shutdown(socket.SHUT_RDWR)
+                    mute(sock) if silently else sock.shutdown(socket.SHUT_RDWR)
     return count
 
 
@@ -45,7 +45,8 @@ def _is_of(sock, rail, spared_ports):
     return rail in (here, there) and not {port, their_port} & set(spared_ports)
 
 
-def _mute(sock):
+def mute(sock):
+    """Let nothing that comes to a socket through."""
     code = ctypes.create_string_buffer(NOTHING_PASSES, len(NOTHING_PASSES))
     sock.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, struct.pack("HxxxxxxP", 1, ctypes.addressof(code)))
 

@@ -21,6 +21,9 @@ HEADER = struct.Struct("<qqqqq")
 # DATA: number, nbytes, departure_ns, and nbytes bytes follow. RECEIPT: messages received. GRANT: a count. SWITCH: the
 # index of a rail that the sender gave up. PING, PONG, BYE: nothing.
 DATA, RECEIPT, GRANT, SWITCH, PING, PONG, BYE = range(1, 8)
+# Linux's struct tcp_info: the byte that counts the timeouts in a row after which the same bytes were sent again. After
+# MUTE_TIMEOUTS, some 0.6 s, or longer where round trips are, nothing of the other end's kernel comes through.
+RETRANSMITS_AT, MUTE_TIMEOUTS = 2, 2
 # Bytes read or written before others have their turn; parts of a message in one system call.
 TURN_NBYTES, PARTS = 8 << 20, 16
 MEMORY = "memory"
@@ -116,6 +119,12 @@ class Rail:
                 return
         self._target, self._left, self.taking = self._header, HEADER.size, None
         on_frame(self, frame, True)
+
+    @property
+    def is_mute(self):
+        """Whether what was sent is not acknowledged, although the other end's process need do nothing for that."""
+        info = self.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, RETRANSMITS_AT + 1)
+        return info[RETRANSMITS_AT] >= MUTE_TIMEOUTS
 
     def close(self):
         self.sock.close()

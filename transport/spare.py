@@ -4,7 +4,7 @@ The path is the inner transport's own: MPI's or UCX's connection. It is dead whe
 peer lives, or when it is silent: the peer says, over a spare rail, that it has sent what this rank waits for, says so
 again PATIENCE_S later, and nothing has come meanwhile. Either end then says SWITCH; each tells what it has, and sends
 again what the other lacks (ledger.py). So no message is lost, whatever it was for, and none comes twice; if the path
-was only slow, nothing but time is lost.
+was only slow, nothing but time is lost. A rail is dead when it is reset, or when it is mute although there are others.
 
 Rails (rail.py) are TCP connections of this process, served whenever a request is tested. While the path lives, they
 carry receipts and, where this rank waits, questions; each message costs a copy.
@@ -249,14 +249,23 @@ class SpareTransport(Transport):
         self._looked_s = now_s
         for peer in self.peers.values():
             off = off or peer.path != DIRECT
-            if peer.path == DIRECT and peer.rails and peer.receives:
-                if was_absent:
-                    peer.overdue_s = None
-                if now_s > max(peer.heard_s, peer.asked_s) + QUIET_S:
-                    peer.asked_s = now_s
-                    peer.rail.put(PING)
-                    self._flush(peer.rail)
+            if was_absent:
+                peer.overdue_s = None
+            if now_s > max(peer.heard_s, peer.asked_s) + QUIET_S:
+                self._ask(peer, now_s)
         self._next_s = 0.0 if off else time.monotonic() + LOOK_S
+
+    def _ask(self, peer, now_s):
+        """Of a peer that has been quiet: ask what it has sent, or leave a rail that carries no question."""
+        rail = peer.rail
+        if rail is None or not (peer.receives or (peer.path != DIRECT and peer.ledger.sent())):
+            return
+        peer.asked_s = now_s
+        if rail is not peer.rails[-1] and rail.is_mute:
+            self._drop(rail, "nothing that is sent over it is acknowledged")
+        else:
+            rail.put(PING)
+            self._flush(rail)
 
     def _on_frame(self, rail, frame, is_whole):
         kind, *words = frame

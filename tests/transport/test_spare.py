@@ -1,5 +1,6 @@
 """A transport with spare rails: whatever dies and whenever, every message comes once, in order."""
 
+import re
 import threading
 import time
 
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 from verdicts import verdict
 
+from lanterne.bench.rail_faults import mute
 from lanterne.errors import InputError, TransportError
 from lanterne.transport.base import Recv, Send, make_tag
 from lanterne.transport.ledger import Ledger
@@ -141,11 +143,17 @@ def test_one_end_that_dies_is_enough():
     assert World(2, cls=OneEnd).run(stream) == [(True, 1)] * 2
 
 
-def test_a_rail_that_dies_too_gives_way_to_the_next():
+@pytest.mark.parametrize(
+    ("cut_rail", "why"),
+    [(lambda sock: sock.shutdown(2), ""), (mute, "acknowledged|the peer gave the path up")],
+    ids=["reset", "silent"],
+)
+def test_a_rail_that_dies_too_gives_way_to_the_next(cut_rail, why):
     class Twice(dying("reset", 30)):
         def post(self, ops):
-            if self.posts.get(1 - self.rank) == 80 and len(self.peers[1 - self.rank].rails) == 2:
-                self.peers[1 - self.rank].rails[0].sock.shutdown(2)
+            rails = self.peers[1 - self.rank].rails
+            if self.posts.get(1 - self.rank) == 80 and len(rails) == 2:
+                cut_rail(rails[0].sock)
             return super().post(ops)
 
         posts = {}
@@ -154,7 +162,13 @@ def test_a_rail_that_dies_too_gives_way_to_the_next():
             self.posts = {}
             super().__init__(*args)
 
+        def close(self):
+            reasons.append(self.moved[-1][2])
+            super().close()
+
+    reasons = []
     assert World(2, cls=Twice).run(stream) == [(True, 2)] * 2
+    assert all(re.search(why, reason) for reason in reasons) and len(reasons) >= 2, reasons
 
 
 def test_without_a_rail_left_the_error_is_told():
