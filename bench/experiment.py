@@ -48,6 +48,7 @@ crosspipe-table-6  the same in four datacenters
 
 from importlib import import_module
 
+from ..errors import InputError
 from ..pipeline.draw import save
 from . import report
 
@@ -57,7 +58,7 @@ FIGURES = {
     "greyhound": ("13", "14", "15", "16", "17", "18", "19", "table-3", "table-4", "table-5", "table-6"),
 }
 # name -> module of this folder with run(quick) -> records, COLUMNS, row(record), NOTES, draw(figure, records), and
-# perhaps findings(records) -> lines below the table.
+# perhaps findings(records) -> lines below the table, and bars(records) -> Bars that they have to reach.
 EXPERIMENTS = {
     f"{paper}-{figure}": f"experiment_{paper}_{figure.replace('-', '_')}"
     for paper, figures in FIGURES.items()
@@ -71,17 +72,24 @@ def add_arguments(parser):
     """The options of this command."""
     parser.add_argument("name", choices=EXPERIMENTS, metavar="NAME", help="one of those above")
     parser.add_argument("--quick", action="store_true", help="fewer points and shorter time limits")
+    parser.add_argument("--check", action="store_true", help="exit 1 where a bar is missed; of those that have one")
     parser.add_argument("--plot", metavar="FILE", help="draw it (png, svg, pdf)")
     parser.add_argument("--json", metavar="FILE", help="write the records as JSON ('-' for standard output)")
 
 
 def run(args):
-    """Measure, print, write and draw; exit code 0."""
+    """Measure, print, write and draw; the exit code."""
     module = import_module(f".{EXPERIMENTS[args.name]}", __package__)
+    if args.check and not hasattr(module, "bars"):
+        raise InputError(f"--check: got {args.name}, which has no bar, expected it without --check")
     records = module.run(args.quick)
     report.progress("")
+    bars = module.bars(records) if hasattr(module, "bars") else []
     if args.json:
-        report.write_json(args.json, report.envelope(experiment=args.name, quick=args.quick, results=records))
+        reached = [bar._asdict() | {"met": bar.is_met} for bar in bars]
+        report.write_json(
+            args.json, report.envelope(experiment=args.name, quick=args.quick, results=records, bars=reached)
+        )
     if args.json != "-":
         notes = module.NOTES.strip().splitlines()
         report.print_table(
@@ -92,9 +100,11 @@ def run(args):
         )
         for line in getattr(module, "findings", lambda _: [])(records):
             print(line)
+        for bar in bars:
+            print(f"# bar {bar}")
     if args.plot:
         _draw(module, args.plot, records)
-    return 0
+    return int(args.check and not all(bar.is_met for bar in bars))
 
 
 def _draw(module, path, records):

@@ -6,6 +6,7 @@ the slow link: the first difference is blocking, the second dependencies.
 
 import statistics
 
+from .bars import at_most
 from .experiment_adaptra_15 import QUIET, SLOW_LINK
 from .study import Point, System, slowed, study
 from .units import format_time
@@ -61,6 +62,12 @@ def row(record):
     """One line of the table."""
     keys = ("normal_s", "dependencies_s", "blocking_s", "measured_s", "predicted_s")
     return [record["point"], record["system"], *(format_time(record[key]) for key in keys)]
+
+
+def bars(records):
+    """How near the simulator's in-order mode is."""
+    off = max(abs(record["measured_s"] / record["predicted_s"] - 1) for record in records)
+    return [at_most("measured off simulated", off, 0.05, "{:.1%}")]
 
 
 def draw(figure, records):

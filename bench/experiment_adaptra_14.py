@@ -7,7 +7,9 @@ measured on processes whose stages wait as long as those would compute, over emu
 import statistics
 
 from ..pipeline.problem import Problem
-from .study import COLUMNS, Point, adaptra_systems, draw_gantt, draw_kinds, ratio, row, slowed, study
+from . import study
+from .bars import at_least
+from .study import COLUMNS, Point, adaptra_systems, draw_gantt, draw_kinds, ratio, row, slowed
 
 __all__ = ["COLUMNS", "row"]
 
@@ -16,6 +18,7 @@ SLOW_LINK, DELAY_MS = 2, 30
 SYSTEMS = adaptra_systems(queue=1)
 FIGURE_INCHES = (13, 9)
 PAPER_S = {"ZB": 0.703, "ADAPTRA-CPU": 0.579, "ADAPTRA": 0.398}
+PAPER_RATIOS = {"ZB": 1.77, "ADAPTRA-CPU": 1.45}
 NOTES = """
 paper: seconds; without the slow link 0.368; ZB: zero bubble, sent in order; ADAPTRA-CPU: the same plan, delegates send
 ADAPTRA: delegates and a plan for the slow link; best: ours; slowdown: over the same system without the slow link
@@ -25,7 +28,7 @@ ADAPTRA: delegates and a plan for the slow link; best: ours; slowdown: over the 
 def run(quick):
     """One record per system."""
     point = Point(f"{DELAY_MS} ms", QUIET, slowed(QUIET, {SLOW_LINK: DELAY_MS}), PAPER_S)
-    return study([point], SYSTEMS, 2 if quick else 5)
+    return study.study([point], SYSTEMS, 2 if quick else 5)
 
 
 def findings(records):
@@ -35,6 +38,13 @@ def findings(records):
         f"ADAPTRA-CPU {ratio(records, 'ADAPTRA-CPU', 'ADAPTRA'):.2f} (paper 1.45); "
         f"over best: ZB {ratio(records, 'ZB', 'best'):.2f}, ADAPTRA-CPU {ratio(records, 'ADAPTRA-CPU', 'best'):.2f}"
     ]
+
+
+def bars(records):
+    """The paper's ratios."""
+    ratios = {name: ratio(records, name, "ADAPTRA") for name in PAPER_RATIOS}
+    told = [at_least(f"{name} over ADAPTRA", ratios[name], PAPER_RATIOS[name]) for name in PAPER_RATIOS]
+    return [*told, *study.bars(records)]
 
 
 def draw(figure, records):

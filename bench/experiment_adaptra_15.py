@@ -5,9 +5,9 @@ slowdowns that the paper prints.
 """
 
 from ..pipeline.problem import Problem
-from .study import COLUMNS, Point, adaptra_systems, ratio, row, slowed, study
+from .study import COLUMNS, Point, adaptra_systems, bars, ratio, row, slowed, study
 
-__all__ = ["COLUMNS", "row"]
+__all__ = ["COLUMNS", "bars", "row"]
 
 QUIET = Problem(8, 24, 8.8, 10.4, 5.6, 0)
 SLOW_LINK = 6

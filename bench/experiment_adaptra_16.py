@@ -8,9 +8,9 @@ import statistics
 
 from .experiment_adaptra_14 import QUIET as GPT_7B
 from .experiment_adaptra_15 import QUIET as GPT_14B
-from .study import COLUMNS, Point, adaptra_systems, draw_bars, ratio, row, slowed, study
+from .study import COLUMNS, Point, adaptra_systems, bars, draw_bars, ratio, row, slowed, study
 
-__all__ = ["COLUMNS", "row"]
+__all__ = ["COLUMNS", "bars", "row"]
 
 SYSTEMS = adaptra_systems(queue=1)
 MODELS = {"7B": GPT_7B, "14B": GPT_14B}

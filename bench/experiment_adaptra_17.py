@@ -6,9 +6,9 @@ The problem is that of figure 15.
 import statistics
 
 from .experiment_adaptra_15 import QUIET
-from .study import COLUMNS, Point, adaptra_systems, draw_bars, ratio, row, slowed, study
+from .study import COLUMNS, Point, adaptra_systems, bars, draw_bars, ratio, row, slowed, study
 
-__all__ = ["COLUMNS", "row"]
+__all__ = ["COLUMNS", "bars", "row"]
 
 SYSTEMS = adaptra_systems(queue=1)
 DELAY_MS = 30

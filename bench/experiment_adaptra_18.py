@@ -3,10 +3,10 @@
 As figure 3. Falcon only moves the link; ADAPTRA also sends by delegates and plans for it; best is our plan for it.
 """
 
-from .experiment_adaptra_3 import COLUMNS, FIGURE_INCHES, NOTES, ZB, draw, records_of, row
+from .experiment_adaptra_3 import COLUMNS, FIGURE_INCHES, NOTES, ZB, bars, draw, records_of, row
 from .study import System
 
-__all__ = ["COLUMNS", "FIGURE_INCHES", "NOTES", "draw", "row"]
+__all__ = ["COLUMNS", "FIGURE_INCHES", "NOTES", "bars", "draw", "row"]
 
 SYSTEMS = {
     "all-reduce": ZB,

@@ -8,6 +8,7 @@ import statistics
 from ..pipeline.check import check
 from ..pipeline.problem import Problem
 from ..pipeline.schedulers import plan
+from .bars import at_most
 from .pipeline_measure import Case
 from .study import UNIT_S, measured
 from .units import format_nbytes, format_time
@@ -67,6 +68,11 @@ def row(record):
         *map(format_time, times),
         f"{record['overhead']:+.1%}",
     ]
+
+
+def bars(records):
+    """The most that delegates may cost."""
+    return [at_most("overhead of delegates", max(record["overhead"] for record in records), 0.05, "{:.1%}")]
 
 
 def draw(figure, records):

@@ -13,6 +13,7 @@ from ..pipeline.schedulers import plan
 from .adaptation import ADAPT, FIXED, KNOWN, Mode
 from .adaptation_report import draw as draw_document
 from .adaptation_report import run_with_events
+from .bars import at_least, at_most
 from .experiment_adaptra_21 import DEAD_NIC_AT, EVENTS, ITERATIONS, PAPER_MIN, QUIET, RESTART_S
 
 SHORTER, FASTER = 10, 4
@@ -111,14 +112,19 @@ def findings(records):
             f"{outcome['before_s'] * 1e3:.0f} then {outcome['after_s'] * 1e3:.0f} ms, "
             f"{outcome['share_of_known']:.1%} of the throughput with full knowledge"
         )
+    return lines
+
+
+def bars(records):
+    """How soon a new plan runs, and what it reaches."""
+    outcomes = next(record["outcomes"] for record in records if record["kind"] == ADAPT)
     lags = [outcome["lag"] for outcome in outcomes if outcome["change"]]
     shares = [outcome["share_of_known"] for outcome in outcomes]
-    if lags:
-        lines.append(
-            f"# new plan after at most {max(lags)} iterations (expected at most 5), throughput with it at least "
-            f"{min(shares):.1%}, median {statistics.median(shares):.1%}, of full knowledge's (expected 90 %)"
-        )
-    return lines
+    return [
+        at_most("iterations until a new plan runs", max(lags, default=float("inf")), 5),
+        at_least("throughput with it, over that of full knowledge, least", min(shares), 0.9, "{:.1%}"),
+        at_least("the same, median", statistics.median(shares), 0.9, "{:.1%}"),
+    ]
 
 
 def draw(figure, records):

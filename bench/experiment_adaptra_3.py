@@ -15,6 +15,7 @@ from ..pipeline.planes import predict, shaped
 from ..pipeline.stage_timed import timed_stages
 from ..transport.shaped import Link
 from . import report
+from .bars import at_most
 from .experiment_adaptra_14 import QUIET
 from .measure import agree_start_s
 from .pipeline_measure import Case, Planes, on_ranks
@@ -122,6 +123,12 @@ def row(record):
         f"{record['slowdown']:.2f}",
         "-" if record["paper"] is None else f"{record['paper']:g}",
     ]
+
+
+def bars(records):
+    """How near the simulator is."""
+    off = max(abs(record["measured_s"] / record["predicted_s"] - 1) for record in records)
+    return [at_most("measured off simulated", off, 0.02, "{:.1%}")]
 
 
 def draw(figure, records):

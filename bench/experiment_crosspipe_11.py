@@ -10,6 +10,7 @@ from ..pipeline.check import check
 from ..pipeline.problem import Problem
 from ..pipeline.schedulers import plan
 from . import report
+from .bars import at_most
 from .experiment_crosspipe_table_5 import B_S, F_S, W_S
 from .pipeline_measure import Case
 from .study import UNIT_S, best_of_placements, measured
@@ -96,6 +97,15 @@ def findings(records):
         )
         lines.append(f"{model}: planned schedules up to {late:.1%} shorter than static ones, {ahead:.1%} than _O")
     return lines
+
+
+def bars(records):
+    """How near the simulator is."""
+    off = [abs(r["measured_s"][name] / r["predicted_s"][name] - 1) for r in records for name in SYSTEMS]
+    return [
+        at_most("measured off simulated, most", max(off), 0.02, "{:.1%}"),
+        at_most("the same, median", statistics.median(off), 0.02, "{:.1%}"),
+    ]
 
 
 def draw(figure, records):

@@ -14,6 +14,7 @@ from ..kernels.delay import wait_until
 from ..pipeline.planes import shaped
 from ..transport.shaped import SPIN_S, Link
 from . import report
+from .bars import at_most
 from .pipeline_measure import on_ranks
 from .units import format_time
 
@@ -117,11 +118,11 @@ def row(record):
     return [record["kind"], *map(format_time, times), *cells, f"{100 * record['waited']:+.2f} %"]
 
 
-def findings(records):
+def bars(records):
     """The largest median error."""
-    worst = max(records, key=lambda record: abs(statistics.median(record["error"])))
-    error = 100 * statistics.median(worst["error"])
-    return [f"largest median error {error:+.2f} %, of {worst['kind']} {format_time(worst['asked_s'])}; bar: 2 %"]
+    errors = {(r["kind"], r["asked_s"]): abs(statistics.median(r["error"])) for r in records}
+    kind, asked_s = worst = max(errors, key=errors.get)
+    return [at_most(f"median error, largest, of {kind} {format_time(asked_s)}", errors[worst], 0.02, "{:.2%}")]
 
 
 def draw(figure, records):

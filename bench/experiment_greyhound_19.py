@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 
 from . import move_speed
+from .bars import at_least
 from .pipeline_measure import on_ranks
 from .units import format_nbytes, format_time
 
@@ -38,6 +39,12 @@ def row(record):
     peer_s, disk_s = (statistics.median(record[f"{key}_s"]) for key in ("peer_to_peer", "disk"))
     told = "finite" if record["same"] else "WRONG"
     return [format_nbytes(record["nbytes"]), format_time(peer_s), format_time(disk_s), f"{disk_s / peer_s:.1f}", told]
+
+
+def bars(records):
+    """The least gain."""
+    ratios = [statistics.median(r["disk_s"]) / statistics.median(r["peer_to_peer_s"]) for r in records]
+    return [at_least("through the disk over peer to peer, least", min(ratios), BAR)]
 
 
 def draw(figure, records):

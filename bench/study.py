@@ -13,6 +13,7 @@ from ..pipeline.problem import Problem
 from ..pipeline.schedulers import plan
 from ..pipeline.simulate import simulate
 from . import report
+from .bars import at_most
 from .pipeline_measure import Case, measure
 from .units import format_time
 
@@ -157,6 +158,22 @@ def row(record):
         f"{record['predicted_slowdown']:.2f}",
         f"{record['slowdown']:.2f}",
         "-" if record["paper"] is None else f"{record['paper']:g}",
+    ]
+
+
+# Systems whose sends block, as adaptra_systems has them.
+BLOCKED = ("1F1B", "ZB")
+
+
+def bars(records):
+    """How far from the simulator's the measured times may be."""
+    off = {name: 0.0 for name in dict.fromkeys(record["system"] for record in records)}
+    for record in records:
+        found = abs(statistics.median(record["measured_s"]) / record["predicted_s"] - 1)
+        off[record["system"]] = max(off[record["system"]], found)
+    return [
+        at_most(f"{name}, measured off simulated", found, 0.05 if name in BLOCKED else 0.02, "{:.1%}")
+        for name, found in off.items()
     ]
 
 

@@ -129,11 +129,12 @@ class ShapedTransport(Transport):
         self.ends.links[source, destination] = link
 
     def post(self, ops):
+        # What posting itself takes is a part of the link's time.
+        now_s = time.monotonic()
         check_ops(self, ops)
         for op in ops:
             if (lane := op.tag & ((1 << LANE_BITS) - 1)) >= TWIN:
                 raise InputError(f"{self.name}: got lane {lane}, expected less than {TWIN}")
-        now_s = time.monotonic()
         inner_ops = []
         # Sends: when the link is free again. Receives: the link and the bytes that will tell the departure.
         releases, arrivals = [], []

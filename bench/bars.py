@@ -1,0 +1,39 @@
+"""What an experiment's records have to reach: figures with their bars, printed below its table, checked by --check."""
+
+from typing import NamedTuple
+
+
+class Bar(NamedTuple):
+    """A figure and the least or most that it may be.
+
+    Attributes:
+        what: in words.
+        found, limit: numbers of one unit.
+        at_least: whether `found` must not be less; else it must not be more.
+        form: how both are shown, of str.format.
+    """
+
+    what: str
+    found: float
+    limit: float
+    at_least: bool = False
+    form: str = "{:.3g}"
+
+    @property
+    def is_met(self):
+        return self.found >= self.limit if self.at_least else self.found <= self.limit
+
+    def __str__(self):
+        found, limit = self.form.format(self.found), self.form.format(self.limit)
+        bound = "at least" if self.at_least else "at most"
+        return f"{'met' if self.is_met else 'MISSED'}: {self.what}: {found}, expected {bound} {limit}"
+
+
+def at_most(what, found, limit, form="{:.3g}"):
+    """The Bar that a figure must not exceed."""
+    return Bar(what, found, limit, False, form)
+
+
+def at_least(what, found, limit, form="{:.3g}"):
+    """The Bar that a figure must reach."""
+    return Bar(what, found, limit, True, form)
