@@ -55,9 +55,7 @@ def add_arguments(parser):
     parser.add_argument(
         "--scheduler", action="append", metavar="LINE", help=f"repeatable; of {', '.join(SCHEDULERS)} (default: all)"
     )
-    parser.add_argument(
-        "--queue", type=whole(0), default=1, metavar="N", help="send queue of +in-order (default 1)"
-    )
+    parser.add_argument("--queue", type=whole(0), default=1, metavar="N", help="send queue of +in-order (default 1)")
     parser.add_argument("--time-limit", type=float, metavar="SECONDS", help="per plan, for schedulers that search")
     parser.add_argument(
         "--relative-to", metavar="NAME", help="divide all by the makespan of this scheduler at the first value"

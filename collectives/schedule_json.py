@@ -61,9 +61,10 @@ def from_json(document):
             rows += _round(transfers, name, len(sizes))
             sizes.append(len(transfers))
         phases.append((name, start, len(sizes)))
-    columns = np.array(rows, np.int64).reshape(-1, 4).T
-    if columns.size and (columns.min() < -(2**31) or columns.max() >= 2**31):
-        raise ScheduleError("schedule: got a number beyond 32 bits, expected ranks and chunks")
+    try:
+        columns = np.array(rows, np.int32).reshape(-1, 4).T
+    except OverflowError:
+        raise ScheduleError("schedule: got a number beyond 32 bits, expected ranks and chunks") from None
     offsets = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
     note = _value(document, "note", str, "")
     named = dict(zip(("src", "dst", "chunk", "op"), columns, strict=True))

@@ -58,11 +58,16 @@ def locate(trace):
     return [Verdict("none", (), None, 0.0, {"steps": len(trace.steps), **variance_shares(trace.compute_s)})]
 
 
+def _log(np, durations_s):
+    """Their logarithms; what took no time at all counts as a nanosecond."""
+    return np.log(np.maximum(durations_s, 1e-9))
+
+
 def _against_peers(values):
     """log of (S, D) `values` over the median of the other replicas of the same step."""
     import numpy as np
 
-    logs = np.log(values)
+    logs = _log(np, values)
     others = [np.median(np.delete(logs, d, axis=1), axis=1) for d in range(logs.shape[1])]
     return logs - np.stack(others, axis=1)
 
@@ -94,7 +99,7 @@ def _stages_vary_together(trace):
     if len(common) < 2:
         return False
     logs = [
-        np.log(durations[:, :, [place[operation] for operation in common]])
+        _log(np, durations[:, :, [place[operation] for operation in common]])
         for durations, place in zip(trace.compute_s, places, strict=True)
     ]
     # Neither what an operation usually takes nor what a worker has in all of a step tells microbatches apart.
@@ -328,7 +333,7 @@ def _data(trace, compute_s, base_s):
     for order, durations in zip(trace.order, compute_s, strict=True):
         kinds = _by_kind(order)
         level = durations.copy()
-        for places in kinds.values():
+        for places in filter(None, kinds.values()):
             level[:, :, places] = durations[:, :, places].mean(axis=(1, 2), keepdims=True)
         fixed.append(level)
         backward = {operation[1:]: i for i, operation in enumerate(order) if operation[0] == "B"}
@@ -339,7 +344,7 @@ def _data(trace, compute_s, base_s):
         ]
         if not pairs:
             continue
-        forward, back = (np.log(durations[:, :, [pair[end] for pair in pairs]]) for end in (0, 1))
+        forward, back = (_log(np, durations[:, :, [pair[end] for pair in pairs]]) for end in (0, 1))
         # What a worker always has is not the data's; what all share in a step is not unevenness.
         residuals = [x - np.median(x, axis=(1, 2), keepdims=True) for x in (forward, back)]
         residuals = [x - np.median(x, axis=(0, 2), keepdims=True) for x in residuals]
@@ -365,7 +370,7 @@ def variance_shares(compute_s):
     """
     import numpy as np
 
-    logs = np.log(np.stack([durations.sum(axis=2) for durations in compute_s], axis=2))
+    logs = _log(np, np.stack([durations.sum(axis=2) for durations in compute_s], axis=2))
     logs -= logs.mean(axis=(1, 2), keepdims=True)
     stage = logs.mean(axis=(0, 1))
     worker = logs.mean(axis=0) - stage

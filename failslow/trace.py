@@ -140,7 +140,7 @@ def build_trace(columns, name="trace"):
     if not compute.any():
         raise InputError(f"{name}: got no forward-compute or backward-compute records")
     layout = _Layout(np, columns, compute)
-    durations, order = layout.compute()
+    durations, order = layout.compute(name)
     whole = np.all([np.isfinite(d).all(axis=(1, 2)) for d in durations], axis=0)
     if not whole.any():
         raise InputError(
@@ -169,7 +169,8 @@ def _checked(np, column, values, name):
         raise InputError(f"{name}: column {column}: got a value that is no number ({error})") from error
     if column in ("mb_id", "mc", "seq_id"):
         numbers = np.where(np.isnan(numbers), -1.0, numbers)
-    bad = ~np.isfinite(numbers) | ((numbers < 0) if column == "duration" else False)
+    # Beyond it neither seconds nor counts are exact.
+    bad = ~(np.abs(numbers) <= 2**53) | ((numbers < 0) if column == "duration" else False)
     if bad.any():
         row = int(np.argmax(bad))
         expected = "seconds" if column in ("start_ts", "duration") else "a number"
@@ -184,14 +185,14 @@ class _Layout:
         self.np, self.columns, self.is_compute = np, columns, compute
         self.steps, self.step = np.unique(columns["step"].astype(np.int64), return_inverse=True)
         replicas, self.replica = np.unique(columns["dp_rank"].astype(np.int64), return_inverse=True)
-        stages, self.stage = np.unique(columns["stage"].astype(np.int64), return_inverse=True)
-        self.shape = (len(self.steps), len(replicas), len(stages))
+        self.stages, self.stage = np.unique(columns["stage"].astype(np.int64), return_inverse=True)
+        self.shape = (len(self.steps), len(replicas), len(self.stages))
         self.ranks = np.full(self.shape[1:], -1, np.int64)
         self.ranks[self.replica, self.stage] = columns["rank"].astype(np.int64)
         chunk = columns.get("mc")
         self.chunk = np.maximum(chunk.astype(np.int64), 0) if chunk is not None else np.zeros(len(self.step), np.int64)
 
-    def compute(self):
+    def compute(self, name):
         """Per stage: (S, D, operations) durations, NaN where missing, and the operations in the usual order."""
         np, columns = self.np, self.columns
         durations, orders = [], []
@@ -216,6 +217,8 @@ class _Layout:
                 np.where(np.isinf(starts), np.nan, starts)[:, :, usual],
                 took[:, :, usual],
             )
+            if not usual.any():
+                raise InputError(f"{name}: got no compute operation of stage {self.stages[stage]} in half of the steps")
             # The usual order is that of the median start, relative to each worker's first operation.
             relative = starts - np.fmin.reduce(starts, axis=2, keepdims=True)
             order = np.argsort(np.nanmedian(relative, axis=(0, 1)), kind="stable")
@@ -236,7 +239,7 @@ class _Layout:
         """(boundary, direction) -> (S, D): a message alone takes the shorter of what sender and receiver see."""
         np, columns = self.np, self.columns
         found = {}
-        sequence = columns.get("seq_id", columns["mb_id"]).astype(np.int64)
+        _, sequence = np.unique(columns.get("seq_id", columns["mb_id"]), return_inverse=True)
         for direction, send, receive, step in (("forward", *TRANSFERS[:2], 1), ("backward", *TRANSFERS[2:], -1)):
             for boundary in range(self.shape[2] - 1):
                 sender = boundary if step == 1 else boundary + 1

@@ -80,7 +80,7 @@ def as_pairs(key, value, stages):
         for pair in map(tuple, group):
             valid = all(isinstance(rank, int) and 0 <= rank < stages for rank in pair) and pair[0] != pair[1]
             if not valid or pair in seen:
-                problem = "twice" if pair in seen else f"of {stages} ranks"
+                problem = "twice" if valid else f"of {stages} ranks"
                 raise InputError(
                     f"{key}[{i}]: got pair {list(pair)} {problem}, expected each pair of different ranks once at most"
                 )

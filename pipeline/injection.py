@@ -63,7 +63,7 @@ class Event:
         """
         names = tuple(cls.__dataclass_fields__)
         check_keys("event", document, names, ("first",))
-        given = {key: document[key] for key in names if document.get(key) is not None}
+        given = {key: document[key] for key in names if key == "first" or document.get(key) is not None}
         for key in ("first", "last", "rank"):
             if key in given and (type(given[key]) is not int or given[key] < 0):
                 raise InputError(f"event: got {key} {given[key]!r}, expected a whole number of at least 0")

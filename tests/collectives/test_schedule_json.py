@@ -51,6 +51,7 @@ def test_contract_form():
             'expected .src, dst, chunk, "copy" or "reduce".',
         ),
         ({"phases": [{"name": "x", "rounds": [[[0, 2**40, 0, "copy"]]]}]}, "beyond 32 bits"),
+        ({"phases": [{"name": "x", "rounds": [[[0, 1, -(2**90), "copy"]]]}]}, "beyond 32 bits"),
         ({"phases": [{"name": "x", "rounds": [7]}]}, "round 0: got 7, expected a list of transfers"),
     ],
 )

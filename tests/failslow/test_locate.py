@@ -94,6 +94,13 @@ def test_uneven_data_blames_no_worker():
     assert found[0].evidence["forward_backward_correlation"] > 0.95
 
 
+@pytest.mark.filterwarnings("error")
+def test_operations_that_took_no_time():
+    columns = make_trace()
+    columns["duration"] = np.where((columns["mb_id"] == 1) & (columns["step"] == 2), 0.0, columns["duration"])
+    assert [v.cause for v in locate(build_trace(columns))] == ["none"]
+
+
 def test_a_slow_step_is_not_enough():
     """Two bad steps of one worker: long, but no persistence."""
     columns = make_trace(steps=20)

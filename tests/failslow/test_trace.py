@@ -130,11 +130,29 @@ def changed(column, value):
         ("duration", -1.0, "record 7, duration: got -1.0"),
         ("duration", np.nan, "record 7"),
         ("start_ts", np.inf, "record 7, start_ts"),
+        ("duration", 1e308, "record 7, duration: got 1e[+]308"),
+        ("rank", 2**60, "record 7, rank: got 1.1.*e[+]18, expected a number"),
     ],
 )
-def test_bad_times(column, value, text):
+def test_bad_numbers(column, value, text):
     with pytest.raises(InputError, match=text):
         build_trace(changed(column, value))
+
+
+def test_a_stage_without_work_is_named():
+    columns = make_trace(**SMALL)
+    kind = np.where(columns["stage"] == 1, "optimizer", columns["optype"])
+    with pytest.raises(InputError, match="got no compute operation of stage 1"):
+        build_trace(columns | {"optype": kind})
+
+
+def test_message_numbers_may_be_large():
+    columns = make_trace(**SMALL)
+    links = build_trace(columns).links
+    numbered = build_trace(columns | {"seq_id": columns["mb_id"] + 2.0**40}).links
+    assert links.keys() == numbered.keys() != set()
+    for key, alone in links.items():
+        np.testing.assert_array_equal(numbered[key], alone)
 
 
 def test_missing_microbatch_of_other_operations_is_fine():

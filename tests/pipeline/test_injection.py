@@ -53,6 +53,7 @@ def test_json_and_back(first, last, links, latency_s):
     "document, words",
     [
         ({"links": [1], "latency_s": 1}, "first"),
+        ({"first": None, "links": [1], "latency_s": 1}, "got first None"),
         ({"first": 5, "last": 5, "links": [1], "latency_s": 1}, "got iterations 5 to 5"),
         ({"first": 0}, "got neither or both of links and rank"),
         ({"first": 0, "rank": 1, "links": [1]}, "got neither or both of links and rank"),

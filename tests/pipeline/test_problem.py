@@ -87,6 +87,7 @@ def test_json_and_replace_give_an_equal_problem(problem):
         ({"shared_links": 5}, "shared_links: got 5, expected a list"),
         ({"shared_links": [[[0, 3]]]}, "shared_links[0]: got pair [0, 3] of 3 ranks"),
         ({"shared_links": [[[0, 1]], [[0, 1]]]}, "shared_links[1]: got pair [0, 1] twice"),
+        ({"shared_links": [[[0, [1]]]]}, "shared_links[0]: got pair [0, [1]] of 3 ranks"),
         ({"shared_links": [[0, 1]]}, "shared_links[0]: got [0, 1], expected a list of [source, destination]"),
         (
             {"max_inflight_activations": 0},
