@@ -33,8 +33,6 @@ def init(transport=None, timeout_s=None, deterministic=False, spare_rails=()):
         Unavailable: its library is missing.
         TransportTimeout: another rank did not come.
     """
-    from .communicator import Communicator
-
     name = transport or os.environ.get("LANTERNE_TRANSPORT")
     if name not in (None, "local"):
         find_transport(name)
@@ -59,10 +57,18 @@ def init(transport=None, timeout_s=None, deterministic=False, spare_rails=()):
     except LanterneError:
         group.close()
         raise
+    return open_communicator(opened, group, deterministic)
+
+
+def open_communicator(opened, group, deterministic=False):
+    """The Communicator of all ranks of `group` over the transport `opened`, with a cost model; closed with both."""
+    from .communicator import Communicator
+
     communicator = Communicator(opened, ranks_here=group.ranks_here, closes=(opened, group))
     communicator.deterministic = deterministic
     try:
-        if opened.capabilities.stream_ordered:
+        if opened.capabilities.stream_ordered and opened.shares_devices:
+            # A test: ranks that take turns on a GPU tell nothing of links.
             communicator.tuning.adopt(GPUS, "assumed")
         else:
             communicator.tuning.learn()

@@ -17,6 +17,7 @@ import numpy as np
 from .. import __version__
 from .cost import CostModel, Piece
 from .predict import Factor
+from .trial_memory import trial_array
 from .trials import ENOUGH_S, measure_factors, time_calls, try_again
 
 log = logging.getLogger("lanterne.collectives")
@@ -68,8 +69,8 @@ def measure_model(communicator):
     for nbytes in MESSAGE_NBYTES:
         if sizes and nbytes * world_size > MAX_BUFFER_NBYTES:
             break
-        part = np.ones(nbytes // 4, np.float32)
-        whole = np.ones(part.size * world_size, np.float32)
+        part = trial_array(communicator, nbytes // 4)
+        whole = trial_array(communicator, part.size * world_size)
         calls = int(min(MAX_AT_ONCE, -(-AT_ONCE_NBYTES // (nbytes * (world_size - 1)))))
         gather_s = _time(communicator, lambda p=part, w=whole: communicator.all_gather(p, w, algorithm="ring"), calls)
         scatter_s = _time(
@@ -80,10 +81,8 @@ def measure_model(communicator):
         adding_s.append((scatter_s - gather_s) / (world_size - 1) / nbytes)
         if gather_s > ENOUGH_S:
             break
-    tiny = np.ones(16, np.float32)
-    spread_s = _time(
-        communicator, lambda: communicator.all_gather(tiny, np.ones(16 * world_size, np.float32), algorithm="allpairs")
-    )
+    tiny, out = trial_array(communicator, 16), trial_array(communicator, 16 * world_size)
+    spread_s = _time(communicator, lambda: communicator.all_gather(tiny, out, algorithm="allpairs"))
     # Nearer, in ratio, to one message after the other than to all at once?
     serial = world_size > 2 and spread_s > rounds_s[0] * (world_size - 1) ** 0.5
     return fit(sizes, rounds_s, max(0.0, adding_s[-1]), serial)

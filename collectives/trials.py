@@ -12,6 +12,7 @@ import numpy as np
 
 from ..kernels.delay import wait_until
 from .predict import Factor, correction, predictions
+from .trial_memory import finish, trial_array
 
 # The collective whose algorithms are tried, and the sizes: most programs wait for this one most.
 TRIED = "all_reduce"
@@ -81,7 +82,7 @@ def try_again(communicator, model, factors):
 
 def _calls(communicator, rows, nbytes):
     """The algorithms of `rows`, (name, num_chunks, ...), as functions that call them on buffers of `nbytes`."""
-    source, out = np.ones((2, nbytes // 4), np.float32)
+    source, out = trial_array(communicator, nbytes // 4), trial_array(communicator, nbytes // 4)
     return [
         lambda a=name, m=chunks: communicator.all_reduce(source, out, algorithm=a, num_chunks=m)
         for name, chunks, *_ in rows
@@ -133,6 +134,7 @@ def _round(communicator, calls, number):
         started = time.monotonic() + PAUSE_S
         wait_until(started)
         calls[index]()
+        finish(communicator)
         samples[index] = time.monotonic() - started
     communicator.all_reduce(samples, samples, op="max", algorithm="recursive_doubling")
     return samples

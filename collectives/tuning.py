@@ -28,7 +28,7 @@ TIE = 1.03
 # Threads of one process, roughly: what one measures there is mostly who held the interpreter.
 THREADS = CostModel(30e-6, 1 / 5e9, 1 / 10e9, serial_messages=True)
 
-# Ranks with a GPU each, over NCCL on fast links: assumed, not measured.
+# Ranks with a GPU each, over NCCL on fast links: for those that share one in a test, of which nothing can be measured.
 GPUS = CostModel(15e-6, 1 / 150e9, 1 / 1e12)
 
 

@@ -239,6 +239,8 @@ class Transport(ABC):
     pauses = Pauses()
     # The CudaRuntime of this rank's device, where the transport has chosen one.
     runtime = None
+    # Whether ranks take turns on a device.
+    shares_devices = False
     closed = False
 
     def register(self, array):

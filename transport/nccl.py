@@ -20,6 +20,7 @@ from .local import LocalWorld
 from .nccl_channel import MEETING_LANE, NcclChannel
 from .nccl_library import (
     HOST_VARIABLE,
+    SHARED_GPU_VARIABLE,
     call_with_limit,
     check_devices,
     load_nccl,
@@ -33,8 +34,9 @@ from .nccl_library import (
 # array does: no copy, and the price is one message in world_size - 1 that may be no multiple.
 ALIGNMENT_NBYTES = 4096
 SLOT_NBYTES = 512
-# NCCL version, length of the device's identity, of the unique id, of an error's text; then these.
-_SEAT = struct.Struct("<iHHH")
+# Whether ranks may share GPUs, NCCL version, length of the device's identity, of the unique id, of an error's text; then
+# these.
+_SEAT = struct.Struct("<?iHHH")
 
 
 class NcclTransport(Transport):
@@ -94,7 +96,9 @@ class NcclTransport(Transport):
             raise Unavailable(
                 f"nccl: got versions {', '.join(map(version_text, sorted(versions)))}, expected one on all"
             )
-        check_devices([tuple(found.device.split("/", 1)) for found in seats], min(versions))
+        devices = [tuple(found.device.split("/", 1)) for found in seats]
+        check_devices(devices, min(versions))
+        self.shares_devices = any(found.shares for found in seats)
 
         start = partial(make_communicator, self.library, len(ranks), seats[0].unique_id, me)
         failed, communicator, device = None, None, self.runtime.device
@@ -165,28 +169,29 @@ def meet(transport, ranks, me, tag, payload, timeout_s):
 class _Seat:
     """What a rank says of itself at a meeting."""
 
-    def __init__(self, version, device, unique_id, error):
-        self.version, self.device, self.unique_id, self.error = version, device, unique_id, error
+    def __init__(self, shares, version, device, unique_id, error):
+        self.shares, self.version, self.device, self.unique_id, self.error = shares, version, device, unique_id, error
 
 
 def _seat(transport, leads, unavailable):
     """This rank's seat as bytes; who `leads` brings the unique id."""
     if unavailable is not None:
         text = str(unavailable).encode()[:300]
-        return _SEAT.pack(0, 0, 0, len(text)) + text
+        return _SEAT.pack(False, 0, 0, 0, len(text)) + text
     library, runtime = transport.library, transport.runtime
     device = f"{os.environ.get(HOST_VARIABLE, transport.host_name)}/{runtime.identity}".encode()[:200]
     unique_id = bytes(byte % 256 for byte in library.get_unique_id()) if leads else b""
-    return _SEAT.pack(library.get_version(), len(device), len(unique_id), 0) + device + unique_id
+    shares = os.environ.get(SHARED_GPU_VARIABLE) == "1"
+    return _SEAT.pack(shares, library.get_version(), len(device), len(unique_id), 0) + device + unique_id
 
 
 def _unpack(slot):
-    version, device, unique_id, text = _SEAT.unpack_from(slot)
+    shares, version, device, unique_id, text = _SEAT.unpack_from(slot)
     fields, at = [], _SEAT.size
     for nbytes in (device, unique_id, text):
         fields.append(slot[at : at + nbytes])
         at += nbytes
-    return _Seat(version, fields[0].decode(), fields[1], fields[2].decode(errors="replace"))
+    return _Seat(shares, version, fields[0].decode(), fields[1], fields[2].decode(errors="replace"))
 
 
 def _open_host(group, timeout_s):

@@ -8,7 +8,7 @@ import sys
 
 import numpy as np
 
-from lanterne.collectives import late
+from lanterne.collectives import late, trials
 from lanterne.collectives.registry import algorithms_for
 from lanterne.errors import InputError, TransportError, TransportTimeout
 
@@ -226,6 +226,16 @@ def check_native(comm):
         assert set(out.get().tolist()) == {float(n * (n + 1) // 2 if op == "sum" else n)}
 
 
+def check_what_auto_goes_by_can_be_measured(comm):
+    before = trials.TRIED_NBYTES
+    trials.TRIED_NBYTES = (64 << 10,)
+    try:
+        comm.tuning.learn()
+    finally:
+        trials.TRIED_NBYTES = before
+    assert comm.world_size == 1 or (comm.tuning.source in ("measured", "cache") and comm.tuning.model.alpha_s > 0)
+
+
 def check_a_rank_that_does_not_come(comm):
     """Last: the others' wait ends in time with an error that names it; then every call raises, and closing ends."""
     import cupy
@@ -263,7 +273,13 @@ COMMON = [
     check_late_rank_by_its_stream,
     check_bad_arrays,
 ]
-NCCL = [check_captured, check_captured_late_rank, check_native, check_a_rank_that_does_not_come]
+NCCL = [
+    check_captured,
+    check_captured_late_rank,
+    check_native,
+    check_what_auto_goes_by_can_be_measured,
+    check_a_rank_that_does_not_come,
+]
 
 
 def main(report, *checks):
