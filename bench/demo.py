@@ -26,6 +26,7 @@ from pathlib import Path
 
 from ..errors import InputError
 from ..pipeline.injection import Event, ends
+from ..transport.bootstrap import launched_rank
 from . import report
 from .demo_screen import first_of, phases
 from .events_input import slow_link
@@ -69,7 +70,9 @@ def run(args):
     about, work = job_of(args)
     timeout_s = parse_time_s(args.timeout, "--timeout")
     file = sys.stderr if args.json == "-" else sys.stdout
-    print(f"# {about['ranks']} ranks, {about['iterations']} iterations; {about['disturbance']}", file=file, flush=True)
+    if launched_rank() == 0:
+        header = f"# {about['ranks']} ranks, {about['iterations']} iterations; {about['disturbance']}"
+        print(header, file=file, flush=True)
     report.progress("compiling the planner, once per machine")
     load_search()
     report.progress("")

@@ -26,7 +26,7 @@ class Observer:
         self.event, self.hold = Event.from_dict(work["event"]), work["hold"]
         self.link = "{}-{}".format(*ends(self.event.links[0]))
         self.tracker, self.steps, self.holds = Tracker(), [], True
-        self._times_s, self._delays_s, self._due, self._onset = [], {}, {}, None
+        self._times_s, self._delays_s, self._due, self._onset, self._healed = [], {}, {}, None, False
 
     def begins(self, iteration):
         """The steps before `iteration`: what is done to the link, by us."""
@@ -66,8 +66,9 @@ class Observer:
         """
         if self._has("swapped"):
             links = next(step["links"] for step in self.steps if step["name"] == "swapped")
-            healed = any(found.get("link {}-{}".format(*pair)) == -1 for pair in links)
-            self.holds = self._has("reverted") or not healed
+            # Once is enough: on a crowded machine the next iterations may show nothing for certain.
+            self._healed |= any(found.get("link {}-{}".format(*pair)) == -1 for pair in links)
+            self.holds = self._has("reverted") or not self._healed
         else:
             self.holds = not self._has("located") or iteration + 2 < self._onset + self.hold
 

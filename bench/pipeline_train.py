@@ -59,6 +59,9 @@ def add_arguments(parser):
         "ranks of the job",
     )
     parser.add_argument("--pace", metavar="T", help="with --mitigate: least time of F, B and W, as on slower cores")
+    parser.add_argument(
+        "--state", metavar="URL", help="with --mitigate: keep what is known of incidents at redis://HOST:PORT/KEY"
+    )
     add_event_arguments(parser)
     group = parser.add_argument_group("paths that die", "A path that dies amid an iteration loses nothing.")
     group.add_argument(
@@ -117,8 +120,13 @@ def _check(args):
     _memory(args)
     if args.mitigate and (args.adapt or args.checkpoint or args.resume or args.cap):
         raise InputError("--mitigate: got --adapt, --checkpoint, --resume or --cap beside it, expected it without them")
-    if args.pace and not args.mitigate:
-        raise InputError("--pace: got it without --mitigate, expected it with that")
+    for name in ("pace", "state"):
+        if getattr(args, name) and not args.mitigate:
+            raise InputError(f"--{name}: got it without --mitigate, expected it with that")
+    if args.state:
+        from ..failslow.state import RedisState
+
+        RedisState(args.state).close()
     if args.cut and (not args.spare_rails or args.mitigate):
         raise InputError("--cut: got no --spare-rails, or --mitigate beside it, expected --spare-rails alone")
     for text in args.cut if args.ranks else ():
@@ -194,7 +202,7 @@ def _train_mitigated(comm, args, setup, plans, options, events):
     from .train_mitigate import Mitigated
 
     pace_s = parse_time_s(args.pace, "--pace") if args.pace else 0.0
-    mitigated, results = Mitigated(comm, setup, plans, options, events, pace_s), []
+    mitigated, results = Mitigated(comm, setup, plans, options, events, pace_s, args.state), []
     file = sys.stderr if args.json == "-" else sys.stdout
     for _ in range(args.iterations):
         done = mitigated.iteration()

@@ -2,6 +2,7 @@
 
 from ..failslow.closed_loop import ClosedLoop, observed
 from ..failslow.decision import Settings
+from ..failslow.state import RedisState
 from .disturbances import Disturbances
 from .units import format_time
 
@@ -14,9 +15,10 @@ class Mitigated:
         setup: the Setup. plans, options: those of its trainer.
         events: Events, about ranks of the job and links between any two.
         pace_s: what an action takes at least.
+        state: URL of where rank 0 keeps what it knows; None for the job's store.
     """
 
-    def __init__(self, comm, setup, plans, options, events, pace_s=0.0):
+    def __init__(self, comm, setup, plans, options, events, pace_s=0.0, state=None):
         self.disturbances = Disturbances(comm, events, pace_s)
         options = options | {"plane": observed, "transport": self.disturbances.transport}
         del options["layout"]
@@ -27,6 +29,7 @@ class Mitigated:
         self.loop = ClosedLoop(
             comm, make, plans, setup.layout, settings=Settings(), transport=self.disturbances.transport,
             wrap=self.disturbances.wrap, slowdown=lambda: self.disturbances.slowdown,
+            state=RedisState(state) if state and comm.rank == 0 else None,
         )  # fmt: skip
         self._told = 0
 

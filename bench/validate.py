@@ -9,9 +9,9 @@
 
 First every rank computes (matrix products of several dtypes), co-located ranks in turn where they share cores; then the
 links of a ring and two trees carry 16, 32 and 64 MiB three times, both directions at once, in at most 6 passes, timed
-from a transfer's start to its last byte; then both together, since some things are slow only then. The transfers shrink where the network would need longer than
---limit. What looks slow is measured twice more and is named only if it is slow every time, with the evidence: core
-time beside the clock's, bandwidth and latency beside those of its peers.
+from a transfer's start to its last byte; then both together, since some things are slow only then. The transfers shrink
+where the network would need longer than --limit. What looks slow is measured twice more and is named only if it is slow
+every time, with the evidence: core time beside the clock's, bandwidth and latency beside those of its peers.
 
 Rehearsals: --slow-rank R=1.5x slows the computing of rank R, R=1.5x@together only while it transfers; --slow-link
 A-B=20ms or A-B=50mbit slows a link, A>B=... one direction of it. Products are on the CPU or, with --device cuda, the

@@ -33,11 +33,11 @@ from .controller import Controller
 from .mitigate import Arrangement, Forecaster
 from .probe_message import LinkProbes
 from .reports import make_row, see
+from .state import StoreState
 from .suspects import Examiner
 
 # A rank calls for attention when an iteration takes so many times the median of the latest.
 UNUSUAL, LATEST = 1.1, 16
-KEY = "lanterne/mitigation"
 # Of the messages that suspect links are tested with, at least.
 LEAST_NBYTES = 4 << 10
 
@@ -59,6 +59,7 @@ class ClosedLoop:
         wrap: a function of {stage: Stage} that gives those to run; to slow them on purpose.
         slowdown: a function that gives this rank's, for experiments.
         checkpoint: where S4 keeps the state: a file; None for a temporary one.
+        state: where rank 0 keeps what it knows (state.py), with `set` and `close`; None for the job's store.
         acts: False: only train, and watch nothing.
 
     Attributes: `trainer`, None on a rank that is out; `controller`, on rank 0; `iterations`; `acted`, dicts of what was
@@ -69,7 +70,7 @@ class ClosedLoop:
 
     def __init__(
         self, comm, make_trainer, plans, layout, *, settings=None, transport=None, wrap=None, slowdown=None,
-        checkpoint=None, acts=True,
+        checkpoint=None, state=None, acts=True,
     ):  # fmt: skip
         self.comm, self._make, self._acts = comm, make_trainer, acts
         self._wrap, self._checkpoint = wrap or (lambda stages: stages), checkpoint
@@ -81,6 +82,7 @@ class ClosedLoop:
         self._members, self._team = tuple(range(comm.world_size)), None
         self._probed, self._probes = (), LinkProbes(self.wire)
         self._decision, self._judged = None, 0
+        self._state = state or StoreState(comm.transport.store)
         self.controller = Controller(self.now, self._forecaster, settings) if comm.rank == 0 else None
         self.trainer = make_trainer(comm, plans, layout)
         self._examiner = Examiner(comm, transport, self._message_nbytes(), slowdown or (lambda: 1.0))
@@ -111,6 +113,7 @@ class ClosedLoop:
             self._team.close()
         self.agreement.close()
         self.wire.close()
+        self._state.close()
 
     # -- observing
 
@@ -179,19 +182,13 @@ class ClosedLoop:
             told = decision.to_dict() if decision is not None else None
             payload = json.dumps([told, probed]).encode() if told or probed != self._probed else b""
             if told:
-                self._keep()
+                self._state.set(json.dumps(self.controller.state()).encode())
         payload = self.agreement.verdict(payload)
         if not payload:
             return None
         verdict, probed = json.loads(payload)
         self._probed = tuple(map(tuple, probed))
         return verdict
-
-    def _keep(self):
-        """The state of the incident in the job's store, where it has one."""
-        store = self.comm.transport.store
-        if store is not None:
-            store.set(KEY, json.dumps(self.controller.state()).encode())
 
     def _forecaster(self, work_s, gradients_s):
         """A Forecaster for stages that take `work_s` a microbatch, F, B and W in the proportions of the plan."""

@@ -136,8 +136,9 @@ KEPT = """
 import json
 import lanterne
 import numpy as np
-from lanterne.failslow.closed_loop import KEY, ClosedLoop, observed
+from lanterne.failslow.closed_loop import ClosedLoop, observed
 from lanterne.failslow.decision import Decision
+from lanterne.failslow.state import KEY
 from lanterne.pipeline.layout import make_layout
 from lanterne.pipeline.problem import Problem
 from lanterne.pipeline.stage_mlp import mlp
