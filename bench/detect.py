@@ -88,7 +88,8 @@ def _positive(path, row, column, text):
     except (TypeError, ValueError):
         value = float("nan")
     if not 0.0 < value < float("inf"):
-        raise InputError(f"{path}: row {row}, column {column}: got {text!r}, expected a positive time in seconds")
+        got = "nothing" if text is None else repr(text)
+        raise InputError(f"{path}: row {row}, column {column}: got {got}, expected a positive time in seconds")
     return value
 
 

@@ -28,6 +28,25 @@ class Label:
 
 
 @dataclass(frozen=True)
+class Noise:
+    """How a job's noise was drawn: quartiles of a Gaussian of `sigma`, spikes a row, jitters in all."""
+
+    sigma: float
+    dof: int
+    correlation: float
+    spike_rate: float
+    jitters: int
+
+
+@dataclass(frozen=True)
+class Truth:
+    """What only an oracle knows: the noise, and the log level of every row as it would be without slow spells."""
+
+    noise: Noise
+    healthy: tuple
+
+
+@dataclass(frozen=True)
 class Job:
     """One series. `loose`: it fluctuates inside its incident, so that extra changes there are no mistake."""
 
@@ -36,15 +55,7 @@ class Job:
     seconds: tuple
     labels: tuple = field(default=())
     loose: bool = False
-
-
-@dataclass(frozen=True)
-class _Noise:
-    sigma: float
-    dof: int
-    correlation: float
-    spike_rate: float
-    jitters: int
+    truth: Truth | None = None
 
 
 def _draw_noise(rng, kind):
@@ -62,7 +73,7 @@ def _draw_noise(rng, kind):
         sigma = min(sigma, 0.008)
     # Real jobs of much noise have it in their spread, not in their tails.
     dof = int(rng.integers(1, 3)) if sigma < 0.03 else 2
-    return _Noise(sigma, dof, correlation, rate, jitters)
+    return Noise(sigma, dof, correlation, rate, jitters)
 
 
 def _core(rng, rows, noise):
@@ -84,7 +95,7 @@ def _core(rng, rows, noise):
     return np.clip(noise.sigma * 0.6745 / quartile * student, -3 * noise.sigma, None)
 
 
-def _discernible(noise, severity, rows):
+def discernible(noise, severity, rows):
     """`severity` (log ratio), raised to 6 standard errors of a median of `rows` samples; 8 below 16 rows."""
     inflation = (1 + noise.correlation) / (1 - noise.correlation)
     errors = 6 if rows >= 16 else 8
@@ -130,7 +141,7 @@ class _Builder:
             self.label("relief", stop, -amount, tolerance)
 
     def amount(self, rows, at_least=0.0):
-        return _discernible(self.noise, max(_severity(self.rng), at_least), rows)
+        return discernible(self.noise, max(_severity(self.rng), at_least), rows)
 
 
 def _warm_up(build):
@@ -260,14 +271,14 @@ def _weak(build):
     """A long spell of 10 to 12 % only."""
     length = int(build.rng.integers(60, 250))
     start = int(build.rng.integers(60, build.rows - length - 40))
-    build.spell(start, start + length, _discernible(build.noise, log(build.rng.uniform(1.10, 1.12)), 16), 6)
+    build.spell(start, start + length, discernible(build.noise, log(build.rng.uniform(1.10, 1.12)), 16), 6)
 
 
 def _quiet_short(build):
     """Six to nine iterations of 15 to 40 % in a quiet job: long for a jitter, short for a window."""
     length = int(build.rng.integers(6, 10))
     start = int(build.rng.integers(60, build.rows - 60))
-    build.spell(start, start + length, _discernible(build.noise, log(build.rng.uniform(1.15, 1.4)), length))
+    build.spell(start, start + length, discernible(build.noise, log(build.rng.uniform(1.15, 1.4)), length))
 
 
 # What each kind puts under the noise; jitter, spiky and correlated jobs differ by their noise.
@@ -308,13 +319,19 @@ def make_job(kind, seed):
     noise = _draw_noise(rng, kind)
     build = _Builder(rng, rows, noise)
     _SHAPES[kind](build)
+    # A faster job is no slow spell: that it became faster is known, too.
+    healthy = build.level.copy() if kind in (*HEALTHY, "faster") else np.zeros(rows)
     if kind not in HEALTHY and rng.random() < 0.1 and min(label.index for label in build.labels) > 330:
+        before = build.level.copy()
         _warm_up(build)
+        healthy += build.level - before
     _add_spikes(build)
     core = _core(rng, rows, noise)
-    seconds = rng.uniform(0.2, 20.0) * np.exp(np.clip(build.level + core, -2.0, 4.0))
+    unit_s = rng.uniform(0.2, 20.0)
+    seconds = unit_s * np.exp(np.clip(build.level + core, -2.0, 4.0))
     seconds[0] *= rng.uniform(1.0, 6.0)
-    return Job(f"{kind}-{seed}", kind, tuple(seconds.tolist()), tuple(build.labels), kind in ("noisy", "ramp"))
+    truth = Truth(noise, tuple((healthy + log(unit_s)).tolist()))
+    return Job(f"{kind}-{seed}", kind, tuple(seconds.tolist()), tuple(build.labels), kind in ("noisy", "ramp"), truth)
 
 
 def make_jobs(count, first_seed=0):

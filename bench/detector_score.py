@@ -1,21 +1,32 @@
-"""Score detectors of fail-slow on labelled synthetic jobs: `python -m lanterne.bench.detector_score`.
+"""Score detectors of fail-slow on labelled synthetic jobs.
+
+  python -m lanterne.bench.detector_score                           the 1,008 jobs of seed 0 upwards
+  python -m lanterne.bench.detector_score --detector tracker --jobs 10080 --seed 70000000
+  python -m lanterne.bench.detector_score --oracle --jobs 420       how well any detector could do (0.1 s a job)
+  python -m lanterne.bench.detector_score --families --jobs 1200    noise of other makes (detector_families.py)
 
 Rules. A label is found when a confirmed event of its direction (slower or faster) has an index within the label's
 tolerance. A job is entirely right when every label but optional ones is found and no confirmed event is left over.
 Optional are single steps below 10 %; left over may be changes inside an incident that fluctuates or ramps. Latency
 counts the rows from the labelled index to the confirmation, both included. An alarm is a confirmed event that says
-"slower".
+"slower". In brackets: 95 % confidence (Wilson): that none of n was seen says that the rate is below about 3.8 / n.
+
+The oracle (detector_oracle.py) knows each job's noise and healthy level; of it is told what it misses when it may
+alarm in as many healthy jobs as the bar allows, 0.5 %. It need not name the row of an onset, nor see reliefs.
 """
 
 import argparse
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from math import sqrt
 from statistics import quantiles
 
-from . import detector_jobs, report
+from . import detector_families, detector_jobs, report
 
 HELD_OUT_SEED = 1_000_000
+# The bar on alarms of healthy jobs.
+ALLOWED = 0.005
 
 
 @dataclass(frozen=True)
@@ -93,18 +104,32 @@ def summary(jobs, verdicts):
     return {
         "jobs": len(jobs),
         "right": sum(v.right for v in verdicts) / max(len(jobs), 1),
+        "right_interval": interval(sum(v.right for v in verdicts), len(jobs)),
         "healthy_jobs": len(healthy),
         "healthy_with_alarm": sum(v.alarm for v in healthy) / max(len(healthy), 1),
+        "healthy_with_alarm_interval": interval(sum(v.alarm for v in healthy), len(healthy)),
         "onsets": onsets,
         "onsets_missed": sum(v.missed for v in verdicts) / max(onsets, 1),
+        "onsets_missed_interval": interval(sum(v.missed for v in verdicts), onsets),
         "strong_onsets": strong,
         "strong_onsets_missed": sum(v.missed_15 for v in verdicts) / max(strong, 1),
+        "strong_onsets_missed_interval": interval(sum(v.missed_15 for v in verdicts), strong),
         "latency_rows_p50": _quantile(latencies, 50),
         "latency_rows_p90": _quantile(latencies, 90),
         "provisional_rows_p50": _quantile(provisional, 50),
         "right_by_kind": {kind: sum(rights) / len(rights) for kind, rights in sorted(by_kind.items())},
         "wrong_jobs": [job.name for job, verdict in zip(jobs, verdicts, strict=True) if not verdict.right],
     }
+
+
+def interval(hits, count):
+    """Wilson's 95 % interval of a share of `hits` of `count`: [low, high]; [0, 1] of nothing."""
+    if not count:
+        return [0.0, 1.0]
+    z = 1.96
+    share, spread = hits / count, z * z / count
+    middle, half = share + spread / 2, sqrt(spread * (share * (1 - share) + spread / 4))
+    return [max(middle - half, 0.0) / (1 + spread), min(middle + half, 1 + spread) / (1 + spread)]
 
 
 def _quantile(ordered, percent):
@@ -114,7 +139,10 @@ def _quantile(ordered, percent):
 def add_arguments(parser):
     """The options of this command."""
     parser.add_argument("--jobs", type=int, default=1008, metavar="N", help="number of jobs (default 1008)")
-    parser.add_argument("--held-out", action="store_true", help="other seeds, on which no threshold was chosen")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the first job (default 0)")
+    parser.add_argument("--held-out", action="store_true", help=f"the same as --seed {HELD_OUT_SEED}")
+    parser.add_argument("--families", action="store_true", help="jobs whose noise is of another make")
+    parser.add_argument("--oracle", action="store_true", help="also how well any detector could do")
     parser.add_argument(
         "--detector", action="append", metavar="NAME", help="tracker, sliding_median_9, bocd (default: all)"
     )
@@ -131,17 +159,40 @@ def run(args):
         raise InputError(f"--detector: got {sorted(unknown)[0]!r}, expected one of {', '.join(known)}")
     if args.jobs < 1:
         raise InputError(f"--jobs: got {args.jobs}, expected at least 1")
-    jobs = detector_jobs.make_jobs(args.jobs, HELD_OUT_SEED if args.held_out else 0)
+    if args.oracle and args.families:
+        raise InputError("--oracle: knows how the jobs without --families are drawn, and no others")
+    if args.seed < 0:
+        raise InputError(f"--seed: got {args.seed}, expected 0 or more")
+    seed = HELD_OUT_SEED if args.held_out else args.seed
+    jobs = (detector_families if args.families else detector_jobs).make_jobs(args.jobs, seed)
     records = []
     for name in names:
         report.progress(f"{name}: {args.jobs} jobs")
         records.append({"detector": name, **score(known[name], jobs)})
+    bounds = _oracle(jobs) if args.oracle else None
     report.progress("")
     if args.json:
-        report.write_json(args.json, report.envelope(held_out=args.held_out, results=records))
+        document = report.envelope(seed=seed, families=args.families, results=records, oracle=bounds)
+        report.write_json(args.json, document)
     if args.json != "-":
         _print(records)
+        if bounds:
+            _print_oracle(bounds)
     return 0
+
+
+def _oracle(jobs):
+    from . import detector_oracle
+
+    report.progress(f"oracle: {len(jobs)} jobs")
+    return asdict(detector_oracle.bound(jobs, detector_oracle.probabilities(jobs), ALLOWED))
+
+
+def _print_oracle(bound):
+    shares = [f"{100 * bound[key]:.2f}" for key in ("alarms", "missed", "missed_15")]
+    latency = f"{bound['latency_rows_p50']:.0f} / {bound['latency_rows_p90']:.0f}"
+    print(f"\n# oracle: {shares[0]} % of healthy jobs with an alarm, {shares[1]} % of onsets missed,")
+    print(f"# {shares[2]} % of those of >= 15 %, latency {latency} rows")
 
 
 def _print(records):
@@ -159,9 +210,7 @@ def _print(records):
     ]
     rows = []
     for r in records:
-        shares = [
-            f"{100 * r[key]:.2f}" for key in ("right", "healthy_with_alarm", "onsets_missed", "strong_onsets_missed")
-        ]
+        shares = [_share(r, key) for key in ("right", "healthy_with_alarm", "onsets_missed", "strong_onsets_missed")]
         ranks = [
             f"{r[key]:.0f}" if r[key] is not None else "-"
             for key in ("latency_rows_p50", "latency_rows_p90", "provisional_rows_p50")
@@ -174,6 +223,11 @@ def _print(records):
         [("jobs entirely right, %", "")] + [(r["detector"], "") for r in records],
         [[kind, *(f"{100 * r['right_by_kind'][kind]:.1f}" for r in records)] for kind in kinds],
     )
+
+
+def _share(record, key):
+    low, high = record[f"{key}_interval"]
+    return f"{100 * record[key]:.2f} ({100 * low:.2f}-{100 * high:.2f})"
 
 
 def main():

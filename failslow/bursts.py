@@ -35,20 +35,18 @@ class Bursts:
         self._within = 0.0
 
     def pass_rows(self, rows):
-        """`rows` ordinary rows went by."""
+        """`rows` rows went by, bursts among them or not."""
         keep = 1.0 - rows / MEMORY_ROWS
         self._rows = self._rows * keep + rows
         self._begun *= keep
         self._lasted *= keep
-        self._within = 0.0
 
     def see(self, height, noise):
-        """A row that is `height` above the level, where noise has density `noise`: a burst, as far as that is rare."""
+        """A row that is `height` above the level and no ordinary one: a burst, as far as `noise`, its density, is small."""
         rate = self.rate
         burst = rate * self.height_density(height)
         share = burst / (burst + (1.0 - rate) * noise)
         begun = share * (1.0 - self._within)
-        self.pass_rows(1.0)
         self._begun += begun
         self._lasted += share - begun
         self._within = share

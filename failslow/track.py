@@ -2,8 +2,8 @@
 
 How it decides, all in log scale, where a slowdown is a shift whatever the length of an iteration:
 
-1. *Level and spread* are the median and the interquartile range of the last 64 iterations. Suspects stay outside until
-   they are cleared, so that a slowdown does not become its own reference.
+1. *Level and noise* (level.py) are those of the last 64 iterations. Suspects stay outside until they are cleared, so
+   that a slowdown does not become its own reference; what they were then tells what bursts look like (bursts.py).
 2. *Votes.* Each sample votes with the log-likelihood ratio of "shifted by 10 % or more" against "not shifted", under a
    Student t with 2 degrees of freedom. A vote is capped at log(0.9 / r), r being how often this job has spikes
    anyway: so no single spike counts for much, and a job full of spikes needs more samples than a quiet one.
@@ -11,26 +11,26 @@ How it decides, all in log scale, where a slowdown is a shift whatever the lengt
 4. *Weighing.* A slowdown of a healthy job is certain when at least five suspects speak for one lasting level rather
    than for bursts that happen to meet (evidence.py: both hypotheses model every row, autocorrelation included). A level
    that wanders is certain by votes alone, but from more rows, and where the median has moved by more than the noise
-   explains. So are reliefs and other changes: odds of a million to 1, or of 100,000 to 1 where the samples agree with
-   each other. What is certain must also count: a shift of 10 % (ACCEPT).
-5. *Slow path.* The level is also compared with the level at the last event: steps of less than 10 % add up.
-
-Inside an incident the same votes, taken against the level before it, look for the relief.
+   explains. What is certain must also count: a shift of 10 % (ACCEPT). A healthy job that becomes faster is weighed
+   alike, from 16 rows: nothing is lost by waiting.
+5. *Reliefs* are voted on, the level before the incident against the incident, which has rows of any height.
+6. *Slow path* (anchor.py). The level is also compared with that at the last event: steps of less than 10 % add up.
 
 Paper: Wu et al. (GREYHOUND), section 4.2; differs: no run-length posterior (bocd.py has it), medians instead of means,
 provisional and confirmed events, the slow path, re-anchoring.
 """
 
 from collections import deque
-from math import exp, inf, log, pi, sin, sqrt
+from math import exp, inf, log
 from typing import NamedTuple
 
 from ..errors import InputError
+from .anchor import IGNORED, Anchor
 from .bursts import Bursts, usual_height_density
 from .events import Event, incidents
 from .evidence import density, log_odds, noise_density
+from .level import REVIEW_ROWS, Level
 from .votes import CERTAIN, LIKELY, MIN_RATE, PROVISIONAL, SHIFT, Run, best_split, median, split, vote
-from .window import SortedWindow
 
 # A shift that lasts 8 rows counts from one standard error below 10 %, but never below 8 %. Half of one is a step
 # worth recording.
@@ -39,15 +39,13 @@ SMALL = log(1.05)
 MIN_SAMPLES = 5
 # Three of the votes may come from a jitter, once in some hundred iterations: the rest must still make 250 to 1.
 JITTER = log(250)
-# Standard errors by which a median must have moved.
-SIGNIFICANT = 5.5
 SKIPPED_ROWS = 16
 TAKEN_AGAIN = 8
 # Odds of votes from which suspects are weighed, and log odds of the weighing that are certain.
 CANDIDATE = 3.9
-SURE = 7.0
-# A lasting shift that is of no interest: drifts and bumps, and so many times what the level wanders by anyway.
-IGNORED, WANDERS = 0.03, 2.0
+SURE = 6.5
+# So many times what the level wanders by anyway is no step.
+WANDERS = 2.0
 # Suspects and odds from which on a level that wanders is no chance meeting of bursts.
 WANDERING_ROWS = 8
 WANDERING = 18.0
@@ -57,16 +55,12 @@ WINDOW_ROWS = 64
 RAGGED = 0.2
 # Rows before the suspects among which a level may have begun already.
 LOOK_BACK = 16
-# The spread never counts as less: timers and logs round.
-MIN_SCALE = 0.003
 
 
 class _Healthy(NamedTuple):
     """What was known of the job before an incident."""
 
-    window: SortedWindow
-    scale: float
-    spread2: float
+    level: Level
     up_rate: float
     down_rate: float
 
@@ -85,21 +79,16 @@ class Tracker:
         self.row = 0
         self.slow = False
         self.warm = False
-        self._window = SortedWindow(SKIPPED_ROWS)
-        self._level = self._anchor = self._base = 0.0
-        self._scale = MIN_SCALE
-        self._spread2 = 2 * MIN_SCALE**2
-        self._agreement = 0.25
-        self._last_z = 0.0
-        self._wander2 = self._told = 0.0
+        self._level = Level(SKIPPED_ROWS)
+        self._anchor = Anchor()
+        self._base = self._last = 0.0
         self._up, self._down, self._back = Run(MIN_RATE), Run(MIN_RATE), Run(MIN_RATE)
         self._bursts = Bursts()
         self._pending = []
         self._recent = deque(maxlen=WINDOW_ROWS)
-        self._pushes = self._reviews = 0
+        self._pushes = 0
         self._forget = 1 / 64
         self._healthy = None
-        self._return_shift = SHIFT
 
     @property
     def incidents(self):
@@ -109,7 +98,7 @@ class Tracker:
     @property
     def level_s(self):
         """The current level, seconds; None before any row."""
-        return exp(self._level) if self.row else None
+        return exp(self._level.median) if self.row else None
 
     def update(self, time_s):
         """Take the next iteration's time in seconds; return an Event that became provisional or confirmed, else None.
@@ -131,60 +120,44 @@ class Tracker:
         return self._take(y, row)
 
     def _take(self, y, row):
-        z = y - self._level
+        z = y - self._level.median
+        last, self._last = self._last, y
         up, down, back = self._up, self._down, self._back
         if -SHIFT / 2 < z < SHIFT / 2 and not self._pending and not (self.slow and y - self._base < SHIFT / 2):
-            return self._absorb(y, z, row)
-        if not self.slow or len(self._window) >= SKIPPED_ROWS:
-            up.add(vote(z, self._spread2), row)
-            down.add(vote(-z, self._spread2), row)
+            return self._absorb(y, row)
+        if not self.slow or len(self._level.window) >= SKIPPED_ROWS:
+            up.add(vote(z, self._level.spread2), row)
+            down.add(vote(-z, self._level.spread2), row)
         if self.slow:
-            back.add(self._vote_back(y), row)
+            back.add(self._vote_back(y, last), row)
         if up.score == down.score == back.score == 0.0:
             return self._clear(y, row)
         return self._suspect(y, row)
 
-    def _vote_back(self, y):
+    def _vote_back(self, y, last):
         """Log-likelihood ratio of the level before the incident against the incident, which has rows of any height."""
-        last, correlation = self._recent[-2], self._correlation()
-        healthy = usual_height_density(y - self._base)
-        densities = []
-        for level, scale in ((self._base, self._healthy.scale), (self._level, self._scale)):
-            noise = scale, scale * sqrt(1 - correlation * correlation), correlation
-            densities.append(noise_density(y - level, last - level, noise))
-        (was, now), rate = densities, self._up.rate
+        rate, any_height = self._up.rate, usual_height_density(y - self._base)
+        was = noise_density(y - self._base, last - self._base, self._healthy.level.noise)
+        level = self._level.median
+        now = noise_density(y - level, last - level, self._level.noise)
         ragged = rate + RAGGED * (1 - rate)
-        return log(((1 - rate) * was + rate * healthy) / ((1 - ragged) * now + ragged * healthy))
+        return log(((1 - rate) * was + rate * any_height) / ((1 - ragged) * now + ragged * any_height))
 
     def _skip(self, y):
-        self._window.push(y)
-        self._level = self._anchor = self._window.median()
+        self._level.push(y)
+        self._anchor.drop(self._level.median)
         if self.row == SKIPPED_ROWS:
-            self._set_scale()
+            self._level.review()
+            self._bursts.pass_rows(SKIPPED_ROWS)
+            for value in self._level.window.values:
+                z = value - self._anchor.value
+                self._bursts.see(z, density(z, self._level.core_scale))
 
-    def _set_scale(self):
-        self._scale = max(self._window.scale(), MIN_SCALE)
-        self._spread2 = 2 * self._scale**2
-
-    def _correlation(self):
-        """Lag-1 autocorrelation of ordinary samples, from how often two in a row lie on the same side."""
-        return min(max(sin(pi / 2 * self._agreement), 0.0), 0.8)
-
-    def _error(self, count, other):
-        """Standard error of the difference of the medians of `count` and `other` samples, autocorrelation included."""
-        correlation = self._correlation()
-        known = 1 + 16 / len(self._window)
-        return 1.41 * self._scale * sqrt((1 / count + 1 / other) * known * (1 + correlation) / (1 - correlation))
-
-    def _absorb(self, y, z, row):
-        """Let an ordinary sample into the window."""
-        self._agreement += ((1.0 if z * self._last_z > 0.0 else -1.0) - self._agreement) / 128
-        self._last_z = z
-        window = self._window
-        window.push(y)
-        self._level = window.median()
+    def _absorb(self, y, row):
+        """Let an ordinary row into the level."""
+        self._level.push(y)
         self._pushes += 1
-        return self._review(row) if self._pushes % 8 == 0 else None
+        return self._review(row) if self._pushes % REVIEW_ROWS == 0 else None
 
     def _clear(self, y, row):
         """No run is alive any more: let the suspects and `y` into the window and learn how often such things happen."""
@@ -192,66 +165,52 @@ class Tracker:
         pending.append(y)
         self._pending = []
         event = None
-        spike = max(SHIFT / 2, 2 * self._scale)
+        spike, core = max(SHIFT / 2, 2 * self._level.scale), self._level.core_scale
         for value in pending:
-            z = value - self._level
+            z = value - self._level.median
             for run, far in ((self._up, z > spike), (self._down, z < -spike)):
                 if far:
                     run.set_rate(run.rate + self._forget)
             if not self.slow:
-                self._bursts.see(z, density(z, self._scale))
+                self._bursts.see(z, density(z, core))
             if self.slow and value - self._base < SHIFT / 2:
                 self._back.set_rate(min(self._back.rate + 1 / 64, 0.2))
-            event = self._absorb(value, z, row) or event
+            event = self._absorb(value, row) or event
         return event
 
     def _review(self, row):
         """Every 8 samples: refresh the spread, forget old spikes, end the warm-up, walk the slow path."""
-        window = self._window
+        self._level.review()
         if not self.slow:
-            self._bursts.pass_rows(8)
-        if len(window) >= SKIPPED_ROWS:
-            self._set_scale()
+            self._bursts.pass_rows(REVIEW_ROWS)
         self._forget = 1 / min(64 + self._pushes, 256)
-        recent = median(list(window.values)[-8:])
-        self._wander2 += ((recent - self._level) ** 2 - self._error(8, len(window)) ** 2 - self._wander2) / 8
         for run in (self._up, self._down):
-            run.set_rate(run.rate * (1 - 8 * self._forget))
+            run.set_rate(run.rate * (1 - REVIEW_ROWS * self._forget))
         if not self.warm:
             self._review_warm_up(row)
-        drift = self._level - self._anchor
-        full = len(window) >= WINDOW_ROWS // 2
+        full = len(self._level.window) >= WINDOW_ROWS // 2
         if self.slow:
-            return self._slow_path("relief", row) if full and self._level - self._base < SHIFT / 2 else None
-        error = self._error(len(window) / 2, WINDOW_ROWS)
-        limit = SIGNIFICANT * error
-        if abs(drift) < 2 * error and self._reviews < WINDOW_ROWS // 2:
-            # No drift but a better knowledge of the level.
-            self._reviews += 1
-            self._anchor += drift / (self._reviews + 2)
-        if drift < -max(0.03, limit):
-            self._anchor = self._level
-        elif full and drift > max(SHIFT, limit, self._told + IGNORED):
-            return self._slow_path("onset", row)
-        return None
+            return self._slow_path("relief", row) if full and self._level.median - self._base < SHIFT / 2 else None
+        rises = self._anchor.rises(self._level)
+        return self._slow_path("onset", row) if rises and full else None
 
     def _slow_path(self, kind, row):
         """Confirm what the window as a whole shows: it has left the anchor, or an incident's has come back to it."""
-        values = list(self._window.values)
-        old = self._anchor if kind == "onset" else self._base + self._return_shift
-        start = best_split(values)
+        values = list(self._level.window.values)
+        old = self._anchor.value if kind == "onset" else self._anchor.told
+        start = best_split(values, old, self._level.median, SHIFT)
         return self._confirm(kind, row + 1 - len(values) + start, row, row, values[start:], old)
 
     def _review_warm_up(self, row):
         """Warm-up is over once two successive half windows agree; until then the reference follows downwards."""
-        self._anchor = self._level
-        if len(self._window) < SKIPPED_ROWS:
+        self._anchor.drop(self._level.median)
+        if len(self._level.window) < SKIPPED_ROWS:
             return
-        values = list(self._window.values)
+        values = list(self._level.window.values)
         older, newer = median(values[:8]), median(values[8:16])
-        if row >= MAX_WARM_UP_ROWS or abs(newer - older) < max(0.01, 2 * self._error(8, 8)):
+        if row >= MAX_WARM_UP_ROWS or abs(newer - older) < max(0.01, 2 * self._level.error(8, 8)):
             self.warm = True
-            self._window.capacity = WINDOW_ROWS
+            self._level.window.capacity = WINDOW_ROWS
 
     def _suspect(self, y, row):
         """Hold `y` back; return the event that it makes provisional or certain."""
@@ -265,7 +224,7 @@ class Tracker:
         rise = "change" if self.slow else "onset"
         for run, sign, kind in ((self._back, -1, "relief"), (self._up, 1, rise), (self._down, -1, "change")):
             if run.score and run.suspected == row:
-                ratio = exp(median(pending[run.start - row - 1 :]) - self._level)
+                ratio = exp(median(pending[run.start - row - 1 :]) - self._level.median)
                 if sign * (ratio - 1) > 0:
                     return Event(kind, run.start, row, None, ratio)
         return None
@@ -280,12 +239,14 @@ class Tracker:
 
     def _odds(self, suspects, sign, bursts):
         """Log odds of one level above (`sign` 1) or below (-1) the present one, and where in `suspects` it begins."""
+        level = self._level
+        away = max(sign * (level.median - self._anchor.value), 0.0)
         return log_odds(
-            [sign * (value - self._level) for value in suspects],
-            max(min(self._scale, self._window.core_scale()), MIN_SCALE) * sqrt(1 + 8 / len(self._window)),
-            self._correlation(),
+            [sign * (value - level.median) for value in suspects],
+            level.core_scale,
+            level.correlation,
             bursts,
-            max(IGNORED, WANDERS * sqrt(max(self._wander2, 0.0))) - max(sign * (self._level - self._anchor), 0.0),
+            max(IGNORED, WANDERS * level.wander) - away,
         )
 
     def _count_votes(self, row):
@@ -298,7 +259,7 @@ class Tracker:
                 decided = self._wanders(suspects)
             else:
                 enough = run is self._back or run.score >= max(CERTAIN, JITTER + 3 * run.cap)
-                decided = enough or self._agree(suspects)
+                decided = enough or self._level.agree(suspects)
             event = decide(suspects, row) if decided else None
             if event is not None:
                 return event
@@ -307,7 +268,7 @@ class Tracker:
     def _wanders(self, suspects):
         """Whether `suspects` of a healthy job, of whatever heights, are too many and too dense for bursts."""
         odds = max(WANDERING, JITTER + 3 * self._up.cap)
-        return len(suspects) >= WANDERING_ROWS and self._up.score >= odds and self._moved(suspects, self._level) != 0.0
+        return len(suspects) >= WANDERING_ROWS and self._up.score >= odds and self._level.moved(suspects) != 0.0
 
     def _is_stale(self, row):
         """Whether suspects have been held back for too long; in a noisy job a run is often alive and means nothing."""
@@ -332,45 +293,30 @@ class Tracker:
                 break
         return event
 
-    def _agree(self, suspects):
-        """Whether `suspects` lie together as closely as one level's samples do; spikes that happen to meet do not."""
-        ordered = sorted(suspects[-8:])
-        return ordered[-2] - ordered[1] <= max(4 * self._scale, SHIFT / 2)
-
-    def _moved(self, suspects, reference):
-        """The distance from `reference` to where `suspects` lie now, 0.0 where noise explains it."""
-        recent = median(suspects[-8:]) - reference
-        if abs(recent) >= SIGNIFICANT * self._error(min(len(suspects), 8), len(self._window)):
-            return recent
-        whole = median(suspects) - reference
-        if abs(whole) >= SIGNIFICANT * self._error(len(suspects), len(self._window)) and recent * whole > 0.0:
-            return min(recent, whole, key=abs)
-        return 0.0
-
     def _counts(self, shift, suspects):
         """Whether `shift`, measured on `suspects`, is 10 %; within its standard error where it lasts."""
-        allowance = self._error(8, len(self._window)) if len(suspects) >= 8 else 0.0
+        allowance = self._level.error(8, len(self._level.window)) if len(suspects) >= 8 else 0.0
         return shift >= max(ACCEPT, SHIFT - allowance)
 
     def _rise(self, suspects, row):
         if self.slow:
-            shift = self._moved(suspects, self._level)
+            shift = self._level.moved(suspects)
         else:
-            shift = min(median(suspects[-8:]), median(suspects)) - self._level
+            shift = min(median(suspects[-8:]), median(suspects)) - self._level.median
         if len(suspects) < MIN_SAMPLES or shift < SMALL:
             return None
         if self.slow:
             return self._other_level(suspects, shift, row, self._up)
-        if self._counts(self._level + shift - self._anchor, suspects):
+        if self._counts(self._level.median + shift - self._anchor.value, suspects):
             return self._settle("onset", suspects, self._up, row)
         return self._small_step(suspects, shift, row, self._up)
 
     def _fall(self, suspects, row):
-        shift = self._moved(suspects, self._level)
+        shift = self._level.moved(suspects)
         if len(suspects) < MIN_SAMPLES or shift > -SMALL:
             return None
         if self.slow:
-            if self._level + shift - self._base < SHIFT:
+            if self._level.median + shift - self._base < SHIFT:
                 return self._settle("relief", suspects, self._down, row)
             return self._other_level(suspects, -shift, row, self._down)
         # Who waits for a faster job to be certain loses nothing.
@@ -379,7 +325,7 @@ class Tracker:
         if row < MAX_WARM_UP_ROWS and not self.events:
             # A warm-up ends downwards; that is no event.
             self._restart(suspects[-SKIPPED_ROWS:])
-            self._anchor = self._level
+            self._anchor.drop(self._level.median)
             return None
         if self._counts(-shift, suspects):
             return self._settle("change", suspects, self._down, row)
@@ -387,76 +333,64 @@ class Tracker:
 
     def _relief(self, suspects, row):
         over = median(suspects[-8:]) - self._base
-        near = max(SMALL, 2 * self._error(min(len(suspects), 8), len(self._healthy.window)))
-        if len(suspects) < MIN_SAMPLES or over > min(near, (self._level - self._base) / 2):
+        near = max(SMALL, 2 * self._level.error(min(len(suspects), 8), len(self._healthy.level.window)))
+        if len(suspects) < MIN_SAMPLES or over > min(near, (self._level.median - self._base) / 2):
             return None
         return self._settle("relief", suspects, self._back, row)
 
     def _other_level(self, suspects, shift, row, run):
         """Another level inside an incident: it must stand clear of the incident's own noise."""
-        if len(suspects) >= 2 * MIN_SAMPLES and shift >= 3 * self._scale and self._counts(shift, suspects):
+        if len(suspects) >= 2 * MIN_SAMPLES and shift >= 3 * self._level.scale and self._counts(shift, suspects):
             return self._settle("change", suspects, run, row)
         return self._small_step(suspects, shift, row, run)
 
     def _small_step(self, suspects, shift, row, run):
         """A step below 10 % counts where it lasts and hardly a sample of the one level could be of the other."""
-        if (
-            len(suspects) < SKIPPED_ROWS
-            or shift < 6 * self._scale
-            or abs(self._moved(suspects[:8], self._level)) < SMALL
-        ):
+        level = self._level
+        if len(suspects) < SKIPPED_ROWS or shift < 6 * level.scale or abs(level.moved(suspects[:8])) < SMALL:
             return None
         return self._settle("change", suspects, run, row)
 
     def _settle(self, kind, suspects, run, row):
-        """Confirm an event of `run`; its index is where `suspects` and the samples before them part best."""
-        # A relief follows rows of any height: it begins where the last of them was, and that is where the run began.
-        rows = suspects if kind == "relief" else list(self._recent)[-len(suspects) - LOOK_BACK :]
-        if len(rows) < (MIN_SAMPLES if kind == "relief" else 2 * MIN_SAMPLES):
-            return None
-        first = self.row - len(rows)
-        new = median(suspects[-8:])
+        """Confirm an event of `run` where its level began, if enough rows have followed."""
+        level, new = self._level, median(suspects[-8:])
         if kind == "relief":
-            start = first + split(rows, self._level, new)
+            # It follows rows of any height, and begins where the last of them was: with the run.
+            rows, least = list(self._recent)[run.start - self.row :], MIN_SAMPLES
+            start = split(rows, level.median, new)
         else:
-            low, high = min(new, self._level) - 3 * self._scale, max(new, self._level) + 3 * self._scale
-            start = first + best_split([min(max(value, low), high) for value in rows])
-        if row - start < (2 * MIN_SAMPLES if kind == "change" else MIN_SAMPLES) - 1:
+            rows, least = list(self._recent)[-len(suspects) - LOOK_BACK :], 2 * MIN_SAMPLES
+            start = best_split(rows, level.median, new, 3 * level.scale) if len(rows) >= least else len(rows)
+        index = self.row - len(rows) + start
+        if row - index < (MIN_SAMPLES if kind == "onset" else least) - 1:
             return None
         suspected = run.suspected if run.suspected is not None else row
-        old = self._anchor if kind == "onset" else self._level
-        return self._confirm(kind, start, max(suspected, start), row, rows[start - first :], old)
+        old = self._anchor.value if kind == "onset" else level.median
+        return self._confirm(kind, index, max(suspected, index), row, rows[start:], old)
 
     def _confirm(self, kind, index, provisional_at, row, values, old):
         new = median(values[-8:])
         small = kind == "change" and not self.slow and new - old > -ACCEPT
         if kind == "onset":
             # What counts as recovered is the level just before, be it that of the last event or a little above.
-            self._base = max(self._anchor, self._level) if self._level < self._anchor + SHIFT else self._anchor
-            self._healthy = _Healthy(self._window, self._scale, self._spread2, self._up.rate, self._down.rate)
+            level = self._level.median
+            self._base = max(self._anchor.value, level) if level < self._anchor.value + SHIFT else self._anchor.value
+            self._healthy = _Healthy(self._level, self._up.rate, self._down.rate)
         self._restart(values)
         if kind == "relief":
             self._recover(values)
         self.slow = kind == "onset" or (self.slow and kind != "relief")
-        if self.slow:
-            # In a noisy job the relief is easier to see half way to the incident's level than at SHIFT.
-            self._return_shift = max(SHIFT, min((self._level - self._base) / 2, 4 * self._healthy.scale))
         self.warm = True
+        self._anchor.told = self._level.median
         if not self.slow and not small:
-            self._anchor = self._level
-            self._reviews = 0
-        # What a small step has told already is no slow drift.
-        self._told = self._level - self._anchor if small else 0.0
-        while len(self._recent) > self.row - index:
-            self._recent.popleft()
+            self._anchor.drop(self._level.median)
         event = Event(kind, index, provisional_at, row, exp(new - old))
         self.events.append(event)
         return event
 
     def _restart(self, values):
         """Begin a new level with `values`; the spread stays until there are enough samples for another."""
-        self._window = SortedWindow(WINDOW_ROWS, list(values))
-        self._level = self._window.median()
+        self._level = Level(WINDOW_ROWS, list(values), self._level)
         self._pending = []
         for run in (self._up, self._down, self._back):
             run.clear()
@@ -464,10 +398,13 @@ class Tracker:
 
     def _recover(self, values):
         """After a relief: what was known of the healthy job counts again, its level too where that is the same."""
-        window, self._scale, self._spread2, up_rate, down_rate = self._healthy
+        healthy, up_rate, down_rate = self._healthy
         self._up.set_rate(up_rate)
         self._down.set_rate(down_rate)
-        if abs(self._level - window.median()) < max(0.015, 2 * self._error(len(values), len(window))):
+        error = healthy.error(len(values), len(healthy.window))
+        if abs(self._level.median - healthy.median) < max(IGNORED / 2, 4 * error):
             for value in values:
-                window.push(value)
-            self._window, self._level = window, window.median()
+                healthy.push(value)
+            self._level = healthy
+        else:
+            self._level = Level(WINDOW_ROWS, list(values), healthy)

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from lanterne.bench import detector_jobs, detector_score
+from lanterne.bench import detector_families, detector_jobs, detector_score
 from lanterne.failslow.events import Event
 
 LABELS = (detector_jobs.Label("onset", 100, 1.3), detector_jobs.Label("relief", 150, 1 / 1.3))
@@ -81,8 +81,41 @@ def test_command(capsys, monkeypatch):
     assert (record["detector"], record["jobs"]) == ("tracker", 4)
 
 
-@pytest.mark.parametrize("argv", [["--jobs", "0"], ["--detector", "oracle"]])
+def test_command_with_oracle(capsys, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["x", "--jobs", "21", "--detector", "tracker", "--oracle", "--json", "-"])
+    assert detector_score.main() == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["oracle"]["missed_15"] <= 0.1
+
+
+@pytest.mark.parametrize(
+    ("hits", "count", "low", "high"), [(0, 0, 0, 1), (0, 384, 0, 0.0099), (384, 384, 0.9901, 1), (50, 100, 0.404, 0.596)]
+)
+def test_interval(hits, count, low, high):
+    assert detector_score.interval(hits, count) == pytest.approx([low, high], abs=5e-4)
+
+
+@pytest.mark.parametrize("family", detector_families.FAMILIES)
+def test_families(family):
+    slow, healthy = (detector_families.make_job(family, 3, slow) for slow in (True, False))
+    assert slow == detector_families.make_job(family, 3, True)
+    assert [label.kind for label in slow.labels] == ["onset", "relief"] and healthy.labels == ()
+    first, end = (label.index for label in slow.labels)
+    assert 1.1 < sorted(slow.seconds[first:end])[(end - first) // 2] / sorted(slow.seconds[:first])[first // 2]
+    assert all(0.0 < seconds < float("inf") for seconds in slow.seconds + healthy.seconds)
+
+
+def test_scores_of_other_makes():
+    """Jobs of every family, healthy and slow; no threshold was chosen on them."""
+    found = detector_score.score(detector_score.detectors()["tracker"], detector_families.make_jobs(96, 40_000))
+    assert found["right"] >= 0.9
+    assert found["onsets_missed"] <= 0.05
+
+
+@pytest.mark.parametrize(
+    "argv", [["--jobs", "0"], ["--detector", "oracle"], ["--seed", "-1"], ["--oracle", "--families"]]
+)
 def test_bad_options(capsys, monkeypatch, argv):
     monkeypatch.setattr("sys.argv", ["x", *argv])
     assert detector_score.main() == 2
-    assert "expected" in capsys.readouterr().err
+    assert argv[0] in capsys.readouterr().err

@@ -12,10 +12,8 @@ def learned(pattern, repeats=50, noise=0.0):
     bursts = Bursts()
     for _ in range(repeats):
         for height in pattern:
-            if height:
-                bursts.see(height, noise)
-            else:
-                bursts.pass_rows(1)
+            bursts.see(height, noise if height else 1.0)
+            bursts.pass_rows(1)
     return bursts
 
 

@@ -14,10 +14,8 @@ def bursts(share=0.0):
     """Of a job of which nothing is known, or which had 100 rows, `share` of them single spikes of many heights."""
     seen = Bursts()
     for i in range(100 if share else 0):
-        if i % round(1 / share) == 0:
-            seen.see(0.1 * (1 + i % 17), 0.0)
-        else:
-            seen.pass_rows(1)
+        seen.see(0.1 * (1 + i % 17) if i % round(1 / share) == 0 else 0.0, 0.01)
+        seen.pass_rows(1)
     return seen
 
 

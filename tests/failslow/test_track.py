@@ -132,7 +132,7 @@ def test_memory_is_constant():
     tracker = Tracker()
     for time_s in series((200, 1.0), (200, 1.07), (4000, 1.0), noise=0.2):
         tracker.update(time_s)
-        assert len(tracker._window) <= WINDOW_ROWS
+        assert len(tracker._level.window) <= WINDOW_ROWS
         assert len(tracker._pending) <= 2 * WINDOW_ROWS
 
 

@@ -1,0 +1,91 @@
+"""The level that a job has now: median, spread, autocorrelation and wander of its last iterations. In log scale."""
+
+from math import pi, sin, sqrt
+
+from .votes import SHIFT, median
+from .window import SortedWindow
+
+# The spread never counts as less: timers and logs round.
+MIN_SCALE = 0.003
+# Fewer rows give no spread.
+SPREAD_ROWS = 16
+# Standard errors by which a median must have moved.
+SIGNIFICANT = 5.5
+REVIEW_ROWS = 8
+
+
+class Level:
+    """What the last `capacity` ordinary rows say of the present level.
+
+    Attributes: `window`; `median`; `scale`: of a Student t with 2 degrees of freedom; `spread2`: twice its square.
+    """
+
+    __slots__ = ("_agreement", "_last_z", "_wander2", "median", "scale", "spread2", "window")
+
+    def __init__(self, capacity, values=(), like=None):
+        """A level of `values`; its noise is that of Level `like` until there are enough of them to tell."""
+        self.window = SortedWindow(capacity, values)
+        self.median = self.window.median() if values else 0.0
+        self.scale = like.scale if like else MIN_SCALE
+        self.spread2 = 2 * self.scale**2
+        self._agreement, self._last_z, self._wander2 = (
+            (like._agreement, like._last_z, like._wander2) if like else (0.25, 0.0, 0.0)
+        )
+
+    def push(self, y):
+        """Take an ordinary row."""
+        z = y - self.median
+        self._agreement += ((1.0 if z * self._last_z > 0.0 else -1.0) - self._agreement) / 128
+        self._last_z = z
+        self.window.push(y)
+        self.median = self.window.median()
+
+    def review(self):
+        """Refresh the spread and the wander; to be called every REVIEW_ROWS rows."""
+        if len(self.window) >= SPREAD_ROWS:
+            self.scale = max(self.window.scale(), MIN_SCALE)
+            self.spread2 = 2 * self.scale**2
+        moved = median(list(self.window.values)[-REVIEW_ROWS:]) - self.median
+        beyond = moved * moved - self.error(REVIEW_ROWS, len(self.window)) ** 2
+        self._wander2 += (beyond - self._wander2) / 8
+
+    @property
+    def wander(self):
+        """Standard deviation of the level of 8 rows beyond what their noise explains."""
+        return sqrt(max(self._wander2, 0.0))
+
+    @property
+    def correlation(self):
+        """Lag-1 autocorrelation of ordinary rows, from how often two in a row lie on the same side."""
+        return min(max(sin(pi / 2 * self._agreement), 0.0), 0.8)
+
+    @property
+    def noise(self):
+        """Scale, scale of what autocorrelation leaves, and autocorrelation, as evidence.noise_density takes them."""
+        correlation = self.correlation
+        return self.scale, self.scale * sqrt(1 - correlation * correlation), correlation
+
+    @property
+    def core_scale(self):
+        """The scale without what spikes add to it, and with what is not known of a level of few rows."""
+        return max(min(self.scale, self.window.core_scale()), MIN_SCALE) * sqrt(1 + 8 / len(self.window))
+
+    def error(self, count, other):
+        """Standard error of the difference of the medians of `count` and `other` rows, autocorrelation included."""
+        correlation = self.correlation
+        known = 1 + 16 / len(self.window)
+        return 1.41 * self.scale * sqrt((1 / count + 1 / other) * known * (1 + correlation) / (1 - correlation))
+
+    def moved(self, suspects):
+        """The distance from this level to where `suspects` lie now, 0.0 where noise explains it."""
+        recent, whole = median(suspects[-8:]) - self.median, median(suspects) - self.median
+        if abs(recent) >= SIGNIFICANT * self.error(min(len(suspects), 8), len(self.window)):
+            return recent
+        if abs(whole) >= SIGNIFICANT * self.error(len(suspects), len(self.window)) and recent * whole > 0.0:
+            return min(recent, whole, key=abs)
+        return 0.0
+
+    def agree(self, suspects):
+        """Whether `suspects` lie together as closely as one level's rows do; spikes that happen to meet do not."""
+        ordered = sorted(suspects[-8:])
+        return ordered[-2] - ordered[1] <= max(4 * self.scale, SHIFT / 2)
