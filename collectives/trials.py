@@ -24,7 +24,7 @@ AGAIN_WITHIN = 1.3
 # after each of CUTS rounds is out. Again AGAIN times, at sizes where all of it is predicted to take AGAIN_S at most.
 TRIALS, TRIALS_S = 32, 0.4
 KEEP, CUTS = 1.2, (4, 8, 16)
-AGAIN, AGAIN_S = 3, 0.03
+AGAIN, AGAIN_S = 3, 0.1
 LEAST_REPEATS = 2
 # Nothing larger is tried once a call took so long: slow networks are measured in a second, large messages are linear.
 ENOUGH_S = 0.25
