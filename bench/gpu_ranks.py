@@ -68,6 +68,7 @@ def figures(comm, put, get, synchronize, nbytes=NBYTES, launches=LAUNCHES):
             else:
                 wrong[name] = int(_slowest(comm, np.count_nonzero(get(out) != expected)))
     records = []
+    ranks = f"{comm.world_size} ranks{' that share a GPU' if comm.transport.shares_devices else ''}"
     small = min(count, LAUNCH_NBYTES // 4)
     x, out = put(source[:small].astype(np.float32)), put(np.zeros(small, np.float32))
     for name in algorithms:
@@ -79,9 +80,7 @@ def figures(comm, put, get, synchronize, nbytes=NBYTES, launches=LAUNCHES):
     for name in calls:
         if name != "nccl":
             ratios = [peer / ours for peer, ours in zip(times_s["nccl"], times_s[name], strict=True)]
-            label = (
-                f"{name} all_reduce of {nbytes >> 20} MiB on {comm.world_size} ranks: ncclAllReduce's time over ours"
-            )
+            label = f"{name} all_reduce of {nbytes >> 20} MiB on {ranks}: ncclAllReduce's time over ours"
             records.append(_figure(label, statistics.median(ratios), "", "-", True, ratios))
     records += [
         _figure(f"{name}: elements that differ from the CPU's", count, "", "0", count == 0, [count])

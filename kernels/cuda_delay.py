@@ -113,6 +113,8 @@ def calibrate(device_id=None, num_samples=21):
         slot = cupy.zeros(1, cupy.uint64)
         cupy.cuda.Device().synchronize()
         cycles, elapsed_ns, empty_s, ticks_ns = 2_000_000, [], [], []
+        # Loaded now, not at the first delay.
+        _launch("spin_clock64", (0,), stream)
         for _ in range(num_samples):
             _launch("measure_clock64", (cycles, slot.data.ptr), stream)
             elapsed_ns.append(int(slot.get(stream=stream)[0]))
@@ -189,6 +191,11 @@ class SpinKernels:
         # Not zeroed: that would be work on some stream, unordered with the stamps.
         self._slots = cupy.empty(NUM_SLOTS, cupy.uint64)
         self._next = 0
+        # A first launch loads the kernel, which may wait for all streams.
+        stream, slot = cupy.cuda.Stream(non_blocking=True), self.new_slot()
+        self.stamp(slot, stream)
+        self.spin_until(slot, 0.0, stream)
+        stream.synchronize()
 
     def new_slot(self):
         """The address of a slot."""

@@ -173,12 +173,24 @@ def _fold_kernel(op, element, num_inputs, implementation, device_id):
         launch = fold_launcher(op, element, num_inputs, device_id)
     else:
         launch = _raw_launcher(fold_source(op, element, num_inputs), "fold")
+    _load(launch, *[0] * (num_inputs + 1))
     return Kernel(element.nbytes, num_inputs + 1, _num_multiprocessors(device_id), launch)
 
 
 @functools.cache
 def _divide_kernel(element, device_id):
-    return Kernel(element.nbytes, 2, _num_multiprocessors(device_id), _raw_launcher(divide_source(element), "divide"))
+    launch = _raw_launcher(divide_source(element), "divide")
+    _load(launch, 0, 0, 1.0)
+    return Kernel(element.nbytes, 2, _num_multiprocessors(device_id), launch)
+
+
+def _load(launch, *arguments):
+    """Launch a kernel with nothing to do.
+
+    A device loads a kernel at its first launch and may wait for all streams then: if one of them waits for a peer, which
+    waits for this rank, for ever.
+    """
+    launch(1, 0, 0, arguments, import_cupy().cuda.Stream(non_blocking=True))
 
 
 def _num_multiprocessors(device_id):

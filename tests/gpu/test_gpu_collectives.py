@@ -29,7 +29,9 @@ def nccl_job(cupy, tmp_path_factory):
 
     def job(world_size):
         if world_size not in jobs:
-            checks = [*gpu_checks.COMMON, *gpu_checks.NCCL]
+            # Where time runs out, what staged calls prove too is missing.
+            *first, last = gpu_checks.NCCL
+            checks = [*first, *gpu_checks.COMMON, last]
             report = tmp_path_factory.mktemp(f"nccl{world_size}") / "report"
             shared = world_size > cupy.cuda.runtime.getDeviceCount()
             environment = SHARED_GPU_ENVIRONMENT if shared else {}

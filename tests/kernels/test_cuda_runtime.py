@@ -103,3 +103,38 @@ def test_failed_work_is_an_error(runtime_of):
     runtime, _ = runtime_of(0, 1)
     with pytest.raises(TransportError, match="device 0: 700; what was queued on it has failed"):
         runtime.is_done(SimpleNamespace(ptr=700))
+
+
+@pytest.mark.parametrize(
+    ("prepare", "given", "expected"),
+    [
+        (cuda_reduce.prepare, ("sum", "float32", 3, "cuda-c"), [0, 0, 0, 0]),
+        (cuda_reduce.prepare_divide, ("float32",), [0, 0, 1.0]),
+    ],
+)
+def test_a_prepared_kernel_is_loaded(monkeypatch, prepare, given, expected):
+    """Its first launch, which may wait for all streams, is made at once, and touches no memory."""
+    launches = []
+
+    class RawKernel:
+        def __init__(self, source, name, options):
+            pass
+
+        def compile(self):
+            pass
+
+        def __call__(self, grid, block, arguments, stream):
+            launches.append((grid, arguments, stream))
+
+    device = SimpleNamespace(id=0, attributes={"MultiProcessorCount": 4})
+    cuda = SimpleNamespace(Device=lambda *_: device, Stream=lambda non_blocking: "own stream")
+    monkeypatch.setattr(cuda_reduce, "import_cupy", lambda: SimpleNamespace(cuda=cuda, RawKernel=RawKernel))
+    monkeypatch.setattr(cuda_reduce, "require_device", lambda: 1)
+    for cached in (cuda_reduce._fold_kernel, cuda_reduce._divide_kernel):
+        cached.cache_clear()
+    prepare(*given)
+    for cached in (cuda_reduce._fold_kernel, cuda_reduce._divide_kernel):
+        cached.cache_clear()
+    ((grid, (count, head, *arguments), stream),) = launches
+    assert (grid, count, head, stream) == ((1,), 0, 0, "own stream")
+    assert arguments == expected
