@@ -9,24 +9,23 @@ One thread per communicator. All members make the same calls in the same order.
 
 import numpy as np
 
-from ..errors import InputError, PeerFailed, TransportError
+from ..errors import PeerFailed, TransportError
 from ..kernels.arrays import is_device_array
-from ..transport.base import COMMUNICATOR_BITS, Recv, Send, check_timeout_s, make_tag
+from ..transport.base import Recv, Send, check_timeout_s, make_tag
 from ..transport.pauses import Pauses
 from . import native
-from .arguments import check_options, check_whole, resolve
+from .arguments import check_options, resolve
 from .control import Control
 from .jobs import init, spawn
 from .late import LateRanks, LateRequest
-from .plans import CONTROL_LANE, USER_LANES, Plans, offered_algorithms
-from .requests import CallRequest, Failing, MessageRequest
+from .plans import CONTROL_LANE, Plans, offered_algorithms
+from .point_to_point import Messages
+from .requests import CallRequest, Failing
 from .scratch import Scratch
+from .split import CLOSED, OPEN, split
 from .tuning import Tuning
 
 __all__ = ["Communicator", "init", "spawn"]
-
-# What is known of an id; of none, 0.
-CLOSED, OPEN = 1, 2
 
 
 class Communicator:
@@ -77,19 +76,18 @@ class Communicator:
         self.timeout_s = transport.timeout_s
         self.communicator_id = communicator_id
         self.control = Control(transport, self.ranks, self.rank, make_tag(communicator_id, CONTROL_LANE))
-        self._used_ids = {} if used_ids is None else used_ids
-        self._used_ids[communicator_id] = OPEN
+        self.used_ids = {} if used_ids is None else used_ids
+        self.used_ids[communicator_id] = OPEN
         self._closes = closes
         self.scratch = Scratch(transport)
         self._plans = Plans(self)
+        self._messages = Messages(self)
         self.tuning = Tuning(self)
         self.deterministic = False
         self.late = LateRanks(self, board_key)
         # Calls not yet complete, in order; after a failure they stay, since the transport may still use their buffers.
         self._calls = []
-        # Messages not known to be complete: they hold the arrays, whatever becomes of the request.
-        self._messages = []
-        self._number = 0
+        self.number = 0
         self._failure = None
         # A context in which an error of lanterne ends this communicator.
         self.failing = Failing(self)
@@ -231,8 +229,8 @@ class Communicator:
     def begin(self, request):
         """Start `request` after the calls before it, and return it."""
         with self.failing:
-            self._number += 1
-            self.control.begin(self._number, request.signature)
+            self.number += 1
+            self.control.begin(self.number, request.signature)
             self._calls.append(request)
             if len(self._calls) == 1:
                 request.begin()
@@ -314,7 +312,7 @@ class Communicator:
 
     def start_send(self, array, peer, stream=None, *, tag=0):
         """As `send`, but returns a request. Messages with one peer and tag arrive in the order of their starts."""
-        return self._message(((Send, array),), peer, tag, stream)
+        return self._messages.start(((Send, array),), peer, tag, stream)
 
     def recv(self, out_array, peer, stream=None, *, tag=0, timeout_s=None):
         """Receive from rank `peer` into `out_array`."""
@@ -322,37 +320,11 @@ class Communicator:
 
     def start_recv(self, out_array, peer, stream=None, *, tag=0):
         """As `recv`, but returns a request."""
-        return self._message(((Recv, out_array),), peer, tag, stream)
+        return self._messages.start(((Recv, out_array),), peer, tag, stream)
 
     def send_recv(self, in_array, out_array, peer, stream=None, *, tag=0, timeout_s=None):
         """Send `in_array` to rank `peer` and receive `out_array` from it, at the same time."""
-        self._message(((Recv, out_array), (Send, in_array)), peer, tag, stream).wait(timeout_s)
-
-    def _message(self, verbs, peer, tag, stream):
-        """Start what `verbs` says, (Send or Recv, array) each, together: over nccl one would wait for the other."""
-        self.check_open()
-        side = self.device_side(verbs[0][1]) if is_device_array(verbs[0][1]) else None
-        if stream is not None and side is None:
-            raise InputError("stream: got one for a host array, expected None")
-        check_whole("peer: got", peer, 0, self.world_size - 1)
-        check_whole("tag: got", tag, 0, len(USER_LANES) - 1)
-        ends, ops, post = make_tag(self.communicator_id, USER_LANES[tag]), [], self.transport.post
-        for verb, array in verbs:
-            name = verb.__name__.lower()
-            if side is not None:
-                array = side.adopt(name, array)
-                post = side.poster(array, stream)
-            elif is_device_array(array):
-                raise InputError(f"{name}: got a device array, expected host memory like the other")
-            region = (side or self).transport.register(array)
-            if verb is Recv and (region.buffer.readonly if side is None else array.readonly):
-                raise InputError("recv: got a read-only array, expected a writable one")
-            ops.append(verb(region, 0, region.nbytes, self.ranks[peer], ends))
-        with self.failing:
-            request = MessageRequest(self, post(tuple(ops)))
-            self._messages = [message for message in self._messages if not message.done and not message.poll()]
-        self._messages.append(request)
-        return request
+        self._messages.start(((Recv, out_array), (Send, in_array)), peer, tag, stream).wait(timeout_s)
 
     # -- groups
 
@@ -366,38 +338,13 @@ class Communicator:
 
         Cost: two small collectives. The new communicator has tags of its own and shares the transport; close it or not.
         """
-        check_whole("split: got color", color, -(2**63), 2**63 - 1)
-        check_whole("split: got key", key, -(2**63), 2**63 - 1)
-        mine = np.array([color, key], np.int64)
-        everyone = np.empty((self.world_size, 2), np.int64)
-        self.all_gather(mine, everyone)
-        used = np.zeros(1 << COMMUNICATOR_BITS, np.uint8)
-        used[list(self._used_ids)] = list(self._used_ids.values())
-        self.all_reduce(used, used, op="max")
-        # The last id belongs to the transports. That of a closed one comes last: a notice (see control.py) that nobody
-        # has read may still be on its way there.
-        free = int(used[:-1].argmin())
-        if used[free] == OPEN:
-            raise InputError(
-                f"split: got no free communicator id, expected fewer than {len(used) - 1} open communicators"
-            )
-        if color < 0:
-            return None
-        members = [rank for rank in range(self.world_size) if everyone[rank, 0] == color]
-        members.sort(key=lambda rank: (everyone[rank, 1], rank))
-        board_key = f"{self.late.key[-200:]}.{self._number}/{free}:{members[0]}"
-        ranks = [self.ranks[rank] for rank in members]
-        child = Communicator(transport or self.transport, ranks, free, self._used_ids, board_key=board_key)
-        child.timeout_s, child.pauses, child.deterministic = self.timeout_s, self.pauses, self.deterministic
-        tuning = self.tuning
-        child.tuning.adopt(tuning.model, tuning.source, tuning.factors if len(ranks) == self.world_size else ())
-        return child
+        return split(self, color, key, transport)
 
     def close(self):
         """Release everything; a second call does nothing, any other method raises TransportError afterwards."""
         if self._failure is None:
             self._failure = TransportError(f"communicator {self.communicator_id} rank {self.rank}: closed")
-        self._used_ids[self.communicator_id] = CLOSED
+        self.used_ids[self.communicator_id] = CLOSED
         self.transport.keep(self.control)  # Its receives stay posted.
         closes, self._closes = self._closes, ()
         for closing in closes:

@@ -272,7 +272,7 @@ def test_an_id_is_used_again_only_when_there_is_no_other():
         for _ in range(3):
             with comm.split(0) as group:
                 ids.append(group.communicator_id)
-        comm._used_ids.update(dict.fromkeys(range(4, (1 << 16) - 1), 2))
+        comm.used_ids.update(dict.fromkeys(range(4, (1 << 16) - 1), 2))
         ids += [comm.split(0).communicator_id for _ in range(3)]
         with pytest.raises(InputError, match="got no free communicator id, expected fewer than 65535 open"):
             comm.split(0)

@@ -1,0 +1,51 @@
+"""Messages between two members of a communicator: what `send`, `recv` and `send_recv` start."""
+
+from ..errors import InputError
+from ..kernels.arrays import is_device_array
+from ..transport.base import Recv, make_tag
+from .arguments import check_whole
+from .plans import USER_LANES
+from .requests import MessageRequest
+
+
+class Messages:
+    """The messages that `comm`, a Communicator, has started."""
+
+    def __init__(self, comm):
+        self._comm = comm
+        # Those not known to be complete: they hold the arrays, whatever becomes of the request.
+        self._open = []
+
+    def start(self, verbs, peer, tag, stream):
+        """Start what `verbs` says, (Send or Recv, array) each, together: over nccl one would wait for the other.
+
+        Returns:
+            a MessageRequest.
+
+        Raises:
+            InputError: a peer, tag, array or stream that cannot be.
+        """
+        comm = self._comm
+        comm.check_open()
+        side = comm.device_side(verbs[0][1]) if is_device_array(verbs[0][1]) else None
+        if stream is not None and side is None:
+            raise InputError("stream: got one for a host array, expected None")
+        check_whole("peer: got", peer, 0, comm.world_size - 1)
+        check_whole("tag: got", tag, 0, len(USER_LANES) - 1)
+        ends, ops, post = make_tag(comm.communicator_id, USER_LANES[tag]), [], comm.transport.post
+        for verb, array in verbs:
+            name = verb.__name__.lower()
+            if side is not None:
+                array = side.adopt(name, array)
+                post = side.poster(array, stream)
+            elif is_device_array(array):
+                raise InputError(f"{name}: got a device array, expected host memory like the other")
+            region = (side or comm).transport.register(array)
+            if verb is Recv and (region.buffer.readonly if side is None else array.readonly):
+                raise InputError("recv: got a read-only array, expected a writable one")
+            ops.append(verb(region, 0, region.nbytes, comm.ranks[peer], ends))
+        with comm.failing:
+            request = MessageRequest(comm, post(tuple(ops)))
+            self._open = [message for message in self._open if not message.done and not message.poll()]
+        self._open.append(request)
+        return request
