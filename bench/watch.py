@@ -29,7 +29,7 @@ from pathlib import Path
 from ..errors import InputError
 from ..failslow.recorder import FOLDER_VARIABLE
 from ..transport.bootstrap import MPI_SIZE_VARIABLES
-from ..transport.launch import MAX_WORLD_SIZE
+from ..transport.launch import MAX_WORLD_SIZE, lives
 from . import report
 from .lab import resolve
 from .units import format_nbytes, format_time
@@ -166,7 +166,7 @@ def follow(args, command, folder, program):
 
     reader = Reader(JobLog(folder, _world_size()), _say)
     try:
-        while _lives(program):
+        while lives(program):
             time.sleep(0.05)
         _wait_for_others(folder)
         _finish(args, command, reader)
@@ -246,16 +246,9 @@ def _wait_for_others(folder):
     deadline_s = time.monotonic() + END_S
     while time.monotonic() < deadline_s:
         pids = [path.stem.rpartition("-")[2] for path in folder.glob("rank-*.calls")]
-        if not any(_lives(pid) for pid in pids):
+        if not any(lives(pid) for pid in pids):
             return
         time.sleep(0.05)
-
-
-def _lives(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except (OSError, IndexError):
-        return False
 
 
 def print_report(found, file):

@@ -5,8 +5,8 @@ replicas. A difference is blamed only if it is large, stands clear of the noise,
 dependency graph, replayed with the suspect at its peers' speed, must become shorter. What a slow worker or link
 explains is taken out before the structure of the job (stages, data) is judged.
 
-Paper: Wu et al. (GREYHOUND), section 4.3, profiling; differs: time in a collective is no sign of guilt (who is slow
-waits least), so groups are compared by their shortest member (groups.py), and blame needs a replay.
+Paper: Wu et al. (GREYHOUND), section 4.3, profiling and cross-group comparison; differs: time in a collective is no
+sign of guilt (who is slow waits least), so groups are compared by their shortest member, and blame needs a replay.
 """
 
 from dataclasses import dataclass, field

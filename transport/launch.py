@@ -279,7 +279,7 @@ def _stop(processes, job, number):
         with suppress(ProcessLookupError):
             os.killpg(process.pid, number)
     deadline = time.monotonic() + STOP_S
-    while time.monotonic() < deadline and any(map(_lives, pids)):
+    while time.monotonic() < deadline and any(map(lives, pids)):
         time.sleep(0.01)
     for path in segments:
         with suppress(OSError):
@@ -294,7 +294,8 @@ def _mpich_segments(pid):
     return set()
 
 
-def _lives(pid):
+def lives(pid):
+    """Whether process `pid` runs: it is there, and has not ended."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             return file.read().rpartition(")")[2].split()[0] not in "ZX"
