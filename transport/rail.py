@@ -151,22 +151,29 @@ def connect(address, source, token, greeting, limit_s):
     Raises:
         TransportError: nobody is there, or whoever is does not know the token.
     """
-    try:
-        if len(address) == 1:
-            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            sock.settimeout(limit_s)
-            sock.connect(address[0].encode("latin-1"))
-        else:
-            sock = socket.create_connection(tuple(address), limit_s, (source, 0))
-        answer, verdict = wire.answer_challenge(wire.check_token(token), _read(sock, wire.CHALLENGE_NBYTES))
-        sock.sendall(answer)
-        if not hmac.compare_digest(_read(sock, wire.VERDICT_NBYTES), verdict):
-            raise TransportError(f"delegate: {_name(address)} does not know the job's token")
-        data = json.dumps(greeting).encode()
-        sock.sendall(HEADER.pack(len(data), 0, 0, 0, 0) + data)
-    except OSError as error:
-        raise TransportError(f"delegate: cannot connect to {_name(address)}: {error.strerror or error}") from error
+    with contextlib.ExitStack() as opened:
+        try:
+            if len(address) == 1:
+                sock = opened.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+                sock.settimeout(limit_s)
+                sock.connect(address[0].encode("latin-1"))
+            else:
+                sock = opened.enter_context(socket.create_connection(tuple(address), limit_s, (source, 0)))
+            _introduce(sock, address, token, greeting)
+        except OSError as error:
+            raise TransportError(f"delegate: cannot connect to {_name(address)}: {error.strerror or error}") from error
+        opened.pop_all()
     return sock
+
+
+def _introduce(sock, address, token, greeting):
+    """Prove to the listener, and let it prove, that both know the token; then greet it."""
+    answer, verdict = wire.answer_challenge(wire.check_token(token), _read(sock, wire.CHALLENGE_NBYTES))
+    sock.sendall(answer)
+    if not hmac.compare_digest(_read(sock, wire.VERDICT_NBYTES), verdict):
+        raise TransportError(f"delegate: {_name(address)} does not know the job's token")
+    data = json.dumps(greeting).encode()
+    sock.sendall(HEADER.pack(len(data), 0, 0, 0, 0) + data)
 
 
 def accept(listener, token, limit_s):
