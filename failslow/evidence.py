@@ -15,11 +15,13 @@ autocorrelation a row follows, as often as not, its predecessor.
 
 from math import inf, log, sqrt
 
-from .bursts import MEAN_HEIGHT
+from .bursts import MEAN_HEIGHT, usual_height_density
 from .votes import median
 
 # Rows of a level that can be told from a burst.
 MIN_ROWS = 5
+# Share of the rows of an incident that do not lie at its level, but anywhere above what is healthy.
+RAGGED = 0.2
 
 
 def log_odds(suspects, scale, correlation, bursts, ignored=0.0):
@@ -56,6 +58,19 @@ def noise_density(z, last, noise):
     if correlation == 0.0:
         return density(z, scale)
     return 0.5 * (density(z, scale) + density(z - correlation * last, narrow))
+
+
+def back_vote(y, last, was, now, rate):
+    """Log-likelihood ratio of the level before an incident against the incident, of row `y` after row `last`.
+
+    Args:
+        was, now: (level, noise) before the incident and in it.
+        rate: share of rows that are bursts, which are no evidence; an incident has more rows of any height.
+    """
+    any_height = usual_height_density(y - was[0])
+    healthy, slow = (noise_density(y - level, last - level, noise) for level, noise in (was, now))
+    ragged = rate + RAGGED * (1 - rate)
+    return log(((1 - rate) * healthy + rate * any_height) / ((1 - ragged) * slow + ragged * any_height))
 
 
 def _bursts(suspects, noise, bursts):

@@ -26,9 +26,9 @@ from typing import NamedTuple
 
 from ..errors import InputError
 from .anchor import IGNORED, Anchor
-from .bursts import Bursts, usual_height_density
+from .bursts import Bursts
 from .events import Event, incidents
-from .evidence import density, log_odds, noise_density
+from .evidence import back_vote, density, log_odds
 from .level import REVIEW_ROWS, Level
 from .votes import CERTAIN, LIKELY, MIN_RATE, PROVISIONAL, SHIFT, Run, best_split, median, split, vote
 
@@ -51,8 +51,6 @@ WANDERING_ROWS = 8
 WANDERING = 18.0
 MAX_WARM_UP_ROWS = 300
 WINDOW_ROWS = 64
-# Share of the rows of an incident that do not lie at its level, but anywhere above what is healthy.
-RAGGED = 0.2
 # Rows before the suspects among which a level may have begun already.
 LOOK_BACK = 16
 
@@ -129,19 +127,11 @@ class Tracker:
             up.add(vote(z, self._level.spread2), row)
             down.add(vote(-z, self._level.spread2), row)
         if self.slow:
-            back.add(self._vote_back(y, last), row)
+            was, now = (self._base, self._healthy.level.noise), (self._level.median, self._level.noise)
+            back.add(back_vote(y, last, was, now, up.rate), row)
         if up.score == down.score == back.score == 0.0:
             return self._clear(y, row)
         return self._suspect(y, row)
-
-    def _vote_back(self, y, last):
-        """Log-likelihood ratio of the level before the incident against the incident, which has rows of any height."""
-        rate, any_height = self._up.rate, usual_height_density(y - self._base)
-        was = noise_density(y - self._base, last - self._base, self._healthy.level.noise)
-        level = self._level.median
-        now = noise_density(y - level, last - level, self._level.noise)
-        ragged = rate + RAGGED * (1 - rate)
-        return log(((1 - rate) * was + rate * any_height) / ((1 - ragged) * now + ragged * any_height))
 
     def _skip(self, y):
         self._level.push(y)

@@ -82,7 +82,7 @@ def test_command(capsys, monkeypatch):
 
 
 def test_command_with_oracle(capsys, monkeypatch):
-    monkeypatch.setattr("sys.argv", ["x", "--jobs", "21", "--detector", "tracker", "--oracle", "--json", "-"])
+    monkeypatch.setattr("sys.argv", ["x", "--jobs", "10", "--detector", "tracker", "--oracle", "--json", "-"])
     assert detector_score.main() == 0
     document = json.loads(capsys.readouterr().out)
     assert document["oracle"]["missed_15"] <= 0.1

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lanterne.failslow.bursts import Bursts
-from lanterne.failslow.evidence import log_odds
+from lanterne.failslow.evidence import back_vote, log_odds
 
 
 def bursts(share=0.0):
@@ -73,3 +73,15 @@ def test_any_suspects_have_finite_odds(suspects, scale, correlation):
     found, first = odds(suspects, scale, correlation, ignored=0.03)
     assert -inf < found < inf
     assert 0 <= first <= len(suspects) - 5
+
+
+@pytest.mark.parametrize(("y", "low", "high"), [(0.0, 2.0, 10.0), (0.01, 2.0, 10.0), (0.3, -9.0, -2.0), (0.15, -9.0, -1.0)])
+def test_votes_on_a_relief(y, low, high):
+    """Rows at the old level speak for it, those at the incident's or between the two against it."""
+    noise = 0.01, 0.01, 0.0
+    assert low < back_vote(y, y, (0.0, noise), (0.3, noise), 0.03) < high
+
+
+def test_a_burst_is_no_evidence_on_a_relief():
+    noise = 0.01, 0.01, 0.0
+    assert abs(back_vote(2.0, 0.0, (0.0, noise), (0.3, noise), 0.1)) < 1.1
