@@ -8,6 +8,7 @@ import numpy as np
 from ..errors import InputError
 from ..kernels.arrays import host_array, is_device_array
 from ..kernels.dtypes import Dtype, check_op, dtype_of, find_dtype
+from .schedule import late_set
 
 # Elements of the input and output array, in parts, by collective: of p ranks.
 _PARTS = {
@@ -45,7 +46,7 @@ class Key(NamedTuple):
     dtype: str
     part_count: int
     root: int | None
-    late_rank: int | None
+    late_rank: int | tuple | None
     num_chunks: int | None
     segment_nbytes: int | None
     credits: int | None
@@ -103,8 +104,12 @@ def resolve(
         if collective not in ("broadcast", "reduce"):
             raise InputError(f"{collective}: got root {root!r}, expected none")
         check_whole(f"{collective}: got root", root, 0, size - 1)
+    several = isinstance(late_rank, tuple)
+    for number in late_rank if several else late_set(late_rank):
+        check_whole(f"{collective}: got late_rank", number, 0)
+    if several:
+        late_rank = late_set(late_rank)
     for name, number, least in (
-        ("late_rank", late_rank, 0),
         ("num_chunks", num_chunks, 1),
         ("joined", joined, 0),
         ("segment_nbytes", segment_nbytes, 1),

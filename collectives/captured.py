@@ -7,7 +7,7 @@ so capturing is a collective call of its own, not a cache behind the others.
 import numpy as np
 
 from ..errors import InputError
-from ..transport.late_policy import from_text
+from ..transport.late_policy import from_text, to_text
 from .arguments import resolve
 from .late import LateRequest, key_of
 from .plans import padded
@@ -32,8 +32,13 @@ class Captured:
         if collective == "all_reduce" and dynamic:
             self._policy = communicator.late.policy(collective, self._call.in_array.nbytes)
         if self._policy is not None:
-            names = [option.choice for option in from_text(self._policy).options]
-            choices += [(name, rank) for name in names for rank in range(communicator.world_size)]
+            # Graphs for every set of late ranks would be too many.
+            policy = from_text(self._policy)
+            policy = policy._replace(options=tuple(option for option in policy.options if option.late == 1))
+            self._policy = to_text(policy)
+            choices += [
+                (option.choice, rank) for option in policy.options for rank in range(communicator.world_size)
+            ]
         plans = [communicator.plan(self._key(*choice), self._call.dtype) for choice in choices]
         _agree(communicator, self._call.key)
         executions = [plan.make(self._call.in_place) for plan in plans]

@@ -13,7 +13,7 @@ import numpy as np
 from ..errors import ScheduleError
 from .cells import Cells
 from .contracts import EVERY, contract_of, ends_at, starts_at
-from .schedule import COPY, OP_NAMES, REDUCE, CollectiveSchedule
+from .schedule import COPY, OP_NAMES, REDUCE, CollectiveSchedule, late_set
 
 
 @dataclass(frozen=True)
@@ -90,8 +90,9 @@ def _check_ranges(schedule):
     wrong = schedule.src == schedule.dst
     if wrong.any():
         _fail(schedule, _first(wrong), "a rank sends to itself")
-    if schedule.late_rank is not None and not 0 <= schedule.late_rank < p:
-        raise ScheduleError(f"{schedule.name}: got late rank {schedule.late_rank}, expected 0 to {p - 1}")
+    for rank in late_set(schedule.late_rank):
+        if not 0 <= rank < p:
+            raise ScheduleError(f"{schedule.name}: got late rank {rank}, expected 0 to {p - 1}")
     if schedule.ports < 1:
         raise ScheduleError(f"{schedule.name}: got {schedule.ports} ports, expected 1 or more")
 
@@ -106,9 +107,10 @@ def _check_late_rank(schedule):
         )
     first_join = next((phase.start for phase in schedule.phases if phase.name == "join"), schedule.num_rounds)
     early = slice(0, schedule.offsets[first_join])
-    wrong = (schedule.src[early] == schedule.late_rank) | (schedule.dst[early] == schedule.late_rank)
-    if wrong.any():
-        _fail(schedule, _first(wrong), f"late rank {schedule.late_rank} takes part before the join")
+    for rank in late_set(schedule.late_rank):
+        wrong = (schedule.src[early] == rank) | (schedule.dst[early] == rank)
+        if wrong.any():
+            _fail(schedule, _first(wrong), f"late rank {rank} takes part before the join")
 
 
 def _check_round(schedule, cells, marks, index):

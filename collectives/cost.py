@@ -17,7 +17,7 @@ import numpy as np
 
 from ..errors import InputError
 from .contracts import CONTRACTS
-from .schedule import REDUCE
+from .schedule import REDUCE, late_set
 
 
 class Piece(NamedTuple):
@@ -145,8 +145,7 @@ def _messages(src, dst, p):
 
 
 def late_start(world_size, late_rank, delay_s):
-    """Start delays of `world_size` ranks of which only `late_rank` comes `delay_s` late; a None rank: nobody."""
+    """Start delays of `world_size` ranks of which only `late_rank` (a rank, a tuple of some, or None) comes late."""
     start = np.zeros(world_size)
-    if late_rank is not None:
-        start[late_rank] = delay_s
+    start[list(late_set(late_rank))] = delay_s
     return start

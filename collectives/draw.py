@@ -3,7 +3,7 @@
 from colorsys import hls_to_rgb
 from html import escape
 
-from .schedule import REDUCE
+from .schedule import REDUCE, late_set
 
 _LANE, _COLUMN, _LEFT, _TOP = 34, 64, 76, 56
 
@@ -16,7 +16,8 @@ def draw_text(schedule, width=120):
     blocks.
     """
     cells = [_cells(schedule, index) for index in range(schedule.num_rounds)]
-    labels = [f"rank {rank}{' late' if rank == schedule.late_rank else ''}" for rank in range(schedule.world_size)]
+    late = late_set(schedule.late_rank)
+    labels = [f"rank {rank}{' late' if rank in late else ''}" for rank in range(schedule.world_size)]
     head = max(map(len, [*labels, "round"]))
     lines = []
     for phase in schedule.phases:
@@ -82,11 +83,12 @@ def draw_svg(schedule):
             shade = "#f3f5f8" if number % 2 == 0 else "#fbf6ee"
             out.append(f'<rect x="{x}" y="{_TOP - 30}" width="{wide}" height="{height - _TOP + 24}" fill="{shade}"/>')
             out.append(f'<text x="{x + 4}" y="{_TOP - 18}" fill="#555">{escape(phase.name)}</text>')
+    late = late_set(schedule.late_rank)
     for rank in range(schedule.world_size):
-        y, colour = _lane(rank), "#c22" if rank == schedule.late_rank else "#999"
+        y, colour = _lane(rank), "#c22" if rank in late else "#999"
         out.append(f'<line x1="{_LEFT}" y1="{y}" x2="{width - 16}" y2="{y}" stroke="{colour}" stroke-width="0.7"/>')
         out.append(
-            f'<text x="8" y="{y + 4}" fill="{"#c22" if rank == schedule.late_rank else "#222"}">rank {rank}</text>'
+            f'<text x="8" y="{y + 4}" fill="{"#c22" if rank in late else "#222"}">rank {rank}</text>'
         )
     for index in range(schedule.num_rounds):
         x = _LEFT + _COLUMN * index

@@ -7,7 +7,7 @@ from collections import Counter
 
 from ..errors import ScheduleError
 from .contracts import EVERY, ends_at, starts_at
-from .schedule import COPY, REDUCE
+from .schedule import COPY, REDUCE, late_set
 
 
 def interpret(schedule, start, add):
@@ -58,14 +58,14 @@ def _after_round(schedule, before, transfers, add):
 
 def prove(schedule):
     """Raise ScheduleError unless every result holds each contribution exactly once and the late rank joins last."""
-    joining = False
+    joining, late = False, set(late_set(schedule.late_rank))
     for phase in schedule.phases:
         if joining and phase.name != "join":
             raise ScheduleError("a phase after the join")
         joining = phase.name == "join" and schedule.late_rank is not None
         if not joining:
             for index in range(phase.start, phase.stop):
-                if any(schedule.late_rank in transfer[:2] for transfer in schedule.round(index)):
+                if any(late.intersection(transfer[:2]) for transfer in schedule.round(index)):
                     raise ScheduleError("the late rank takes part before the join")
     state = interpret(schedule, lambda rank, chunk: frozenset([rank]), _union)
     for chunk in range(schedule.num_chunks):

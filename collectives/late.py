@@ -9,7 +9,8 @@ Calls below a size never ask, and short ones not always: a record may free the n
 ranks then run the ordinary algorithm at once, and tell the board afterwards, some calls together, when they came. To
 such a call a rank that does not come is named as in any other, and since the others have begun the communicator closes.
 
-Of several late ranks the others wait for all but the last, whose turn alone the schedules can put off.
+Of several late ranks the others wait for all but the last, unless past calls would have ended sooner had they begun
+without the last few (late_policy.starts).
 """
 
 import functools
@@ -19,7 +20,7 @@ from collections import Counter
 from dataclasses import replace
 
 from ..errors import InputError, PeerFailed, TransportTimeout
-from ..transport.late_policy import Option, Policy, to_text
+from ..transport.late_policy import MAX_LATE, Option, Policy, to_text
 from ..transport.sequencer import ABORT, DIED, JOIN, MAX_SIGNATURES, MISMATCH, SEEN, TIMEOUT, WITHOUT
 from .arrivals import ArrivalLog
 from .cost import late_start, price
@@ -43,6 +44,10 @@ CUTS = (0.25, 0.5, 0.75)
 # reduce-scatter too long, costs several times what a good one saves.
 LEAST_GAIN = 0.04
 LEAST_CUT_S = 20e-3
+# Without several ranks begin calls that take so long, since each set of ranks has a plan of its own; where the join
+# takes such a part of the ordinary algorithm's time.
+LEAST_SEVERAL_S = 50e-3
+MOST_JOIN = 0.9
 _making = threading.Lock()
 # After its time is over a rank gives the board, and others that finish what they began, this long.
 GRACE_S = 5.0
@@ -150,13 +155,17 @@ class LateRanks:
         options = [make_option(collective, name, n, nbytes, model) for name in LATE_ALGORITHMS]
         if normal_s >= LEAST_CUT_S:
             options += cut_options(options[0], n)
+        if normal_s >= LEAST_SEVERAL_S:
+            numbers = range(2, min(MAX_LATE, n - 1) + 1)
+            several = [make_option(collective, "late_group", n, nbytes, model, late) for late in numbers]
+            options += [option for option in several if option.join_s < MOST_JOIN * normal_s]
         return to_text(Policy(normal_s, tuple(options)))
 
 
-def make_option(collective, name, world_size, nbytes, model):
-    """The Option of the late algorithm `name`, made once for all threads; see `_option`."""
+def make_option(collective, name, world_size, nbytes, model, late=1):
+    """The Option of the late algorithm `name` for `late` ranks, made once for all threads; see `_option`."""
     with _making:
-        return _option(collective, name, world_size, nbytes, model)
+        return _option(collective, name, world_size, nbytes, model, late)
 
 
 def cut_options(whole, world_size):
@@ -179,23 +188,26 @@ def cut_options(whole, world_size):
 
 
 @functools.lru_cache(256)
-def _option(collective, name, world_size, nbytes, model):
+def _option(collective, name, world_size, nbytes, model, late):
     """The Option of the late algorithm `name`, with the chunk count that `model` likes best."""
     line = find_algorithm(collective, name)
     chunks = late_num_chunks(line, world_size, nbytes, model)
-    schedule = priced_schedule(collective, name, world_size, chunks)
+    absent = tuple(range(world_size - late, world_size)) if late > 1 else world_size - 1
+    schedule = priced_schedule(collective, name, world_size, chunks, absent)
     # A start-up time for each round, although most overlap: where ranks share cores they do not, and a rank is not to
     # be called late for less. Not for each chunk, since those of a round are posted together; and the same per byte
     # whatever the size of the messages, which are cut alike.
     paced = replace(sustained(model), alpha_s=model.alpha_s, serial_messages=False)
     together_s = price(schedule, nbytes, paced).makespan_s
-    late = late_start(world_size, world_size - 1, 10 * together_s)
-    join_s = price(schedule, nbytes, paced, late).exposed_s
-    return Option(f"{name}/{chunks}", max(0.0, together_s - join_s), join_s)
+    join_s = price(schedule, nbytes, paced, late_start(world_size, absent, 10 * together_s)).exposed_s
+    return Option(f"{name}/{chunks}", max(0.0, together_s - join_s), join_s, late)
 
 
 def key_of(key, choice, late_rank):
-    """`key` (arguments.Key) of the algorithm that an Option's `choice` names."""
+    """`key` (arguments.Key) of the algorithm that a record's `choice` names; `late_rank` where it names no ranks."""
+    choice, several, ranks = choice.partition("@")
+    if several:
+        late_rank = tuple(map(int, ranks.split(",")))
     algorithm, chunks, *joined = choice.split("/")
     joined = int(joined[0]) if joined else None
     return key._replace(algorithm=algorithm, num_chunks=int(chunks), late_rank=late_rank, joined=joined)
@@ -277,7 +289,7 @@ class LateRequest(Request):
         self._run(record.choice, record.rank if record.choice else -1)
 
     def _run(self, choice, late_rank):
-        self.communicator.late.ran[choice] += 1
+        self.communicator.late.ran[choice.partition("@")[0]] += 1
         self._plan = self._find_plan(choice, late_rank)
         self._execution = self._plan.take(self._call.in_place)
         self._execution.bind(self._call.in_array, self._call.out_array, self.entry)

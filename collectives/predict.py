@@ -28,9 +28,9 @@ def candidates(collective, world_size):
 
 
 @functools.lru_cache(64)
-def priced_schedule(collective, algorithm, world_size, num_chunks):
+def priced_schedule(collective, algorithm, world_size, num_chunks, late_rank=None):
     """The schedule of a registered algorithm, unchecked, cached."""
-    return make_schedule(collective, algorithm, world_size, num_chunks)
+    return make_schedule(collective, algorithm, world_size, num_chunks, late_rank=late_rank)
 
 
 def predictions(collective, world_size, nbytes, model):

@@ -15,6 +15,7 @@ from .algorithms import (
     bruck,
     late_broadcast,
     late_chain,
+    late_group,
     late_hybrid,
     late_join,
     late_join_allpairs,
@@ -29,6 +30,7 @@ from .algorithms import (
 )
 from .contracts import CONTRACTS
 from .passes import split_chunks
+from .schedule import late_set
 
 # The name under which benchmarks and the Communicator know the transport library's own collectives.
 NATIVE = "native"
@@ -52,6 +54,7 @@ class Algorithm:
         summary: one line for people.
         refuses: world_size -> why it cannot be used with so many ranks, or None.
         late: takes `late_rank`, a rank that is expected to come last.
+        several: takes a tuple of such ranks as well.
         cut: takes `joined`, how many of the chunks the others sum before that comes; None is its own choice.
         chunked: takes `num_chunks`, any number; None is its own choice. Others are split evenly, in multiples of
             their own.
@@ -67,6 +70,7 @@ class Algorithm:
     summary: str
     refuses: Callable = _any
     late: bool = False
+    several: bool = False
     cut: bool = False
     chunked: bool = False
     law: Callable | None = None
@@ -96,6 +100,9 @@ _LINES = (
     Algorithm("all_reduce", "late_chain", late_chain.late_chain_all_reduce,
               "one pipelined ring through the late rank; for long delays", late_join.refuses_one,
               late=True, chunked=True, law=lambda p: (1, p - 1, 1, 1)),
+    Algorithm("all_reduce", "late_group", late_group.late_group_all_reduce,
+              "several late ranks bring their chunks to the owners of sums", late_join.refuses_one, late=True,
+              several=True, chunked=True, law=lambda p: (1, p - 1, 1, 1)),
     Algorithm("all_reduce", "late_join_allpairs", late_join_allpairs.late_join_allpairs_all_reduce,
               "the late rank exchanges with all at once; few rounds, needs a switch", late_join.refuses_one,
               late=True, chunked=True, law=lambda p: (1 / (p - 1), 1, p - 1, p - 1)),
@@ -168,7 +175,7 @@ def make_schedule(collective, name, world_size, num_chunks=None, root=None, late
     Args:
         num_chunks: None for the algorithm's own choice.
         root: of broadcast and reduce; None is rank 0.
-        late_rank: of the algorithms that expect one; None is the last rank.
+        late_rank: of the algorithms that expect one, a tuple of several where they can be; None is the last rank.
         progress: called with one line of text now and then by algorithms that search for long; None for silence.
         joined: of late_hybrid, 0 to num_chunks; None for its own choice.
 
@@ -187,7 +194,7 @@ def make_schedule(collective, name, world_size, num_chunks=None, root=None, late
     elif root is not None:
         raise InputError(f"root: got {root}, but {collective} has none")
     if line.late:
-        options["late_rank"] = _rank("late rank", world_size - 1 if late_rank is None else late_rank, world_size)
+        options["late_rank"] = _check_late(line, world_size - 1 if late_rank is None else late_rank, world_size)
     elif late_rank is not None:
         raise InputError(f"late rank: got {late_rank}, but {name} {collective} expects none")
     if joined is not None:
@@ -208,6 +215,20 @@ def _check_joined(line, joined, num_chunks):
     if num_chunks is None or not 0 <= joined <= num_chunks:
         raise InputError(f"joined: got {joined} with num_chunks {num_chunks}, expected both, and at most so many")
     return joined
+
+
+def _check_late(line, late_rank, world_size):
+    """`late_rank`, or where several ranks are late, the tuple of them in order."""
+    late = late_set(late_rank)
+    for rank in late:
+        _rank("late rank", rank, world_size)
+    if len(late) == 1:
+        return late[0]
+    if not line.several:
+        raise InputError(f"late rank: got {late_rank}, but {line.name} {line.collective} expects one")
+    if not 0 < len(set(late)) == len(late) < world_size:
+        raise InputError(f"late rank: got {late_rank}, expected different ones, fewer than {world_size}")
+    return late
 
 
 def _rank(what, rank, world_size):

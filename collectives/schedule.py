@@ -55,7 +55,7 @@ class CollectiveSchedule:
         offsets: (rounds + 1,) int64, read-only: round i is transfers offsets[i] to offsets[i + 1].
         phases: Phase tuple that tiles the rounds; those that need the late rank come last and are named "join".
         root: the root of a rooted collective, else None.
-        late_rank: the rank that the schedule expects late, else None.
+        late_rank: the rank that the schedule expects late, a tuple of them where there are several, else None.
         ports: messages that a rank may send, and receive, in one round.
         note: one line on how it was made, where that matters (a fallback, say).
 
@@ -74,7 +74,7 @@ class CollectiveSchedule:
     offsets: np.ndarray
     phases: tuple
     root: int | None = None
-    late_rank: int | None = None
+    late_rank: int | tuple | None = None
     ports: int = 1
     note: str = ""
 
@@ -236,6 +236,14 @@ class ScheduleBuilder:
         return CollectiveSchedule(*self._head, *columns, offsets, phases, **self._labels)
 
 
+def late_set(late_rank):
+    """The ranks that a schedule's `late_rank` names: a tuple, empty for None."""
+    if late_rank is None:
+        return ()
+    return tuple(sorted(late_rank)) if isinstance(late_rank, tuple) else (late_rank,)
+
+
 def late_last(world_size, late_rank):
-    """Ranks by role for algorithms in which the last role is the late one: the others keep their order."""
-    return np.array([rank for rank in range(world_size) if rank != late_rank] + [late_rank])
+    """Ranks by role for algorithms in which the last roles are the late ones: the others keep their order."""
+    late = late_set(late_rank)
+    return np.array([*(rank for rank in range(world_size) if rank not in late), *late])

@@ -10,16 +10,17 @@ the next few of the same signature: all ranks run them as NORMAL without asking,
 """
 
 from collections import OrderedDict, deque
+from itertools import pairwise
 from typing import NamedTuple
 
-from .late_policy import decide, saving_s
+from .late_policy import MAX_LATE, saving_s, starts
 
 NORMAL, WITHOUT, JOIN, ABORT, SEEN = range(5)
 # Why a call was aborted.
 MISMATCH, TIMEOUT, DIED, FORGOTTEN = range(1, 5)
 # Calls that were aborted wait here for the ranks that have not come to them yet; the oldest make room.
 MAX_OPEN_CALLS = 256
-# Past delays that decide, of one signature; and signatures, least recently used out.
+# Calls whose delays decide, of one signature; and signatures, least recently used out.
 MAX_DELAYS = 16
 MAX_SIGNATURES = 128
 # Some calls are free, if they take less than this and PUNCTUAL_CALLS in a row would not have gained ASKING_S by knowing
@@ -40,7 +41,8 @@ class Record(NamedTuple):
         rank: who came last (NORMAL, JOIN), is late (WITHOUT), or is to blame (ABORT; -1: nobody in particular).
         delay_s: between the last but one and the last arrival (NORMAL, JOIN), else 0.
         cause: of an ABORT, else 0.
-        choice: the algorithm of WITHOUT; JOIN and ABORT repeat it for who has not seen it, "" if there was none.
+        choice: the algorithm of WITHOUT, with "@" and all late ranks where there are several; JOIN and ABORT repeat it
+            for who has not seen it, "" if there was none.
         late: of an ABORT after WITHOUT, the late rank, else -1.
         text: of an ABORT, why; for TIMEOUT, all ranks that have not come. Of SEEN, calls whose arrivals were reported
             afterwards: who came last, how much later (ns), and so on.
@@ -59,12 +61,12 @@ class Record(NamedTuple):
 
 
 class _Call:
-    __slots__ = ("arrivals", "choice", "deadline_s", "decision", "late", "outcome", "policy", "signature", "window_s")
+    __slots__ = ("arrivals", "choice", "deadline_s", "decision", "late", "outcome", "policy", "signature", "starts")
 
     def __init__(self, signature, policy):
         self.signature, self.policy = signature, policy
-        self.arrivals = {}
-        self.window_s = self.deadline_s = self.decision = self.outcome = None
+        self.arrivals, self.starts = {}, {}
+        self.deadline_s = self.decision = self.outcome = None
         self.choice, self.late = "", -1
 
 
@@ -75,7 +77,7 @@ class Sequencer:
         self.world_size = world_size
         self._calls = {}
         self._floor = 0  # calls up to this number are forgotten
-        self._delays = OrderedDict()  # signature -> deque of s
+        self._gaps = OrderedDict()  # signature -> deque of gaps (late_policy.py)
         self._died = {}
         self._reports = [deque() for _ in range(world_size)]  # (s, signature) by rank
         self._behind_s = [float("inf")] * world_size  # this clock less the rank's own, and a message's time
@@ -89,7 +91,7 @@ class Sequencer:
             call = self._calls[number] = _Call(signature, policy)
             if policy.options:
                 # Here, where nobody waits for it yet.
-                call.window_s, call.choice = decide(policy, self._delays.get(signature, ()))
+                call.starts = starts(policy, self._gaps.get(signature, ()))
             self._make_room()
         if rank in call.arrivals:
             return []
@@ -110,7 +112,7 @@ class Sequencer:
     def _advance(self, number, call, rank, now_s):
         absent = self.world_size - len(call.arrivals)
         if absent == 0:
-            delay_s = self._note_delay(call.signature, call.arrivals.values())
+            delay_s = self._note_gaps(call.signature, call.arrivals.values())
             if call.decision is None:
                 call.decision = Record(number, NORMAL, rank, delay_s, free=self._free_calls(call))
             call.outcome = call.decision
@@ -119,15 +121,15 @@ class Sequencer:
             told = self._tell(call, call.outcome)
             self._close_if_complete(number)
             return told
-        if absent == 1 and call.window_s is not None:
-            call.deadline_s = now_s + call.window_s
+        start = call.starts.get(absent)
+        call.deadline_s = None if start is None else now_s + start.window_s
         return []
 
     def _free_calls(self, call):
-        policy, delays_s = call.policy, self._delays[call.signature]
-        if policy.normal_s > FREE_BELOW_S or len(delays_s) < PUNCTUAL_CALLS or not policy.options:
+        policy, past = call.policy, self._gaps[call.signature]
+        if policy.normal_s > FREE_BELOW_S or len(past) < PUNCTUAL_CALLS or not policy.options:
             return 0
-        if sum(saving_s(policy, delay_s) for delay_s in list(delays_s)[-PUNCTUAL_CALLS:]) >= PUNCTUAL_CALLS * ASKING_S:
+        if sum(saving_s(policy, gaps_s) for gaps_s in list(past)[-PUNCTUAL_CALLS:]) >= PUNCTUAL_CALLS * ASKING_S:
             return 0
         return max(FREE_CALLS, min(int(10 * ASKING_S / max(policy.normal_s, ASKING_S)), MAX_FREE_CALLS))
 
@@ -144,7 +146,7 @@ class Sequencer:
         while all(self._reports):
             came = [reports.popleft() for reports in self._reports]
             times_s = [at_s for at_s, _ in came]
-            delay_s = self._note_delay(came[0][1], times_s)
+            delay_s = self._note_gaps(came[0][1], times_s)
             seen += [times_s.index(max(times_s)), round(delay_s * 1e9)]
         record = Record(0, SEEN, text=" ".join(map(str, seen)))
         return [(each, record) for each in range(self.world_size)] if seen else []
@@ -155,7 +157,10 @@ class Sequencer:
         for number, call in self._calls.items():
             if call.decision is None and call.outcome is None and call.deadline_s is not None:
                 if call.deadline_s <= now_s:
-                    (call.late,) = set(range(self.world_size)) - call.arrivals.keys()
+                    absent = sorted(set(range(self.world_size)) - call.arrivals.keys())
+                    call.late, call.choice = absent[0], call.starts[len(absent)].option.choice
+                    if len(absent) > 1:
+                        call.choice += f"@{','.join(map(str, absent))}"
                     call.decision = Record(number, WITHOUT, call.late, choice=call.choice)
                     told += self._tell(call, call.decision)
         return told
@@ -197,15 +202,15 @@ class Sequencer:
     def _tell(self, call, record):
         return [(rank, record) for rank in call.arrivals]
 
-    def _note_delay(self, signature, times_s):
-        *_, before_s, last_s = sorted([-float("inf"), *times_s])
-        delay_s = last_s - before_s if self.world_size > 1 else 0.0
+    def _note_gaps(self, signature, times_s):
+        latest_s = sorted(times_s, reverse=True)[: MAX_LATE + 1]
+        gaps_s = tuple(later_s - before_s for later_s, before_s in pairwise(latest_s)) or (0.0,)
         if signature:
-            self._delays.setdefault(signature, deque(maxlen=MAX_DELAYS)).append(delay_s)
-            self._delays.move_to_end(signature)
-            if len(self._delays) > MAX_SIGNATURES:
-                self._delays.popitem(last=False)
-        return delay_s
+            self._gaps.setdefault(signature, deque(maxlen=MAX_DELAYS)).append(gaps_s)
+            self._gaps.move_to_end(signature)
+            if len(self._gaps) > MAX_SIGNATURES:
+                self._gaps.popitem(last=False)
+        return gaps_s[0]
 
     def _close_if_complete(self, number):
         if len(self._calls[number].arrivals) == self.world_size:

@@ -2,6 +2,8 @@
 
 import inspect
 import re
+from dataclasses import replace
+from itertools import combinations
 from math import ceil, floor, log2
 
 import numpy as np
@@ -9,7 +11,7 @@ import pytest
 
 from lanterne.collectives.check import check
 from lanterne.collectives.contracts import CONTRACTS
-from lanterne.collectives.cost import chunk_nbytes
+from lanterne.collectives.cost import CostModel, chunk_nbytes, late_start, price
 from lanterne.collectives.registry import ALGORITHMS, find_algorithm, make_schedule
 from lanterne.errors import InputError, ScheduleError
 
@@ -153,11 +155,40 @@ def test_bad_requests(arguments, message):
 
 
 def test_the_late_rank_may_not_take_part_early():
-    from dataclasses import replace
-
     schedule = make_schedule("all_reduce", "stragglar", 4, late_rank=2)
     with pytest.raises(ScheduleError, match="round 0, transfer 0->1 chunk 2: late rank 1 takes part before the join"):
         check(replace(schedule, late_rank=1))
+
+
+@pytest.mark.parametrize("world_size", range(3, 9))
+def test_several_late_ranks(world_size):
+    """Any set of them, any number of chunks; the join's load is that of the docstring."""
+    for size in range(2, min(world_size, 5)):
+        for late in combinations(range(world_size), size):
+            for chunks in (1, world_size, 13):
+                schedule = check(make_schedule("all_reduce", "late_group", world_size, chunks, late_rank=late)).schedule
+                assert schedule.late_rank == late
+        early, slices = world_size - size, 6
+        schedule = make_schedule("all_reduce", "late_group", world_size, slices * early, late_rank=late)
+        load = price(schedule, 1.0, CostModel(0.0, 1.0), late_start(world_size, late, 100.0)).exposed_s
+        assert load <= (world_size - 1) / early * (slices + 1) / slices + 1e-9
+        with pytest.raises(ScheduleError, match=f"late rank {late[0]} takes part before the join"):
+            check(replace(make_schedule("all_reduce", "late_group", world_size, 13, late_rank=late[1]), late_rank=late))
+
+
+@pytest.mark.parametrize(
+    ("name", "late", "expected"),
+    [
+        ("late_join", (1, 2), "got (1, 2), but late_join all_reduce expects one"),
+        ("late_group", (1, 1), "expected different ones, fewer than 4"),
+        ("late_group", (0, 1, 2, 3), "expected different ones, fewer than 4"),
+        ("late_group", (), "expected different ones, fewer than 4"),
+        ("late_group", (1, 4), "late rank: got 4, expected 0 to 3"),
+    ],
+)
+def test_late_ranks_that_cannot_be(name, late, expected):
+    with pytest.raises(InputError, match=re.escape(expected)):
+        make_schedule("all_reduce", name, 4, late_rank=late)
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 4, 5, 8])

@@ -107,6 +107,28 @@ def randomised(comm, calls, seed):
     return wrong, settled(comm)
 
 
+def run_two_late(comm, calls, delay_s):
+    """Ranks 1 and 3 come `delay_s` late, the latter a little later still."""
+    comm.tuning.adopt(CostModel(1e-4, 1 / 4e6), "test")
+    wrong = 0
+    for number in range(calls):
+        comm.barrier()
+        if comm.rank in (1, 3):
+            time.sleep(delay_s + 0.01 * (comm.rank == 3))
+        wrong += check(comm, number, 4 * COUNT)
+    return wrong, dict(comm.late.ran), comm.arrivals()
+
+
+def test_others_begin_without_two_late_ranks():
+    """Once the board has seen that the last two come late together."""
+    found = spawn(6, run_two_late, 5, 0.5)
+    for wrong, ran, arrivals in found:
+        assert wrong == 0
+        assert ran == found[0][1]
+        assert sum(count for choice, count in ran.items() if choice.startswith("late_group/")) >= 2
+        assert arrivals.begun_early >= 2
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("n", "calls"), [(3, 1000), (4, 1500), (5, 500)])
 def test_many_random_delays(n, calls):

@@ -13,7 +13,8 @@ from lanterne.collectives import control, late
 from lanterne.collectives.communicator import Communicator
 from lanterne.collectives.cost import CostModel
 from lanterne.errors import InputError, LanterneError, PeerFailed, TransportTimeout
-from lanterne.transport import board
+from lanterne.transport import board, sequencer
+from lanterne.transport.late_policy import Start
 
 from .ordered_world import World
 
@@ -143,6 +144,40 @@ def test_every_order_gives_the_right_result(run, n):
         begun_early.append(arrivals[0].begun_early)
     # The orders are of all kinds: calls that wait for everybody, calls that begin early.
     assert min(begun_early) == 0 and max(begun_early) >= 2
+
+
+@pytest.fixture
+def several(monkeypatch):
+    """Calls begin without up to three ranks, one time slice after the others have come."""
+    monkeypatch.setattr(late, "LEAST_SEVERAL_S", 0.0)
+    monkeypatch.setattr(late, "MOST_JOIN", 100.0)
+
+    def always(policy, past):
+        return {option.late: Start(1e-4, option) for option in reversed(policy.options)}
+
+    monkeypatch.setattr(sequencer, "starts", always)
+
+
+@pytest.mark.parametrize("n", [3, 4, 5])
+def test_every_order_with_several_late_ranks(run, several, n):
+    grouped = 0
+    for seed in range(15):
+        ranks = run(seed, [[CALL, CALL, (COUNT + 7, "float32")]] * n)
+        check_alike(ranks, seed)
+        assert all(outcome is None for rank in ranks for outcome in rank.outcomes)
+        ran = [rank.comm.late.ran for rank in ranks]
+        assert all(its == ran[0] for its in ran), f"seed {seed}"
+        grouped += sum(count for choice, count in ran[0].items() if choice.startswith("late_group/"))
+    assert grouped > 5
+
+
+def test_giving_up_with_several_late_ranks(run, several):
+    ended = []
+    for seed in range(15):
+        ranks = run(seed, [[CALL] * 4] * 4, impatient=lambda call: 0.05)
+        check_alike(ranks, seed)
+        ended += [type(outcome) for outcome in ranks[0].outcomes]
+    assert set(ended) == {type(None), TransportTimeout}
 
 
 @pytest.mark.parametrize("n", [3, 4])

@@ -10,7 +10,9 @@ from lanterne.transport.late_policy import (
     cost_s,
     critical_delay_s,
     decide,
+    duration_s,
     from_text,
+    starts,
     to_text,
 )
 
@@ -62,9 +64,49 @@ def test_by_hand(past_s, window_s, choice):
     assert decide(POLICY, past_s) == (pytest.approx(window_s), choice)
 
 
+GROUP = Policy(1.75, (JOIN, CHAIN, Option("late_group/60", 0.8, 1.25, 2), Option("late_group/60", 0.75, 1.5, 3)))
+
+
+@pytest.mark.parametrize(
+    ("gaps_s", "expected"),
+    [
+        (None, {1: "late_join/56"}),
+        ((0.0, 0.0, 0.0), {1: "late_join/56"}),
+        ((1.1, 0.001, 0.0), {1: "late_chain/64"}),
+        ((0.001, 1.1, 0.0), {1: "late_join/56", 2: "late_group/60"}),
+        ((0.3, 0.9, 0.0), {1: "late_join/56", 2: "late_group/60"}),
+        ((1.1, 0.3, 0.0), {1: "late_chain/64"}),
+        ((0.0, 0.001, 1.1), {1: "late_join/56", 3: "late_group/60"}),
+    ],
+)
+def test_several_late_ranks_by_hand(gaps_s, expected):
+    found = starts(GROUP, [gaps_s] * 3 if gaps_s else ())
+    assert {late: start.option.choice for late, start in found.items()} == expected
+    assert all(start.option.late == late for late, start in found.items())
+
+
+groups = st.builds(
+    Policy, st.floats(0.5, 2), st.lists(options, min_size=1, max_size=4).map(lambda found: tuple(
+        option._replace(late=1 + i) for i, option in enumerate(found)
+    ))
+)  # fmt: skip
+
+
+@given(groups, st.lists(st.tuples(seconds, seconds, seconds, seconds), min_size=1, max_size=8))
+def test_a_start_without_several_was_never_worse_in_the_past(policy, past):
+    found, single = starts(policy, past), starts(policy._replace(options=policy.options[:1]), past)
+    total_s, waited_s = (
+        sum(FADING**age * duration_s(policy, each, gaps_s, 4) for age, gaps_s in enumerate(reversed(past)))
+        for each in (found, single)
+    )
+    assert found[1] == single[1]
+    assert total_s <= waited_s + 1e-9
+
+
 def test_text():
     assert from_text(to_text(POLICY)) == POLICY
+    assert from_text(to_text(GROUP)) == GROUP
     assert from_text(to_text(Policy(0.5))) == Policy(0.5)
-    for text in ("", "1;a", "1;a 1", "-1", "nan", "1;a 1 inf", "1" + ";a 1 1" * 17):
+    for text in ("", "1;a", "1;a 1 1", "-1", "nan", "1;a 1 inf 1", "1;a 1 1 99", "1" + ";a 1 1 1" * 17):
         with pytest.raises(ValueError):
             from_text(text)

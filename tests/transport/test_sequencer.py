@@ -6,7 +6,7 @@ from collections import deque
 import pytest
 
 from lanterne.transport import sequencer as board
-from lanterne.transport.late_policy import Option, Policy
+from lanterne.transport.late_policy import Option, Policy, Start
 from lanterne.transport.sequencer import ABORT, JOIN, NORMAL, SEEN, WITHOUT, Sequencer
 
 POLICY = Policy(1.0, (Option("late_join/4", 0.6, 0.6),))
@@ -86,7 +86,7 @@ class Group:
         assert self.state[rank] in ("asked", "early"), "a record after the last one of its call"
         if record.verdict == WITHOUT:
             assert self.state[rank] == "asked"
-            assert record.rank != rank
+            assert str(rank) not in late_ranks(record)
             self.state[rank] = "early"
         else:
             if record.verdict == NORMAL:
@@ -132,6 +132,11 @@ class Group:
                 assert end.verdict != JOIN or end.choice
 
 
+def late_ranks(record):
+    _, _, several = record.choice.partition("@")
+    return several.split(",") if several else [str(record.rank)]
+
+
 def explore(group):
     """Every state that can be reached; the number of them and the verdicts seen."""
     seen, verdicts, stack = set(), set(), [group]
@@ -159,6 +164,47 @@ def test_every_order(n, calls, least):
     states, verdicts = explore(Group(n, calls=calls))
     assert states > least
     assert verdicts == {(NORMAL, 0), (WITHOUT, 0), (JOIN, 0), (ABORT, board.TIMEOUT)}
+
+
+@pytest.fixture
+def several(monkeypatch):
+    """The board begins without one rank, and without two."""
+    found = {late: Start(WINDOW_S, Option("late/4", 0.6, 0.6, late)) for late in (1, 2)}
+    monkeypatch.setattr(board, "starts", lambda policy, past: found)
+
+
+@pytest.mark.parametrize(("n", "calls", "mortal"), [(3, 2, ()), (4, 1, ()), (3, 1, (1, 2))])
+def test_every_order_with_several_late_ranks(several, n, calls, mortal):
+    group = Group(n, calls=calls, mortal=mortal)
+    states, verdicts = explore(group)
+    assert states > 100
+    assert {(NORMAL, 0), (WITHOUT, 0), (JOIN, 0), (ABORT, board.TIMEOUT)} <= verdicts
+
+
+def test_several_late_ranks_join_together(several):
+    sequencer = Sequencer(4)
+    together(sequencer, 1, [0, 2])
+    told = sequencer.expire(1.0)
+    assert {record for _, record in told} == {board.Record(1, WITHOUT, 1, choice="late/4@1,3")}
+    assert together(sequencer, 1, [3], 2.0) == []
+    told = together(sequencer, 1, [1], 2.5)
+    assert sorted(rank for rank, _ in told) == [0, 1, 2, 3]
+    assert {record for _, record in told} == {board.Record(1, JOIN, 1, 0.5, choice="late/4@1,3")}
+
+
+class Hasty(Sequencer):
+    """Lets the first of several late ranks join alone."""
+
+    def _advance(self, number, call, rank, now_s):
+        if call.decision is not None and len(call.arrivals) < self.world_size:
+            call.outcome = board.Record(number, JOIN, rank, choice=call.choice)
+            return self._tell(call, call.outcome)
+        return super()._advance(number, call, rank, now_s)
+
+
+def test_the_model_finds_a_join_without_all(several):
+    with pytest.raises(AssertionError, match="begun without a rank"):
+        explore(Group(3, make=Hasty))
 
 
 def test_every_order_of_a_death():
@@ -293,7 +339,7 @@ def test_reports_make_delays_whatever_the_clocks_say():
     assert told[0][1] == board.Record(0, SEEN, text="1 1050000000")
     ((_, record), _) = sequencer.report(1, 110.0, [(109.05, "")], 10.0)
     assert record.text == "1 50000000"
-    assert list(sequencer._delays) == ["f"]
+    assert list(sequencer._gaps) == ["f"]
 
 
 def test_reports_of_ranks_that_disagree_are_bounded():
