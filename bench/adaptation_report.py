@@ -116,6 +116,7 @@ def _event_row(outcome):
 
 def draw(axes, document, unit_s=1e-3, unit="ms"):
     """Seconds of each iteration by mode, events shaded, changes marked, on matplotlib axes."""
+    axes.set_title(_title(document["events"]), loc="left", fontsize=10)
     for event in document["events"]:
         if event["first"] >= document["iterations"]:
             continue
@@ -131,6 +132,17 @@ def draw(axes, document, unit_s=1e-3, unit="ms"):
     axes.set_ylabel(f"time of the iteration ({unit})")
     axes.set_ylim(bottom=0)
     axes.legend(frameon=False, fontsize=8, loc="lower right")
+
+
+def _title(events):
+    """What was slow, in words."""
+    if len(events) > 3:
+        return f"Time of an iteration while {len(events)} events slow links and ranks, by what is done about them"
+    pairs = [(link, link + 1) if isinstance(link, int) else link for event in events for link in event["links"]]
+    links = ["{}-{}".format(*pair) for pair in pairs]
+    ranks = [str(event["rank"]) for event in events if event["rank"] is not None]
+    told = [f"{what} {', '.join(dict.fromkeys(names))}" for what, names in (("link", links), ("rank", ranks)) if names]
+    return f"Time of an iteration while {' and '.join(told) or 'nothing'} is slow, by what is done about it"
 
 
 def plot(path, document):

@@ -3,6 +3,8 @@
 from ..pipeline.draw import save
 
 STYLES = ("-", "--", "-.", ":")
+# Where lines lie on each other the first ones show as the wider ones beneath.
+WIDEST, NARROWEST = 6.0, 1.2
 MARKERS = "osD^vP*Xdph"
 
 
@@ -19,6 +21,7 @@ def draw(path, content, unit):
 
     figure, axis = plt.subplots(figsize=(9, 5), layout="constrained")
     colours = plt.get_cmap("tab10")
+    narrower = (WIDEST - NARROWEST) / max(1, len(content["results"]) - 2)
     for i, result in enumerate(content["results"]):
         points = [point for point in result["points"] if point["makespan"] is not None]
         x, y = [point["value"] for point in points], [point["relative"] for point in points]
@@ -30,9 +33,9 @@ def draw(path, content, unit):
             "color": colour,
             "linestyle": STYLES[i // 10 % len(STYLES)],
             "marker": MARKERS[i % len(MARKERS)],
-            "markersize": 5,
+            "markersize": 4 + (WIDEST - i * narrower) / 2,
         }
-        axis.plot(x, y, linewidth=1.4, label=result["line"], **line)
+        axis.plot(x, y, linewidth=WIDEST - i * narrower, alpha=0.85, label=result["line"], **line)
         over = [(a, b) for a, b, point in zip(x, y, points, strict=True) if not point["fits_memory"]]
         if over:
             axis.plot(*zip(*over, strict=True), **line | {"linestyle": "none", "markerfacecolor": "white"})

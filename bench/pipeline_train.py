@@ -6,6 +6,7 @@
   lanterne pipeline train -n 2 --data book.txt --iterations 500 --checkpoint run.npz --checkpoint-every 20
   lanterne pipeline train -n 4 --data book.txt --iterations 500 --resume run.npz
   lanterne pipeline train -n 4 --data README.md --spare-rails 127.0.0.2,127.0.0.3 --cut 1-2@20=silent --check
+  lanterne pipeline train -n 4 --data book.txt --device cuda --adapt                  # has not run on a GPU yet
   lanterne pipeline train -n 4 --data README.md --stages 2 --mitigate --pace 8ms --slow-link 0-2=60ms@30:60
 
 Ranks are stages x data-parallel copies x tensor-parallel parts. The layers are timed first and cut into stages that
@@ -49,6 +50,7 @@ def add_arguments(parser):
     parser.add_argument("--checkpoint", metavar="FILE", help="keep the state of training here")
     parser.add_argument("--checkpoint-every", type=whole(1), metavar="K", help="iterations (default: the last only)")
     parser.add_argument("--resume", metavar="FILE", help="go on from this checkpoint, and keep it up to date")
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="where stages compute (default cpu)")
     parser.add_argument("--cap", metavar="SIZE", help="saved activations of a rank; what is more goes to the host")
     parser.add_argument("--spill", metavar="SIZE", help="memory of the host for it, of a rank (default 1GiB)")
     parser.add_argument("--adapt", action="store_true", help="measure links and stages, plan anew, swap plans")
@@ -127,6 +129,12 @@ def _check(args):
         from ..failslow.state import RedisState
 
         RedisState(args.state).close()
+    if args.mitigate and args.device == "cuda":
+        raise InputError("--mitigate: got --device cuda beside it, expected it without that")
+    if args.device == "cuda":
+        from ..kernels.arrays import require_device
+
+        require_device()
     if args.cut and (not args.spare_rails or args.mitigate):
         raise InputError("--cut: got no --spare-rails, or --mitigate beside it, expected --spare-rails alone")
     for text in args.cut if args.ranks else ():
@@ -157,6 +165,10 @@ def train(comm, args):
     plans, starts = planned(comm, setup, args)
     options = {"layout": setup.layout, "starts": starts, "sharded": args.zero1, **_memory(args)}
     events = events_from(args, comm.world_size if args.mitigate else setup.layout.shape[1])
+    if args.device == "cuda":
+        from ..pipeline.device_stage import cuda_device
+
+        options["device"] = cuda_device(comm)
     if args.mitigate:
         return _train_mitigated(comm, args, setup, plans, options, events)
     if events or args.adapt:

@@ -27,14 +27,15 @@ class Disturbed:
 
     def __init__(self, trainer, events, adapts):
         self.trainer = trainer
-        self.replay = Replay(events, trainer.plane, trainer.place, trainer.stages)
+        self.replay = Replay(events, trainer.plane, trainer.place, trainer.running)
         self.adapter = None
         if adapts:
             # It loads the compiler.
             from ..pipeline.adapt import Adapter
 
             where = trainer.copy, trainer.place, trainer.part
-            self.adapter = Adapter(trainer.comm, trainer.plans, trainer.plane, where=where)
+            durations_s = trainer.device and trainer.device.durations_s
+            self.adapter = Adapter(trainer.comm, trainer.plans, trainer.plane, where=where, durations_s=durations_s)
             self.adapter.iteration = trainer.iterations
         trainer.execute = self._execute
 

@@ -1,8 +1,8 @@
 """What an iteration showed of a pipeline: how long F, B and W take on each rank, and how long each link.
 
 Every rank packs what it measured into a report: an array of a length that the plan fixes, so that it travels as one
-message. Whoever has the reports of all ranks makes a Profile of them, and of that the Problem to plan for next. A kind of
-action takes as long as its quickest quarter: what the operating system held up counts for nothing.
+message. Whoever has the reports of all ranks makes a Profile of them, and of that the Problem to plan for next. A kind
+of action takes as long as its quickest quarter: what the operating system held up counts for nothing.
 """
 
 import time

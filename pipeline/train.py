@@ -22,7 +22,7 @@ from .execute import Measured, execute
 from .inline import Inline
 from .layout import make_layout
 from .schedulers import plan
-from .spill import HostStore, Spill
+from .spill import DeviceStore, HostStore, Spill
 from .stage_layers import LayerStage, check_starts
 from .train_move import hold, move_state
 from .train_state import gather_state, put_state
@@ -92,9 +92,11 @@ class Trainer:
         transport: what activations and gradients go over, such as a ShapedTransport over that of `comm`; None for that.
         cap_nbytes: saved activations that a rank may hold between two actions; what is more goes to the host (Spill).
         spill_nbytes: of the host's memory, for those of a rank.
+        device: the Device that the stages compute on; None for the CPU.
 
     Attributes: `spill`, the Spill, None without a cap; `plans`, `layout`, `starts` (change them by `change`);
-    `iterations`, how many are done; `stages`, this rank's (stage -> LayerStage); `copy`, `place`, `part`, where this
+    `iterations`, how many are done; `stages`, this rank's (stage -> LayerStage), and `running`, what the executor is
+    given in their place; `copy`, `place`, `part`, where this
     rank is; `pipeline`, the Communicator of its pipeline, and `plane`, the DataPlane on it; `execute`, what runs an
     iteration's actions: to be replaced by what does more, such as an Adapter's; `vote`, None or a function of
     (measured, gradients_s) that gives a number: their sum over the ranks travels with the losses.
@@ -121,7 +123,9 @@ class Trainer:
         transport=None,
         cap_nbytes=None,
         spill_nbytes=1 << 30,
+        device=None,
     ):
+        self.device = device
         self._cap_nbytes, self._spill_nbytes, self.spill = cap_nbytes, spill_nbytes, None
         self.comm, self.data, self.timeout_s, self.execute, self.vote = comm, data, timeout_s, execute, None
         self._transport = transport
@@ -155,7 +159,7 @@ class Trainer:
         try:
             measured = self.execute(
                 self.plans[self.copy],
-                self.spill.stages if self.spill else self.stages,
+                self.running,
                 self.pipeline,
                 inputs[own],
                 targets[own],
@@ -268,20 +272,30 @@ class Trainer:
         model = self._model(tensor) if callable(self._model) else self._model
         placement = plans[0].plan.placement
         held = placement.stages_of(place)
-        multiple = copies if self._sharded else 1
+        multiple, xp = copies if self._sharded else 1, self.device.xp if self.device else np
         self.stages = {
             stage: LayerStage(
-                model, *starts[stage : stage + 2], self._optimizer(), self._dtype, seed, multiple=multiple
+                model, *starts[stage : stage + 2], self._optimizer(), self._dtype, seed, xp, multiple
             )
             for stage in held
         }
+        self.running = self.stages
         if self._cap_nbytes is not None:
-            self.spill = Spill(self.stages, self._cap_nbytes, HostStore(self._spill_nbytes))
+            self.spill = Spill(self.stages, self._cap_nbytes, self._store())
+            self.running = self.spill.stages
+        if self.device:
+            self.running = {number: self.device.on_host(stage) for number, stage in self.running.items()}
         slots = max(map(len, map(placement.stages_of, range(places))))
         comms = [self._split(place * parts + part, copy) for _ in range(slots)]
         self._copy_comms = dict(zip(held, comms, strict=False))
         self.plane = self._make_plane(self.pipeline)
         self._plan(plans)
+
+    def _store(self):
+        """Where saved activations go that do not fit."""
+        if self.device:
+            return DeviceStore(self.device.runtime, self.device.xp, self._spill_nbytes)
+        return HostStore(self._spill_nbytes)
 
     def _plan(self, plans):
         """Run `plans`, of the placement that the stages are for."""

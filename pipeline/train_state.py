@@ -3,6 +3,7 @@
 import numpy as np
 
 from ..errors import InputError
+from ..kernels.arrays import is_device_array
 from .checkpoint import VECTORS, State
 
 # The communicator's tag of these messages.
@@ -41,10 +42,14 @@ def _own(copies, copy):
         values.append(np.zeros((len(VECTORS), 0), stage.dtype))
         if copy and not copies.sharded:
             continue
-        averages = [np.zeros_like(stage.parameters[part]) if x is None else x for x in _averages(stage)]
-        values.append(np.stack([stage.parameters[part], *averages])[:, : len(own)])
+        vectors = [_on_host(stage.parameters[part]), *map(_on_host, _averages(stage))]
+        values.append(np.stack([np.zeros_like(vectors[0]) if x is None else x for x in vectors])[:, : len(own)])
         places.append(own)
     return np.concatenate(places), np.ascontiguousarray(np.concatenate(values, axis=1))
+
+
+def _on_host(array):
+    return array.get() if array is not None and is_device_array(array) else array
 
 
 def _averages(stage):
@@ -64,10 +69,10 @@ def put_state(state, copies):
             raise InputError(f"state: got {name} of shape {getattr(state, name).shape}, expected ({expected},)")
     for number, stage in copies.stages.items():
         places, part = stage.places(), copies.part(number)
-        stage.parameters[: len(places)] = state.parameters[places]
+        stage.parameters[: len(places)] = stage.xp.asarray(state.parameters[places])
         own = places[part]
         for name in VECTORS[1:]:
-            average = np.zeros_like(stage.parameters[part])
-            average[: len(own)] = getattr(state, name)[own]
+            average = stage.xp.zeros_like(stage.parameters[part])
+            average[: len(own)] = stage.xp.asarray(getattr(state, name)[own])
             setattr(stage.optimizer, name, average)
         stage.optimizer.steps = state.steps

@@ -1,0 +1,68 @@
+"""Stages on a device for an executor and data planes on the host: what comes is copied there, what goes is copied back.
+
+    device = cuda_device(comm)
+    trainer = Trainer(comm, model, data, plans, device=device)
+    Adapter(comm, trainer.plans, trainer.plane, durations_s=trainer.device.durations_s)
+
+So every data plane carries a device's messages as it does a host's. Has not run on a GPU yet.
+"""
+
+from ..kernels.arrays import import_cupy, require_device
+from .device_times import DeviceTimes
+
+
+class Device:
+    """Where the stages of a rank compute.
+
+    Args:
+        xp: the array module, cupy.
+        runtime: a CudaRuntime.
+
+    Attributes: `durations_s`, as DeviceTimes has it, for a Profiler: of the stages that `on_host` gave.
+    """
+
+    def __init__(self, xp, runtime):
+        self.xp, self.runtime = xp, runtime
+        self._times = DeviceTimes(runtime)
+        self.durations_s = self._times.durations_s
+
+    def on_host(self, stage):
+        """`stage`, timed by events, with messages on the host: what the executor is to be given in its place."""
+        return HostEdges(self._times.watch(stage), self.xp)
+
+
+def cuda_device(comm):
+    """The Device of a rank: of those that this process sees, they are given to the ranks in turn.
+
+    Raises:
+        Unavailable: no CuPy, driver or device.
+    """
+    from ..kernels.cuda_runtime import CudaRuntime
+
+    runtime = CudaRuntime(comm.rank % require_device())
+    runtime.device.use()
+    return Device(import_cupy(), runtime)
+
+
+class HostEdges:
+    """A Stage on a device that takes and gives messages on the host; in all else the stage itself."""
+
+    def __init__(self, stage, xp):
+        self._stage, self._xp = stage, xp
+
+    def __getattr__(self, name):
+        return getattr(self._stage, name)
+
+    def forward(self, microbatch, x=None, out=None, part=1, parts=1):
+        """As Stage.forward; waits for the device where `out` is given."""
+        return self._given(self._stage.forward(microbatch, self._taken(x), None, part, parts), out)
+
+    def backward_input(self, microbatch, dy=None, out=None, part=1, parts=1):
+        """As Stage.backward_input; waits as `forward`."""
+        return self._given(self._stage.backward_input(microbatch, self._taken(dy), None, part, parts), out)
+
+    def _taken(self, array):
+        return None if array is None else self._xp.asarray(array)
+
+    def _given(self, result, out):
+        return result if result is None or out is None else self._xp.asnumpy(result, out=out)
