@@ -53,7 +53,10 @@ def add_arguments(parser):
     )
     parser.add_argument("--on", metavar="I[,J...]", help="links whose latency or bandwidth changes (default: all)")
     parser.add_argument(
-        "--scheduler", action="append", metavar="LINE", help=f"repeatable; of {', '.join(SCHEDULERS)} (default: all)"
+        "--scheduler",
+        action="append",
+        metavar="LINE,...",
+        help=f"repeatable; of {', '.join(SCHEDULERS)} (default: all)",
     )
     parser.add_argument("--queue", type=whole(0), default=1, metavar="N", help="send queue of +in-order (default 1)")
     parser.add_argument("--time-limit", type=float, metavar="SECONDS", help="per plan, for schedulers that search")
@@ -67,7 +70,7 @@ def add_arguments(parser):
 def run(args):
     """Sweep and print; exit code 0."""
     problem, unit, unit_s = problem_from(args)
-    lines = [parse_line(text) for text in args.scheduler or SCHEDULERS]
+    lines = [parse_line(text) for texts in args.scheduler or SCHEDULERS for text in texts.split(",")]
     texts = args.at.split(",")
     values = [one_time(text, "--at", unit_s if args.over in OVER[:2] else None) for text in texts]
     swept = [changed(problem, args.over, value, args.on) for value in values]
@@ -97,7 +100,7 @@ def run(args):
     if args.plot:
         from .pipeline_sweep_plot import draw
 
-        draw(args.plot, content, unit)
+        draw(args.plot, content, problem, unit)
     return 0
 
 

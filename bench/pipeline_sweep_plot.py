@@ -8,8 +8,10 @@ WIDEST, NARROWEST = 6.0, 1.2
 MARKERS = "osD^vP*Xdph"
 
 
-def draw(path, content, unit):
-    """Draw the lines of `content` (see pipeline_sweep.run) into file `path`; plans that do not fit have hollow markers.
+def draw(path, content, problem, unit):
+    """Draw the lines of `content` (see pipeline_sweep.run), of `problem` changed in one thing, into file `path`.
+
+    Plans that do not fit have hollow markers.
 
     Raises:
         InputError: the file cannot be written or its ending names no picture format.
@@ -39,6 +41,8 @@ def draw(path, content, unit):
         over = [(a, b) for a, b, point in zip(x, y, points, strict=True) if not point["fits_memory"]]
         if over:
             axis.plot(*zip(*over, strict=True), **line | {"linestyle": "none", "markerfacecolor": "white"})
+    microbatches = "" if content["over"] == "microbatches" else f", {problem.microbatches} microbatches"
+    axis.set_title(f"{problem.stages} stages{microbatches}")
     axis.set_xlabel(_axis(content["over"], unit))
     axis.set_ylabel(
         f"makespan / {content['relative_to']} at the first value"

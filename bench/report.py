@@ -14,7 +14,7 @@ from ..errors import InputError
 SCHEMA_VERSION = 1
 PICTURES = (".png", ".svg", ".pdf")
 # Options of commands that name a file to be written.
-OUTPUTS = ("json", "plot", "trace", "report", "checkpoint")
+OUTPUTS = ("json", "plot", "trace", "report", "checkpoint", "output")
 # How often a job that another launcher started says how far it is.
 LINE_S = 10.0
 _said_s = time.monotonic()
@@ -59,16 +59,23 @@ def check_outputs(args):
         args: a command's options; those of OUTPUTS are looked at ("-" and "none" are no files).
 
     Raises:
-        InputError: a folder that does not exist, or a picture that is no .png, .svg or .pdf.
+        InputError: a folder that does not exist or may not be written to, a folder where a file is expected, or a
+            picture that is no .png, .svg or .pdf.
     """
     for name in OUTPUTS:
         path = getattr(args, name, None)
         if not isinstance(path, str) or path in ("-", "none"):
             continue
-        if not Path(path).absolute().parent.is_dir():
+        folder = Path(path).absolute().parent
+        if not folder.is_dir():
             raise InputError(f"--{name}: cannot write {path}: No such file or directory, expected an existing folder")
+        if Path(path).is_dir():
+            raise InputError(f"--{name}: cannot write {path}: Is a directory, expected a file")
         if name == "plot" and Path(path).suffix.lower() not in PICTURES:
-            raise InputError(f"cannot draw {path}: expected a name that ends in .png, .svg or .pdf")
+            raise InputError(f"--plot: cannot draw {path}: expected a name that ends in .png, .svg or .pdf")
+        # A device or a pipe is written through, a file is replaced by one of its folder.
+        if not os.access(path if _is_written_through(Path(path)) and Path(path).exists() else folder, os.W_OK):
+            raise InputError(f"--{name}: cannot write {path}: Permission denied, expected one that may be written")
 
 
 def read_json(path):
@@ -123,7 +130,7 @@ def write_atomically(path, data):
     path = Path(path)
     temporary = None
     try:
-        if path.is_symlink() or (path.exists() and not path.is_file()):
+        if _is_written_through(path):
             path.write_bytes(data)
             return
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
@@ -135,6 +142,10 @@ def write_atomically(path, data):
         if temporary is not None:
             Path(temporary).unlink(missing_ok=True)
         raise InputError(f"cannot write {path}: {error.strerror}") from error
+
+
+def _is_written_through(path):
+    return path.is_symlink() or (path.exists() and not path.is_file())
 
 
 def _umask():

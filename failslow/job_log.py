@@ -220,7 +220,7 @@ class JobLog:
         notes = list(self._refused)
         expected = range(self.world_size or 0)
         if silent := [rank for rank in expected if rank not in self._readers]:
-            notes.append(f"rank {_join(silent)} reported nothing: none of its calls was one that is recorded")
+            notes.append(f"{_join(silent)} reported nothing: none of its calls was one that is recorded")
         for rank, reader in sorted(self._readers.items()):
             notes += [note for note in reader.header.get("notes", ()) if note not in notes]
             if reader.lost:
@@ -228,7 +228,7 @@ class JobLog:
             if reader.faults:
                 notes.append(f"rank {rank}: {reader.faults} calls could not be recorded")
         if broken := [rank for rank, reader in sorted(self._readers.items()) if not reader.ended]:
-            notes.append(f"rank {_join(broken)} did not end in order")
+            notes.append(f"{_join(broken)} did not end in order")
         if self._period.dropped:
             notes.append(f"the clock of rank {self.lead} went backwards {self._period.dropped} times")
         if self._readers and not self.iterations:
@@ -249,4 +249,4 @@ class JobLog:
 
 
 def _join(ranks):
-    return ", ".join(map(str, ranks))
+    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))

@@ -158,7 +158,7 @@ def test_sweep_marks_plans_that_do_not_fit_and_draws(capsys, tmp_path):
         "--at",
         "1,4,8",
         "--scheduler",
-        "zb_h1",
+        "zb_h1,gpipe",
         "--scheduler",
         "1f1b",
         "--relative-to",
@@ -169,6 +169,7 @@ def test_sweep_marks_plans_that_do_not_fit_and_draws(capsys, tmp_path):
     code, out, err = call(capsys, "sweep", *FLAGS, *argv)
     assert code == 0, err
     assert (tmp_path / "s.png").read_bytes().startswith(b"\x89PNG")
+    assert out.split()[1:4] == ["zb_h1", "gpipe", "1f1b"]
     rows = [line.split() for line in out.splitlines()[1:]]
     assert [row[1] for row in rows[-3:]] == ["1.000*", "1.000", "1.000"]
 

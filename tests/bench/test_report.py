@@ -90,3 +90,19 @@ def test_a_file_that_could_not_be_written_is_told_before_the_work(option, tmp_pa
     missing = tmp_path / "no" / "a.png"
     with pytest.raises(InputError, match=f"--{option}: cannot write {missing}: No such file or directory"):
         check_outputs(Namespace(**{option: str(missing)}))
+    with pytest.raises(InputError, match=f"--{option}: cannot write {tmp_path}: Is a directory"):
+        check_outputs(Namespace(**{option: str(tmp_path)}))
+
+
+def test_a_folder_without_permission_is_told_before_the_work(tmp_path, monkeypatch):
+    plain, link, device = tmp_path / "a.json", tmp_path / "b.json", "/dev/null"
+    link.symlink_to(tmp_path / "not yet there.json")
+    # Root may write anywhere, so what the system says of a folder and of a device is put in its place.
+    monkeypatch.setattr("os.access", lambda path, mode: str(path) == device)
+    check_outputs(Namespace(json=device))
+    for path in (plain, link):
+        with pytest.raises(InputError, match=f"--json: cannot write {path}: Permission denied"):
+            check_outputs(Namespace(json=str(path)))
+    monkeypatch.setattr("os.access", lambda path, mode: path == tmp_path)
+    for path in (plain, link):
+        check_outputs(Namespace(json=str(path)))

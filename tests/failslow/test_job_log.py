@@ -75,7 +75,7 @@ def test_a_silent_rank_is_told_and_nobody_is_blamed(tmp_path):
 def test_nobody_reports(tmp_path):
     found, _ = report_of(tmp_path, {}, world_size=2)
     assert found["iterations"]["count"] == 0
-    assert found["notes"] == ["rank 0, 1 reported nothing: none of its calls was one that is recorded"]
+    assert found["notes"] == ["ranks 0, 1 reported nothing: none of its calls was one that is recorded"]
 
 
 def test_clocks_of_other_machines_are_aligned(tmp_path):
@@ -104,7 +104,7 @@ def test_calls_that_were_overwritten(tmp_path):
 
 def test_a_rank_that_was_killed_and_too_few_iterations(tmp_path):
     found, _ = report_of(tmp_path, job_calls(2, 20), ended=False)
-    assert "rank 0, 1 did not end in order" in found["notes"]
+    assert "ranks 0, 1 did not end in order" in found["notes"]
     assert any("too few to judge" in note for note in found["notes"])
 
 
