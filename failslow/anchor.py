@@ -1,4 +1,4 @@
-"""The level at the last event, against which slow changes are measured: steps of less than 10 % add up. In log scale."""
+"""The level at the last event, which slow changes are measured against: steps below 10 % add up. In log scale."""
 
 from .level import SIGNIFICANT
 from .votes import SHIFT

@@ -42,7 +42,7 @@ class Bursts:
         self._lasted *= keep
 
     def see(self, height, noise):
-        """A row that is `height` above the level and no ordinary one: a burst, as far as `noise`, its density, is small."""
+        """A row `height` above the level, not an ordinary one: a burst as far as `noise`, its density, is small."""
         rate = self.rate
         burst = rate * self.height_density(height)
         share = burst / (burst + (1.0 - rate) * noise)

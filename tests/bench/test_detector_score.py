@@ -89,7 +89,8 @@ def test_command_with_oracle(capsys, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("hits", "count", "low", "high"), [(0, 0, 0, 1), (0, 384, 0, 0.0099), (384, 384, 0.9901, 1), (50, 100, 0.404, 0.596)]
+    ("hits", "count", "low", "high"),
+    [(0, 0, 0, 1), (0, 384, 0, 0.0099), (384, 384, 0.9901, 1), (50, 100, 0.404, 0.596)],
 )
 def test_interval(hits, count, low, high):
     assert detector_score.interval(hits, count) == pytest.approx([low, high], abs=5e-4)

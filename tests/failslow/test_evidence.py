@@ -75,7 +75,9 @@ def test_any_suspects_have_finite_odds(suspects, scale, correlation):
     assert 0 <= first <= len(suspects) - 5
 
 
-@pytest.mark.parametrize(("y", "low", "high"), [(0.0, 2.0, 10.0), (0.01, 2.0, 10.0), (0.3, -9.0, -2.0), (0.15, -9.0, -1.0)])
+@pytest.mark.parametrize(
+    ("y", "low", "high"), [(0.0, 2.0, 10.0), (0.01, 2.0, 10.0), (0.3, -9.0, -2.0), (0.15, -9.0, -1.0)]
+)
 def test_votes_on_a_relief(y, low, high):
     """Rows at the old level speak for it, those at the incident's or between the two against it."""
     noise = 0.01, 0.01, 0.0
