@@ -36,6 +36,8 @@ DELAYS_S = (10e-6, 50e-6, 200e-6, 1e-3, 10e-3, 100e-3)
 # Blocks per multiprocessor; cuda_reduce launches 8.
 GRIDS = (2, 4, 8, 16, 32, 64)
 SECTIONS = ("kernels", "grids", "staging", "gemm", "delays", "collectives")
+# After which a job over nccl has hung.
+JOB_S = 55.0
 DELAY_RELATIVE_BAR, DELAY_ABSOLUTE_BAR_S = 0.02, 5e-6
 
 
@@ -270,7 +272,7 @@ def collective_figures(num_ranks=None):
     """What gpu_ranks.py measures on `num_ranks` ranks over nccl; None: as many as there are GPUs, at least two.
 
     Raises:
-        LanterneError: the job failed; it has said why.
+        LanterneError: the job failed, and has found nothing before; it has said why.
     """
     from ..kernels.arrays import require_device
     from ..transport.launch import launch
@@ -284,10 +286,18 @@ def collective_figures(num_ranks=None):
         file = Path(folder) / "figures.json"
         environment = SHARED_GPU_ENVIRONMENT if num_ranks > num_devices else {}
         command = [sys.executable, "-m", "lanterne.bench.gpu_ranks", str(file)]
-        code = launch(command, num_ranks, "direct", env=environment)
-        if code:
-            raise LanterneError(f"gpu: the job of {num_ranks} ranks over nccl ended with {code}; --ranks 0 omits it")
-        return [Figure(**(record | {"samples": tuple(record["samples"])})) for record in json.loads(file.read_text())]
+        try:
+            code = launch(command, num_ranks, "direct", timeout_s=JOB_S, env=environment)
+            ended = f"ended with {code}" if code else ""
+        except LanterneError as error:
+            ended = str(error)
+        found = json.loads(file.read_text()) if file.exists() else []
+    if ended and not found:
+        raise LanterneError(f"gpu: the job of {num_ranks} ranks over nccl: {ended}; --ranks 0 omits it")
+    figures = [Figure(**(record | {"samples": tuple(record["samples"])})) for record in found]
+    if ended:
+        figures.append(Figure(f"the job of {num_ranks} ranks over nccl: {ended}", 1, "", "0", False, (1,)))
+    return figures
 
 
 def _time_s(call):

@@ -4,13 +4,13 @@ Eager calls, captured ones and ncclAllReduce run in turn on the same arrays; tim
 is the CPU's time from the call of `launch` to its return, with nothing to wait for.
 """
 
-import json
 import statistics
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
+
+from .report import write_json
 
 NBYTES = 64 << 20
 ALGORITHMS = ("ring", "late_join")
@@ -31,31 +31,34 @@ def main(file):
         def put(array):
             return cupy.asarray(array)
 
+        records = []
         with stream:
-            records = figures(comm, put, lambda array: array.get(), stream.synchronize)
-        if comm.rank == 0:
-            Path(file).write_text(json.dumps(records))
+            for record in figures(comm, put, lambda array: array.get(), stream.synchronize):
+                records.append(record)
+                # Anew each time: a job that is ended has told what it had found.
+                if comm.rank == 0:
+                    write_json(file, records)
 
 
 def figures(comm, put, get, synchronize, nbytes=NBYTES, launches=LAUNCHES):
-    """The figures as dicts (gpu.Figure), on rank 0; all ranks call it.
+    """Yields the figures as dicts (gpu.Figure), alike on all ranks, which call it together; launches first.
 
     Args:
         put, get: host array to device array and back; synchronize: returns once the current stream is done.
     """
-    count = nbytes // 4
-    source = (np.arange(count) * 7 + 13 * comm.rank).astype(np.int64) % 17
-    x, out = put(source.astype(np.float32)), put(np.zeros(count, np.float32))
-    expected = np.zeros(count, np.float32)
-    comm.all_reduce(source.astype(np.float32), expected, algorithm="ring")
+    source = (np.arange(nbytes // 4) * 7 + 13 * comm.rank).astype(np.int64) % 17
     # One rank alone is never late.
     algorithms = [name for name in ALGORITHMS if name in comm.algorithms("all_reduce")]
+    yield from _launch_figures(comm, algorithms, source[: LAUNCH_NBYTES // 4], put, synchronize, launches)
+    x, out = put(source.astype(np.float32)), put(np.zeros(source.size, np.float32))
+    expected = np.zeros(source.size, np.float32)
+    comm.all_reduce(source.astype(np.float32), expected, algorithm="ring")
     captured = {name: comm.capture("all_reduce", x, out, algorithm=name) for name in algorithms}
     calls = {"nccl": lambda: comm.all_reduce(x, out, algorithm="native")}
     for name in algorithms:
         calls[name] = lambda name=name: comm.all_reduce(x, out, algorithm=name)
         calls[f"{name}, captured"] = captured[name].launch
-    times_s, wrong = {name: [] for name in calls}, dict.fromkeys(calls, 0)
+    times_s = {name: [] for name in calls}
     for iteration in range(-1, ITERATIONS):
         for name, call in calls.items():
             comm.barrier()
@@ -66,29 +69,26 @@ def figures(comm, put, get, synchronize, nbytes=NBYTES, launches=LAUNCHES):
             if iteration >= 0:
                 times_s[name].append(elapsed_s)
             else:
-                wrong[name] = int(_slowest(comm, np.count_nonzero(get(out) != expected)))
-    records = []
+                wrong = int(_slowest(comm, np.count_nonzero(get(out) != expected)))
+                yield _figure(f"{name}: elements that differ from the CPU's", wrong, "", "0", wrong == 0, [wrong])
     ranks = f"{comm.world_size} ranks{' that share a GPU' if comm.transport.shares_devices else ''}"
-    small = min(count, LAUNCH_NBYTES // 4)
-    x, out = put(source[:small].astype(np.float32)), put(np.zeros(small, np.float32))
-    for name in algorithms:
-        launched = comm.capture("all_reduce", x, out, algorithm=name)
-        samples = [_slowest(comm, launch_s) for launch_s in _launch_times_s(launched, synchronize, launches)]
-        launched.close()
-        value = statistics.median(samples)
-        records.append(_figure(f"launch of a captured {name}", value, "s", "<= 20 us", value <= LAUNCH_BAR_S, samples))
     for name in calls:
         if name != "nccl":
             ratios = [peer / ours for peer, ours in zip(times_s["nccl"], times_s[name], strict=True)]
             label = f"{name} all_reduce of {nbytes >> 20} MiB on {ranks}: ncclAllReduce's time over ours"
-            records.append(_figure(label, statistics.median(ratios), "", "-", True, ratios))
-    records += [
-        _figure(f"{name}: elements that differ from the CPU's", count, "", "0", count == 0, [count])
-        for name, count in wrong.items()
-    ]
+            yield _figure(label, statistics.median(ratios), "", "-", True, ratios)
     for call in captured.values():
         call.close()
-    return records
+
+
+def _launch_figures(comm, algorithms, source, put, synchronize, launches):
+    x, out = put(source.astype(np.float32)), put(np.zeros(source.size, np.float32))
+    for name in algorithms:
+        captured = comm.capture("all_reduce", x, out, algorithm=name)
+        samples = [_slowest(comm, launch_s) for launch_s in _launch_times_s(captured, synchronize, launches)]
+        captured.close()
+        value = statistics.median(samples)
+        yield _figure(f"launch of a captured {name}", value, "s", "<= 20 us", value <= LAUNCH_BAR_S, samples)
 
 
 def _launch_times_s(captured, synchronize, launches):

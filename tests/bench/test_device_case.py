@@ -100,9 +100,8 @@ def test_figures_of_collectives_on_stand_ins():
     from lanterne.bench.gpu_ranks import ALGORITHMS, figures
 
     def program(comm):
-        return figures(
-            comm, device.HostArray, lambda array: array.values, lambda: device.synchronize(comm), 1 << 16, 10
-        )
+        synchronize = lambda: device.synchronize(comm)  # noqa: E731
+        return list(figures(comm, device.HostArray, lambda array: array.values, synchronize, 1 << 16, 10))
 
     results = device.over_nccl(3, program)
     assert isinstance(results[0], list), results
@@ -111,3 +110,4 @@ def test_figures_of_collectives_on_stand_ins():
     assert len(wrong) == 2 * len(ALGORITHMS) + 1 and all(figure.ok for figure in wrong)
     assert sum(figure.name.startswith("launch of") for figure in found) == len(ALGORITHMS)
     assert all(figure.value > 0 for figure in found if "over ours" in figure.name)
+    assert found[0].name.startswith("launch of")

@@ -1,12 +1,13 @@
 """`lanterne bench gpu` as far as it goes without a GPU: its errors, its files, its verdicts."""
 
 import json
+from pathlib import Path
 
 import pytest
 
 from lanterne.bench import gpu, kernels
 from lanterne.bench.cli import main
-from lanterne.errors import InputError, LanterneError, Unavailable
+from lanterne.errors import InputError, LanterneError, TransportTimeout, Unavailable
 from lanterne.kernels import arrays
 
 COMPARISON = kernels.Comparison(
@@ -79,6 +80,26 @@ def test_some_sections(measured, monkeypatch, tmp_path, capsys):
     assert main(["bench", "gpu", "--name", "x", "--out", str(tmp_path), "--only", "delays, gemm"]) == 0
     document = json.loads((tmp_path / "gpu-x.json").read_text())
     assert (len(document["results"]), len(document["figures"])) == (0, 1)
+
+
+@pytest.mark.parametrize("ends", [3, TransportTimeout("rank 1 still ran after 55 s")])
+def test_a_job_that_ends_badly_has_told_what_it_had_found(monkeypatch, ends):
+    found = [vars(FIGURE)]
+
+    def launch(command, *arguments, **options):
+        if found:
+            Path(command[-1]).write_text(json.dumps(found))
+        if isinstance(ends, Exception):
+            raise ends
+        return ends
+
+    monkeypatch.setattr(arrays, "require_device", lambda: 1)
+    monkeypatch.setattr("lanterne.transport.launch.launch", launch)
+    kept, failed = gpu.collective_figures()
+    assert kept == FIGURE and not failed.ok and "the job of 2 ranks over nccl: " in failed.name
+    found.clear()
+    with pytest.raises(LanterneError, match="ended with 3|still ran after 55 s"):
+        gpu.collective_figures()
 
 
 def test_no_gpu(monkeypatch, capsys, tmp_path):
