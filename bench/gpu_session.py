@@ -257,7 +257,8 @@ def figure_lines(folder):
         lines += [(True, f"{file.stem} {name}: {text.strip()[-300:]}") for name, text in document["failures"].items()]
         for c in document["results"]:
             missed = c["wrong"] or (c["bar"] is not None and c["ratio"] < c["bar"])
-            name = f"{c['comparison']}, {c['kernel']} {c['dtype']} k={c['inputs']}, {c['bandwidth_gbytes_per_s']:.0f} GB/s"
+            speed = f"{c['bandwidth_gbytes_per_s']:.0f} GB/s"
+            name = f"{c['comparison']}, {c['kernel']} {c['dtype']} k={c['inputs']}, {speed}"
             bar = "-" if c["bar"] is None else f">= {c['bar']:g}"
             lines.append((missed, f"{name}: {c['ratio']:.3f} ({bar}), {c['wrong']} wrong"))
         for figure in document["figures"]:

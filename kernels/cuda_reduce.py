@@ -187,8 +187,8 @@ def _divide_kernel(element, device_id):
 def _load(launch, *arguments):
     """Launch a kernel with nothing to do.
 
-    A device loads a kernel at its first launch and may wait for all streams then: if one of them waits for a peer, which
-    waits for this rank, for ever.
+    A device loads a kernel at its first launch and may wait for all streams then: for ever, if one of them waits for a
+    peer that waits for this rank.
     """
     launch(1, 0, 0, arguments, import_cupy().cuda.Stream(non_blocking=True))
 

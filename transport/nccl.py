@@ -34,8 +34,8 @@ from .nccl_library import (
 # array does: no copy, and the price is one message in world_size - 1 that may be no multiple.
 ALIGNMENT_NBYTES = 4096
 SLOT_NBYTES = 512
-# Whether ranks may share GPUs, NCCL version, length of the device's identity, of the unique id, of an error's text; then
-# these.
+# Whether ranks may share GPUs, NCCL version, length of the device's identity, of the unique id, of an error's text;
+# then these.
 _SEAT = struct.Struct("<?iHHH")
 
 

@@ -42,7 +42,7 @@ class NcclChannel:
         self.failure = None
         self.closed = False
         self._communicator = communicator
-        # CuPy's object would destroy it once more when it goes, which hangs where an abort or a destroy has hung: never.
+        # CuPy's object would destroy it once more when it goes, and hang where an abort or a destroy has hung: never.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(communicator))
         self._ending = threading.Lock()
         # (sends, member) of every connection there is; None stands for those of NCCL's own collectives.

@@ -75,8 +75,9 @@ def test_tests_that_fail_are_named(tmp_path, capsys):
 def test_tests_that_failed_alike_are_told_together_and_skips_are_told_too(tmp_path, capsys):
     file = tmp_path / "test_it.py"
     file.write_text(
-        "import pytest\n\n\n@pytest.mark.parametrize('x', range(50))\ndef test_wrong(x):\n    assert False, 'the same'\n"
-        "\n\ndef test_other():\n    raise ValueError('another')\n\n\ndef test_skipped():\n    pytest.skip('no reason')\n"
+        "import pytest\n\n\n@pytest.mark.parametrize('x', range(50))\ndef test_wrong(x):\n"
+        "    assert False, 'the same'\n\n\ndef test_other():\n    raise ValueError('another')\n\n\n"
+        "def test_skipped():\n    pytest.skip('no reason')\n"
     )
     (step,), text, _ = run(tmp_path, Step("tests", (str(file),), 50, tests=50))
     assert len(step.failed) == 51
