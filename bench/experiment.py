@@ -22,6 +22,8 @@ On a job that trains, slowed on purpose:
 
 greyhound-table-6, greyhound-20
                    2 communication and 10 compute events, with and without mitigation
+greyhound-table-6-mild
+                   the same with compute events of 1.5, 2 and 3 instead of 1.5, 2.3 and 3.5 times
 greyhound-13       the iteration time by the call log alone, by parallelism
 greyhound-14       fewer microbatches for a slow copy (S2), by severity and copies
 greyhound-15       S2 with several slow copies; several slow links gathered in one stage (S3, simulated)
@@ -55,7 +57,10 @@ from . import report
 FIGURES = {
     "adaptra": ("1", "3", "14", "15", "16", "17", "18", "19", "20", "21", "21-measured"),
     "crosspipe": ("8", "9", "11", "12", "14", "15", "17", "table-5", "table-6"),
-    "greyhound": ("13", "14", "15", "16", "17", "18", "19", "table-3", "table-4", "table-5", "table-6"),
+    "greyhound": (
+        *("13", "14", "15", "16", "17", "18", "19"),
+        *("table-3", "table-4", "table-5", "table-6", "table-6-mild"),
+    ),
 }
 # name -> module of this folder with run(quick) -> records, COLUMNS, row(record), NOTES, draw(figure, records), and
 # perhaps findings(records) -> lines below the table, and bars(records) -> Bars that they have to reach.

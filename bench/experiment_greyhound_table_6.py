@@ -13,9 +13,10 @@ from .mitigation_job import outcomes, run_job, same_losses
 from .units import format_time
 
 COPIES, PLACES, MICROBATCHES = 4, 2, 48
-WEAK, MEDIUM, SEVERE, MEDIUM_LINK_S = 1.5, 2.3, 3.5, 40e-3
+WEAK, MEDIUM, SEVERE = range(3)
+FACTORS, MEDIUM_LINK_S = (1.5, 2.3, 3.5), 40e-3
 FIRST, LENGTH, GAP, REST = 20, 40, 4, 4
-# (rank, factor) in turn; a link from LEAD iterations before the third and the eighth until they end: compound.
+# (rank, severity) in turn; a link from LEAD iterations before the third and the eighth until they end: compound.
 LEAD = 10
 COMPUTE = (
     (3, MEDIUM), (0, WEAK), (5, MEDIUM), (6, SEVERE), (1, MEDIUM),
@@ -44,21 +45,21 @@ COLUMNS = [
 ]
 
 
-def schedule(quick):
-    """The Events, in order."""
+def schedule(quick, factors=FACTORS):
+    """The Events, in order; `factors` of weak, medium and severe ones."""
     events, first = [], FIRST
-    for index, (rank, factor) in enumerate(COMPUTE[:3] if quick else COMPUTE):
+    for index, (rank, severity) in enumerate(COMPUTE[:3] if quick else COMPUTE):
         if index in LINKS:
             events.append(Event(first, first + LEAD + LENGTH, links=(LINKS[index],), latency_s=MEDIUM_LINK_S))
             first += LEAD
-        events.append(Event(first, first + LENGTH, rank=rank, slowdown=factor))
+        events.append(Event(first, first + LENGTH, rank=rank, slowdown=factors[severity]))
         first += LENGTH + GAP
     return events
 
 
-def run(quick):
+def run(quick, factors=FACTORS):
     """One record per event, and one of the whole run, which comes last."""
-    events = schedule(quick)
+    events = schedule(quick, factors)
     iterations = int(max(event.last for event in events)) + REST
     job = COPIES, PLACES, MICROBATCHES
     plain = run_job(*job, events, iterations, acts=False)

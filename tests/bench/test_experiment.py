@@ -17,6 +17,7 @@ SHORT = Problem(3, 3, 2, 2, 1, [1, 1])
 DATA_PARALLEL = {"QUIET": Problem(2, 2, 2, 2, 1, [1]), "SLOW_LINK": 0, "SLOW_GROUP": 1, "PACKETS_OF_GRADIENTS": 200}
 WATCHED = {"watched_training:QUICK": ("1T2D2P (S)",), "watched_training:QUICK_BLOCKS": 3, "watched_training:BLOCK": 4}
 FAST = {"mitigation_job:PACE_S": 1e-3, "mitigation_study:GAP": 4}
+EVENTFUL = {"COMPUTE": ((1, 1),), "LINKS": {}, "COPIES": 2, "MICROBATCHES": 8, "FIRST": 8, "LENGTH": 8}
 # What to shrink: name -> constants of its module, or of another, MODULE:NAME.
 SMALL = {
     "adaptra-19": {"SIZES": ((3, 6),), "STEPS": (1, None)},
@@ -47,7 +48,8 @@ SMALL = {
         "PROBLEM": Problem(4, 6, 4e-3, 4e-3, 3e-3),
         "QUICK_ITERATIONS": 12,
     },
-    "greyhound-table-6": {"COMPUTE": ((1, 2.0),), "LINKS": {}, "COPIES": 2, "MICROBATCHES": 8, "FIRST": 8, "LENGTH": 8},
+    "greyhound-table-6": EVENTFUL,
+    "greyhound-table-6-mild": {f"experiment_greyhound_table_6:{key}": value for key, value in EVENTFUL.items()},
     "greyhound-13": WATCHED,
     "greyhound-14": {"COPIES": (2, 4), "SEVERITIES": {"medium": 1.7}, "QUICK_LENGTH": 8} | FAST,
     "greyhound-15": {"COPIES": 3, "MICROBATCHES": 6, "QUICK_LENGTH": 6} | FAST,
