@@ -28,7 +28,7 @@ class RedisState:
         try:
             import redis
         except ImportError:
-            raise Unavailable("redis: the client is not installed, expected it: pip install 'lanterne[redis]'") from None
+            raise Unavailable("redis: the client is not installed: pip install 'lanterne[redis]'") from None
         self._failed, self._errors = False, redis.RedisError
         self.key, self._where = unquote(parts.path[1:]) or KEY, f"{parts.hostname}:{parts.port or 6379}"
         self._client = redis.Redis.from_url(

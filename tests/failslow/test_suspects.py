@@ -12,11 +12,11 @@ from lanterne.transport.shaped import Link
 
 def validation(*found, seconds=None):
     """Ranks 0 to 3, links 0-1 and 2-3, with the transfers' `seconds` by direction; else 1."""
+    usual = dict.fromkeys(((0, 1), (1, 0), (2, 3), (3, 2)), 1.0)
     links = [
-        {"src": a, "dst": b, "when": "alone", "latency_s": 0.0, "nbytes": 1, "time_s": (9.0, (seconds or {}).get(way, 1.0))}
-        for way in ((0, 1), (1, 0), (2, 3), (3, 2))
-        for a, b in (way,)
-    ]  # fmt: skip
+        {"src": a, "dst": b, "when": "alone", "latency_s": 0.0, "nbytes": 1, "time_s": (9.0, best_s)}
+        for (a, b), best_s in (usual | (seconds or {})).items()
+    ]
     compute = [{"rank": rank} for rank in range(4)]
     return Validation(found, (0, 1, 2, 3), (0,) * 4, (((0, 1), (2, 3)),), (1,), compute, links, 0.1)
 
