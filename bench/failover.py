@@ -48,11 +48,11 @@ def run(args):
         raise InputError(f"--rails: got {args.rails}, expected at least two")
     if nbytes < 8:
         raise InputError(f"--bytes: got {args.bytes}, expected at least 8")
-    from ..transport.rail_names import bind_address
+    from ..transport.rail_names import check_rail
     from .failover_trial import run_trial
 
     for rail in rails:
-        bind_address(rail, several_hosts=False)
+        check_rail(rail)
 
     cases = [(path, how) for path in paths for how in hows]
     trials = {case: [] for case in cases}

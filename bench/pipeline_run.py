@@ -32,6 +32,7 @@ from ..pipeline.planes import PLANES, find_plane, predict
 from ..pipeline.schedulers import load
 from ..pipeline.simulate import simulate
 from ..pipeline.trace import chrome_trace
+from ..transport.rail_names import check_rail
 from . import report
 from .events_input import add_event_arguments, events_from
 from .options import whole
@@ -53,6 +54,9 @@ def add_arguments(parser):
     parser.add_argument("--data-plane", default="inline", metavar="A,B,...", help="those below (default inline)")
     parser.add_argument(
         "--queue", type=whole(0), default=1, metavar="N", help="inline: sends under way at once (default 1)"
+    )
+    parser.add_argument(
+        "--rails", metavar="A,B,...", help="delegate: memory, tcp, addresses or interfaces (default memory,tcp)"
     )
     parser.add_argument(
         "--iterations", type=int, metavar="K", help="of each, in turn (default 5, or beyond all events)"
@@ -112,12 +116,17 @@ def cases_of(args):
         load(name)
     for name in planes:
         find_plane(name)
+    rails = args.rails.split(",") if args.rails else []
+    for rail in rails:
+        check_rail(rail)
     cases = []
     for name in schedulers:
         report.progress(f"planning with {name}")
         checked = make(name, problem).checked
         for plane in planes:
             options = {"queue": args.queue} if "queue" in find_plane(plane).simulated else {}
+            if rails and plane == "delegate":
+                options["rails"] = rails
             cases.append(Case(checked, problem, unit_s, plane, options))
             check_case(cases[-1])
     report.progress("")

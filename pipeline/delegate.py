@@ -1,8 +1,8 @@
 """The data plane of delegates: CPU processes send and receive, and the computing rank never waits for a send.
 
 Stages write what they send into shared memory that they are lent, and read what they receive there, between ranks of
-one host where the sender wrote it, which needs no process; see transport/delegate.py. Links that have no delegates are served directly, as
-Inline does.
+one host where the sender wrote it, which needs no process; see transport/delegate.py. Links that have no delegates are
+served directly, as Inline does.
 Paper: ADAPTRA, section 5.2.
 """
 
@@ -10,6 +10,7 @@ import math
 import os
 import time
 from pathlib import Path
+from time import monotonic_ns as now_ns
 
 import numpy as np
 
@@ -57,6 +58,7 @@ class Delegate(DataPlane):
             comm.rank, self._peers, lambda told: _exchange(comm, told), queues, rails, memory_nbytes, self._sent
         )
         self._memory, self._near = self.delegates.arena.view, self.delegates.arenas
+        self._senders = self.delegates.senders
         # (shape, dtype) -> arrays that are free; id -> (offset, nbytes, array) of all.
         self._free, self._lent = {}, {}
         # Offset -> array of those that are sent and not released yet; offsets of those from earlier iterations.
@@ -68,13 +70,17 @@ class Delegate(DataPlane):
         return self._take(shape, dtype) if peer in self._peers else self.direct.lend(shape, dtype, peer)
 
     def send(self, buffer, peer, timeout_s=None):
-        if peer not in self._peers:
+        if peer not in self._senders:
             return self.direct.send(buffer, peer, timeout_s)
-        departure_ns, (offset, nbytes, _) = time.monotonic_ns(), self._lent.get(id(buffer)) or _refuse()
+        try:
+            offset, nbytes, _ = self._lent[id(buffer)]
+        except KeyError:
+            raise InputError("send: got an array that was not lent, expected the one that `lend` gave") from None
+        departure_ns = now_ns()
         if self._ends.links:
             departure_ns = int(1e9 * self._ends.leave(peer, nbytes, departure_ns / 1e9)[0])
         self._out[offset] = buffer
-        self.delegates.send(offset, nbytes, peer, departure_ns)
+        self._senders[peer](offset, nbytes, departure_ns)
         return False
 
     def _sent(self, offset):
@@ -272,10 +278,6 @@ def _array(memory, offset, shape, dtype):
 
 def _nbytes(shape, dtype):
     return math.prod(shape) * dtype.itemsize
-
-
-def _refuse():
-    raise InputError("send: got an array that was not lent, expected the one that `lend` gave")
 
 
 def _delegated_peers(pairs, direct, rank, world_size):

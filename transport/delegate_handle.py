@@ -63,16 +63,16 @@ class Handle:
             raise TransportError(told["error"])
         return told
 
-    def put(self, kind, peer, first, second, third=0):
+    def put(self, *note):
         """Give the delegate a note, and wake it if it sleeps."""
-        ring = self._ring
-        while not ring.put(kind, peer, first, second, third):
-            # It takes notes at once, so this only lasts if it is stopped.
+        self._ring.put(*note)
+        if self._ring.sleeps():
             self._wake()
-            time.sleep(1e-4)
-            if self._poll.poll(0):
-                return  # `check` says why
-        if ring.sleeps():
+
+    def flush(self):
+        """Give it the notes that its ring had no room for: it takes them at once, so it had been stopped."""
+        if self._ring.backlog:
+            self._ring.flush()
             self._wake()
 
     def _wake(self):

@@ -13,7 +13,6 @@ import select
 import socket
 import sys
 import time
-from collections import deque
 from contextlib import suppress
 
 from ..errors import LanterneError, TransportError
@@ -64,7 +63,7 @@ class Delegate:
 
     def __init__(self, control, wakeup, ring, back, arena, found):
         self.control, self.wakeup, self.ring, self.back, self.arena = control, wakeup, ring, back, arena
-        self.peers, self.rails, self.backlog = {}, {}, deque()
+        self.peers, self.rails = {}, {}
         self.poll = select.poll()
         self.poll.register(control, select.POLLIN)
         self.poll.register(wakeup, select.POLLIN)
@@ -93,21 +92,16 @@ class Delegate:
                 elif fd in self.rails:
                     self.serve(self.rails[fd], event)
             self.look_for_silence()
-            while self.backlog and self.back.put(*self.backlog[0]):
-                self.backlog.popleft()
+            self.back.flush()
         self.say_goodbye()
 
     def sleep_ms(self):
         """How long to sleep at most; None: until something comes."""
-        if self.backlog:
+        if self.back.backlog:
             return 1
         if any(len(peer.rails) > 1 and peer.is_due for peer in self.peers.values()):
             return 1e3 * PING_S
         return None
-
-    def tell(self, *note):
-        if self.backlog or not self.back.put(*note):
-            self.backlog.append(note)
 
     def take_notes(self):
         """Do what the rank has asked for; False once that is to end."""
@@ -173,13 +167,13 @@ class Delegate:
                 return place
         if kind == DATA:
             if peer.incoming.complete(word) is not None:
-                self.tell(RECEIVED, rail.peer, departure_ns)
+                self.back.put(RECEIVED, rail.peer, departure_ns)
             peer.rails[0].put(RECEIPT, peer.incoming.received)
             if peer.rails[0] is not rail:
                 self.push(peer.rails[0])
         elif kind == RECEIPT:
             if received := peer.outgoing.receipt(word):
-                self.tell(SENT, rail.peer, received)
+                self.back.put(SENT, rail.peer, received)
         elif kind == GRANT:
             peer.outgoing.grant(word)
         elif kind == SWITCH:
@@ -201,7 +195,7 @@ class Delegate:
             return None
         offset, expected = place
         if nbytes != expected:
-            self.tell(MISFIT, rail.peer, nbytes, expected)
+            self.back.put(MISFIT, rail.peer, nbytes, expected)
             raise TransportError(f"got a message of {nbytes} bytes, expected {expected}")
         return self.arena[offset : offset + nbytes]
 
@@ -219,7 +213,7 @@ class Delegate:
             if not peer.has_left or peer.outgoing.unfinished:
                 self.lose(rail.peer)
             return
-        self.tell(DROPPED, rail.peer, rail.index, len(peer.rails))
+        self.back.put(DROPPED, rail.peer, rail.index, len(peer.rails))
         following = peer.rails[0]
         if tell:
             following.put(SWITCH, rail.index)
@@ -233,7 +227,7 @@ class Delegate:
         peer = self.peers[number]
         if not peer.is_lost:
             peer.is_lost = True
-            self.tell(LOST, number, int(peer.has_left))
+            self.back.put(LOST, number, int(peer.has_left))
 
     def look_for_silence(self):
         """Ask silent rails for a sign of life, and drop those that did not give it."""

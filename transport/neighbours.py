@@ -28,25 +28,20 @@ class Neighbour:
         words: memory of the ring to it.
         on_sent: see Delegates.
 
-    Attributes: `arena`, its own, a memoryview, once `meet` has brought it.
+    Attributes: `outbox`, the Ring to it, which HERE is put into; `arena`, its own, a memoryview, once `hear` was called;
+        `awaited`, the receives that there is no message for.
     """
 
     def __init__(self, rank, sock, words, on_sent):
         self.rank, self.sock, self.arena, self._on_sent = rank, sock, None, on_sent
-        self._outbox, self._inbox = Ring(words), None
-        # Notes that the ring had no room for; messages that no receive is there for, and receives without a message.
-        self.backlog, self._early, self.awaited = deque(), deque(), deque()
-        self.has_left = False
+        self.outbox, self._inbox = Ring(words), None
+        # Messages that no receive is there for, or the other way round.
+        self._early, self.awaited, self.has_left = deque(), deque(), False
 
     def hear(self, arena_fd, ring_fd):
         """Take what it shares."""
         self.arena = map_memory(arena_fd, os.fstat(arena_fd).st_size)
         self._inbox = Ring(map_memory(ring_fd, RING_NBYTES, populate=True).cast("q"))
-
-    def put(self, kind, offset, nbytes=0, departure_ns=0):
-        """Put a note into the ring to it, at once or, where that is full, as soon as it has room."""
-        if self.backlog or not self._outbox.put(kind, offset, nbytes, departure_ns):
-            self.backlog.append((kind, offset, nbytes, departure_ns))
 
     def receive(self, nbytes, done):
         """See Delegates.receive."""
@@ -56,12 +51,11 @@ class Neighbour:
 
     def release(self, offset):
         """The message at `offset` of its arena is not read any more."""
-        self.put(READ, offset)
+        self.outbox.put(READ, offset)
 
     def progress(self):
         """Take its notes; True if there were some."""
-        while self.backlog and self._outbox.put(*self.backlog[0]):
-            self.backlog.popleft()
+        self.outbox.flush()
         if self._inbox.is_empty():
             return False
         while (note := self._inbox.take()) is not None:
@@ -79,17 +73,18 @@ class Neighbour:
     def _arrive(self, offset, nbytes, departure_ns):
         expected, done = self.awaited.popleft()
         if nbytes != expected:
-            raise TransportError(f"delegate: got a message of {nbytes} bytes from rank {self.rank}, expected {expected}")
+            what = f"a message of {nbytes} bytes from rank {self.rank}"
+            raise TransportError(f"delegate: got {what}, expected {expected}")
         done(departure_ns / 1e9, offset)
 
     def check(self):
         """It has closed its socket: raise PeerFailed if this rank needs it still."""
         self.progress()
-        if self.awaited or self.backlog:
+        if self.awaited or self.outbox.backlog:
             raise PeerFailed(self.rank, "its data plane has left" if self.has_left else "it is gone")
 
     def close(self):
-        self.put(BYE, 0)
+        self.outbox.put(BYE, 0)
         self.sock.close()
 
 
@@ -137,9 +132,12 @@ def meet(neighbours, rank, listener, addresses, token, arena_fd, on_sent, limit_
         os.close(ring_fd)
     for neighbour in neighbours.values():
         neighbour.sock.settimeout(limit_s)
-        fds = socket.recv_fds(neighbour.sock, 1, 2)[1]
+        try:
+            fds = socket.recv_fds(neighbour.sock, 1, 2)[1]
+        except OSError:
+            fds = []
         if len(fds) != 2:
-            raise TransportError(f"delegate: rank {neighbour.rank}, of this host, ended before it shared its memory")
+            raise TransportError(f"delegate: rank {neighbour.rank}, of this host, has not shared its memory")
         neighbour.hear(*fds)
         for fd in fds:
             os.close(fd)

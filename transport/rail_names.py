@@ -28,6 +28,12 @@ def bind_address(name, several_hosts):
     return address
 
 
+def check_rail(name):
+    """Raise InputError if this host has no rail `name`."""
+    if name != MEMORY:
+        bind_address(name, several_hosts=False)
+
+
 def check_agreed(every):
     """Raise InputError, the same on every rank, if what the ranks ask for does not fit together."""
     for rank, other in enumerate(every):

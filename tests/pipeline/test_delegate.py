@@ -238,7 +238,8 @@ def test_a_neighbour_that_leaves_is_named():
 @pytest.mark.parametrize(("rails", "pages"), [(("memory",), 1), (("tcp",), 2)])
 def test_too_little_shared_memory_says_how_much_is_needed(rails, pages):
     errors = errors_of(2, rails=rails, memory_nbytes=pages * 4096)
-    assert all(f"shared memory: got {pages * 4096} bytes" in str(error) and "expected at least" in str(error) for error in errors)
+    told = f"shared memory: got {pages * 4096} bytes"
+    assert all(told in str(error) and "expected at least" in str(error) for error in errors)
 
 
 def test_a_link_slower_than_the_timeout():
