@@ -100,23 +100,9 @@ def resolve(
     on_device = type(in_array) is not np.ndarray and is_device_array(in_array)
     if stream is not None and not on_device:
         raise InputError(f"{collective}: got a stream with host arrays, expected None")
-    if root is not None:
-        if collective not in ("broadcast", "reduce"):
-            raise InputError(f"{collective}: got root {root!r}, expected none")
-        check_whole(f"{collective}: got root", root, 0, size - 1)
-    several = isinstance(late_rank, tuple)
-    for number in late_rank if several else late_set(late_rank):
-        check_whole(f"{collective}: got late_rank", number, 0)
-    if several:
-        late_rank = late_set(late_rank)
-    for name, number, least in (
-        ("num_chunks", num_chunks, 1),
-        ("joined", joined, 0),
-        ("segment_nbytes", segment_nbytes, 1),
-        ("credits", credits, 1),
-    ):
-        if number is not None:
-            check_whole(f"{collective}: got {name}", number, least)
+    _check_root(collective, root, size)
+    late_rank = _checked_late(collective, late_rank)
+    _check_numbers(collective, num_chunks, joined, segment_nbytes, credits)
     if not isinstance(algorithm, str):
         raise InputError(f"{collective}: got algorithm {algorithm!r}, expected a name")
     if collective == "reduce" and rank != root:
@@ -171,6 +157,33 @@ def check_whole(what, value, least, most=None):
         good = False
     if not good:
         raise InputError(f"{what} {value!r}, expected {least} {'or more' if most is None else f'to {most}'}")
+
+
+def _check_root(collective, root, size):
+    if root is None:
+        return
+    if collective not in ("broadcast", "reduce"):
+        raise InputError(f"{collective}: got root {root!r}, expected none")
+    check_whole(f"{collective}: got root", root, 0, size - 1)
+
+
+def _checked_late(collective, late_rank):
+    """`late_rank`, of several a late_set."""
+    several = isinstance(late_rank, tuple)
+    for number in late_rank if several else late_set(late_rank):
+        check_whole(f"{collective}: got late_rank", number, 0)
+    return late_set(late_rank) if several else late_rank
+
+
+def _check_numbers(collective, num_chunks, joined, segment_nbytes, credits):
+    for name, number, least in (
+        ("num_chunks", num_chunks, 1),
+        ("joined", joined, 0),
+        ("segment_nbytes", segment_nbytes, 1),
+        ("credits", credits, 1),
+    ):
+        if number is not None:
+            check_whole(f"{collective}: got {name}", number, least)
 
 
 def _host(collective, what, array):
