@@ -40,15 +40,7 @@ def simulate_words(words, letters, sample, arrival, start, came):
     depth = num_ranks
     while True:
         if letters.shared:
-            rank, soonest = -1, 1e300
-            for other in range(num_ranks):
-                if at[other] < length and words[other, at[other]] >= 0:
-                    letter = words[other, at[other]]
-                    ready = arrival[letter, count[letter]]
-                    if ready >= 0.0:
-                        ends = max(ready, clock[other]) + letters.duration[letter]
-                        if ends < soonest:
-                            rank, soonest = other, ends
+            rank = _ends_first(words, letters, at, arrival, count, clock)
             if rank < 0:
                 break
         else:
@@ -94,6 +86,21 @@ def simulate_words(words, letters, sample, arrival, start, came):
             return 1e300
         makespan = max(makespan, clock[rank])
     return max(makespan, _end_of_reductions(letters, finished, lane))
+
+
+@njit(cache=True)
+def _ends_first(words, letters, at, arrival, count, clock):
+    """The rank whose next action, which may start, ends first; -1 if none may."""
+    rank, soonest = -1, 1e300
+    for other in range(words.shape[0]):
+        if at[other] < words.shape[1] and words[other, at[other]] >= 0:
+            letter = words[other, at[other]]
+            ready = arrival[letter, count[letter]]
+            if ready >= 0.0:
+                ends = max(ready, clock[other]) + letters.duration[letter]
+                if ends < soonest:
+                    rank, soonest = other, ends
+    return rank
 
 
 @njit(cache=True)
