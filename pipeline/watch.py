@@ -80,7 +80,7 @@ class Noise:
 
     Durations: as the middle half of the last iterations varies, times SPREAD; a step shows there only when it is no
     news any more. Delays: as most neighbouring iterations differ, times STEPS; a step is one of those, also where it is
-    no finding, because the plan absorbs it. Iterations: as most neighbouring ones differ; another plan is a step, too.
+    no finding, because the plan absorbs it. Iterations: as half of the neighbouring ones differ.
 
     Args:
         floor_s: of delays, at least.
@@ -124,15 +124,15 @@ class Noise:
     def iteration_s(self):
         """What saves less than so much of an iteration would not show."""
         seen = self._seen.get("iteration", ())
-        return _step(seen) if len(seen) >= LEARNED else 0.0
+        return _step(seen, 0.5) if len(seen) >= LEARNED else 0.0
 
     def _add(self, key, value):
         self._seen.setdefault(key, deque(maxlen=REMEMBERED)).append(value)
 
 
-def _step(values):
-    """By how much most neighbouring values differ, at most."""
-    return float(np.quantile(np.abs(np.diff(values)), 0.75))
+def _step(values, share=0.75):
+    """By how much that share of neighbouring values differs, at most."""
+    return float(np.quantile(np.abs(np.diff(values)), share))
 
 
 class Watch:
