@@ -68,7 +68,7 @@ def add_arguments(parser):
     parser.add_argument("--timeout", default="60s", metavar="T", help="of every wait (default 60s)")
     parser.add_argument("--json", metavar="FILE", help="write everything, raw samples too ('-' for standard output)")
     parser.add_argument(
-        "--plot", metavar="FILE", help="draw Gantt charts, predicted and measured; of several runs run-zb_v-inline.png, ..."
+        "--plot", metavar="FILE", help="draw Gantt charts, predicted and measured; of several: run-zb_v-inline.png, ..."
     )
     parser.add_argument("--trace", metavar="FILE", help="write the measured run for ui.perfetto.dev; likewise")
 
