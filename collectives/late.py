@@ -48,6 +48,7 @@ LEAST_CUT_S = 20e-3
 # takes such a part of the ordinary algorithm's time.
 LEAST_SEVERAL_S = 50e-3
 MOST_JOIN = 0.9
+PRICED_SLICES = 16
 _making = threading.Lock()
 # After its time is over a rank gives the board, and others that finish what they began, this long.
 GRACE_S = 5.0
@@ -193,7 +194,9 @@ def _option(collective, name, world_size, nbytes, model, late):
     line = find_algorithm(collective, name)
     chunks = late_num_chunks(line, world_size, nbytes, model)
     absent = tuple(range(world_size - late, world_size)) if late > 1 else world_size - 1
-    schedule = priced_schedule(collective, name, world_size, chunks, absent)
+    # Several late ranks bring slices of chunks: of more than so many the time hardly changes, and pricing takes longer.
+    priced = chunks if late == 1 else min(chunks, PRICED_SLICES * (world_size - late))
+    schedule = priced_schedule(collective, name, world_size, priced, absent)
     # A start-up time for each round, although most overlap: where ranks share cores they do not, and a rank is not to
     # be called late for less. Not for each chunk, since those of a round are posted together; and the same per byte
     # whatever the size of the messages, which are cut alike.
