@@ -27,8 +27,8 @@ class Settings:
     persistent: int = 4
     slow_rank: float = 1.25
     well_rank: float = 1.12
-    slow_link: float = 0.6
-    well_link: float = 0.3
+    slow_link: float = 0.3
+    well_link: float = 0.15
     relieved_link: float = 0.25
     gain: float = 0.02
     validates: bool = True
