@@ -50,7 +50,9 @@ def run(args):
         command = [sys.executable, "-m", "lanterne", *sys.argv[1:]]
         if args.collective is None:
             command += ["-n", str(settings.ranks)]
-        report.progress(f"starting {settings.ranks} ranks; new to these hosts, they measure each other for some seconds")
+        report.progress(
+            f"starting {settings.ranks} ranks; new to these hosts, they measure each other for some seconds"
+        )
         return launch(command, settings.ranks, launcher="mpi" if settings.transport == "mpi" else "direct")
     from ..collectives.communicator import init
 

@@ -108,7 +108,7 @@ class _Model:
         self.noises = noises
         self.gauss = np.array([-g for g in reversed(_GRID)] + list(_GRID))
         width = np.gradient(self.gauss)
-        self.stationary = np.exp(-self.gauss**2 / 2) * width
+        self.stationary = np.exp(-(self.gauss**2) / 2) * width
         self.stationary /= self.stationary.sum()
         rho = np.array([noise.correlation for noise in noises])[:, None, None]
         step = (self.gauss[None, None, :] - rho * self.gauss[None, :, None]) ** 2 / (1 - rho**2)

@@ -87,9 +87,7 @@ def draw_svg(schedule):
     for rank in range(schedule.world_size):
         y, colour = _lane(rank), "#c22" if rank in late else "#999"
         out.append(f'<line x1="{_LEFT}" y1="{y}" x2="{width - 16}" y2="{y}" stroke="{colour}" stroke-width="0.7"/>')
-        out.append(
-            f'<text x="8" y="{y + 4}" fill="{"#c22" if rank in late else "#222"}">rank {rank}</text>'
-        )
+        out.append(f'<text x="8" y="{y + 4}" fill="{"#c22" if rank in late else "#222"}">rank {rank}</text>')
     for index in range(schedule.num_rounds):
         x = _LEFT + _COLUMN * index
         out.append(f'<text x="{x + _COLUMN // 2}" y="{_TOP - 5}" text-anchor="middle" fill="#888">{index}</text>')

@@ -49,9 +49,7 @@ def from_json(document):
         raise ScheduleError(f"schedule: got schema_version {version!r}, expected {SCHEMA_VERSION}")
     labels = {key: _value(document, key, str, None) for key in ("collective", "algorithm")}
     labels |= {key: _value(document, key, int, None) for key in ("world_size", "num_chunks")}
-    optional = {
-        key: _value(document, key, int, default) for key, default in (("root", None), ("ports", 1))
-    }
+    optional = {key: _value(document, key, int, default) for key, default in (("root", None), ("ports", 1))}
     late = document.get("late_rank")
     several = isinstance(late, list) and all(type(rank) is int for rank in late)
     optional["late_rank"] = tuple(late) if several else _value(document, "late_rank", int, None)

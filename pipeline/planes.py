@@ -41,7 +41,9 @@ PLANES = {
     "unbounded": Maker(
         "planes", "unbounded", "sent by the computing rank, which never waits: an ideal to compare with", {}
     ),
-    "delegate": Maker("planes", "delegate", "lent shared memory; between hosts CPU processes send: the rank never waits", {}),
+    "delegate": Maker(
+        "planes", "delegate", "lent shared memory; between hosts CPU processes send: the rank never waits", {}
+    ),
 }
 
 

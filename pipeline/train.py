@@ -274,9 +274,7 @@ class Trainer:
         held = placement.stages_of(place)
         multiple, xp = copies if self._sharded else 1, self.device.xp if self.device else np
         self.stages = {
-            stage: LayerStage(
-                model, *starts[stage : stage + 2], self._optimizer(), self._dtype, seed, xp, multiple
-            )
+            stage: LayerStage(model, *starts[stage : stage + 2], self._optimizer(), self._dtype, seed, xp, multiple)
             for stage in held
         }
         self.running = self.stages

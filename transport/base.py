@@ -16,7 +16,6 @@ from typing import NamedTuple
 from ..errors import InputError, TransportError, TransportTimeout
 from .pauses import Pauses
 
-
 # The longest timeout: some 11 days; poll takes at most 24.
 LONGEST_S = 1e6
 

@@ -61,8 +61,8 @@ class Delegates:
         on_sent: called with the offset of a message once its memory may change.
 
     Attributes:
-        senders: by peer a function f(offset, nbytes, departure_ns) that sends `nbytes` bytes at `offset` of the arena: in
-            1 us to a neighbour, else 4, or 10 if the delegate must be woken; some 15 more where the caches hold
+        senders: by peer a function f(offset, nbytes, departure_ns) that sends `nbytes` bytes at `offset` of the arena:
+            in 1 us to a neighbour, else 4, or 10 if the delegate must be woken; some 15 more where the caches hold
             nothing of ours.
         addresses: of the rails here; None for MEMORY.
         arena: this rank's; `arenas`, by peer, of those that share memory, as memoryviews.

@@ -28,7 +28,7 @@ class Neighbour:
         words: memory of the ring to it.
         on_sent: see Delegates.
 
-    Attributes: `outbox`, the Ring to it, which HERE is put into; `arena`, its own, a memoryview, once `hear` was called;
+    Attributes: `outbox`, the Ring to it, for HERE; `arena`, its own, a memoryview, once `hear` was called;
         `awaited`, the receives that there is no message for.
     """
 

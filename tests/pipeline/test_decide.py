@@ -114,6 +114,7 @@ def test_settings_that_cannot_be(wrong):
     with pytest.raises(InputError, match=f"{next(iter(wrong))}: got"):
         AdaptSettings(**wrong)
 
+
 # Reports of four ranks that train a small GPT on two cores, beside two programs that spin; link 1-2 is 20 ms slow from
 # SLOW_AT on. float32 of seconds since each iteration began, `lanterne pipeline train -n 4 --adapt` without its changes.
 CROWDED, SLOW_AT = Path(__file__).with_name("data") / "crowded.npz", 40
