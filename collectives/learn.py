@@ -1,8 +1,8 @@
 """What is measured of a group for `auto`: alpha, beta and gamma, and where algorithms differ from them.
 
 The model is fitted to the rounds of our ring; trials tell by which factor each algorithm is off it (trials.py). Both
-are kept for the group's hosts in LANTERNE_CACHE, a folder, "off" for none; jobs that take them from there try again,
-briefly.
+are kept for the group's hosts in LANTERNE_CACHE, a folder, "off" for none; jobs that take them from there try again
+now and then, briefly.
 """
 
 import hashlib
@@ -32,29 +32,32 @@ AT_ONCE_NBYTES, MAX_AT_ONCE = 2 << 20, 8
 MAX_BUFFER_NBYTES = 16 << 20
 # Bytes of a cache file; a longer one is not read.
 MAX_FILE_NBYTES = 16 << 10
-# A measurement that something disturbed shall not stay for good.
-MAX_AGE_S = 24 * 3600.0
+# A measurement that something disturbed shall not stay for good; nor need every one of many short jobs try again.
+MAX_AGE_S, AGAIN_AFTER_S = 24 * 3600.0, 600.0
 
 
 def learn(communicator):
     """(CostModel, tuple of Factor, "measured" or "cache"), the same on all ranks. A collective call.
 
-    Cost: some 3 s on one host, up to a few ENOUGH_S on a slow network; some 0.1 s where the cache knows it.
+    Cost: some 4 s on one host, up to a few ENOUGH_S on a slow network; where the cache knows it one broadcast, and some
+        0.5 s if nobody has tried again for AGAIN_AFTER_S.
     """
     file = _cache_file(communicator)
-    found = np.zeros(MAX_FILE_NBYTES, np.uint8)
+    # Whether to try again, and the text.
+    found = np.zeros(1 + MAX_FILE_NBYTES, np.uint8)
     if communicator.rank == 0 and file is not None:
-        text = _read(file)
-        found[: len(text)] = np.frombuffer(text, np.uint8)
+        text, found[0] = _read(file)
+        found[1 : 1 + len(text)] = np.frombuffer(text, np.uint8)
     communicator.broadcast(found, root=0, algorithm="binomial")
-    known = _parse(found.tobytes().rstrip(b"\0"))
+    known = _parse(found[1:].tobytes().rstrip(b"\0"))
     if known is None:
         source, measured_s, model = "measured", time.time(), measure_model(communicator)
         factors = measure_factors(communicator, model)
     else:
-        source, measured_s, model, before = "cache", *known
-        factors = try_again(communicator, model, before)
-    if communicator.rank == 0 and file is not None and (known is None or factors != before):
+        source, measured_s, model, factors = "cache", *known
+        if found[0]:
+            factors = try_again(communicator, model, factors)
+    if communicator.rank == 0 and file is not None and (known is None or found[0]):
         _write(file, measured_s, model, factors)
     return model, factors, source
 
@@ -136,13 +139,15 @@ def _cache_file(communicator):
 
 
 def _read(file):
-    """The text of a cache file, empty if it is of no use any more. Only rank 0's clock is asked."""
+    """(text of a cache file, whether it is long since one was written); no text if it is of no use any more."""
     try:
-        text = file.read_bytes()
+        text, written_s = file.read_bytes(), file.stat().st_mtime
     except OSError:
-        return b""
+        return b"", False
     known = _parse(text) if len(text) <= MAX_FILE_NBYTES else None
-    return text if known is not None and abs(time.time() - known[0]) <= MAX_AGE_S else b""
+    if known is None or abs(time.time() - known[0]) > MAX_AGE_S:
+        return b"", False
+    return text, abs(time.time() - written_s) > AGAIN_AFTER_S
 
 
 def _write(file, measured_s, model, factors):

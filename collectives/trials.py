@@ -2,7 +2,7 @@
 
 The model cannot know what else an algorithm costs or saves: folds of several inputs at once, shared caches, cores that
 ranks share. So those that it ranks close together are tried, at a few sizes, when the group is new; and those that came
-near the best again, briefly, by every later job on the same hosts. Disturbances only add: what was least stays.
+near the best again, briefly, by later jobs on the same hosts. Disturbances only add: what was least stays.
 """
 
 import random

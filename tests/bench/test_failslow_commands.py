@@ -66,7 +66,7 @@ def test_detect_column(capsys, tmp_path):
         ("seconds\n1\n-2\n", "row 1, column seconds: got '-2'"),
         ("seconds\n1\n0\n", "row 1, column seconds: got '0'"),
         ("seconds\nabc\n", "row 0, column seconds: got 'abc'"),
-        ("step,seconds\n1,1\n2\n", "row 1, column seconds: got None"),
+        ("step,seconds\n1,1\n2\n", "row 1, column seconds: got nothing"),
         ("step,seconds\n2,1\n1,1\n", "got step 1 after step 2"),
         ("step,seconds\nx,1\n", "column step: got 'x'"),
     ],

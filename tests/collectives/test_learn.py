@@ -1,6 +1,7 @@
 """What is measured for `auto`: the fit, the cache, and that all ranks know the same."""
 
 import json
+import os
 
 import numpy as np
 import pytest
@@ -39,8 +40,11 @@ def test_the_cache_is_read_and_a_broken_one_is_measured_over(tmp_path, monkeypat
     (model, factors, source), other = spawn(2, learn)
     assert (model, factors, source) == other and source == "measured"
     (file,) = tmp_path.iterdir()
+    assert spawn(2, learn) == [(model, factors, "cache")] * 2
+    os.utime(file, (0, 0))
     again = spawn(2, learn)
     assert again[0] == again[1] and again[0][0] == model and again[0][2] == "cache"
+    assert file.stat().st_mtime > 0, "and the next need not try again"
     before = {row[:3]: row.factor for row in factors}
     assert before.keys() == {row[:3] for row in again[0][1]}
     assert all(row.factor <= before[row[:3]] for row in again[0][1]), "what was least stays"
