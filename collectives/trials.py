@@ -23,7 +23,7 @@ AGAIN_WITHIN = 1.3
 # They are called in turn, TRIALS times at most and for TRIALS_S, pauses included; who is KEEP times behind the best
 # after each of CUTS rounds is out. Again AGAIN times, at sizes where all of it is predicted to take AGAIN_S at most.
 TRIALS, TRIALS_S = 32, 0.4
-KEEP, CUTS = 1.2, (4, 8, 16)
+KEEP, CUTS = 1.25, (8, 16)
 AGAIN, AGAIN_S = 3, 0.1
 LEAST_REPEATS = 2
 # Nothing larger is tried once a call took so long: slow networks are measured in a second, large messages are linear.
@@ -92,8 +92,9 @@ def _calls(communicator, rows, nbytes):
 def _contest(communicator, calls):
     """Seconds of each of `calls`, equal on all ranks; those near the quickest are called more often than the others."""
     samples_s, left, spent_s = [[] for _ in calls], range(len(calls)), 0.0
-    # The first round makes plans and connections.
-    _round(communicator, calls, 0)
+    # The first round makes plans and connections; the second is slow still.
+    if _round(communicator, calls, 0).sum() < TRIALS_S:
+        _round(communicator, calls, 1)
     for number in range(TRIALS):
         took_s = _round(communicator, [calls[i] for i in left], number)
         for i, time_s in zip(left, took_s, strict=True):
