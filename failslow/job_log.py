@@ -145,6 +145,8 @@ class JobLog:
         return self._attribute(self._first_row + event.index, None)
 
     def _attribute(self, onset, relief):
+        if not self.iterations:  # Another marker was found since: its iterations are not those of before.
+            return attribute((), (), 0, 0, 0.0)
         rows = {index: (end_s, time_s) for index, end_s, time_s in self.iterations}
         last = self.iterations[-1][0] if relief is None else relief - 1
         if onset - 1 not in rows or last not in rows:

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from lanterne.failslow.events import Event
 from lanterne.failslow.job_log import JobLog
 from lanterne.failslow.lateness import MAX_OPEN, Matcher, attribute
 from lanterne.failslow.ring import Call
@@ -176,3 +177,12 @@ def test_a_reader_that_fails_or_a_notice_that_does_ends_no_program_and_says_so(t
 
     found = Reader(JobLog(tmp_path, 2), on_notice).finish()
     assert len(asked) > 1 and found["incidents"] and not any("could not be read" in note for note in found["notes"])
+
+
+def test_an_onset_of_before_a_new_marker_has_no_cause(tmp_path):
+    write_logs(tmp_path, job_calls(2, 60))
+    job = JobLog(tmp_path, 2)
+    job.poll()
+    assert len(job.iterations) > 40
+    job.iterations.clear()
+    assert job._cause(Event("onset", 30, 32, 35, 2.0))[0] == "unknown"
