@@ -55,3 +55,9 @@ def correction(factors, collective, algorithm, nbytes):
     sizes, values = np.array(tried).T
     beyond = max(1.0, nbytes / sizes[-1])
     return float(1 + (np.interp(np.log(max(nbytes, 1)), np.log(sizes), values) - 1) / beyond)
+
+
+def corrected(rows, factors, collective, nbytes):
+    """`rows` of `predictions` with their seconds corrected by trials, cheapest first."""
+    rows = [(name, chunks, time_s * correction(factors, collective, name, nbytes)) for name, chunks, time_s in rows]
+    return sorted(rows, key=lambda row: row[2])

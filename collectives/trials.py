@@ -11,7 +11,7 @@ import time
 import numpy as np
 
 from ..kernels.delay import wait_until
-from .predict import Factor, correction, predictions
+from .predict import Factor, corrected, predictions
 from .trial_memory import finish, trial_array
 
 # The collective whose algorithms are tried, and the sizes: most programs wait for this one most.
@@ -65,18 +65,16 @@ def try_again(communicator, model, factors):
     """
     least = {row[:3]: row.factor for row in factors}
     for nbytes in sorted({row.nbytes for row in factors}):
-        rows = [
-            (name, chunks, time_s, time_s * correction(factors, TRIED, name, nbytes))
-            for name, chunks, time_s in predictions(TRIED, communicator.world_size, nbytes, model)
-        ]
-        best_s = min(row[3] for row in rows)
-        near = sorted((row for row in rows if row[3] <= AGAIN_WITHIN * best_s), key=lambda row: row[3])[:MAX_TRIED]
-        if AGAIN * sum(row[3] for row in near) > AGAIN_S:
+        predicted = predictions(TRIED, communicator.world_size, nbytes, model)
+        predicted_s = {name: time_s for name, _, time_s in predicted}
+        rows = corrected(predicted, factors, TRIED, nbytes)
+        near = [row for row in rows if row[2] <= AGAIN_WITHIN * rows[0][2]][:MAX_TRIED]
+        if AGAIN * sum(row[2] for row in near) > AGAIN_S:
             break
         times_s = time_calls(communicator, _calls(communicator, near, nbytes), AGAIN)
         for row, samples_s in zip(near, times_s, strict=True):
             key = TRIED, row[0], nbytes
-            least[key] = min(least[key], _usual(samples_s) / row[2])
+            least[key] = min(least[key], _usual(samples_s) / predicted_s[row[0]])
     return tuple(Factor(*key, factor) for key, factor in least.items())
 
 

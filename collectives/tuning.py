@@ -15,7 +15,7 @@ from ..errors import InputError
 from .cost import CostModel
 from .learn import learn
 from .pacing import sustained
-from .predict import MIN_CHUNK_NBYTES, candidates, correction, predictions
+from .predict import MIN_CHUNK_NBYTES, candidates, corrected, predictions
 from .registry import algorithms_for, best_num_chunks, find_algorithm
 
 log = logging.getLogger("lanterne.collectives")
@@ -90,10 +90,7 @@ class Tuning:
         if self.model is None:
             raise InputError("explain: got a communicator without a cost model; call tuning.learn() on all its ranks")
         rows = predictions(collective, self._communicator.world_size, nbytes, self.model)
-        rows = [
-            (name, chunks, time_s * correction(self.factors, collective, name, nbytes)) for name, chunks, time_s in rows
-        ]
-        return sorted(rows, key=lambda row: row[2])
+        return corrected(rows, self.factors, collective, nbytes)
 
     def num_chunks(self, collective, algorithm, nbytes):
         """The chunk count for `algorithm` on buffers of `nbytes`; None: its own choice. The same on all ranks."""
