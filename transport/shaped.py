@@ -14,7 +14,8 @@ import time
 from dataclasses import dataclass
 
 from ..errors import InputError
-from .base import LANE_BITS, Recv, Request, Send, Transport, check_ops, check_timeout_s, timeout_error
+from .base import LANE_BITS, Recv, Request, Send, check_ops, check_timeout_s, timeout_error
+from .wrapper import Wrapper
 
 # The departure times travel on the lane's twin: the lane with this bit set, which MPI's tags have room for.
 TWIN = 1 << 12
@@ -93,7 +94,7 @@ class Ends:
         return self._ingress_free_s
 
 
-class ShapedTransport(Transport):
+class ShapedTransport(Wrapper):
     """`inner` with emulated links. All ranks of a job must shape alike; clocks must agree, as they do on one host.
 
     Args:
@@ -112,12 +113,7 @@ class ShapedTransport(Transport):
         if isinstance(links, Link):
             n = inner.world_size
             links = {(a, b): links for a in range(n) for b in range(n) if a != b}
-        self.inner = inner
-        self.name = f"shaped-{inner.name}"
-        self.rank = inner.rank
-        self.world_size = inner.world_size
-        self.capabilities = inner.capabilities
-        self.timeout_s, self.pauses = inner.timeout_s, inner.pauses
+        super().__init__(inner, f"shaped-{inner.name}")
         self.ends = Ends(inner.rank, links, in_order, separate, rendezvous)
 
     def link(self, source, destination):
@@ -153,23 +149,6 @@ class ShapedTransport(Transport):
                 inner_ops.append(Recv(word, 0, DEPARTURE.size, op.peer, op.tag | TWIN))
                 arrivals.append((op.peer, op.nbytes, word, now_s))
         return ShapedRequest(self, self.inner.post(inner_ops), releases, arrivals)
-
-    def open_board(self, key, rank, world_size):
-        return self.inner.open_board(key, rank, world_size)
-
-    @property
-    def store(self):
-        return self.inner.store
-
-    def keep(self, thing):
-        self.inner.keep(thing)
-
-    def check_peers(self, peers):
-        self.inner.check_peers(peers)
-
-    def close(self):
-        self.inner.close()
-        self.closed = True
 
 
 class ShapedRequest(Request):

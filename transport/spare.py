@@ -17,11 +17,12 @@ from contextlib import suppress
 from dataclasses import replace
 
 from ..errors import InputError, TransportError
-from .base import Recv, Request, Send, Transport, check_ops
+from .base import Recv, Request, Send, check_ops
 from .rail import BYE, DATA, PING, PONG, RECEIPT, SWITCH, Rail
 from .spare_peer import DIRECT, Operation, Peer, Swallowed, view_of
 from .spare_rails import connect_rails
 from .wire import configure
+from .wrapper import Wrapper
 
 # Frames beside those of rail.py. SENT: a tag, how many messages were sent; GO: all that this end has was told; ASK: for
 # receipts.
@@ -39,7 +40,7 @@ NOTICE_S, FAREWELL_S, ASK_S = 1.0, 2.0, 0.05
 HOWS = ("reset", "silent")
 
 
-class SpareTransport(Transport):
+class SpareTransport(Wrapper):
     """`inner`, with spare rails between all ranks, which make it together. Closed with this one.
 
     Args:
@@ -57,12 +58,9 @@ class SpareTransport(Transport):
     """
 
     def __init__(self, inner, rails, exchange, check_dead=None):
-        self.inner, self.rails, self.moved, self._check_dead = inner, tuple(rails), [], check_dead
-        self.name = f"spare-{inner.name}"
-        self.rank, self.world_size = inner.rank, inner.world_size
         # Each message is copied, on the host.
-        self.capabilities = replace(inner.capabilities, device_memory=False)
-        self.timeout_s, self.pauses = inner.timeout_s, inner.pauses
+        super().__init__(inner, f"spare-{inner.name}", replace(inner.capabilities, device_memory=False))
+        self.rails, self.moved, self._check_dead = tuple(rails), [], check_dead
         self._poll, self._next_s, self._looked_s, self._by_fd = select.poll(), 0.0, 0.0, {}
         found = connect_rails(self.rank, self.rails, exchange)
         self.peers = {rank: Peer(rank) for rank in range(self.world_size) if rank != self.rank}
@@ -182,6 +180,10 @@ class SpareTransport(Transport):
                 each.request, each.done = None, type(each.op) is Send
             peer.sends.clear()
         peer.path, peer.is_ready = path, False
+        # What is left of a message in a rail that was given up must not be written over what takes its place later.
+        for rail in [rail for rail in peer.rails if rail.index < path]:
+            self._drop(rail, why)
+        peer.coming = None
         self.moved.append((peer.rank, self.rails[path - 1], str(why), time.monotonic()))
         rail = peer.rail
         rail.put(SWITCH, path)
@@ -341,12 +343,6 @@ class SpareTransport(Transport):
                 self.test(operation)
 
     # -- the rest of a transport
-
-    def open_board(self, key, rank, world_size):
-        return self.inner.open_board(key, rank, world_size)
-
-    def keep(self, thing):
-        self.inner.keep(thing)
 
     def check_peers(self, peers):
         if self._check_dead is not None:

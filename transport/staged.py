@@ -9,13 +9,14 @@ from collections import deque
 from dataclasses import replace
 
 from ..kernels.staging import Stager, pinned_empty
-from .base import Recv, Request, Send, Transport, check_ops
+from .base import Recv, Request, Send, check_ops
+from .wrapper import Wrapper
 
 # Buffers are kept for the next message of their size, a power of two.
 LEAST_BUFFER_NBYTES = 4096
 
 
-class StagedTransport(Transport):
+class StagedTransport(Wrapper):
     """`inner`, for regions of device memory too.
 
     Args:
@@ -25,10 +26,8 @@ class StagedTransport(Transport):
     """
 
     def __init__(self, inner, runtime, stream):
-        self.inner, self.runtime, self.stream = inner, runtime, stream
-        self.name, self.rank, self.world_size = inner.name, inner.rank, inner.world_size
-        self.capabilities = replace(inner.capabilities, device_memory=True)
-        self.timeout_s, self.pauses = inner.timeout_s, inner.pauses
+        super().__init__(inner, inner.name, replace(inner.capabilities, device_memory=True))
+        self.runtime, self.stream = runtime, stream
         self._stager = Stager(runtime)
         self._free = {}
         # (peer, tag) -> sends not yet posted on `inner`, oldest first.
@@ -57,12 +56,6 @@ class StagedTransport(Transport):
     def give_back(self, buffer):
         """The buffer is not used any more."""
         self._free[buffer.nbytes].append(buffer)
-
-    def check_peers(self, peers):
-        self.inner.check_peers(peers)
-
-    def open_board(self, key, rank, world_size):
-        return self.inner.open_board(key, rank, world_size)
 
     def close(self):
         self.closed = True

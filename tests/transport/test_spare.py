@@ -171,6 +171,34 @@ def test_a_rail_that_dies_too_gives_way_to_the_next(cut_rail, why):
     assert all(re.search(why, reason) for reason in reasons) and len(reasons) >= 2, reasons
 
 
+def test_half_of_a_message_on_a_rail_that_dies_is_not_taken_for_the_whole():
+    nbytes, is_half_way = 16 << 20, threading.Event()
+    message = np.arange(nbytes // 8).view(np.uint8)
+
+    def exchange(transport):
+        peer = 1 - transport.rank
+        word, whole = transport.register(np.zeros(1, np.uint8)), np.zeros(nbytes, np.uint8)
+        transport.cut(peer, "reset")
+        transport.post(((Recv, Send)[transport.rank](word, 0, 1, peer, 5),)).wait(10)
+        if transport.rank == 0:
+            send = transport.post((Send(transport.register(message), 0, nbytes, peer),))
+            while not is_half_way.is_set():
+                transport.progress()
+            transport.peers[peer].rails[0].sock.shutdown(2)
+            transport.post((Recv(word, 0, 1, peer, 6),)).wait(10)
+            send.wait(10)
+        else:
+            while transport.peers[peer].coming is None:
+                transport.progress()
+            receive = transport.post((Recv(transport.register(whole), 0, nbytes, peer),))
+            is_half_way.set()
+            receive.wait(10)
+            transport.post((Send(word, 0, 1, peer, 6),)).wait(10)
+        return len(transport.moved), bool((whole == message).all())
+
+    assert World(2).run(exchange) == [(2, False), (2, True)]
+
+
 def test_without_a_rail_left_the_error_is_told():
     def alone(transport):
         for rail in transport.peers[1 - transport.rank].rails:
