@@ -18,12 +18,13 @@ SHORT = Policy(0.01, (Option("late_join/4", 0.006, 0.006),))
 class Group:
     """`n` ranks that each make `calls` calls, one event at a time; what `Ranks` of the library do, without any data.
 
-    An event: a rank arrives at its next call, a rank takes its next record, the window's timer rings, a rank gives up
-    waiting, a rank dies.
+    An event: a rank arrives at its next call, a rank takes its next record, the window's timer rings, a rank that is
+    impatient (by default all) gives up waiting, a rank that is mortal (by default none) dies.
     """
 
-    def __init__(self, n, signatures=None, mortal=(), calls=2, make=Sequencer, policy=POLICY):
+    def __init__(self, n, signatures=None, mortal=(), impatient=None, calls=2, make=Sequencer, policy=POLICY):
         self.n, self.calls, self.mortal = n, calls, frozenset(mortal)
+        self.impatient = frozenset(range(n) if impatient is None else impatient)
         self.signatures = signatures or {}
         self.sequencer, self.policy = make(n), policy
         self.free = [0] * n  # calls that need not be asked about, as this rank knows it
@@ -44,8 +45,9 @@ class Group:
                     yield "die", rank
             if self.inboxes[rank]:
                 yield "take", rank
-            if state in ("asked", "early") and not self.inboxes[rank] and not self.gave_up[rank]:
-                yield "give_up", rank
+            if rank in self.impatient and state in ("asked", "early") and not self.inboxes[rank]:
+                if not self.gave_up[rank]:
+                    yield "give_up", rank
         if self.sequencer.deadline_s() is not None:
             yield "ring", -1
 
@@ -150,10 +152,10 @@ def explore(group):
         events = list(current.events())
         if not events:
             current.check_end()
-        # Much faster than a deep copy for each.
-        saved = pickle.dumps(current)
+        # A copy for each event but the last, by pickle, which is much faster than a deep copy.
+        saved = pickle.dumps(current) if len(events) > 1 else b""
         for event in events:
-            following = pickle.loads(saved)
+            following = current if event is events[-1] else pickle.loads(saved)
             following.apply(event)
             stack.append(following)
     return len(seen), verdicts
@@ -173,9 +175,11 @@ def several(monkeypatch):
     monkeypatch.setattr(board, "starts", lambda policy, past: found)
 
 
-@pytest.mark.parametrize(("n", "calls", "mortal"), [(3, 2, ()), (4, 1, ()), (3, 1, (1, 2))])
-def test_every_order_with_several_late_ranks(several, n, calls, mortal):
-    group = Group(n, calls=calls, mortal=mortal)
+@pytest.mark.parametrize(
+    ("n", "calls", "mortal", "impatient"), [(3, 2, (), (0,)), (4, 1, (), None), (3, 1, (1, 2), None)]
+)
+def test_every_order_with_several_late_ranks(several, n, calls, mortal, impatient):
+    group = Group(n, calls=calls, mortal=mortal, impatient=impatient)
     states, verdicts = explore(group)
     assert states > 100
     assert {(NORMAL, 0), (WITHOUT, 0), (JOIN, 0), (ABORT, board.TIMEOUT)} <= verdicts
@@ -225,9 +229,9 @@ def soon_free(monkeypatch):
     monkeypatch.setattr(board, "FREE_CALLS", 1)
 
 
-@pytest.mark.parametrize(("n", "mortal"), [(2, ()), (3, ()), (2, (1,))])
-def test_every_order_with_free_calls(soon_free, n, mortal):
-    group = Group(n, calls=3, policy=SHORT, mortal=mortal)
+@pytest.mark.parametrize(("n", "mortal", "impatient"), [(2, (), None), (3, (), (0,)), (2, (1,), None)])
+def test_every_order_with_free_calls(soon_free, n, mortal, impatient):
+    group = Group(n, calls=3, policy=SHORT, mortal=mortal, impatient=impatient)
     _, verdicts = explore(group)
     assert {(NORMAL, 0), (JOIN, 0), (ABORT, board.TIMEOUT)} <= verdicts
 
