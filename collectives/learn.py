@@ -2,7 +2,7 @@
 
 The model is fitted to the rounds of our ring; trials tell by which factor each algorithm is off it (trials.py). Both
 are kept for the group's hosts in LANTERNE_CACHE, a folder, "off" for none; jobs that take them from there try again
-now and then, briefly.
+now and then, briefly. With LANTERNE_TRIALS=off on rank 0 there are none, and the model alone decides.
 """
 
 import hashlib
@@ -39,20 +39,21 @@ MAX_AGE_S, AGAIN_AFTER_S = 24 * 3600.0, 600.0
 def learn(communicator):
     """(CostModel, tuple of Factor, "measured" or "cache"), the same on all ranks. A collective call.
 
-    Cost: some 4 s on one host, up to a few ENOUGH_S on a slow network; where the cache knows it one broadcast, and some
+    Cost: some 4 s on one host (0.5 s without trials), up to a few ENOUGH_S on a slow network; where the cache knows it one broadcast, and some
         0.5 s if nobody has tried again for AGAIN_AFTER_S.
     """
     file = _cache_file(communicator)
-    # Whether to try again, and the text.
+    # Whether trials are due, and the text.
     found = np.zeros(1 + MAX_FILE_NBYTES, np.uint8)
-    if communicator.rank == 0 and file is not None:
-        text, found[0] = _read(file)
+    if communicator.rank == 0:
+        text, is_old = (b"", False) if file is None else _read(file)
+        found[0] = _tries() and (is_old or not text)
         found[1 : 1 + len(text)] = np.frombuffer(text, np.uint8)
     communicator.broadcast(found, root=0, algorithm="binomial")
     known = _parse(found[1:].tobytes().rstrip(b"\0"))
     if known is None:
         source, measured_s, model = "measured", time.time(), measure_model(communicator)
-        factors = measure_factors(communicator, model)
+        factors = measure_factors(communicator, model) if found[0] else ()
     else:
         source, measured_s, model, factors = "cache", *known
         if found[0]:
@@ -122,6 +123,10 @@ def fit(sizes, times_s, gamma_s_per_byte=0.0, serial_messages=False):
     return CostModel(float(times_s[0]), 0.0, gamma_s_per_byte, tuple(pieces), serial_messages)
 
 
+def _tries():
+    return os.environ.get("LANTERNE_TRIALS") != "off"
+
+
 # -- the cache
 
 
@@ -133,7 +138,7 @@ def _cache_file(communicator):
     base = Path(folder) if folder else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lanterne"
     transport = communicator.transport
     about = [__version__, transport.name, communicator.ranks, os.uname().nodename, len(os.sched_getaffinity(0))]
-    about += getattr(transport, "hosts", ())
+    about += [*getattr(transport, "hosts", ()), *([] if _tries() else ["without trials"])]
     digest = hashlib.sha256(json.dumps(about).encode()).hexdigest()[:16]
     return base / f"model-{transport.name}-{communicator.world_size}-{digest}.json"
 

@@ -12,6 +12,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent / "transport"))
 from processes import marked, new_mark  # noqa: E402
 
 os.environ["LANTERNE_CACHE"] = tempfile.mkdtemp(prefix="lanterne-test-cache-")
+# Every new group of ranks would try its algorithms for 3 s; a test that wants it says so.
+os.environ["LANTERNE_TRIALS"] = "off"
 
 
 @pytest.fixture

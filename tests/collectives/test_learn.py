@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lanterne.collectives import trials
 from lanterne.collectives.communicator import spawn
 from lanterne.collectives.learn import MAX_AGE_S, MISFIT, fit, learn
 
@@ -35,7 +36,15 @@ def test_a_bent_line_gets_pieces():
     assert [piece.nbytes for piece in model.pieces] == SIZES[:-1]
 
 
-def test_the_cache_is_read_and_a_broken_one_is_measured_over(tmp_path, monkeypatch):
+@pytest.fixture
+def few_trials(monkeypatch):
+    """Trials, which all other tests go without, of two sizes."""
+    monkeypatch.delenv("LANTERNE_TRIALS", raising=False)
+    monkeypatch.setattr(trials, "TRIED_NBYTES", trials.TRIED_NBYTES[:2])
+    monkeypatch.setattr(trials, "TRIALS", 2)
+
+
+def test_the_cache_is_read_and_a_broken_one_is_measured_over(tmp_path, monkeypatch, few_trials):
     monkeypatch.setenv("LANTERNE_CACHE", str(tmp_path))
     (model, factors, source), other = spawn(2, learn)
     assert (model, factors, source) == other and source == "measured"
@@ -46,6 +55,7 @@ def test_the_cache_is_read_and_a_broken_one_is_measured_over(tmp_path, monkeypat
     assert again[0] == again[1] and again[0][0] == model and again[0][2] == "cache"
     assert file.stat().st_mtime > 0, "and the next need not try again"
     before = {row[:3]: row.factor for row in factors}
+    assert {row.nbytes for row in factors} == set(trials.TRIED_NBYTES)
     assert before.keys() == {row[:3] for row in again[0][1]}
     assert all(row.factor <= before[row[:3]] for row in again[0][1]), "what was least stays"
     document = json.loads(file.read_text())
@@ -56,6 +66,18 @@ def test_the_cache_is_read_and_a_broken_one_is_measured_over(tmp_path, monkeypat
     for broken in ('{"schema_version": 3, "measured_s": 0, "model": {"alpha_s": -1}, "factors": []}', "[1, 2"):
         file.write_text(broken)
         assert spawn(2, learn)[1][2] == "measured"
+
+
+def test_without_trials_the_model_alone_is_kept_apart_from_one_with(tmp_path, monkeypatch, few_trials):
+    monkeypatch.setenv("LANTERNE_CACHE", str(tmp_path))
+    monkeypatch.setenv("LANTERNE_TRIALS", "off")
+    ((model, factors, source), _) = spawn(2, learn)
+    assert (factors, source) == ((), "measured")
+    (file,) = tmp_path.iterdir()
+    os.utime(file, (0, 0))
+    assert spawn(2, learn) == [(model, (), "cache")] * 2
+    monkeypatch.delenv("LANTERNE_TRIALS")
+    assert spawn(2, learn)[0][2] == "measured"
 
 
 def test_a_cache_that_cannot_be_written_is_no_error(monkeypatch):

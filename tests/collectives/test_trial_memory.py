@@ -20,6 +20,7 @@ from lanterne.transport.nccl_library import SHARED_GPU_VARIABLE  # noqa: E402
 
 def test_a_model_of_device_calls(monkeypatch):
     monkeypatch.setenv("LANTERNE_CACHE", "off")
+    monkeypatch.delenv("LANTERNE_TRIALS", raising=False)
     monkeypatch.setattr(learn, "MESSAGE_NBYTES", (4096, 65536))
     monkeypatch.setattr(trials, "TRIED_NBYTES", (4096,))
     monkeypatch.setattr(trials, "TRIALS", 2)
