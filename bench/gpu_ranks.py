@@ -41,7 +41,7 @@ def main(file):
 
 
 def figures(comm, put, get, synchronize, nbytes=NBYTES, launches=LAUNCHES):
-    """Yields the figures as dicts (gpu.Figure), alike on all ranks, which call it together; launches first.
+    """Yields the figures as dicts (gpu_figures.Figure), alike on all ranks, which call it together; launches first.
 
     Args:
         put, get: host array to device array and back; synchronize: returns once the current stream is done.

@@ -22,7 +22,7 @@ TIMERS = ("globaltimer", "clock64")
 MAX_SPIN_NS = 1_000_000_000
 MAX_TICK_NS = 2_000
 NUM_SLOTS = 4096
-HEAD_START_S = 1e-3
+HEAD_START_S, CLOCK_RISE_S = 1e-3, 0.1
 OPTIONS = ("-std=c++17",)
 
 SOURCE = r"""
@@ -113,6 +113,8 @@ def calibrate(device_id=None, num_samples=21):
         slot = cupy.zeros(1, cupy.uint64)
         cupy.cuda.Device().synchronize()
         cycles, elapsed_ns, empty_s, ticks_ns = 2_000_000, [], [], []
+        # A device that was idle takes tens of milliseconds to raise its clock; delays by cycles would come out short.
+        _launch("spin_globaltimer", (round(CLOCK_RISE_S * 1e9),), stream)
         # Loaded now, not at the first delay.
         _launch("spin_clock64", (0,), stream)
         for _ in range(num_samples):

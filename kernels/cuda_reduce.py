@@ -13,8 +13,9 @@ from .cuda_source import OPTIONS, THREADS_PER_BLOCK, VECTOR_NBYTES, divide_sourc
 from .dtypes import check_op, dtype_of, find_dtype
 
 IMPLEMENTATIONS = ("cuda-c", "numba")
-# As many threads as a multiprocessor holds; more blocks would only wait for these.
-BLOCKS_PER_MULTIPROCESSOR = 2048 // THREADS_PER_BLOCK
+# Four times what a multiprocessor holds at best: kernels of many inputs need more registers, so that only 4 to 6 blocks
+# of 8 run at once, and with 8 the rest would run alone at the end. Of more, whoever is done takes the next.
+BLOCKS_PER_MULTIPROCESSOR = 4 * 2048 // THREADS_PER_BLOCK
 
 
 def reduce(op, out, *inputs, dtype=None, implementation=None, stream=None):
@@ -136,7 +137,7 @@ def head_count(addresses, element_nbytes, count):
 
 
 def num_blocks(count, head, element_nbytes, num_multiprocessors):
-    """Blocks to launch: a thread for each vector or single element, up to what the device holds at once."""
+    """Blocks to launch: a thread for each vector or single element, up to BLOCKS_PER_MULTIPROCESSOR."""
     width = VECTOR_NBYTES // element_nbytes
     vectors = (count - head) // width
     threads = max(vectors, count - vectors * width, 1)

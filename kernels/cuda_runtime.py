@@ -13,6 +13,7 @@ from .device_view import DeviceView, stream_address
 
 _COPY_ANY_DIRECTION = 4  # cudaMemcpyDefault
 _NOT_READY = 600  # cudaErrorNotReady
+_CAPTURE_IMPLICIT = 906  # cudaErrorStreamCaptureImplicit
 _ON_A_DEVICE = (2, 3)  # cudaMemoryTypeDevice, cudaMemoryTypeManaged
 _REGISTER_PORTABLE_MAPPED = 1 | 2  # cudaHostRegisterPortable, cudaHostRegisterMapped
 _WAIT_UNTIL_AT_LEAST = 0  # CU_STREAM_WAIT_VALUE_GEQ, compared cyclically
@@ -58,12 +59,38 @@ class CudaRuntime:
         return self.device.pci_bus_id
 
     def as_stream(self, stream):
-        """The stream object of `stream`: CuPy's, another library's, or an address; None for the current one."""
+        """The stream object of `stream`: CuPy's, another library's, or an address; None for the current one.
+
+        Raises:
+            InputError: a stream of another device, or one that is being captured: what a call needs besides its stream
+                (messages of other ranks, a watch over them) is no part of a graph of the user's.
+            TransportError: work on the device has failed.
+        """
         if stream is None:
-            return self.current_stream()
-        if isinstance(stream, self._cupy.cuda.Stream):
-            return stream
-        return _ForeignStream(stream_address(stream), stream)
+            stream = self.current_stream()
+        elif not isinstance(stream, self._cupy.cuda.Stream):
+            stream = _ForeignStream(stream_address(stream), stream)
+        if stream.device_id not in (-1, self.device_id):
+            raise InputError(f"stream: got one of device {stream.device_id}, expected device {self.device_id}")
+        if self._is_captured(stream):
+            raise InputError(
+                "stream: got one that is being captured, expected one that runs; Communicator.capture makes a graph of "
+                "a call"
+            )
+        return stream
+
+    def _is_captured(self, stream):
+        runtime = self._cupy.cuda.runtime
+        try:
+            return runtime.streamIsCapturing(stream.ptr)
+        except runtime.CUDARuntimeError as error:
+            # Of the default stream, while one is captured that waits for it.
+            if error.status == _CAPTURE_IMPLICIT:
+                return True
+            raise self._failed(error) from error
+        except RuntimeError:
+            # A capture that something has broken: CuPy's own error.
+            return True
 
     def device_of(self, address):
         """The number of the device whose memory `address` is in; -1 for host memory."""
@@ -164,8 +191,10 @@ class CudaRuntime:
         # CuPy's own `done` takes every error for "not yet", so that a wait for failed work would never end.
         if status in (0, _NOT_READY):
             return status == 0
-        error = self._cupy.cuda.runtime.CUDARuntimeError(status)
-        raise TransportError(f"device {self.device_id}: {error}; what was queued on it has failed")
+        raise self._failed(self._cupy.cuda.runtime.CUDARuntimeError(status))
+
+    def _failed(self, error):
+        return TransportError(f"device {self.device_id}: {error}; what was queued on it has failed")
 
     def write_flag(self, address, value, stream):
         """Write the uint32 `value` to pinned host memory after everything before it on `stream`, copies included."""
@@ -180,9 +209,19 @@ class CudaRuntime:
             self._check(self._driver.cuStreamWaitValue32(stream.ptr, flag, value, _WAIT_UNTIL_AT_LEAST))
 
     def pin(self, address, nbytes):
-        """Make host memory known to the device, so that copies to it are asynchronous; `unpin` before it is freed."""
+        """Make host memory known to the device, so that copies to it are asynchronous; `unpin` before it is freed.
+
+        Raises:
+            Unavailable: the system does not let so much be pinned.
+        """
+        runtime = self._cupy.cuda.runtime
         with self.device:
-            self._cupy.cuda.runtime.hostRegister(address, nbytes, _REGISTER_PORTABLE_MAPPED)
+            try:
+                runtime.hostRegister(address, nbytes, _REGISTER_PORTABLE_MAPPED)
+            except runtime.CUDARuntimeError as error:
+                raise Unavailable(
+                    f"pinned memory: cannot pin {nbytes} bytes ({error}); use smaller messages"
+                ) from error
             mapped = self._check(self._driver.cuMemHostGetDevicePointer(address, 0))
         self._pinned[address] = nbytes, int(mapped)
 
@@ -214,6 +253,7 @@ class _ForeignStream:
     """A stream of another library, with what the verbs above and CuPy's launches ask of one: its address."""
 
     __slots__ = ("owner", "ptr")
+    device_id = -1
 
     def __init__(self, address, owner):
         self.ptr, self.owner = address, owner

@@ -96,7 +96,7 @@ def test_without_a_gpu(transport):
 
 def test_figures_of_collectives_on_stand_ins():
     """`lanterne bench gpu`'s job: every figure is there, and no element differs from the CPU's."""
-    from lanterne.bench.gpu import Figure
+    from lanterne.bench.gpu_figures import Figure
     from lanterne.bench.gpu_ranks import ALGORITHMS, figures
 
     def program(comm):

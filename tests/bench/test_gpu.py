@@ -7,13 +7,14 @@ import pytest
 
 from lanterne.bench import gpu, kernels
 from lanterne.bench.cli import main
+from lanterne.bench.gpu_figures import Figure
 from lanterne.errors import InputError, LanterneError, TransportTimeout, Unavailable
 from lanterne.kernels import arrays
 
 COMPARISON = kernels.Comparison(
     "reduce / copy", "cuda-c", "float32", 1 << 30, 2, (1e-3,), (1e-3,), 4000.0, 0.95, 0.9, 0
 )
-FIGURE = gpu.Figure("error of a delay of 10 us by globaltimer", 2e-6, "s", "<= 5 us", True, (12e-6,))
+FIGURE = Figure("error of a delay of 10 us by globaltimer", 2e-6, "s", "<= 5 us", True, (12e-6,))
 
 
 @pytest.fixture

@@ -132,6 +132,26 @@ def test_graphs_go_before_their_communicator():
     assert job.nccl.log.count("destroy") == 2
 
 
+@pytest.mark.parametrize("path", [over_nccl, staged])
+def test_a_capture_of_the_users_own_is_refused_and_left_as_it_is(path):
+    def program(comm):
+        runtime = comm.transport.runtime
+        stream = runtime.new_stream()
+        x, out = HostArray(np.ones(4, np.float32)), HostArray(np.zeros(4, np.float32))
+        captured = comm.capture("all_reduce", x, x, algorithm="ring") if path is over_nccl else None
+        runtime.begin_capture(stream)
+        calls = [lambda: comm.all_reduce(x, out, stream=stream), lambda: comm.send_recv(x, out, 1 - comm.rank, stream)]
+        for call in [*calls, *([lambda: captured.launch(stream)] if captured else [])]:
+            with pytest.raises(InputError, match="stream: got one that is being captured"):
+                call()
+        assert runtime.end_capture(stream).items == []
+        comm.all_reduce(x, out, stream=stream)
+        assert runtime.record(stream).wait(20)
+        assert out.values.tolist() == [2.0] * 4
+
+    assert path(2, program) == [None] * 2
+
+
 def test_bad_captures():
     def over(comm):
         host = np.zeros(4, np.float32)

@@ -6,6 +6,7 @@ import pytest
 from lanterne.errors import InputError
 from lanterne.kernels.cuda_delay import delay
 from lanterne.kernels.cuda_lanes import storage_of
+from lanterne.kernels.cuda_numba import load_numba_cuda
 from lanterne.kernels.cuda_reduce import IMPLEMENTATIONS, divide, fold, prepare, reduce
 from lanterne.kernels.dtypes import DTYPES
 from lanterne.kernels.reduce import divide as any_divide
@@ -128,8 +129,7 @@ def test_captured_in_a_graph(cupy, implementation):
 
 
 def test_the_public_reduce_takes_foreign_arrays(cupy):
-    from numba import cuda
-
+    cuda = load_numba_cuda()
     out, x = cuda.to_device(np.ones(100, np.float32)), cuda.to_device(np.full(100, 2, np.float32))
     any_reduce("sum", out, x)
     assert (out.copy_to_host() == 3).all()

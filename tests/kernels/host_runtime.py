@@ -9,7 +9,7 @@ from contextlib import nullcontext, suppress
 
 import numpy as np
 
-from lanterne.errors import TransportError, Unavailable
+from lanterne.errors import InputError, TransportError, Unavailable
 from lanterne.kernels.device_view import DeviceView
 from lanterne.kernels.jit import divide_function
 from lanterne.kernels.reduce import prepare
@@ -100,7 +100,10 @@ class HostRuntime:
         return self.default
 
     def as_stream(self, stream):
-        return self.default if stream is None else stream
+        stream = self.default if stream is None else stream
+        if stream.captured is not None:
+            raise InputError("stream: got one that is being captured")
+        return stream
 
     def device_of(self, address):
         return self.elsewhere.get(address, self.device_id)

@@ -10,7 +10,14 @@ from hypothesis import strategies as st
 
 from lanterne.errors import InputError, Unavailable
 from lanterne.kernels import arrays, cuda_reduce
-from lanterne.kernels.cuda_reduce import Kernel, check_arrays, head_count, implementation_of, num_blocks
+from lanterne.kernels.cuda_reduce import (
+    BLOCKS_PER_MULTIPROCESSOR,
+    Kernel,
+    check_arrays,
+    head_count,
+    implementation_of,
+    num_blocks,
+)
 from lanterne.kernels.cuda_source import THREADS_PER_BLOCK, VECTOR_NBYTES
 from lanterne.kernels.dtypes import DTYPES
 from lanterne.kernels.reduce import reduce
@@ -46,8 +53,8 @@ def test_heads_end_at_a_boundary_shared_by_all(elements, nbytes, count):
 def test_blocks_cover_the_work_and_fit_the_device(count, head, nbytes, num_multiprocessors):
     head = min(head, count)
     blocks = num_blocks(count, head, nbytes, num_multiprocessors)
-    assert 1 <= blocks <= num_multiprocessors * 8
-    if blocks < num_multiprocessors * 8:
+    assert 1 <= blocks <= num_multiprocessors * BLOCKS_PER_MULTIPROCESSOR
+    if blocks < num_multiprocessors * BLOCKS_PER_MULTIPROCESSOR:
         assert blocks * THREADS_PER_BLOCK >= (count - head) * nbytes // VECTOR_NBYTES
 
 

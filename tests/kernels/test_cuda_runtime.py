@@ -6,9 +6,17 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from lanterne.errors import InputError, TransportError
+from lanterne.errors import InputError, TransportError, Unavailable
 from lanterne.kernels import cuda_reduce, cuda_runtime
 from lanterne.kernels.cuda_runtime import CudaRuntime
+
+
+class Status(RuntimeError):
+    """An error of CUDA's."""
+
+    def __init__(self, status):
+        super().__init__(status)
+        self.status = status
 
 
 class Cuda:
@@ -16,7 +24,7 @@ class Cuda:
 
     def __init__(self, num_devices):
         self.num_devices, self.current, self.log = num_devices, 0, []
-        self.runtime = SimpleNamespace(CUDARuntimeError=RuntimeError, eventQuery=lambda status: status)
+        self.runtime = SimpleNamespace(CUDARuntimeError=Status, eventQuery=lambda status: status)
 
     def Device(self, device_id):
         @contextmanager
@@ -97,6 +105,50 @@ def test_a_buffer_that_goes_during_a_look_up(runtime_of):
 def test_done_or_not_yet(runtime_of, status, expected):
     runtime, _ = runtime_of(0, 1)
     assert runtime.is_done(SimpleNamespace(ptr=status)) is expected
+
+
+class AnyStream(SimpleNamespace):
+    """A stream of CuPy's; `ptr` is what CUDA answers when it is asked whether it is captured, or raises."""
+
+
+@pytest.mark.parametrize(
+    ("device_id", "answer", "error", "message"),
+    [
+        (1, False, InputError, "stream: got one of device 1, expected device 0"),
+        (0, True, InputError, "stream: got one that is being captured, expected one that runs; Communicator.capture"),
+        (0, RuntimeError("invalidated"), InputError, "being captured"),
+        (-1, Status(906), InputError, "being captured"),
+        (0, Status(700), TransportError, "device 0: 700; what was queued on it has failed"),
+    ],
+)
+def test_streams_that_a_call_cannot_use(runtime_of, device_id, answer, error, message):
+    runtime, cuda = runtime_of(0, 2)
+    cuda.Stream = AnyStream
+
+    def is_capturing(answer):
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    cuda.runtime.streamIsCapturing = is_capturing
+    stream = AnyStream(ptr=answer, device_id=device_id)
+    with pytest.raises(error, match=message):
+        runtime.as_stream(stream)
+    stream.device_id, stream.ptr = 0, False
+    assert runtime.as_stream(stream) is stream
+    assert runtime.as_stream(0).ptr == 0
+
+
+def test_no_pinned_memory_is_named(runtime_of):
+    runtime, cuda = runtime_of(0, 1)
+
+    def refuse(*arguments):
+        raise Status("cudaErrorMemoryAllocation: out of memory")
+
+    cuda.runtime.hostRegister = refuse
+    with pytest.raises(Unavailable, match="cannot pin 4096 bytes .cudaErrorMemoryAllocation"):
+        runtime.pin(0, 4096)
+    assert not runtime._pinned
 
 
 def test_failed_work_is_an_error(runtime_of):

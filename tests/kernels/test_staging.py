@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from lanterne.errors import InputError, TransportTimeout
 from lanterne.kernels.reduce import prepare
-from lanterne.kernels.staging import FLAG_MODULUS, Stager, is_reached, pinned_empty
+from lanterne.kernels.staging import FLAG_MODULUS, MAX_CHUNKS, Stager, is_reached, pinned_empty
 from lanterne.kernels.staging_ring import DeviceEnd, HostEnd, Ring
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -106,6 +106,17 @@ def test_progress_is_per_chunk_and_per_message(runtime):
         while (first.done_nbytes(), second.done_nbytes()) != (first_done, second_done):
             os.sched_yield()
         np.testing.assert_array_equal(first_host[:first_done], device[:first_done])
+
+
+@pytest.mark.parametrize(("nbytes", "num_chunks"), [(8 * MAX_CHUNKS, MAX_CHUNKS), (8 * MAX_CHUNKS + 1, 9), (999, 16)])
+def test_large_messages_go_in_few_chunks(runtime, nbytes, num_chunks):
+    stager = Stager(runtime, chunk_nbytes=8)
+    device, host = message(nbytes), np.zeros(nbytes, np.uint8)
+    copy = stager.to_host(host, device.ctypes.data)
+    copy.wait(TIMEOUT_S)
+    np.testing.assert_array_equal(host, device)
+    assert stager._to_host.num_chunks == num_chunks
+    assert copy.chunk_nbytes % 8 == 0
 
 
 def test_counters_of_a_stager_wrap(runtime):
