@@ -11,10 +11,15 @@ import time
 from functools import partial
 from typing import NamedTuple
 
-# Products of a repetition on a core: 0.6 ms, shorter than what a scheduler lets run, each so small that BLAS takes no
-# second thread, for which the first would spin; and sides of those on a GPU of the day, some ms.
-CPU_SIDE, CPU_PRODUCTS = 64, {"float64": 55, "float32": 100}
-CUDA_SIDES = {"float64": 2048, "float32": 4096, "float16": 8192}
+from ..kernels.gemm import product
+
+# By device and dtype, the side of the matrices and the products of a repetition. On a core it takes 0.6 ms, less than
+# what a scheduler lets run, and each is so small that BLAS takes no second thread, for which the first would spin; on
+# a GPU of the day, some ms.
+PRODUCTS = {
+    "cpu": {"float64": (64, 55), "float32": (64, 100)},
+    "cuda": {"float64": (2048, 1), "float32": (4096, 1), "float16": (8192, 1), "bfloat16": (8192, 1)},
+}
 # What stands for all where one has to do.
 USUAL = "float32"
 SUM_COUNT, SUM_REPEATS = 256 << 10, 14
@@ -37,23 +42,29 @@ class Samples(NamedTuple):
 
 def loads(device="cpu", which=None):
     """The Loads of `device` ("cpu" or "cuda"), each run once; only those whose dtypes are in `which`, if given."""
-    make = _cuda_loads if device == "cuda" else _cpu_loads
-    found = tuple(Load(name, run()) for name, run in make().items() if which is None or name.split()[0] in which)
+    makers = {f"{dtype} product": partial(_products, device, dtype, *size) for dtype, size in PRODUCTS[device].items()}
+    if device == "cpu":
+        # BLAS has no half precision on a CPU; our own reduction does.
+        makers["float16 sum"] = _half_sum
+    found = tuple(Load(name, make()) for name, make in makers.items() if which is None or name.split()[0] in which)
     for load in found:
         load.run()
     return found
 
 
-def _cpu_loads():
-    """{name: function that makes the function to run}."""
+def _products(device, dtype, side, count):
+    multiply, _ = product(side, dtype, device)
+
+    def repetition():
+        for _ in range(count):
+            multiply()
+
+    return repetition
+
+
+def _half_sum():
     import numpy as np
 
-    # BLAS has no half precision on a CPU; our own reduction does.
-    products = {f"{name} product": partial(_product, np, name, CPU_SIDE, n) for name, n in CPU_PRODUCTS.items()}
-    return products | {"float16 sum": partial(_half_sum, np)}
-
-
-def _half_sum(np):
     from ..kernels.reduce import reduce
 
     halves = [np.full(SUM_COUNT, value, np.float16) for value in (0.0, 1.0, 2.0)]
@@ -63,31 +74,6 @@ def _half_sum(np):
             reduce("sum", *halves)
 
     return add
-
-
-def _cuda_loads():
-    import cupy as cp
-
-    def synced(name, side):
-        run = _product(cp, name, side)
-
-        def run_and_wait():
-            run()
-            cp.cuda.get_current_stream().synchronize()
-
-        return run_and_wait
-
-    return {f"{name} product": partial(synced, name, side) for name, side in CUDA_SIDES.items()}
-
-
-def _product(xp, dtype, side, count=1):
-    a, b, out = (xp.ones((side, side), dtype) for _ in range(3))
-
-    def multiply():
-        for _ in range(count):
-            xp.matmul(a, b, out=out)
-
-    return multiply
 
 
 def name_of_device(device="cpu"):

@@ -1,11 +1,7 @@
-"""Matrix products on the CPU or a GPU, timed and checked: how fast, and whether right, a worker computes.
+"""Matrix products on the CPU or a GPU, and whether they are right: how fast, and if at all, a worker computes.
 
-A validation asks every worker for the same product: who is slower than the others has a slow CPU or GPU, and who is
-wrong a broken one. Paper: GREYHOUND, computation validation; FP8 is left out, since CuPy has no product of it.
+Paper: GREYHOUND, computation validation; FP8 is left out, since CuPy has no product of it.
 """
-
-import time
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -20,52 +16,28 @@ _CUDA_R_16BF = 14
 _PERIOD = 7
 
 
-@dataclass(frozen=True)
-class GemmTiming:
-    """C = A B of (size, size) matrices: seconds of each sample, and how many rows of C are wrong."""
-
-    device: str
-    dtype: str
-    size: int
-    time_s: tuple
-    wrong: int
-
-    @property
-    def flops(self):
-        """Floating-point operations of one product."""
-        return 2 * self.size**3
-
-    @property
-    def tflops_per_s(self):
-        """Of the median sample."""
-        return self.flops / float(np.median(self.time_s)) / 1e12
-
-
-def time_gemm(size=2048, dtype="float32", device="cpu", num_samples=5):
-    """Time `num_samples` products after one that warms up, and check the last: a GemmTiming.
+def product(size, dtype, device="cpu"):
+    """C = A B of (size, size) `matrices`: two functions, `multiply()` and `wrong_rows()`, how many rows of C are wrong.
 
     Args:
-        size: rows and columns of all three matrices.
         dtype: one of DTYPES[device].
-        device: "cpu" (NumPy's BLAS, as many threads as it is given) or "cuda" (CuPy's, on the current device).
+        device: "cpu" (NumPy's BLAS, as many threads as it is given) or "cuda" (CuPy's, on the current device and a
+            stream of its own; `multiply` returns when the product is complete).
 
     Raises:
         InputError: no such device, dtype or size.
         Unavailable: no GPU.
 
-    Cost: 2 size**3 operations a sample; three matrices of memory.
+    Cost: 2 size**3 operations; three matrices of memory.
     """
     if device not in DTYPES:
         raise InputError(f"device: got {device!r}, expected {' or '.join(DTYPES)}")
     if dtype not in DTYPES[device]:
         raise InputError(f"gemm on {device}: got dtype {dtype!r}, expected one of {', '.join(DTYPES[device])}")
-    if size < 1 or num_samples < 1:
-        raise InputError(f"gemm: got size {size} and {num_samples} samples, expected at least 1 of each")
-    prepared = (_cpu if device == "cpu" else _cuda)(size, dtype)
-    multiply, time_of, rows_of = prepared
-    multiply()
-    time_s = tuple(time_of(multiply) for _ in range(num_samples))
-    return GemmTiming(device, dtype, size, time_s, count_wrong_rows(rows_of()))
+    if size < 1:
+        raise InputError(f"gemm: got size {size}, expected at least 1")
+    multiply, row_sums = (_cpu if device == "cpu" else _cuda)(size, dtype)
+    return multiply, lambda: count_wrong_rows(row_sums(), _allowed(dtype, size))
 
 
 def matrices(size):
@@ -76,13 +48,12 @@ def matrices(size):
     return a.astype(np.int8), b.astype(np.int8)
 
 
-def count_wrong_rows(sums):
-    """How many of the row sums of C, (size,) float64, differ from A (B 1): every element of C counts in one of them.
+def count_wrong_rows(sums, allowed=0.0):
+    """How many of the row sums of C, (size,) float64, differ from A (B 1) by more than `allowed`.
 
-    Row sums are exact in float64, but C itself is rounded in the 16-bit formats from 2048 (float16) or 256 (bfloat16)
-    on, so there a row may be off by the rounding of its elements.
+    Every element of C counts in one of them. Row sums are exact in float64, but C itself is rounded in the 16-bit
+    formats from 2048 (float16) or 256 (bfloat16) on, so there a row may be off by the rounding of its elements.
     """
-    sums, allowed = sums
     a, b = matrices(len(sums))
     expected = a.astype(np.float64) @ b.sum(axis=1, dtype=np.float64)
     return int((~(np.abs(sums - expected) <= allowed)).sum())
@@ -97,18 +68,10 @@ def _allowed(dtype, size):
 def _cpu(size, dtype):
     a, b = (matrix.astype(dtype) for matrix in matrices(size))
     c = np.empty_like(a)
-
-    def time_of(multiply):
-        start = time.perf_counter()
-        multiply()
-        return time.perf_counter() - start
-
-    return lambda: np.matmul(a, b, out=c), time_of, lambda: (c.sum(axis=1, dtype=np.float64), _allowed(dtype, size))
+    return lambda: np.matmul(a, b, out=c), lambda: c.sum(axis=1, dtype=np.float64)
 
 
 def _cuda(size, dtype):
-    from .cuda_delay import elapsed_s
-
     require_device()
     cupy = import_cupy()
     try:
@@ -126,16 +89,13 @@ def _cuda(size, dtype):
                 _multiply_bfloat16(cupy, a, b, c, size)
             else:
                 cupy.matmul(a, b, out=c)
-
-    def time_of(multiply):
-        return elapsed_s(stream, multiply)
+        stream.synchronize()
 
     def row_sums():
-        stream.synchronize()
         values = (c.astype(cupy.uint32) << 16).view(cupy.float32) if dtype == "bfloat16" else c
-        return values.sum(axis=1, dtype=cupy.float64).get(), _allowed(dtype, size)
+        return values.sum(axis=1, dtype=cupy.float64).get()
 
-    return multiply, time_of, row_sums
+    return multiply, row_sums
 
 
 def _to_device(cupy, matrix, dtype):
