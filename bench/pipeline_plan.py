@@ -14,7 +14,8 @@ per stage), link_latency (one per link between neighbours, or a matrix), max_inf
 link_bandwidth, message_nbytes, shared_links, memory, data_parallel, recompute and unit. Every plan is checked, then
 simulated exactly. The bound is proved for the plan's placement: no order of work whatever can be below it; what a
 solver proved beyond that holds for whole actions, and W in pieces may be below. Memory is in activations of a whole
-rank.
+rank. What a link absorbs is the delay to the next rank, mean of both ways, up to which a plan of one stage per rank has
+no bubbles that cascade (ADAPTRA, equation 1).
 """
 
 import dataclasses

@@ -11,6 +11,7 @@ from ..pipeline.check import CheckedPlan
 from ..pipeline.draw import draw
 from ..pipeline.simulate import Timeline, simulate
 from ..pipeline.trace import chrome_trace
+from ..pipeline.watch import pair_tolerances
 from . import report
 
 
@@ -33,6 +34,12 @@ class Evaluation(NamedTuple):
         capacity = self.checked.problem.limits.capacity
         return all(peak <= limit * (1 + 1e-9) for peak, limit in zip(self.checked.peak_memory, capacity, strict=True))
 
+    @property
+    def link_tolerance(self):
+        """Per link to the next rank, the delay that the plan absorbs (ADAPTRA, equation 1); none for several stages a
+        rank."""
+        return list(pair_tolerances(self.checked, self.timeline.problem).values())
+
 
 def evaluate(checked, problem, planning_s=None, in_order=False, queue=1):
     """The Evaluation of a checked plan under `problem`."""
@@ -48,6 +55,7 @@ def record(evaluation):
         "lower_bound": evaluation.lower_bound,
         "gap": evaluation.gap,
         "bubble_rate": bubble_rate(timeline),
+        "link_tolerance": evaluation.link_tolerance,
         "peak_inflight": list(evaluation.checked.peak_memory),
         "fits_memory": evaluation.fits,
         "planning_s": evaluation.planning_s,
@@ -63,7 +71,7 @@ def described(problem, unit):
 def print_evaluation(evaluation, problem, unit, notes=()):
     """One row per rank, then the figures of the whole."""
     plan, timeline = evaluation.checked.plan, evaluation.timeline
-    busy, capacity = busy_time(timeline), problem.limits.capacity
+    busy, capacity, tolerance = busy_time(timeline), problem.limits.capacity, evaluation.link_tolerance
     ends = [
         timeline.end[start:stop].max(initial=0.0)
         for start, stop in zip(plan.offsets[:-1], plan.offsets[1:], strict=True)
@@ -77,6 +85,7 @@ def print_evaluation(evaluation, problem, unit, notes=()):
             f"{ends[rank]:.6g}",
             f"{peak:.4g}",
             f"{capacity[rank]:.4g}",
+            f"{tolerance[rank]:.4g}" if rank < len(tolerance) else "-",
         ]
         for rank, peak in enumerate(evaluation.checked.peak_memory)
     ]
@@ -88,6 +97,7 @@ def print_evaluation(evaluation, problem, unit, notes=()):
         ("ends", unit),
         ("peak memory", ""),
         ("capacity", ""),
+        ("link absorbs", unit),
     ]
     report.print_table(columns, rows, notes=notes)
     suffix = f" {unit}" if unit else ""

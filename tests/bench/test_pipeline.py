@@ -33,8 +33,15 @@ def test_plan_holds_the_contract(capsys):
         pytest.approx(1 - 2400 / 3300),
     )
     assert found["peak_inflight"] == [4, 4, 4, 4] and found["planning_s"] >= 0
+    assert found["link_tolerance"] == [0, 0, 0]
     assert found["placement"] == "unidirectional" and found["stage_to_rank"] == [0, 1, 2, 3]
     assert len(found["ranks"]) == 4 and found["ranks"][3][:4] == ["F3.0", "B3.0", "F3.1", "B3.1"]
+
+
+def test_a_plan_tells_what_its_links_absorb(capsys):
+    found = answer(capsys, "plan", *FLAGS, "--scheduler", "adaptra", "--link", "0=20ms")
+    assert found["link_tolerance"] == [50, 10, 10]
+    assert answer(capsys, "plan", *FLAGS, "--scheduler", "zb_v")["link_tolerance"] == []
 
 
 def test_options_describe_a_problem(capsys):
