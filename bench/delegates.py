@@ -9,6 +9,7 @@ only the clocks were read before, so that what they miss is not counted.
 
   lanterne bench delegate                                 1, 4, 16 and 64 MiB
   lanterne bench delegate --bytes 1M,64M --work 20ms --json delegate.json
+  lanterne bench delegate --queues auto --work 5ms        delegates as ADAPTRA, section 5.2, counts them
   lanterne bench delegate --over tcp --planes tcp         both over TCP, as between hosts
   lanterne bench delegate --check                         exit code 1 if a bar is missed: 5 % over inline, 20 us a send
 
@@ -39,11 +40,21 @@ def add_arguments(parser):
     parser.add_argument("--planes", default="memory,tcp", metavar="A,B", help="besides inline (default memory,tcp)")
     parser.add_argument("--over", choices=OVER, default="mpi", help="what inline goes over (default mpi)")
     parser.add_argument("--work", default="0ms", metavar="T", help="of each action besides copying (default 0ms)")
-    parser.add_argument("--queues", type=whole(1), default=1, metavar="N", help="delegates of a rank (default 1)")
+    parser.add_argument(
+        "--queues",
+        type=_queues,
+        default=1,
+        metavar="N",
+        help="delegates of a rank (default 1); auto: as many as carry a message every --work, one being measured first",
+    )
     parser.add_argument("--microbatches", type=whole(1), default=8, metavar="M", help="of an iteration (default 8)")
     parser.add_argument("--iterations", type=whole(1), default=15, metavar="K", help="of each, in turn (default 15)")
     parser.add_argument("--check", action="store_true", help="exit code 1 if a bar is missed")
     parser.add_argument("--json", metavar="FILE", help="write everything, raw samples too ('-' for standard output)")
+
+
+def _queues(text):
+    return text if text == "auto" else whole(1)(text)
 
 
 def run(args):
@@ -51,6 +62,8 @@ def run(args):
     names, work_s = chosen(args.planes, "--planes", RAILS), parse_time_s(args.work, "--work")
     if min(sizes) < 1:
         raise InputError(f"--bytes: got {args.bytes}, expected at least 1")
+    if args.queues == "auto" and not work_s:
+        raise InputError("--queues: got auto without --work, expected how often there is a message")
     from ..transport.bootstrap import in_a_job
 
     if not in_a_job():
@@ -87,6 +100,7 @@ def is_missed(record):
 def compare(comm, nbytes, names, work_s, args):
     """Time iterations of every plane in turn; the records, the same on both ranks."""
     from ..pipeline.check import check
+    from ..pipeline.delegate import measured_queues
     from ..pipeline.inline import Inline
     from ..pipeline.planes import make_plane
     from ..pipeline.problem import Problem
@@ -95,7 +109,10 @@ def compare(comm, nbytes, names, work_s, args):
     problem = Problem(2, args.microbatches, 1, 1, 1)
     checked = check(plan(problem, "1f1b"), problem)
     planes = {BASE: Inline(comm.split(0, comm.rank), owned=True)}
-    planes |= {name: make_plane("delegate", comm, rails=RAILS[name], queues=args.queues) for name in names}
+    queues = dict.fromkeys(names, args.queues)
+    if args.queues == "auto":
+        queues = {name: measured_queues(comm, nbytes / work_s, nbytes, RAILS[name]) for name in names}
+    planes |= {name: make_plane("delegate", comm, rails=RAILS[name], queues=queues[name]) for name in names}
     times_s, sends_s, cpu_s, wrong = ({name: [] for name in planes} for _ in range(4))
     try:
         for iteration in range(-2, args.iterations):
@@ -115,7 +132,7 @@ def compare(comm, nbytes, names, work_s, args):
         {
             "nbytes": nbytes,
             "plane": name,
-            "queues": args.queues,
+            "queues": queues.get(name, 0),
             "iteration_s": times_s[name],
             "over_inline": statistics.median(a / b for a, b in zip(times_s[name], times_s[BASE], strict=True)),
             "send_s": sends_s[name],
@@ -206,7 +223,8 @@ def copy_stage(rank, nbytes, work_s):
 
 def print_records(document, file):
     """The table of a delegate document."""
-    columns = [("size", "B"), ("plane", ""), ("iteration", "median"), ("least", ""), ("most", "")]
+    columns = [("size", "B"), ("plane", ""), ("queues", "")]
+    columns += [("iteration", "median"), ("least", ""), ("most", "")]
     columns += [("over inline", "median")]
     columns += [("send, CPU", "median"), ("send", "median"), ("send", "p99"), ("#wrong", "")]
     rows = []
@@ -217,6 +235,7 @@ def print_records(document, file):
             (
                 record["nbytes"],
                 record["plane"],
+                record["queues"],
                 *map(format_time, (statistics.median(times_s), min(times_s), max(times_s))),
                 f"{record['over_inline']:.3f}",
                 *map(format_time, (cpu_s, statistics.median(sends_s), sends_s[len(sends_s) * 99 // 100])),

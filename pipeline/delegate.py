@@ -253,6 +253,9 @@ class _Wait(Request):
         self.done = self._is_done()
         return self.done
 
+    def expire(self, limit_s):
+        raise timeout_error(self.communicator.transport, self.pending_peers(), limit_s)
+
     def pending_peers(self):
         self._plane.delegates.check()
         return [self._plane.comm.ranks[peer] for peer in self._peers]

@@ -21,9 +21,10 @@ def run_job(tmp_path, *words):
 
 def test_delegate(tmp_path):
     results, table = run_job(
-        tmp_path, "bench", "delegate", "--bytes", "64K", "--iterations", "2", "--microbatches", "3"
+        tmp_path, *"bench delegate --bytes 64K --iterations 2 --microbatches 3 --queues auto --work 2ms".split()
     )
     assert [record["plane"] for record in results] == ["inline", "memory", "tcp"]
+    assert results[0]["queues"] == 0 and all(record["queues"] >= 1 for record in results[1:])
     for record in results:
         assert len(record["iteration_s"]) == 2 and record["wrong"] == 0
         assert len(record["send_s"]) == len(record["send_cpu_s"]) == 2 * 3
@@ -72,6 +73,7 @@ def test_failover_counts_what_is_wrong():
     [
         ("delegate --planes fast", "--planes: got 'fast', expected some of memory, tcp"),
         ("delegate --iterations 0", "got '0', expected a whole number of at least 1"),
+        ("delegate --queues auto", "--queues: got auto without --work, expected how often there is a message"),
         ("failover --how slowly", "--how: got 'slowly', expected some of reset, silent"),
         ("failover --path pigeon", "--path: got 'pigeon', expected some of delegates, mpi, ucx"),
         ("failover --rails 127.0.0.2", "--rails: got 127.0.0.2, expected at least two"),

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 import time
 
 import numpy as np
@@ -256,6 +257,21 @@ def test_a_link_slower_than_the_timeout():
     with pytest.raises(TransportTimeout):
         lanterne.spawn(2, job, timeout_s=0.5)
     assert len(errors) == 2 and all("within 0.5 s" in str(error) for error in errors.values()), errors
+
+
+def test_a_timeout_names_only_the_rank_that_was_waited_for():
+    over = threading.Event()
+
+    def job(comm):
+        with make_plane("delegate", comm) as plane:
+            if comm.rank:
+                return over.wait(30)
+            with pytest.raises(TransportTimeout) as caught:
+                plane.receive((4,), DOUBLE, 1).wait(0.1)
+            over.set()
+            return caught.value.peers
+
+    assert lanterne.spawn(3, job)[0] == (1,)
 
 
 @pytest.mark.parametrize(
