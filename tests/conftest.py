@@ -4,12 +4,20 @@ import os
 import signal
 import sys
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "transport"))
 from processes import marked, new_mark  # noqa: E402
+
+with suppress(ImportError):  # tests/gpu does without
+    from hypothesis import HealthCheck, settings
+
+    # How long an example takes depends on what else runs on the machine.
+    settings.register_profile("lanterne", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("lanterne")
 
 os.environ["LANTERNE_CACHE"] = tempfile.mkdtemp(prefix="lanterne-test-cache-")
 # Every new group of ranks would try its algorithms for 3 s; a test that wants it says so.
