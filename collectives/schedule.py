@@ -169,14 +169,6 @@ class CollectiveSchedule:
         return hash(self.fingerprint)
 
 
-def first_round_of(schedule, rank):
-    """The first round in which `rank` sends or receives: how late it may join; num_rounds if it never does."""
-    touching = np.flatnonzero((schedule.src == rank) | (schedule.dst == rank))
-    if not len(touching):
-        return schedule.num_rounds
-    return int(np.searchsorted(schedule.offsets, touching[0], side="right")) - 1
-
-
 class ScheduleBuilder:
     """Collects rounds and makes the schedule of them.
 

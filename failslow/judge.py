@@ -8,10 +8,12 @@ from math import isnan
 from statistics import median, median_low
 from typing import NamedTuple
 
-from .links import SLOW_LINK, split_blame
+from .links import split_blame
 
 # Multiples of the peers' time from which something counts as slow.
 SLOW_COMPUTE = 1.2
+# Of the median link; half the bandwidth of a shared link reads as 2.
+SLOW_LINK = 1.3
 SLOW_COMPUTE_STARVED = 1.5
 SLOW_LATENCY = 3.0
 # A repetition that took its core time, and this much by the clock at most, was not interrupted.

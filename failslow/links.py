@@ -6,13 +6,7 @@ links of the ring and of both trees are deduplicated, and an edge colouring pack
 busiest rank has links: 6 at most.
 """
 
-from dataclasses import dataclass
-from statistics import median
-
 from ..errors import InputError
-
-# A link counts as slow from this multiple of the median of its peers: half the bandwidth of a shared link reads as 2.
-SLOW_LINK = 1.3
 
 
 def tree_parents(world_size, tree):
@@ -125,31 +119,6 @@ def _swap_path(at, start, first, second, avoid):
         other = second if colour == first else first
         at[a][other], at[b][other] = b, a
     return True
-
-
-@dataclass(frozen=True)
-class LinkVerdict:
-    """What is slow: whole `ranks` (network card or host) or directed `links` (src, dst); and its `ratios`."""
-
-    ranks: tuple
-    links: tuple
-    ratios: dict
-
-
-def blame_links(times_s, slow=SLOW_LINK):
-    """Tell a slow network card from a slow cable.
-
-    Args:
-        times_s: {(src, dst): seconds of the same transfer} for both directions of each tested link.
-        slow: multiple of the median from which a link counts as slow.
-    """
-    if not times_s:
-        return LinkVerdict((), (), {})
-    typical = median(times_s.values())
-    ratios = {link: time_s / typical for link, time_s in times_s.items()}
-    bad = {link for link, ratio in ratios.items() if ratio >= slow}
-    ranks, links = split_blame(ratios, bad)
-    return LinkVerdict(ranks, links, {link: ratios[link] for link in sorted(bad)})
 
 
 def split_blame(tested, bad):

@@ -21,51 +21,6 @@ class Placement:
     swaps: tuple
 
 
-def grid_of(devices, stages):
-    """The usual grid: `devices` in order, replicas varying fastest.
-
-    Raises:
-        InputError: the devices do not fill the stages evenly, or one is there twice.
-    """
-    devices = tuple(devices)
-    if stages < 1 or not devices or len(devices) % stages or len(set(devices)) < len(devices):
-        raise InputError(f"grid: got {len(devices)} devices for {stages} stages, expected a multiple, each device once")
-    width = len(devices) // stages
-    return tuple(devices[stage * width : (stage + 1) * width] for stage in range(stages))
-
-
-def iteration_cost(microbatch_s, microbatches, gradients_s, activations_s, slowdown=None, slow_links=None):
-    """A cost function of a grid: 1F1B over stages, then the slowest stage's all-reduce.
-
-    Args:
-        microbatch_s: seconds per microbatch of each stage, forward and backward.
-        gradients_s: seconds of each stage's all-reduce over healthy links.
-        activations_s: seconds that a microbatch's activations and gradients take between two stages.
-        slowdown: device -> factor on its compute; slow_links: frozenset of two devices -> factor on its transfers.
-    """
-    slowdown, slow_links = slowdown or {}, slow_links or {}
-
-    def link(a, b):
-        return slow_links.get(frozenset((a, b)), 1.0)
-
-    def cost_s(grid):
-        # Replicas meet in the all-reduce, so each stage is as slow as its slowest device.
-        paces = [microbatch_s[s] * max(slowdown.get(d, 1.0) for d in devices) for s, devices in enumerate(grid)]
-        hops = [
-            activations_s * max(link(a, b) for a, b in zip(stage, following, strict=True))
-            for stage, following in zip(grid, grid[1:], strict=False)
-        ]
-        rings = [
-            gradients_s[s] * max((link(a, b) for a, b in zip(d, d[1:] + d[:1], strict=True)), default=1.0)
-            if len(d) > 1
-            else 0.0
-            for s, d in enumerate(grid)
-        ]
-        return sum(paces) + sum(hops) + (microbatches - 1) * max(paces + hops) + max(rings)
-
-    return cost_s
-
-
 def stages_needed(stragglers, ranks_per_stage):
     """The fewest stages that hold so many stragglers."""
     return -(-stragglers // ranks_per_stage)

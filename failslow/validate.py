@@ -22,9 +22,9 @@ import numpy as np
 from ..errors import InputError
 from ..kernels.delay import wait_until
 from . import gemm
-from .judge import SLOW_LINK_STARVED, findings, slow_links, slow_ranks
+from .judge import SLOW_LINK, SLOW_LINK_STARVED, findings, slow_links, slow_ranks
 from .link_probe import measure_links
-from .links import SLOW_LINK, colour_edges, link_passes
+from .links import colour_edges, link_passes
 from .probe import Probe
 from .validation import Validation
 

@@ -89,18 +89,6 @@ def tolerances(problem, warmups):
     return tuple((slack[link] * busy[link + 1] - busy[link]) / 2 for link in range(problem.stages - 1))
 
 
-def expected_delay(delay, slack, num_microbatches, first_warmup, duration):
-    """How much longer an iteration takes because one link has `delay`, all F, B, W taking `duration`, in its unit.
-
-    Up to the tolerance (slack - 1) t the delay c itself; beyond it also 2 (c - (slack - 1) t) for each slack + 1 of the
-    N - x_0 microbatches after the warm-up.
-    Paper: ADAPTRA, theorem 1, which gives the orders c and N c / (slack + 1); differs: with its constants, for strict
-    alternation of B and F (within 2.3 % of simulation on average).
-    """
-    beyond = max(delay - (slack - 1) * duration, 0.0)
-    return delay + 2 * beyond * math.ceil((num_microbatches - first_warmup) / (slack + 1))
-
-
 def warmups_of(plan):
     """Per stage, the forwards that `plan` runs before the first backward: (stages,) ints."""
     counts = []

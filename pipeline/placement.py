@@ -50,10 +50,6 @@ class Placement:
         """The route that `stage` is on."""
         return stage // self.route_length
 
-    def visits(self, stage, microbatch):
-        """Whether `microbatch` passes `stage`."""
-        return microbatch % self.num_routes == self.route(stage)
-
     def microbatches_of(self, stage, microbatches):
         """The microbatches out of `microbatches` that pass `stage`, as a range."""
         return range(self.route(stage), microbatches, self.num_routes)

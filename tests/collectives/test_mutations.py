@@ -8,11 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lanterne.collectives.check import check
-from lanterne.collectives.interpret import interpret, prove
 from lanterne.collectives.layout import input_chunks, output_chunks
 from lanterne.collectives.registry import ALGORITHMS, make_schedule
 from lanterne.collectives.schedule import COPY, REDUCE, CollectiveSchedule, ScheduleBuilder
 from lanterne.errors import ScheduleError
+
+from .schedule_oracle import interpret, prove
 
 SIZES = {"stragglar": 4, "rhd": 4}
 COLUMNS = ("src", "dst", "chunk", "op")

@@ -7,7 +7,7 @@ from lanterne.collectives.check import check
 from lanterne.collectives.layout import chunk_counts, input_chunks, output_chunks
 from lanterne.collectives.passes import reverse, split_chunks
 from lanterne.collectives.registry import ALGORITHMS, make_schedule
-from lanterne.collectives.schedule import COPY, CollectiveSchedule, ScheduleBuilder, Transfer, first_round_of
+from lanterne.collectives.schedule import COPY, CollectiveSchedule, ScheduleBuilder, Transfer
 from lanterne.errors import ScheduleError
 
 LINES = pytest.mark.parametrize("line", ALGORITHMS.values(), ids=lambda line: f"{line.collective}-{line.name}")
@@ -28,14 +28,6 @@ def test_rounds_as_transfers():
         (Transfer(1, 2, 1, COPY),),
     ]
     assert schedule.name == "chain_broadcast(world_size=3, root=0)"
-    assert [first_round_of(schedule, rank) for rank in range(3)] == [0, 0, 1]
-    assert first_round_of(make_schedule("all_reduce", "ring", 1), 0) == 0
-
-
-@pytest.mark.parametrize("world_size", [2, 5, 8])
-def test_nobody_needs_the_late_rank_before_the_join(world_size):
-    schedule = make_schedule("all_reduce", "late_join", world_size, late_rank=1)
-    assert first_round_of(schedule, 1) == schedule.phases[-1].start
 
 
 @pytest.mark.parametrize("name", ["ring", "bruck", "rhd", "allpairs"])

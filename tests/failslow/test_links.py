@@ -3,7 +3,7 @@
 import pytest
 
 from lanterne.errors import InputError
-from lanterne.failslow.links import blame_links, collective_links, colour_edges, link_passes, tree_parents
+from lanterne.failslow.links import collective_links, colour_edges, link_passes, split_blame, tree_parents
 
 SIZES = range(2, 65)
 
@@ -74,27 +74,22 @@ def test_bad_ranks(ranks):
         link_passes(ranks)
 
 
-def measured(n, slow):
-    return {link: (3.0 if link in slow else 1.0) for link in directions(link_passes(range(n)))}
+TESTED = directions(link_passes(range(16)))
 
 
-def test_slow_cable_is_one_link():
-    verdict = blame_links(measured(16, {(3, 4)}))
-    assert (verdict.ranks, verdict.links) == ((), ((3, 4),))
+@pytest.mark.parametrize(
+    ("is_slow", "ranks", "links"),
+    [
+        (lambda link: False, (), ()),
+        (lambda link: link == (3, 4), (), ((3, 4),)),
+        (lambda link: 5 in link, (5,), ()),
+        (lambda link: link[0] == 5, (5,), ()),
+    ],
+    ids=["nothing", "cable", "card", "card-one-way"],
+)
+def test_a_card_is_told_from_a_cable(is_slow, ranks, links):
+    assert split_blame(TESTED, set(filter(is_slow, TESTED))) == (ranks, links)
 
 
-def test_slow_card_is_a_rank():
-    slow = {link for link in directions(link_passes(range(16))) if 5 in link}
-    assert blame_links(measured(16, slow)).ranks == (5,)
-    assert blame_links(measured(16, slow)).links == ()
-
-
-def test_slow_card_in_one_direction():
-    slow = {link for link in directions(link_passes(range(16))) if link[0] == 5}
-    assert blame_links(measured(16, slow)).ranks == (5,)
-
-
-@pytest.mark.parametrize("times_s", [{}, {(0, 1): 1.0, (1, 0): 1.01}])
-def test_nothing_slow(times_s):
-    verdict = blame_links(times_s)
-    assert (verdict.ranks, verdict.links) == ((), ())
+def test_an_end_with_one_link_blames_no_card():
+    assert split_blame([(0, 1), (1, 0)], {(0, 1)}) == ((), ((0, 1),))

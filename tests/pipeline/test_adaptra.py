@@ -12,7 +12,6 @@ from lanterne.pipeline.adaptra import (
     adapted_warmups,
     adaptra,
     clip_warmups,
-    expected_delay,
     frozen,
     initial_warmups,
     max_inflight,
@@ -70,17 +69,6 @@ def test_theorem_1_says_where_figure_8_bends(slack):
     for delay, makespan in zip(range(0, 70, 10), FIGURE_8[slack], strict=True):
         absorbed = delay <= (slack - 1) * 10
         assert (makespan == 930 + delay) == absorbed
-        assert (expected_delay(delay, slack, 30, warmups[0], 10) == delay) == absorbed
-
-
-def test_expected_delay_is_right_on_average():
-    errors = [
-        abs(930 + expected_delay(delay, slack, 30, 3 * slack + 1, 10) - makespan) / makespan
-        for slack, row in FIGURE_8.items()
-        for delay, makespan in zip(range(0, 70, 10), row, strict=True)
-        if delay
-    ]
-    assert sum(errors) / len(errors) < 0.023
 
 
 def test_equation_1_with_unequal_durations():

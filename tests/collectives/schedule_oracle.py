@@ -1,13 +1,13 @@
-"""A slow, obvious interpreter of schedules on Python dicts, against which the checker and the executor are held.
+"""A slow, obvious interpreter of schedules on Python dicts, against which the checker is held.
 
 It shares nothing with check.py but the table of contracts, and it carries any values: sets of ranks, integers, arrays.
 """
 
 from collections import Counter
 
-from ..errors import ScheduleError
-from .contracts import EVERY, ends_at, starts_at
-from .schedule import COPY, REDUCE, late_set
+from lanterne.collectives.contracts import EVERY, ends_at, starts_at
+from lanterne.collectives.schedule import COPY, REDUCE, late_set
+from lanterne.errors import ScheduleError
 
 
 def interpret(schedule, start, add):
