@@ -12,7 +12,8 @@ from ..errors import InputError
 from ..kernels.device_view import view_device
 from ..kernels.staging import pinned_empty, wait_for
 from ..transport.base import make_tag
-from ..transport.nccl_channel import MEETING_LANE, ChannelRequest, check_views, stuck_stream
+from ..transport.nccl_channel import MEETING_LANE
+from ..transport.nccl_watch import ChannelRequest, stuck_stream
 
 
 class Entry(NamedTuple):
@@ -57,8 +58,10 @@ class DeviceSide:
         Raises:
             InputError: no device array, not contiguous, or on another device than this rank's.
         """
-        view = view_device(array, what)
-        check_views(self.runtime, self.runtime.device_id, [(what, view)])
+        view, own = view_device(array, what), self.runtime.device_id
+        found = self.runtime.device_of(view.address) if view.size else own
+        if found != own:
+            raise InputError(f"{what}: got an array on device {found}, expected device {own}, this rank's own")
         return view
 
     def entry(self, stream, view):

@@ -1,0 +1,155 @@
+"""Work queued on an NCCL channel: when it is done, for how long it may take, and the thread that looks after it."""
+
+import threading
+import time
+import weakref
+
+from ..errors import TransportError, TransportTimeout
+from .base import Request, timeout_error
+
+# How often the watch looks, and how often it asks NCCL for asynchronous errors.
+LOOK_S = 0.02
+
+
+class Pending:
+    """Work queued on a channel: `entry` and `done` are events, `peers` whom it needs, `what` it is."""
+
+    __slots__ = ("done", "entered_s", "entry", "is_done", "peers", "regions", "what")
+
+    def __init__(self, entry, done, peers, what, regions):
+        self.entry, self.done, self.peers, self.what, self.regions = entry, done, peers, what, regions
+        self.entered_s = None
+        self.is_done = False
+
+
+class Watch:
+    """A daemon thread that ends a channel whose work takes too long, or of which NCCL reports an error.
+
+    The clock of a call starts when the stream reaches it: what was queued before may take as long as it likes.
+    """
+
+    def __init__(self, channel):
+        self._channel = weakref.ref(channel)
+        self._pending, self._lock = [], threading.Lock()
+        self._stopped = threading.Event()
+        self._thread = None
+
+    def add(self, pending):
+        with self._lock:
+            self._pending.append(pending)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, daemon=True, name="lanterne-nccl-watch")
+                self._thread.start()
+
+    def settle(self, limit_s):
+        """True once nothing is pending; False after `limit_s`, or once the channel has failed."""
+        deadline, channel = time.monotonic() + limit_s, self._channel()
+        try:
+            while self._look():
+                if channel.failure is not None or time.monotonic() > deadline:
+                    return False
+                time.sleep(1e-4)
+        except TransportError as error:
+            channel.fail(error)
+        return channel.failure is None
+
+    def stop(self, limit_s):
+        """End the thread, and wait for that, `limit_s` at most."""
+        self._stopped.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(limit_s)
+
+    def _run(self):
+        channel = self._channel()
+        if channel is None:
+            return
+        device = channel.runtime.device
+        del channel
+        # On another device than its own this thread would take memory of that one.
+        with device:
+            while not self._stopped.wait(LOOK_S):
+                if not self._watch_once():
+                    return
+
+    def _watch_once(self):
+        """Look, and fail the channel for what is wrong; False if there is no channel to watch any more."""
+        channel = self._channel()
+        if channel is None or channel.failure is not None:
+            return False
+        # The error is raised on the caller's thread, at its next call or wait.
+        try:
+            if self._look():
+                channel.check()
+        except TransportError as error:
+            channel.fail(error)
+        return True
+
+    def _look(self):
+        """Look at the oldest work; True if there is any left. Fails the channel when its time is over."""
+        channel = self._channel()
+        with self._lock:
+            while self._pending and _is_done(channel.runtime, self._pending[0]):
+                del self._pending[0]
+            if not self._pending:
+                return False
+            pending, now_s = self._pending[0], time.monotonic()
+        if pending.entered_s is None:
+            if channel.runtime.is_done(pending.entry):
+                pending.entered_s = now_s
+        elif now_s - pending.entered_s > channel.transport.timeout_s and channel.failure is None:
+            channel.fail(timeout_error(channel.transport, pending.peers, channel.transport.timeout_s))
+        return True
+
+
+def _is_done(runtime, pending):
+    if not pending.is_done and runtime.is_done(pending.done):
+        pending.is_done = True
+        pending.regions = ()
+    return pending.is_done
+
+
+class ChannelRequest(Request):
+    """The completion of work queued on a channel."""
+
+    __slots__ = ("_channel", "_pending")
+
+    def __init__(self, channel, pending):
+        self._channel, self._pending = channel, pending
+
+    @property
+    def transport(self):
+        return self._channel.transport
+
+    def test(self):
+        if _is_done(self._channel.runtime, self._pending) and self._channel.failure is None:
+            return True
+        self._channel.check()
+        return False
+
+    def pending_peers(self):
+        return [] if self._pending.is_done else list(self._pending.peers)
+
+    def wait(self, timeout_s=None):
+        """As Request.wait; whatever it raises ends the channel, since NCCL takes nothing back.
+
+        Raises:
+            TransportTimeout: also where this rank's own stream has not reached the call: the message says so.
+        """
+        try:
+            super().wait(timeout_s)
+        except TransportTimeout as error:
+            if self._channel.runtime.is_done(self._pending.entry):
+                raise self._channel.fail(error) from None
+            raise self._channel.fail(stuck_stream(self.transport, self._pending.what, timeout_s)) from error
+        except TransportError as error:
+            raise self._channel.fail(error) from None
+
+
+def stuck_stream(transport, what, limit_s):
+    """The error of a rank whose own stream hangs: the other ranks are not to blame."""
+    limit_s = transport.timeout_s if limit_s is None else limit_s
+    return TransportTimeout(
+        f"{transport.name} rank {transport.rank}: its own stream has not reached {what} within {limit_s:g} s; look at "
+        "what was queued on it before",
+        (transport.rank,),
+    )
