@@ -61,7 +61,8 @@ def sampled(letters, jitter, seed, samples=SAMPLES):
     pair = np.minimum(*ends) * len(letters.capacity) + np.maximum(*ends)
     _, link = np.unique(pair, return_inverse=True)
     factor = np.random.default_rng(seed).gamma(1 / jitter**2, jitter**2, (samples, link.max() + 1))
-    return letters._replace(latency=letters.latency[0] * factor[:, link])
+    # By `take`: factor[:, link] is laid out by columns, for which all loops would be compiled a second time.
+    return letters._replace(latency=letters.latency[0] * factor.take(link, axis=1))
 
 
 class _Search:

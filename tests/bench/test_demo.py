@@ -32,7 +32,7 @@ TRANSPORT = "mpi" if find_spec("mpi4py") else "local"
 def ran(tmp_path_factory):
     """(document, standard error, folder) of a short run in a pipe."""
     folder = tmp_path_factory.mktemp("demo")
-    options = "--seconds 1 --pace 6ms --hold 8 --json - --plot out.png --trace out.json --transport".split()
+    options = "--seconds 1 --pace 4ms --hold 8 --json - --plot out.png --trace out.json --transport".split()
     done = subprocess.run(
         [*COMMAND, *options, TRANSPORT], capture_output=True, text=True, timeout=240, check=False, cwd=folder
     )
