@@ -113,7 +113,7 @@ class MpiTransport(Transport):
         self._mpi = MPI
         self._group = group
         self._comm = world.Dup()
-        # What a failed post had already started: MPI still uses its memory.
+        # Of posts that failed, or that nobody holds any more: what of them is under way uses its memory still.
         self._abandoned = []
         unlink_segments()
         self.rank = world.rank
@@ -140,7 +140,7 @@ class MpiTransport(Transport):
                 start = comm.Isend if type(op) is Send else comm.Irecv
                 requests.append(start(self._memory(region, offset, nbytes), peer, tag))
         except self._mpi.Exception as error:  # a longer message is there already
-            self._abandoned.append(requests)
+            self.adopt(requests)
             self.explain(error, {op.peer for op in ops})
         return MpiRequest(self, ops, requests)
 
@@ -184,6 +184,10 @@ class MpiTransport(Transport):
         self._abandoned.append(requests)
         for request in requests:
             request.cancel_receives()
+
+    def adopt(self, requests):
+        """Keep the memory of MPI requests that nobody holds any more."""
+        self._abandoned.append(requests)
 
     def explain(self, error, peers):
         """Raise what the MPI error in an exchange with `peers` means: often the first sign of a death."""
@@ -262,6 +266,10 @@ class MpiRequest(Request):
         return sorted(
             {op.peer for op, request in zip(self._ops, self._requests, strict=True) if not self._is_complete(request)}
         )
+
+    def __del__(self):
+        if not self._done and any(self._requests):
+            self.transport.adopt(self._requests)
 
     def _is_complete(self, request):
         try:

@@ -5,10 +5,12 @@ A check is called on every rank at once and raises where the transport is wrong.
 """
 
 import contextlib
+import gc
 import os
 import signal
 import sys
 import time
+import weakref
 
 import numpy as np
 
@@ -192,6 +194,21 @@ def check_request_states(transport):
         request.wait(0.0)
 
 
+def check_dropped_request(transport):
+    """A request that nobody holds keeps its memory until the message has come."""
+    after, before = neighbours(transport)
+    array = np.zeros(5000, np.uint8)
+    its_memory = weakref.ref(array)
+    transport.post((Recv(transport.register(array), 0, array.nbytes, before, 9),))
+    del array
+    gc.collect()
+    assert its_memory() is not None
+    transport.barrier(LONG_S)
+    sent = pattern(5000, transport.rank)
+    transport.post((Send(transport.register(sent), 0, sent.nbytes, after, 9),)).wait(LONG_S)
+    transport.barrier(LONG_S)
+
+
 def check_timeout(transport):
     """A wait runs out in time and names the rank; the receive is still posted and completes later."""
     after, before = neighbours(transport)
@@ -307,6 +324,7 @@ ORDERLY = [
     check_lanes_and_communicators,
     check_sources_are_told_apart,
     check_request_states,
+    check_dropped_request,
     check_timeout,
     check_bad_operations,
     check_wrong_sizes,
