@@ -7,6 +7,9 @@ from .arguments import check_whole
 from .plans import USER_LANES
 from .requests import MessageRequest
 
+# So many open messages are kept before the first look for complete ones.
+LEAST_SWEEP = 16
+
 
 class Messages:
     """The messages that `comm`, a Communicator, has started."""
@@ -14,7 +17,7 @@ class Messages:
     def __init__(self, comm):
         self._comm = comm
         # Those not known to be complete: they hold the arrays, whatever becomes of the request.
-        self._open = []
+        self._open, self._sweep_at = [], LEAST_SWEEP
 
     def start(self, verbs, peer, tag, stream):
         """Start what `verbs` says, (Send or Recv, array) each, together: over nccl one would wait for the other.
@@ -46,6 +49,9 @@ class Messages:
             ops.append(verb(region, 0, region.nbytes, comm.ranks[peer], ends))
         with comm.failing:
             request = MessageRequest(comm, post(tuple(ops)))
-            self._open = [message for message in self._open if not message.done and not message.poll()]
+            if len(self._open) >= self._sweep_at:
+                self._open = [message for message in self._open if not message.done and not message.poll()]
+                # However many are open, a start looks at two of them on average.
+                self._sweep_at = max(LEAST_SWEEP, 2 * len(self._open))
         self._open.append(request)
         return request

@@ -172,7 +172,7 @@ class MessageRequest(Request):
 
     def pending_peers(self):
         """As CallRequest.pending_peers."""
-        return self._request.pending_peers()
+        return [] if self.done else self._request.pending_peers()
 
     def expire(self, limit_s):
         raise timeout_error(self.communicator.transport, self._request.awaited_peers(), limit_s)
@@ -182,7 +182,9 @@ class MessageRequest(Request):
         now_s = time.monotonic()
         with self.communicator.failing:
             self.done = self._request.test()
-        if not self.done:
+        if self.done:
+            self._request = None  # which holds the arrays
+        else:
             self.looked_s = now_s
         return self.done
 

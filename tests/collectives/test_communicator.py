@@ -11,6 +11,7 @@ import pytest
 
 import lanterne
 from lanterne.collectives import plans
+from lanterne.collectives.requests import MessageRequest
 from lanterne.errors import InputError, PeerFailed, TransportError, TransportTimeout
 
 from .outcomes import frozen, outcome, sum_of_ranks
@@ -314,3 +315,34 @@ def test_algorithms_without_a_native_one():
     names = lanterne.spawn(2, lambda comm: comm.algorithms("all_reduce"))[0]
     assert "ring" in names and "native" not in names
     assert all("stragglar" not in names for names in lanterne.spawn(3, lambda comm: comm.algorithms("all_reduce")))
+
+
+def test_a_start_looks_at_few_of_many_open_messages(monkeypatch):
+    polls, poll = [], MessageRequest.poll
+    monkeypatch.setattr(MessageRequest, "poll", lambda self: polls.append(self) or poll(self))
+
+    def job(comm):
+        words = np.arange(200)
+        came = np.zeros_like(words)
+        receives = [comm.start_recv(came[i : i + 1], 0) for i in range(200)]
+        assert len(polls) < 2 * 200
+        for i in range(200):
+            comm.send(words[i : i + 1], 0)
+        for receive in receives:
+            receive.wait()
+        return (came == words).all()
+
+    assert lanterne.spawn(1, job) == [True]
+
+
+def test_a_message_that_is_complete_lets_go_of_its_array():
+    def job(comm):
+        array = np.zeros(1000)
+        its_memory = weakref.ref(array)
+        receive = comm.start_recv(np.zeros(1000), 0)
+        comm.send(array, 0)
+        del array
+        receive.wait()
+        return its_memory()
+
+    assert lanterne.spawn(1, job) == [None]
