@@ -159,11 +159,11 @@ def _is_same(one, other):
 
 def _polished(plan, problem, bound, time_limit_s, progress):
     """(plan, bound) after the solver went on from `plan` for what is left of the time."""
-    from .optimal import solve
+    from .optimal import least_limit_s, solve
 
     made = simulate(plan, problem).makespan
     whole = not any(action.parts > 1 or action.kind == "BW" for rank in plan.ranks for action in rank)
-    if made <= bound * (1 + 1e-9) or time_limit_s <= 0:
+    if made <= bound * (1 + 1e-9) or time_limit_s < least_limit_s(problem, plan.placement):
         return plan, bound
     solution = solve(
         problem, placement=plan.placement, hint=plan if whole else None, time_limit_s=time_limit_s, progress=progress

@@ -19,6 +19,8 @@ from .simulate import simulate
 
 # The share of the time that the solver may look for a plan that reaches the lower bound.
 REACH_SHARE = 0.4
+# What making the solver's model takes, about.
+MODEL_S_PER_ACTION = 2e-4
 # Quick schedulers besides CrossPipe's greedy whose plans have F, B and W apart, by placement.
 QUICK = {"unidirectional": ("adaptra", "zb_h1", "zb_h2"), "wave": ("zb_v",)}
 
@@ -71,7 +73,7 @@ def solve(problem, *, placement=None, hint=None, time_limit_s=60.0, gap=0.0, wor
 
     Raises:
         ScheduleError: the hint is not a plan of this problem that fits in memory.
-        InputError: it holds fused actions or pieces.
+        InputError: it holds fused actions or pieces; or `time_limit_s` is below `least_limit_s`.
 
     Cost: one variable per action and message; 4 to 8 stages x 8 to 16 microbatches are proved in seconds.
     Paper: Chen et al. 2025 (CrossPipe), section 4.1; differs: times are whole numbers, memory is taken from an action's
@@ -79,6 +81,12 @@ def solve(problem, *, placement=None, hint=None, time_limit_s=60.0, gap=0.0, wor
     """
     began = time.monotonic()
     placement = as_placement(placement, problem.stages)
+    least_s = least_limit_s(problem, placement)
+    if time_limit_s < least_s:
+        raise InputError(
+            f"optimal: got {problem.stages} stages, {problem.microbatches} microbatches and a time limit of "
+            f"{time_limit_s:g} s, expected at least {least_s:.3g} s, which the solver's model takes; `best` needs less"
+        )
     hint = hint or best_hint(problem, placement)
     if any(action.parts > 1 or action.kind not in SPLIT_KINDS for rank in hint.ranks for action in rank):
         raise InputError(
@@ -88,8 +96,13 @@ def solve(problem, *, placement=None, hint=None, time_limit_s=60.0, gap=0.0, wor
     bound = lower_bound(problem, placement)
     search = _Search(timeline, bound, began, progress)
     if not search.is_closed(gap):
-        search.solve(time_limit_s, gap, workers)
+        search.solve(began + time_limit_s, least_s, gap, workers)
     return search.solution()
+
+
+def least_limit_s(problem, placement):
+    """Seconds in which `solve` can do no more than make its model, about."""
+    return MODEL_S_PER_ACTION * len(SPLIT_KINDS) * placement.route_length * problem.microbatches
 
 
 def best_hint(problem, placement):
@@ -135,8 +148,8 @@ class _Search:
             if self.progress:
                 self.progress(now)
 
-    def solve(self, time_limit_s, gap, workers):
-        """Look for a plan that reaches the bound for a share of the time, then for the best in the rest.
+    def solve(self, ends, model_s, gap, workers):
+        """Look for a plan that reaches the bound for a share of the time until `ends`, then for the best in the rest.
 
         Asked for nothing longer than the bound, the solver prunes most: it finds such a plan, and there often is one,
         long before it would improve its way there, or proves that there is none.
@@ -149,15 +162,13 @@ class _Search:
         solver.parameters.use_strong_propagation_in_disjunctive = True
         solver.parameters.num_workers = workers or len(os.sched_getaffinity(0))
         solver.parameters.relative_gap_limit = gap
-        ends = time.monotonic() + time_limit_s
         for horizon, share in ((self.bound, REACH_SHARE), (self.timeline.makespan, 1.0)):
-            left_s = ends - time.monotonic()
-            if left_s > 0 and not self.is_closed(gap):
-                solver.parameters.max_time_in_seconds = share * left_s
-                self.attempt(solver, horizon)
+            now = time.monotonic()
+            if ends - now > model_s and not self.is_closed(gap):
+                self.attempt(solver, horizon, now + share * (ends - now))
 
-    def attempt(self, solver, horizon):
-        """Let `solver` look for the best plan no longer than `horizon`."""
+    def attempt(self, solver, horizon, ends):
+        """Let `solver` look for the best plan no longer than `horizon` until `ends`."""
         from ortools.sat.python import cp_model
 
         model = build_model(costs(self.problem, self.plan.placement), horizon, self.bound)
@@ -168,6 +179,7 @@ class _Search:
             def on_solution_callback(self):
                 note(self.objective_value * unit, self.best_objective_bound * unit)
 
+        solver.parameters.max_time_in_seconds = max(0.0, ends - time.monotonic())
         solver.best_bound_callback = lambda bound: note(lower_bound=bound * unit)
         status = solver.solve(model.model, Watcher())
         if status == cp_model.INFEASIBLE:

@@ -147,6 +147,10 @@ def test_time_limit_and_hint():
         solve(problem, hint=gpipe_of_whole_actions(problem))
     with pytest.raises(InputError, match="expected whole F, B and W"):
         solve(problem, hint=crosspipe(problem, weight_parts=2))
+    with pytest.raises(
+        InputError, match="got 1000 stages, 1000 microbatches and a time limit of 60 s, expected at least"
+    ):
+        solve(Problem(1000, 1000, 1, 1, 1))
 
 
 def test_the_scheduler_returns_the_plan():
