@@ -20,7 +20,7 @@ from ..errors import InputError, PeerFailed, TransportError
 from .delegate_handle import END_S, Handle
 from .delegate_memory import Arena, check_machine
 from .delegate_process import DROPPED, LOST, MISFIT, RECEIVE, RECEIVED, SEND, SENT, SETUP_S
-from .neighbours import HERE, Neighbours, meet
+from .neighbours import Neighbours, meet
 from .rail import MEMORY, listen
 from .rail_names import TCP, bind_address, check_agreed, joined, network_host, share_memory
 
@@ -61,7 +61,7 @@ class Delegates:
         on_sent: called with the offset of a message once its memory may change.
 
     Attributes:
-        senders: by peer a function f(offset, nbytes, departure_ns) that sends `nbytes` bytes at `offset` of the arena:
+        senders: by peer a function f(nbytes, offset, departure_ns) that sends `nbytes` bytes at `offset` of the arena:
             in 1 us to a neighbour, else 4, or 10 if the delegate must be woken; some 15 more where the caches hold
             nothing of ours.
         addresses: of the rails here; None for MEMORY.
@@ -133,7 +133,7 @@ class Delegates:
             self._receives[peer] = cycle([(flow.receives, handle) for flow, handle in pairs])
             self.senders[peer] = partial(self._send, peer)
         for peer, neighbour in self.neighbours.items():
-            self.senders[peer] = partial(neighbour.outbox.put, HERE)
+            self.senders[peer] = neighbour.outbox.put
 
     @property
     def arenas(self):
@@ -144,7 +144,7 @@ class Delegates:
         """How many messages handed over have not come yet."""
         return self._under_way + sum(len(neighbour.outbox.backlog) for neighbour in self.neighbours.values())
 
-    def _send(self, peer, offset, nbytes, departure_ns):
+    def _send(self, peer, nbytes, offset, departure_ns):
         waiting, handle = next(self._sends[peer])
         waiting.append(offset)
         self._under_way += 1

@@ -14,9 +14,9 @@ from ..errors import PeerFailed, TransportError
 from .delegate_memory import RING_WORDS, Ring, make_memory, map_memory
 from .rail import MEMORY, join
 
-# Notes. HERE offset nbytes departure_ns: a message lies in the arena of who says so; READ offset: it is not read any
-# more; BYE: no further note comes.
-HERE, READ, BYE = range(1, 4)
+# Notes. NBYTES offset departure_ns: a message of at least 0 bytes lies in the arena of who says so; READ offset: it is
+# not read any more; BYE: no further note comes.
+READ, BYE = -1, -2
 RING_NBYTES = 8 * RING_WORDS
 
 
@@ -28,7 +28,7 @@ class Neighbour:
         words: memory of the ring to it.
         on_sent: see Delegates.
 
-    Attributes: `outbox`, the Ring to it, for HERE; `arena`, its own, a memoryview, once `hear` was called;
+    Attributes: `outbox`, the Ring to it, for messages; `arena`, its own, a memoryview, once `hear` was called;
         `awaited`, the receives that there is no message for.
     """
 
@@ -59,18 +59,18 @@ class Neighbour:
         if self._inbox.is_empty():
             return False
         while (note := self._inbox.take()) is not None:
-            kind, offset, nbytes, departure_ns, _ = note
+            kind, offset, departure_ns, *_ = note
             if kind == READ:
                 self._on_sent(offset)
             elif kind == BYE:
                 self.has_left = True
             elif self.awaited:
-                self._arrive(offset, nbytes, departure_ns)
+                self._arrive(kind, offset, departure_ns)
             else:
-                self._early.append((offset, nbytes, departure_ns))
+                self._early.append((kind, offset, departure_ns))
         return True
 
-    def _arrive(self, offset, nbytes, departure_ns):
+    def _arrive(self, nbytes, offset, departure_ns):
         expected, done = self.awaited.popleft()
         if nbytes != expected:
             what = f"a message of {nbytes} bytes from rank {self.rank}"

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from lanterne.errors import PeerFailed, TransportError
 from lanterne.transport.delegate_memory import NUM_NOTES, PAGE, make_memory, map_memory
-from lanterne.transport.neighbours import HERE, RING_NBYTES, Neighbour, Neighbours
+from lanterne.transport.neighbours import RING_NBYTES, Neighbour, Neighbours
 
 
 class Ends:
@@ -42,7 +42,7 @@ def test_messages_come_in_order_and_memory_goes_back(steps):
     def step(choice):
         nonlocal sent, posted
         if choice == 0:
-            sender.outbox.put(HERE, sent * 8, 8, sent)
+            sender.outbox.put(8, sent * 8, sent)
             sent += 1
         elif choice == 1:
             receiver.receive(8, done)
@@ -74,7 +74,7 @@ def test_a_send_never_waits_for_a_neighbour_that_computes():
     (sender, receiver), got = Ends().ranks, []
     count = 2 * NUM_NOTES + 5
     for index in range(count):
-        sender.outbox.put(HERE, index, 1)
+        sender.outbox.put(1, index)
     assert len(sender.outbox.backlog) == count - NUM_NOTES
     for _ in range(count):
         receiver.receive(1, lambda _, place: got.append(place))
@@ -90,7 +90,7 @@ def test_a_send_never_waits_for_a_neighbour_that_computes():
 def test_a_message_is_read_where_it_was_written():
     (sender, receiver), got = Ends().ranks, []
     np.frombuffer(receiver.arena, np.uint8)[PAGE : PAGE + 3] = 7, 8, 9
-    sender.outbox.put(HERE, PAGE, 3)
+    sender.outbox.put(3, PAGE)
     receiver.receive(3, lambda _, place: got.append(bytes(receiver.arena[place : place + 3])))
     receiver.progress()
     assert got == [bytes((7, 8, 9))]
@@ -101,7 +101,7 @@ def test_a_message_is_read_where_it_was_written():
 def test_another_size_is_an_error():
     sender, receiver = Ends().ranks
     receiver.receive(5, None)
-    sender.outbox.put(HERE, 0, 4)
+    sender.outbox.put(4, 0)
     with pytest.raises(TransportError, match="got a message of 4 bytes from rank 0, expected 5"):
         receiver.progress()
 
@@ -111,7 +111,7 @@ def test_who_is_gone_is_named_once_something_of_it_is_needed(leaves, why):
     gone, waiting = Ends().ranks
     met, got = Neighbours(), []
     met.add(waiting)
-    gone.outbox.put(HERE, 0, 4)
+    gone.outbox.put(4, 0)
     gone.close() if leaves else gone.sock.close()
     met.check()
     waiting.receive(4, lambda *message: got.append(message))
