@@ -19,6 +19,8 @@ class Request:
     moved = False
     # Of a call with device arrays, where it stands on the user's stream (device.Entry).
     entry = None
+    # Of time.monotonic(), when it will be done; inf where nobody knows.
+    due_s = inf
     # Once a call is queued on streams, which is as far as the CPU has to wait, the transport's request of its end.
     completion = None
 
@@ -170,6 +172,11 @@ class MessageRequest(Request):
         super().__init__(communicator)
         self._request, self.looked_s = request, -inf
 
+    @property
+    def due_s(self):
+        """See Request."""
+        return self._request.due_s
+
     def pending_peers(self):
         """As CallRequest.pending_peers."""
         return [] if self.done else self._request.pending_peers()
@@ -205,7 +212,7 @@ def wait(request, timeout_s, queued):
             return
         polls += 1
         idle = 0 if moved else idle + 1
-        napped = idle and pauses.pause(idle)
+        napped = idle and pauses.pause(idle, request.due_s)
         if not napped and polls % POLLS_PER_CHECK:
             continue
         now_s = time.monotonic()

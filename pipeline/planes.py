@@ -79,7 +79,14 @@ def shaped(comm, links, in_order=False, rendezvous=False):
         links, in_order, rendezvous: as ShapedTransport has them, but ranks of `comm`.
     """
     links = {(comm.ranks[source], comm.ranks[peer]): link for (source, peer), link in (links or {}).items()}
-    return comm.split(0, comm.rank, ShapedTransport(comm.transport, links, in_order, True, rendezvous))
+    return _own(comm, ShapedTransport(comm.transport, links, in_order, True, rendezvous))
+
+
+def _own(comm, transport=None):
+    """A Communicator of the ranks of `comm` for a plane alone. Who waits late for a message delays all that follow."""
+    own = comm.split(0, comm.rank, transport)
+    own.pauses = own.pauses.finer()
+    return own
 
 
 def inline(comm, links=None, queue=1):
@@ -97,7 +104,7 @@ def delegate(comm, links=None, pairs=None, direct="inline", **options):
     from .delegate import Delegate
 
     others = None if pairs is None else make_plane(direct, comm, links)
-    return Delegate(comm.split(0, comm.rank), others, links, pairs, **options)
+    return Delegate(_own(comm), others, links, pairs, **options)
 
 
 def paired(comm, links=None):

@@ -11,6 +11,7 @@ import os
 import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from math import inf
 from typing import NamedTuple
 
 from ..errors import InputError, TransportError, TransportTimeout
@@ -152,6 +153,8 @@ class Request(ABC):
     """The completion of one post. It keeps the posted regions alive until it is done."""
 
     __slots__ = ()
+    # Of time.monotonic(), when it will be complete; inf where nobody knows.
+    due_s = inf
 
     @abstractmethod
     def test(self):

@@ -4,11 +4,12 @@ A yield hands a core over in 3 us, but where other programs compute each of them
 nap takes 50 us and, since the kernel prefers those that slept, hardly more there. So a wait yields some times, then
 naps; and once a yield was slow, all waits of this process nap at once for a while. The longer a wait has napped the
 longer are its naps: where messages take milliseconds, as on a slow network, looking each 50 us costs a core half of its
-time and gains nothing.
+time and gains nothing. From action to action of a pipeline it does, and its waits take naps that grow less.
 """
 
 import os
 import time
+from math import inf
 
 # Yields before the first nap: where each rank has a core, and to be shared by the ranks of a core where they have not.
 YIELDS, YIELDS_SHARED, YIELDS_LEAST = 2000, 400, 20
@@ -16,29 +17,45 @@ YIELDS, YIELDS_SHARED, YIELDS_LEAST = 2000, 400, 20
 NAP_S = 1e-6
 # Each nap is longer than the one before by this part of 50 us; so a wait lasts at most some tenth longer for its naps.
 LONGER_S, MAX_NAP_S = 6e-6, 300e-6
+FINER_S = 1e-6
+# When a wait is known to end at an instant, the last part of it yields.
+SPIN_S = 200e-6
 # A yield of this length went to somebody who computes. After it, naps for CROWDED_S, then one more try.
 SLOW_YIELD_S = 500e-6
 CROWDED_S = 0.05
 
 
 class Pauses:
-    """The pauses of all waits of a process or thread, one of `ranks_here` ranks of the job on this host."""
+    """The pauses of all waits of a process or thread, one of `ranks_here` ranks of the job on this host.
 
-    __slots__ = ("_nap_until_s", "yields")
+    Args:
+        longer_s: by how much a nap is longer than the one before.
+    """
 
-    def __init__(self, ranks_here=1):
+    __slots__ = ("_nap_until_s", "_ranks_here", "longer_s", "yields")
+
+    def __init__(self, ranks_here=1, longer_s=LONGER_S):
+        self._ranks_here, self.longer_s = ranks_here, longer_s
         cores = os.cpu_count()
         self.yields = YIELDS if ranks_here <= cores else max(YIELDS_LEAST, YIELDS_SHARED * cores // ranks_here)
         self._nap_until_s = 0.0
 
-    def pause(self, idle):
+    def finer(self):
+        """Pauses of the same ranks, for waits whose lateness counts."""
+        return Pauses(self._ranks_here, FINER_S)
+
+    def pause(self, idle, due_s=inf):
         """Pause between two polls; `idle` counts those that found nothing since something last moved. True after a nap.
+
+        Args:
+            due_s: of time.monotonic(), when it will be found; inf where nobody knows.
 
         Cost: 0.3 us besides the yield.
         """
         before_s = time.monotonic()
-        if idle >= self.yields or before_s < self._nap_until_s:
-            time.sleep(min(NAP_S + LONGER_S * max(0, idle - self.yields), MAX_NAP_S))
+        left_s = due_s - SPIN_S - before_s
+        if left_s > 0 and (idle >= self.yields or before_s < self._nap_until_s):
+            time.sleep(min(NAP_S + self.longer_s * max(0, idle - self.yields), MAX_NAP_S, left_s))
             return True
         os.sched_yield()
         now_s = time.monotonic()

@@ -12,6 +12,7 @@ import os
 import struct
 import time
 from dataclasses import dataclass
+from math import inf
 
 from ..errors import InputError
 from .base import LANE_BITS, Recv, Request, Send, check_ops, check_timeout_s, timeout_error
@@ -161,6 +162,11 @@ class ShapedRequest(Request):
         self._inner = inner
         self._held = releases
         self._arrivals = arrivals
+
+    @property
+    def due_s(self):
+        """When the emulated links let the last byte through; inf while it is not known."""
+        return inf if self._arrivals or not self._held else max(self._held)[0]
 
     def test(self):
         if not self._inner.test():

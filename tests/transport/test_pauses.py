@@ -3,7 +3,7 @@
 import pytest
 
 from lanterne.transport import pauses
-from lanterne.transport.pauses import CROWDED_S, MAX_NAP_S, NAP_S, SLOW_YIELD_S, YIELDS, YIELDS_LEAST, Pauses
+from lanterne.transport.pauses import CROWDED_S, MAX_NAP_S, NAP_S, SLOW_YIELD_S, SPIN_S, YIELDS, YIELDS_LEAST, Pauses
 
 
 class Machine:
@@ -69,3 +69,22 @@ def test_after_a_slow_yield_every_wait_naps_for_a_while(machine):
         assert waiting.pause(1)
     machine.yield_s = SLOW_YIELD_S / 2
     assert [waiting.pause(1) for _ in range(10)] == [False] * 10
+
+
+def test_finer_naps_grow_less(machine):
+    waiting, finer = Pauses(16), Pauses(16).finer()
+    assert finer.yields == waiting.yields
+    for idle in range(waiting.yields, waiting.yields + 20):
+        assert waiting.pause(idle)
+        coarse_s = machine.last_nap_s
+        assert finer.pause(idle)
+        assert NAP_S <= machine.last_nap_s <= NAP_S + 0.2 * coarse_s
+
+
+def test_no_nap_goes_beyond_what_is_due(machine):
+    waiting = Pauses(16)
+    late = waiting.yields + 1000
+    assert waiting.pause(late, machine.now_s + SPIN_S + 20e-6)
+    assert machine.last_nap_s == pytest.approx(20e-6)
+    assert not waiting.pause(late, machine.now_s + SPIN_S / 2)
+    assert not waiting.pause(late, machine.now_s - 1)
