@@ -2,6 +2,8 @@
 
 from typing import NamedTuple
 
+import numpy as np
+
 
 class Bar(NamedTuple):
     """A figure and the least or most that it may be.
@@ -37,3 +39,9 @@ def at_most(what, found, limit, form="{:.3g}"):
 def at_least(what, found, limit, form="{:.3g}"):
     """The Bar that a figure must reach."""
     return Bar(what, found, limit, True, form)
+
+
+def near_simulator(records, limit, what="measured off simulated"):
+    """The Bar of how far off, a share, the farthest of records is: `predicted_s`, and `measured_s`, one or several."""
+    off = max(abs(float(np.median(record["measured_s"])) / record["predicted_s"] - 1) for record in records)
+    return at_most(what, off, limit, "{:.1%}")

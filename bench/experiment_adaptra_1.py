@@ -6,7 +6,7 @@ the slow link: the first difference is blocking, the second dependencies.
 
 import statistics
 
-from .bars import at_most
+from .bars import near_simulator
 from .experiment_adaptra_15 import QUIET, SLOW_LINK
 from .study import Point, System, slowed, study
 from .units import format_time
@@ -66,8 +66,7 @@ def row(record):
 
 def bars(records):
     """How near the simulator's in-order mode is."""
-    off = max(abs(record["measured_s"] / record["predicted_s"] - 1) for record in records)
-    return [at_most("measured off simulated", off, 0.05, "{:.1%}")]
+    return [near_simulator(records, 0.05)]
 
 
 def draw(figure, records):

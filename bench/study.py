@@ -13,7 +13,7 @@ from ..pipeline.problem import Problem
 from ..pipeline.schedulers import plan
 from ..pipeline.simulate import simulate
 from . import report
-from .bars import at_most
+from .bars import near_simulator
 from .pipeline_measure import Case, measure
 from .units import format_time
 
@@ -167,13 +167,12 @@ BLOCKED = ("1F1B", "ZB")
 
 def bars(records):
     """How far from the simulator's the measured times may be."""
-    off = {name: 0.0 for name in dict.fromkeys(record["system"] for record in records)}
+    by_system = {}
     for record in records:
-        found = abs(statistics.median(record["measured_s"]) / record["predicted_s"] - 1)
-        off[record["system"]] = max(off[record["system"]], found)
+        by_system.setdefault(record["system"], []).append(record)
     return [
-        at_most(f"{name}, measured off simulated", found, 0.05 if name in BLOCKED else 0.02, "{:.1%}")
-        for name, found in off.items()
+        near_simulator(own, 0.05 if name in BLOCKED else 0.02, f"{name}, measured off simulated")
+        for name, own in by_system.items()
     ]
 
 
