@@ -19,6 +19,7 @@ from ..pipeline.check import CheckedPlan, check
 from ..pipeline.execute import execute
 from ..pipeline.measured import COLUMNS, gather, timeline
 from ..pipeline.plan import Plan
+from ..pipeline.plane import free_nbytes
 from ..pipeline.planes import find_plane, make_plane
 from ..pipeline.problem import Problem
 from ..pipeline.simulate import Timeline
@@ -30,8 +31,8 @@ from . import report
 from .measure import agree_start_s
 
 LOCAL = "local"
-# Files of errors of the ranks, by name: what is not there before what went wrong.
-MISSING = "error-!"
+# What the ranks' errors become, the first that is met first: what is not there and what cannot be before what failed.
+ERRORS = (Unavailable, InputError, LanterneError)
 
 
 class Case(NamedTuple):
@@ -93,6 +94,26 @@ def check_case(case):
         )
     if any(nbytes != int(nbytes) for nbytes in case.problem.message_nbytes):
         raise InputError(f"message_nbytes: got {case.problem.message_nbytes}, expected whole numbers")
+    # Receives are posted ahead. Of a job that is there already, perhaps on several hosts, nothing is known.
+    nbytes, free = int(max(case.problem.message_nbytes)), free_nbytes()
+    needed = nbytes * num_messages(case.checked.plan)
+    if needed > free and not in_a_job():
+        raise InputError(
+            f"message_nbytes: got {nbytes}, {needed} for the messages of an iteration, expected at most the {free} "
+            "bytes that are free on this host"
+        )
+
+
+def num_messages(plan):
+    """How many messages an iteration of `plan` sends from rank to rank."""
+    placement = plan.placement
+    ranks = placement.stage_to_rank
+    forward = (
+        len(placement.microbatches_of(stage, plan.microbatches))
+        for stage in range(placement.num_stages)
+        if (after := placement.step(stage, 1)) is not None and ranks[stage] != ranks[after]
+    )
+    return 2 * sum(forward)
 
 
 def emulated_links(problem, unit_s):
@@ -156,8 +177,8 @@ def _launched(function, work, ranks):
         exit_code = launch([sys.executable, "-c", code, folder], ranks, launcher=launcher)
         errors = sorted(Path(folder).glob("error-*"))
         if errors:
-            kind = Unavailable if errors[0].name.startswith(MISSING) else LanterneError
-            raise kind(errors[0].read_text())
+            kind = int(errors[0].name.split("-")[1])
+            raise ERRORS[kind](errors[0].read_text())
         if exit_code or not Path(folder, "found").exists():
             raise LanterneError(f"pipeline: the ranks ended with exit code {exit_code}, expected 0")
         return json.loads(Path(folder, "found").read_text())
@@ -169,10 +190,10 @@ def rank_main(function, folder):
     try:
         found = run_rank(function, work)
     except LanterneError as error:
-        # Sorted by name: the error itself before what the others heard of it.
-        heard = type(error) is not LanterneError
-        name = MISSING if isinstance(error, Unavailable) else f"error-{int(heard)}"
-        Path(folder, f"{name}-{id(error)}").write_text(str(error))
+        kind = next(i for i, known in enumerate(ERRORS) if isinstance(error, known))
+        # The error itself before what the others heard of it.
+        heard = type(error) is not ERRORS[kind]
+        Path(folder, f"error-{kind}-{int(heard)}-{id(error)}").write_text(str(error))
         return 1
     if found is not None:
         Path(folder, "found").write_text(json.dumps(found))

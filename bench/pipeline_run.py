@@ -34,6 +34,7 @@ from ..pipeline.simulate import simulate
 from ..pipeline.trace import chrome_trace
 from ..transport.rail_names import check_rail
 from . import report
+from .bars import near_simulator
 from .events_input import add_event_arguments, events_from
 from .options import whole
 from .pipeline_input import add_problem_arguments, problem_from
@@ -41,6 +42,9 @@ from .pipeline_measure import Case, check_case, measure
 from .pipeline_plan import make
 from .pipeline_report import described, labelled
 from .units import format_time, parse_time_s
+
+# How far measured may be off predicted: where sends block, and else.
+BLOCKED_LIMIT, LIMIT = 0.05, 0.02
 
 
 def add_arguments(parser):
@@ -65,6 +69,9 @@ def add_arguments(parser):
     parser.add_argument("--adapt", action="store_true", help="measure delays, plan anew, swap plans and paths")
     add_event_arguments(parser)
     parser.add_argument("--transport", default="mpi", help="mpi (default), ucx, or local: threads")
+    parser.add_argument(
+        "--check", action="store_true", help="exit 1 if measured is off predicted by over 2 % (inline: 5 %)"
+    )
     parser.add_argument("--timeout", default="60s", metavar="T", help="of every wait (default 60s)")
     parser.add_argument("--json", metavar="FILE", help="write everything, raw samples too ('-' for standard output)")
     parser.add_argument(
@@ -74,7 +81,7 @@ def add_arguments(parser):
 
 
 def run(args):
-    """Plan, run, print; exit code 0."""
+    """Plan, run, print; exit code 0, or 1 for a bar missed."""
     cases, unit = cases_of(args)
     timeout_s = parse_time_s(args.timeout, "--timeout")
     if timeout_s <= 0:
@@ -90,7 +97,7 @@ def run(args):
     report.tell(args.json, document, print_records)
     for each in zip(cases, predicted, outcomes, strict=True):
         write_pictures(args, *each, several=len(cases) > 1)
-    return 0
+    return int(args.check and not all(bar.is_met for bar in bars(records)))
 
 
 def cases_of(args):
@@ -152,6 +159,18 @@ def run_events(args, cases, timeout_s):
     return 0
 
 
+def bars(records):
+    """How far from the simulator's the measured times may be: a Bar for each data plane."""
+    by_plane = {}
+    for each in records:
+        times = {"measured_s": each["measured_makespan_s"], "predicted_s": each["predicted_makespan_s"]}
+        by_plane.setdefault(each["data_plane"], []).append(times)
+    return [
+        near_simulator(times, BLOCKED_LIMIT if plane == "inline" else LIMIT, f"{plane}, measured off predicted")
+        for plane, times in by_plane.items()
+    ]
+
+
 def undelayed(problem):
     """The problem with links that take no time."""
     return dataclasses.replace(problem, link_latency=0.0, link_bandwidth=None)
@@ -206,6 +225,8 @@ def print_records(document, file):
         f"{len(results[0]['measured_makespan_s'])} iterations of each in turn, {document['environment']['cpus']} cores"
     ]
     report.print_table(COLUMNS, [row(result) for result in results], notes=notes, left=(0, 1), file=file)
+    for bar in bars(results):
+        print(f"# bar {bar}", file=file)
 
 
 def row(result):

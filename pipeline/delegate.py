@@ -9,7 +9,6 @@ Paper: ADAPTRA, section 5.2.
 import math
 import os
 import time
-from pathlib import Path
 from time import monotonic_ns as now_ns
 
 import numpy as np
@@ -20,7 +19,7 @@ from ..transport.base import timeout_error
 from ..transport.delegate import DEFAULT_RAILS, Delegates, queues_needed
 from ..transport.shaped import SPIN_S, Ends
 from .inline import Inline
-from .plane import DataPlane, Receive
+from .plane import DataPlane, Receive, free_nbytes
 
 # Of the memory that the host has free, for all ranks together.
 MEMORY_SHARE = 0.5
@@ -53,12 +52,12 @@ class Delegate(DataPlane):
         self._peers = _delegated_peers(pairs, direct, comm.rank, comm.world_size)
         self._ends = Ends(comm.rank, links or {}, separate=True)
         if memory_nbytes is None:
-            memory_nbytes = int(MEMORY_SHARE * _free_nbytes() / comm.world_size)
+            memory_nbytes = int(MEMORY_SHARE * free_nbytes() / comm.world_size)
         self.delegates = Delegates(
             comm.rank, self._peers, lambda told: _exchange(comm, told), queues, rails, memory_nbytes, self._sent
         )
         self._memory, self._near = self.delegates.arena.view, self.delegates.arenas
-        self._senders = self.delegates.senders
+        self._senders, self._links = self.delegates.senders, self._ends.links
         # (shape, dtype) -> arrays that are free; id -> (offset, nbytes, array) of all.
         self._free, self._lent = {}, {}
         # Offset -> array of those that are sent and not released yet; offsets of those from earlier iterations.
@@ -70,17 +69,19 @@ class Delegate(DataPlane):
         return self._take(shape, dtype) if peer in self._peers else self.direct.lend(shape, dtype, peer)
 
     def send(self, buffer, peer, timeout_s=None):
-        if peer not in self._senders:
+        # The stage has swept the caches: each object that is touched here costs a tenth of a microsecond or more.
+        send = self._senders.get(peer)
+        if send is None:
             return self.direct.send(buffer, peer, timeout_s)
         try:
             offset, nbytes, _ = self._lent[id(buffer)]
         except KeyError:
             raise InputError("send: got an array that was not lent, expected the one that `lend` gave") from None
         departure_ns = now_ns()
-        if self._ends.links:
+        if self._links:
             departure_ns = int(1e9 * self._ends.leave(peer, nbytes, departure_ns / 1e9)[0])
         self._out[offset] = buffer
-        self._senders[peer](offset, nbytes, departure_ns)
+        send(nbytes, offset, departure_ns)
         return False
 
     def _sent(self, offset):
@@ -126,7 +127,7 @@ class Delegate(DataPlane):
         return self._ends.arrive(peer, nbytes, departure_s)
 
     def set_link(self, source, destination, link):
-        self._ends.links[source, destination] = link
+        self._links[source, destination] = link
         if self.direct is not None:
             self.direct.set_link(source, destination, link)
 
@@ -305,11 +306,3 @@ def _exchange(comm, told):
     every = np.empty((comm.world_size, mine.nbytes), np.uint8)
     comm.all_gather(mine, every.reshape(-1))
     return [row[:count].tobytes() for row, count in zip(every, nbytes.tolist(), strict=True)]
-
-
-def _free_nbytes():
-    """Bytes of memory that this host could give."""
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) << 10
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -13,7 +13,9 @@ Messages from one rank to another match in order, so nothing else tells them apa
 iteration. One thread calls a plane; a plane serves any number of iterations and of plans, one after the other.
 """
 
+import os
 from abc import ABC, abstractmethod
+from pathlib import Path
 
 import numpy as np
 
@@ -106,3 +108,11 @@ class Pool:
     def give(self, array):
         """Take `array` back."""
         self._free.setdefault((array.shape, array.dtype), []).append(array)
+
+
+def free_nbytes():
+    """Bytes of memory that this host could give."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) << 10
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

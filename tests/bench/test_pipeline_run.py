@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from lanterne.bench import pipeline_measure
+from lanterne.bench import pipeline_measure, pipeline_run
 from lanterne.bench.cli import main
 from lanterne.bench.pipeline_measure import rank_main
 from lanterne.collectives.communicator import spawn
@@ -28,9 +28,11 @@ def test_every_contender_is_predicted_and_measured(capsys, tmp_path, transport, 
     words += ["--json", str(file), "--plot", str(picture), "--trace", str(trace), "--transport", transport]
     code, out, err = run(capsys, *words)
     assert (code, err) == (0, "")
-    assert [line.split()[:2] for line in out.splitlines()[3:]] == [
+    rows, bars = out.splitlines()[3:7], out.splitlines()[7:]
+    assert [line.split()[:2] for line in rows] == [
         [scheduler, plane] for scheduler in ("1f1b", "adaptra") for plane in ("inline", free)
     ]
+    assert [line.rpartition("%, ")[2] for line in bars] == ["expected at most 5.0%", "expected at most 2.0%"]
     document = json.loads(file.read_text())
     assert document["scheduler"] == "1f1b" and document["predicted_makespan_s"] == pytest.approx(0.040)
     for result in document["results"]:
@@ -57,6 +59,7 @@ def test_every_contender_is_predicted_and_measured(capsys, tmp_path, transport, 
         (["--timeout", "0"], "--timeout: got 0, expected more than 0"),
         (["--link", "1=3ms"], "link: got '1', expected 0 to 0"),
         (["--unit", "0s"], "--unit: got none"),
+        (["--message", "9000G"], "message_nbytes: got 9663676416000, 57982058496000 for the messages"),
     ],
 )
 def test_bad_input_is_one_line(capsys, words, message):
@@ -77,6 +80,14 @@ def test_a_problem_file_names_its_unit(capsys, tmp_path):
         file.write_text(json.dumps(problem | {key: value, "unit": "ms"}))
         assert main(words) == 2
         assert f"{key}: got some, expected none" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("limit", "code"), [(1e9, 0), (-1.0, 1)])
+def test_check_is_the_exit_code(capsys, monkeypatch, limit, code):
+    monkeypatch.setattr(pipeline_run, "LIMIT", limit)
+    words = ["--scheduler", "zb_h1", "--data-plane", "delegate", "--transport", "local", "--iterations", "1", "--check"]
+    found, out, _ = run(capsys, *words)
+    assert found == code and f"# bar {'MISSED' if code else 'met'}: delegate, measured off predicted" in out
 
 
 def test_a_rank_that_fails_ends_the_command_with_its_error(capsys, monkeypatch):
@@ -106,7 +117,7 @@ def test_a_job_of_other_ranks_is_bad_input():
         spawn(2, lambda comm: pipeline_measure.run_rank(lambda comm, work: None, work))
 
 
-@pytest.mark.parametrize(("error", "code"), [(Unavailable, 3), (LanterneError, 1)])
+@pytest.mark.parametrize(("error", "code"), [(Unavailable, 3), (InputError, 2), (LanterneError, 1)])
 def test_what_the_ranks_lack_is_told_apart_from_what_fails(error, code, capsys, monkeypatch):
     def fail(function, work):
         raise error("ucx: is not here")
