@@ -149,6 +149,7 @@ def _number(text, what):
 
 def run_rank(comm, options, args):
     """Validate on this rank; rank 0 prints and writes. The exit code."""
+    from ..failslow import gemm
     from ..failslow.validate import Injected, validate
     from ..pipeline.planes import shaped
 
@@ -174,18 +175,19 @@ def run_rank(comm, options, args):
             rehearsed = {"slow_rank": args.slow_rank, "slow_link": args.slow_link}
             content = {"transport": comm.transport.name, "rehearsed": rehearsed, **found.to_json()}
             report.write_json(args.json, report.envelope(**content))
-        print_validation(found, comm, sys.stderr if args.json == "-" else sys.stdout)
+        print_validation(found, comm, sys.stderr if args.json == "-" else sys.stdout, gemm.left_out(args.device))
     return int(bool(found.findings))
 
 
-def print_validation(found, comm, file):
-    """The tables of a Validation: computing by rank, links by kind, findings."""
+def print_validation(found, comm, file, left_out=""):
+    """The tables of a Validation: computing by rank, links by kind, findings; `left_out`: what was not tested."""
     hosts = len(set(found.hosts))
     sizes = ", ".join(format_nbytes(nbytes) for nbytes in found.sizes)
     notes = [
         f"lanterne validate: {len(found.ranks)} ranks on {hosts} host{'s' if hosts > 1 else ''} over "
         f"{comm.transport.name}, {len(found.passes)} passes of {sizes}, both directions, in {found.took_s:.1f} s",
         "median time; core: of the thread itself, which sharing the core does not lengthen",
+        *filter(None, [left_out]),
     ]
     report.print_table(*_compute_table(found), notes=notes, file=file)
     print(file=file)

@@ -20,6 +20,8 @@ PRODUCTS = {
     "cpu": {"float64": (64, 55), "float32": (64, 100)},
     "cuda": {"float64": (2048, 1), "float32": (4096, 1), "float16": (8192, 1), "bfloat16": (8192, 1)},
 }
+# The compute capability from which on a GPU multiplies float8.
+FLOAT8_CAPABILITY = 89
 # What stands for all where one has to do.
 USUAL = "float32"
 SUM_COUNT, SUM_REPEATS = 256 << 10, 14
@@ -74,6 +76,16 @@ def _half_sum():
             reduce("sum", *halves)
 
     return add
+
+
+def left_out(device="cpu"):
+    """What `device` computes and no Load does, and why, in a line; "" if there is nothing."""
+    if device == "cuda":
+        import cupy as cp
+
+        if int(cp.cuda.Device().compute_capability) >= FLOAT8_CAPABILITY:
+            return "float8 products are not tested: CuPy has none, and does not bind cuBLASLt, which has"
+    return ""
 
 
 def name_of_device(device="cpu"):

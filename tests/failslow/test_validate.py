@@ -1,7 +1,9 @@
 """Validation on ranks that are threads, over emulated links: what was made slow is found, and only that is."""
 
 import json
+import sys
 from itertools import combinations
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 
 import lanterne
 from lanterne.errors import InputError
+from lanterne.failslow.gemm import left_out
 from lanterne.failslow.probe import take_turns
 from lanterne.failslow.validate import Injected, validate, with_witnesses
 from lanterne.failslow.validation import Validation
@@ -117,3 +120,11 @@ def test_witnesses_are_healthy_and_of_the_same_kind():
     chosen = with_witnesses(links, {(1, 0): None}, hosts)
     assert (0, 1) in chosen and len(chosen) == 5
     assert all(hosts[a] == hosts[b] for a, b in chosen)
+
+
+@pytest.mark.parametrize(("capability", "said"), [("80", False), ("89", True), ("90", True), ("100", True)])
+def test_what_no_load_computes_is_said_where_the_gpu_could(monkeypatch, capability, said):
+    cupy = SimpleNamespace(cuda=SimpleNamespace(Device=lambda: SimpleNamespace(compute_capability=capability)))
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    assert ("float8 products are not tested" in left_out("cuda")) is said
+    assert left_out("cpu") == ""
