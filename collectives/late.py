@@ -31,9 +31,9 @@ from .registry import find_algorithm
 from .requests import Request
 from .tuning import MAX_PRICED_RANKS, late_num_chunks, override
 
-# The board costs some 0.05 ms a call, up to 1 ms where ranks share cores: below this predicted time,
-# or this size, it is not asked.
-LEAST_NORMAL_S = 2e-3
+# The board costs some 0.05 ms a call, up to 1 ms where ranks share cores, and scheduling keeps those apart by a few ms
+# without any being late: below this predicted time, SHARED times as much there, or this size, it is not asked.
+LEAST_NORMAL_S, SHARED = 2e-3, 3
 LEAST_NBYTES = 64 << 10
 # Those that keep to one message per port and round, as a network likes it; a tie goes to the first.
 LATE_ALGORITHMS = ("late_join", "late_chain")
@@ -151,7 +151,8 @@ class LateRanks:
         if not 3 <= n <= MAX_PRICED_RANKS or override(collective, n) is not None:
             return None
         normal_s = communicator.tuning.explain(collective, nbytes)[0][2]
-        if normal_s < LEAST_NORMAL_S or self.seat is None:
+        least_s = LEAST_NORMAL_S * (SHARED if communicator.pauses.shared else 1)
+        if normal_s < least_s or self.seat is None:
             return None
         options = [make_option(collective, name, n, nbytes, model) for name in LATE_ALGORITHMS]
         if normal_s >= LEAST_CUT_S:

@@ -20,10 +20,13 @@ TRIED_NBYTES = (1 << 10, 8 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 2
 # Tried are at most MAX_TRIED, none predicted to take over TRIED_WITHIN times the cheapest; again, those within AGAIN.
 TRIED_WITHIN, MAX_TRIED = 4.0, 6
 AGAIN_WITHIN = 1.3
-# They are called in turn, TRIALS times at most and for TRIALS_S, pauses included; who is KEEP times behind the best
-# after each of CUTS rounds is out. Again AGAIN times, at sizes where all of it is predicted to take AGAIN_S at most.
+# They are called in turn, TRIALS times at most and for TRIALS_S, pauses included, or FEWEST_TRIALS times in LONGEST_S;
+# who is KEEP times behind the best after each of CUTS rounds is out. Rounds that take LONG_S differ less among
+# themselves: there it takes fewer. Again AGAIN times, at sizes where all of it is predicted to take AGAIN_S at most.
 TRIALS, TRIALS_S = 32, 0.4
+FEWEST_TRIALS, LONGEST_S = 8, 1.2
 KEEP, CUTS = 1.25, (8, 16)
+LONG_S, LONG_KEEP, LONG_CUTS = 40e-3, 1.15, (3, 5)
 AGAIN, AGAIN_S = 3, 0.1
 LEAST_REPEATS = 2
 # Nothing larger is tried once a call took so long: slow networks are measured in a second, large messages are linear.
@@ -91,18 +94,22 @@ def _contest(communicator, calls):
     """Seconds of each of `calls`, equal on all ranks; those near the quickest are called more often than the others."""
     samples_s, left, spent_s = [[] for _ in calls], range(len(calls)), 0.0
     # The first round makes plans and connections; the second is slow still.
-    if _round(communicator, calls, 0).sum() < TRIALS_S:
-        _round(communicator, calls, 1)
+    round_s = _round(communicator, calls, 0).sum()
+    if round_s < TRIALS_S:
+        round_s = min(round_s, _round(communicator, calls, 1).sum())
+    keep, cuts = (LONG_KEEP, LONG_CUTS) if round_s > LONG_S else (KEEP, CUTS)
     for number in range(TRIALS):
         took_s = _round(communicator, [calls[i] for i in left], number)
         for i, time_s in zip(left, took_s, strict=True):
             samples_s[i].append(time_s)
         spent_s += (took_s + PAUSE_S).sum()
-        if spent_s > TRIALS_S and number + 1 >= LEAST_REPEATS:
+        if number + 1 >= LEAST_REPEATS and spent_s > (TRIALS_S if number + 1 >= FEWEST_TRIALS else LONGEST_S):
             break
-        if number + 1 in CUTS:
-            enough_s = KEEP * min(_usual(samples_s[i]) for i in left)
+        if number + 1 in cuts:
+            enough_s = keep * min(_usual(samples_s[i]) for i in left)
             left = [i for i in left if _usual(samples_s[i]) <= enough_s]
+            if len(left) == 1:
+                break
     return [_usual(row) for row in samples_s]
 
 

@@ -30,14 +30,17 @@ class Pauses:
 
     Args:
         longer_s: by how much a nap is longer than the one before.
+
+    Attributes: `shared`, whether these ranks are more than the cores; `yields`, before the first nap.
     """
 
-    __slots__ = ("_nap_until_s", "_ranks_here", "longer_s", "yields")
+    __slots__ = ("_nap_until_s", "_ranks_here", "longer_s", "shared", "yields")
 
     def __init__(self, ranks_here=1, longer_s=LONGER_S):
         self._ranks_here, self.longer_s = ranks_here, longer_s
         cores = os.cpu_count()
-        self.yields = YIELDS if ranks_here <= cores else max(YIELDS_LEAST, YIELDS_SHARED * cores // ranks_here)
+        self.shared = ranks_here > cores
+        self.yields = max(YIELDS_LEAST, YIELDS_SHARED * cores // ranks_here) if self.shared else YIELDS
         self._nap_until_s = 0.0
 
     def finer(self):

@@ -58,6 +58,21 @@ def test_who_is_far_behind_is_out_and_disturbed_calls_do_not_count(monkeypatch):
     assert called.count("far") == 2 + module.CUTS[0] and called.count("near") == 2 + module.TRIALS
 
 
+def test_of_long_calls_who_is_behind_is_out_sooner_and_one_alone_is_not_called_again(monkeypatch):
+    called = []
+    usual_s = {"quick": 0.2, "near": 0.21, "far": 0.24}
+    monkeypatch.setattr(module, "_round", lambda communicator, calls, number: np.array([usual_s[c()] for c in calls]))
+    monkeypatch.setattr(module, "LONGEST_S", 60.0)
+    calls = [lambda name=name: called.append(name) or name for name in usual_s]
+    module._contest(None, calls)
+    assert called.count("far") == 1 + module.LONG_CUTS[0]
+    assert called.count("quick") == called.count("near") == 1 + module.FEWEST_TRIALS
+    called.clear()
+    usual_s["near"] = 0.4
+    module._contest(None, calls)
+    assert called.count("quick") == 1 + module.LONG_CUTS[0]
+
+
 def test_long_calls_are_not_tried_often(monkeypatch):
     called = []
     monkeypatch.setattr(module, "_round", took(lambda place, number: 1.0))
