@@ -12,12 +12,13 @@ ranks may gather in one copy as well as in one stage, whichever is faster.
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import ceil, log2
+from operator import mul
 
 from ..errors import InputError
 from ..pipeline.simulate import simulate
 from ..pipeline.train import plans
 from .placement import best_placement
-from .rebalance import rebalance
+from .rebalance import rebalance, refine
 
 
 @dataclass(frozen=True)
@@ -89,11 +90,11 @@ class Forecaster:
         stages, problem = len(ranks[0]), self.problem
         parts = (problem.forward, problem.backward_input, problem.backward_weight)
         work_s = [sum(times) for times in zip(*parts, strict=True)]
-        times = []
-        for pipeline in ranks:
-            factors, _ = self._conditions(pipeline, slow)
-            times.append(max(time_s * factor for time_s, factor in zip(work_s, factors, strict=True)))
-        return Arrangement(ranks, rebalance(times, total, pipeline_stages=stages).microbatches)
+        conditions = [self._conditions(pipeline, slow) for pipeline in ranks]
+        times = [max(map(mul, work_s, factors)) for factors, _ in conditions]
+        # That counts every stage as slow as the slowest: the simulator knows better what few more or fewer take.
+        first = rebalance(times, total, pipeline_stages=stages).microbatches
+        return Arrangement(ranks, refine(first, lambda copy, count: self._copy_s(*conditions[copy], count)))
 
     def moved(self, arrangement, slow):
         """S3: the cheapest Arrangement of the same ranks, found by exchanges; of one part per place."""

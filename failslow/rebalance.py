@@ -88,6 +88,27 @@ def _counts(np, limit, t, offset):
     return counts.astype(np.int64)
 
 
+def refine(microbatches, price_s):
+    """`microbatches` after moves of one, each from the slowest group to the one that then ends first, while that gains.
+
+    Args:
+        microbatches: per group, at least 1 each. price_s: a function (group, microbatches) of what they take it.
+
+    The makespan is then the least there is, if no price falls as microbatches are added: wherever a smaller one exists,
+    the slowest group has fewer there, and some other one more.
+    """
+    counts = list(microbatches)
+    taken_s = [price_s(group, count) for group, count in enumerate(counts)]
+    while True:
+        slowest = max(range(len(counts)), key=taken_s.__getitem__)
+        offers = [(price_s(group, count + 1), group) for group, count in enumerate(counts) if group != slowest]
+        least_s, taker = min(offers, default=(taken_s[slowest], slowest))
+        if counts[slowest] == 1 or least_s >= taken_s[slowest]:
+            return tuple(counts)
+        counts[slowest], counts[taker] = counts[slowest] - 1, counts[taker] + 1
+        taken_s[slowest], taken_s[taker] = price_s(slowest, counts[slowest]), least_s
+
+
 def gradient_weights(microbatches):
     """Factors that keep the gradient of the whole batch right: group i's mean gradient counts m_i / sum(m).
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lanterne.errors import InputError
-from lanterne.failslow.rebalance import gradient_weights, rebalance
+from lanterne.failslow.rebalance import gradient_weights, rebalance, refine
 
 
 def brute_force(times, microbatches, multiple_of, stages):
@@ -35,6 +35,24 @@ def test_optimal_by_brute_force(times, extra, multiple_of, stages):
     assert all(m >= 1 and m % multiple_of == 0 for m in balance.microbatches)
     assert balance.makespan == max((m + stages - 1) * t for m, t in zip(balance.microbatches, times, strict=True))
     assert balance.makespan == pytest.approx(brute_force(times, microbatches, multiple_of, stages), rel=1e-12)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    rises=st.lists(st.lists(st.integers(0, 5), min_size=10, max_size=10), min_size=1, max_size=4),
+    counts=st.lists(st.integers(1, 3), min_size=4, max_size=4),
+)
+def test_refined_is_optimal_under_any_rising_price(rises, counts):
+    prices = [np.cumsum([0, *rise]) for rise in rises]
+    counts = counts[: len(rises)]
+
+    def makespan(distribution):
+        return max(price[count] for price, count in zip(prices, distribution, strict=True))
+
+    refined = refine(counts, lambda group, count: prices[group][min(count, 10)])
+    assert sum(refined) == sum(counts) and min(refined) >= 1
+    every = product(range(1, 10), repeat=len(counts))
+    assert makespan(refined) == min(makespan(each) for each in every if sum(each) == sum(counts))
 
 
 def slower_by_one(balance, times, stages):
