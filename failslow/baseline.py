@@ -9,6 +9,9 @@ from math import isfinite
 from statistics import mean, median
 from typing import NamedTuple
 
+# Share of the all-reduces in health that tells how long one may take.
+ORDINARY = 0.9
+
 
 @dataclass(frozen=True)
 class Baseline:
@@ -19,12 +22,15 @@ class Baseline:
         work_s: (places,) of a rank's work on a microbatch.
         link_s: of a message.
         group_s: (places,) of the all-reduce of the gradients of a place; 0 where that is not known.
+        group_most_s: (places,) the same, which all but the longest tenth kept to: ranks without a core of their own are
+            late now and then.
     """
 
     iteration_s: float
     work_s: tuple
     link_s: float
     group_s: tuple
+    group_most_s: tuple
 
     @property
     def unit_s(self):
@@ -38,18 +44,20 @@ def baseline(seen, home):
     Args:
         seen: Seen, of each iteration. home: the Arrangement that ran.
     """
-    work_s, group_s = [], []
+    work_s, group_s, group_most_s = [], [], []
     for place in range(len(home.ranks[0])):
         here = home.group(place)
         values = [one.compute_s[rank] for one in seen for rank in here if known(one.compute_s, rank)]
         if not values:
             return None
-        groups = [took_s for one in seen if (took_s := group_took_s(one, home, place)) is not None]
+        groups = sorted(took_s for one in seen if (took_s := group_took_s(one, home, place)) is not None) or [0.0]
         work_s.append(median(values))
-        group_s.append(median(groups) if groups else 0.0)
+        group_s.append(median(groups))
+        group_most_s.append(groups[int(ORDINARY * (len(groups) - 1))])
     delays = [low for one in seen for low, _ in one.links.values() if isfinite(low)]
     link_s = max(median(delays), 0.0) if delays else 0.0
-    return Baseline(median(one.iteration_s for one in seen), tuple(work_s), link_s, tuple(group_s))
+    iteration_s = median(one.iteration_s for one in seen)
+    return Baseline(iteration_s, tuple(work_s), link_s, tuple(group_s), tuple(group_most_s))
 
 
 class Evidence(NamedTuple):
@@ -83,12 +91,12 @@ def evidence(seen, usual, now, slow, settings):
             well.add(f"link {a}-{b}")
         elif low_s - usual.link_s > bound_s:
             found[f"link {a}-{b}"] = low_s - usual.link_s, low_s - usual.link_s >= slow_s
-    for place, base_s in enumerate(usual.group_s):
+    for place, (base_s, most_s) in enumerate(zip(usual.group_s, usual.group_most_s, strict=True)):
         took_s = group_took_s(seen, now, place)
         if took_s is None:
             continue
         for a, b in group_links(now, place, settings):
-            if took_s - base_s > slow_s:
+            if took_s - most_s > slow_s:
                 # Each of its messages is late on the way out and on the way back.
                 found.setdefault(f"link {a}-{b}", (slow.links.get((a, b), (took_s - base_s) / 2), True))
             else:

@@ -111,6 +111,7 @@ class ClosedLoop:
             self.trainer.close()
         if self._team is not None:
             self._team.close()
+        self._examiner.close()
         self.agreement.close()
         self.wire.close()
         self._state.close()

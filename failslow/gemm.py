@@ -128,7 +128,7 @@ def sample(load, limit_s, slowdown=1.0, stop=lambda: False, own_time=True):
 
 def latest(parts):
     """The last MAX_SAMPLES repetitions of several Samples of one load, in order."""
-    return Samples(*(sum(column, ())[-MAX_SAMPLES:] for column in zip(*parts, strict=True)))
+    return Samples(*(sum(column, ())[-MAX_SAMPLES:] for column in zip(Samples((), ()), *parts, strict=True)))
 
 
 class Background:

@@ -15,7 +15,7 @@ import numpy as np
 from .probe import DATA, HEAD, READY
 
 # Small messages: so many, but no more than the fewest once they have taken so long.
-PINGS, FEWEST_PINGS, PINGS_S = 20, 3, 0.1
+PINGS, FEWEST_PINGS, PINGS_S = 20, 3, 0.02
 # Polls without a nap; a load in the background needs the interpreter, which a poll holds.
 NAP_S = 20e-6
 
@@ -30,51 +30,62 @@ class LinkSamples(NamedTuple):
     times_s: dict
 
 
-def measure_links(probe, passes, sizes, repetitions, background=contextlib.nullcontext):
+def measure_links(probe, passes, sizes, repetitions, background=contextlib.nullcontext, patience_s=inf):
     """Time every link of `passes`, pass by pass; all ranks of `probe` call it.
 
     Args:
         passes: of links (a, b), no rank twice in a pass.
         sizes: bytes of the transfers.
         background: makes the context in which a rank's own transfers run.
+        patience_s: where even the quickest small message takes longer, further repetitions are spared: what else could
+            have disturbed one is little beside it.
 
     Returns:
         {(src, dst): LinkSamples}, both directions of every link, on all ranks.
     """
     comm, mine = probe.comm, {}
+    if not passes:
+        return {}
     for batch in passes:
         for turn in probe.turns(batch):
             peer = next((a + b - comm.rank for a, b in turn if comm.rank in (a, b)), None)
             probe.barrier()
             if peer is not None:
                 with background():
-                    mine[peer] = _measure(probe, peer, sizes, repetitions)
+                    mine[peer] = _measure(probe, peer, sizes, repetitions, patience_s)
     probe.barrier()
     return _collect(probe, passes, mine, sizes, repetitions)
 
 
-def _measure(probe, peer, sizes, repetitions):
+def _measure(probe, peer, sizes, repetitions, patience_s):
     """(least difference of the clocks at the ends of a message from `peer`, that of transfers by repetition, size)."""
-    _exchange(probe, peer, min(sizes))
-    least_s = _ping(probe.wire, peer)
+    least_s, quickest_s = _ping(probe.wire, peer)
+    if quickest_s > patience_s:
+        repetitions = 1
+    else:
+        _exchange(probe, peer, min(sizes))
     return least_s, [[_exchange(probe, peer, nbytes) for nbytes in sizes] for _ in range(repetitions)]
 
 
 def _ping(comm, peer):
-    """The least difference of the clocks at the ends of a small message from `peer`; the lower rank says how many."""
-    first, least_s, began_s = comm.rank < peer, inf, time.monotonic()
-    stamp, count, more = np.empty(2), 0, True
+    """Small messages both ways at once.
+
+    Returns:
+        (the least difference of the clocks at the ends of one from `peer`, the least that the lower rank's exchanges
+        took by its own clock: the same on both). The lower rank says how many.
+    """
+    first, least_s, took_s, began_s = comm.rank < peer, inf, inf, time.monotonic()
+    stamp, count, more = np.empty(3), 0, True
     while more:
+        start_s, told_s = time.monotonic(), took_s
         count += 1
-        if first:
-            more = count < FEWEST_PINGS or (count < PINGS and time.monotonic() - began_s < PINGS_S)
-            comm.send(np.array([time.monotonic(), more]), peer, tag=HEAD)
-        comm.recv(stamp, peer, tag=HEAD)
-        least_s = min(least_s, time.monotonic() - stamp[0])
+        more = count < FEWEST_PINGS or (count < PINGS and start_s - began_s < PINGS_S)
+        comm.send_recv(np.array([start_s, more, told_s]), stamp, peer, tag=HEAD)
+        end_s = time.monotonic()
+        least_s, took_s = min(least_s, end_s - stamp[0]), min(took_s, end_s - start_s)
         if not first:
-            more = bool(stamp[1])
-            comm.send(np.array([time.monotonic(), more]), peer, tag=HEAD)
-    return least_s
+            more, told_s = bool(stamp[1]), float(stamp[2])
+    return least_s, told_s
 
 
 def _exchange(probe, peer, nbytes):
@@ -108,7 +119,7 @@ def _collect(probe, passes, mine, sizes, repetitions):
     comm = probe.comm
     table = np.full((comm.world_size, 1 + repetitions * len(sizes)), np.nan)
     for peer, (least_s, times_s) in mine.items():
-        table[peer] = [least_s, *np.ravel(times_s)]
+        table[peer, : 1 + np.size(times_s)] = [least_s, *np.ravel(times_s)]
     everyone = probe.gather(table)
     found = {}
     for a, b in (link for batch in passes for link in batch):
@@ -119,6 +130,7 @@ def _collect(probe, passes, mine, sizes, repetitions):
             # The clocks' difference is what a small message seems to take, less what it takes.
             times_s = everyone[dst, src, 1:].reshape(repetitions, len(sizes)) - everyone[dst, src, 0] + latency_s
             times_s = np.maximum(times_s, 1e-9)
+            times_s = times_s[~np.isnan(times_s).any(axis=1)]
             by_size = {nbytes: tuple(times_s[:, i].tolist()) for i, nbytes in enumerate(sizes)}
             found[src, dst] = LinkSamples(float(latency_s), by_size)
     return found

@@ -59,10 +59,14 @@ class Probe:
 
     def start_together(self):
         """An instant of time.monotonic(), a little ahead, the same on all ranks of a machine; a barrier."""
-        self.barrier()
         now_s = self.gather(np.array([time.monotonic()]))[:, 0]
         here = self.machines[self.comm.rank]
         return START_MARGIN_S + max(now_s[rank] for rank, machine in enumerate(self.machines) if machine == here)
+
+    def close(self):
+        """Release its communicators."""
+        self.wire.close()
+        self.comm.close()
 
     def buffers(self, nbytes):
         """(out, in): bytes to send and to receive into, at least `nbytes` of each."""

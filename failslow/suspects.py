@@ -6,9 +6,10 @@ from statistics import mean, median, median_low
 import numpy as np
 
 from . import gemm
+from .probe import Probe
 from .validate import Injected, validate
 
-# Healthy ones beside the suspects.
+# Healthy ones beside the suspects; fewer links, down to one, where suspects are many, most of which are healthy.
 WITNESSES = 3
 QUICK = {"limit_s": 0.2, "repetitions": 2, "thorough": False}
 SAMPLE_S = 5e-3
@@ -23,11 +24,13 @@ class Examiner:
         nbytes: of the work's messages.
         slowdown: a function that gives the factor of this rank's computing, for experiments.
 
-    Cost: some 50 ms for a rank; for a link some 10 ms and ten times its delay.
+    Cost: COST.
     """
 
     def __init__(self, comm, transport=None, nbytes=1 << 16, slowdown=lambda: 1.0):
-        self.comm, self._transport, self._nbytes, self._slowdown = comm, transport, nbytes, slowdown
+        self.comm, self._nbytes, self._slowdown = comm, nbytes, slowdown
+        wire = comm.split(0, comm.rank, transport) if transport is not None else None
+        self._probe = Probe(comm.split(0, comm.rank), gemm.name_of_device(), wire)
         self._load, self._usual_s = gemm.loads(which=(gemm.USUAL,))[0], nan
 
     def examine(self, suspects):
@@ -43,14 +46,19 @@ class Examiner:
         # Witnesses that have no end in common with a suspect, where there are such.
         taken = {end for link in links for end in link}
         others.sort(key=lambda link: len(taken & set(link)))
-        ranks, links = ranks and peers and ranks + peers, links and others and links + others[:WITNESSES]
+        witnesses = others[: max(1, WITNESSES + 1 - len(links))]
+        ranks, links = ranks and peers and ranks + peers, links and witnesses and links + witnesses
         if not ranks and not links:
             return {}
         found = validate(
-            self.comm, ranks, links, sizes=(self._nbytes,), transport=self._transport,
+            self.comm, ranks, links, sizes=(self._nbytes,), probe=self._probe,
             injected=Injected(slowdown, slowdown), **QUICK,
         )  # fmt: skip
         return severities(found, suspects)
+
+    def close(self):
+        """Release its communicators."""
+        self._probe.close()
 
     def compare(self, peers):
         """The ranks `peers` tell what `retest` compares with."""

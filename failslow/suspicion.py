@@ -2,9 +2,20 @@
 
 from collections import deque
 from statistics import median
+from typing import NamedTuple
 
 # Iterations whose severities are kept of each.
 RECENT = 5
+# Times what a suspect was acquitted of that make it one again at once.
+MUCH_WORSE = 3
+
+
+class Acquittal(NamedTuple):
+    """Until which iteration a suspect is left alone, for how many in all, and the excess that it was acquitted of."""
+
+    until: int
+    patience: int
+    excess: float
 
 
 class Suspicion:
@@ -45,7 +56,7 @@ class Suspicion:
         return tuple(
             name
             for name in evidence.found
-            if iteration >= self._acquitted.get(name, -1)
+            if not self._is_acquitted(name, iteration)
             and (self._is_other(name, blamed[name]) if name in blamed else self._slow.get(name, 0) >= enough)
         )
 
@@ -66,8 +77,18 @@ class Suspicion:
         return iteration - self._slow.get(name, 1) + 1
 
     def acquit(self, name, iteration):
-        """An examination in `iteration` found `name` well."""
-        self._acquitted[name] = iteration + self._settings.acquitted
+        """An examination in `iteration` found `name` well: leave it alone, each time for twice as long."""
+        patience = 2 * self._acquitted[name].patience if name in self._acquitted else self._settings.acquitted
+        self._acquitted[name] = Acquittal(iteration + patience, patience, _excess(name, self.severity(name)))
+
+    def _is_acquitted(self, name, iteration):
+        """Whether `name` is left alone: it looks as it did when it was found well, or not much worse."""
+        last = self._acquitted.get(name)
+        return (
+            last is not None
+            and iteration < last.until
+            and _excess(name, self.severity(name)) < MUCH_WORSE * last.excess
+        )
 
     def measured(self, name, severity):
         """An examination knows the severity of `name` better."""
@@ -80,3 +101,8 @@ class Suspicion:
             del self._well[name]
             self._recent.pop(name, None)
         return over
+
+
+def _excess(name, severity):
+    """What a severity is beyond health: that of a rank is a factor."""
+    return severity - 1 if name.startswith("rank") else severity

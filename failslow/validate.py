@@ -15,7 +15,7 @@ import contextlib
 import json
 import time
 from dataclasses import dataclass
-from math import isnan
+from math import inf, isnan
 
 import numpy as np
 
@@ -41,6 +41,8 @@ CONFIRMATIONS = 2
 ATTEMPTS = 5
 # Healthy links that are measured again beside the suspects of their kind.
 WITNESSES = 4
+# Small messages that take longer than this are enough to tell a slow link where it must be told quickly.
+PATIENCE_S = 10e-3
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,7 @@ def validate(
     repetitions=REPETITIONS,
     thorough=True,
     transport=None,
+    probe=None,
     injected=Injected(),
     tick=lambda text: None,
 ):
@@ -75,8 +78,11 @@ def validate(
         device: what computes: "cpu" or "cuda". Transfers are of host memory.
         limit_s: about how long it may take; large transfers shrink to fit.
         sizes: bytes of the transfers.
-        thorough: False: one dtype, no confirmations but of step 3, and that only where nothing was slow before it.
+        thorough: False: one dtype, no confirmations but of step 3, and that only where nothing was slow before it and
+            begun again only within `limit_s`; links whose small messages take 10 ms are timed once.
         transport: what the transfers go over, as Trainer has it; None for that of `comm`.
+        probe: a Probe of all ranks of `comm`, made before, with its wire over `transport`: then no communicators are
+            made, which takes longer than a quick test; None for one of those tested.
         injected: Injected, for experiments.
         tick: called on every tested rank with what is being done.
 
@@ -90,6 +96,10 @@ def validate(
     start_s = time.monotonic()
     computing, members = _tested(comm, ranks, links)
     passes = link_passes(computing) if links is None else colour_edges(_distinct(links))
+    sizes = tuple(sorted(sizes))
+    if probe is not None:
+        run = _Run(probe, tuple(range(comm.world_size)), computing, device, limit_s, thorough, injected, tick)
+        return run.validate(passes, sizes, repetitions, start_s)
     color, key = (0, members.index(comm.rank)) if comm.rank in members else (-1, 0)
     probe_comm = comm.split(color, key)
     wire = probe_comm if transport is None else comm.split(color, key, transport)
@@ -98,7 +108,7 @@ def validate(
         with probe_comm, wire:
             probe = Probe(probe_comm, gemm.name_of_device(device), wire)
             run = _Run(probe, members, computing, device, limit_s, thorough, injected, tick)
-            outcome = run.validate(passes, tuple(sorted(sizes)), repetitions, start_s)
+            outcome = run.validate(passes, sizes, repetitions, start_s)
     return outcome if len(members) == comm.world_size else _spread(comm, members[0], outcome, limit_s)
 
 
@@ -155,8 +165,8 @@ class _Run:
         if self.thorough or not found:
             self.tick("computing and transferring at once")
             smallest = _shrunk(sizes[:1], turns_s * REPETITIONS, TOGETHER_SHARE * self.limit_s)
-            passes = passes or link_passes(range(len(self.members)))
-            ranks, links = self._together(passes, smallest)
+            passes = passes or colour_edges(neighbours(self.computing))
+            ranks, links = self._together(passes, smallest, repetitions)
             # Who computes slowly is late to take in what has come: that is not the link's fault.
             slow = alone_ranks.keys() | ranks.keys()
             links = {way: how for way, how in links.items() if way not in alone_links and not slow & set(way)}
@@ -239,7 +249,8 @@ class _Run:
         return _shrunk(sizes, turns_s * (repetitions + 1), LINK_SHARE * self.limit_s), turns_s
 
     def _transfer(self, passes, sizes, repetitions, when, background=contextlib.nullcontext):
-        found = measure_links(self.probe, passes, sizes, repetitions, background)
+        patience_s = inf if self.thorough else PATIENCE_S
+        found = measure_links(self.probe, passes, sizes, repetitions, background, patience_s)
         for (src, dst), samples in found.items():
             for nbytes, times_s in samples.times_s.items():
                 ends = {"src": self.members[src], "dst": self.members[dst], "when": when}
@@ -262,17 +273,20 @@ class _Run:
 
     # -- both at once
 
-    def _together(self, passes, sizes):
+    def _together(self, passes, sizes, repetitions):
         """({rank: Slow}, {(src, dst): Slow}) while every rank computes and transfers, in every measurement."""
-        ranks, links = self._at_once(passes, sizes)
-        for _ in range(CONFIRMATIONS if ranks or links else 0):
-            other_ranks, other_links = self._at_once(passes, sizes)
+        ranks, links = self._at_once(passes, sizes, repetitions)
+        for _ in range(CONFIRMATIONS):
+            if not ranks and not links:
+                break
+            other_ranks, other_links = self._at_once(passes, sizes, repetitions)
             ranks, links = in_both(ranks, other_ranks), in_both(links, other_links)
         return ranks, links
 
-    def _at_once(self, passes, sizes):
+    def _at_once(self, passes, sizes, repetitions):
         """One measurement of `_together`: transfers, until every rank has computed often enough beside them."""
-        mine, starved = [], self.probe.starved
+        mine, starved, began_s = [], self.probe.starved, time.monotonic()
+        tested = sorted({end for batch in passes for link in batch for end in link})
 
         @contextlib.contextmanager
         def background():
@@ -281,13 +295,20 @@ class _Run:
             mine.append(load.samples)
 
         for _ in range(ATTEMPTS):
-            transfers = self._transfer(passes, sizes, REPETITIONS, "together", background)
+            transfers = self._transfer(passes, sizes, repetitions, "together", background)
             merged = gemm.latest(mine)
-            if self.probe.gather(np.array([len(merged.wall_s)])).min() >= gemm.LEAST_SAMPLES:
+            is_over = not self.thorough and time.monotonic() - began_s > self.limit_s
+            counts, over = self.probe.gather(np.array([len(merged.wall_s), is_over])).T
+            if counts[tested].min() >= gemm.LEAST_SAMPLES or over.any():
                 break
-        computed = self._collect_compute([merged], [self.usual], "together", range(len(self.members)))
+        computed = self._collect_compute([merged], [self.usual], "together", tested)
         least_ratio = SLOW_LINK_STARVED if starved else SLOW_LINK
         return self._slow_ranks(computed, starved), self._slow_links(transfers, least_ratio)
+
+
+def neighbours(ranks):
+    """Links that give each of `ranks` another one, few to a rank."""
+    return sorted({(min(pair), max(pair)) for pair in zip(ranks[::2], [*ranks[1::2], ranks[0]], strict=False)})
 
 
 def both_ways(passes):

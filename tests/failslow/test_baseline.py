@@ -8,7 +8,7 @@ from lanterne.failslow.mitigate import Arrangement, Slowness
 
 HOME = Arrangement((((0,), (1,)), ((2,), (3,))), (4, 4))
 UNIT_S = 10e-3
-USUAL = Baseline(0.1, (UNIT_S, UNIT_S), 1e-3, (2e-3, 2e-3))
+USUAL = Baseline(0.1, (UNIT_S, UNIT_S), 1e-3, (2e-3, 2e-3), (4e-3, 4e-3))
 WELL, BLAMED = Slowness({}, {}), Slowness({3: 2.0}, {(0, 1): 40e-3})
 
 
@@ -55,7 +55,9 @@ def test_a_slow_all_reduce_suspects_the_links_of_its_group():
     said = judged(seen(group_s=42e-3))
     assert {name: one[1] for name, one in said.found.items()} == {"link 0-2": True, "link 1-3": True}
     assert said.found["link 0-2"][0] == pytest.approx(20e-3)
-    assert {"link 0-2", "link 1-3"} <= judged(seen()).well
+    # Of 10 ms a microbatch, 3 make a link slow, beyond what an all-reduce takes now and then.
+    assert {"link 0-2", "link 1-3"} <= judged(seen(group_s=6.9e-3)).well
+    assert {"link 0-2", "link 1-3"} <= judged(seen(group_s=7.1e-3)).found.keys()
 
 
 @pytest.mark.parametrize("factor, well", [(1.05, True), (1.9, False)])
@@ -71,6 +73,8 @@ def test_blamed_links_that_carry_nothing_are_probed():
 
 
 def test_a_baseline_needs_every_place():
-    healthy = [seen(links={(0, 1): (1e-3, 1e-3)}) for _ in range(5)]
-    assert baseline(healthy, HOME) == Baseline(0.1, (UNIT_S, UNIT_S), 1e-3, pytest.approx((2e-3, 2e-3)))
+    groups_s = [2e-3] * 8 + [5e-3, 90e-3]
+    healthy = [seen(links={(0, 1): (1e-3, 1e-3)}, group_s=group_s) for group_s in groups_s]
+    usual, most = pytest.approx((2e-3, 2e-3)), pytest.approx((5e-3, 5e-3))
+    assert baseline(healthy, HOME) == Baseline(0.1, (UNIT_S, UNIT_S), 1e-3, usual, most)
     assert baseline([seen((1, None, 1, None))] * 5, HOME) is None

@@ -176,10 +176,16 @@ def test_without_any_report_of_a_rank_nothing_is_known_and_nothing_done():
     assert controller.forecaster is None and controller.decisions == []
 
 
-def test_who_passes_the_examination_is_left_alone_for_a_while():
-    controller = Job([(30, 75, "rank 3", 2.0)], examines=False, settings=Settings(acquitted=20)).run(100)
+def test_who_passes_the_examination_is_left_alone_each_time_for_twice_as_long():
+    controller = Job([(30, 400, "rank 3", 2.0)], examines=False, settings=Settings(acquitted=20)).run(250)
     asked = [decision.iteration for decision in controller.decisions if decision.kind == "validate"]
-    assert len(asked) > 1 and all(later - one >= 20 for one, later in zip(asked, asked[1:], strict=False))
+    assert [later - one for one, later in zip(asked, asked[1:], strict=False)] == [20, 40, 80]
+
+
+def test_who_becomes_much_slower_after_an_acquittal_is_examined_again_at_once():
+    job = Job([(30, 40, "rank 3", 1.3), (40, 90, "rank 3", 3.0)], examines=False, settings=Settings(acquitted=1000))
+    asked = [decision.iteration for decision in job.run(100).decisions if decision.kind == "validate"]
+    assert len(asked) == 2 and 40 <= asked[1] < 45
 
 
 def test_times_that_cannot_be_change_nothing():

@@ -49,5 +49,11 @@ def test_a_slow_link_is_measured_over_what_the_work_goes_over(suspects):
     assert set(outcomes[0]) == set(suspects) and outcomes[0].get("link 1-3", 0.0) < 10e-3
 
 
+def test_a_rank_that_is_well_is_told_so_by_few_of_many():
+    """Ranks 4 and 5 are neither suspects nor witnesses: they wait, and learn what was found."""
+    outcomes = lanterne.spawn(6, lambda comm: Examiner(comm, nbytes=4096).examine(("rank 0",)))
+    assert outcomes == [outcomes[0]] * 6 and set(outcomes[0]) == {"rank 0"}
+
+
 def test_without_peers_nobody_is_tested():
     assert lanterne.spawn(2, lambda comm: Examiner(comm).examine(("rank 0", "rank 1", "link 0-1"))) == [{}, {}]

@@ -13,7 +13,7 @@ import lanterne
 from lanterne.errors import InputError
 from lanterne.failslow.gemm import left_out
 from lanterne.failslow.probe import take_turns
-from lanterne.failslow.validate import Injected, validate, with_witnesses
+from lanterne.failslow.validate import Injected, neighbours, validate, with_witnesses
 from lanterne.failslow.validation import Validation
 from lanterne.pipeline.planes import shaped
 from lanterne.transport.shaped import Link
@@ -112,6 +112,12 @@ def test_turns_leave_every_rank_a_core(machines, cores):
 def test_ranks_with_a_core_each_need_no_turns():
     assert len(take_turns([(0, 1), (2, 3), (4, 5)], [0] * 6, {0: 6})) == 1
     assert len(take_turns([(0, 1), (2, 3), (4, 5)], [0] * 6, {0: 5})) == 2
+
+
+@pytest.mark.parametrize("n", range(2, 8))
+def test_every_rank_has_a_neighbour(n):
+    links = neighbours(tuple(range(n)))
+    assert {end for link in links for end in link} == set(range(n)) and len(links) == (n + 1) // 2
 
 
 def test_witnesses_are_healthy_and_of_the_same_kind():
