@@ -1,0 +1,135 @@
+"""Score the closed loop on jobs that train: `python -m lanterne.bench.loop_score`.
+
+Healthy jobs, in which every blame is a needless one and every examination costs time for nothing; and jobs with a link
+20 ms slower in 40 iterations, between neighbours in a pipeline or among those that all-reduce gradients: a job is right
+when that link is named within 5 iterations and nothing else, something is done about it, and the job is as it was
+within 5 iterations of the end. `--beside N` puts N busy processes beside each job.
+"""
+
+import argparse
+import contextlib
+import multiprocessing
+import sys
+
+from ..pipeline.injection import Event
+from . import report
+from .mitigation_job import run_job
+from .options import whole
+from .units import format_time
+
+# (copies, places, microbatches of all copies): 4 or 8 ranks, iterations of some 60 to 100 ms.
+SMALL, WIDE, DEEP = (2, 2, 16), (4, 2, 48), (2, 4, 16)
+HEALTHY_ITERATIONS = 150
+FIRST, LAST, REST, DELAY_S = 24, 64, 12, 20e-3
+WITHIN = 5
+KINDS = {
+    "healthy 2 x 2": (SMALL, None),
+    "healthy 4 x 2": (WIDE, None),
+    "healthy 2 x 4": (DEEP, None),
+    "link 0-1": (SMALL, (0, 1)),
+    "link 0-2": (SMALL, (0, 2)),
+}
+COLUMNS = [
+    ("job", ""),
+    ("jobs", ""),
+    ("right", ""),
+    ("blamed", "needlessly"),
+    ("examined", "times"),
+    ("examining", "an iteration"),
+    ("iteration", "median"),
+    ("named", "after"),
+    ("back", "after"),
+]
+
+
+def judge(run, link=None):
+    """A record of what run_job gave of a job in which `link`, or nothing, was slow."""
+    wanted = f"link {link[0]}-{link[1]}" if link else None
+    found = [one for one in run["incidents"] if one["what"] == wanted and one["named"] >= FIRST]
+    named, ended = (found[0]["named"], found[0]["ended"]) if found else (None, None)
+    mitigated = any(act["kind"] == "mitigate" and wanted in act["suspects"] for act in run["acted"])
+    needless = sum(one["what"] != wanted or one["named"] < FIRST for one in run["incidents"])
+    examined_s = [act["seconds"] for act in run["acted"] if act["kind"] == "validate"]
+    times_s = sorted(run["iteration_s"])
+    named_after = None if named is None else named - FIRST + 1
+    back_after = None if ended is None else ended - LAST + 1
+    is_right = not needless and len(found) == bool(link)
+    if link and is_right:
+        is_right = mitigated and named_after <= WITHIN and back_after is not None and 0 < back_after <= WITHIN
+    return {
+        "right": is_right,
+        "needless": needless,
+        "examined": len(examined_s),
+        "examining_s": sum(examined_s) / len(times_s),
+        "iteration_s": times_s[len(times_s) // 2],
+        "named_after": named_after,
+        "back_after": back_after,
+    }
+
+
+def score(kind):
+    """Run one job of a kind and judge it: a record."""
+    layout, link = KINDS[kind]
+    events = [Event(FIRST, LAST, links=(link,), latency_s=DELAY_S)] if link else []
+    run = run_job(*layout, events, LAST + REST if link else HEALTHY_ITERATIONS)
+    return {"kind": kind, "job": run} | judge(run, link)
+
+
+def row(kind, records):
+    """One line of the table, of all records of a kind."""
+    after = [
+        ", ".join("-" if one[key] is None else str(one[key]) for one in records)
+        for key in ("named_after", "back_after")
+    ]
+    return [
+        kind,
+        len(records),
+        sum(one["right"] for one in records),
+        sum(one["needless"] for one in records),
+        sum(one["examined"] for one in records),
+        format_time(sum(one["examining_s"] for one in records) / len(records)),
+        format_time(sum(one["iteration_s"] for one in records) / len(records)),
+        *(after if KINDS[kind][1] else ("", "")),
+    ]
+
+
+@contextlib.contextmanager
+def busy(count):
+    """`count` processes that compute while the block runs."""
+    others = [multiprocessing.get_context("spawn").Process(target=_compute, daemon=True) for _ in range(count)]
+    for other in others:
+        other.start()
+    try:
+        yield
+    finally:
+        for other in others:
+            other.kill()
+            other.join()
+
+
+def _compute():
+    while True:
+        sum(range(100_000))
+
+
+def main(arguments=None):
+    """Run the command line; 1 if a job was not right."""
+    parser = argparse.ArgumentParser(prog="python -m lanterne.bench.loop_score", description=__doc__.split("\n\n")[1])
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS), metavar="KIND", help="only these")
+    parser.add_argument("--jobs", type=whole(1), default=1, metavar="N", help="of each kind (default 1)")
+    parser.add_argument("--beside", type=whole(0), default=0, metavar="N", help="busy processes beside (default 0)")
+    parser.add_argument("--json", metavar="FILE", help="write the records ('-' for standard output)")
+    args = parser.parse_args(arguments)
+    with busy(args.beside):
+        records = [score(kind) for _ in range(args.jobs) for kind in args.kinds]
+    report.progress("")
+    if args.json:
+        report.write_json(args.json, report.envelope(beside=args.beside, results=records))
+    if args.json != "-":
+        rows = [row(kind, [one for one in records if one["kind"] == kind]) for kind in args.kinds]
+        report.print_table(COLUMNS, rows, title=f"the closed loop beside {args.beside} busy processes")
+    return int(not all(one["right"] for one in records))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
