@@ -31,6 +31,8 @@ PUNCTUAL_CALLS, FREE_CALLS, MAX_FREE_CALLS = 2, 3, 7
 ASKING_S = 1e-3
 # Reports of a rank that wait for those of others; with more, ranks do not make the same calls, and reports are ignored.
 MAX_REPORTS = 1 << 14
+# By so much a second the clocks of two hosts may drift apart.
+MAX_DRIFT = 1e-4
 
 
 class Record(NamedTuple):
@@ -80,7 +82,8 @@ class Sequencer:
         self._gaps = OrderedDict()  # signature -> deque of gaps (late_policy.py)
         self._died = {}
         self._reports = [deque() for _ in range(world_size)]  # (s, signature) by rank
-        self._behind_s = [float("inf")] * world_size  # this clock less the rank's own, and a message's time
+        # By rank: this clock less the rank's own, and a message's time, the least of late; and when it was last reckoned.
+        self._clocks = [(float("inf"), 0.0)] * world_size
 
     def arrive(self, rank, number, signature, policy, now_s):
         """`rank` comes to call `number`, which rises from 1 on every rank alike."""
@@ -138,11 +141,13 @@ class Sequencer:
 
         All ranks report the same calls in the same order; the signature is "" where no call of it is ever asked about.
         """
-        self._behind_s[rank] = min(self._behind_s[rank], now_s - its_now_s)
+        behind_s, then_s = self._clocks[rank]
+        behind_s = min(behind_s + MAX_DRIFT * (now_s - then_s), now_s - its_now_s)
+        self._clocks[rank] = behind_s, now_s
         waiting, seen = self._reports[rank], []
         if len(waiting) + len(arrivals) > MAX_REPORTS:
             return []
-        waiting.extend((at_s + self._behind_s[rank], signature) for at_s, signature in arrivals)
+        waiting.extend((at_s + behind_s, signature) for at_s, signature in arrivals)
         while all(self._reports):
             came = [reports.popleft() for reports in self._reports]
             times_s = [at_s for at_s, _ in came]
