@@ -77,6 +77,7 @@ class LateRanks:
 
     @property
     def seat(self):
+        """This rank's seat at the board (transport/board.py), taken when first needed; None where there is no board."""
         if self._seat is None:
             communicator = self._communicator
             self._seat = communicator.transport.open_board(self.key, communicator.rank, communicator.world_size)

@@ -175,7 +175,7 @@ class MessageRequest(Request):
     @property
     def due_s(self):
         """See Request."""
-        return self._request.due_s
+        return inf if self.done else self._request.due_s
 
     def pending_peers(self):
         """As CallRequest.pending_peers."""

@@ -137,6 +137,7 @@ class Delegates:
 
     @property
     def arenas(self):
+        """By neighbour its arena, a memoryview of bytes."""
         return {peer: neighbour.arena for peer, neighbour in self.neighbours.items()}
 
     @property

@@ -135,6 +135,10 @@ class NcclTransport(Transport):
     def open_board(self, key, rank, world_size):
         return self.host.open_board(key, rank, world_size)
 
+    @property
+    def store(self):
+        return self.host.store
+
     def check_peers(self, peers):
         self.host.check_peers(peers)
 
