@@ -6,17 +6,19 @@
   python -m lanterne.bench.gpu_session --help        all of tests/gpu and this, on a machine that one has for minutes
 
 The files are written anew after each section (kernels, grids, staging, gemm, delays, collectives); one that fails is
-named in them, the others go on, and the exit code is 1. Every figure is taken beside its peer in the same run, in turn:
-reductions beside the device's copy; staged copies beside plain pinned copies; a matrix product with staging beside it,
-and without; delays beside what was asked for; reductions on grids of other sizes than ours, for whoever tunes them;
-collectives over nccl, eager and as captured graphs, beside ncclAllReduce, on --ranks ranks (default: the GPUs, at least
-two; sharing one is no figure of speed).
+named in them, the others go on, and the exit code is 1. With --only, what the files hold of other sections stays: after
+a fault on the device nothing more can be measured in one process, but in the next.
+Every figure is taken beside its peer in the same run, in turn: reductions beside the device's copy; staged copies
+beside plain pinned copies; a matrix product with staging beside it, and without; delays beside what was asked for;
+reductions on grids of other sizes than ours, for whoever tunes them; collectives over nccl, eager and as captured
+graphs, beside ncclAllReduce, on --ranks ranks (default: the GPUs, at least two; sharing one is no figure of speed).
 Bars: reductions and staging 0.9 of their peer, the product at most 1.03 of its time alone, delays within 2 % or 5 us,
 the launch of a captured schedule 20 us of the CPU. Results are compared with the CPU's, every element.
 With --check a missed bar is exit code 1; a wrong result always is.
 """
 
 import argparse
+import json
 import sys
 import traceback
 from dataclasses import asdict
@@ -24,7 +26,8 @@ from pathlib import Path
 
 from ..errors import InputError, LanterneError
 from . import kernels, report
-from .gpu_figures import collective_figures, delay_figures, gemm_figures, grid_figures, staging_figures
+from .gpu_figures import Figure, collective_figures, delay_figures, gemm_figures, grid_figures, staging_figures
+from .kernels import Comparison
 from .units import format_nbytes, format_time, parse_nbytes
 
 SECTIONS = ("kernels", "grids", "staging", "gemm", "delays", "collectives")
@@ -63,21 +66,28 @@ def run(args):
         Path(args.out).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"--out: cannot make folder {args.out}: {error.strerror}") from error
-    comparisons, figures, failures = [], [], {}
-    for name in SECTIONS:
-        if name not in only:
-            continue
+    # Asked for now: a device with a fault tells nothing more.
+    stem, environment = Path(args.out) / f"gpu-{args.name}", report.environment() | device_environment()
+    comparisons, figures, failures = ([], [], {}) if set(only) == set(SECTIONS) else read(stem)
+    measured, failed = {Comparison: [], Figure: []}, False
+    for name in (name for name in SECTIONS if name in only):
+        failures.pop(name, None)
         try:
             found = _section(name, args, nbytes)
-            (comparisons if name == "kernels" else figures).extend(found)
         except Exception as error:
+            failed, found = True, []
             failures[name] = str(error) if isinstance(error, LanterneError) else traceback.format_exc()
             print(f"lanterne: gpu: {name}: {failures[name]}", file=sys.stderr)
-        write(Path(args.out) / f"gpu-{args.name}", comparisons, figures, failures)
-    kernels.print_comparisons(comparisons)
-    print_figures(figures)
-    missed = any(not figure.ok for figure in figures) or any(c.bar is not None and c.ratio < c.bar for c in comparisons)
-    return 1 if failures or any(c.wrong for c in comparisons) or (args.check and missed) else 0
+        for item in found:
+            measured[type(item)].append(item)
+        everything = replaced(comparisons, measured[Comparison]), replaced(figures, measured[Figure])
+        write(stem, *everything, failures, environment)
+    kernels.print_comparisons(measured[Comparison])
+    print_figures(measured[Figure])
+    wrong = any(c.wrong for c in measured[Comparison])
+    missed = any(not figure.ok for figure in measured[Figure])
+    missed |= any(c.bar is not None and c.ratio < c.bar for c in measured[Comparison])
+    return 1 if failed or wrong or (args.check and missed) else 0
 
 
 def _section(name, args, nbytes):
@@ -133,14 +143,42 @@ def markdown(comparisons, figures, failures, environment):
     return "\n".join(lines) + "\n"
 
 
-def write(stem, comparisons, figures, failures=None):
+def read(stem):
+    """(Comparisons, Figures, failures) of STEM.json, all empty where there is none.
+
+    Raises:
+        InputError: the file is none of `write`'s.
+    """
+    file = Path(f"{stem}.json")
+    if not file.exists():
+        return [], [], {}
+    try:
+        document = json.loads(file.read_text())
+        found = [Comparison(**record) for record in document["results"]]
+        return found, [Figure(**record) for record in document["figures"]], dict(document["failures"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{file}: got {error!r}, expected what `bench gpu` has written; remove it") from None
+
+
+def replaced(before, found):
+    """`found`, after what of `before` it does not measure anew."""
+    names = {_subject(item) for item in found}
+    return [item for item in before if _subject(item) not in names] + found
+
+
+def _subject(item):
+    """What was measured."""
+    if isinstance(item, Figure):
+        return item.name
+    return item.comparison, item.kernel, item.dtype, item.nbytes, item.inputs
+
+
+def write(stem, comparisons, figures, failures, environment):
     """Write STEM.json and STEM.md. `failures`: section -> text of its error.
 
     Raises:
         InputError: the folder does not exist or cannot be written.
     """
-    environment = report.environment() | device_environment()
-    failures = failures or {}
     document = report.envelope(
         results=[asdict(c) for c in comparisons], figures=[asdict(f) for f in figures], failures=failures
     )

@@ -6,7 +6,7 @@ Runs in a checkout under the Python that it is started with, which needs NumPy, 
 pytest: what is missing fails by name. Nothing is installed, and no MPI is needed: ranks meet over UCX, or TCP without
 it. Every step is a process with a time limit of its own, and what has hung is killed with all its children, so the next
 step runs; a step is left out where the one that it needs has hung. Writes session.json, session.md (verdicts, figures,
-what failed and why, in 10,000 characters; also printed at the end), session.log (all output) and the gpu-NAME*.json and
+what failed and why, in 10,000 characters; also printed at the end), session.log (all output) and the gpu-NAME.json and
 .md of `lanterne bench gpu`, the first three anew after each step.
 The exit code is 1 if a step failed or a bar was missed.
 """
@@ -80,18 +80,22 @@ class Outcome:
 
 def steps(name, folder):
     """The Steps, those that tell most first."""
-    bench = ("-m", "lanterne", "bench", "gpu", "--check", "--iterations", "5", "--out", str(folder))
+    bench = ("-m", "lanterne", "bench", "gpu", "--check", "--iterations", "5")
+    bench += ("--out", str(folder), "--name", name, "--only")
     collectives, two = "tests/gpu/test_gpu_collectives.py", "nccl, 2 ranks"
     return (
         Step("environment", ("-c", VERSIONS), 40),
         Step("delays and staging", ("tests/gpu/test_gpu_delay.py", "tests/gpu/test_gpu_staging.py"), 70, 25),
         Step("nccl, 1 rank", (collectives, "-k", "over_nccl and 1-"), 60, 60),
-        Step("figures of kernels", (*bench, "--name", name, "--only", "kernels,grids,staging,gemm,delays"), 110),
+        # A process each: after a fault on the device it can do nothing more.
+        Step("figures of kernels", (*bench, "kernels,grids"), 60),
+        Step("figures of staging", (*bench, "staging,gemm"), 40),
+        Step("figures of delays", (*bench, "delays"), 30),
         Step(two, (collectives, "-k", "over_nccl and 2-"), 75, 75),
-        Step("figures over nccl", (*bench, "--name", f"{name}-nccl", "--only", "collectives"), 70, needs=two),
+        Step("figures over nccl", (*bench, "collectives"), 70, needs=two),
         Step("staged", (collectives, "-k", "staged"), 60, 25),
         Step("reductions", ("tests/gpu/test_gpu_reduce.py", *_workers()), 100, 30),
-        Step("nccl, 3 ranks", (collectives, "-k", "over_nccl and 3-"), 80, 80, needs=two),
+        Step("nccl, 3 ranks", (collectives, "-k", "over_nccl and 3-"), 75, 75, needs=two),
         Step("the rest", (collectives, "tests/gpu/test_gpu_profile.py", "-k", "not over_nccl and not staged"), 60, 30),
     )
 

@@ -1,6 +1,7 @@
 """`lanterne bench gpu` as far as it goes without a GPU: its errors, its files, its verdicts."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -137,4 +138,33 @@ def test_an_impossible_folder_is_said_before_measuring(measured, tmp_path, capsy
 
 def test_a_folder_that_is_not_there(measured, tmp_path):
     with pytest.raises(InputError, match="cannot write"):
-        gpu.write(tmp_path / "none" / "gpu-x", [COMPARISON], [FIGURE])
+        gpu.write(tmp_path / "none" / "gpu-x", [COMPARISON], [FIGURE], {}, {})
+
+
+def test_sections_measured_apart_are_told_together(measured, monkeypatch, tmp_path, capsys):
+    def fail(*arguments):
+        raise LanterneError("no such luck")
+
+    def sections(*names):
+        code = main(["bench", "gpu", "--name", "x", "--out", str(tmp_path), "--only", ",".join(names), "--check"])
+        document = json.loads((tmp_path / "gpu-x.json").read_text())
+        return (
+            code,
+            len(document["results"]),
+            {f["name"]: f["value"] for f in document["figures"]},
+            document["failures"],
+        )
+
+    monkeypatch.setattr(gpu, "gemm_figures", fail)
+    slow = replace(FIGURE, value=1.0, ok=False)
+    assert sections("kernels", "gemm") == (1, 1, {}, {"gemm": "no such luck"})
+    measured["figure"] = slow
+    assert sections("staging") == (1, 1, {FIGURE.name: 1.0}, {"gemm": "no such luck"})
+    # What was missed before is not held against this run; what is measured again is replaced.
+    assert sections("kernels")[0] == 0
+    measured["figure"] = FIGURE
+    monkeypatch.setattr(gpu, "gemm_figures", lambda *arguments: [])
+    assert sections("staging", "gemm") == (0, 1, {FIGURE.name: FIGURE.value}, {})
+    (tmp_path / "gpu-x.json").write_text("{}")
+    assert main(["bench", "gpu", "--name", "x", "--out", str(tmp_path), "--only", "staging"]) == 2
+    assert "expected what `bench gpu` has written" in capsys.readouterr().err
