@@ -11,8 +11,8 @@ end. From them alone come the iteration time, incidents as they happen (standard
 long iterations took, what made them long, which rank came last, how often and by how much. A log is a ring of fixed
 size in a folder; --folder names an empty one that all hosts share, else each host has a report of its own.
 
-Calls that do not pass Python are not seen, such as the all-reduces of torch's DistributedDataParallel (its iterations
-are, by their forward calls). The exit code is the program's.
+Calls that do not pass Python are not seen, such as the all-reduces of torch's DistributedDataParallel; the forward
+calls before them are, which tell its iterations and who comes last. The exit code is the program's.
 """
 
 import ctypes
@@ -179,16 +179,18 @@ def lead(args, command, folder, variables):
     from ..failslow.job_log import JobLog
     from ..failslow.watch import Reader
 
-    reader = Reader(JobLog(folder, args.world_size or 1), _say)
+    reader, code = Reader(JobLog(folder, args.world_size or 1), _say), None
     try:
-        return _start_ranks(args, command, variables) if args.world_size else _run_here(command, variables)
+        code = _start_ranks(args, command, variables) if args.world_size else _run_here(command, variables)
+        return code
     finally:
-        _finish(args, command, reader)
+        _finish(args, command, reader, code)
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _finish(args, command, reader):
-    found = reader.finish()
+def _finish(args, command, reader, code=None):
+    """Write and print the report; `code` is the program's exit code, None where only its launcher knows it."""
+    found = reader.finish() | {"exit_code": code}
     # Whoever reads standard error may be gone; the file is written first.
     with suppress(OSError):
         if args.json:
@@ -255,7 +257,9 @@ def print_report(found, file):
     """The tables of a report: iterations, incidents, arrivals, calls."""
     iterations = found["iterations"]
     ranks = found["ranks"]
-    print(f"# lanterne watch: {len(found['reported'])} of {ranks} rank{'s' if ranks != 1 else ''} reported", file=file)
+    ended = f"; the program ended with exit code {found['exit_code']}" if found["exit_code"] else ""
+    heading = f"{len(found['reported'])} of {ranks} rank{'s' if ranks != 1 else ''} reported{ended}"
+    print(f"# lanterne watch: {heading}", file=file)
     if iterations["count"]:
         print(
             f"# {iterations['count']} iterations of {iterations['calls']} calls, median "

@@ -221,11 +221,18 @@ def adapt_torch(module, recorder):
 
 
 def adapt_ddp(module, recorder):
-    """torch.nn.parallel.distributed: its all-reduces do not pass Python, its forward does, once an iteration."""
-    kind = module.DistributedDataParallel
+    """torch.nn.parallel.distributed: its all-reduces do not pass Python; a forward that will be followed by them does.
+
+    Such a forward is recorded as a call of all the model's ranks, one in `no_sync` or without gradients as one of none.
+    """
+    kind, models = module.DistributedDataParallel, {}
 
     def note(args, kwargs, start_s, end_s):
-        recorder.call(environment_rank(), DDP_FORWARD, 0, 0, nbytes_of(args[1:2]), start_s, end_s)
+        model = args[0]
+        synchronizes = model.require_backward_grad_sync and module.torch.is_grad_enabled()
+        ranks = model.process_group.size() if synchronizes else 0
+        number = models.setdefault(id(model), number_of((DDP_FORWARD, len(models))))
+        recorder.call(environment_rank(), DDP_FORWARD, ranks, number, nbytes_of(args[1:2]), start_s, end_s)
 
     kind.forward = timed(kind.forward, note, recorder)
 

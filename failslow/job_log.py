@@ -55,7 +55,7 @@ class JobLog:
         self._calls = {}
         self._per_rank = {}
         self._tracker, self._first_row = Tracker(), 0
-        self._generation = self._polls = 0
+        self._generation = self._polls = self._forwards = 0
         self._period = PeriodTracker()
         self._refused = []
 
@@ -81,7 +81,8 @@ class JobLog:
                 self._matcher.lose(rank)
             before = self._per_rank.get(rank, 0)
             for index, call in enumerate(calls):
-                self._matcher.add(rank, call)
+                # The all-reduces, which are not seen, begin when the last rank's forward has ended.
+                self._matcher.add(rank, call._replace(start_s=call.end_s) if call.name == DDP_FORWARD else call)
                 if rank == self.lead:
                     self._count(call)
                     notice = self._iterate(call, before + index + 1)
@@ -117,7 +118,16 @@ class JobLog:
             self._calls[key] = count + 1, total_s + call.end_s - call.start_s
 
     def _iterate(self, call, calls):
-        time_s = self._period.record((call.name, call.nbytes, call.communicator), call.start_s)
+        symbol = call.name, call.nbytes, call.communicator
+        if call.name == DDP_FORWARD and call.ranks:
+            # Marks an iteration, whatever its batch; other calls come less often, as those that sum up a loss do.
+            symbol = call.name, 0, call.communicator
+            if not self._forwards:
+                self._period, self._generation = PeriodTracker(), 0
+            self._forwards = calls = self._forwards + 1
+        elif self._forwards:
+            return None
+        time_s = self._period.record(symbol, call.start_s)
         if self._period.generation != self._generation:
             self._new_marker(calls)
         if time_s is None or time_s <= 0.0:
@@ -222,7 +232,7 @@ class JobLog:
         notes = list(self._refused)
         expected = range(self.world_size or 0)
         if silent := [rank for rank in expected if rank not in self._readers]:
-            notes.append(f"{_join(silent)} reported nothing: none of its calls was one that is recorded")
+            notes.append(f"{_join(silent)} reported nothing: no call that is recorded before the end")
         for rank, reader in sorted(self._readers.items()):
             notes += [note for note in reader.header.get("notes", ()) if note not in notes]
             if reader.lost:
@@ -241,7 +251,8 @@ class JobLog:
         if any(incident.relief is None for incident in self._tracker.incidents):
             notes.append("the job ended inside an incident")
         if any(name == DDP_FORWARD for name, _ in self._calls):
-            notes.append("torch's DistributedDataParallel issues its all-reduces from C++: not seen, its forward is")
+            seen = "not seen, the ends of its forwards are"
+            notes.append(f"torch's DistributedDataParallel issues its all-reduces from C++: {seen}")
         return notes
 
     def close(self):

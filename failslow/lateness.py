@@ -107,7 +107,8 @@ class Matcher:
         reference = min(seen)
         starts, ends = {}, []
         for rank, call in seen.items():
-            if self._clocks[rank] != self._clocks[reference]:
+            # An instant has no end that coincides with those of others.
+            if self._clocks[rank] != self._clocks[reference] and call.end_s > call.start_s:
                 gaps = self._ends.setdefault((rank, reference), deque(maxlen=MAX_ENDS))
                 gaps.append(seen[reference].end_s - call.end_s)
             offset_s = self.offset_s(rank, reference)

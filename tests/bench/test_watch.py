@@ -54,7 +54,8 @@ def test_the_slow_rank_of_a_job_is_named(tmp_path, how):
 def test_exit_code_and_output_pass(tmp_path, code):
     result, report = watch(tmp_path, f"import sys\nprint(sys.argv[1:])\nsys.exit({code})", cwd=tmp_path)
     assert (result.returncode, result.stdout) == (code, "[]\n")
-    assert report["notes"] == ["rank 0 reported nothing: none of its calls was one that is recorded"]
+    assert report["notes"] == ["rank 0 reported nothing: no call that is recorded before the end"]
+    assert report["exit_code"] == code and ("ended with exit code 7" in result.stderr) == (code == 7)
 
 
 def test_a_killed_program_and_its_traceback(tmp_path):

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PREAMBLE = "from lanterne.failslow.recorder import start; start()\n"
 
 TORCH = {
-    "torch/__init__.py": "",
+    "torch/__init__.py": "def is_grad_enabled(): return True\n",
     "torch/distributed/__init__.py": "from .distributed_c10d import *\n",
     "torch/distributed/distributed_c10d.py": """
 __all__ = ["all_reduce", "all_gather_object", "send", "get_rank", "get_world_size", "get_process_group_ranks"]
@@ -35,7 +35,11 @@ def send(tensor, dst=None, group=None, tag=0): pass
     "torch/nn/__init__.py": "",
     "torch/nn/parallel/__init__.py": "from .distributed import DistributedDataParallel\n",
     "torch/nn/parallel/distributed.py": """
+import torch
+class Group:
+    def size(self): return 4
 class DistributedDataParallel:
+    process_group, require_backward_grad_sync = Group(), True
     def forward(self, x): return x
     __call__ = lambda self, x: self.forward(x)
 """,
@@ -124,7 +128,10 @@ except ValueError as error:
     assert str(error) == "no tensor"
 dist.all_gather_object([], Tensor())
 dist.send(Tensor(), 3)
-assert DistributedDataParallel()("input") == "input"
+model = DistributedDataParallel()
+assert model("input") == "input"
+model.require_backward_grad_sync = False
+model("input")
 """
     calls = calls_of(tmp_path, program, TORCH, {"RANK": "1"})[1]
     assert [(name, ranks, nbytes) for name, ranks, _, nbytes in calls] == [
@@ -134,6 +141,7 @@ assert DistributedDataParallel()("input") == "input"
         ("all_reduce", 4, -1),
         ("all_gather_object", 4, 64),
         ("send", 0, 64),
+        ("DistributedDataParallel.forward", 4, -1),
         ("DistributedDataParallel.forward", 0, -1),
     ]
     numbers = [number for _, _, number, _ in calls]

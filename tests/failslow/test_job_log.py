@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from lanterne.failslow.adapters import DDP_FORWARD
 from lanterne.failslow.events import Event
 from lanterne.failslow.job_log import JobLog
 from lanterne.failslow.lateness import MAX_OPEN, Matcher, attribute
@@ -76,7 +77,7 @@ def test_a_silent_rank_is_told_and_nobody_is_blamed(tmp_path):
 def test_nobody_reports(tmp_path):
     found, _ = report_of(tmp_path, {}, world_size=2)
     assert found["iterations"]["count"] == 0
-    assert found["notes"] == ["ranks 0, 1 reported nothing: none of its calls was one that is recorded"]
+    assert found["notes"] == ["ranks 0, 1 reported nothing: no call that is recorded before the end"]
 
 
 def test_clocks_of_other_machines_are_aligned(tmp_path):
@@ -120,6 +121,23 @@ def test_files_that_are_no_logs(tmp_path):
     found, _ = report_of(tmp_path, job_calls(2, 50))
     assert any(note.startswith("rank-9-1.calls cannot be read") for note in found["notes"])
     assert found["reported"] == [0, 1]
+
+
+def test_forwards_of_ddp_mark_iterations_and_their_ends_say_who_is_late(tmp_path):
+    logs, now_s = {0: [], 1: [], 2: []}, 100.0
+    for i in range(140):
+        ends = {rank: now_s + 5e-3 + (4e-3 if rank == 1 and 60 <= i < 90 else 1e-5 * rank) for rank in logs}
+        for rank, end_s in ends.items():
+            # Batches of many sizes, another forward to look at the result, and now and then a sum of losses.
+            logs[rank].append((DDP_FORWARD, 3, 7, 64 + i % 9, now_s, end_s))
+            logs[rank] += [(DDP_FORWARD, 0, 7, 64, end_s, end_s + 1e-4)] * (i % 3 == 0)
+            logs[rank] += [("all_reduce", 3, 0, 4, end_s, max(ends.values()) + 1e-3)] * (i % 10 == 0)
+        now_s = max(ends.values()) + 3e-3
+    found, _ = report_of(tmp_path, logs)
+    (incident,) = found["incidents"]
+    assert abs(incident["onset"] - 60) <= 1 and abs(incident["relief"] - 90) <= 1
+    assert (incident["cause"]["kind"], incident["cause"]["rank"]) == ("rank", 1)
+    assert found["iterations"]["count"] >= 138 and any("from C++" in note for note in found["notes"])
 
 
 def test_it_reads_while_the_job_runs(tmp_path):
