@@ -31,7 +31,7 @@ from . import report
 from .lab_network import Network, Undertaker, check_available, create
 from .lab_peers_report import markdown, print_results
 from .lab_team import CONTENDERS, Team, find_python
-from .units import format_nbytes, parse_nbytes, parse_rate_bytes_per_s, parse_time_s
+from .units import format_nbytes, parse_nbytes, parse_rate_bytes_per_s
 
 CASES = "8x4MiB@1.1,8x16MiB@1.1,8x64MiB@1.1,8x16MiB@0.9,8x16MiB@0.7,8x16MiB@0.45,8x16MiB@0,4x16MiB@1.1"
 DEFAULT = "lanterne,mpich,openmpi,gloo"
@@ -63,7 +63,7 @@ def add_arguments(parser):
     parser.add_argument("--rate", default="200mbit", help="of every link, each way (default: %(default)s)")
     parser.add_argument("--iterations", type=int, default=5, metavar="K", help="turns that count, of each (default 5)")
     parser.add_argument(
-        "--seconds", default="1h", metavar="T", help="start no call after this time; 0 only shows (default 1h)"
+        "--seconds", type=float, default=3600.0, metavar="S", help="start no call after S; 0 only shows (default 3600)"
     )
     parser.add_argument(
         "--python", action="append", default=[], metavar="NAME=PATH", help="the Python of a contender; may be repeated"
@@ -78,7 +78,7 @@ def add_arguments(parser):
 def run(args):
     cases, names, algorithms, pythons = parse(args)
     rate_bytes_per_s = parse_rate_bytes_per_s(args.rate, "--rate")
-    until_s = time.monotonic() + parse_time_s(args.seconds, "--seconds")
+    until_s = time.monotonic() + args.seconds
     document = _open(args, rate_bytes_per_s)
     check_available()
     session = Session(document, algorithms, args, rate_bytes_per_s, until_s)

@@ -54,8 +54,12 @@ def add_problem_arguments(parser):
     group.add_argument("--memory", type=float, metavar="N", help="activations that a rank can hold")
 
 
-def problem_from(args):
+def problem_from(args, more=()):
     """(Problem, unit of its times as text, seconds in it or None where that is not known).
+
+    Args:
+        args: the command's options.
+        more: texts of further times, which have to be in units if those of the options are.
 
     Raises:
         InputError: the file cannot be read or is no problem; an option cannot be.
@@ -63,7 +67,7 @@ def problem_from(args):
     document = _document(args)
     given = {key: getattr(args, key).split(",") for key in TIMES if getattr(args, key) is not None}
     links = dict(_assignment(text, "--link") for text in args.link)
-    texts = [*chain.from_iterable(given.values()), *links.values(), *([args.latency] if args.latency else [])]
+    texts = [*chain.from_iterable(given.values()), *links.values(), *([args.latency] if args.latency else []), *more]
     unit, unit_s = _unit(args, document, texts)
     for key in ("stages", "microbatches"):
         if getattr(args, key) is not None:
@@ -122,17 +126,11 @@ def _unit(args, document, texts):
         unit_s = units.parse_time_s(f"1{unit}") if unit else None
     except InputError:
         unit_s = None
-    bare = [_is_number(text) for text in texts]
-    if any(bare) and not all(bare):
-        raise InputError(
-            f"times: got {texts[bare.index(True)]!r} beside {texts[bare.index(False)]!r}, "
-            "expected all with units or none"
-        )
-    if not texts or bare[0] or unit_s is not None:
+    if units.are_bare(texts, "times") or unit_s is not None:
         return unit, unit_s
     if args.problem:
         raise InputError(
-            f'times: got {texts[0]!r}, expected bare numbers, {args.problem} having no "unit" such as "ms"'
+            f'times: got {", ".join(texts)}, expected bare numbers, {args.problem} having no "unit" such as "ms"'
         )
     return UNIT, UNIT_S
 
@@ -179,21 +177,13 @@ def _ids(document):
     return [str(case.get("id")) for case in document["cases"] if isinstance(case, dict)]
 
 
-def _is_number(text):
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
-
-
 def one_time(text, what, unit_s):
     """`text` in the problem's unit, of `unit_s` seconds: a bare number, or one with a unit where that is known.
 
     Raises:
         InputError: neither.
     """
-    if _is_number(text):
+    if units.is_number(text):
         return float(text)
     if unit_s is None:
         raise InputError(f"{what}: got {text!r}, expected a bare number")

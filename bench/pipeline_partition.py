@@ -37,14 +37,13 @@ def add_arguments(parser):
 
 def run(args):
     """Solve and print; exit code 0."""
-    times, speeds = _layer_times(args), _speeds(args)
+    (times, shown), speeds = _layer_times(args), _speeds(args)
     memory = _sizes("--layer-memory", args.layer_memory, len(times))
     limits = _sizes("--stage-memory", args.stage_memory, len(speeds))
     start = time.perf_counter()
     found = partition_layers(times, speeds, memory, limits)
     solve_s = time.perf_counter() - start
     ideal = sum(times) / sum(speeds)
-    shown = units.format_time if args.times is not None else "{:.4g}".format
     if args.json:
         content = {
             "starts": list(found.starts),
@@ -80,14 +79,14 @@ def _layer_times(args):
     if args.times is not None:
         if args.embedding is not None or args.output is not None:
             raise InputError("--times: got --embedding or --output too, expected them among the times")
-        return [units.parse_time_s(text, f"--times, layer {i}") for i, text in enumerate(args.times.split(","))]
+        return units.parse_times(args.times, "--times")
     if not 1 <= args.layers <= MOST_LAYERS:
         raise InputError(f"--layers: got {args.layers}, expected 1 to {MOST_LAYERS}")
     # Embedding and output belong to the first and last transformer layer's stage, not to one of their own.
     times = [1.0] * args.layers
     times[0] += args.embedding or 0.0
     times[-1] += args.output or 0.0
-    return times
+    return times, "{:.4g}".format
 
 
 def _speeds(args):

@@ -69,10 +69,10 @@ def add_arguments(parser):
 
 def run(args):
     """Sweep and print; exit code 0."""
-    problem, unit, unit_s = problem_from(args)
+    texts, over_time = args.at.split(","), args.over in OVER[:2]
+    problem, unit, unit_s = problem_from(args, texts if over_time else ())
     lines = [parse_line(text) for texts in args.scheduler or SCHEDULERS for text in texts.split(",")]
-    texts = args.at.split(",")
-    values = [one_time(text, "--at", unit_s if args.over in OVER[:2] else None) for text in texts]
+    values = [one_time(text, "--at", unit_s if over_time else None) for text in texts]
     swept = [changed(problem, args.over, value, args.on) for value in values]
     results = []
     for line in lines:
@@ -89,7 +89,7 @@ def run(args):
     if args.json:
         report.write_json(args.json, report.envelope(**content, problem=described(problem, unit)))
     if args.json != "-":
-        of_values = unit if args.over in OVER[:2] else ""
+        of_values = unit if over_time else ""
         columns = [
             (args.over, of_values),
             *((result["line"], "" if args.relative_to else unit) for result in results),

@@ -24,7 +24,7 @@ def add_arguments(parser):
 
 def run(args):
     """Solve and print; exit code 0."""
-    times = [units.parse_time_s(text, f"--times, group {i}") for i, text in enumerate(args.times.split(","))]
+    times, shown = units.parse_times(args.times, "--times")
     # NumPy loads on first use; that is not the solver's time.
     rebalance([1.0], 1)
     start = time.perf_counter()
@@ -38,12 +38,12 @@ def run(args):
         report.write_json(args.json, report.envelope(**content, **extra))
     if args.json != "-":
         rows = [
-            [i, f"{t:g}", m, f"{w:.6f}"]
+            [i, shown(t), m, f"{w:.6f}"]
             for i, (t, m, w) in enumerate(zip(times, balance.microbatches, weights, strict=True))
         ]
-        gain = f", {even / balance.makespan:.3f} times faster than even shares ({even:g})" if even else ""
+        gain = f", {even / balance.makespan:.3f} times faster than even shares ({shown(even)})" if even else ""
         report.print_table([("group", ""), ("time", ""), ("microbatches", ""), ("weight", "")], rows)
-        print(f"makespan {balance.makespan:g}{gain}; solved in {units.format_time(solve_s)}")
+        print(f"makespan {shown(balance.makespan)}{gain}; solved in {units.format_time(solve_s)}")
     return 0
 
 

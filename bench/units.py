@@ -1,7 +1,7 @@
 """Sizes like 64K and 1GiB, times like 50ms and 3us, rates like 200mbit and 450GB/s: parsed and printed here only."""
 
 import re
-from math import inf
+from math import inf, isnan
 
 from ..errors import InputError
 
@@ -44,17 +44,55 @@ def parse_nbytes(text, what="size"):
 
 
 def parse_time_s(text, what="time"):
-    """Seconds of "50ms", "3us", "1.5s", "2min"; a bare number is seconds.
+    """Seconds of "50ms", "3us", "1.5s", "2min"; a bare number but 0 could be any of them, and is refused.
 
     Raises:
-        InputError: no number, an unknown unit, negative or above 1e9 s.
+        InputError: no number, no unit or an unknown one, negative or above 1e9 s.
     """
-    expected = "a time such as 50ms, 3us or 1.5s"
+    expected = "a time with its unit, such as 50ms, 3us or 1.5s"
     number, unit = _split(text, what, expected)
-    factor = _TIME.get(unit or "s")
+    factor = _TIME.get("s" if number == 0 and not unit else unit)
     if factor is None or not 0 <= number * factor <= _LONGEST_S:
         raise InputError(f"{what}: got {text!r}, expected {expected}")
     return number * factor
+
+
+def are_bare(texts, what):
+    """Whether `texts` are numbers in a unit of the user's own, rather than times such as 50ms; a 0 goes with either.
+
+    Raises:
+        InputError: some are the one, some the other, or neither.
+    """
+    bare = [text for text in texts if is_number(text) and float(text) != 0]
+    others = [text for text in texts if not is_number(text)]
+    for text in others:
+        parse_time_s(text, what)
+    if bare and others:
+        raise InputError(f"{what}: got {bare[0]!r} beside {others[0]!r}, expected all with units or none")
+    return not others
+
+
+def is_number(text):
+    """Whether `text` is a number without a unit."""
+    try:
+        return not isnan(float(text))
+    except ValueError:
+        return False
+
+
+def parse_times(text, option):
+    """(times of a list such as "1,1.6", as they are, or "80ms,90ms", in seconds; what turns one into text).
+
+    Raises:
+        InputError: one that is no positive time, or some with units and some without.
+    """
+    texts = text.split(",")
+    bare = are_bare(texts, option)
+    times = [float(each) if bare else parse_time_s(each, f"{option}[{i}]") for i, each in enumerate(texts)]
+    for i, time in enumerate(times):
+        if not 0 < time < inf:
+            raise InputError(f"{option}[{i}]: got {texts[i]!r}, expected a time above 0")
+    return times, "{:.4g}".format if bare else format_time
 
 
 def parse_rate_bytes_per_s(text, what="rate"):

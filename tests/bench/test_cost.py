@@ -67,6 +67,7 @@ def test_plots_with_little_to_show(tmp_path, capsys, arguments):
         (["-n", "4x"], "-n: got '4x', expected rank counts from 1 to 1024"),
         (["-n", "2000"], "-n: got '2000'"),
         (["--nbytes", "1Q"], "--nbytes: got '1Q'"),
+        (["--alpha", "3"], "--alpha: got '3', expected a time with its unit, such as 50ms"),
         (["--algorithm", "rings"], "algorithm: got 'rings' for all_reduce"),
         (["--plot", "f.gif", "-n", "4", "--algorithm", "ring"], "expected a name that ends in .png, .svg or .pdf"),
         (["--plot", "/nowhere/f.png", "-n", "4", "--algorithm", "ring"], "cannot write /nowhere/f.png"),
