@@ -34,7 +34,7 @@ def late_rank_of(text):
     Raises:
         InputError: neither; or no rank came last in more than half of the calls of the file.
     """
-    if text is None or text.isdigit():
+    if text is None or text.removeprefix("-").isdigit():
         return None if text is None else int(text)
     try:
         arrivals = Arrivals.from_json(json.loads(Path(text).read_text())["arrivals"])

@@ -4,6 +4,7 @@ import argparse
 import difflib
 import errno
 import os
+import re
 import signal
 import sys
 from importlib import import_module
@@ -96,10 +97,21 @@ def unknown(argv):
     return f"command: got {got!r}{hint}, expected one of {', '.join(known or COMMANDS)}"
 
 
+# What argparse says, and how we say it: what, got, expected.
+WORDS = (
+    (r"^argument ", ""),
+    (r"invalid choice: (.*) \(choose from (.*)\)$", r"got \1, expected one of \2"),
+    (r"invalid int value: (.*)$", r"got \1, expected a whole number"),
+    (r"invalid float value: (.*)$", r"got \1, expected a number"),
+)
+
+
 class Parser(argparse.ArgumentParser):
     """Argument errors are InputErrors: one line, like every other bad input."""
 
     def error(self, message):
+        for theirs, ours in WORDS:
+            message = re.sub(theirs, ours, message)
         raise InputError(f"{message} (see `{self.prog} --help`)")
 
 

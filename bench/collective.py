@@ -65,7 +65,7 @@ def run_rank(comm, settings, json_file):
     n = comm.world_size
     if settings.ranks not in (None, n):
         raise InputError(f"-n: got {settings.ranks}, expected the {n} ranks of this job, or none")
-    if settings.late_rank is not None and settings.late_rank >= n:
+    if settings.late_rank is not None and not 0 <= settings.late_rank < n:
         raise InputError(f"--late-rank: got {settings.late_rank}, expected 0 to {n - 1}")
     algorithms = algorithms_of(comm, settings)
     cases = [(nbytes, delay_s) for delay_s in settings.delays_s for nbytes in settings.sizes]

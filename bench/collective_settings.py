@@ -179,7 +179,10 @@ def _sizes(args):
 
 def _listed_sizes(args):
     if args.bytes is not None:
-        return tuple(parse_nbytes(text, "--bytes") for text in args.bytes.split(","))
+        sizes = tuple(parse_nbytes(text, "--bytes") for text in args.bytes.split(","))
+        if min(sizes) < 1:
+            raise InputError(f"--bytes: got {args.bytes}, expected sizes of at least 1")
+        return sizes
     first, last = parse_nbytes(args.min_bytes, "--min-bytes"), parse_nbytes(args.max_bytes, "--max-bytes")
     if args.factor < 2 or not 0 < first <= last:
         raise InputError(

@@ -48,6 +48,7 @@ crosspipe-table-5  M70 in two datacenters, seconds per microbatch, with more bat
 crosspipe-table-6  the same in four datacenters
 """
 
+import difflib
 from importlib import import_module
 
 from ..errors import InputError
@@ -71,11 +72,15 @@ EXPERIMENTS = {
 }
 # The figure that shows what the table sums up.
 EXPERIMENTS["greyhound-20"] = EXPERIMENTS["greyhound-table-6"]
+# What --help says of each.
+LIST = __doc__.split("\n\n", 2)[2]
 
 
 def add_arguments(parser):
     """The options of this command."""
-    parser.add_argument("name", choices=EXPERIMENTS, metavar="NAME", help="one of those above")
+    parser.add_argument(
+        "name", nargs="?", default="list", metavar="NAME", help="one of those above (default: list them)"
+    )
     parser.add_argument("--quick", action="store_true", help="fewer points and shorter time limits")
     parser.add_argument("--check", action="store_true", help="exit 1 where a bar is missed; of those that have one")
     parser.add_argument("--plot", metavar="FILE", help="draw it (png, svg, pdf)")
@@ -84,7 +89,10 @@ def add_arguments(parser):
 
 def run(args):
     """Measure, print, write and draw; the exit code."""
-    module = import_module(f".{EXPERIMENTS[args.name]}", __package__)
+    if args.name == "list":
+        print(LIST, end="")
+        return 0
+    module = import_module(f".{EXPERIMENTS[_known(args.name)]}", __package__)
     if args.check and not hasattr(module, "bars"):
         raise InputError(f"--check: got {args.name}, which has no bar, expected it without --check")
     records = module.run(args.quick)
@@ -110,6 +118,16 @@ def run(args):
     if args.plot:
         _draw(module, args.plot, records)
     return int(args.check and not all(bar.is_met for bar in bars))
+
+
+def _known(name):
+    if name not in EXPERIMENTS:
+        close = difflib.get_close_matches(name, EXPERIMENTS)
+        hint = f" (did you mean {' or '.join(close)}?)" if close else ""
+        raise InputError(
+            f"experiment: got {name!r}{hint}, expected one of those that `lanterne experiment list` prints"
+        )
+    return name
 
 
 def _draw(module, path, records):

@@ -158,9 +158,7 @@ def run_mpi(network, command, launcher):
     version = subprocess.run([mpiexec, "--version"], capture_output=True, text=True, check=False).stdout
     is_open_mpi = "Open MPI" in version or "OpenRTE" in version or "PRRTE" in version
     if is_open_mpi != (launcher == "openmpi"):
-        raise Unavailable(
-            f"lab: got --launcher {launcher}, but {mpiexec} is {version.splitlines()[0] if version else 'unknown'}"
-        )
+        raise Unavailable(f"lab: got --launcher {launcher}, but {mpiexec} is {'' if is_open_mpi else 'not '}Open MPI's")
     with tempfile.TemporaryDirectory(prefix=network.name) as folder:
         words = [*mpiexec_words(network, mpiexec, launcher, Path(folder)), *command]
         return wait_for_all([subprocess.Popen(words, env=mpi_environment(network))])

@@ -21,7 +21,7 @@ from . import report
 
 def add_arguments(parser):
     """The options of this command."""
-    parser.add_argument("trace", metavar="TRACE", help="parquet, csv or json file of operations")
+    parser.add_argument("file", metavar="TRACE", help="parquet, csv or json file of operations")
     parser.add_argument(
         "--meta", metavar="FILE", help="layout as 'key: value' lines (dp_size, pp_size), to find silent workers"
     )
@@ -31,18 +31,18 @@ def add_arguments(parser):
 def run(args):
     """Locate and print; exit code 0 whatever the verdict."""
     meta = read_meta(args.meta) if args.meta else {}
-    report.progress(f"reading {args.trace}")
-    trace = read_trace(args.trace)
+    report.progress(f"reading {args.file}")
+    trace = read_trace(args.file)
     notes = [*trace.notes, *_silent(trace, meta)]
     report.progress(f"{len(trace.steps)} steps, {trace.ranks.size} workers")
     verdicts = locate(trace)
     report.progress("")
     if args.json:
-        content = {"trace": str(args.trace), "steps": len(trace.steps), "notes": notes}
+        content = {"trace": str(args.file), "steps": len(trace.steps), "notes": notes}
         report.write_json(args.json, report.envelope(**content, verdicts=[asdict(v) for v in verdicts]))
     if args.json != "-":
         notes = [
-            f"{Path(args.trace).name}: {len(trace.steps)} steps, {trace.replicas} replicas x {trace.stages} stages",
+            f"{Path(args.file).name}: {len(trace.steps)} steps, {trace.replicas} replicas x {trace.stages} stages",
             *notes,
         ]
         _print(verdicts, notes)

@@ -61,7 +61,7 @@ def read_records(path):
         raise InputError(f"cannot read {path}: no such file")
     columns = readers[path.suffix](path)
     if missing := [name for name in REQUIRED if name not in columns]:
-        raise InputError(f"{path}: no column {', '.join(missing)}; expected {', '.join(REQUIRED)}")
+        raise InputError(f"{path}: no column {', '.join(missing)}, expected {'it' if len(missing) == 1 else 'all'}")
     return columns
 
 
@@ -91,6 +91,8 @@ def _read_csv(path):
             names, records = reader.fieldnames or (), list(reader)
     except (UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"{path}: got no readable CSV ({error})") from error
+    if not names:
+        raise InputError(f"{path}: got an empty file, expected CSV with a header line")
     return _columns(path, records, names)
 
 

@@ -147,6 +147,9 @@ def test_static_schedules_meet_the_link_again_and_again(run):
 def test_an_unknown_experiment(capsys):
     assert main(["experiment", "crosspipe-99"]) == 2
     assert "crosspipe-99" in capsys.readouterr().err
+    assert main(["experiment", "list"]) == 0
+    listed = capsys.readouterr().out
+    assert [name for name in EXPERIMENTS if name not in listed] == []
 
 
 def test_a_picture_that_cannot_be_drawn(capsys, monkeypatch):

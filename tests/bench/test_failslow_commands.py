@@ -88,7 +88,14 @@ def test_rebalance_json(capsys):
 
 
 @pytest.mark.parametrize(
-    "argv", [["--times", "1,x"], ["--times", "1,0"], ["--times", ""], ["--times", "1,1", "--multiple-of", "5"]]
+    "argv",
+    [
+        ["--times", "1,x"],
+        ["--times", "1,2ms"],
+        ["--times", "1,0"],
+        ["--times", ""],
+        ["--times", "1,1", "--multiple-of", "5"],
+    ],
 )
 def test_rebalance_bad_input(capsys, argv):
     assert main(["rebalance", *argv, "--microbatches", "4"]) == 2
@@ -132,6 +139,11 @@ def test_locate_bad_meta(capsys, tmp_path, meta):
         path.write_text(meta)
     assert main(["locate", trace_csv(tmp_path / "t.csv"), "--meta", str(path)]) == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_locate_reads_what_it_may_not_write(capsys, tmp_path):
+    assert main(["locate", str(tmp_path)]) == 2
+    assert f"{tmp_path}: got a file ending in ''" in capsys.readouterr().err
 
 
 def test_locate_bad_column(capsys, tmp_path):

@@ -90,7 +90,7 @@ def test_an_invalid_file_names_round_and_transfer(capsys, tmp_path):
         (["nowhere.json"], "cannot read nowhere.json: No such file"),
         (["all_reduce", "--algorithm", "rings"], "algorithm: got 'rings'"),
         (["all_reduce", "-n", "0"], "-n: got 0, expected 1 to 2048"),
-        (["all_reduce", "-n", "x"], "invalid int value"),
+        (["all_reduce", "-n", "x"], "got 'x', expected a whole number"),
         (["all_reduce", "--algorithm", "ring", "--chunks", "3"], "got 3 chunks, expected a multiple of 8"),
         (["all_reduce", "--algorithm", "ring", "--late-rank", "1"], "ring all_reduce expects none"),
         (["all_reduce", "--delay", "-1s"], "expected"),

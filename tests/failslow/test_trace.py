@@ -113,7 +113,7 @@ def test_a_silent_worker_is_named():
 def test_missing_columns_are_named(tmp_path, column):
     columns = make_trace(**SMALL)
     del columns[column]
-    with pytest.raises(InputError, match=f"no column {column};"):
+    with pytest.raises(InputError, match=f"no column {column}, expected it"):
         read_trace(write(tmp_path / "t.csv", columns))
 
 
@@ -188,7 +188,7 @@ def test_a_worker_that_never_reports():
         ("t.json", '[{"step": 1, ', "no valid JSON"),
         ("t.json", "3", "expected a list of records"),
         ("t.json", "[]", "no column"),
-        ("t.csv", "", "no column"),
+        ("t.csv", "", "got an empty file"),
         ("t.csv", ",".join(REQUIRED) + "\n", "no records"),
         ("t.csv", ",".join(REQUIRED) + "\n0,0,0,0,forward-compute,x,1,0\n", "column start_ts"),
         ("t.csv", ",".join(REQUIRED) + "\n0,0,0,0,optimizer,0,1,0\n", "no forward-compute"),
