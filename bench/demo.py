@@ -48,7 +48,13 @@ def add_arguments(parser):
     parser.add_argument(
         "--slow-link", metavar="I=T", help="link I, of ranks I and I+1, gets so much slower (default: the middle, 30ms)"
     )
-    parser.add_argument("--seconds", type=float, default=45.0, metavar="S", help="about how long to train (default 45)")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=45.0,
+        metavar="S",
+        help="about how long to train, from 97 iterations up (default 45)",
+    )
     parser.add_argument("--pace", default="8ms", metavar="T", help="that every F, B and W lasts (default 8ms)")
     parser.add_argument("--hold", type=whole(1), default=12, metavar="K", help="slow ones to measure (default 12)")
     parser.add_argument("--seed", type=int, default=0, help="of weights and batches (default 0)")
@@ -71,8 +77,8 @@ def run(args):
     timeout_s = parse_time_s(args.timeout, "--timeout")
     file = sys.stderr if args.json == "-" else sys.stdout
     if launched_rank() == 0:
-        header = f"# {about['ranks']} ranks, {about['iterations']} iterations; {about['disturbance']}"
-        print(header, file=file, flush=True)
+        job = f"{about['ranks']} ranks, {about['iterations']} iterations, about {about['expected_s']:.0f} s"
+        print(f"# {job}, longer beside other work; {about['disturbance']}", file=file, flush=True)
     report.progress("compiling the planner, once per machine")
     load_search()
     report.progress("")
@@ -108,12 +114,13 @@ def job_of(args):
     if args.transport != LOCAL and args.transport not in TRANSPORTS:
         raise InputError(f"--transport: got {args.transport!r}, expected one of {LOCAL}, {', '.join(TRANSPORTS)}")
     event = _event(args)
-    healthy, slow, after = _iterations(args.seconds, pace_s, args.ranks, args.hold)
+    healthy, slow, after = _iterations(args.seconds / _iteration_s(pace_s, args.ranks), args.hold)
     link = event.links[0]
     event = {"links": [link], "latency_s": event.latency_s, "first": healthy, "last": healthy + slow}
     about = {
         "ranks": args.ranks,
         "iterations": healthy + slow + after,
+        "expected_s": (healthy + slow + after) * _iteration_s(pace_s, args.ranks),
         "link": f"{link}-{link + 1}",
         "disturbance": f"link {link}-{link + 1} made {format_time(event['latency_s'])} slower, "
         f"iterations {healthy} to {healthy + slow - 1}",
@@ -138,13 +145,16 @@ def _event(args):
     return Event(0, links=(one,), latency_s=event.latency_s)
 
 
-def _iterations(seconds, pace_s, ranks, hold):
-    """(healthy, slow, healed) iterations that take about `seconds` in all, but enough to see something."""
+def _iteration_s(pace_s, ranks):
+    """About how long an iteration takes: a slow one takes longer, some twice as long before the swap."""
     from .demo_job import MICROBATCHES
 
-    # A slow one takes longer, some twice as long before the swap.
-    one_s = (3 * MICROBATCHES + 2 * (ranks - 1)) * pace_s * 1.3
-    total = int(seconds / one_s)
+    return (3 * MICROBATCHES + 2 * (ranks - 1)) * pace_s * 1.3
+
+
+def _iterations(wanted, hold):
+    """(healthy, slow, healed) iterations, `wanted` in all, but enough to see something."""
+    total = int(wanted)
     healthy, slow = max(LEAST_HEALTHY, int(total * HEALTHY_SHARE)), max(hold + LEAST_SLOW, int(total * SLOW_SHARE))
     return healthy, slow, max(LEAST_AFTER, total - healthy - slow)
 

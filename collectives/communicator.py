@@ -193,6 +193,7 @@ class Communicator:
     def arrivals(self):
         """Who came last to the calls that found it out, how often, by how much: an Arrivals.
 
+        Counted is all_reduce by auto on three ranks or more: of two, the other one can do nothing before the last.
         Any rank may call it. The same on all ranks, but for the latest calls that did not ask: a rank reports those
         some at a time, or here, and they count once every rank has. For all of them: `arrivals()`, `barrier()`, then
         `arrivals()` again.
