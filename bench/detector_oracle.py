@@ -105,7 +105,6 @@ class _Model:
     def __init__(self, noises, rows):
         import numpy as np
 
-        self.noises = noises
         self.gauss = np.array([-g for g in reversed(_GRID)] + list(_GRID))
         width = np.gradient(self.gauss)
         self.stationary = np.exp(-(self.gauss**2) / 2) * width

@@ -4,8 +4,6 @@ The blocking call is the library's blocking call, as its users know it: it has n
 `timeout_s` for its nonblocking form, which has both), and nothing checks that the ranks agree.
 """
 
-import weakref
-
 from ..errors import InputError, TransportError
 
 _MPI_COLLECTIVES = {
@@ -19,8 +17,6 @@ _MPI_COLLECTIVES = {
 }
 _MPI_HAS_NO = ("bfloat16", "float16")
 _MPI_OPS = {"sum": "SUM", "mean": "SUM", "prod": "PROD", "min": "MIN", "max": "MAX"}
-# MPI communicators by (MPI communicator of the transport, members); made once, since making one is collective.
-_subgroups = weakref.WeakKeyDictionary()
 
 
 def offers(transport, collective, dtype_name=None):

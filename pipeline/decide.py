@@ -145,7 +145,7 @@ class Decider:
         # Nothing that is not confirmed comes along.
         names = None if calibrated else found
         problem = estimate(self._recent, self.base, self.assumed, self._noise.delay_s, names)
-        slow = self._slow(problem, _unusual(problem, self.base))
+        slow = self._slow(_unusual(problem, self.base))
         healed = [pair for pair in self.slow_links if tuple(pair) not in slow]
         if healed:
             problem = with_links_of(self.base, problem, healed)
@@ -196,7 +196,7 @@ class Decider:
         """Whether going from the one time of an iteration to the other saves that share, and more than noise."""
         return before_s - after_s > max(share * before_s, self._noise.iteration_s())
 
-    def _slow(self, problem, delays_s):
+    def _slow(self, delays_s):
         """The pairs whose delays are worth a path of their own: half the shortest action, and more than was healed."""
         half_s = min(*self.base.forward, *self.base.backward_input) / 2
         excess_s = {}

@@ -116,7 +116,7 @@ class _Run:
             stage = self.stages[action.stage]
             given, waited[index] = self.take(first + index, action)
             ready_s[index] = time.monotonic()
-            lent, peer = self.lend(first + index, action)
+            lent, peer = self.lend(first + index)
             start_s[index] = time.monotonic()
             result = self.perform(action, given, lent)
             end_s[index] = time.monotonic()
@@ -175,8 +175,8 @@ class _Run:
         for buffer in self.read.pop((action.stage, action.microbatch), ()):
             self.plane.release(buffer)
 
-    def lend(self, column, action):
-        """(the buffer, the rank) for what `action` sends to another rank; (None, None) if it does not."""
+    def lend(self, column):
+        """(the buffer, the rank) for what the action of `column` sends to another rank; (None, None) if it does not."""
         slot = int(self.fills[column])
         if slot < 0:
             return None, None

@@ -138,8 +138,8 @@ class Delegate:
                 number, (offset, nbytes, departure_ns) = item
                 rail.put(DATA, number, nbytes, departure_ns, payload=self.arena[offset : offset + nbytes])
                 rail.flush()
-        except OSError as error:
-            self.drop(rail, error)
+        except OSError:
+            self.drop(rail)
             return
         self.poll.modify(rail, select.POLLIN if rail.idle else select.POLLIN | select.POLLOUT)
 
@@ -150,8 +150,8 @@ class Delegate:
             rail.alive_s, rail.pinged_s = time.monotonic(), None
             if event & ~select.POLLOUT:
                 rail.read(self.on_frame)
-        except (OSError, EOFError, TransportError) as error:
-            self.drop(rail, error)
+        except (OSError, EOFError, TransportError):
+            self.drop(rail)
             return
         self.push(rail)
 
@@ -178,7 +178,7 @@ class Delegate:
             peer.outgoing.grant(word)
         elif kind == SWITCH:
             for other in [other for other in peer.rails if other.index == word and other is not rail]:
-                self.drop(other, "the peer gave it up", tell=False)
+                self.drop(other, tell=False)
         elif kind == PING:
             rail.put(PONG)
         elif kind == BYE:
@@ -190,7 +190,7 @@ class Delegate:
         place = peer.incoming.place(number)
         # What is left of it on a rail that its sender gave up must not be written over what takes its place later.
         for other in [other for other in peer.rails if other.taking == number and other is not rail]:
-            self.drop(other, "the message came on another", tell=False)
+            self.drop(other, tell=False)
         if place is None:
             return None
         offset, expected = place
@@ -199,8 +199,8 @@ class Delegate:
             raise TransportError(f"got a message of {nbytes} bytes, expected {expected}")
         return self.arena[offset : offset + nbytes]
 
-    def drop(self, rail, why, tell=True):
-        """A rail is dead: go on over the next."""
+    def drop(self, rail, tell=True):
+        """A rail is dead: go on over the next. `tell`: the peer does not know."""
         peer = self.peers[rail.peer]
         if rail not in peer.rails:
             return
@@ -237,7 +237,7 @@ class Delegate:
                 continue
             rail = peer.rails[0]
             if rail.pinged_s is not None and now_s > rail.pinged_s + ANSWER_S:
-                self.drop(rail, "it was silent")
+                self.drop(rail)
             elif rail.pinged_s is None and now_s > rail.alive_s + PING_S:
                 rail.pinged_s = now_s
                 rail.put(PING)
