@@ -82,7 +82,7 @@ class Sequencer:
         self._gaps = OrderedDict()  # signature -> deque of gaps (late_policy.py)
         self._died = {}
         self._reports = [deque() for _ in range(world_size)]  # (s, signature) by rank
-        # By rank: this clock less the rank's own, and a message's time, the least of late; and when it was last reckoned.
+        # By rank: this clock less the rank's own, and a message's time, the least of late; and when that was reckoned.
         self._clocks = [(float("inf"), 0.0)] * world_size
 
     def arrive(self, rank, number, signature, policy, now_s):
