@@ -44,7 +44,7 @@ def matrix(comm):
         out = np.empty(5)
         comm.start_all_reduce(np.ones(5), out, "mean", algorithm="native").wait()
         np.testing.assert_array_equal(out, 1)
-    random_calls(comm, 80, seed=comm.world_size)
+    random_calls(comm, 50, seed=comm.world_size)
     half = comm.split(comm.rank % 2)
     others(half, "auto")
     if comm.transport.name == "mpi":
@@ -98,7 +98,7 @@ def failing(comm, case):
     assert found == case
 
 
-def late(comm, calls=150):
+def late(comm, calls=80):
     """Random delays on a network that is taken for slow: nobody is told who is late. Then one rank misses a call."""
     n, count = comm.world_size, 1 << 16
     comm.tuning.adopt(CostModel(1e-4, 1 / 50e6), "test")

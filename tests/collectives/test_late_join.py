@@ -66,10 +66,12 @@ def test_lower_bound_for_every_late_rank(world_size, num_chunks):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", range(2, 513, 64))
-def test_every_world_size(first):
-    """2 to 512 ranks, with some late rank; the chunk counts go from a fraction of the early ranks to more."""
-    for world_size in range(first, min(first + 64, 513)):
+@pytest.mark.parametrize(
+    "world_sizes", [range(2, 129), range(129, 257), range(257, 513, 5)], ids=["to-128", "to-256", "each-5th-to-512"]
+)
+def test_every_world_size(world_sizes):
+    """With some late rank; the chunk counts go from a fraction of the early ranks to more."""
+    for world_size in world_sizes:
         early = world_size - 1
         num_chunks = early + 2 if world_size % 16 == 1 or world_size < 64 else max(1, early // (4 + world_size % 7))
         schedule = check(late_join.late_join_all_reduce(world_size, world_size * 2 // 3, num_chunks)).schedule

@@ -111,12 +111,13 @@ def run(monkeypatch):
 
         acts = [partial(act, index) for index in range(len(ranks))]
         for step in range(2 * UNFAIR_STEPS):
-            if all(rank.done for rank in ranks):
+            possible = [act for act, rank in zip(acts, ranks, strict=True) if not rank.done]
+            if not possible:
                 return ranks
             if step == UNFAIR_STEPS:
                 world.be_fair()
                 reluctant = [1] * len(ranks)
-            world.step([act for act, rank in zip(acts, ranks, strict=True) if not rank.done])
+            world.step(possible)
         pytest.fail(f"seed {seed}: no end; calls complete: {[len(rank.outcomes) for rank in ranks]}")
 
     return run
@@ -135,7 +136,7 @@ def check_alike(ranks, seed):
 @pytest.mark.parametrize("n", [3, 4, 5])
 def test_every_order_gives_the_right_result(run, n):
     begun_early = []
-    for seed in range(25):
+    for seed in range(15):
         ranks = run(seed, [[CALL, CALL, (COUNT + 7, "float32")]] * n)
         check_alike(ranks, seed)
         assert all(outcome is None for rank in ranks for outcome in rank.outcomes)
@@ -161,7 +162,7 @@ def several(monkeypatch):
 @pytest.mark.parametrize("n", [3, 4, 5])
 def test_every_order_with_several_late_ranks(run, several, n):
     grouped = 0
-    for seed in range(15):
+    for seed in range(10):
         ranks = run(seed, [[CALL, CALL, (COUNT + 7, "float32")]] * n)
         check_alike(ranks, seed)
         assert all(outcome is None for rank in ranks for outcome in rank.outcomes)
@@ -173,7 +174,7 @@ def test_every_order_with_several_late_ranks(run, several, n):
 
 def test_giving_up_with_several_late_ranks(run, several):
     ended = []
-    for seed in range(15):
+    for seed in range(10):
         ranks = run(seed, [[CALL] * 4] * 4, impatient=lambda call: 0.05)
         check_alike(ranks, seed)
         ended += [type(outcome) for outcome in ranks[0].outcomes]
@@ -184,7 +185,7 @@ def test_giving_up_with_several_late_ranks(run, several):
 def test_giving_up_at_any_moment_ends_the_call_alike(run, n):
     """A rank may lose its patience at any moment: then all get the result, or all TransportTimeout, and go on."""
     ended = []
-    for seed in range(20):
+    for seed in range(12):
         ranks = run(seed, [[CALL] * 4] * n, impatient=lambda call: 0.05)
         check_alike(ranks, seed)
         ended += [type(outcome) for outcome in ranks[0].outcomes]
