@@ -234,7 +234,11 @@ def main():
     """Entry point of `python -m`."""
     from ..errors import LanterneError
 
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m lanterne.bench.detector_score",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     add_arguments(parser)
     try:
         return run(parser.parse_args())

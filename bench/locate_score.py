@@ -186,7 +186,11 @@ def score(cases):
 
 def main():
     """Entry point of `python -m`."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m lanterne.bench.locate_score",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--traces", type=int, default=300, metavar="N", help="number of traces (default 300)")
     parser.add_argument("--seed", type=int, default=SEED, metavar="N", help=f"of the traces (default {SEED})")
     parser.add_argument("--json", metavar="FILE", help="write everything as JSON ('-' for standard output)")
