@@ -309,10 +309,13 @@ class DeviceStore:
     def _settle(self):
         """Let go of what copies that have ended needed."""
         self._going = {offset: entry for offset, entry in self._going.items() if not entry[0].test()}
-        for copy, offset, nbytes in self._coming:
+        coming, self._coming = self._coming, []
+        for copy, offset, nbytes in coming:
+            # Asked once: it may end between two questions.
             if copy.test():
                 self._arena.free(offset, nbytes)
-        self._coming = [entry for entry in self._coming if not entry[0].test()]
+            else:
+                self._coming.append((copy, offset, nbytes))
 
     def close(self):
         self._runtime.unpin(self._bytes.ctypes.data)

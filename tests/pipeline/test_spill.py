@@ -156,6 +156,26 @@ def test_on_a_stand_in_for_a_device():
     runtime.close()
 
 
+def test_a_copy_that_ends_while_it_is_asked_about_gives_its_memory_back():
+    class Ending:
+        def __init__(self):
+            self.answers = [False, True]
+
+        def test(self):
+            return self.answers.pop(0)
+
+    runtime = HostRuntime()
+    store = DeviceStore(runtime, np, 1 << 20)
+    offset, *_ = store.put(np.zeros(1000, np.uint8))
+    store._coming, used_nbytes = [(Ending(), offset, 1000)], store.used_nbytes
+    store._settle()
+    assert store.used_nbytes == used_nbytes
+    store._settle()
+    assert store.used_nbytes == 0
+    store.close()
+    runtime.close()
+
+
 @settings(deadline=None)
 @given(arrays.arrays(np.int32, arrays.array_shapes(max_dims=4, max_side=4)), st.data())
 def test_arrays_come_back_as_they_lay(base, data):
