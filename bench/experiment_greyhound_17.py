@@ -51,6 +51,8 @@ def measure(comm, work):
         began_s = time.monotonic()
         severities = examiner.examine((f"rank {SLOW_RANK}", "link {}-{}".format(*SLOW_LINK)))
         comm.barrier()
+        examined_s = time.monotonic() - began_s
+        examiner.close()
         alone = [r for r in found.compute if r["rank"] == SLOW_RANK and r["when"] == "alone"]
         records.append(
             {
@@ -59,7 +61,7 @@ def measure(comm, work):
                 "transfer_s": sum(sum(r["time_s"]) for r in found.links) / 2,
                 "took_s": found.took_s,
                 "findings": [finding._asdict() for finding in found.findings],
-                "examined_s": time.monotonic() - began_s,
+                "examined_s": examined_s,
                 "severities": severities,
                 "paper_s": PAPER[case],
             }

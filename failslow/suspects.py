@@ -24,7 +24,7 @@ class Examiner:
         nbytes: of the work's messages.
         slowdown: a function that gives the factor of this rank's computing, for experiments.
 
-    Cost: COST.
+    Cost: a few small collectives and 15 ms for a rank; for a link some ms and five times its delay.
     """
 
     def __init__(self, comm, transport=None, nbytes=1 << 16, slowdown=lambda: 1.0):

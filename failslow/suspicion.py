@@ -56,8 +56,8 @@ class Suspicion:
         return tuple(
             name
             for name in evidence.found
-            if not self._is_acquitted(name, iteration)
-            and (self._is_other(name, blamed[name]) if name in blamed else self._slow.get(name, 0) >= enough)
+            if (self._is_other(name, blamed[name]) if name in blamed else self._slow.get(name, 0) >= enough)
+            and not self._is_acquitted(name, iteration)
         )
 
     def _is_other(self, name, blamed):

@@ -188,6 +188,11 @@ def test_who_becomes_much_slower_after_an_acquittal_is_examined_again_at_once():
     assert len(asked) == 2 and 40 <= asked[1] < 45
 
 
+def test_who_is_acquitted_and_then_only_a_little_slow_is_left_alone():
+    job = Job([(30, 40, "rank 3", 1.5), (40, 90, "rank 3", 1.2)], examines=False, settings=Settings(acquitted=1000))
+    assert kinds(job.run(100)).count("validate") == 1
+
+
 def test_times_that_cannot_be_change_nothing():
     controller = Job([]).run(30)
     for time_s in (float("nan"), float("inf"), 0.0, -1.0):
