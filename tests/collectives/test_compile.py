@@ -1,8 +1,6 @@
 """Programs give the right result in every order of events that a transport may produce, and never wait in a circle."""
 
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,10 +12,7 @@ from lanterne.collectives.plans import checked_schedule
 from lanterne.collectives.program import Fold, Message, Move
 from lanterne.collectives.registry import ALGORITHMS
 
-sys.path.insert(0, str(Path(__file__).parent))
-from interpreter import Deadlock, reducing_transfers, run_group
-
-sys.path.pop(0)
+from .interpreter import Deadlock, reducing_transfers, run_group
 
 NAMES = sorted(ALGORITHMS)
 

@@ -1,10 +1,8 @@
 """Algorithm x transport x dtype x size x ranks: the executor on real transports, exact, bit-identical, accurate."""
 
 import functools
-import sys
 import time
 from itertools import product
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,10 +20,7 @@ from lanterne.transport.base import Capabilities
 from lanterne.transport.local import LocalWorld
 from lanterne.transport.shaped import Link, ShapedTransport
 
-sys.path.insert(0, str(Path(__file__).parent))
-from random_calls import random_calls
-
-sys.path.pop(0)
+from .random_calls import random_calls
 
 SIZES = {"0B": 0, "8B": 8, "1000B": 1000, "1MiB": 1 << 20}
 DTYPES = ["float16", "bfloat16", "float32", "float64", "int8", "uint64"]
