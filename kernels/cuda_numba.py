@@ -105,8 +105,9 @@ def fold_launcher(op, dtype, num_inputs, device_id):
     warnings.filterwarnings("ignore", message="Grid size .* will likely result in GPU under-utilization")
 
     def launch(blocks, count, head, addresses, stream):
-        arrays = [cuda.as_cuda_array(DeviceView(address, count, typestr), sync=False) for address in addresses]
+        # All of it: in a thread without a context Numba would make device 0's the thread's own.
         with cuda.gpus[device_id]:
+            arrays = [cuda.as_cuda_array(DeviceView(address, count, typestr), sync=False) for address in addresses]
             kernel[blocks, THREADS_PER_BLOCK, _numba_stream(stream)](count, head, *arrays)
 
     return launch
