@@ -60,8 +60,8 @@ STARTS_JOBS = ("lab", "bench deaths", "bench failover", "bench lab-peers")
 USAGE = "usage: lanterne COMMAND [OPTION ...]\n\n"
 DESCRIPTION = "Collectives and pipelines that stay fast although one rank is late or one link is slow.\n\ncommands:\n"
 EPILOG = """
-exit codes: 0 ok; 1 wrong result, a bar missed with --check, or a rank lost; 2 usage; 3 not available here;
-130 interrupted
+exit codes: 0 ok; 1 wrong result, a bar missed with --check, something slow (validate), or a rank lost; 2 usage;
+3 not available here; 130 interrupted
 sizes like 64K or 1GiB, times like 50ms or 3us; `lanterne COMMAND --help` teaches each command
 """
 

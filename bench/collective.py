@@ -242,7 +242,7 @@ def print_records(document, file):
     environment = document["environment"]
     notes = [
         f"lanterne {environment.get('lanterne', '')} {first['collective']}: "
-        f"{first['ranks']} rank{'s' * (first['ranks'] != 1)} over {first['transport']}, "
+        f"{first['ranks']} rank{'s' if first['ranks'] != 1 else ' (-n N starts more)'} over {first['transport']}, "
         f"{environment['cpus']} cores of {environment['host']}",
         "time: agreed start to last completion on any rank; late: the late rank's call to last completion",
         "over best: time over that of the fastest fixed algorithm of ours, at the same size and delay",

@@ -70,7 +70,7 @@ def add_arguments(parser):
     add_event_arguments(parser)
     parser.add_argument("--transport", default="mpi", help="mpi (default), ucx, or local: threads")
     parser.add_argument(
-        "--check", action="store_true", help="exit 1 if measured is off predicted by over 2 % (inline: 5 %)"
+        "--check", action="store_true", help="exit 1 if measured is off predicted by over 2 %% (inline: 5 %%)"
     )
     parser.add_argument("--timeout", default="60s", metavar="T", help="of every wait (default 60s)")
     parser.add_argument("--json", metavar="FILE", help="write everything, raw samples too ('-' for standard output)")
