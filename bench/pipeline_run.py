@@ -190,6 +190,7 @@ def record(case, predicted, outcome):
         "data_plane_options": case.options,
         "predicted_makespan_s": predicted.makespan * unit_s,
         "measured_makespan_s": outcome.makespan_s,
+        "repeated": outcome.repeated,
         "no_delay_makespan_s": no_delay_s,
         "dependencies_s": free_s - no_delay_s,
         "blocking_s": outcome.median_s - free_s,
@@ -224,6 +225,8 @@ def print_records(document, file):
         f"{problem['stages']} processes, {problem['microbatches']} microbatches, "
         f"{len(results[0]['measured_makespan_s'])} iterations of each in turn, {document['environment']['cpus']} cores"
     ]
+    if repeated := sum(result["repeated"] for result in results):
+        notes.append(f"{repeated} iterations done again: the host of this virtual machine took its cores")
     report.print_table(COLUMNS, [row(result) for result in results], notes=notes, left=(0, 1), file=file)
     for bar in bars(results):
         print(f"# bar {bar}", file=file)

@@ -109,7 +109,7 @@ def study(points, systems, iterations):
 
 
 def measured(cases, iterations, warmup=0):
-    """{key: predicted_s, measured_s and actions} of {key: Case}; those of as many ranks run in turn."""
+    """{key: predicted_s, measured_s, repeated and actions} of {key: Case}; those of as many ranks run in turn."""
     found = {}
     for ranks in sorted({case.ranks for case in cases.values()}):
         own = {key: case for key, case in cases.items() if case.ranks == ranks}
@@ -119,6 +119,7 @@ def measured(cases, iterations, warmup=0):
             found[key] = {
                 "predicted_s": predicted.makespan * case.unit_s,
                 "measured_s": outcome.makespan_s,
+                "repeated": outcome.repeated,
                 "actions": actions_of(case, outcome),
             }
     return found

@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from lanterne.bench import pipeline_measure, pipeline_run
@@ -28,8 +29,9 @@ def test_every_contender_is_predicted_and_measured(capsys, tmp_path, transport, 
     words += ["--json", str(file), "--plot", str(picture), "--trace", str(trace), "--transport", transport]
     code, out, err = run(capsys, *words)
     assert (code, err) == (0, "")
-    rows, bars = out.splitlines()[3:7], out.splitlines()[7:]
-    assert [line.split()[:2] for line in rows] == [
+    rows = [line for line in out.splitlines() if not line.startswith("#")]
+    bars = [line for line in out.splitlines() if line.startswith("# bar")]
+    assert [line.split()[:2] for line in rows[2:]] == [
         [scheduler, plane] for scheduler in ("1f1b", "adaptra") for plane in ("inline", free)
     ]
     assert [line.rpartition("%, ")[2] for line in bars] == ["expected at most 5.0%", "expected at most 2.0%"]
@@ -88,6 +90,17 @@ def test_check_is_the_exit_code(capsys, monkeypatch, limit, code):
     words = ["--scheduler", "zb_h1", "--data-plane", "delegate", "--transport", "local", "--iterations", "1", "--check"]
     found, out, _ = run(capsys, *words)
     assert found == code and f"# bar {'MISSED' if code else 'met'}: delegate, measured off predicted" in out
+
+
+@pytest.mark.parametrize(("taken_s", "counts"), [([0], 0), ([0.5, 0.03, 0.01], 2), ([0.5, 0.03, 0.1, 0.2], 1)])
+def test_an_iteration_that_the_host_disturbed_is_done_again(monkeypatch, taken_s, counts):
+    """Of one second each; `counts`: the one that is kept."""
+    clock_s = iter([moment_s for each_s in taken_s for moment_s in (7.0, 7.0 + each_s)])
+    iterations = iter([{"start_s": np.zeros(1), "end_s": np.ones(1), "number": number} for number in range(9)])
+    monkeypatch.setattr(pipeline_measure, "stolen_s", lambda: next(clock_s))
+    monkeypatch.setattr(pipeline_measure, "run_once", lambda *_: next(iterations))
+    [(columns, again)] = spawn(1, lambda comm: pipeline_measure.run_undisturbed(comm, None, None))
+    assert (columns["number"], again) == (counts, len(taken_s) - 1)
 
 
 def test_a_rank_that_fails_ends_the_command_with_its_error(capsys, monkeypatch):
