@@ -30,6 +30,8 @@ REMEMBERED = 32
 # Iterations after which a provisional alarm that was never confirmed is over, and after which one that is, is reported
 # if nobody is to blame.
 PROVISIONAL, UNEXPLAINED = 8, 5
+# Times the forecast that an iteration may take while something is blamed: more is an alarm.
+LONGER = 1.15
 # S2 to S4.
 COSTLY = ("rebalance", "topology", "restart")
 WELL = Slowness({}, {})
@@ -84,7 +86,7 @@ class Controller:
         if self._relieved(seen):
             return self._rearrange(seen, "relief")
         blamed = {name: severity(self.slow, name) for name in names(self.slow)}
-        alarmed = self._alarm_at is not None or bool(blamed)
+        alarmed = self._alarm_at is not None or (bool(blamed) and seen.iteration_s > self._expected_s())
         suspects = self._suspicion.suspects(found, seen.iteration, blamed, alarmed)
         if suspects:
             self._unknown = False
@@ -243,6 +245,10 @@ class Controller:
 
     def _forecast_s(self, arrangement, slow):
         return self._model_s * self.forecaster.iteration_s(arrangement, slow)
+
+    def _expected_s(self):
+        """What an iteration may take, with what is blamed, before something else must be suspected."""
+        return LONGER * self._forecast_s(self.now, self.slow)
 
     def _base(self, strategy):
         """S2 leaves ranks where they are, the others begin from home."""
