@@ -15,7 +15,7 @@ import numpy as np
 from .probe import DATA, HEAD, READY
 
 # Small messages: so many, but no more than the fewest once they have taken so long.
-PINGS, FEWEST_PINGS, PINGS_S = 20, 3, 0.02
+PINGS, FEWEST_PINGS, PINGS_S = 20, 3, 0.1
 # Polls without a nap; a load in the background needs the interpreter, which a poll holds.
 NAP_S = 20e-6
 
@@ -38,7 +38,7 @@ def measure_links(probe, passes, sizes, repetitions, background=contextlib.nullc
         sizes: bytes of the transfers.
         background: makes the context in which a rank's own transfers run.
         patience_s: where even the quickest small message takes longer, further repetitions are spared: what else could
-            have disturbed one is little beside it.
+            have disturbed one is little beside it. All small messages take twice as long at most, but for the fewest.
 
     Returns:
         {(src, dst): LinkSamples}, both directions of every link, on all ranks.
@@ -59,7 +59,7 @@ def measure_links(probe, passes, sizes, repetitions, background=contextlib.nullc
 
 def _measure(probe, peer, sizes, repetitions, patience_s):
     """(least difference of the clocks at the ends of a message from `peer`, that of transfers by repetition, size)."""
-    least_s, quickest_s = _ping(probe.wire, peer)
+    least_s, quickest_s = _ping(probe.wire, peer, min(PINGS_S, 2 * patience_s))
     if quickest_s > patience_s:
         repetitions = 1
     else:
@@ -67,8 +67,8 @@ def _measure(probe, peer, sizes, repetitions, patience_s):
     return least_s, [[_exchange(probe, peer, nbytes) for nbytes in sizes] for _ in range(repetitions)]
 
 
-def _ping(comm, peer):
-    """Small messages both ways at once.
+def _ping(comm, peer, limit_s):
+    """Small messages both ways at once, for `limit_s`.
 
     Returns:
         (the least difference of the clocks at the ends of one from `peer`, the least that the lower rank's exchanges
@@ -79,7 +79,7 @@ def _ping(comm, peer):
     while more:
         start_s, told_s = time.monotonic(), took_s
         count += 1
-        more = count < FEWEST_PINGS or (count < PINGS and start_s - began_s < PINGS_S)
+        more = count < FEWEST_PINGS or (count < PINGS and start_s - began_s < limit_s)
         comm.send_recv(np.array([start_s, more, told_s]), stamp, peer, tag=HEAD)
         end_s = time.monotonic()
         least_s, took_s = min(least_s, end_s - stamp[0]), min(took_s, end_s - start_s)
