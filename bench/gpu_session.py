@@ -106,8 +106,11 @@ def _workers():
 
 
 VERSIONS = """
-import importlib.metadata as metadata, platform, sys
-print(sys.executable, platform.python_version(), platform.platform())
+import importlib.metadata as metadata, os, platform, shutil, subprocess, sys
+print(sys.executable, platform.python_version(), platform.platform(), os.cpu_count(), "cores")
+if shutil.which("nvidia-smi"):
+    asked = "name,driver_version,clocks.sm,clocks.mem,pcie.link.gen.current,pcie.link.width.current,memory.total"
+    subprocess.run(["nvidia-smi", f"--query-gpu={asked}", "--format=csv"], timeout=15)
 for name in ("numpy", "llvmlite", "numba", "numba-cuda", "cupy-cuda13x", "cupy-cuda12x", "cuda-bindings",
              "nvidia-nccl-cu13", "nvidia-nccl-cu12", "mpi4py", "mpich", "torch", "pytest", "pytest-timeout"):
     try:

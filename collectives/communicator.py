@@ -177,7 +177,8 @@ class Communicator:
         """A Captured call: device arrays and algorithm fixed, made a CUDA graph once, launched many times. Over nccl.
 
         All ranks capture, and launch, alike. Where `all_reduce` by "auto" finds out who is late, there is a graph for
-        each late rank, and the record of the call picks one.
+        each late rank, and the record of the call picks one. Calls on a stream that the caller captures are refused:
+        the caller's graph would have to go before NCCL's communicator does.
 
         Args:
             collective: a name, such as "all_reduce"; arrays and options as its method's.
