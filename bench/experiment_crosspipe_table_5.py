@@ -44,8 +44,7 @@ FIGURE_INCHES = (13, 5)
 NOTES = """
 ours/paper, seconds per microbatch; delay: latency and time of a message on the slow links, both over F
 static schedules post their receives late (data plane `paired`), the planned ones ahead; UD, UDSub: greedy, W whole or
-in pieces, where the paper has a solver's plans too; best: ours, on
-the better of both placements
+in pieces, where the paper has a solver's plans too; best: ours, on the better of both placements
 """
 COLUMNS = [("delay", "lat, bw"), ("case", ""), *((name, "s") for name in NAMES)]
 
