@@ -17,6 +17,7 @@ HEIGHT_BURSTS = 6.0
 MEMORY_ROWS, MEMORY_BURSTS = 400.0, 32.0
 # Bins of heights: each is a quarter as wide as it is high.
 _LOWEST, _RATIO, _BINS = 0.03, log(1.25), 26
+_WIDTHS = [_LOWEST * (exp(_RATIO * (bin_ + 1)) - exp(_RATIO * bin_)) for bin_ in range(_BINS)]
 
 
 def usual_height_density(z):
@@ -76,8 +77,7 @@ class Bursts:
         if z <= 0.0:
             return 0.0
         bin_ = _bin(z)
-        width = _LOWEST * exp(_RATIO * bin_) * (exp(_RATIO) - 1.0)
-        seen = self._heights[bin_] / width
+        seen = self._heights[bin_] / _WIDTHS[bin_]
         return (HEIGHT_BURSTS * usual_height_density(z) + seen) / (HEIGHT_BURSTS + self._higher)
 
 

@@ -37,7 +37,7 @@ def log_odds(suspects, scale, correlation, bursts, ignored=0.0):
     """
     if len(suspects) < MIN_ROWS:
         return -inf, 0
-    noise = scale, scale * sqrt(1 - correlation * correlation), correlation
+    noise = noise_of(scale, correlation)
     against = _bursts(suspects, noise, bursts)
     if ignored > 0.0:
         shifted = _bursts([z - ignored for z in suspects], noise, bursts)
@@ -52,8 +52,13 @@ def density(z, scale):
     return 0.35355 / scale * (1.0 + 0.5 * ratio * ratio) ** -1.5
 
 
+def noise_of(scale, correlation):
+    """What noise_density takes: `scale`, the scale of what lag-1 autocorrelation leaves, and that `correlation`."""
+    return scale, scale * sqrt(1 - correlation * correlation), correlation
+
+
 def noise_density(z, last, noise):
-    """Density at `z` after `last`, of `noise`: its scale, the scale of what autocorrelation leaves, and that."""
+    """Density at `z` after `last`, of the `noise` that noise_of() gives."""
     scale, narrow, correlation = noise
     if correlation == 0.0:
         return density(z, scale)

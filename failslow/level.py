@@ -1,7 +1,8 @@
 """The level that a job has now: median, spread, autocorrelation and wander of its last iterations. In log scale."""
 
-from math import pi, sin, sqrt
+from math import log, pi, sin, sqrt
 
+from .evidence import noise_of
 from .votes import SHIFT, median
 from .window import SortedWindow
 
@@ -9,25 +10,30 @@ from .window import SortedWindow
 MIN_SCALE = 0.003
 # Fewer rows give no spread.
 SPREAD_ROWS = 16
+# Scales of the noise below which a shift cannot be told by a few rows.
+DISTINCT = 2.0
 # Standard errors by which a median must have moved.
 SIGNIFICANT = 5.5
+# Standard errors within which suspects are noise whatever their odds, and log odds against their meeting by chance.
+CLEAR = 2.5
+RARE = 9.0
 REVIEW_ROWS = 8
 
 
 class Level:
     """What the last `capacity` ordinary rows say of the present level.
 
-    Attributes: `window`; `median`; `scale`: of a Student t with 2 degrees of freedom; `spread2`: twice its square.
+    Attributes: `window`; `median`; `scale`: of a Student t with 2 degrees of freedom; `spread2`: twice its square;
+    `shift`: the least that a few rows can tell from this noise, at least SHIFT.
     """
 
-    __slots__ = ("_agreement", "_last_z", "_wander2", "median", "scale", "spread2", "window")
+    __slots__ = ("_agreement", "_last_z", "_wander2", "median", "scale", "shift", "spread2", "window")
 
     def __init__(self, capacity, values=(), like=None):
         """A level of `values`; its noise is that of Level `like` until there are enough of them to tell."""
         self.window = SortedWindow(capacity, values)
         self.median = self.window.median() if values else 0.0
-        self.scale = like.scale if like else MIN_SCALE
-        self.spread2 = 2 * self.scale**2
+        self._set_scale(like.scale if like else MIN_SCALE)
         self._agreement, self._last_z, self._wander2 = (
             (like._agreement, like._last_z, like._wander2) if like else (0.25, 0.0, 0.0)
         )
@@ -43,11 +49,13 @@ class Level:
     def review(self):
         """Refresh the spread and the wander; to be called every REVIEW_ROWS rows."""
         if len(self.window) >= SPREAD_ROWS:
-            self.scale = max(self.window.scale(), MIN_SCALE)
-            self.spread2 = 2 * self.scale**2
+            self._set_scale(max(self.window.scale(), MIN_SCALE))
         moved = median(list(self.window.values)[-REVIEW_ROWS:]) - self.median
         beyond = moved * moved - self.error(REVIEW_ROWS, len(self.window)) ** 2
         self._wander2 += (beyond - self._wander2) / 8
+
+    def _set_scale(self, scale):
+        self.scale, self.spread2, self.shift = scale, 2 * scale**2, max(SHIFT, DISTINCT * scale)
 
     @property
     def wander(self):
@@ -56,14 +64,17 @@ class Level:
 
     @property
     def correlation(self):
-        """Lag-1 autocorrelation of ordinary rows, from how often two in a row lie on the same side."""
-        return min(max(sin(pi / 2 * self._agreement), 0.0), 0.8)
+        """Lag-1 autocorrelation of ordinary rows where they linger, 0.0 where they alternate."""
+        return max(self._signed_correlation(), 0.0)
+
+    def _signed_correlation(self):
+        """From how often two in a row lie on the same side."""
+        return min(max(sin(pi / 2 * self._agreement), -0.8), 0.8)
 
     @property
     def noise(self):
-        """Scale, scale of what autocorrelation leaves, and autocorrelation, as evidence.noise_density takes them."""
-        correlation = self.correlation
-        return self.scale, self.scale * sqrt(1 - correlation * correlation), correlation
+        """The noise of ordinary rows, as evidence.noise_density takes it."""
+        return noise_of(self.scale, self.correlation)
 
     @property
     def core_scale(self):
@@ -72,7 +83,7 @@ class Level:
 
     def error(self, count, other):
         """Standard error of the difference of the medians of `count` and `other` rows, autocorrelation included."""
-        correlation = self.correlation
+        correlation = self._signed_correlation()
         known = 1 + 16 / len(self.window)
         return 1.41 * self.scale * sqrt((1 / count + 1 / other) * known * (1 + correlation) / (1 - correlation))
 
@@ -84,6 +95,18 @@ class Level:
         if abs(whole) >= SIGNIFICANT * self.error(len(suspects), len(self.window)) and recent * whole > 0.0:
             return min(recent, whole, key=abs)
         return 0.0
+
+    def explains(self, suspects, shift):
+        """Whether `suspects`, `shift` above this level, may be rows of it, though most of them are high.
+
+        By the error of medians, or by how often rows are as high as three in four of the suspects. The latter is
+        counted, not modelled: it holds for noise of any shape, such as that of two sequence lengths.
+        """
+        if shift < CLEAR * self.error(min(len(suspects), 16), len(self.window)):
+            return True
+        low = len(suspects) >> 2
+        above = self.window.count_from(sorted(suspects)[low])
+        return (len(suspects) - low) * log((len(self.window) + 1) / (above + 0.5)) < RARE
 
     def agree(self, suspects):
         """Whether `suspects` lie together as closely as one level's rows do; spikes that happen to meet do not."""

@@ -5,14 +5,16 @@ How it decides, all in log scale, where a slowdown is a shift whatever the lengt
 1. *Level and noise* (level.py) are those of the last 64 iterations. Suspects stay outside until they are cleared, so
    that a slowdown does not become its own reference; what they were then tells what bursts look like (bursts.py).
 2. *Votes.* Each sample votes with the log-likelihood ratio of "shifted by 10 % or more" against "not shifted", under a
-   Student t with 2 degrees of freedom. A vote is capped at log(0.9 / r), r being how often this job has spikes
-   anyway: so no single spike counts for much, and a job full of spikes needs more samples than a quiet one.
+   Student t with 2 degrees of freedom; in a noisy job not 10 %, but twice its scale. A vote is capped at log(0.9 / r),
+   r being how often this job has spikes anyway: so no single spike counts for much, and a job full of spikes needs more
+   samples than a quiet one. One against counts for as much, and for log((1 - r) / 0.1) where that is more.
 3. *Votes add up* to a CUSUM in each direction. Its last zero is the onset. Odds of 100 to 1 are provisional.
 4. *Weighing.* A slowdown of a healthy job is certain when at least five suspects speak for one lasting level rather
-   than for bursts that happen to meet (evidence.py: both hypotheses model every row, autocorrelation included). A level
-   that wanders is certain by votes alone, but from more rows, and where the median has moved by more than the noise
-   explains. What is certain must also count: a shift of 10 % (ACCEPT). A healthy job that becomes faster is weighed
-   alike, from 16 rows: nothing is lost by waiting.
+   than for bursts that happen to meet (weighing.py, evidence.py: both hypotheses model every row, autocorrelation
+   included), and when healthy rows are seldom as high (Level.explains). A level that wanders is certain by votes alone,
+   but from more rows, and where the median has moved by more than the noise explains. What is certain must also count:
+   a shift of 10 % (ACCEPT). A healthy job that becomes faster is weighed alike, from 16 rows: nothing is lost by
+   waiting.
 5. *Reliefs* are voted on, the level before the incident against the incident, which has rows of any height.
 6. *Slow path* (anchor.py). The level is also compared with that at the last event: steps of less than 10 % add up.
 
@@ -26,11 +28,11 @@ from typing import NamedTuple
 
 from ..errors import InputError
 from .anchor import IGNORED, Anchor
-from .bursts import Bursts
 from .events import Event, incidents
-from .evidence import back_vote, density, log_odds
+from .evidence import back_vote
 from .level import REVIEW_ROWS, Level
 from .votes import CERTAIN, LIKELY, MIN_RATE, PROVISIONAL, SHIFT, Run, best_split, median, split, vote
+from .weighing import Weighing
 
 # A shift that lasts 8 rows counts from one standard error below 10 %, but never below 8 %. Half of one is a step
 # worth recording.
@@ -41,11 +43,8 @@ MIN_SAMPLES = 5
 JITTER = log(250)
 SKIPPED_ROWS = 16
 TAKEN_AGAIN = 8
-# Odds of votes from which suspects are weighed, and log odds of the weighing that are certain.
+# Odds of votes from which suspects are weighed.
 CANDIDATE = 3.9
-SURE = 6.5
-# So many times what the level wanders by anyway is no step.
-WANDERS = 2.0
 # Suspects and odds from which on a level that wanders is no chance meeting of bursts.
 WANDERING_ROWS = 8
 WANDERING = 18.0
@@ -69,7 +68,7 @@ class Tracker:
     Attributes: `events`: confirmed events so far; `row`: rows seen; `slow`: inside an incident; `warm`: warm-up is
     over.
 
-    Cost: 3.6 us an update in plain Python (1.2 us: a running mean); memory is constant but for the confirmed events.
+    Cost: see bench/results/cpu-2-cores.md; memory is constant but for the confirmed events.
     """
 
     def __init__(self):
@@ -81,7 +80,7 @@ class Tracker:
         self._anchor = Anchor()
         self._base = self._last = 0.0
         self._up, self._down, self._back = Run(MIN_RATE), Run(MIN_RATE), Run(MIN_RATE)
-        self._bursts = Bursts()
+        self._weighing = Weighing()
         self._pending = []
         self._recent = deque(maxlen=WINDOW_ROWS)
         self._pushes = 0
@@ -118,14 +117,15 @@ class Tracker:
         return self._take(y, row)
 
     def _take(self, y, row):
-        z = y - self._level.median
+        level = self._level
+        z, shift = y - level.median, level.shift
         last, self._last = self._last, y
         up, down, back = self._up, self._down, self._back
-        if -SHIFT / 2 < z < SHIFT / 2 and not self._pending and not (self.slow and y - self._base < SHIFT / 2):
+        if 2 * abs(z) < shift and not self._pending and not (self.slow and y - self._base < SHIFT / 2):
             return self._absorb(y, row)
-        if not self.slow or len(self._level.window) >= SKIPPED_ROWS:
-            up.add(vote(z, self._level.spread2), row)
-            down.add(vote(-z, self._level.spread2), row)
+        if not self.slow or len(level.window) >= SKIPPED_ROWS:
+            up.add(vote(z, level.spread2, shift), row)
+            down.add(vote(-z, level.spread2, shift), row)
         if self.slow:
             was, now = (self._base, self._healthy.level.noise), (self._level.median, self._level.noise)
             back.add(back_vote(y, last, was, now, up.rate), row)
@@ -138,10 +138,9 @@ class Tracker:
         self._anchor.drop(self._level.median)
         if self.row == SKIPPED_ROWS:
             self._level.review()
-            self._bursts.pass_rows(SKIPPED_ROWS)
+            self._weighing.pass_rows(SKIPPED_ROWS)
             for value in self._level.window.values:
-                z = value - self._anchor.value
-                self._bursts.see(z, density(z, self._level.core_scale))
+                self._weighing.see(value - self._anchor.value, self._level.core_scale)
 
     def _absorb(self, y, row):
         """Let an ordinary row into the level."""
@@ -162,7 +161,7 @@ class Tracker:
                 if far:
                     run.set_rate(run.rate + self._forget)
             if not self.slow:
-                self._bursts.see(z, density(z, core))
+                self._weighing.see(z, core)
             if self.slow and value - self._base < SHIFT / 2:
                 self._back.set_rate(min(self._back.rate + 1 / 64, 0.2))
             event = self._absorb(value, row) or event
@@ -172,7 +171,7 @@ class Tracker:
         """Every 8 samples: refresh the spread, forget old spikes, end the warm-up, walk the slow path."""
         self._level.review()
         if not self.slow:
-            self._bursts.pass_rows(REVIEW_ROWS)
+            self._weighing.pass_rows(REVIEW_ROWS)
         self._forget = 1 / min(64 + self._pushes, 256)
         for run in (self._up, self._down):
             run.set_rate(run.rate * (1 - REVIEW_ROWS * self._forget))
@@ -221,28 +220,17 @@ class Tracker:
 
     def _weigh(self, row):
         """An onset, where suspects of a healthy job speak for one level rather than for bursts."""
-        if self.slow or self._up.score < CANDIDATE or row - self._up.start < MIN_SAMPLES - 1:
+        up = self._up
+        if self.slow or not up.grew or up.score < CANDIDATE or not self._weighing.is_due(row + 1 - up.start, row):
             return None
-        suspects = self._pending[max(self._up.start - row - 1, -WINDOW_ROWS) :]
-        odds, first = self._odds(suspects, 1, self._bursts)
-        return self._rise(suspects[first:], row) if odds >= SURE else None
-
-    def _odds(self, suspects, sign, bursts):
-        """Log odds of one level above (`sign` 1) or below (-1) the present one, and where in `suspects` it begins."""
-        level = self._level
-        away = max(sign * (level.median - self._anchor.value), 0.0)
-        return log_odds(
-            [sign * (value - level.median) for value in suspects],
-            level.core_scale,
-            level.correlation,
-            bursts,
-            max(IGNORED, WANDERS * level.wander) - away,
-        )
+        suspects = self._pending[max(up.start - row - 1, -WINDOW_ROWS) :]
+        first = self._weighing.slower(suspects, self._level, self._anchor.value)
+        return self._rise(suspects[first:], row) if first is not None else None
 
     def _count_votes(self, row):
         """The event that the votes of a run decide, where verification agrees."""
         for run, decide in ((self._back, self._relief), (self._up, self._rise), (self._down, self._fall)):
-            if run.score < LIKELY or row - run.start < MIN_SAMPLES - 1:
+            if run.score < LIKELY or not run.grew or row - run.start < MIN_SAMPLES - 1:
                 continue
             suspects = self._pending[run.start - row - 1 :]
             if run is self._up and not self.slow:
@@ -297,6 +285,8 @@ class Tracker:
             return None
         if self.slow:
             return self._other_level(suspects, shift, row, self._up)
+        if self._level.explains(suspects, shift):
+            return None
         if self._counts(self._level.median + shift - self._anchor.value, suspects):
             return self._settle("onset", suspects, self._up, row)
         return self._small_step(suspects, shift, row, self._up)
@@ -310,7 +300,9 @@ class Tracker:
                 return self._settle("relief", suspects, self._down, row)
             return self._other_level(suspects, -shift, row, self._down)
         # Who waits for a faster job to be certain loses nothing.
-        if len(suspects) < SKIPPED_ROWS or self._odds(suspects, -1, Bursts())[0] < SURE:
+        if len(suspects) < SKIPPED_ROWS or not self._weighing.is_due(len(suspects), row):
+            return None
+        if not self._weighing.is_faster(suspects, self._level, self._anchor.value):
             return None
         if row < MAX_WARM_UP_ROWS and not self.events:
             # A warm-up ends downwards; that is no event.

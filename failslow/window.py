@@ -31,6 +31,10 @@ class SortedWindow:
         values.append(value)
         insort(ordered, value)
 
+    def count_from(self, value):
+        """How many are `value` or more."""
+        return len(self._sorted) - bisect_left(self._sorted, value)
+
     def median(self):
         """The lower median."""
         return self._sorted[(len(self._sorted) - 1) >> 1]

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from lanterne.failslow.level import MIN_SCALE, REVIEW_ROWS, Level
+from lanterne.failslow.votes import SHIFT
 
 
 def level_of(values):
@@ -55,6 +56,28 @@ def test_suspects_must_have_moved_by_more_than_noise_explains():
     level = level_of(0.02 * autocorrelated(640, 0.0))
     assert level.moved([level.median + 0.2] * 8) == pytest.approx(0.2)
     assert level.moved([level.median + 0.02] * 8) == 0.0
+
+
+def test_a_shift_that_a_few_rows_can_tell():
+    assert level_of([1.0] * 64).shift == SHIFT
+    noisy = level_of(1.0 + 0.1 * autocorrelated(64, 0.0))
+    assert noisy.shift == 2 * noisy.scale > SHIFT
+
+
+def test_medians_of_alternating_rows_err_less():
+    alternating, mixed = (
+        level_of([1.0 + 0.3 * (row // rows % 2) + 0.001 * (row % 5) for row in range(640)]) for rows in (1, 2)
+    )
+    assert alternating.scale == pytest.approx(mixed.scale, rel=0.1)
+    assert alternating.correlation == 0.0
+    assert 2 * alternating.error(8, 64) < mixed.error(8, 64)
+
+
+def test_rows_as_high_as_those_of_the_level_are_explained_in_any_number_that_meets_by_chance():
+    level = level_of([1.0, 1.5, 1.0, 1.0, 1.5, 1.5] * 20)
+    assert level.explains([1.5] * 8, 0.5)
+    assert not level.explains([1.5] * 20, 0.5)
+    assert not level.explains([2.2] * 6, 1.2)
 
 
 def test_agreement():

@@ -1,6 +1,7 @@
 """The streaming detector, on series whose answer is plain, and what must hold on any series."""
 
 import json
+import random
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,17 @@ def test_one_spike_does_not_fool_the_verification():
     assert track(series((60, 1.0), (2, 1.02), (1, 8.0), (60, 1.02))).events == []
     onset = track(series((60, 1.0), (2, 1.3), (1, 8.0), (60, 1.3))).events[0]
     assert (onset.index, onset.ratio) == (60, pytest.approx(1.3, rel=0.01))
+
+
+def test_runs_of_the_longer_of_two_sequence_lengths_are_no_incident():
+    rng = random.Random(5)
+    assert track([1.4 if rng.random() < 0.3 else 1.0 for _ in range(1000)]).events == []
+
+
+def test_two_sequence_lengths_in_turn():
+    times = [time_s * (1.4 if row % 2 else 1.0) for row, time_s in enumerate(series((200, 1.0), (60, 1.6), (200, 1.0)))]
+    (incident,) = track(times).incidents
+    assert abs(incident.onset - 200) <= 2
 
 
 def test_a_job_that_ends_inside_an_incident():

@@ -17,6 +17,7 @@ def test_like_sorting(values, capacity):
     assert list(window.values) == last
     assert len(window) == len(last)
     assert window.median() == median_low(last)
+    assert window.count_from(last[0]) == sum(value >= last[0] for value in last)
     assert 0.0 <= window.scale() <= max(last) - min(last)
 
 
