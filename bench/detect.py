@@ -16,6 +16,7 @@ are never judged, and a decaying warm-up is no event.
 
 import csv
 from dataclasses import asdict
+from math import isfinite
 from pathlib import Path
 
 from ..errors import InputError
@@ -72,8 +73,16 @@ def read_column(path, column):
                 raise InputError(
                     f"{path}: no column {column!r}, expected one of: {', '.join(reader.fieldnames)} (--column)"
                 )
+            if reader.fieldnames.count(column) > 1:
+                raise InputError(f"{path}: got several columns {column!r}, expected one")
             row, last_step = -1, None
             for row, record in enumerate(reader):
+                if None in record:
+                    fields = len(reader.fieldnames)
+                    raise InputError(
+                        f"{path}: row {row}: got {fields + len(record[None])} fields, expected {fields}"
+                        " as in the header (a decimal comma?)"
+                    )
                 last_step = _check_step(path, row, record.get("step"), last_step)
                 yield _positive(path, row, column, record[column])
             if row < 0:
@@ -98,8 +107,10 @@ def _check_step(path, row, text, last):
         return last
     try:
         step = float(text)
-    except ValueError as error:
-        raise InputError(f"{path}: row {row}, column step: got {text!r}, expected a number") from error
+    except ValueError:
+        step = float("nan")
+    if not isfinite(step):
+        raise InputError(f"{path}: row {row}, column step: got {text!r}, expected a number")
     if last is not None and not step > last:
         raise InputError(f"{path}: row {row}: got step {text} after step {last:g}, expected increasing steps")
     return step

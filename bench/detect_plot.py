@@ -31,7 +31,8 @@ def _panel(axis, name, tracker, seconds):
     for incident in tracker.incidents:
         end = len(seconds) if incident.relief is None else incident.relief
         axis.axvspan(incident.onset - 0.5, end - 0.5, color="tab:red", alpha=0.22, linewidth=0)
-        label = f" x{incident.ratio:.2f}, rows {incident.onset}-{'' if incident.relief is None else incident.relief}"
+        until = "on" if incident.relief is None else f"to {incident.relief - 1}"
+        label = f" x{incident.ratio:.2f}, rows {incident.onset} {until}"
         axis.annotate(
             label, (incident.onset, top), (0, -4), textcoords="offset points", va="top", fontsize=8, color="tab:red"
         )
@@ -44,5 +45,5 @@ def _panel(axis, name, tracker, seconds):
     axis.set_xlim(-1, len(seconds))
     axis.set_ylabel("iteration time (s)")
     count = len(tracker.incidents)
-    above = f"; {hidden} rows above the frame" if hidden else ""
+    above = f"; {hidden} row{'' if hidden == 1 else 's'} above the frame" if hidden else ""
     axis.set_title(f"{name}: {count} incident{'' if count == 1 else 's'}{above}", loc="left", fontsize=10)

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from lanterne.bench import detector_families, detector_jobs, detector_score
+from lanterne.bench import detector_cost, detector_families, detector_jobs, detector_score
 from lanterne.failslow.events import Event
 
 LABELS = (detector_jobs.Label("onset", 100, 1.3), detector_jobs.Label("relief", 150, 1 / 1.3))
@@ -120,3 +120,12 @@ def test_bad_options(capsys, monkeypatch, argv):
     monkeypatch.setattr("sys.argv", ["x", *argv])
     assert detector_score.main() == 2
     assert argv[0] in capsys.readouterr().err
+
+
+def test_costs(capsys, monkeypatch):
+    """Every family is timed, and what is printed is in order."""
+    monkeypatch.setattr("sys.argv", ["x", "--jobs", "1", "--json", "-"])
+    assert detector_cost.main() == 0
+    results = json.loads(capsys.readouterr().out)["results"]
+    assert {record["kind"] for record in results} == {"plain", *detector_families.FAMILIES}
+    assert all(0.0 < r["median_s"] <= r["p99_9_s"] <= r["max_s"] and r["updates"] >= 500 for r in results)

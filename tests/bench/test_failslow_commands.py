@@ -69,6 +69,9 @@ def test_detect_column(capsys, tmp_path):
         ("step,seconds\n1,1\n2\n", "row 1, column seconds: got nothing"),
         ("step,seconds\n2,1\n1,1\n", "got step 1 after step 2"),
         ("step,seconds\nx,1\n", "column step: got 'x'"),
+        ("step,seconds\nnan,1\n2,1\n", "row 0, column step: got 'nan'"),
+        ("seconds\n1,05\n", "row 0: got 2 fields, expected 1 as in the header (a decimal comma?)"),
+        ("seconds,seconds\n1,2\n", "several columns 'seconds'"),
     ],
 )
 def test_detect_bad_input(capsys, tmp_path, content, text):
