@@ -39,7 +39,7 @@ MAX_AGE_S, AGAIN_AFTER_S = 24 * 3600.0, 600.0
 def learn(communicator):
     """(CostModel, tuple of Factor, "measured" or "cache"), the same on all ranks. A collective call.
 
-    Cost: some 4 s on one host, most of it trials, up to a few ENOUGH_S on a slow network; where the cache knows it one
+    Cost: some 6 s on one host, most of it trials, up to a few ENOUGH_S on a slow network; where the cache knows it one
         broadcast, and some 0.5 s if nobody has tried again for AGAIN_AFTER_S.
     """
     file = _cache_file(communicator)
@@ -57,7 +57,8 @@ def learn(communicator):
     else:
         source, measured_s, model, factors = "cache", *known
         if found[0]:
-            factors = try_again(communicator, model, factors)
+            # None are known where the job that measured tried none.
+            factors = try_again(communicator, model, factors) if factors else measure_factors(communicator, model)
     if communicator.rank == 0 and file is not None and (known is None or found[0]):
         _write(file, measured_s, model, factors)
     return model, factors, source

@@ -31,6 +31,8 @@ AGAIN, AGAIN_S = 3, 0.1
 LEAST_REPEATS = 2
 # Nothing larger is tried once a call took so long: slow networks are measured in a second, large messages are linear.
 ENOUGH_S = 0.25
+# Nor once the trials took so long together: on a machine that busy they tell little, and the program waits.
+MOST_S = 10.0
 # Nor what has larger buffers than this on all ranks.
 MAX_TRIED_NBYTES = 256 << 20
 # Of the ranks of a larger group the predictions themselves would take seconds.
@@ -45,7 +47,7 @@ def measure_factors(communicator, model):
 
     Those left out get the largest factor of those tried, so that what makes everything slower does not favour them.
     """
-    factors = []
+    factors, spent_s = [], 0.0
     if communicator.world_size > MAX_TRIED_RANKS:
         return ()
     for nbytes in TRIED_NBYTES:
@@ -53,10 +55,11 @@ def measure_factors(communicator, model):
         near = [row for row in rows if row[2] <= TRIED_WITHIN * rows[0][2]][:MAX_TRIED]
         if near[-1][2] > ENOUGH_S or nbytes * communicator.world_size > MAX_TRIED_NBYTES:
             break
-        took_s = _contest(communicator, _calls(communicator, near, nbytes))
+        took_s, contest_s = _contest(communicator, _calls(communicator, near, nbytes))
         found = {row[0]: time_s / row[2] for row, time_s in zip(near, took_s, strict=True)}
         factors += [Factor(TRIED, name, nbytes, found.get(name, max(found.values()))) for name, _, _ in rows]
-        if max(took_s) > ENOUGH_S:
+        spent_s += contest_s
+        if max(took_s) > ENOUGH_S or spent_s > MOST_S:
             break
     return tuple(factors)
 
@@ -91,12 +94,12 @@ def _calls(communicator, rows, nbytes):
 
 
 def _contest(communicator, calls):
-    """Seconds of each of `calls`, equal on all ranks; those near the quickest are called more often than the others."""
+    """Seconds of each of `calls`, and of the contest; those near the quickest are called more often than the others."""
     samples_s, left, spent_s = [[] for _ in calls], range(len(calls)), 0.0
     # The first round makes plans and connections; the second is slow still.
-    round_s = _round(communicator, calls, 0).sum()
-    if round_s < TRIALS_S:
-        round_s = min(round_s, _round(communicator, calls, 1).sum())
+    first_s = round_s = _round(communicator, calls, 0).sum()
+    if first_s < TRIALS_S:
+        round_s = min(first_s, _round(communicator, calls, 1).sum())
     keep, cuts = (LONG_KEEP, LONG_CUTS) if round_s > LONG_S else (KEEP, CUTS)
     for number in range(TRIALS):
         took_s = _round(communicator, [calls[i] for i in left], number)
@@ -110,7 +113,7 @@ def _contest(communicator, calls):
             left = [i for i in left if _usual(samples_s[i]) <= enough_s]
             if len(left) == 1:
                 break
-    return [_usual(row) for row in samples_s]
+    return [_usual(row) for row in samples_s], first_s + spent_s
 
 
 def _usual(samples_s):

@@ -38,6 +38,13 @@ def test_those_that_are_predicted_to_be_near_are_tried_and_the_others_not_favour
         assert {factors[name] for name, _, _ in rows[2:]} == {max(factors.values())}
 
 
+def test_trials_that_take_long_together_are_the_last(monkeypatch):
+    monkeypatch.setattr(module, "_round", took(lambda place, number: 0.2))
+    monkeypatch.setattr(module, "MOST_S", 2.0)
+    sizes = {row.nbytes for row in spawn(2, lambda comm: measure_factors(comm, MODEL))[0]}
+    assert sizes == set(TRIED_NBYTES[: len(sizes)]) and 1 <= len(sizes) < 3
+
+
 def test_slow_networks_are_not_tried_for_long():
     assert spawn(3, lambda comm: measure_factors(comm, CostModel(1.0, 1e-3))) == [()] * 3
 
@@ -53,7 +60,7 @@ def test_who_is_far_behind_is_out_and_disturbed_calls_do_not_count(monkeypatch):
 
     monkeypatch.setattr(module, "_round", _round)
     monkeypatch.setattr(module, "TRIALS_S", 60.0)
-    took_s = module._contest(None, [lambda name=name: called.append(name) or name for name in names])
+    took_s, _ = module._contest(None, [lambda name=name: called.append(name) or name for name in names])
     assert took_s == pytest.approx([1e-3, 1.1e-3, 2e-3])
     assert called.count("far") == 2 + module.CUTS[0] and called.count("near") == 2 + module.TRIALS
 
