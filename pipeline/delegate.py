@@ -209,11 +209,15 @@ def measured_queues(comm, produced_bytes_per_s, nbytes=PROBE_NBYTES, rails=DEFAU
 class DelegateReceive(Receive):
     """A message that the delegates receive; on an emulated link it counts as here once that lets it through."""
 
-    __slots__ = ("_arrival_s", "_buffer", "_is_here", "_message", "_peer", "_plane")
+    __slots__ = ("_arrival_s", "_buffer", "_is_here", "_looked_s", "_message", "_peer", "_plane")
 
     def __init__(self, plane, shape, dtype, peer, buffer):
         self._plane, self._message, self._peer, self._buffer = plane, (shape, dtype), peer, buffer
-        self._arrival_s, self._is_here = None, False
+        self._arrival_s, self._is_here, self._looked_s = None, False, -math.inf
+
+    @property
+    def looked_s(self):
+        return self._looked_s
 
     def arrived(self, departure_s, place):
         """The message, which left at `departure_s`, is in the buffer, or in its sender's memory, at offset `place`."""
@@ -222,9 +226,13 @@ class DelegateReceive(Receive):
         self._arrival_s = self._plane.arrival_s(self._peer, self._buffer.nbytes, departure_s)
 
     def test(self):
-        if self._arrival_s is None:
-            self._plane.progress()
-        self._is_here = self._is_here or (self._arrival_s is not None and time.monotonic() >= self._arrival_s)
+        if not self._is_here:
+            now_s = time.monotonic()
+            if self._arrival_s is None:
+                self._plane.progress()
+            self._is_here = self._arrival_s is not None and time.monotonic() >= self._arrival_s
+            if not self._is_here:
+                self._looked_s = now_s
         return self._is_here
 
     def wait(self, timeout_s=None):
@@ -233,25 +241,32 @@ class DelegateReceive(Receive):
         comm = self._plane.comm
         limit_s = comm.timeout_s if timeout_s is None else timeout_s
         deadline_s = time.monotonic() + limit_s
-        _Wait(self._plane, lambda: self._arrival_s is not None, (self._peer,)).wait(limit_s)
+        delivery = _Wait(self._plane, lambda: self._arrival_s is not None, (self._peer,))
+        delivery.wait(limit_s)
         late = timeout_error(comm.transport, (comm.ranks[self._peer],), limit_s)
         with comm.failing:
-            _wait_until(self._arrival_s, deadline_s, late)
+            self._looked_s = max(delivery.looked_s, _wait_until(self._arrival_s, deadline_s, late), self._looked_s)
         return self._buffer
 
 
 class _Wait(Request):
-    """Waits as all requests of a communicator do, for delegates to have done something."""
+    """Waits as all requests of a communicator do, for delegates to have done something.
 
-    __slots__ = ("_is_done", "_peers", "_plane")
+    Attributes: `looked_s`, as Receive has it.
+    """
+
+    __slots__ = ("_is_done", "_peers", "_plane", "looked_s")
 
     def __init__(self, plane, is_done, peers):
         super().__init__(plane.comm)
-        self._plane, self._is_done, self._peers = plane, is_done, peers
+        self._plane, self._is_done, self._peers, self.looked_s = plane, is_done, peers, -math.inf
 
     def poll(self):
+        now_s = time.monotonic()
         self._plane.progress()
         self.done = self._is_done()
+        if not self.done:
+            self.looked_s = now_s
         return self.done
 
     def expire(self, limit_s):
@@ -263,15 +278,20 @@ class _Wait(Request):
 
 
 def _wait_until(arrival_s, deadline_s, late):
-    """Return at `arrival_s`, to a poll; raise the error `late` at `deadline_s` if that is earlier."""
-    end_s = min(arrival_s, deadline_s)
-    while (left_s := end_s - time.monotonic()) > 0:
+    """Return at `arrival_s`, to a poll; raise the error `late` at `deadline_s` if that is earlier.
+
+    Returns when it last was too early; -inf: never.
+    """
+    end_s, looked_s = min(arrival_s, deadline_s), -math.inf
+    while (now_s := time.monotonic()) < end_s:
+        looked_s, left_s = now_s, end_s - now_s
         if left_s > SPIN_S:
             time.sleep(left_s - SPIN_S)
         else:
             os.sched_yield()
     if arrival_s > deadline_s:
         raise late
+    return looked_s
 
 
 def _array(memory, offset, shape, dtype):

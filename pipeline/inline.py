@@ -77,7 +77,6 @@ class InlineReceive(Receive):
 
     @property
     def looked_s(self):
-        """When it was last seen not to be here."""
         return self._request.looked_s
 
     def test(self):

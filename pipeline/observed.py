@@ -131,26 +131,27 @@ class ObservedReceive(Receive):
         self._plane, self._index, self._way, self._receive = plane, index, way, receive
         self._is_here = False
 
+    @property
+    def looked_s(self):
+        return self._receive.looked_s
+
     def test(self):
-        if self._is_here:
-            return True
-        looked_s = time.monotonic()
-        if self._receive.test():
-            self._note(looked_s)
-        else:
-            self._plane._after_s[self._index] = looked_s
+        if not self._is_here:
+            self._is_here = self._receive.test()
+            self._note()
         return self._is_here
 
     def wait(self, timeout_s=None):
         was_here = self.test()
         buffer = self._receive.wait(timeout_s)
         if not was_here:
-            now_s = time.monotonic()
-            # A plane that does not tell when it looked in vain is taken to have looked all the time.
-            self._plane._after_s[self._index] = getattr(self._receive, "looked_s", now_s)
-            self._note(now_s)
+            self._is_here = True
+            self._note()
         self._plane._lenders[id(buffer)] = self._way
         return buffer
 
-    def _note(self, before_s):
-        self._plane._before_s[self._index], self._is_here = before_s, True
+    def _note(self):
+        """The message has been looked for."""
+        self._plane._after_s[self._index] = self._receive.looked_s
+        if self._is_here:
+            self._plane._before_s[self._index] = time.monotonic()

@@ -10,6 +10,8 @@ leave when they are ready: the `_O` of its figure 11.
 Paper: Chen et al. 2025 (CrossPipe), sections 6.3 and 7.1.
 """
 
+from math import inf
+
 from .inline import TAG, Inline
 from .plane import Receive
 
@@ -52,6 +54,10 @@ class PairedReceive(Receive):
     def __init__(self, plane, shape, dtype, peer, index):
         self._plane, self.shape, self.dtype, self.peer, self.index = plane, shape, dtype, peer, index
         self.posted = None
+
+    @property
+    def looked_s(self):
+        return -inf if self.posted is None else self.posted.looked_s
 
     def test(self):
         return self._plane.post(self)

@@ -21,7 +21,16 @@ import numpy as np
 
 
 class Receive(ABC):
-    """A message that is to come."""
+    """A message that is to come.
+
+    Attributes: `looked_s`, of time.monotonic(), when it was last seen not to be here; -inf: never.
+    """
+
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def looked_s(self): ...
 
     @abstractmethod
     def test(self):

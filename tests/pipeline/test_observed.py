@@ -47,6 +47,28 @@ def test_messages_follow_the_route():
     assert lanterne.spawn(2, job)[1] == [[1] * 4, [2] * 4, [3] * 4]
 
 
+@pytest.mark.parametrize("name", ["inline", "paired", "delegate"])
+def test_planes_tell_when_they_looked_in_vain(name):
+    """The bounds of an arrival are those of the looks: a rank that slept between two did not wait."""
+
+    def job(comm):
+        with make_plane(name, comm) as plane:
+            if comm.rank == 0:
+                comm.barrier()
+                exchange(comm, plane, 1)
+                return None
+            receive = plane.receive(SHAPE, DTYPE, 0)
+            never_s, here = receive.looked_s, receive.test()
+            looked_s = receive.looked_s
+            comm.barrier()
+            time.sleep(0.02)
+            plane.release(receive.wait())
+            plane.finish()
+            return never_s, here, time.monotonic() - looked_s > 0.02, receive.looked_s >= looked_s
+
+    assert lanterne.spawn(2, job)[1] == (-np.inf, False, True, True)
+
+
 @pytest.mark.parametrize("routed", [False, True])
 def test_an_emulated_delay_is_seen_on_either_plane(routed):
     def job(comm):
