@@ -17,9 +17,9 @@ from contextlib import suppress
 from dataclasses import replace
 
 from ..errors import InputError, TransportError
-from .base import Recv, Request, Send, check_ops
+from .base import Recv, Send, check_ops
 from .rail import BYE, DATA, PING, PONG, RECEIPT, SWITCH, Rail
-from .spare_peer import DIRECT, Operation, Peer, Swallowed, view_of
+from .spare_peer import DIRECT, Operation, Peer, SpareRequest, Swallowed, view_of
 from .spare_rails import connect_rails
 from .wire import configure
 from .wrapper import Wrapper
@@ -379,21 +379,3 @@ class SpareTransport(Wrapper):
                 rail.flush()
             rail.close()
         self.inner.close()
-
-
-class SpareRequest(Request):
-    """Complete once all its operations are, on whatever path."""
-
-    __slots__ = ("_pending", "transport")
-
-    def __init__(self, transport, pending):
-        self.transport, self._pending = transport, pending
-
-    def test(self):
-        if self._pending:
-            self.transport.progress()
-            self._pending = [operation for operation in self._pending if not self.transport.test(operation)]
-        return not self._pending
-
-    def pending_peers(self):
-        return sorted({operation.op.peer for operation in self._pending if not operation.done})

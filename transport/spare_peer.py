@@ -1,6 +1,7 @@
 """What a rank with spare rails knows of its peers and of its own operations (spare.py)."""
 
 from ..errors import TransportError
+from .base import Request
 from .ledger import Ledger
 
 # The index of the inner transport among the paths to a peer; that of rail i is i + 1.
@@ -62,6 +63,24 @@ class Operation:
             text = f"spare: rank {self.op.peer} sent {nbytes} bytes, expected {self.op.nbytes}"
             self.error = TransportError(text)
         return nbytes != self.op.nbytes
+
+
+class SpareRequest(Request):
+    """Complete once all its operations are, on whatever path."""
+
+    __slots__ = ("_pending", "transport")
+
+    def __init__(self, transport, pending):
+        self.transport, self._pending = transport, pending
+
+    def test(self):
+        if self._pending:
+            self.transport.progress()
+            self._pending = [operation for operation in self._pending if not self.transport.test(operation)]
+        return not self._pending
+
+    def pending_peers(self):
+        return sorted({operation.op.peer for operation in self._pending if not operation.done})
 
 
 class Swallowed:

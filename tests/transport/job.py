@@ -64,6 +64,8 @@ def main(arguments):
     if "--child" in arguments:
         subprocess.Popen(["sleep", "600"], start_new_session=True)
     group.barrier()
+    # As the transport does; who dies would leave them for good.
+    mpi.unlink_segments()
     action = arguments[-1]
     if action == "report":
         report(group)
