@@ -29,7 +29,7 @@ from ..transport.registry import find_transport
 from . import report
 from .events_input import add_event_arguments, events_from
 from .options import whole
-from .train_adapt import Disturbed, observed_plane, told
+from .train_adapt import Disturbed, observed_plane
 from .train_cut import Cutter, parse_cut
 from .train_cut import told as told_move
 from .train_setup import TOLERANCES, add_model_arguments, make_setup, planned
@@ -190,11 +190,11 @@ def train(comm, args):
         results.append(_record(done, setup.settings))
         if cutter:
             cutter.ended(done.number)
-        changes = disturbed.end() if disturbed else []
+        news = disturbed.end() if disturbed else []
         if comm.rank == 0:
             _show(results, args)
-            for change in changes:
-                print(told(change), file=sys.stderr if args.json == "-" else sys.stdout, flush=True)
+            for line in news:
+                print(line, file=sys.stderr if args.json == "-" else sys.stdout, flush=True)
         last = trainer.iterations == args.iterations
         if path and (last or (args.checkpoint_every and trainer.iterations % args.checkpoint_every == 0)):
             _save(trainer, path, about)
@@ -205,6 +205,7 @@ def train(comm, args):
     trainer.close()
     document = _described(setup, plans, args, trainer.starts, events)
     document["changes"] = [change._asdict() for change in disturbed.changes] if disturbed else []
+    document["held"] = [held._asdict() for held in disturbed.held] if disturbed else []
     document |= {"spill": spilled, "moves": moves}
     return {**document, "results": results} if comm.rank == 0 else None
 

@@ -50,12 +50,18 @@ class Disturbed:
         if self.adapter:
             self.adapter.avoid(down)
 
+    @property
+    def held(self):
+        """The Helds so far."""
+        return self.adapter.held if self.adapter else []
+
     def end(self):
-        """An iteration has ended: the Changes that come of it, a list."""
+        """An iteration has ended: lines that tell what comes of it."""
+        known = len(self.held)
         changes = self.adapter.agree() if self.adapter else []
         if changes:
             self.trainer.change(plans=self.adapter.plans)
-        return changes
+        return [*map(told_held, self.held[known:]), *map(told, changes)]
 
     def close(self):
         """Release what adapting holds."""
@@ -69,11 +75,23 @@ class Disturbed:
 
 def told(change):
     """One line about a Change."""
-    found = ", ".join(f"{name} {'slower' if sign > 0 else 'faster'}" for name, sign in change.findings.items())
-    delays = ", ".join(f"{pair} {format_time(delay_s)}" for pair, delay_s in change.delays_s.items())
     paths = ", ".join(f"{one}-{other}" for one, other in change.slow_links)
     return (
-        f"# iteration {change.running_from + 1}: {found.replace('calibrated slower', 'undisturbed times measured')}"
-        f"{f' ({delays})' if delays else ''}: {change.scheduler or 'the same plan'}, "
+        f"# iteration {change.running_from + 1}: {_told_found(change)}: {change.scheduler or 'the same plan'}, "
         f"{f'delegates for {paths}' if paths else 'no delegates'}; predicted {format_time(change.predicted_s)}"
     )
+
+
+def told_held(held):
+    """One line about a Held."""
+    return (
+        f"# iteration {held.noticed + 1}: {_told_found(held)}: not acted on before {held.needed} iterations in a row "
+        f"show it; iterations vary by {format_time(held.varies_s)}, a change would save {format_time(held.gain_s)}"
+    )
+
+
+def _told_found(verdict):
+    """What a Change or Held is about."""
+    found = ", ".join(f"{name} {'slower' if sign > 0 else 'faster'}" for name, sign in verdict.findings.items())
+    delays = ", ".join(f"{pair} {format_time(delay_s)}" for pair, delay_s in verdict.delays_s.items())
+    return found.replace("calibrated slower", "undisturbed times measured") + (f" ({delays})" if delays else "")

@@ -24,7 +24,7 @@ import numpy as np
 from .best import load_search
 from .check import CheckedPlan, check
 from .clocks import clock_offsets, share_a_clock
-from .decide import AdaptSettings, Change, Decider
+from .decide import AdaptSettings, Change, Decider, Held
 from .execute import execute
 from .plan import Plan
 from .problem import Problem
@@ -53,7 +53,7 @@ class Adapter:
     Attributes:
         plans: (copies,) CheckedPlans of the next iteration; `checked`, that of this rank's copy.
         iteration: its number, from 0.
-        changes: the Changes so far, on every rank.
+        changes: the Changes so far, on every rank; held: the Helds, likewise.
         profiles: on the coordinator, per copy the Profiles of the iterations of which all reports have come.
         clocks: on the coordinator, the Offsets of the ranks' clocks; None where all are on one host.
     """
@@ -62,7 +62,7 @@ class Adapter:
         self.comm, self.plane, self.settings = comm, plane, settings or AdaptSettings()
         self.plans = (plans,) if isinstance(plans, CheckedPlan) else tuple(plans)
         self.copy, _, _ = mine = (0, comm.rank, 0) if where is None else where
-        self.iteration, self.changes, self.profiles = 0, [], [[] for _ in self.plans]
+        self.iteration, self.changes, self.held, self.profiles = 0, [], [], [[] for _ in self.plans]
         self._slow, self._dead = set(), set()
         self.profiler = Profiler(plane, durations_s, held_nbytes)
         everyone = np.empty((comm.world_size, 3), np.int64)
@@ -120,12 +120,16 @@ class Adapter:
             self._compare_clocks()
         if not payload:
             return []
+        verdicts = json.loads(payload)
+        self.held += [Held(**verdict["held"]) for verdict in verdicts if "held" in verdict]
         plans, changes = list(self.plans), []
-        for verdict in json.loads(payload):
+        for verdict in (verdict for verdict in verdicts if "change" in verdict):
             changes.append(Change(**verdict["change"]))
             if verdict["plan"]:
                 made = check(Plan.from_dict(verdict["plan"]), Problem.from_dict(verdict["problem"]))
                 plans[changes[-1].copy] = made
+        if not changes:
+            return []
         self.plans, self._lengths = tuple(plans), None
         self.agreement.comm.barrier()  # Nobody is in the iteration before any more: what is not needed can be closed.
         for change in changes:
@@ -161,7 +165,8 @@ class Adapter:
                 profile = self._profile(reports, plans[copy], copy)
                 self.profiles[copy].append(profile)
                 if verdict := decider.after(profile, self.iteration + 1):
-                    verdict["change"]["copy"] = copy
+                    for told in verdict.keys() & {"change", "held"}:
+                        verdict[told]["copy"] = copy
                     verdicts[copy] = verdict
         return json.dumps(list(verdicts.values())).encode() if verdicts else b""
 

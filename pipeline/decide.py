@@ -5,6 +5,7 @@ Paper: Wu et al. 2025 (ADAPTRA), section 4.2; differs as adapt.py says.
 """
 
 import dataclasses
+import math
 import time
 from typing import NamedTuple
 
@@ -33,8 +34,8 @@ class AdaptSettings:
         scheduler: who makes the new plans; best starts from the running one.
         effort: of best; None for its own for re-planning.
         min_gain: a plan is swapped if it is predicted to save this share of the iteration,
-        min_divert_gain: and a link is taken off the usual plane if that, with a plan for it, saves as much; both if it
-            is also more than iterations vary (Noise.iteration_s).
+        min_divert_gain: and a link is taken off the usual plane if that, with a plan for it, saves as much; both once
+            enough iterations in a row have shown why, see `_is_shown`.
         onset, relief: iterations in a row that must show that a link is slow, or well again.
         calibrate: iterations to measure the undisturbed problem from, behind the first, where none is given.
         divert: whether slow links are taken off the usual data plane.
@@ -81,6 +82,25 @@ class Change(NamedTuple):
     predicted_before_s: float
     predicted_s: float
     planning_s: float
+    copy: int = 0
+
+
+class Held(NamedTuple):
+    """What was found and is not acted on yet, as iterations vary more than it would save; seconds.
+
+    Attributes:
+        noticed, findings, delays_s, copy: as Change has them.
+        gain_s: what a change is predicted to save of an iteration.
+        varies_s: by how much the time of an iteration varies.
+        needed: it is acted on once so many iterations in a row have shown it.
+    """
+
+    noticed: int
+    findings: dict
+    delays_s: dict
+    gain_s: float
+    varies_s: float
+    needed: int
     copy: int = 0
 
 
@@ -152,6 +172,16 @@ class Decider:
         plan = self.initial.plan if problem == self.base and not calibrated else self._plan(problem)
         before_s = self._predicted(self.running.plan, problem, slow, self.slow_links)
         links, swaps, predicted_s = self._choose(plan, problem, slow)
+        gain_s, still = before_s - predicted_s, [pair for pair in links if pair in self.slow_links]
+        is_new = links != still or (swaps and plan is not self.initial.plan)
+        if is_new and not self._is_shown(found, gain_s):
+            reliefs = {name: sign for name, sign in found.items() if sign < 0}
+            if reliefs and reliefs != found:
+                return self._change(noticed, next_iteration, reliefs, began_s)
+            if gain_s > 0 and not reliefs and not calibrated:
+                return self._hold_back(noticed, found, problem, gain_s)
+            links, swaps = still, False
+            predicted_s = self._predicted(self.running.plan, problem, slow, links)
         self.assumed, self.predicted_s = problem, predicted_s
         self.watch.restart()
         self._recent = []
@@ -164,7 +194,7 @@ class Decider:
         if not swaps and links == self.slow_links and not calibrated:
             return None
         self.slow_links, self._since = links, next_iteration
-        delays_s = {f"{one}-{other}": delay_s for (one, other), delay_s in _unusual(problem, self.base).items()}
+        delays_s = _named(_unusual(problem, self.base))
         scheduler = self.running.plan.scheduler if swaps else None
         planning_s = time.monotonic() - began_s
         change = Change(noticed, next_iteration, found, delays_s, links, scheduler, before_s, predicted_s, planning_s)
@@ -181,20 +211,33 @@ class Decider:
             # Each link that is not off it yet has to be worth it.
             without = [other for other in links if other != pair]
             without_s = self._times_s(plan, problem, slow, without)
-            if pair not in still and not self._is_worth(min(without_s), min(times_s), settings.min_divert_gain):
+            if pair not in still and min(times_s) >= min(without_s) * (1 - settings.min_divert_gain):
                 links, times_s = without, without_s
         kept_s, after_s = times_s
         goes_back = plan is self.initial.plan and after_s <= kept_s * (1 + settings.min_gain)
-        swaps = plan is not running and (goes_back or self._is_worth(kept_s, after_s, settings.min_gain))
+        swaps = plan is not running and (goes_back or after_s < kept_s * (1 - settings.min_gain))
         return links, swaps, after_s if swaps else kept_s
 
     def _times_s(self, plan, problem, slow, links):
         """Seconds predicted of an iteration with these links off the usual plane, of the running plan and of `plan`."""
         return tuple(self._predicted(one, problem, slow, links) for one in (self.running.plan, plan))
 
-    def _is_worth(self, before_s, after_s, share):
-        """Whether going from the one time of an iteration to the other saves that share, and more than noise."""
-        return before_s - after_s > max(share * before_s, self._noise.iteration_s())
+    def _is_shown(self, found, gain_s):
+        """Whether enough iterations in a row show `found`: their mean varies by less than a change saves.
+
+        One alone may vary by far more where the machine is crowded; noise falls with the square root of their number.
+        """
+        count = len(self._recent) if "calibrated" in found else self.watch.count(found)
+        return gain_s * math.sqrt(count) >= self._noise.iteration_s()
+
+    def _hold_back(self, noticed, found, problem, gain_s):
+        """Wait for more iterations that show `found`; tells so, for JSON, when it does so first, else None."""
+        varies_s = self._noise.iteration_s()
+        needed = math.ceil((varies_s / gain_s) ** 2)
+        if not self.watch.defer(found.keys(), needed):
+            return None
+        delays_s = _named(_unusual(problem, self.base))
+        return {"held": Held(noticed, found, delays_s, gain_s, varies_s, needed)._asdict()}
 
     def _slow(self, delays_s):
         """The pairs whose delays are worth a path of their own: half the shortest action, and more than was healed."""
@@ -230,6 +273,11 @@ class Decider:
 def _floor_s(problem):
     pairs = zip(problem.forward, problem.backward_input, strict=True)
     return max(FLOOR_S, FLOOR_SHARE * min(forward + backward for forward, backward in pairs))
+
+
+def _named(delays):
+    """The delays, by pair of ranks, with keys for JSON."""
+    return {f"{one}-{other}": delay_s for (one, other), delay_s in delays.items()}
 
 
 def _unusual(problem, base):

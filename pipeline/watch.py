@@ -122,7 +122,7 @@ class Noise:
         return SPREAD * float(high - low)
 
     def iteration_s(self):
-        """What saves less than so much of an iteration would not show."""
+        """By how much the time of an iteration varies."""
         seen = self._seen.get("iteration", ())
         return _step(seen, 0.5) if len(seen) >= LEARNED else 0.0
 
@@ -144,7 +144,7 @@ class Watch:
 
     def __init__(self, onset=ONSET, relief=RELIEF):
         self.onset, self.relief = onset, relief
-        self._count, self._needed, self._relieved = {}, {}, {}
+        self._count, self._needed, self._relieved, self._deferred = {}, {}, {}, {}
 
     def update(self, iteration, found):
         """The findings, out of `found` of this iteration, that are confirmed by it: name -> +1 or -1."""
@@ -152,14 +152,27 @@ class Watch:
             name: (sign, self._count[name][1] + 1 if self._count.get(name, (0,))[0] == sign else 1)
             for name, sign in found.items()
         }
+        self._deferred = {name: least for name, least in self._deferred.items() if self.count([name]) > 1}
         confirmed = {name: sign for name, (sign, count) in self._count.items() if count >= self._enough(name, sign)}
         for name, sign in confirmed.items():
-            self._note(iteration, name, sign)
+            if name not in self._deferred:
+                self._note(iteration, name, sign)
         return confirmed
+
+    def count(self, names):
+        """Iterations in a row, up to the last, that showed one of `names`, the one that most did."""
+        return max(self._count.get(name, (0, 0))[1] for name in names)
+
+    def defer(self, names, iterations):
+        """Confirm `names` again once so many iterations in a row have shown them. Returns whether any was not yet."""
+        is_new = not names <= self._deferred.keys()
+        self._deferred |= dict.fromkeys(names, iterations)
+        return is_new
 
     def _enough(self, name, sign):
         """A slow link comes first: to plan for it gains most, and its delay is the surest that is measured."""
-        return self.onset if sign > 0 and name.startswith("link") else self._needed.get(name, self.relief)
+        usual = self.onset if sign > 0 and name.startswith("link") else self._needed.get(name, self.relief)
+        return self._deferred.get(name, usual)
 
     def _note(self, iteration, name, sign):
         if sign < 0:
@@ -171,4 +184,4 @@ class Watch:
 
     def restart(self):
         """Another plan or other assumptions: what was counted so far is about the old ones."""
-        self._count = {}
+        self._count, self._deferred = {}, {}

@@ -94,6 +94,17 @@ def test_findings_must_recur():
     assert [watch.update(i, {"link 0-1": -1}) for i in (7, 8, 9)] == [{}, {}, {"link 0-1": -1}]
 
 
+def test_what_is_deferred_is_confirmed_later_unless_it_ends():
+    watch = Watch(onset=2)
+    found = [watch.update(i, {"link 0-1": 1}) for i in range(2)]
+    assert found == [{}, {"link 0-1": 1}] and watch.count({"link 0-1"}) == 2
+    assert watch.defer({"link 0-1"}, 4) and not watch.defer({"link 0-1"}, 4)
+    assert [watch.update(i, {"link 0-1": 1}) for i in (2, 3)] == [{}, {"link 0-1": 1}]
+    watch.defer({"link 0-1"}, 9)
+    assert [watch.update(i, each) for i, each in ((4, {}), (5, {"link 0-1": 1}))] == [{}, {}]
+    assert watch.update(6, {"link 0-1": 1}) == {"link 0-1": 1}
+
+
 def test_relief_takes_longer_where_a_link_flaps():
     watch, taken = Watch(onset=2, relief=3), []
     iteration = 0
