@@ -19,7 +19,7 @@ from itertools import cycle
 from ..errors import InputError, PeerFailed, TransportError
 from .delegate_handle import END_S, Handle
 from .delegate_memory import Arena, check_machine
-from .delegate_process import DROPPED, LOST, MISFIT, RECEIVE, RECEIVED, SEND, SENT, SETUP_S
+from .delegate_process import DROPPED, LOST, MISFIT, RECEIVE, RECEIVED, RETURNED, SEND, SENT, SETUP_S
 from .neighbours import Neighbours, meet
 from .rail import MEMORY, listen
 from .rail_names import TCP, bind_address, check_agreed, joined, network_host, share_memory
@@ -66,7 +66,8 @@ class Delegates:
             nothing of ours.
         addresses: of the rails here; None for MEMORY.
         arena: this rank's; `arenas`, by peer, of those that share memory, as memoryviews.
-        dropped: a list of (peer, queue, rail, time.monotonic()) of the rails that died.
+        dropped: a list of (peer, queue, rail, time.monotonic()) of the rails that died; returned: of those of them that
+            were made anew, and are used again.
 
     Raises:
         InputError: queues or rails that cannot be.
@@ -80,7 +81,8 @@ class Delegates:
             raise InputError(f"queues: got {queues}, expected 1 to {MAX_QUEUES}")
         if not rails or len(set(rails)) < len(rails):
             raise InputError(f"rails: got {', '.join(rails) or 'none'}, expected different names, at least one")
-        self.rank, self.peers, self.dropped, self._on_sent = rank, tuple(sorted(peers)), [], on_sent
+        self.rank, self.peers, self.dropped, self.returned = rank, tuple(sorted(peers)), [], []
+        self._on_sent = on_sent
         self.arena = Arena(memory_nbytes, "room for all messages that a rank sends and receives in an iteration")
         self.neighbours, self._under_way, self._closed = Neighbours(), 0, False
         self.addresses, self._handles, self._flows, self._sends, self._receives = [], [], {}, {}, {}
@@ -193,6 +195,8 @@ class Delegates:
             flow.receives.popleft()(first / 1e9, None)
         elif kind == DROPPED:
             self.dropped.append((peer, queue, first, time.monotonic()))
+        elif kind == RETURNED:
+            self.returned.append((peer, queue, first, time.monotonic()))
         elif kind == LOST:
             raise PeerFailed(peer, "its delegates have left" if first else "its delegates are gone, on every rail")
         elif kind == MISFIT:

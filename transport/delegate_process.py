@@ -20,13 +20,15 @@ from . import rail as rails
 from .delegate_memory import RING_WORDS, Ring, map_memory
 from .failover import Incoming, Outgoing
 from .rail import BYE, DATA, GRANT, PING, PONG, RECEIPT, SWITCH, Rail
+from .rail_return import RailReturn
 from .wire import configure
 
 # Notes of the rank: SEND peer offset nbytes departure_ns; RECEIVE peer offset nbytes; CLOSE 0.
 SEND, RECEIVE, CLOSE = range(1, 4)
 # Notes to it: SENT peer count: messages that are news; RECEIVED peer departure_ns; DROPPED peer rail left: a rail has
-# died; LOST peer: the last has; MISFIT peer got expected: a message has another size than its receive.
-SENT, RECEIVED, DROPPED, LOST, MISFIT = range(1, 6)
+# died; RETURNED peer rail: it was made anew; LOST peer: the last has died; MISFIT peer got expected: a message has
+# another size than its receive.
+SENT, RECEIVED, DROPPED, RETURNED, LOST, MISFIT = range(1, 7)
 SETUP_S = 30.0
 # A rail over which something is due is asked for a sign of life after PING_S of silence, and given up, if there is
 # another, when none came for ANSWER_S.
@@ -58,22 +60,23 @@ class Delegate:
         wakeup: eventfd that the rank writes to when this process sleeps.
         ring, back: Rings from the rank and to it.
         arena: the rank's arena, memoryview.
-        found: list of Rail, in the order in which they are to be used.
+        found: list of Rail.
+        order: a function of a Rail: those where it is least are used first.
+        returns: the RailReturn, which makes dead rails anew.
     """
 
-    def __init__(self, control, wakeup, ring, back, arena, found):
+    def __init__(self, control, wakeup, ring, back, arena, found, order, returns):
+        self.order, self.returns = order, returns
         self.control, self.wakeup, self.ring, self.back, self.arena = control, wakeup, ring, back, arena
         self.peers, self.rails = {}, {}
         self.poll = select.poll()
         self.poll.register(control, select.POLLIN)
         self.poll.register(wakeup, select.POLLIN)
-        now_s = time.monotonic()
-        for rail in found:
+        self.poll.register(returns, select.POLLIN)
+        for rail in sorted(found, key=order):
             rail.sock.setblocking(False)
-            rail.alive_s = now_s
-            self.peers.setdefault(rail.peer, Peer()).rails.append(rail)
-            self.rails[rail.fileno()] = rail
-            self.poll.register(rail, select.POLLIN)
+            self.peers.setdefault(rail.peer, Peer())
+            self.adopt(rail)
 
     def run(self):
         """Serve until the rank says CLOSE, or is gone.
@@ -89,6 +92,9 @@ class Delegate:
                     return
                 if fd == self.wakeup:
                     os.eventfd_read(self.wakeup)
+                elif fd == self.returns.fileno():
+                    for rail in self.returns.take():
+                        self.take_back(rail)
                 elif fd in self.rails:
                     self.serve(self.rails[fd], event)
             self.look_for_silence()
@@ -111,6 +117,7 @@ class Delegate:
             if kind == CLOSE:
                 goes_on = False
                 break
+            self.settle(self.peers[number])
             if kind == SEND:
                 self.peers[number].outgoing.submit(tuple(words))
                 sending.add(number)
@@ -126,6 +133,20 @@ class Delegate:
                 peer.rails[0].put(GRANT, peer.incoming.granted)
             self.push(peer.rails[0])
         return goes_on
+
+    def settle(self, peer):
+        """Use the first of the living rails, one that came back too; only while nothing is on its way on another."""
+        if len(peer.rails) > 1 and not peer.outgoing.unfinished:
+            before = peer.rails[0]
+            peer.rails.sort(key=self.order)
+            if peer.rails[0] is not before:
+                self.tell_counts(peer)
+
+    def tell_counts(self, peer):
+        """Another rail is used: say there what may have been lost with the one before."""
+        peer.rails[0].put(RECEIPT, peer.incoming.received)
+        peer.rails[0].put(GRANT, peer.incoming.granted)
+        self.push(peer.rails[0])
 
     def push(self, rail):
         """Put on a rail what may be sent now, if it is the one in use, and write what the rail takes."""
@@ -168,16 +189,16 @@ class Delegate:
         if kind == DATA:
             if peer.incoming.complete(word) is not None:
                 self.back.put(RECEIVED, rail.peer, departure_ns)
-            peer.rails[0].put(RECEIPT, peer.incoming.received)
-            if peer.rails[0] is not rail:
-                self.push(peer.rails[0])
+            # There the sender looks for silence.
+            rail.put(RECEIPT, peer.incoming.received)
         elif kind == RECEIPT:
             if received := peer.outgoing.receipt(word):
                 self.back.put(SENT, rail.peer, received)
         elif kind == GRANT:
             peer.outgoing.grant(word)
         elif kind == SWITCH:
-            for other in [other for other in peer.rails if other.index == word and other is not rail]:
+            given_up = word, nbytes
+            for other in [other for other in peer.rails if (other.index, other.life) == given_up and other is not rail]:
                 self.drop(other, tell=False)
         elif kind == PING:
             rail.put(PONG)
@@ -199,6 +220,25 @@ class Delegate:
             raise TransportError(f"got a message of {nbytes} bytes, expected {expected}")
         return self.arena[offset : offset + nbytes]
 
+    def adopt(self, rail):
+        """Serve a rail, after those that its peer has."""
+        rail.alive_s = time.monotonic()
+        self.peers[rail.peer].rails.append(rail)
+        self.rails[rail.fileno()] = rail
+        self.poll.register(rail, select.POLLIN)
+
+    def take_back(self, rail):
+        """A rail was made anew: it is used once nothing is on its way, see `settle`."""
+        peer = self.peers.get(rail.peer)
+        if peer is None or not peer.rails or peer.has_left:
+            rail.close()
+            return
+        before = [other for other in peer.rails if other.index == rail.index]
+        self.adopt(rail)
+        for other in before:
+            self.drop(other, tell=False)
+        self.back.put(RETURNED, rail.peer, rail.index)
+
     def drop(self, rail, tell=True):
         """A rail is dead: go on over the next. `tell`: the peer does not know."""
         peer = self.peers[rail.peer]
@@ -214,14 +254,16 @@ class Delegate:
                 self.lose(rail.peer)
             return
         self.back.put(DROPPED, rail.peer, rail.index, len(peer.rails))
+        if not peer.has_left:
+            self.returns.lost(rail)
         following = peer.rails[0]
         if tell:
-            following.put(SWITCH, rail.index)
+            following.put(SWITCH, rail.index, rail.life)
         if was_in_use:
             peer.outgoing.rewind()
-            following.put(RECEIPT, peer.incoming.received)
-            following.put(GRANT, peer.incoming.granted)
-        self.push(following)
+            self.tell_counts(peer)
+        else:
+            self.push(following)
 
     def lose(self, number):
         peer = self.peers[number]
@@ -256,22 +298,20 @@ class Delegate:
 
 
 def set_up(control, config):
-    """Listen, tell where, connect to the peers: the Rails, in the order in which they are to be used."""
+    """Listen, tell where, connect to the peers: (Rails, the order in which to use them, RailReturn), for Delegate."""
     token, rank, hosts = config["token"], config["rank"], config["rails"]
     listening = [None if host is None else rails.listen(host) for host in hosts]
     say(control, listen=[each and each[1] for each in listening])
     # Peer -> the address of each of its rails, None where there is no such rail between the two.
     addresses = {int(peer): found for peer, found in hear(control).items()}
-    listeners = [each[0] for each in listening if each]
-    found = rails.join(listeners, hosts, addresses, rank, token, SETUP_S)
-    for sock in listeners:
-        sock.close()
+    meeting = [each[0] for each in listening if each], hosts, addresses, rank, token
+    found = rails.join(*meeting, SETUP_S)
     for sock in found.values():
         configure(sock)
     # The same order at both ends. Each queue begins with another rail, so that all network cards are used.
     count, queue = len(hosts), config["queue"]
     made = [Rail(sock, peer, index) for (peer, index), sock in sorted(found.items())]
-    return sorted(made, key=lambda rail: (rail.index - queue) % count)
+    return made, lambda rail: (rail.index - queue) % count, RailReturn(*meeting)
 
 
 def say(control, **content):
@@ -301,7 +341,7 @@ def main(arguments):
         return
     say(control, pid=os.getpid())
     ring, back = Ring(words[:RING_WORDS]), Ring(words[RING_WORDS:])
-    delegate = Delegate(control, wakeup, ring, back, arena, found)
+    delegate = Delegate(control, wakeup, ring, back, arena, *found)
     with suppress(KeyboardInterrupt):
         delegate.run()
 

@@ -18,8 +18,8 @@ from . import wire
 
 # kind, then what the kind says.
 HEADER = struct.Struct("<qqqqq")
-# DATA: number, nbytes, departure_ns, and nbytes bytes follow. RECEIPT: messages received. GRANT: a count. SWITCH: the
-# index of a rail that the sender gave up. PING, PONG, BYE: nothing.
+# DATA: number, nbytes, departure_ns, and nbytes bytes follow. RECEIPT: messages received. GRANT: a count. SWITCH: index
+# and life of a rail that the sender gave up. PING, PONG, BYE: nothing.
 DATA, RECEIPT, GRANT, SWITCH, PING, PONG, BYE = range(1, 8)
 # Linux's struct tcp_info: the byte that counts the timeouts in a row after which the same bytes were sent again. After
 # MUTE_TIMEOUTS, some 0.6 s, or longer where round trips are, nothing of the other end's kernel comes through.
@@ -36,6 +36,7 @@ class Rail:
         sock: connected, both sides proven.
         peer: the rank at the other end.
         index: of the rail among those of the two ranks.
+        life: how often it was made anew before.
 
     Attributes:
         alive_s: when the other end last gave a sign of life (time.monotonic()); the owner sets it.
@@ -43,8 +44,8 @@ class Rail:
         taking: the number of the message that is coming in; None between messages.
     """
 
-    def __init__(self, sock, peer, index):
-        self.sock, self.peer, self.index = sock, peer, index
+    def __init__(self, sock, peer, index, life=0):
+        self.sock, self.peer, self.index, self.life = sock, peer, index, life
         self.alive_s, self.pinged_s, self.taking = 0.0, None, None
         self._out = deque()
         self._header = memoryview(bytearray(HEADER.size))

@@ -123,6 +123,44 @@ def test_a_rail_that_dies_amid_an_iteration_changes_no_loss(silently, one_proces
     assert dropped == {0: {0}, 1: {0}}
 
 
+@pytest.mark.parametrize("silently", [False, True], ids=["reset", "silent"])
+def test_a_rail_that_works_again_is_used_again(silently):
+    """The first rail dies, comes back, and then the second does: the messages of every turn come, over the first."""
+    shape, deadline_s = (1 << 16,), time.monotonic() + 60
+
+    def job(comm):
+        peer, turns = 1 - comm.rank, []
+        with make_plane("delegate", comm, rails=RAILS) as plane:
+
+            def turn():
+                receives = [plane.receive(shape, DOUBLE, peer) for _ in range(3)]
+                for index in range(3):
+                    buffer = plane.lend(shape, DOUBLE, peer)
+                    buffer[:] = len(turns) + index
+                    plane.send(buffer, peer)
+                got = [receive.wait() for receive in receives]
+                turns.append([set(buffer) for buffer in got] == [{len(turns) + index} for index in range(3)])
+                for buffer in got:
+                    plane.release(buffer)
+                plane.finish()
+                comm.barrier()
+
+            turn()
+            for index, rail in enumerate(RAILS):
+                if comm.rank == 0:
+                    assert cut(plane.delegates.pids, rail, silently) == 1
+                # A rail that is used no more is not missed before it is asked for.
+                for _ in range(3):
+                    turn()
+                while index == 0 and not plane.delegates.returned:
+                    plane.delegates.progress()
+                    assert time.monotonic() < deadline_s
+                comm.barrier()
+            return turns, [rail for _, _, rail, _ in plane.delegates.returned][:1]
+
+    assert lanterne.spawn(2, job) == [([True] * 7, [0])] * 2
+
+
 def test_messages_come_once_in_order_over_rails_that_die():
     """Large messages of every rank at once, and a rail cut in the middle of one, several times."""
     nbytes, count, rails = 1 << 22, 12, ("127.0.0.2", "127.0.0.3", "127.0.0.4", "127.0.0.5")
