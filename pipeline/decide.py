@@ -17,7 +17,7 @@ from .link_delay import EXACT_S
 from .schedulers import SCHEDULERS
 from .schedulers import plan as make_plan
 from .simulate import simulate
-from .watch import ONSET, RELIEF, Noise, Watch, findings, pair_tolerances
+from .watch import ONSET, RELIEF, REMEMBERED, Noise, Watch, findings, pair_tolerances
 
 # Delays that differ by less than this share of the time of one F and one B, or than what a look is off, are noise.
 FLOOR_SHARE, FLOOR_S = 0.1, EXACT_S
@@ -35,7 +35,7 @@ class AdaptSettings:
         effort: of best; None for its own for re-planning.
         min_gain: a plan is swapped if it is predicted to save this share of the iteration,
         min_divert_gain: and a link is taken off the usual plane if that, with a plan for it, saves as much; both once
-            enough iterations in a row have shown why, see `_is_shown`.
+            enough iterations in a row have shown why, see `Decider._needed`.
         onset, relief: iterations in a row that must show that a link is slow, or well again.
         calibrate: iterations to measure the undisturbed problem from, behind the first, where none is given.
         divert: whether slow links are taken off the usual data plane.
@@ -136,7 +136,11 @@ class Decider:
         self.found = found
         if self.holds and "calibrated" not in found:
             return None
-        return self._change(profile.iteration, next_iteration, found, began_s) if found else None
+        for part in _apart(found):
+            verdict = self._change(profile.iteration, next_iteration, part, began_s)
+            if verdict or not self._recent:
+                return verdict
+        return None
 
     def _calibrate(self):
         """Take the undisturbed problem from the first iterations; {"calibrated": 1} once it is known."""
@@ -174,12 +178,10 @@ class Decider:
         links, swaps, predicted_s = self._choose(plan, problem, slow)
         gain_s, still = before_s - predicted_s, [pair for pair in links if pair in self.slow_links]
         is_new = links != still or (swaps and plan is not self.initial.plan)
-        if is_new and not self._is_shown(found, gain_s):
-            reliefs = {name: sign for name, sign in found.items() if sign < 0}
-            if reliefs and reliefs != found:
-                return self._change(noticed, next_iteration, reliefs, began_s)
-            if gain_s > 0 and not reliefs and not calibrated:
-                return self._hold_back(noticed, found, problem, gain_s)
+        shown = len(self._recent) if calibrated else self.watch.count(found)
+        if is_new and (needed := self._needed(gain_s)) > shown:
+            if needed <= REMEMBERED and not calibrated and +1 in found.values():
+                return self._hold_back(noticed, found, problem, gain_s, needed)
             links, swaps = still, False
             predicted_s = self._predicted(self.running.plan, problem, slow, links)
         self.assumed, self.predicted_s = problem, predicted_s
@@ -222,22 +224,19 @@ class Decider:
         """Seconds predicted of an iteration with these links off the usual plane, of the running plan and of `plan`."""
         return tuple(self._predicted(one, problem, slow, links) for one in (self.running.plan, plan))
 
-    def _is_shown(self, found, gain_s):
-        """Whether enough iterations in a row show `found`: their mean varies by less than a change saves.
+    def _needed(self, gain_s):
+        """Iterations in a row that must show why, for what a change saves to be no noise.
 
-        One alone may vary by far more where the machine is crowded; noise falls with the square root of their number.
+        `onset` of them if one varies by no more than that; noise falls with the square root of their number.
         """
-        count = len(self._recent) if "calibrated" in found else self.watch.count(found)
-        return gain_s * math.sqrt(count) >= self._noise.iteration_s()
+        return math.ceil(self.settings.onset * (self._noise.iteration_s() / gain_s) ** 2) if gain_s > 0 else math.inf
 
-    def _hold_back(self, noticed, found, problem, gain_s):
+    def _hold_back(self, noticed, found, problem, gain_s, needed):
         """Wait for more iterations that show `found`; tells so, for JSON, when it does so first, else None."""
-        varies_s = self._noise.iteration_s()
-        needed = math.ceil((varies_s / gain_s) ** 2)
         if not self.watch.defer(found.keys(), needed):
             return None
         delays_s = _named(_unusual(problem, self.base))
-        return {"held": Held(noticed, found, delays_s, gain_s, varies_s, needed)._asdict()}
+        return {"held": Held(noticed, found, delays_s, gain_s, self._noise.iteration_s(), needed)._asdict()}
 
     def _slow(self, delays_s):
         """The pairs whose delays are worth a path of their own: half the shortest action, and more than was healed."""
@@ -273,6 +272,17 @@ class Decider:
 def _floor_s(problem):
     pairs = zip(problem.forward, problem.backward_input, strict=True)
     return max(FLOOR_S, FLOOR_SHARE * min(forward + backward for forward, backward in pairs))
+
+
+def _apart(found):
+    """The findings that are judged together, so that what going back saves is no reason to leave another link.
+
+    Slow links come first, as to plan for them gains most; then what is well again; ranks that are slower.
+    """
+    parts = ({}, {}, {})
+    for name, sign in found.items():
+        parts[1 if sign < 0 else 2 if name.startswith("rank") else 0][name] = sign
+    return [part for part in parts if part]
 
 
 def _named(delays):
