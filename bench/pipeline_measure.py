@@ -34,7 +34,7 @@ from .measure import agree_start_s
 LOCAL = "local"
 # An iteration during which the host of a virtual machine took more than this share of a core is done again, so often in
 # all; the one that lost least counts.
-STOLEN_SHARE, ATTEMPTS = 0.02, 4
+STOLEN_SHARE, ATTEMPTS = 0.02, 3
 # What the ranks' errors become, the first that is met first: what is not there and what cannot be before what failed.
 ERRORS = (Unavailable, InputError, LanterneError)
 
