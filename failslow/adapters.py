@@ -229,10 +229,12 @@ def adapt_ddp(module, recorder):
 
     def note(args, kwargs, start_s, end_s):
         model = args[0]
+        if id(model) not in models:
+            number = number_of((DDP_FORWARD, len(models)))
+            models[id(model)] = environment_rank(), number, model.process_group.size()
+        rank, number, ranks = models[id(model)]
         synchronizes = model.require_backward_grad_sync and module.torch.is_grad_enabled()
-        ranks = model.process_group.size() if synchronizes else 0
-        number = models.setdefault(id(model), number_of((DDP_FORWARD, len(models))))
-        recorder.call(environment_rank(), DDP_FORWARD, ranks, number, nbytes_of(args[1:2]), start_s, end_s)
+        recorder.call(rank, DDP_FORWARD, ranks if synchronizes else 0, number, nbytes_of(args[1:2]), start_s, end_s)
 
     kind.forward = timed(kind.forward, note, recorder)
 
