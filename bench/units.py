@@ -124,6 +124,7 @@ def format_time(time_s):
     if time_s is None:
         return "-"
     for factor, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
-        if abs(time_s) >= factor:
+        # What rounds up to one of the next unit is one.
+        if abs(time_s) >= 0.9995 * factor:
             return f"{time_s / factor:.3g} {unit}" if abs(time_s) < 1000 * factor else f"{time_s / factor:.0f} {unit}"
     return f"{time_s / 1e-9:.3g} ns"

@@ -56,3 +56,5 @@ def test_rates_refused(text):
 def test_formats():
     assert [format_nbytes(n) for n in (0, 1023, 1024, 1536, 2**20)] == ["0 B", "1023 B", "1 KiB", "1.5 KiB", "1 MiB"]
     assert [format_time(t) for t in (None, 1.5, 0.0123, 3e-6, 2e-8)] == ["-", "1.5 s", "12.3 ms", "3 us", "20 ns"]
+    # What rounds up to the next unit is one of it.
+    assert [format_time(t) for t in (0.9994, 0.9996, 0.9996e-3)] == ["999 ms", "1 s", "1 ms"]
