@@ -39,7 +39,7 @@ __all__ = ["add_arguments", "run"]
 def run(args):
     settings = parse(args)
     if settings.transport == "local":
-        from ..collectives.communicator import spawn
+        from ..collectives.jobs import spawn
 
         if settings.ranks is None:
             raise InputError("-n: got none, expected a number of ranks: --transport local has no launcher of its own")
@@ -54,7 +54,7 @@ def run(args):
             f"starting {settings.ranks} ranks; new to these hosts, they measure each other for some seconds"
         )
         return launch(command, settings.ranks, launcher="mpi" if settings.transport == "mpi" else "direct")
-    from ..collectives.communicator import init
+    from ..collectives.jobs import init
 
     with init(transport=settings.transport, timeout_s=settings.timeout_s) as comm:
         return run_rank(comm, settings, args.json)

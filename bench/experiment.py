@@ -63,10 +63,10 @@ FIGURES = {
         *("table-3", "table-4", "table-5", "table-6", "table-6-mild"),
     ),
 }
-# name -> module of this folder with run(quick) -> records, COLUMNS, row(record), NOTES, draw(figure, records), and
+# name -> module with run(quick) -> records, COLUMNS, row(record), NOTES, draw(figure, records), and
 # perhaps findings(records) -> lines below the table, and bars(records) -> Bars that they have to reach.
 EXPERIMENTS = {
-    f"{paper}-{figure}": f"experiment_{paper}_{figure.replace('-', '_')}"
+    f"{paper}-{figure}": f"experiments.{paper}_{figure.replace('-', '_')}"
     for paper, figures in FIGURES.items()
     for figure in figures
 }

@@ -197,7 +197,7 @@ def _watch(args):
 
 def _run_watched(args):
     if args.transport == "local":
-        from ..collectives.communicator import spawn
+        from ..collectives.jobs import spawn
 
         spawn(args.ranks, measure_watch, args)
         return
@@ -212,7 +212,7 @@ def _run_watched(args):
 
 def watched_rank(args):
     """What each rank of the job runs."""
-    from ..collectives.communicator import init
+    from ..collectives.jobs import init
 
     with init(transport=args.transport) as comm:
         measure_watch(comm, args)

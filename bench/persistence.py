@@ -62,14 +62,14 @@ def add_arguments(parser):
 def run(args):
     settings = parse(args)
     if not in_a_job():
-        from ..collectives.communicator import spawn
+        from ..collectives.jobs import spawn
 
         if args.ranks is None or args.transport:
             raise InputError(
                 "persistence: got no job, expected -n N alone, or `lanterne lab --hosts N --` or an mpiexec before this"
             )
         return spawn(args.ranks, _emulated, settings, args)[0]
-    from ..collectives.communicator import init
+    from ..collectives.jobs import init
 
     with init(transport=args.transport) as comm:
         if comm.world_size < LEAST_RANKS:

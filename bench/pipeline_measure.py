@@ -163,7 +163,7 @@ def on_ranks(function, work, ranks, transport, timeout_s):
         raise InputError(f"--transport: got {transport!r}, expected one of {LOCAL}, {', '.join(TRANSPORTS)}")
     work = work | {"transport": transport, "timeout_s": timeout_s, "ranks": ranks}
     if transport == LOCAL:
-        from ..collectives.communicator import spawn
+        from ..collectives.jobs import spawn
 
         return spawn(ranks, function, work, timeout_s=timeout_s)[0]
     if in_a_job():
@@ -211,7 +211,7 @@ def run_rank(function, work):
     Raises:
         InputError: the job has not as many ranks as the work needs.
     """
-    from ..collectives.communicator import init
+    from ..collectives.jobs import init
 
     with init(transport=work["transport"], timeout_s=work["timeout_s"]) as comm:
         if comm.world_size != work["ranks"]:

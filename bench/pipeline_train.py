@@ -91,7 +91,7 @@ def run(args):
         os.environ.setdefault(name, value)
     world_size = _check(args)
     if args.transport == "local":
-        from ..collectives.communicator import spawn
+        from ..collectives.jobs import spawn
 
         return _finish(args, spawn(world_size, train, args, timeout_s=parse_time_s(args.timeout, "--timeout"))[0])
     if args.ranks is not None and not in_a_job():
@@ -103,7 +103,7 @@ def run(args):
             load(args.resume, asdict(setup.settings))
         command = [sys.executable, "-m", "lanterne", *sys.argv[1:]]
         return launch(command, args.ranks, launcher="mpi" if args.transport == "mpi" else "direct")
-    from ..collectives.communicator import init
+    from ..collectives.jobs import init
 
     timeout_s, rails = parse_time_s(args.timeout, "--timeout"), _spare_rails(args)
     with init(transport=args.transport, timeout_s=timeout_s, spare_rails=rails) as comm:
@@ -345,7 +345,7 @@ def compare(args, document):
     """Train the same in one process: the largest relative difference of a microbatch's loss, and the verdict."""
     import numpy as np
 
-    from ..collectives.communicator import spawn
+    from ..collectives.jobs import spawn
     from ..pipeline.problem import Problem
     from ..pipeline.train import plans
 

@@ -49,7 +49,7 @@ def run(args):
 
         command = [sys.executable, "-m", "lanterne", *sys.argv[1:]]
         return launch(command, args.ranks, launcher="mpi" if args.transport == "mpi" else "direct")
-    from ..collectives.communicator import init
+    from ..collectives.jobs import init
 
     with init(transport=args.transport, timeout_s=timeout_s) as comm:
         if comm.world_size != args.ranks:

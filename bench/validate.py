@@ -62,7 +62,7 @@ def run(args):
 
         require_device()
     if args.transport == "local":
-        from ..collectives.communicator import spawn
+        from ..collectives.jobs import spawn
 
         if n is None:
             raise InputError("-n: got none, expected a number of ranks: --transport local has no launcher of its own")
@@ -74,7 +74,7 @@ def run(args):
             raise InputError("-n: got none outside a job, expected a number of ranks, or an mpiexec around this")
         direct = args.transport not in (None, "mpi")
         return launch([sys.executable, "-m", "lanterne", *sys.argv[1:]], n, launcher="direct" if direct else "mpi")
-    from ..collectives.communicator import init
+    from ..collectives.jobs import init
 
     with init(transport=args.transport, timeout_s=max(60.0, 4 * options["limit_s"])) as comm:
         return run_rank(comm, options, args)

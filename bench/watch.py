@@ -43,7 +43,7 @@ SITE = """import sys
 try:
     sys.path.append({root!r})
     try:
-        from lanterne.failslow.recorder import start
+        from lanterne.failslow.adapters import start
     finally:
         sys.path.remove({root!r})
     start()

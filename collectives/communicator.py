@@ -16,7 +16,6 @@ from ..transport.pauses import Pauses
 from . import native
 from .arguments import check_options, resolve
 from .control import Control
-from .jobs import init, spawn
 from .late import LateRanks, LateRequest
 from .plans import CONTROL_LANE, Plans, offered_algorithms
 from .point_to_point import Messages
@@ -24,8 +23,6 @@ from .requests import CallRequest, Failing
 from .scratch import Scratch
 from .split import CLOSED, OPEN, split
 from .tuning import Tuning
-
-__all__ = ["Communicator", "init", "spawn"]
 
 
 class Communicator:

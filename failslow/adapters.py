@@ -8,10 +8,11 @@ same on all of them; and its bytes. Calls that do not pass Python cannot be seen
 DistributedDataParallel issues from C++, whose iterations are known by its `forward`.
 """
 
+import os
 import sys
 import zlib
 
-from .recorder import environment_rank, timed
+from .recorder import FOLDER_VARIABLE, Recorder, environment_rank, timed
 
 COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "all_to_all", "barrier")
 LANTERNE = (*COLLECTIVES, *(f"start_{name}" for name in COLLECTIVES[:-1]))
@@ -32,6 +33,13 @@ NCCL = ("allReduce", "reduce", "broadcast", "bcast", "reduceScatter", "allGather
 # Bytes of an element, by NCCL's number of its type.
 NCCL_NBYTES = {0: 1, 1: 1, 2: 4, 3: 4, 4: 8, 5: 8, 6: 2, 7: 4, 8: 8, 9: 2, 10: 1, 11: 1}
 DDP_FORWARD = "DistributedDataParallel.forward"
+
+
+def start():
+    """Record this program's calls into the folder that LANTERNE_WATCH names; for sitecustomize."""
+    folder = os.environ.get(FOLDER_VARIABLE)
+    if folder and os.path.isdir(folder):
+        install(Recorder(folder))
 
 
 def install(recorder):

@@ -1,8 +1,8 @@
 """The recorder inside a watched program: writes the calls of its ranks into call logs (ring.py) in a folder.
 
-`lanterne watch` puts a `sitecustomize` on the program's path, which calls `start()` before the program begins. It does
-nothing until a library is imported whose calls are known (adapters.py), and never more than write: whatever goes wrong
-in here, the program goes on without being recorded. Standard library only.
+`lanterne watch` puts a `sitecustomize` on the program's path, which calls `start()` of adapters.py before the program
+begins. It does nothing until a library is imported whose calls are known, and never more than write: whatever goes
+wrong in here, the program goes on without being recorded. Standard library only.
 """
 
 import atexit
@@ -101,15 +101,6 @@ class Recorder:
 
 def _ignore(nbytes, start_s, end_s):
     """What writes the calls of who records no more."""
-
-
-def start():
-    """Record this program's calls into the folder that LANTERNE_WATCH names; for sitecustomize."""
-    folder = os.environ.get(FOLDER_VARIABLE)
-    if folder and os.path.isdir(folder):
-        from .adapters import install
-
-        install(Recorder(folder))
 
 
 def environment_rank():

@@ -16,8 +16,8 @@ if (_checkout / "pyproject.toml").is_file() and (_checkout / "collectives" / "__
 
 _PUBLIC = {
     "Communicator": "collectives.communicator",
-    "init": "collectives.communicator",
-    "spawn": "collectives.communicator",
+    "init": "collectives.jobs",
+    "spawn": "collectives.jobs",
     "validate": "failslow.validate",
     "watch": "failslow.watch",
     "LanterneError": "errors",

@@ -1,8 +1,8 @@
 """The trace that ships as an example is that of the experiments."""
 
-from lanterne.bench import experiment_adaptra_21 as simulated
-from lanterne.bench import experiment_adaptra_21_measured as measured
 from lanterne.bench.events_input import read_events
+from lanterne.bench.experiments import adaptra_21 as simulated
+from lanterne.bench.experiments import adaptra_21_measured as measured
 
 
 def test_the_example_is_the_papers_trace():

@@ -9,7 +9,7 @@ from lanterne.bench import pipeline_measure
 from lanterne.bench.cli import main
 from lanterne.bench.experiment import EXPERIMENTS
 from lanterne.bench.study import UNIT_S, case_of, slowed
-from lanterne.collectives.communicator import spawn
+from lanterne.collectives.jobs import spawn
 from lanterne.pipeline.planes import predict
 from lanterne.pipeline.problem import Problem
 
@@ -31,8 +31,8 @@ SMALL = {
     "crosspipe-table-5": {"DELAYS": ((0, 0),), "CASES": {1: (16, 8, False, True), 2: (32, 8, True, True)}}
     | {"PAPER": ".151 .133 .118 .137 .137 .119   .174 .168 .161 - .165 .157"},
     "crosspipe-table-6": {
-        "experiment_crosspipe_table_5:DELAYS": ((0, 0),),
-        "experiment_crosspipe_table_5:CASES": {1: (16, 8, False, True)},
+        "experiments.crosspipe_table_5:DELAYS": ((0, 0),),
+        "experiments.crosspipe_table_5:CASES": {1: (16, 8, False, True)},
         "PAPER": ".149 .133 .119 .138 .138 .122",
     },
     "adaptra-1": {"QUIET": SHORT, "SLOW_LINK": 1},
@@ -41,7 +41,7 @@ SMALL = {
     "adaptra-15": {"QUIET": SHORT, "SLOW_LINK": 1, "DELAYS_MS": (30, 60)},
     "adaptra-16": {"MODELS": {"7B": SHORT}},
     "adaptra-17": {"QUIET": SHORT, "PLACES": {"one": (0,), "both": (0, 1)}},
-    "adaptra-18": {f"experiment_adaptra_3:{key}": value for key, value in DATA_PARALLEL.items()},
+    "adaptra-18": {f"experiments.adaptra_3:{key}": value for key, value in DATA_PARALLEL.items()},
     "adaptra-20": {"SIZES": (1 << 10, 1 << 20), "SHAPE": (2, 2, 2, 2, 2)},
     "adaptra-21-measured": {
         "EVENTS": ((30, 90, (1,), 60),),
@@ -49,7 +49,7 @@ SMALL = {
         "QUICK_ITERATIONS": 12,
     },
     "greyhound-table-6": EVENTFUL,
-    "greyhound-table-6-mild": {f"experiment_greyhound_table_6:{key}": value for key, value in EVENTFUL.items()},
+    "greyhound-table-6-mild": {f"experiments.greyhound_table_6:{key}": value for key, value in EVENTFUL.items()},
     "greyhound-13": WATCHED,
     "greyhound-14": {"COPIES": (2, 4), "SEVERITIES": {"medium": 1.7}, "QUICK_LENGTH": 8} | FAST,
     "greyhound-15": {"COPIES": 3, "MICROBATCHES": 6, "QUICK_LENGTH": 6} | FAST,
@@ -153,7 +153,7 @@ def test_an_unknown_experiment(capsys):
 
 
 def test_a_picture_that_cannot_be_drawn(capsys, monkeypatch):
-    monkeypatch.setattr("lanterne.bench.experiment_crosspipe_15.NAMES", ("1f1b",))
+    monkeypatch.setattr("lanterne.bench.experiments.crosspipe_15.NAMES", ("1f1b",))
     assert main(["experiment", "crosspipe-15", "--plot", "figure.nonsense"]) == 2
     assert "cannot draw figure.nonsense" in capsys.readouterr().err
 
@@ -180,7 +180,7 @@ def test_a_dead_nic_costs_a_restart_where_nothing_adapts(run):
 
 def test_the_fitted_problem_meets_figure_14_of_adaptra_within_a_percent():
     """And both ratios that the paper prints, 1.77 and 1.45 over ADAPTRA, are reached."""
-    module = import_module("lanterne.bench.experiment_adaptra_14")
+    module = import_module("lanterne.bench.experiments.adaptra_14")
     slow = slowed(module.QUIET, {module.SLOW_LINK: module.DELAY_MS})
     found = {}
     for name, system in module.SYSTEMS.items():

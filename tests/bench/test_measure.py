@@ -5,7 +5,7 @@ import pytest
 
 from lanterne.bench.collective_settings import COLLECTIVES
 from lanterne.bench.measure import BUS_FACTOR, Case, expected_reduction, from_bfloat16, measure, pattern, to_bfloat16
-from lanterne.collectives.communicator import spawn
+from lanterne.collectives.jobs import spawn
 
 DTYPES = ["float16", "bfloat16", "float32", "float64", "int8", "uint8", "int64", "uint32"]
 

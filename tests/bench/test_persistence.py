@@ -6,8 +6,8 @@ import pytest
 
 from lanterne.bench.cli import main
 from lanterne.bench.persistence import ALGORITHMS, Predictor, crossing, late_ranks, paper_critical_delay
-from lanterne.collectives.communicator import spawn
 from lanterne.collectives.cost import CostModel
+from lanterne.collectives.jobs import spawn
 
 
 @pytest.mark.parametrize(("share", "named"), [(0.77, 17), (0.9, 20), (0.95, 21), (1, 22), (0, 0)])

@@ -8,7 +8,7 @@ import pytest
 from lanterne.bench import pipeline_measure, pipeline_run
 from lanterne.bench.cli import main
 from lanterne.bench.pipeline_measure import rank_main
-from lanterne.collectives.communicator import spawn
+from lanterne.collectives.jobs import spawn
 from lanterne.errors import InputError, LanterneError, Unavailable
 
 PROBLEM = ["--stages", "2", "--microbatches", "3", "--forward", "2ms", "--link", "0=4ms"]

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from lanterne.collectives.arguments import Key
-from lanterne.collectives.communicator import Communicator, spawn
+from lanterne.collectives.communicator import Communicator
 from lanterne.collectives.cost import CostModel
+from lanterne.collectives.jobs import spawn
 from lanterne.collectives.late import GRACE_S, LateRequest, cut_options, key_of
 from lanterne.errors import InputError, PeerFailed, TransportTimeout
 from lanterne.transport import sequencer

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lanterne.collectives import trials
-from lanterne.collectives.communicator import spawn
+from lanterne.collectives.jobs import spawn
 from lanterne.collectives.learn import MAX_AGE_S, MISFIT, fit, learn
 
 SIZES = [64, 4096, 32768, 262144, 1048576]

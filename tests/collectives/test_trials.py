@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from lanterne.collectives import trials as module
-from lanterne.collectives.communicator import spawn
 from lanterne.collectives.cost import CostModel
+from lanterne.collectives.jobs import spawn
 from lanterne.collectives.predict import Factor, candidates, predictions
 from lanterne.collectives.trials import TRIED_NBYTES, measure_factors, time_calls, try_again
 

@@ -5,8 +5,9 @@ import logging
 import numpy as np
 import pytest
 
-from lanterne.collectives.communicator import Communicator, spawn
+from lanterne.collectives.communicator import Communicator
 from lanterne.collectives.cost import CostModel, price
+from lanterne.collectives.jobs import spawn
 from lanterne.collectives.predict import Factor, correction
 from lanterne.collectives.registry import make_schedule
 from lanterne.collectives.tuning import override

@@ -14,7 +14,7 @@ import lanterne
 from lanterne.failslow.ring import RingReader
 
 ROOT = Path(__file__).resolve().parents[2]
-PREAMBLE = "from lanterne.failslow.recorder import start; start()\n"
+PREAMBLE = "from lanterne.failslow.adapters import start; start()\n"
 
 TORCH = {
     "torch/__init__.py": "def is_grad_enabled(): return True\n",
