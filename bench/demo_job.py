@@ -77,7 +77,7 @@ class _Job:
             self._tell(self.observer.begins(self.trainer.iterations))
         done = self.trainer.iteration()
         began_s = time.monotonic()
-        changes = self.disturbed.end()
+        changes, _ = self.disturbed.end()
         settle_s = time.monotonic() - began_s
         if self.work["trace"]:
             self.timelines.append((before, gather(done.measured, before, self.comm)))

@@ -29,7 +29,7 @@ from ..transport.registry import find_transport
 from . import report
 from .events_input import add_event_arguments, events_from
 from .options import whole
-from .train_adapt import Disturbed, observed_plane
+from .train_adapt import Disturbed, observed_plane, told, told_held
 from .train_cut import Cutter, parse_cut
 from .train_cut import told as told_move
 from .train_setup import TOLERANCES, add_model_arguments, make_setup, planned
@@ -190,10 +190,10 @@ def train(comm, args):
         results.append(_record(done, setup.settings))
         if cutter:
             cutter.ended(done.number)
-        news = disturbed.end() if disturbed else []
+        changes, held = disturbed.end() if disturbed else ([], [])
         if comm.rank == 0:
             _show(results, args)
-            for line in news:
+            for line in [*map(told_held, held), *map(told, changes)]:
                 print(line, file=sys.stderr if args.json == "-" else sys.stdout, flush=True)
         last = trainer.iterations == args.iterations
         if path and (last or (args.checkpoint_every and trainer.iterations % args.checkpoint_every == 0)):

@@ -56,12 +56,12 @@ class Disturbed:
         return self.adapter.held if self.adapter else []
 
     def end(self):
-        """An iteration has ended: lines that tell what comes of it."""
+        """An iteration has ended: (the Changes, the Helds) that come of it."""
         known = len(self.held)
         changes = self.adapter.agree() if self.adapter else []
         if changes:
             self.trainer.change(plans=self.adapter.plans)
-        return [*map(told_held, self.held[known:]), *map(told, changes)]
+        return changes, self.held[known:]
 
     def close(self):
         """Release what adapting holds."""
