@@ -17,7 +17,11 @@ import numpy as np
 from random_calls import random_calls
 
 import lanterne
+from lanterne.collectives import late as late_ranks
 from lanterne.collectives.cost import CostModel
+
+# Calls ask who is late from the same size on, whether ranks share cores here or not.
+late_ranks.SHARED = 1
 
 DTYPES = ("float16", "float32", "int64")
 COUNTS, FEW = (0, 1, 1000, 300_001), (1, 300_001)

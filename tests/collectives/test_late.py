@@ -1,5 +1,6 @@
 """Calls that find out who is late, between threads: results, and what a rank that does not come or disagrees does."""
 
+import os
 import random
 import threading
 import time
@@ -7,6 +8,7 @@ import time
 import numpy as np
 import pytest
 
+from lanterne.collectives import late
 from lanterne.collectives.arguments import Key
 from lanterne.collectives.communicator import Communicator
 from lanterne.collectives.cost import CostModel
@@ -16,10 +18,17 @@ from lanterne.errors import InputError, PeerFailed, TransportTimeout
 from lanterne.transport import sequencer
 from lanterne.transport.late_policy import Option
 from lanterne.transport.local import LocalWorld
+from lanterne.transport.pauses import Pauses
 
 # A network so slow that a small all_reduce is worth asking the board.
 SLOW = CostModel(1e-4, 1 / 50e6)
 COUNT = 1 << 16
+
+
+@pytest.fixture(autouse=True)
+def cores_do_not_matter(monkeypatch):
+    """Calls ask from the same size on, whether ranks share cores here or not."""
+    monkeypatch.setattr(late, "SHARED", 1)
 
 
 def check(comm, number, count=COUNT, **options):
@@ -317,6 +326,18 @@ def small(comm, calls):
         assert check(comm, number, 1 << 13) == 0
     assert comm.late.number == 0, "one asked"
     return settled(comm)
+
+
+def asks(comm, ranks_here):
+    comm.tuning.adopt(SLOW, "test")
+    comm.pauses = Pauses(ranks_here)
+    return [comm.late.policy("all_reduce", nbytes) is not None for nbytes in (128 << 10, 512 << 10)]
+
+
+def test_where_ranks_share_cores_only_longer_calls_ask(monkeypatch):
+    monkeypatch.setattr(late, "SHARED", 3)
+    assert spawn(4, asks, 1) == [[True, True]] * 4
+    assert spawn(4, asks, 10 * os.cpu_count()) == [[False, True]] * 4
 
 
 def test_small_calls_ask_nobody_but_report():
