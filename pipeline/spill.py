@@ -12,12 +12,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..errors import InputError
-from ..kernels.staging import Stager
+from ..kernels.staging import Stager, wait_for
 from ..transport.delegate_memory import Arena
 from .stage import Stage
 
 # For the error of a full store; a cache line.
 ROOM, ALIGN = "room for all activations that are spilled at one time", 64
+# Copies of what has been computed take no longer on any link to the host.
+CLOSE_S = 10.0
 
 
 class Spill:
@@ -318,6 +320,13 @@ class DeviceStore:
                 self._coming.append((copy, offset, nbytes))
 
     def close(self):
+        """Release the memory, once no copy uses it.
+
+        Raises:
+            TransportTimeout: one does not end; the memory stays.
+        """
+        copies = [copy for copy, *_ in (*self._going.values(), *self._coming)]
+        wait_for(lambda: all(copy.test() for copy in copies), "copies of spilled activations", CLOSE_S)
         self._runtime.unpin(self._bytes.ctypes.data)
         self._arena.close()
 

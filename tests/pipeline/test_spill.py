@@ -1,6 +1,7 @@
 """Spilled activations: a plan that needs twice the cap stays under it, and its gradients are the same, to the bit."""
 
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 import lanterne
-from lanterne.errors import InputError, LanterneError
+from lanterne.errors import InputError, LanterneError, TransportTimeout
 from lanterne.pipeline.adam import Adam
 from lanterne.pipeline.check import check
 from lanterne.pipeline.execute import execute
@@ -173,6 +174,24 @@ def test_a_copy_that_ends_while_it_is_asked_about_gives_its_memory_back():
     store._settle()
     assert store.used_nbytes == 0
     store.close()
+    runtime.close()
+
+
+def test_memory_is_not_released_under_a_copy(monkeypatch):
+    monkeypatch.setattr("lanterne.pipeline.spill.CLOSE_S", 0.05)
+    runtime, gate = HostRuntime(), threading.Event()
+    runtime.default.put(gate.wait)
+    store = DeviceStore(runtime, np, 1 << 20)
+    array = np.arange(1000, dtype=np.uint8)
+    store.put(array)
+    with pytest.raises(TransportTimeout, match="copies of spilled activations: not done within"):
+        store.close()
+    assert len(runtime.pinned) > 0
+    gate.set()
+    monkeypatch.setattr("lanterne.pipeline.spill.CLOSE_S", 60.0)
+    pinned = len(runtime.pinned)
+    store.close()
+    assert len(runtime.pinned) == pinned - 1
     runtime.close()
 
 
