@@ -22,9 +22,10 @@ log = logging.getLogger("lanterne.collectives")
 
 # A schedule of more ranks is priced in seconds; from there on the first of the registry that can run stands for auto.
 MAX_PRICED_RANKS = 128
-# Of sizes too long to try, algorithms that differ by less are alike to a model: the first in the registry, the ring, is
-# the simplest for a network.
-TIE = 1.03
+# Algorithms that differ by less are alike. Of those that were tried the model's favourite, which sends the fewest
+# messages or bytes, does best among the disturbances of a program; of sizes too long to try the first in the registry,
+# the ring, is the simplest for a network.
+TIE = 1.04
 # Threads of one process, roughly: what one measures there is mostly who held the interpreter.
 THREADS = CostModel(30e-6, 1 / 5e9, 1 / 10e9, serial_messages=True)
 
@@ -114,9 +115,12 @@ class Tuning:
         if self.model is None or world_size > MAX_PRICED_RANKS:
             return Choice(lines[0].name, None, "not measured")
         rows = self.explain(collective, nbytes)
-        tie = TIE if self.factors and nbytes > max(row.nbytes for row in self.factors) else 1.0
-        near = {row[0]: row for row in rows if row[2] <= tie * rows[0][2]}
-        algorithm, chunks, time_s = next(near[line.name] for line in lines if line.name in near)
+        near = {row[0]: row for row in rows if row[2] <= TIE * rows[0][2]}
+        if self.factors and nbytes > max(row.nbytes for row in self.factors):
+            names = [line.name for line in lines]
+        else:
+            names = [name for name, _, _ in predictions(collective, world_size, nbytes, self.model)]
+        algorithm, chunks, time_s = next(near[name] for name in names if name in near)
         return Choice(algorithm, chunks, f"predicted to take {time_s * 1e6:.1f} us ({self.source} model)")
 
 

@@ -69,6 +69,17 @@ def test_what_trials_found_turns_the_choice():
     assert communicator.tuning.choose("all_reduce", 1 << 30).algorithm == "rhd"
 
 
+@pytest.mark.parametrize(("gain", "is_turned"), [(0.98, False), (0.9, True)])
+def test_what_trials_find_hardly_quicker_does_not_turn_it(gain, is_turned):
+    communicator = Communicator(LocalWorld(8).transport(0))
+    communicator.tuning.adopt(CostModel(3e-6, 1 / 450e9, serial_messages=True), "given")
+    favourite, second = communicator.tuning.explain("all_reduce", 1 << 10)[:2]
+    factors = (Factor("all_reduce", second[0], 1 << 10, gain * favourite[2] / second[2]),)
+    communicator.tuning.adopt(communicator.tuning.model, "given", factors)
+    assert communicator.tuning.explain("all_reduce", 1 << 10)[0][0] == second[0]
+    assert communicator.tuning.choose("all_reduce", 1 << 10).algorithm == (second if is_turned else favourite)[0]
+
+
 def test_of_sizes_too_long_to_try_the_ring_is_as_good_as_what_is_hardly_faster():
     communicator = Communicator(LocalWorld(8).transport(0))
     factors = tuple(Factor("all_reduce", name, 1 << 20, 1.0) for name in ("ring", "rhd"))
