@@ -55,8 +55,8 @@ def test_who_is_far_behind_is_out_and_disturbed_calls_do_not_count(monkeypatch):
     usual_s = {"quick": 1e-3, "near": 1.1e-3, "far": 2e-3}
 
     def _round(communicator, calls, number):
-        # Two rounds of three are disturbed tenfold.
-        return np.array([usual_s[call()] * (10 if number % 3 else 1) for call in calls])
+        # One round of three is disturbed tenfold.
+        return np.array([usual_s[call()] * (10 if number % 3 == 1 else 1) for call in calls])
 
     monkeypatch.setattr(module, "_round", _round)
     monkeypatch.setattr(module, "TRIALS_S", 60.0)
