@@ -97,7 +97,21 @@ def run(tmp_path_factory):
     return run
 
 
-@pytest.mark.parametrize("name", EXPERIMENTS)
+# Measured by the code of another of them, with other settings.
+ALIKE = (
+    "adaptra-16",
+    "adaptra-17",
+    "adaptra-18",
+    "greyhound-15",
+    "greyhound-16",
+    "greyhound-18",
+    "greyhound-table-6-mild",
+)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if name in ALIKE else []) for name in EXPERIMENTS]
+)
 def test_it_draws_and_tabulates(name, run):
     records, picture = run(name)
     module = import_module(f"lanterne.bench.{EXPERIMENTS[name]}")

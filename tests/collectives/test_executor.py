@@ -110,7 +110,7 @@ def test_many_ranks(algorithm, n):
 
 @pytest.mark.parametrize(
     ("algorithm", "n"),
-    [*((name, 8) for name in ALL_REDUCE), ("ring", 32), ("rhd", 32), ("recursive_doubling", 32), ("tree", 32)],
+    [*((name, 8) for name in ALL_REDUCE), ("ring", 32), ("recursive_doubling", 32)],
 )
 def test_float32_error_is_near_that_of_pairwise_summation(algorithm, n):
     count = 100_000 if n == 8 else 20_000

@@ -229,7 +229,9 @@ def soon_free(monkeypatch):
     monkeypatch.setattr(board, "FREE_CALLS", 1)
 
 
-@pytest.mark.parametrize(("n", "mortal", "impatient"), [(2, (), None), (3, (), (0,)), (2, (1,), None)])
+@pytest.mark.parametrize(
+    ("n", "mortal", "impatient"), [(2, (), None), pytest.param(3, (), (0,), marks=pytest.mark.slow), (2, (1,), None)]
+)
 def test_every_order_with_free_calls(soon_free, n, mortal, impatient):
     group = Group(n, calls=3, policy=SHORT, mortal=mortal, impatient=impatient)
     _, verdicts = explore(group)

@@ -168,6 +168,7 @@ def test_silence_is_a_timeout_that_names_the_rank(needs_ucxx, apart):
 
 
 @HOSTS
+@pytest.mark.slow
 @pytest.mark.parametrize("scenario", ["death_receiving", "death_sending", "death_both"])
 def test_survivors_name_the_rank_that_was_killed(needs_ucxx, scenario, apart):
     *survivors, victim = run_ranks(scenario, 3, apart)
