@@ -100,7 +100,6 @@ def run(tmp_path_factory):
 # Measured by the code of another of them, with other settings.
 ALIKE = (
     "adaptra-16",
-    "adaptra-17",
     "adaptra-18",
     "greyhound-15",
     "greyhound-16",
