@@ -63,8 +63,8 @@ FIGURES = {
         *("table-3", "table-4", "table-5", "table-6", "table-6-mild"),
     ),
 }
-# name -> module with run(quick) -> records, COLUMNS, row(record), NOTES, draw(figure, records), and
-# perhaps findings(records) -> lines below the table, and bars(records) -> Bars that they have to reach.
+# name -> module with run(quick) -> records, COLUMNS, row(record), NOTES, draw(figure, records), and perhaps
+# findings(records) -> lines below the table, and bars(records) -> Bars that they have to reach.
 EXPERIMENTS = {
     f"{paper}-{figure}": f"experiments.{paper}_{figure.replace('-', '_')}"
     for paper, figures in FIGURES.items()

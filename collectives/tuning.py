@@ -114,12 +114,13 @@ class Tuning:
             return Choice(lines[0].name, None, "the only one")
         if self.model is None or world_size > MAX_PRICED_RANKS:
             return Choice(lines[0].name, None, "not measured")
-        rows = self.explain(collective, nbytes)
+        predicted = predictions(collective, world_size, nbytes, self.model)
+        rows = corrected(predicted, self.factors, collective, nbytes)
         near = {row[0]: row for row in rows if row[2] <= TIE * rows[0][2]}
         if self.factors and nbytes > max(row.nbytes for row in self.factors):
             names = [line.name for line in lines]
         else:
-            names = [name for name, _, _ in predictions(collective, world_size, nbytes, self.model)]
+            names = [name for name, _, _ in predicted]
         algorithm, chunks, time_s = next(near[name] for name in names if name in near)
         return Choice(algorithm, chunks, f"predicted to take {time_s * 1e6:.1f} us ({self.source} model)")
 

@@ -181,7 +181,7 @@ class MpiTransport(Transport):
     def abandon(self, peer, requests):
         # A dead path would keep MPI_Finalize waiting. What is half-way in may still be written, if the path revives.
         skip_finalize()
-        self._abandoned.append(requests)
+        self.adopt(requests)
         for request in requests:
             request.cancel_receives()
 
