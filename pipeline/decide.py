@@ -185,7 +185,7 @@ class Decider:
             links, swaps = still, False
             predicted_s = self._predicted(self.running.plan, problem, slow, links)
         self.assumed, self.predicted_s = problem, predicted_s
-        self.watch.restart()
+        self.watch.restart(found)
         self._recent = []
         for name in found.keys() - {"calibrated"}:
             self._noise.forget(name)

@@ -131,8 +131,8 @@ class Noise:
 
 
 def _step(values, share=0.75):
-    """By how much that share of neighbouring values differs, at most."""
-    return float(np.quantile(np.abs(np.diff(values)), share))
+    """By how much that share of neighbouring values differs, at most; one step among them never counts."""
+    return float(np.quantile(np.abs(np.diff(values)), share, method="lower"))
 
 
 class Watch:
@@ -182,6 +182,8 @@ class Watch:
         else:
             self._needed.pop(name, None)
 
-    def restart(self):
-        """Another plan or other assumptions: what was counted so far is about the old ones."""
-        self._count, self._deferred = {}, {}
+    def restart(self, names):
+        """What is assumed of `names` has changed: what was counted of them is about the old assumptions."""
+        for name in names:
+            self._count.pop(name, None)
+            self._deferred.pop(name, None)

@@ -78,8 +78,10 @@ def test_the_slow_link_is_noticed_planned_for_and_delegated(timed):
 
 def test_the_delay_that_is_planned_for_was_measured(timed):
     change = next(change for change in timed[0][0] if "link 1-2" in change.findings)
-    assert change.delays_s["1-2"] > 10 * UNIT_S * 0.99
     profiles = {profile.iteration: profile for profile in timed[0][2]}
+    # Where ranks share cores, looks are milliseconds apart and bound the delay.
+    seen = [profiles[i].link(*way) for i in range(SLOW_AT, change.noticed + 1) for way in ((1, 2), (2, 1))]
+    assert min(link.low_s for link in seen) <= change.delays_s["1-2"] <= max(link.high_s for link in seen)
     assert profiles[SLOW_AT].link(1, 2).high_s > 10 * UNIT_S * 0.99
     assert profiles[SLOW_AT - 1].link(1, 2).low_s < 10 * UNIT_S * 0.9
 

@@ -105,6 +105,14 @@ def test_what_is_deferred_is_confirmed_later_unless_it_ends():
     assert watch.update(6, {"link 0-1": 1}) == {"link 0-1": 1}
 
 
+def test_a_change_for_one_link_does_not_put_off_another():
+    watch = Watch(onset=2)
+    assert watch.update(0, {"link 0-1": 1}) == {}
+    assert watch.update(1, {"link 0-1": 1, "link 1-2": 1}) == {"link 0-1": 1}
+    watch.restart({"link 0-1"})
+    assert watch.update(2, {"link 0-1": 1, "link 1-2": 1}) == {"link 1-2": 1}
+
+
 def test_relief_takes_longer_where_a_link_flaps():
     watch, taken = Watch(onset=2, relief=3), []
     iteration = 0
@@ -113,7 +121,7 @@ def test_relief_takes_longer_where_a_link_flaps():
             count = 0
             while not watch.update(iteration, {"link 0-1": sign}):
                 iteration, count = iteration + 1, count + 1
-            watch.restart()
+            watch.restart({"link 0-1"})
             if sign < 0:
                 taken.append(count + 1)
     assert taken == [3, 6, 12, 24]
@@ -166,9 +174,9 @@ def test_bounds_are_no_noise():
     assert noise.delay_s((1, 2)) == 0.001
 
 
-@pytest.mark.parametrize("before", [1, 4, 20])
-def test_a_step_is_no_noise(before):
+@pytest.mark.parametrize(("before", "behind"), [(1, 6), (4, 6), (20, 6), (3, 1), (1, 3)])
+def test_a_step_is_no_noise(before, behind):
     noise = Noise(0.001)
-    for delay_s in [0.0] * before + [0.02] * 6:
+    for delay_s in [0.0] * before + [0.02] * behind:
         noise.add(profile(both(1, delay_s)))
     assert noise.delay_s((1, 2)) == 0.001
