@@ -103,11 +103,17 @@ WORDS = (
     (r"invalid choice: (.*) \(choose from (.*)\)$", r"got \1, expected one of \2"),
     (r"invalid int value: (.*)$", r"got \1, expected a whole number"),
     (r"invalid float value: (.*)$", r"got \1, expected a number"),
+    (r"expected one argument$", "got nothing, expected a value"),
 )
 
 
 class Parser(argparse.ArgumentParser):
     """Argument errors are InputErrors: one line, like every other bad input."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        # So that the value in `--delay -5ms` is no option, and the command can say what is wrong with it.
+        self._negative_number_matcher = re.compile(r"-\.?\d")
 
     def error(self, message):
         for theirs, ours in WORDS:

@@ -35,7 +35,8 @@ def plot(path, document):
             continue  # No room for a number.
         middle = (phase["first"] + phase["last"] - 1) / 2
         top.annotate(f"{rate:.0f}", (middle, rate), (0, 7), textcoords="offset points", ha="center", color="tab:blue")
-    top.set_ylim(0, 1.3 * max(record["tokens_per_s"] for record in results))
+    # The upper third is for the names of the steps.
+    top.set_ylim(0, 1.5 * max(record["tokens_per_s"] for record in results))
     top.set_ylabel("tokens/s (blue: median)")
     for name in results[-1]["link_delay_s"]:
         delays = [record["link_delay_s"].get(name, float("nan")) * 1e3 for record in results]
@@ -62,4 +63,5 @@ def _mark(top, bottom, document):
         for axes in (top, bottom):
             axes.axvline(iteration, color="0.5", linewidth=0.7, linestyle=":")
         words = f"{iteration} {', '.join(NAMES[name] for name in some)}"
-        top.annotate(words, (iteration, 0), (2, 4), textcoords="offset points", rotation=90, va="bottom", fontsize=7)
+        place = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points", "rotation": 90, "va": "top"}
+        top.annotate(words, (iteration, 1), (2, -4), fontsize=7, **place)

@@ -3,10 +3,11 @@
 import json
 import os
 import shutil
+import signal
 import threading
 import time
 
-from .demo_screen import plain_line, screen
+from .demo_screen import BLOCKS, plain_line, screen
 
 # Between looks at the file.
 LOOK_S = 0.1
@@ -26,7 +27,7 @@ class View:
 
     def __init__(self, path, about, file):
         self.about, self.file, self.records = about, file, []
-        self.is_screen = file.isatty() and os.environ.get("TERM") != "dumb"
+        self.is_screen = file.isatty() and os.environ.get("TERM") != "dumb" and _can_show(BLOCKS, file.encoding)
         self.colour = self.is_screen and not os.environ.get("NO_COLOR")
         self._feed = open(path, encoding="utf-8")
         self._began_s, self._rest = time.monotonic(), ""
@@ -52,9 +53,13 @@ class View:
 
     def _follow(self):
         ended = False
-        while not ended:
-            ended = self._ended.wait(LOOK_S)
-            self._show(self._read())
+        try:
+            while not ended:
+                ended = self._ended.wait(LOOK_S)
+                self._show(self._read())
+        except BrokenPipeError:
+            # Nobody looks any more: the job ends as `kill` would end it.
+            os.kill(os.getpid(), signal.SIGTERM)
 
     def _read(self):
         """The records that have come."""
@@ -76,3 +81,11 @@ class View:
         width, height = shutil.get_terminal_size()
         elapsed_s = time.monotonic() - self._began_s
         return screen(self.about, self.records, width, height - 1, self.colour, elapsed_s)
+
+
+def _can_show(text, encoding):
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        return False
+    return True

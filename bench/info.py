@@ -14,6 +14,8 @@ from pathlib import Path
 
 from . import report
 
+ANSWER_S = 60
+
 
 def add_arguments(parser):
     parser.add_argument("--json", metavar="FILE", help="write the answer as JSON ('-' for standard output)")
@@ -73,6 +75,22 @@ def _part(name, available, detail, install=None):
     }
 
 
+def _ask(command, **variables):
+    """(whether `command` answers, what it says, or why it does not); a driver that hangs is a reason, too."""
+    try:
+        result = subprocess.run(
+            command, capture_output=True, text=True, timeout=ANSWER_S, check=False, env=os.environ | variables
+        )
+    except subprocess.TimeoutExpired:
+        return False, f"no answer within {ANSWER_S} s"
+    said = result.stdout.strip()
+    if result.returncode == 0 and said:
+        return True, said
+    # Python says the reason last and elsewhere, nvidia-smi first.
+    lines = result.stderr.strip().splitlines()[-1:] or said.splitlines()[:1]
+    return False, lines[0] if lines else f"ended with exit code {result.returncode}"
+
+
 def _load(name):
     """(module, None) or (None, why it does not load)."""
     try:
@@ -88,11 +106,8 @@ def _mpi():
         "print(MPI.Get_library_version().replace(chr(0), '').split(chr(10))[0].strip(), '| mpi4py', mpi4py.__version__,"
         " '| takes device memory' * is_cuda_aware())"
     )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
-    if result.returncode == 0:
-        return _part("MPI", True, " ".join(result.stdout.split()))
-    reason = result.stderr.strip().splitlines()
-    return _part("MPI", False, reason[-1] if reason else "mpi4py does not load", "pip install mpi4py mpich")
+    here, text = _ask([sys.executable, "-c", code])
+    return _part("MPI", here, " ".join(text.split()), "pip install mpi4py mpich")
 
 
 def _mpiexec():
@@ -108,21 +123,9 @@ def _ucx():
             version = metadata.version(distribution)
         except metadata.PackageNotFoundError:
             continue
-        result = subprocess.run(
-            [
-                sys.executable,
-                "-c",
-                "from ucxx._lib import libucxx; print('.'.join(map(str, libucxx.get_ucx_version())))",
-            ],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-            env={**os.environ, "UCX_WARN_UNUSED_ENV_VARS": "n"},
-        )
-        if result.returncode == 0:
-            return _part("UCX", True, f"UCX {result.stdout.strip()} | {distribution} {version}")
-        return _part("UCX", False, result.stderr.strip().splitlines()[-1], install)
+        code = "from ucxx._lib import libucxx; print('.'.join(map(str, libucxx.get_ucx_version())))"
+        here, text = _ask([sys.executable, "-c", code], UCX_WARN_UNUSED_ENV_VARS="n")
+        return _part("UCX", here, f"UCX {text} | {distribution} {version}" if here else text, install)
     return _part("UCX", False, "ucxx is not installed", install)
 
 
@@ -130,11 +133,9 @@ def _gpu():
     if not shutil.which("nvidia-smi"):
         return _part("GPU", False, "no NVIDIA driver (nvidia-smi not found)")
     query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
-    result = subprocess.run(query, capture_output=True, text=True, timeout=60, check=False)
-    gpus = result.stdout.strip().splitlines()
-    if result.returncode or not gpus:
-        return _part("GPU", False, (result.stdout + result.stderr).strip().splitlines()[0])
-    return _part("GPU", True, f"{len(gpus)} x {gpus[0]}")
+    here, text = _ask(query)
+    gpus = text.splitlines()
+    return _part("GPU", here, f"{len(gpus)} x {gpus[0]}" if here else text)
 
 
 def _cupy():

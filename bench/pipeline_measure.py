@@ -29,6 +29,7 @@ from ..transport.bootstrap import in_a_job
 from ..transport.registry import TRANSPORTS
 from ..transport.shaped import Link
 from . import report
+from .cli import STOPPED
 from .measure import agree_start_s
 
 LOCAL = "local"
@@ -184,6 +185,8 @@ def _launched(function, work, ranks):
         if errors:
             kind = int(errors[0].name.split("-")[1])
             raise ERRORS[kind](errors[0].read_text())
+        if exit_code in STOPPED:
+            sys.exit(exit_code)  # who told us knows why
         if exit_code or not Path(folder, "found").exists():
             raise LanterneError(f"pipeline: the ranks ended with exit code {exit_code}, expected 0")
         return json.loads(Path(folder, "found").read_text())

@@ -16,7 +16,7 @@ from .cost import CostModel
 from .learn import learn
 from .pacing import sustained
 from .predict import MIN_CHUNK_NBYTES, candidates, corrected, predictions
-from .registry import algorithms_for, best_num_chunks, find_algorithm
+from .registry import ALGORITHMS, best_num_chunks, find_algorithm
 
 log = logging.getLogger("lanterne.collectives")
 
@@ -26,6 +26,8 @@ MAX_PRICED_RANKS = 128
 # messages or bytes, does best among the disturbances of a program; of sizes too long to try the first in the registry,
 # the ring, is the simplest for a network.
 TIE = 1.04
+# Of any collective.
+NAMES = {name for _, name in ALGORITHMS}
 # Threads of one process, roughly: what one measures there is mostly who held the interpreter.
 THREADS = CostModel(30e-6, 1 / 5e9, 1 / 10e9, serial_messages=True)
 
@@ -138,13 +140,15 @@ def override(collective, world_size):
     """
     for part in filter(None, os.environ.get("LANTERNE_ALGORITHM", "").split(",")):
         target, _, name = part.strip().rpartition("=")
-        if target and target != collective:
-            algorithms_for(target)
+        if not target and name in NAMES and (collective, name) not in ALGORITHMS:
             continue
-        if not target and all(line.name != name for line in algorithms_for(collective)):
+        try:
+            line = find_algorithm(target or collective, name)
+        except InputError as error:
+            raise InputError(f"LANTERNE_ALGORITHM: {error}") from None
+        if line.collective != collective:
             continue
-        refusal = find_algorithm(collective, name).refuses(world_size)
-        if refusal:
+        if refusal := line.refuses(world_size):
             raise InputError(f"LANTERNE_ALGORITHM: got {name} for {collective}, which {refusal}")
         return name
     return None

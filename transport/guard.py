@@ -15,13 +15,12 @@ import sys
 import time
 from contextlib import suppress
 
-from ..errors import LanterneError, TransportError
+from ..errors import InputError, LanterneError, TransportError
 from .store_client import StoreClient
 from .wire import Kind, unpack_fields
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
-# How long survivors of a death may take to end by themselves, and any rank between SIGTERM and SIGKILL.
-GRACE_S = float(os.environ.get("LANTERNE_GRACE_S", "10"))
+# Between SIGTERM and SIGKILL.
 TERMINATE_S = 1.0
 # How long a rank may take to end that is dead to the others: it has failed, and MPI_Finalize would never return.
 EXIT_S = 2.0
@@ -37,6 +36,22 @@ STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 _LIBC = ctypes.CDLL(None)  # loaded here: a forked child may not
+
+
+def survivors_s():
+    """How long survivors of a death may take to end by themselves, seconds: LANTERNE_GRACE_S, or 10.
+
+    Raises:
+        InputError: the variable is no such time.
+    """
+    text = os.environ.get("LANTERNE_GRACE_S", "10")
+    try:
+        time_s = float(text)
+    except ValueError:
+        time_s = -1.0
+    if not 0 <= time_s < float("inf"):
+        raise InputError(f"LANTERNE_GRACE_S: got {text!r}, expected seconds, 0 or more")
+    return time_s
 
 
 def set_parent_death_signal(number, parent):
@@ -137,7 +152,7 @@ class Guard:
                 return True
             if kind == Kind.DIED_NOTICE and not self._ended:
                 dead, _reason = unpack_fields(body, "ib")
-                grace_s = min(GRACE_S, EXIT_S) if dead == self._rank else GRACE_S
+                grace_s = min(survivors_s(), EXIT_S) if dead == self._rank else survivors_s()
                 self._end_rank(grace_s, f"it still ran {grace_s:g} s after rank {dead} had failed")
         return False
 

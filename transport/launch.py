@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ..errors import InputError, TransportError, TransportTimeout, Unavailable
-from .guard import STARTED_KEY, set_parent_death_signal
+from .guard import STARTED_KEY, set_parent_death_signal, survivors_s
 from .store_client import StoreClient
 from .store_members import UNKNOWN_CODE
 from .store_process import StoreProcess
@@ -75,7 +75,7 @@ def launch(command, world_size, launcher="mpi", timeout_s=None, env=None):
         raise InputError(f"launch: got command {' '.join(command)!r}, expected a program that can be run")
     if launcher not in ("mpi", "direct"):
         raise InputError(f"launch: got launcher {launcher!r}, expected 'mpi' or 'direct'")
-    _check_grace()
+    survivors_s()  # refuses what cannot be, before anything is started
     mpiexec = find_mpiexec() if launcher == "mpi" else None
     job = secrets.token_hex(8)
     token = secrets.token_hex(16)
@@ -105,16 +105,6 @@ def launch(command, world_size, launcher="mpi", timeout_s=None, env=None):
             watch.close()
             store.close()
             _end(processes, job)
-
-
-def _check_grace():
-    text = os.environ.get("LANTERNE_GRACE_S", "10")
-    try:
-        valid = 0 <= float(text) < float("inf")
-    except ValueError:
-        valid = False
-    if not valid:
-        raise InputError(f"LANTERNE_GRACE_S: got {text!r}, expected seconds, 0 or more")
 
 
 def find_mpiexec():

@@ -71,6 +71,7 @@ def test_version():
         (["detect", "no.csv", "--plot", "x.gif"], "cannot draw x.gif: expected a name that ends in .png, .svg or .pdf"),
         (["bench", "--transport", "nccl"], "--transport: got nccl with --device cpu, expected --device cuda"),
         (["bench", "--algorithm", "rong"], "auto, native or all"),
+        (["bench", "--late-rank", "1", "--delay", "-5ms"], "--delay: got '-5ms', expected a time"),
     ],
 )
 def test_bad_words_are_one_line_and_exit_2(argv, part):

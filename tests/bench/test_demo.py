@@ -18,6 +18,7 @@ from lanterne.bench import cli, demo_screen
 from lanterne.bench.demo import summed_up
 from lanterne.bench.demo_screen import PHASES, chart, columns, mark_line, phases, plain_line, screen, step_lines
 from lanterne.bench.demo_steps import Observer
+from lanterne.bench.demo_view import View
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "transport"))
 from processes import MARK, assert_none_left, new_mark  # noqa: E402
@@ -138,6 +139,17 @@ def test_bad_input_is_one_line(options, expected, capsys):
     assert cli.main(["demo", *options.split()]) == 2
     said = capsys.readouterr().err
     assert expected in said and said.count("\n") == 1
+
+
+def test_a_pipe_that_is_closed_ends_the_job(tmp_path, monkeypatch):
+    feed = tmp_path / "feed"
+    feed.write_text(json.dumps(made_up(1)[0]) + "\n")
+    ends, signals = os.pipe(), []
+    os.close(ends[0])
+    monkeypatch.setattr(os, "kill", lambda pid, number: signals.append((pid, number)))
+    with pytest.raises(BrokenPipeError), open(ends[1], "w") as file, View(feed, ABOUT, file):
+        pass
+    assert signals == [(os.getpid(), signal.SIGTERM)]
 
 
 # -- what decides

@@ -131,7 +131,7 @@ def test_the_override(monkeypatch, text, collective, expected):
     assert override(collective, 4) == expected
 
 
-@pytest.mark.parametrize("text", ["all_reduce=rign", "reduce_everything=ring", "all_gather=rhd"])
+@pytest.mark.parametrize("text", ["all_reduce=rign", "rign", "reduce_everything=ring", "all_gather=rhd"])
 def test_a_bad_override_is_an_error(monkeypatch, text):
     monkeypatch.setenv("LANTERNE_ALGORITHM", text)
     with pytest.raises(InputError, match="got"):
