@@ -25,6 +25,7 @@ from functools import partial
 
 from ..collectives import native
 from ..collectives.registry import find_algorithm
+from ..collectives.trials import usual_s
 from ..errors import InputError
 from ..transport.bootstrap import in_a_job
 from . import report
@@ -245,24 +246,30 @@ def print_records(document, file):
         f"{first['ranks']} rank{'s' if first['ranks'] != 1 else ' (-n N starts more)'} over {first['transport']}, "
         f"{environment['cpus']} cores of {environment['host']}",
         "time: agreed start to last completion on any rank; late: the late rank's call to last completion",
-        "over best: time over that of the fastest fixed algorithm of ours, at the same size and delay",
+        "over best: times over those of the fastest fixed algorithm of ours in the same rounds, the median",
     ]
     rate = document.get("rate_bytes_per_s")
-    columns, rows = list(COLUMNS), [_row(record, rate, best_s(results, record)) for record in results]
+    columns, rows = list(COLUMNS), [_row(record, rate, over_best(results, record)) for record in results]
     if not rate:
         del columns[-2]
         rows = [[*row[:-2], row[-1]] for row in rows]
     report.print_table(columns, rows, notes=notes, file=file)
 
 
-def best_s(results, record):
-    """The least median time of a fixed algorithm of ours in the case of `record`; None if there is none."""
+def over_best(results, record):
+    """Median of the record's times over those, in the same rounds, of the fastest fixed algorithm of ours in its case.
+
+    None if there is none. What disturbs a round disturbs both, so this varies less than the ratio of their medians.
+    """
     fixed = [row for row in results if row["algorithm"] not in ("auto", "native")]
-    same = [row for row in fixed if all(row[name] == record[name] for name in ("nbytes", "delay_s"))]
-    return min((statistics.median(row["time_s"]) for row in same), default=None)
+    same = [row["time_s"] for row in fixed if all(row[name] == record[name] for name in ("nbytes", "delay_s"))]
+    if not same:
+        return None
+    best_s = same[usual_s(list(zip(*same, strict=True))).argmin()]
+    return statistics.median(time_s / least_s for time_s, least_s in zip(record["time_s"], best_s, strict=True))
 
 
-def _row(record, rate_bytes_per_s, fixed_s):
+def _row(record, rate_bytes_per_s, ratio):
     times_s = sorted(record["time_s"])
     bandwidths = (record["algbw_gbytes_per_s"], record["busbw_gbytes_per_s"])
     late_s = statistics.median(record["late_s"]) if record["late_s"] else None
@@ -277,7 +284,7 @@ def _row(record, rate_bytes_per_s, fixed_s):
         format_time(statistics.median(times_s)),
         format_time(times_s[min(len(times_s) - 1, int(0.99 * len(times_s)))]),
         format_time(times_s[-1]),
-        "-" if fixed_s is None else f"{statistics.median(times_s) / fixed_s:.2f}",
+        "-" if ratio is None else f"{ratio:.2f}",
         *("-" if value is None else f"{value:.3g}" for value in bandwidths),
         format_time(late_s),
         "-" if late_s is None or not rate_bytes_per_s else f"{late_s * rate_bytes_per_s / record['nbytes']:.2f}",

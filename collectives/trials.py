@@ -2,7 +2,8 @@
 
 The model cannot know what else an algorithm costs or saves: folds of several inputs at once, shared caches, cores that
 ranks share. So those that it ranks close together are tried, at a few sizes, when the group is new; and those that came
-near the best again, briefly, by later jobs on the same hosts. Disturbances only add: what was least stays.
+near the best again, briefly, by later jobs on the same hosts. What disturbs slows most calls of a round alike, so a
+call is compared with the others of its round: that tells the best apart in half the rounds that medians of times need.
 """
 
 import random
@@ -21,13 +22,14 @@ TRIED_NBYTES = (1 << 10, 8 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 2
 TRIED_WITHIN, MAX_TRIED = 4.0, 6
 AGAIN_WITHIN = 1.3
 # They are called in turn, TRIALS times at most and for TRIALS_S, pauses included, or FEWEST_TRIALS times in LONGEST_S;
-# who is KEEP times behind the best after each of CUTS rounds is out. Rounds that take LONG_S differ less among
-# themselves: there it takes fewer. Again AGAIN times, at sizes where all of it is predicted to take AGAIN_S at most.
-TRIALS, TRIALS_S = 32, 0.4
+# CUTS: after so many rounds, who takes so many times what the best takes is out. Rounds of over LONG_S differ less from
+# each other: there it takes fewer. Again AGAIN times, at sizes where all of it is predicted to take AGAIN_S at most.
+TRIALS, TRIALS_S = 48, 0.6
 FEWEST_TRIALS, LONGEST_S = 8, 2.0
-KEEP, CUTS = 1.25, (8, 16)
-LONG_S, LONG_KEEP, LONG_CUTS = 40e-3, 1.15, (3, 5)
+CUTS, LONG_CUTS, LONG_S = {8: 1.25, 16: 1.25}, {2: 1.35, 4: 1.2, 6: 1.15}, 40e-3
 AGAIN, AGAIN_S = 3, 0.1
+# What the few calls of a later job say of an algorithm beside the others counts so much; what was known the rest.
+AGAIN_WEIGHT = 0.25
 LEAST_REPEATS = 2
 # Nothing larger is tried once a call took so long: slow networks are measured in a second, large messages are linear.
 ENOUGH_S = 0.25
@@ -65,23 +67,25 @@ def measure_factors(communicator, model):
 
 
 def try_again(communicator, model, factors):
-    """`factors`, smaller where a short trial now took less; equal on all ranks. A collective call.
+    """`factors`, turned towards what a short trial finds now; equal on all ranks. A collective call.
 
-    So a job that was disturbed while it measured does not decide for the others for long.
+    So a job that was disturbed while it measured does not decide for the others for long. Disturbances only add: all of
+    a size fall where those tried took less than ever.
     """
-    least = {row[:3]: row.factor for row in factors}
+    updated = {row[:3]: row.factor for row in factors}
     for nbytes in sorted({row.nbytes for row in factors}):
-        predicted = predictions(TRIED, communicator.world_size, nbytes, model)
-        predicted_s = {name: time_s for name, _, time_s in predicted}
-        rows = corrected(predicted, factors, TRIED, nbytes)
+        rows = corrected(predictions(TRIED, communicator.world_size, nbytes, model), factors, TRIED, nbytes)
         near = [row for row in rows if row[2] <= AGAIN_WITHIN * rows[0][2]][:MAX_TRIED]
         if AGAIN * sum(row[2] for row in near) > AGAIN_S:
             break
-        times_s = time_calls(communicator, _calls(communicator, near, nbytes), AGAIN)
-        for row, samples_s in zip(near, times_s, strict=True):
-            key = TRIED, row[0], nbytes
-            least[key] = min(least[key], _usual(samples_s) / predicted_s[row[0]])
-    return tuple(Factor(*key, factor) for key, factor in least.items())
+        took_s = usual_s(time_calls(communicator, _calls(communicator, near, nbytes), AGAIN))
+        gains = np.log([time_s / row[2] for row, time_s in zip(near, took_s, strict=True)])
+        for key in updated:
+            if key[2] == nbytes:
+                updated[key] *= float(np.exp(min(0.0, gains.mean())))
+        for row, gain in zip(near, gains, strict=True):
+            updated[TRIED, row[0], nbytes] *= float(np.exp(AGAIN_WEIGHT * (gain - gains.mean())))
+    return tuple(Factor(*key, factor) for key, factor in updated.items())
 
 
 def _calls(communicator, rows, nbytes):
@@ -95,41 +99,44 @@ def _calls(communicator, rows, nbytes):
 
 def _contest(communicator, calls):
     """Seconds of each of `calls`, and of the contest; those near the quickest are called more often than the others."""
-    samples_s, left, spent_s = [[] for _ in calls], range(len(calls)), 0.0
+    rounds_s, left, spent_s = [], list(range(len(calls))), 0.0
     # The first round makes plans and connections; the second is slow still.
     first_s = round_s = _round(communicator, calls, 0).sum()
     if first_s < TRIALS_S:
         round_s = min(first_s, _round(communicator, calls, 1).sum())
-    keep, cuts = (LONG_KEEP, LONG_CUTS) if round_s > LONG_S else (KEEP, CUTS)
+    cuts = LONG_CUTS if round_s > LONG_S else CUTS
     for number in range(TRIALS):
-        took_s = _round(communicator, [calls[i] for i in left], number)
-        for i, time_s in zip(left, took_s, strict=True):
-            samples_s[i].append(time_s)
-        spent_s += (took_s + PAUSE_S).sum()
+        rounds_s.append(np.full(len(calls), np.nan))
+        rounds_s[-1][left] = _round(communicator, [calls[i] for i in left], number)
+        spent_s += np.nansum(rounds_s[-1] + PAUSE_S)
         if number + 1 >= LEAST_REPEATS and spent_s > (TRIALS_S if number + 1 >= FEWEST_TRIALS else LONGEST_S):
             break
         if number + 1 in cuts:
-            enough_s = keep * min(_usual(samples_s[i]) for i in left)
-            left = [i for i in left if _usual(samples_s[i]) <= enough_s]
+            found_s = usual_s(rounds_s)
+            left = [i for i in left if found_s[i] <= cuts[number + 1] * found_s[left].min()]
             if len(left) == 1:
                 break
-    return [_usual(row) for row in samples_s], first_s + spent_s
+    return usual_s(rounds_s).tolist(), first_s + spent_s
 
 
-def _usual(samples_s):
-    """The median, of two the lesser: some algorithms are quick in every fourth call, and slow in the others."""
-    return float(np.sort(samples_s)[(len(samples_s) - 1) // 2])
+def usual_s(rounds_s):
+    """Usual seconds of each call, (calls,), from those of some rounds, (rounds, calls); nan where one was left out.
+
+    Each call is compared with the median of its round, of those called in every round.
+    """
+    logs = np.log(rounds_s)
+    medians = np.median(logs[:, ~np.isnan(logs).any(axis=0)], axis=1)
+    return np.exp(np.median(medians) + np.nanmedian(logs - medians[:, None], axis=0))
 
 
 def time_calls(communicator, calls, repeats):
-    """Seconds of each of `calls` on the slowest rank, in turn, `repeats` times: (len(calls), repeats), equal on all.
+    """Seconds of each of `calls` on the slowest rank, in turn, `repeats` times: (repeats, len(calls)), equal on all.
 
     Calls that take long are made but LEAST_REPEATS times.
     """
     # The first round makes plans and connections.
     in_time = int(TRIALS_S / (_round(communicator, calls, 0) + PAUSE_S).sum())
-    rounds = [_round(communicator, calls, number) for number in range(max(LEAST_REPEATS, min(repeats, in_time)))]
-    return np.stack(rounds, axis=1)
+    return np.stack([_round(communicator, calls, i) for i in range(max(LEAST_REPEATS, min(repeats, in_time)))])
 
 
 def _round(communicator, calls, number):

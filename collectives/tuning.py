@@ -25,7 +25,7 @@ MAX_PRICED_RANKS = 128
 # Algorithms that differ by less are alike. Of those that were tried the model's favourite, which sends the fewest
 # messages or bytes, does best among the disturbances of a program; of sizes too long to try the first in the registry,
 # the ring, is the simplest for a network.
-TIE = 1.04
+TIE = 1.02
 # Of any collective.
 NAMES = {name for _, name in ALGORITHMS}
 # Threads of one process, roughly: what one measures there is mostly who held the interpreter.

@@ -57,7 +57,7 @@ def test_the_cache_is_read_and_a_broken_one_is_measured_over(tmp_path, monkeypat
     before = {row[:3]: row.factor for row in factors}
     assert {row.nbytes for row in factors} == set(trials.TRIED_NBYTES)
     assert before.keys() == {row[:3] for row in again[0][1]}
-    assert all(row.factor <= before[row[:3]] for row in again[0][1]), "what was least stays"
+    assert all(row.factor < 2 * before[row[:3]] for row in again[0][1]), "what was known counts most"
     document = json.loads(file.read_text())
     assert document["factors"] == [list(row) for row in again[0][1]], "and is kept"
     document["measured_s"] -= MAX_AGE_S + 60
