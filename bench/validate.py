@@ -10,8 +10,9 @@
 First every rank computes (matrix products of several dtypes), co-located ranks in turn where they share cores; then the
 links of a ring and two trees carry 16, 32 and 64 MiB three times, both directions at once, in at most 6 passes, timed
 from a transfer's start to its last byte; then both together, since some things are slow only then. The transfers shrink
-where the network would need longer than --limit. What looks slow is measured twice more and is named only if it is slow
-every time, with the evidence: core time beside the clock's, bandwidth and latency beside those of its peers.
+where the network would need longer than --limit. What looks slow is measured again, more often on a machine busy with
+something else, and is named only if it is slow by all of that, with the evidence: core time beside the clock's,
+bandwidth and latency beside those of its peers. Where other work leaves no way to tell, that is said and nobody blamed.
 
 Rehearsals: --slow-rank R=1.5x slows the computing of rank R, R=1.5x@together only while it transfers; --slow-link
 A-B=20ms or A-B=50mbit slows a link, A>B=... one direction of it. Products are on the CPU or, with --device cuda, the
@@ -197,6 +198,8 @@ def print_validation(found, comm, file, left_out=""):
         print("nothing is slow", file=file)
     for finding in found.findings:
         print(f"SLOW {name(finding)}: {finding.evidence}", file=file)
+    for finding in found.unsure:
+        print(f"not sure of {name(finding)}, on a machine as busy as this: {finding.evidence}", file=file)
 
 
 def name(finding):

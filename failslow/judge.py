@@ -4,7 +4,7 @@ Every rank and link is compared with its peers only: devices of one name, links 
 hosts). Nothing is slow by itself: where there is no peer, there is no verdict.
 """
 
-from math import isnan
+from math import inf, isnan
 from statistics import median, median_low
 from typing import NamedTuple
 
@@ -32,19 +32,26 @@ FEW_LINKS = 12
 
 
 class Slow(NamedTuple):
-    """One quantity that exceeds its peers': `ratio` times, `own_s` against `peers_s`; `text` says it in words."""
+    """One quantity that exceeds its peers': `ratio` times, `own_s` against `peers_s`; `text` says it in words.
+
+    `is_clear`: its best is slow even beside the worst of those that are not: no disturbance explains that.
+    """
 
     ratio: float
     own_s: float
     peers_s: float
     text: str
+    is_clear: bool = False
 
 
-def slow_ranks(samples, devices, cores, starved=False):
+def slow_ranks(rounds, devices, cores, starved=False):
     """Ranks that compute slowly.
 
+    Disturbances come and go: each measurement is compared with the peers' of the same one, and the best of all with
+    the peers' best; whoever is slow is so in most of the first, and in the second.
+
     Args:
-        samples: {(rank, load name): Samples}.
+        rounds: {(rank, load name): Samples} of each measurement; all ranks are in the first.
         devices: the device of each rank; equal ones are peers.
         cores: (machine, cores) of each rank, equal where ranks share their cores: what else runs there slows all of
             them by the clock, so they are judged by the clock together, and by their own core time one by one. Core
@@ -54,50 +61,108 @@ def slow_ranks(samples, devices, cores, starved=False):
     Returns:
         {rank: Slow}, the worst load of each slow rank.
     """
-    found = {}
-    for load in dict.fromkeys(name for _, name in samples):
-        for device in set(devices):
-            ranks = [r for r, name in samples if name == load and devices[r] == device and samples[r, name].wall_s]
-            timed = not any(isnan(samples[rank, load].cpu_s[0]) for rank in ranks)
-            own_s = {rank: core_time_s(samples[rank, load], starved) for rank in ranks} if timed else {}
-            own_s = {rank: time_s for rank, time_s in own_s.items() if time_s is not None}
-            clock_s = {rank: median(samples[rank, load].wall_s) for rank in ranks}
-            if timed:
-                shared = {rank: [other for other in ranks if cores[other] == cores[rank]] for rank in ranks}
-                clock_s = {rank: median(clock_s[other] for other in shared[rank]) for rank in ranks}
-            for rank in ranks if len(ranks) > 1 else ():
-                slow = _slow_load(load, rank, own_s, clock_s, SLOW_COMPUTE_STARVED if starved else SLOW_COMPUTE)
-                if slow and timed and rank not in own_s:
-                    slow = slow._replace(text=f"{slow.text}; it never had its core to itself")
-                if slow and (rank not in found or found[rank].ratio < slow.ratio):
-                    found[rank] = slow
+    found, least = {}, SLOW_COMPUTE_STARVED if starved else SLOW_COMPUTE
+    for load, ranks, picked in _peers(rounds, devices):
+        own = _compared([_core_times_s(one, starved) for one in picked], least)
+        clock_s = [{rank: median(samples.wall_s) for rank, samples in one.items()} for one in picked]
+        timed = _is_timed(picked)
+        if timed:
+            clock_s = [{rank: _shared_s(rank, one, cores) for rank in one} for one in clock_s]
+        clock = _compared(clock_s, least)
+        for rank in ranks:
+            slow = _slow_load(load, own.get(rank), clock[rank], least)
+            if slow and timed and rank not in own:
+                slow = slow._replace(text=f"{slow.text}; it never had its core to itself")
+            if slow and (rank not in found or found[rank].ratio < slow.ratio):
+                found[rank] = slow
     return found
 
 
+def unknown_ranks(rounds, devices):
+    """{rank: Slow} of those that take longer than their peers by the clock, and were interrupted whatever they did.
+
+    Whether their cores are slow, or only busy, nobody knows.
+    """
+    found, known = {}, set()
+    for load, ranks, picked in _peers(rounds, devices):
+        if not _is_timed(picked):
+            continue
+        known.update(*map(_core_times_s, picked))
+        clock_s = [{rank: median(samples.wall_s) for rank, samples in one.items()} for one in picked]
+        clock = _compared(clock_s, SLOW_COMPUTE)
+        found |= {rank: slow for rank in ranks if (slow := _slow_load(load, None, clock[rank], SLOW_COMPUTE))}
+    text = "{}, but it never had its core to itself"
+    return {rank: slow._replace(text=text.format(slow.text)) for rank, slow in found.items() if rank not in known}
+
+
+def _peers(rounds, devices):
+    """(load, ranks, {rank: Samples} of each measurement) of those that are compared: two or more, of one device."""
+    for load in dict.fromkeys(name for _, name in rounds[0]):
+        for device in set(devices):
+            picked = [
+                {
+                    r: samples
+                    for (r, name), samples in one.items()
+                    if name == load and devices[r] == device and samples[0]
+                }
+                for one in rounds
+            ]
+            if len(picked[0]) > 1:
+                yield load, list(picked[0]), picked
+
+
+def _is_timed(picked):
+    return not any(isnan(samples.cpu_s[0]) for samples in picked[0].values())
+
+
+def _core_times_s(picked, starved=False):
+    """{rank: core_time_s}, of those of whom it is known."""
+    times_s = {rank: core_time_s(samples, starved) for rank, samples in picked.items()}
+    return {rank: time_s for rank, time_s in times_s.items() if time_s is not None}
+
+
 def core_time_s(samples, starved=False):
-    """The least core time of a repetition that nothing interrupted; None where every one was."""
+    """The least core time of a repetition that nothing interrupted; None where every one was, or it is not known."""
     pairs = zip(samples.wall_s, samples.cpu_s, strict=True)
     return min((cpu_s for wall_s, cpu_s in pairs if starved or wall_s <= UNDISTURBED * cpu_s), default=None)
 
 
-def _slow_load(load, rank, own_s, clock_s, least_ratio):
+def _shared_s(rank, times_s, cores):
+    """The median of those who share the cores of `rank`."""
+    return median(time_s for other, time_s in times_s.items() if cores[other] == cores[rank])
+
+
+def _compared(rounds, least):
+    """{rank: Slow, without text} of all ranks in `rounds`, the {rank: seconds} of each measurement."""
+    ratios, best_s = {}, {}
+    for times_s in rounds:
+        peers_s = median_low(times_s.values()) if times_s else None
+        for rank, time_s in times_s.items():
+            ratios.setdefault(rank, []).append(time_s / peers_s)
+            best_s[rank] = min(time_s, best_s.get(rank, time_s))
+    if not best_s:
+        return {}
+    peers_s = median_low(best_s.values())
+    ratio = {rank: min(median(ratios[rank]), best_s[rank] / peers_s) for rank in ratios}
+    worst_s = max(time_s for times_s in rounds for rank, time_s in times_s.items() if ratio[rank] < least)
+    return {rank: Slow(ratio[rank], best_s[rank], peers_s, "", best_s[rank] >= least * worst_s) for rank in ratio}
+
+
+def _slow_load(load, own, clock, least):
+    """The Slow of a rank and load, by its core time if that is known, else by the clock; None where it is not slow."""
     text = ""
-    if rank in own_s:
-        peers_s = median_low(own_s.values())
-        ratio = own_s[rank] / peers_s
-        if ratio >= least_ratio:
-            text = f"{load} costs {ratio:.2f} times the core time of its peers: its core is slow, not shared"
-            return Slow(ratio, own_s[rank], peers_s, text)
-        text = f", but {ratio:.2f} times the core time: something else runs on its core"
-    peers_s = median_low(clock_s.values())
-    ratio = clock_s[rank] / peers_s
-    if ratio < least_ratio:
+    if own is not None:
+        if own.ratio >= least:
+            text = f"{load} costs {own.ratio:.2f} times the core time of its peers: its core is slow, not shared"
+            return own._replace(text=text)
+        text = f", but {own.ratio:.2f} times the core time: something else runs on its core"
+    if clock.ratio < least:
         return None
-    return Slow(ratio, clock_s[rank], peers_s, f"{load} takes {ratio:.2f} times as long as on its peers{text}")
+    return clock._replace(text=f"{load} takes {clock.ratio:.2f} times as long as on its peers{text}")
 
 
 def slow_links(samples, hosts, least_ratio=SLOW_LINK, crowded=False):
-    """Directed links that are slow: even the best transfer of theirs takes longer than what is usual among their peers.
+    """Directed links that are slow: their best transfer beside the peers' best, and their median beside the medians.
 
     Args:
         samples: {(src, dst): LinkSamples}.
@@ -108,33 +173,51 @@ def slow_links(samples, hosts, least_ratio=SLOW_LINK, crowded=False):
     Returns:
         {(src, dst): Slow}.
     """
+    best, ordinary = (_links_by(statistic, samples, hosts, least_ratio, crowded) for statistic in (min, median))
+    both = [link for link in best if link in ordinary]
+    return {link: best[link]._replace(ratio=min(best[link].ratio, ordinary[link].ratio)) for link in both}
+
+
+def unknown_links(samples, hosts, least_ratio=SLOW_LINK, crowded=False):
+    """{(src, dst): Slow} of those whose best transfer looks slow, though most are no slower than the peers'."""
+    best = _links_by(min, samples, hosts, least_ratio, crowded)
+    slow = slow_links(samples, hosts, least_ratio, crowded)
+    return {link: how for link, how in best.items() if link not in slow}
+
+
+def _links_by(statistic, samples, hosts, least_ratio, crowded):
+    """{(src, dst): Slow} by one statistic of the transfers over each link."""
     found = {}
     for inside in (True, False):
         links = [link for link in samples if (hosts[link[0]] == hosts[link[1]]) == inside]
         if len(links) < 2:
             continue
-        sizes = samples[links[0]].times_s
-        usual_s = {size: reference(median(samples[link].times_s[size]) for link in links) for size in sizes}
+        own_s = {link: {size: statistic(times_s) for size, times_s in samples[link].times_s.items()} for link in links}
+        usual_s = {size: reference(own_s[link][size] for link in links) for size in own_s[links[0]]}
         latency_s = reference(samples[link].latency_s for link in links)
+        least, slow_here = max(least_ratio, SLOW_LINK_CROWDED) if inside and crowded else least_ratio, {}
         for link in links:
-            least = max(least_ratio, SLOW_LINK_CROWDED) if inside and crowded else least_ratio
-            slow = _slow_transfer(samples[link].times_s, usual_s, least, crowded)
+            slow = _slow_transfer(own_s[link], usual_s, least, crowded)
             late = _slow_latency(samples[link].latency_s, latency_s, crowded)
             if slow and late:
-                found[link] = slow._replace(text=f"{slow.text}; {late.text}")
+                slow_here[link] = slow._replace(text=f"{slow.text}; {late.text}")
             elif slow or late:
-                found[link] = slow or late
+                slow_here[link] = slow or late
+        healthy = [samples[link].times_s for link in links if link not in slow_here]
+        worst_s = {size: max((median(times_s[size]) for times_s in healthy), default=inf) for size in usual_s}
+        for link, slow in slow_here.items():
+            found[link] = slow._replace(is_clear=all(own_s[link][size] >= least * worst_s[size] for size in usual_s))
     return found
 
 
-def _slow_transfer(times_s, usual_s, least_ratio, crowded):
-    ratios = sorted((min(times_s[size]) / usual_s[size], size) for size in usual_s)
+def _slow_transfer(own_s, usual_s, least_ratio, crowded):
+    ratios = sorted((own_s[size] / usual_s[size], size) for size in usual_s)
     ratio, size = ratios[len(ratios) // 2]
-    own_s, peers_s = min(times_s[size]), usual_s[size]
-    if ratio < least_ratio or own_s - peers_s < (LEAST_TRANSFER_CROWDED_S if crowded else LEAST_TRANSFER_S):
+    excess_s = own_s[size] - usual_s[size]
+    if ratio < least_ratio or excess_s < (LEAST_TRANSFER_CROWDED_S if crowded else LEAST_TRANSFER_S):
         return None
-    text = f"{size / own_s / 1e9:.3g} GB/s at best, its peers {size / peers_s / 1e9:.3g} GB/s"
-    return Slow(ratio, own_s, peers_s, text)
+    text = f"{size / own_s[size] / 1e9:.3g} GB/s at best, its peers {size / usual_s[size] / 1e9:.3g} GB/s"
+    return Slow(ratio, own_s[size], usual_s[size], text)
 
 
 def _slow_latency(own_s, peers_s, crowded):

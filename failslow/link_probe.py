@@ -30,6 +30,12 @@ class LinkSamples(NamedTuple):
     times_s: dict
 
 
+def pooled(parts):
+    """The LinkSamples of several measurements of one link, as one."""
+    times_s = {nbytes: sum((one.times_s[nbytes] for one in parts), ()) for nbytes in parts[0].times_s}
+    return LinkSamples(min(one.latency_s for one in parts), times_s)
+
+
 def measure_links(probe, passes, sizes, repetitions, background=contextlib.nullcontext, patience_s=inf):
     """Time every link of `passes`, pass by pass; all ranks of `probe` call it.
 

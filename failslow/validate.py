@@ -4,7 +4,8 @@
 2. The links of a ring and both trees, in at most 6 passes, both directions at once (links.py, link_probe.py).
 3. Both at once: what is slow only then escapes tests of one kind at a time.
 
-Whatever looks slow is measured twice more beside peers that do not, and is blamed only if it is slow every time.
+Whatever looks slow is measured again beside peers that do not: twice if it clearly is, more often if a busy machine
+may explain it, and is blamed only if it is slow by all that was measured (settle.py, judge.py).
 Between two iterations of a job that has suspects (suspects.py) only those are tested, with small messages, and step 3
 only where nothing was slow.
 
@@ -12,6 +13,7 @@ Paper: Wu et al. (GREYHOUND), section 4.3; differs: both directions, both trees,
 """
 
 import contextlib
+import itertools
 import json
 import time
 from dataclasses import dataclass
@@ -22,10 +24,11 @@ import numpy as np
 from ..errors import InputError
 from ..kernels.delay import wait_until
 from . import gemm
-from .judge import SLOW_LINK, SLOW_LINK_STARVED, findings, slow_links, slow_ranks
-from .link_probe import measure_links
+from .judge import SLOW_LINK, SLOW_LINK_STARVED, findings, slow_links, slow_ranks, unknown_links, unknown_ranks
+from .link_probe import measure_links, pooled
 from .links import colour_edges, link_passes
 from .probe import Probe
+from .settle import settle
 from .validation import Validation
 
 SIZES = (16 << 20, 32 << 20, 64 << 20)
@@ -35,11 +38,14 @@ FIRST_NBYTES, LEAST_NBYTES = 1 << 20, 256 << 10
 # Shares of the time limit; what is left is for confirmations.
 COMPUTE_SHARE, LINK_SHARE, TOGETHER_SHARE = 0.15, 0.35, 0.15
 TURN_S = 0.3
-# Further measurements of what looks slow.
-CONFIRMATIONS = 2
+# Further measurements of what looks slow: how many are enough where it clearly is, and how many there are at most; also
+# where it must be told quickly. Those of computing take a part of the first one's time.
+CONFIRMATIONS, MOST_CONFIRMATIONS = 2, 8
+QUICK_CONFIRMATIONS, MOST_QUICK_CONFIRMATIONS = 1, 5
+CONFIRMATION_SHARE = 1 / 3
 # Transfers beside which a rank computes, until it has done so often enough: a crowded machine may not let it.
 ATTEMPTS = 5
-# Healthy links that are measured again beside the suspects of their kind.
+# Healthy ranks, and links of the suspects' kind, that are measured again beside them.
 WITNESSES = 4
 # Small messages that take longer than this are enough to tell a slow link where it must be told quickly.
 PATIENCE_S = 10e-3
@@ -78,8 +84,8 @@ def validate(
         device: what computes: "cpu" or "cuda". Transfers are of host memory.
         limit_s: about how long it may take; large transfers shrink to fit.
         sizes: bytes of the transfers.
-        thorough: False: one dtype, no confirmations but of step 3, and that only where nothing was slow before it and
-            begun again only within `limit_s`; links whose small messages take 10 ms are timed once.
+        thorough: False: one dtype, fewer confirmations, and step 3 only where nothing was slow before it and begun
+            again only within `limit_s`; links whose small messages take 10 ms are timed once.
         transport: what the transfers go over, as Trainer has it; None for that of `comm`.
         probe: a Probe of all ranks of `comm`, made before, with its wire over `transport`: then no communicators are
             made, which takes longer than a quick test; None for one of those tested.
@@ -148,8 +154,12 @@ class _Run:
     def __init__(self, probe, members, computing, device, limit_s, thorough, injected, tick):
         self.probe, self.members, self.limit_s, self.thorough, self.tick = probe, members, limit_s, thorough, tick
         self.computing = tuple(members.index(rank) for rank in computing)
+        turns = probe.turns([(rank,) for rank in self.computing])
+        self.turn_s = min(TURN_S, COMPUTE_SHARE * limit_s / 2 / max(len(turns), 1))
         self.injected, self.own_time = injected, device == "cpu"
-        self.confirmations = CONFIRMATIONS if thorough else 0
+        self.confirmations = (
+            (CONFIRMATIONS, MOST_CONFIRMATIONS) if thorough else (QUICK_CONFIRMATIONS, MOST_QUICK_CONFIRMATIONS)
+        )
         self.loads = gemm.loads(device, None if thorough else (gemm.USUAL,))
         self.usual = next(load for load in self.loads if load.name.startswith(gemm.USUAL))
         self.compute, self.links = [], []
@@ -157,11 +167,12 @@ class _Run:
     def validate(self, passes, sizes, repetitions, start_s):
         at = {rank: position for position, rank in enumerate(self.members)}
         passes = tuple(tuple((at[a], at[b]) for a, b in batch) for batch in passes)
-        alone_ranks = self._confirmed_ranks() if self.computing else {}
+        alone_ranks, unknown_ranks = self._settled_ranks() if self.computing else ({}, {})
         sizes, turns_s = self._fit(passes, sizes, repetitions)
         self.tick(f"{len(passes)} passes over {sum(map(len, passes))} links")
-        alone_links = self._confirmed_links(passes, sizes, repetitions)
+        alone_links, unknown_links = self._settled_links(passes, sizes, repetitions)
         found = findings(alone_ranks, alone_links, both_ways(passes), "alone")
+        unsure = findings(unknown_ranks, unknown_links, both_ways(passes), "alone")
         if self.thorough or not found:
             self.tick("computing and transferring at once")
             smallest = _shrunk(sizes[:1], turns_s * REPETITIONS, TOGETHER_SHARE * self.limit_s)
@@ -173,7 +184,8 @@ class _Run:
             ranks = {rank: how for rank, how in ranks.items() if rank not in alone_ranks}
             found += findings(ranks, links, both_ways(passes), "together")
         return Validation(
-            tuple(self._renamed(finding) for finding in found),
+            tuple(map(self._renamed, found)),
+            tuple(map(self._renamed, unsure)),
             self.members,
             tuple(list(dict.fromkeys(self.probe.hosts)).index(host) for host in self.probe.hosts),
             tuple(tuple((self.members[a], self.members[b]) for a, b in batch) for batch in passes),
@@ -192,10 +204,9 @@ class _Run:
 
     # -- computing
 
-    def _compute(self):
-        """{(rank, load): Samples}, each rank in its turn; the others sleep."""
-        probe, turns = self.probe, self.probe.turns([(rank,) for rank in self.computing])
-        turn_s = min(TURN_S, COMPUTE_SHARE * self.limit_s / 2 / len(turns))
+    def _compute(self, ranks, turn_s):
+        """{(rank, load): Samples} of `ranks`, each in its turn; the others sleep."""
+        probe, turns = self.probe, self.probe.turns([(rank,) for rank in ranks])
         self.tick(f"computing, {len(turns)} turns")
         start_s, found = probe.start_together(), []
         for index, turn in enumerate(turns):
@@ -204,7 +215,7 @@ class _Run:
                 share_s = 0.8 * turn_s / len(self.loads)
                 found = [gemm.sample(load, share_s, self.injected.alone, own_time=self.own_time) for load in self.loads]
         wait_until(start_s + len(turns) * turn_s)
-        return self._collect_compute(found, self.loads, "alone", self.computing)
+        return self._collect_compute(found, self.loads, "alone", ranks)
 
     def _collect_compute(self, mine, loads, when, ranks):
         table = np.full((len(loads), 2, gemm.MAX_SAMPLES), np.nan)
@@ -222,16 +233,24 @@ class _Run:
                 self.compute.append(record | {"cpu_s": own_s})
         return found
 
-    def _slow_ranks(self, samples, starved=False):
+    def _slow_ranks(self, rounds, starved=False):
         cores = tuple(zip(self.probe.machines, self.probe.cores, strict=True))
-        return slow_ranks(samples, self.probe.devices, cores, starved)
+        return slow_ranks(rounds, self.probe.devices, cores, starved)
 
-    def _confirmed_ranks(self):
-        """{rank: Slow} of the ranks that are slow in every measurement."""
-        found = self._slow_ranks(self._compute())
-        for _ in range(self.confirmations if found else 0):
-            found = in_both(found, self._slow_ranks(self._compute()))
-        return found
+    def _settled_ranks(self):
+        """({rank: Slow} of the slow ranks, and of those of whom it cannot be said)."""
+        turn = itertools.count(1)
+
+        def verdict(rounds):
+            return self._slow_ranks(rounds), unknown_ranks(rounds, self.probe.devices)
+
+        def again(doubtful):
+            healthy = [rank for rank in self.computing if rank not in doubtful]
+            # In another order each time: nobody computes beside the same rank always.
+            ranks = rotated([*doubtful, *healthy[:WITNESSES]], next(turn))
+            return self._compute(ranks, CONFIRMATION_SHARE * self.turn_s)
+
+        return settle(self._compute(self.computing, self.turn_s), verdict, again, *self.confirmations)
 
     # -- links
 
@@ -257,35 +276,48 @@ class _Run:
                 self.links.append(ends | {"latency_s": samples.latency_s, "nbytes": nbytes, "time_s": times_s})
         return found
 
-    def _slow_links(self, samples, least_ratio=SLOW_LINK):
-        return slow_links(samples, self.probe.hosts, least_ratio, self.probe.crowded)
+    def _judged_links(self, judge, rounds, least_ratio=SLOW_LINK):
+        samples = {way: pooled([one[way] for one in rounds if way in one]) for way in rounds[0]}
+        return judge(samples, self.probe.hosts, least_ratio, self.probe.crowded)
 
-    def _confirmed_links(self, passes, sizes, repetitions):
-        """{(src, dst): Slow} of the links that are slow in every measurement; only the first one is of all links."""
-        samples = self._transfer(passes, sizes, repetitions, "alone")
-        found = self._slow_links(samples)
-        for _ in range(self.confirmations if found else 0):
+    def _settled_links(self, passes, sizes, repetitions):
+        """({(src, dst): Slow} of the slow links, and of those of which it cannot be said)."""
+        if not passes:
+            return {}, {}
+        first = self._transfer(passes, sizes, repetitions, "alone")
+
+        def verdict(rounds):
+            return self._judged_links(slow_links, rounds), self._judged_links(unknown_links, rounds)
+
+        def again(doubtful):
             # Judged beside all that was measured: the suspects alone may be too few to know what is usual.
-            witnesses = colour_edges(with_witnesses(samples, found, self.probe.hosts))
-            samples |= self._transfer(witnesses, sizes, repetitions, "alone")
-            found = in_both(found, self._slow_links(samples))
-        return found
+            some = colour_edges(with_witnesses(first, doubtful, self.probe.hosts))
+            return self._transfer(some, sizes, repetitions, "alone")
+
+        least, most = self.confirmations
+        if not self.thorough and all(
+            first[way].latency_s > PATIENCE_S for way in self._judged_links(slow_links, [first])
+        ):
+            least = 0  # Nothing else delays every small message so much.
+        return settle(first, verdict, again, least, most)
 
     # -- both at once
 
     def _together(self, passes, sizes, repetitions):
-        """({rank: Slow}, {(src, dst): Slow}) while every rank computes and transfers, in every measurement."""
-        ranks, links = self._at_once(passes, sizes, repetitions)
-        for _ in range(CONFIRMATIONS):
+        """({rank: Slow}, {(src, dst): Slow}) while every rank computes and transfers, by all measurements."""
+        starved, rounds = self.probe.starved, []
+        for _ in range(1 + CONFIRMATIONS):
+            rounds.append(self._at_once(passes, sizes, repetitions))
+            computed, transfers = zip(*rounds, strict=True)
+            ranks = self._slow_ranks(computed, starved)
+            links = self._judged_links(slow_links, transfers, SLOW_LINK_STARVED if starved else SLOW_LINK)
             if not ranks and not links:
                 break
-            other_ranks, other_links = self._at_once(passes, sizes, repetitions)
-            ranks, links = in_both(ranks, other_ranks), in_both(links, other_links)
         return ranks, links
 
     def _at_once(self, passes, sizes, repetitions):
         """One measurement of `_together`: transfers, until every rank has computed often enough beside them."""
-        mine, starved, began_s = [], self.probe.starved, time.monotonic()
+        mine, began_s = [], time.monotonic()
         tested = sorted({end for batch in passes for link in batch for end in link})
 
         @contextlib.contextmanager
@@ -301,9 +333,13 @@ class _Run:
             counts, over = self.probe.gather(np.array([len(merged.wall_s), is_over])).T
             if counts[tested].min() >= gemm.LEAST_SAMPLES or over.any():
                 break
-        computed = self._collect_compute([merged], [self.usual], "together", tested)
-        least_ratio = SLOW_LINK_STARVED if starved else SLOW_LINK
-        return self._slow_ranks(computed, starved), self._slow_links(transfers, least_ratio)
+        return self._collect_compute([merged], [self.usual], "together", tested), transfers
+
+
+def rotated(items, count):
+    """`items` from the one at `count` on, and then those before it."""
+    start = count % len(items)
+    return [*items[start:], *items[:start]]
 
 
 def neighbours(ranks):
@@ -330,8 +366,3 @@ def _shrunk(sizes, s_per_byte, limit_s):
     while sum(sizes) * s_per_byte > limit_s and min(sizes) > LEAST_NBYTES:
         sizes = tuple(nbytes // 2 for nbytes in sizes)
     return sizes
-
-
-def in_both(first, second):
-    """What is in both, each with its smaller ratio."""
-    return {key: min(first[key], second[key], key=lambda slow: slow.ratio) for key in first if key in second}

@@ -4,17 +4,21 @@ from dataclasses import asdict, dataclass
 
 from .judge import Finding
 
+OF_FINDINGS = ("findings", "unsure")
+
 
 @dataclass(frozen=True)
 class Validation:
     """The outcome of `validate`, the same on all ranks; ranks are those of its communicator.
 
-    Attributes: `findings`, a tuple of Finding, empty where nothing is slow; `ranks` tested; `hosts` of all tested, as
-    numbers from 0; `passes` of links (a, b); `sizes`, bytes of the transfers; `compute`, records {rank, load, when,
-    wall_s, cpu_s}; `links`, records {src, dst, when, latency_s, nbytes, time_s}; `took_s`.
+    Attributes: `findings`, a tuple of Finding, empty where nothing is slow; `unsure`, Findings that a busy machine may
+    explain: neither blame nor acquittal; `ranks` tested; `hosts` of all tested, as numbers from 0; `passes` of links
+    (a, b); `sizes`, bytes of the transfers; `compute`, records {rank, load, when, wall_s, cpu_s}; `links`, records
+    {src, dst, when, latency_s, nbytes, time_s}; `took_s`.
     """
 
     findings: tuple
+    unsure: tuple
     ranks: tuple
     hosts: tuple
     passes: tuple
@@ -25,13 +29,13 @@ class Validation:
 
     def to_json(self):
         """A document of lists, dicts, numbers and texts."""
-        return asdict(self) | {"findings": [finding._asdict() for finding in self.findings]}
+        return asdict(self) | {name: [finding._asdict() for finding in getattr(self, name)] for name in OF_FINDINGS}
 
     @classmethod
     def from_json(cls, document):
         """The Validation that `to_json` wrote."""
         fields = _frozen(document)
-        return cls(**fields | {"findings": tuple(Finding(**finding) for finding in fields["findings"])})
+        return cls(**fields | {name: tuple(Finding(**finding) for finding in fields[name]) for name in OF_FINDINGS})
 
 
 def _frozen(value):

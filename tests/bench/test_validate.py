@@ -62,8 +62,9 @@ def test_a_rehearsal_from_the_shell(tmp_path):
     document = json.loads(file.read_text())
     assert document["schema_version"] == 1
     assert ["link", [[1, 2]]] in [[finding["kind"], finding["links"]] for finding in document["findings"]]
-    # A transfer is complete no sooner than a small message is.
-    assert all(min(record["time_s"]) > record["latency_s"] / 2 for record in document["links"])
+    # A transfer is complete no sooner than a small message is, which computing beside it delays.
+    transfers = [record for record in document["links"] if record["when"] == "alone"]
+    assert all(min(record["time_s"]) > record["latency_s"] / 2 for record in transfers)
     alone = [record for record in document["compute"] if record["when"] == "alone"]
     own_s = {rank: min(min(r["cpu_s"]) for r in alone if r["rank"] == rank and "32" in r["load"]) for rank in range(3)}
     assert own_s[0] > 2 * own_s[1] and own_s[0] > 2 * own_s[2]

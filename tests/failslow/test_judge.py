@@ -12,7 +12,7 @@ NAN = float("nan")
 
 
 def computing(own_s, clock_s=None, load="float32 product"):
-    """{(rank, load): Samples} of three equal repetitions."""
+    """One measurement, {(rank, load): Samples}, of three equal repetitions."""
     clock_s = clock_s or own_s
     return {(r, load): Samples((w,) * 3, (c,) * 3) for r, (c, w) in enumerate(zip(own_s, clock_s, strict=True))}
 
@@ -34,37 +34,37 @@ ONE_MACHINE = [(0, 3)] * 4
 @pytest.mark.parametrize("slow", range(4))
 def test_a_slow_core_is_named_by_its_own_time(slow):
     own_s = [3e-3 if rank == slow else 2e-3 for rank in range(4)]
-    found = slow_ranks(computing(own_s), [7] * 4, ONE_MACHINE)
+    found = slow_ranks([computing(own_s)], [7] * 4, ONE_MACHINE)
     assert list(found) == [slow]
     assert found[slow].ratio == pytest.approx(1.5)
     assert "core is slow" in found[slow].text
 
 
 def test_who_shares_cores_is_not_blamed_for_waiting():
-    found = slow_ranks(computing([2e-3] * 4, [2e-3, 9e-3, 2e-3, 4e-3]), [7] * 4, ONE_MACHINE)
+    found = slow_ranks([computing([2e-3] * 4, [2e-3, 9e-3, 2e-3, 4e-3])], [7] * 4, ONE_MACHINE)
     assert found == {}
 
 
 def test_a_pinned_rank_whose_core_somebody_else_uses():
     cores = [(0, 1 << rank) for rank in range(4)]
     samples = computing([2e-3] * 4, [2e-3, 2e-3, 4e-3, 2e-3])
-    assert list(found := slow_ranks(samples, [7] * 4, cores)) == [2]
+    assert list(found := slow_ranks([samples], [7] * 4, cores)) == [2]
     assert "never had its core to itself" in found[2].text
     # Once it was left alone: its core is as good as the others'.
     samples[2, "float32 product"] = Samples((4e-3, 4e-3, 2e-3), (2e-3,) * 3)
-    assert "something else runs" in slow_ranks(samples, [7] * 4, cores)[2].text
+    assert "something else runs" in slow_ranks([samples], [7] * 4, cores)[2].text
 
 
 def test_other_devices_are_no_peers():
     own_s = [2e-3, 2e-3, 5e-3, 5e-3]
-    assert slow_ranks(computing(own_s), [1, 1, 2, 2], ONE_MACHINE) == {}
-    assert list(slow_ranks(computing(own_s[:3]), [1, 1, 2], ONE_MACHINE)) == []
-    assert sorted(slow_ranks(computing(own_s), [1] * 4, ONE_MACHINE)) == [2, 3]
+    assert slow_ranks([computing(own_s)], [1, 1, 2, 2], ONE_MACHINE) == {}
+    assert list(slow_ranks([computing(own_s[:3])], [1, 1, 2], ONE_MACHINE)) == []
+    assert sorted(slow_ranks([computing(own_s)], [1] * 4, ONE_MACHINE)) == [2, 3]
 
 
 def test_a_gpu_is_judged_by_the_clock():
     samples = {(r, "float16 product"): Samples((t,) * 3, (NAN,) * 3) for r, t in enumerate([1e-3, 1e-3, 1.3e-3])}
-    found = slow_ranks(samples, [7] * 3, ONE_MACHINE[:3])
+    found = slow_ranks([samples], [7] * 3, ONE_MACHINE[:3])
     assert list(found) == [2]
     assert found[2].text == "float16 product takes 1.30 times as long as on its peers"
 
@@ -74,7 +74,7 @@ def test_interrupted_repetitions_do_not_count():
     assert core_time_s(Samples((9e-3,), (3e-3,))) is None
     assert core_time_s(Samples((9e-3,), (3e-3,)), starved=True) == 3e-3
     # Rank 1 was never left alone: nothing is known of it.
-    assert slow_ranks(computing([2e-3, 4e-3, 2e-3], [2e-3, 9e-3, 2e-3]), [7] * 3, ONE_MACHINE[:3]) == {}
+    assert slow_ranks([computing([2e-3, 4e-3, 2e-3], [2e-3, 9e-3, 2e-3])], [7] * 3, ONE_MACHINE[:3]) == {}
 
 
 @pytest.mark.parametrize("n", [2, 3, 4, 5, 8, 16])

@@ -1,0 +1,27 @@
+"""Repeat a test that says that something is slow, until it no longer does, or has said so often enough."""
+
+
+def settle(first, verdict, again, least, most):
+    """What is slow by all measurements, and of what that cannot be said.
+
+    What else runs on a machine makes a test slow now and then, hardly ever fast: so further measurements acquit who was
+    only disturbed.
+
+    Args:
+        first: a measurement of everything.
+        verdict: of [measurement, ...] gives (slow, unsure): Slow by what they are about.
+        again: of {what is slow or unsure: Slow} measures that once more, beside healthy peers.
+        least, most: further measurements where all is clear, and where that never comes.
+
+    Returns:
+        (slow, unsure), the last verdict.
+    """
+    rounds = [first]
+    slow, unsure = verdict(rounds)
+    while slow or unsure:
+        is_clear = not unsure and all(one.is_clear for one in slow.values())
+        if len(rounds) > (least if is_clear else most):
+            break
+        rounds.append(again({**slow, **unsure}))
+        slow, unsure = verdict(rounds)
+    return slow, unsure
