@@ -54,7 +54,7 @@ def test_the_walk_sees_relative_and_absolute_imports(tmp_path, monkeypatch):
 
 
 def test_import_is_light():
-    heavy = "numpy numba mpi4py ucxx cupy matplotlib ortools rich networkx".split()
+    heavy = "numpy numba mpi4py ucxx cupy matplotlib ortools networkx".split()
     code = f"import sys, lanterne, lanterne.bench.cli; print([m for m in {heavy!r} if m in sys.modules])"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert result.stdout.strip() == "[]"
