@@ -349,6 +349,9 @@ class Communicator:
         for closing in closes:
             closing.close()
 
+    def __repr__(self):
+        return f"<Communicator: rank {self.rank} of {self.world_size} over {self.transport.name}>"
+
     def __enter__(self):
         return self
 

@@ -136,7 +136,10 @@ def _cache_file(communicator):
     folder = os.environ.get("LANTERNE_CACHE", "")
     if folder == "off":
         return None
-    base = Path(folder) if folder else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lanterne"
+    try:
+        base = Path(folder or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "lanterne"))
+    except RuntimeError:  # a user without a home, as in containers
+        return None
     transport = communicator.transport
     about = [__version__, transport.name, communicator.ranks, os.uname().nodename, len(os.sched_getaffinity(0))]
     about += [*getattr(transport, "hosts", ()), *([] if _tries() else ["without trials"])]

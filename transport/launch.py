@@ -197,7 +197,8 @@ class Watch:
         launcher_code = next((process.returncode for process in processes if process.returncode != 0), 0)
         failures = [code for code in self._codes.values() if code != 0]
         if not failures and len(self._codes) < self._world_size:
-            log.warning("rank %s did not report how it ended", _join(self._running()))
+            if launcher_code != -signal.SIGPIPE:  # else nobody reads what it writes, or this
+                log.warning("rank %s did not report how it ended", _join(self._running()))
             failures = [UNKNOWN_CODE]
         code = next((code for code in failures if code != UNKNOWN_CODE), launcher_code or 1) if failures else 0
         return code if code >= 0 else 128 - code
