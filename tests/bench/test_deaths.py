@@ -16,7 +16,7 @@ def run(*arguments):
     return subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
 
 
-@pytest.mark.parametrize(("name", "module"), [("mpi", "mpi4py"), ("ucx", "ucxx")])
+@pytest.mark.parametrize(("name", "module"), [("mpi", "mpi4py"), pytest.param("ucx", "ucxx", marks=pytest.mark.slow)])
 def test_survivors_name_the_victim(name, module):
     if find_spec(module) is None and name not in os.environ.get("LANTERNE_REQUIRE", "").split(","):
         pytest.skip(f"{module} is not installed")

@@ -89,9 +89,9 @@ def test_hosts_know_each_other_by_name_and_have_their_own(lab):
 
 
 def test_link_delays_are_measured_between_clocks_that_differ(lab):
-    off_s, nbytes = 300.0, 250_000
+    off_s, nbytes = 300.0, 1_250_000
     job = str(Path(__file__).with_name("clock_job.py"))
-    result = lab("--hosts", "2", "--rate", "200mbit", "--", "python", job, str(off_s), str(nbytes))
+    result = lab("--hosts", "2", "--rate", "1gbit", "--", "python", job, str(off_s), str(nbytes))
     assert result.returncode == 0, result.stderr
     found = json.loads(result.stdout)
     assert abs(found["clock_s"][1] + off_s) <= found["error_s"][1]

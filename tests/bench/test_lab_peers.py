@@ -149,39 +149,41 @@ def test_a_file_of_something_else(tmp_path, capsys):
     assert "made with another code, expected the same, or --fresh" in capsys.readouterr().err
 
 
-def test_a_small_run_and_its_continuation(needs_lab, tmp_path):
-    file, report = tmp_path / "lab.json", tmp_path / "lab.md"
-    words = [
-        "--json",
-        str(file),
-        "--report",
-        str(report),
-        "--contenders",
-        "lanterne,gloo",
-        "--algorithm",
-        "auto,late_join",
-    ]
-    words += ["--cases", "3x256KiB@2,3x256KiB@0", "--python", "gloo=/no/such/python"]
+WORDS = ("--contenders", "lanterne,gloo", "--python", "gloo=/no/such/python", "--algorithm", "auto,late_join")
+
+
+@pytest.fixture
+def run(needs_lab, tmp_path):
+    """Run the command in a folder of its own; (its output, the results of its JSON file). No host outlives it."""
+    before = set(lab_network.namespaces())
 
     def run(*more):
-        command = [sys.executable, "-m", "lanterne", "bench", "lab-peers", *words, *more]
-        return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        command = [sys.executable, "-m", "lanterne", "bench", "lab-peers", *WORDS, "--json", "lab.json", *more]
+        result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path)
+        assert result.returncode == 0, result.stderr
+        return result.stdout, json.loads((tmp_path / "lab.json").read_text())["results"]
 
-    before = set(lab_network.namespaces())
-    result = run("--iterations", "1")
-    assert result.returncode == 0, result.stderr
-    assert "Gloo is missing; install it with" in result.stdout
-    first = json.loads(file.read_text())["results"]
-    assert [(r["delay"], r["algorithm"], len(r["x"]), r["wrong"]) for r in first] == [
+    yield run
+    assert not {name for name in set(lab_network.namespaces()) - before if name.startswith("peer")}
+
+
+def test_a_small_run(run, tmp_path):
+    said, results = run("--cases", "3x256KiB@2,3x256KiB@0", "--iterations", "1", "--report", "lab.md")
+    assert "Gloo is missing; install it with" in said
+    assert [(r["delay"], r["algorithm"], len(r["x"]), r["wrong"]) for r in results] == [
         (2.0, "auto", 1, 0),
         (2.0, "late_join", 1, 0),
         (0.0, "auto", 1, 0),
     ]
     # The late rank's own buffer must leave it; the bucket's first 128 kB are free.
-    assert all(r["late_s"][0] > 0.4 * (256 << 10) / 25e6 and r["time_s"][0] > r["late_s"][0] + 0.02 for r in first[:2])
-    assert run("--iterations", "2").returncode == 0
-    second = json.loads(file.read_text())["results"]
-    assert [len(r["x"]) for r in second] == [2, 2, 2]
+    assert all(
+        r["late_s"][0] > 0.4 * (256 << 10) / 25e6 and r["time_s"][0] > r["late_s"][0] + 0.02 for r in results[:2]
+    )
+    assert "| 3 | 256 KiB | 2 |" in (tmp_path / "lab.md").read_text()
+
+
+@pytest.mark.slow
+def test_a_run_is_continued(run):
+    first, second = (run("--cases", "2x256KiB@0", "--iterations", number)[1] for number in "12")
+    assert [len(r["x"]) for r in second] == [2] * len(first)
     assert [r["x"][0] for r in second] == [r["x"][0] for r in first]
-    assert "| 3 | 256 KiB | 2 |" in report.read_text()
-    assert not {name for name in set(lab_network.namespaces()) - before if name.startswith("peer")}

@@ -16,40 +16,40 @@ sys.exit(launch(sys.argv[3:], int(sys.argv[1]), sys.argv[2]))"""
 REQUIRED = os.environ.get("LANTERNE_REQUIRE", "").split(",")
 
 
-# (transport, ranks) -> what one job of them goes through, in this order.
-JOBS = {
-    ("mpi", 3): ("matrix", "late", "disagrees", "absent"),
-    ("mpi", 4): ("late", "disagrees", "absent", "killed"),
-    ("ucx", 4): ("matrix", "late", "disagrees", "absent", "killed"),
-}
-# Whose `auto` goes by what the algorithms took in trials, too.
-WITH_TRIALS = "mpi", 3
+# What one job goes through, in this order.
+CASES = "matrix", "late", "disagrees", "absent", "killed"
 
 
-def run(transport, n, *cases):
+def run(transport, n, *cases, trials="off"):
     """The finished job, started by our launcher."""
     if transport == "ucx" and "ucx" not in REQUIRED and find_spec("ucxx") is None:
         pytest.skip("ucxx is not installed (extra ucx)")
     launcher = "mpi" if transport == "mpi" else "direct"
     command = [sys.executable, "-c", LAUNCH, str(n), launcher, sys.executable, JOB, *cases]
-    environment = {**os.environ, "CASE_TRANSPORT": transport, "CASE_RANKS": str(n), "LANTERNE_GRACE_S": "20"}
-    if (transport, n) == WITH_TRIALS:
-        environment.pop("LANTERNE_TRIALS", None)
+    variables = {"CASE_TRANSPORT": transport, "CASE_RANKS": str(n), "LANTERNE_GRACE_S": "20", "LANTERNE_TRIALS": trials}
+    environment = os.environ | variables
     return subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, check=False)
 
 
 @pytest.fixture(scope="module")
 def job():
     """(transport, ranks) -> the finished job of all its cases, started when first asked for."""
-    return functools.cache(lambda transport, n: run(transport, n, *JOBS[transport, n]))
+    return functools.cache(lambda transport, n: run(transport, n, *CASES))
 
 
-@pytest.mark.parametrize(("transport", "n", "case"), [(*key, case) for key, cases in JOBS.items() for case in cases])
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("transport", "n"), [("mpi", 3), ("ucx", 4)])
 def test_every_rank_is_through(job, transport, n, case):
     """Results are right, and where rank 1 misbehaves all others raise and name it."""
     done = job(transport, n)
     assert done.stdout.count(f"over {transport}: {case} fine\n") == n - (case == "killed"), done.stdout + done.stderr
-    assert (done.returncode != 0) == ("killed" in JOBS[transport, n]), done.stderr
+    assert done.returncode != 0, done.stderr
+
+
+@pytest.mark.slow
+def test_auto_goes_by_what_the_algorithms_took_in_trials():
+    done = run("mpi", 3, "matrix", trials="on")
+    assert done.stdout.count("matrix fine\n") == 3, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("transport", ["mpi", "ucx"])

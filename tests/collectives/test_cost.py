@@ -97,7 +97,9 @@ def test_a_later_start_never_ends_earlier(line, p, delays, more, who):
 
 
 @pytest.mark.parametrize(("collective", "name"), [key for key, line in ALGORITHMS.items() if line.law])
-@pytest.mark.parametrize("nbytes", [2**14, pytest.param(2**20, marks=pytest.mark.slow), 2**27])
+@pytest.mark.parametrize(
+    "nbytes", [2**20, *(pytest.param(nbytes, marks=pytest.mark.slow) for nbytes in (2**14, 2**27))]
+)
 def test_best_num_chunks_is_within_a_few_percent_of_the_best_by_trial(collective, name, nbytes):
     model = CostModel(3e-6, 1 / 450e9)
 

@@ -1,29 +1,22 @@
 """Device arrays through the Communicator, on stand-ins: over nccl on streams, elsewhere through pinned memory."""
 
-import importlib.util
 import threading
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
+from nccl_ranks import HostArray, HostRuntime, Job
 
-_file = Path(__file__).resolve().parents[1] / "transport" / "nccl_ranks.py"
-_spec = importlib.util.spec_from_file_location("nccl_ranks", _file)
-nccl_ranks = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(nccl_ranks)
-Job, HostArray, HostRuntime = nccl_ranks.Job, nccl_ranks.HostArray, nccl_ranks.HostRuntime
-
-import lanterne  # noqa: E402
-from lanterne.collectives import late  # noqa: E402
-from lanterne.collectives.communicator import Communicator  # noqa: E402
-from lanterne.collectives.compile import compile_program  # noqa: E402
-from lanterne.collectives.plans import checked_schedule  # noqa: E402
-from lanterne.collectives.program import Message  # noqa: E402
-from lanterne.collectives.registry import ALGORITHMS  # noqa: E402
-from lanterne.collectives.tuning import THREADS  # noqa: E402
-from lanterne.errors import InputError, PeerFailed, TransportError, TransportTimeout, Unavailable  # noqa: E402
-from lanterne.kernels.arrays import require_device  # noqa: E402
+import lanterne
+from lanterne.collectives import late
+from lanterne.collectives.communicator import Communicator
+from lanterne.collectives.compile import compile_program
+from lanterne.collectives.plans import checked_schedule
+from lanterne.collectives.program import Message
+from lanterne.collectives.registry import ALGORITHMS
+from lanterne.collectives.tuning import THREADS
+from lanterne.errors import InputError, PeerFailed, TransportError, TransportTimeout, Unavailable
+from lanterne.kernels.arrays import require_device
 
 
 def over_nccl(world_size, program, timeout_s=20.0, job=None):

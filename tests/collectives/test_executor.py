@@ -99,7 +99,7 @@ def test_all_reduce(case):
 
 @pytest.mark.parametrize(
     ("algorithm", "n"),
-    [*product(["ring", "recursive_doubling", "tree"], [33]), ("allpairs", 16), ("recursive_doubling", 64)],
+    [*product(["ring", "recursive_doubling", "tree"], [33]), ("allpairs", 16)],
 )
 def test_many_ranks(algorithm, n):
     results = spawn(n, all_reduce, algorithm, "int64", 100)
@@ -110,7 +110,7 @@ def test_many_ranks(algorithm, n):
 
 @pytest.mark.parametrize(
     ("algorithm", "n"),
-    [*((name, 8) for name in ALL_REDUCE), ("ring", 32), ("recursive_doubling", 32)],
+    [*((name, 8) for name in ALL_REDUCE), ("recursive_doubling", 32)],
 )
 def test_float32_error_is_near_that_of_pairwise_summation(algorithm, n):
     count = 100_000 if n == 8 else 20_000

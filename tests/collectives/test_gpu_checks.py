@@ -5,6 +5,7 @@ import sys
 import threading
 import time
 import types
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -86,11 +87,16 @@ def verdict_of(check):
     return program
 
 
-@pytest.mark.parametrize("check", [*COMMON, *gpu_checks.NCCL], ids=lambda check: check.__name__)
-@pytest.mark.parametrize("world_size", [1, 3])
+# One rank moves nothing; on three, all algorithms are tried for seconds.
+LEFT_OUT = (gpu_checks.check_large, 1), (gpu_checks.check_what_auto_goes_by_can_be_measured, 3)
+
+
+@pytest.mark.parametrize(
+    ("check", "world_size"),
+    [case for case in product([*COMMON, *gpu_checks.NCCL], [1, 3]) if case not in LEFT_OUT],
+    ids=lambda value: getattr(value, "__name__", value),
+)
 def test_over_nccl(check, world_size):
-    if check is gpu_checks.check_large and world_size == 1:
-        pytest.skip("one rank moves nothing; three do")
     assert device.over_nccl(world_size, verdict_of(check)) == [None] * world_size
 
 

@@ -52,7 +52,7 @@ def run_late(comm, calls, late_rank, delay_s, count=COUNT):
     return wrong, comm.arrivals()
 
 
-@pytest.mark.parametrize("n", [3, 4, 5, 8])
+@pytest.mark.parametrize("n", [3, 8])
 def test_others_begin_without_the_late_rank(n):
     for wrong, arrivals in spawn(n, run_late, 4, 1, 0.3):
         assert wrong == 0

@@ -128,8 +128,9 @@ def test_a_healthy_job_is_left_alone():
     assert Job([]).run(300).decisions == []
 
 
-@pytest.mark.parametrize("order", list(permutations(("rank 3", "link 0-2", "rank 6"))), ids="-".join)
-@pytest.mark.parametrize("apart", [1, 7, 25], ids="every {}".format)
+@pytest.mark.parametrize(
+    ("order", "apart"), list(zip(permutations(("rank 3", "link 0-2", "rank 6")), (1, 7, 25) * 2, strict=True))
+)
 def test_incidents_that_overlap_in_any_order_are_all_named_and_all_end(order, apart):
     """The second begins before, while or after the first is mitigated; they end in the order in which they began."""
     severity = {"rank 3": 2.0, "link 0-2": 60e-3, "rank 6": 3.0}

@@ -1,11 +1,10 @@
 """Times of F, B and W on a real GPU: by events, of spins of known length and of a model in CuPy."""
 
-import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
+from device_profile import check_times
 
 import lanterne
 from lanterne.kernels.cuda_delay import delay
@@ -18,9 +17,6 @@ from lanterne.pipeline.problem import Problem
 from lanterne.pipeline.schedulers import plan
 from lanterne.pipeline.stage_layers import make_stages
 from lanterne.pipeline.stage_mlp import mlp
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "pipeline"))
-from device_profile import check_times  # noqa: E402
 
 
 @pytest.mark.parametrize("scheduler", ["gpipe", "1f1b", "zb_h1"])

@@ -1,19 +1,15 @@
 """GPU delays without a GPU: what is launched, and that shaped streams keep the emulated link's time."""
 
 import itertools
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from gpu_compilers import compile_cuda_c, require_compilers
+from host_runtime import HostRuntime
 
 from lanterne.errors import InputError
 from lanterne.kernels import cuda_delay
 from lanterne.kernels.cuda_delay import MAX_SPIN_NS, Calibration, StreamShaper, delay, spin_parts_ns
-
-sys.path.insert(0, str(Path(__file__).parent))
-from gpu_compilers import compile_cuda_c, require_compilers
-from host_runtime import HostRuntime
 
 TIMEOUT_S = 60
 

@@ -1,12 +1,8 @@
 """The stand-ins have the verbs of what they stand for, with the same parameters: they take what it takes, no more."""
 
 import inspect
-import sys
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
 from host_nccl import HostCommunicator, HostNccl
 from host_runtime import HostRuntime
 

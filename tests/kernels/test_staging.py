@@ -7,10 +7,10 @@ import subprocess
 import sys
 import threading
 from multiprocessing import shared_memory
-from pathlib import Path
 
 import numpy as np
 import pytest
+from host_runtime import HostRuntime
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,9 +18,6 @@ from lanterne.errors import InputError, TransportTimeout
 from lanterne.kernels.reduce import prepare
 from lanterne.kernels.staging import FLAG_MODULUS, MAX_CHUNKS, Stager, is_reached, pinned_empty
 from lanterne.kernels.staging_ring import DeviceEnd, HostEnd, Ring
-
-sys.path.insert(0, str(Path(__file__).parent))
-from host_runtime import HostRuntime
 
 TIMEOUT_S = 60
 SIZES = [0, 1, 7, 8, 9, 24, 1000]

@@ -42,7 +42,7 @@ def test_meets_the_proved_optimum(case):
     assert makespan(made, problem) == made.proved_bound == CASES[case]["optimum"]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 @given(st.data(), problems(stages=5, microbatches=9))
 def test_valid_and_never_worse_than_any_other(data, problem):
     placement = data.draw(placements(problem))

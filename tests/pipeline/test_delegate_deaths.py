@@ -8,10 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from processes import MARK, PATIENCE_S, assert_none_left, marked
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent / "transport"))
-from processes import MARK, PATIENCE_S, assert_none_left, marked  # noqa: E402
 
 RANKS = 3
 JOB = (

@@ -1,11 +1,10 @@
 """Training on a device, on stand-ins: NumPy under CuPy's names, and streams that are threads."""
 
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from host_runtime import HostRuntime
 
 import lanterne
 from lanterne.pipeline.adapt import Adapter
@@ -15,9 +14,6 @@ from lanterne.pipeline.planes import make_plane
 from lanterne.pipeline.problem import Problem
 from lanterne.pipeline.stage_mlp import mlp
 from lanterne.pipeline.train import Trainer, plans
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "kernels"))
-from host_runtime import HostRuntime  # noqa: E402
 
 MODEL, PROBLEM, ITERATIONS = mlp((3, 16, 16, 2), rows=4), Problem(2, 4, 1, 1, 1), 9
 

@@ -1,19 +1,17 @@
 """Times of actions on a device, on a stand-in for streams whose work is sleeping threads."""
 
-import sys
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
+from device_profile import DelayStage, check_times
+from host_runtime import HostRuntime
 
 from lanterne.errors import LanterneError
 from lanterne.pipeline.device_times import DeviceTimes
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parent / "kernels")]
-from device_profile import DelayStage, check_times  # noqa: E402
-from host_runtime import HostRuntime  # noqa: E402
 
 
 def queue_delay(duration_s, stream):

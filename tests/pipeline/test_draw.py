@@ -15,9 +15,9 @@ from lanterne.pipeline.trace import chrome_trace
 PROBLEM = Problem(3, 4, 10, 20, 30, [5, 0], data_parallel={"kind": "zero1", "reduce_scatter": 7, "all_gather": 3})
 
 
-@pytest.mark.parametrize("in_order", [False, True])
-@pytest.mark.parametrize("scheduler", ["1f1b", "zb_h1", "zb_v"])
-@pytest.mark.parametrize("ending", ["svg", "png", "pdf"])
+@pytest.mark.parametrize(
+    ("scheduler", "ending", "in_order"), [("1f1b", "svg", False), ("zb_h1", "png", True), ("zb_v", "pdf", False)]
+)
 def test_every_format_is_drawn(tmp_path, scheduler, ending, in_order):
     path = tmp_path / f"plan.{ending}"
     draw(simulate(plan(PROBLEM, scheduler), PROBLEM, in_order=in_order), path, scheduler, "ms")

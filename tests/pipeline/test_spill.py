@@ -1,11 +1,10 @@
 """Spilled activations: a plan that needs twice the cap stays under it, and its gradients are the same, to the bit."""
 
-import sys
 import threading
-from pathlib import Path
 
 import numpy as np
 import pytest
+from host_runtime import HostRuntime
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
@@ -22,9 +21,6 @@ from lanterne.pipeline.spill import DeviceStore, HostStore, Place, Spill
 from lanterne.pipeline.stage_gpt import gpt
 from lanterne.pipeline.stage_layers import make_stages
 from lanterne.pipeline.stage_mlp import mlp
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "kernels"))
-from host_runtime import HostRuntime  # noqa: E402
 
 MICROBATCHES, ITERATIONS, STORE_NBYTES = 8, 2, 1 << 26
 MLP = mlp((3, 5, 4, 6, 5, 4, 3, 5, 2), rows=3)

@@ -280,9 +280,8 @@ def check_bad_operations(transport):
         raise AssertionError(f"{type(array)} was registered")
 
 
-def check_large(transport):
-    """1 GiB at once, from rank 0 to rank 1."""
-    nbytes = 1 << 30
+def check_large(transport, nbytes=64 << 20):
+    """Much at once, from rank 0 to rank 1."""
     if transport.rank == 0:
         array = np.zeros(nbytes // 8, np.uint64)
         array[:: 4096 + 1] = np.arange(0, nbytes // 8, 4096 + 1, dtype=np.uint64)
@@ -293,6 +292,11 @@ def check_large(transport):
         transport.post((Recv(transport.register(array), 0, nbytes, 0),)).wait(LONG_S)
         assert (array[:: 4096 + 1] == np.arange(0, nbytes // 8, 4096 + 1, dtype=np.uint64)).all()
         assert array[-1] == nbytes
+
+
+def check_huge(transport):
+    """1 GiB at once."""
+    check_large(transport, 1 << 30)
 
 
 def check_close(transport):

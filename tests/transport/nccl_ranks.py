@@ -1,11 +1,8 @@
 """Ranks of the nccl transport as threads, on stand-ins for NCCL, streams and device memory."""
 
-import sys
 import threading
-from pathlib import Path
 from types import SimpleNamespace
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "kernels"))
 from host_nccl import HostNccl
 from host_runtime import HostArray, HostRuntime
 

@@ -99,6 +99,14 @@ def test_processes(orderly, name, check):
     assert code == 0 or any(record["wrong"] for records in verdicts.values() for record in records), output
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PROCESS)
+def test_a_huge_message(tmp_path, name):
+    code, output, verdicts = run_job(name, tmp_path / "report", [conformance.check_huge])
+    assert_right(verdicts["check_huge"], RANKS, output)
+    assert code == 0, output
+
+
 @pytest.mark.parametrize("failure", conformance.FAILURES, ids=lambda failure: failure.__name__)
 @pytest.mark.parametrize("name", PROCESS)
 def test_processes_failures(tmp_path, name, failure):

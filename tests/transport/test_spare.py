@@ -16,8 +16,6 @@ from lanterne.transport.ledger import Ledger
 from lanterne.transport.local import LocalWorld
 from lanterne.transport.spare import SpareTransport
 
-# Not the one that only checks that a gigabyte passes.
-CHECKS = [check for check in conformance.ORDERLY if check is not conformance.check_large]
 RAILS = ("127.0.0.2", "127.0.0.3")
 
 
@@ -98,8 +96,8 @@ def dying(how, after):
     return Dying
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-@pytest.mark.parametrize(("how", "after"), [("alive", 0), ("reset", 2), ("reset", 15)])
+@pytest.mark.parametrize("check", conformance.IN_THREADS, ids=lambda check: check.__name__)
+@pytest.mark.parametrize(("how", "after"), [("alive", 0), ("reset", 2)])
 def test_conformance(check, how, after):
     cls = SpareTransport if how == "alive" else dying(how, after)
     assert World(3, cls=cls).run(lambda transport: verdict(check, transport)) == [None] * 3

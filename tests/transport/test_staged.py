@@ -1,19 +1,13 @@
 """Device memory over a transport of host memory: whole, in order, and buffers that are used again."""
 
-import importlib.util
 import threading
-from pathlib import Path
 
 import numpy as np
+from nccl_ranks import HostArray, HostRuntime
 
-_spec = importlib.util.spec_from_file_location("nccl_ranks", Path(__file__).with_name("nccl_ranks.py"))
-nccl_ranks = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(nccl_ranks)
-HostArray, HostRuntime = nccl_ranks.HostArray, nccl_ranks.HostRuntime
-
-from lanterne.transport.base import Recv, Send  # noqa: E402
-from lanterne.transport.local import LocalWorld  # noqa: E402
-from lanterne.transport.staged import StagedTransport  # noqa: E402
+from lanterne.transport.base import Recv, Send
+from lanterne.transport.local import LocalWorld
+from lanterne.transport.staged import StagedTransport
 
 
 def on_ranks(function, world_size=2):

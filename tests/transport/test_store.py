@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from processes import MARK, assert_none_left, free_port, marked, new_mark, wait_until
 
 from lanterne.errors import InputError, PeerFailed, TransportError, TransportTimeout, Unavailable
 from lanterne.transport import wire
@@ -20,9 +21,6 @@ from lanterne.transport.bootstrap import Group
 from lanterne.transport.store import MAX_STRANGERS
 from lanterne.transport.store_client import StoreClient
 from lanterne.transport.store_process import StoreProcess
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-from processes import MARK, assert_none_left, free_port, marked, new_mark, wait_until
 
 TOKEN = "a token of the tests"
 

@@ -65,6 +65,11 @@ def scenario_last_words(transport):
         np.testing.assert_array_equal(array, pattern(count * nbytes, 3))
 
 
+def scenario_paced_then_last_words(transport):
+    scenario_paced(transport)
+    scenario_last_words(transport)
+
+
 def scenario_never_closes(transport):
     """As a script that just ends."""
     scenario_last_words(transport)

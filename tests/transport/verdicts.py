@@ -48,7 +48,7 @@ def run_checks(script, arguments, report, checks, world_size, launcher="mpi", en
     Returns:
         (exit code, None if it did not end within `timeout_s`; output; {check: its lines in rank order})
     """
-    path = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")]))
+    path = os.pathsep.join(filter(None, [str(HERE), str(HERE.parent / "kernels"), os.environ.get("PYTHONPATH")]))
     worker = [sys.executable, str(script), *arguments, str(report), *(check.__name__ for check in checks)]
     command = [sys.executable, "-c", LAUNCH, launcher, str(world_size), *worker]
     environment = os.environ | {"PYTHONPATH": path} | (environment or {})
