@@ -21,7 +21,7 @@ EVENTFUL = {"COMPUTE": ((1, 1),), "LINKS": {}, "COPIES": 2, "MICROBATCHES": 8, "
 # What to shrink: name -> constants of its module, or of another, MODULE:NAME.
 SMALL = {
     "adaptra-19": {"SIZES": ((3, 6),), "STEPS": (1, None)},
-    "crosspipe-8": {"RATIOS": (0, 4)},
+    "crosspipe-8": {"RATIOS": (0, 1, 4)},
     "crosspipe-9": {"LATENCIES_S": (4e-3,), "BANDWIDTHS": (4e9, 1024e9, 1024e9)},
     "crosspipe-12": {"SETTINGS": ((1, 0.25, 0.25),), "STAGES": (4, 8)},
     "crosspipe-14": {"SIZES": (4,)},
