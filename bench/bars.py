@@ -4,6 +4,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+# How far from the simulator's the times over a data plane may be, a share: where sends block computing, and elsewhere.
+BLOCKED_LIMIT, LIMIT = 0.05, 0.02
+
 
 class Bar(NamedTuple):
     """A figure and the least or most that it may be.
@@ -45,3 +48,14 @@ def near_simulator(records, limit, what="measured off simulated"):
     """The Bar of how far off, a share, the farthest of records is: `predicted_s`, and `measured_s`, one or several."""
     off = max(abs(float(np.median(record["measured_s"])) / record["predicted_s"] - 1) for record in records)
     return at_most(what, off, limit, "{:.1%}")
+
+
+def near_simulator_by_plane(records):
+    """The Bars of `near_simulator` for the records of each `data_plane`."""
+    by_plane = {}
+    for record in records:
+        by_plane.setdefault(record["data_plane"], []).append(record)
+    return [
+        near_simulator(own, BLOCKED_LIMIT if plane == "inline" else LIMIT, f"{plane}, measured off simulated")
+        for plane, own in by_plane.items()
+    ]

@@ -5,7 +5,6 @@ caller is itself a rank of.
 """
 
 import json
-import os
 import statistics
 import sys
 import tempfile
@@ -33,9 +32,6 @@ from .cli import STOPPED
 from .measure import agree_start_s
 
 LOCAL = "local"
-# An iteration during which the host of a virtual machine took more than this share of a core is done again, so often in
-# all; the one that lost least counts.
-STOLEN_SHARE, ATTEMPTS = 0.02, 3
 # What the ranks' errors become, the first that is met first: what is not there and what cannot be before what failed.
 ERRORS = (Unavailable, InputError, LanterneError)
 
@@ -72,13 +68,12 @@ class Case(NamedTuple):
 
 class Outcome(NamedTuple):
     """What was measured of a case: seconds from the first start to the last end, one per iteration; and that iteration
-    which is nearest to their median, as a Timeline and as the columns of measured.COLUMNS; how many were done again.
+    which is nearest to their median, as a Timeline and as the columns of measured.COLUMNS.
     """
 
     makespan_s: list
     timeline: Timeline
     columns: dict
-    repeated: int
 
     @property
     def median_s(self):
@@ -223,13 +218,13 @@ def run_rank(function, work):
 
 
 def run_cases(comm, work):
-    """Of each case (makespans, rows of COLUMNS of the median iteration, iterations done again) on rank 0; else None."""
+    """Of each case (makespans, rows of COLUMNS of the median iteration) on rank 0; else None."""
     # Plans that search have no two alike: those of rank 0 count.
     cases = [Case.from_dict(document) for document in from_first(comm, work["cases"])]
     for case in cases:
         if case.ranks != comm.world_size:
             raise InputError(f"pipeline: got {comm.world_size} ranks, expected {case.ranks}, one per stage")
-    planes, samples, repeated = Planes(comm), [[] for _ in cases], [0] * len(cases)
+    planes, samples = Planes(comm), [[] for _ in cases]
     try:
         for iteration in range(-work["warmup"], work["iterations"]):
             for i, case in enumerate(cases):
@@ -238,17 +233,14 @@ def run_cases(comm, work):
                 plane, is_new = planes.take(case)
                 if is_new:
                     run_once(comm, case, plane)  # The first messages of a plane pay for its connections.
-                if iteration < 0:
-                    run_once(comm, case, plane)
-                    continue
-                columns, again = run_undisturbed(comm, case, plane)
-                samples[i].append(columns)
-                repeated[i] += again
+                columns = run_once(comm, case, plane)
+                if iteration >= 0:
+                    samples[i].append(columns)
     finally:
         planes.close()
     if comm.rank == 0:
         report.progress("")
-        return [(*_median(sample), again) for sample, again in zip(samples, repeated, strict=True)]
+        return [_median(sample) for sample in samples]
     return None
 
 
@@ -258,23 +250,6 @@ def run_once(comm, case, plane):
     comm.barrier()
     wait_until(agree_start_s(comm))
     return gather(execute(case.checked, stages, comm, plane=plane), case.checked, comm)
-
-
-def run_undisturbed(comm, case, plane):
-    """(What `run_once` gives, how often it was done again), of the iteration that the host disturbed least."""
-    tried = []
-    while len(tried) < ATTEMPTS and not (tried and tried[-1][0] <= STOLEN_SHARE):
-        before_s = stolen_s()
-        columns = run_once(comm, case, plane)
-        stolen = np.array([stolen_s() - before_s])
-        comm.all_reduce(stolen, stolen, op="max")
-        tried.append((float(stolen[0]) / _makespan_s(columns), columns))
-    return min(tried, key=lambda each: each[0])[1], len(tried) - 1
-
-
-def stolen_s():
-    """Seconds for which others on the host of this virtual machine had its cores, all in all; 0 on a real one."""
-    return int(Path("/proc/stat").read_text().split(maxsplit=9)[8]) / os.sysconf("SC_CLK_TCK")
 
 
 class Planes:
@@ -313,19 +288,15 @@ def from_first(comm, document):
     return json.loads(text.tobytes())
 
 
-def _makespan_s(columns):
-    return float(columns["end_s"].max() - columns["start_s"].min())
-
-
 def _median(sample):
     """The makespans of a case's iterations, and the columns, as rows, of the one nearest to their median."""
-    makespans = [_makespan_s(columns) for columns in sample]
+    makespans = [float(columns["end_s"].max() - columns["start_s"].min()) for columns in sample]
     middle = statistics.median_low(makespans)
     columns = sample[makespans.index(middle)]
     rows = [[None if np.isnan(value) else value for value in columns[name].tolist()] for name in COLUMNS]
     return makespans, rows
 
 
-def _outcome(case, makespans, rows, repeated):
+def _outcome(case, makespans, rows):
     columns = {name: np.array(row, float) for name, row in zip(COLUMNS, rows, strict=True)}
-    return Outcome(makespans, timeline(columns, case.checked, case.problem, case.unit_s), columns, repeated)
+    return Outcome(makespans, timeline(columns, case.checked, case.problem, case.unit_s), columns)

@@ -34,7 +34,7 @@ from ..pipeline.simulate import simulate
 from ..pipeline.trace import chrome_trace
 from ..transport.rail_names import check_rail
 from . import report
-from .bars import near_simulator
+from .bars import near_simulator_by_plane
 from .events_input import add_event_arguments, events_from
 from .options import whole
 from .pipeline_input import add_problem_arguments, problem_from
@@ -42,9 +42,6 @@ from .pipeline_measure import Case, check_case, measure
 from .pipeline_plan import make
 from .pipeline_report import described, labelled
 from .units import format_time, parse_time_s
-
-# How far measured may be off predicted: where sends block, and else.
-BLOCKED_LIMIT, LIMIT = 0.05, 0.02
 
 
 def add_arguments(parser):
@@ -161,14 +158,8 @@ def run_events(args, cases, timeout_s):
 
 def bars(records):
     """How far from the simulator's the measured times may be: a Bar for each data plane."""
-    by_plane = {}
-    for each in records:
-        times = {"measured_s": each["measured_makespan_s"], "predicted_s": each["predicted_makespan_s"]}
-        by_plane.setdefault(each["data_plane"], []).append(times)
-    return [
-        near_simulator(times, BLOCKED_LIMIT if plane == "inline" else LIMIT, f"{plane}, measured off predicted")
-        for plane, times in by_plane.items()
-    ]
+    times = {"measured_s": "measured_makespan_s", "predicted_s": "predicted_makespan_s"}
+    return near_simulator_by_plane([each | {key: each[name] for key, name in times.items()} for each in records])
 
 
 def undelayed(problem):
@@ -190,7 +181,6 @@ def record(case, predicted, outcome):
         "data_plane_options": case.options,
         "predicted_makespan_s": predicted.makespan * unit_s,
         "measured_makespan_s": outcome.makespan_s,
-        "repeated": outcome.repeated,
         "no_delay_makespan_s": no_delay_s,
         "dependencies_s": free_s - no_delay_s,
         "blocking_s": outcome.median_s - free_s,
@@ -225,8 +215,6 @@ def print_records(document, file):
         f"{problem['stages']} processes, {problem['microbatches']} microbatches, "
         f"{len(results[0]['measured_makespan_s'])} iterations of each in turn, {document['environment']['cpus']} cores"
     ]
-    if repeated := sum(result["repeated"] for result in results):
-        notes.append(f"{repeated} iterations done again: the host of this virtual machine took its cores")
     report.print_table(COLUMNS, [row(result) for result in results], notes=notes, left=(0, 1), file=file)
     for bar in bars(results):
         print(f"# bar {bar}", file=file)

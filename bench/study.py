@@ -13,7 +13,7 @@ from ..pipeline.problem import Problem
 from ..pipeline.schedulers import plan
 from ..pipeline.simulate import simulate
 from . import report
-from .bars import near_simulator
+from .bars import BLOCKED_LIMIT, LIMIT, near_simulator
 from .pipeline_measure import Case, measure
 from .units import format_time
 
@@ -109,7 +109,7 @@ def study(points, systems, iterations):
 
 
 def measured(cases, iterations, warmup=0):
-    """{key: predicted_s, measured_s, repeated and actions} of {key: Case}; those of as many ranks run in turn."""
+    """{key: predicted_s, measured_s and actions} of {key: Case}; those of as many ranks run in turn."""
     found = {}
     for ranks in sorted({case.ranks for case in cases.values()}):
         own = {key: case for key, case in cases.items() if case.ranks == ranks}
@@ -119,7 +119,6 @@ def measured(cases, iterations, warmup=0):
             found[key] = {
                 "predicted_s": predicted.makespan * case.unit_s,
                 "measured_s": outcome.makespan_s,
-                "repeated": outcome.repeated,
                 "actions": actions_of(case, outcome),
             }
     return found
@@ -172,7 +171,7 @@ def bars(records):
     for record in records:
         by_system.setdefault(record["system"], []).append(record)
     return [
-        near_simulator(own, 0.05 if name in BLOCKED else 0.02, f"{name}, measured off simulated")
+        near_simulator(own, BLOCKED_LIMIT if name in BLOCKED else LIMIT, f"{name}, measured off simulated")
         for name, own in by_system.items()
     ]
 

@@ -16,7 +16,7 @@ from ...pipeline.planes import predict, shaped
 from ...pipeline.stage_timed import timed_stages
 from ...transport.shaped import Link
 from .. import report
-from ..bars import near_simulator
+from ..bars import near_simulator_by_plane
 from ..measure import agree_start_s
 from ..pipeline_measure import Case, Planes, on_ranks
 from ..study import UNIT_S, System, case_of, slowed
@@ -66,6 +66,7 @@ def records_of(systems, reducing, quick):
         {
             "packet_delay_s": UNIT_S * delay,
             "system": name,
+            "data_plane": case.plane,
             "measured_s": measured[delay, name],
             "predicted_s": predict(case.plane, case.checked, case.problem, **case.options).makespan * UNIT_S + reduce_s,
             "slowdown": measured[delay, name] / measured[0.0, name],
@@ -128,7 +129,7 @@ def row(record):
 
 def bars(records):
     """How near the simulator is."""
-    return [near_simulator(records, 0.02)]
+    return near_simulator_by_plane(records)
 
 
 def draw(figure, records):

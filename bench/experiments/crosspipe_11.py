@@ -72,7 +72,6 @@ def run(quick):
                 "delay": delay,
                 "measured_s": {name: statistics.median(each["measured_s"]) for name, each in ours.items()},
                 "predicted_s": {name: each["predicted_s"] for name, each in ours.items()},
-                "repeated": sum(each["repeated"] for each in ours.values()),
             }
         )
     return records
@@ -97,8 +96,6 @@ def findings(records):
             for mark in ("", "_O")
         )
         lines.append(f"{model}: planned schedules up to {late:.1%} shorter than static ones, {ahead:.1%} than _O")
-    if repeated := sum(record["repeated"] for record in records):
-        lines.append(f"{repeated} iterations done again: the host of this virtual machine took its cores")
     return lines
 
 

@@ -5,7 +5,7 @@ from importlib import import_module
 
 import pytest
 
-from lanterne.bench.bars import at_least, at_most, near_simulator
+from lanterne.bench.bars import at_least, at_most, near_simulator, near_simulator_by_plane
 from lanterne.bench.cli import main
 from lanterne.bench.experiment import EXPERIMENTS
 
@@ -29,6 +29,11 @@ def test_a_bar(bar, met, words):
 def test_near_the_simulator_is_judged_by_the_farthest():
     records = [{"measured_s": measured_s, "predicted_s": 2.0} for measured_s in (2.01, [3.0, 1.9, 1.8], 2.04)]
     assert str(near_simulator(records, 0.02)) == "MISSED: measured off simulated: 5.0%, expected at most 2.0%"
+
+
+def test_near_the_simulator_means_less_where_sends_block():
+    records = [{"data_plane": plane, "measured_s": 2.07, "predicted_s": 2.0} for plane in ("inline", "delegate")]
+    assert [bar.is_met for bar in near_simulator_by_plane(records)] == [True, False]
 
 
 @pytest.mark.parametrize(("limit_ms", "met"), [(1e6, True), (1e-9, False)])

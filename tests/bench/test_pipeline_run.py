@@ -2,10 +2,9 @@
 
 import json
 
-import numpy as np
 import pytest
 
-from lanterne.bench import pipeline_measure, pipeline_run
+from lanterne.bench import bars, pipeline_measure
 from lanterne.bench.cli import main
 from lanterne.bench.pipeline_measure import rank_main
 from lanterne.collectives.jobs import spawn
@@ -90,21 +89,10 @@ def test_a_problem_file_names_its_unit(capsys, tmp_path):
 
 @pytest.mark.parametrize(("limit", "code"), [(1e9, 0), (-1.0, 1)])
 def test_check_is_the_exit_code(capsys, monkeypatch, limit, code):
-    monkeypatch.setattr(pipeline_run, "LIMIT", limit)
+    monkeypatch.setattr(bars, "LIMIT", limit)
     words = ["--scheduler", "zb_h1", "--data-plane", "delegate", "--transport", "local", "--iterations", "1", "--check"]
     found, out, _ = run(capsys, *words)
-    assert found == code and f"# bar {'MISSED' if code else 'met'}: delegate, measured off predicted" in out
-
-
-@pytest.mark.parametrize(("taken_s", "counts"), [([0], 0), ([0.5, 0.03, 0.01], 2), ([0.5, 0.03, 0.1], 1)])
-def test_an_iteration_that_the_host_disturbed_is_done_again(monkeypatch, taken_s, counts):
-    """Of one second each; `counts`: the one that is kept."""
-    clock_s = iter([moment_s for each_s in taken_s for moment_s in (7.0, 7.0 + each_s)])
-    iterations = iter([{"start_s": np.zeros(1), "end_s": np.ones(1), "number": number} for number in range(9)])
-    monkeypatch.setattr(pipeline_measure, "stolen_s", lambda: next(clock_s))
-    monkeypatch.setattr(pipeline_measure, "run_once", lambda *_: next(iterations))
-    [(columns, again)] = spawn(1, lambda comm: pipeline_measure.run_undisturbed(comm, None, None))
-    assert (columns["number"], again) == (counts, len(taken_s) - 1)
+    assert found == code and f"# bar {'MISSED' if code else 'met'}: delegate, measured off simulated" in out
 
 
 def test_a_rank_that_fails_ends_the_command_with_its_error(capsys, monkeypatch):
