@@ -5,7 +5,10 @@ longer sequence. Chance meetings of bursts are what a slowdown has to be told fr
 height will see several of that height side by side, one whose bursts last a single row will not.
 """
 
-from math import exp, log
+from bisect import bisect
+from math import exp
+
+from .noise import density
 
 # Heights of bursts, and of levels, before any were seen: exponential with this mean; a third of all exceed +93 %.
 MEAN_HEIGHT = 0.6
@@ -16,8 +19,11 @@ HEIGHT_BURSTS = 6.0
 # Rows and bursts after which the older ones have lost two thirds of their weight.
 MEMORY_ROWS, MEMORY_BURSTS = 400.0, 32.0
 # Bins of heights: each is a quarter as wide as it is high.
-_LOWEST, _RATIO, _BINS = 0.03, log(1.25), 26
-_WIDTHS = [_LOWEST * (exp(_RATIO * (bin_ + 1)) - exp(_RATIO * bin_)) for bin_ in range(_BINS)]
+_LOWEST, _RATIO, _BINS = 0.03, 1.25, 26
+_EDGES = [_LOWEST * _RATIO**bin_ for bin_ in range(1, _BINS)]
+_WIDTHS = [_LOWEST * (_RATIO - 1) * _RATIO**bin_ for bin_ in range(_BINS)]
+# Weights grow instead of all older ones becoming less; from here on they begin anew.
+_MOST = 1e9
 
 
 def usual_height_density(z):
@@ -28,12 +34,13 @@ def usual_height_density(z):
 class Bursts:
     """Counts of bursts, the older the less. Memory is constant; `see` and `height_density` cost 1 us."""
 
-    __slots__ = ("_begun", "_density", "_heights", "_higher", "_lasted", "_rows", "_within")
+    __slots__ = ("_begun", "_heights", "_higher", "_lasted", "_rows", "_weight", "_within")
 
     def __init__(self):
         self._rows = self._begun = self._lasted = self._higher = 0.0
         self._heights = [0.0] * _BINS
         self._within = 0.0
+        self._weight = 1.0
 
     def pass_rows(self, rows):
         """`rows` rows went by, bursts among them or not."""
@@ -42,25 +49,33 @@ class Bursts:
         self._begun *= keep
         self._lasted *= keep
 
-    def see(self, height, noise):
-        """A row `height` above the level, not an ordinary one: a burst as far as `noise`, its density, is small."""
-        rate = self.rate
-        burst = rate * self.height_density(height)
-        share = burst / (burst + (1.0 - rate) * noise)
+    def see(self, height, scale):
+        """A row `height` above the level, not an ordinary one: a burst as far as noise of `scale` is unlikely there."""
+        if height <= 0.0:
+            self._within = 0.0
+            return
+        rate, bin_ = self.rate, bisect(_EDGES, height)
+        burst = rate * self._density(height, bin_)
+        share = burst / (burst + (1.0 - rate) * density(height, scale))
         begun = share * (1.0 - self._within)
         self._begun += begun
         self._lasted += share - begun
         self._within = share
-        if share < 0.01:
-            return
-        keep = 1.0 - share / MEMORY_BURSTS
-        self._heights = [keep * weight for weight in self._heights]
-        self._higher = keep * self._higher + share
+        if share >= 0.01:
+            self._remember(bin_, share)
+
+    def _remember(self, bin_, share):
+        self._weight /= 1.0 - share / MEMORY_BURSTS
+        weight, heights = share * self._weight, self._heights
+        self._higher += weight
         # Half of it to the neighbours: the next one of that height may fall there.
-        bin_ = _bin(height)
-        self._heights[bin_] += 0.5 * share
-        self._heights[max(bin_ - 1, 0)] += 0.25 * share
-        self._heights[min(bin_ + 1, _BINS - 1)] += 0.25 * share
+        heights[bin_] += 0.5 * weight
+        heights[max(bin_ - 1, 0)] += 0.25 * weight
+        heights[min(bin_ + 1, _BINS - 1)] += 0.25 * weight
+        if self._weight > _MOST:
+            self._heights = [value / self._weight for value in heights]
+            self._higher /= self._weight
+            self._weight = 1.0
 
     @property
     def rate(self):
@@ -74,12 +89,8 @@ class Bursts:
 
     def height_density(self, z):
         """Density of the height `z` of a burst."""
-        if z <= 0.0:
-            return 0.0
-        bin_ = _bin(z)
-        seen = self._heights[bin_] / _WIDTHS[bin_]
-        return (HEIGHT_BURSTS * usual_height_density(z) + seen) / (HEIGHT_BURSTS + self._higher)
+        return self._density(z, bisect(_EDGES, z)) if z > 0.0 else 0.0
 
-
-def _bin(height):
-    return min(max(int(log(height / _LOWEST) / _RATIO), 0), _BINS - 1) if height > _LOWEST else 0
+    def _density(self, z, bin_):
+        usual = HEIGHT_BURSTS * self._weight
+        return (usual * usual_height_density(z) + self._heights[bin_] / _WIDTHS[bin_]) / (usual + self._higher)

@@ -13,9 +13,10 @@ All in log scale, as residuals to the healthy level. Noise is a Student t with 2
 autocorrelation a row follows, as often as not, its predecessor.
 """
 
-from math import inf, log, sqrt
+from math import inf, log
 
 from .bursts import MEAN_HEIGHT, usual_height_density
+from .noise import density, noise_density, noise_of
 from .votes import median
 
 # Rows of a level that can be told from a burst.
@@ -44,25 +45,6 @@ def log_odds(suspects, scale, correlation, bursts, ignored=0.0):
         against = [max(pair) for pair in zip(against, shifted, strict=True)]
     levels = {max(median(suspects[-rows:]), scale) for rows in (MIN_ROWS, 8)}
     return max(_best_start(suspects, level, noise, bursts, against) for level in levels)
-
-
-def density(z, scale):
-    """Density at `z` of a Student t with 2 degrees of freedom."""
-    ratio = z / scale
-    return 0.35355 / scale * (1.0 + 0.5 * ratio * ratio) ** -1.5
-
-
-def noise_of(scale, correlation):
-    """What noise_density takes: `scale`, the scale of what lag-1 autocorrelation leaves, and that `correlation`."""
-    return scale, scale * sqrt(1 - correlation * correlation), correlation
-
-
-def noise_density(z, last, noise):
-    """Density at `z` after `last`, of the `noise` that noise_of() gives."""
-    scale, narrow, correlation = noise
-    if correlation == 0.0:
-        return density(z, scale)
-    return 0.5 * (density(z, scale) + density(z - correlation * last, narrow))
 
 
 def back_vote(y, last, was, now, rate):

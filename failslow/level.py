@@ -2,7 +2,7 @@
 
 from math import log, pi, sin, sqrt
 
-from .evidence import noise_of
+from .noise import noise_of
 from .votes import SHIFT, median
 from .window import SortedWindow
 
@@ -43,8 +43,7 @@ class Level:
         z = y - self.median
         self._agreement += ((1.0 if z * self._last_z > 0.0 else -1.0) - self._agreement) / 128
         self._last_z = z
-        self.window.push(y)
-        self.median = self.window.median()
+        self.median = self.window.push(y)
 
     def review(self):
         """Refresh the spread and the wander; to be called every REVIEW_ROWS rows."""
@@ -73,7 +72,7 @@ class Level:
 
     @property
     def noise(self):
-        """The noise of ordinary rows, as evidence.noise_density takes it."""
+        """The noise of ordinary rows, as noise_density takes it."""
         return noise_of(self.scale, self.correlation)
 
     @property
@@ -96,13 +95,17 @@ class Level:
             return min(recent, whole, key=abs)
         return 0.0
 
+    def least(self, rows):
+        """The least shift of the median of `rows` suspects that their noise does not explain."""
+        return CLEAR * self.error(min(rows, 16), len(self.window))
+
     def explains(self, suspects, shift):
         """Whether `suspects`, `shift` above this level, may be rows of it, though most of them are high.
 
         By the error of medians, or by how often rows are as high as three in four of the suspects. The latter is
         counted, not modelled: it holds for noise of any shape, such as that of two sequence lengths.
         """
-        if shift < CLEAR * self.error(min(len(suspects), 16), len(self.window)):
+        if shift < self.least(len(suspects)):
             return True
         low = len(suspects) >> 2
         above = self.window.count_from(sorted(suspects)[low])

@@ -58,6 +58,7 @@ class _Healthy(NamedTuple):
     """What was known of the job before an incident."""
 
     level: Level
+    noise: tuple
     up_rate: float
     down_rate: float
 
@@ -124,10 +125,13 @@ class Tracker:
         if 2 * abs(z) < shift and not self._pending and not (self.slow and y - self._base < SHIFT / 2):
             return self._absorb(y, row)
         if not self.slow or len(level.window) >= SKIPPED_ROWS:
-            up.add(vote(z, level.spread2, shift), row)
-            down.add(vote(-z, level.spread2, shift), row)
+            # A vote against is none where there is nothing to take back.
+            if up.score or 2 * z > shift:
+                up.add(vote(z, level.spread2, shift), row)
+            if down.score or -2 * z > shift:
+                down.add(vote(-z, level.spread2, shift), row)
         if self.slow:
-            was, now = (self._base, self._healthy.level.noise), (self._level.median, self._level.noise)
+            was, now = (self._base, self._healthy.noise), (level.median, level.noise)
             back.add(back_vote(y, last, was, now, up.rate), row)
         if up.score == down.score == back.score == 0.0:
             return self._clear(y, row)
@@ -138,9 +142,9 @@ class Tracker:
         self._anchor.drop(self._level.median)
         if self.row == SKIPPED_ROWS:
             self._level.review()
-            self._weighing.pass_rows(SKIPPED_ROWS)
+            self._weighing.bursts.pass_rows(SKIPPED_ROWS)
             for value in self._level.window.values:
-                self._weighing.see(value - self._anchor.value, self._level.core_scale)
+                self._weighing.bursts.see(value - self._anchor.value, self._level.core_scale)
 
     def _absorb(self, y, row):
         """Let an ordinary row into the level."""
@@ -157,12 +161,12 @@ class Tracker:
         spike, core = max(SHIFT / 2, 2 * self._level.scale), self._level.core_scale
         for value in pending:
             z = value - self._level.median
-            for run, far in ((self._up, z > spike), (self._down, z < -spike)):
-                if far:
-                    run.set_rate(run.rate + self._forget)
+            if abs(z) > spike:
+                run = self._up if z > 0.0 else self._down
+                run.set_rate(run.rate + self._forget)
             if not self.slow:
-                self._weighing.see(z, core)
-            if self.slow and value - self._base < SHIFT / 2:
+                self._weighing.bursts.see(z, core)
+            elif value - self._base < SHIFT / 2:
                 self._back.set_rate(min(self._back.rate + 1 / 64, 0.2))
             event = self._absorb(value, row) or event
         return event
@@ -171,10 +175,10 @@ class Tracker:
         """Every 8 samples: refresh the spread, forget old spikes, end the warm-up, walk the slow path."""
         self._level.review()
         if not self.slow:
-            self._weighing.pass_rows(REVIEW_ROWS)
+            self._weighing.bursts.pass_rows(REVIEW_ROWS)
         self._forget = 1 / min(64 + self._pushes, 256)
-        for run in (self._up, self._down):
-            run.set_rate(run.rate * (1 - REVIEW_ROWS * self._forget))
+        self._up.forget(REVIEW_ROWS * self._forget)
+        self._down.forget(REVIEW_ROWS * self._forget)
         if not self.warm:
             self._review_warm_up(row)
         full = len(self._level.window) >= WINDOW_ROWS // 2
@@ -205,15 +209,20 @@ class Tracker:
         """Hold `y` back; return the event that it makes provisional or certain."""
         pending = self._pending
         pending.append(y)
-        event = self._weigh(row) or self._count_votes(row)
+        strongest = max(self._up.score, self._down.score, self._back.score)
+        event = self._weigh(row) or (self._count_votes(row) if strongest >= LIKELY else None)
         if event is not None:
             return event
-        if self._is_stale(row):
+        if len(pending) >= SKIPPED_ROWS and self._is_stale(row):
             return self._let_go(row)
+        return self._suspected(row) if strongest >= PROVISIONAL else None
+
+    def _suspected(self, row):
+        """The event that `row` makes provisional."""
         rise = "change" if self.slow else "onset"
         for run, sign, kind in ((self._back, -1, "relief"), (self._up, 1, rise), (self._down, -1, "change")):
             if run.score and run.suspected == row:
-                ratio = exp(median(pending[run.start - row - 1 :]) - self._level.median)
+                ratio = exp(median(self._pending[run.start - row - 1 :]) - self._level.median)
                 if sign * (ratio - 1) > 0:
                     return Event(kind, run.start, row, None, ratio)
         return None
@@ -224,6 +233,10 @@ class Tracker:
         if self.slow or not up.grew or up.score < CANDIDATE or not self._weighing.is_due(row + 1 - up.start, row):
             return None
         suspects = self._pending[max(up.start - row - 1, -WINDOW_ROWS) :]
+        # Weighing costs 30 times as much as to see that _rise() will refuse, wherever a level may begin.
+        most = max(median(suspects[-rows:]) for rows in range(MIN_SAMPLES, 9)) - self._level.median
+        if most < max(SMALL, self._level.least(len(suspects))):
+            return None
         first = self._weighing.slower(suspects, self._level, self._anchor.value)
         return self._rise(suspects[first:], row) if first is not None else None
 
@@ -357,7 +370,7 @@ class Tracker:
             # What counts as recovered is the level just before, be it that of the last event or a little above.
             level = self._level.median
             self._base = max(self._anchor.value, level) if level < self._anchor.value + SHIFT else self._anchor.value
-            self._healthy = _Healthy(self._level, self._up.rate, self._down.rate)
+            self._healthy = _Healthy(self._level, self._level.noise, self._up.rate, self._down.rate)
         self._restart(values)
         if kind == "relief":
             self._recover(values)
@@ -380,7 +393,7 @@ class Tracker:
 
     def _recover(self, values):
         """After a relief: what was known of the healthy job counts again, its level too where that is the same."""
-        healthy, up_rate, down_rate = self._healthy
+        healthy, _, up_rate, down_rate = self._healthy
         self._up.set_rate(up_rate)
         self._down.set_rate(down_rate)
         error = healthy.error(len(values), len(healthy.window))

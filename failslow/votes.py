@@ -45,10 +45,15 @@ class Run:
 
     def set_rate(self, rate):
         """Expect a share `rate` of healthy samples to look shifted."""
-        self.rate = min(max(rate, MIN_RATE), MAX_RATE)
-        self.cap = log(SEEN / self.rate)
+        self.rate = rate = MIN_RATE if rate < MIN_RATE else MAX_RATE if rate > MAX_RATE else rate
+        self.cap = log(SEEN / rate)
         # Where every other row looks shifted, one that does not says more than one that does.
-        self.floor = -max(self.cap, log((1 - self.rate) / (1 - SEEN)))
+        self.floor = -self.cap if rate < 1 - SEEN else log((1 - SEEN) / (1 - rate))
+
+    def forget(self, share):
+        """Forget `share` of the healthy samples that looked shifted."""
+        if self.rate > MIN_RATE:
+            self.set_rate(self.rate * (1 - share))
 
     def add(self, vote, row):
         """Count the vote of `row`."""
@@ -60,8 +65,9 @@ class Run:
                 return
             self.start, self.suspected = row, None
         # Without a limit a run that verification keeps refusing would take forever to clear.
-        self.score = min(max(self.score + vote, 0.0), CERTAIN + 4 * cap)
-        if self.suspected is None and self.score >= PROVISIONAL:
+        score, most = self.score + vote, CERTAIN + 4 * cap
+        self.score = 0.0 if score < 0.0 else most if score > most else score
+        if self.suspected is None and score >= PROVISIONAL:
             self.suspected = row
 
     def clear(self):

@@ -2,7 +2,7 @@
 
 from .anchor import IGNORED
 from .bursts import Bursts
-from .evidence import MIN_ROWS, density, log_odds
+from .evidence import MIN_ROWS, log_odds
 
 # Log odds that are certain: of the fewest rows, which two bursts side by side may be, and of more.
 SURE_AT_ONCE = 6.5
@@ -12,21 +12,13 @@ WANDERS = 2.0
 
 
 class Weighing:
-    """Knows the bursts of a healthy job, and when weighing is worth its cost again."""
+    """Knows the `bursts` of the healthy job, and when weighing is worth its cost again."""
 
-    __slots__ = ("_bursts", "_next_row")
+    __slots__ = ("_next_row", "bursts")
 
     def __init__(self):
-        self._bursts = Bursts()
+        self.bursts = Bursts()
         self._next_row = 0
-
-    def pass_rows(self, rows):
-        """`rows` rows of the healthy job went by."""
-        self._bursts.pass_rows(rows)
-
-    def see(self, z, scale):
-        """A suspect of the healthy job that was cleared, `z` above the level; `scale` is that of the noise."""
-        self._bursts.see(z, density(z, scale))
 
     def is_due(self, rows, row):
         """Whether `rows` suspects are worth weighing at `row`: of many, one more tells little."""
@@ -40,7 +32,7 @@ class Weighing:
 
         `anchor`: the level at the last event, which slow changes are measured against.
         """
-        odds, first = _odds(suspects, 1, level, anchor, self._bursts)
+        odds, first = _odds(suspects, 1, level, anchor, self.bursts)
         sure = SURE if len(suspects) - first > MIN_ROWS else SURE_AT_ONCE
         return first if odds >= sure else None
 

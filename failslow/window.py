@@ -24,12 +24,13 @@ class SortedWindow:
         return len(self.values)
 
     def push(self, value):
-        """Add `value`, dropping the oldest one once `capacity` is reached."""
+        """Add `value`, dropping the oldest one once `capacity` is reached; return the median."""
         values, ordered = self.values, self._sorted
         if len(values) >= self.capacity:
             del ordered[bisect_left(ordered, values.popleft())]
         values.append(value)
         insort(ordered, value)
+        return ordered[(len(ordered) - 1) >> 1]
 
     def count_from(self, value):
         """How many are `value` or more."""
