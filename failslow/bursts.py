@@ -49,10 +49,14 @@ class Bursts:
         self._begun *= keep
         self._lasted *= keep
 
+    def end(self):
+        """An ordinary row: a burst, if there was one, is over."""
+        self._within = 0.0
+
     def see(self, height, scale):
         """A row `height` above the level, not an ordinary one: a burst as far as noise of `scale` is unlikely there."""
         if height <= 0.0:
-            self._within = 0.0
+            self.end()
             return
         rate, bin_ = self.rate, bisect(_EDGES, height)
         burst = rate * self._density(height, bin_)

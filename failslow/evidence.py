@@ -16,7 +16,7 @@ autocorrelation a row follows, as often as not, its predecessor.
 from math import inf, log
 
 from .bursts import MEAN_HEIGHT, usual_height_density
-from .noise import density, noise_density, noise_of
+from .noise import noise_density, student
 from .votes import median
 
 # Rows of a level that can be told from a burst.
@@ -38,44 +38,46 @@ def log_odds(suspects, scale, correlation, bursts, ignored=0.0):
     """
     if len(suspects) < MIN_ROWS:
         return -inf, 0
-    noise = noise_of(scale, correlation)
-    against = _bursts(suspects, noise, bursts)
+    noise = noise_density(scale, correlation)
+    against = _bursts(suspects, scale, noise, bursts)
     if ignored > 0.0:
-        shifted = _bursts([z - ignored for z in suspects], noise, bursts)
+        shifted = _bursts([z - ignored for z in suspects], scale, noise, bursts)
         against = [max(pair) for pair in zip(against, shifted, strict=True)]
     levels = {max(median(suspects[-rows:]), scale) for rows in (MIN_ROWS, 8)}
-    return max(_best_start(suspects, level, noise, bursts, against) for level in levels)
+    return max(_best_start(suspects, level, scale, noise, bursts, against) for level in levels)
 
 
 def back_vote(y, last, was, now, rate):
     """Log-likelihood ratio of the level before an incident against the incident, of row `y` after row `last`.
 
     Args:
-        was, now: (level, noise) before the incident and in it.
+        was, now: (level, noise_density) before the incident and in it.
         rate: share of rows that are bursts, which are no evidence; an incident has more rows of any height.
     """
     any_height = usual_height_density(y - was[0])
-    healthy, slow = (noise_density(y - level, last - level, noise) for level, noise in (was, now))
+    healthy, slow = (noise(y - level, last - level) for level, noise in (was, now))
     ragged = rate + RAGGED * (1 - rate)
     return log(((1 - rate) * healthy + rate * any_height) / ((1 - ragged) * slow + ragged * any_height))
 
 
-def _bursts(suspects, noise, bursts):
+def _bursts(suspects, scale, noise, bursts):
     """Log likelihood of rows i and later under noise and bursts, for every i: a recursion over the age of a burst."""
-    scale = noise[0]
     rate, goes_on, height_density = bursts.rate, bursts.share_going_on, bursts.height_density
+    ends = 1 - goes_on
+    # Around the mean of the burst's one or two rows so far, whose own noise adds to this row's.
+    second_peak, second_curve = student(1.25 * scale)
+    third_peak, third_curve = student(1.15 * scale)
     free = second = third = 1.0
     total, found = 0.0, []
     for i in range(len(suspects) - 1, -1, -1):
         z = suspects[i]
         last = suspects[i - 1] if i else 0.0
         before = suspects[i - 2] if i > 1 else 0.0
-        ends = (1 - goes_on) * free
-        first = height_density(z) * (ends + goes_on * second)
-        # Around the mean of the burst's one or two rows so far, whose own noise adds to this row's.
-        second = density(z - last, 1.25 * scale) * (ends + goes_on * third)
-        third = density(z - 0.5 * (last + before), 1.15 * scale) * free
-        free = (1 - rate) * noise_density(z, last, noise) * free + rate * first
+        off, off_both = z - last, z - 0.5 * (last + before)
+        first = height_density(z) * (ends * free + goes_on * second)
+        second = second_peak * (1.0 + second_curve * off * off) ** -1.5 * (ends * free + goes_on * third)
+        third = third_peak * (1.0 + third_curve * off_both * off_both) ** -1.5 * free
+        free = (1 - rate) * noise(z, last) * free + rate * first
         # Only ratios matter from here on; products of 64 densities would leave the range of a float.
         total += log(free)
         second, third, free = second / free, third / free, 1.0
@@ -84,17 +86,17 @@ def _bursts(suspects, noise, bursts):
     return found
 
 
-def _best_start(suspects, level, noise, bursts, against):
+def _best_start(suspects, level, scale, noise, bursts, against):
     """Log odds of `level` since row i, for the best i, and that i."""
     rate, height_density = bursts.rate, bursts.height_density
     # What a flat choice of the level costs: the share of levels that fit the rows as well as this one.
-    chance = log(2.5 * noise[0] / MEAN_HEIGHT) - level / MEAN_HEIGHT
+    chance = log(2.5 * scale / MEAN_HEIGHT) - level / MEAN_HEIGHT
     total, found = 0.0, []
     for i in range(len(suspects) - 1, -1, -1):
         z = suspects[i]
         last = suspects[i - 1] - level if i else 0.0
         # Bursts come on top of the level.
-        total += log((1 - rate) * noise_density(z - level, last, noise) + rate * height_density(z - level))
+        total += log((1 - rate) * noise(z - level, last) + rate * height_density(z - level))
         rows = len(suspects) - i
         if rows >= MIN_ROWS:
             found.append((total - against[i] + min(chance - 0.5 * log(rows), 0.0), i))

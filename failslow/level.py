@@ -2,7 +2,7 @@
 
 from math import log, pi, sin, sqrt
 
-from .noise import noise_of
+from .noise import noise_density
 from .votes import SHIFT, median
 from .window import SortedWindow
 
@@ -72,8 +72,8 @@ class Level:
 
     @property
     def noise(self):
-        """The noise of ordinary rows, as noise_density takes it."""
-        return noise_of(self.scale, self.correlation)
+        """The noise_density of ordinary rows."""
+        return noise_density(self.scale, self.correlation)
 
     @property
     def core_scale(self):

@@ -2,21 +2,34 @@
 
 from math import sqrt
 
+# Density of the standard one at 0.
+_PEAK = 0.35355
+
+
+def student(scale):
+    """The peak and the curvature of a Student t with 2 degrees of freedom: at z its density is p (1 + c z z)^-1.5."""
+    return _PEAK / scale, 0.5 / (scale * scale)
+
 
 def density(z, scale):
     """Density at `z` of a Student t with 2 degrees of freedom."""
-    ratio = z / scale
-    return 0.35355 / scale * (1.0 + 0.5 * ratio * ratio) ** -1.5
+    peak, curve = student(scale)
+    return peak * (1.0 + curve * z * z) ** -1.5
 
 
-def noise_of(scale, correlation):
-    """What noise_density takes: `scale`, the scale of what lag-1 autocorrelation leaves, and that `correlation`."""
-    return scale, scale * sqrt(1 - correlation * correlation), correlation
+def noise_density(scale, correlation):
+    """The density of a row, as a function of it and the row before, both as distances to their level.
 
-
-def noise_density(z, last, noise):
-    """Density at `z` after `last`, of the `noise` that noise_of() gives."""
-    scale, narrow, correlation = noise
+    With autocorrelation a row follows, as often as not, its predecessor; `scale` is that of all rows together.
+    """
+    peak, curve = student(scale)
     if correlation == 0.0:
-        return density(z, scale)
-    return 0.5 * (density(z, scale) + density(z - correlation * last, narrow))
+        return lambda z, last: peak * (1.0 + curve * z * z) ** -1.5
+    narrow_peak, narrow_curve = student(scale * sqrt(1 - correlation * correlation))
+    peak, narrow_peak = 0.5 * peak, 0.5 * narrow_peak
+
+    def of(z, last):
+        follows = z - correlation * last
+        return peak * (1.0 + curve * z * z) ** -1.5 + narrow_peak * (1.0 + narrow_curve * follows * follows) ** -1.5
+
+    return of

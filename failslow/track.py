@@ -23,6 +23,7 @@ provisional and confirmed events, the slow path, re-anchoring.
 """
 
 from collections import deque
+from collections.abc import Callable
 from math import exp, inf, log
 from typing import NamedTuple
 
@@ -58,7 +59,7 @@ class _Healthy(NamedTuple):
     """What was known of the job before an incident."""
 
     level: Level
-    noise: tuple
+    noise: Callable
     up_rate: float
     down_rate: float
 
@@ -158,18 +159,25 @@ class Tracker:
         pending.append(y)
         self._pending = []
         event = None
-        spike, core = max(SHIFT / 2, 2 * self._level.scale), self._level.core_scale
         for value in pending:
-            z = value - self._level.median
-            if abs(z) > spike:
-                run = self._up if z > 0.0 else self._down
-                run.set_rate(run.rate + self._forget)
-            if not self.slow:
-                self._weighing.bursts.see(z, core)
-            elif value - self._base < SHIFT / 2:
-                self._back.set_rate(min(self._back.rate + 1 / 64, 0.2))
+            self._learn(value)
             event = self._absorb(value, row) or event
         return event
+
+    def _learn(self, value):
+        """Learn from a suspect that was cleared; among them rows that are none by themselves."""
+        level, bursts = self._level, self._weighing.bursts
+        z = value - level.median
+        if self.slow:
+            if value - self._base < SHIFT / 2:
+                self._back.set_rate(min(self._back.rate + 1 / 64, 0.2))
+        elif 2 * z < level.shift:
+            bursts.end()
+        else:
+            bursts.see(z, level.core_scale)
+        if abs(z) > max(SHIFT / 2, 2 * level.scale):
+            run = self._up if z > 0.0 else self._down
+            run.set_rate(run.rate + self._forget)
 
     def _review(self, row):
         """Every 8 samples: refresh the spread, forget old spikes, end the warm-up, walk the slow path."""

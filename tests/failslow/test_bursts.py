@@ -7,12 +7,12 @@ import pytest
 from lanterne.failslow.bursts import MEAN_HEIGHT, USUAL_RATE, USUAL_SHARE, Bursts, usual_height_density
 
 
-def learned(pattern, repeats=50, noise=0.0):
+def learned(pattern, repeats=50, scale=1e-6):
     """Bursts after `repeats` of `pattern`, whose zeros are ordinary rows."""
     bursts = Bursts()
     for _ in range(repeats):
         for height in pattern:
-            bursts.see(height, noise if height else 1.0)
+            bursts.see(height, scale)
             bursts.pass_rows(1)
     return bursts
 
@@ -46,10 +46,21 @@ def test_the_usual_height_becomes_likely_and_others_unlikely():
 
 
 def test_what_noise_explains_is_no_burst():
-    assert learned([0.03] + [0] * 10, noise=20.0).rate < 0.005
+    assert learned([0.03] + [0] * 10, scale=0.03).rate < 0.005
 
 
 def test_heights_have_a_density():
     bursts = learned([0.2, 0, 0.7, 0, 0, 3.0, 0])
     step = 0.001
     assert sum(bursts.height_density(step * (i + 0.5)) * step for i in range(9000)) == pytest.approx(1.0, abs=0.06)
+
+
+@pytest.mark.parametrize("repeats", [300, 2000])
+def test_old_heights_are_forgotten_in_any_number(repeats):
+    """Weights grow with every burst and begin anew when they are large: nothing of it may be seen."""
+    bursts, other = learned([0.2] + [0] * 10, repeats), learned([2.0] + [0] * 10, repeats)
+    for _ in range(repeats):
+        bursts.see(2.0, 1e-6)
+        bursts.end()
+    assert bursts.height_density(2.0) == pytest.approx(other.height_density(2.0), rel=0.1)
+    assert bursts.height_density(0.2) == pytest.approx(other.height_density(0.2), rel=0.1)

@@ -8,13 +8,14 @@ from hypothesis import strategies as st
 
 from lanterne.failslow.bursts import Bursts
 from lanterne.failslow.evidence import back_vote, log_odds
+from lanterne.failslow.noise import noise_density
 
 
 def bursts(share=0.0):
     """Of a job of which nothing is known, or which had 100 rows, `share` of them single spikes of many heights."""
     seen = Bursts()
     for i in range(100 if share else 0):
-        seen.see(0.1 * (1 + i % 17) if i % round(1 / share) == 0 else 0.0, 0.01)
+        seen.see(0.1 * (1 + i % 17) if i % round(1 / share) == 0 else 0.0, 0.001)
         seen.pass_rows(1)
     return seen
 
@@ -80,10 +81,10 @@ def test_any_suspects_have_finite_odds(suspects, scale, correlation):
 )
 def test_votes_on_a_relief(y, low, high):
     """Rows at the old level speak for it, those at the incident's or between the two against it."""
-    noise = 0.01, 0.01, 0.0
+    noise = noise_density(0.01, 0.0)
     assert low < back_vote(y, y, (0.0, noise), (0.3, noise), 0.03) < high
 
 
 def test_a_burst_is_no_evidence_on_a_relief():
-    noise = 0.01, 0.01, 0.0
+    noise = noise_density(0.01, 0.0)
     assert abs(back_vote(2.0, 0.0, (0.0, noise), (0.3, noise), 0.1)) < 1.1

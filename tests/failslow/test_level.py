@@ -80,6 +80,15 @@ def test_rows_as_high_as_those_of_the_level_are_explained_in_any_number_that_mee
     assert not level.explains([2.2] * 6, 1.2)
 
 
+def test_a_shift_below_the_least_is_explained():
+    level = level_of(0.05 * autocorrelated(640, 0.0))
+    least = level.least(6)
+    suspects = [level.median + 10 * least] * 6
+    assert level.least(64) == level.least(16) < least
+    assert level.explains(suspects, 0.99 * least)
+    assert not level.explains(suspects, 1.01 * least)
+
+
 def test_agreement():
     level = level_of([1.0, 1.001] * 32)
     assert level.agree([1.3, 1.31, 1.3, 1.29, 1.9])
