@@ -81,6 +81,7 @@ def test_numba_compiles_for_sm_90(dtype):
     assert assemble(ptx, "sm_90").startswith(b"\x7fELF")
 
 
+@pytest.mark.slow
 def test_numba_compiles_where_numpy_has_dropped_a_name():
     """NumPy 2.5 has no row_stack, which numba-cuda up to 0.30 asks for."""
     code = (

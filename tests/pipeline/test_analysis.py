@@ -22,7 +22,7 @@ def drawn(data, **keys):
     return simulate(data.draw(plans(problem, PLACEMENTS[data.draw(placements)](problem.stages))), problem)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.data())
 def test_delaying_an_action_by_its_slack_changes_nothing_and_by_more_does(data):
     timeline = drawn(data)
@@ -48,7 +48,7 @@ def delayed(timeline, i, delay):
     )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.data())
 def test_data_parallel_reductions_shorten_the_slack_of_their_stage(data):
     timeline = drawn(data)
@@ -60,7 +60,7 @@ def test_data_parallel_reductions_shorten_the_slack_of_their_stage(data):
             assert (timeline.end + found)[on_stage].max() <= timeline.makespan - (end - start) + 1e-9
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.data())
 def test_the_critical_path_has_no_slack_and_no_gap(data):
     timeline = drawn(data)
@@ -90,7 +90,7 @@ def test_bubbles_are_idle_time_over_the_whole():
     assert timeline.makespan == 12 and busy_time(timeline).tolist() == [6, 6] and bubble_rate(timeline) == 0.5
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_memory_over_time_peaks_where_the_check_says_and_ends_empty(data):
     problem = data.draw(problems(memory=False))

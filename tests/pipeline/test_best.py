@@ -147,7 +147,7 @@ def test_the_search_times_words_as_the_simulator_does(options, placement):
     assert simulate_words(words, letters, 0, *rows) == pytest.approx(simulate(spelt, problem).makespan)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 @given(st.data(), problems(stages=4, microbatches=6))
 def test_every_neighbour_is_timed_and_limited_as_the_checker_says(data, problem):
     """A word with two letters exchanged at random is feasible exactly where the checker finds its plan so."""

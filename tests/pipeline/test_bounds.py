@@ -24,7 +24,7 @@ def test_the_bound_is_the_optimum_of_every_case(case):
     assert lower_bound(problem, unidirectional(problem.stages)) == CASES[case]["optimum"]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.data())
 def test_no_valid_plan_is_below_the_bound(data):
     problem = data.draw(problems(shared=True))
@@ -57,7 +57,7 @@ def test_what_limits_a_pipeline(keys, expected):
         assert found.lower_bound == expected
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 4), st.integers(0, 9)), min_size=1, max_size=6))
 def test_preemptive_makespan_is_the_largest_over_subsets(jobs):
     """Carlier 1982: the preemptive optimum is the maximum over job subsets of least head + work + least tail."""

@@ -105,7 +105,7 @@ def test_every_mutation_is_caught_or_harmless(scheduler):
     assert caught > 100
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_random_plans_with_parts_pass_and_their_mutations_do_not(data):
     problem = data.draw(problems(stages=st.integers(1, 3), microbatches=st.integers(1, 3), memory=False))
@@ -230,7 +230,7 @@ def test_rendezvous_sends_in_the_total_order_never_deadlock(scheduler, shape):
     assert rendezvous(check(plan(problem, scheduler), problem), problem)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_rendezvous_sends_of_random_plans_never_deadlock(data):
     problem = data.draw(problems(memory=False))
@@ -239,7 +239,7 @@ def test_rendezvous_sends_of_random_plans_never_deadlock(data):
     assert rendezvous(check(made, problem), problem)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_plans_survive_json(data):
     problem = data.draw(problems(memory=False))

@@ -19,7 +19,7 @@ from .random_problems import placements, problems
 CASES = {case["id"]: case for case in json.loads((Path(__file__).parent / "data" / "cases.json").read_text())["cases"]}
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=50)
 @given(st.data(), problems(stages=5, microbatches=9), st.integers(1, 4))
 def test_every_plan_is_valid_and_fits(data, problem, weight_parts):
     placement = data.draw(placements(problem))

@@ -12,7 +12,7 @@ from lanterne.pipeline.placement import unidirectional
 from lanterne.pipeline.problem import Problem
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 5), st.integers(0, 20), st.integers(1, 5)), min_size=1))
 def test_machines_end_when_interruptible_work_can(pieces):
     machines = Machines(2, len(pieces))

@@ -24,7 +24,7 @@ def by_priority(*kinds):
     return choose
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=50)
 @given(st.data(), problems(stages=5, microbatches=9), st.permutations((F, B, W)), st.integers(1, 3))
 def test_no_order_of_choices_ends_in_a_deadlock(data, problem, kinds, weight_parts):
     placement = data.draw(placements(problem))
@@ -32,7 +32,7 @@ def test_no_order_of_choices_ends_in_a_deadlock(data, problem, kinds, weight_par
     check(Plan.from_actions(ranks, placement, problem.microbatches), problem)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=50)
 @given(st.data(), problems(stages=4, microbatches=7))
 def test_a_plan_as_the_rule_gives_the_same_plan(data, problem):
     placement = data.draw(placements(problem))

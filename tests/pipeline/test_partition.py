@@ -34,7 +34,7 @@ def cases(draw):
     return whole(num_layers, 0, 30), whole(num_stages, 1, 8), whole(num_layers, 0, 5), whole(num_stages, 1, 20)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=100)
 @given(cases())
 def test_it_is_exact(case):
     times, speeds, memory, limits = case

@@ -34,7 +34,7 @@ def test_one_number_stands_for_all():
     assert problem.durations["BW"] == (2, 3, 3)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(problems(shared=True))
 def test_json_and_replace_give_an_equal_problem(problem):
     again = Problem.from_dict(json.loads(json.dumps(problem.to_dict())))

@@ -41,7 +41,7 @@ def test_messages_that_come_before_are_posted_too():
     assert timeline.start[6:8].tolist() == [12, 14]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_late_receives_never_help_and_cost_nothing_without_delays(data):
     problem = dataclasses.replace(data.draw(problems(memory=False)), data_parallel=None, shared_links=())

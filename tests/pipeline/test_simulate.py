@@ -111,7 +111,7 @@ def by_definition(made, problem):
     raise AssertionError("no fixed point")
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_simulate_is_the_least_solution_of_the_rules(data):
     problem = data.draw(problems(stages=st.integers(1, 3), microbatches=st.integers(1, 3), memory=False))
@@ -126,7 +126,7 @@ def test_simulate_is_the_least_solution_of_the_rules(data):
     assert timeline.makespan == pytest.approx(max(ends))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_both_loops_agree(data):
     problem = data.draw(problems())
@@ -139,7 +139,7 @@ def test_both_loops_agree(data):
     assert flow(*arguments) == Events(*arguments).run()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_makespan_is_that_of_simulate(data):
     problem = data.draw(problems(shared=True))
@@ -163,7 +163,7 @@ def slower(data, problem):
     return dataclasses.replace(problem, **{key: grown.tolist()})
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.data(), st.sampled_from([None, 0, 1, 2, 5]))
 def test_no_time_falls_when_something_gets_slower(data, queue):
     problem = data.draw(problems(memory=False))
@@ -185,7 +185,7 @@ def in_turn(made, problem):
     return dataclasses.replace(made, message_order=tuple(map(tuple, on_link.values())))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.data())
 def test_with_a_message_order_shared_links_are_monotone_too(data):
     problem = data.draw(problems(stages=st.integers(2, 4), memory=False, shared=True))
@@ -198,7 +198,7 @@ def test_with_a_message_order_shared_links_are_monotone_too(data):
     assert (simulate(fixed, slower(data, problem)).start >= before.start - 1e-9).all()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_messages_of_a_shared_link_never_overlap(data):
     problem = data.draw(problems(stages=st.integers(2, 4), shared=True))
@@ -213,7 +213,7 @@ def test_messages_of_a_shared_link_never_overlap(data):
         assert (timeline.sent[at] >= timeline.end[at] - 1e-9).all()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.data(), st.integers(0, 3))
 def test_blocking_never_helps_and_less_so_with_a_longer_queue(data, queue):
     problem = data.draw(problems(memory=False))
