@@ -70,7 +70,7 @@ def _times(axis, by_name):
     _rank_axis(axis, by_name)
     axis.set_ylabel("ms; dotted: without any delay")
     ring = [record["time_s"] for record in by_name.get("ring", next(iter(by_name.values())))]
-    axis.set_ylim(0, 1.6e3 * max(ring) or None)
+    axis.set_ylim(0, 2e3 * max(ring) or None)  # and room for the names
     axis.legend(fontsize=7, ncols=3, loc="upper center")
 
 

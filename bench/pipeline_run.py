@@ -3,6 +3,7 @@
   lanterne pipeline run --stages 4 --microbatches 12 --forward 10ms --backward-input 10ms --backward-weight 10ms \\
                         --link 2=30ms --scheduler zb_h1,adaptra,best --data-plane inline,delegate
   lanterne pipeline run problem.json --scheduler best --data-plane delegate --plot run.png --trace run.json
+  lanterne pipeline run plan.json --scheduler plan.json,best
   lanterne pipeline run --stages 4 --microbatches 12 --forward 10ms --scheduler zb_h2 --slow-link 1=20ms@10:40 --adapt
 
 Each stage is a process; F, B and W take the time that the problem gives them; messages are real, and held back until
@@ -23,11 +24,13 @@ the delay of messages; a link slower than the plan tolerates gets delegates and 
 import dataclasses
 import json
 import statistics
+from pathlib import Path
 
 from ..errors import InputError
 from ..pipeline.analysis import bubble_rate
 from ..pipeline.check import check
 from ..pipeline.draw import draw_all
+from ..pipeline.plan import Plan
 from ..pipeline.planes import PLANES, find_plane, predict
 from ..pipeline.schedulers import load
 from ..pipeline.simulate import simulate
@@ -43,6 +46,8 @@ from .pipeline_plan import make
 from .pipeline_report import described, labelled
 from .units import format_time, parse_time_s
 
+PLAN_FILE = ".json"
+
 
 def add_arguments(parser):
     """The options of this command."""
@@ -50,7 +55,10 @@ def add_arguments(parser):
     add_problem_arguments(parser)
     parser.add_argument("--unit", metavar="T", help="a unit of the times of a problem that names none, such as 1ms")
     parser.add_argument(
-        "--scheduler", default="best", metavar="A,B,...", help="default best; see `pipeline plan --help`"
+        "--scheduler",
+        default="best",
+        metavar="A,B,...",
+        help="those of `pipeline plan --help`, or its plan files (.json), edited or not (default best)",
     )
     parser.add_argument("--data-plane", default="inline", metavar="A,B,...", help="those below (default inline)")
     parser.add_argument(
@@ -117,7 +125,8 @@ def cases_of(args):
         raise InputError(f"message_nbytes: got {problem.message_nbytes}, expected one size both ways")
     schedulers, planes = args.scheduler.split(","), args.data_plane.split(",")
     for name in schedulers:
-        load(name)
+        if not name.endswith(PLAN_FILE):
+            load(name)
     for name in planes:
         find_plane(name)
     rails = args.rails.split(",") if args.rails else []
@@ -126,7 +135,7 @@ def cases_of(args):
     cases = []
     for name in schedulers:
         report.progress(f"planning with {name}")
-        checked = make(name, problem).checked
+        checked = read_plan(name, problem) if name.endswith(PLAN_FILE) else make(name, problem).checked
         for plane in planes:
             options = {"queue": args.queue} if "queue" in find_plane(plane).simulated else {}
             if rails and plane == "delegate":
@@ -135,6 +144,17 @@ def cases_of(args):
             check_case(cases[-1])
     report.progress("")
     return cases, unit
+
+
+def read_plan(path, problem):
+    """The plan of a file that `pipeline plan --json` wrote, checked; named like the file.
+
+    Raises:
+        InputError: no such file, or no plan.
+        ScheduleError: a plan that is wrong, or not of this problem.
+    """
+    plan = Plan.from_dict(report.read_json(path))
+    return check(dataclasses.replace(plan, scheduler=Path(path).stem), problem, memory=False)
 
 
 def run_events(args, cases, timeout_s):

@@ -54,6 +54,24 @@ def test_every_contender_is_predicted_and_measured(capsys, tmp_path, transport, 
         assert sum(span["ph"] == "X" for span in spans) == 12
 
 
+def test_a_plan_file_runs_as_it_is(capsys, tmp_path):
+    file = tmp_path / "mine.json"
+    assert main(["pipeline", "plan", *PROBLEM, "--scheduler", "gpipe", "--json", str(file)]) == 0
+    capsys.readouterr()
+    words = ["--scheduler", f"1f1b,{file}", "--iterations", "1", "--warmup", "0", "--transport", "local", "--json", "-"]
+    code, out, _ = run(capsys, *words)
+    ran = json.loads(out)["results"]
+    assert code == 0 and [result["scheduler"] for result in ran] == ["1f1b", "mine"]
+    order = [action["action"] for action in ran[1]["actions"] if action["rank"] == 0]
+    assert order == json.loads(file.read_text())["ranks"][0]
+
+    document = json.loads(file.read_text())
+    document["ranks"][0].pop()
+    file.write_text(json.dumps(document))
+    code, out, err = run(capsys, *words)
+    assert (code, out) == (2, "") and "rank 0: got no" in err
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
