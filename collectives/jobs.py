@@ -33,6 +33,8 @@ def init(transport=None, timeout_s=None, deterministic=False, spare_rails=()):
         Unavailable: its library is missing.
         TransportTimeout: another rank did not come.
     """
+    if isinstance(spare_rails, str):
+        raise InputError(f"spare rails: got {spare_rails!r}, expected a tuple of addresses or interfaces")
     name = transport or os.environ.get("LANTERNE_TRANSPORT")
     if name not in (None, "local"):
         find_transport(name)

@@ -16,8 +16,8 @@ def connect_rails(rank, rails, exchange):
     every = [json.loads(data) for data in exchange(json.dumps(own).encode())]
     listeners, told, error = [], {"listen": [], "error": ""}, None
     try:
-        if isinstance(rails, str) or not rails or len(set(rails)) < len(rails) or MEMORY in rails:
-            got = repr(rails) if isinstance(rails, str) else ", ".join(rails) or "none"
+        if not rails or len(set(rails)) < len(rails) or MEMORY in rails:
+            got = ", ".join(rails) or "none"
             raise InputError(f"spare rails: got {got}, expected a tuple of different addresses or interfaces")
         several_hosts = len({other["host"] for other in every}) > 1
         hosts = [bind_address(name, several_hosts) for name in rails]

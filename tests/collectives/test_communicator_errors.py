@@ -237,3 +237,8 @@ def test_reports_do_not_pile_up():
         thread.join()
     unread = sum(len(queue) for (source, _, tag), queue in world.unmatched.items() if tag == 0 and source == 0)
     assert unread <= 6
+
+
+def test_one_spare_rail_is_no_sequence_of_letters():
+    with pytest.raises(InputError, match="spare rails: got 'eth0', expected a tuple"):
+        lanterne.init(spare_rails="eth0")
