@@ -26,13 +26,14 @@ ROWS, WIDTH = 4, 16
 PACE_S, SCHEDULER = 2.5e-3, "zb_h1"
 
 
-def run_job(copies, places, microbatches, events, iterations, acts=True, settings=None, transport="mpi"):
+def run_job(copies, places, microbatches, events, iterations, acts=True, settings=None, transport="mpi", pace_s=None):
     """What `train` gives, of a job on copies x places ranks.
 
     Args:
         microbatches: of all copies.
         acts: whether the job is watched and mitigated.
         settings: of Settings, where not the default, a dict.
+        pace_s: what an action takes at least; None for PACE_S.
     """
     work = {
         "copies": copies,
@@ -42,14 +43,15 @@ def run_job(copies, places, microbatches, events, iterations, acts=True, setting
         "iterations": iterations,
         "acts": acts,
         "settings": settings or {},
+        "pace_s": pace_s or PACE_S,
     }
     return on_ranks(train, work, copies * places, transport, 60.0)
 
 
 def train(comm, work):
     """The work on one rank; on rank 0 a dict: seconds and loss per iteration, what was done, and why."""
-    copies, places, total = work["copies"], work["places"], work["microbatches"]
-    disturbances = Disturbances(comm, [Event.from_dict(event) for event in work["events"]], PACE_S)
+    copies, places, total, pace_s = (work[key] for key in ("copies", "places", "microbatches", "pace_s"))
+    disturbances = Disturbances(comm, [Event.from_dict(event) for event in work["events"]], pace_s)
 
     def batches(number):
         draw = np.random.default_rng(number)
@@ -63,7 +65,7 @@ def train(comm, work):
             transport=disturbances.transport,
         )  # fmt: skip
 
-    problem = Problem(places, total // copies, PACE_S, PACE_S, PACE_S)
+    problem = Problem(places, total // copies, pace_s, pace_s, pace_s)
     loop = ClosedLoop(
         comm,
         make,

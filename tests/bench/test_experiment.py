@@ -17,7 +17,15 @@ SHORT = Problem(3, 3, 2, 2, 1, [1, 1])
 DATA_PARALLEL = {"QUIET": Problem(2, 2, 2, 2, 1, [1]), "SLOW_LINK": 0, "SLOW_GROUP": 1, "PACKETS_OF_GRADIENTS": 200}
 WATCHED = {"watched_training:QUICK": ("1T2D2P (S)",), "watched_training:QUICK_BLOCKS": 3, "watched_training:BLOCK": 4}
 FAST = {"mitigation_job:PACE_S": 1e-3, "mitigation_study:GAP": 4}
-EVENTFUL = {"COMPUTE": ((1, 1),), "LINKS": {}, "COPIES": 2, "MICROBATCHES": 8, "FIRST": 8, "LENGTH": 8}
+EVENTFUL = {
+    "COMPUTE": ((1, 1),),
+    "LINKS": {},
+    "COPIES": 2,
+    "MICROBATCHES": 8,
+    "FIRST": 8,
+    "LENGTH": 8,
+    "PACE_S": 2.5e-3,
+}
 # What to shrink: name -> constants of its module, or of another, MODULE:NAME.
 SMALL = {
     "adaptra-19": {"SIZES": ((3, 6),), "STEPS": (1, None)},
