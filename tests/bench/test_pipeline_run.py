@@ -19,9 +19,7 @@ def run(capsys, *words):
     return code, out, err
 
 
-@pytest.mark.parametrize(
-    ("transport", "free"), [("mpi", "unbounded"), ("mpi", "delegate"), ("ucx", "paired_o"), ("local", "paired")]
-)
+@pytest.mark.parametrize(("transport", "free"), [("mpi", "delegate"), ("ucx", "paired_o"), ("local", "unbounded")])
 def test_every_contender_is_predicted_and_measured(capsys, tmp_path, transport, free):
     file, picture, trace = tmp_path / "run.json", tmp_path / "run.png", tmp_path / "trace.json"
     words = ["--scheduler", "1f1b,adaptra", "--data-plane", f"inline,{free}", "--iterations", "2", "--queue", "0"]

@@ -20,7 +20,8 @@ JOB = (
 
 
 @pytest.mark.parametrize(
-    ("victim", "rail"), [("rank", "tcp"), ("delegate", "tcp"), ("launcher", "tcp"), ("rank", "memory")]
+    ("victim", "rail"),
+    [pytest.param("rank", "tcp", marks=pytest.mark.slow), ("delegate", "tcp"), ("launcher", "tcp"), ("rank", "memory")],
 )
 def test_nothing_is_left(mark, victim, rail):
     job = subprocess.Popen(
