@@ -111,6 +111,8 @@ def environment(network, token, rank):
         "LANTERNE_RATE_BYTES_PER_S": repr(network.rates_bytes_per_s[rank]),
         "UCX_TLS": "tcp,self",
         "UCX_NET_DEVICES": INTERFACE,
+        # Nobody tells these hosts their names.
+        "LANTERNE_BIND": INTERFACE,
         "OMP_NUM_THREADS": "1",
         "NUMBA_NUM_THREADS": "1",
     }

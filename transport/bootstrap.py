@@ -16,6 +16,7 @@ import os
 import secrets
 import socket
 import struct
+from contextlib import suppress
 from ipaddress import ip_address
 
 from ..errors import InputError, Unavailable
@@ -196,9 +197,10 @@ def listen_address(several_hosts):
         return asked
     if not several_hosts:
         return "127.0.0.1"
-    for info in socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM):
-        if not ip_address(info[4][0].partition("%")[0]).is_loopback:
-            return info[4][0]
+    with suppress(socket.gaierror):  # A host may not know its own name.
+        for info in socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM):
+            if not ip_address(info[4][0].partition("%")[0]).is_loopback:
+                return info[4][0]
     raise Unavailable(
-        f"store: {socket.gethostname()} has only loopback addresses; set LANTERNE_BIND to one the other hosts reach"
+        f"address: {socket.gethostname()} names no address but loopback; set LANTERNE_BIND to one the other hosts reach"
     )

@@ -183,6 +183,13 @@ def test_the_address_of_a_store_for_several_hosts(alone):
     del answers[1]
     with pytest.raises(Unavailable, match="set LANTERNE_BIND"):
         bootstrap.listen_address(several_hosts=True)
+
+    def unknown(*_args, **_kwargs):
+        raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+
+    alone.setattr(bootstrap.socket, "getaddrinfo", unknown)
+    with pytest.raises(Unavailable, match="set LANTERNE_BIND"):
+        bootstrap.listen_address(several_hosts=True)
     alone.setenv("LANTERNE_BIND", "192.0.2.8")
     assert bootstrap.listen_address(several_hosts=False) == "192.0.2.8"
     alone.setenv("LANTERNE_BIND", "lo")
