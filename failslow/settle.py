@@ -1,5 +1,8 @@
 """Repeat a test that says that something is slow, until it no longer does, or has said so often enough."""
 
+# What never became clear is blamed only if it is slow by more than a busy machine was seen to explain.
+LEAST_UNCLEAR = 2.5
+
 
 def settle(first, verdict, again, least, most):
     """What is slow by all measurements, and of what that cannot be said.
@@ -14,7 +17,7 @@ def settle(first, verdict, again, least, most):
         least, most: further measurements where all is clear, and where that never comes.
 
     Returns:
-        (slow, unsure), the last verdict.
+        (slow, unsure), the last verdict; what is not clearly slow, nor by much, is unsure.
     """
     rounds = [first]
     slow, unsure = verdict(rounds)
@@ -24,4 +27,5 @@ def settle(first, verdict, again, least, most):
             break
         rounds.append(again({**slow, **unsure}))
         slow, unsure = verdict(rounds)
-    return slow, unsure
+    blamed = {key: one for key, one in slow.items() if one.is_clear or one.ratio >= LEAST_UNCLEAR}
+    return blamed, {key: one for key, one in (slow | unsure).items() if key not in blamed}
