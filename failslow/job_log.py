@@ -80,15 +80,15 @@ class JobLog:
             if reader.lost > lost:
                 self._matcher.lose(rank)
             before = self._per_rank.get(rank, 0)
-            for index, call in enumerate(calls):
-                # The all-reduces, which are not seen, begin when the last rank's forward has ended.
-                self._matcher.add(rank, call._replace(start_s=call.end_s) if call.name == DDP_FORWARD else call)
-                if rank == self.lead:
+            self._per_rank[rank] = before + len(calls)
+            # The all-reduces, which are not seen, begin when the last rank's forward has ended.
+            self._matcher.add(rank, [c._replace(start_s=c.end_s) if c.name == DDP_FORWARD else c for c in calls])
+            if rank == self.lead:
+                for number, call in enumerate(calls, before + 1):
                     self._count(call)
-                    notice = self._iterate(call, before + index + 1)
+                    notice = self._iterate(call, number)
                     if notice is not None:
                         found.append(notice)
-            self._per_rank[rank] = before + len(calls)
         found = [notice._replace(cause=self._cause(notice.event)) for notice in found]
         self.notices = (self.notices + found)[-256:]
         return found

@@ -135,9 +135,9 @@ class RingReader:
     def _take_on(self, found):
         """Append to `found` what there is up to the end of the ring."""
         first = HEADER_NBYTES + (self._next - 1) % self._capacity * RECORD.size
-        make, names = Call._make, self._names
+        names = self._names
         with memoryview(self._map) as whole, whole[first:] as rest:
-            for number, name, *call in RECORD.iter_unpack(rest):
+            for number, name, ranks, communicator, nbytes, start_s, end_s in RECORD.iter_unpack(rest):
                 if number != self._next:
                     if number > self._next:
                         # What is overwritten next is half a ring away from where reading goes on.
@@ -145,7 +145,8 @@ class RingReader:
                         self.lost += behind - self._next
                         self._next = behind
                     return
-                found.append(make((names.get(name) or self._name(name), *call)))
+                name = names.get(name) or self._name(name)
+                found.append(Call(name, ranks, communicator, nbytes, start_s, end_s))
                 self._next += 1
 
     def _name(self, number):

@@ -158,8 +158,8 @@ def test_what_waits_for_a_silent_rank_is_bounded():
     for rank in range(2):
         matcher.add_rank(rank, "b")
     for i in range(3 * MAX_OPEN):
-        matcher.add(0, Call("a", 2, 0, 8, float(i), float(i)))
-    assert len(matcher._open) <= MAX_OPEN + 1
+        matcher.add(0, [Call("a", 2, 0, 8, float(i), float(i))])
+    assert len(matcher._sampled) <= MAX_OPEN + 1
     assert matcher.calls == 0
 
 
