@@ -122,11 +122,12 @@ def _contest(communicator, calls):
 def usual_s(rounds_s):
     """Usual seconds of each call, (calls,), from those of some rounds, (rounds, calls); nan where one was left out.
 
-    Each call is compared with the median of its round, of those called in every round.
+    Each call is compared with every other of its round that is in all rounds: medians of ratios, and their mean.
     """
     logs = np.log(rounds_s)
-    medians = np.median(logs[:, ~np.isnan(logs).any(axis=0)], axis=1)
-    return np.exp(np.median(medians) + np.nanmedian(logs - medians[:, None], axis=0))
+    always = logs[:, ~np.isnan(logs).any(axis=0)]
+    ratios = np.mean([np.nanmedian(logs - other[:, None], axis=0) for other in always.T], axis=0)
+    return np.exp(np.median(always.mean(axis=1)) + ratios)
 
 
 def time_calls(communicator, calls, repeats):

@@ -95,9 +95,12 @@ def test_ctrl_c_gives_the_terminal_back_and_leaves_nothing(tmp_path):
     mark = new_mark()
     master, slave = pty.openpty()
     env = os.environ | {MARK: mark, "TERM": "xterm"}
+    # A shell's background jobs, these tests perhaps, ignore SIGINT, and so would what they start.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     process = subprocess.Popen(
         [*COMMAND, "-n", "2"], stdin=slave, stdout=slave, stderr=slave, cwd=tmp_path, env=env, start_new_session=True
     )
+    signal.signal(signal.SIGINT, before)
     os.close(slave)
     said = b""
     while b"tokens/s" not in said:

@@ -22,8 +22,9 @@ def test_a_line_is_found_again():
 
 
 @given(st.lists(st.floats(1e-6, 1.0), min_size=5, max_size=5))
-def test_whatever_was_measured_the_model_is_near_it(times_s):
+def test_whatever_was_measured_the_model_is_near_it_or_near_what_a_larger_message_took(times_s):
     model = fit(SIZES, times_s)
+    times_s = [min(times_s[i:]) for i in range(len(times_s))]
     predicted = model.message_s(np.array(SIZES, float))
     if not model.pieces:
         assert (np.abs(predicted - times_s) <= MISFIT * np.array(times_s) * (1 + 1e-9)).all()
