@@ -16,7 +16,7 @@ Paper: Wu et al. (GREYHOUND), sections 4 and 5; differs: evidence before blame i
 
 from collections import deque
 from dataclasses import asdict
-from math import isfinite
+from math import isfinite, isnan
 
 from .baseline import baseline, blamed_and_idle, evidence, in_words
 from .decision import Decision, Settings, names, severity
@@ -102,7 +102,8 @@ class Controller:
         """What the validation of the suspects found; the Decision that it leads to, or None.
 
         Args:
-            measured: name -> severity, as Evidence has it; what is absent could not be tested, nor blamed.
+            measured: name -> severity, as Evidence has it; what is absent could not be tested, nor blamed, and where it
+                is nan, that cannot be said yet.
         """
         suspects, seen = self._waits
         self._waits = None
@@ -110,8 +111,9 @@ class Controller:
         for name in suspects:
             is_rank = name.startswith("rank")
             least = self.settings.slow_rank if is_rank else self.settings.slow_link * self._usual.unit_s
-            if measured.get(name, 0.0) < least:
-                self._suspicion.acquit(name, seen.iteration)
+            found = measured.get(name, 0.0)
+            if isnan(found) or found < least:
+                self._suspicion.acquit(name, seen.iteration, is_sure=not isnan(found))
                 continue
             confirmed.append(name)
             if not is_rank:

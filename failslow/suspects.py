@@ -36,7 +36,7 @@ class Examiner:
     def examine(self, suspects):
         """{name: severity} of suspects: the factor of a "rank R"'s time, the seconds more of a "link A-B"; 0: well.
 
-        Every rank has the result. Who cannot be tested is absent.
+        Every rank has the result. Who cannot be tested is absent; nan: a busy machine may hide or explain it.
         """
         everyone, slowdown = range(self.comm.world_size), self._slowdown()
         ranks = [int(name.split()[1]) for name in suspects if name.startswith("rank")]
@@ -78,16 +78,26 @@ def severities(found, suspects):
     """{name: severity} of those of `suspects` that a Validation tested, as Examiner.examine has it."""
     ranks = dict.fromkeys((record["rank"] for record in found.compute), 0.0)
     links = dict.fromkeys((link for batch in found.passes for link in batch), 0.0)
+    for finding in found.unsure:
+        ranks |= dict.fromkeys(_ranks(finding), nan)
+        links |= dict.fromkeys(_links(finding, links), nan)
     for finding in found.findings:
-        for rank in finding.ranks if finding.kind == "compute" else ():
-            ranks[rank] = max(ranks[rank], finding.ratio)
-        for link in links:
-            named = link in finding.links or link[::-1] in finding.links
-            if named or (finding.kind == "links" and finding.ranks[0] in link):
-                links[link] = _excess_s(found, link, finding.when)
+        ranks |= {rank: finding.ratio for rank in _ranks(finding)}
+        links |= {link: _excess_s(found, link, finding.when) for link in _links(finding, links)}
     measured = {f"rank {rank}": factor for rank, factor in ranks.items()}
     measured |= {f"link {a}-{b}": seconds for (a, b), seconds in links.items()}
     return {name: measured[name] for name in suspects if name in measured}
+
+
+def _ranks(finding):
+    """Those whose computing it is about."""
+    return finding.ranks if finding.kind == "compute" else ()
+
+
+def _links(finding, links):
+    """Those of `links` that it is about, in either direction."""
+    card = finding.ranks if finding.kind == "links" else ()
+    return [link for link in links if {link, link[::-1]} & set(finding.links) or set(card) & set(link)]
 
 
 def _excess_s(found, link, when):

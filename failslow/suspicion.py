@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 # Iterations whose severities are kept of each.
 RECENT = 5
+# Iterations until a suspect is examined again of whom the first examination could not say whether it is slow.
+UNSURE = 3
 # Times what a suspect was acquitted of that make it one again at once.
 MUCH_WORSE = 3
 
@@ -76,9 +78,13 @@ class Suspicion:
         """The iteration since which a suspect of `iteration` has been slow."""
         return iteration - self._slow.get(name, 1) + 1
 
-    def acquit(self, name, iteration):
-        """An examination in `iteration` found `name` well: leave it alone, each time for twice as long."""
-        patience = 2 * self._acquitted[name].patience if name in self._acquitted else self._settings.acquitted
+    def acquit(self, name, iteration, is_sure):
+        """An examination in `iteration` found `name` well: leave it alone, each time for twice as long.
+
+        If that was not sure, at first for some iterations only.
+        """
+        first = self._settings.acquitted if is_sure else UNSURE
+        patience = max(2 * self._acquitted[name].patience, first) if name in self._acquitted else first
         self._acquitted[name] = Acquittal(iteration + patience, patience, _excess(name, self.severity(name)))
 
     def _is_acquitted(self, name, iteration):

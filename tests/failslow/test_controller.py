@@ -1,6 +1,7 @@
 """The decisions of the controller, on a simulated job: every order in which things can happen, and no job needed."""
 
 from itertools import permutations
+from math import nan
 
 import pytest
 
@@ -24,8 +25,8 @@ class Job:
         silent: ranks that report nothing.
     """
 
-    def __init__(self, events, silent=(), settings=None, examines=True):
-        self.events, self.silent, self.examines, self.number = events, silent, examines, 0
+    def __init__(self, events, silent=(), settings=None, examines=True, sure_from=0):
+        self.events, self.silent, self.examines, self.sure_from, self.number = events, silent, examines, sure_from, 0
         self.truth = Forecaster(PROBLEM, "zb_h1", WAIT_S)
         self.controller = Controller(HOME, lambda work_s, wait_s: Forecaster(PROBLEM, "zb_h1", wait_s), settings)
         self.now = HOME
@@ -68,6 +69,8 @@ class Job:
                 slow = self.slow()
                 truth = {f"rank {rank}": factor for rank, factor in slow.ranks.items()}
                 truth |= {f"link {a}-{b}": extra for (a, b), extra in slow.links.items()}
+                if self.number < self.sure_from:
+                    truth = dict.fromkeys(decision.suspects, nan)
                 decision = self.controller.validated(
                     {name: truth.get(name, 0.0) for name in decision.suspects} if self.examines else {}
                 )
@@ -181,6 +184,13 @@ def test_who_passes_the_examination_is_left_alone_each_time_for_twice_as_long():
     controller = Job([(30, 400, "rank 3", 2.0)], examines=False, settings=Settings(acquitted=20)).run(250)
     asked = [decision.iteration for decision in controller.decisions if decision.kind == "validate"]
     assert [later - one for one, later in zip(asked, asked[1:], strict=False)] == [20, 40, 80]
+
+
+def test_who_may_be_slow_is_examined_again_soon():
+    controller = Job([(30, 400, "rank 3", 2.0)], sure_from=40).run(60)
+    asked = [decision.iteration for decision in controller.decisions if decision.kind == "validate"]
+    assert [later - one for one, later in zip(asked, asked[1:], strict=False)] == [3, 6]
+    assert controller.state()["slow"] == [{"what": "rank 3", "severity": 2.0}]
 
 
 def test_who_becomes_much_slower_after_an_acquittal_is_examined_again_at_once():

@@ -10,7 +10,7 @@ from lanterne.pipeline.planes import shaped
 from lanterne.transport.shaped import Link
 
 
-def validation(*found, seconds=None):
+def validation(*found, unsure=(), seconds=None):
     """Ranks 0 to 3, links 0-1 and 2-3, with the transfers' `seconds` by direction; else 1."""
     usual = dict.fromkeys(((0, 1), (1, 0), (2, 3), (3, 2)), 1.0)
     links = [
@@ -18,7 +18,7 @@ def validation(*found, seconds=None):
         for (a, b), best_s in (usual | (seconds or {})).items()
     ]
     compute = [{"rank": rank} for rank in range(4)]
-    return Validation(found, (), (0, 1, 2, 3), (0,) * 4, (((0, 1), (2, 3)),), (1,), compute, links, 0.1)
+    return Validation(found, unsure, (0, 1, 2, 3), (0,) * 4, (((0, 1), (2, 3)),), (1,), compute, links, 0.1)
 
 
 def test_severities_are_of_those_that_were_found_slow():
@@ -34,6 +34,17 @@ def test_a_slow_network_card_is_a_fault_of_each_of_its_links():
     card = Finding("links", (1,), (), "alone", 3.0, "")
     found = validation(card, seconds={(0, 1): 3.0, (1, 0): 3.0})
     assert severities(found, ("link 0-1", "link 2-3", "rank 1")) == {"link 0-1": 2.0, "link 2-3": 0.0, "rank 1": 0.0}
+
+
+def test_of_what_a_busy_machine_may_explain_nothing_is_known():
+    rank = Finding("compute", (2,), (), "alone", 1.7, "")
+    link = Finding("link", (), ((1, 0),), "alone", 3.0, "")
+    suspects = ("rank 2", "rank 3", "link 0-1", "link 2-3")
+    nan = pytest.approx(float("nan"), nan_ok=True)
+    unknown = {"rank 2": nan, "rank 3": 0.0, "link 0-1": nan, "link 2-3": 0.0}
+    assert severities(validation(unsure=(rank, link)), suspects) == unknown
+    # What is slow without doubt is so whatever else was doubted.
+    assert severities(validation(rank, unsure=(rank, link)), suspects) == unknown | {"rank 2": 1.7}
 
 
 @pytest.mark.parametrize("suspects", [("link 0-2", "link 1-3"), ("link 0-2", "rank 1")], ids=", ".join)
