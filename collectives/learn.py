@@ -39,7 +39,7 @@ MAX_AGE_S, AGAIN_AFTER_S = 24 * 3600.0, 600.0
 def learn(communicator):
     """(CostModel, tuple of Factor, "measured" or "cache"), the same on all ranks. A collective call.
 
-    Cost: 6 to 12 s on one host, by its memory, most of it trials, up to a few ENOUGH_S on a slow network; where the
+    Cost: 7 to 15 s on one host, by its memory, most of it trials, up to a few ENOUGH_S on a slow network; where the
         cache knows it one broadcast, and some 0.5 s if nobody has tried again for AGAIN_AFTER_S.
     """
     file = _cache_file(communicator)

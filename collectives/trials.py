@@ -17,7 +17,7 @@ from .trial_memory import finish, trial_array
 
 # The collective whose algorithms are tried, and the sizes: most programs wait for this one most.
 TRIED = "all_reduce"
-TRIED_NBYTES = (1 << 10, 8 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20)
+TRIED_NBYTES = tuple(1 << exponent for exponent in range(10, 27, 2))
 # Tried are at most MAX_TRIED, none predicted to take over TRIED_WITHIN times the cheapest; again, those within AGAIN.
 TRIED_WITHIN, MAX_TRIED = 4.0, 6
 AGAIN_WITHIN = 1.3
