@@ -33,7 +33,7 @@ from .tuning import MAX_PRICED_RANKS, late_num_chunks, override
 
 # The board costs some 0.05 ms a call, up to 1 ms where ranks share cores, and scheduling keeps those apart by a few ms
 # without any being late: below this predicted time, SHARED times as much there, or this size, it is not asked.
-LEAST_NORMAL_S, SHARED = 2e-3, 6
+LEAST_NORMAL_S, SHARED = 2e-3, 4
 LEAST_NBYTES = 64 << 10
 # Those that keep to one message per port and round, as a network likes it; a tie goes to the first.
 LATE_ALGORITHMS = ("late_join", "late_chain")

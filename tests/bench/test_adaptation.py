@@ -31,6 +31,7 @@ def test_times_in_seconds():
     assert makespan(made, in_seconds(problem, 1e-3)) == pytest.approx(makespan(made, problem) * 1e-3)
 
 
+@pytest.mark.slow
 def test_a_run_that_adapts(tmp_path, capsys):
     path, picture = tmp_path / "run.json", tmp_path / "run.svg"
     argv = [*RUN, *LOCAL, "--slow-link", "1=20ms@4:12", "--iterations", "20", "--adapt", "--json", str(path)]

@@ -167,6 +167,7 @@ def run(needs_lab, tmp_path):
     assert not {name for name in set(lab_network.namespaces()) - before if name.startswith("peer")}
 
 
+@pytest.mark.slow
 def test_a_small_run(run, tmp_path):
     said, results = run("--cases", "3x256KiB@2,3x256KiB@0", "--iterations", "1", "--report", "lab.md")
     assert "Gloo is missing; install it with" in said

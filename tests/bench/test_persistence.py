@@ -56,6 +56,7 @@ def test_predictions():
     assert found["auto"] <= 9 / 7
 
 
+@pytest.mark.slow
 def test_a_small_run(tmp_path, capsys):
     file, picture = tmp_path / "out.json", tmp_path / "out.png"
     words = ["--share", "50", "--calls", "2", "--bytes", "128K", "--rate", "1gbit", "--delay", "5ms"]
