@@ -1,7 +1,7 @@
 """GREYHOUND table 6 and figure 20: a job with 2 communication and 10 compute events, with and without mitigation.
 
 Scaled down: 8 ranks, 4 copies x 2 stages, instead of 256 GPUs; iterations of some 0.2 s instead of 1.6 s, so what an
-event costs besides weighs 8 times as much; events of 40 iterations. The whole takes some 5 minutes. The job trains (a
+event costs besides weighs 8 times as much; events of 40 iterations. The whole takes some 6 minutes. The job trains (a
 small MLP whose actions are paced, so that 8 ranks on 2 cores behave as on 8), the schedule of events is unknown to it,
 and all that is done to it is measured. The paper prints no factors: weak, medium and severe are 1.5, 2.3 and 3.5 times
 here, chosen to lose as much throughput without mitigation as its events do, iterations 1.98 times as long; what they
