@@ -9,7 +9,9 @@ within 5 iterations of the end. `--beside N` puts N busy processes beside each j
 import argparse
 import contextlib
 import multiprocessing
+import random
 import sys
+import time
 
 from ..pipeline.injection import Event
 from . import report
@@ -22,6 +24,7 @@ SMALL, WIDE, DEEP = (2, 2, 16), (4, 2, 48), (2, 4, 16)
 HEALTHY_ITERATIONS = 150
 FIRST, LAST, REST, DELAY_S = 24, 64, 12, 20e-3
 WITHIN = 5
+COPIED_NBYTES, LONGEST_BURST_S = 16 << 20, 1.0
 KINDS = {
     "healthy 2 x 2": (SMALL, None),
     "healthy 4 x 2": (WIDE, None),
@@ -95,8 +98,9 @@ def row(kind, records):
 
 @contextlib.contextmanager
 def busy(count):
-    """`count` processes that compute while the block runs."""
-    others = [multiprocessing.get_context("spawn").Process(target=_compute, daemon=True) for _ in range(count)]
+    """`count` processes while the block runs: most compute, every third copies memory or sleeps, in bursts."""
+    works = [_burst if number % 3 == 2 else _compute for number in range(count)]
+    others = [multiprocessing.get_context("spawn").Process(target=work, daemon=True) for work in works]
     for other in others:
         other.start()
     try:
@@ -110,6 +114,15 @@ def busy(count):
 def _compute():
     while True:
         sum(range(100_000))
+
+
+def _burst():
+    draw, some, other = random.Random(0), bytearray(COPIED_NBYTES), bytearray(COPIED_NBYTES)
+    while True:
+        until_s = time.monotonic() + draw.uniform(0, LONGEST_BURST_S)
+        while time.monotonic() < until_s:
+            other[:] = some
+        time.sleep(draw.uniform(0, LONGEST_BURST_S))
 
 
 def main(arguments=None):

@@ -12,7 +12,9 @@ links of a ring and two trees carry 16, 32 and 64 MiB three times, both directio
 from a transfer's start to its last byte; then both together, since some things are slow only then. The transfers shrink
 where the network would need longer than --limit. What looks slow is measured again, more often on a machine busy with
 something else, and is named only if it is slow by all of that, with the evidence: core time beside the clock's,
-bandwidth and latency beside those of its peers. Where other work leaves no way to tell, that is said and nobody blamed.
+bandwidth and latency beside those of its peers. Where other work leaves no way to tell, that is said and nobody blamed;
+where it takes the cores that ranks compute on, that is said too (BUSY), and it is a finding where it takes more of a
+rank's than of its peers'.
 
 Rehearsals: --slow-rank R=1.5x slows the computing of rank R, R=1.5x@together only while it transfers; --slow-link
 A-B=20ms or A-B=50mbit slows a link, A>B=... one direction of it. Products are on the CPU or, with --device cuda, the
@@ -200,6 +202,9 @@ def print_validation(found, comm, file, left_out=""):
         print(f"SLOW {name(finding)}: {finding.evidence}", file=file)
     for finding in found.unsure:
         print(f"not sure of {name(finding)}, on a machine as busy as this: {finding.evidence}", file=file)
+    for finding in found.busy:
+        ranks = f"rank{'s' if len(finding.ranks) > 1 else ''} {', '.join(map(str, finding.ranks))}"
+        print(f"BUSY cores of {ranks}: {finding.evidence}", file=file)
 
 
 def name(finding):
@@ -207,7 +212,8 @@ def name(finding):
     when = " while it computes and transfers at once" if finding.when == "together" else ""
     if finding.kind == "link":
         return f"link {finding.links[0][0]} -> {finding.links[0][1]}{when}"
-    return f"rank {finding.ranks[0]}, {'computing' if finding.kind == 'compute' else 'its links'}{when}"
+    what = {"compute": "computing", "contention": "whose core other work uses", "links": "its links"}
+    return f"rank {finding.ranks[0]}, {what[finding.kind]}{when}"
 
 
 def _compute_table(found):

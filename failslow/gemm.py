@@ -103,16 +103,18 @@ def name_of_device(device="cpu"):
         return platform.machine()
 
 
-def sample(load, limit_s, slowdown=1.0, stop=lambda: False, own_time=True):
+def sample(load, limit_s, slowdown=1.0, stop=lambda: False, own_time=True, parts=1):
     """Samples of `load`: repetitions for `limit_s`, 8 to 96 of them, or until `stop()`.
 
     Args:
         slowdown: for experiments: a repetition keeps the core busy this much longer.
         own_time: whether the thread's time says anything: not for a GPU.
+        parts: this is one of so many, which have 8 to 96 repetitions together.
     """
     wall_s, cpu_s = [], []
     deadline_s = time.monotonic() + limit_s
-    while len(wall_s) < MAX_SAMPLES and not stop():
+    least, most = -(-LEAST_SAMPLES // parts), MAX_SAMPLES // parts
+    while len(wall_s) < most and not stop():
         start_s, used_s = time.monotonic(), time.thread_time()
         load.run()
         if slowdown > 1.0:
@@ -121,7 +123,7 @@ def sample(load, limit_s, slowdown=1.0, stop=lambda: False, own_time=True):
                 pass
         wall_s.append(time.monotonic() - start_s)
         cpu_s.append(time.thread_time() - used_s if own_time else float("nan"))
-        if len(wall_s) >= LEAST_SAMPLES and time.monotonic() > deadline_s:
+        if len(wall_s) >= least and time.monotonic() > deadline_s:
             break
     return Samples(tuple(wall_s), tuple(cpu_s))
 
@@ -138,6 +140,11 @@ class Background:
         self.samples = Samples((), ())
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, args=(load, slowdown, own_time), name="lanterne-load")
+
+    @property
+    def thread(self):
+        """The native id of its thread."""
+        return self._thread.native_id
 
     def _run(self, load, slowdown, own_time):
         wall_s, cpu_s = [], []

@@ -8,6 +8,7 @@ from math import inf, isnan
 from statistics import median, median_low
 from typing import NamedTuple
 
+from .gemm import Samples
 from .links import split_blame
 
 # Multiples of the peers' time from which something counts as slow.
@@ -18,6 +19,8 @@ SLOW_COMPUTE_STARVED = 1.5
 SLOW_LATENCY = 3.0
 # A repetition that took its core time, and this much by the clock at most, was not interrupted.
 UNDISTURBED = 1.1
+# Of computing, the time by the clock over that of its core from which the machine is called busy.
+CONTENDED = 1.25
 # While computing, a rank without a second core moves its data whenever it gets its turn.
 SLOW_LINK_STARVED = 2.5
 # A latency must also exceed the peers' by this: scheduling explains less on a core of one's own, a tick where cores are
@@ -35,6 +38,8 @@ class Slow(NamedTuple):
     """One quantity that exceeds its peers': `ratio` times, `own_s` against `peers_s`; `text` says it in words.
 
     `is_clear`: its best is slow even beside the worst of those that are not: no disturbance explains that.
+    `is_explained`: it is not slow without what was spent on waiting for a core.
+    `is_contended`: of a rank: it is slow by the clock alone, since it gets too little of its core.
     """
 
     ratio: float
@@ -42,6 +47,8 @@ class Slow(NamedTuple):
     peers_s: float
     text: str
     is_clear: bool = False
+    is_explained: bool = False
+    is_contended: bool = False
 
 
 def slow_ranks(rounds, devices, cores, starved=False):
@@ -72,7 +79,7 @@ def slow_ranks(rounds, devices, cores, starved=False):
         for rank in ranks:
             slow = _slow_load(load, own.get(rank), clock[rank], least)
             if slow and timed and rank not in own:
-                slow = slow._replace(text=f"{slow.text}; it never had its core to itself")
+                slow = slow._replace(text=f"{slow.text}; it never had its core to itself", is_contended=True)
             if slow and (rank not in found or found[rank].ratio < slow.ratio):
                 found[rank] = slow
     return found
@@ -93,6 +100,24 @@ def unknown_ranks(rounds, devices):
         found |= {rank: slow for rank in ranks if (slow := _slow_load(load, None, clock[rank], SLOW_COMPUTE))}
     text = "{}, but it never had its core to itself"
     return {rank: slow._replace(text=text.format(slow.text)) for rank, slow in found.items() if rank not in known}
+
+
+def contended(measured, cores):
+    """Findings of ranks that other work kept from their cores, whoever else it did that to; no blame.
+
+    Args:
+        measured: {(rank, load name): Samples} of ranks that computed in turns, each on a core of its own.
+        cores: as slow_ranks has it: those who share their cores are one Finding.
+    """
+    found = []
+    for place in dict.fromkeys(cores):
+        here = {key: samples for key, samples in measured.items() if cores[key[0]] == place}
+        wall_s, cpu_s = (sum(map(sum, column)) for column in zip(Samples((), ()), *here.values(), strict=True))
+        if cpu_s > 0 and wall_s >= CONTENDED * cpu_s:
+            ranks = tuple(sorted({rank for rank, _ in here}))
+            text = f"other work runs on its cores: computing had them {cpu_s / wall_s:.0%} of the time"
+            found.append(Finding("contention", ranks, (), "alone", wall_s / cpu_s, text))
+    return tuple(found)
 
 
 def _peers(rounds, devices):
@@ -158,11 +183,14 @@ def _slow_load(load, own, clock, least):
         text = f", but {own.ratio:.2f} times the core time: something else runs on its core"
     if clock.ratio < least:
         return None
-    return clock._replace(text=f"{load} takes {clock.ratio:.2f} times as long as on its peers{text}")
+    words = f"{load} takes {clock.ratio:.2f} times as long as on its peers{text}"
+    return clock._replace(text=words, is_contended=own is not None)
 
 
 def slow_links(samples, hosts, least_ratio=SLOW_LINK, crowded=False):
     """Directed links that are slow: their best transfer beside the peers' best, and their median beside the medians.
+
+    And so even without all that their ends waited for their cores.
 
     Args:
         samples: {(src, dst): LinkSamples}.
@@ -174,15 +202,22 @@ def slow_links(samples, hosts, least_ratio=SLOW_LINK, crowded=False):
         {(src, dst): Slow}.
     """
     best, ordinary = (_links_by(statistic, samples, hosts, least_ratio, crowded) for statistic in (min, median))
-    both = [link for link in best if link in ordinary]
+    both = [link for link in best if link in ordinary and not best[link].is_explained]
     return {link: best[link]._replace(ratio=min(best[link].ratio, ordinary[link].ratio)) for link in both}
 
 
 def unknown_links(samples, hosts, least_ratio=SLOW_LINK, crowded=False):
-    """{(src, dst): Slow} of those whose best transfer looks slow, though most are no slower than the peers'."""
+    """{(src, dst): Slow} of those whose best transfer looks slow, though most are no slower than the peers', or would
+    not be if their ends had had their cores.
+    """
     best = _links_by(min, samples, hosts, least_ratio, crowded)
     slow = slow_links(samples, hosts, least_ratio, crowded)
-    return {link: how for link, how in best.items() if link not in slow}
+    text = "{}, but its ends waited for their cores meanwhile"
+    return {
+        link: how._replace(text=text.format(how.text)) if how.is_explained else how
+        for link, how in best.items()
+        if link not in slow
+    }
 
 
 def _links_by(statistic, samples, hosts, least_ratio, crowded):
@@ -203,10 +238,18 @@ def _links_by(statistic, samples, hosts, least_ratio, crowded):
                 slow_here[link] = slow._replace(text=f"{slow.text}; {late.text}")
             elif slow or late:
                 slow_here[link] = slow or late
-        healthy = [samples[link].times_s for link in links if link not in slow_here]
-        worst_s = {size: max((median(times_s[size]) for times_s in healthy), default=inf) for size in usual_s}
+        alone_s = {link: {size: median(samples[link].least_s(size)) for size in usual_s} for link in links}
+        healthy = [alone_s[link] for link in links if link not in slow_here]
+        worst_s = {size: max((times_s[size] for times_s in healthy), default=inf) for size in usual_s}
+        latest_s = max((samples[link].latency_s for link in links if link not in slow_here), default=inf)
+        best_s = {size: reference(min(samples[link].times_s[size]) for link in links) for size in usual_s}
         for link, slow in slow_here.items():
-            found[link] = slow._replace(is_clear=all(own_s[link][size] >= least * worst_s[size] for size in usual_s))
+            is_clear = all(alone_s[link][size] >= least * worst_s[size] for size in usual_s)
+            late = _slow_latency(samples[link].latency_s, latency_s, crowded)
+            found[link] = slow._replace(
+                is_clear=is_clear or bool(late and _slow_latency(samples[link].latency_s, latest_s, crowded)),
+                is_explained=not late and not _slow_transfer(alone_s[link], best_s, least, crowded),
+            )
     return found
 
 
@@ -239,7 +282,8 @@ class Finding(NamedTuple):
     """Something slow, with the evidence.
 
     Attributes:
-        kind: "compute" (a rank), "links" (all links of a rank, in a direction at least: its network card), or "link".
+        kind: "compute" (a rank), "contention" (a rank whose core other work uses), "links" (all links of a rank, in a
+            direction at least: its network card), or "link".
         ranks, links: what it is: a tuple of ranks, of directed links (src, dst); the other one is empty.
         when: "alone", or "together": only while computing and communicating at once.
         ratio: its time over its peers'.
@@ -256,7 +300,8 @@ class Finding(NamedTuple):
 
 def findings(ranks, links, tested, when):
     """The Findings of slow ranks {rank: Slow} and slow links {(src, dst): Slow} among the directed links `tested`."""
-    found = [Finding("compute", (rank,), (), when, slow.ratio, slow.text) for rank, slow in sorted(ranks.items())]
+    kinds = {rank: "contention" if slow.is_contended else "compute" for rank, slow in ranks.items()}
+    found = [Finding(kinds[rank], (rank,), (), when, slow.ratio, slow.text) for rank, slow in sorted(ranks.items())]
     cards, cables = split_blame(tested, set(links))
     for rank in cards:
         own = [link for link in links if rank in link]

@@ -3,6 +3,7 @@
 A transfer is timed from the sender's start, which a small head tells, to the last byte at its receiver, beside the
 fastest small message by the same two clocks: so their difference, and what the other direction does, does not count.
 The latency is that of small messages: one way where both ends share a clock, else half of the way there and back.
+What its ends wait for their cores meanwhile, on a machine that has other work, is taken down beside it.
 """
 
 import contextlib
@@ -12,37 +13,55 @@ from typing import NamedTuple
 
 import numpy as np
 
+from .cores import waited_s
 from .probe import DATA, HEAD, READY
 
 # Small messages: so many, but no more than the fewest once they have taken so long.
 PINGS, FEWEST_PINGS, PINGS_S = 20, 3, 0.1
-# Polls without a nap; a load in the background needs the interpreter, which a poll holds.
-NAP_S = 20e-6
+# Polls without a nap; a load in the background needs the interpreter, which a poll holds. Longer transfers are polled
+# less often: who hardly computes need not wait for his core.
+NAP_S, NAP_SHARE = 20e-6, 0.02
 
 
 class LinkSamples(NamedTuple):
     """One direction of a link: `latency_s`, the least of some messages, and `times_s`, {nbytes: transfers, seconds}.
 
-    A transfer takes from its start to the last byte: with its latency.
+    A transfer takes from its start to the last byte: with its latency. `waits_s`: {nbytes: what both ends waited for
+    their cores during each}.
     """
 
     latency_s: float
     times_s: dict
+    waits_s: dict
+
+    def least_s(self, nbytes):
+        """What each transfer took at least: without all waits for a core."""
+        pairs = zip(self.times_s[nbytes], self.waits_s[nbytes], strict=True)
+        return tuple(max(time_s - wait_s, 0.0) for time_s, wait_s in pairs)
 
 
 def pooled(parts):
     """The LinkSamples of several measurements of one link, as one."""
-    times_s = {nbytes: sum((one.times_s[nbytes] for one in parts), ()) for nbytes in parts[0].times_s}
-    return LinkSamples(min(one.latency_s for one in parts), times_s)
+    times_s, waits_s = (
+        {nbytes: sum((getattr(one, name)[nbytes] for one in parts), ()) for nbytes in parts[0].times_s}
+        for name in ("times_s", "waits_s")
+    )
+    return LinkSamples(min(one.latency_s for one in parts), times_s, waits_s)
 
 
-def measure_links(probe, passes, sizes, repetitions, background=contextlib.nullcontext, patience_s=inf):
+def nothing():
+    """No work beside transfers: the context, and the native ids of its threads."""
+    return contextlib.nullcontext(())
+
+
+def measure_links(probe, passes, sizes, repetitions, background=nothing, patience_s=inf):
     """Time every link of `passes`, pass by pass; all ranks of `probe` call it.
 
     Args:
         passes: of links (a, b), no rank twice in a pass.
         sizes: bytes of the transfers.
-        background: makes the context in which a rank's own transfers run.
+        background: makes the context in which a rank's own transfers run, and which gives the threads that compute
+            in it.
         patience_s: where even the quickest small message takes longer, further repetitions are spared: what else could
             have disturbed one is little beside it. All small messages take twice as long at most, but for the fewest.
 
@@ -57,20 +76,22 @@ def measure_links(probe, passes, sizes, repetitions, background=contextlib.nullc
             peer = next((a + b - comm.rank for a, b in turn if comm.rank in (a, b)), None)
             probe.barrier()
             if peer is not None:
-                with background():
-                    mine[peer] = _measure(probe, peer, sizes, repetitions, patience_s)
+                with background() as threads:
+                    mine[peer] = _measure(probe, peer, sizes, repetitions, patience_s, threads)
     probe.barrier()
     return _collect(probe, passes, mine, sizes, repetitions)
 
 
-def _measure(probe, peer, sizes, repetitions, patience_s):
-    """(least difference of the clocks at the ends of a message from `peer`, that of transfers by repetition, size)."""
+def _measure(probe, peer, sizes, repetitions, patience_s, threads):
+    """(least difference of the clocks at the ends of a message from `peer`, [by repetition] [by size]
+    (that of a transfer, what this end waited for a core)).
+    """
     least_s, quickest_s = _ping(probe.wire, peer, min(PINGS_S, 2 * patience_s))
     if quickest_s > patience_s:
         repetitions = 1
     else:
-        _exchange(probe, peer, min(sizes))
-    return least_s, [[_exchange(probe, peer, nbytes) for nbytes in sizes] for _ in range(repetitions)]
+        _exchange(probe, peer, min(sizes), threads)
+    return least_s, [[_exchange(probe, peer, nbytes, threads) for nbytes in sizes] for _ in range(repetitions)]
 
 
 def _ping(comm, peer, limit_s):
@@ -94,14 +115,19 @@ def _ping(comm, peer, limit_s):
     return least_s, told_s
 
 
-def _exchange(probe, peer, nbytes):
-    """Send `nbytes` to `peer` and receive as many; the difference of the clocks at the ends of what came."""
+def _exchange(probe, peer, nbytes, threads):
+    """Send `nbytes` to `peer` and receive as many.
+
+    Returns:
+        (the difference of the clocks at the ends of what came, what this thread and `threads` waited for a core).
+    """
     comm = probe.wire
     outgoing, incoming = (buffer[:nbytes] for buffer in probe.buffers(nbytes))
     stamp = np.empty(1)
     head, data = comm.start_recv(stamp, peer, tag=HEAD), comm.start_recv(incoming, peer, tag=DATA)
     # Both ends have posted their receives: neither waits for the other any more.
     comm.send_recv(np.empty(0, np.uint8), np.empty(0, np.uint8), peer, tag=READY)
+    before_s = waited_s(threads)
     leaving = (
         comm.start_send(np.array([time.monotonic()]), peer, tag=HEAD),
         comm.start_send(outgoing, peer, tag=DATA),
@@ -109,23 +135,24 @@ def _exchange(probe, peer, nbytes):
     ended_s = _arrival_s(comm, data)
     for request in (head, *leaving):
         probe.wait(request)
-    return ended_s - float(stamp[0])
+    return ended_s - float(stamp[0]), waited_s(threads) - before_s
 
 
 def _arrival_s(comm, request):
-    deadline_s = time.monotonic() + comm.timeout_s
+    began_s = now_s = time.monotonic()
     while not request.test():
-        time.sleep(NAP_S)
-        if time.monotonic() > deadline_s:
+        time.sleep(max(NAP_S, NAP_SHARE * (now_s - began_s)))
+        now_s = time.monotonic()
+        if now_s > began_s + comm.timeout_s:
             request.wait(0.0)
     return time.monotonic()
 
 
 def _collect(probe, passes, mine, sizes, repetitions):
     comm = probe.comm
-    table = np.full((comm.world_size, 1 + repetitions * len(sizes)), np.nan)
-    for peer, (least_s, times_s) in mine.items():
-        table[peer, : 1 + np.size(times_s)] = [least_s, *np.ravel(times_s)]
+    table = np.full((comm.world_size, 1 + 2 * repetitions * len(sizes)), np.nan)
+    for peer, (least_s, measured) in mine.items():
+        table[peer, : 1 + np.size(measured)] = [least_s, *np.ravel(measured)]
     everyone = probe.gather(table)
     found = {}
     for a, b in (link for batch in passes for link in batch):
@@ -134,9 +161,13 @@ def _collect(probe, passes, mine, sizes, repetitions):
             if probe.machines[a] != probe.machines[b]:
                 latency_s = (everyone[a, b, 0] + everyone[b, a, 0]) / 2
             # The clocks' difference is what a small message seems to take, less what it takes.
-            times_s = everyone[dst, src, 1:].reshape(repetitions, len(sizes)) - everyone[dst, src, 0] + latency_s
-            times_s = np.maximum(times_s, 1e-9)
-            times_s = times_s[~np.isnan(times_s).any(axis=1)]
-            by_size = {nbytes: tuple(times_s[:, i].tolist()) for i, nbytes in enumerate(sizes)}
-            found[src, dst] = LinkSamples(float(latency_s), by_size)
+            here, there = (everyone[at][1:].reshape(repetitions, len(sizes), 2) for at in ((dst, src), (src, dst)))
+            times_s = np.maximum(here[..., 0] - everyone[dst, src, 0] + latency_s, 1e-9)
+            waits_s = here[..., 1] + there[..., 1]
+            done = ~np.isnan(times_s).any(axis=1)
+            by_size = (
+                {nbytes: tuple(values[done, i].tolist()) for i, nbytes in enumerate(sizes)}
+                for values in (times_s, waits_s)
+            )
+            found[src, dst] = LinkSamples(float(latency_s), *by_size)
     return found

@@ -8,6 +8,9 @@ busiest rank has links: 6 at most.
 
 from ..errors import InputError
 
+# Links of the suspects' kind that are measured again beside them.
+WITNESSES = 4
+
 
 def tree_parents(world_size, tree):
     """Parent of each rank (None for the root) in NCCL's double binary tree.
@@ -119,6 +122,25 @@ def _swap_path(at, start, first, second, avoid):
         other = second if colour == first else first
         at[a][other], at[b][other] = b, a
     return True
+
+
+def neighbours(ranks):
+    """Links that give each of `ranks` another one, few to a rank."""
+    return sorted({(min(pair), max(pair)) for pair in zip(ranks[::2], [*ranks[1::2], ranks[0]], strict=False)})
+
+
+def both_ways(passes):
+    """Both directions (src, dst) of every link of `passes`."""
+    return [way for batch in passes for a, b in batch for way in ((a, b), (b, a))]
+
+
+def with_witnesses(samples, suspects, hosts):
+    """Links (a, b): the suspects, and up to WITNESSES links of each of their kinds that look healthy both ways."""
+    chosen = {(min(link), max(link)) for link in suspects}
+    for inside in {hosts[a] == hosts[b] for a, b in suspects}:
+        healthy = {(min(link), max(link)) for link in samples if (hosts[link[0]] == hosts[link[1]]) == inside} - chosen
+        chosen |= set(sorted(healthy)[:WITNESSES])
+    return sorted(chosen)
 
 
 def split_blame(tested, bad):

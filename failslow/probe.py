@@ -27,9 +27,9 @@ class Probe:
         device_name: only ranks of one name are compared.
         wire: a Communicator of the same ranks, which the links are tested over; None for `comm`.
 
-    Attributes: `comm`, `wire`; by rank: `hosts`, `machines` (of one clock; a machine may play several hosts), `cores`,
-    `devices`: numbers that are equal where these are the same; `crowded`: whether a machine has more ranks than cores;
-    `starved`: or fewer than two for each rank.
+    Attributes: `comm`, `wire`; by rank, equal where these are the same: `hosts`, `machines` (of one clock; a machine
+    may play several hosts), `places` (of a machine and its cores), `devices`; `crowded`: whether a machine has more
+    ranks than cores; `starved`: or fewer than two for each rank.
     """
 
     def __init__(self, comm, device_name, wire=None):
@@ -38,7 +38,8 @@ class Probe:
         mine = [_number(host_identity()), _number(_boot()), _number(device_name), mask, count]
         table = np.empty((comm.world_size, len(mine)), np.int64)
         comm.all_gather(np.array(mine, np.int64), table)
-        self.hosts, self.machines, self.devices, self.cores = (tuple(table[:, i].tolist()) for i in range(4))
+        self.hosts, self.machines, self.devices, cores = (tuple(table[:, i].tolist()) for i in range(4))
+        self.places = tuple(zip(self.machines, cores, strict=True))
         self._cores_of = {}
         for machine in set(self.machines):
             here = table[table[:, 1] == machine]

@@ -91,7 +91,7 @@ def severities(found, suspects):
 
 def _ranks(finding):
     """Those whose computing it is about."""
-    return finding.ranks if finding.kind == "compute" else ()
+    return finding.ranks if finding.kind in ("compute", "contention") else ()
 
 
 def _links(finding, links):

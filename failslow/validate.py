@@ -23,10 +23,11 @@ import numpy as np
 
 from ..errors import InputError
 from ..kernels.delay import wait_until
-from . import gemm
+from . import gemm, judge
+from .cores import pinned, spread_cores
 from .judge import SLOW_LINK, SLOW_LINK_STARVED, findings, slow_links, slow_ranks, unknown_links, unknown_ranks
-from .link_probe import measure_links, pooled
-from .links import colour_edges, link_passes
+from .link_probe import measure_links, nothing, pooled
+from .links import both_ways, colour_edges, link_passes, neighbours, with_witnesses
 from .probe import Probe
 from .settle import settle
 from .validation import Validation
@@ -38,6 +39,8 @@ FIRST_NBYTES, LEAST_NBYTES = 1 << 20, 256 << 10
 # Shares of the time limit; what is left is for confirmations.
 COMPUTE_SHARE, LINK_SHARE, TOGETHER_SHARE = 0.15, 0.35, 0.15
 TURN_S = 0.3
+# Parts of a turn: the turns come around so often. What slows a core for seconds then slows all ranks.
+PARTS, QUICK_PARTS = 4, 2
 # Further measurements of what looks slow: how many are enough where it clearly is, and how many there are at most; also
 # where it must be told quickly. Those of computing take a part of the first one's time.
 CONFIRMATIONS, MOST_CONFIRMATIONS = 2, 8
@@ -45,7 +48,7 @@ QUICK_CONFIRMATIONS, MOST_QUICK_CONFIRMATIONS = 1, 5
 CONFIRMATION_SHARE = 1 / 3
 # Transfers beside which a rank computes, until it has done so often enough: a crowded machine may not let it.
 ATTEMPTS = 5
-# Healthy ranks, and links of the suspects' kind, that are measured again beside them.
+# Healthy ranks that are measured again beside suspects.
 WITNESSES = 4
 # Small messages that take longer than this are enough to tell a slow link where it must be told quickly.
 PATIENCE_S = 10e-3
@@ -157,12 +160,13 @@ class _Run:
         turns = probe.turns([(rank,) for rank in self.computing])
         self.turn_s = min(TURN_S, COMPUTE_SHARE * limit_s / 2 / max(len(turns), 1))
         self.injected, self.own_time = injected, device == "cpu"
+        self.parts = PARTS if thorough else QUICK_PARTS
         self.confirmations = (
             (CONFIRMATIONS, MOST_CONFIRMATIONS) if thorough else (QUICK_CONFIRMATIONS, MOST_QUICK_CONFIRMATIONS)
         )
         self.loads = gemm.loads(device, None if thorough else (gemm.USUAL,))
         self.usual = next(load for load in self.loads if load.name.startswith(gemm.USUAL))
-        self.compute, self.links = [], []
+        self.compute, self.links, self.busy = [], [], ()
 
     def validate(self, passes, sizes, repetitions, start_s):
         at = {rank: position for position, rank in enumerate(self.members)}
@@ -177,15 +181,18 @@ class _Run:
             self.tick("computing and transferring at once")
             smallest = _shrunk(sizes[:1], turns_s * REPETITIONS, TOGETHER_SHARE * self.limit_s)
             passes = passes or colour_edges(neighbours(self.computing))
-            ranks, links = self._together(passes, smallest, repetitions)
+            slow, doubtful = self._settled_together(passes, smallest, repetitions)
             # Who computes slowly is late to take in what has come: that is not the link's fault.
-            slow = alone_ranks.keys() | ranks.keys()
-            links = {way: how for way, how in links.items() if way not in alone_links and not slow & set(way)}
-            ranks = {rank: how for rank, how in ranks.items() if rank not in alone_ranks}
-            found += findings(ranks, links, both_ways(passes), "together")
+            late = {key for key in alone_ranks.keys() | slow.keys() if not isinstance(key, tuple)}
+            known = alone_ranks.keys() | alone_links.keys()
+            found, unsure = (
+                before + findings(*_by_kind(some, known, late), both_ways(passes), "together")
+                for before, some in ((found, slow), (unsure, doubtful))
+            )
         return Validation(
             tuple(map(self._renamed, found)),
             tuple(map(self._renamed, unsure)),
+            tuple(map(self._renamed, self.busy)),
             self.members,
             tuple(list(dict.fromkeys(self.probe.hosts)).index(host) for host in self.probe.hosts),
             tuple(tuple((self.members[a], self.members[b]) for a, b in batch) for batch in passes),
@@ -205,17 +212,33 @@ class _Run:
     # -- computing
 
     def _compute(self, ranks, turn_s):
-        """{(rank, load): Samples} of `ranks`, each in its turn; the others sleep."""
+        """{(rank, load): Samples} of `ranks`, in turns, while the others sleep.
+
+        A turn has several parts, on different cores and beside different ranks: what is slow there and then, or is in
+        use, is no fault of the rank.
+        """
         probe, turns = self.probe, self.probe.turns([(rank,) for rank in ranks])
         self.tick(f"computing, {len(turns)} turns")
-        start_s, found = probe.start_together(), []
-        for index, turn in enumerate(turns):
+        start_s, parts, part_s = probe.start_together(), [], turn_s / self.parts
+        for number, turn in enumerate(turns * self.parts):
             if (probe.comm.rank,) in turn:
-                wait_until(start_s + index * turn_s)
-                share_s = 0.8 * turn_s / len(self.loads)
-                found = [gemm.sample(load, share_s, self.injected.alone, own_time=self.own_time) for load in self.loads]
+                wait_until(start_s + number * part_s)
+                with pinned(self._core(turn, number // len(turns))):
+                    parts.append([self._sample(load, 0.8 * part_s / len(self.loads)) for load in self.loads])
         wait_until(start_s + len(turns) * turn_s)
-        return self._collect_compute(found, self.loads, "alone", ranks)
+        # Napping, until all have done: who has is not to be in the way.
+        probe.barrier()
+        return self._collect_compute(list(map(gemm.latest, zip(*parts, strict=True))), self.loads, "alone", ranks)
+
+    def _sample(self, load, share_s):
+        return gemm.sample(load, share_s, self.injected.alone, own_time=self.own_time, parts=self.parts)
+
+    def _core(self, turn, part):
+        """The core on which this rank computes in a part of a `turn`: none that another of its machine has then."""
+        machines, me = self.probe.machines, self.probe.comm.rank
+        here = [rank for (rank,) in turn if machines[rank] == machines[me]]
+        cores = spread_cores(len(here)) if self.own_time else [None]
+        return cores[(here.index(me) + part) % len(cores)]
 
     def _collect_compute(self, mine, loads, when, ranks):
         table = np.full((len(loads), 2, gemm.MAX_SAMPLES), np.nan)
@@ -234,8 +257,7 @@ class _Run:
         return found
 
     def _slow_ranks(self, rounds, starved=False):
-        cores = tuple(zip(self.probe.machines, self.probe.cores, strict=True))
-        return slow_ranks(rounds, self.probe.devices, cores, starved)
+        return slow_ranks(rounds, self.probe.devices, self.probe.places, starved)
 
     def _settled_ranks(self):
         """({rank: Slow} of the slow ranks, and of those of whom it cannot be said)."""
@@ -250,7 +272,10 @@ class _Run:
             ranks = rotated([*doubtful, *healthy[:WITNESSES]], next(turn))
             return self._compute(ranks, CONFIRMATION_SHARE * self.turn_s)
 
-        return settle(self._compute(self.computing, self.turn_s), verdict, again, *self.confirmations)
+        first = self._compute(self.computing, self.turn_s)
+        if self.own_time:
+            self.busy = judge.contended(first, self.probe.places)
+        return settle(first, verdict, again, *self.confirmations)
 
     # -- links
 
@@ -267,7 +292,7 @@ class _Run:
                 turns_s += max(one.times_s[FIRST_NBYTES][0] - one.latency_s for one in some) / FIRST_NBYTES
         return _shrunk(sizes, turns_s * (repetitions + 1), LINK_SHARE * self.limit_s), turns_s
 
-    def _transfer(self, passes, sizes, repetitions, when, background=contextlib.nullcontext):
+    def _transfer(self, passes, sizes, repetitions, when, background=nothing):
         patience_s = inf if self.thorough else PATIENCE_S
         found = measure_links(self.probe, passes, sizes, repetitions, background, patience_s)
         for (src, dst), samples in found.items():
@@ -303,17 +328,23 @@ class _Run:
 
     # -- both at once
 
-    def _together(self, passes, sizes, repetitions):
-        """({rank: Slow}, {(src, dst): Slow}) while every rank computes and transfers, by all measurements."""
-        starved, rounds = self.probe.starved, []
-        for _ in range(1 + CONFIRMATIONS):
-            rounds.append(self._at_once(passes, sizes, repetitions))
+    def _settled_together(self, passes, sizes, repetitions):
+        """(slow, unsure), {rank or (src, dst): Slow} each, while every rank computes and transfers at once."""
+        starved = self.probe.starved
+        least_ratio = SLOW_LINK_STARVED if starved else SLOW_LINK
+        first = self._at_once(passes, sizes, repetitions)
+
+        def verdict(rounds):
             computed, transfers = zip(*rounds, strict=True)
-            ranks = self._slow_ranks(computed, starved)
-            links = self._judged_links(slow_links, transfers, SLOW_LINK_STARVED if starved else SLOW_LINK)
-            if not ranks and not links:
-                break
-        return ranks, links
+            slow = self._slow_ranks(computed, starved) | self._judged_links(slow_links, transfers, least_ratio)
+            return slow, self._judged_links(unknown_links, transfers, least_ratio)
+
+        def again(doubtful):
+            ranks = {key for key in doubtful if not isinstance(key, tuple)}
+            ways = {way for way in first[1] if way in doubtful or ranks & set(way)}
+            return self._at_once(colour_edges(with_witnesses(first[1], ways, self.probe.hosts)), sizes, repetitions)
+
+        return settle(first, verdict, again, *self.confirmations)
 
     def _at_once(self, passes, sizes, repetitions):
         """One measurement of `_together`: transfers, until every rank has computed often enough beside them."""
@@ -323,7 +354,7 @@ class _Run:
         @contextlib.contextmanager
         def background():
             with gemm.Background(self.usual, max(self.injected.alone, self.injected.together), self.own_time) as load:
-                yield
+                yield (load.thread,)
             mine.append(load.samples)
 
         for _ in range(ATTEMPTS):
@@ -336,29 +367,20 @@ class _Run:
         return self._collect_compute([merged], [self.usual], "together", tested), transfers
 
 
+def _by_kind(slow, known, late):
+    """({rank: Slow}, {(src, dst): Slow}) of `slow` but what is `known`, and links of ranks that are `late`."""
+    fresh = {key: one for key, one in slow.items() if key not in known}
+    links = {key: one for key, one in fresh.items() if isinstance(key, tuple)}
+    return (
+        {key: one for key, one in fresh.items() if key not in links},
+        {way: one for way, one in links.items() if not late & set(way)},
+    )
+
+
 def rotated(items, count):
     """`items` from the one at `count` on, and then those before it."""
     start = count % len(items)
     return [*items[start:], *items[:start]]
-
-
-def neighbours(ranks):
-    """Links that give each of `ranks` another one, few to a rank."""
-    return sorted({(min(pair), max(pair)) for pair in zip(ranks[::2], [*ranks[1::2], ranks[0]], strict=False)})
-
-
-def both_ways(passes):
-    """Both directions (src, dst) of every link of `passes`."""
-    return [way for batch in passes for a, b in batch for way in ((a, b), (b, a))]
-
-
-def with_witnesses(samples, suspects, hosts):
-    """Links (a, b): the suspects, and up to WITNESSES links of each of their kinds that look healthy both ways."""
-    chosen = {(min(link), max(link)) for link in suspects}
-    for inside in {hosts[a] == hosts[b] for a, b in suspects}:
-        healthy = {(min(link), max(link)) for link in samples if (hosts[link[0]] == hosts[link[1]]) == inside} - chosen
-        chosen |= set(sorted(healthy)[:WITNESSES])
-    return sorted(chosen)
 
 
 def _shrunk(sizes, s_per_byte, limit_s):

@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass
 
 from .judge import Finding
 
-OF_FINDINGS = ("findings", "unsure")
+OF_FINDINGS = ("findings", "unsure", "busy")
 
 
 @dataclass(frozen=True)
@@ -12,13 +12,15 @@ class Validation:
     """The outcome of `validate`, the same on all ranks; ranks are those of its communicator.
 
     Attributes: `findings`, a tuple of Finding, empty where nothing is slow; `unsure`, Findings that a busy machine may
-    explain: neither blame nor acquittal; `ranks` tested; `hosts` of all tested, as numbers from 0; `passes` of links
-    (a, b); `sizes`, bytes of the transfers; `compute`, records {rank, load, when, wall_s, cpu_s}; `links`, records
-    {src, dst, when, latency_s, nbytes, time_s}; `took_s`.
+    explain: neither blame nor acquittal; `busy`, Findings of kind "contention": ranks whose cores other work used,
+    which is no blame: their peers may be no better off; `ranks` tested; `hosts` of all tested, as numbers from 0;
+    `passes` of links (a, b); `sizes`, bytes of the transfers; `compute`, records {rank, load, when, wall_s, cpu_s};
+    `links`, records {src, dst, when, latency_s, nbytes, time_s}; `took_s`.
     """
 
     findings: tuple
     unsure: tuple
+    busy: tuple
     ranks: tuple
     hosts: tuple
     passes: tuple

@@ -3,7 +3,7 @@
 import pytest
 
 from lanterne.failslow.gemm import Samples
-from lanterne.failslow.judge import core_time_s, findings, reference, slow_links, slow_ranks
+from lanterne.failslow.judge import contended, core_time_s, findings, reference, slow_links, slow_ranks, unknown_links
 from lanterne.failslow.link_probe import LinkSamples
 from lanterne.failslow.links import link_passes
 
@@ -24,7 +24,8 @@ def transfers(n, slow=(), factor=1.0, latency_s=0.0, noise=lambda link, repetiti
         for link in ((a, b), (b, a)):
             k = factor if link in slow else 1.0
             times_s = {size: tuple(k * size / 1e9 * noise(link, i) for i in range(3)) for size in SIZES}
-            found[link] = LinkSamples(10e-6 + (latency_s if link in slow else 0.0), times_s)
+            waits_s = dict.fromkeys(SIZES, (0.0,) * 3)
+            found[link] = LinkSamples(10e-6 + (latency_s if link in slow else 0.0), times_s, waits_s)
     return found
 
 
@@ -52,7 +53,18 @@ def test_a_pinned_rank_whose_core_somebody_else_uses():
     assert "never had its core to itself" in found[2].text
     # Once it was left alone: its core is as good as the others'.
     samples[2, "float32 product"] = Samples((4e-3, 4e-3, 2e-3), (2e-3,) * 3)
-    assert "something else runs" in slow_ranks([samples], [7] * 4, cores)[2].text
+    found = slow_ranks([samples], [7] * 4, cores)
+    assert "something else runs" in found[2].text
+    assert [(one.kind, one.ranks) for one in findings(found, {}, (), "alone")] == [("contention", (2,))]
+
+
+def test_ranks_whose_cores_other_work_uses_are_told_together():
+    cores = [(0, 1), (0, 2), (0, 3), (0, 3)]
+    busy = computing([2e-3] * 4, [2e-3, 2.2e-3, 6e-3, 10e-3])
+    (finding,) = contended(busy, cores)
+    assert (finding.kind, finding.ranks, finding.ratio) == ("contention", (2, 3), pytest.approx(4.0))
+    assert "25% of the time" in finding.evidence
+    assert contended(computing([2e-3] * 4), cores) == ()
 
 
 def test_other_devices_are_no_peers():
@@ -114,10 +126,11 @@ def test_one_slow_repetition_is_not_enough():
 
 
 def test_what_scheduling_explains_is_not_blamed():
-    fast = {link: LinkSamples(s.latency_s, {1 << 18: (50e-6,) * 3}) for link, s in transfers(8).items()}
-    fast[0, 1] = LinkSamples(10e-6, {1 << 18: (120e-6,) * 3})
+    never = {1 << 18: (0.0,) * 3}
+    fast = {link: LinkSamples(s.latency_s, {1 << 18: (50e-6,) * 3}, never) for link, s in transfers(8).items()}
+    fast[0, 1] = LinkSamples(10e-6, {1 << 18: (120e-6,) * 3}, never)
     assert slow_links(fast, [0] * 8) == {}
-    fast[0, 1] = LinkSamples(10e-6, {1 << 18: (900e-6,) * 3})
+    fast[0, 1] = LinkSamples(10e-6, {1 << 18: (900e-6,) * 3}, never)
     assert list(slow_links(fast, [0] * 8)) == [(0, 1)]
     assert slow_links(fast, [0] * 8, crowded=True) == {}
 
@@ -127,6 +140,23 @@ def test_findings_leave_nothing_out_and_name_nothing_twice():
     found = findings({}, slow_links(samples, [0] * 6), samples, "together")
     assert [finding.links for finding in found] == [((0, 1),), ((4, 5),)]
     assert {finding.when for finding in found} == {"together"}
+
+
+def test_a_link_whose_ends_waited_for_their_cores_is_not_blamed():
+    samples = transfers(4, {(0, 1)}, 5.0)
+    waits_s = {size: (3.5 * size / 1e9,) * 3 for size in SIZES}
+    samples[0, 1] = samples[0, 1]._replace(waits_s=waits_s)
+    assert slow_links(samples, [0] * 4, 2.0) == {}
+    assert "waited for their cores" in unknown_links(samples, [0] * 4, 2.0)[0, 1].text
+    # It would be slow without them, too.
+    samples[0, 1] = samples[0, 1]._replace(waits_s={size: (2 * size / 1e9,) * 3 for size in SIZES})
+    assert list(slow_links(samples, [0] * 4, 2.0)) == [(0, 1)]
+    assert unknown_links(samples, [0] * 4, 2.0) == {}
+
+
+def test_a_latency_that_no_healthy_link_has_is_clear():
+    noisy = transfers(4, {(0, 1)}, latency_s=5e-3, noise=lambda link, repetition: 1.0 + 3 * repetition)
+    assert slow_links(noisy, [0] * 4, crowded=True)[0, 1].is_clear
 
 
 def test_reference_of_few_and_many():

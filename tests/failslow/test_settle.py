@@ -38,13 +38,23 @@ def settled_ranks(seed, factors, **options):
     return settle(again({}), verdict, again, LEAST, MOST)
 
 
-def settled_links(seed, factors):
-    """Of transfers that take up to eight times as long as they need, since their ends wait for a core."""
+def settled_links(seed, factors, told=0.0):
+    """Of transfers that take up to eight times as long as they need, since their ends wait for a core.
+
+    Args:
+        told: the share of those waits that the system tells.
+    """
     draw = random.Random(seed)
 
     def transfers(doubtful):
-        times_s = {way: tuple(factors.get(way, 1.0) * 1e-3 * draw.uniform(1, 8) for _ in range(3)) for way in WAYS}
-        return {way: LinkSamples(50e-6, {1 << 20: times_s[way]}) for way in WAYS}
+        found = {}
+        for way in WAYS:
+            needed_s = factors.get(way, 1.0) * 1e-3
+            waits_s = tuple(needed_s * draw.uniform(0, 7) for _ in range(3))
+            times_s = tuple(needed_s + wait_s for wait_s in waits_s)
+            told_s = tuple(told * wait_s for wait_s in waits_s)
+            found[way] = LinkSamples(50e-6, {1 << 20: times_s}, {1 << 20: told_s})
+        return found
 
     def verdict(rounds):
         samples = {way: pooled([one[way] for one in rounds]) for way in WAYS}
@@ -90,6 +100,12 @@ def test_a_disturbed_machine_blames_no_link_but_the_slow_one():
     # Where it can hardly be told from the noise, it is named or that is said, but for few.
     found = [settled_links(seed, {(0, 1): 2.2}) for seed in range(30)]
     assert sum((0, 1) in slow or (0, 1) in unsure for slow, unsure in found) >= 22
+
+
+def test_waits_that_the_system_tells_leave_no_doubt():
+    assert [settled_links(seed, {}, told=0.9) for seed in range(30)] == [({}, {})] * 30
+    found = [settled_links(seed, {(0, 1): 3.0}, told=0.9)[0] for seed in range(30)]
+    assert all(list(slow) == [(0, 1)] for slow in found)
 
 
 def test_what_is_clearly_slow_is_measured_no_more_than_it_must_be():

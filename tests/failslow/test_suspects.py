@@ -18,7 +18,7 @@ def validation(*found, unsure=(), seconds=None):
         for (a, b), best_s in (usual | (seconds or {})).items()
     ]
     compute = [{"rank": rank} for rank in range(4)]
-    return Validation(found, unsure, (0, 1, 2, 3), (0,) * 4, (((0, 1), (2, 3)),), (1,), compute, links, 0.1)
+    return Validation(found, unsure, (), (0, 1, 2, 3), (0,) * 4, (((0, 1), (2, 3)),), (1,), compute, links, 0.1)
 
 
 def test_severities_are_of_those_that_were_found_slow():

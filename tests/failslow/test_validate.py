@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 import lanterne
 from lanterne.errors import InputError
 from lanterne.failslow.gemm import left_out
+from lanterne.failslow.links import neighbours, with_witnesses
 from lanterne.failslow.probe import take_turns
-from lanterne.failslow.validate import Injected, neighbours, validate, with_witnesses
+from lanterne.failslow.validate import Injected, validate
 from lanterne.failslow.validation import Validation
 from lanterne.pipeline.planes import shaped
 from lanterne.transport.shaped import Link
