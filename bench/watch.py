@@ -270,7 +270,9 @@ def print_report(found, file):
         print(f"# {note}", file=file)
     for incident in found["incidents"]:
         relief = "and lasts" if incident["lasts"] else f"to {incident['relief']}"
-        first = f"SLOW from iteration {incident['onset']} {relief}: {incident['ratio']:.2f} times the usual time"
+        # What an iteration is, was taken otherwise then.
+        of = f" (each of {incident['calls']} calls)" if incident["calls"] != iterations["calls"] else ""
+        first = f"SLOW from iteration {incident['onset']} {relief}{of}: {incident['ratio']:.2f} times the usual time"
         print(f"{first}; {incident['cause']['evidence']}", file=file)
     if iterations["count"] and not found["incidents"]:
         print("no incident", file=file)

@@ -54,14 +54,22 @@ class JobLog:
         self._matcher = Matcher()
         self._calls = {}
         self._per_rank = {}
-        self._tracker, self._first_row = Tracker(), 0
+        self._tracker, self._first_row, self._spacing = Tracker(), 0, None
+        self._earlier = deque(maxlen=256)
         self._generation = self._polls = self._forwards = 0
         self._period = PeriodTracker()
         self._refused = []
 
     def _new_marker(self, calls):
-        """Iterations begin elsewhere, or are longer, than was thought: what is known of them counts no more."""
-        self._generation = self._period.generation
+        """Iterations begin elsewhere, or are longer, than was thought: what is known of them counts no more.
+
+        Incidents of before remain, which end where these iterations do, if they had not ended.
+        """
+        for incident in self._tracker.incidents:
+            record = self._incident(incident)
+            end = self._first_row + self._tracker.row
+            self._earlier.append(record | {"lasts": False, "relief": end if record["lasts"] else record["relief"]})
+        self._generation, self._spacing = self._period.generation, self._period.marker.spacing
         self._tracker = Tracker()
         self._first_row = calls // self._period.marker.spacing
         self.iterations.clear()
@@ -73,22 +81,22 @@ class JobLog:
             self._find_logs()
         if self.lead is None and self._readers:
             self.lead = min(self._readers)
-        found = []
+        found, leading, before = [], (), self._per_rank.get(self.lead, 0)
         for rank, reader in sorted(self._readers.items()):
             lost = reader.lost
             calls = reader.take()
             if reader.lost > lost:
                 self._matcher.lose(rank)
-            before = self._per_rank.get(rank, 0)
-            self._per_rank[rank] = before + len(calls)
+            self._per_rank[rank] = self._per_rank.get(rank, 0) + len(calls)
             # The all-reduces, which are not seen, begin when the last rank's forward has ended.
             self._matcher.add(rank, [c._replace(start_s=c.end_s) if c.name == DDP_FORWARD else c for c in calls])
             if rank == self.lead:
-                for number, call in enumerate(calls, before + 1):
-                    self._count(call)
-                    notice = self._iterate(call, number)
-                    if notice is not None:
-                        found.append(notice)
+                leading = calls
+        for number, call in enumerate(leading, before + 1):
+            self._count(call)
+            notice = self._iterate(call, number)
+            if notice is not None:
+                found.append(notice)
         found = [notice._replace(cause=self._cause(notice.event)) for notice in found]
         self.notices = (self.notices + found)[-256:]
         return found
@@ -188,7 +196,7 @@ class JobLog:
                 "time_s": times_s,
             },
             "events": [self._shifted(asdict(event)) for event in self._tracker.events],
-            "incidents": [self._incident(incident) for incident in self._tracker.incidents],
+            "incidents": [*self._earlier, *(self._incident(incident) for incident in self._tracker.incidents)],
             "arrivals": self._arrivals(),
             "calls": [
                 {"name": name, "nbytes": nbytes, "count": count, "mean_s": total_s / count}
@@ -206,7 +214,7 @@ class JobLog:
     def _incident(self, incident):
         record = self._shifted(asdict(incident))
         cause = self._attribute(record["onset"], record["relief"])
-        return record | {"lasts": record["relief"] is None, "cause": cause._asdict()}
+        return record | {"lasts": record["relief"] is None, "calls": self._spacing, "cause": cause._asdict()}
 
     def _arrivals(self):
         matcher, ranks = self._matcher, []

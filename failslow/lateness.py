@@ -156,14 +156,16 @@ def attribute(before, during, iterations_before, iterations_during, extra_s):
     calls_s = _transfer_s(during) / iterations_during - _transfer_s(before) / iterations_before
     if grown[rank] >= max(extra_s / 2, calls_s):
         came = sum(call.last == rank for call in during)
+        # What a sample of few calls stands for may be more than there was.
+        late_ms = min(grown[rank], extra_s) * 1e3
         return Cause(
             "rank",
             rank,
-            f"rank {rank} comes later than all others by {grown[rank] * 1e3:.3g} ms an iteration more than before, and "
-            f"last to {came} of {len(during)} calls: it computes slowly, or waits for what only it needs",
+            f"rank {rank} comes later than all others by {late_ms:.3g} ms an iteration more than before, and last to "
+            f"{came} of {len(during)} calls: it computes slowly, or waits for what only it needs",
         )
     if calls_s >= extra_s / 2:
-        text = f"nobody comes late, the calls themselves take {calls_s * 1e3:.3g} ms an iteration more"
+        text = f"nobody comes late, the calls themselves take {min(calls_s, extra_s) * 1e3:.3g} ms an iteration more"
         return Cause("calls", None, f"{text}: a link or the network; `lanterne validate` names it")
     return Cause("unknown", None, "no rank comes late and no call takes longer: all are slow alike, or between calls")
 

@@ -3,7 +3,8 @@
 A call is a symbol: its operation, size and communicator. The marker is the symbol, or the sequence of up to four
 symbols, that recurs evenly at the longest spacing, counted in calls: iterations differ in time, above all when a job
 fails slow, but hardly in their calls. What recurs evenly at a shorter spacing is an inner loop: a layer, a
-microbatch.
+microbatch. But where a longer spacing adds calls and no time, such as a loss that is summed every tenth iteration, the
+shorter one is the iteration: the end of a true one takes time, for the optimizer, gradients, the next batch.
 
 Paper: Wu et al. (GREYHOUND), section 4.2, "iteration time analysis"; differs: no autocorrelation, which needs 20
 iterations, locks onto inner loops, and breaks on foreign calls, on reordered ties and on jobs with one type of call.
@@ -13,6 +14,7 @@ import functools
 from collections import Counter
 from dataclasses import dataclass
 from math import log
+from statistics import median
 
 from ..errors import InputError
 
@@ -26,6 +28,8 @@ TOLERANCE = 0.05
 EVEN_SHARE = 0.75
 STEADY_SHARE = 0.9
 MAX_CHECKS = 24
+# Share of a shorter period that the end of a longer one takes at least, and standard errors of what it seems to take.
+LEAST_ADDED, ADDED_ERRORS = 0.01, 3.0
 MAX_CALLS = 65_536
 # A marker that has not been seen for so many periods, and for most of what is known, is gone: the program has changed.
 LOST_PERIODS = 8
@@ -59,7 +63,7 @@ def find_marker(symbols, times_s):
     """
     if len(symbols) < MIN_OCCURRENCES:
         return None
-    marker = _longest(_candidates(symbols), symbols)
+    marker = _longest(_candidates(symbols), symbols, times_s)
     if marker is None or marker.spacing > 1:
         return marker
     gap_s = _pause(times_s)
@@ -118,8 +122,8 @@ def _even(positions, calls, least):
     return (spacing, even) if covered and even >= EVEN_SHARE else None
 
 
-def _longest(positions, symbols):
-    """The marker of the longest even spacing between whose occurrences the calls are the same."""
+def _longest(positions, symbols, times_s):
+    """The marker of the longest even spacing between whose occurrences the calls are the same, and that adds time."""
     found = []
     for gram, where in positions.items():
         least = MIN_OCCURRENCES if len(gram) == 1 else MIN_OCCURRENCES - 1
@@ -127,12 +131,24 @@ def _longest(positions, symbols):
         if even is not None and (len(gram) == 1 or even[1] == 1.0 or len(where) > COMMON):
             found.append(Marker(gram, *even))
     found.sort(key=lambda m: (-round(log(m.spacing) / TOLERANCE), -m.even, len(m.gram), m.spacing))
-    found = found[:MAX_CHECKS]
 
     @functools.cache
     def is_steady(marker):
         return _is_steady(positions[marker.gram], symbols)
 
+    marker = _first_steady(found, is_steady)
+    while marker is not None:
+        found = [other for other in found if 2 * other.spacing <= marker.spacing]
+        shorter = _first_steady(found, is_steady)
+        if shorter is None or _adds_time(positions[marker.gram], positions[shorter.gram], shorter.spacing, times_s):
+            return marker
+        marker = shorter
+    return None
+
+
+def _first_steady(found, is_steady):
+    """The first of the Markers `found` that is steady; None where none of the first MAX_CHECKS is."""
+    found = found[:MAX_CHECKS]
     for marker in found:
         # A long sequence is seen at each multiple of its spacing too; only then do the others matter.
         if is_steady(marker) and (
@@ -140,6 +156,34 @@ def _longest(positions, symbols):
         ):
             return marker
     return None
+
+
+def _adds_time(positions, shorter, spacing, times_s):
+    """Whether a period between `positions` has, beside those of a `shorter` marker in it, something that takes time.
+
+    Looked at are its places where the shorter period is nearly always of other than `spacing` calls.
+    """
+    places, ordinary, part = {}, [], 0
+    for begin, end in zip(shorter, shorter[1:], strict=False):
+        while part < len(positions) and positions[part] <= begin:
+            part, place = part + 1, 0
+        if part == 0:
+            continue
+        took_s = times_s[end] - times_s[begin]
+        places.setdefault(place, []).append((end - begin != spacing, took_s))
+        ordinary.append(took_s)
+        place += 1
+    usual_s = median(ordinary) if ordinary else 0.0
+    if usual_s <= 0.0:
+        return True
+    # Of a median: 1.25 times that of a mean, and of a Gaussian half of all lie within 0.67 deviations.
+    deviation = 1.25 / 0.67 * median(abs(took_s / usual_s - 1.0) for took_s in ordinary)
+    odd = [seen for seen in places.values() if sum(is_odd for is_odd, _ in seen) >= EVEN_SHARE * len(seen)]
+    return not odd or any(
+        median(took_s for _, took_s in seen) / usual_s - 1.0
+        > max(LEAST_ADDED, ADDED_ERRORS * deviation / len(seen) ** 0.5)
+        for seen in odd
+    )
 
 
 def _is_steady(positions, symbols):

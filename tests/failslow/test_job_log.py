@@ -1,9 +1,11 @@
 """A job from its call logs: iterations, incidents, their causes, and every reason to say less."""
 
+import io
 import json
 
 import pytest
 
+from lanterne.bench.watch import print_report
 from lanterne.failslow.adapters import DDP_FORWARD
 from lanterne.failslow.events import Event
 from lanterne.failslow.job_log import JobLog
@@ -195,6 +197,20 @@ def test_a_reader_that_fails_or_a_notice_that_does_ends_no_program_and_says_so(t
 
     found = Reader(JobLog(tmp_path, 2), on_notice).finish()
     assert len(asked) > 1 and found["incidents"] and not any("could not be read" in note for note in found["notes"])
+
+
+def test_incidents_of_before_a_program_changed_remain(tmp_path):
+    logs = job_calls(2, 120, late=(1, 60, 90, 4e-3))
+    now_s = max(calls[-1][-1] for calls in logs.values())
+    for calls in logs.values():
+        calls += [(f"phase {i % 6}", 2, 0, 8, now_s + 5e-3 * i, now_s + 5e-3 * i + 1e-3) for i in range(6 * 400)]
+    found, _ = report_of(tmp_path, logs)
+    assert found["iterations"]["calls"] == 6
+    (incident,) = found["incidents"]
+    assert abs(incident["onset"] - 60) <= 1 and abs(incident["relief"] - 90) <= 1 and not incident["lasts"]
+    assert (incident["calls"], incident["cause"]["rank"]) == (CALLS, 1)
+    print_report(found | {"exit_code": 0}, file := io.StringIO())
+    assert f"SLOW from iteration {incident['onset']} to {incident['relief']} (each of 4 calls): " in file.getvalue()
 
 
 def test_an_onset_of_before_a_new_marker_has_no_cause(tmp_path):

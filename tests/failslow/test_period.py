@@ -91,6 +91,21 @@ def test_reordered_ties(iterations, seed):
     assert abs(find_marker(symbols, times).spacing - len(pipeline())) <= 2
 
 
+@pytest.mark.parametrize("name", ["paper figure 8", "pipeline", "one call", "two calls"])
+@pytest.mark.parametrize("every", [5, 10, 25])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_call_every_so_many_iterations_makes_no_longer_iteration(name, every, seed):
+    symbols, times, _ = log(PROGRAMS[name], 8 * every, seed=seed)
+    length = len(PROGRAMS[name])
+    for iteration in range(7 * every, -1, -every):
+        symbols.insert(iteration * length, "loss")
+        times.insert(iteration * length, times[iteration * length] - 1e-4)
+    tracker = PeriodTracker()
+    for symbol, time_s in zip(symbols, times, strict=True):
+        tracker.record(symbol, time_s)
+    assert tracker.marker.spacing == length
+
+
 def measured_by(tracker, symbols, times):
     """The iteration times that `tracker` gives by its last marker."""
     found = [
