@@ -39,6 +39,12 @@ def array_module(x):
     return import_cupy() if is_device_array(x) else np
 
 
+def address_of(array):
+    """The address of the first element of a NumPy or CuPy array."""
+    interface = getattr(array, "__cuda_array_interface__", None) or array.__array_interface__
+    return interface["data"][0]
+
+
 @functools.cache
 def import_cupy():
     """The cupy module.

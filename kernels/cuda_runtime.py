@@ -16,7 +16,6 @@ _NOT_READY = 600  # cudaErrorNotReady
 _CAPTURE_IMPLICIT = 906  # cudaErrorStreamCaptureImplicit
 _ON_A_DEVICE = (2, 3)  # cudaMemoryTypeDevice, cudaMemoryTypeManaged
 _REGISTER_PORTABLE_MAPPED = 1 | 2  # cudaHostRegisterPortable, cudaHostRegisterMapped
-_WAIT_UNTIL_AT_LEAST = 0  # CU_STREAM_WAIT_VALUE_GEQ, compared cyclically
 _WRITE_AFTER_EARLIER_WRITES = 0  # CU_STREAM_WRITE_VALUE_DEFAULT
 
 
@@ -201,12 +200,6 @@ class CudaRuntime:
         with self.device:
             flag = self.device_address(address)
             self._check(self._driver.cuStreamWriteValue32(stream.ptr, flag, value, _WRITE_AFTER_EARLIER_WRITES))
-
-    def wait_flag(self, address, value, stream):
-        """Hold `stream` back until the uint32 in pinned host memory is `value` or later (modulo 2**32)."""
-        with self.device:
-            flag = self.device_address(address)
-            self._check(self._driver.cuStreamWaitValue32(stream.ptr, flag, value, _WAIT_UNTIL_AT_LEAST))
 
     def pin(self, address, nbytes):
         """Make host memory known to the device, so that copies to it are asynchronous; `unpin` before it is freed.

@@ -1,8 +1,8 @@
 """Staging: copies between device and pinned host memory, in chunks, with flags that a CPU can watch.
 
 A `Stager` moves whole messages between a device and pinned buffers on its own streams: the compute stream is held back
-by no copy, and a transport sends the first chunk while the second is still on its way. A `Ring` (staging_ring.py) does
-the same across processes, through shared memory, with back pressure.
+by no copy, and a transport, or a delegate process where the memory is shared, sends the first chunk while the second
+is still on its way.
 Paper: ADAPTRA, section 5.2, figures 11 and 12; differs: completion is a stream-ordered write of a counter per chunk,
 not one copied flag per message, so that sending overlaps copying, and no thread spins while data comes in.
 """
@@ -15,12 +15,8 @@ import weakref
 import numpy as np
 
 from ..errors import InputError, TransportTimeout
+from .chunks import CHUNK_NBYTES, FLAG_MODULUS, chunk_nbytes_of, landed_nbytes
 
-CHUNK_NBYTES = 1 << 20
-# Of one message. 1 MiB takes 20 us over PCIe 5.0; between two chunks the copy engine stands still while the flag is
-# written, and the CPU queues them one by one.
-MAX_CHUNKS = 16
-FLAG_MODULUS = 1 << 32
 _POLLS_PER_CHECK = 64
 
 
@@ -32,11 +28,6 @@ def pinned_empty(runtime, nbytes):
     runtime.pin(array.ctypes.data, nbytes)
     weakref.finalize(array, runtime.unpin, array.ctypes.data).atexit = False
     return array
-
-
-def is_reached(counter, value):
-    """True if the uint32 `counter`, which only rises, is at `value` or beyond, both modulo 2**32."""
-    return (int(counter) - value) % FLAG_MODULUS < FLAG_MODULUS // 2
 
 
 def wait_for(is_ready, what, timeout_s):
@@ -61,14 +52,16 @@ class Stager:
         runtime: a CudaRuntime.
         chunk_nbytes: bytes per copy, or a multiple for messages of more than MAX_CHUNKS of them; completion is reported
             at this grain.
+        landed: (1,) uint32 in pinned memory that counts the chunks copied to the host, where others are to see them;
+            None for memory of its own.
     """
 
-    def __init__(self, runtime, chunk_nbytes=CHUNK_NBYTES):
+    def __init__(self, runtime, chunk_nbytes=CHUNK_NBYTES, landed=None):
         if chunk_nbytes < 1:
             raise InputError(f"Stager: got chunks of {chunk_nbytes} bytes, expected at least 1")
         self.runtime = runtime
         self.chunk_nbytes = chunk_nbytes
-        self._to_host = _Lane(runtime)
+        self._to_host = _Lane(runtime, landed)
         self._to_device = _Lane(runtime)
 
     def to_host(self, host, device_address, stream=None):
@@ -90,7 +83,7 @@ class Stager:
         runtime = self.runtime
         runtime.wait_event(runtime.record(stream or runtime.current_stream()), lane.stream)
         first = lane.num_chunks
-        chunk_nbytes = self.chunk_nbytes * max(1, -(-nbytes // (MAX_CHUNKS * self.chunk_nbytes)))
+        chunk_nbytes = chunk_nbytes_of(nbytes, self.chunk_nbytes)
         for offset in range(0, nbytes, chunk_nbytes):
             size = min(chunk_nbytes, nbytes - offset)
             runtime.copy(dst + offset, src + offset, size, lane.stream)
@@ -102,30 +95,31 @@ class Stager:
 class _Lane:
     """A stream with its counter of finished chunks, in pinned memory."""
 
-    def __init__(self, runtime):
+    def __init__(self, runtime, flag=None):
         self.stream = runtime.new_stream()
-        self.flag = pinned_empty(runtime, mmap.PAGESIZE).view(np.uint32)
+        self.flag = pinned_empty(runtime, mmap.PAGESIZE).view(np.uint32) if flag is None else flag
         self.flag[0] = 0
         self.flag_address = self.flag.ctypes.data
         self.num_chunks = 0
 
 
 class Copy:
-    """A copy under way: `done_nbytes()`, `test()`, `wait()` for the CPU, `hold(stream)` for the device."""
+    """A copy under way: `done_nbytes()`, `test()`, `wait()` for the CPU, `hold(stream)` for the device.
+
+    Attributes: `first_chunk`, how many chunks its lane was given before.
+    """
 
     def __init__(self, runtime, lane, first_chunk, nbytes, chunk_nbytes):
         self._runtime = runtime
         self._lane = lane
-        self._first_chunk = first_chunk
+        self.first_chunk = first_chunk
         self._event = runtime.record(lane.stream)
         self.nbytes = nbytes
         self.chunk_nbytes = chunk_nbytes
 
     def done_nbytes(self):
         """Bytes, from the start of the message, that have arrived."""
-        num_chunks = (int(self._lane.flag[0]) - self._first_chunk) % FLAG_MODULUS
-        # Far behind, modulo 2**32: the lane has not come to this message yet.
-        return 0 if num_chunks >= FLAG_MODULUS // 2 else min(self.nbytes, num_chunks * self.chunk_nbytes)
+        return landed_nbytes(self._lane.flag[0], self.first_chunk, self.nbytes, self.chunk_nbytes)
 
     def test(self):
         """True once all of it has arrived."""

@@ -17,7 +17,9 @@ from ..collectives.requests import Request
 from ..errors import InputError
 from ..transport.base import timeout_error
 from ..transport.delegate import DEFAULT_RAILS, Delegates, queues_needed
+from ..transport.delegate_memory import landed_counter
 from ..transport.shaped import SPIN_S, Ends
+from .delegate_staging import DelegateStaging
 from .inline import Inline
 from .plane import DataPlane, Receive, free_nbytes
 
@@ -64,6 +66,8 @@ class Delegate(DataPlane):
         self._out, self._earlier = {}, set()
         # (peer, offset, shape, dtype) -> array in that peer's arena; id -> (peer, offset) of those that are read.
         self._theirs, self._read = {}, {}
+        # The DelegateStaging of stages on a device; buffers that were released while it copies from them.
+        self._staging, self._copied = None, []
 
     def lend(self, shape, dtype, peer):
         return self._take(shape, dtype) if peer in self._peers else self.direct.lend(shape, dtype, peer)
@@ -77,12 +81,17 @@ class Delegate(DataPlane):
             offset, nbytes, _ = self._lent[id(buffer)]
         except KeyError:
             raise InputError("send: got an array that was not lent, expected the one that `lend` gave") from None
-        departure_ns = now_ns()
+        departure_ns = now_ns() if self._staging is None else self._departure_ns(buffer, timeout_s)
         if self._links:
             departure_ns = int(1e9 * self._ends.leave(peer, nbytes, departure_ns / 1e9)[0])
         self._out[offset] = buffer
         send(nbytes, offset, departure_ns)
         return False
+
+    def _departure_ns(self, buffer, timeout_s):
+        """As DelegateStaging has it."""
+        limit_s = self.comm.timeout_s if timeout_s is None else timeout_s
+        return self._staging.departure_ns(buffer, limit_s if self._links else None)
 
     def _sent(self, offset):
         self._earlier.discard(offset)
@@ -103,12 +112,14 @@ class Delegate(DataPlane):
         key = peer, offset, shape, dtype
         array = self._theirs.get(key)
         if array is None:
-            array = self._theirs[key] = _array(self._near[peer], offset, shape, dtype)
+            array = self._theirs[key] = self._staged(_array(self._near[peer], offset, shape, dtype))
         self._read[id(array)] = peer, offset
         return array
 
     def release(self, buffer):
-        if (place := self._read.pop(id(buffer), None)) is not None:
+        if self._staging is not None and not self._staging.is_free(buffer):
+            self._copied.append(buffer)
+        elif (place := self._read.pop(id(buffer), None)) is not None:
             self.delegates.release(*place)
         elif id(buffer) in self._lent:
             self._give(buffer)
@@ -131,8 +142,17 @@ class Delegate(DataPlane):
         if self.direct is not None:
             self.direct.set_link(source, destination, link)
 
+    def stage_on(self, device):
+        self._staging = DelegateStaging(device, landed_counter(self._memory))
+        if self.direct is not None:
+            self.direct.stage_on(device)
+
     def progress(self):
         """Take in what the delegates have done. Raises TransportError, PeerFailed; the communicator is closed then."""
+        if self._copied:
+            released, self._copied = self._copied, []
+            for buffer in released:
+                self.release(buffer)
         with self.comm.failing:
             self.delegates.progress()
 
@@ -140,10 +160,14 @@ class Delegate(DataPlane):
         self.comm.fail(error)
 
     def close(self):
-        self.delegates.close()
-        if self.direct is not None:
-            self.direct.close()
-        self.comm.close()
+        try:
+            if self._staging is not None:
+                self._staging.close()
+        finally:
+            self.delegates.close()
+            if self.direct is not None:
+                self.direct.close()
+            self.comm.close()
 
     def _take(self, shape, dtype):
         free = self._free.setdefault((shape, dtype), [])
@@ -164,9 +188,14 @@ class Delegate(DataPlane):
     def _extend(self, shape, dtype):
         nbytes = _nbytes(shape, dtype)
         offset = self.delegates.arena.allocate(nbytes)
-        array = _array(self._memory, offset, shape, dtype)
+        array = self._staged(_array(self._memory, offset, shape, dtype))
         self._lent[id(array)] = offset, nbytes, array
         self._give(array)
+
+    def _staged(self, array):
+        if self._staging is not None:
+            self._staging.adopt(array)
+        return array
 
     def _give(self, array):
         self._free.setdefault((array.shape, array.dtype), []).append(array)

@@ -4,7 +4,8 @@
     trainer = Trainer(comm, model, data, plans, device=device)
     Adapter(comm, trainer.plans, trainer.plane, durations_s=trainer.device.durations_s)
 
-So every data plane carries a device's messages as it does a host's. Has not run on a GPU yet.
+So every data plane carries a device's messages as it does a host's. Those of delegates are copied while the device
+computes on (delegate_staging.py); for others computing waits, as it does for their sends. Has not run on a GPU yet.
 """
 
 from ..kernels.arrays import import_cupy, require_device
@@ -18,17 +19,36 @@ class Device:
         xp: the array module, cupy.
         runtime: a CudaRuntime.
 
-    Attributes: `durations_s`, as DeviceTimes has it, for a Profiler: of the stages that `on_host` gave.
+    Attributes:
+        durations_s: as DeviceTimes has it, for a Profiler: of the stages that `on_host` gave.
+        stagings: id of a data plane's buffer -> the DelegateStaging that copies to and from it.
     """
 
     def __init__(self, xp, runtime):
-        self.xp, self.runtime = xp, runtime
+        self.xp, self.runtime, self.stagings = xp, runtime, {}
         self._times = DeviceTimes(runtime)
         self.durations_s = self._times.durations_s
 
     def on_host(self, stage):
         """`stage`, timed by events, with messages on the host: what the executor is to be given in its place."""
-        return HostEdges(self._times.watch(stage), self.xp)
+        return HostEdges(self._times.watch(stage), self)
+
+    def fetch(self, buffer):
+        """The array of `buffer`, a host array that a data plane gave, on the device."""
+        staging = self.stagings.get(id(buffer))
+        if staging is None:
+            return self.xp.asarray(buffer)
+        array = self.xp.empty(buffer.shape, buffer.dtype)
+        staging.fetch(buffer, array)
+        return array
+
+    def fill(self, buffer, array):
+        """`buffer`, which a data plane lent, to be sent with what `array` on the device holds; waits for its work."""
+        staging = self.stagings.get(id(buffer))
+        if staging is None:
+            return self.xp.asnumpy(array, out=buffer)
+        staging.fill(buffer, self.xp.ascontiguousarray(array))
+        return buffer
 
 
 def cuda_device(comm):
@@ -47,8 +67,8 @@ def cuda_device(comm):
 class HostEdges:
     """A Stage on a device that takes and gives messages on the host; in all else the stage itself."""
 
-    def __init__(self, stage, xp):
-        self._stage, self._xp = stage, xp
+    def __init__(self, stage, device):
+        self._stage, self._device = stage, device
 
     def __getattr__(self, name):
         return getattr(self._stage, name)
@@ -62,7 +82,7 @@ class HostEdges:
         return self._given(self._stage.backward_input(microbatch, self._taken(dy), None, part, parts), out)
 
     def _taken(self, array):
-        return None if array is None else self._xp.asarray(array)
+        return None if array is None else self._device.fetch(array)
 
     def _given(self, result, out):
-        return result if result is None or out is None else self._xp.asnumpy(result, out=out)
+        return result if result is None or out is None else self._device.fill(out, result)

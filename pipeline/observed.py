@@ -25,7 +25,7 @@ class ObservedPlane(DataPlane):
         self.rank, self.usual, self._make_other = rank, usual, make_other
         # Pair -> its plane; peer -> the plane of the pair with this rank; and links that were changed.
         self._others, self._ways, self._links = {}, {}, {}
-        self._lenders = {}
+        self._lenders, self._device = {}, None
         self.begin()
 
     @property
@@ -66,6 +66,8 @@ class ObservedPlane(DataPlane):
             plane = self._others[pair] = self._make_other(pair)
             for ends, link in self._links.items():
                 plane.set_link(*ends, link)
+            if self._device is not None:
+                plane.stage_on(self._device)
         self._ways = {sum(pair) - self.rank: plane for pair, plane in self._others.items() if self.rank in pair}
 
     def poll(self, action=None):
@@ -106,6 +108,11 @@ class ObservedPlane(DataPlane):
         self._links[source, destination] = link
         for plane in self._all():
             plane.set_link(source, destination, link)
+
+    def stage_on(self, device):
+        self._device = device
+        for plane in self._all():
+            plane.stage_on(device)
 
     def fail(self, error):
         for plane in self._all():

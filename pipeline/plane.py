@@ -86,6 +86,13 @@ class DataPlane(ABC):
     def set_link(self, source, destination, link):
         """Change an emulated Link of the ranks' from now on; every rank calls it alike, between iterations."""
 
+    def stage_on(self, device):
+        """From now on stages on `device`, a Device, write and read this plane's buffers; before the first is lent.
+
+        A plane that can has them copied while the device computes on.
+        """
+        return
+
     @abstractmethod
     def fail(self, error):
         """This rank cannot go on because of `error`, a LanterneError: all others' waits raise it, in bounded time."""

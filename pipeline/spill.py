@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..errors import InputError
+from ..kernels.arrays import address_of
 from ..kernels.staging import Stager, wait_for
 from ..transport.delegate_memory import Arena
 from .stage import Stage
@@ -169,7 +170,7 @@ class Place:
         """The Place of `array`, of host or device."""
         order = tuple(sorted(range(array.ndim), key=lambda axis: -abs(array.strides[axis])))
         dense = array.transpose(order)
-        identity = (_pointer(array), array.nbytes)
+        identity = (address_of(array), array.nbytes)
         if not dense.flags.c_contiguous:
             identity = (*identity, array.shape, array.strides)
         return cls(identity, order, dense.shape, tuple(order.index(axis) for axis in range(array.ndim)))
@@ -293,7 +294,7 @@ class DeviceStore:
         self._settle()
         offset = self._arena.allocate(array.nbytes)
         host = self._bytes[offset : offset + array.nbytes]
-        self._going[offset] = self._stager.to_host(host, _pointer(array)), array
+        self._going[offset] = self._stager.to_host(host, address_of(array)), array
         return offset, array.size, array.dtype
 
     def take(self, slot):
@@ -303,7 +304,7 @@ class DeviceStore:
         stream = self._runtime.current_stream()
         if offset in self._going:
             self._going[offset][0].hold(stream)  # before it can come back it must have gone
-        copy = self._stager.to_device(_pointer(array), self._bytes[offset : offset + array.nbytes])
+        copy = self._stager.to_device(address_of(array), self._bytes[offset : offset + array.nbytes])
         copy.hold(stream)
         self._coming.append((copy, offset, array.nbytes))
         return array
@@ -337,9 +338,4 @@ def _name(kind, key):
 
 def distinct(arrays):
     """`arrays` without those that are the same memory as one before."""
-    return {(_pointer(array), array.nbytes): array for array in arrays}.values()
-
-
-def _pointer(array):
-    interface = getattr(array, "__cuda_array_interface__", None) or array.__array_interface__
-    return interface["data"][0]
+    return {(address_of(array), array.nbytes): array for array in arrays}.values()

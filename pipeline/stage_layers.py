@@ -6,6 +6,7 @@ from itertools import pairwise
 import numpy as np
 
 from ..errors import InputError
+from ..kernels.arrays import address_of
 from .layer import Chain
 from .stage import Stage
 
@@ -237,7 +238,7 @@ class LayerStage(Stage):
         arrays = {}
         for microbatch in self._held:
             for array in self.held_arrays(microbatch):
-                arrays[_address(array), array.nbytes] = array.nbytes
+                arrays[address_of(array), array.nbytes] = array.nbytes
         return sum(arrays.values())
 
     def held_arrays(self, microbatch):
@@ -296,8 +297,3 @@ def _replaced(held, replace):
     if isinstance(held, (list, tuple)):
         return type(held)(_replaced(item, replace) for item in held)
     return None if held is None else replace(held)
-
-
-def _address(array):
-    data = getattr(array, "__cuda_array_interface__", None) or array.__array_interface__
-    return data["data"][0]

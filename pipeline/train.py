@@ -287,6 +287,8 @@ class Trainer:
         comms = [self._split(place * parts + part, copy) for _ in range(slots)]
         self._copy_comms = dict(zip(held, comms, strict=False))
         self.plane = self._make_plane(self.pipeline)
+        if self.device:
+            self.plane.stage_on(self.device)
         self._plan(plans)
 
     def _store(self):

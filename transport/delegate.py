@@ -63,7 +63,7 @@ class Delegates:
     Attributes:
         senders: by peer a function f(nbytes, offset, departure_ns) that sends `nbytes` bytes at `offset` of the arena:
             in 1 us to a neighbour, else 4, or 10 if the delegate must be woken; some 15 more where the caches hold
-            nothing of ours.
+            nothing of ours. With a ticket for the departure (delegate_memory.py) a device may be copying them there.
         addresses: of the rails here; None for MEMORY.
         arena: this rank's; `arenas`, by peer, of those that share memory, as memoryviews.
         dropped: a list of (peer, queue, rail, time.monotonic()) of the rails that died; returned: of those of them that

@@ -1,7 +1,8 @@
 """What a rank and its delegates share: an arena that messages lie in, and rings of short notes.
 
 Both are memfds, handed to the delegates as open files: they have no name, so when the last process that holds them is
-gone, killed or not, so is the memory.
+gone, killed or not, so is the memory. What a device copies into the arena is counted beside it (kernels/chunks.py), so
+that whoever sends or reads a message sees how much of it has landed, and its rank waits for no copy.
 """
 
 import mmap
@@ -12,6 +13,7 @@ import threading
 from collections import deque
 
 from ..errors import InputError, Unavailable
+from ..kernels.chunks import FLAG_MODULUS, chunk_nbytes_of, landed_nbytes
 
 PAGE = mmap.PAGESIZE
 # Notes in a ring; one note, a cache line of native 64-bit ints: a kind, its subject, what the kind says, and a stamp.
@@ -46,18 +48,22 @@ class Arena:
         purpose: what must fit in it, for the error when it is full.
         align: allocations begin at, and are rounded up to, multiples of it; a page or a divisor of one.
 
-    Attributes: `fd`; `view`, a memoryview of bytes; `used_nbytes`, in allocations.
+    Attributes: `fd`; `view`, a memoryview of bytes, with a page for `landed_counter` at its end; `used_nbytes`, in
+    allocations.
 
     Raises:
         InputError: not at least one page.
+        Unavailable: the system has no more memory.
     """
 
     def __init__(self, nbytes, purpose, align=PAGE):
         if nbytes < PAGE:
             raise InputError(f"shared memory: got {nbytes} bytes, expected at least {PAGE}: {purpose}")
         self.nbytes, self.used_nbytes, self._purpose, self._align = nbytes, 0, purpose, align
-        self.fd = make_memory(nbytes)
-        self.view = map_memory(self.fd, nbytes)
+        whole = -(-nbytes // PAGE) * PAGE + PAGE
+        self.fd = make_memory(whole)
+        self._reserve(whole - PAGE, PAGE, PAGE)
+        self.view = map_memory(self.fd, whole)
         self._end, self._free = 0, {}
 
     def allocate(self, nbytes):
@@ -85,13 +91,17 @@ class Arena:
                 f"are asked for, expected at least {self._end + size}: {self._purpose}"
             )
         offset = self._end
+        self._reserve(offset, size, nbytes)
+        self._end += size
+        return offset
+
+    def _reserve(self, offset, size, nbytes):
+        """Take `size` bytes from the system, for `nbytes` that are asked for."""
         try:
             # A lack of memory is then an error here, and no SIGBUS when a page is touched.
             os.posix_fallocate(self.fd, offset, size)
         except OSError as error:
             raise Unavailable(f"shared memory: {nbytes} more bytes: {error.strerror}") from error
-        self._end += size
-        return offset
 
     def free(self, offset, nbytes):
         """Take back what `allocate(nbytes)` gave."""
@@ -102,6 +112,25 @@ class Arena:
     def close(self):
         """Let go of the memory; arrays in it keep it alive."""
         os.close(self.fd)
+
+
+def landed_counter(view):
+    """(1,) uint32, a memoryview: the chunks that a device has copied into the arena `view` of this or another process.
+
+    A message that is handed over before it has landed has a ticket where else its departure is: see `ticket_of`.
+    """
+    start = view.nbytes - PAGE
+    return view[start : start + 4].cast("I")
+
+
+def ticket_of(first_chunk):
+    """What stands for the departure of a message of which `first_chunk` is the first chunk: a negative int."""
+    return -1 - first_chunk % FLAG_MODULUS
+
+
+def landed_of(counter, ticket, nbytes):
+    """Bytes, from its start, of a message of `nbytes` that have landed, by its `ticket` and the arena's counter."""
+    return landed_nbytes(counter[0], -1 - ticket, nbytes, chunk_nbytes_of(nbytes))
 
 
 def make_memory(nbytes):

@@ -14,16 +14,18 @@ import socket
 import sys
 import time
 from contextlib import suppress
+from functools import partial
 
 from ..errors import LanterneError, TransportError
 from . import rail as rails
-from .delegate_memory import RING_WORDS, Ring, map_memory
+from .delegate_memory import RING_WORDS, Ring, landed_counter, landed_of, map_memory
 from .failover import Incoming, Outgoing
 from .rail import BYE, DATA, GRANT, PING, PONG, RECEIPT, SWITCH, Rail
 from .rail_return import RailReturn
 from .wire import configure
 
-# Notes of the rank: SEND peer offset nbytes departure_ns; RECEIVE peer offset nbytes; CLOSE 0.
+# Notes of the rank: SEND peer offset nbytes departure_ns, or the ticket of a message that a device still copies there;
+# RECEIVE peer offset nbytes; CLOSE 0.
 SEND, RECEIVE, CLOSE = range(1, 4)
 # Notes to it: SENT peer count: messages that are news; RECEIVED peer departure_ns; DROPPED peer rail left: a rail has
 # died; RETURNED peer rail: it was made anew; LOST peer: the last has died; MISFIT peer got expected: a message has
@@ -68,6 +70,7 @@ class Delegate:
     def __init__(self, control, wakeup, ring, back, arena, found, order, returns):
         self.order, self.returns = order, returns
         self.control, self.wakeup, self.ring, self.back, self.arena = control, wakeup, ring, back, arena
+        self.landed = landed_counter(arena)
         self.peers, self.rails = {}, {}
         self.poll = select.poll()
         self.poll.register(control, select.POLLIN)
@@ -157,7 +160,13 @@ class Delegate:
             rail.flush()
             while peer.rails[0] is rail and rail.idle and (item := peer.outgoing.take()) is not None:
                 number, (offset, nbytes, departure_ns) = item
-                rail.put(DATA, number, nbytes, departure_ns, payload=self.arena[offset : offset + nbytes])
+                landed = None
+                if departure_ns < 0:
+                    # Its first chunks leave while the others are copied.
+                    landed = partial(landed_of, self.landed, departure_ns, nbytes)
+                    departure_ns = time.monotonic_ns()
+                payload = self.arena[offset : offset + nbytes]
+                rail.put(DATA, number, nbytes, departure_ns, payload=payload, landed=landed)
                 rail.flush()
         except OSError:
             self.drop(rail)

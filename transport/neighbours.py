@@ -8,14 +8,15 @@ the two hands over the memory's files, and tells when the other is gone.
 import os
 import select
 import socket
+import time
 from collections import deque
 
 from ..errors import PeerFailed, TransportError
-from .delegate_memory import RING_WORDS, Ring, make_memory, map_memory
+from .delegate_memory import RING_WORDS, Ring, landed_counter, landed_of, make_memory, map_memory
 from .rail import MEMORY, join
 
-# Notes. NBYTES offset departure_ns: a message of at least 0 bytes lies in the arena of who says so; READ offset: it is
-# not read any more; BYE: no further note comes.
+# Notes. NBYTES offset departure_ns: a message of at least 0 bytes lies in the arena of who says so, or a device copies
+# it there, and a ticket stands for the departure; READ offset: it is not read any more; BYE: no further note comes.
 READ, BYE = -1, -2
 RING_NBYTES = 8 * RING_WORDS
 
@@ -37,10 +38,13 @@ class Neighbour:
         self.outbox, self._inbox = Ring(words), None
         # Messages that no receive is there for, or the other way round.
         self._early, self.awaited, self.has_left = deque(), deque(), False
+        # Messages that have not landed, oldest first, and those after them; how much of its arena has.
+        self._landing, self._landed = deque(), None
 
     def hear(self, arena_fd, ring_fd):
         """Take what it shares."""
         self.arena = map_memory(arena_fd, os.fstat(arena_fd).st_size)
+        self._landed = landed_counter(self.arena)
         self._inbox = Ring(map_memory(ring_fd, RING_NBYTES, populate=True).cast("q"))
 
     def receive(self, nbytes, done):
@@ -54,21 +58,42 @@ class Neighbour:
         self.outbox.put(READ, offset)
 
     def progress(self):
-        """Take its notes; True if there were some."""
+        """Take its notes, and messages that have landed; True if there were some."""
         self.outbox.flush()
+        moved = self._settle() if self._landing else False
         if self._inbox.is_empty():
-            return False
+            return moved
         while (note := self._inbox.take()) is not None:
             kind, offset, departure_ns, *_ = note
             if kind == READ:
                 self._on_sent(offset)
             elif kind == BYE:
                 self.has_left = True
-            elif self.awaited:
-                self._arrive(kind, offset, departure_ns)
+            elif departure_ns < 0 or self._landing:
+                self._landing.append((kind, offset, departure_ns))
             else:
-                self._early.append((kind, offset, departure_ns))
+                self._come(kind, offset, departure_ns)
+        self._settle()
         return True
+
+    def _settle(self):
+        """Take the messages that have landed; True if there were some."""
+        before = len(self._landing)
+        while self._landing:
+            nbytes, offset, departure_ns = self._landing[0]
+            if departure_ns < 0:
+                if landed_of(self._landed, departure_ns, nbytes) < nbytes:
+                    break
+                departure_ns = time.monotonic_ns()
+            self._landing.popleft()
+            self._come(nbytes, offset, departure_ns)
+        return len(self._landing) < before
+
+    def _come(self, nbytes, offset, departure_ns):
+        if self.awaited:
+            self._arrive(nbytes, offset, departure_ns)
+        else:
+            self._early.append((nbytes, offset, departure_ns))
 
     def _arrive(self, nbytes, offset, departure_ns):
         expected, done = self.awaited.popleft()

@@ -48,6 +48,8 @@ class Rail:
         self.sock, self.peer, self.index, self.life = sock, peer, index, life
         self.alive_s, self.pinged_s, self.taking = 0.0, None, None
         self._out = deque()
+        # A payload that is not all there yet, a function that tells how much is, and how much was put; frames after it.
+        self._landing, self._after = None, deque()
         self._header = memoryview(bytearray(HEADER.size))
         self._target, self._left, self._frame = self._header, HEADER.size, None
         self._scrap = memoryview(bytearray(1 << 16))
@@ -58,18 +60,42 @@ class Rail:
     @property
     def idle(self):
         """Whether all that was put has left."""
-        return not self._out
+        return not self._out and self._landing is None
 
-    def put(self, kind, *words, payload=None):
-        """Send a frame, after those before; `flush` moves it."""
-        self._out.append(memoryview(HEADER.pack(kind, *words, *(0,) * (4 - len(words)))))
+    def put(self, kind, *words, payload=None, landed=None):
+        """Send a frame, after those before; `flush` moves it.
+
+        Args:
+            landed: a function that tells how many bytes of the payload are there; None: all are. Only while idle.
+        """
+        out = self._out if self._landing is None else self._after
+        out.append(memoryview(HEADER.pack(kind, *words, *(0,) * (4 - len(words)))))
         if payload is not None and payload.nbytes:
-            self._out.append(payload)
+            if landed is None:
+                out.append(payload)
+            else:
+                self._landing = payload, landed, 0
+
+    def _take_landed(self):
+        """Put what has landed by now."""
+        payload, landed, before = self._landing
+        here = landed()
+        if here > before:
+            self._out.append(payload[before:here])
+        self._landing = payload, landed, here
+        if here == payload.nbytes:
+            self._out.extend(self._after)
+            self._landing = None
+            self._after.clear()
 
     def flush(self):
         """Write what the connection takes now; True if it took something. Raises OSError if the rail is dead."""
         moved = 0
-        while self._out and moved < TURN_NBYTES:
+        while moved < TURN_NBYTES:
+            if self._landing is not None:
+                self._take_landed()
+            if not self._out:
+                break
             try:
                 sent = self.sock.sendmsg([self._out[i] for i in range(min(len(self._out), PARTS))])
             except BlockingIOError:

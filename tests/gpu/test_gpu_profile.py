@@ -11,12 +11,15 @@ from lanterne.kernels.cuda_delay import delay
 from lanterne.kernels.cuda_runtime import CudaRuntime
 from lanterne.pipeline.adam import Adam
 from lanterne.pipeline.check import check
+from lanterne.pipeline.device_stage import cuda_device
 from lanterne.pipeline.device_times import DeviceTimes
 from lanterne.pipeline.execute import execute
+from lanterne.pipeline.planes import make_plane
 from lanterne.pipeline.problem import Problem
 from lanterne.pipeline.schedulers import plan
 from lanterne.pipeline.stage_layers import make_stages
 from lanterne.pipeline.stage_mlp import mlp
+from lanterne.pipeline.train import Trainer, plans
 
 
 @pytest.mark.parametrize("scheduler", ["gpipe", "1f1b", "zb_h1"])
@@ -26,6 +29,29 @@ def test_spins_take_as_long_as_told(cupy, scheduler):
     stream.synchronize()
     # A delay may be too short by the steps of the timer.
     check_times(CudaRuntime(), stream, delay, scheduler, short_s=0.32e-3)
+
+
+@pytest.mark.parametrize("plane", ["inline", "delegate"])
+def test_training_on_two_ranks(cupy, plane):
+    """Stages on the device, messages on the host: the losses of NumPy."""
+    problem = Problem(2, 4, 1, 1, 1)
+
+    def batch(iteration):
+        random = np.random.default_rng(iteration)
+        return random.normal(size=(4, 256, 512)), random.normal(size=(4, 256, 512))
+
+    def losses(comm, device=None):
+        options = {"plane": lambda pipeline: make_plane(plane, pipeline), "device": device}
+        trainer = Trainer(comm, mlp((512, 2048, 512), rows=256), batch, plans(problem, "zb_h1"), **options)
+        found = [trainer.iteration().losses for _ in range(3)]
+        trainer.close()
+        return found
+
+    def job(comm):
+        with cupy.cuda.Stream(non_blocking=True):
+            np.testing.assert_allclose(losses(comm, cuda_device(comm)), losses(comm), rtol=1e-4)
+
+    lanterne.spawn(2, job, timeout_s=60.0)
 
 
 def test_a_model_in_cupy(cupy):

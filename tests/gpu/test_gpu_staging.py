@@ -1,19 +1,14 @@
-"""Staging on a real GPU: bytes, order, flags, another process, and ends that fail."""
-
-import hashlib
-import mmap
-import subprocess
-import sys
-from multiprocessing import shared_memory
+"""Staging on a real GPU: bytes, order, flags, and messages that delegates send while they are copied."""
 
 import numpy as np
 import pytest
 
-from lanterne.errors import TransportTimeout
-from lanterne.kernels.cuda_reduce import IMPLEMENTATIONS, prepare
+import lanterne
+from lanterne.kernels.cuda_delay import delay
 from lanterne.kernels.cuda_runtime import CudaRuntime
 from lanterne.kernels.staging import Stager, pinned_empty
-from lanterne.kernels.staging_ring import DeviceEnd, HostEnd, Ring
+from lanterne.pipeline.device_stage import cuda_device
+from lanterne.pipeline.planes import make_plane
 
 TIMEOUT_S = 60
 SIZES = [1, 4095, 1 << 20, (5 << 20) + 3]
@@ -54,86 +49,53 @@ def test_copies_follow_the_stream_that_makes_the_data(cupy, runtime):
     assert (host.view(np.float32) == 200).all()
 
 
+@pytest.mark.parametrize("options", [{}, {"rails": ("tcp",), "queues": 2}], ids=["one host", "tcp"])
 @pytest.mark.parametrize("nbytes", SIZES)
-def test_rings_both_ways(cupy, runtime, nbytes):
-    for _ in range(2):
-        ring = Ring(mmap.mmap(-1, Ring.nbytes_for(1 << 16, 4)), 1 << 16, 4)
-        end, delegate = DeviceEnd(runtime, ring), HostEnd(ring)
-        device, got = message(cupy, nbytes), np.zeros(nbytes, np.uint8)
-        end.send(device.data.ptr, nbytes)
-        delegate.recv(got, TIMEOUT_S)
-        np.testing.assert_array_equal(got, device.get())
-        end.close()
-        ring = Ring(mmap.mmap(-1, Ring.nbytes_for(1 << 16, 4)), 1 << 16, 4)
-        end, delegate = DeviceEnd(runtime, ring), HostEnd(ring)
-        back = cupy.zeros(nbytes, np.uint8)
-        arrived = end.recv(back.data.ptr, nbytes)
-        delegate.send(got, TIMEOUT_S)
-        runtime.wait_event(arrived, cupy.cuda.get_current_stream())
-        assert bool((back == device).all())
-        end.close()
+def test_delegates_carry_what_the_device_made(cupy, nbytes, options):
+    """Both ways at once, twice: in memory that the other rank maps, or by processes that send what has landed."""
+    shape, dtype = (nbytes,), np.dtype(np.uint8)
+
+    def exchange(comm, device, plane, seed):
+        peer = 1 - comm.rank
+        receive = plane.receive(shape, dtype, peer)
+        plane.send(device.fill(plane.lend(shape, dtype, peer), message(cupy, nbytes, 2 * seed + comm.rank)), peer)
+        buffer = receive.wait()
+        right = bool((device.fetch(buffer) == message(cupy, nbytes, 2 * seed + peer)).all())
+        plane.release(buffer)
+        plane.finish()
+        return right
+
+    def job(comm):
+        # Of each rank its own: the default stream is one for all threads.
+        with cupy.cuda.Stream(non_blocking=True), make_plane("delegate", comm, **options) as plane:
+            device = cuda_device(comm)
+            plane.stage_on(device)
+            return [exchange(comm, device, plane, seed) for seed in range(2)]
+
+    assert lanterne.spawn(2, job, timeout_s=TIMEOUT_S) == [[True, True]] * 2
 
 
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_receive_and_reduce(cupy, runtime, implementation):
-    ring = Ring(mmap.mmap(-1, Ring.nbytes_for(1 << 16, 4)), 1 << 16, 4)
-    end, delegate = DeviceEnd(runtime, ring), HostEnd(ring)
-    data, out = np.arange(100_001, dtype=np.float32), cupy.full(100_001, 10, np.float32)
-    kernel = prepare("sum", "float32", 2, implementation)
-    arrived = end.recv_reduce(kernel, out.data.ptr, out.nbytes, 4)
-    delegate.send(data, TIMEOUT_S)
-    runtime.wait_event(arrived, cupy.cuda.get_current_stream())
-    np.testing.assert_array_equal(out.get(), data + 10)
-    end.close()
-
-
-def test_a_waiting_receive_does_not_hold_other_streams(cupy, runtime):
-    ring = Ring(mmap.mmap(-1, Ring.nbytes_for(4096, 2)), 4096, 2)
-    end = DeviceEnd(runtime, ring)
-    target = cupy.zeros(4096, np.uint8)
-
-    def compute():
-        return float((cupy.ones(1 << 20, np.float32) * 2).sum())
-
+def test_a_copy_that_waits_does_not_hold_other_streams(cupy, runtime):
+    """Nor the CPU, nor a copy the other way; what is copied is what the stream made in the end."""
+    stager, slow, fast = Stager(runtime), runtime.new_stream(), runtime.new_stream()
+    device, up = cupy.zeros(1 << 20, np.uint8), cupy.zeros(1 << 20, np.uint8)
+    down_host, up_host = (pinned_empty(runtime, 1 << 20) for _ in range(2))
+    up_host[:] = 7
     # Kernels are loaded at their first launch, which may wait for all streams.
-    compute()
-    arrived = end.recv(target.data.ptr, 4096)
-    assert compute() == 2 << 20
-    assert not runtime.is_done(arrived)
-    HostEnd(ring).send(np.full(4096, 9, np.uint8), TIMEOUT_S)
-    end.close(TIMEOUT_S)
-    assert runtime.is_done(arrived)
-    assert int(target.min()) == 9
-
-
-def test_an_end_whose_peer_is_gone_is_closed(cupy, runtime):
-    ring = Ring(mmap.mmap(-1, Ring.nbytes_for(4096, 2)), 4096, 2)
-    end = DeviceEnd(runtime, ring)
-    target = cupy.zeros(40_960, np.uint8)
-    end.recv(target.data.ptr, 40_960)
-    with pytest.raises(TransportTimeout, match="work queued before close"):
-        end.close(0.2)
+    for stream in (slow, fast):
+        delay(0.0, stream)
+        with stream:
+            device.fill(1)
+            assert int(up.max()) == 0
     cupy.cuda.Device().synchronize()
-
-
-def test_another_process_drains(cupy, runtime):
-    memory = shared_memory.SharedMemory(create=True, size=Ring.nbytes_for(1 << 16, 4))
-    try:
-        end = DeviceEnd(runtime, Ring(memory.buf, 1 << 16, 4))
-        device = message(cupy, 1_000_003)
-        code = (
-            "import hashlib, os, sys, numpy as np; from multiprocessing import shared_memory, resource_tracker\n"
-            "from lanterne.kernels.staging_ring import HostEnd, Ring\n"
-            "memory = shared_memory.SharedMemory(sys.argv[1])\n"
-            "resource_tracker.unregister(memory._name, 'shared_memory')\n"
-            "got = np.zeros(1_000_003, np.uint8); HostEnd(Ring(memory.buf, 1 << 16, 4)).recv(got, 60)\n"
-            "sys.stdout.write(hashlib.sha256(got).hexdigest()); sys.stdout.flush(); os._exit(0)"
-        )
-        end.send(device.data.ptr, device.nbytes)
-        result = subprocess.run([sys.executable, "-c", code, memory.name], capture_output=True, text=True, check=True)
-        assert result.stdout == hashlib.sha256(device.get()).hexdigest()
-        end.close()
-        del end
-    finally:
-        memory.close()
-        memory.unlink()
+    delay(0.5, slow)
+    with slow:
+        device.fill(9)
+    down = stager.to_host(down_host, device.data.ptr, slow)
+    copy = stager.to_device(up.data.ptr, up_host, fast)
+    copy.hold(fast)
+    with fast:
+        assert int(up.min()) == 7
+    assert not down.test()
+    down.wait(TIMEOUT_S)
+    assert (down_host == 9).all()

@@ -181,11 +181,6 @@ class HostRuntime:
         self._check_pinned(address)
         stream.put(lambda: setattr(ctypes.c_uint32.from_address(address), "value", value))
 
-    def wait_flag(self, address, value, stream):
-        self._check_pinned(address)
-        flag = ctypes.c_uint32.from_address(address)
-        stream.put(lambda: self._until(lambda: ctypes.c_int32(flag.value - value).value >= 0))
-
     def pin(self, address, nbytes):
         assert address not in self.pinned
         self.pinned[address] = nbytes

@@ -1,5 +1,9 @@
 """Training on a device, on stand-ins: NumPy under CuPy's names, and streams that are threads."""
 
+import gc
+import mmap
+import threading
+import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -7,13 +11,18 @@ import pytest
 from host_runtime import HostRuntime
 
 import lanterne
+from lanterne.errors import TransportTimeout
+from lanterne.kernels.chunks import CHUNK_NBYTES
 from lanterne.pipeline.adapt import Adapter
+from lanterne.pipeline.delegate_staging import DelegateStaging
 from lanterne.pipeline.device_stage import Device
 from lanterne.pipeline.observed import ObservedPlane
 from lanterne.pipeline.planes import make_plane
 from lanterne.pipeline.problem import Problem
 from lanterne.pipeline.stage_mlp import mlp
 from lanterne.pipeline.train import Trainer, plans
+from lanterne.transport.delegate_memory import landed_counter, ticket_of
+from lanterne.transport.shaped import Link
 
 MODEL, PROBLEM, ITERATIONS = mlp((3, 16, 16, 2), rows=4), Problem(2, 4, 1, 1, 1), 9
 
@@ -36,10 +45,28 @@ def array_module(fetched=None):
 
     return SimpleNamespace(
         asarray=made(lambda array, dtype=None: np.array(array, dtype)),
+        ascontiguousarray=made(np.ascontiguousarray),
+        empty=made(np.empty),
         zeros=made(np.zeros),
         zeros_like=made(np.zeros_like),
         asnumpy=asnumpy,
     )
+
+
+class HostDevice(Device):
+    """Where stages compute at once, and not on a stream: what comes is waited for."""
+
+    def fetch(self, buffer):
+        array = super().fetch(buffer)
+        until(lambda: self.runtime.is_idle(self.runtime.default))
+        return array
+
+
+def until(is_true):
+    deadline_s = time.monotonic() + 60
+    while not is_true():
+        assert time.monotonic() < deadline_s
+        time.sleep(1e-4)
 
 
 def batches(iteration):
@@ -51,7 +78,18 @@ def planes(comm):
     return ObservedPlane(comm.rank, make_plane("inline", comm), lambda pair: make_plane("unbounded", comm))
 
 
-def train(comm, device=None):
+def delegates(comm, **options):
+    """As `planes`, with delegates, all links of which are taken off the usual way."""
+
+    def make(_=None):
+        return make_plane("delegate", comm, **options)
+
+    plane = ObservedPlane(comm.rank, make(), make)
+    plane.divert([(0, 1)])
+    return plane
+
+
+def train(comm, device=None, planes=planes):
     """(losses, the state, Profiles of the coordinator, whether the weights are on the device)."""
     trainer = Trainer(comm, MODEL, batches, plans(PROBLEM, "zb_h1"), plane=planes, device=device)
     with Adapter(comm, trainer.plans, trainer.plane, durations_s=device and device.durations_s) as adapter:
@@ -104,3 +142,123 @@ def test_durations_are_asked_of_the_device(on_device):
     # Four microbatches go forward and back over one link.
     assert len(asked) == 2 * ITERATIONS and len(fetched) == 2 * 4 * ITERATIONS
     assert all((profile.durations_s["F"] == 7.0).all() for profile in profiles)
+
+
+@pytest.fixture
+def runtimes():
+    found = [HostRuntime(), HostRuntime()]
+    yield found
+    for runtime in found:
+        runtime.close()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"rails": ("tcp",), "queues": 2}, {"rails": ("tcp",), "links": {(0, 1): Link(1e-3, 1e8)}}],
+    ids=["one host", "tcp", "emulated link"],
+)
+def test_delegates_carry_what_the_device_copies_for_them(on_device, runtimes, options):
+    """The losses of a data plane whose messages are copied one by one; nothing is fetched for a message any more."""
+    fetched = []
+
+    def job(comm):
+        device = HostDevice(array_module(fetched), runtimes[comm.rank])
+        found = train(comm, device, lambda pipeline: delegates(pipeline, **options))
+        return *found, device.stagings
+
+    (losses, state, _, where, stagings), _ = lanterne.spawn(2, job)
+    np.testing.assert_array_equal(losses, on_device[0][0])
+    np.testing.assert_array_equal(state.parameters, on_device[0][1].parameters)
+    assert where == {True} and not fetched and not stagings
+    gc.collect()
+    assert [runtime.pinned for runtime in runtimes] == [{}, {}]
+
+
+NBYTES = 3 * CHUNK_NBYTES + 5
+
+
+def gated(runtime, gates):
+    """Each copy of `runtime` waits for the next of `gates`."""
+    copy, following = runtime.copy, iter(gates)
+
+    def held(dst, src, nbytes, stream):
+        stream.put(next(following).wait)
+        copy(dst, src, nbytes, stream)
+
+    runtime.copy = held
+
+
+def exchange(runtimes, hold, options):
+    """Rank 0 sends a message that its device makes; `hold(sent, receive, gates)` on rank 1 lets its chunks go.
+
+    Returns what came, and what it was to be.
+    """
+    gates, shape, dtype = [threading.Event() for _ in range(4)], (NBYTES,), np.dtype(np.uint8)
+    gated(runtimes[0], gates)
+    message = np.random.default_rng(0).integers(0, 256, NBYTES, np.uint8)
+    xp = array_module()
+
+    def job(comm):
+        device = HostDevice(xp, runtimes[comm.rank])
+        with make_plane("delegate", comm, **options) as plane:
+            plane.stage_on(device)
+            if comm.rank == 0:
+                buffer = plane.lend(shape, dtype, 1)
+                assert plane.send(device.fill(buffer, xp.asarray(message)), 1) is False
+                # The copy has not begun, and the rank goes on.
+                comm.barrier()
+                plane.finish()
+                return None
+            receive = plane.receive(shape, dtype, 0)
+            comm.barrier()
+            hold(plane, receive, gates)
+            buffer = receive.wait()
+            got = device.fetch(buffer)
+            plane.release(buffer)
+            until(lambda: plane.progress() or not plane._copied)
+            return np.array(got)
+
+    return lanterne.spawn(2, job)[1], message
+
+
+def test_the_first_chunk_is_sent_while_the_second_is_copied(runtimes):
+    def hold(plane, receive, gates):
+        (_, _, into), *_ = plane._lent.values()
+        into[:] = 0
+        gates[0].set()
+        until(lambda: into[CHUNK_NBYTES - 1000 : CHUNK_NBYTES].any())
+        assert not into[CHUNK_NBYTES:].any() and not receive.test()
+        for gate in gates[1:]:
+            gate.set()
+
+    got, message = exchange(runtimes, hold, {"rails": ("tcp",)})
+    np.testing.assert_array_equal(got, message)
+
+
+def test_a_neighbour_reads_a_message_once_all_of_it_has_landed(runtimes):
+    def hold(plane, receive, gates):
+        for gate in gates:
+            assert not receive.test()
+            gate.set()
+
+    got, message = exchange(runtimes, hold, {})
+    np.testing.assert_array_equal(got, message)
+
+
+def test_an_emulated_link_takes_whole_messages(runtimes):
+    """Its queue is the sender's, who waits for the copy; without one a ticket stands for the departure."""
+    gates, memory = [threading.Event()], memoryview(mmap.mmap(-1, 2 * mmap.PAGESIZE))
+    gated(runtimes[0], gates)
+    device = HostDevice(array_module(), runtimes[0])
+    staging = DelegateStaging(device, landed_counter(memory))
+    buffer = np.frombuffer(memory, np.uint8, 10)
+    staging.adopt(buffer)
+    assert staging.departure_ns(buffer) > 0
+    device.fill(buffer, np.arange(10, dtype=np.uint8))
+    assert staging.departure_ns(buffer) == ticket_of(0)
+    with pytest.raises(TransportTimeout, match="staged copy of 10 bytes: not done within 0.01 s"):
+        staging.departure_ns(buffer, 0.01)
+    gates[0].set()
+    assert staging.departure_ns(buffer, 60.0) > 0 and buffer.tolist() == list(range(10))
+    staging.close()
+    staging.close()

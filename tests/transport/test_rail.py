@@ -58,6 +58,38 @@ def test_frames_come_whole_and_in_order(frames):
     taker.close()
 
 
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.integers(0, 9000), max_size=6), st.integers(1, 3))
+def test_a_payload_leaves_as_it_lands(steps, num_after):
+    """What has not landed is never sent, what has is, and frames put meanwhile come after it."""
+    giver, taker = pair()
+    total = sum(steps) + 1
+    payload, place, here, got = bytearray(total), bytearray(total), [0], []
+
+    def on_frame(rail, frame, is_whole):
+        if frame[0] == DATA and not is_whole:
+            return memoryview(place)
+        got.append(frame[:2])
+        return None
+
+    giver.put(DATA, 0, total, payload=memoryview(payload), landed=lambda: here[0])
+    for number in range(1, num_after + 1):
+        giver.put(GRANT, number)
+    for step in [*steps, 1]:
+        payload[here[0] : here[0] + step] = b"x" * step
+        here[0] += step
+        while place.count(b"x") < here[0]:
+            giver.flush()
+            taker.read(on_frame)
+        assert place[: here[0]] == payload[: here[0]] and got == [] or here[0] == total
+    while not giver.idle or len(got) <= num_after:
+        giver.flush()
+        taker.read(on_frame)
+    assert place == payload and got == [(DATA, 0), *((GRANT, number) for number in range(1, num_after + 1))]
+    giver.close()
+    taker.close()
+
+
 @pytest.mark.parametrize("address", [MEMORY, "127.0.0.1", "::1"])
 def test_who_connects_is_proven(address):
     try:
