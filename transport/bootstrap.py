@@ -86,7 +86,8 @@ def _connect_to_launcher(timeout_s):
 
 
 def _connect_by_mpi(timeout_s):
-    from .mpi import finalize_with, load_mpi, unlink_segments
+    from .mpi import finalize_with, load_mpi
+    from .mpich_memory import unlink_segments
 
     comm = load_mpi().COMM_WORLD
     expected = next((int(os.environ[name]) for name in MPI_SIZE_VARIABLES if name in os.environ), comm.size)

@@ -16,6 +16,7 @@ import time
 from contextlib import suppress
 
 from ..errors import InputError, LanterneError, TransportError
+from .mpich_memory import unlink_segments
 from .store_client import StoreClient
 from .wire import Kind, unpack_fields
 
@@ -165,6 +166,8 @@ class Guard:
         now = time.monotonic()
         if now >= self._terminate_at:
             self._terminate_at, self._kill_at = float("inf"), now + TERMINATE_S
+            # A rank that hangs in MPI_Init, since another died there, has not done so.
+            unlink_segments(self._child)
             _signal_group(self._child, signal.SIGTERM)
         if now >= self._kill_at:
             self._kill_at = float("inf")

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from ..errors import InputError, TransportError, TransportTimeout, Unavailable
 from .guard import STARTED_KEY, set_parent_death_signal, survivors_s
+from .mpich_memory import unlink_segments
 from .store_client import StoreClient
 from .store_members import UNKNOWN_CODE
 from .store_process import StoreProcess
@@ -265,24 +266,14 @@ def _stop(processes, job, number):
     if all(process.poll() is not None for process in processes):
         return
     pids = processes_of(job)
-    segments = {path for pid in pids for path in _mpich_segments(pid)}
+    for pid in pids:
+        unlink_segments(pid)
     for process in processes:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, number)
     deadline = time.monotonic() + STOP_S
     while time.monotonic() < deadline and any(map(lives, pids)):
         time.sleep(0.01)
-    for path in segments:
-        with suppress(OSError):
-            os.unlink(path)
-
-
-def _mpich_segments(pid):
-    """The files of MPICH's shared memory that a process has mapped and that have their name still."""
-    with suppress(OSError), open(f"/proc/{pid}/maps") as maps:
-        names = {line.split(maxsplit=5)[-1].strip() for line in maps if "/dev/shm/mpich_shm_" in line}
-        return {name for name in names if not name.endswith("(deleted)")}
-    return set()
 
 
 def lives(pid):

@@ -5,11 +5,11 @@ import os
 import sys
 import time
 import warnings
-from contextlib import suppress
 
 from ..errors import InputError, TransportError, Unavailable
 from .base import COMMUNICATOR_BITS, LANE_BITS, Capabilities, Recv, Request, Send, Transport, check_ops
 from .mpi_cuda import is_cuda_aware
+from .mpich_memory import unlink_segments
 from .pauses import Pauses
 
 # MPI messages of up to 2^31-1 bytes work everywhere; MPI 4 lifts the limit.
@@ -66,17 +66,6 @@ def finalize_with(group):
 
 
 _groups = []
-
-
-def unlink_segments():
-    """Remove the names of MPICH's shared memory, once every rank has opened it.
-
-    MPICH does so in MPI_Finalize only, so that jobs with a death would fill the memory.
-    """
-    with suppress(OSError), open("/proc/self/maps") as maps:
-        for path in {line.split(maxsplit=5)[-1].strip() for line in maps if "/dev/shm/mpich_shm_" in line}:
-            with suppress(OSError):
-                os.unlink(path)
 
 
 def _at_exit(MPI, ours):

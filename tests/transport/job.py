@@ -18,6 +18,7 @@ from pathlib import Path
 from lanterne.errors import PeerFailed
 from lanterne.transport import mpi
 from lanterne.transport.bootstrap import connect
+from lanterne.transport.mpich_memory import unlink_segments
 from lanterne.transport.registry import open_transport
 
 EXIT_OF_RANK_1 = 5
@@ -65,7 +66,7 @@ def main(arguments):
         subprocess.Popen(["sleep", "600"], start_new_session=True)
     group.barrier()
     # As the transport does; who dies would leave them for good.
-    mpi.unlink_segments()
+    unlink_segments()
     action = arguments[-1]
     if action == "report":
         report(group)

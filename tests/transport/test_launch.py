@@ -149,6 +149,31 @@ def test_survivors_that_hang_are_ended_after_the_grace_time(mark):
     assert sorted(errors.splitlines()) == [f"lanterne: rank 0 {why}", f"lanterne: rank 2 {why}"]
 
 
+DIES_WHILE_MPI_STARTS = """
+import os, re, signal, sys, time
+from lanterne.transport.bootstrap import connect
+
+group = connect(60)
+first = int(group.exchange("pid", b"%d" % os.getpid())[0])
+if group.rank == 1:
+    found, deadline_s = None, time.monotonic() + float(sys.argv[1])
+    while not found and time.monotonic() < deadline_s:
+        found = re.search(r"/dev/shm/mpich_shm_\\S+", open(f"/proc/{first}/maps").read())
+    print(found[0] if found else "", flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+from mpi4py import MPI
+"""
+
+
+def test_the_memory_of_an_mpi_that_could_not_start_is_removed(mark):
+    command = [sys.executable, "-c", DIES_WHILE_MPI_STARTS, str(PATIENCE_S)]
+    code, output, errors = finish(start(mark, "mpi", 2, *command, LANTERNE_GRACE_S="0.2"), mark)
+    if not output.strip():
+        pytest.skip("this MPI takes no memory of MPICH's kind")
+    assert code == 128 + signal.SIGKILL and "it still ran 0.2 s after rank 1 had failed" in errors
+    assert not Path(output.strip()).exists()
+
+
 def test_a_job_started_from_a_rank_of_another(mark):
     inner = [sys.executable, "-c", LAUNCH, "direct", "2", sys.executable, JOB, "report"]
     code, output, errors = finish(start(mark, "mpi", 1, *inner), mark)
