@@ -39,6 +39,8 @@ class Mode(NamedTuple):
         checked: the CheckedPlan to begin with; its problem is the undisturbed one, in seconds.
         plane: the usual data plane.
         settings: of AdaptSettings, where not the default.
+        options: of the usual data plane.
+        delegates: options of those that slow links get.
     """
 
     label: str
@@ -46,6 +48,8 @@ class Mode(NamedTuple):
     checked: CheckedPlan
     plane: str = "inline"
     settings: dict = {}  # noqa: RUF012
+    options: dict = {}  # noqa: RUF012
+    delegates: dict = {}  # noqa: RUF012
 
     def to_dict(self, events, iterations):
         """As JSON, for the ranks."""
@@ -178,8 +182,10 @@ class _Run:
         self.comm, self.kind = comm, document["kind"]
         self.checked = check(Plan.from_dict(document["plan"]), problem, memory=False)
         links = emulated_links(problem, 1.0)
-        usual = make_plane(document["plane"], comm, links)
-        self.plane = ObservedPlane(comm.rank, usual, lambda pair: make_plane("delegate", comm, links, pairs=[pair]))
+        usual, delegates = make_plane(document["plane"], comm, links, **document["options"]), document["delegates"]
+        self.plane = ObservedPlane(
+            comm.rank, usual, lambda pair: make_plane("delegate", comm, links, pairs=[pair], **delegates)
+        )
         stages = timed_stages(problem, self.checked.plan.placement, comm.rank, 1.0)
         self.replay = Replay(events, self.plane, comm.rank, stages, links)
         self.known = {iteration: rest for iteration, *rest in document["known"]}

@@ -5,6 +5,7 @@ import sys
 
 from . import report
 from .adaptation import ADAPT, FIXED, KNOWN, Mode, outcomes, run_modes
+from .bars import at_least, at_most
 from .units import format_time
 
 # Iterations behind the last event, to see that all is as before.
@@ -32,13 +33,11 @@ def iterations_of(events, given):
     return given if given is not None else int(max(ends, default=0)) + REST
 
 
-def side_by_side(checked, plane, adapts):
-    """The modes to compare for a CheckedPlan on a data plane: as it is, and adapting beside full knowledge."""
+def side_by_side(checked, plane, adapts, **options):
+    """The Modes to compare for a CheckedPlan on a data plane: as it is, and adapting beside full knowledge."""
     name = f"{checked.plan.scheduler} {plane}"
-    modes = [Mode(name, FIXED, checked, plane)]
-    if adapts:
-        modes += [Mode(f"{name} adapt", ADAPT, checked, plane), Mode(f"{name} full knowledge", KNOWN, checked, plane)]
-    return modes
+    kinds = {name: FIXED} | ({f"{name} adapt": ADAPT, f"{name} full knowledge": KNOWN} if adapts else {})
+    return [Mode(label, kind, checked, plane, **options) for label, kind in kinds.items()]
 
 
 def run_with_events(modes, events, iterations, transport, timeout_s):
@@ -88,11 +87,26 @@ def print_document(document, file=None):
         for record in document["results"]
     ]
     notes = [f"{count} iterations, all modes in turn; total: with agreeing, planning and starting delegates"]
+    if any(event["down"] and event["first"] < count for event in document["events"]):
+        notes.append(
+            "a path that is down: a plan that stays would end there; its times are as if the path still worked"
+        )
     report.print_table(MODE_COLUMNS, rows, notes=notes, file=file)
     rows = [_event_row(outcome) for record in document["results"] for outcome in record["outcomes"]]
     if rows:
         print(file=file)
         report.print_table(EVENT_COLUMNS, rows, left=(0, 1), file=file)
+    for bar in bars(document["results"]):
+        print(f"# bar {bar}", file=file)
+
+
+def bars(records):
+    """How soon a new plan runs, and what it reaches: Bars of the records of modes, none where no event was met."""
+    found = [outcome for record in records for outcome in record["outcomes"]]
+    lags, shares = [each["lag"] for each in found if each["change"]], [each["share_of_known"] for each in found]
+    most = [at_most("iterations until a new plan runs", max(lags), 5)] if lags else []
+    what = "throughput with it, over that of full knowledge, least"
+    return most + ([at_least(what, min(shares), 0.9, "{:.1%}")] if shares else [])
 
 
 def _event_row(outcome):

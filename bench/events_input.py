@@ -17,6 +17,7 @@ RANK_PRESETS = {"weak": 1.1, "medium": 1.5, "severe": 2.0}
 # Traces that come with lanterne, by name.
 EXAMPLES = {path.stem: path for path in sorted(Path(__file__).with_name("examples").glob("*.csv"))}
 CSV_COLUMNS = ("first", "last", "links", "latency", "bandwidth", "rank", "slowdown", "down")
+YES_OR_NO = {"yes": True, "true": True, "1": True, "no": False, "false": False, "0": False}
 EXPECTED_LINK = "LINK=TIME, LINK=RATE or LINK=weak|medium|severe, with @FIRST:LAST, such as 1=20ms@50:120"
 EXPECTED_RANK = "RANK=FACTORx or RANK=weak|medium|severe, with @FIRST:LAST, such as 2=1.5x@50:120"
 
@@ -57,6 +58,8 @@ def events_from(args, num_ranks):
     if args.events:
         events += read_events(args.events)
     check_events(events, num_ranks)
+    if any(event.down for event in events) and not args.adapt:
+        raise InputError("--events: got a path that is down without --adapt, expected both: only delegates get through")
     return tuple(events)
 
 
@@ -157,5 +160,5 @@ def _of_csv(row):
         elif key == "slowdown":
             found[key] = slow_rank(f"0={text}").slowdown
         else:
-            found[key] = text.lower() in ("yes", "true", "1")
+            found[key] = YES_OR_NO.get(text.lower(), text)
     return found

@@ -70,11 +70,13 @@ class Event:
         for key in ("latency_s", "bandwidth_bytes_per_s", "slowdown"):
             if key in given:
                 given[key] = as_number(f"event: {key}", given[key])
+        if type(given.get("down", False)) is not bool:
+            raise InputError(f"event: got down {given['down']!r}, expected true or false")
         links = given.get("links", ())
         if not isinstance(links, list | tuple) or not all(map(_is_link, links)):
             raise InputError(f"event: got links {links!r}, expected a list of whole numbers, or of pairs of them")
         links = tuple(link if type(link) is int else tuple(link) for link in links)
-        return cls(**given | {"links": links, "down": bool(given.get("down", False))})
+        return cls(**given | {"links": links})
 
     def to_dict(self):
         """A JSON object that `from_dict` turns into an equal event."""
@@ -91,8 +93,8 @@ class Event:
 
 
 def _is_link(link):
-    numbers = [link] if type(link) is int else link
-    return isinstance(numbers, list | tuple) and len(numbers) <= 2 and all(type(n) is int and n >= 0 for n in numbers)
+    numbers = [link, link] if type(link) is int else link
+    return isinstance(numbers, list | tuple) and len(numbers) == 2 and all(type(n) is int and n >= 0 for n in numbers)
 
 
 def ends(link):

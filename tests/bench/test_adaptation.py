@@ -9,7 +9,7 @@ from lanterne.bench.cli import main
 from lanterne.pipeline.injection import Event
 from lanterne.pipeline.problem import Problem
 from lanterne.pipeline.schedulers import plan
-from lanterne.pipeline.simulate import makespan
+from lanterne.pipeline.simulate import makespan, simulate
 
 RUN = ["pipeline", "run", "--stages", "4", "--microbatches", "8", "--forward", "3ms", "--scheduler", "zb_h2"]
 LOCAL = ["--transport", "local"]
@@ -53,6 +53,17 @@ def test_a_slow_rank_without_adapting(tmp_path):
     assert fixed["iteration_s"][1] > 8 * 3 * 6e-3 > fixed["undisturbed_s"] * 0.5
 
 
+def test_the_queue_of_sends_that_block_holds_beside_events(tmp_path):
+    path, events = tmp_path / "run.json", [Event(0, links=(1,), latency_s=0.03)]
+    assert main([*RUN, *LOCAL, "--slow-link", "1=30ms", "--iterations", "1", "--queue", "0", "--json", str(path)]) == 0
+    (fixed,) = json.loads(path.read_text())["results"]
+    quiet = Problem(4, 8, 3e-3, 3e-3, 3e-3)
+    slow, _ = disturbed(quiet, events, 0)
+    blocked_s = [simulate(plan(quiet, "zb_h2"), slow, in_order=True, queue=queue).makespan for queue in (0, 1)]
+    # Timed stages never end early.
+    assert fixed["iteration_s"][0] > 0.98 * blocked_s[0] > 1.05 * blocked_s[1]
+
+
 @pytest.mark.parametrize(
     "more, words",
     [
@@ -61,6 +72,8 @@ def test_a_slow_rank_without_adapting(tmp_path):
         (["--slow-link", "1=200mbit"], "got a bandwidth and messages of no bytes"),
         (["--events", "nowhere.json"], "cannot read nowhere.json"),
         (["--adapt", "--iterations", "0"], "--iterations"),
+        (["--slow-link", "1=1ms", "--trace", "run.json"], "--trace: got it beside --adapt or events"),
+        (["--slow-link", "1=1ms", "--check"], "--check: got it beside events, expected --adapt too"),
     ],
 )
 def test_bad_input(more, words, capsys):

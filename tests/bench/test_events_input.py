@@ -70,6 +70,7 @@ def test_json_and_csv_are_the_same(tmp_path):
         ("a.csv", "when,what\n1,2\n", "got columns"),
         ("a.csv", "first,links,latency\n1,0,soon\n", "event 0: latency: got 'soon'"),
         ("a.csv", "first,links,latency\nlater,0,1ms\n", "got first 'later'"),
+        ("a.csv", "first,links,down\n1,0,perhaps\n", "got down 'perhaps', expected true or false"),
     ],
 )
 def test_files_that_hold_no_events(tmp_path, name, text, words):
@@ -88,3 +89,11 @@ def test_a_command_line():
     assert events_from(args, 2) == (Event(1, 2, (0,), 0.01), Event(3, 4, rank=1, slowdown=2.0))
     with pytest.raises(InputError, match="got link 0, expected"):
         events_from(args, 1)
+
+
+def test_a_dead_path_needs_delegates():
+    args = Namespace(slow_link=[], slow_rank=[], events="adaptra-table-3", adapt=True)
+    assert events_from(args, 8)[-1].down
+    args.adapt = False
+    with pytest.raises(InputError, match="got a path that is down without --adapt"):
+        events_from(args, 8)

@@ -60,6 +60,8 @@ def test_json_and_back(first, last, links, latency_s):
         ({"first": 0, "rank": 1, "slowdown": 0.5}, "got a slowdown of 0.5"),
         ({"first": 0, "links": [1]}, "expected a latency, a bandwidth or down"),
         ({"first": 0, "links": [-1], "latency_s": 1}, r"got links \[-1\]"),
+        ({"first": 0, "links": [[1]], "latency_s": 1}, r"got links \[\[1\]\]"),
+        ({"first": 0, "links": [1], "down": "no"}, "got down 'no', expected true or false"),
         ({"first": 0, "links": [1], "latency_s": -1}, "latency_s: got -1"),
         ({"first": 1.5, "links": [1], "latency_s": 1}, "got first 1.5"),
         ({"first": 0, "links": [1], "latency": 1}, "unknown key 'latency', expected 'latency_s'"),
