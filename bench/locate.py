@@ -14,7 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from ..errors import InputError
-from ..failslow.locate import locate
+from ..failslow.locate import MIN_STEPS, locate
 from ..failslow.trace import read_trace
 from . import report
 
@@ -33,7 +33,7 @@ def run(args):
     meta = read_meta(args.meta) if args.meta else {}
     report.progress(f"reading {args.file}")
     trace = read_trace(args.file)
-    notes = [*trace.notes, *_silent(trace, meta)]
+    notes = _notes(trace, meta)
     report.progress(f"{len(trace.steps)} steps, {trace.ranks.size} workers")
     verdicts = locate(trace)
     report.progress("")
@@ -41,11 +41,9 @@ def run(args):
         content = {"trace": str(args.file), "steps": len(trace.steps), "notes": notes}
         report.write_json(args.json, report.envelope(**content, verdicts=[asdict(v) for v in verdicts]))
     if args.json != "-":
-        notes = [
-            f"{Path(args.file).name}: {len(trace.steps)} steps, {trace.replicas} replicas x {trace.stages} stages",
-            *notes,
-        ]
-        _print(verdicts, notes)
+        steps, replicas = count(len(trace.steps), "step"), count(trace.replicas, "replica")
+        about = f"{Path(args.file).name}: {steps}, {replicas} x {count(trace.stages, 'stage')}"
+        _print(verdicts, [about, *notes])
     return 0
 
 
@@ -71,17 +69,22 @@ def read_meta(path):
     return meta
 
 
-def _silent(trace, meta):
-    """Notes on workers that the layout has and the trace lacks."""
+def _notes(trace, meta):
+    """What a reader should know before the verdicts."""
     expected = (meta.get("dp_size", trace.replicas), meta.get("pp_size", trace.stages))
-    found = (trace.replicas, trace.stages)
-    notes = (
-        []
-        if expected == found
-        else [f"the layout has {expected[0]} x {expected[1]} workers, the trace {found[0]} x {found[1]}"]
-    )
-    never = int((trace.ranks < 0).sum())
-    return [*notes, f"{never} workers never report"] if never else notes
+    found, notes = (trace.replicas, trace.stages), list(trace.notes)
+    if expected != found:
+        notes.append(f"the layout has {expected[0]} x {expected[1]} workers, compared are {found[0]} x {found[1]}")
+    if len(trace.steps) < MIN_STEPS:
+        notes.append(f"fewer than {MIN_STEPS} steps: too few to blame a worker or a link")
+    if trace.replicas < 2:
+        notes.append("one replica: a worker or a link has none to be compared with")
+    return notes
+
+
+def count(number, word):
+    """Such as "1 step" and "2 steps"."""
+    return f"{number} {word}{'' if number == 1 else 's'}"
 
 
 def _print(verdicts, notes):

@@ -44,7 +44,9 @@ class Verdict:
 
 
 def locate(trace):
-    """The verdicts on a Trace, gravest first; one Verdict of cause "none" where nothing can be blamed.
+    """The verdicts on a Trace: slow workers and links, then the job's structure, each by what it costs.
+
+    One Verdict of cause "none" where nothing can be blamed.
 
     Cost: a replay per suspect; 0.1 s for 64 workers and 43 steps.
     """
@@ -112,7 +114,10 @@ def _stages_vary_together(trace):
 
 
 def _worst_span(slow):
-    """(first, stop) of the longest span of steps of which PERSISTENT are slow; None where it is too short."""
+    """(first, stop) of the longest span of steps of which PERSISTENT are slow; None where it is too short.
+
+    It begins and ends with a slow one.
+    """
     import numpy as np
 
     count = np.concatenate(([0], np.cumsum(slow)))
@@ -121,7 +126,8 @@ def _worst_span(slow):
         share = (count[length:] - count[:-length]) / length
         if share.max() >= PERSISTENT:
             first = int(np.argmax(share))
-            return first, first + length
+            own = first + np.flatnonzero(slow[first : first + length])
+            return int(own[0]), int(own[-1]) + 1
     return None
 
 

@@ -19,9 +19,9 @@ TRANSFERS = ("forward-send", "forward-recv", "backward-send", "backward-recv")
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """The steps that every worker reported in full.
+    """The steps that every worker reported in full, of the replicas that reported most steps.
 
-    Attributes: `steps` (S,); `ranks` (D, P) as recorded, -1 where a worker never reported; `order`: per stage the
+    Attributes: `steps` (S,); `ranks` (D, P) as recorded; `order`: per stage the
     compute operations (kind, microbatch, chunk) as they ran; `compute_s`: per stage (S, D, operations) seconds;
     `links`: (boundary, direction) -> (S, D) seconds of a message alone, median over microbatches; `groups`:
     collective -> (S, D, P) seconds in it; `notes`: what was left out, for people.
@@ -103,7 +103,7 @@ def _read_json(path):
         raise InputError(f"{path}: got no valid JSON ({error}); is the file whole?") from error
     if not isinstance(records, list) or not all(isinstance(record, dict) for record in records):
         raise InputError(f"{path}: got JSON {type(records).__name__}, expected a list of records")
-    return _columns(path, records, records[0] if records else ())
+    return _columns(path, records, records[0] if records else REQUIRED)
 
 
 def _columns(path, records, names):
@@ -127,7 +127,7 @@ def read_trace(path):
 
 
 def build_trace(columns, name="trace"):
-    """Arrange records, given as columns, by step, replica and stage.
+    """Arrange records, given as columns, by step, replica and stage; without replicas of which a worker is silent.
 
     Raises:
         InputError: no records, times that are no numbers or negative, no compute operations, or no step that is whole.
@@ -143,12 +143,23 @@ def build_trace(columns, name="trace"):
         raise InputError(f"{name}: got no forward-compute or backward-compute records")
     layout = _Layout(np, columns, compute)
     durations, order = layout.compute(name)
-    whole = np.all([np.isfinite(d).all(axis=(1, 2)) for d in durations], axis=0)
-    if not whole.any():
-        raise InputError(
-            f"{name}: got no step in which every worker reports all its operations; {layout.missing(durations)}"
-        )
-    notes = [layout.missing(durations)] if not whole.all() else []
+    silent = layout.silent(durations)
+    left_out = silent.any(axis=1)
+    notes = []
+    if left_out.any() and not left_out.all():
+        # One step without a worker says little; without most of its steps its replica has nothing to compare.
+        notes.append(f"{layout.told(silent)}: left out with the replica")
+        columns = {column: values[~left_out[layout.replica]] for column, values in columns.items()}
+        layout = _Layout(np, columns, np.isin(columns["optype"], list(COMPUTE)))
+        durations, order = layout.compute(name)
+    holes = np.any([np.isnan(d).any(axis=(1, 2)) for d in durations], axis=0)
+    missing = f"{int(holes.sum())} of {len(holes)} steps left out, where a worker lacks operations"
+    if holes.all():
+        why = layout.told(silent) if left_out.all() else missing
+        raise InputError(f"{name}: got no step in which every worker reports all its operations; {why}")
+    if holes.any():
+        notes.append(missing)
+    whole = ~holes
     links, groups = layout.links(), layout.groups()
     return Trace(
         layout.steps[whole],
@@ -175,7 +186,7 @@ def _checked(np, column, values, name):
     bad = ~(np.abs(numbers) <= 2**53) | ((numbers < 0) if column == "duration" else False)
     if bad.any():
         row = int(np.argmax(bad))
-        expected = "seconds" if column in ("start_ts", "duration") else "a number"
+        expected = {"start_ts": "seconds", "duration": "seconds, 0 or more"}.get(column, "a number")
         raise InputError(f"{name}: record {row}, {column}: got {numbers[row]}, expected {expected}")
     return numbers
 
@@ -186,9 +197,9 @@ class _Layout:
     def __init__(self, np, columns, compute):
         self.np, self.columns, self.is_compute = np, columns, compute
         self.steps, self.step = np.unique(columns["step"].astype(np.int64), return_inverse=True)
-        replicas, self.replica = np.unique(columns["dp_rank"].astype(np.int64), return_inverse=True)
+        self.replicas, self.replica = np.unique(columns["dp_rank"].astype(np.int64), return_inverse=True)
         self.stages, self.stage = np.unique(columns["stage"].astype(np.int64), return_inverse=True)
-        self.shape = (len(self.steps), len(replicas), len(self.stages))
+        self.shape = (len(self.steps), len(self.replicas), len(self.stages))
         self.ranks = np.full(self.shape[1:], -1, np.int64)
         self.ranks[self.replica, self.stage] = columns["rank"].astype(np.int64)
         chunk = columns.get("mc")
@@ -228,14 +239,21 @@ class _Layout:
             durations.append(took[:, :, order])
         return durations, orders
 
-    def missing(self, durations):
-        """One line on steps and workers that report too little."""
+    def silent(self, durations):
+        """(D, P): workers that lack operations in more than half of the steps."""
         np = self.np
-        holes = np.stack([np.isnan(d).any(axis=2) for d in durations], axis=2)
-        steps = int(holes.any(axis=(1, 2)).sum())
-        workers = [int(rank) for rank in self.ranks[holes.mean(axis=0) > 0.5]]
-        silent = f"; mostly silent: ranks {workers}" if workers else ""
-        return f"{steps} of {self.shape[0]} steps left out, where a worker lacks operations{silent}"
+        return np.stack([np.isnan(d).any(axis=2).mean(axis=0) > 0.5 for d in durations], axis=1)
+
+    def told(self, silent):
+        """One line on `silent` workers."""
+        workers = [
+            f"dp_rank {self.replicas[d]} stage {self.stages[p]}"
+            + (f" (rank {self.ranks[d, p]})" if self.ranks[d, p] >= 0 else "")
+            for d, p in zip(*self.np.nonzero(silent), strict=True)
+        ]
+        more = f" and {len(workers) - 4} more" if len(workers) > 4 else ""
+        reports = "reports" if len(workers) == 1 else "report"
+        return f"{', '.join(workers[:4])}{more} {reports} in fewer than half of the steps"
 
     def links(self):
         """(boundary, direction) -> (S, D): a message alone takes the shorter of what sender and receiver see."""

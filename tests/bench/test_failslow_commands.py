@@ -131,7 +131,7 @@ def test_locate_nothing_and_meta(capsys, tmp_path):
     meta.write_text("trial_name: X\ndp_size: 3\npp_size: 1\n")
     assert main(["locate", trace_csv(tmp_path / "t.csv"), "--meta", str(meta)]) == 0
     out = capsys.readouterr().out
-    assert "the layout has 3 x 1 workers, the trace 2 x 1" in out
+    assert "the layout has 3 x 1 workers, compared are 2 x 1" in out
     assert "none" in out
 
 

@@ -60,7 +60,7 @@ def test_two_slow_workers_are_both_named():
 def test_a_worker_that_becomes_slow():
     found = verdicts(steps=30, workers={(1, 2): Slow(1.4, first=18)})
     assert (found[0].cause, found[0].ranks) == ("worker", (rank(1, 2),))
-    assert abs(found[0].evidence["workers"][0]["first_step"] - 18) <= 3
+    assert abs(found[0].evidence["workers"][0]["first_step"] - 18) <= 1
 
 
 @pytest.mark.parametrize("uneven", [0.1, 0.3])

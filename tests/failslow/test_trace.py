@@ -8,6 +8,7 @@ import pytest
 
 from lanterne.bench.trace_jobs import make_trace, one_f_one_b
 from lanterne.errors import InputError
+from lanterne.failslow.locate import locate
 from lanterne.failslow.replay import pipeline_s, step_s
 from lanterne.failslow.trace import REQUIRED, build_trace, read_trace
 
@@ -106,7 +107,11 @@ def test_a_silent_worker_is_named():
     columns = make_trace(**SMALL)
     keep = ~((columns["rank"] == 3) & (columns["step"] > 0))
     trace = build_trace({name: values[keep] for name, values in columns.items()})
-    assert trace.notes == ("5 of 6 steps left out, where a worker lacks operations; mostly silent: ranks [3]",)
+    told = "dp_rank 1 stage 1 (rank 3) reports in fewer than half of the steps: left out with the replica"
+    assert trace.notes == (told,)
+    assert (len(trace.steps), trace.ranks.tolist()) == (6, [[0, 1]])
+    assert {d.shape for d in trace.compute_s} == {(6, 1, 4)}
+    assert {alone.shape for alone in trace.links.values()} == {(6, 1)}
 
 
 @pytest.mark.parametrize("column", REQUIRED)
@@ -176,10 +181,15 @@ def test_parquet_with_holes_or_text(tmp_path, column, bad):
 
 
 def test_a_worker_that_never_reports():
-    columns = make_trace(**SMALL)
-    keep = columns["rank"] != 3
-    with pytest.raises(InputError, match="no step in which every worker reports"):
-        build_trace({name: values[keep] for name, values in columns.items()})
+    """The other replicas are judged without its own; where each has such a worker, nothing can be."""
+    columns = make_trace(**SMALL | {"replicas": 4}, workers={(3, 1): 1.5})
+    silent = columns["rank"] == 3
+    trace = build_trace({name: values[~silent] for name, values in columns.items()})
+    assert trace.notes[0].startswith("dp_rank 1 stage 1 reports in fewer") and trace.links
+    assert (trace.replicas, locate(trace)[0].ranks) == (3, (7,))
+    silent = np.isin(columns["rank"], [0, 3, 4, 7])
+    with pytest.raises(InputError, match="dp_rank 0 stage 0, dp_rank 1 stage 1, .* report in fewer than half"):
+        build_trace({name: values[~silent] for name, values in columns.items()})
 
 
 @pytest.mark.parametrize(
@@ -187,7 +197,7 @@ def test_a_worker_that_never_reports():
     [
         ("t.json", '[{"step": 1, ', "no valid JSON"),
         ("t.json", "3", "expected a list of records"),
-        ("t.json", "[]", "no column"),
+        ("t.json", "[]", "no records"),
         ("t.csv", "", "got an empty file"),
         ("t.csv", ",".join(REQUIRED) + "\n", "no records"),
         ("t.csv", ",".join(REQUIRED) + "\n0,0,0,0,forward-compute,x,1,0\n", "column start_ts"),
