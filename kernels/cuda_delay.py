@@ -16,6 +16,7 @@ import numpy as np
 
 from ..errors import InputError
 from .arrays import import_cupy, require_device
+from .cuda_compile import raw_kernel
 
 TIMERS = ("globaltimer", "clock64")
 # Longer spins are cut into kernels of this length, so that none meets a watchdog.
@@ -74,7 +75,7 @@ extern "C" __global__ void measure_tick(int num_ticks, Time* slot) {
 @functools.cache
 def _kernel(name):
     require_device()
-    return import_cupy().RawKernel(SOURCE, name, options=OPTIONS)
+    return raw_kernel(SOURCE, name, OPTIONS)
 
 
 def _launch(name, arguments, stream):

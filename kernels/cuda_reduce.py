@@ -9,6 +9,7 @@ import os
 
 from ..errors import InputError
 from .arrays import device_array, import_cupy, require_device
+from .cuda_compile import raw_kernel
 from .cuda_source import OPTIONS, THREADS_PER_BLOCK, VECTOR_NBYTES, divide_source, fold_source
 from .dtypes import check_op, dtype_of, find_dtype
 
@@ -27,7 +28,7 @@ def reduce(op, out, *inputs, dtype=None, implementation=None, stream=None):
 
     Raises:
         InputError: as for host arrays; arrays on different devices, or not at a multiple of their element's size.
-        Unavailable: no CuPy, driver or device; no Numba CUDA for "numba".
+        Unavailable: no CuPy, driver or device; no Numba CUDA for "numba"; a CUDA that does not go with the driver.
     """
     _run(op, out, inputs, dtype, implementation, stream, in_place=True)
 
@@ -199,8 +200,7 @@ def _num_multiprocessors(device_id):
 
 
 def _raw_launcher(source, name):
-    kernel = import_cupy().RawKernel(source, name, options=OPTIONS)
-    kernel.compile()
+    kernel = raw_kernel(source, name, OPTIONS)
 
     def launch(blocks, count, head, arguments, stream):
         kernel((blocks,), (THREADS_PER_BLOCK,), (count, head, *arguments), stream=stream)

@@ -7,7 +7,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from lanterne.errors import InputError, TransportError, Unavailable
-from lanterne.kernels import cuda_reduce, cuda_runtime
+from lanterne.kernels import cuda_compile, cuda_reduce, cuda_runtime
 from lanterne.kernels.cuda_runtime import CudaRuntime
 
 
@@ -168,19 +168,13 @@ def test_a_prepared_kernel_is_loaded(monkeypatch, prepare, given, expected):
     """Its first launch, which may wait for all streams, is made at once, and touches no memory."""
     launches = []
 
-    class RawKernel:
-        def __init__(self, source, name, options):
-            pass
-
-        def compile(self):
-            pass
-
-        def __call__(self, grid, block, arguments, stream):
-            launches.append((grid, arguments, stream))
+    def raw_kernel(source, name, options):
+        return lambda grid, block, arguments, stream: launches.append((grid, arguments, stream))
 
     device = SimpleNamespace(id=0, attributes={"MultiProcessorCount": 4})
     cuda = SimpleNamespace(Device=lambda *_: device, Stream=lambda non_blocking: "own stream")
-    monkeypatch.setattr(cuda_reduce, "import_cupy", lambda: SimpleNamespace(cuda=cuda, RawKernel=RawKernel))
+    monkeypatch.setattr(cuda_reduce, "import_cupy", lambda: SimpleNamespace(cuda=cuda))
+    monkeypatch.setattr(cuda_reduce, "raw_kernel", raw_kernel)
     monkeypatch.setattr(cuda_reduce, "require_device", lambda: 1)
     for cached in (cuda_reduce._fold_kernel, cuda_reduce._divide_kernel):
         cached.cache_clear()
@@ -190,3 +184,28 @@ def test_a_prepared_kernel_is_loaded(monkeypatch, prepare, given, expected):
     ((grid, (count, head, *arguments), stream),) = launches
     assert (grid, count, head, stream) == ((1,), 0, 0, "own stream")
     assert arguments == expected
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError(
+            "CUDA_ERROR_UNSUPPORTED_PTX_VERSION: the provided PTX was compiled with another toolchain"
+        ),
+        ImportError("libnvrtc.so.13: cannot open shared object file"),
+        RuntimeError(""),
+    ],
+)
+def test_a_cuda_that_does_not_go_with_the_driver_is_named(monkeypatch, error):
+    class RawKernel:
+        def __init__(self, source, name, options):
+            pass
+
+        def compile(self):
+            raise error
+
+    monkeypatch.setattr(cuda_compile, "import_cupy", lambda: SimpleNamespace(RawKernel=RawKernel))
+    with pytest.raises(
+        Unavailable, match=f"cannot compile or load fold .{type(error).__name__}.*install lanterne.cuda12"
+    ):
+        cuda_compile.raw_kernel("source", "fold", ())
