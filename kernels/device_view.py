@@ -80,7 +80,7 @@ def stream_address(stream):
     if isinstance(stream, int):
         return stream
     if hasattr(stream, "__cuda_stream__"):
-        return stream.__cuda_stream__()[1]
+        return int(stream.__cuda_stream__()[1])
     for name in ("ptr", "cuda_stream", "handle"):
         found = getattr(stream, name, None)
         if found is not None:

@@ -44,7 +44,7 @@ class NcclChannel:
         # CuPy's object would destroy it once more when it goes, and hang where an abort or a destroy has hung: never.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(communicator))
         self._ending = threading.Lock()
-        # (sends, member) of every connection there is; None stands for those of NCCL's own collectives.
+        # (sends, member) of every connection there is; (None, what it goes by) for those of NCCL's own collectives.
         self._connected = set()
         # What holds graphs of this communicator: they must go before it does.
         self._graphs = weakref.WeakSet()
@@ -71,10 +71,12 @@ class NcclChannel:
         """Queue NCCL's own all-reduce of `count` elements (ncclDataType_t), by address; op is ours."""
         self.check_open()
         arguments = source, target, count, datatype, OPS[op], self.stream.ptr
-        if None in self._connected:
+        # NCCL connects for an algorithm (ring, tree, NVLS) when it first takes it, and picks it by these.
+        kind = None, (datatype, op, count.bit_length())
+        if kind in self._connected:
             self._issue(self._communicator.allReduce, *arguments)
         else:
-            self._connect({None}, partial(self._communicator.allReduce, *arguments))
+            self._connect({kind}, partial(self._communicator.allReduce, *arguments))
 
     def _group(self, messages):
         library, communicator, stream = self.library, self._communicator, self.stream.ptr
@@ -94,7 +96,8 @@ class NcclChannel:
 
     def _connect(self, pairs, function):
         """Call `function`, which makes new connections: NCCL returns only once the others have come as well."""
-        members = range(self.world_size) if None in pairs else {member for _, member in pairs - self._connected}
+        collective = any(sends is None for sends, _ in pairs)
+        members = range(self.world_size) if collective else {member for _, member in pairs - self._connected}
         peers = sorted(self.ranks[member] for member in members if self.ranks[member] != self.transport.rank)
         call = LimitedCall(function, f"{self._name()} connection", self.runtime.device)
         deadline = time.monotonic() + self.transport.timeout_s

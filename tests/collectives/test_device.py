@@ -252,6 +252,27 @@ def test_native_is_nccls_own():
     assert over_nccl(3, program) == [None] * 3
 
 
+def test_native_of_another_size_may_connect_anew_and_waits_no_longer_than_its_timeout():
+    """NCCL takes another algorithm there, and returns only once all ranks have come."""
+
+    def program(comm):
+        x, y = (HostArray(np.ones(count, np.float32)) for count in (10, 100_000))
+        comm.all_reduce(x, x, algorithm="native")
+        synchronize(comm)
+        if comm.rank == 0:
+            comm.transport.host.barrier(20.0)
+            return None
+        try:
+            comm.all_reduce(y, y, algorithm="native")
+        except TransportTimeout as error:
+            return str(error)
+        finally:
+            comm.transport.host.barrier(20.0)
+
+    none, text = over_nccl(2, program, timeout_s=0.5)
+    assert none is None and "no message from or to rank 0 within 0.5 s" in text
+
+
 def test_chunks_are_cut_at_pages():
     checked = checked_schedule("all_reduce", "late_join", 5)
     for count, segment in ((100_000, 1 << 30), (100_001, 20_000), (700, 1 << 30), (1_000_003, 65_536)):

@@ -144,10 +144,12 @@ class HostCommunicator:
     def connect(self, operations):
         """Return once all that `operations` need are at the other ends of their connections."""
         mine, theirs = set(), set()
-        for kind, *_, peer in operations:
+        for kind, *given, peer in operations:
             if kind == "all_reduce":
-                mine.add((kind, self.rank, None))
-                theirs |= {(kind, rank, None) for rank in range(self.world_size)}
+                # For each algorithm, which NCCL picks by the size.
+                size = given[2].bit_length()
+                mine.add((kind, self.rank, size))
+                theirs |= {(kind, rank, size) for rank in range(self.world_size)}
             else:
                 mine.add((kind, self.rank, peer))
                 theirs.add(("send" if kind == "recv" else "recv", peer, self.rank))
