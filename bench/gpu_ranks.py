@@ -4,6 +4,7 @@ Eager calls, captured ones and ncclAllReduce run in turn on the same arrays; tim
 is the CPU's time from the call of `launch` to its return, with nothing to wait for.
 """
 
+import faulthandler
 import statistics
 import sys
 import time
@@ -23,6 +24,10 @@ LAUNCH_BAR_S = 20e-6
 def main(file):
     import lanterne
 
+    from .gpu_figures import JOB_S
+
+    # Where each thread is, shortly before the job is given up.
+    faulthandler.dump_traceback_later(JOB_S - 4.0)
     with lanterne.init(transport="nccl", timeout_s=60.0) as comm:
         import cupy
 

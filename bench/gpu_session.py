@@ -21,6 +21,7 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -31,12 +32,19 @@ ROOT = Path(__file__).resolve().parent.parent
 BUDGET_S = 570.0
 # How much sooner than its step a job of several ranks is ended, so that what it has found is still read.
 JOB_MARGIN_S = 12.0
+# From telling a step whose time is over to abort, which makes it tell where it is, to killing it; and then, how long
+# until it is left behind.
+ABORT_S, KILL_S = 1.0, 5.0
 CUDA_HOME = "/usr/local/cuda"
 # Of the report: in all, of its parts, and lines of the output of a step that failed.
 MAX_CHARS, FIGURES_CHARS, FAILURE_CHARS, LAST_LINES = 10_000, 4500, 1500, 8
+# Of a step's output that are kept.
+LINES = 80
 # In pytest's summary at the end, and, where that was never reached, in its lines of each test.
 FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+?)(?: - (.*))?$", re.MULTILINE)
 FAILED_SO_FAR = re.compile(r"^(\S+::\S+) (?:FAILED|ERROR)", re.MULTILINE)
+# Of what faulthandler tells, the innermost call of each thread.
+STACK = re.compile(r"^(?:Current t|T)hread \S+.*most recent call first\):\n  File (.+)$", re.MULTILINE)
 SKIPPED = re.compile(r"^SKIPPED .*$", re.MULTILINE)
 
 
@@ -56,7 +64,9 @@ class Step:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a step ended: `code`, None if its time was over; `failed`, (test, why) pairs; the end of its output."""
+    """How a step ended: `code`, None if its time was over; `failed`, (test, why) pairs; `lines`, the end of its output;
+    `where` it was when its time was over: the innermost lines of its threads' stacks, those of its children too.
+    """
 
     name: str
     command: str
@@ -65,6 +75,7 @@ class Outcome:
     failed: tuple = ()
     skipped: tuple = ()
     lines: tuple = ()
+    where: tuple = ()
 
     @property
     def ended(self):
@@ -105,26 +116,51 @@ def _workers():
     return ("-n", str(min(8, os.cpu_count() or 1))) if importlib.util.find_spec("xdist") else ()
 
 
+# Each part is told however the others end.
 VERSIONS = """
 import importlib.metadata as metadata, os, platform, shutil, subprocess, sys
-print(sys.executable, platform.python_version(), platform.platform(), os.cpu_count(), "cores")
-if shutil.which("nvidia-smi"):
-    asked = "name,driver_version,clocks.sm,clocks.mem,pcie.link.gen.current,pcie.link.width.current,memory.total"
-    subprocess.run(["nvidia-smi", f"--query-gpu={asked}", "--format=csv"], timeout=15)
-for name in ("numpy", "llvmlite", "numba", "numba-cuda", "cupy-cuda13x", "cupy-cuda12x", "cuda-bindings",
-             "nvidia-nccl-cu13", "nvidia-nccl-cu12", "mpi4py", "mpich", "torch", "pytest", "pytest-timeout"):
+failed = []
+def part(what, tell):
     try:
-        print(name, metadata.version(name))
-    except metadata.PackageNotFoundError:
-        print(name, "missing")
-from lanterne.bench.cli import main
-print("lanterne info:")
-main(["info"])
-from lanterne.transport.nccl_library import load_nccl, version_text
-print("NCCL", version_text(load_nccl().get_version()))
-from lanterne.kernels.cuda_runtime import CudaRuntime
-runtime = CudaRuntime()
-print("device", runtime.identity, runtime.device.attributes["MultiProcessorCount"], "multiprocessors")
+        tell()
+    except Exception as error:
+        failed.append(what)
+        print(f"{what}: {type(error).__name__}: {error}", flush=True)
+def driver():
+    asked = "name,driver_version,clocks.sm,clocks.mem,pcie.link.gen.current,pcie.link.width.current,memory.total"
+    for options in ([f"--query-gpu={asked}", "--format=csv"], []):
+        subprocess.run(["nvidia-smi", *options], timeout=10, check=not options)
+def versions():
+    for name in ("numpy", "llvmlite", "numba", "numba-cuda", "cupy-cuda13x", "cupy-cuda12x", "cuda-bindings",
+                 "nvidia-nccl-cu13", "nvidia-nccl-cu12", "mpi4py", "mpich", "torch", "pytest", "pytest-timeout"):
+        try:
+            print(name, metadata.version(name))
+        except metadata.PackageNotFoundError:
+            print(name, "missing")
+def info():
+    from lanterne.bench.cli import main
+    print("lanterne info:")
+    main(["info"])
+def nccl():
+    from lanterne.transport.nccl_library import load_nccl, version_text
+    print("NCCL", version_text(load_nccl().get_version()))
+    print(*{line.split()[-1] for line in open("/proc/self/maps") if "libnccl" in line})
+def device():
+    from lanterne.kernels.cuda_runtime import CudaRuntime
+    runtime = CudaRuntime()
+    print("device", runtime.identity, runtime.device.attributes["MultiProcessorCount"], "multiprocessors")
+def compilers():
+    from lanterne.kernels.cuda_reduce import prepare
+    for name in ("cuda-c", "numba"):
+        part(f"kernels in {name}", lambda: prepare("sum", "float32", 2, name))
+print(sys.executable, platform.python_version(), platform.platform(), os.cpu_count(), "cores")
+told = ("CUDA", "NCCL", "LD_LIBRARY", "NVIDIA_VISIBLE", "CUPY", "LANTERNE")
+print({name: value for name, value in os.environ.items() if name.startswith(told)})
+for what, tell in (("nvidia-smi", driver), ("versions", versions), ("lanterne info", info), ("NCCL", nccl),
+                   ("device", device), ("compilers", compilers)):
+    part(what, tell)
+print("failed:", *failed) if failed else print("nothing failed")
+sys.exit(bool(failed))
 """
 
 
@@ -134,6 +170,8 @@ def environment(limit_s):
     found = os.environ | {
         "PYTHONPATH": path,
         "PYTHONUNBUFFERED": "1",
+        # What is told to abort tells where it was.
+        "PYTHONFAULTHANDLER": "1",
         "LANTERNE_REQUIRE": "gpu",
         "LANTERNE_TEST_JOB_S": str(max(5.0, limit_s - JOB_MARGIN_S)),
     }
@@ -172,30 +210,48 @@ def run_step(step, limit_s, log):
         env=environment(limit_s),
         start_new_session=True,
     )
+    stop = None
     try:
         code = process.wait(limit_s)
     except subprocess.TimeoutExpired:
-        code = None
+        code, stop = None, log.seek(0, os.SEEK_END)
     finally:
-        _kill_session(process)
+        _end(process, aborts=stop is not None)
     took_s = time.monotonic() - started
-    text = Path(log.name).read_bytes()[begin:].decode(errors="replace")
+    text, after = (_text(log, *ends) for ends in ((begin, stop), (stop or log.seek(0, os.SEEK_END), None)))
     lines = [line for line in text.splitlines() if line.strip()]
-    log.seek(0, os.SEEK_END)
     shown = " ".join(argument if len(argument) < 80 else "..." for argument in command[1:])
     failed = FAILED.findall(text) or [(test, "") for test in FAILED_SO_FAR.findall(text)]
-    return Outcome(step.name, shown, code, took_s, tuple(failed), tuple(SKIPPED.findall(text)), tuple(lines[-60:]))
+    skipped, where = tuple(SKIPPED.findall(text)), tuple(STACK.findall(after))
+    return Outcome(step.name, shown, code, took_s, tuple(failed), skipped, tuple(lines[-LINES:]), where)
 
 
-def _kill_session(process):
-    """End `process` and all that it has started, in sessions of their own too."""
-    pids = _descendants(process.pid)
-    for pid in [process.pid, *pids]:
-        try:
-            os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            continue
-    process.wait()
+def _text(log, begin, stop):
+    """What is in the file `log` from byte `begin` up to `stop`; None: its end."""
+    content = Path(log.name).read_bytes()[begin:stop]
+    log.seek(0, os.SEEK_END)
+    return content.decode(errors="replace")
+
+
+def _end(process, aborts):
+    """Kill `process` and all that it has started, in sessions of their own too; `aborts`: let them tell where they are.
+
+    What the driver does not let go of is left behind.
+    """
+    pids = {process.pid, *_descendants(process.pid)}
+    if aborts:
+        _send(pids, signal.SIGABRT)
+        time.sleep(ABORT_S)
+        pids.update(_descendants(process.pid))
+    _send(pids, signal.SIGKILL)
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(KILL_S)
+
+
+def _send(pids, number):
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
 
 
 def _descendants(pid):
@@ -226,11 +282,12 @@ def markdown(outcomes, folder):
     lines += ["", f"## Figures: {sum(line.startswith('MISSED') for line in figures)} missed of {len(figures)}", ""]
     lines += _cut(figures, FIGURES_CHARS)
     for outcome in outcomes:
-        if outcome.code != 0 and outcome.lines:
-            lines += ["", f"## {outcome.name}: {outcome.ended}", "", *_cut(_failures(outcome), FAILURE_CHARS)]
+        if outcome.code != 0 and outcome.lines and outcome.name != "environment":
+            told = [*_failures(outcome), *(f"    was in {place}" for place in outcome.where)]
+            lines += ["", f"## {outcome.name}: {outcome.ended}", "", *_cut(told, FAILURE_CHARS)]
         lines += [f"- {outcome.name}: {text[:300]}" for text in outcome.skipped]
     for outcome in outcomes:
-        if outcome.name == "environment" and outcome.code == 0:
+        if outcome.name == "environment":
             lines += ["", "## Environment", "", *outcome.lines]
     return "\n".join(_cut(lines, MAX_CHARS)) + "\n"
 

@@ -1,7 +1,9 @@
 """The session on a lent GPU, without one: steps end in time, their verdicts are read, and nothing outlives them."""
 
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -108,6 +110,30 @@ def test_what_had_failed_before_a_test_hung_is_told(tmp_path, over_when_it_hangs
     (step,), text, _ = run(tmp_path, Step("tests", (str(file),), 60, tests=100))
     assert step.code is None and [test.rpartition("::")[2] for test, _ in step.failed] == ["test_wrong"]
     assert "test_hangs" in step.last
+    assert 'test_it.py", line 9 in test_hangs' in " ".join(step.where) and "was in " in text
+
+
+def test_what_cannot_be_killed_is_left_behind(tmp_path, monkeypatch, over_when_it_hangs, capsys):
+    """A process that the driver holds does not end; the session does."""
+    sent = []
+    monkeypatch.setattr(gpu_session, "KILL_S", 0.1)
+    monkeypatch.setattr(gpu_session, "_send", lambda pids, number: sent.append((pids, number)))
+    hung, after = run(tmp_path, Step("hung", HANGS, 60), STEP)[0]
+    for pid in {pid for pids, _ in sent for pid in pids if is_alive(pid)}:
+        os.kill(pid, signal.SIGKILL)
+    assert (hung.ended, after.ended) == ("time was over", "ok")
+    assert [number for _, number in sent] == [signal.SIGABRT, signal.SIGKILL, signal.SIGKILL]
+
+
+def test_the_environment_is_told_however_it_ends(tmp_path, monkeypatch, capsys):
+    """Where there is no GPU each part says what it lacks, and the others are told."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    environment = gpu_session.steps("x", tmp_path)[0]
+    (step,), text, _ = run(tmp_path, environment)
+    expected = r"failed: (nvidia-smi )?NCCL device kernels in cuda-c kernels in numba$"
+    assert step.code == 1 and re.match(expected, step.last), step.lines
+    assert re.search(r"^numpy \d", text, re.MULTILINE) and "\nNCCL: Unavailable: " in text
+    assert re.search(r"^kernels in cuda-c: Unavailable: ", text, re.MULTILINE)
 
 
 def test_what_needs_a_step_that_hung_is_left_out(tmp_path, over_when_it_hangs, capsys):

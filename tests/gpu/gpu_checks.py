@@ -4,6 +4,7 @@
 as JSON lines. What these check has been proved on stand-ins; here CUDA, NCCL and CuPy are real.
 """
 
+import faulthandler
 import os
 import sys
 
@@ -14,6 +15,8 @@ from lanterne.collectives.registry import algorithms_for
 from lanterne.errors import InputError, TransportError, TransportTimeout
 
 LATE_S = 0.3
+# What a job of ranks may take.
+JOB_S = float(os.environ.get("LANTERNE_TEST_JOB_S", "120"))
 
 ALL_TRIED_NBYTES = trials.TRIED_NBYTES
 
@@ -317,6 +320,8 @@ def main(report, *checks):
 
     import lanterne
 
+    # Where each thread is, shortly before who waits for this job gives it up.
+    faulthandler.dump_traceback_later(max(1.0, JOB_S - 4.0))
     comm = lanterne.init(transport="nccl", timeout_s=30.0)
     import cupy
 

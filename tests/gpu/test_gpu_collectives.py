@@ -2,7 +2,6 @@
 
 import importlib.util
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -18,8 +17,7 @@ SCRIPT = Path(__file__).with_name("gpu_checks.py")
 _spec = importlib.util.spec_from_file_location("gpu_checks", SCRIPT)
 gpu_checks = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(gpu_checks)
-
-JOB_S = float(os.environ.get("LANTERNE_TEST_JOB_S", "120"))
+JOB_S = gpu_checks.JOB_S
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +67,12 @@ def test_bench_counts_no_wrong_elements(cupy, tmp_path):
     options = ["--transport", "nccl", "--algorithm", "ring,native", "--bytes", "1M", "--json", str(tmp_path / "x.json")]
     for graph in ([], ["--graph"]):
         result = subprocess.run(
-            [*command, *options, *graph], capture_output=True, text=True, timeout=JOB_S, check=False, cwd=ROOT
+            [*command, *options, *graph],
+            capture_output=True,
+            text=True,
+            timeout=JOB_S,
+            check=False,
+            cwd=ROOT,
         )
         assert result.returncode == 0, result.stderr
         records = json.loads((tmp_path / "x.json").read_text())["results"]
