@@ -1,7 +1,9 @@
 """From what iterations showed to what to plan for: a Problem with the durations and link delays that were measured.
 
-What was not seen stays as it was assumed, unless that contradicts the bounds of what was. What differs from the
-undisturbed problem by less than noise is set to it, so that a link that has healed gives that problem again, exactly.
+What was not seen stays as it was assumed, unless that contradicts the bounds of what was. Then it is undisturbed, if
+they allow that: a link that has healed shows no more than bounds where ranks look for messages between long actions.
+What differs from the undisturbed problem by less than noise is set to it, so that a link that has healed gives that
+problem again, exactly.
 """
 
 import dataclasses
@@ -56,10 +58,10 @@ def estimate(profiles, base, assumed, floor_s, names=None):
     for one, other in sorted({(min(pair), max(pair)) for pair in profiles[-1].links}):
         ways = [pair_delays(profile, one, other) for profile in profiles]
         for index, pair in enumerate(((one, other), (other, one))):
-            found = planned_delay(assumed, *pair)
+            found, usual_s = planned_delay(assumed, *pair), sum(planned_delay(base, *pair))
             if names is None or link_name(one, other) in names:
-                found = _delay([way[index] for way in ways], *found)
-            if abs(sum(found) - sum(planned_delay(base, *pair))) > floor_s(pair):
+                found = _delay([way[index] for way in ways], usual_s, *found)
+            if abs(sum(found) - usual_s) > floor_s(pair):
                 delays[pair] = found
     changes = _durations(profiles, base, assumed, names) | (_links(base, delays) if delays else {})
     return dataclasses.replace(base, **changes) if changes else base
@@ -77,10 +79,12 @@ def with_links_of(base, problem, pairs):
     return dataclasses.replace(problem, **links | (_links(base, delays) if delays else {}))
 
 
-def _delay(seen, latency_s, occupancy_s):
-    """(latency, occupancy) by what was seen, or as was assumed where nothing speaks against it."""
+def _delay(seen, usual_s, latency_s, occupancy_s):
+    """(latency, occupancy) by what was seen, or as was assumed where nothing speaks against it, else as usual."""
     low_s, high_s = (float(np.median([way[bound] for way in seen])) for bound in (0, 1))
-    whole_s = max(min(max(latency_s + occupancy_s, low_s), high_s), 0.0)
+    whole_s = latency_s + occupancy_s
+    if not low_s <= whole_s <= high_s:
+        whole_s = usual_s if low_s <= usual_s <= high_s else max(min(max(whole_s, low_s), high_s), 0.0)
     occupancy_s = min(max(float(np.median([way.occupancy_s for way in seen])), occupancy_s), whole_s)
     return whole_s - occupancy_s, occupancy_s
 

@@ -55,6 +55,19 @@ def test_what_delegates_take_does_not_keep_a_link_from_healing():
     assert changes[1]["noticed"] == 32 and changes[1]["delays_s"] == {} and decider.running is decider.initial
 
 
+def test_bounds_as_wide_as_actions_do_not_keep_a_link_from_healing():
+    """A rank that always computes when a message comes finds it there afterwards."""
+    decider, verdicts = Decider(check(plan(SECONDS, "zb_h2"), SECONDS), SECONDS, SETTINGS, in_order=1), []
+    for iteration in range(30):
+        profile = seen(iteration, {2: 0.025} if 5 <= iteration < 15 else {})
+        if iteration >= 15:
+            profile.links.update({(2, 3): LinkDelay(-0.0094, 0.0005), (3, 2): LinkDelay(-0.0006, 0.0095)})
+        verdicts.append(decider.after(profile, iteration + 1))
+    changes = [verdict["change"] for verdict in verdicts if verdict]
+    assert [(change["noticed"], change["slow_links"]) for change in changes] == [(6, [[2, 3]]), (17, [])]
+    assert decider.running is decider.initial
+
+
 def test_half_a_relief_is_not_yet_one():
     _, decider = decisions(lambda i: {2: 0.04} if 10 <= i < 30 else {2: 0.015} if i >= 30 else {}, 60)
     assert decider.slow_links == [[2, 3]] and decider.assumed.latency(2, 3) == pytest.approx(0.015)

@@ -138,8 +138,9 @@ def test_estimates_are_medians_and_heal_exactly():
 def test_estimates_keep_what_nothing_contradicts():
     slow = estimate([profile(both(1, 0.020))], BASE, BASE, FLOOR_S)
     assert estimate([profile(both(1, LinkDelay(-0.01, 0.030)))], BASE, slow, FLOOR_S) == slow
-    fell = estimate([profile(both(1, LinkDelay(-0.01, 0.012)))], BASE, slow, FLOOR_S)
+    fell = estimate([profile(both(1, LinkDelay(0.004, 0.012)))], BASE, slow, FLOOR_S)
     assert planned_delay(fell, 1, 2) == (pytest.approx(0.012), 0)
+    assert estimate([profile(both(1, LinkDelay(-0.01, 0.012)))], BASE, slow, FLOOR_S) is BASE
 
 
 def test_occupancy_becomes_bandwidth():
