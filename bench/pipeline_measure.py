@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..errors import InputError, LanterneError, Unavailable
+from ..errors import InputError, LanterneError, PeerFailed, TransportError, TransportTimeout, Unavailable
 from ..kernels.delay import wait_until
 from ..pipeline.check import CheckedPlan, check
 from ..pipeline.execute import execute
@@ -34,6 +34,8 @@ from .measure import agree_start_s
 LOCAL = "local"
 # What the ranks' errors become, the first that is met first: what is not there and what cannot be before what failed.
 ERRORS = (Unavailable, InputError, LanterneError)
+# Of what failed, the cause before what other ranks heard or saw of it.
+HEARD = (TransportError, TransportTimeout, PeerFailed)
 
 
 class Case(NamedTuple):
@@ -194,9 +196,8 @@ def rank_main(function, folder):
         found = run_rank(function, work)
     except LanterneError as error:
         kind = next(i for i, known in enumerate(ERRORS) if isinstance(error, known))
-        # The error itself before what the others heard of it.
-        heard = type(error) is not ERRORS[kind]
-        Path(folder, f"error-{kind}-{int(heard)}-{id(error)}").write_text(str(error))
+        place = HEARD.index(type(error)) + 1 if type(error) in HEARD else 0
+        Path(folder, f"error-{kind}-{place}-{id(error)}").write_text(str(error))
         return 1
     if found is not None:
         Path(folder, "found").write_text(json.dumps(found))

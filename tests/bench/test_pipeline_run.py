@@ -8,7 +8,7 @@ from lanterne.bench import bars, pipeline_measure
 from lanterne.bench.cli import main
 from lanterne.bench.pipeline_measure import rank_main
 from lanterne.collectives.jobs import spawn
-from lanterne.errors import InputError, LanterneError, Unavailable
+from lanterne.errors import InputError, LanterneError, PeerFailed, TransportError, TransportTimeout, Unavailable
 
 PROBLEM = ["--stages", "2", "--microbatches", "3", "--forward", "2ms", "--link", "0=4ms"]
 
@@ -147,3 +147,18 @@ def test_what_the_ranks_lack_is_told_apart_from_what_fails(error, code, capsys, 
     monkeypatch.setattr("lanterne.transport.launch.launch", lambda command, *_, **__: rank_main(None, command[-1]))
     assert main(["pipeline", "run", "--stages", "2", "--microbatches", "2", "--forward", "1ms"]) == code
     assert capsys.readouterr().err == "lanterne: ucx: is not here\n"
+
+
+def test_the_cause_is_told_and_not_what_others_saw_of_it(capsys, monkeypatch):
+    errors = [PeerFailed(1, "it is gone"), TransportError("its delegate was killed"), TransportTimeout("too long")]
+
+    def fail(function, work):
+        raise errors.pop()
+
+    def launch(command, *_, **__):
+        return max(rank_main(None, command[-1]) for _ in range(3))
+
+    monkeypatch.setattr(pipeline_measure, "run_rank", fail)
+    monkeypatch.setattr("lanterne.transport.launch.launch", launch)
+    assert main(["pipeline", "run", *PROBLEM]) == 1
+    assert capsys.readouterr().err == "lanterne: its delegate was killed\n"

@@ -189,9 +189,7 @@ def test_a_prepared_kernel_is_loaded(monkeypatch, prepare, given, expected):
 @pytest.mark.parametrize(
     "error",
     [
-        RuntimeError(
-            "CUDA_ERROR_UNSUPPORTED_PTX_VERSION: the provided PTX was compiled with another toolchain"
-        ),
+        RuntimeError("CUDA_ERROR_UNSUPPORTED_PTX_VERSION: the provided PTX was compiled with another toolchain"),
         ImportError("libnvrtc.so.13: cannot open shared object file"),
         RuntimeError(""),
     ],
