@@ -81,7 +81,8 @@ def run(args):
     if args.folder is not None and not os.access(args.folder, os.W_OK):
         raise InputError(f"--folder: got {args.folder}, expected a folder that can be written")
     ours = args.world_size is not None or _world_size() == 1
-    folder = Path(args.folder or tempfile.gettempdir()) / _name(ours, args.folder)
+    # Absolute: Python makes the entries of its path so, and the program may change its folder.
+    folder = Path(args.folder or tempfile.gettempdir()).resolve() / _name(ours, args.folder)
     leads = prepare(folder)
     variables = {**os.environ, FOLDER_VARIABLE: str(folder), "PYTHONPATH": _path(folder)}
     if ours:
@@ -253,16 +254,20 @@ def _wait_for_others(folder):
         time.sleep(0.05)
 
 
+def _counted(number, word):
+    return f"{number} {word}{'' if number == 1 else 's'}"
+
+
 def print_report(found, file):
     """The tables of a report: iterations, incidents, arrivals, calls."""
     iterations = found["iterations"]
     ranks = found["ranks"]
     ended = f"; the program ended with exit code {found['exit_code']}" if found["exit_code"] else ""
-    heading = f"{len(found['reported'])} of {ranks} rank{'s' if ranks != 1 else ''} reported{ended}"
+    heading = f"{len(found['reported'])} of {_counted(ranks, 'rank')} reported{ended}"
     print(f"# lanterne watch: {heading}", file=file)
     if iterations["count"]:
         print(
-            f"# {iterations['count']} iterations of {iterations['calls']} calls, median "
+            f"# {iterations['count']} iterations of {_counted(iterations['calls'], 'call')}, median "
             f"{format_time(iterations['median_s'])}, p90 {format_time(iterations['p90_s'])}",
             file=file,
         )
@@ -271,7 +276,7 @@ def print_report(found, file):
     for incident in found["incidents"]:
         relief = "and lasts" if incident["lasts"] else f"to {incident['relief']}"
         # What an iteration is, was taken otherwise then.
-        of = f" (each of {incident['calls']} calls)" if incident["calls"] != iterations["calls"] else ""
+        of = f" (each of {_counted(incident['calls'], 'call')})" if incident["calls"] != iterations["calls"] else ""
         first = f"SLOW from iteration {incident['onset']} {relief}{of}: {incident['ratio']:.2f} times the usual time"
         print(f"{first}; {incident['cause']['evidence']}", file=file)
     if iterations["count"] and not found["incidents"]:

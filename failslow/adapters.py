@@ -38,7 +38,9 @@ DDP_FORWARD = "DistributedDataParallel.forward"
 def start():
     """Record this program's calls into the folder that LANTERNE_WATCH names; for sitecustomize."""
     folder = os.environ.get(FOLDER_VARIABLE)
-    if folder and os.path.isdir(folder):
+    # A call that is recorded twice would look like two, and lanterne's own like the program's.
+    is_recorded = any(isinstance(finder, Finder) for finder in sys.meta_path)
+    if folder and os.path.isdir(folder) and not is_recorded:
         install(Recorder(folder))
 
 

@@ -77,6 +77,22 @@ def test_the_programs_own_sitecustomize_runs(tmp_path):
     assert result.stdout == "5 0\n", result.stderr
 
 
+def test_a_folder_may_be_relative_and_a_watch_watched(tmp_path):
+    """Neither records a call twice, nor what lanterne calls by itself."""
+    (tmp_path / "logs").mkdir()
+    program = """
+import numpy as np, lanterne
+x = np.ones(1000, np.float32)
+with lanterne.init() as comm:
+    for _ in range(5):
+        comm.all_reduce(x, x, op="max")
+"""
+    result, report = watch(tmp_path, program, "--folder", "logs", before=[*WATCH, "--"], cwd=tmp_path)
+    assert result.returncode == 0 and "sitecustomize" not in result.stderr, result.stderr
+    assert [(call["name"], call["count"]) for call in report["calls"]] == [("all_reduce", 5)]
+    assert list((tmp_path / "logs").iterdir()) == []
+
+
 def test_signals_reach_the_program_and_nothing_is_left(tmp_path):
     program = """
 import signal, sys, time
