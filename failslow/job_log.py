@@ -39,7 +39,8 @@ class JobLog:
         world_size: ranks that should report; None: not known.
 
     Attributes: `iterations`, the latest (index, end_s, seconds), counted from the first call on as far as known;
-    `lead`, the rank that gives them; `notices`, the latest.
+    `lead`, the rank that gives them; `notices`, the latest; `filled`, the share of the fullest log that was new to the
+    last poll.
 
     Memory is bounded: the logs are rings, and so is what is kept of them.
     """
@@ -48,7 +49,7 @@ class JobLog:
         self.folder, self.world_size = Path(folder), world_size
         self.lead = None
         self.iterations = deque(maxlen=MAX_ITERATIONS)
-        self.notices = []
+        self.notices, self.filled = [], 0.0
         self._readers = {}
         self._seen = set()
         self._matcher = Matcher()
@@ -82,9 +83,11 @@ class JobLog:
         if self.lead is None and self._readers:
             self.lead = min(self._readers)
         found, leading, before = [], (), self._per_rank.get(self.lead, 0)
+        self.filled = 0.0
         for rank, reader in sorted(self._readers.items()):
             lost = reader.lost
             calls = reader.take()
+            self.filled = max(self.filled, len(calls) / reader.header["capacity"])
             if reader.lost > lost:
                 self._matcher.lose(rank)
             self._per_rank[rank] = self._per_rank.get(rank, 0) + len(calls)

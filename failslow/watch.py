@@ -15,7 +15,10 @@ from .adapters import LANTERNE, watch_communicator
 from .job_log import JobLog
 from .recorder import Recorder
 
-POLL_S = 0.2
+# Between looks at the call logs: as often as they fill to a part, and no more often or seldom than this. A thread that
+# wakes up finds its caches cold: few looks cost less.
+SHORTEST_POLL_S, LONGEST_POLL_S = 0.05, 0.5
+FILLED = 1 / 16
 PATH_NBYTES = 1024
 
 log = logging.getLogger(__name__)
@@ -144,8 +147,10 @@ class Reader:
         return self._last
 
     def _run(self):
-        while not self._ended.wait(POLL_S):
+        wait_s = SHORTEST_POLL_S
+        while not self._ended.wait(wait_s):
             self._poll()
+            wait_s = next_wait_s(wait_s, self._job.filled)
             self.used_s = time.thread_time()
 
     def _poll(self):
@@ -165,3 +170,8 @@ class Reader:
             except Exception:
                 # The caller's own function.
                 log.exception("watch: on_notice failed")
+
+
+def next_wait_s(wait_s, filled):
+    """How long to wait for the next look at call logs that filled to the share `filled` in the last `wait_s`."""
+    return min(max(SHORTEST_POLL_S, min(2 * wait_s, wait_s * FILLED / max(filled, 1e-9))), LONGEST_POLL_S)

@@ -11,7 +11,7 @@ from lanterne.failslow.events import Event
 from lanterne.failslow.job_log import JobLog
 from lanterne.failslow.lateness import MAX_OPEN, Matcher, attribute
 from lanterne.failslow.ring import Call
-from lanterne.failslow.watch import Reader
+from lanterne.failslow.watch import FILLED, LONGEST_POLL_S, SHORTEST_POLL_S, Reader, next_wait_s
 
 from .call_logs import CALLS, OWN_S, TRANSFER_S, job_calls, write_logs
 
@@ -220,3 +220,14 @@ def test_an_onset_of_before_a_new_marker_has_no_cause(tmp_path):
     assert len(job.iterations) > 40
     job.iterations.clear()
     assert job._cause(Event("onset", 30, 32, 35, 2.0))[0] == "unknown"
+
+
+@pytest.mark.parametrize("fills_in_s", [1e9, 20.0, 4.0, 1.0, 0.1])
+def test_logs_are_read_as_often_as_they_fill(fills_in_s):
+    wait_s, filled = SHORTEST_POLL_S, 0.0
+    for _ in range(20):
+        filled = wait_s / fills_in_s
+        wait_s = next_wait_s(wait_s, filled)
+    assert SHORTEST_POLL_S <= wait_s <= LONGEST_POLL_S
+    assert wait_s in (SHORTEST_POLL_S, LONGEST_POLL_S) or filled == pytest.approx(FILLED)
+    assert wait_s == LONGEST_POLL_S or LONGEST_POLL_S / fills_in_s > FILLED
