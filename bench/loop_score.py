@@ -1,9 +1,9 @@
 """Score the closed loop on jobs that train: `python -m lanterne.bench.loop_score`.
 
-Healthy jobs, in which every blame is a needless one and every examination costs time for nothing; and jobs with a link
-20 ms slower in 40 iterations, between neighbours in a pipeline or among those that all-reduce gradients: a job is right
-when that link is named within 5 iterations and nothing else, something is done about it, and the job is as it was
-within 5 iterations of the end. `--beside N` puts N busy processes beside each job.
+Healthy jobs, in which every blame is a needless one and every examination costs time for nothing; and jobs in which
+for 40 iterations a link is 20 ms slower, between neighbours in a pipeline or among those that all-reduce gradients, or
+a rank computes twice as long: a job is right when that is named within 5 iterations and nothing else, something is done
+about it, and the job is as it was within 5 iterations of the end. `--beside N` puts N busy processes beside each job.
 """
 
 import argparse
@@ -22,15 +22,19 @@ from .units import format_time
 # (copies, places, microbatches of all copies): 4 or 8 ranks, iterations of some 60 to 100 ms.
 SMALL, WIDE, DEEP = (2, 2, 16), (4, 2, 48), (2, 4, 16)
 HEALTHY_ITERATIONS = 150
-FIRST, LAST, REST, DELAY_S = 24, 64, 12, 20e-3
+FIRST, LAST, REST = 24, 64, 12
 WITHIN = 5
 COPIED_NBYTES, LONGEST_BURST_S = 16 << 20, 1.0
+SLOW = {
+    "link 0-1": {"links": ((0, 1),), "latency_s": 20e-3},
+    "link 0-2": {"links": ((0, 2),), "latency_s": 20e-3},
+    "rank 1": {"rank": 1, "slowdown": 2.0},
+}
 KINDS = {
     "healthy 2 x 2": (SMALL, None),
     "healthy 4 x 2": (WIDE, None),
     "healthy 2 x 4": (DEEP, None),
-    "link 0-1": (SMALL, (0, 1)),
-    "link 0-2": (SMALL, (0, 2)),
+    **{what: (SMALL, what) for what in SLOW},
 }
 COLUMNS = [
     ("job", ""),
@@ -45,9 +49,8 @@ COLUMNS = [
 ]
 
 
-def judge(run, link=None):
-    """A record of what run_job gave of a job in which `link`, or nothing, was slow."""
-    wanted = f"link {link[0]}-{link[1]}" if link else None
+def judge(run, wanted=None):
+    """A record of what run_job gave of a job in which `wanted`, of SLOW, or nothing, was slow."""
     found = [one for one in run["incidents"] if one["what"] == wanted and one["named"] >= FIRST]
     named, ended = (found[0]["named"], found[0]["ended"]) if found else (None, None)
     mitigated = any(act["kind"] == "mitigate" and wanted in act["suspects"] for act in run["acted"])
@@ -56,8 +59,8 @@ def judge(run, link=None):
     times_s = sorted(run["iteration_s"])
     named_after = None if named is None else named - FIRST + 1
     back_after = None if ended is None else ended - LAST + 1
-    is_right = not needless and len(found) == bool(link)
-    if link and is_right:
+    is_right = not needless and len(found) == bool(wanted)
+    if wanted and is_right:
         is_right = mitigated and named_after <= WITHIN and back_after is not None and 0 < back_after <= WITHIN
     return {
         "right": is_right,
@@ -72,10 +75,10 @@ def judge(run, link=None):
 
 def score(kind):
     """Run one job of a kind and judge it: a record."""
-    layout, link = KINDS[kind]
-    events = [Event(FIRST, LAST, links=(link,), latency_s=DELAY_S)] if link else []
-    run = run_job(*layout, events, LAST + REST if link else HEALTHY_ITERATIONS)
-    return {"kind": kind, "job": run} | judge(run, link)
+    layout, what = KINDS[kind]
+    events = [Event(FIRST, LAST, **SLOW[what])] if what else []
+    run = run_job(*layout, events, LAST + REST if what else HEALTHY_ITERATIONS)
+    return {"kind": kind, "job": run} | judge(run, what)
 
 
 def row(kind, records):

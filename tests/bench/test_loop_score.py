@@ -16,21 +16,21 @@ GOOD = ("link 0-1", FIRST + 1, LAST + 1)
 
 
 @pytest.mark.parametrize(
-    ("run", "link", "right", "needless"),
+    ("run", "wanted", "right", "needless"),
     [
         (job(), None, True, 0),
         (job(("rank 1", 30, 40)), None, False, 1),
-        (job(GOOD), (0, 1), True, 0),
-        (job(), (0, 1), False, 0),
-        (job(GOOD, acted=False), (0, 1), False, 0),
-        (job(GOOD, ("rank 1", 30, 40)), (0, 1), False, 1),
-        (job(("link 0-1", FIRST + 5, LAST + 1)), (0, 1), False, 0),
-        (job(("link 0-1", FIRST + 1, None)), (0, 1), False, 0),
-        (job(("link 0-1", FIRST + 1, LAST + 6)), (0, 1), False, 0),
-        (job(("link 0-1", FIRST + 1, LAST - 9), ("link 0-1", LAST - 5, LAST + 1)), (0, 1), False, 0),
-        (job(("link 0-1", FIRST - 2, LAST + 1)), (0, 1), False, 1),
+        (job(GOOD), "link 0-1", True, 0),
+        (job(), "link 0-1", False, 0),
+        (job(GOOD, acted=False), "link 0-1", False, 0),
+        (job(GOOD, ("rank 1", 30, 40)), "link 0-1", False, 1),
+        (job(("link 0-1", FIRST + 5, LAST + 1)), "link 0-1", False, 0),
+        (job(("link 0-1", FIRST + 1, None)), "link 0-1", False, 0),
+        (job(("link 0-1", FIRST + 1, LAST + 6)), "link 0-1", False, 0),
+        (job(("link 0-1", FIRST + 1, LAST - 9), ("link 0-1", LAST - 5, LAST + 1)), "link 0-1", False, 0),
+        (job(("link 0-1", FIRST - 2, LAST + 1)), "link 0-1", False, 1),
     ],
 )
-def test_judge(run, link, right, needless):
-    said = judge(run, link)
+def test_judge(run, wanted, right, needless):
+    said = judge(run, wanted)
     assert (said["right"], said["needless"], said["examined"], said["examining_s"]) == (right, needless, 1, 0.05)
