@@ -313,6 +313,14 @@ class Communicator:
         """As `send`, but returns a request. Messages with one peer and tag arrive in the order of their starts."""
         return self._messages.start(((Send, array),), peer, tag, stream)
 
+    def prepare_send(self, array, peer, *, tag=0):
+        """A function that starts to send `array`, of the host, each time it is called, and returns a request.
+
+        As `start_send`, which takes twice as long (0.2 ms) where a program's own work has swept the caches: it looks at
+        the array anew.
+        """
+        return self._messages.prepare(Send, array, peer, tag)
+
     def recv(self, out_array, peer, stream=None, *, tag=0, timeout_s=None):
         """Receive from rank `peer` into `out_array`."""
         self.start_recv(out_array, peer, stream, tag=tag).wait(timeout_s)
@@ -320,6 +328,10 @@ class Communicator:
     def start_recv(self, out_array, peer, stream=None, *, tag=0):
         """As `recv`, but returns a request."""
         return self._messages.start(((Recv, out_array),), peer, tag, stream)
+
+    def prepare_recv(self, out_array, peer, *, tag=0):
+        """A function that starts to receive into `out_array`; otherwise as `prepare_send`."""
+        return self._messages.prepare(Recv, out_array, peer, tag)
 
     def send_recv(self, in_array, out_array, peer, stream=None, *, tag=0, timeout_s=None):
         """Send `in_array` to rank `peer` and receive `out_array` from it, at the same time."""

@@ -1,5 +1,7 @@
 """Messages between two members of a communicator: what `send`, `recv` and `send_recv` start."""
 
+from functools import partial
+
 from ..errors import InputError
 from ..kernels.arrays import is_device_array
 from ..transport.base import Recv, make_tag
@@ -28,8 +30,28 @@ class Messages:
         Raises:
             InputError: a peer, tag, array or stream that cannot be.
         """
+        self._comm.check_open()
+        return self._post(*self._operations(verbs, peer, tag, stream))
+
+    def prepare(self, verb, array, peer, tag):
+        """A function that starts the message `verb`, `array` each time it is called, and returns its MessageRequest.
+
+        What `start` checks and registers is checked and registered here.
+
+        Raises:
+            InputError: as `start`; or a device array, whose messages wait for a stream each time.
+        """
+        if is_device_array(array):
+            raise InputError(f"prepare_{verb.__name__.lower()}: got a device array, expected host memory")
+        return partial(self._again, *self._operations(((verb, array),), peer, tag, None))
+
+    def _again(self, post, ops):
+        self._comm.check_open()
+        return self._post(post, ops)
+
+    def _operations(self, verbs, peer, tag, stream):
+        """What posts the messages, and the operations that it posts."""
         comm = self._comm
-        comm.check_open()
         side = comm.device_side(verbs[0][1]) if is_device_array(verbs[0][1]) else None
         if stream is not None and side is None:
             raise InputError("stream: got one for a host array, expected None")
@@ -47,8 +69,12 @@ class Messages:
             if verb is Recv and (region.buffer.readonly if side is None else array.readonly):
                 raise InputError("recv: got a read-only array, expected a writable one")
             ops.append(verb(region, 0, region.nbytes, comm.ranks[peer], ends))
+        return post, tuple(ops)
+
+    def _post(self, post, ops):
+        comm = self._comm
         with comm.failing:
-            request = MessageRequest(comm, post(tuple(ops)))
+            request = MessageRequest(comm, post(ops))
             if len(self._open) >= self._sweep_at:
                 self._open = [message for message in self._open if not message.done and not message.poll()]
                 # However many are open, a start looks at two of them on average.

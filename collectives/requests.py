@@ -7,6 +7,8 @@ from ..errors import InputError, LanterneError, PeerFailed, TransportTimeout
 from ..transport.base import POLLS_PER_CHECK, check_timeout_s, timeout_error
 from .control import STALL_S
 
+# How often a wait that naps looks for deaths and at its limit, which costs as much as a poll.
+CHECK_S = 1e-3
 # How long a rank whose peer is gone listens for the reason, which may be another rank's failure.
 REASON_S = 0.05
 
@@ -204,7 +206,7 @@ def wait(request, timeout_s, queued):
     limit_s = communicator.timeout_s if timeout_s is None else check_timeout_s(timeout_s)
     start_s = time.monotonic()
     stall_s = min(STALL_S, limit_s / 4)
-    next_report_s = start_s + stall_s
+    next_check_s, next_report_s = start_s + CHECK_S, start_s + stall_s
     pauses, polls, idle = communicator.pauses, 0, 0
     while True:
         moved = communicator.progress()
@@ -216,6 +218,9 @@ def wait(request, timeout_s, queued):
         if not napped and polls % POLLS_PER_CHECK:
             continue
         now_s = time.monotonic()
+        if now_s < next_check_s:
+            continue
+        next_check_s = now_s + CHECK_S
         with communicator.failing:
             communicator.transport.check_peers(request.pending_peers())
             if now_s > next_report_s:

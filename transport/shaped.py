@@ -43,6 +43,9 @@ class Link:
         return nbytes / self.bandwidth_bytes_per_s if self.bandwidth_bytes_per_s else 0.0
 
 
+FREE = Link()
+
+
 class Ends:
     """One rank's ends of emulated links: when each message leaves, and when it has arrived.
 
@@ -63,7 +66,7 @@ class Ends:
 
     def link(self, source, destination):
         """The Link from `source` to `destination` as it is now."""
-        return self.links.get((source, destination), Link())
+        return self.links.get((source, destination), FREE)
 
     def leave(self, peer, nbytes, now_s):
         """(departure, end), of time.monotonic(), of a message sent to `peer` now: it occupies the link between."""
@@ -71,8 +74,10 @@ class Ends:
             return now_s, now_s  # The receiver knows better.
         link = self.link(self.rank, peer)
         busy_s = link.occupied_s(nbytes) + (link.latency_s if self.in_order else 0.0)
+        if not busy_s and not self.in_order:
+            return now_s, now_s
         end = peer if self.separate and not self.in_order else None
-        departure_s = max(now_s, self._egress_free_s.get(end, 0.0)) if busy_s or self.in_order else now_s
+        departure_s = max(now_s, self._egress_free_s.get(end, 0.0))
         if departure_s + busy_s > now_s:
             self._egress_free_s[end] = departure_s + busy_s
         return departure_s, departure_s + busy_s
@@ -116,6 +121,7 @@ class ShapedTransport(Wrapper):
             links = {(a, b): links for a in range(n) for b in range(n) if a != b}
         super().__init__(inner, f"shaped-{inner.name}")
         self.ends = Ends(inner.rank, links, in_order, separate, rendezvous)
+        self._words = []
 
     def link(self, source, destination):
         """The Link from `source` to `destination` as it is now."""
@@ -132,9 +138,8 @@ class ShapedTransport(Wrapper):
         for op in ops:
             if (lane := op.tag & ((1 << LANE_BITS) - 1)) >= TWIN:
                 raise InputError(f"{self.name}: got lane {lane}, expected less than {TWIN}")
-        inner_ops = []
         # Sends: when the link is free again. Receives: the link and the bytes that will tell the departure.
-        releases, arrivals = [], []
+        inner_ops, releases, arrivals, words = [], [], [], []
         for op in ops:
             inner_ops.append(op)
             if op.peer == self.rank:
@@ -143,25 +148,35 @@ class ShapedTransport(Wrapper):
                 departure_s, end_s = self.ends.leave(op.peer, op.nbytes, now_s)
                 if end_s > now_s:
                     releases.append((end_s, op.peer))
-                word = self.inner.register(bytearray(DEPARTURE.pack(departure_s)))
+                words.append(word := self._word())
+                DEPARTURE.pack_into(word.buffer, 0, departure_s)
                 inner_ops.append(Send(word, 0, DEPARTURE.size, op.peer, op.tag | TWIN))
             else:
-                word = self.inner.register(bytearray(DEPARTURE.size))
+                words.append(word := self._word())
                 inner_ops.append(Recv(word, 0, DEPARTURE.size, op.peer, op.tag | TWIN))
                 arrivals.append((op.peer, op.nbytes, word, now_s))
-        return ShapedRequest(self, self.inner.post(inner_ops), releases, arrivals)
+        return ShapedRequest(self, self.inner.post(inner_ops), releases, arrivals, words)
+
+    def _word(self):
+        """A Region for a departure time; `give_back` takes it."""
+        return self._words.pop() if self._words else self.inner.register(bytearray(DEPARTURE.size))
+
+    def give_back(self, words):
+        """Take Regions that `_word` gave, of operations that are complete."""
+        self._words += words
 
 
 class ShapedRequest(Request):
     """Complete once the inner request is and the emulated links have let the last byte through."""
 
-    __slots__ = ("_arrivals", "_held", "_inner", "transport")
+    __slots__ = ("_arrivals", "_held", "_inner", "_words", "transport")
 
-    def __init__(self, transport, inner, releases, arrivals):
+    def __init__(self, transport, inner, releases, arrivals, words):
         self.transport = transport
         self._inner = inner
         self._held = releases
         self._arrivals = arrivals
+        self._words = words
 
     @property
     def due_s(self):
@@ -177,6 +192,9 @@ class ShapedRequest(Request):
                 (departure_s,) = DEPARTURE.unpack(word.buffer)
                 self._held.append((transport.ends.arrive(peer, nbytes, departure_s, posted_s), peer))
             self._arrivals = []
+        if self._words:
+            self.transport.give_back(self._words)
+            self._words = []
         if self._held:
             now_s = time.monotonic()
             last_s = max(release_s for release_s, _ in self._held)

@@ -208,6 +208,25 @@ def test_a_message_holds_its_array_though_its_request_is_dropped():
     assert lanterne.spawn(2, run, timeout_s=20.0)[1] == [{float(i)} for i in range(20)]
 
 
+def test_prepared_messages_start_again_and_again():
+    def run(comm):
+        array, peer = np.empty(2), 1 - comm.rank
+        start = (comm.prepare_recv if comm.rank else comm.prepare_send)(array, peer, tag=3)
+        got = []
+        for value in range(4):
+            if comm.rank == 0:
+                array[:] = value
+            start().wait()
+            got.append(array.tolist())
+        comm.barrier()
+        comm.close()
+        return got, outcome(comm, lambda comm: start())
+
+    for got, error in lanterne.spawn(2, run):
+        assert got == [[value, value] for value in range(4)]
+        assert isinstance(error, TransportError)
+
+
 def test_a_receive_into_read_only_memory():
     with pytest.raises(InputError, match="read-only"):
         lanterne.spawn(2, lambda comm: comm.recv(frozen(np.zeros(1)), 1 - comm.rank))

@@ -82,6 +82,24 @@ def test_links_of_a_rank_share_its_end_or_not(now, separate, arrived_s):
         assert request.test()
 
 
+def test_messages_under_way_at_once_keep_their_own_times(now):
+    """After others, which are done, so that what those were told with is used again."""
+    ranks = [ShapedTransport(world.transport(rank), Link(10.0)) for world in [LocalWorld(2)] for rank in range(2)]
+    arrived_s = []
+    for sent_s in (100, 200):
+        received = [ranks[1].post((Recv(ranks[1].register(bytearray(1)), 0, 1, 0),)) for _ in range(3)]
+        sent = []
+        for after_s in range(3):
+            now[0] = sent_s + after_s
+            sent.append(ranks[0].post((Send(ranks[0].register(bytearray(1)), 0, 1, 1),)))
+        assert all(request.test() for request in sent)
+        for request in received:
+            while not request.test():
+                now[0] += 0.5
+            arrived_s.append(now[0])
+    assert arrived_s == [110, 111, 112, 210, 211, 212]
+
+
 def test_where_ends_meet_a_message_moves_when_both_have_posted(now):
     """Two messages of 4 s on the link and 10 s of latency, sent at 100; received from 105, then from 120."""
     world = LocalWorld(2)
