@@ -57,9 +57,11 @@ class CudaMemory:
     def __init__(self, comm):
         import cupy
 
+        from ..kernels.cuda_runtime import own_device
+
         self._cupy = cupy
         if comm.transport.runtime is None:
-            cupy.cuda.Device(comm.rank % cupy.cuda.runtime.getDeviceCount()).use()
+            own_device(comm.rank)
 
     def put(self, array):
         return self._cupy.asarray(array)

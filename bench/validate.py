@@ -165,6 +165,10 @@ def run_rank(comm, options, args):
     for rank in {*slow_ranks, *(end for ends in slow_links for end in ends)}:
         if rank >= comm.world_size:
             raise InputError(f"--slow-rank, --slow-link: got rank {rank}, expected 0 to {comm.world_size - 1}")
+    if args.device == "cuda":
+        from ..kernels.cuda_runtime import own_device
+
+        own_device(comm.rank)
     under_test = shaped(comm, slow_links) if slow_links else comm
 
     def tick(text):

@@ -3,6 +3,7 @@
 Tests put a stand-in with the same verbs in its place, so what is built on them runs without a GPU.
 """
 
+import os
 from contextlib import nullcontext
 
 import numpy as np
@@ -17,6 +18,26 @@ _CAPTURE_IMPLICIT = 906  # cudaErrorStreamCaptureImplicit
 _ON_A_DEVICE = (2, 3)  # cudaMemoryTypeDevice, cudaMemoryTypeManaged
 _REGISTER_PORTABLE_MAPPED = 1 | 2  # cudaHostRegisterPortable, cudaHostRegisterMapped
 _WRITE_AFTER_EARLIER_WRITES = 0  # CU_STREAM_WRITE_VALUE_DEFAULT
+
+
+def own_device(place):
+    """The CudaRuntime of a rank's device, made the current one of this thread.
+
+    Args:
+        place: the rank's number, or that among those of its host: they are given this host's devices in turn, where
+            LANTERNE_DEVICE does not name one.
+
+    Raises:
+        Unavailable: no CuPy, driver or device.
+        InputError: LANTERNE_DEVICE is no device.
+    """
+    num_devices = require_device()
+    text = os.environ.get("LANTERNE_DEVICE")
+    if text is not None and not (text.isascii() and text.isdigit() and int(text) < num_devices):
+        raise InputError(f"LANTERNE_DEVICE: got {text!r}, expected a number from 0 to {num_devices - 1}")
+    runtime = CudaRuntime(place % num_devices if text is None else int(text))
+    runtime.device.use()
+    return runtime
 
 
 class CudaRuntime:

@@ -80,11 +80,12 @@ def _cuda(size, dtype):
         raise Unavailable(f"gemm: no cuBLAS: {error}; install nvidia-cublas (CUDA 13) or nvidia-cublas-cu12") from error
     a, b = (_to_device(cupy, matrix, dtype) for matrix in matrices(size))
     c = cupy.empty_like(a)
-    stream = cupy.cuda.Stream(non_blocking=True)
-    cupy.cuda.Device().synchronize()
+    device, stream = cupy.cuda.Device(), cupy.cuda.Stream(non_blocking=True)
+    device.synchronize()
 
     def multiply():
-        with stream:
+        # Another thread's current device may be another one.
+        with device, stream:
             if dtype == "bfloat16":
                 _multiply_bfloat16(cupy, a, b, c, size)
             else:
@@ -92,8 +93,9 @@ def _cuda(size, dtype):
         stream.synchronize()
 
     def row_sums():
-        values = (c.astype(cupy.uint32) << 16).view(cupy.float32) if dtype == "bfloat16" else c
-        return values.sum(axis=1, dtype=cupy.float64).get()
+        with device:
+            values = (c.astype(cupy.uint32) << 16).view(cupy.float32) if dtype == "bfloat16" else c
+            return values.sum(axis=1, dtype=cupy.float64).get()
 
     return multiply, row_sums
 

@@ -8,7 +8,7 @@ So every data plane carries a device's messages as it does a host's. Those of de
 computes on (delegate_staging.py); for others computing waits, as it does for their sends. Has not run on a GPU yet.
 """
 
-from ..kernels.arrays import import_cupy, require_device
+from ..kernels.arrays import import_cupy
 from .device_times import DeviceTimes
 
 
@@ -52,16 +52,15 @@ class Device:
 
 
 def cuda_device(comm):
-    """The Device of a rank: of those that this process sees, they are given to the ranks in turn.
+    """The Device of a rank; see own_device.
 
     Raises:
         Unavailable: no CuPy, driver or device.
+        InputError: LANTERNE_DEVICE is no device.
     """
-    from ..kernels.cuda_runtime import CudaRuntime
+    from ..kernels.cuda_runtime import own_device
 
-    runtime = CudaRuntime(comm.rank % require_device())
-    runtime.device.use()
-    return Device(import_cupy(), runtime)
+    return Device(import_cupy(), own_device(comm.rank))
 
 
 class HostEdges:

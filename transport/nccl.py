@@ -230,18 +230,7 @@ def _open_library(group):
 
 
 def _open_device(group):
-    """The CudaRuntime of this rank's device, made the current one of this thread.
+    """The CudaRuntime of this rank's device; see own_device."""
+    from ..kernels.cuda_runtime import own_device
 
-    Raises:
-        InputError: LANTERNE_DEVICE is no device.
-    """
-    from ..kernels.cuda_runtime import CudaRuntime
-
-    num_devices = require_device()
-    text = os.environ.get("LANTERNE_DEVICE")
-    if text is not None and not (text.isascii() and text.isdigit()):
-        raise InputError(f"LANTERNE_DEVICE: got {text!r}, expected a number from 0 to {num_devices - 1}")
-    here = sum(host == group.host for host in group.hosts[: group.rank])
-    runtime = CudaRuntime(here % num_devices if text is None else int(text))
-    runtime.device.use()
-    return runtime
+    return own_device(sum(host == group.host for host in group.hosts[: group.rank]))

@@ -80,6 +80,21 @@ def test_bench_counts_no_wrong_elements(cupy, tmp_path):
         assert {record["device"] for record in records} == {"cuda"}
 
 
+@pytest.mark.parametrize(
+    ("words", "codes"),
+    [
+        # Ranks that share a GPU make each other slow, which is found.
+        ("validate --bytes 1M --repetitions 1 --limit 5s", (0, 1)),
+        ("pipeline train --data README.md --iterations 2 --width 64 --check", (0,)),
+    ],
+)
+def test_commands_compute_on_the_device(cupy, words, codes):
+    command = [sys.executable, "-m", "lanterne", *words.split(), "-n", "2", "--transport", "local", "--device", "cuda"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=JOB_S, check=False, cwd=ROOT)
+    assert result.returncode in codes, result.stdout + result.stderr
+    assert "bfloat16 product" in result.stdout or "the same: losses differ" in result.stdout, result.stdout
+
+
 def test_more_ranks_than_gpus_are_refused_by_name(cupy, tmp_path):
     world_size = cupy.cuda.runtime.getDeviceCount() + 1
     environment = {"NCCL_MULTI_RANK_GPU_ENABLE": "0"}

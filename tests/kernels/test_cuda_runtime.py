@@ -1,14 +1,14 @@
 """CudaRuntime over a stand-in for CuPy: which device is current when, and pinned memory that goes meanwhile."""
 
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import ModuleType, SimpleNamespace
 
 import pytest
 
 from lanterne.errors import InputError, TransportError, Unavailable
 from lanterne.kernels import cuda_compile, cuda_reduce, cuda_runtime
-from lanterne.kernels.cuda_runtime import CudaRuntime
+from lanterne.kernels.cuda_runtime import CudaRuntime, own_device
 
 
 class Status(RuntimeError):
@@ -84,6 +84,48 @@ def test_everything_is_made_and_launched_on_its_device(runtime_of, device_id, nu
     runtime.prepare_divide("float32")(1, 16, 16, 2.0, stream=stream)
     assert cuda.log == [("stream", device_id), ("event", device_id), ("launch", device_id), ("launch", device_id)]
     assert cuda.current == 0
+
+
+@pytest.mark.parametrize(
+    ("place", "named", "expected"),
+    [(0, None, 0), (4, None, 1), (4, "2", 2), (0, "3", None), (0, "-1", None), (0, "1.5", None), (0, "", None)],
+)
+def test_a_rank_has_a_device_of_its_own(runtime_of, monkeypatch, place, named, expected):
+    runtime_of(0, 3)
+    monkeypatch.setattr(cuda_runtime, "CudaRuntime", lambda number: SimpleNamespace(device=used(number), number=number))
+    taken = []
+
+    def used(number):
+        return SimpleNamespace(use=lambda: taken.append(number))
+
+    if named is None:
+        monkeypatch.delenv("LANTERNE_DEVICE", raising=False)
+    else:
+        monkeypatch.setenv("LANTERNE_DEVICE", named)
+    if expected is None:
+        with pytest.raises(InputError, match=f"LANTERNE_DEVICE: got '{named}', expected a number from 0 to 2"):
+            own_device(place)
+    else:
+        assert own_device(place).number == expected and taken == [expected]
+
+
+def test_no_room_on_the_device_is_named(runtime_of):
+    runtime, cuda = runtime_of(0, 1)
+
+    class OutOfMemoryError(Exception):
+        pass
+
+    def refuse(nbytes):
+        raise OutOfMemoryError
+
+    cuda.alloc, cuda.memory = refuse, SimpleNamespace(OutOfMemoryError=OutOfMemoryError)
+    cuda.runtime.memGetInfo = lambda: (5, 7)
+    runtime._memory_stream, runtime.device.id = nullcontext(), 0
+    message = (
+        r"scratch: device 0 has no room for 9 bytes \(5 of 7 free\); use smaller arrays or a smaller segment_nbytes"
+    )
+    with pytest.raises(Unavailable, match=message):
+        runtime.empty(9)
 
 
 def test_a_buffer_that_goes_during_a_look_up(runtime_of):

@@ -1,5 +1,7 @@
 """Matrix products: exact, and wrong ones found."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -46,6 +48,49 @@ def test_rows_are_told_apart():
 def test_bad_input(arguments, message):
     with pytest.raises(InputError, match=message):
         gemm.product(**{"size": 8, "dtype": "float32"} | arguments)
+
+
+def test_products_are_made_on_the_device_they_were_prepared_on(monkeypatch):
+    """By any thread: validation computes beside transfers in one of its own, whose current device is the first."""
+    entered = []
+
+    class Device:
+        def __init__(self):
+            self.id = 3
+
+        def __enter__(self):
+            entered.append(self.id)
+
+        def __exit__(self, *error):
+            entered.append(None)
+
+        def synchronize(self):
+            pass
+
+    class Stream:
+        def __enter__(self):
+            assert entered[-1] == 3, "CuPy refuses the stream of another device than the current one"
+
+        def __exit__(self, *error):
+            pass
+
+        def synchronize(self):
+            pass
+
+    class Array(np.ndarray):
+        def get(self):
+            return np.asarray(self)
+
+    def on_device(array):
+        return array.view(Array)
+
+    cuda = SimpleNamespace(Device=Device, Stream=lambda non_blocking: Stream(), cublas=None)
+    cupy = SimpleNamespace(cuda=cuda, asarray=on_device, empty_like=np.empty_like, matmul=np.matmul, float64=np.float64)
+    monkeypatch.setattr(gemm, "require_device", lambda: 4)
+    monkeypatch.setattr(gemm, "import_cupy", lambda: cupy)
+    multiply, wrong_rows = gemm.product(64, "float32", "cuda")
+    multiply()
+    assert wrong_rows() == 0 and entered == [3, None, 3, None]
 
 
 def test_no_gpu_is_named():
