@@ -32,7 +32,7 @@ from .options import whole
 from .train_adapt import Disturbed, observed_plane, told, told_held
 from .train_cut import Cutter, parse_cut
 from .train_cut import told as told_move
-from .train_setup import TOLERANCES, add_model_arguments, make_setup, planned
+from .train_setup import TOLERANCES, add_model_arguments, check_finite, make_setup, planned
 from .units import format_nbytes, format_time, parse_nbytes, parse_time_s
 
 ROWS = 10
@@ -187,6 +187,7 @@ def train(comm, args):
         if disturbed:
             disturbed.begin()
         done = trainer.iteration()
+        check_finite(done, tells=comm.rank == 0)
         results.append(_record(done, setup.settings))
         if cutter:
             cutter.ended(done.number)
@@ -219,6 +220,8 @@ def _train_mitigated(comm, args, setup, plans, options, events):
     file = sys.stderr if args.json == "-" else sys.stdout
     for _ in range(args.iterations):
         done = mitigated.iteration()
+        if done is not None:
+            check_finite(done)
         if comm.rank == 0:
             if done is not None:
                 results.append(_record(done, setup.settings))
@@ -358,7 +361,9 @@ def compare(args, document):
         losses = []
         for number in range(args.iterations):
             report.progress(f"one process: iteration {number + 1} of {args.iterations}")
-            losses.append(one.iteration().losses)
+            done = one.iteration()
+            check_finite(done)
+            losses.append(done.losses)
         report.progress("")
         return losses
 

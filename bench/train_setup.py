@@ -4,7 +4,7 @@ import hashlib
 from dataclasses import dataclass
 from functools import partial
 
-from ..errors import InputError
+from ..errors import InputError, LanterneError
 from .options import whole
 from .report import read_json
 
@@ -168,6 +168,22 @@ def planned(comm, setup, args):
     for document, count in zip(documents, setup.microbatches, strict=True):
         made.append(check(Plan.from_dict(document), Problem.from_dict(problem | {"microbatches": count})))
     return tuple(made), tuple(starts)
+
+
+def check_finite(done, tells=True):
+    """Raise unless the losses of an Iteration are finite, before they are compared, or a checkpoint is replaced.
+
+    All ranks have the same losses and raise alike; the command line shows it of those that are to tell.
+    """
+    import numpy as np
+
+    if not np.isfinite(done.losses).all():
+        error = LanterneError(
+            f"train: got a loss of {done.loss} in iteration {done.number + 1}, expected a finite one: "
+            "the learning rate may be too high"
+        )
+        error.told = not tells
+        raise error
 
 
 def _plan_of_file(path):

@@ -18,7 +18,7 @@ from ..errors import InputError
 from ..transport.bootstrap import in_a_job
 from . import report
 from .options import whole
-from .train_setup import TOLERANCES, add_model_arguments, make_setup, planned
+from .train_setup import TOLERANCES, add_model_arguments, check_finite, make_setup, planned
 from .units import format_time, parse_time_s
 
 BAR = 0.8
@@ -91,12 +91,14 @@ def measure(comm, setup, args):
         if comm.rank == 0:
             report.progress(f"iteration {number} of {args.iterations}")
             first = one.iteration()
+            check_finite(first)
             for peer in range(1, comm.world_size):
                 comm.send(np.zeros(1), peer, tag=TURN)
         else:
             _sleep_until_told(comm)
         comm.barrier()
         second = trainer.iteration()
+        check_finite(second, tells=comm.rank == 0)
         if comm.rank == 0:
             difference = max(difference, float(np.abs(second.losses / first.losses - 1).max()))
             if number:

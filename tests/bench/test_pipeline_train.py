@@ -94,6 +94,16 @@ def test_other_losses_are_found(text, monkeypatch, capsys):
     assert len(made) == 2 and "NOT THE SAME" in capsys.readouterr().out
 
 
+def test_losses_that_are_no_numbers_end_training_before_they_are_kept(text, tmp_path):
+    need("mpi")
+    words = f"-n 2 --learning-rate 1e30 --checkpoint {tmp_path / 'run.npz'} --checkpoint-every 1 --check"
+    result = run(text, *words.split(), "--json", str(tmp_path / "out.json"))
+    assert result.returncode == 1 and result.stderr.count("lanterne:") == 1
+    assert "train: got a loss of nan in iteration 2, expected a finite one" in result.stderr
+    with np.load(tmp_path / "run.npz") as saved:
+        assert np.isfinite(saved["parameters"]).all()
+
+
 def a_rank(mark):
     """The process of a rank: the innermost that runs the command."""
     return max(pid for pid in marked(mark, "pipeline train") if b"lanterne.transport" not in command_line(pid))
