@@ -203,21 +203,12 @@ def print_validation(found, comm, file, left_out=""):
     if not found.findings:
         print("nothing is slow", file=file)
     for finding in found.findings:
-        print(f"SLOW {name(finding)}: {finding.evidence}", file=file)
+        print(f"SLOW {finding.about}: {finding.evidence}", file=file)
     for finding in found.unsure:
-        print(f"not sure of {name(finding)}, on a machine as busy as this: {finding.evidence}", file=file)
+        print(f"not sure of {finding.about}, on a machine as busy as this: {finding.evidence}", file=file)
     for finding in found.busy:
         ranks = f"rank{'s' if len(finding.ranks) > 1 else ''} {', '.join(map(str, finding.ranks))}"
         print(f"BUSY cores of {ranks}: {finding.evidence}", file=file)
-
-
-def name(finding):
-    """What a Finding is about, in words."""
-    when = " while it computes and transfers at once" if finding.when == "together" else ""
-    if finding.kind == "link":
-        return f"link {finding.links[0][0]} -> {finding.links[0][1]}{when}"
-    what = {"compute": "computing", "contention": "whose core other work uses", "links": "its links"}
-    return f"rank {finding.ranks[0]}, {what[finding.kind]}{when}"
 
 
 def _compute_table(found):

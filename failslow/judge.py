@@ -297,6 +297,15 @@ class Finding(NamedTuple):
     ratio: float
     evidence: str
 
+    @property
+    def about(self):
+        """What it is, in words."""
+        when = " while it computes and transfers at once" if self.when == "together" else ""
+        if self.kind == "link":
+            return f"link {self.links[0][0]} -> {self.links[0][1]}{when}"
+        what = {"compute": "computing", "contention": "whose core other work uses", "links": "its links"}
+        return f"rank {self.ranks[0]}, {what[self.kind]}{when}"
+
 
 def findings(ranks, links, tested, when):
     """The Findings of slow ranks {rank: Slow} and slow links {(src, dst): Slow} among the directed links `tested`."""
