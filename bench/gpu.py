@@ -5,13 +5,14 @@
   lanterne bench gpu --name h200 --only kernels,grids
   python -m lanterne.bench.gpu_session --help        all of tests/gpu and this, on a machine that one has for minutes
 
-The files are written anew after each section (kernels, grids, staging, gemm, delays, collectives); one that fails is
-named in them, the others go on, and the exit code is 1. With --only, what the files hold of other sections stays: after
-a fault on the device nothing more can be measured in one process, but in the next.
+The files are written anew after each section (kernels, grids, staging, delegates, gemm, delays, collectives); one that
+fails is named in them, the others go on, and the exit code is 1. With --only, what the files hold of other sections
+stays: after a fault on the device nothing more can be measured in one process, but in the next.
 Every figure is taken beside its peer in the same run, in turn: reductions beside the device's copy; staged copies
-beside plain pinned copies; a matrix product with staging beside it, and without; delays beside what was asked for;
-reductions on grids of other sizes than ours, for whoever tunes them; collectives over nccl, eager and as captured
-graphs, beside ncclAllReduce, on --ranks ranks (default: the GPUs, at least two; sharing one is no figure of speed).
+beside plain pinned copies; handing a message to delegates beside a blocking copy; a matrix product with staging beside
+it, and without; delays beside what was asked for; reductions on grids of other sizes than ours, for whoever tunes them;
+collectives over nccl, eager and as captured graphs, beside ncclAllReduce, on --ranks ranks (default: the GPUs, at least
+two; sharing one is no figure of speed).
 Bars: reductions and staging 0.9 of their peer, the product at most 1.03 of its time alone, delays within 2 % or 5 us,
 the launch of a captured schedule 20 us of the CPU. Results are compared with the CPU's, every element.
 With --check a missed bar is exit code 1; a wrong result always is.
@@ -26,11 +27,19 @@ from pathlib import Path
 
 from ..errors import InputError, LanterneError
 from . import kernels, report
-from .gpu_figures import Figure, collective_figures, delay_figures, gemm_figures, grid_figures, staging_figures
+from .gpu_figures import (
+    Figure,
+    collective_figures,
+    delay_figures,
+    delegate_figures,
+    gemm_figures,
+    grid_figures,
+    staging_figures,
+)
 from .kernels import Comparison
 from .units import format_nbytes, format_time, parse_nbytes
 
-SECTIONS = ("kernels", "grids", "staging", "gemm", "delays", "collectives")
+SECTIONS = ("kernels", "grids", "staging", "delegates", "gemm", "delays", "collectives")
 
 
 def add_arguments(parser):
@@ -105,6 +114,7 @@ def _section(name, args, nbytes):
     return {
         "grids": lambda: grid_figures(nbytes, args.iterations),
         "staging": lambda: staging_figures(nbytes, args.iterations),
+        "delegates": lambda: delegate_figures(args.iterations),
         "gemm": lambda: gemm_figures(nbytes, args.iterations),
         "delays": delay_figures,
         "collectives": lambda: collective_figures(args.ranks),

@@ -8,6 +8,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from ..errors import LanterneError
 from .units import format_time
 
@@ -18,6 +20,7 @@ DELAYS_S = (10e-6, 50e-6, 200e-6, 1e-3, 10e-3, 100e-3)
 GRIDS = (2, 4, 8, 16, 32, 64)
 # After which a job over nccl, and a staged copy, have hung.
 JOB_S, COPY_S = 55.0, 60.0
+DELEGATED_NBYTES = 64 << 20
 DELAY_RELATIVE_BAR, DELAY_ABSOLUTE_BAR_S = 0.02, 5e-6
 
 
@@ -111,6 +114,57 @@ def staging_figures(nbytes, iterations):
         _ratio_figure(f"staging, {direction}, over a plain copy", ratios, STAGING_BAR)
         for direction, ratios in samples.items()
     ]
+
+
+def delegate_figures(iterations, nbytes=DELEGATED_NBYTES, make_device=None):
+    """What a message of a device costs the rank that computes, over a blocking copy to ordinary memory, as Inline has.
+
+    Two ranks, threads of this process; delegates send over TCP what has landed.
+
+    Args:
+        make_device: a function of a Communicator that gives the Device of its rank; None for a CUDA device.
+
+    Raises:
+        LanterneError: the bytes did not arrive as they were.
+    """
+    from ..collectives.jobs import spawn
+    from ..pipeline.planes import make_plane
+
+    shape, dtype = (nbytes,), np.dtype(np.uint8)
+    content = (np.arange(nbytes) % 251).astype(np.uint8)
+
+    def job(comm):
+        device, ratios = (make_device or _cuda_device)(comm), []
+        array, ordinary = device.xp.asarray(content), np.empty_like(content)
+        with make_plane("delegate", comm, rails=("tcp",)) as plane:
+            plane.stage_on(device)
+            # The first time memory is pinned.
+            for iteration in range(iterations + 1):
+                if comm.rank:
+                    buffer = plane.receive(shape, dtype, 0).wait()
+                    if int((device.fetch(buffer) != array).sum()):
+                        raise LanterneError("delegates: the bytes did not arrive as they were")
+                    plane.release(buffer)
+                else:
+                    buffer = plane.lend(shape, dtype, 1)
+                    blocking_s = _time_s(lambda: device.xp.asnumpy(array, out=ordinary))
+                    handed_s = _time_s(lambda buffer=buffer: plane.send(device.fill(buffer, array), 1))
+                    ratios += [handed_s / blocking_s] if iteration else []
+                plane.finish()
+        return tuple(ratios)
+
+    ratios = spawn(2, job, timeout_s=COPY_S)[0]
+    name = f"rank's time for a message of {nbytes >> 20} MiB by delegates, over a blocking copy"
+    return [Figure(name, statistics.median(ratios), "", "-", True, ratios)]
+
+
+def _cuda_device(comm):
+    """Its Device, and a stream of its own as this thread's: the default stream is one for all."""
+    from ..pipeline.device_stage import cuda_device
+
+    device = cuda_device(comm)
+    device.runtime.new_stream().use()
+    return device
 
 
 def gemm_figures(nbytes, iterations, size=8192):

@@ -100,7 +100,7 @@ def steps(name, folder):
         Step("nccl, 1 rank", (collectives, "-k", "over_nccl and 1-"), 60, 60),
         # A process each: after a fault on the device it can do nothing more.
         Step("figures of kernels", (*bench, "kernels,grids"), 60),
-        Step("figures of staging", (*bench, "staging,gemm"), 40),
+        Step("figures of staging", (*bench, "staging,gemm,delegates"), 40),
         Step("figures of delays", (*bench, "delays"), 30),
         Step(two, (collectives, "-k", "over_nccl and 2-"), 75, 75),
         Step("figures over nccl", (*bench, "collectives"), 70, needs=two),

@@ -64,7 +64,11 @@ def cuda_device(comm):
 
 
 class HostEdges:
-    """A Stage on a device that takes and gives messages on the host; in all else the stage itself."""
+    """A Stage on a device that takes and gives messages on the host; in all else the stage itself.
+
+    What the stage returns where it is lent nothing may be copied still when its next action computes: it may read that
+    then, and not write it.
+    """
 
     def __init__(self, stage, device):
         self._stage, self._device = stage, device

@@ -25,6 +25,7 @@ def measured(monkeypatch):
     monkeypatch.setattr(arrays, "require_device", lambda: 1)
     monkeypatch.setattr(kernels, "measure", lambda args: [answers["comparison"]])
     monkeypatch.setattr(gpu, "staging_figures", lambda *arguments: [answers["figure"]])
+    monkeypatch.setattr(gpu, "delegate_figures", lambda *arguments: [])
     monkeypatch.setattr(gpu, "gemm_figures", lambda *arguments: [])
     monkeypatch.setattr(gpu, "delay_figures", lambda: [])
     monkeypatch.setattr(gpu, "grid_figures", lambda *arguments: [])

@@ -11,6 +11,7 @@ import pytest
 from host_runtime import HostRuntime
 
 import lanterne
+from lanterne.bench.gpu_figures import delegate_figures
 from lanterne.errors import TransportTimeout
 from lanterne.kernels.chunks import CHUNK_NBYTES
 from lanterne.pipeline.adapt import Adapter
@@ -262,3 +263,9 @@ def test_an_emulated_link_takes_whole_messages(runtimes):
     assert staging.departure_ns(buffer, 60.0) > 0 and buffer.tolist() == list(range(10))
     staging.close()
     staging.close()
+
+
+def test_the_figure_of_bench_gpu_is_measured_on_messages_that_arrive(runtimes):
+    (figure,) = delegate_figures(2, 2 << 20, lambda comm: HostDevice(array_module(), runtimes[comm.rank]))
+    assert figure.name == "rank's time for a message of 2 MiB by delegates, over a blocking copy"
+    assert len(figure.samples) == 2 and all(ratio > 0 for ratio in figure.samples)
