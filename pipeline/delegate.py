@@ -9,15 +9,17 @@ Paper: ADAPTRA, section 5.2.
 import math
 import os
 import time
+from itertools import combinations
 from time import monotonic_ns as now_ns
 
 import numpy as np
 
 from ..collectives.requests import Request
-from ..errors import InputError
+from ..errors import InputError, Unavailable
 from ..transport.base import timeout_error
 from ..transport.delegate import DEFAULT_RAILS, Delegates, queues_needed
-from ..transport.delegate_memory import landed_counter
+from ..transport.delegate_memory import check_machine, landed_counter
+from ..transport.rail_names import network_host
 from ..transport.shaped import SPIN_S, Ends
 from .delegate_staging import DelegateStaging
 from .inline import Inline
@@ -103,9 +105,12 @@ class Delegate(DataPlane):
         # What a neighbour sends is read in its memory.
         buffer = None if peer in self._near else self._take(shape, dtype)
         offset, nbytes = (None, _nbytes(shape, dtype)) if buffer is None else self._lent[id(buffer)][:2]
-        receive = DelegateReceive(self, shape, dtype, peer, buffer)
+        receive = self._receive(shape, dtype, peer, buffer)
         self.delegates.receive(offset, nbytes, peer, receive.arrived)
         return receive
+
+    def _receive(self, shape, dtype, peer, buffer):
+        return DelegateReceive(self, shape, dtype, peer, buffer)
 
     def read(self, peer, offset, shape, dtype):
         """The array for a message that lies in a peer's arena."""
@@ -201,6 +206,17 @@ class Delegate(DataPlane):
         self._free.setdefault((array.shape, array.dtype), []).append(array)
 
 
+def near_pairs(comm):
+    """The pairs of ranks of `comm` that hand messages over in memory that they share; all of them call it."""
+    try:
+        check_machine()
+        host = network_host()
+    except Unavailable:
+        host = f"rank {comm.rank}"
+    hosts = _exchange(comm, host.encode())
+    return [pair for pair in combinations(range(comm.world_size), 2) if hosts[pair[0]] == hosts[pair[1]]]
+
+
 def measured_queues(comm, produced_bytes_per_s, nbytes=PROBE_NBYTES, rails=DEFAULT_RAILS):
     """How many queues keep up with stages that send `produced_bytes_per_s` to one peer: over what one queue carries.
 
@@ -252,6 +268,10 @@ class DelegateReceive(Receive):
         """The message, which left at `departure_s`, is in the buffer, or in its sender's memory, at offset `place`."""
         if place is not None:
             self._buffer = self._plane.read(self._peer, place, *self._message)
+        self._left(departure_s)
+
+    def _left(self, departure_s):
+        """It began to cross its link at `departure_s`."""
         self._arrival_s = self._plane.arrival_s(self._peer, self._buffer.nbytes, departure_s)
 
     def test(self):

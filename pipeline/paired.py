@@ -4,14 +4,20 @@ A receive is posted with the send before it, when the rank next has nothing else
 same peer with it, for peers match in order. A rank that computes meets nobody: a message that was ready meanwhile
 begins to cross its link only then. Each direction has a stream of its own, so no send keeps its rank from computing.
 
+Ranks of one host hand messages over in memory, and only tell when they would have met; see delegate.py.
+
 Posted ahead, as CrossPipe orders communication for known delays, receives wait for their senders instead, and messages
 leave when they are ready: the `_O` of its figure 11.
 
 Paper: Chen et al. 2025 (CrossPipe), sections 6.3 and 7.1.
 """
 
+import time
+from collections import deque
 from math import inf
 
+from ..transport.rail import MEMORY
+from .delegate import Delegate, DelegateReceive
 from .inline import TAG, Inline
 from .plane import Receive
 
@@ -65,3 +71,54 @@ class PairedReceive(Receive):
     def wait(self, timeout_s=None):
         self.test()
         return self.posted.wait(timeout_s)
+
+
+class PairedInMemory(Delegate):
+    """The same between ranks of one host.
+
+    Args:
+        comm, links: as Delegate has them.
+        direct: a Paired for all other pairs.
+        pairs: those that share memory.
+    """
+
+    def __init__(self, comm, direct, links, pairs):
+        super().__init__(comm, direct, links, pairs, rails=(MEMORY,))
+        self._ends.rendezvous = True
+        self._coming = {peer: deque() for peer in self._peers}
+
+    def _receive(self, shape, dtype, peer, buffer):
+        receive = MetReceive(self, shape, dtype, peer, buffer)
+        self._coming[peer].append(receive)
+        return receive
+
+    def post(self, receive, peer):
+        """As Paired.post."""
+        now_s = time.monotonic()
+        while receive.posted_s is None:
+            self._coming[peer].popleft().post(now_s)
+
+
+class MetReceive(DelegateReceive):
+    """A message that begins to cross its link once it is posted for, too."""
+
+    __slots__ = ("_departure_s", "posted_s")
+
+    def __init__(self, plane, shape, dtype, peer, buffer):
+        super().__init__(plane, shape, dtype, peer, buffer)
+        self._departure_s = self.posted_s = None
+
+    def post(self, now_s):
+        """Post for it at `now_s`; in order, for so the time of each is told."""
+        self.posted_s = now_s
+        if self._departure_s is not None:
+            super()._left(max(self._departure_s, now_s))
+
+    def _left(self, departure_s):
+        self._departure_s = departure_s
+        if self.posted_s is not None:
+            super()._left(max(departure_s, self.posted_s))
+
+    def test(self):
+        self._plane.post(self, self._peer)
+        return super().test()

@@ -8,9 +8,11 @@ from importlib import import_module
 from typing import NamedTuple
 
 from ..errors import InputError
+from ..transport.rail import MEMORY
 from ..transport.shaped import ShapedTransport
+from .delegate import Delegate, near_pairs
 from .inline import Inline
-from .paired import Paired
+from .paired import Paired, PairedInMemory
 from .rendezvous import simulate_rendezvous
 from .simulate import simulate
 
@@ -95,18 +97,18 @@ def inline(comm, links=None, queue=1):
 
 
 def unbounded(comm, links=None):
-    """Sends leave at once, side by side, and nobody waits for them."""
-    return Inline(shaped(comm, links), queue=None, owned=True)
+    """Sends leave at once, side by side, and nobody waits for them; between ranks of one host in memory."""
+    direct, pairs = Inline(shaped(comm, links), queue=None, owned=True), near_pairs(comm)
+    return Delegate(_own(comm), direct, links, pairs, rails=(MEMORY,)) if pairs else direct
 
 
 def delegate(comm, links=None, pairs=None, direct="inline", **options):
     """Delegates for `pairs` of ranks, or all; the data plane `direct` for the others. Options as Delegate has them."""
-    from .delegate import Delegate
-
     others = None if pairs is None else make_plane(direct, comm, links)
     return Delegate(_own(comm), others, links, pairs, **options)
 
 
 def paired(comm, links=None):
     """Messages move once both ends have posted them; see paired.py."""
-    return Paired(shaped(comm, links, rendezvous=True), owned=True)
+    direct, pairs = Paired(shaped(comm, links, rendezvous=True), owned=True), near_pairs(comm)
+    return PairedInMemory(_own(comm), direct, links, pairs) if pairs else direct

@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 
 import lanterne
-from lanterne.errors import InputError
+from lanterne.errors import InputError, Unavailable
+from lanterne.pipeline import delegate, planes
 from lanterne.pipeline.analysis import senders
 from lanterne.pipeline.check import check
+from lanterne.pipeline.delegate import near_pairs
 from lanterne.pipeline.execute import execute
 from lanterne.pipeline.measured import gather, timeline
 from lanterne.pipeline.planes import PLANES, find_plane, make_plane, predict
@@ -17,9 +19,22 @@ from lanterne.transport.shaped import Link
 
 # Delegates are processes: tested with their own file.
 HERE = [name for name in PLANES if name != "delegate"]
+# Whether ranks share memory matters to these.
+NEAR_OR_FAR = [(name, near) for name in HERE for near in (True, False) if near or name in ("paired", "unbounded")]
 PROBLEM = Problem(2, 4, 3, 3, 2, [8])
 UNIT_S = 1e-3
 LINKS = {pair: Link(8e-3) for pair in ((0, 1), (1, 0))}
+
+
+@pytest.fixture
+def set_near(monkeypatch):
+    """A function that makes pairs of ranks share memory or not: True, False or a list of pairs."""
+
+    def set_pairs(near):
+        if near is not True:
+            monkeypatch.setattr(planes, "near_pairs", lambda comm: near or [])
+
+    return set_pairs
 
 
 def timed(name, scheduler, links=LINKS, change=None, iterations=1):
@@ -44,11 +59,12 @@ def timed(name, scheduler, links=LINKS, change=None, iterations=1):
 
 
 @pytest.mark.parametrize("scheduler", ["1f1b", "zb_v", "crosspipe"])
-@pytest.mark.parametrize("name", HERE)
-def test_no_message_comes_early(name, scheduler):
+@pytest.mark.parametrize(("name", "near"), NEAR_OR_FAR)
+def test_no_message_comes_early(set_near, name, near, scheduler):
     """It takes its link's 8 ms, for `paired` from when its receiver, too, had nothing else to do; 1F1B receives no
     message for a later one.
     """
+    set_near(near)
     _, [(_, measured)] = timed(name, scheduler)
     sender, rank_of = senders(measured), measured.plan.rank_of
     for receiver in np.flatnonzero(sender >= 0).tolist():
@@ -71,8 +87,10 @@ def test_who_waited_is_told():
     assert columns["blocked"][words.index("F0.1")] == 1
 
 
-@pytest.mark.parametrize("name", HERE)
-def test_a_link_can_heal_between_iterations(name):
+@pytest.mark.parametrize(("name", "near"), NEAR_OR_FAR)
+def test_a_link_can_heal_between_iterations(set_near, name, near):
+    set_near(near)
+
     def heal(plane):
         for pair in LINKS:
             plane.set_link(*pair, Link())
@@ -86,25 +104,56 @@ def test_a_link_can_heal_between_iterations(name):
 
 def test_planes_of_one_communicator_do_not_mix():
     def job(comm):
-        planes = [make_plane(name, comm) for name in HERE]
+        made = [make_plane(name, comm) for name in HERE]
         shape, dtype = (2,), np.dtype(float)
         if comm.rank == 0:
-            for value, plane in reversed(list(enumerate(planes))):
+            for value, plane in reversed(list(enumerate(made))):
                 buffer = plane.lend(shape, dtype, 1)
                 buffer[:] = value
                 plane.send(buffer, 1)
         got = []
-        for plane in planes if comm.rank else ():
+        for plane in made if comm.rank else ():
             buffer = plane.receive(shape, dtype, 0).wait()
             got.append(buffer[0])
             plane.release(buffer)
-        for plane in planes:
+        for plane in made:
             plane.finish()
             plane.close()
             plane.close()
         return got
 
     assert lanterne.spawn(2, job)[1] == list(range(len(HERE)))
+
+
+@pytest.mark.parametrize("name", ["paired", "unbounded"])
+def test_some_ranks_share_memory(set_near, name):
+    set_near([(0, 1), (2, 3)])
+
+    def job(comm):
+        with make_plane(name, comm) as plane:
+            peers = [peer for peer in range(4) if peer != comm.rank]
+            receives = {peer: [plane.receive((1,), np.dtype(int), peer) for _ in range(3)] for peer in peers}
+            for value in range(3):
+                for peer in peers:
+                    buffer = plane.lend((1,), np.dtype(int), peer)
+                    buffer[:] = 10 * comm.rank + value
+                    plane.send(buffer, peer)
+            got = {peer: [receive.wait().tolist() for receive in receives[peer]] for peer in peers}
+            plane.finish()
+            comm.barrier()
+            return got == {peer: [[10 * peer + value] for value in range(3)] for peer in peers}
+
+    assert lanterne.spawn(4, job, timeout_s=20.0) == [True] * 4
+
+
+def test_ranks_of_one_host_share_memory_where_the_machine_allows_it(monkeypatch):
+    assert lanterne.spawn(3, near_pairs) == [[(0, 1), (0, 2), (1, 2)]] * 3
+
+    def refuse():
+        raise Unavailable("not here")
+
+    monkeypatch.setattr(delegate, "check_machine", refuse)
+    assert lanterne.spawn(3, near_pairs) == [[]] * 3
 
 
 def test_an_unknown_plane_is_named():
