@@ -17,7 +17,7 @@ from math import inf, log
 
 from .bursts import MEAN_HEIGHT, usual_height_density
 from .noise import noise_density, student
-from .votes import median
+from .votes import LEAST_ROWS, median
 
 # Rows of a level that can be told from a burst.
 MIN_ROWS = 5
@@ -58,6 +58,28 @@ def back_vote(y, last, was, now, rate):
     healthy, slow = (noise(y - level, last - level) for level, noise in (was, now))
     ragged = rate + RAGGED * (1 - rate)
     return log(((1 - rate) * healthy + rate * any_height) / ((1 - ragged) * slow + ragged * any_height))
+
+
+def level_start(rows, old, scale, rate):
+    """Index in `rows` from which on they most likely lie at a level of their own rather than at `old`.
+
+    The level is what the last few rows say. Bursts, a share `rate` of the rows, come on top of either level and so say
+    little of where one ends. At least LEAST_ROWS rows follow. Cost: 2 us a row.
+    """
+    peak, curve = student(scale)
+    peak *= 1 - rate
+
+    def likelihood(z):
+        return peak * (1.0 + curve * z * z) ** -1.5 + rate * usual_height_density(z)
+
+    found = []
+    for level in {median(rows[-count:]) for count in (MIN_ROWS, 8)}:
+        total = 0.0
+        for i in range(len(rows) - 1, -1, -1):
+            total += log(likelihood(rows[i] - level) / likelihood(rows[i] - old))
+            if len(rows) - i >= LEAST_ROWS:
+                found.append((total, i))
+    return max(found)[1]
 
 
 def _bursts(suspects, scale, noise, bursts):

@@ -18,6 +18,8 @@ SIGNIFICANT = 5.5
 CLEAR = 2.5
 RARE = 9.0
 REVIEW_ROWS = 8
+# Reviews over which the scale without spikes is averaged: 64 rows, with spikes among them, are off by a factor of 2.
+CORE_REVIEWS = 16
 
 
 class Level:
@@ -27,13 +29,16 @@ class Level:
     `shift`: the least that a few rows can tell from this noise, at least SHIFT.
     """
 
-    __slots__ = ("_agreement", "_last_z", "_wander2", "median", "scale", "shift", "spread2", "window")
+    __slots__ = (
+        "_agreement", "_core", "_last_z", "_reviews", "_wander2", "median", "scale", "shift", "spread2", "window"
+    )  # fmt: skip
 
     def __init__(self, capacity, values=(), like=None):
         """A level of `values`; its noise is that of Level `like` until there are enough of them to tell."""
         self.window = SortedWindow(capacity, values)
         self.median = self.window.median() if values else 0.0
         self._set_scale(like.scale if like else MIN_SCALE)
+        self._core, self._reviews = like._core if like else MIN_SCALE, 0
         self._agreement, self._last_z, self._wander2 = (
             (like._agreement, like._last_z, like._wander2) if like else (0.25, 0.0, 0.0)
         )
@@ -49,6 +54,9 @@ class Level:
         """Refresh the spread and the wander; to be called every REVIEW_ROWS rows."""
         if len(self.window) >= SPREAD_ROWS:
             self._set_scale(max(self.window.scale(), MIN_SCALE))
+            self._reviews = min(self._reviews + 1, CORE_REVIEWS)
+            core = max(min(self.scale, self.window.core_scale()), MIN_SCALE)
+            self._core *= (core / self._core) ** (1 / self._reviews)
         moved = median(list(self.window.values)[-REVIEW_ROWS:]) - self.median
         beyond = moved * moved - self.error(REVIEW_ROWS, len(self.window)) ** 2
         self._wander2 += (beyond - self._wander2) / 8
@@ -78,7 +86,7 @@ class Level:
     @property
     def core_scale(self):
         """The scale without what spikes add to it, and with what is not known of a level of few rows."""
-        return max(min(self.scale, self.window.core_scale()), MIN_SCALE) * sqrt(1 + 8 / len(self.window))
+        return self._core * sqrt(1 + 8 / len(self.window))
 
     def error(self, count, other):
         """Standard error of the difference of the medians of `count` and `other` rows, autocorrelation included."""

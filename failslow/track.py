@@ -2,8 +2,9 @@
 
 How it decides, all in log scale, where a slowdown is a shift whatever the length of an iteration:
 
-1. *Level and noise* (level.py) are those of the last 64 iterations. Suspects stay outside until they are cleared, so
-   that a slowdown does not become its own reference; what they were then tells what bursts look like (bursts.py).
+1. *Level and noise* (level.py) are those of the last 64 iterations, the noise without spikes of some 200. Suspects stay
+   outside until they are cleared, so that a slowdown does not become its own reference; what they were then tells what
+   bursts look like (bursts.py).
 2. *Votes.* Each sample votes with the log-likelihood ratio of "shifted by 10 % or more" against "not shifted", under a
    Student t with 2 degrees of freedom; in a noisy job not 10 %, but twice its scale. A vote is capped at log(0.9 / r),
    r being how often this job has spikes anyway: so no single spike counts for much, and a job full of spikes needs more
@@ -30,7 +31,7 @@ from typing import NamedTuple
 from ..errors import InputError
 from .anchor import IGNORED, Anchor
 from .events import Event, incidents
-from .evidence import back_vote
+from .evidence import back_vote, level_start
 from .level import REVIEW_ROWS, Level
 from .votes import CERTAIN, LIKELY, MIN_RATE, PROVISIONAL, SHIFT, Run, best_split, median, split, vote
 from .weighing import Weighing
@@ -363,7 +364,7 @@ class Tracker:
             start = split(rows, level.median, new)
         else:
             rows, least = list(self._recent)[-len(suspects) - LOOK_BACK :], 2 * MIN_SAMPLES
-            start = best_split(rows, level.median, new, 3 * level.scale) if len(rows) >= least else len(rows)
+            start = level_start(rows, level.median, level.core_scale, self._weighing.bursts.rate)
         index = self.row - len(rows) + start
         if row - index < (MIN_SAMPLES if kind == "onset" else least) - 1:
             return None

@@ -37,6 +37,22 @@ def test_every_mistake_is_seen(events, missed, alarm):
     assert (verdict.missed, verdict.missed_15, verdict.alarm) == (missed, missed, alarm)
 
 
+@pytest.mark.parametrize(("index", "confirmed_at", "misplaced"), [(110, 120, 1), (90, 99, 0), (151, 160, 0)])
+def test_what_is_told_while_slow_but_placed_off_is_missed_and_counted(index, confirmed_at, misplaced):
+    verdict = detector_score.judge(JOB, [Event("onset", index, index, confirmed_at, 1.3)])
+    assert (verdict.missed_15, verdict.misplaced_15) == (1, misplaced)
+
+
+@pytest.mark.parametrize(
+    "name", ["spiky_step-1300006895", "spiky_step-1300007995", "spiky_step-1300009051", "ramp-1300011534"]
+)
+def test_spikes_blur_neither_the_noise_nor_where_a_level_begins(name):
+    """Jobs of which a noise estimated from 64 rows, or the least distances to two medians, missed a plain step."""
+    kind, seed = name.rsplit("-", 1)
+    job = detector_jobs.make_job(kind, int(seed))
+    assert detector_score.score(detector_score.detectors()["tracker"], [job])["strong_onsets_missed"] == 0.0
+
+
 def test_changes_inside_a_loose_incident_are_no_mistake():
     inside = [*PERFECT, Event("change", 120, 121, 124, 1.4)]
     assert not detector_score.judge(JOB, inside).right

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lanterne.failslow.bursts import Bursts
-from lanterne.failslow.evidence import back_vote, log_odds
+from lanterne.failslow.evidence import back_vote, level_start, log_odds
 from lanterne.failslow.noise import noise_density
 
 
@@ -62,6 +62,17 @@ def test_what_weakens_the_evidence():
 
 def test_one_spike_inside_a_level_costs_no_more_than_a_row():
     assert odds([0.3] * 4 + [2.0] + [0.3] * 4)[0] > odds([0.3] * 6)[0]
+
+
+@pytest.mark.parametrize("before", [[0.0] * 16, [0.16, -0.03, 0.94, -0.03, 3.1], [0.01, -0.01, 0.02, 1.2, 0.0, 0.4]])
+def test_spikes_before_a_level_are_not_its_beginning(before):
+    level = [0.11, 0.14, 0.16, 0.23, 0.13, 0.14]
+    assert level_start(before + level, 0.0, 0.01, 0.1) - len(before) in ({-1, 0} if before[-1] > 0.1 else {0})
+
+
+def test_a_level_begins_where_it_was_reached_not_where_rows_were_a_little_high():
+    rows = [0.01, -0.01, 0.02, 0.05, 0.03, 0.11, 0.04, 0.13, 0.05, 0.09]
+    assert level_start([*rows, 0.32, 0.28, 0.29, 0.42, 0.26], 0.0, 0.024, 0.02) == len(rows)
 
 
 @settings(max_examples=60, deadline=None)

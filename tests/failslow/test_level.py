@@ -99,6 +99,18 @@ def test_noise_is_no_wander():
     assert level_of(0.02 * autocorrelated(4000, 0.0, 1)).wander < 0.006
 
 
+def test_spikes_that_pile_up_hardly_widen_the_core():
+    rng = np.random.default_rng(3)
+    level = level_of(0.01 * rng.standard_t(2, size=256).clip(-3))
+    known = level.core_scale
+    for row in range(64):
+        level.push(0.5 if row % 3 == 0 else 0.01 * rng.standard_t(2))
+        if row % REVIEW_ROWS == REVIEW_ROWS - 1:
+            level.review()
+    assert level.scale > 5 * known
+    assert level.core_scale < 2 * known
+
+
 def test_a_new_level_has_the_noise_of_the_old_one():
     old = level_of(0.05 * autocorrelated(640, 0.5))
     new = Level(64, [1.0] * 5, old)
