@@ -158,8 +158,12 @@ def read_plan(path, problem):
         InputError: no such file, or no plan.
         ScheduleError: a plan that is wrong, or not of this problem.
     """
-    plan = Plan.from_dict(report.read_json(path))
-    return check(dataclasses.replace(plan, scheduler=Path(path).stem), problem, memory=False)
+    document = report.read_json(path)
+    try:
+        plan = dataclasses.replace(Plan.from_dict(document), scheduler=Path(path).stem)
+        return check(plan, problem, memory=False)
+    except InputError as error:
+        raise type(error)(f"{path}: {error}") from None
 
 
 def run_events(args, cases, timeout_s):

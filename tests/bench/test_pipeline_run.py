@@ -67,7 +67,7 @@ def test_a_plan_file_runs_as_it_is(capsys, tmp_path):
     document["ranks"][0].pop()
     file.write_text(json.dumps(document))
     code, out, err = run(capsys, *words)
-    assert (code, out) == (2, "") and "rank 0: got no" in err
+    assert (code, out) == (2, "") and f"{file}: rank 0: got no" in err
 
 
 @pytest.mark.parametrize(
