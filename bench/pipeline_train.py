@@ -47,7 +47,7 @@ def add_arguments(parser):
     parser.add_argument("--iterations", type=whole(1), default=50, metavar="K", help="in all (default 50)")
     parser.add_argument("--seed", type=int, default=0, help="of weights and batches (default 0)")
     add_model_arguments(parser, "8")
-    parser.add_argument("--checkpoint", metavar="FILE", help="keep the state of training here")
+    parser.add_argument("--checkpoint", metavar="FILE", help="keep the state of training here, in a new file")
     parser.add_argument("--checkpoint-every", type=whole(1), metavar="K", help="iterations (default: the last only)")
     parser.add_argument("--resume", metavar="FILE", help="go on from this checkpoint, and keep it up to date")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="where stages compute (default cpu)")
@@ -117,6 +117,8 @@ def _check(args):
         raise InputError(f"-n: got {args.ranks}, expected 1 to {MAX_WORLD_SIZE}")
     if parse_time_s(args.timeout, "--timeout") <= 0:
         raise InputError(f"--timeout: got {args.timeout}, expected more than 0")
+    if args.checkpoint and args.checkpoint != args.resume and os.path.isfile(args.checkpoint):
+        raise InputError(f"--checkpoint: got {args.checkpoint}, which is there, expected a new file, or --resume to go on")
     if args.checkpoint_every and not (args.checkpoint or args.resume):
         raise InputError("--checkpoint-every: got no file, expected --checkpoint FILE or --resume FILE")
     _memory(args)

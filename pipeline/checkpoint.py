@@ -40,7 +40,8 @@ def save(path, state, about):
         InputError: the folder does not exist or cannot be written.
     """
     path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    # Of one name, so that what a killed run left is overwritten by the next.
+    temporary = path.with_name(f".{path.name}.part")
     header = json.dumps({"about": about, "iteration": state.iteration, "steps": state.steps})
     try:
         with open(temporary, "wb") as file:

@@ -53,6 +53,8 @@ def test_killed_at_any_time_a_whole_one_is_there(tmp_path):
         writer.wait()
         found = load(path, {})
         assert (found.parameters == found.iteration).all() and (found.square == found.iteration).all()
+    save(path, state(), {})
+    assert os.listdir(tmp_path) == ["x"]
 
 
 def test_what_is_no_checkpoint_of_this_run(tmp_path):
