@@ -38,7 +38,7 @@ def run(quick):
     """One record per delay and schedule."""
     delays = DELAYS_MS[2::3] if quick else DELAYS_MS
     points = [Point(f"{delay} ms", QUIET, slowed(QUIET, {SLOW_LINK: delay})) for delay in delays]
-    found = {(each["point"], each["system"]): each for each in study(points, SYSTEMS, 1 if quick else 3)}
+    found = {(each["point"], each["system"]): each for each in study(points, SYSTEMS)}
     records = []
     for point in points:
         for name in SCHEDULERS:

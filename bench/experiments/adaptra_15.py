@@ -27,7 +27,7 @@ def run(quick):
     """One record per delay and system."""
     delays = DELAYS_MS[1::2] if quick else DELAYS_MS
     points = [Point(f"{delay} ms", QUIET, slowed(QUIET, {SLOW_LINK: delay}), PAPER.get(delay, {})) for delay in delays]
-    return study(points, SYSTEMS, 1 if quick else 3)
+    return study(points, SYSTEMS)
 
 
 def findings(records):

@@ -29,7 +29,7 @@ def run(quick):
         for place, link in (("first", 0), ("last", quiet.stages - 2))
         for delay in DELAYS_MS
     ]
-    found = study(points, SYSTEMS, 1 if quick else 3)
+    found = study(points, SYSTEMS)
     return [record | {"point": record["point"].replace("\n", " ")} for record in found]
 
 

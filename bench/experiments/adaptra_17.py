@@ -23,7 +23,7 @@ def run(quick):
     """One record per set of links and system."""
     places = dict(list(PLACES.items())[-2:] if quick else PLACES)
     points = [Point(place, QUIET, slowed(QUIET, dict.fromkeys(links, DELAY_MS))) for place, links in places.items()]
-    return study(points, SYSTEMS, 1 if quick else 3)
+    return study(points, SYSTEMS)
 
 
 def findings(records):
