@@ -16,10 +16,12 @@ the messages of a link are held back; that is the only thing done on purpose. Ev
              unless the one that runs is as good
 
 Before the swap the job is left slow for --hold iterations from the onset on, to measure what it would have been like.
-A screen on a terminal, lines in a pipe. Exit code 1 if a step did not happen or another link was named.
+A screen on a terminal, lines in a pipe. Exit code 1 if a step did not happen or another link was named. Beside other
+work iterations take longer: --limit ends the job wherever it is, and that is said.
 """
 
 import json
+import statistics
 import sys
 import tempfile
 from pathlib import Path
@@ -57,6 +59,9 @@ def add_arguments(parser):
     )
     parser.add_argument("--pace", default="8ms", metavar="T", help="that every F, B and W lasts (default 8ms)")
     parser.add_argument("--hold", type=whole(1), default=12, metavar="K", help="slow ones to measure (default 12)")
+    parser.add_argument(
+        "--limit", metavar="T", help="end the job after so long (default: twice what it should take, and 30s)"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of weights and batches (default 0)")
     parser.add_argument("--timeout", default="60s", metavar="T", help="of every wait (default 60s)")
     parser.add_argument("--json", metavar="FILE", help="write everything ('-' for standard output)")
@@ -113,14 +118,18 @@ def job_of(args):
         raise InputError(f"--timeout: got {args.timeout}, expected more than 0")
     if args.transport != LOCAL and args.transport not in TRANSPORTS:
         raise InputError(f"--transport: got {args.transport!r}, expected one of {LOCAL}, {', '.join(TRANSPORTS)}")
+    if args.limit is not None and parse_time_s(args.limit, "--limit") <= 0:
+        raise InputError(f"--limit: got {args.limit}, expected more than 0")
     event = _event(args)
     healthy, slow, after = _iterations(args.seconds / _iteration_s(pace_s, args.ranks), args.hold)
     link = event.links[0]
     event = {"links": [link], "latency_s": event.latency_s, "first": healthy, "last": healthy + slow}
+    expected_s = (healthy + slow + after) * _iteration_s(pace_s, args.ranks)
     about = {
         "ranks": args.ranks,
         "iterations": healthy + slow + after,
-        "expected_s": (healthy + slow + after) * _iteration_s(pace_s, args.ranks),
+        "expected_s": expected_s,
+        "limit_s": 2 * expected_s + 30.0 if args.limit is None else parse_time_s(args.limit, "--limit"),
         "link": f"{link}-{link + 1}",
         "disturbance": f"link {link}-{link + 1} made {format_time(event['latency_s'])} slower, "
         f"iterations {healthy} to {healthy + slow - 1}",
@@ -130,7 +139,7 @@ def job_of(args):
         "hold": args.hold,
         "seed": args.seed,
     }
-    work = {name: about[name] for name in ("iterations", "pace_s", "hold", "seed")}
+    work = {name: about[name] for name in ("iterations", "limit_s", "pace_s", "hold", "seed")}
     return about, work | {"event": event, "trace": args.trace != NOTHING}
 
 
@@ -172,8 +181,20 @@ def summed_up(about, found):
     right = f"link {about['link']}" in located["found"]
     return report.envelope(
         about=about, tokens_per_iteration=tokens, phases=some, missing=missing, named=located["found"],
-        closed=not missing and right, **found,
+        closed=not missing and right, cut_short=cut_short(about, found["results"]), **found,
     )  # fmt: skip
+
+
+def cut_short(about, results):
+    """Why the job ended before its last iteration, in words; None if it did not."""
+    if len(results) == about["iterations"]:
+        return None
+    usual_s = statistics.median(record["time_s"] for record in results)
+    expected_s = about["expected_s"] / about["iterations"]
+    return (
+        f"{len(results)} of {about['iterations']} iterations when {format_time(about['limit_s'])} were over (--limit): "
+        f"they took {format_time(usual_s)}, expected {format_time(expected_s)} or less"
+    )
 
 
 def write(args, document, trace, file):
@@ -216,6 +237,8 @@ def print_summary(document, file):
             if (step := next((s for s in steps if s["name"] == name and s["iteration"] >= begin), None))
         ]
         print(f"iterations since the link {'slowed' if since == 'first' else 'healed'}: {', '.join(after)}", file=file)
+    if document["cut_short"]:
+        print(f"CUT SHORT: {document['cut_short']}", file=file)
     if document["missing"]:
         print(f"NOT SEEN: {', '.join(document['missing'])}", file=file)
     elif not document["closed"]:

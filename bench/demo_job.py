@@ -28,12 +28,22 @@ SCHEDULER = "zb_h1"
 def run_demo(comm, work):
     """Train on this rank; what was measured on rank 0, a dict, None on the others. `work` as demo.py makes it."""
     job = _Job(comm, work)
+    until_s = time.monotonic() + work["limit_s"]
     try:
         for _ in range(work["iterations"]):
             job.iteration()
+            if _agreed(comm, time.monotonic() > until_s):
+                break
         return job.found()
     finally:
         job.close()
+
+
+def _agreed(comm, is_so):
+    """What rank 0 says."""
+    said = np.array([is_so], np.int64)
+    comm.broadcast(said)
+    return bool(said[0])
 
 
 def nominal(ranks, pace_s):

@@ -30,9 +30,16 @@ TRANSPORT = "mpi" if find_spec("mpi4py") else "local"
 def ran(tmp_path_factory):
     """(document, standard error, folder) of a short run in a pipe."""
     folder = tmp_path_factory.mktemp("demo")
-    options = "-n 3 --seconds 1 --pace 3ms --hold 8 --json - --plot out.png --trace out.json --transport".split()
+    options = (
+        "-n 3 --seconds 1 --pace 3ms --hold 8 --limit 200s --json - --plot out.png --trace out.json --transport".split()
+    )
     done = subprocess.run(
-        [*COMMAND, *options, TRANSPORT], capture_output=True, text=True, timeout=240, check=False, cwd=folder
+        [*COMMAND, *options, "--transport", TRANSPORT],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+        cwd=folder,
     )
     assert done.stdout, done.stderr
     return json.loads(done.stdout), done.stderr, folder
@@ -130,6 +137,7 @@ def test_ctrl_c_gives_the_terminal_back_and_leaves_nothing(tmp_path):
         ("--seconds nan", "more than 0"),
         ("--pace 0", "1ms to 1s"),
         ("--timeout 0", "more than 0"),
+        ("--limit 0", "more than 0"),
         ("--plot picture.doc", "ends in .png, .svg or .pdf"),
         ("--trace no/such/folder.json", "an existing folder"),
         ("--transport carrier", "local, mpi, ucx"),
@@ -139,6 +147,18 @@ def test_bad_input_is_one_line(options, expected, capsys):
     assert cli.main(["demo", *options.split()]) == 2
     said = capsys.readouterr().err
     assert expected in said and said.count("\n") == 1
+
+
+def test_a_limit_ends_the_job_and_says_why(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    options = "-n 2 --transport local --seconds 1 --pace 3ms --limit 1s --json demo.json --trace none --plot cut.png"
+    assert cli.main(["demo", *options.split()]) == 1
+    said = capsys.readouterr().out
+    document = json.loads((tmp_path / "demo.json").read_text())
+    done = len(document["results"])
+    assert 0 < done < document["about"]["iterations"] == 97
+    assert f"CUT SHORT: {done} of 97 iterations when 1 s were over (--limit)" in said and "NOT SEEN: " in said
+    assert (tmp_path / "cut.png").exists()
 
 
 def test_a_pipe_that_is_closed_ends_the_job(tmp_path, monkeypatch):
@@ -221,7 +241,7 @@ def test_an_alarm_without_a_place_changes_nothing():
 def test_the_summary_says_what_is_missing_and_which_place_was_wrong():
     observer, _ = play()
     results = [{"iteration": i, "time_s": 0.2} for i in range(110)]
-    about = {"link": "1-2"}
+    about = {"link": "1-2", "iterations": len(results), "expected_s": 0.25 * len(results), "limit_s": 60.0}
 
     def closed(steps, link="1-2"):
         return summed_up(about | {"link": link}, {"results": results, "steps": steps, "tokens": 1, "changes": []})
@@ -229,7 +249,10 @@ def test_the_summary_says_what_is_missing_and_which_place_was_wrong():
     assert closed(observer.steps)["closed"]
     assert not closed(observer.steps, "0-1")["closed"]
     without = closed([step for step in observer.steps if step["name"] != "reverted"])
-    assert without["missing"] == ["reverted"] and not without["closed"]
+    assert without["missing"] == ["reverted"] and not without["closed"] and without["cut_short"] is None
+    about["iterations"] += 20
+    said = f"{len(results)} of {len(results) + 20} iterations when 60 s were over (--limit): they took "
+    assert closed(observer.steps)["cut_short"].startswith(said)
 
 
 # -- what is drawn
