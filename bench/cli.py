@@ -61,7 +61,7 @@ USAGE = "usage: lanterne COMMAND [OPTION ...]\n\n"
 DESCRIPTION = "Collectives and pipelines that stay fast although one rank is late or one link is slow.\n\ncommands:\n"
 EPILOG = """
 exit codes: 0 ok; 1 wrong result, a bar missed with --check, something slow (validate), or a rank lost; 2 usage;
-3 not available here; 130 interrupted
+3 not available here; 130 interrupted, 143 terminated
 sizes like 64K or 1GiB, times like 50ms or 3us; `lanterne COMMAND --help` teaches each command
 """
 

@@ -88,6 +88,7 @@ def draw(figure, records):
         axes.bar(list(at), [100 * record[key] for record in records], color=[f"C{i}" for i in at])
         told = [(x, record["paper"][index]) for x, record in zip(at, records, strict=True) if record["paper"]]
         axes.plot([x for x, _ in told], [y for _, y in told], "kx", label="paper")
-        axes.set_xticks(list(at), [record["detector"] for record in records], fontsize=7, rotation=20)
+        # Two words a line: names stand side by side.
+        axes.set_xticks(list(at), [record["detector"].replace(" ", "\n", 1) for record in records], fontsize=7)
         axes.set_title(f"{title}, %", loc="left", fontsize=10)
-        axes.legend(frameon=False, fontsize=8)
+        axes.legend(frameon=False, fontsize=8, loc="upper right", bbox_to_anchor=(1, 1.12))

@@ -105,6 +105,11 @@ def run(tmp_path_factory):
     return run
 
 
+def test_ranks_that_were_put_elsewhere_have_the_losses_of_those_that_were_not(run):
+    records, _ = run("greyhound-19")
+    assert all(record["same"] and record["peer_to_peer_s"] and record["disk_s"] for record in records)
+
+
 # Measured by the code of another of them, with other settings.
 ALIKE = (
     "adaptra-1",
