@@ -18,7 +18,7 @@ def draw(path, found):
 
     figure, axes = plt.subplots(len(found), 1, figsize=(12, 3.2 * len(found)), squeeze=False, layout="constrained")
     for axis, (file, tracker, seconds) in zip(axes[:, 0], found, strict=True):
-        _panel(axis, Path(file).name, tracker, seconds)
+        _panel(axis, "standard input" if file == "-" else Path(file).name, tracker, seconds)
     axes[-1, 0].set_xlabel("row")
     save(figure, path)
 

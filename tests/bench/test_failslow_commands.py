@@ -1,5 +1,6 @@
 """detect, locate and rebalance as a user calls them: the JSON contracts, tables, pictures, and one-line errors."""
 
+import io
 import json
 
 import pytest
@@ -83,6 +84,48 @@ def test_detect_bad_input(capsys, tmp_path, content, text):
     assert err.count("\n") == 1
 
 
+def test_detect_standard_input(capsys, monkeypatch, incident):
+    with open(incident, newline="") as file:
+        monkeypatch.setattr("sys.stdin", io.StringIO(file.read()))
+    (found,) = run_json(capsys, "detect", "-")["series"]
+    assert (found["file"], found["incidents"][0]["onset"]) == ("-", 100)
+
+
+def test_detect_standard_input_is_read_once_and_named(capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO("seconds\n1\n-1\n"))
+    assert main(["detect", "-", "-"]) == 2
+    assert main(["detect", "-"]) == 2
+    assert [line.split(": ")[1] for line in capsys.readouterr().err.splitlines()] == ["FILE", "standard input"]
+
+
+@pytest.fixture
+def ends(tmp_path):
+    """When the iterations of a job ended: 100 of 1 s, 40 of 1.5 s, and one of five hours for a clock set forward."""
+    times = [1.0] * 100 + [1.5] * 40 + [1.0] * 30 + [18000.0] + [1.0] * 30
+    return write_csv(tmp_path / "ends.csv", [1.7e9 + sum(times[:row]) for row in range(len(times) + 1)], "end")
+
+
+def test_detect_timestamps(capsys, ends):
+    (found,) = run_json(capsys, "detect", ends, "--column", "end", "--timestamps")["series"]
+    assert [(i["onset"], i["relief"]) for i in found["incidents"]] == [(100, 140)]
+    assert found["rows"] == 201
+
+
+def test_detect_says_what_looks_like_timestamps(capsys, ends):
+    assert main(["detect", ends, "--column", "end"]) == 0
+    assert "timestamps? --timestamps takes differences" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [([5, 6, 2], "row 2, column seconds: got 2.0 after 6.0"), ([5, 5], "got 5.0 after 5.0"), ([5], "got one row")],
+)
+def test_detect_timestamps_that_cannot_be(capsys, tmp_path, values, text):
+    assert main(["detect", write_csv(tmp_path / "a.csv", values), "--timestamps"]) == 2
+    err = capsys.readouterr().err
+    assert text in err and err.count("\n") == 1
+
+
 def test_rebalance_json(capsys):
     document = run_json(capsys, "rebalance", "--times", "1.0,1.0,1.6,1.0", "--microbatches", "64")
     assert sum(document["microbatches"]) == 64
@@ -103,6 +146,11 @@ def test_rebalance_json(capsys):
 def test_rebalance_bad_input(capsys, argv):
     assert main(["rebalance", *argv, "--microbatches", "4"]) == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_rebalance_says_what_a_time_may_be(capsys):
+    assert main(["rebalance", "--times", "1.0,x", "--microbatches", "4"]) == 2
+    assert "--times: got 'x', expected a number, or a time with its unit" in capsys.readouterr().err
 
 
 def trace_csv(path, slow=1.0, column="duration"):
