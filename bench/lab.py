@@ -49,9 +49,7 @@ def run(args):
     network = Network(f"lab{os.getpid()}", rates)
     command = resolve(args.command)
     undertaker = Undertaker(network.name)
-    # A TERM or HUP ends the lab as Ctrl-C does: through the `finally`.
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.default_int_handler)
+    end_in_order()
     try:
         create(network)
         if args.launcher == "none":
@@ -61,6 +59,12 @@ def run(args):
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
         undertaker.close()
+
+
+def end_in_order():
+    """From now on a TERM or HUP ends this process as Ctrl-C does, through every `finally`, with exit code 128 + n."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, _frame: sys.exit(128 + number))
 
 
 def parse_rates(texts, num_hosts):

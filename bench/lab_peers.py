@@ -18,7 +18,6 @@ environments .venv-openmpi and .venv-gloo of this folder. Who is missing is name
 import hashlib
 import json
 import os
-import signal
 import sys
 import tempfile
 import time
@@ -28,6 +27,7 @@ from typing import NamedTuple
 from ..collectives.registry import find_algorithm
 from ..errors import InputError, TransportError
 from . import report
+from .lab import end_in_order
 from .lab_network import Network, Undertaker, check_available, create
 from .lab_peers_report import markdown, print_results
 from .lab_team import CONTENDERS, Team, find_python
@@ -82,9 +82,7 @@ def run(args):
     document = _open(args, rate_bytes_per_s)
     check_available()
     session = Session(document, algorithms, args, rate_bytes_per_s, until_s)
-    # A TERM or HUP ends the labs as Ctrl-C does: through the `finally`.
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.default_int_handler)
+    end_in_order()
     for hosts in sorted({case.hosts for case in cases}, reverse=True):
         session.run([case for case in cases if case.hosts == hosts], names, pythons)
     report.progress("")

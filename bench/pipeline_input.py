@@ -1,6 +1,7 @@
 """What the `lanterne pipeline` commands share: the problem, from a file, from options, or from both."""
 
 import dataclasses
+from contextlib import contextmanager
 from itertools import chain
 
 from ..errors import InputError
@@ -89,7 +90,8 @@ def problem_from(args, more=()):
         document["link_latency"] = one_time(args.latency, "--latency", unit_s)
     if args.message is not None:
         document["message_nbytes"] = units.parse_nbytes(args.message, "--message")
-    problem = Problem.from_dict(document)
+    with of_file(args.problem):
+        problem = Problem.from_dict(document)
     rates = dict(_assignment(text, "--bandwidth") for text in args.bandwidth)
     rates = {link: units.parse_rate_bytes_per_s(text, "--bandwidth") * (unit_s or 1.0) for link, text in rates.items()}
     latencies = {link: one_time(text, "--link", unit_s) for link, text in links.items()}
@@ -99,6 +101,15 @@ def problem_from(args, more=()):
         if values
     }
     return dataclasses.replace(problem, **changes), unit, unit_s
+
+
+@contextmanager
+def of_file(path):
+    """What is wrong with what file `path` holds names the file; None is no file."""
+    try:
+        yield
+    except InputError as error:
+        raise type(error)(f"{path}: {error}") if path else error from None
 
 
 def _document(args):

@@ -40,7 +40,7 @@ from . import report
 from .bars import near_simulator_by_plane
 from .events_input import add_event_arguments, events_from
 from .options import whole
-from .pipeline_input import add_problem_arguments, problem_from
+from .pipeline_input import add_problem_arguments, of_file, problem_from
 from .pipeline_measure import Case, check_case, measure
 from .pipeline_plan import make
 from .pipeline_report import described, labelled
@@ -159,11 +159,9 @@ def read_plan(path, problem):
         ScheduleError: a plan that is wrong, or not of this problem.
     """
     document = report.read_json(path)
-    try:
+    with of_file(path):
         plan = dataclasses.replace(Plan.from_dict(document), scheduler=Path(path).stem)
         return check(plan, problem, memory=False)
-    except InputError as error:
-        raise type(error)(f"{path}: {error}") from None
 
 
 def run_events(args, cases, timeout_s):

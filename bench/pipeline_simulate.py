@@ -15,7 +15,7 @@ from ..pipeline.check import check
 from ..pipeline.plan import Plan
 from . import report
 from .options import whole
-from .pipeline_input import add_problem_arguments, problem_from
+from .pipeline_input import add_problem_arguments, of_file, problem_from
 from .pipeline_report import add_picture_arguments, described, evaluate, print_evaluation, record, write_pictures
 
 
@@ -40,7 +40,8 @@ def add_arguments(parser):
 def run(args):
     """Check, simulate and print; exit code 0."""
     document = report.read_json(args.plan)
-    plan = Plan.from_dict(document)
+    with of_file(args.plan):
+        plan = Plan.from_dict(document)
     if args.problem is None and args.stages is None:
         if "problem" not in document:
             raise InputError(f"{args.plan}: names no problem, expected a problem file as the second argument")

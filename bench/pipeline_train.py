@@ -118,7 +118,9 @@ def _check(args):
     if parse_time_s(args.timeout, "--timeout") <= 0:
         raise InputError(f"--timeout: got {args.timeout}, expected more than 0")
     if args.checkpoint and args.checkpoint != args.resume and os.path.isfile(args.checkpoint):
-        raise InputError(f"--checkpoint: got {args.checkpoint}, which is there, expected a new file, or --resume to go on")
+        raise InputError(
+            f"--checkpoint: got {args.checkpoint}, which is there, expected a new file, or --resume to go on"
+        )
     if args.checkpoint_every and not (args.checkpoint or args.resume):
         raise InputError("--checkpoint-every: got no file, expected --checkpoint FILE or --resume FILE")
     _memory(args)

@@ -66,6 +66,8 @@ def are_bare(texts, what):
     bare = [text for text in texts if is_number(text) and float(text) != 0]
     others = [text for text in texts if not is_number(text)]
     for text in others:
+        if not _NUMBER.fullmatch(text):
+            raise InputError(f"{what}: got {text!r}, expected a number, or a time with its unit, such as 50ms or 1.5s")
         parse_time_s(text, what)
     if bare and others:
         raise InputError(f"{what}: got {bare[0]!r} beside {others[0]!r}, expected all with units or none")

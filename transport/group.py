@@ -8,7 +8,7 @@ import time
 import weakref
 from contextlib import suppress
 
-from ..errors import PeerFailed, TransportError, TransportTimeout, Unavailable
+from ..errors import InputError, PeerFailed, TransportError, TransportTimeout, Unavailable
 from .board import StoreSeat, unpack_record
 from .wire import Kind, unpack_fields
 
@@ -60,7 +60,10 @@ class Group:
     @property
     def ranks_here(self):
         """How many ranks share this host's cores. LANTERNE_RANKS_HERE says it where several hosts are one machine."""
-        return max(self.hosts.count(self.host), int(os.environ.get("LANTERNE_RANKS_HERE", "1")))
+        text = os.environ.get("LANTERNE_RANKS_HERE", "1")
+        if not text.isdecimal():
+            raise InputError(f"LANTERNE_RANKS_HERE: got {text!r}, expected a number of ranks")
+        return max(self.hosts.count(self.host), int(text))
 
     def exchange(self, name, payload, timeout_s=None):
         """Give every rank each rank's bytes: a list by rank. All ranks call it with the same `name`, in the same order.

@@ -111,7 +111,7 @@ def test_nothing_is_left_when_it_is_killed(lab, number):
             time.sleep(0.05)
         assert mine
         process.send_signal(number)
-        process.wait(60)
+        assert process.wait(60) == {signal.SIGKILL: -9, signal.SIGTERM: 143, signal.SIGINT: 130}[number]
     while (set(lab_network.namespaces()) != before or alive(mine)) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert set(lab_network.namespaces()) == before and not alive(mine)

@@ -181,6 +181,12 @@ def test_sweep_marks_plans_that_do_not_fit_and_draws(capsys, tmp_path):
     assert [row[1] for row in rows[-3:]] == ["1.000*", "1.000", "1.000"]
 
 
+def test_what_a_problem_file_lacks_names_the_file(capsys, tmp_path):
+    path = tmp_path / "problem.json"
+    path.write_text('{"stages": 4}')
+    assert call(capsys, "plan", str(path))[2] == f"lanterne: {path}: problem: microbatches is missing\n"
+
+
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
@@ -225,7 +231,7 @@ def test_sweep_marks_plans_that_do_not_fit_and_draws(capsys, tmp_path):
         ),
         (["plan", "--stages", "4", "--microbatches", "4", "--forward", "-1"], "forward"),
         (["plan", "--stages", "4", "--microbatches", "4", "--forward", "1,2"], "forward: got 2 values, expected 4"),
-        (["simulate", CASES], "plan: stage_to_rank is missing"),
+        (["simulate", CASES], f"{CASES}: plan: stage_to_rank is missing"),
         (["simulate", CASES, "--queue", "-1"], "--queue"),
         (["sweep", *FLAGS, "--at", "x"], "time"),
         (["sweep", *FLAGS, "--over", "memory", "--at", "4ms"], "--at: got '4ms', expected a bare number"),

@@ -9,6 +9,7 @@ from processes import MARK, PATIENCE_S, assert_none_left, free_port
 
 from lanterne.errors import InputError, Unavailable
 from lanterne.transport import bootstrap
+from lanterne.transport.group import Group
 from lanterne.transport.launch import find_mpiexec
 
 HERE = Path(__file__).resolve().parent
@@ -170,6 +171,13 @@ def test_host_identity(alone):
     assert bootstrap.host_identity() == bootstrap.host_identity() != ""
     alone.setenv("LANTERNE_HOST_ID", "rack 7")
     assert bootstrap.host_identity() == "rack 7"
+
+
+@pytest.mark.parametrize("text", ["x", "", "-1", "1.5"])
+def test_ranks_here_is_a_number(alone, text):
+    alone.setenv("LANTERNE_RANKS_HERE", text)
+    with pytest.raises(InputError, match="LANTERNE_RANKS_HERE: got"):
+        _ = Group(0, 1).ranks_here
 
 
 def test_the_address_of_a_store_for_several_hosts(alone):
