@@ -31,6 +31,7 @@ from lanterne.transport import nccl_channel  # noqa: E402
 # What works on arrays between calls on a stream of its own, or on other libraries' arrays, needs the real ones.
 REAL_ONLY = (
     gpu_checks.check_order_on_the_users_stream,
+    gpu_checks.check_arrays_with_dlpack_alone,
     gpu_checks.check_foreign_arrays,
     gpu_checks.check_a_capture_by_the_user,
 )

@@ -126,6 +126,27 @@ def check_sub_groups(comm):
     child.close()
 
 
+class OnlyDlpack:
+    """A CuPy array that says where it is by DLPack alone."""
+
+    def __init__(self, array):
+        self._array = array
+
+    def __dlpack__(self, **options):
+        return self._array.__dlpack__(**options)
+
+    def __dlpack_device__(self):
+        return self._array.__dlpack_device__()
+
+
+def check_arrays_with_dlpack_alone(comm):
+    import cupy
+
+    x, out = cupy.full(1000, comm.rank, np.float32), cupy.zeros(1000, np.float32)
+    comm.all_reduce(OnlyDlpack(x), OnlyDlpack(out), algorithm="ring")
+    assert set(out.get().tolist()) == {float(sum(range(comm.world_size)))}
+
+
 def check_foreign_arrays(comm):
     from lanterne.kernels.cuda_numba import load_numba_cuda
 
@@ -223,6 +244,21 @@ def check_captured(comm):
         captured.close()
 
 
+LEFT_OPEN = []
+
+
+def check_a_capture_that_is_left_open(comm):
+    """Its graph goes before the communicator, when that is closed or has failed: see test_the_jobs_end."""
+    import cupy
+
+    x, out = cupy.full(1000, comm.rank + 1, np.float32), cupy.zeros(1000, np.float32)
+    captured = comm.capture("all_reduce", x, out, algorithm="ring")
+    captured.launch()
+    cupy.cuda.get_current_stream().synchronize()
+    assert set(out.get().tolist()) == {float(sum(range(1, comm.world_size + 1)))}
+    LEFT_OPEN.append((captured, x, out))
+
+
 def check_captured_late_rank(comm):
     import cupy
 
@@ -301,6 +337,7 @@ COMMON = [
     check_order_on_the_users_stream,
     check_messages,
     check_sub_groups,
+    check_arrays_with_dlpack_alone,
     check_foreign_arrays,
     check_late_rank_by_its_stream,
     check_a_capture_by_the_user,
@@ -308,6 +345,7 @@ COMMON = [
 ]
 NCCL = [
     check_captured,
+    check_a_capture_that_is_left_open,
     check_captured_late_rank,
     check_native,
     check_what_auto_goes_by_can_be_measured,

@@ -46,6 +46,13 @@ def test_over_nccl(nccl_job, world_size, check):
     assert_right(verdicts[check.__name__], world_size, output[-4000:])
 
 
+@pytest.mark.parametrize("world_size", [1, 2, 3], ids="{}-ranks".format)
+def test_the_jobs_end_over_nccl(nccl_job, world_size):
+    """A graph is left, and on several ranks a call has failed."""
+    code, output, _ = nccl_job(world_size)
+    assert code is not None, output[-4000:]
+
+
 @pytest.mark.parametrize("check", gpu_checks.COMMON, ids=lambda check: check.__name__)
 @pytest.mark.parametrize("world_size", [1, 3])
 def test_staged_between_threads(cupy, monkeypatch, world_size, check):
