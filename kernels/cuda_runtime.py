@@ -4,7 +4,7 @@ Tests put a stand-in with the same verbs in its place, so what is built on them 
 """
 
 import os
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 
 import numpy as np
 
@@ -209,9 +209,15 @@ class CudaRuntime:
 
     def _is_done(self, status):
         # CuPy's own `done` takes every error for "not yet", so that a wait for failed work would never end.
-        if status in (0, _NOT_READY):
-            return status == 0
-        raise self._failed(self._cupy.cuda.runtime.CUDARuntimeError(status))
+        if status == 0:
+            return True
+        runtime = self._cupy.cuda.runtime
+        if status != _NOT_READY:
+            raise self._failed(runtime.CUDARuntimeError(status))
+        # CUDA keeps it as this thread's last error; where torch shares the runtime it would take that for its own.
+        with suppress(runtime.CUDARuntimeError):
+            runtime.check_status(status)
+        return False
 
     def _failed(self, error):
         return TransportError(f"device {self.device_id}: {error}; what was queued on it has failed")

@@ -24,7 +24,18 @@ class Cuda:
 
     def __init__(self, num_devices):
         self.num_devices, self.current, self.log = num_devices, 0, []
-        self.runtime = SimpleNamespace(CUDARuntimeError=Status, eventQuery=lambda status: status)
+        # The thread's last error, as long as nobody resets it.
+        self.last_error = 0
+        self.runtime = SimpleNamespace(CUDARuntimeError=Status, eventQuery=self.query, check_status=self.check_status)
+
+    def query(self, status):
+        self.last_error = status
+        return status
+
+    def check_status(self, status):
+        self.last_error = 0
+        if status:
+            raise Status(status)
 
     def Device(self, device_id):
         @contextmanager
@@ -145,8 +156,9 @@ def test_a_buffer_that_goes_during_a_look_up(runtime_of):
 
 @pytest.mark.parametrize(("status", "expected"), [(0, True), (600, False)])
 def test_done_or_not_yet(runtime_of, status, expected):
-    runtime, _ = runtime_of(0, 1)
+    runtime, cuda = runtime_of(0, 1)
     assert runtime.is_done(SimpleNamespace(ptr=status)) is expected
+    assert cuda.last_error == 0
 
 
 class AnyStream(SimpleNamespace):
