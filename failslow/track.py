@@ -242,9 +242,11 @@ class Tracker:
         if self.slow or not up.grew or up.score < CANDIDATE or not self._weighing.is_due(row + 1 - up.start, row):
             return None
         suspects = self._pending[max(up.start - row - 1, -WINDOW_ROWS) :]
-        # Weighing costs 30 times as much as to see that _rise() will refuse, wherever a level may begin.
+        # Weighing costs 30 times as much as to see that _rise() will refuse, wherever a level may begin: among all
+        # suspects or the last few.
         most = max(median(suspects[-rows:]) for rows in range(MIN_SAMPLES, 9)) - self._level.median
-        if most < max(SMALL, self._level.least(len(suspects))):
+        few = suspects[-MIN_SAMPLES:]
+        if most < SMALL or (self._level.explains(few, most) and self._level.explains(suspects, most)):
             return None
         first = self._weighing.slower(suspects, self._level, self._anchor.value)
         return self._rise(suspects[first:], row) if first is not None else None
