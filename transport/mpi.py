@@ -211,8 +211,7 @@ class MpiRequest(Request):
         self.transport = transport
         self._ops = ops
         self._requests = requests
-        # Of what was received, how long it is; nothing is to be known of sends.
-        self._statuses = [transport._mpi.Status() for _ in ops] if any(type(op) is Recv for op in ops) else None
+        self._statuses = [transport._mpi.Status() for _ in ops]
         self._done = False
         self._error = None
 
@@ -225,12 +224,12 @@ class MpiRequest(Request):
         MPI = self.transport._mpi
         try:
             if len(self._requests) == 1:
-                self._done = self._requests[0].Test(self._statuses[0] if self._statuses else None)
+                self._done = self._requests[0].Test(self._statuses[0])
             else:
                 self._done = MPI.Request.Testall(self._requests, self._statuses)
         except MPI.Exception as error:
             self.transport.explain(error, {op.peer for op in self._ops})
-        if self._done and self._statuses:
+        if self._done:
             self._check_lengths()
         return self._done
 
