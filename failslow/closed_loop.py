@@ -80,12 +80,14 @@ class ClosedLoop:
         self.agreement = Agreement(comm.split(0, comm.rank), 0)
         self.now = Arrangement(layout.ranks, tuple(checked.plan.microbatches for checked in plans))
         self._members, self._team = tuple(range(comm.world_size)), None
-        self._probed, self._probes = (), LinkProbes(self.wire)
+        self._probed = ()
         self._decision, self._judged = None, 0
         self._state = state or StoreState(comm.transport.store)
         self.controller = Controller(self.now, self._forecaster, settings) if comm.rank == 0 else None
         self.trainer = make_trainer(comm, plans, layout)
-        self._examiner = Examiner(comm, transport, self._message_nbytes(), slowdown or (lambda: 1.0))
+        nbytes = self._message_nbytes()
+        self._probes = LinkProbes(self.wire, nbytes)
+        self._examiner = Examiner(comm, transport, nbytes, slowdown or (lambda: 1.0))
         self._adopt()
 
     def iteration(self):

@@ -5,13 +5,13 @@ import time
 import pytest
 
 import lanterne
-from lanterne.failslow.probe_message import LinkProbes
+from lanterne.failslow.probe_message import MESSAGES, LinkProbes
 from lanterne.transport.shaped import Link, ShapedTransport
 
 SLOW_S = 0.05
 
 
-def look_for(comm, latency_s, iterations=6):
+def look_for(comm, latency_s, iterations=16):
     """What the second of two ranks saw of the link between them."""
     wire = comm.split(0, comm.rank, ShapedTransport(comm.transport, Link(latency_s)))
     probes, found = LinkProbes(wire), []
@@ -40,6 +40,33 @@ def test_bounds_hold_the_delay_and_nobody_waits_for_it(latency_s):
         assert receiver[0][0] is None and max(low_s for low_s, _ in seen) > SLOW_S / 2
     else:
         assert min(high_s for _, high_s in seen) < SLOW_S / 2
+
+
+def test_a_link_of_little_bandwidth_is_seen_to_be_slow_and_is_not_flooded():
+    """Messages of 8 kB take 40 ms, iterations 10 ms: no more are sent than have come."""
+    nbytes, sent = 8192, []
+
+    def main(comm):
+        wire = comm.split(0, comm.rank, ShapedTransport(comm.transport, Link(0.0, nbytes / 0.04)))
+        probes, found = LinkProbes(wire, nbytes), []
+        start_send = wire.start_send
+        wire.start_send = lambda array, *args, **options: (
+            sent.append(array.nbytes),
+            start_send(array, *args, **options),
+        )
+        for _ in range(60):
+            probes.begin((0, 1))
+            for _ in range(5):
+                time.sleep(0.002)
+                probes.look()
+            probes.finish()
+            found.append(probes.take())
+            comm.barrier()
+        return [bounds for taken in found if taken for bounds in [taken[1]]]
+
+    _, seen = lanterne.spawn(2, main)
+    assert seen and min(high_s for _, high_s in seen) >= 0.04
+    assert MESSAGES <= sent.count(nbytes) < 30 * MESSAGES
 
 
 def test_no_link_no_messages():
