@@ -35,7 +35,12 @@ class Disturbed:
 
             where = trainer.copy, trainer.place, trainer.part
             durations_s = trainer.device and trainer.device.durations_s
-            self.adapter = Adapter(trainer.comm, trainer.plans, trainer.plane, where=where, durations_s=durations_s)
+            memory = {}
+            if trainer.spill:
+                memory = {"held_nbytes": self._kept_nbytes, "memory_nbytes": trainer.spill.room_nbytes}
+            self.adapter = Adapter(
+                trainer.comm, trainer.plans, trainer.plane, where=where, durations_s=durations_s, **memory
+            )
             self.adapter.iteration = trainer.iterations
         trainer.execute = self._execute
 
@@ -67,6 +72,9 @@ class Disturbed:
         """Release what adapting holds."""
         if self.adapter:
             self.adapter.close()
+
+    def _kept_nbytes(self):
+        return self.trainer.spill.kept_nbytes
 
     def _execute(self, checked, stages, comm, *args, **options):
         run = self.adapter.execute if self.adapter else execute

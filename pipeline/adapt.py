@@ -49,6 +49,8 @@ class Adapter:
         where: (copy, place, part) of this rank: which copy of the pipeline, its rank there, and which of those that
             share the work of that rank; None: it is one pipeline of `comm`'s ranks.
         durations_s, held_nbytes: of the Profiler.
+        memory_nbytes: of each rank for what `held_nbytes` tells; where the problem is measured, new plans fit in it.
+            None: no limit.
 
     Attributes:
         plans: (copies,) CheckedPlans of the next iteration; `checked`, that of this rank's copy.
@@ -58,7 +60,18 @@ class Adapter:
         clocks: on the coordinator, the Offsets of the ranks' clocks; None where all are on one host.
     """
 
-    def __init__(self, comm, plans, plane, problem=None, settings=None, where=None, durations_s=None, held_nbytes=None):
+    def __init__(
+        self,
+        comm,
+        plans,
+        plane,
+        problem=None,
+        settings=None,
+        where=None,
+        durations_s=None,
+        held_nbytes=None,
+        memory_nbytes=None,
+    ):
         self.comm, self.plane, self.settings = comm, plane, settings or AdaptSettings()
         self.plans = (plans,) if isinstance(plans, CheckedPlan) else tuple(plans)
         self.copy, _, _ = mine = (0, comm.rank, 0) if where is None else where
@@ -74,7 +87,7 @@ class Adapter:
         if self.agreement.is_root:
             for checked in self.plans:
                 own = problem and dataclasses.replace(problem, microbatches=checked.plan.microbatches)
-                self._deciders.append(Decider(checked, own, self.settings, plane.in_order))
+                self._deciders.append(Decider(checked, own, self.settings, plane.in_order, memory_nbytes))
             if self.settings.scheduler == "best":
                 load_search()
         self.agreement.comm.barrier(timeout_s=COMPILE_S)  # Else they would wait in the middle of the first iteration.

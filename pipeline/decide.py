@@ -12,7 +12,7 @@ from typing import NamedTuple
 from ..errors import InputError
 from .best import best
 from .check import check
-from .estimate import estimate, planned_delay, with_links_of
+from .estimate import estimate, planned_delay, with_links_of, within_memory
 from .link_delay import EXACT_S
 from .schedulers import SCHEDULERS
 from .schedulers import plan as make_plan
@@ -107,8 +107,9 @@ class Held(NamedTuple):
 class Decider:
     """What the coordinator decides; it sends nothing."""
 
-    def __init__(self, checked, problem, settings, in_order):
+    def __init__(self, checked, problem, settings, in_order, memory_nbytes=None):
         self.running, self.initial, self.settings, self.in_order = checked, checked, settings, in_order
+        self._memory_nbytes = memory_nbytes
         self.watch = Watch(settings.onset, settings.relief)
         self.base = self.assumed = problem
         self.slow_links, self.predicted_s, self.found, self.holds = [], None, {}, False
@@ -152,6 +153,8 @@ class Decider:
         for profile in profiles:
             self._noise.add(profile)
         self.base = estimate(profiles, timed, timed, self._noise.delay_s)
+        if self._memory_nbytes is not None:
+            self.base = within_memory(self.base, profiles, self.initial, self._memory_nbytes)
         self._recent, self.assumed = profiles, self.base
         return {"calibrated": 1}
 

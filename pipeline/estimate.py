@@ -79,6 +79,21 @@ def with_links_of(base, problem, pairs):
     return dataclasses.replace(problem, **links | (_links(base, delays) if delays else {}))
 
 
+def within_memory(problem, profiles, checked, memory_nbytes):
+    """`problem` with as many activations on each rank as fit in `memory_nbytes`; none fewer than `checked` needs.
+
+    An activation takes what the rank held at most, over how many the plan has there then.
+
+    Args:
+        profiles: of iterations under the CheckedPlan `checked`.
+    """
+    held_nbytes = np.median([profile.held_nbytes for profile in profiles], axis=0)
+    if not (held_nbytes > 0).all():
+        return problem
+    most = np.array(checked.peak_memory) * np.maximum(memory_nbytes / held_nbytes, 1.0)
+    return dataclasses.replace(problem, max_inflight_activations=tuple(most.tolist()))
+
+
 def _delay(seen, usual_s, latency_s, occupancy_s):
     """(latency, occupancy) by what was seen, or as was assumed where nothing speaks against it, else as usual."""
     low_s, high_s = (float(np.median([way[bound] for way in seen])) for bound in (0, 1))

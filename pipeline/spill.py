@@ -100,6 +100,16 @@ class Spill:
         return sum(nbytes for (number, _), nbytes in self._sizes.items() if number == stage)
 
     @property
+    def kept_nbytes(self):
+        """Bytes held on the device and in the store together."""
+        return self.held_nbytes + sum(kept.nbytes for kept in self._away.values())
+
+    @property
+    def room_nbytes(self):
+        """How many of them to plan for: arrays of several sizes fill a store before all of it is in use."""
+        return self.cap_nbytes + self.store.nbytes // 2
+
+    @property
     def held_nbytes(self):
         """Bytes held on the device by all stages."""
         return sum(self._sizes.values())
@@ -236,11 +246,11 @@ class HostStore:
     Args:
         nbytes: at most so many.
 
-    Attributes: `used_nbytes`.
+    Attributes: `nbytes`; `used_nbytes`.
     """
 
     def __init__(self, nbytes):
-        self._arena = Arena(nbytes, ROOM, ALIGN)
+        self.nbytes, self._arena = nbytes, Arena(nbytes, ROOM, ALIGN)
 
     @property
     def used_nbytes(self):
@@ -278,7 +288,7 @@ class DeviceStore:
     """
 
     def __init__(self, runtime, xp, nbytes):
-        self._runtime, self._xp, self._arena = runtime, xp, Arena(nbytes, ROOM, ALIGN)
+        self.nbytes, self._runtime, self._xp, self._arena = nbytes, runtime, xp, Arena(nbytes, ROOM, ALIGN)
         self._bytes = np.frombuffer(self._arena.view, np.uint8)
         runtime.pin(self._bytes.ctypes.data, nbytes)
         self._stager = Stager(runtime)

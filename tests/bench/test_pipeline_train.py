@@ -184,7 +184,10 @@ def test_a_checkpoint_of_another_model_is_named(text, tmp_path, capsys):
     saved = str(tmp_path / "run.npz")
     assert local(text, "-n", "1", "--checkpoint", saved) == 0
     assert local(text, "-n", "1", "--checkpoint", saved) == 2  # a run that was killed is lost no more by this slip
-    assert f"--checkpoint: got {saved}, which is there, expected a new file, or --resume to go on" in capsys.readouterr().err
+    assert (
+        f"--checkpoint: got {saved}, which is there, expected a new file, or --resume to go on"
+        in capsys.readouterr().err
+    )
     for option, words in (
         ("--width=32", "was saved with width 16, expected 32, as this run has it"),
         ("--microbatches=8", "was saved with microbatches 4, expected 8"),

@@ -96,6 +96,23 @@ def test_noise_as_large_as_actions_changes_nothing_once_it_is_known():
     assert [change["findings"] for change in changes] == [{"calibrated": 1}]
 
 
+@pytest.mark.parametrize(("cap", "limit"), [(1.5, 6), (4, 16), (None, None)])
+def test_new_plans_keep_to_the_memory_that_activations_were_measured_to_take(cap, limit):
+    """Four activations of a kilobyte are held under zb_h1; the cap, in multiples of that, says how many may be."""
+    nominal = Problem(4, 12, 1, 1, 1)
+    first = check(plan(nominal, "zb_h1"), nominal)
+    nbytes = 1e3 * np.array(first.peak_memory)
+    decider, changes = Decider(first, None, SETTINGS, 1, cap and cap * 4e3), []
+    for iteration in range(20):
+        delays = {1: 0.03} if iteration >= 10 else {}
+        verdict = decider.after(seen(iteration, delays)._replace(held_nbytes=nbytes), iteration + 1)
+        changes += [verdict["change"]] if verdict else []
+    assert changes[-1]["slow_links"] == [[1, 2]]
+    most = max(decider.running.peak_memory)
+    assert most > 4 if limit is None else 4 < most <= limit
+    assert (decider.running.problem.max_inflight_activations is None) == (limit is None)
+
+
 def test_single_late_iterations_change_nothing():
     assert decisions(lambda i: {1: 0.05} if i % 3 == 0 else {}, 200)[0] == []
 
