@@ -6,10 +6,11 @@
 rebalance   the exact distribution over 512 and 4,096 groups (bars 0.3 and 1 ms; optimal: no move of one share helps)
 period      iteration times from a call log: right from 4 iterations (bar 0.1 %), with 1 % foreign calls; cost of a call
 recorded    one call through the recorder, against the bare call
-watch       a loop on 4 ranks, blocks with and without `lanterne.watch` in turn: the median of the ratios of their
+watch       a loop on several ranks, blocks with and without `lanterne.watch` in turn: the median of the ratios of their
             times, and the core time of recorder and reader over the loop's time (bar 0.5 %, of both)
 """
 
+import os
 import random
 import statistics
 import sys
@@ -36,7 +37,9 @@ def add_arguments(parser):
     parser.add_argument("--repetitions", type=whole(1), default=9, metavar="K", help="of every timing (default 9)")
     parser.add_argument("--blocks", type=whole(1), default=25, metavar="K", help="pairs of blocks in it (default 25)")
     parser.add_argument("--iteration", type=float, default=20.0, metavar="MS", help="of computing in it (default 20)")
-    parser.add_argument("-n", "--ranks", type=whole(1), default=4, metavar="N", help="ranks of the watch (default 4)")
+    ranks = min(4, os.cpu_count())
+    words = f"ranks of the watch (default: one a core, at most 4; here {ranks}); sharing cores hides half a percent"
+    parser.add_argument("-n", "--ranks", type=whole(1), default=ranks, metavar="N", help=words)
     parser.add_argument("--transport", default="mpi", help="of the watch: mpi (default), ucx or local")
     parser.add_argument("--check", action="store_true", help="exit code 1 if a bar is missed")
     parser.add_argument("--json", metavar="FILE", help="write everything, raw samples too ('-' for standard output)")
@@ -179,7 +182,6 @@ def _recorded(repetitions, calls=20_000):
 def _watch(args):
     """Records of the job that `watched_rank` runs."""
     import json
-    import os
     from pathlib import Path
 
     report.progress(f"watch on {args.ranks} ranks")
@@ -222,7 +224,6 @@ def watched_rank(args):
 def measure_watch(comm, args, iterations=30):
     """Time blocks of a loop with and without a watch, in turn; rank 0 writes the ratios of their times, less 1."""
     import json
-    import os
     from pathlib import Path
 
     import numpy as np

@@ -44,7 +44,7 @@ from .pipeline_input import add_problem_arguments, of_file, problem_from
 from .pipeline_measure import Case, check_case, measure
 from .pipeline_plan import make
 from .pipeline_report import described, labelled
-from .units import format_time, parse_time_s
+from .units import format_count, format_time, parse_time_s
 
 PLAN_FILE = ".json"
 
@@ -243,9 +243,10 @@ COLUMNS = [
 def print_records(document, file):
     """The table of a document of `run`."""
     results, problem = document["results"], document["problem"]
+    iterations = format_count(len(results[0]["measured_makespan_s"]), "iteration")
     notes = [
-        f"{problem['stages']} processes, {problem['microbatches']} microbatches, "
-        f"{len(results[0]['measured_makespan_s'])} iterations of each in turn, {document['environment']['cpus']} cores"
+        f"{problem['stages']} processes, {problem['microbatches']} microbatches, {iterations} of each in turn, "
+        f"{document['environment']['cpus']} cores"
     ]
     report.print_table(COLUMNS, [row(result) for result in results], notes=notes, left=(0, 1), file=file)
     for bar in bars(results):

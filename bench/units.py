@@ -130,3 +130,8 @@ def format_time(time_s):
         if abs(time_s) >= 0.9995 * factor:
             return f"{time_s / factor:.3g} {unit}" if abs(time_s) < 1000 * factor else f"{time_s / factor:.0f} {unit}"
     return f"{time_s / 1e-9:.3g} ns"
+
+
+def format_count(number, word):
+    """A number of what `word` names: 1 call, 2 calls."""
+    return f"{number} {word}{'' if number == 1 else 's'}"

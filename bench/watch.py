@@ -32,7 +32,7 @@ from ..transport.bootstrap import MPI_SIZE_VARIABLES
 from ..transport.launch import MAX_WORLD_SIZE, lives
 from . import report
 from .lab import resolve
-from .units import format_nbytes, format_time
+from .units import format_count, format_nbytes, format_time
 
 # How long the ranks of others may take to end after ours.
 END_S = 3.0
@@ -254,21 +254,17 @@ def _wait_for_others(folder):
         time.sleep(0.05)
 
 
-def _counted(number, word):
-    return f"{number} {word}{'' if number == 1 else 's'}"
-
-
 def print_report(found, file):
     """The tables of a report: iterations, incidents, arrivals, calls."""
     iterations = found["iterations"]
     ranks = found["ranks"]
     ended = f"; the program ended with exit code {found['exit_code']}" if found["exit_code"] else ""
-    heading = f"{len(found['reported'])} of {_counted(ranks, 'rank')} reported{ended}"
+    heading = f"{len(found['reported'])} of {format_count(ranks, 'rank')} reported{ended}"
     print(f"# lanterne watch: {heading}", file=file)
     if iterations["count"]:
         print(
-            f"# {iterations['count']} iterations of {_counted(iterations['calls'], 'call')}, median "
-            f"{format_time(iterations['median_s'])}, p90 {format_time(iterations['p90_s'])}",
+            f"# {format_count(iterations['count'], 'iteration')} of {format_count(iterations['calls'], 'call')}, "
+            f"median {format_time(iterations['median_s'])}, p90 {format_time(iterations['p90_s'])}",
             file=file,
         )
     for note in found["notes"]:
@@ -276,7 +272,7 @@ def print_report(found, file):
     for incident in found["incidents"]:
         relief = "and lasts" if incident["lasts"] else f"to {incident['relief']}"
         # What an iteration is, was taken otherwise then.
-        of = f" (each of {_counted(incident['calls'], 'call')})" if incident["calls"] != iterations["calls"] else ""
+        of = f" (each of {format_count(incident['calls'], 'call')})" if incident["calls"] != iterations["calls"] else ""
         first = f"SLOW from iteration {incident['onset']} {relief}{of}: {incident['ratio']:.2f} times the usual time"
         print(f"{first}; {incident['cause']['evidence']}", file=file)
     if iterations["count"] and not found["incidents"]:

@@ -15,6 +15,7 @@ from ..adaptation_report import bars as document_bars
 from ..adaptation_report import draw as draw_document
 from ..adaptation_report import run_with_events
 from ..bars import at_least
+from ..units import format_count
 from .adaptra_21 import DEAD_NIC_AT, EVENTS, ITERATIONS, PAPER_MIN, QUIET, RESTART_S
 
 SHORTER, FASTER = 10, 4
@@ -107,7 +108,8 @@ def findings(records):
     for outcome in outcomes:
         links = ", ".join(f"{link}-{link + 1}" for link in outcome["links"])
         change = outcome["change"]
-        when = f"after {outcome['lag']} iterations: {change['scheduler'] or 'same plan'}" if change else "no change"
+        lag = format_count(outcome["lag"], "iteration")
+        when = f"after {lag}: {change['scheduler'] or 'same plan'}" if change else "no change"
         lines.append(
             f"# iterations {outcome['first']} to {outcome['last']}, links {links}: {when}; "
             f"{outcome['before_s'] * 1e3:.0f} then {outcome['after_s'] * 1e3:.0f} ms, "

@@ -1,6 +1,13 @@
 import pytest
 
-from lanterne.bench.units import format_nbytes, format_time, parse_nbytes, parse_rate_bytes_per_s, parse_time_s
+from lanterne.bench.units import (
+    format_count,
+    format_nbytes,
+    format_time,
+    parse_nbytes,
+    parse_rate_bytes_per_s,
+    parse_time_s,
+)
 from lanterne.errors import InputError
 
 
@@ -58,3 +65,4 @@ def test_formats():
     assert [format_time(t) for t in (None, 1.5, 0.0123, 3e-6, 2e-8)] == ["-", "1.5 s", "12.3 ms", "3 us", "20 ns"]
     # What rounds up to the next unit is one of it.
     assert [format_time(t) for t in (0.9994, 0.9996, 0.9996e-3)] == ["999 ms", "1 s", "1 ms"]
+    assert [format_count(n, "call") for n in (0, 1, 2)] == ["0 calls", "1 call", "2 calls"]
