@@ -1,5 +1,7 @@
 """CrossPipe's greedy planner: latency, bandwidth and memory are known, and W comes in pieces that fill small gaps."""
 
+from dataclasses import replace
+
 from .list_schedule import B, F, W, list_schedule
 from .placement import as_placement, wave
 from .plan import Plan
@@ -49,4 +51,5 @@ def crosspipe(problem, *, placement=None, weight_parts=4):
 
 def crosspipe_wave(problem, *, weight_parts=4):
     """CrossPipe's greedy CrossWave plan: two half-size stages per rank, there and back. See crosspipe."""
-    return crosspipe(problem, placement=wave(problem.stages), weight_parts=weight_parts)
+    plan = crosspipe(problem, placement=wave(problem.stages), weight_parts=weight_parts)
+    return replace(plan, scheduler="crosspipe_wave")

@@ -83,3 +83,8 @@ def test_an_unknown_scheduler_names_the_known():
 @pytest.mark.parametrize("name", SCHEDULERS)
 def test_every_scheduler_can_be_loaded(name):
     assert load(name).__doc__
+
+
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_every_plan_is_named_by_its_scheduler(name):
+    assert plan(Problem(2, 4, 1, 1, 1), name).scheduler == name
