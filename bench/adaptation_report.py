@@ -2,6 +2,7 @@
 
 import statistics
 import sys
+from math import inf
 
 from . import report
 from .adaptation import ADAPT, FIXED, KNOWN, Mode, outcomes, run_modes
@@ -100,11 +101,15 @@ def print_document(document, file=None):
         print(f"# bar {bar}", file=file)
 
 
-def bars(records):
-    """How soon a new plan runs, and what it reaches: Bars of the records of modes, none where no event was met."""
+def bars(records, must_change=False):
+    """How soon a new plan runs, and what it reaches: Bars of the records of modes, none where no event was met.
+
+    `must_change`: whether it is a miss that no event was answered with a new plan; else they may all be absorbed.
+    """
     found = [outcome for record in records for outcome in record["outcomes"]]
     lags, shares = [each["lag"] for each in found if each["change"]], [each["share_of_known"] for each in found]
-    most = [at_most("iterations until a new plan runs", max(lags), 5)] if lags else []
+    lag = max(lags, default=inf)
+    most = [at_most("iterations until a new plan runs", lag, 5)] if lags or must_change else []
     what = "throughput with it, over that of full knowledge, least"
     return most + ([at_least(what, min(shares), 0.9, "{:.1%}")] if shares else [])
 

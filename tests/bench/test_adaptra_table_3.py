@@ -27,3 +27,5 @@ def test_what_it_reports():
     assert "links 2-3: after 3 iterations: best; 200 then 100 ms, 95.0% of" in measured.findings([record])[0]
     lag, least, median = measured.bars([record])
     assert (lag.found, lag.limit, lag.is_met, least.found, median.found) == (3, 5, True, 0.95, 0.95)
+    unanswered = {"kind": "adapt", "outcomes": [outcome | {"change": None, "share_of_known": 0.95}]}
+    assert not measured.bars([unanswered])[0].is_met
