@@ -17,6 +17,7 @@ from ..errors import InputError
 from ..failslow.locate import MIN_STEPS, locate
 from ..failslow.trace import read_trace
 from . import report
+from .units import format_count
 
 
 def add_arguments(parser):
@@ -41,8 +42,8 @@ def run(args):
         content = {"trace": str(args.file), "steps": len(trace.steps), "notes": notes}
         report.write_json(args.json, report.envelope(**content, verdicts=[asdict(v) for v in verdicts]))
     if args.json != "-":
-        steps, replicas = count(len(trace.steps), "step"), count(trace.replicas, "replica")
-        about = f"{Path(args.file).name}: {steps}, {replicas} x {count(trace.stages, 'stage')}"
+        steps, replicas = format_count(len(trace.steps), "step"), format_count(trace.replicas, "replica")
+        about = f"{Path(args.file).name}: {steps}, {replicas} x {format_count(trace.stages, 'stage')}"
         _print(verdicts, [about, *notes])
     return 0
 
@@ -80,11 +81,6 @@ def _notes(trace, meta):
     if trace.replicas < 2:
         notes.append("one replica: a worker or a link has none to be compared with")
     return notes
-
-
-def count(number, word):
-    """Such as "1 step" and "2 steps"."""
-    return f"{number} {word}{'' if number == 1 else 's'}"
 
 
 def _print(verdicts, notes):

@@ -6,17 +6,11 @@ a rank computes twice as long: a job is right when that is named within 5 iterat
 about it, and the job is as it was within 5 iterations of the end. `--beside N` puts N busy processes beside each job.
 """
 
-import argparse
-import contextlib
-import multiprocessing
-import random
 import sys
-import time
 
 from ..pipeline.injection import Event
-from . import report
+from .beside import score_jobs
 from .mitigation_job import run_job
-from .options import whole
 from .units import format_time
 
 # (copies, places, microbatches of all copies): 4 or 8 ranks, iterations of some 60 to 100 ms.
@@ -24,7 +18,6 @@ SMALL, WIDE, DEEP = (2, 2, 16), (4, 2, 48), (2, 4, 16)
 HEALTHY_ITERATIONS = 150
 FIRST, LAST, REST = 24, 64, 12
 WITHIN = 5
-COPIED_NBYTES, LONGEST_BURST_S = 16 << 20, 1.0
 SLOW = {
     "link 0-1": {"links": ((0, 1),), "latency_s": 20e-3},
     "link 0-2": {"links": ((0, 2),), "latency_s": 20e-3},
@@ -99,52 +92,9 @@ def row(kind, records):
     ]
 
 
-@contextlib.contextmanager
-def busy(count):
-    """`count` processes while the block runs: most compute, every third copies memory or sleeps, in bursts."""
-    works = [_burst if number % 3 == 2 else _compute for number in range(count)]
-    others = [multiprocessing.get_context("spawn").Process(target=work, daemon=True) for work in works]
-    for other in others:
-        other.start()
-    try:
-        yield
-    finally:
-        for other in others:
-            other.kill()
-            other.join()
-
-
-def _compute():
-    while True:
-        sum(range(100_000))
-
-
-def _burst():
-    draw, some, other = random.Random(0), bytearray(COPIED_NBYTES), bytearray(COPIED_NBYTES)
-    while True:
-        until_s = time.monotonic() + draw.uniform(0, LONGEST_BURST_S)
-        while time.monotonic() < until_s:
-            other[:] = some
-        time.sleep(draw.uniform(0, LONGEST_BURST_S))
-
-
 def main(arguments=None):
     """Run the command line; 1 if a job was not right."""
-    parser = argparse.ArgumentParser(prog="python -m lanterne.bench.loop_score", description=__doc__.split("\n\n")[1])
-    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS), metavar="KIND", help="only these")
-    parser.add_argument("--jobs", type=whole(1), default=1, metavar="N", help="of each kind (default 1)")
-    parser.add_argument("--beside", type=whole(0), default=0, metavar="N", help="busy processes beside (default 0)")
-    parser.add_argument("--json", metavar="FILE", help="write the records ('-' for standard output)")
-    args = parser.parse_args(arguments)
-    with busy(args.beside):
-        records = [score(kind) for _ in range(args.jobs) for kind in args.kinds]
-    report.progress("")
-    if args.json:
-        report.write_json(args.json, report.envelope(beside=args.beside, results=records))
-    if args.json != "-":
-        rows = [row(kind, [one for one in records if one["kind"] == kind]) for kind in args.kinds]
-        report.print_table(COLUMNS, rows, title=f"the closed loop beside {args.beside} busy processes")
-    return int(not all(one["right"] for one in records))
+    return score_jobs("loop_score", __doc__, KINDS, score, COLUMNS, row, "the closed loop", arguments)
 
 
 if __name__ == "__main__":

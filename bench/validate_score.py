@@ -5,12 +5,9 @@ computes twice as long, and ones with a link 5 ms slower. Each is validated as a
 among them a healthy rank and a healthy link. A job is right where what is slow is named and nothing else, by both.
 """
 
-import argparse
 import sys
 
-from . import report
-from .loop_score import busy
-from .options import whole
+from .beside import score_jobs
 from .pipeline_measure import on_ranks
 from .units import format_time
 from .validate_job import measure
@@ -69,30 +66,15 @@ def row(kind, records):
     ]
 
 
+def score(kind):
+    """Run one job of a kind and judge it: a record."""
+    found = on_ranks(measure, {"kind": kind}, RANKS, "mpi", 60.0)
+    return {"kind": kind} | judge(kind, found) | found
+
+
 def main(arguments=None):
     """Run the command line; 1 if a job was not right."""
-    parser = argparse.ArgumentParser(
-        prog="python -m lanterne.bench.validate_score", description=__doc__.split("\n\n")[1]
-    )
-    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS), metavar="KIND", help="only these")
-    parser.add_argument("--jobs", type=whole(1), default=1, metavar="N", help="of each kind (default 1)")
-    parser.add_argument("--beside", type=whole(0), default=0, metavar="N", help="busy processes beside (default 0)")
-    parser.add_argument("--json", metavar="FILE", help="write the records ('-' for standard output)")
-    args = parser.parse_args(arguments)
-    records = []
-    with busy(args.beside):
-        for number in range(args.jobs):
-            for kind in args.kinds:
-                report.progress(f"{kind}, job {number + 1} of {args.jobs}")
-                found = on_ranks(measure, {"kind": kind}, RANKS, "mpi", 60.0)
-                records.append({"kind": kind} | judge(kind, found) | found)
-    report.progress("")
-    if args.json:
-        report.write_json(args.json, report.envelope(beside=args.beside, results=records))
-    if args.json != "-":
-        rows = [row(kind, [one for one in records if one["kind"] == kind]) for kind in args.kinds]
-        report.print_table(COLUMNS, rows, title=f"lanterne validate beside {args.beside} busy processes")
-    return int(not all(one["right"] for one in records))
+    return score_jobs("validate_score", __doc__, KINDS, score, COLUMNS, row, "lanterne validate", arguments)
 
 
 if __name__ == "__main__":
