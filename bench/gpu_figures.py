@@ -227,7 +227,9 @@ def delay_figures(num_samples=20):
 
 
 def collective_figures(num_ranks=None):
-    """What gpu_ranks.py measures on `num_ranks` ranks over nccl; None: as many as there are GPUs, at least two.
+    """What gpu_ranks.py measures on `num_ranks` ranks over nccl; None: as many as there are GPUs, at least three.
+
+    Of two ranks none is ever late.
 
     Raises:
         LanterneError: the job failed, and has found nothing before; it has said why.
@@ -237,7 +239,7 @@ def collective_figures(num_ranks=None):
     from ..transport.nccl_library import SHARED_GPU_ENVIRONMENT
 
     num_devices = require_device()
-    num_ranks = max(2, num_devices) if num_ranks is None else num_ranks
+    num_ranks = max(3, num_devices) if num_ranks is None else num_ranks
     if not num_ranks:
         return []
     with tempfile.TemporaryDirectory() as folder:

@@ -1,16 +1,19 @@
 """One rank of the collectives that `lanterne bench gpu` measures over nccl; rank 0 writes the figures to a file.
 
 Eager calls, captured ones and ncclAllReduce run in turn on the same arrays; times are of the slowest rank. Launch cost
-is the CPU's time from the call of `launch` to its return, with nothing to wait for.
+is the CPU's time from the call of `launch` to its return, with nothing to wait for. A decision is the CPU's time from
+when the board's record of a call is there to the launch of the graph that it names.
 """
 
 import faulthandler
 import statistics
 import sys
 import time
+from contextlib import contextmanager
 
 import numpy as np
 
+from ..collectives import late
 from .report import write_json
 
 NBYTES = 64 << 20
@@ -18,7 +21,9 @@ ALGORITHMS = ("ring", "late_join")
 # What a launch costs the CPU does not depend on the size.
 LAUNCH_NBYTES = 1 << 20
 LAUNCHES, ITERATIONS = 200, 7
-LAUNCH_BAR_S = 20e-6
+LAUNCH_BAR_S = DECISION_BAR_S = 20e-6
+# Calls whose records are timed, and how late one rank of each comes.
+DECISIONS, LATE_S = 48, 5e-3
 
 
 def main(file):
@@ -55,6 +60,7 @@ def figures(comm, put, get, synchronize, nbytes=NBYTES, launches=LAUNCHES):
     # One rank alone is never late.
     algorithms = [name for name in ALGORITHMS if name in comm.algorithms("all_reduce")]
     yield from _launch_figures(comm, algorithms, source[: LAUNCH_NBYTES // 4], put, synchronize, launches)
+    yield from _decision_figures(comm, source[: LAUNCH_NBYTES // 4], put, synchronize)
     x, out = put(source.astype(np.float32)), put(np.zeros(source.size, np.float32))
     expected = np.zeros(source.size, np.float32)
     comm.all_reduce(source.astype(np.float32), expected, algorithm="ring")
@@ -94,6 +100,60 @@ def _launch_figures(comm, algorithms, source, put, synchronize, launches):
         captured.close()
         value = statistics.median(samples)
         yield _figure(f"launch of a captured {name}", value, "s", "<= 20 us", value <= LAUNCH_BAR_S, samples)
+
+
+def _decision_figures(comm, source, put, synchronize):
+    """What a rank needs to pick a graph once it knows who is late; two ranks are never asked."""
+    x, out = put(source.astype(np.float32)), put(np.zeros(source.size, np.float32))
+    with _asked_at_any_size():
+        captured = comm.capture("all_reduce", x, out)
+    if captured.asks:
+        times_s = []
+        with _timed_decisions(comm, times_s):
+            for call in range(DECISIONS):
+                if call % comm.world_size == comm.rank:
+                    time.sleep(LATE_S)
+                captured.launch()
+                synchronize()
+        value = _slowest(comm, statistics.median(times_s))
+        yield _figure(
+            "from the record of who is late to the launch", value, "s", "<= 20 us", value <= DECISION_BAR_S, times_s
+        )
+    captured.close()
+
+
+@contextmanager
+def _asked_at_any_size():
+    """The board is asked about calls of any predicted time."""
+    before, late.LEAST_NORMAL_S = late.LEAST_NORMAL_S, 0.0
+    try:
+        yield
+    finally:
+        late.LEAST_NORMAL_S = before
+
+
+@contextmanager
+def _timed_decisions(comm, times_s):
+    """Appends to `times_s` the seconds from each record to the launch that it leads to."""
+    runtime, board, known_s = comm.device_side().runtime, comm.late, []
+    take, launch = board.take, runtime.launch
+
+    def timed_take():
+        record = take()
+        if record is not None:
+            known_s[:] = [time.perf_counter()]
+        return record
+
+    def timed_launch(graph, stream):
+        if known_s:
+            times_s.append(time.perf_counter() - known_s.pop())
+        launch(graph, stream)
+
+    board.take, runtime.launch = timed_take, timed_launch
+    try:
+        yield
+    finally:
+        board.take, runtime.launch = take, launch
 
 
 def _launch_times_s(captured, synchronize, launches):

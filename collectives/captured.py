@@ -46,6 +46,11 @@ class Captured:
             for choice, plan, execution in zip(choices, plans, executions, strict=True)
         }
 
+    @property
+    def asks(self):
+        """Whether each launch finds out who is late, and picks among graphs by it."""
+        return self._policy is not None
+
     def launch(self, stream=None):
         """Launch the call in the order of `stream` (None: the one that the arrays came with); a request.
 
@@ -57,7 +62,7 @@ class Captured:
             raise InputError("launch: got a captured call that is closed")
         entry = self._side.entry(stream, self._call.in_array or self._call.out_array)
         call = self._call._replace(entry=entry)
-        if self._policy is not None:
+        if self.asks:
             request = LateRequest(communicator, call, self._policy, self._find)
         else:
             plan = self._find("", -1)

@@ -111,3 +111,6 @@ def test_figures_of_collectives_on_stand_ins():
     assert sum(figure.name.startswith("launch of") for figure in found) == len(ALGORITHMS)
     assert all(figure.value > 0 for figure in found if "over ours" in figure.name)
     assert found[0].name.startswith("launch of")
+    (decision,) = (figure for figure in found if figure.name.startswith("from the record"))
+    # A call that nobody was late to is launched once, one without a rank twice.
+    assert len(decision.samples) >= 10 and all(sample > 0 for sample in decision.samples)
