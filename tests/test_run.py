@@ -1,0 +1,54 @@
+"""Which lock `./run` installs, by its words and the driver: with stand-ins for uv, nvidia-smi and the environment."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+# Tells what it was asked to install; the Python of the environment that it makes tells what it is run with.
+UV = """#!/bin/sh
+case $1 in
+    venv) for venv; do :; done; mkdir -p "$venv/bin"; printf '#!/bin/sh\\necho "$0 $*"\\n' > "$venv/bin/python"
+          chmod +x "$venv/bin/python" ;;
+    pip) case "$*" in *" -r "*) for lock; do :; done; echo "installs ${lock##*/}" ;; esac ;;
+esac
+"""
+FAILED = "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver."
+
+
+@pytest.mark.parametrize(
+    ("driver", "words", "variables", "lock"),
+    [
+        # As where there is no nvidia-smi, to which a stand-in comes closest.
+        ("exit 127", "bench", {}, "base"),
+        ("exit 127", "bench --transport ucx", {}, "full"),
+        ("exit 127", "test", {}, "test"),
+        ("echo 580.65.06", "bench", {}, "cuda13"),
+        ("echo 1000.1", "test", {}, "cuda13"),
+        # A line for each GPU.
+        ("echo 575.57.08; echo 575.57.08", "bench --transport ucx", {}, "cuda12"),
+        # No driver is loaded: it says so on its standard output.
+        (f'echo "{FAILED}"; exit 9', "bench", {}, "base"),
+        ("echo 580.65.06", "bench", {"LANTERNE_LOCK": "cuda12"}, "cuda12"),
+    ],
+)
+def test_the_lock_follows_the_words_and_the_driver(tmp_path, driver, words, variables, lock):
+    for name in ("run", "pyproject.toml"):
+        shutil.copy(ROOT / name, tmp_path)
+    shutil.copytree(ROOT / "locks", tmp_path / "locks")
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for name, text in (("uv", UV), ("nvidia-smi", f"#!/bin/sh\n{driver}\n")):
+        (tools / name).write_text(text)
+        (tools / name).chmod(0o755)
+    kept = {name: value for name, value in os.environ.items() if name != "LANTERNE_LOCK"}
+    environment = kept | {"PATH": f"{tools}{os.pathsep}{kept['PATH']}"} | variables
+    command = [str(tmp_path / "run"), *words.split()]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    python = tmp_path / (f".venv-{lock}" if lock.startswith("cuda") else ".venv") / "bin" / "python"
+    module = "pytest" if words == "test" else f"lanterne {words}"
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines() == [f"installs {lock}.txt", f"{python} -m {module}"]
