@@ -117,7 +117,7 @@ def staging_figures(nbytes, iterations):
 
 
 def delegate_figures(iterations, nbytes=DELEGATED_NBYTES, make_device=None):
-    """What a message of a device costs the rank that computes, over a blocking copy to ordinary memory, as Inline has.
+    """What a message of a device costs the rank that computes, over a blocking copy to ordinary memory.
 
     Two ranks, threads of this process; delegates send over TCP what has landed.
 

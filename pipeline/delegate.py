@@ -21,8 +21,8 @@ from ..transport.delegate import DEFAULT_RAILS, Delegates, queues_needed
 from ..transport.delegate_memory import check_machine, landed_counter
 from ..transport.rail_names import network_host
 from ..transport.shaped import SPIN_S, Ends
-from .delegate_staging import DelegateStaging
 from .inline import Inline
+from .message_staging import MessageStaging
 from .plane import DataPlane, Receive, free_nbytes
 
 # Of the memory that the host has free, for all ranks together.
@@ -68,7 +68,7 @@ class Delegate(DataPlane):
         self._out, self._earlier = {}, set()
         # (peer, offset, shape, dtype) -> array in that peer's arena; id -> (peer, offset) of those that are read.
         self._theirs, self._read = {}, {}
-        # The DelegateStaging of stages on a device; buffers that were released while it copies from them.
+        # The MessageStaging of stages on a device; buffers that were released while it copies from them.
         self._staging, self._copied = None, []
 
     def lend(self, shape, dtype, peer):
@@ -91,7 +91,7 @@ class Delegate(DataPlane):
         return False
 
     def _departure_ns(self, buffer, timeout_s):
-        """As DelegateStaging has it."""
+        """As MessageStaging has it."""
         limit_s = self.comm.timeout_s if timeout_s is None else timeout_s
         return self._staging.departure_ns(buffer, limit_s if self._links else None)
 
@@ -148,7 +148,7 @@ class Delegate(DataPlane):
             self.direct.set_link(source, destination, link)
 
     def stage_on(self, device):
-        self._staging = DelegateStaging(device, landed_counter(self._memory))
+        self._staging = MessageStaging(device, landed_counter(self._memory))
         if self.direct is not None:
             self.direct.stage_on(device)
 

@@ -4,10 +4,11 @@
     trainer = Trainer(comm, model, data, plans, device=device)
     Adapter(comm, trainer.plans, trainer.plane, durations_s=trainer.device.durations_s)
 
-So every data plane carries a device's messages as it does a host's. Those of delegates are copied while the device
-computes on (delegate_staging.py); for others computing waits, as it does for their sends. Has not run on a GPU yet.
+So every data plane carries a device's messages as it does a host's, through pinned memory (message_staging.py). Has not
+run on a GPU yet.
 """
 
+from ..errors import InputError
 from ..kernels.arrays import import_cupy
 from .device_times import DeviceTimes
 
@@ -21,7 +22,7 @@ class Device:
 
     Attributes:
         durations_s: as DeviceTimes has it, for a Profiler: of the stages that `on_host` gave.
-        stagings: id of a data plane's buffer -> the DelegateStaging that copies to and from it.
+        stagings: id of a data plane's buffer -> the MessageStaging that copies to and from it.
     """
 
     def __init__(self, xp, runtime):
@@ -35,20 +36,19 @@ class Device:
 
     def fetch(self, buffer):
         """The array of `buffer`, a host array that a data plane gave, on the device."""
-        staging = self.stagings.get(id(buffer))
-        if staging is None:
-            return self.xp.asarray(buffer)
         array = self.xp.empty(buffer.shape, buffer.dtype)
-        staging.fetch(buffer, array)
+        self._staging(buffer).fetch(buffer, array)
         return array
 
     def fill(self, buffer, array):
         """`buffer`, which a data plane lent, to be sent with what `array` on the device holds; waits for its work."""
-        staging = self.stagings.get(id(buffer))
-        if staging is None:
-            return self.xp.asnumpy(array, out=buffer)
-        staging.fill(buffer, self.xp.ascontiguousarray(array))
+        self._staging(buffer).fill(buffer, self.xp.ascontiguousarray(array))
         return buffer
+
+    def _staging(self, buffer):
+        if id(buffer) not in self.stagings:
+            raise InputError("device: got a buffer of a data plane without it, expected one after its `stage_on`")
+        return self.stagings[id(buffer)]
 
 
 def cuda_device(comm):

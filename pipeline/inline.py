@@ -3,6 +3,7 @@
 from collections import deque
 
 from ..errors import InputError
+from .message_staging import MessageStaging
 from .plane import DataPlane, Pool, Receive
 
 # Of the communicator's tags for messages of the user; the last, so as to be out of the way.
@@ -24,6 +25,8 @@ class Inline(DataPlane):
             raise InputError(f"queue: got {queue}, expected at least 0 sends")
         self.comm, self.tag, self.in_order, self._owned = comm, tag, queue, owned
         self._sends, self._pool = deque(), Pool()
+        # The MessageStaging of stages on a device.
+        self._staging = None
         # (id of a buffer, which comes again and again, and peer) -> what starts a message of it; that holds the buffer.
         self._send_starts, self._receive_starts = {}, {}
 
@@ -31,6 +34,9 @@ class Inline(DataPlane):
         return self._pool.take(shape, dtype)
 
     def send(self, buffer, peer, timeout_s=None):
+        if self._staging is not None:
+            # While the rank computes nobody would post the message.
+            self._staging.land(buffer, self._limit_s(timeout_s))
         start = self._send_starts.get((id(buffer), peer))
         if start is None:
             start = self._send_starts[id(buffer), peer] = self.comm.prepare_send(buffer, peer, tag=self.tag)
@@ -45,6 +51,9 @@ class Inline(DataPlane):
         return InlineReceive(start(), buffer)
 
     def release(self, buffer):
+        if self._staging is not None:
+            # What has used the message was queued after its copy: there is hardly anything to wait for.
+            self._staging.consume(buffer, self._limit_s(None))
         self._pool.give(buffer)
 
     def finish(self, timeout_s=None):
@@ -53,12 +62,23 @@ class Inline(DataPlane):
     def set_link(self, source, destination, link):
         self.comm.transport.set_link(self.comm.ranks[source], self.comm.ranks[destination], link)
 
+    def stage_on(self, device):
+        self._staging = MessageStaging(device)
+        self._pool = Pool(self._staging.empty)
+
     def fail(self, error):
         self.comm.fail(error)
 
     def close(self):
-        if self._owned:
-            self.comm.close()
+        try:
+            if self._staging is not None:
+                self._staging.close()
+        finally:
+            if self._owned:
+                self.comm.close()
+
+    def _limit_s(self, timeout_s):
+        return self.comm.timeout_s if timeout_s is None else timeout_s
 
     def _wait(self, most, timeout_s):
         """Return once at most `most` sends are not done, and whether that took waiting."""

@@ -86,12 +86,9 @@ class DataPlane(ABC):
     def set_link(self, source, destination, link):
         """Change an emulated Link of the ranks' from now on; every rank calls it alike, between iterations."""
 
+    @abstractmethod
     def stage_on(self, device):
-        """From now on stages on `device`, a Device, write and read this plane's buffers; before the first is lent.
-
-        A plane that can has them copied while the device computes on.
-        """
-        return
+        """From now on stages on `device`, a Device, write and read this plane's buffers; before the first is lent."""
 
     @abstractmethod
     def fail(self, error):
@@ -109,17 +106,21 @@ class DataPlane(ABC):
 
 
 class Pool:
-    """Arrays to lend, by shape and dtype, kept when they come back."""
+    """Arrays to lend, by shape and dtype, kept when they come back.
 
-    __slots__ = ("_free",)
+    Args:
+        make: a function of shape and dtype that gives a new one.
+    """
 
-    def __init__(self):
-        self._free = {}
+    __slots__ = ("_free", "_make")
+
+    def __init__(self, make=np.empty):
+        self._free, self._make = {}, make
 
     def take(self, shape, dtype):
         """An array whose content is anything."""
         free = self._free.get((shape, dtype))
-        return free.pop() if free else np.empty(shape, dtype)
+        return free.pop() if free else self._make(shape, dtype)
 
     def give(self, array):
         """Take `array` back."""

@@ -12,11 +12,11 @@ from host_runtime import HostRuntime
 
 import lanterne
 from lanterne.bench.gpu_figures import delegate_figures
-from lanterne.errors import TransportTimeout
+from lanterne.errors import InputError, TransportTimeout
 from lanterne.kernels.chunks import CHUNK_NBYTES
 from lanterne.pipeline.adapt import Adapter
-from lanterne.pipeline.delegate_staging import DelegateStaging
 from lanterne.pipeline.device_stage import Device
+from lanterne.pipeline.message_staging import MessageStaging
 from lanterne.pipeline.observed import ObservedPlane
 from lanterne.pipeline.planes import make_plane
 from lanterne.pipeline.problem import Problem
@@ -32,12 +32,10 @@ class OnDevice(np.ndarray):
     """An array that came from the array module below."""
 
 
-def array_module(fetched=None):
-    """CuPy's functions that a Trainer asks for; `fetched` counts the copies back to the host."""
+def array_module():
+    """CuPy's functions that a Trainer and a figure ask for."""
 
     def asnumpy(array, out):
-        if fetched is not None:
-            fetched.append(array.nbytes)
         out[...] = array
         return out
 
@@ -108,7 +106,7 @@ def train(comm, device=None, planes=planes):
 @pytest.fixture(scope="module")
 def on_device():
     runtimes = [HostRuntime(), HostRuntime()]
-    yield lanterne.spawn(2, lambda comm: train(comm, Device(array_module(), runtimes[comm.rank])))
+    yield lanterne.spawn(2, lambda comm: train(comm, HostDevice(array_module(), runtimes[comm.rank])))
     for runtime in runtimes:
         runtime.close()
 
@@ -126,23 +124,36 @@ def test_the_adapter_has_its_durations_from_events(on_device):
         assert all((profile.durations_s[kind] > 0).all() for kind in "FBW")
 
 
-def test_durations_are_asked_of_the_device(on_device):
-    asked, fetched = [], []
+def test_durations_are_asked_of_the_device(runtimes):
+    asked = []
 
     def job(comm):
-        device = Device(array_module(fetched), runtime)
+        device = HostDevice(array_module(), runtimes[comm.rank])
         events = device.durations_s
         device.durations_s = lambda measured: asked.append(events(measured)) or np.full(len(measured.actions), 7.0)
         return train(comm, device)[2]
 
-    runtime = HostRuntime()
-    try:
-        profiles = lanterne.spawn(2, job)[0]
-    finally:
-        runtime.close()
-    # Four microbatches go forward and back over one link.
-    assert len(asked) == 2 * ITERATIONS and len(fetched) == 2 * 4 * ITERATIONS
+    profiles = lanterne.spawn(2, job)[0]
+    assert len(asked) == 2 * ITERATIONS
     assert all((profile.durations_s["F"] == 7.0).all() for profile in profiles)
+
+
+def test_the_messages_of_an_inline_plane_go_through_pinned_memory(runtimes):
+    copies = []
+    for runtime in runtimes:
+        copy = runtime.copy
+        runtime.copy = lambda *arguments, copy=copy: (copies.append(arguments), copy(*arguments))
+
+    def job(comm):
+        device = HostDevice(array_module(), runtimes[comm.rank])
+        train(comm, device)
+        return device.stagings
+
+    assert lanterne.spawn(2, job) == [{}, {}]
+    # Four microbatches go forward and back over one link, and each to the host and to the device.
+    assert len(copies) == 2 * 2 * 4 * ITERATIONS
+    gc.collect()
+    assert [runtime.pinned for runtime in runtimes] == [{}, {}]
 
 
 @pytest.fixture
@@ -159,18 +170,17 @@ def runtimes():
     ids=["one host", "tcp", "emulated link"],
 )
 def test_delegates_carry_what_the_device_copies_for_them(on_device, runtimes, options):
-    """The losses of a data plane whose messages are copied one by one; nothing is fetched for a message any more."""
-    fetched = []
+    """The losses of a data plane whose rank sends itself."""
 
     def job(comm):
-        device = HostDevice(array_module(fetched), runtimes[comm.rank])
+        device = HostDevice(array_module(), runtimes[comm.rank])
         found = train(comm, device, lambda pipeline: delegates(pipeline, **options))
         return *found, device.stagings
 
     (losses, state, _, where, stagings), _ = lanterne.spawn(2, job)
     np.testing.assert_array_equal(losses, on_device[0][0])
     np.testing.assert_array_equal(state.parameters, on_device[0][1].parameters)
-    assert where == {True} and not fetched and not stagings
+    assert where == {True} and not stagings
     gc.collect()
     assert [runtime.pinned for runtime in runtimes] == [{}, {}]
 
@@ -246,12 +256,43 @@ def test_a_neighbour_reads_a_message_once_all_of_it_has_landed(runtimes):
     np.testing.assert_array_equal(got, message)
 
 
+def test_a_rank_that_sends_itself_waits_for_the_copy(runtimes):
+    gates, xp = [threading.Event()], array_module()
+    gated(runtimes[0], gates)
+    message, shape, dtype = np.arange(10, dtype=np.uint8), (10,), np.dtype(np.uint8)
+
+    def job(comm):
+        device = HostDevice(xp, runtimes[comm.rank])
+        with make_plane("inline", comm) as plane:
+            plane.stage_on(device)
+            if comm.rank:
+                buffer = plane.receive(shape, dtype, 0).wait()
+                got = device.fetch(buffer)
+                plane.release(buffer)
+                return got
+            buffer = device.fill(plane.lend(shape, dtype, 1), xp.asarray(message))
+            with pytest.raises(TransportTimeout, match="staged copy of 10 bytes: not done within 0.01 s"):
+                plane.send(buffer, 1, timeout_s=0.01)
+            gates[0].set()
+            plane.send(buffer, 1)
+            plane.finish()
+
+    np.testing.assert_array_equal(lanterne.spawn(2, job)[1], message)
+
+
+def test_a_plane_that_was_not_told_of_the_device_is_named(runtimes):
+    device = HostDevice(array_module(), runtimes[0])
+    for use in (device.fetch, lambda buffer: device.fill(buffer, buffer)):
+        with pytest.raises(InputError, match="a data plane without it, expected one after its `stage_on`"):
+            use(np.zeros(3))
+
+
 def test_an_emulated_link_takes_whole_messages(runtimes):
     """Its queue is the sender's, who waits for the copy; without one a ticket stands for the departure."""
     gates, memory = [threading.Event()], memoryview(mmap.mmap(-1, 2 * mmap.PAGESIZE))
     gated(runtimes[0], gates)
     device = HostDevice(array_module(), runtimes[0])
-    staging = DelegateStaging(device, landed_counter(memory))
+    staging = MessageStaging(device, landed_counter(memory))
     buffer = np.frombuffer(memory, np.uint8, 10)
     staging.adopt(buffer)
     assert staging.departure_ns(buffer) > 0

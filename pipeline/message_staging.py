@@ -1,20 +1,21 @@
-"""Messages of stages on a device, copied to and from the memory of delegates while the device computes on.
+"""Messages of stages on a device, copied to and from the pinned host memory that a data plane lends its buffers from.
 
-What a stage makes is copied into shared, pinned memory in chunks, on a stream of its own, and handed over at once:
-delegates, or a rank of this host that reads it there, see by a counter beside the memory how much has landed, so the
-first chunk leaves while the second is copied. What comes is copied to the device likewise, and the computing stream
-alone waits for it. Has not run on a GPU yet.
+What a stage makes is copied in chunks, on a stream of its own, and a counter tells how much has landed. In a memory that
+is shared with delegates, or read by a rank of this host, a message is handed over at once, and its first chunk leaves
+while the second is copied; where the computing rank itself sends, that waits for the counter. What comes is copied to
+the device likewise, and the computing stream alone waits for it. Has not run on a GPU yet.
 Paper: ADAPTRA, section 5.2, figures 10 to 12; differs: the memory of a message is pinned where it is sent from and
 received, not a ring of chunks that everything is copied through, so that a message can go again over another rail.
 """
 
+import math
 import mmap
 import time
 
 import numpy as np
 
 from ..kernels.arrays import address_of
-from ..kernels.staging import Stager, wait_for
+from ..kernels.staging import Stager, pinned_empty, wait_for
 from ..transport.delegate_memory import ticket_of
 from ..transport.pauses import Pauses
 
@@ -22,23 +23,33 @@ from ..transport.pauses import Pauses
 CLOSE_S = 5.0
 
 
-class DelegateStaging:
-    """The copies between a device and the arenas that a Delegate plane lends its buffers from.
+class MessageStaging:
+    """The copies between a device and the buffers of one data plane.
 
     Args:
         device: a Device, told which buffers are these.
-        landed: the arena's landed_counter.
+        landed: the landed_counter of the arena that they lie in, where others are to see what has landed.
     """
 
-    def __init__(self, device, landed):
+    def __init__(self, device, landed=None):
         self._device, self._runtime = device, device.runtime
-        counter = np.frombuffer(landed, np.uint32)
-        # Arrays in pinned memory, by address; they stay as long as that is pinned.
-        self._pinned = {}
-        self._pin(counter)
+        # Arrays in memory that is pinned here, by address, and in memory of their own: they stay as long as this does.
+        self._pinned, self._made = {}, []
+        counter = None
+        if landed is not None:
+            counter = np.frombuffer(landed, np.uint32)
+            self._pin(counter)
         self._stager = Stager(self._runtime, landed=counter)
         # By buffer's id, copies under way: to it with the array that they read, or from it.
         self._filling, self._fetching = {}, {}
+
+    def empty(self, shape, dtype):
+        """A new array (shape) of dtype in pinned memory of its own, which may be lent or given."""
+        nbytes = math.prod(shape) * dtype.itemsize
+        buffer = pinned_empty(self._runtime, max(nbytes, 1))[:nbytes].view(dtype).reshape(shape)
+        self._device.stagings[id(buffer)] = self
+        self._made.append(buffer)
+        return buffer
 
     def adopt(self, buffer):
         """`buffer`, a host array that begins on a page of its own, may be lent or given from now on.
@@ -48,7 +59,7 @@ class DelegateStaging:
         """
         if buffer.nbytes:
             self._pin(buffer)
-            self._device.stagings[id(buffer)] = self
+        self._device.stagings[id(buffer)] = self
 
     def _pin(self, array):
         address = array.ctypes.data
@@ -87,13 +98,19 @@ class DelegateStaging:
         Raises:
             TransportTimeout: the copy has not ended.
         """
-        if id(buffer) not in self._filling:
-            return time.monotonic_ns()
-        copy = self._filling[id(buffer)][0]
-        if timeout_s is None:
-            return ticket_of(copy.first_chunk)
-        copy.wait(timeout_s)
+        if timeout_s is None and id(buffer) in self._filling:
+            return ticket_of(self._filling[id(buffer)][0].first_chunk)
+        self.land(buffer, timeout_s)
         return time.monotonic_ns()
+
+    def land(self, buffer, timeout_s):
+        """Return once what `fill` copies into `buffer`, if anything, has landed.
+
+        Raises:
+            TransportTimeout: not within `timeout_s` seconds.
+        """
+        if id(buffer) in self._filling:
+            self._filling[id(buffer)][0].wait(timeout_s)
 
     def is_free(self, buffer):
         """Whether no copy reads `buffer` any more."""
@@ -102,6 +119,16 @@ class DelegateStaging:
             return copy is None
         del self._fetching[id(buffer)]
         return True
+
+    def consume(self, buffer, timeout_s):
+        """Return once no copy reads `buffer` any more.
+
+        Raises:
+            TransportTimeout: not within `timeout_s` seconds.
+        """
+        copy = self._fetching.pop(id(buffer), None)
+        if copy is not None:
+            copy.wait(timeout_s)
 
     def _settle(self):
         """Let go of the device's arrays whose copies have ended."""
@@ -119,4 +146,4 @@ class DelegateStaging:
         wait_for(lambda: all(copy.test() for copy in copies), "copies of messages", CLOSE_S)
         for address in self._pinned:
             self._runtime.unpin(address)
-        self._pinned, self._filling, self._fetching, self._stager = {}, {}, {}, None
+        self._pinned, self._made, self._filling, self._fetching, self._stager = {}, [], {}, {}, None
