@@ -80,8 +80,14 @@ class DeviceSide:
 
     # -- failure
 
+    @property
+    def is_open(self):
+        """Whether nothing has ended the channel: what the watch saw, too."""
+        channel = self.channel
+        return channel is None or (channel.failure is None and not channel.closed)
+
     def check(self):
-        """Raise what has ended the channel, if anything has: what the watch saw, too."""
+        """Raise what has ended the channel, if anything has."""
         if self.channel is not None:
             self.channel.check_open()
 
@@ -166,18 +172,9 @@ class EventRequest:
 
 
 def _open_runtime(address):
-    """The CudaRuntime of the device that `address` is on.
+    from ..kernels.cuda_runtime import runtime_of
 
-    Raises:
-        Unavailable: no GPU, driver or CuPy.
-    """
-    from ..kernels.cuda_runtime import CudaRuntime
-
-    runtime = CudaRuntime()
-    device_id = runtime.device_of(address) if address else 0
-    if device_id < 0:
-        raise InputError(f"array: got an address on the host ({address:#x}), expected device memory")
-    return runtime if device_id == runtime.device_id else CudaRuntime(device_id)
+    return runtime_of(address)
 
 
 def _staged(transport, runtime, stream):

@@ -4,15 +4,16 @@ Tests put a stand-in with the same verbs in its place, so what is built on them 
 """
 
 import os
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 
 import numpy as np
 
-from ..errors import InputError, LanterneError, TransportError, Unavailable
+from ..errors import InputError, TransportError, Unavailable
 from .arrays import import_cupy, require_device
 from .device_view import DeviceView, stream_address
 
 _COPY_ANY_DIRECTION = 4  # cudaMemcpyDefault
+_NO_MEMORY = 2  # cudaErrorMemoryAllocation
 _NOT_READY = 600  # cudaErrorNotReady
 _CAPTURE_IMPLICIT = 906  # cudaErrorStreamCaptureImplicit
 _ON_A_DEVICE = (2, 3)  # cudaMemoryTypeDevice, cudaMemoryTypeManaged
@@ -40,12 +41,36 @@ def own_device(place):
     return runtime
 
 
+def runtime_of(address):
+    """The CudaRuntime of the device whose memory `address` is in; 0, that of an empty array: of the current device.
+
+    Nothing is done on any other device: a process that only looks at one would keep memory there.
+
+    Raises:
+        Unavailable: no CuPy, driver or device.
+        InputError: an address of host memory.
+    """
+    require_device()
+    device_id = _device_of(import_cupy(), address) if address else import_cupy().cuda.Device().id
+    if device_id < 0:
+        raise InputError(f"array: got an address on the host ({address:#x}), expected device memory")
+    return CudaRuntime(device_id)
+
+
+def _device_of(cupy, address):
+    attributes = cupy.cuda.runtime.pointerGetAttributes(address)
+    return attributes.device if attributes.type in _ON_A_DEVICE else -1
+
+
 class CudaRuntime:
     """The verbs on device `device_id`; addresses are ints, streams and events CuPy's.
+
+    Verbs may be used whichever device is the current one, and on any thread.
 
     Raises:
         Unavailable: no CuPy, driver or device, or no cuda.bindings (a dependency of Numba CUDA).
         InputError: no device of that number.
+        TransportError: of every verb: CUDA refuses, as it does all once work on the device has failed.
     """
 
     def __init__(self, device_id=0):
@@ -59,19 +84,32 @@ class CudaRuntime:
         self._driver = driver
         self._cupy = import_cupy()
         self._pinned = {}
-        self._is_alone = num_devices == 1
         self.device_id = device_id
         self.device = self._cupy.cuda.Device(device_id)
+        self._here = _Here(self.device if num_devices > 1 else None, device_id, self._cupy.cuda)
         # Nothing runs on it: memory that the pool gives it was never another stream's, and is reused only once freed.
         self._memory_stream = self.new_stream()
 
     def new_stream(self):
         """A stream that does not wait for the default stream."""
-        with self.device:
+        with self._here:
             return self._cupy.cuda.Stream(non_blocking=True)
 
     def current_stream(self):
-        return self._cupy.cuda.get_current_stream()
+        """This thread's current stream of the device."""
+        return self._cupy.cuda.get_current_stream(self.device_id)
+
+    def adopt_thread(self):
+        """Make this thread, which lanterne has started, work on the device, and disturb no capture of other threads.
+
+        While one captures in CUDA's strictest mode, as torch does, a question about an event on any other thread would
+        break its capture.
+        """
+        # A device that has failed refuses even this; whatever the thread asks next tells.
+        with suppress(TransportError, *self._here.errors):
+            self.device.use()
+            relaxed = self._driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+            self._check(self._driver.cuThreadExchangeStreamCaptureMode(relaxed))
 
     @property
     def identity(self):
@@ -101,21 +139,22 @@ class CudaRuntime:
 
     def _is_captured(self, stream):
         runtime = self._cupy.cuda.runtime
-        try:
-            return runtime.streamIsCapturing(stream.ptr)
-        except runtime.CUDARuntimeError as error:
-            # Of the default stream, while one is captured that waits for it.
-            if error.status == _CAPTURE_IMPLICIT:
+        with self._here:
+            try:
+                return runtime.streamIsCapturing(stream.ptr)
+            except runtime.CUDARuntimeError as error:
+                # Of the default stream, while one is captured that waits for it.
+                if error.status == _CAPTURE_IMPLICIT:
+                    return True
+                raise
+            except RuntimeError:
+                # A capture that something has broken: CuPy's own error.
                 return True
-            raise self._failed(error) from error
-        except RuntimeError:
-            # A capture that something has broken: CuPy's own error.
-            return True
 
     def device_of(self, address):
         """The number of the device whose memory `address` is in; -1 for host memory."""
-        attributes = self._cupy.cuda.runtime.pointerGetAttributes(address)
-        return attributes.device if attributes.type in _ON_A_DEVICE else -1
+        with self._here:
+            return _device_of(self._cupy, address)
 
     def empty(self, nbytes, what="scratch"):
         """A DeviceView of `nbytes` new bytes.
@@ -123,77 +162,85 @@ class CudaRuntime:
         Raises:
             Unavailable: the device has no room for it.
         """
-        with self.device, self._memory_stream:
+        cuda = self._cupy.cuda
+        with self._here, self._memory_stream:
             try:
-                memory = self._cupy.cuda.alloc(nbytes)
-            except self._cupy.cuda.memory.OutOfMemoryError as error:
-                free, total = self._cupy.cuda.runtime.memGetInfo()
+                memory = cuda.alloc(nbytes)
+            except (cuda.memory.OutOfMemoryError, cuda.runtime.CUDARuntimeError) as error:
+                # The pool's error, or, where the user has chosen another allocator, CUDA's.
+                if getattr(error, "status", _NO_MEMORY) != _NO_MEMORY:
+                    raise
+                free, total = cuda.runtime.memGetInfo()
                 raise Unavailable(
-                    f"{what}: device {self.device.id} has no room for {nbytes} bytes ({free} of {total} free); use "
+                    f"{what}: device {self.device_id} has no room for {nbytes} bytes ({free} of {total} free); use "
                     "smaller arrays or a smaller segment_nbytes, or cupy.get_default_memory_pool().free_all_blocks()"
                 ) from error
+            # An allocator that is ordered on streams (cupy.cuda.malloc_async) has given it to this one only.
+            self._memory_stream.synchronize()
         return DeviceView(memory.ptr, nbytes, np.dtype(np.uint8), owner=memory)
 
     def prepare_fold(self, op, dtype, num_inputs):
         """The compiled kernel `(count, out_address, in0_address, ..., stream=...)`; see cuda_reduce.prepare."""
         from .cuda_reduce import prepare
 
-        with self.device:
-            return self._here(prepare(op, dtype, num_inputs))
+        with self._here:
+            return self._launched_here(prepare(op, dtype, num_inputs))
 
     def prepare_divide(self, dtype):
         """The compiled kernel `(count, out_address, in_address, divisor, stream=...)`."""
         from .cuda_reduce import prepare_divide
 
-        with self.device:
-            return self._here(prepare_divide(dtype))
+        with self._here:
+            return self._launched_here(prepare_divide(dtype))
 
-    def _here(self, kernel):
+    def _launched_here(self, kernel):
         """`kernel`, launched on this device whichever is the current one; CuPy launches on that."""
-        if self._is_alone:
-            return kernel
 
         def launch(*arguments, stream):
-            with self.device:
+            with self._here:
                 kernel(*arguments, stream=stream)
 
         return launch
 
     def begin_capture(self, stream):
         """From now on, what `stream` is given becomes a graph instead of running; also streams that wait for it."""
-        stream.begin_capture()
+        with self._here:
+            stream.begin_capture()
 
     def end_capture(self, stream):
         """The graph of what `stream` was given since `begin_capture`; the device has it already."""
-        graph = stream.end_capture()
-        graph.upload(stream)
-        return graph
+        with self._here:
+            graph = stream.end_capture()
+            graph.upload(stream)
+            return graph
 
     def launch(self, graph, stream):
         """Queue all that `graph` holds on `stream`."""
-        graph.launch(stream)
+        with self._here:
+            graph.launch(stream)
 
     def copy(self, dst, src, nbytes, stream):
         """Copy between any memories, asynchronously where the host's is pinned."""
-        with self.device:
+        with self._here:
             self._cupy.cuda.runtime.memcpyAsync(dst, src, nbytes, _COPY_ANY_DIRECTION, stream.ptr)
 
     def record(self, stream, timed=False):
         """An event that is done once all that `stream` has been given so far is; `timed` for `elapsed_s`."""
-        cuda = self._cupy.cuda
-        # An event belongs to the device that is current when it is made.
-        with nullcontext() if self._is_alone else self.device:
-            event = cuda.Event(disable_timing=not timed)
-        event.record(stream)
-        return event
+        # An event belongs to the device that is current when it is made, a default stream to that when it is used.
+        with self._here:
+            event = self._cupy.cuda.Event(disable_timing=not timed)
+            event.record(stream)
+            return event
 
     def elapsed_s(self, start, stop):
         """Seconds of the device between two timed events that are done."""
-        return 1e-3 * self._cupy.cuda.get_elapsed_time(start, stop)
+        with self._here:
+            return 1e-3 * self._cupy.cuda.get_elapsed_time(start, stop)
 
     def wait_event(self, event, stream):
         """Hold `stream` back until `event` is done."""
-        self._cupy.cuda.runtime.streamWaitEvent(stream.ptr, event.ptr)
+        with self._here:
+            self._cupy.cuda.runtime.streamWaitEvent(stream.ptr, event.ptr)
 
     def is_done(self, event):
         """Whether `event` is done.
@@ -213,18 +260,16 @@ class CudaRuntime:
             return True
         runtime = self._cupy.cuda.runtime
         if status != _NOT_READY:
-            raise self._failed(runtime.CUDARuntimeError(status))
+            error = runtime.CUDARuntimeError(status)
+            raise TransportError(f"device {self.device_id}: {error}; what was queued on it has failed")
         # CUDA keeps it as this thread's last error; where torch shares the runtime it would take that for its own.
         with suppress(runtime.CUDARuntimeError):
             runtime.check_status(status)
         return False
 
-    def _failed(self, error):
-        return TransportError(f"device {self.device_id}: {error}; what was queued on it has failed")
-
     def write_flag(self, address, value, stream):
         """Write the uint32 `value` to pinned host memory after everything before it on `stream`, copies included."""
-        with self.device:
+        with self._here:
             flag = self.device_address(address)
             self._check(self._driver.cuStreamWriteValue32(stream.ptr, flag, value, _WRITE_AFTER_EARLIER_WRITES))
 
@@ -235,7 +280,7 @@ class CudaRuntime:
             Unavailable: the system does not let so much be pinned.
         """
         runtime = self._cupy.cuda.runtime
-        with self.device:
+        with self._here:
             try:
                 runtime.hostRegister(address, nbytes, _REGISTER_PORTABLE_MAPPED)
             except runtime.CUDARuntimeError as error:
@@ -248,7 +293,8 @@ class CudaRuntime:
     def unpin(self, address):
         """Undo `pin` of the memory that begins at `address`."""
         del self._pinned[address]
-        self._cupy.cuda.runtime.hostUnregister(address)
+        with self._here:
+            self._cupy.cuda.runtime.hostUnregister(address)
 
     def device_address(self, address):
         """Where the device sees the pinned host memory at `address`.
@@ -265,8 +311,29 @@ class CudaRuntime:
     def _check(self, returned):
         status, *values = returned
         if int(status) != 0:
-            raise LanterneError(f"CUDA driver: got {status.name}, expected CUDA_SUCCESS")
+            raise TransportError(f"device {self.device_id}: CUDA driver: got {status.name}, expected CUDA_SUCCESS")
         return values[0] if values else None
+
+
+class _Here:
+    """A block on a runtime's device, in which CUDA's errors become ours, so that they end a communicator by name."""
+
+    __slots__ = ("_device", "_device_id", "errors")
+
+    def __init__(self, device, device_id, cuda):
+        """`device`: None where there is but one, which is the current one anyway."""
+        self._device, self._device_id = device, device_id
+        self.errors = (cuda.runtime.CUDARuntimeError, cuda.driver.CUDADriverError)
+
+    def __enter__(self):
+        if self._device is not None:
+            self._device.__enter__()
+
+    def __exit__(self, _, error, __):
+        if self._device is not None:
+            self._device.__exit__()
+        if error is not None and isinstance(error, self.errors):
+            raise TransportError(f"device {self._device_id}: {error}") from error
 
 
 class _ForeignStream:

@@ -101,9 +101,9 @@ class NcclTransport(Transport):
         self.shares_devices = any(found.shares for found in seats)
 
         start = partial(make_communicator, self.library, len(ranks), seats[0].unique_id, me)
-        failed, communicator, device = None, None, self.runtime.device
+        failed, communicator = None, None
         try:
-            communicator = call_with_limit(start, f"nccl rank {self.rank} start-up", self.timeout_s, device)
+            communicator = call_with_limit(start, f"nccl rank {self.rank} start-up", self.timeout_s, self.runtime)
         except TransportError as error:
             failed = error
         # NCCL's start-up may succeed on some ranks only.

@@ -99,7 +99,7 @@ class NcclChannel:
         collective = any(sends is None for sends, _ in pairs)
         members = range(self.world_size) if collective else {member for _, member in pairs - self._connected}
         peers = sorted(self.ranks[member] for member in members if self.ranks[member] != self.transport.rank)
-        call = LimitedCall(function, f"{self._name()} connection", self.runtime.device)
+        call = LimitedCall(function, f"{self._name()} connection", self.runtime)
         deadline = time.monotonic() + self.transport.timeout_s
         try:
             while not call.has_ended(LOOK_S):
@@ -194,7 +194,7 @@ class NcclChannel:
     def _drop_graphs(self):
         for holder in list(self._graphs):
             with suppress(TransportError):
-                LimitedCall(holder.drop_graphs, f"{self._name()} end of graphs", self.runtime.device).result(ABORT_S)
+                call_with_limit(holder.drop_graphs, f"{self._name()} end of graphs", ABORT_S, self.runtime)
 
     def _name(self):
         return f"nccl rank {self.transport.rank}"

@@ -6,7 +6,6 @@ so whatever may hang is called on a thread that nobody waits for longer than a l
 
 import os
 import threading
-from contextlib import nullcontext
 
 from ..errors import TransportError, TransportTimeout, Unavailable
 from ..kernels.arrays import require_device
@@ -104,15 +103,16 @@ def make_communicator(nccl, world_size, unique_id, rank):
 
 
 class LimitedCall:
-    """`function()`, begun on a daemon thread, on which `device` (a context) is the current one."""
+    """`function()`, begun on a daemon thread, which `runtime` adopts, if it is given."""
 
-    def __init__(self, function, what, device=None):
+    def __init__(self, function, what, runtime=None):
         self._what, self._results = what, []
 
         def run():
             try:
-                with device or nullcontext():
-                    self._results.append((function(), None))
+                if runtime is not None:
+                    runtime.adopt_thread()
+                self._results.append((function(), None))
             except Exception as error:
                 self._results.append((None, error))
 
@@ -141,9 +141,9 @@ class LimitedCall:
         return result
 
 
-def call_with_limit(function, what, limit_s, device=None):
-    """The result of `function()`, run on a daemon thread; errors as LimitedCall.result."""
-    return LimitedCall(function, what, device).result(limit_s)
+def call_with_limit(function, what, limit_s, runtime=None):
+    """The result of `function()`, run on a daemon thread; arguments and errors as LimitedCall's."""
+    return LimitedCall(function, what, runtime).result(limit_s)
 
 
 def describe(error):

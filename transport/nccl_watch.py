@@ -63,13 +63,12 @@ class Watch:
         channel = self._channel()
         if channel is None:
             return
-        device = channel.runtime.device
-        del channel
         # On another device than its own this thread would take memory of that one.
-        with device:
-            while not self._stopped.wait(LOOK_S):
-                if not self._watch_once():
-                    return
+        channel.runtime.adopt_thread()
+        del channel
+        while not self._stopped.wait(LOOK_S):
+            if not self._watch_once():
+                return
 
     def _watch_once(self):
         """Look, and fail the channel for what is wrong; False if there is no channel to watch any more."""

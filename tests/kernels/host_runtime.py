@@ -5,7 +5,7 @@ import os
 import queue
 import threading
 import time
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 
 import numpy as np
 
@@ -79,8 +79,6 @@ class CapturedEvent:
 class HostRuntime:
     """The verbs of CudaRuntime; `pinned` holds the memory that is pinned now."""
 
-    device = nullcontext()
-
     def __init__(self, device_id=0, device_memory_nbytes=1 << 40):
         self.device_id, self.identity = device_id, f"0000:{device_id:02d}:00.0"
         self.streams, self.pinned, self.closing = [], {}, threading.Event()
@@ -89,6 +87,8 @@ class HostRuntime:
         # Of work that has failed on the device: every question after it is answered so.
         self.fault = None
         self.launches = 0
+        # Names of threads.
+        self.adopted = set()
         # Addresses that are said to be on another device than 0.
         self.elsewhere = {}
 
@@ -98,6 +98,9 @@ class HostRuntime:
 
     def current_stream(self):
         return self.default
+
+    def adopt_thread(self):
+        self.adopted.add(threading.current_thread().name)
 
     def as_stream(self, stream):
         stream = self.default if stream is None else stream
