@@ -190,12 +190,14 @@ class SpinKernels:
 
     def __init__(self):
         require_device()
-        cupy = import_cupy()
-        # Not zeroed: that would be work on some stream, unordered with the stamps.
-        self._slots = cupy.empty(NUM_SLOTS, cupy.uint64)
-        self._next = 0
+        cupy, self._next = import_cupy(), 0
+        stream = cupy.cuda.Stream(non_blocking=True)
+        # Not zeroed, and of a stream of its own: work on another, such as what used the memory before, is unordered
+        # with the stamps.
+        with stream:
+            self._slots = cupy.empty(NUM_SLOTS, cupy.uint64)
         # A first launch loads the kernel, which may wait for all streams.
-        stream, slot = cupy.cuda.Stream(non_blocking=True), self.new_slot()
+        slot = self.new_slot()
         self.stamp(slot, stream)
         self.spin_until(slot, 0.0, stream)
         stream.synchronize()

@@ -116,20 +116,31 @@ class Copy:
         self._event = runtime.record(lane.stream)
         self.nbytes = nbytes
         self.chunk_nbytes = chunk_nbytes
+        self._polls = 0
 
     def done_nbytes(self):
         """Bytes, from the start of the message, that have arrived."""
         return landed_nbytes(self._lane.flag[0], self.first_chunk, self.nbytes, self.chunk_nbytes)
 
     def test(self):
-        """True once all of it has arrived."""
-        return self.done_nbytes() == self.nbytes
+        """True once all of it has arrived.
+
+        Raises:
+            TransportError: work on the device has failed, and nothing arrives any more.
+        """
+        if self.done_nbytes() == self.nbytes:
+            return True
+        self._polls += 1
+        if self._polls % _POLLS_PER_CHECK == 0:
+            self._runtime.is_done(self._event)
+        return False
 
     def wait(self, timeout_s):
         """Return once all of it has arrived.
 
         Raises:
             TransportTimeout: not within `timeout_s` seconds.
+            TransportError: as `test`.
         """
         wait_for(self.test, f"staged copy of {self.nbytes} bytes", timeout_s)
 

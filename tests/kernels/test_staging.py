@@ -10,7 +10,7 @@ from host_runtime import HostRuntime
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lanterne.errors import InputError, TransportTimeout
+from lanterne.errors import InputError, TransportError, TransportTimeout
 from lanterne.kernels.chunks import CHUNK_NBYTES, FLAG_MODULUS, MAX_CHUNKS, chunk_nbytes_of, landed_nbytes
 from lanterne.kernels.staging import Stager, pinned_empty
 
@@ -54,6 +54,19 @@ def test_there_and_back(runtime, nbytes):
     up = stager.to_device(back.ctypes.data, host)
     up.wait(TIMEOUT_S)
     np.testing.assert_array_equal(back, device)
+
+
+def test_a_copy_that_has_failed_is_an_error(runtime):
+    """Its flag is never written."""
+    stager = Stager(runtime)
+    runtime.default.put(lambda: runtime.closing.wait(TIMEOUT_S))
+    # The copy is made when the stand-in ends.
+    runtime.held = stager, host, device = stager, np.zeros(8, np.uint8), message(8)
+    copy = stager.to_host(host, device.ctypes.data)
+    assert not copy.test()
+    runtime.fault = "cudaErrorIllegalAddress"
+    with pytest.raises(TransportError, match="device 0: cudaErrorIllegalAddress"):
+        copy.wait(TIMEOUT_S)
 
 
 def test_copies_follow_the_stream_that_makes_the_data_and_do_not_hold_it(runtime):
