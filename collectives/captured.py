@@ -60,10 +60,10 @@ class Captured:
         communicator.check_open()
         if self._plans is None:
             raise InputError("launch: got a captured call that is closed")
-        entry = self._side.entry(stream, self._call.in_array or self._call.out_array)
-        call = self._call._replace(entry=entry)
+        call = self._call
+        entry = self._side.entry(stream, call.in_array or call.out_array)
         if self.asks:
-            request = LateRequest(communicator, call, self._policy, self._find)
+            request = LateRequest(communicator, call._replace(entry=entry), self._policy, self._find)
         else:
             plan = self._find("", -1)
             plan.execution.bind(call.in_array, call.out_array, entry)

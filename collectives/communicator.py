@@ -283,9 +283,10 @@ class Communicator:
 
     def check_open(self):
         """Raise what has ended this communicator, if anything has."""
-        if self._failure is None and self._device is not None:
+        device = self._device
+        if self._failure is None and device is not None and not device.is_open:
             with self.failing:
-                self._device.check()
+                device.check()
         if self._failure is not None:
             raise self._failure
 

@@ -201,7 +201,9 @@ class MessageRequest(Request):
 def wait(request, timeout_s, queued):
     """Advance everything of the communicator until `request` is done; see Request.wait."""
     communicator = request.communicator
-    if request.test() or (queued and request.completion is not None):
+    communicator.progress()
+    # What is queued is not asked for: the device's answer takes longer than the call.
+    if request.done or (queued and request.completion is not None) or request.poll():
         return
     limit_s = communicator.timeout_s if timeout_s is None else check_timeout_s(timeout_s)
     start_s = time.monotonic()
@@ -210,7 +212,7 @@ def wait(request, timeout_s, queued):
     pauses, polls, idle = communicator.pauses, 0, 0
     while True:
         moved = communicator.progress()
-        if request.done or request.poll() or (queued and request.completion is not None):
+        if request.done or (queued and request.completion is not None) or request.poll():
             return
         polls += 1
         idle = 0 if moved else idle + 1

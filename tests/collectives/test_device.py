@@ -134,6 +134,23 @@ def test_ops_and_dtypes(path, op, dtype):
     assert PATHS[path](3, program) == [None] * 3
 
 
+def test_a_queued_call_asks_the_device_nothing():
+    """An answer takes microseconds, and that of a call that has just been queued is no."""
+
+    def program(comm):
+        x, out, askers = HostArray(np.ones(100, np.float32)), HostArray(np.zeros(100, np.float32)), []
+        captured = comm.capture("all_reduce", x, out, algorithm="ring")
+        runtime, is_done = comm.transport.runtime, comm.transport.runtime.is_done
+        runtime.is_done = lambda event: askers.append(threading.current_thread()) or is_done(event)
+        comm.all_reduce(x, out, algorithm="ring")
+        captured.launch()
+        assert threading.current_thread() not in askers
+        synchronize(comm)
+        assert (out.values == comm.world_size).all()
+
+    assert over_nccl(2, program) == [None] * 2
+
+
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("segment_nbytes", [4096, 10_000, 1 << 20])
 def test_segments_overlap_and_stay_right(path, segment_nbytes):
