@@ -128,13 +128,14 @@ def delegate_figures(iterations, nbytes=DELEGATED_NBYTES, make_device=None):
         LanterneError: the bytes did not arrive as they were.
     """
     from ..collectives.jobs import spawn
+    from ..pipeline.device_stage import cuda_device
     from ..pipeline.planes import make_plane
 
     shape, dtype = (nbytes,), np.dtype(np.uint8)
     content = (np.arange(nbytes) % 251).astype(np.uint8)
 
     def job(comm):
-        device, ratios = (make_device or _cuda_device)(comm), []
+        device, ratios = make_device(comm) if make_device else cuda_device(comm, own_stream=True), []
         array, ordinary = device.xp.asarray(content), np.empty_like(content)
         with make_plane("delegate", comm, rails=("tcp",)) as plane:
             plane.stage_on(device)
@@ -156,15 +157,6 @@ def delegate_figures(iterations, nbytes=DELEGATED_NBYTES, make_device=None):
     ratios = spawn(2, job, timeout_s=COPY_S)[0]
     name = f"rank's time for a message of {nbytes >> 20} MiB by delegates, over a blocking copy"
     return [Figure(name, statistics.median(ratios), "", "-", True, ratios)]
-
-
-def _cuda_device(comm):
-    """Its Device, and a stream of its own as this thread's: the default stream is one for all."""
-    from ..pipeline.device_stage import cuda_device
-
-    device = cuda_device(comm)
-    device.runtime.new_stream().use()
-    return device
 
 
 def gemm_figures(nbytes, iterations, size=8192):

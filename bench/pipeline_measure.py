@@ -8,6 +8,7 @@ import json
 import statistics
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,6 +17,7 @@ import numpy as np
 from ..errors import InputError, LanterneError, PeerFailed, TransportError, TransportTimeout, Unavailable
 from ..kernels.delay import wait_until
 from ..pipeline.check import CheckedPlan, check
+from ..pipeline.device_stage import cuda_device
 from ..pipeline.execute import execute
 from ..pipeline.measured import COLUMNS, gather, timeline
 from ..pipeline.plan import Plan
@@ -23,7 +25,7 @@ from ..pipeline.plane import free_nbytes
 from ..pipeline.planes import find_plane, make_plane
 from ..pipeline.problem import Problem
 from ..pipeline.simulate import Timeline
-from ..pipeline.stage_timed import timed_stages
+from ..pipeline.stage_timed import StreamClock, timed_stages
 from ..transport.bootstrap import in_a_job
 from ..transport.registry import TRANSPORTS
 from ..transport.shaped import Link
@@ -130,8 +132,11 @@ def emulated_links(problem, unit_s):
     return links
 
 
-def measure(cases, iterations, warmup=1, transport="mpi", timeout_s=60.0):
+def measure(cases, iterations, warmup=1, transport="mpi", timeout_s=60.0, device="cpu"):
     """Run `cases`, all of as many ranks, `iterations` rounds, each round all of them in turn.
+
+    Args:
+        device: "cpu", or "cuda": stages then are delays on streams, and times those of the device.
 
     Returns:
         A list of Outcomes; None on the ranks of a job but its first.
@@ -142,7 +147,7 @@ def measure(cases, iterations, warmup=1, transport="mpi", timeout_s=60.0):
     """
     for case in cases:
         check_case(case)
-    work = {"cases": [case.to_dict() for case in cases], "iterations": iterations, "warmup": warmup}
+    work = {"cases": [case.to_dict() for case in cases], "iterations": iterations, "warmup": warmup, "device": device}
     found = on_ranks(run_cases, work, cases[0].ranks, transport, timeout_s)
     return found and [_outcome(case, *each) for case, each in zip(cases, found, strict=True)]
 
@@ -225,7 +230,8 @@ def run_cases(comm, work):
     for case in cases:
         if case.ranks != comm.world_size:
             raise InputError(f"pipeline: got {comm.world_size} ranks, expected {case.ranks}, one per stage")
-    planes, samples = Planes(comm), [[] for _ in cases]
+    timed = DeviceTimed(comm) if work["device"] == "cuda" else None
+    planes, samples = Planes(comm, timed), [[] for _ in cases]
     try:
         for iteration in range(-work["warmup"], work["iterations"]):
             for i, case in enumerate(cases):
@@ -233,8 +239,8 @@ def run_cases(comm, work):
                     report.progress(f"{case.checked.plan.scheduler} over {case.plane}: {max(iteration, 0) + 1}")
                 plane, is_new = planes.take(case)
                 if is_new:
-                    run_once(comm, case, plane)  # The first messages of a plane pay for its connections.
-                columns = run_once(comm, case, plane)
+                    run_once(comm, case, plane, timed)  # The first messages of a plane pay for its connections.
+                columns = run_once(comm, case, plane, timed)
                 if iteration >= 0:
                     samples[i].append(columns)
     finally:
@@ -245,19 +251,51 @@ def run_cases(comm, work):
     return None
 
 
-def run_once(comm, case, plane):
-    """One iteration of a case from an agreed instant, on every rank; the columns that `gather` gives."""
-    stages = timed_stages(case.problem, case.checked.plan.placement, comm.rank, case.unit_s)
+def run_once(comm, case, plane, timed=None):
+    """One iteration of a case from an agreed instant, on every rank; the columns that `gather` gives.
+
+    Args:
+        timed: a DeviceTimed, for stages on this rank's device.
+    """
+    make_stages = timed_stages if timed is None else partial(timed.stages, plane)
+    stages = make_stages(case.problem, case.checked.plan.placement, comm.rank, case.unit_s)
     comm.barrier()
     wait_until(agree_start_s(comm))
-    return gather(execute(case.checked, stages, comm, plane=plane), case.checked, comm)
+    measured = execute(case.checked, stages, comm, plane=plane)
+    return gather(measured if timed is None else timed.device.by_its_clock(measured), case.checked, comm)
+
+
+class DeviceTimed:
+    """Timed stages on the device of a rank, on a stream of this thread's own.
+
+    Attributes: `device`, a Device.
+
+    Raises:
+        Unavailable: no GPU, driver or CuPy.
+    """
+
+    def __init__(self, comm):
+        from ..kernels.cuda_delay import delay
+
+        self.device, self._delay = cuda_device(comm, own_stream=True), delay
+        # The first measures what a delay is, and loads kernels.
+        delay(0.0, self.device.stream)
+
+    def stages(self, plane, *which):
+        """stage -> what the executor is to be given, over `plane`; `which` as timed_stages has it."""
+        made = timed_stages(*which, StreamClock(self.device.stream, self._delay), self.device.xp)
+        return {number: self.device.run(stage, plane) for number, stage in made.items()}
 
 
 class Planes:
-    """The data planes of a job, made when first needed; their links are those of the case at hand."""
+    """The data planes of a job, made when first needed; their links are those of the case at hand.
 
-    def __init__(self, comm):
-        self.comm, self._made = comm, {}
+    Args:
+        timed: as `run_once` has it.
+    """
+
+    def __init__(self, comm, timed=None):
+        self.comm, self._timed, self._made = comm, timed, {}
 
     def take(self, case):
         """(The plane of `case` with its links, whether it has just been made); every rank calls it."""
@@ -265,7 +303,10 @@ class Planes:
         wanted = emulated_links(case.problem, case.unit_s)
         is_new = key not in self._made
         if is_new:
-            self._made[key] = [make_plane(case.plane, self.comm, wanted, **case.options), wanted]
+            plane = make_plane(case.plane, self.comm, wanted, **case.options)
+            self._made[key] = [plane, wanted]
+            if self._timed is not None:
+                plane.stage_on(self._timed.device)
         plane, links = self._made[key]
         for pair, link in wanted.items():
             if links[pair] != link:

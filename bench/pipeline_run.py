@@ -5,6 +5,7 @@
   lanterne pipeline run problem.json --scheduler best --data-plane delegate --plot run.png --trace run.json
   lanterne pipeline run plan.json --scheduler plan.json,best
   lanterne pipeline run --stages 4 --microbatches 12 --forward 10ms --scheduler zb_h2 --slow-link 1=20ms@10:40 --adapt
+  lanterne pipeline run --stages 4 --microbatches 12 --forward 10ms --link 2=30ms --device cuda --transport nccl
 
 Each stage is a process; F, B and W take the time that the problem gives them; messages are real, and held back until
 the problem's link would have let them through. Every scheduler runs over every data plane, all in turn, --iterations
@@ -15,6 +16,10 @@ times. Columns:
   no delay      makespan of the same plan over links without delay, simulated
   dependencies  what slow links add because work waits for messages, simulated
   blocking      what is left of the measured time: sends that kept a rank from computing (head-of-line blocking)
+
+With --device cuda actions are delays on a GPU's stream, and times those of its clock. Over nccl messages then go from
+GPU to GPU (data plane streams), and links take their time on the streams that carry them, without the CPU; messages of
+other data planes are copied through pinned memory. Has not run on a GPU yet.
 
 With --slow-link, --slow-rank or --events the links and ranks change while all runs: a table of the time by mode, and
 with --adapt, per event, which iteration ran the first new plan, beside a run that knows all in advance. --adapt watches
@@ -60,7 +65,10 @@ def add_arguments(parser):
         metavar="A,B,...",
         help="those of `pipeline plan --help`, or its plan files (.json), edited or not (default best)",
     )
-    parser.add_argument("--data-plane", default="inline", metavar="A,B,...", help="those below (default inline)")
+    parser.add_argument(
+        "--data-plane", metavar="A,B,...", help="those below (default inline; on GPUs over nccl streams)"
+    )
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="where stages wait (default cpu)")
     parser.add_argument(
         "--queue", type=whole(0), default=1, metavar="N", help="inline: sends under way at once (default 1)"
     )
@@ -75,7 +83,7 @@ def add_arguments(parser):
     )
     parser.add_argument("--adapt", action="store_true", help="measure delays, plan anew, swap plans and paths")
     add_event_arguments(parser)
-    parser.add_argument("--transport", default="mpi", help="mpi (default), ucx, or local: threads")
+    parser.add_argument("--transport", default="mpi", help="mpi (default), ucx, nccl, or local: threads")
     parser.add_argument(
         "--check",
         action="store_true",
@@ -98,7 +106,7 @@ def run(args):
         raise InputError(f"--timeout: got {args.timeout}, expected more than 0")
     if args.adapt or args.slow_link or args.slow_rank or args.events:
         return run_events(args, cases, timeout_s)
-    outcomes = measure(cases, args.iterations, args.warmup, args.transport, timeout_s)
+    outcomes = measure(cases, args.iterations, args.warmup, args.transport, timeout_s, args.device)
     if outcomes is None:
         return 0
     predicted = [predict(case.plane, case.checked, case.problem, **case.options) for case in cases]
@@ -128,12 +136,10 @@ def cases_of(args):
         raise InputError(f"--iterations, --warmup: got {args.iterations} and {args.warmup}, expected at least 1 and 0")
     if problem.message_nbytes[0] != problem.message_nbytes[1]:
         raise InputError(f"message_nbytes: got {problem.message_nbytes}, expected one size both ways")
-    schedulers, planes = args.scheduler.split(","), args.data_plane.split(",")
+    schedulers, planes = args.scheduler.split(","), planes_of(args)
     for name in schedulers:
         if not name.endswith(PLAN_FILE):
             load(name)
-    for name in planes:
-        find_plane(name)
     rails = args.rails.split(",") if args.rails else []
     for rail in rails:
         check_rail(rail)
@@ -149,6 +155,27 @@ def cases_of(args):
             check_case(cases[-1])
     report.progress("")
     return cases, unit
+
+
+def planes_of(args):
+    """The names of the data planes.
+
+    Raises:
+        InputError: one that is not known, or not on this device and transport; or a device that cannot be.
+    """
+    streams = args.device == "cuda" and args.transport == "nccl"
+    names = (args.data_plane or ("streams" if streams else "inline")).split(",")
+    for name in names:
+        find_plane(name)
+    if "streams" in names and not streams:
+        raise InputError("--data-plane: got streams, expected it with --device cuda --transport nccl")
+    if args.device == "cuda":
+        if args.adapt or args.slow_link or args.slow_rank or args.events:
+            raise InputError("--device: got cuda beside --adapt or events, expected it without")
+        from ..kernels.arrays import require_device
+
+        require_device()
+    return names
 
 
 def read_plan(path, problem):

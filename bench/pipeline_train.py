@@ -7,6 +7,7 @@
   lanterne pipeline train -n 4 --data book.txt --iterations 500 --resume run.npz
   lanterne pipeline train -n 4 --data README.md --spare-rails 127.0.0.2,127.0.0.3 --cut 1-2@20=silent --check
   lanterne pipeline train -n 4 --data book.txt --device cuda --adapt                  # has not run on a GPU yet
+  lanterne pipeline train -n 4 --data book.txt --device cuda --transport nccl         # nor has this
   lanterne pipeline train -n 4 --data README.md --stages 2 --mitigate --pace 8ms --slow-link 0-2=60ms@30:60
 
 Ranks are stages x data-parallel copies x tensor-parallel parts. The layers are timed first and cut into stages that
@@ -21,6 +22,7 @@ import os
 import statistics
 import sys
 from dataclasses import asdict
+from functools import partial
 
 from ..errors import InputError
 from ..transport.bootstrap import in_a_job
@@ -41,7 +43,7 @@ ROWS = 10
 def add_arguments(parser):
     """The options of this command."""
     parser.add_argument("-n", "--ranks", type=int, metavar="N", help="start N ranks here")
-    parser.add_argument("--transport", default="mpi", help="mpi (default), ucx or local")
+    parser.add_argument("--transport", default="mpi", help="mpi (default), ucx, nccl or local")
     parser.add_argument("--data", required=True, metavar="FILE", help="the text")
     parser.add_argument("--tokens", default="bytes", choices=("bytes", "chars"), help="what a token is (default bytes)")
     parser.add_argument("--iterations", type=whole(1), default=50, metavar="K", help="in all (default 50)")
@@ -154,6 +156,11 @@ def _check(args):
     return args.ranks
 
 
+def _on_streams(args):
+    """Whether activations and gradients go from GPU to GPU: --adapt goes by when the CPU sees messages come."""
+    return args.device == "cuda" and args.transport == "nccl" and not args.adapt
+
+
 def _setup(args, world_size):
     from ..pipeline.text import read_text
 
@@ -171,11 +178,16 @@ def train(comm, args):
     events = events_from(args, comm.world_size if args.mitigate else setup.layout.shape[1])
     if args.device == "cuda":
         from ..pipeline.device_stage import cuda_device
+        from ..pipeline.planes import make_plane
 
         options["device"] = cuda_device(comm)
     if args.mitigate:
         return _train_mitigated(comm, args, setup, plans, options, events)
-    if events or args.adapt:
+    if _on_streams(args):
+        if any(event.rank is not None for event in events):
+            raise InputError("--slow-rank: got it on GPUs over nccl, whose CPUs only queue work, expected --slow-link")
+        options["plane"] = partial(make_plane, "streams")
+    elif events or args.adapt:
         options["plane"] = observed_plane
     trainer = setup.trainer(comm, plans, **options)
     about, path = asdict(setup.settings), args.checkpoint or args.resume

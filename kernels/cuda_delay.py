@@ -22,7 +22,8 @@ TIMERS = ("globaltimer", "clock64")
 # Longer spins are cut into kernels of this length, so that none meets a watchdog.
 MAX_SPIN_NS = 1_000_000_000
 MAX_TICK_NS = 2_000
-NUM_SLOTS = 4096
+# Those that wait at once: 4 a message and direction, of thousands of messages.
+NUM_SLOTS = 1 << 16
 HEAD_START_S, CLOCK_RISE_S = 1e-3, 0.1
 OPTIONS = ("-std=c++17",)
 
@@ -185,7 +186,7 @@ def measure_delay(duration_s, num_samples=20, timer=None):
 class SpinKernels:
     """The device's part of a StreamShaper: time stamps in device memory, kernels that write them and spin from them.
 
-    The slots are used in turn: a stamp is good for the next 4095 of them.
+    The slots are used in turn: a stamp is good for the next NUM_SLOTS - 1 of them.
     """
 
     def __init__(self):
@@ -219,7 +220,7 @@ class SpinKernels:
 
 @dataclass(frozen=True)
 class Transfer:
-    """A shaped transfer: `event` is done when it is, `slot` holds the time at which it was."""
+    """A shaped transfer: `event` is done when it is, `slot` holds the time at which it was; None without a latency."""
 
     event: object
     slot: object
@@ -230,7 +231,7 @@ class StreamShaper:
 
     Args:
         runtime: a CudaRuntime.
-        spins: a SpinKernels.
+        spins: a SpinKernels; None for its own.
 
     Raises:
         InputError: a negative latency, or a bandwidth that is not positive.
@@ -244,13 +245,15 @@ class StreamShaper:
         self.latency_s = latency_s
         self.bandwidth_bytes_per_s = bandwidth_bytes_per_s
         self._runtime = runtime
-        self._spins = spins or SpinKernels()
+        shapes = latency_s or bandwidth_bytes_per_s is not None
+        self._spins = spins or (SpinKernels() if shapes else None)
 
     @contextlib.contextmanager
     def transfer(self, nbytes, stream):
         """Run the body, which queues a transfer of `nbytes` on `stream`: busy for nbytes / bandwidth in all.
 
-        Both the sending and the receiving side do this; yields a list that holds the Transfer afterwards.
+        Both sides do this, and their streams get here together: a receiver that is early would else count its waiting
+        for the sender as transfer. Yields a list that holds the Transfer afterwards.
         """
         done = []
         shaped = self.bandwidth_bytes_per_s is not None
@@ -260,8 +263,10 @@ class StreamShaper:
         yield done
         if shaped:
             self._spins.spin_until(start, nbytes / self.bandwidth_bytes_per_s, stream)
-        slot = self._spins.new_slot()
-        self._spins.stamp(slot, stream)
+        slot = None
+        if self.latency_s:
+            slot = self._spins.new_slot()
+            self._spins.stamp(slot, stream)
         done.append(Transfer(self._runtime.record(stream), slot))
 
     def hold(self, transfer, stream):

@@ -1,11 +1,11 @@
-"""Stages on a device for an executor and data planes on the host: what comes is copied there, what goes is copied back.
+"""Stages on a device, for an executor on the host: over data planes of the host, what comes is copied there and back.
 
     device = cuda_device(comm)
     trainer = Trainer(comm, model, data, plans, device=device)
     Adapter(comm, trainer.plans, trainer.plane, durations_s=trainer.device.durations_s)
 
-So every data plane carries a device's messages as it does a host's, through pinned memory (message_staging.py). Has not
-run on a GPU yet.
+So every data plane of the host carries a device's messages as it does a host's, through pinned memory
+(message_staging.py); that of device memory (streams.py) is given the stages as they are. Has not run on a GPU yet.
 """
 
 from ..errors import InputError
@@ -21,18 +21,25 @@ class Device:
         runtime: a CudaRuntime.
 
     Attributes:
-        durations_s: as DeviceTimes has it, for a Profiler: of the stages that `on_host` gave.
+        stream: that the stages compute on: the one that is current when this is made.
+        durations_s: as DeviceTimes has it, for a Profiler: of the stages that `run` gave.
         stagings: id of a data plane's buffer -> the MessageStaging that copies to and from it.
     """
 
     def __init__(self, xp, runtime):
         self.xp, self.runtime, self.stagings = xp, runtime, {}
         self._times = DeviceTimes(runtime)
+        self.stream = self._times.stream
         self.durations_s = self._times.durations_s
 
-    def on_host(self, stage):
-        """`stage`, timed by events, with messages on the host: what the executor is to be given in its place."""
-        return HostEdges(self._times.watch(stage), self)
+    def run(self, stage, plane):
+        """What the executor is to be given in place of `stage`, over `plane`: timed by events, with messages there."""
+        timed = self._times.watch(stage)
+        return timed if plane.on_device else HostEdges(timed, self)
+
+    def by_its_clock(self, measured):
+        """The Measured of the iteration that has just ended, with the device's times; see DeviceTimes.placed."""
+        return self._times.placed(measured)
 
     def fetch(self, buffer):
         """The array of `buffer`, a host array that a data plane gave, on the device."""
@@ -51,8 +58,11 @@ class Device:
         return self.stagings[id(buffer)]
 
 
-def cuda_device(comm):
-    """The Device of a rank; see own_device.
+def cuda_device(comm, own_stream=False):
+    """The Device of a rank: its transport's, where that has chosen one, else see own_device.
+
+    Args:
+        own_stream: make a new stream the current one of this thread first: the default stream is one for all threads.
 
     Raises:
         Unavailable: no CuPy, driver or device.
@@ -60,7 +70,10 @@ def cuda_device(comm):
     """
     from ..kernels.cuda_runtime import own_device
 
-    return Device(import_cupy(), own_device(comm.rank))
+    runtime = comm.transport.runtime or own_device(comm.rank)
+    if own_stream:
+        runtime.new_stream().use()
+    return Device(import_cupy(), runtime)
 
 
 class HostEdges:

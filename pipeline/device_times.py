@@ -9,6 +9,9 @@ A stage on a device returns before the device is done, so the CPU's clock says n
 Paper: Wu et al. 2025 (ADAPTRA), section 7.2, which times every operator of an iteration by CUDA events.
 """
 
+import time
+from dataclasses import replace
+
 import numpy as np
 
 from ..transport.pauses import Pauses
@@ -28,14 +31,17 @@ class DeviceTimes:
     def __init__(self, runtime, stream=None):
         self.runtime, self.stream = runtime, runtime.as_stream(stream)
         self._spans = []
+        # An event, and when it was recorded, of time.monotonic().
+        self._began = None
 
     def watch(self, stage):
         """`stage`, which is timed from now on: what the executor is to be given in its place."""
         return WatchedStage(stage, self)
 
     def forget(self):
-        """An iteration begins."""
+        """An iteration begins; the stream is idle."""
         self._spans.clear()
+        self._began = self.runtime.record(self.stream, timed=True), time.monotonic()
 
     def timed(self, call, *args, **options):
         """call(*args, **options), between two events.
@@ -60,12 +66,33 @@ class DeviceTimes:
 
         Cost: waits until the device is done.
         """
+        return np.array([sum(map(self.runtime.elapsed_s, *zip(*spans))) for spans in self._by_action(measured)])
+
+    def placed(self, measured):
+        """`measured` by the device's clock: when actions started and ended there, later by what an event takes (us).
+
+        What the CPU noted otherwise is kept where it fits: a message is sent no sooner than its action has ended.
+
+        Raises:
+            TransportError: work on the device has failed.
+
+        Cost: waits until the device is done.
+        """
+        spans = self._by_action(measured)
+        event, began_s = self._began
+        start_s = np.array([began_s + self.runtime.elapsed_s(event, each[0][0]) for each in spans])
+        end_s = np.array([began_s + self.runtime.elapsed_s(event, each[-1][1]) for each in spans])
+        ready_s, sent_s = np.minimum(measured.ready_s, start_s), np.maximum(measured.sent_s, end_s)
+        return replace(measured, start_s=start_s, end_s=end_s, ready_s=ready_s, sent_s=sent_s)
+
+    def _by_action(self, measured):
+        """The (start, stop) events of each action's calls, once the device is done."""
         polls, pauses = 0, Pauses()
         while self._spans and not self.runtime.is_done(self._spans[-1][1]):
             pauses.pause(polls)
             polls += 1
-        each = iter([self.runtime.elapsed_s(start, stop) for start, stop in self._spans])
-        return np.array([sum(next(each) for _ in range(CALLS[action.kind])) for action in measured.actions])
+        each = iter(self._spans)
+        return [[next(each) for _ in range(CALLS[action.kind])] for action in measured.actions]
 
 
 class WatchedStage:

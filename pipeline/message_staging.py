@@ -1,6 +1,6 @@
 """Messages of stages on a device, copied to and from the pinned host memory that a data plane lends its buffers from.
 
-What a stage makes is copied in chunks, on a stream of its own, and a counter tells how much has landed. In a memory that
+What a stage makes is copied in chunks, on a stream of its own, and a counter tells how much has landed. In memory that
 is shared with delegates, or read by a rank of this host, a message is handed over at once, and its first chunk leaves
 while the second is copied; where the computing rank itself sends, that waits for the counter. What comes is copied to
 the device likewise, and the computing stream alone waits for it. Has not run on a GPU yet.

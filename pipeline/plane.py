@@ -54,9 +54,10 @@ class DataPlane(ABC):
     Attributes:
         in_order: None if computing never waits for a send; else the sends that may be under way, one after the other,
             while the rank goes on computing: what the simulator takes as `queue` with `in_order`.
+        on_device: whether its buffers are of the device that stages compute on; else they are the host's.
     """
 
-    in_order = None
+    in_order, on_device = None, False
 
     @abstractmethod
     def lend(self, shape, dtype, peer):

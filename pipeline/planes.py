@@ -46,6 +46,9 @@ PLANES = {
     "delegate": Maker(
         "planes", "delegate", "lent shared memory; between hosts CPU processes send: the rank never waits", {}
     ),
+    "streams": Maker(
+        "planes", "streams", "from GPU to GPU over nccl, queued on streams: the rank's CPU never waits", {}
+    ),
 }
 
 
@@ -106,6 +109,15 @@ def delegate(comm, links=None, pairs=None, direct="inline", **options):
     """Delegates for `pairs` of ranks, or all; the data plane `direct` for the others. Options as Delegate has them."""
     others = None if pairs is None else make_plane(direct, comm, links)
     return Delegate(_own(comm), others, links, pairs, **options)
+
+
+def streams(comm, links=None, **options):
+    """Messages of device memory, by NCCL; options as Streams has them."""
+    from .streams import Streams
+
+    if not comm.transport.capabilities.stream_ordered:
+        raise InputError(f"data plane streams: got transport {comm.transport.name}, expected nccl")
+    return Streams(_own(comm), links, **options)
 
 
 def paired(comm, links=None):

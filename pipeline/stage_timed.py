@@ -37,18 +37,38 @@ class Clock:
         self.deadline_s = None
 
 
+class StreamClock:
+    """As Clock, on a device: the CPU queues delays, and goes on.
+
+    Args:
+        stream: where the stages compute.
+        delay: a function (duration_s, stream), such as cuda_delay's.
+    """
+
+    def __init__(self, stream, delay):
+        self._stream, self._delay = stream, delay
+
+    def work(self, duration_s):
+        """Hold the stream up for `duration_s`."""
+        self._delay(duration_s, self._stream)
+
+    def restart(self):
+        """The stream waits by itself."""
+
+
 class TimedStage(Stage):
     """F, B and W take the given seconds and compute nothing; messages are of `nbytes` bytes.
 
     Args:
         durations_s: of F, B and W, three numbers.
-        clock: the Clock of the rank.
+        clock: the Clock, or StreamClock, of the rank.
         nbytes: of a message.
         begins, ends: whether a route begins or ends here.
+        xp: the array module, numpy or cupy.
     """
 
-    def __init__(self, durations_s, clock, nbytes=0, begins=False, ends=False):
-        self.durations_s, self.clock, self.dtype = tuple(durations_s), clock, np.dtype(np.uint8)
+    def __init__(self, durations_s, clock, nbytes=0, begins=False, ends=False, xp=np):
+        self.durations_s, self.clock, self.dtype, self.xp = tuple(durations_s), clock, np.dtype(np.uint8), xp
         self.input_shape = None if begins else (nbytes,)
         self.output_shape = None if ends else (nbytes,)
 
@@ -75,18 +95,21 @@ class TimedStage(Stage):
     def _message(self, shape, out, is_last):
         if shape is None or not is_last:
             return None
-        return np.zeros(shape, self.dtype) if out is None else out
+        return self.xp.zeros(shape, self.dtype) if out is None else out
 
 
-def timed_stages(problem, placement, rank, unit_s):
-    """The stages that `rank` holds, stage -> TimedStage on one Clock, with the problem's durations times `unit_s`.
+def timed_stages(problem, placement, rank, unit_s, clock=None, xp=np):
+    """The stages that `rank` holds, stage -> TimedStage on one clock, with the problem's durations times `unit_s`.
 
     Messages have the problem's number of bytes, the larger of its two, rounded down.
+
+    Args:
+        clock, xp: as TimedStage has them; None for a new Clock.
     """
-    table, clock = costs(problem, placement), Clock()
+    table, clock = costs(problem, placement), clock or Clock()
     stages = {}
     for stage in placement.stages_of(rank):
         durations_s = [unit_s * float(table.duration[table.id(KINDS.index(kind), stage, 0)]) for kind in "FBW"]
         begins, ends = placement.step(stage, -1) is None, placement.step(stage, 1) is None
-        stages[stage] = TimedStage(durations_s, clock, int(max(problem.message_nbytes)), begins, ends)
+        stages[stage] = TimedStage(durations_s, clock, int(max(problem.message_nbytes)), begins, ends, xp)
     return stages

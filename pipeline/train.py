@@ -281,14 +281,13 @@ class Trainer:
         if self._cap_nbytes is not None:
             self.spill = Spill(self.stages, self._cap_nbytes, self._store())
             self.running = self.spill.stages
-        if self.device:
-            self.running = {number: self.device.on_host(stage) for number, stage in self.running.items()}
         slots = max(map(len, map(placement.stages_of, range(places))))
         comms = [self._split(place * parts + part, copy) for _ in range(slots)]
         self._copy_comms = dict(zip(held, comms, strict=False))
         self.plane = self._make_plane(self.pipeline)
         if self.device:
             self.plane.stage_on(self.device)
+            self.running = {number: self.device.run(stage, self.plane) for number, stage in self.running.items()}
         self._plan(plans)
 
     def _store(self):

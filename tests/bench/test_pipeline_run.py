@@ -80,6 +80,8 @@ def test_a_plan_file_runs_as_it_is(capsys, tmp_path):
         (["--timeout", "0"], "--timeout: got 0, expected more than 0"),
         (["--link", "1=3ms"], "link: got '1', expected 0 to 0"),
         (["--unit", "0s"], "--unit: got none"),
+        (["--data-plane", "streams"], "--data-plane: got streams, expected it with --device cuda --transport nccl"),
+        (["--device", "cuda", "--adapt"], "--device: got cuda beside --adapt or events, expected it without"),
         (["--message", "9000G"], "message_nbytes: got 9663676416000, 57982058496000 for the messages"),
     ],
 )
@@ -162,3 +164,12 @@ def test_the_cause_is_told_and_not_what_others_saw_of_it(capsys, monkeypatch):
     monkeypatch.setattr("lanterne.transport.launch.launch", launch)
     assert main(["pipeline", "run", *PROBLEM]) == 1
     assert capsys.readouterr().err == "lanterne: its delegate was killed\n"
+
+
+def test_a_gpu_that_is_not_here_is_named(capsys, monkeypatch):
+    def none_here():
+        raise Unavailable("CUDA: no device; check nvidia-smi")
+
+    monkeypatch.setattr("lanterne.kernels.arrays.require_device", none_here)
+    code, out, err = run(capsys, "--device", "cuda", "--transport", "nccl")
+    assert (code, out, err) == (3, "", "lanterne: CUDA: no device; check nvidia-smi\n")

@@ -3,11 +3,10 @@
 import gc
 import mmap
 import threading
-import time
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from host_device import HostDevice, OnDevice, array_module, until
 from host_runtime import HostRuntime
 
 import lanterne
@@ -15,7 +14,6 @@ from lanterne.bench.gpu_figures import delegate_figures
 from lanterne.errors import InputError, TransportTimeout
 from lanterne.kernels.chunks import CHUNK_NBYTES
 from lanterne.pipeline.adapt import Adapter
-from lanterne.pipeline.device_stage import Device
 from lanterne.pipeline.message_staging import MessageStaging
 from lanterne.pipeline.observed import ObservedPlane
 from lanterne.pipeline.planes import make_plane
@@ -26,46 +24,6 @@ from lanterne.transport.delegate_memory import landed_counter, ticket_of
 from lanterne.transport.shaped import Link
 
 MODEL, PROBLEM, ITERATIONS = mlp((3, 16, 16, 2), rows=4), Problem(2, 4, 1, 1, 1), 9
-
-
-class OnDevice(np.ndarray):
-    """An array that came from the array module below."""
-
-
-def array_module():
-    """CuPy's functions that a Trainer and a figure ask for."""
-
-    def asnumpy(array, out):
-        out[...] = array
-        return out
-
-    def made(function):
-        return lambda *args, **options: function(*args, **options).view(OnDevice)
-
-    return SimpleNamespace(
-        asarray=made(lambda array, dtype=None: np.array(array, dtype)),
-        ascontiguousarray=made(np.ascontiguousarray),
-        empty=made(np.empty),
-        zeros=made(np.zeros),
-        zeros_like=made(np.zeros_like),
-        asnumpy=asnumpy,
-    )
-
-
-class HostDevice(Device):
-    """Where stages compute at once, and not on a stream: what comes is waited for."""
-
-    def fetch(self, buffer):
-        array = super().fetch(buffer)
-        until(lambda: self.runtime.is_idle(self.runtime.default))
-        return array
-
-
-def until(is_true):
-    deadline_s = time.monotonic() + 60
-    while not is_true():
-        assert time.monotonic() < deadline_s
-        time.sleep(1e-4)
 
 
 def batches(iteration):

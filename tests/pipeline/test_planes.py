@@ -17,8 +17,8 @@ from lanterne.pipeline.schedulers import plan
 from lanterne.pipeline.stage_timed import timed_stages
 from lanterne.transport.shaped import Link
 
-# Delegates are processes: tested with their own file.
-HERE = [name for name in PLANES if name != "delegate"]
+# Delegates are processes, and streams those of a device: tested with their own files.
+HERE = [name for name in PLANES if name not in ("delegate", "streams")]
 # Whether ranks share memory matters to these.
 NEAR_OR_FAR = [(name, near) for name in HERE for near in (True, False) if near or name in ("paired", "unbounded")]
 PROBLEM = Problem(2, 4, 3, 3, 2, [8])
