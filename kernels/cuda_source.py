@@ -3,6 +3,9 @@
 The text includes no header, so that it compiles with NVRTC alone. `head` is the number of elements before the first
 16-byte boundary; the host passes `head = count` where the arrays do not share their alignment, and the loop of single
 elements does all.
+
+CuPy compiles with -ftz=true, whatever the options: the operators of C would take subnormal float32 for zero. So floats
+are added, multiplied and divided in PTX, and compared by their bits.
 """
 
 from .fold_ir import NAN_BITS
@@ -10,10 +13,11 @@ from .fold_ir import NAN_BITS
 OPTIONS = ("-std=c++17", "--fmad=false")
 THREADS_PER_BLOCK = 256
 VECTOR_NBYTES = 16
-# Vectors of these many inputs are loaded before the first is used; of more, they would not fit the registers. NVRTC 13
-# makes groups of 2 to 4 of them, and of the registers that it saves more threads: with float32 on sm_90, 48 to 72 KiB
-# are in flight on a multiprocessor.
+# Vectors of these many inputs are in flight together; of more, they would not fit the registers.
 LOADS_TOGETHER = 8
+# Blocks that a multiprocessor has to hold, so at most 64 registers for a thread. Told no number, the assembler makes do
+# with 32, for 8 blocks, and of seven inputs loads five one after the other: 46 KiB are in flight, not 140 (sm_90).
+LEAST_BLOCKS = 4
 
 _UNSIGNED = {1: "unsigned char", 2: "unsigned short", 4: "unsigned int", 8: "unsigned long long"}
 _SIGNED = {1: "signed char", 2: "short", 4: "int", 8: "long long"}
@@ -31,7 +35,12 @@ _ROUND = {
     "float32": "return __float_as_uint(value);",
     "float64": "return (Bits)__double_as_longlong(value);",
 }
-_IS_NEGATIVE = {"float": "__float_as_int(a) < 0", "double": "__double_as_longlong(a) < 0"}
+# Of a value: register and type in PTX; the whole number of as many bits, how its bits come, and all but its sign.
+_REGISTER = {"float": ("f", "f32"), "double": ("d", "f64")}
+_ORDER = {
+    "float": ("int", "__float_as_int(value)", "0x7fffffff"),
+    "double": ("long long", "__double_as_longlong(value)", "0x7fffffffffffffffll"),
+}
 
 
 def fold_source(op, dtype, num_inputs):
@@ -57,11 +66,12 @@ def divide_source(dtype):
     return "\n".join(
         [
             _element(dtype),
+            _function("Value quotient(Value a, Value b)", _rounded("div", dtype)),
             _kernel(
                 "divide",
                 ["const Bits* in0", "double divisor"],
-                [*_load("in0"), *_each_lane("value[lane] = widen(vector_in0.lane[lane]) / (Value)divisor;")],
-                ["Value value = widen(in0[at]) / (Value)divisor;"],
+                [*_load("in0"), *_each_lane("value[lane] = quotient(widen(vector_in0.lane[lane]), (Value)divisor);")],
+                ["Value value = quotient(widen(in0[at]), (Value)divisor);"],
             ),
         ]
     )
@@ -96,20 +106,31 @@ def _element(dtype):
 
 def _combine(op, dtype):
     if op in ("sum", "prod"):
+        if dtype.kind == "float":
+            return _function("Value combine(Value a, Value b)", _rounded({"sum": "add", "prod": "mul"}[op], dtype))
         symbol = {"sum": "+", "prod": "*"}[op]
         # Unsigned, since signed overflow is undefined; the bits are the same.
         wide = "unsigned long long" if dtype.nbytes == 8 else "unsigned int"
-        body = f"return a {symbol} b;" if dtype.kind == "float" else f"return (Value)(({wide})a {symbol} ({wide})b);"
-        return _function("Value combine(Value a, Value b)", body)
+        return _function("Value combine(Value a, Value b)", f"return (Value)(({wide})a {symbol} ({wide})b);")
     symbol = {"min": "<", "max": ">"}[op]
     if dtype.kind != "float":
         return _function("Value combine(Value a, Value b)", f"return a {symbol} b ? a : b;")
-    is_negative = f"({_IS_NEGATIVE[_FLOAT_VALUE[dtype.name]]})"
-    first_zero = is_negative if op == "min" else f"!{is_negative}"
-    return _function(
-        "Value combine(Value a, Value b)",
-        f"if (a != a) return a; if (b != b) return b; return a {symbol} b || (a == b && {first_zero}) ? a : b;",
-    )
+    whole, bits, all_but_sign = _ORDER[_FLOAT_VALUE[dtype.name]]
+    # Of negative values the larger bits are the smaller value, and -0 comes before 0.
+    order = f"{whole} bits = {bits}; return bits < 0 ? bits ^ {all_but_sign} : bits;"
+    body = f"if (a != a) return a; if (b != b) return b; return order(a) {symbol} order(b) ? a : b;"
+    return _function(f"{whole} order(Value value)", order) + "\n" + _function("Value combine(Value a, Value b)", body)
+
+
+def _rounded(instruction, dtype):
+    """The body of a function of two values: their sum, product or quotient, rounded to nearest even, subnormal or not.
+
+    Args:
+        instruction: "add", "mul" or "div".
+    """
+    register, type_name = _REGISTER[_FLOAT_VALUE[dtype.name]]
+    operation = f'asm("{instruction}.rn.{type_name} %0, %1, %2;" : "={register}"(found)'
+    return f'Value found; {operation} : "{register}"(a), "{register}"(b)); return found;'
 
 
 def _function(signature, body):
@@ -147,7 +168,7 @@ def _kernel(name, parameters, vector_lines, one_lines):
     """The kernel `name`: `vector_lines` fill value[LANES] from element `at`, `one_lines` make the value of one."""
     return "\n".join(
         [
-            f'extern "C" __global__ void __launch_bounds__({THREADS_PER_BLOCK})',
+            f'extern "C" __global__ void __launch_bounds__({THREADS_PER_BLOCK}, {LEAST_BLOCKS})',
             f"{name}(long long count, long long head, Bits* out, {', '.join(parameters)}) {{",
             "const long long first = (long long)blockIdx.x * blockDim.x + threadIdx.x;",
             "const long long stride = (long long)gridDim.x * blockDim.x;",

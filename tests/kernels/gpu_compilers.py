@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import struct
 
 import pytest
 
@@ -75,3 +76,23 @@ def assemble(ptx, arch):
     finally:
         nvjitlink.destroy(linker)
     return bytes(code)
+
+
+def registers(code):
+    """How many registers a thread of the only kernel in machine code (ELF) has.
+
+    The compiler notes it in the section .nv.info: records of a format, an attribute, a size, and a symbol and a number.
+    """
+    headers, (size, count, names) = struct.unpack_from("<Q", code, 0x28)[0], struct.unpack_from("<HHH", code, 0x3A)
+    sections = [struct.unpack_from("<I20xQQ", code, headers + number * size) for number in range(count)]
+    for name, at, nbytes in sections:
+        start = sections[names][1] + name
+        if code[start : code.index(b"\0", start)] != b".nv.info":
+            continue
+        stop = at + nbytes
+        while at < stop:
+            kind, attribute, value_nbytes = struct.unpack_from("<BBH", code, at)
+            if (kind, attribute) == (4, 0x2F):
+                return struct.unpack_from("<4xII", code, at)[1]
+            at += 4 + (value_nbytes if kind == 4 else 0)
+    raise AssertionError("machine code that does not tell its registers")

@@ -1,6 +1,7 @@
 """The logic of the CUDA C kernels, run on the host: the same text, compiled as C++, one thread after the other."""
 
 import ctypes
+import re
 import shutil
 import subprocess
 
@@ -25,7 +26,7 @@ PRELUDE = """
 #define __device__
 #define __global__
 #define __forceinline__ inline
-#define __launch_bounds__(n)
+#define __launch_bounds__(...)
 struct alignas(16) uint4 { unsigned int x, y, z, w; };
 struct Dim { int x; };
 static Dim blockIdx, threadIdx, blockDim = {3}, gridDim = {2};
@@ -38,6 +39,8 @@ static long long __double_as_longlong(double x) { return bits_as<long long>(x); 
 static float from_half(unsigned short x) { return (float)bits_as<_Float16>(x); }
 static unsigned short to_half(float x) { return bits_as<unsigned short>((_Float16)x); }
 """
+ARITHMETIC = re.compile(r'asm\("(\w+)\.rn\.f(?:32|64) %0, %1, %2;" : "=[fd]"\(found\) : "[fd]"\(a\), "[fd]"\(b\)\);')
+SYMBOLS = {"add": "+", "mul": "*", "div": "/"}
 LAUNCH = """
 for (blockIdx.x = 0; blockIdx.x < gridDim.x; ++blockIdx.x)
 for (threadIdx.x = 0; threadIdx.x < blockDim.x; ++threadIdx.x)
@@ -48,6 +51,7 @@ def as_cpp(name, source, call):
     """`source` in a namespace of its own, with a C function `name` that runs every thread of a launch."""
     source = source.replace('asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));', "value = from_half(bits);")
     source = source.replace('asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));', "bits = to_half(value);")
+    source = ARITHMETIC.sub(lambda found: f"found = a {SYMBOLS[found[1]]} b;", source)
     assert "asm(" not in source
     source = source.replace('extern "C" __global__', "static")
     function = (

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import gpu_compilers
 import pytest
-from gpu_compilers import assemble, compile_cuda_c, compile_numba, require_compilers
+from gpu_compilers import assemble, compile_cuda_c, compile_numba, registers, require_compilers
 
 HERE = Path(__file__).parent
 
@@ -19,6 +19,10 @@ from lanterne.kernels.cuda_source import OPTIONS, divide_source, fold_source
 from lanterne.kernels.dtypes import DTYPES
 
 ARCHS = ("sm_80", "sm_90")
+# CuPy adds this to the options of every RawKernel.
+CUPY_OPTIONS = (*OPTIONS, "-ftz=true")
+# What may have it all the same: whether a value is NaN, and the divisor, which is no subnormal.
+FLUSHING = {"setp.nan.ftz.f32", "setp.num.ftz.f32", "cvt.rn.ftz.f32.f64"}
 CASES = [
     (name, op)
     for name, dtype in DTYPES.items()
@@ -38,26 +42,39 @@ def check_accesses(ptx, num_inputs):
     # A compiler may have unrolled the loop.
     assert len(loads) == num_inputs * len(stores)
     assert ".local" not in ptx
+    # Subnormal values stay what they are.
+    assert set(re.findall(r"\S+\.ftz\S*", ptx)) <= FLUSHING
 
 
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize(("dtype", "op"), CASES)
 def test_cuda_c_compiles(dtype, op, arch):
-    ptx, code = compile_cuda_c(fold_source(op, DTYPES[dtype], 2), arch, OPTIONS)
+    ptx, code = compile_cuda_c(fold_source(op, DTYPES[dtype], 2), arch, CUPY_OPTIONS)
     check_accesses(ptx, 2)
     assert code.startswith(b"\x7fELF")
 
 
 @pytest.mark.parametrize("num_inputs", [1, 7, 8, 9, 63])
 def test_cuda_c_of_many_inputs(num_inputs):
-    ptx, _ = compile_cuda_c(fold_source("sum", DTYPES["bfloat16"], num_inputs), "sm_90", OPTIONS)
+    ptx, _ = compile_cuda_c(fold_source("sum", DTYPES["bfloat16"], num_inputs), "sm_90", CUPY_OPTIONS)
     check_accesses(ptx, num_inputs)
 
 
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_all_inputs_are_in_flight_together(dtype, arch):
+    """There is room for seven vectors and eight addresses at once, and for four blocks of 256 threads."""
+    _, code = compile_cuda_c(fold_source("sum", DTYPES[dtype], 7), arch, CUPY_OPTIONS)
+    assert 7 * 4 + 8 * 2 <= registers(code) <= 65536 // 256 // 4
+    _, code = compile_cuda_c(fold_source("sum", DTYPES[dtype], 2), arch, CUPY_OPTIONS)
+    # With two inputs all the threads are needed that a multiprocessor can hold.
+    assert registers(code) <= 65536 // 2048
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 def test_divide_compiles(dtype, arch):
-    ptx, _ = compile_cuda_c(divide_source(DTYPES[dtype]), arch, OPTIONS)
+    ptx, _ = compile_cuda_c(divide_source(DTYPES[dtype]), arch, CUPY_OPTIONS)
     check_accesses(ptx, 1)
     # Division is that of IEEE 754, not the approximate one.
     assert re.search(r"div\.rn\.f(32|64)", ptx)
