@@ -3,6 +3,7 @@
 CuPy is imported only once a device array is there.
 """
 
+import contextlib
 import functools
 
 import numpy as np
@@ -57,6 +58,21 @@ def import_cupy():
     except ImportError as error:
         raise Unavailable(f"CuPy: {error}; install lanterne[cuda12] or lanterne[cuda13]") from error
     return cupy
+
+
+@contextlib.contextmanager
+def on_stream(cupy, stream):
+    """A block in which `stream` is the current one of the current device, its own.
+
+    Afterwards that is what it was before. Where the user has set it by `use`, `with stream` would make it the default
+    one instead.
+    """
+    before = cupy.cuda.get_current_stream()
+    stream.use()
+    try:
+        yield
+    finally:
+        before.use()
 
 
 def require_device():

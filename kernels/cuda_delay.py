@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..errors import InputError
-from .arrays import import_cupy, require_device
+from .arrays import import_cupy, on_stream, require_device
 from .cuda_compile import raw_kernel
 
 TIMERS = ("globaltimer", "clock64")
@@ -195,7 +195,7 @@ class SpinKernels:
         stream = cupy.cuda.Stream(non_blocking=True)
         # Not zeroed, and of a stream of its own: work on another, such as what used the memory before, is unordered
         # with the stamps.
-        with stream:
+        with on_stream(cupy, stream):
             self._slots = cupy.empty(NUM_SLOTS, cupy.uint64)
         # A first launch loads the kernel, which may wait for all streams.
         slot = self.new_slot()

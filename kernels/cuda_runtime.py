@@ -9,7 +9,7 @@ from contextlib import suppress
 import numpy as np
 
 from ..errors import InputError, TransportError, Unavailable
-from .arrays import import_cupy, require_device
+from .arrays import import_cupy, on_stream, require_device
 from .device_view import DeviceView, stream_address
 
 _COPY_ANY_DIRECTION = 4  # cudaMemcpyDefault
@@ -163,7 +163,7 @@ class CudaRuntime:
             Unavailable: the device has no room for it.
         """
         cuda = self._cupy.cuda
-        with self._here, self._memory_stream:
+        with self._here, on_stream(self._cupy, self._memory_stream):
             try:
                 memory = cuda.alloc(nbytes)
             except (cuda.memory.OutOfMemoryError, cuda.runtime.CUDARuntimeError) as error:

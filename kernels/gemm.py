@@ -6,7 +6,7 @@ Paper: GREYHOUND, computation validation; FP8 is left out, since CuPy has no pro
 import numpy as np
 
 from ..errors import InputError, Unavailable
-from .arrays import import_cupy, require_device
+from .arrays import import_cupy, on_stream, require_device
 
 # NumPy's float16 product is a loop of its own, a thousand times slower than its float32 one.
 DTYPES = {"cpu": ("float32", "float64"), "cuda": ("float16", "bfloat16", "float32", "float64")}
@@ -85,7 +85,7 @@ def _cuda(size, dtype):
 
     def multiply():
         # Another thread's current device may be another one.
-        with device, stream:
+        with device, on_stream(cupy, stream):
             if dtype == "bfloat16":
                 _multiply_bfloat16(cupy, a, b, c, size)
             else:

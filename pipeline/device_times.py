@@ -18,6 +18,8 @@ from ..transport.pauses import Pauses
 
 # The calls of a stage that make up an action, by its kind.
 CALLS = {"F": 1, "B": 1, "W": 1, "BW": 2}
+# How often an event is watched to place the device's clock: the quickest counts.
+LOOKS = 5
 
 
 class DeviceTimes:
@@ -31,17 +33,27 @@ class DeviceTimes:
     def __init__(self, runtime, stream=None):
         self.runtime, self.stream = runtime, runtime.as_stream(stream)
         self._spans = []
-        # An event, and when it was recorded, of time.monotonic().
-        self._began = None
 
     def watch(self, stage):
         """`stage`, which is timed from now on: what the executor is to be given in its place."""
         return WatchedStage(stage, self)
 
     def forget(self):
-        """An iteration begins; the stream is idle."""
+        """An iteration begins."""
         self._spans.clear()
-        self._began = self.runtime.record(self.stream, timed=True), time.monotonic()
+
+    def _look(self):
+        """(an event, when it was done, how far off that may be)."""
+        before_s, event = time.monotonic(), self.runtime.record(self.stream, timed=True)
+        self._until(event)
+        off_s = 0.5 * (time.monotonic() - before_s)
+        return event, before_s + off_s, off_s
+
+    def _until(self, event):
+        polls, pauses = 0, Pauses()
+        while not self.runtime.is_done(event):
+            pauses.pause(polls)
+            polls += 1
 
     def timed(self, call, *args, **options):
         """call(*args, **options), between two events.
@@ -69,7 +81,7 @@ class DeviceTimes:
         return np.array([sum(map(self.runtime.elapsed_s, *zip(*spans))) for spans in self._by_action(measured)])
 
     def placed(self, measured):
-        """`measured` by the device's clock: when actions started and ended there, later by what an event takes (us).
+        """`measured` by the device's clock: when actions started and ended there, off by what half an event takes (us).
 
         What the CPU noted otherwise is kept where it fits: a message is sent no sooner than its action has ended.
 
@@ -79,18 +91,16 @@ class DeviceTimes:
         Cost: waits until the device is done.
         """
         spans = self._by_action(measured)
-        event, began_s = self._began
-        start_s = np.array([began_s + self.runtime.elapsed_s(event, each[0][0]) for each in spans])
-        end_s = np.array([began_s + self.runtime.elapsed_s(event, each[-1][1]) for each in spans])
+        event, done_s, _ = min((self._look() for _ in range(LOOKS)), key=lambda look: look[2])
+        start_s = np.array([done_s - self.runtime.elapsed_s(each[0][0], event) for each in spans])
+        end_s = np.array([done_s - self.runtime.elapsed_s(each[-1][1], event) for each in spans])
         ready_s, sent_s = np.minimum(measured.ready_s, start_s), np.maximum(measured.sent_s, end_s)
         return replace(measured, start_s=start_s, end_s=end_s, ready_s=ready_s, sent_s=sent_s)
 
     def _by_action(self, measured):
         """The (start, stop) events of each action's calls, once the device is done."""
-        polls, pauses = 0, Pauses()
-        while self._spans and not self.runtime.is_done(self._spans[-1][1]):
-            pauses.pause(polls)
-            polls += 1
+        if self._spans:
+            self._until(self._spans[-1][1])
         each = iter(self._spans)
         return [[next(each) for _ in range(CALLS[action.kind])] for action in measured.actions]
 

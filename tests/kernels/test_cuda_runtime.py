@@ -28,6 +28,8 @@ class Cuda:
 
     def __init__(self, num_devices):
         self.num_devices, self.current, self.log = num_devices, 0, []
+        # The stream that the user has made the current one.
+        self.users = None
         # The thread's last error, as long as nobody resets it.
         self.last_error = 0
         self.runtime = SimpleNamespace(
@@ -73,23 +75,20 @@ class Cuda:
 
         return Again()
 
-    def get_current_stream(self, device_id):
+    def get_current_stream(self, device_id=None):
         self.log.append(("current stream", device_id))
-        return self.Stream(True)
+        return self.users or self.Stream(True)
 
     class Stream:
-        """A stream of device `device_id`; while it is entered, memory is allocated on it."""
+        """A stream of device `device_id`; once it is used, memory is allocated on it."""
 
         device_id, ptr = -1, 7
 
         def __init__(self, non_blocking):
             self.log = []
 
-        def __enter__(self):
-            self.log.append("entered")
-
-        def __exit__(self, *_):
-            self.log.append("left")
+        def use(self):
+            self.log.append("used")
 
         def synchronize(self):
             self.log.append("synchronized")
@@ -195,7 +194,19 @@ def test_memory_is_there_for_all_streams(make_runtime):
     cuda.alloc = lambda nbytes: log.append("allocated") or SimpleNamespace(ptr=4096)
     view = runtime.empty(9)
     assert (view.address, view.nbytes) == (4096, 9)
-    assert log == ["entered", "allocated", "synchronized", "left"]
+    assert log == ["used", "allocated", "synchronized"]
+
+
+def test_the_users_stream_is_the_current_one_again(make_runtime):
+    """`with stream` would not do: what `use` had set is forgotten at its end."""
+    runtime, cuda = make_runtime(0, 1)
+    cuda.memory = SimpleNamespace(OutOfMemoryError=OutOfMemoryError)
+    cuda.users, order = cuda.Stream(True), []
+    runtime._memory_stream.log = cuda.users.log = order
+    cuda.users.use = lambda: order.append("used again")
+    cuda.alloc = lambda nbytes: order.append("allocated") or SimpleNamespace(ptr=4096)
+    runtime.empty(9)
+    assert order == ["used", "allocated", "synchronized", "used again"]
 
 
 @pytest.mark.parametrize("error", [Status(400), DriverStatus("CUDA_ERROR_INVALID_HANDLE")])
