@@ -4,7 +4,7 @@ The text includes no header, so that it compiles with NVRTC alone. `head` is the
 16-byte boundary; the host passes `head = count` where the arrays do not share their alignment, and the loop of single
 elements does all.
 
-CuPy compiles with -ftz=true, whatever the options: the operators of C would take subnormal float32 for zero. So floats
+CuPy compiles with -ftz=true, whatever the options: the operators of C would take subnormal float32 for zero. So these
 are added, multiplied and divided in PTX, and compared by their bits.
 """
 
@@ -15,9 +15,10 @@ THREADS_PER_BLOCK = 256
 VECTOR_NBYTES = 16
 # Vectors of these many inputs are in flight together; of more, they would not fit the registers.
 LOADS_TOGETHER = 8
-# Blocks that a multiprocessor has to hold, so at most 64 registers for a thread. Told no number, the assembler makes do
-# with 32, for 8 blocks, and of seven inputs loads five one after the other: 46 KiB are in flight, not 140 (sm_90).
-LEAST_BLOCKS = 4
+# Blocks that a multiprocessor has to hold, by inputs: of one or two it takes all the threads that there are to have
+# enough bytes in flight, of more 64 registers for each. Told no number, the assembler saves registers for more threads,
+# and of seven inputs loads five one after the other: 46 KiB are in flight, not 140 (sm_90).
+FEW_INPUTS, BLOCKS_OF_FEW, BLOCKS_OF_MANY = 2, 8, 4
 
 _UNSIGNED = {1: "unsigned char", 2: "unsigned short", 4: "unsigned int", 8: "unsigned long long"}
 _SIGNED = {1: "signed char", 2: "short", 4: "int", 8: "long long"}
@@ -35,8 +36,9 @@ _ROUND = {
     "float32": "return __float_as_uint(value);",
     "float64": "return (Bits)__double_as_longlong(value);",
 }
-# Of a value: register and type in PTX; the whole number of as many bits, how its bits come, and all but its sign.
-_REGISTER = {"float": ("f", "f32"), "double": ("d", "f64")}
+# By instruction of PTX.
+_SYMBOLS = {"add": "+", "mul": "*", "div": "/"}
+# Of a value: the whole number of as many bits, how its bits come, and all but its sign.
 _ORDER = {
     "float": ("int", "__float_as_int(value)", "0x7fffffff"),
     "double": ("long long", "__double_as_longlong(value)", "0x7fffffffffffffffll"),
@@ -56,7 +58,7 @@ def fold_source(op, dtype, num_inputs):
         [
             _element(dtype),
             *([_combine(op, dtype)] if num_inputs > 1 else []),
-            _kernel("fold", [f"const Bits* {name}" for name in names], _fold_vector(names), _fold_one(names)),
+            _kernel("fold", names, _fold_vector(names), _fold_one(names)),
         ]
     )
 
@@ -69,9 +71,10 @@ def divide_source(dtype):
             _function("Value quotient(Value a, Value b)", _rounded("div", dtype)),
             _kernel(
                 "divide",
-                ["const Bits* in0", "double divisor"],
+                ["in0"],
                 [*_load("in0"), *_each_lane("value[lane] = quotient(widen(vector_in0.lane[lane]), (Value)divisor);")],
                 ["Value value = quotient(widen(in0[at]), (Value)divisor);"],
+                ["double divisor"],
             ),
         ]
     )
@@ -128,9 +131,9 @@ def _rounded(instruction, dtype):
     Args:
         instruction: "add", "mul" or "div".
     """
-    register, type_name = _REGISTER[_FLOAT_VALUE[dtype.name]]
-    operation = f'asm("{instruction}.rn.{type_name} %0, %1, %2;" : "={register}"(found)'
-    return f'Value found; {operation} : "{register}"(a), "{register}"(b)); return found;'
+    if _FLOAT_VALUE[dtype.name] == "double":
+        return f"return a {_SYMBOLS[instruction]} b;"
+    return f'float found; asm("{instruction}.rn.f32 %0, %1, %2;" : "=f"(found) : "f"(a), "f"(b)); return found;'
 
 
 def _function(signature, body):
@@ -164,11 +167,17 @@ def _fold_one(names):
     ]
 
 
-def _kernel(name, parameters, vector_lines, one_lines):
-    """The kernel `name`: `vector_lines` fill value[LANES] from element `at`, `one_lines` make the value of one."""
+def _kernel(name, inputs, vector_lines, one_lines, others=()):
+    """The kernel `name` of arrays `inputs` and parameters `others`.
+
+    Args:
+        vector_lines: fill value[LANES] from element `at`; one_lines: make the value of one.
+    """
+    parameters = [f"const Bits* {array}" for array in inputs] + list(others)
+    least_blocks = BLOCKS_OF_FEW if len(inputs) <= FEW_INPUTS else BLOCKS_OF_MANY
     return "\n".join(
         [
-            f'extern "C" __global__ void __launch_bounds__({THREADS_PER_BLOCK}, {LEAST_BLOCKS})',
+            f'extern "C" __global__ void __launch_bounds__({THREADS_PER_BLOCK}, {least_blocks})',
             f"{name}(long long count, long long head, Bits* out, {', '.join(parameters)}) {{",
             "const long long first = (long long)blockIdx.x * blockDim.x + threadIdx.x;",
             "const long long stride = (long long)gridDim.x * blockDim.x;",

@@ -39,7 +39,7 @@ static long long __double_as_longlong(double x) { return bits_as<long long>(x); 
 static float from_half(unsigned short x) { return (float)bits_as<_Float16>(x); }
 static unsigned short to_half(float x) { return bits_as<unsigned short>((_Float16)x); }
 """
-ARITHMETIC = re.compile(r'asm\("(\w+)\.rn\.f(?:32|64) %0, %1, %2;" : "=[fd]"\(found\) : "[fd]"\(a\), "[fd]"\(b\)\);')
+ARITHMETIC = re.compile(r'asm\("(\w+)\.rn\.f32 %0, %1, %2;" : "=f"\(found\) : "f"\(a\), "f"\(b\)\);')
 SYMBOLS = {"add": "+", "mul": "*", "div": "/"}
 LAUNCH = """
 for (blockIdx.x = 0; blockIdx.x < gridDim.x; ++blockIdx.x)

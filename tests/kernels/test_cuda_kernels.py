@@ -61,7 +61,7 @@ def test_cuda_c_of_many_inputs(num_inputs):
 
 
 @pytest.mark.parametrize("arch", ARCHS)
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64", "int8"])
 def test_all_inputs_are_in_flight_together(dtype, arch):
     """There is room for seven vectors and eight addresses at once, and for four blocks of 256 threads."""
     _, code = compile_cuda_c(fold_source("sum", DTYPES[dtype], 7), arch, CUPY_OPTIONS)
