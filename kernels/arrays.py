@@ -5,6 +5,7 @@ CuPy is imported only once a device array is there.
 
 import contextlib
 import functools
+import os
 
 import numpy as np
 
@@ -12,6 +13,10 @@ from ..errors import InputError, Unavailable
 
 _DLPACK_HOST = (1, 3)  # kDLCPU, kDLCUDAHost
 _DLPACK_CUDA = (2, 13)  # kDLCUDA, kDLCUDAManaged
+# A device works on its streams through so many queues, 8 if nobody asks for more. A stream that waits for a message
+# holds up those in its queue: where that waits for another rank, and one behind it has what that rank waits for, both
+# wait for ever. Ours are some ten for a communicator and two for every neighbour in a pipeline, NCCL's own included.
+CONNECTIONS_VARIABLE, MOST_CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS", 32
 
 
 def is_device_array(x):
@@ -48,11 +53,12 @@ def address_of(array):
 
 @functools.cache
 def import_cupy():
-    """The cupy module.
+    """The cupy module; CUDA, unless this process uses it already, will give streams as many queues as there can be.
 
     Raises:
         Unavailable: CuPy is not installed or cannot be loaded.
     """
+    os.environ.setdefault(CONNECTIONS_VARIABLE, str(MOST_CONNECTIONS))
     try:
         import cupy
     except ImportError as error:

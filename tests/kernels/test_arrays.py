@@ -148,6 +148,16 @@ def test_foreign_device_arrays_are_adopted(monkeypatch):
     assert adopt(DLPack(2)) is adopted
 
 
+@pytest.mark.parametrize(("told", "expected"), [(None, "32"), ("8", "8")])
+def test_streams_have_queues_of_their_own(monkeypatch, told, expected):
+    """In one queue a stream that waits for a rank holds up what that rank waits for. CUDA is told before it starts."""
+    environment = {} if told is None else {arrays.CONNECTIONS_VARIABLE: told}
+    monkeypatch.setattr(arrays.os, "environ", environment)
+    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace())
+    arrays.import_cupy.__wrapped__()
+    assert environment == {"CUDA_DEVICE_MAX_CONNECTIONS": expected}
+
+
 def test_no_cupy_is_said(monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", None)
     arrays.import_cupy.cache_clear()
