@@ -7,6 +7,7 @@ as JSON lines. What these check has been proved on stand-ins; here CUDA, NCCL an
 import faulthandler
 import os
 import sys
+import time
 
 import numpy as np
 
@@ -259,6 +260,34 @@ def check_a_capture_that_is_left_open(comm):
     LEFT_OPEN.append((captured, x, out))
 
 
+def check_a_capture_beside_a_call(comm):
+    """A capture of the user's in CUDA's strictest mode, which torch takes, while a call of ours is looked after."""
+    import cupy
+
+    from lanterne.kernels.cuda_delay import delay
+
+    busy, captured = cupy.cuda.Stream(non_blocking=True), cupy.cuda.Stream(non_blocking=True)
+    x, out, count = cupy.ones(1000, np.float32), cupy.zeros(1000, np.float32), cupy.zeros(1000, np.float32)
+    # What a capture needs is loaded.
+    count += 1
+    delay(0.0, busy)
+    comm.all_reduce(x, out, algorithm="ring")
+    cupy.cuda.get_current_stream().synchronize()
+    busy.synchronize()
+    delay(LATE_S, busy)
+    comm.all_reduce(x, out, stream=busy, algorithm="ring")
+    with captured:
+        captured.begin_capture(cupy.cuda.runtime.streamCaptureModeGlobal)
+        count += 1
+        time.sleep(LATE_S / 2)
+        graph = captured.end_capture()
+        graph.launch()
+    captured.synchronize()
+    busy.synchronize()
+    assert set(count.get().tolist()) == {2.0}
+    assert set(out.get().tolist()) == {float(comm.world_size)}
+
+
 def check_captured_late_rank(comm):
     import cupy
 
@@ -346,6 +375,7 @@ COMMON = [
 NCCL = [
     check_captured,
     check_a_capture_that_is_left_open,
+    check_a_capture_beside_a_call,
     check_captured_late_rank,
     check_native,
     check_what_auto_goes_by_can_be_measured,
