@@ -11,6 +11,8 @@ import numpy as np
 from ..errors import InputError
 from .arrays import import_cupy, is_device_array
 
+_LEGACY_STREAM = 1  # cudaStreamLegacy
+
 
 @dataclass(frozen=True)
 class DeviceView:
@@ -67,7 +69,7 @@ def view_device(x, what="array"):
         raise InputError(f"{what}: got a non-contiguous array of shape {shape}, expected a C-contiguous one")
     address, readonly = interface["data"]
     size = int(np.prod(shape, dtype=np.int64))
-    stream = interface.get("stream") or _torch_stream(x)
+    stream = interface.get("stream") or _untold_stream(x)
     return DeviceView(address or 0, size, dtype, "bfloat16" if is_bfloat16 else None, readonly, stream, x)
 
 
@@ -99,8 +101,13 @@ def _is_contiguous(shape, strides, itemsize):
     return True
 
 
-def _torch_stream(x):
-    """torch does not name the stream of its tensors: it is the thread's current one."""
-    if type(x).__module__.partition(".")[0] != "torch":
-        return None
-    return sys.modules["torch"].cuda.current_stream(x.device).cuda_stream
+def _untold_stream(x):
+    """The stream of an array of a library that does not name it; None if that is not known.
+
+    torch's is the thread's current one. Numba's is the default one, on which its copies from the host may be under way
+    still when they return.
+    """
+    library = type(x).__module__.partition(".")[0]
+    if library == "torch":
+        return sys.modules["torch"].cuda.current_stream(x.device).cuda_stream
+    return _LEGACY_STREAM if library in ("numba", "numba_cuda") else None

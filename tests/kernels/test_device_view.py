@@ -1,5 +1,6 @@
 """Device arrays of any library, by the protocols they speak."""
 
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -50,6 +51,25 @@ def test_bfloat16_streams_and_readonly():
     array.dtype = "bfloat16"
     view = view_device(array)
     assert (view.element, view.dtype, view.nbytes, view.stream, view.readonly) == ("bfloat16", np.uint16, 8, 77, True)
+
+
+@pytest.mark.parametrize(
+    ("module", "named", "expected"),
+    [
+        ("torch", None, 7),
+        ("numba_cuda.numba.cuda.cudadrv.devicearray", None, 1),
+        ("numba.cuda.cudadrv.devicearray", None, 1),
+        ("numba.cuda.cudadrv.devicearray", 77, 77),
+        ("others", None, None),
+    ],
+)
+def test_the_stream_of_an_array_that_does_not_name_it(monkeypatch, module, named, expected):
+    """A copy from the host to the device may be under way still when Numba's call returns."""
+    torch = SimpleNamespace(cuda=SimpleNamespace(current_stream=lambda device: SimpleNamespace(cuda_stream=7)))
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    array = type("Array", (), {"__module__": module, "device": "cuda:0"})()
+    array.__cuda_array_interface__ = fake((4,), stream=named).__cuda_array_interface__
+    assert view_device(array).stream == expected
 
 
 def test_streams_of_every_library():
