@@ -11,11 +11,11 @@ stays: after a fault on the device nothing more can be measured in one process, 
 Every figure is taken beside its peer in the same run, in turn: reductions beside the device's copy; staged copies
 beside plain pinned copies; handing a message to delegates beside a blocking copy; a matrix product with staging beside
 it, and without; delays beside what was asked for; reductions on grids of other sizes than ours, for whoever tunes them;
-collectives over nccl, eager and as captured graphs, beside ncclAllReduce, on --ranks ranks (default: the GPUs, at least
-three; sharing one is no figure of speed).
-Bars: reductions and staging 0.9 of their peer, the product at most 1.03 of its time alone, delays within 2 % or 5 us,
-the launch of a captured schedule, and the choice of one by who is late, 20 us of the CPU. Results are compared with the
-CPU's, every element.
+collectives over nccl, eager and as captured graphs, beside ncclAllReduce, and emulated links beside what was asked for,
+on --ranks ranks (default: the GPUs, at least three; sharing one is no figure of speed).
+Bars: reductions and staging 0.9 of their peer, the product at most 1.03 of its time alone, delays and links within 2 %
+or 5 us, the launch of a captured schedule, and the choice of one by who is late, 20 us of the CPU. Results are compared
+with the CPU's, every element.
 With --check a missed bar is exit code 1; a wrong result always is.
 """
 

@@ -2,7 +2,7 @@
 
 Eager calls, captured ones and ncclAllReduce run in turn on the same arrays; times are of the slowest rank. Launch cost
 is the CPU's time from the call of `launch` to its return, with nothing to wait for. A decision is the CPU's time from
-when the board's record of a call is there to the launch of the graph that it names.
+when the board's record of a call is there to the launch of the graph that it names. Emulated links come last.
 """
 
 import faulthandler
@@ -10,10 +10,13 @@ import statistics
 import sys
 import time
 from contextlib import contextmanager
+from itertools import chain
 
 import numpy as np
 
 from ..collectives import late
+from ..pipeline.device_stage import cuda_device
+from .gpu_links import link_figures
 from .report import write_json
 
 NBYTES = 64 << 20
@@ -43,7 +46,9 @@ def main(file):
 
         records = []
         with stream:
-            for record in figures(comm, put, lambda array: array.get(), stream.synchronize):
+            found = figures(comm, put, lambda array: array.get(), stream.synchronize)
+            links = link_figures(comm, cuda_device(comm), lambda value: _slowest(comm, value))
+            for record in chain(found, links):
                 records.append(record)
                 # Anew each time: a job that is ended has told what it had found.
                 if comm.rank == 0:

@@ -12,6 +12,9 @@ Emulated links take their time on those streams too (StreamShaper): bandwidth ke
 ends, latency holds the receiver's computing stream back. A message over a link with a bandwidth follows one of a few
 bytes, which is done at both ends together: from then on both count.
 
+A kernel's first launch loads it, which may wait for all streams, and so for messages that will not come before this
+rank has done more: run what computes once before the first message (Trainer does).
+
 What fails ends the plane: NCCL takes nothing back. Waits have the transport's timeout, from when the computing stream
 gets there. Has not run on a GPU yet.
 Paper: Chen et al. 2025 (CrossPipe), sections 6.3 and 6.4, appendix F.1; differs: see cuda_delay.py.
@@ -41,7 +44,7 @@ class Streams(DataPlane):
     Args:
         comm: a Communicator of this plane's own over a transport that is ordered on streams; closed with it.
         links: {(source, destination): Link}, ranks of `comm`: emulated.
-        make_spins: gives the SpinKernels of this rank's device, when a link first takes time; None: that class.
+        make_spins: gives the SpinKernels of this rank's device; None: that class.
     """
 
     on_device = True
@@ -97,6 +100,7 @@ class Streams(DataPlane):
 
     def set_link(self, source, destination, link):
         self._links[source, destination] = link
+        self._load()
         for own, peer, directions in ((source, destination, self._to), (destination, source, self._from)):
             if own == self.comm.rank and peer in directions:
                 directions[peer].shaper = self._shaper(link, directions is self._to)
@@ -104,6 +108,7 @@ class Streams(DataPlane):
     def stage_on(self, device):
         self._device = device
         self._leads = [device.runtime.empty(LEAD_NBYTES) for _ in range(2)]
+        self._load()
 
     def fail(self, error):
         self.comm.fail(error)
@@ -135,10 +140,13 @@ class Streams(DataPlane):
 
     def _shaper(self, link, sends):
         """The StreamShaper of the sending or the receiving end; latency is the receiver's."""
-        if self._spins is None and link != FREE:
-            self._spins = self._make_spins()
         latency_s = 0.0 if sends else link.latency_s
         return StreamShaper(self._device.runtime, latency_s, link.bandwidth_bytes_per_s, self._spins)
+
+    def _load(self):
+        """Have the kernels of emulated links, where there are any, before messages are under way."""
+        if self._spins is None and self._device is not None and any(link != FREE for link in self._links.values()):
+            self._spins = self._make_spins()
 
     def _give(self, array, event):
         self._free.setdefault((array.shape, array.dtype), deque()).append((array, event))

@@ -155,6 +155,8 @@ class Trainer:
         if len(inputs) != total:
             raise InputError(f"data: got {len(inputs)} microbatches, expected {total}, those of all plans together")
         own = slice(first, first + self.microbatches[self.copy])
+        if self.plane.on_device and not self._is_loaded:
+            self._load(inputs[own], targets[own])
         self._left = dict.fromkeys(self.stages, self.microbatches[self.copy])
         try:
             measured = self.execute(
@@ -177,6 +179,17 @@ class Trainer:
             raise
         self.iterations += 1
         return Iteration(self.iterations - 1, losses, time.monotonic() - start_s, gradients_s, measured, votes)
+
+    def _load(self, inputs, targets):
+        """Run the stages once on zeros: a kernel's first launch may wait for all streams, and so for other ranks."""
+        zeros = self.device.xp.zeros
+        for stage in self.stages.values():
+            stage.begin(len(inputs), inputs, targets)
+            stage.forward(0, stage.input_shape and zeros(stage.input_shape, stage.dtype))
+            stage.backward_input(0, stage.output_shape and zeros(stage.output_shape, stage.dtype))
+            stage.backward_weight(0)
+            stage.gradients[...] = 0
+        self._is_loaded = True
 
     def _after(self, action):
         """The gradients of a stage start on their way once its last W has ended, and go on after every action."""
@@ -284,7 +297,7 @@ class Trainer:
         slots = max(map(len, map(placement.stages_of, range(places))))
         comms = [self._split(place * parts + part, copy) for _ in range(slots)]
         self._copy_comms = dict(zip(held, comms, strict=False))
-        self.plane = self._make_plane(self.pipeline)
+        self.plane, self._is_loaded = self._make_plane(self.pipeline), False
         if self.device:
             self.plane.stage_on(self.device)
             self.running = {number: self.device.run(stage, self.plane) for number, stage in self.running.items()}

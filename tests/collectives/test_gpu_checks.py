@@ -34,8 +34,9 @@ REAL_ONLY = (
     gpu_checks.check_arrays_with_dlpack_alone,
     gpu_checks.check_foreign_arrays,
     gpu_checks.check_a_capture_by_the_user,
+    gpu_checks.check_emulated_links_on_streams,
 )
-COMMON = [check for check in gpu_checks.COMMON if check not in REAL_ONLY]
+COMMON, NCCL = ([check for check in some if check not in REAL_ONLY] for some in (gpu_checks.COMMON, gpu_checks.NCCL))
 _rank = threading.local()
 
 
@@ -94,7 +95,7 @@ LEFT_OUT = (gpu_checks.check_large, 1), (gpu_checks.check_what_auto_goes_by_can_
 
 @pytest.mark.parametrize(
     ("check", "world_size"),
-    [case for case in product([*COMMON, *gpu_checks.NCCL], [1, 3]) if case not in LEFT_OUT],
+    [case for case in product([*COMMON, *NCCL], [1, 3]) if case not in LEFT_OUT],
     ids=lambda value: getattr(value, "__name__", value),
 )
 def test_over_nccl(check, world_size):

@@ -8,6 +8,7 @@ import faulthandler
 import os
 import sys
 import time
+from itertools import permutations
 
 import numpy as np
 
@@ -333,6 +334,49 @@ def check_what_auto_goes_by_can_be_measured(comm):
     assert comm.world_size == 1 or (comm.tuning.source in ("measured", "cache") and comm.tuning.model.alpha_s > 0)
 
 
+def check_emulated_links_on_streams(comm):
+    """Messages of a pipeline from GPU to GPU take their links' time, and the CPU goes on meanwhile."""
+    from lanterne.pipeline.device_stage import cuda_device
+    from lanterne.pipeline.planes import make_plane
+    from lanterne.transport.shaped import Link
+
+    n, me = comm.world_size, comm.rank
+    if n == 1:
+        return
+    shape, dtype, latency_s, occupied_s = (1 << 20,), np.dtype(np.uint8), 0.05, 0.02
+    pairs, peers = list(permutations(range(n), 2)), sorted({(me - 1) % n, (me + 1) % n})
+    device = cuda_device(comm)
+    runtime = device.runtime
+    # Loaded now: with a message under way it may never be.
+    device.xp.empty(shape, dtype).fill(0)
+    with make_plane("streams", comm, dict.fromkeys(pairs, Link(latency_s, shape[0] / occupied_s))) as plane:
+        plane.stage_on(device)
+        for turn in range(4):
+            if turn == 3:
+                for pair in pairs:
+                    plane.set_link(*pair, Link())
+            comm.barrier()
+            start = runtime.record(device.stream, timed=True)
+            receives = [plane.receive(shape, dtype, peer) for peer in peers]
+            for peer in peers:
+                buffer = plane.lend(shape, dtype, peer)
+                buffer.fill(10 * me + turn)
+                plane.send(buffer, peer)
+            found = [receive.wait() for receive in receives]
+            stop = runtime.record(device.stream, timed=True)
+            went_on = not runtime.is_done(stop)
+            values = [set(array.get().tolist()) for array in found]
+            for array in found:
+                plane.release(array)
+            plane.finish()
+            assert values == [{10 * peer + turn} for peer in peers], (turn, values)
+            if turn < 3:
+                elapsed_s = runtime.elapsed_s(start, stop)
+                assert elapsed_s >= 0.98 * (latency_s + occupied_s), (turn, elapsed_s)
+            # The first messages connect, and load kernels.
+            assert went_on or turn in (0, 3), turn
+
+
 def check_a_rank_that_does_not_come(comm):
     """Last: the others' wait ends in time with an error that names it; then every call raises, and closing ends."""
     import cupy
@@ -379,6 +423,7 @@ NCCL = [
     check_captured_late_rank,
     check_native,
     check_what_auto_goes_by_can_be_measured,
+    check_emulated_links_on_streams,
     check_a_rank_that_does_not_come,
 ]
 

@@ -22,6 +22,7 @@ from lanterne.pipeline.planes import make_plane
 from lanterne.pipeline.problem import Problem
 from lanterne.pipeline.schedulers import plan
 from lanterne.pipeline.simulate import simulate
+from lanterne.pipeline.stage_layers import LayerStage
 from lanterne.pipeline.stage_mlp import mlp
 from lanterne.pipeline.stage_timed import StreamClock, timed_stages
 from lanterne.pipeline.train import Trainer, plans
@@ -262,8 +263,8 @@ class _Receive:
 
 
 def test_training_goes_from_device_to_device(monkeypatch):
-    """The losses of the host, and no message is copied to it."""
-    problem, copies = Problem(2, 4, 1, 1, 1), []
+    """The losses of the host, and no message is copied to it; kernels are loaded before the first is under way."""
+    problem, copies, order = Problem(2, 4, 1, 1, 1), [], {}
 
     def batches(iteration):
         random = np.random.default_rng(iteration)
@@ -280,11 +281,24 @@ def test_training_goes_from_device_to_device(monkeypatch):
         monkeypatch.setattr(device.runtime, "copy", lambda *arguments: copies.append(arguments))
         return losses(comm, device, lambda pipeline: make_plane("streams", pipeline))
 
+    def noted(cls, name):
+        function = getattr(cls, name)
+
+        def noting(*arguments):
+            order.setdefault(threading.get_ident(), []).append(name)
+            return function(*arguments)
+
+        monkeypatch.setattr(cls, name, noting)
+
     monkeypatch.setattr(streams, "Streams", Waiting)
     expected = lanterne.spawn(2, losses)[0]
+    for name in ("forward", "backward_input", "backward_weight"):
+        noted(LayerStage, name)
+    noted(Waiting, "receive")
     for found in checked(over_nccl(2, program)):
         np.testing.assert_allclose(found, expected, rtol=1e-6)
     assert not copies
+    assert [each[:4] for each in order.values()] == [["forward", "backward_input", "backward_weight", "receive"]] * 2
 
 
 def test_a_rank_that_sends_nothing_is_named_and_nothing_hangs():

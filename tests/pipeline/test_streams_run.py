@@ -1,6 +1,7 @@
 """`pipeline run|train --device cuda --transport nccl` on stand-ins: stages and links take their time on streams."""
 
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -9,8 +10,9 @@ from host_device import array_module
 from nccl_ranks import Job
 from test_streams import HostSpins, Waiting
 
-from lanterne.bench import pipeline_measure, pipeline_train
+from lanterne.bench import gpu_links, gpu_ranks, pipeline_measure, pipeline_train
 from lanterne.bench.cli import build_parser
+from lanterne.bench.gpu_figures import Figure
 from lanterne.bench.pipeline_measure import Case, run_cases
 from lanterne.collectives.communicator import Communicator
 from lanterne.errors import InputError
@@ -21,6 +23,7 @@ from lanterne.pipeline.device_stage import Device
 from lanterne.pipeline.planes import predict
 from lanterne.pipeline.problem import Problem
 from lanterne.pipeline.schedulers import plan
+from lanterne.transport.shaped import Link
 
 UNIT_S = 1e-3
 ROOT = Path(__file__).resolve().parents[2]
@@ -114,3 +117,23 @@ def test_a_slow_rank_whose_cpu_only_queues_is_refused(monkeypatch):
     for error in trained(Job(2), "--device", "cuda", "--slow-rank", "0=2x"):
         assert isinstance(error, InputError), error
         assert str(error).startswith("--slow-rank: got it on GPUs over nccl, whose CPUs only queue work")
+
+
+def test_the_figures_of_emulated_links(monkeypatch):
+    """Messages that arrive, over links that are never too quick."""
+    monkeypatch.setattr(cuda_delay, "delay", queue_delay)
+    monkeypatch.setattr(streams, "SpinKernels", HostSpins)
+    monkeypatch.setattr(streams, "Streams", Waiting)
+    monkeypatch.setattr(gpu_links, "LINKS", {"1 ms": Link(1e-3), "both": Link(1e-3, 2e6)})
+
+    def rank_main(transport):
+        with Communicator(transport, closes=(transport,)) as comm:
+            device = device_stage.Device(array_module(), transport.runtime)
+            slowest = partial(gpu_ranks._slowest, comm)
+            return [Figure(**record) for record in gpu_links.link_figures(comm, device, slowest, 10_000, 2)]
+
+    results = Job(3).run(rank_main, close=False)
+    assert results == [results[0]] * 3
+    latency, both = results[0]
+    assert latency.name.endswith(" over an emulated link of 1 ms") and latency.bar[:2] == "<="
+    assert both.bar == "<= 120 us" and len(both.samples) == 2 and min(both.samples) >= 6e-3
