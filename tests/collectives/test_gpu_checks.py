@@ -34,6 +34,7 @@ REAL_ONLY = (
     gpu_checks.check_arrays_with_dlpack_alone,
     gpu_checks.check_foreign_arrays,
     gpu_checks.check_a_capture_by_the_user,
+    gpu_checks.check_a_capture_beside_a_call,
     gpu_checks.check_emulated_links_on_streams,
 )
 COMMON, NCCL = ([check for check in some if check not in REAL_ONLY] for some in (gpu_checks.COMMON, gpu_checks.NCCL))
