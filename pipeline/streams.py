@@ -6,7 +6,8 @@
 Each direction between two ranks has an NCCL communicator, and at both ends a stream, of its own: no message waits for
 one of another pair or direction. A send follows what the computing stream was given before it; what needs a message
 waits for it there. NCCL moves a message once both ends have come to it, so receives are queued ahead, in the order in
-which their rank sends.
+which their rank sends; but not in the first iteration, in which kernels are loaded: CUDA may then wait for all that is
+on the device, for ever if that waits for what another rank will send once it has heard from this one.
 
 Emulated links take their time on those streams too (StreamShaper): bandwidth keeps a direction's stream busy at both
 ends, latency holds the receiver's computing stream back. A message over a link with a bandwidth follows one of a few
@@ -52,6 +53,7 @@ class Streams(DataPlane):
     def __init__(self, comm, links=None, make_spins=None):
         self.comm, self._links, self._make_spins = comm, dict(links or {}), make_spins or SpinKernels
         self._spins = self._device = None
+        self._ahead = 0
         # Peer -> the directions to and from it; both are opened when the first of their messages is asked for.
         self._to, self._from = {}, {}
         # The messages of this iteration, in the order in which the computing stream comes to them.
@@ -97,6 +99,9 @@ class Streams(DataPlane):
         while self._carried:
             self._carried[0].wait(timeout_s)
             self._carried.popleft()
+        self._ahead = AHEAD
+        for direction in self._from.values():
+            direction.ahead = AHEAD
 
     def set_link(self, source, destination, link):
         self._links[source, destination] = link
@@ -136,7 +141,7 @@ class Streams(DataPlane):
             source, destination = (rank, peer) if sends else (peer, rank)
             directions, lead = (self._to, self._leads[0]) if sends else (self._from, self._leads[1])
             shaper = self._shaper(self._links.get((source, destination), FREE), sends)
-            directions[peer] = Direction(self.comm, peer, sends, lead, shaper)
+            directions[peer] = Direction(self.comm, peer, sends, lead, shaper, self._ahead)
 
     def _shaper(self, link, sends):
         """The StreamShaper of the sending or the receiving end; latency is the receiver's."""
@@ -160,12 +165,13 @@ class Direction:
         sends: which of the two.
         lead: LEAD_NBYTES of device memory, anything.
         shaper: the StreamShaper of its link; may be replaced.
+        ahead: receives that are queued before they are waited for, at most; may be replaced.
 
     Attributes: `channel`, an NcclChannel; `peer`, the transport's rank of it; `about`, its messages in words.
     """
 
-    def __init__(self, comm, peer, sends, lead, shaper):
-        self.shaper, self._runtime = shaper, comm.transport.runtime
+    def __init__(self, comm, peer, sends, lead, shaper, ahead):
+        self.shaper, self.ahead, self._runtime = shaper, ahead, comm.transport.runtime
         self.peer, ends = comm.ranks[peer], sorted((comm.ranks[comm.rank], comm.ranks[peer]))
         self.about = f"a message {'to' if sends else 'from'} rank {self.peer}"
         self.channel = comm.transport.open_channel(ends, make_tag(comm.communicator_id, MEETING_LANE))
@@ -200,7 +206,7 @@ class Direction:
         self._queue_ahead()
 
     def _queue_ahead(self):
-        while self._later and self._num_ahead < AHEAD:
+        while self._later and self._num_ahead < self.ahead:
             self._queue_next()
 
     def _queue_next(self):

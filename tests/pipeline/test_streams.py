@@ -54,6 +54,8 @@ def checked(results):
 def opened(comm, device, links=None, spins=None):
     plane = make_plane("streams", comm, links, make_spins=lambda: spins)
     plane.stage_on(device)
+    # The first iteration is over.
+    plane.finish()
     return plane
 
 
@@ -128,6 +130,28 @@ def test_any_number_of_receives_may_be_asked_for(monkeypatch, ahead, nbytes):
             return found
 
     assert checked(over_nccl(2, program))[1] == [[value] * nbytes for value in range(7)]
+
+
+def test_nothing_is_received_ahead_in_the_first_iteration():
+    """Kernels are loaded then, for which CUDA may wait until the device has nothing to do."""
+
+    def program(comm, device):
+        runtime, peer, queued = device.runtime, 1 - comm.rank, []
+        with make_plane("streams", comm) as plane:
+            plane.stage_on(device)
+            for _ in range(2):
+                receives = [plane.receive((4,), BYTE, peer) for _ in range(3)]
+                until(lambda: device.runtime.is_idle(plane._from[peer].channel.stream) or plane._ahead)
+                queued.append(sum(receive.transfer is not None for receive in receives))
+                for value in range(3):
+                    plane.send(plane.lend((4,), BYTE, peer), peer)
+                for receive in receives:
+                    plane.release(receive.wait())
+                plane.finish()
+            assert runtime.record(runtime.default).wait(20)
+        return queued
+
+    assert checked(over_nccl(2, program)) == [[0, 3]] * 2
 
 
 def test_links_take_their_time_on_the_streams():
