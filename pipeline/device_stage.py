@@ -98,7 +98,8 @@ class HostEdges:
         return self._given(self._stage.backward_input(microbatch, self._taken(dy), None, part, parts), out)
 
     def _taken(self, array):
-        return None if array is None else self._device.fetch(array)
+        # What another stage of this rank has made is on the device.
+        return self._device.fetch(array) if id(array) in self._device.stagings else array
 
     def _given(self, result, out):
         return result if result is None or out is None else self._device.fill(out, result)

@@ -46,9 +46,9 @@ def delegates(comm, **options):
     return plane
 
 
-def train(comm, device=None, planes=planes):
+def train(comm, device=None, planes=planes, scheduler="zb_h1", model=MODEL):
     """(losses, the state, Profiles of the coordinator, whether the weights are on the device)."""
-    trainer = Trainer(comm, MODEL, batches, plans(PROBLEM, "zb_h1"), plane=planes, device=device)
+    trainer = Trainer(comm, model, batches, plans(PROBLEM, scheduler), plane=planes, device=device)
     with Adapter(comm, trainer.plans, trainer.plane, durations_s=device and device.durations_s) as adapter:
         trainer.execute = adapter.execute
         losses = []
@@ -74,6 +74,16 @@ def test_it_is_trained_as_on_the_host(on_device):
     assert where == {False} and on_device[0][3] == {True}
     np.testing.assert_allclose(on_device[0][0], expected, rtol=1e-6)
     np.testing.assert_allclose(on_device[0][1].parameters, state.parameters, rtol=1e-5)
+
+
+def test_stages_of_one_rank_hand_over_on_the_device(runtimes):
+    """Each rank of a wave has two stages, one after the other in the middle of it."""
+
+    def job(comm, device=None):
+        return train(comm, device, scheduler="zb_v", model=mlp((3, 16, 16, 16, 2), rows=4))[0]
+
+    found = lanterne.spawn(2, lambda comm: job(comm, HostDevice(array_module(), runtimes[comm.rank])))
+    np.testing.assert_allclose(found, lanterne.spawn(2, job), rtol=1e-6)
 
 
 def test_the_adapter_has_its_durations_from_events(on_device):
