@@ -11,6 +11,8 @@ from .control import STALL_S
 CHECK_S = 1e-3
 # How long a rank whose peer is gone listens for the reason, which may be another rank's failure.
 REASON_S = 0.05
+# And for how long one whose library tells of a failure but not whose: it hears of a death before the launcher does.
+DEATH_S = 1.0
 
 
 class Request:
@@ -246,18 +248,25 @@ class Failing:
     def __exit__(self, _, error, __):
         if not isinstance(error, LanterneError):
             return
-        cause = _cause(self._communicator, error) if isinstance(error, PeerFailed) else error
+        looks = isinstance(error, PeerFailed) or getattr(error, "rank_unknown", False)
+        cause = _cause(self._communicator, error) if looks else error
         self._communicator.fail(cause)
         if cause is not error:
             raise cause from error
 
 
 def _cause(communicator, error):
-    """What the failure of a peer came from, if that peer or another has told."""
-    try:
-        communicator.control.listen(REASON_S)
-    except (InputError, PeerFailed, TransportTimeout) as told:
-        return told
-    except LanterneError:
-        pass
-    return error
+    """What `error` came from: a failure that another rank has told, or, if `error` names no rank, a death; else it."""
+    deadline = time.monotonic() + DEATH_S
+    while True:
+        try:
+            communicator.control.listen(REASON_S)
+            if isinstance(error, PeerFailed):
+                return error
+            communicator.transport.check_peers(communicator.ranks)
+        except (InputError, PeerFailed, TransportTimeout) as told:
+            return told
+        except LanterneError:
+            return error
+        if time.monotonic() > deadline:
+            return error

@@ -21,7 +21,12 @@ class ScheduleError(InputError):
 
 
 class TransportError(LanterneError, RuntimeError):
-    """A transport failed or was used wrongly."""
+    """A transport failed or was used wrongly.
+
+    Attributes: `rank_unknown`: a library told of a failure but not whose, so another rank's may be behind it.
+    """
+
+    rank_unknown = False
 
 
 class TransportTimeout(TransportError):

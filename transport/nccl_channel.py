@@ -13,7 +13,7 @@ from functools import partial
 
 from ..errors import TransportError, TransportTimeout
 from .base import Send, timeout_error
-from .nccl_library import OPS, UINT8, LimitedCall, call_with_limit, describe
+from .nccl_library import OPS, UINT8, LimitedCall, call_with_limit, reported
 from .nccl_watch import LOOK_S, ChannelRequest, Pending, Watch
 
 # The lane of a communicator on which its members meet before NCCL's start-up (plans.py hands out those from 0 to 255).
@@ -92,7 +92,7 @@ class NcclChannel:
         try:
             function(*arguments)
         except Exception as error:
-            raise self.fail(TransportError(f"{self._name()}: {describe(error)}")) from error
+            raise self.fail(reported(self._name(), error)) from error
 
     def _connect(self, pairs, function):
         """Call `function`, which makes new connections: NCCL returns only once the others have come as well."""
@@ -150,7 +150,7 @@ class NcclChannel:
         except TransportError:
             raise
         except Exception as error:
-            raise self.fail(TransportError(f"{self._name()}: {describe(error)}")) from error
+            raise self.fail(reported(self._name(), error)) from error
 
     def fail(self, error):
         """End the channel because of `error`, from any thread: frees its stream. Returns what ended it first."""

@@ -137,13 +137,20 @@ class LimitedCall:
         if isinstance(error, TransportError):
             raise error
         if error is not None:
-            raise TransportError(f"{self._what}: {describe(error)}") from error
+            raise reported(self._what, error) from error
         return result
 
 
 def call_with_limit(function, what, limit_s, runtime=None):
     """The result of `function()`, run on a daemon thread; arguments and errors as LimitedCall's."""
     return LimitedCall(function, what, runtime).result(limit_s)
+
+
+def reported(what, error):
+    """The TransportError of what NCCL has raised. It names no rank, though it may be of one that is gone."""
+    found = TransportError(f"{what}: {describe(error)}")
+    found.rank_unknown = True
+    return found
 
 
 def describe(error):

@@ -8,7 +8,7 @@ import pytest
 from nccl_ranks import HostArray, HostRuntime, Job
 
 import lanterne
-from lanterne.collectives import late
+from lanterne.collectives import late, requests
 from lanterne.collectives.communicator import Communicator
 from lanterne.collectives.compile import compile_program
 from lanterne.collectives.plans import checked_schedule
@@ -343,6 +343,38 @@ def test_a_missing_rank_is_named():
 
     results = over_nccl(3, program, timeout_s=0.5)
     assert all(isinstance(error, (TransportTimeout, PeerFailed)) for error in results[:2]), results
+
+
+@pytest.mark.parametrize("how", ["died", "told", "unknown"])
+def test_who_failed_is_found_where_nccl_only_says_that_somebody_did(monkeypatch, how):
+    """NCCL sees that a connection is gone before the launcher has told whose process is."""
+    monkeypatch.setattr(requests, "DEATH_S", 0.3)
+    died_s = []
+
+    def check(peers):
+        if how == "died" and time.monotonic() > died_s[0] + 0.1:
+            raise PeerFailed(1, "it was killed")
+
+    def program(comm):
+        x = HostArray(np.ones(100, np.float32))
+        comm.all_reduce(x, x, algorithm="ring")
+        synchronize(comm)
+        comm.barrier()
+        if comm.rank == 0:
+            died_s.append(time.monotonic())
+            comm.transport.check_peers = check
+            comm.transport.channel._communicator.error = "NCCL_ERROR_REMOTE_ERROR"
+            while True:
+                comm.all_reduce(x, x, algorithm="ring")
+                time.sleep(0.01)
+        if how == "told":
+            comm.fail(TransportTimeout("nccl rank 1: no message from or to rank 2", (2,)))
+        time.sleep(1.0)
+
+    error = over_nccl(2, program)[0]
+    kinds = {"died": PeerFailed, "told": TransportTimeout, "unknown": TransportError}
+    texts = {"died": "rank 1 failed: it was killed", "told": "rank 1: no message from or to rank 2"}
+    assert type(error) is kinds[how] and texts.get(how, "nccl rank 0: NCCL_ERROR_REMOTE_ERROR") in str(error), error
 
 
 @pytest.mark.parametrize("path", PATHS)
