@@ -21,11 +21,13 @@ gets there. Has not run on a GPU yet.
 Paper: Chen et al. 2025 (CrossPipe), sections 6.3 and 6.4, appendix F.1; differs: see cuda_delay.py.
 """
 
+import os
 from collections import deque
 from math import inf
 
 from ..collectives.requests import MessageRequest
-from ..kernels.arrays import address_of
+from ..errors import InputError
+from ..kernels.arrays import CONNECTIONS_VARIABLE, address_of
 from ..kernels.cuda_delay import SpinKernels, StreamShaper
 from ..transport.base import make_tag
 from ..transport.nccl_channel import MEETING_LANE
@@ -37,6 +39,8 @@ from .plane import DataPlane, Receive
 # some five a message, and then keeps the CPU waiting.
 AHEAD = 64
 LEAD_NBYTES = 8
+# Streams that must not hold each other up: of two neighbours four, and those that compute and copy.
+LEAST_CONNECTIONS = 8
 
 
 class Streams(DataPlane):
@@ -51,6 +55,12 @@ class Streams(DataPlane):
     on_device = True
 
     def __init__(self, comm, links=None, make_spins=None):
+        told = os.environ.get(CONNECTIONS_VARIABLE, "")
+        if told.isdigit() and int(told) < LEAST_CONNECTIONS:
+            raise InputError(
+                f"streams: got {CONNECTIONS_VARIABLE}={told}, expected {LEAST_CONNECTIONS} or more, or none: a stream that "
+                "waits for a message would hold up the others"
+            )
         self.comm, self._links, self._make_spins = comm, dict(links or {}), make_spins or SpinKernels
         self._spins = self._device = None
         self._ahead = 0

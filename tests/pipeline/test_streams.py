@@ -347,12 +347,20 @@ def test_a_rank_that_sends_nothing_is_named_and_nothing_hangs():
     assert other is None or isinstance(other, LanterneError), other
 
 
-def test_what_cannot_be_is_refused():
+def test_what_cannot_be_is_refused(monkeypatch):
     def elsewhere(comm):
         with pytest.raises(InputError, match="data plane streams: got transport local, expected nccl"):
             make_plane("streams", comm)
 
     lanterne.spawn(1, elsewhere)
+
+    def told(comm, device):
+        monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+        with pytest.raises(InputError, match="streams: got CUDA_DEVICE_MAX_CONNECTIONS=1, expected 8 or more, or none"):
+            make_plane("streams", comm)
+        monkeypatch.delenv("CUDA_DEVICE_MAX_CONNECTIONS")
+
+    checked(over_nccl(1, told))
 
     def captured(comm, device):
         with opened(comm, device) as plane:
