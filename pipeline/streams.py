@@ -58,8 +58,8 @@ class Streams(DataPlane):
         told = os.environ.get(CONNECTIONS_VARIABLE, "")
         if told.isdigit() and int(told) < LEAST_CONNECTIONS:
             raise InputError(
-                f"streams: got {CONNECTIONS_VARIABLE}={told}, expected {LEAST_CONNECTIONS} or more, or none: a stream that "
-                "waits for a message would hold up the others"
+                f"streams: got {CONNECTIONS_VARIABLE}={told}, expected {LEAST_CONNECTIONS} or more, or none: a stream "
+                "that waits for a message would hold up the others"
             )
         self.comm, self._links, self._make_spins = comm, dict(links or {}), make_spins or SpinKernels
         self._spins = self._device = None
