@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -100,6 +101,26 @@ def test_commands_compute_on_the_device(cupy, words, codes):
     result = subprocess.run(command, capture_output=True, text=True, timeout=JOB_S, check=False, cwd=ROOT)
     assert result.returncode in codes, result.stdout + result.stderr
     assert "bfloat16 product" in result.stdout or "the same: losses differ" in result.stdout, result.stdout
+
+
+def test_links_of_a_pipeline_take_their_time(cupy, tmp_path):
+    """On the streams that carry messages between GPUs, and of messages that are staged: no run is early."""
+    command = [sys.executable, "-m", "lanterne", "pipeline", "run", "--device", "cuda", "--transport", "nccl"]
+    problem = "--stages 2 --microbatches 3 --forward 5ms --link 0=20ms --bandwidth 0=100MB/s --message 1M"
+    options = "--scheduler zb_h1 --data-plane streams,inline --iterations 2 --json"
+    environment = os.environ | (SHARED_GPU_ENVIRONMENT if cupy.cuda.runtime.getDeviceCount() < 2 else {})
+    result = subprocess.run(
+        [*command, *problem.split(), *options.split(), str(tmp_path / "x.json")],
+        capture_output=True,
+        text=True,
+        timeout=JOB_S,
+        check=False,
+        cwd=ROOT,
+        env=environment,
+    )
+    assert result.returncode == 0, result.stderr
+    for record in json.loads((tmp_path / "x.json").read_text())["results"]:
+        assert min(record["measured_makespan_s"]) >= 0.97 * record["predicted_makespan_s"], record["data_plane"]
 
 
 def test_more_ranks_than_gpus_are_refused_by_name(cupy, tmp_path):
