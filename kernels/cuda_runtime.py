@@ -330,8 +330,12 @@ class _Here:
             self._device.__enter__()
 
     def __exit__(self, _, error, __):
-        if self._device is not None:
-            self._device.__exit__()
+        try:
+            if self._device is not None:
+                self._device.__exit__()
+        except self.errors as refused:
+            # A device that has failed may refuse even to give way to the one before.
+            error = error or refused
         if error is not None and isinstance(error, self.errors):
             raise TransportError(f"device {self._device_id}: {error}") from error
 

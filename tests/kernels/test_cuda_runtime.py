@@ -239,6 +239,17 @@ def test_what_cuda_refuses_is_an_error_of_ours(make_runtime, error):
     assert prepared is not None
 
 
+def test_a_device_that_does_not_give_way(make_runtime, monkeypatch):
+    runtime, cuda = make_runtime(1, 2)
+
+    def refuse(*exception):
+        raise Status(700)
+
+    monkeypatch.setattr(type(runtime.device), "__exit__", refuse)
+    with pytest.raises(TransportError, match="device 1: 700"):
+        runtime.copy(0, 0, 1, SimpleNamespace(ptr=7))
+
+
 def test_a_launch_that_is_refused(make_runtime, monkeypatch):
     runtime, _ = make_runtime(0, 1)
 
