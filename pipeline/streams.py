@@ -62,7 +62,7 @@ class Streams(DataPlane):
                 "that waits for a message would hold up the others"
             )
         self.comm, self._links, self._make_spins = comm, dict(links or {}), make_spins or SpinKernels
-        self._spins = self._device = None
+        self._spins = self._staged_on = None
         self._ahead = 0
         # Peer -> the directions to and from it; both are opened when the first of their messages is asked for.
         self._to, self._from = {}, {}
@@ -121,7 +121,7 @@ class Streams(DataPlane):
                 directions[peer].shaper = self._shaper(link, directions is self._to)
 
     def stage_on(self, device):
-        self._device = device
+        self._staged_on = device
         self._leads = [device.runtime.empty(LEAD_NBYTES) for _ in range(2)]
         self._load()
 
@@ -135,6 +135,12 @@ class Streams(DataPlane):
             direction.channel.close()
         self.comm.close()
 
+    @property
+    def _device(self):
+        if self._staged_on is None:
+            raise InputError("data plane streams: got no device, expected `stage_on` before the first message")
+        return self._staged_on
+
     def _computing(self):
         """The stream that computes. Raises InputError for one that is being captured: no graph holds a plane."""
         return self._device.runtime.as_stream(None)
@@ -146,10 +152,10 @@ class Streams(DataPlane):
         """
         if peer in self._to:
             return
-        rank = self.comm.rank
+        rank, leads = self.comm.rank, self._device and self._leads
         for sends in (rank < peer, rank > peer):
             source, destination = (rank, peer) if sends else (peer, rank)
-            directions, lead = (self._to, self._leads[0]) if sends else (self._from, self._leads[1])
+            directions, lead = (self._to, leads[0]) if sends else (self._from, leads[1])
             shaper = self._shaper(self._links.get((source, destination), FREE), sends)
             directions[peer] = Direction(self.comm, peer, sends, lead, shaper, self._ahead)
 
@@ -160,7 +166,7 @@ class Streams(DataPlane):
 
     def _load(self):
         """Have the kernels of emulated links, where there are any, before messages are under way."""
-        if self._spins is None and self._device is not None and any(link != FREE for link in self._links.values()):
+        if self._spins is None and self._staged_on is not None and any(link != FREE for link in self._links.values()):
             self._spins = self._make_spins()
 
     def _give(self, array, event):

@@ -362,6 +362,14 @@ def test_what_cannot_be_is_refused(monkeypatch):
 
     checked(over_nccl(1, told))
 
+    def untold(comm, device):
+        with make_plane("streams", comm) as plane:
+            for ask in (plane.lend, plane.receive):
+                with pytest.raises(InputError, match="got no device, expected `stage_on` before the first message"):
+                    ask((1,), BYTE, 0)
+
+    checked(over_nccl(1, untold))
+
     def captured(comm, device):
         with opened(comm, device) as plane:
             receive = plane.receive((1,), BYTE, 1 - comm.rank)
