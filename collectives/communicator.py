@@ -211,7 +211,12 @@ class Communicator:
     def _start(self, collective, in_array, out_array, **options):
         self.check_open()
         check_options(collective, options)
-        call = resolve(self, collective, in_array, out_array, **options)
+        try:
+            call = resolve(self, collective, in_array, out_array, **options)
+        except TransportError as error:
+            # The device has failed: no later call can succeed.
+            self.fail(error)
+            raise
         policy, late = None, self.late
         if collective == "all_reduce" and options.get("algorithm", "auto") == "auto" and not options.get("num_chunks"):
             policy = late.policy(collective, call.in_array.nbytes)
@@ -277,9 +282,10 @@ class Communicator:
         """End this communicator because of `error`: the others are told, every later call on it raises it."""
         if self._failure is None:
             self._failure = error
+            # First, since the others' NCCL sees an abort at once, and knows no reason.
+            self.control.tell_failure(error)
             if self._device is not None:
                 self._device.fail(error)
-            self.control.tell_failure(error)
 
     def check_open(self):
         """Raise what has ended this communicator, if anything has."""
@@ -353,7 +359,21 @@ class Communicator:
         return split(self, color, key, transport)
 
     def close(self):
-        """Release everything; a second call does nothing, any other method raises TransportError afterwards."""
+        """Release everything; a second call does nothing, any other method raises TransportError afterwards.
+
+        The communicator of all ranks waits for calls that are queued on streams first, on its groups too.
+
+        Raises:
+            TransportTimeout, PeerFailed, TransportError: such a call failed, and nobody was told; all is released then.
+        """
+        try:
+            if self._failure is None and self._closes:
+                with self.failing:
+                    self.transport.settle()
+        finally:
+            self._release()
+
+    def _release(self):
         if self._failure is None:
             self._failure = TransportError(f"communicator {self.communicator_id} rank {self.rank}: closed")
         self.used_ids[self.communicator_id] = CLOSED

@@ -106,7 +106,7 @@ class Control:
 
     def tell_failure(self, error):
         """Tell all others that this rank failed with `error`; returns once that has left, or after FAREWELL_S."""
-        kind, subject = _kind(error)
+        kind, subject = _kind(error, self._ranks[self._rank])
         for peer in self._others():
             self._send(peer, kind, subject, 0, str(getattr(error, "reason", error)))
         deadline = time.monotonic() + FAREWELL_S
@@ -166,15 +166,17 @@ class Control:
         return self._transport.post((Recv(region, 0, NOTICE_NBYTES, self._ranks[peer], self._tag),)), buffer
 
 
-def _kind(error):
-    """(kind, subject) of the notice that stands for `error`."""
+def _kind(error, rank):
+    """(kind, subject) of the notice that stands for `error` of transport rank `rank`."""
     if isinstance(error, InputError):
         return MISMATCH, -1
     if isinstance(error, TransportTimeout):
         return TIMEOUT, error.peers[0] if error.peers else -1
     if isinstance(error, PeerFailed):
         return PEER_FAILED, error.rank
-    return FAILED, -1
+    if getattr(error, "told", False) or getattr(error, "rank_unknown", False):
+        return FAILED, -1
+    return PEER_FAILED, rank
 
 
 def _error(kind, subject, text):
@@ -191,4 +193,6 @@ def _of_notice(kind, subject, text):
         return TransportTimeout(text, () if subject < 0 else (subject,))
     if kind == PEER_FAILED:
         return PeerFailed(subject, text)
-    return TransportError(text)
+    error = TransportError(text)
+    error.rank_unknown = True
+    return error

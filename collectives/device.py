@@ -56,12 +56,20 @@ class DeviceSide:
         """The DeviceView of `array`.
 
         Raises:
-            InputError: no device array, not contiguous, or on another device than this rank's.
+            InputError: no device array, not contiguous, not on this rank's device, or not where its elements may lie.
         """
         view, own = view_device(array, what), self.runtime.device_id
         found = self.runtime.device_of(view.address) if view.size else own
+        if found < 0:
+            raise InputError(f"{what}: got an address in host memory, expected one on device {own}, this rank's own")
         if found != own:
             raise InputError(f"{what}: got an array on device {found}, expected device {own}, this rank's own")
+        # A kernel that reads there would end all work on the device.
+        if view.size and view.address % view.dtype.itemsize:
+            raise InputError(
+                f"{what}: got elements of {view.dtype.itemsize} bytes at the odd address {view.address:#x}, expected a "
+                "multiple of their size"
+            )
         return view
 
     def entry(self, stream, view):

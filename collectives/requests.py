@@ -261,12 +261,12 @@ def _cause(communicator, error):
     while True:
         try:
             communicator.control.listen(REASON_S)
-            if isinstance(error, PeerFailed):
-                return error
-            communicator.transport.check_peers(communicator.ranks)
+            if not isinstance(error, PeerFailed):
+                communicator.transport.check_peers(communicator.ranks)
         except (InputError, PeerFailed, TransportTimeout) as told:
             return told
         except LanterneError:
+            pass  # Another one that does not know.
+        if isinstance(error, PeerFailed) or time.monotonic() > deadline:
             return error
-        if time.monotonic() > deadline:
-            return error
+        time.sleep(1e-3)

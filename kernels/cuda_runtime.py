@@ -14,6 +14,7 @@ from .device_view import DeviceView, stream_address
 
 _COPY_ANY_DIRECTION = 4  # cudaMemcpyDefault
 _NO_MEMORY = 2  # cudaErrorMemoryAllocation
+_INVALID_HANDLE = 400  # cudaErrorInvalidResourceHandle
 _NOT_READY = 600  # cudaErrorNotReady
 _CAPTURE_IMPLICIT = 906  # cudaErrorStreamCaptureImplicit
 _ON_A_DEVICE = (2, 3)  # cudaMemoryTypeDevice, cudaMemoryTypeManaged
@@ -120,8 +121,8 @@ class CudaRuntime:
         """The stream object of `stream`: CuPy's, another library's, or an address; None for the current one.
 
         Raises:
-            InputError: a stream of another device, or one that is being captured: what a call needs besides its stream
-                (messages of other ranks, a watch over them) is no part of a graph of the user's.
+            InputError: a stream of another device, one that is gone, or one that is being captured: what a call needs
+                besides its stream (messages of other ranks, a watch over them) is no part of a graph of the user's.
             TransportError: work on the device has failed.
         """
         if stream is None:
@@ -146,6 +147,11 @@ class CudaRuntime:
                 # Of the default stream, while one is captured that waits for it.
                 if error.status == _CAPTURE_IMPLICIT:
                     return True
+                if error.status == _INVALID_HANDLE:
+                    raise InputError(
+                        f"stream: got {stream.ptr:#x}, which CUDA does not know on device {self.device_id}, expected a "
+                        "stream of that device which has not been destroyed"
+                    ) from error
                 raise
             except RuntimeError:
                 # A capture that something has broken: CuPy's own error.
@@ -327,7 +333,11 @@ class _Here:
 
     def __enter__(self):
         if self._device is not None:
-            self._device.__enter__()
+            try:
+                self._device.__enter__()
+            except self.errors as error:
+                # One that has failed refuses even to become the current one.
+                raise self._ours(error) from error
 
     def __exit__(self, _, error, __):
         try:
@@ -337,7 +347,10 @@ class _Here:
             # A device that has failed may refuse even to give way to the one before.
             error = error or refused
         if error is not None and isinstance(error, self.errors):
-            raise TransportError(f"device {self._device_id}: {error}") from error
+            raise self._ours(error) from error
+
+    def _ours(self, error):
+        return TransportError(f"device {self._device_id}: {error}")
 
 
 class _ForeignStream:

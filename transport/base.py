@@ -309,6 +309,9 @@ class Transport(ABC):
     def check_peers(self, peers):
         """Raise PeerFailed if one of `peers` is known to be dead; cheap enough to call from a waiting loop."""
 
+    def settle(self):
+        """Wait for what was queued on streams, before `close`; raises what has failed and nobody was told of yet."""
+
     @abstractmethod
     def close(self):
         """Release everything; a second call does nothing, any other verb raises TransportError afterwards."""

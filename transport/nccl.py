@@ -142,6 +142,10 @@ class NcclTransport(Transport):
     def check_peers(self, peers):
         self.host.check_peers(peers)
 
+    def settle(self):
+        for channel in self._channels:
+            channel.settle()
+
     def close(self):
         self.closed = True
         for channel in self._channels:

@@ -4,14 +4,16 @@ Messages have no tags: those of one pair match in the order of their groups. All
 same order, so a channel has one stream for them.
 """
 
+import atexit
 import ctypes
+import logging
 import threading
 import time
 import weakref
 from contextlib import suppress
 from functools import partial
 
-from ..errors import TransportError, TransportTimeout
+from ..errors import TransportError
 from .base import Send, timeout_error
 from .nccl_library import OPS, UINT8, LimitedCall, call_with_limit, reported
 from .nccl_watch import LOOK_S, ChannelRequest, Pending, Watch
@@ -20,6 +22,8 @@ from .nccl_watch import LOOK_S, ChannelRequest, Pending, Watch
 MEETING_LANE = 256
 # How long an abort, or an orderly end, may take before its thread is left behind.
 ABORT_S, DESTROY_S = 5.0, 5.0
+
+log = logging.getLogger(__name__)
 
 
 class NcclChannel:
@@ -39,6 +43,9 @@ class NcclChannel:
         self.runtime, self.library = transport.runtime, transport.library
         self.stream = self.runtime.new_stream()
         self.failure = None
+        # Whether it still has to be raised: the watch saw it, between calls.
+        self._unraised = False
+        self._abort, self._aborted_by = None, 0.0
         self.closed = False
         self._communicator = communicator
         # CuPy's object would destroy it once more when it goes, and hang where an abort or a destroy has hung: never.
@@ -136,34 +143,47 @@ class NcclChannel:
     def check_open(self):
         """Raise what ended the channel, if anything did."""
         if self.failure is not None:
+            self._unraised = False
             raise self.failure
         if self.closed:
             raise TransportError(f"{self._name()}: closed")
 
-    def check(self):
-        """Raise if the channel has failed; asks NCCL."""
+    def check(self, raised=True):
+        """Raise if the channel has failed; asks NCCL. `raised`: as of `fail`."""
         try:
             # An abort on another thread frees what NCCL is asked about here: it comes before or after.
             with self._ending:
-                self.check_open()
-                self._communicator.check_async_error()
-        except TransportError:
-            raise
+                if self.failure is None and not self.closed:
+                    self._communicator.check_async_error()
         except Exception as error:
-            raise self.fail(reported(self._name(), error)) from error
+            self.fail(reported(self._name(), error), raised)
+        if raised:
+            self.check_open()
 
-    def fail(self, error):
-        """End the channel because of `error`, from any thread: frees its stream. Returns what ended it first."""
+    def fail(self, error, raised=True):
+        """End the channel because of `error`, from any thread: frees its stream. Returns what ended it first.
+
+        Args:
+            raised: the caller raises it, once the stream is free. If not, whoever calls next does, or `settle`; if
+                nobody does, it is logged at the end of the process.
+        """
         with self._ending:
             if self.failure is not None or self.closed:
                 return self.failure or error
-            self.failure = error
-        abort = LimitedCall(self._communicator.abort, f"{self._name()} abort")
+            self.failure, self._unraised = error, not raised
+        if not raised:
+            atexit.register(self._log_unraised)
+        self._aborted_by = time.monotonic() + ABORT_S
+        self._abort = LimitedCall(self._communicator.abort, f"{self._name()} abort")
         # It frees the stream, and then waits until no graph holds the communicator.
         self._drop_graphs()
-        with suppress(TransportError):
-            abort.result(ABORT_S)
+        if raised:
+            self._await_abort()
         return error
+
+    def _await_abort(self):
+        with suppress(TransportError):
+            self._abort.result(max(0.0, self._aborted_by - time.monotonic()))
 
     def watch(self, entry, done, peers, what, regions=()):
         """Look after queued work: it must be `done` within the transport's timeout from `entry` on. A Pending."""
@@ -175,6 +195,17 @@ class NcclChannel:
         """Call `holder.drop_graphs()` before the communicator goes."""
         self._graphs.add(holder)
 
+    def settle(self):
+        """Wait for all that is queued; call it before the end, since nobody else may ask whether that went well.
+
+        Raises:
+            TransportError: it failed, or an earlier call has and nobody was told.
+            TransportTimeout: it takes longer than the transport's timeout.
+        """
+        self._settle()
+        if self._unraised:
+            self.check_open()
+
     def close(self):
         """Finish what is queued, then destroy the communicator, each within a limit; else abort. Idempotent.
 
@@ -182,14 +213,25 @@ class NcclChannel:
         """
         if self.closed:
             return
-        if self.failure is None and not self._watch.settle(self.transport.timeout_s):
-            self.fail(TransportTimeout(f"{self._name()}: work queued before close is not done"))
+        self._settle()
+        self._log_unraised()
         self._drop_graphs()
         self.closed = True
         self._watch.stop(2 * ABORT_S)
-        if self.failure is None:
+        if self._abort is not None:
+            self._await_abort()
+        elif self.failure is None:
             with suppress(TransportError):
                 call_with_limit(self._communicator.destroy, f"{self._name()} destroy", DESTROY_S)
+
+    def _settle(self):
+        if self.failure is None and not self.closed:
+            self._watch.settle(self.transport.timeout_s)
+
+    def _log_unraised(self):
+        if self._unraised:
+            self._unraised = False
+            log.error("%s: the outputs of the calls that were under way are undefined", self.failure)
 
     def _drop_graphs(self):
         for holder in list(self._graphs):

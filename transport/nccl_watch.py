@@ -42,16 +42,19 @@ class Watch:
                 self._thread.start()
 
     def settle(self, limit_s):
-        """True once nothing is pending; False after `limit_s`, or once the channel has failed."""
+        """Return once nothing is pending, or the channel has failed: of what is, after `limit_s`."""
         deadline, channel = time.monotonic() + limit_s, self._channel()
         try:
-            while self._look():
-                if channel.failure is not None or time.monotonic() > deadline:
-                    return False
+            while (oldest := self._look()) is not None and channel.failure is None:
+                if time.monotonic() > deadline:
+                    reached = channel.runtime.is_done(oldest.entry)
+                    late = timeout_error(channel.transport, oldest.peers, limit_s)
+                    channel.fail(
+                        late if reached else stuck_stream(channel.transport, oldest.what, limit_s), raised=False
+                    )
                 time.sleep(1e-4)
         except TransportError as error:
-            channel.fail(error)
-        return channel.failure is None
+            channel.fail(error, raised=False)
 
     def stop(self, limit_s):
         """End the thread, and wait for that, `limit_s` at most."""
@@ -77,27 +80,27 @@ class Watch:
             return False
         # The error is raised on the caller's thread, at its next call or wait.
         try:
-            if self._look():
-                channel.check()
+            if self._look() is not None:
+                channel.check(raised=False)
         except TransportError as error:
-            channel.fail(error)
+            channel.fail(error, raised=False)
         return True
 
     def _look(self):
-        """Look at the oldest work; True if there is any left. Fails the channel when its time is over."""
+        """The Pending of the oldest work, or None if there is none left. Fails the channel when its time is over."""
         channel = self._channel()
         with self._lock:
             while self._pending and _is_done(channel.runtime, self._pending[0]):
                 del self._pending[0]
             if not self._pending:
-                return False
+                return None
             pending, now_s = self._pending[0], time.monotonic()
         if pending.entered_s is None:
             if channel.runtime.is_done(pending.entry):
                 pending.entered_s = now_s
         elif now_s - pending.entered_s > channel.transport.timeout_s and channel.failure is None:
-            channel.fail(timeout_error(channel.transport, pending.peers, channel.transport.timeout_s))
-        return True
+            channel.fail(timeout_error(channel.transport, pending.peers, channel.transport.timeout_s), raised=False)
+        return pending
 
 
 def _is_done(runtime, pending):

@@ -31,6 +31,9 @@ class Wrapper(Transport):
     def check_peers(self, peers):
         self.inner.check_peers(peers)
 
+    def settle(self):
+        self.inner.settle()
+
     def close(self):
         self.inner.close()
         self.closed = True

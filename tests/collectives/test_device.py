@@ -378,6 +378,57 @@ def test_who_failed_is_found_where_nccl_only_says_that_somebody_did(monkeypatch,
 
 
 @pytest.mark.parametrize("path", PATHS)
+def test_who_has_a_failed_device_is_named_to_the_others(path):
+    """Also where the device refuses before anything of the call is sent."""
+
+    def program(comm):
+        x, runtime = HostArray(np.ones(100, np.float32)), comm.transport.runtime
+        comm.all_reduce(x, x, algorithm="ring")
+        synchronize(comm)
+        comm.barrier()
+        if comm.rank == 1:
+
+            def refuse(*arguments):
+                raise TransportError("device 1: 700")
+
+            runtime.as_stream = refuse
+        while True:
+            comm.all_reduce(x, x, algorithm="ring")
+            time.sleep(0.01)
+
+    first, second, third = PATHS[path](3, program)
+    assert type(second) is TransportError and str(second) == "device 1: 700", second
+    for error in (first, third):
+        assert isinstance(error, PeerFailed) and str(error) == "rank 1 failed: device 1: 700", error
+
+
+@pytest.mark.parametrize("call", ["a wait", "close"])
+def test_what_was_queued_and_failed_is_raised_at_the_latest_by_close(call):
+    """The call itself returned once it was queued; who only looks at the output must not take it for a result."""
+
+    def program(comm):
+        x = HostArray(np.ones(100, np.float32))
+        comm.all_reduce(x, x, algorithm="ring")
+        synchronize(comm)
+        comm.barrier()
+        if comm.rank == 2:
+            time.sleep(1.5)
+            return
+        comm.transport.timeout_s = 0.4
+        request = comm.start_all_reduce(x, x, algorithm="ring")
+        if call == "a wait":
+            with pytest.raises(TransportTimeout):
+                request.wait(0.4)
+        comm.close()
+
+    results = over_nccl(3, program)
+    expected = type(None) if call == "a wait" else TransportTimeout
+    assert [type(result) for result in results] == [expected, expected, type(None)], results
+    if call == "close":
+        assert "nccl rank 0: no message from or to rank 1, 2 within 0.4 s" in str(results[0])
+
+
+@pytest.mark.parametrize("path", PATHS)
 def test_a_hanging_stream_is_named(path):
     def program(comm):
         runtime = comm.transport.runtime
@@ -400,14 +451,17 @@ def test_bad_arrays(path):
         runtime = comm.transport.runtime
         x, y = HostArray(np.zeros(8, np.float32)), HostArray(np.zeros(8, np.float32))
         comm.all_reduce(x, y, algorithm="ring")
-        far = HostArray(np.zeros(8, np.float32))
-        runtime.elsewhere[far.values.ctypes.data] = 5
+        far, paged = HostArray(np.zeros(8, np.float32)), HostArray(np.zeros(8, np.float32))
+        runtime.elsewhere.update({far.values.ctypes.data: 5, paged.values.ctypes.data: -1})
+        odd = HostArray(np.zeros(33, np.uint8)[1:].view(np.float32))
         frozen = HostArray(np.zeros(8, np.float32), readonly=True)
         part = HostArray(np.zeros(16, np.float32))
         overlapping = HostArray(part.values)
         overlapping.values = part.values[4:12]
         for given, out, message in (
             (x, far, r"all_reduce: out_array: got an array on device 5, expected device \d, this rank's own"),
+            (x, paged, "out_array: got an address in host memory, expected one on device"),
+            (odd, x, "in_array: got elements of 4 bytes at the odd address 0x"),
             (x, np.zeros(8, np.float32), "out_array: got ndarray on the host, expected device memory"),
             (np.zeros(8, np.float32), x, "in_array|out_array: got a device array, expected host memory"),
             (x, frozen, "read-only out_array"),

@@ -261,6 +261,18 @@ def test_a_launch_that_is_refused(make_runtime, monkeypatch):
         runtime.prepare_fold("sum", "float32", 2)(1, 16, 16, 32, stream=None)
 
 
+def test_a_failed_device_that_cannot_even_become_the_current_one_is_named(make_runtime):
+    runtime, cuda = make_runtime(1, 2)
+
+    class Refusing:
+        def __enter__(self):
+            raise Status(700)
+
+    runtime._here._device = Refusing()
+    with pytest.raises(TransportError, match="device 1: 700"):
+        runtime.new_stream()
+
+
 def test_a_thread_of_a_device_that_has_failed(make_runtime):
     """What it is for goes on: to free what it can, or to tell of the failure."""
     runtime, _ = make_runtime(0, 1)
@@ -322,6 +334,7 @@ class AnyStream(SimpleNamespace):
         (0, True, InputError, "stream: got one that is being captured, expected one that runs; Communicator.capture"),
         (0, RuntimeError("invalidated"), InputError, "being captured"),
         (-1, Status(906), InputError, "being captured"),
+        (-1, 400, InputError, "stream: got 0x190, which CUDA does not know on device 0"),
         (0, Status(700), TransportError, "device 0: 700"),
     ],
 )
@@ -330,6 +343,8 @@ def test_streams_that_a_call_cannot_use(make_runtime, device_id, answer, error, 
     cuda.Stream = AnyStream
 
     def is_capturing(answer):
+        if answer == 400:
+            raise Status(answer)
         if isinstance(answer, Exception):
             raise answer
         return answer
