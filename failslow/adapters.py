@@ -263,14 +263,22 @@ def _position(function, parameter):
 
 
 def adapt_nccl(module, recorder):
-    """cupy.cuda.nccl: its communicator's class cannot be changed either; the name stands for a subclass from now on."""
+    """cupy.cuda.nccl: its communicator's class cannot be changed either; the name stands for a subclass from now on.
+
+    The subclass, where CuPy has taken the name from its cupy_backends, which is adapted already.
+    """
     base = module.NcclCommunicator
+    if hasattr(base, "lanterne_identity"):
+        return
 
     class NcclCommunicator(base):
         """As its base, and recorded."""
 
-        def __init__(self, ndev, comm_id, rank):
-            self.lanterne_identity = ndev, number_of(tuple(comm_id)), environment_rank()
+        lanterne_identity = None
+
+        def __init__(self, ndev, commId, rank, *config, **named):
+            super().__init__(ndev, commId, rank, *config, **named)
+            self.lanterne_identity = ndev, number_of(tuple(commId)), environment_rank()
 
     def noting(name, collective):
         def note(args, kwargs, start_s, end_s):

@@ -44,14 +44,20 @@ class DistributedDataParallel:
     __call__ = lambda self, x: self.forward(x)
 """,
 }
+# As CuPy's: `__init__` makes the communicator, and cupy.cuda.nccl takes its names from cupy_backends.
 CUPY = {
     "cupy/__init__.py": "",
     "cupy/cuda/__init__.py": "",
-    "cupy/cuda/nccl.py": """
+    "cupy/cuda/nccl.py": "from cupy_backends.cuda.libs.nccl import *",
+    "cupy_backends/__init__.py": "",
+    "cupy_backends/cuda/__init__.py": "",
+    "cupy_backends/cuda/libs/__init__.py": "",
+    "cupy_backends/cuda/libs/nccl.py": """
 NCCL_FLOAT32, NCCL_SUM = 7, 0
 class NcclCommunicator:
-    def __new__(cls, ndev, commId, rank): return super().__new__(cls)
-    def allReduce(self, sendbuf, recvbuf, count, datatype, op, stream): return "queued"
+    comm = 0
+    def __init__(self, ndev, commId, rank, config=None): self.comm = 1
+    def allReduce(self, sendbuf, recvbuf, count, datatype, op, stream): return "queued" if self.comm else "no communicator"
     def bcast(self, buff, count, datatype, root, stream): pass
     def send(self, sendbuf, count, datatype, peer, stream): pass
     def rank_id(self): return 0
@@ -151,7 +157,7 @@ model("input")
 def test_nccl_stand_in(tmp_path):
     program = """
 from cupy.cuda import nccl
-comm = nccl.NcclCommunicator(2, (1, 2, 3), 1)
+comm = nccl.NcclCommunicator(2, commId=b"123", rank=1, config=None)
 assert comm.allReduce(0, 0, 100, nccl.NCCL_FLOAT32, nccl.NCCL_SUM, 0) == "queued"
 comm.bcast(0, 7, 8, 0, 0)
 comm.send(0, 5, 6, 0, 0)
