@@ -148,7 +148,7 @@ def _core_times_s(picked, starved=False):
 
 def core_time_s(samples, starved=False):
     """The least core time of a repetition that nothing interrupted; None where every one was, or it is not known."""
-    pairs = zip(samples.wall_s, samples.cpu_s, strict=True)
+    pairs = [pair for pair in zip(samples.wall_s, samples.cpu_s, strict=True) if not isnan(pair[1])]
     return min((cpu_s for wall_s, cpu_s in pairs if starved or wall_s <= UNDISTURBED * cpu_s), default=None)
 
 

@@ -41,6 +41,13 @@ def test_a_slow_core_is_named_by_its_own_time(slow):
     assert "core is slow" in found[slow].text
 
 
+@pytest.mark.parametrize("starved", [False, True])
+def test_a_slow_gpu_is_named_by_the_clock_since_a_thread_has_no_time_of_it(starved):
+    samples = computing([NAN] * 4, [2e-3, 2e-3, 5e-3, 2e-3])
+    assert list(slow_ranks([samples], ["GPU"] * 4, ONE_MACHINE, starved)) == [2]
+    assert slow_ranks([computing([NAN] * 4, [2e-3] * 4)], ["GPU"] * 4, ONE_MACHINE, starved) == {}
+
+
 def test_who_shares_cores_is_not_blamed_for_waiting():
     found = slow_ranks([computing([2e-3] * 4, [2e-3, 9e-3, 2e-3, 4e-3])], [7] * 4, ONE_MACHINE)
     assert found == {}
