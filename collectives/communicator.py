@@ -19,6 +19,7 @@ from .control import Control
 from .late import LateRanks, LateRequest
 from .plans import CONTROL_LANE, Plans, offered_algorithms
 from .point_to_point import Messages
+from .registry import algorithms_for
 from .requests import CallRequest, Failing
 from .scratch import Scratch
 from .split import CLOSED, OPEN, split
@@ -181,11 +182,12 @@ class Communicator:
             collective: a name, such as "all_reduce"; arrays and options as its method's.
 
         Raises:
-            InputError: host arrays, or a transport that is not ordered on streams.
+            InputError: no such collective, host arrays, or a transport that is not ordered on streams.
         """
         from .captured import Captured
 
         self.check_open()
+        algorithms_for(collective)
         return Captured(self, collective, in_array, out_array, options)
 
     def arrivals(self):
