@@ -11,15 +11,18 @@ import time
 from functools import partial
 from typing import NamedTuple
 
+from ..errors import Unavailable
 from ..kernels.gemm import product
 
 # By device and dtype, the side of the matrices and the products of a repetition. On a core it takes 0.6 ms, less than
 # what a scheduler lets run, and each is so small that BLAS takes no second thread, for which the first would spin; on
-# a GPU of the day, some ms.
+# a GPU of the day, some ms, and on others the matrices are made smaller.
 PRODUCTS = {
     "cpu": {"float64": (64, 55), "float32": (64, 100)},
     "cuda": {"float64": (2048, 1), "float32": (4096, 1), "float16": (8192, 1), "bfloat16": (8192, 1)},
 }
+# A first look at a GPU is at matrices so many times smaller than those; further steps are by 4 at most.
+FIRST_SHRINK, MOST_GROWTH = 16, 4
 # The compute capability from which on a GPU multiplies float8.
 FLOAT8_CAPABILITY = 89
 # What stands for all where one has to do.
@@ -42,9 +45,17 @@ class Samples(NamedTuple):
     cpu_s: tuple
 
 
-def loads(device="cpu", which=None):
-    """The Loads of `device` ("cpu" or "cuda"), each run once; only those whose dtypes are in `which`, if given."""
-    makers = {f"{dtype} product": partial(_products, device, dtype, *size) for dtype, size in PRODUCTS[device].items()}
+def loads(device="cpu", which=None, sides=None):
+    """The Loads of `device` ("cpu" or "cuda"), each run once.
+
+    Args:
+        which: only those of these dtypes; None for all.
+        sides: {dtype: side of its matrices}; None for PRODUCTS'.
+    """
+    makers = {
+        f"{dtype} product": partial(_products, device, dtype, sides[dtype] if sides else side, count)
+        for dtype, (side, count) in PRODUCTS[device].items()
+    }
     if device == "cpu":
         # BLAS has no half precision on a CPU; our own reduction does.
         makers["float16 sum"] = _half_sum
@@ -52,6 +63,39 @@ def loads(device="cpu", which=None):
     for load in found:
         load.run()
     return found
+
+
+def fitting_sides(limit_s, which=None):
+    """{dtype: side} of products of which this rank's GPU does one within `limit_s` and has room for, PRODUCTS' at most.
+
+    A throttled GPU takes a hundred times as long as another, and one of float64 for graphics not much less.
+    """
+    return {
+        dtype: _fitting_side(dtype, most, limit_s)
+        for dtype, (most, _) in PRODUCTS["cuda"].items()
+        if which is None or dtype in which
+    }
+
+
+def _fitting_side(dtype, most, limit_s):
+    side = most // FIRST_SHRINK
+    multiply, _ = product(side, dtype, "cuda")
+    while side < most:
+        # The first time libraries are loaded.
+        multiply()
+        start_s = time.monotonic()
+        multiply()
+        took_s, growth = time.monotonic() - start_s, min(MOST_GROWTH, most // side)
+        while growth > 1 and took_s * growth**3 > limit_s:
+            growth //= 2
+        if growth == 1:
+            break
+        try:
+            multiply, _ = product(side * growth, dtype, "cuda")
+        except Unavailable:
+            break
+        side *= growth
+    return side
 
 
 def _products(device, dtype, side, count):
@@ -107,19 +151,20 @@ def sample(load, limit_s, slowdown=1.0, stop=lambda: False, own_time=True, parts
     """Samples of `load`: repetitions for `limit_s`, 8 to 96 of them, or until `stop()`.
 
     Args:
-        slowdown: for experiments: a repetition keeps the core busy this much longer.
+        slowdown: for experiments: a repetition keeps the core busy this much longer, or lasts so, without `own_time`.
         own_time: whether the thread's time says anything: not for a GPU.
         parts: this is one of so many, which have 8 to 96 repetitions together.
     """
     wall_s, cpu_s = [], []
     deadline_s = time.monotonic() + limit_s
     least, most = -(-LEAST_SAMPLES // parts), MAX_SAMPLES // parts
+    slowed_time_s = time.thread_time if own_time else time.monotonic
     while len(wall_s) < most and not stop():
-        start_s, used_s = time.monotonic(), time.thread_time()
+        start_s, used_s, slowed_s = time.monotonic(), time.thread_time(), slowed_time_s()
         load.run()
         if slowdown > 1.0:
-            until_s = used_s + slowdown * (time.thread_time() - used_s)
-            while time.thread_time() < until_s:
+            until_s = slowed_s + slowdown * (slowed_time_s() - slowed_s)
+            while slowed_time_s() < until_s:
                 pass
         wall_s.append(time.monotonic() - start_s)
         cpu_s.append(time.thread_time() - used_s if own_time else float("nan"))

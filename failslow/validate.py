@@ -39,6 +39,8 @@ FIRST_NBYTES, LEAST_NBYTES = 1 << 20, 256 << 10
 # Shares of the time limit; what is left is for confirmations.
 COMPUTE_SHARE, LINK_SHARE, TOGETHER_SHARE = 0.15, 0.35, 0.15
 TURN_S = 0.3
+# A product on a GPU that takes less tells more of its launch than of the GPU.
+LEAST_PRODUCT_S = 2e-3
 # Parts of a turn: the turns come around so often. What slows a core for seconds then slows all ranks.
 PARTS, QUICK_PARTS = 4, 2
 # Further measurements of what looks slow: how many are enough where it clearly is, and how many there are at most; also
@@ -164,9 +166,17 @@ class _Run:
         self.confirmations = (
             (CONFIRMATIONS, MOST_CONFIRMATIONS) if thorough else (QUICK_CONFIRMATIONS, MOST_QUICK_CONFIRMATIONS)
         )
-        self.loads = gemm.loads(device, None if thorough else (gemm.USUAL,))
+        which = None if thorough else (gemm.USUAL,)
+        self.loads = gemm.loads(device, which, self._agreed_sides(which) if device == "cuda" else None)
         self.usual = next(load for load in self.loads if load.name.startswith(gemm.USUAL))
         self.compute, self.links, self.busy = [], [], ()
+
+    def _agreed_sides(self, which):
+        """{dtype: side} of the products: alike on all ranks, so that a turn lasts about as long as it may on each."""
+        share_s = self.turn_s / len(which or gemm.PRODUCTS["cuda"]) / gemm.LEAST_SAMPLES
+        mine = gemm.fitting_sides(max(LEAST_PRODUCT_S, share_s), which)
+        fitting = self.probe.gather(np.array(list(mine.values()))).min(axis=0)
+        return dict(zip(mine, fitting.tolist(), strict=True))
 
     def validate(self, passes, sizes, repetitions, start_s):
         at = {rank: position for position, rank in enumerate(self.members)}

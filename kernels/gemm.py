@@ -26,7 +26,7 @@ def product(size, dtype, device="cpu"):
 
     Raises:
         InputError: no such device, dtype or size.
-        Unavailable: no GPU.
+        Unavailable: no GPU, or no room on it.
 
     Cost: 2 size**3 operations; three matrices of memory.
     """
@@ -78,8 +78,11 @@ def _cuda(size, dtype):
         cupy.cuda.cublas  # noqa: B018 (loads the library)
     except ImportError as error:
         raise Unavailable(f"gemm: no cuBLAS: {error}; install nvidia-cublas (CUDA 13) or nvidia-cublas-cu12") from error
-    a, b = (_to_device(cupy, matrix, dtype) for matrix in matrices(size))
-    c = cupy.empty_like(a)
+    try:
+        a, b = (_to_device(cupy, matrix, dtype) for matrix in matrices(size))
+        c = cupy.empty_like(a)
+    except cupy.cuda.memory.OutOfMemoryError as error:
+        raise Unavailable(f"gemm: no room for three matrices of {size} x {size} {dtype}: {error}") from error
     device, stream = cupy.cuda.Device(), cupy.cuda.Stream(non_blocking=True)
     device.synchronize()
 

@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 from itertools import combinations
 from types import SimpleNamespace
 
@@ -10,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import lanterne
-from lanterne.errors import InputError
+from lanterne.errors import InputError, Unavailable
+from lanterne.failslow import gemm
 from lanterne.failslow.gemm import left_out
 from lanterne.failslow.links import neighbours, with_witnesses
 from lanterne.failslow.probe import take_turns
@@ -130,3 +132,52 @@ def test_what_no_load_computes_is_said_where_the_gpu_could(monkeypatch, capabili
     monkeypatch.setitem(sys.modules, "cupy", cupy)
     assert ("float8 products are not tested" in left_out("cuda")) is said
     assert left_out("cpu") == ""
+
+
+@pytest.mark.parametrize(
+    ("operations_per_s", "room", "side"),
+    [(1e14, 8192, 8192), (2e13, 8192, 4096), (1e14, 4096, 2048), (1e12, 8192, 1024), (1e8, 8192, 512)],
+)
+def test_products_of_a_gpu_fit_into_their_time(monkeypatch, operations_per_s, room, side):
+    clock = [0.0]
+
+    def product(size, dtype, device):
+        if size > room:
+            raise Unavailable("no room")
+
+        def multiply():
+            clock[0] += 2 * size**3 / operations_per_s
+
+        return multiply, None
+
+    monkeypatch.setattr(gemm, "product", product)
+    monkeypatch.setattr(gemm, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    assert gemm.fitting_sides(0.012, ("float16",)) == {"float16": side}
+    # A look takes no longer than the first one, or some of the products that it allows.
+    assert clock[0] < max(6 * 0.012, 4.1 * 512**3 / operations_per_s)
+    assert gemm.fitting_sides(0.012).keys() == gemm.PRODUCTS["cuda"].keys()
+
+
+def test_ranks_agree_on_the_products_of_their_gpus(monkeypatch):
+    made = []
+
+    def loads(device, which, sides):
+        made.append(sides)
+        return (gemm.Load("float32 product", lambda: None),)
+
+    def fitting_sides(limit_s, which):
+        import threading
+
+        return {"float32": 1024 if threading.current_thread().name.endswith("1") else 4096}
+
+    monkeypatch.setattr(gemm, "loads", loads)
+    monkeypatch.setattr(gemm, "fitting_sides", fitting_sides)
+    monkeypatch.setattr(gemm, "name_of_device", lambda device: "GPU")
+    lanterne.spawn(2, lambda comm: validate(comm, device="cuda", thorough=False, sizes=(1 << 16,), repetitions=1))
+    assert made == [{"float32": 1024}] * 2
+
+
+def test_a_rehearsal_slows_what_a_gpu_takes_by_the_clock():
+    load = gemm.Load("float32 product", lambda: time.sleep(2e-3))
+    samples = gemm.sample(load, 0.0, slowdown=3.0, own_time=False)
+    assert min(samples.wall_s) >= 6e-3
