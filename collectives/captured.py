@@ -4,13 +4,15 @@ A graph is static: addresses, sizes, late rank and cut. NCCL wants an operation 
 so capturing is a collective call of its own, not a cache behind the others.
 """
 
+from contextlib import contextmanager
+
 import numpy as np
 
-from ..errors import InputError
+from ..errors import InputError, LanterneError, Unavailable
 from ..transport.late_policy import from_text, to_text
 from .arguments import resolve
 from .late import LateRequest, key_of
-from .plans import padded
+from .plans import SIGNATURE_NBYTES, padded
 from .requests import CallRequest
 
 
@@ -40,9 +42,22 @@ class Captured:
         plans = [communicator.plan(self._key(*choice), self._call.dtype) for choice in choices]
         _agree(communicator, self._call.key)
         executions = [plan.make(self._call.in_place) for plan in plans]
-        self._warm_up(executions)
+        # What one rank has no room for, or CUDA refuses it, is no rank's; else the others would wait for its messages.
+        with _together(communicator):
+            ours = side.runtime.empty(1 + side.channel.world_size)
+            side.region(max(execution.program.scratch_nbytes for execution in executions))
+        with communicator.failing:
+            self._warm_up(executions, ours)
+        try:
+            with _together(communicator):
+                for execution in executions:
+                    self._capture(execution)
+        except LanterneError:
+            for execution in executions:
+                execution.drop_graphs()
+            raise
         self._plans = {
-            choice: _CapturedPlan(plan.signature, self._capture(execution))
+            choice: _CapturedPlan(plan.signature, execution)
             for choice, plan, execution in zip(choices, plans, executions, strict=True)
         }
 
@@ -86,21 +101,20 @@ class Captured:
             return self._call.key
         return key_of(self._call.key, choice, late_rank)
 
-    def _warm_up(self, executions):
+    def _warm_up(self, executions, scratch):
         """Exchange a byte with everybody whom a graph will have to do with: connections are made now."""
         side = self._side
         sends, receives = (set().union(*sets) for sets in zip(*(e.neighbours() for e in executions), strict=True))
-        scratch = side.runtime.empty(1 + side.channel.world_size)
         messages = [(False, scratch.address + 1 + peer, 1, peer) for peer in sorted(receives)]
         messages += [(True, scratch.address, 1, peer) for peer in sorted(sends)]
         side.enter(self._call.entry)
         side.channel.group(messages)
-        side.leave(self._call.entry, [], "the warm-up of a capture", scratch).wait()
+        peers = sorted(side.channel.ranks[peer] for peer in sends | receives)
+        side.leave(self._call.entry, peers, "the warm-up of a capture", scratch).wait()
 
     def _capture(self, execution):
         execution.bind(self._call.in_array, self._call.out_array)
         execution.capture()
-        return execution
 
 
 class _CapturedPlan:
@@ -120,15 +134,36 @@ class _CapturedPlan:
 
 def _agree(communicator, key):
     """Raise InputError unless all ranks capture the same call."""
-    mine = padded(str(key))
-    everyone = np.empty((communicator.world_size, mine.size), np.uint8)
-    communicator.all_gather(mine, everyone.reshape(-1))
-    for rank, theirs in enumerate(everyone):
-        if not np.array_equal(mine, theirs):
-            text = theirs.tobytes().rstrip(b"\0").decode(errors="replace")
+    for rank, text in enumerate(_gather(communicator, str(key))):
+        if text != str(key):
             raise InputError(
                 f"capture: rank {communicator.rank} got {key}, rank {rank} got {text}, expected the same on every rank"
             )
+
+
+@contextmanager
+def _together(communicator):
+    """A block that every rank runs: where one raises an error of lanterne, all do, and the communicator goes on."""
+    mine = None
+    try:
+        yield
+    except LanterneError as error:
+        mine = error
+    text = str(mine or "").encode()[:SIGNATURE_NBYTES].decode(errors="ignore")
+    told = _gather(communicator, text)
+    if mine is not None:
+        raise mine
+    for rank, text in enumerate(told):
+        if text:
+            raise Unavailable(f"capture: rank {rank}: {text}")
+
+
+def _gather(communicator, text):
+    """Every rank's `text`, which fills SIGNATURE_NBYTES at most."""
+    mine = padded(text)
+    everyone = np.empty((communicator.world_size, mine.size), np.uint8)
+    communicator.all_gather(mine, everyone.reshape(-1))
+    return [theirs.tobytes().rstrip(b"\0").decode(errors="replace") for theirs in everyone]
 
 
 def _what(communicator, call):

@@ -16,7 +16,7 @@ HostArray, Job, over_nccl, staged, synchronize = (
 )  # fmt: skip
 
 from lanterne.collectives import late  # noqa: E402
-from lanterne.errors import InputError, TransportError  # noqa: E402
+from lanterne.errors import InputError, TransportError, Unavailable  # noqa: E402
 from lanterne.transport import sequencer  # noqa: E402
 
 
@@ -150,6 +150,38 @@ def test_a_capture_of_the_users_own_is_refused_and_left_as_it_is(path):
         assert out.values.tolist() == [2.0] * 4
 
     assert path(2, program) == [None] * 2
+
+
+@pytest.mark.parametrize("lacks", ["scratch", "graph"])
+def test_what_one_rank_cannot_capture_is_refused_on_all(lacks):
+    """The others would wait for its messages; since nobody has begun, they all go on."""
+
+    def program(comm):
+        x, out = HostArray(np.ones(50_000, np.float32)), HostArray(np.zeros(50_000, np.float32))
+        comm.all_reduce(x, out, algorithm="rhd")
+        synchronize(comm)
+        runtime = comm.transport.runtime
+        before = runtime.free_nbytes, runtime.end_capture
+
+        def refuse(stream):
+            before[1](stream)
+            raise TransportError("device 1: out of memory")
+
+        if comm.rank == 1 and lacks == "scratch":
+            runtime.free_nbytes = 10
+        if comm.rank == 1 and lacks == "graph":
+            runtime.end_capture = refuse
+        with pytest.raises((Unavailable, TransportError)) as caught:
+            comm.capture("all_reduce", x, out, algorithm="allpairs")
+        runtime.free_nbytes, runtime.end_capture = before
+        comm.capture("all_reduce", x, out, algorithm="allpairs").launch().wait()
+        assert (out.values == 3).all()
+        return str(caught.value)
+
+    texts = over_nccl(3, program)
+    text = {"scratch": "scratch: device 0 has no room for", "graph": "device 1: out of memory"}[lacks]
+    assert texts[1].startswith(text), texts
+    assert all(other.startswith(f"capture: rank 1: {text}") for other in (texts[0], texts[2])), texts
 
 
 def test_bad_captures():
