@@ -9,7 +9,7 @@ One thread per communicator. All members make the same calls in the same order.
 
 import numpy as np
 
-from ..errors import PeerFailed, TransportError
+from ..errors import PeerFailed, TransportError, TransportTimeout
 from ..kernels.arrays import is_device_array
 from ..transport.base import Recv, Send, check_timeout_s, make_tag
 from ..transport.pauses import Pauses
@@ -284,6 +284,8 @@ class Communicator:
         """End this communicator because of `error`: the others are told, every later call on it raises it."""
         if self._failure is None:
             self._failure = error
+            if isinstance(error, TransportTimeout):
+                self.transport.end_soon()
             # First, since the others' NCCL sees an abort at once, and knows no reason.
             self.control.tell_failure(error)
             if self._device is not None:

@@ -309,6 +309,9 @@ class Transport(ABC):
     def check_peers(self, peers):
         """Raise PeerFailed if one of `peers` is known to be dead; cheap enough to call from a waiting loop."""
 
+    def end_soon(self):
+        """A rank did not come: at the end of this process others are waited for (MPI_Finalize) no longer than that."""
+
     def settle(self):
         """Wait for what was queued on streams, before `close`; raises what has failed and nobody was told of yet."""
 

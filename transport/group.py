@@ -152,16 +152,17 @@ class Group:
 
     close = leave
 
-    def end_together(self, willing):
+    def end_together(self, willing, limit_s=FOREVER_S):
         """Whether every rank is `willing` to end in order. MPI_Finalize would wait for ever for one that is not.
 
-        For the end of the process, once, also after `leave`. Returns when all have said so, or one has not or has died.
+        For the end of the process, once, also after `leave`. Returns when all have said so, or one has not or has died,
+        or after `limit_s`: False.
         """
         if self.store is None:
             return willing
         self._leave_at_exit()
         try:
-            return willing and bool(self.store.call(Kind.END, [1], FOREVER_S)[0])
+            return willing and bool(self.store.call(Kind.END, [1], limit_s)[0])
         except TransportError:
             return False
         finally:

@@ -8,6 +8,7 @@ import warnings
 
 from ..errors import InputError, TransportError, Unavailable
 from .base import COMMUNICATOR_BITS, LANE_BITS, Capabilities, Recv, Request, Send, Transport, check_ops
+from .group import FOREVER_S
 from .mpi_cuda import is_cuda_aware
 from .mpich_memory import unlink_segments
 from .pauses import Pauses
@@ -50,6 +51,8 @@ def load_mpi():
 
 _loaded = None
 _failed = False
+# How long this process waits at its end for the others, and for how long once one of them did not come in time.
+_patience_s, PATIENCE_S = FOREVER_S, 2.0
 
 
 def skip_finalize():
@@ -70,7 +73,7 @@ _groups = []
 
 def _at_exit(MPI, ours):
     willing = not _failed and not hasattr(sys, "last_value")
-    together = all([group.end_together(willing) for group in _groups]) if _groups else willing
+    together = all([group.end_together(willing, _patience_s) for group in _groups]) if _groups else willing
     if together and ours and not MPI.Is_finalized():
         MPI.Finalize()
     if not together and not ours:
@@ -173,6 +176,10 @@ class MpiTransport(Transport):
         self.adopt(requests)
         for request in requests:
             request.cancel_receives()
+
+    def end_soon(self):
+        global _patience_s
+        _patience_s = PATIENCE_S
 
     def adopt(self, requests):
         """Keep the memory of MPI requests that nobody holds any more."""

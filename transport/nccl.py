@@ -142,6 +142,9 @@ class NcclTransport(Transport):
     def check_peers(self, peers):
         self.host.check_peers(peers)
 
+    def end_soon(self):
+        self.host.end_soon()
+
     def settle(self):
         for channel in self._channels:
             channel.settle()

@@ -31,6 +31,9 @@ class Wrapper(Transport):
     def check_peers(self, peers):
         self.inner.check_peers(peers)
 
+    def end_soon(self):
+        self.inner.end_soon()
+
     def settle(self):
         self.inner.settle()
 

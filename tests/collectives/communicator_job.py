@@ -160,7 +160,20 @@ def store_dies(comm):
     raise AssertionError("the call was complete")
 
 
-CASES = {"late": late, "store_dies": store_dies}
+def stopped(comm):
+    """Rank 1 is stopped, so that it neither comes nor dies; the others note that, and end as any program does."""
+    x = np.ones(1000, np.float32)
+    comm.all_reduce(x, x)
+    if comm.rank == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    try:
+        comm.all_reduce(x, x, timeout_s=0.5)
+    except lanterne.TransportTimeout:
+        comm.close()
+        sys.exit(5)
+
+
+CASES = {"late": late, "store_dies": store_dies, "stopped": stopped}
 CASES |= {case: partial(failing, case=case) for case in ("disagrees", "absent", "killed")}
 
 

@@ -20,13 +20,14 @@ REQUIRED = os.environ.get("LANTERNE_REQUIRE", "").split(",")
 CASES = "matrix", "late", "disagrees", "absent", "killed"
 
 
-def run(transport, n, *cases, trials="off"):
+def run(transport, n, *cases, trials="off", grace_s=20):
     """The finished job, started by our launcher."""
     if transport == "ucx" and "ucx" not in REQUIRED and find_spec("ucxx") is None:
         pytest.skip("ucxx is not installed (extra ucx)")
     launcher = "mpi" if transport == "mpi" else "direct"
     command = [sys.executable, "-c", LAUNCH, str(n), launcher, sys.executable, JOB, *cases]
-    variables = {"CASE_TRANSPORT": transport, "CASE_RANKS": str(n), "LANTERNE_GRACE_S": "20", "LANTERNE_TRIALS": trials}
+    variables = {"CASE_TRANSPORT": transport, "CASE_RANKS": str(n), "LANTERNE_TRIALS": trials}
+    variables["LANTERNE_GRACE_S"] = str(grace_s)
     environment = os.environ | variables
     return subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, check=False)
 
@@ -59,6 +60,13 @@ def test_store_dies_while_ranks_wait_at_its_board(transport):
     assert job.returncode == 1
     assert "the store was killed" in job.stderr
     assert "was complete" not in job.stderr
+
+
+def test_who_gave_a_rank_up_does_not_wait_for_it_at_its_end():
+    """MPI ends in order only where all ranks do: one that is stopped would keep the others for ever."""
+    job = run("mpi", 3, "stopped", grace_s=1)
+    assert job.returncode == 5, job.stderr
+    assert "it still ran 1 s after rank" in job.stderr
 
 
 def test_torchrun_variables():
