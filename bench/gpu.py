@@ -38,7 +38,7 @@ from .gpu_figures import (
     staging_figures,
 )
 from .kernels import Comparison
-from .units import format_nbytes, format_time, parse_nbytes
+from .units import format_figure, format_nbytes, parse_nbytes
 
 SECTIONS = ("kernels", "grids", "staging", "delegates", "gemm", "delays", "collectives")
 
@@ -50,7 +50,12 @@ def add_arguments(parser):
     parser.add_argument(
         "--out", default="bench/results", metavar="FOLDER", help="where the files go (default bench/results)"
     )
-    parser.add_argument("--bytes", default="1GiB", metavar="SIZE", help="of the arrays (default 1GiB)")
+    parser.add_argument(
+        "--bytes",
+        default="1GiB",
+        metavar="SIZE",
+        help="of the arrays (default 1GiB), but for those of delegates and collectives",
+    )
     parser.add_argument("--iterations", type=int, default=7, metavar="N", help="timed calls of each (default 7)")
     parser.add_argument("--ranks", type=int, metavar="N", help="of the collectives over nccl; 0: leave them out")
     parser.add_argument(
@@ -92,8 +97,10 @@ def run(args):
             measured[type(item)].append(item)
         everything = replaced(comparisons, measured[Comparison]), replaced(figures, measured[Figure])
         write(stem, *everything, failures, environment)
-    kernels.print_comparisons(measured[Comparison])
-    print_figures(measured[Figure])
+    if measured[Comparison]:
+        kernels.print_comparisons(measured[Comparison])
+    if measured[Figure]:
+        print_figures(measured[Figure])
     wrong = any(c.wrong for c in measured[Comparison])
     missed = any(not figure.ok for figure in measured[Figure])
     missed |= any(c.bar is not None and c.ratio < c.bar for c in measured[Comparison])
@@ -123,9 +130,9 @@ def _section(name, args, nbytes):
 
 
 def figure_rows(figures):
-    """(name, value, bar, verdict) of each figure, as text."""
+    """(name, value, bar, verdict) of each figure, as text; no verdict where there is no bar."""
     return [
-        (f.name, format_time(f.value) if f.unit == "s" else f"{f.value:.3f}", f.bar, "ok" if f.ok else "MISSED")
+        (f.name, format_figure(f.value, f.unit, f.bar), f.bar, "MISSED" if not f.ok else "" if f.bar == "-" else "ok")
         for f in figures
     ]
 

@@ -26,7 +26,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from . import report
-from .units import format_time
+from .units import format_figure, format_time
 
 ROOT = Path(__file__).resolve().parent.parent
 BUDGET_S = 570.0
@@ -326,7 +326,7 @@ def figure_lines(folder):
             bar = "-" if c["bar"] is None else f">= {c['bar']:g}"
             lines.append((missed, f"{name}: {c['ratio']:.3f} ({bar}), {c['wrong']} wrong"))
         for figure in document["figures"]:
-            value = format_time(figure["value"]) if figure["unit"] == "s" else f"{figure['value']:.3f}"
+            value = format_figure(figure["value"], figure["unit"], figure["bar"])
             lines.append((not figure["ok"], f"{figure['name']}: {value} ({figure['bar']})"))
     return [f"{'MISSED ' * bool(missed)}{text}" for missed, text in sorted(lines, key=lambda line: not line[0])]
 

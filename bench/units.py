@@ -132,6 +132,13 @@ def format_time(time_s):
     return f"{time_s / 1e-9:.3g} ns"
 
 
+def format_figure(value, unit, bar):
+    """The value of a gpu_figures.Figure: seconds, a ratio, or a count, which has to be 0."""
+    if unit == "s":
+        return format_time(value)
+    return f"{value:.0f}" if bar == "0" else f"{value:.3f}"
+
+
 def format_count(number, word):
     """A number of what `word` names: 1 call, 2 calls."""
     return f"{number} {word}{'' if number == 1 else 's'}"

@@ -78,11 +78,20 @@ def test_a_section_that_fails_is_named_and_the_others_go_on(measured, monkeypatc
     assert str(error) in capsys.readouterr().err
 
 
+def test_what_has_no_bar_gets_no_verdict_and_counts_are_whole():
+    ratio = replace(FIGURE, name="ratio", value=0.5, unit="", bar="-")
+    wrong = replace(FIGURE, name="wrong", value=3.0, unit="", bar="0", ok=False)
+    rows = gpu.figure_rows([FIGURE, ratio, wrong])
+    assert [row[1:] for row in rows] == [("2 us", "<= 5 us", "ok"), ("0.500", "-", ""), ("3", "0", "MISSED")]
+
+
 def test_some_sections(measured, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(gpu, "delay_figures", lambda: [FIGURE])
     assert main(["bench", "gpu", "--name", "x", "--out", str(tmp_path), "--only", "delays, gemm"]) == 0
     document = json.loads((tmp_path / "gpu-x.json").read_text())
     assert (len(document["results"]), len(document["figures"])) == (0, 1)
+    # No table of comparisons where there are none.
+    assert "bandwidth" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("ends", [3, TransportTimeout("rank 1 still ran after 55 s")])
