@@ -15,6 +15,19 @@ from pathlib import Path
 from . import report
 
 ANSWER_S = 60
+# In another process: who asks CUDA gets a context on a GPU.
+_ASK_CUDA = """
+import sys
+from lanterne.errors import Unavailable
+from lanterne.kernels.arrays import require_device
+try:
+    num_devices = require_device()
+except Unavailable as error:
+    sys.exit(str(error))
+from cupy.cuda import runtime
+version, name = runtime.driverGetVersion(), runtime.getDeviceProperties(0)["name"].decode()
+print(f"{num_devices} x {name}, CUDA {version // 1000}.{version % 1000 // 10}")
+"""
 
 
 def add_arguments(parser):
@@ -130,12 +143,16 @@ def _ucx():
 
 
 def _gpu():
-    if not shutil.which("nvidia-smi"):
-        return _part("GPU", False, "no NVIDIA driver (nvidia-smi not found)")
-    query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
-    here, text = _ask(query)
-    gpus = text.splitlines()
-    return _part("GPU", here, f"{len(gpus)} x {gpus[0]}" if here else text)
+    """What nvidia-smi says, unless CUDA, whose answer counts where CuPy can ask it, has another one."""
+    usable, found = _ask([sys.executable, "-c", _ASK_CUDA]) if _load("cupy")[0] else (None, "")
+    if usable is False:
+        return _part("GPU", False, found)
+    here, text = False, "no NVIDIA driver (nvidia-smi not found)"
+    if shutil.which("nvidia-smi"):
+        here, text = _ask(["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"])
+        gpus = text.splitlines()
+        text = f"{len(gpus)} x {gpus[0]}" if here else text
+    return _part("GPU", usable or here, text if here else found or text)
 
 
 def _cupy():
