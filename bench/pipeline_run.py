@@ -170,8 +170,9 @@ def planes_of(args):
     if "streams" in names and not streams:
         raise InputError("--data-plane: got streams, expected it with --device cuda --transport nccl")
     if args.device == "cuda":
-        if args.adapt or args.slow_link or args.slow_rank or args.events:
-            raise InputError("--device: got cuda beside --adapt or events, expected it without")
+        for name in ("adapt", "slow_link", "slow_rank", "events"):
+            if getattr(args, name):
+                raise InputError(f"--device: got cuda beside --{name.replace('_', '-')}, expected it without")
         from ..kernels.arrays import require_device
 
         require_device()

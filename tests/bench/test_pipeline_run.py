@@ -81,7 +81,8 @@ def test_a_plan_file_runs_as_it_is(capsys, tmp_path):
         (["--link", "1=3ms"], "link: got '1', expected 0 to 0"),
         (["--unit", "0s"], "--unit: got none"),
         (["--data-plane", "streams"], "--data-plane: got streams, expected it with --device cuda --transport nccl"),
-        (["--device", "cuda", "--adapt"], "--device: got cuda beside --adapt or events, expected it without"),
+        (["--device", "cuda", "--adapt"], "--device: got cuda beside --adapt, expected it without"),
+        (["--device", "cuda", "--slow-rank", "0=2x"], "--device: got cuda beside --slow-rank, expected it without"),
         (["--message", "9000G"], "message_nbytes: got 9663676416000, 57982058496000 for the messages"),
     ],
 )
