@@ -3,6 +3,8 @@
 Tests put a stand-in with the same verbs in its place, so what is built on them runs without a GPU.
 """
 
+import atexit
+import functools
 import os
 from contextlib import suppress
 
@@ -58,6 +60,22 @@ def runtime_of(address):
     return CudaRuntime(device_id)
 
 
+@functools.cache
+def _leave_in_order(cuda, device_id):
+    """As Python ends, have a device for the main thread, where CuPy then unloads kernels: which CUDA refuses without.
+
+    Where the ranks are threads, only those may have used one.
+    """
+
+    def adopt_main_thread():
+        # A driver that has failed refuses; nothing is left to be told.
+        with suppress(Exception):
+            if not cuda.driver.ctxGetCurrent():
+                cuda.Device(device_id).use()
+
+    atexit.register(adopt_main_thread)
+
+
 def _device_of(cupy, address):
     attributes = cupy.cuda.runtime.pointerGetAttributes(address)
     return attributes.device if attributes.type in _ON_A_DEVICE else -1
@@ -90,6 +108,7 @@ class CudaRuntime:
         self._here = _Here(self.device if num_devices > 1 else None, device_id, self._cupy.cuda)
         # Nothing runs on it: memory that the pool gives it was never another stream's, and is reused only once freed.
         self._memory_stream = self.new_stream()
+        _leave_in_order(self._cupy.cuda, device_id)
 
     def new_stream(self):
         """A stream that does not wait for the default stream."""

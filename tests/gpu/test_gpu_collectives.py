@@ -103,6 +103,54 @@ def test_commands_compute_on_the_device(cupy, words, codes):
     assert "bfloat16 product" in result.stdout or "the same: losses differ" in result.stdout, result.stdout
 
 
+THREADS = """
+import lanterne
+
+def main(comm):
+    import cupy
+    x = cupy.ones(1000, "float32")
+    comm.all_reduce(x, x)
+    return float(x[0])
+
+assert lanterne.spawn(2, main) == [2.0, 2.0]
+"""
+
+
+def test_ranks_that_are_threads_end_in_silence(cupy):
+    """The main thread has not used the device, and CuPy unloads kernels there."""
+    result = subprocess.run(
+        [sys.executable, "-c", THREADS], capture_output=True, text=True, timeout=JOB_S, check=False, cwd=ROOT
+    )
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+WATCHED = """
+import cupy, lanterne
+
+with lanterne.init(transport="nccl") as comm:
+    x = cupy.ones(1000, "float32")
+    for _ in range(5):
+        comm.all_reduce(x, x, algorithm="native")
+    cupy.cuda.get_current_stream().synchronize()
+
+from cupy.cuda import nccl
+
+comm = nccl.NcclCommunicator(1, nccl.get_unique_id(), 0)
+comm.allReduce(x.data.ptr, x.data.ptr, 1000, nccl.NCCL_FLOAT32, nccl.NCCL_SUM, cupy.cuda.Stream.null.ptr)
+cupy.cuda.Stream.null.synchronize()
+"""
+
+
+def test_a_watched_program_over_nccl_runs_as_it_does_alone(cupy, tmp_path):
+    (tmp_path / "job.py").write_text(WATCHED)
+    watch = [sys.executable, "-m", "lanterne", "watch", "-n", "1", "--", sys.executable, str(tmp_path / "job.py")]
+    result = subprocess.run(watch, capture_output=True, text=True, timeout=JOB_S, check=False, cwd=ROOT)
+    assert result.returncode == 0, result.stderr
+    # Name, size, its unit, count: those of the program, not those that lanterne makes for them.
+    calls = [line.split()[:4] for line in result.stderr.splitlines() if line.startswith(("all_reduce", "allReduce"))]
+    assert [(call[0], call[3]) for call in calls] == [("all_reduce", "5"), ("allReduce", "1")], result.stderr
+
+
 def test_links_of_a_pipeline_take_their_time(cupy, tmp_path):
     """On the streams that carry messages between GPUs, and of messages that are staged: no run is early."""
     command = [sys.executable, "-m", "lanterne", "pipeline", "run", "--device", "cuda", "--transport", "nccl"]
