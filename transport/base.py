@@ -310,7 +310,7 @@ class Transport(ABC):
         """Raise PeerFailed if one of `peers` is known to be dead; cheap enough to call from a waiting loop."""
 
     def end_soon(self):
-        """A rank did not come: at the end of this process others are waited for (MPI_Finalize) no longer than that."""
+        """A rank did not come: others are waited for at the end of this process (MPI_Finalize) for seconds only."""
 
     def settle(self):
         """Wait for what was queued on streams, before `close`; raises what has failed and nobody was told of yet."""

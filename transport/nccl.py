@@ -8,11 +8,12 @@ host transport first, compare what could go wrong (devices, versions), and start
 
 import os
 import struct
+from contextlib import suppress
 from functools import partial
 
 import numpy as np
 
-from ..errors import InputError, LanterneError, TransportError, Unavailable
+from ..errors import InputError, LanterneError, PeerFailed, TransportError, TransportTimeout, Unavailable
 from ..kernels.arrays import require_device
 from .base import Capabilities, Recv, Send, Transport, check_ops, make_tag
 from .bootstrap import MPI_VARIABLES
@@ -37,6 +38,10 @@ SLOT_NBYTES = 512
 # Whether ranks may share GPUs, NCCL version, length of the device's identity, of the unique id, of an error's text;
 # then these.
 _SEAT = struct.Struct("<?iHHH")
+# Why there was no meeting, and of which rank; then text. For how long the others listen for that.
+_ABSENCE = struct.Struct("<Bi")
+_DIED, _ABSENT = 1, 2
+TOLD_S = 2.0
 
 
 class NcclTransport(Transport):
@@ -160,21 +165,47 @@ def meet(transport, ranks, me, tag, payload, timeout_s):
     """Every member's `payload` (at most SLOT_NBYTES), by member: to the first of `ranks`, and from there to all.
 
     Raises:
-        TransportTimeout, PeerFailed: a member did not come.
+        TransportTimeout, PeerFailed: a member did not come; the first one tells the others which.
     """
     n = len(ranks)
-    table = np.zeros((n, SLOT_NBYTES), np.uint8)
+    # The last row says why there is no table.
+    table = np.zeros((n + 1, SLOT_NBYTES), np.uint8)
     table[me, : len(payload)] = np.frombuffer(payload, np.uint8)
     region = transport.register(table)
     others = [member for member in range(n) if member != 0]
+    whole = [Send(region, 0, table.nbytes, ranks[member], tag) for member in others]
     if me == 0:
         gather = tuple(Recv(region, member * SLOT_NBYTES, SLOT_NBYTES, ranks[member], tag) for member in others)
-        transport.post(gather).wait(timeout_s)
-        transport.post(tuple(Send(region, 0, table.nbytes, ranks[member], tag) for member in others)).wait(timeout_s)
+        try:
+            transport.post(gather).wait(timeout_s)
+        except TransportError as error:
+            _tell_absence(transport, table[n], error, whole)
+            raise
+        transport.post(tuple(whole)).wait(timeout_s)
     else:
         transport.post((Send(region, me * SLOT_NBYTES, SLOT_NBYTES, ranks[0], tag),)).wait(timeout_s)
-        transport.post((Recv(region, 0, table.nbytes, ranks[0], tag),)).wait(timeout_s)
-    return [row.tobytes() for row in table]
+        transport.post((Recv(region, 0, table.nbytes, ranks[0], tag),)).wait(timeout_s + TOLD_S)
+        told = table[n].tobytes()
+        kind, rank = _ABSENCE.unpack_from(told)
+        text = told[_ABSENCE.size :].rstrip(b"\0").decode(errors="replace")
+        if kind == _DIED:
+            raise PeerFailed(rank, text)
+        if kind == _ABSENT:
+            raise TransportTimeout(text, () if rank < 0 else (rank,))
+    return [row.tobytes() for row in table[:n]]
+
+
+def _tell_absence(transport, row, error, messages):
+    """Send the others, of whom some may be gone, the table whose last row says so."""
+    if isinstance(error, PeerFailed):
+        kind, rank, text = _DIED, error.rank, error.reason
+    else:
+        kind, rank, text = _ABSENT, next(iter(getattr(error, "peers", ())), -1), str(error)
+    told = (_ABSENCE.pack(kind, rank) + text.encode())[:SLOT_NBYTES]
+    row[: len(told)] = np.frombuffer(told, np.uint8)
+    for message in messages:
+        with suppress(TransportError):
+            transport.post((message,)).wait(TOLD_S / len(messages))
 
 
 class _Seat:

@@ -4,6 +4,7 @@ import gc
 import threading
 import time
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import conformance
@@ -13,7 +14,7 @@ from nccl_ranks import HostArray, HostNccl, Job
 from verdicts import verdict
 
 from lanterne.errors import InputError, PeerFailed, TransportError, TransportTimeout, Unavailable
-from lanterne.transport import nccl_channel, nccl_library
+from lanterne.transport import nccl, nccl_channel, nccl_library
 from lanterne.transport.base import Recv, Send
 from lanterne.transport.nccl_library import (
     SHARED_GPU_VARIABLE,
@@ -296,6 +297,29 @@ def test_every_thread_that_asks_the_device_makes_it_its_own():
     assert job.run(program) == [None]
     threads = {f"lanterne-nccl rank 0 {what}" for what in ("start-up", "end of graphs")}
     assert job.runtimes[0].adopted >= threads | {"lanterne-nccl-watch"}
+
+
+@pytest.mark.parametrize("absent", ["never came", "died"])
+def test_who_does_not_come_to_a_start_up_is_named_on_all(absent):
+    """All meet at rank 0, which is not to blame; the others hear from it who is."""
+    job = Job(3, timeout_s=0.4)
+    transports = [job.world.transport(rank, 0.4) for rank in range(3)]
+    if absent == "died":
+        transports[2].fail("killed")
+
+    def come(rank):
+        try:
+            nccl.meet(transports[rank], (0, 1, 2), rank, 7, b"seat", 0.4)
+        except TransportError as error:
+            return error
+
+    with ThreadPoolExecutor() as pool:
+        errors = list(pool.map(come, range(2)))
+    for error in errors:
+        if absent == "died":
+            assert isinstance(error, PeerFailed) and error.rank == 2, errors
+        else:
+            assert isinstance(error, TransportTimeout) and error.peers == (2,), errors
 
 
 def test_start_up_that_hangs_is_a_timeout():
