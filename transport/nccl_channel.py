@@ -169,6 +169,8 @@ class NcclChannel:
         """
         with self._ending:
             if self.failure is not None or self.closed:
+                # Whoever fails all channels of its own because of one raises that one's error.
+                self._unraised = self._unraised and not raised
                 return self.failure or error
             self.failure, self._unraised = error, not raised
         if not raised:

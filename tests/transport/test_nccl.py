@@ -190,6 +190,26 @@ def test_the_watch_ends_what_nobody_waits_for():
     assert Job(2, timeout_s=0.3).run(program) == [None] * 2
 
 
+@pytest.mark.parametrize("is_raised", [False, True])
+def test_what_nobody_was_told_of_is_logged(caplog, is_raised):
+    def program(transport):
+        exchange(transport, 10)
+        if transport.rank == 0:
+            region = transport.register(HostArray(np.zeros(8, np.uint8)))
+            transport.timeout_s = 0.2
+            transport.post((Recv(region, 0, 8, 1),))
+            deadline = time.monotonic() + 20
+            while transport.channel.failure is None and time.monotonic() < deadline:
+                time.sleep(0.01)
+            if is_raised:
+                transport.channel.fail(TransportError("of another channel"))
+        transport.host.barrier(20.0)
+
+    assert Job(2).run(program) == [None] * 2
+    text = "no message from or to rank 1 within 0.2 s: the outputs of the calls that were under way are undefined"
+    assert (text in caplog.text) is not is_raised
+
+
 def test_a_hanging_stream_is_its_own_ranks_fault():
     def program(transport):
         runtime = transport.runtime
