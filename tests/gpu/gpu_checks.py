@@ -355,8 +355,9 @@ def check_emulated_links_on_streams(comm):
             if turn == 3:
                 for pair in pairs:
                     plane.set_link(*pair, Link())
-            comm.barrier()
+            # Before the barrier: what is sent after it, by whomever, left later.
             start = runtime.record(device.stream, timed=True)
+            comm.barrier()
             receives = [plane.receive(shape, dtype, peer) for peer in peers]
             for peer in peers:
                 buffer = plane.lend(shape, dtype, peer)
