@@ -183,6 +183,7 @@ class Communicator:
 
         Raises:
             InputError: no such collective, host arrays, or a transport that is not ordered on streams.
+            Unavailable: a rank has no room for it, or its CUDA refuses; then no rank has it, and all can go on.
         """
         from .captured import Captured
 
