@@ -106,6 +106,10 @@ class DeviceSide:
 
     # -- the order of calls on the streams
 
+    def has_room(self):
+        """False while so much is queued that CUDA would keep the CPU waiting for a place for more."""
+        return self.channel is None or self.channel.has_room()
+
     def enter(self, entry):
         """Let what is queued from now on come after `entry`, and after all calls before; see `joined`."""
         self.runtime.wait_event(entry.event, self.streams[0])

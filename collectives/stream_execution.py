@@ -32,8 +32,8 @@ class QueuedExecution:
         self._arrays = self._entry = None
 
     def is_ready(self):
-        """True: the streams wait for the user's, the CPU does not."""
-        return True
+        """True if the streams have room: they wait for the user's, the CPU does not."""
+        return self._side.has_room()
 
     def advance(self):
         """True once all is queued."""

@@ -22,6 +22,9 @@ from .nccl_watch import LOOK_S, ChannelRequest, Pending, Watch
 MEETING_LANE = 256
 # How long an abort, or an orderly end, may take before its thread is left behind.
 ABORT_S, DESTROY_S = 5.0, 5.0
+# Groups and calls that may be queued when another call comes: a stream takes some thousand pieces of work, and a group
+# is three of them (an event to wait for, messages, an event).
+MAX_QUEUED = 256
 
 log = logging.getLogger(__name__)
 
@@ -56,8 +59,17 @@ class NcclChannel:
         # What holds graphs of this communicator: they must go before it does.
         self._graphs = weakref.WeakSet()
         self._watch = Watch(self)
+        # Groups since the last call was complete on the stream.
+        self._num_issued = 0
 
     # -- work
+
+    def has_room(self):
+        """Whether another call may be queued: a stream that is full would hold the CPU up inside CUDA.
+
+        Nobody could then ask CUDA whether the others have come, and end the wait for one that does not.
+        """
+        return self._watch.queued <= MAX_QUEUED or self._watch.look() <= MAX_QUEUED
 
     def group(self, messages):
         """Queue messages (sends, address, nbytes, member) that go together, on the channel's stream.
@@ -96,6 +108,7 @@ class NcclChannel:
             library.groupEnd()
 
     def _issue(self, function, *arguments):
+        self._num_issued += 1
         try:
             function(*arguments)
         except Exception as error:
@@ -124,6 +137,9 @@ class NcclChannel:
         Args:
             stream: whose earlier work comes first and whose later work waits; None for the current one.
         """
+        if not self.has_room():
+            self._watch.settle(self.transport.timeout_s, MAX_QUEUED)
+            self.check_open()
         runtime = self.runtime
         user = runtime.as_stream(stream)
         entry = runtime.record(user)
@@ -189,7 +205,8 @@ class NcclChannel:
 
     def watch(self, entry, done, peers, what, regions=()):
         """Look after queued work: it must be `done` within the transport's timeout from `entry` on. A Pending."""
-        pending = Pending(entry, done, tuple(peers), what, regions)
+        pending = Pending(entry, done, tuple(peers), what, regions, 1 + self._num_issued)
+        self._num_issued = 0
         self._watch.add(pending)
         return pending
 

@@ -12,13 +12,13 @@ LOOK_S = 0.02
 
 
 class Pending:
-    """Work queued on a channel: `entry` and `done` are events, `peers` whom it needs, `what` it is."""
+    """`size` pieces of work on a channel: `entry` and `done` are events, `peers` whom it needs, `what` it is."""
 
-    __slots__ = ("done", "entered_s", "entry", "is_done", "peers", "regions", "what")
+    __slots__ = ("done", "entered_s", "entry", "is_done", "peers", "regions", "size", "what")
 
-    def __init__(self, entry, done, peers, what, regions):
+    def __init__(self, entry, done, peers, what, regions, size):
         self.entry, self.done, self.peers, self.what, self.regions = entry, done, peers, what, regions
-        self.entered_s = None
+        self.entered_s, self.size = None, size
         self.is_done = False
 
 
@@ -26,26 +26,38 @@ class Watch:
     """A daemon thread that ends a channel whose work takes too long, or of which NCCL reports an error.
 
     The clock of a call starts when the stream reaches it: what was queued before may take as long as it likes.
+
+    Attributes: `queued`, pieces of work that were not done when somebody last looked.
     """
 
     def __init__(self, channel):
         self._channel = weakref.ref(channel)
-        self._pending, self._lock = [], threading.Lock()
+        self._pending, self._lock, self.queued = [], threading.Lock(), 0
         self._stopped = threading.Event()
         self._thread = None
 
     def add(self, pending):
         with self._lock:
             self._pending.append(pending)
+            self.queued += pending.size
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, daemon=True, name="lanterne-nccl-watch")
                 self._thread.start()
 
-    def settle(self, limit_s):
-        """Return once nothing is pending, or the channel has failed: of what is, after `limit_s`."""
+    def look(self):
+        """`queued`, as of now.
+
+        Raises:
+            TransportError: work on the device has failed.
+        """
+        self._look()
+        return self.queued
+
+    def settle(self, limit_s, most=0):
+        """Return once at most `most` pieces of work are queued, or the channel has failed: if not, after `limit_s`."""
         deadline, channel = time.monotonic() + limit_s, self._channel()
         try:
-            while (oldest := self._look()) is not None and channel.failure is None:
+            while (oldest := self._look()) is not None and self.queued > most and channel.failure is None:
                 if time.monotonic() > deadline:
                     reached = channel.runtime.is_done(oldest.entry)
                     late = timeout_error(channel.transport, oldest.peers, limit_s)
@@ -91,7 +103,7 @@ class Watch:
         channel = self._channel()
         with self._lock:
             while self._pending and _is_done(channel.runtime, self._pending[0]):
-                del self._pending[0]
+                self.queued -= self._pending.pop(0).size
             if not self._pending:
                 return None
             pending, now_s = self._pending[0], time.monotonic()

@@ -17,6 +17,7 @@ from lanterne.collectives.registry import ALGORITHMS
 from lanterne.collectives.tuning import THREADS
 from lanterne.errors import InputError, PeerFailed, TransportError, TransportTimeout, Unavailable
 from lanterne.kernels.arrays import require_device
+from lanterne.transport.nccl_channel import MAX_QUEUED
 
 
 def over_nccl(world_size, program, timeout_s=20.0, job=None):
@@ -375,6 +376,26 @@ def test_who_failed_is_found_where_nccl_only_says_that_somebody_did(monkeypatch,
     kinds = {"died": PeerFailed, "told": TransportTimeout, "unknown": TransportError}
     texts = {"died": "rank 1 failed: it was killed", "told": "rank 1: no message from or to rank 2"}
     assert type(error) is kinds[how] and texts.get(how, "nccl rank 0: NCCL_ERROR_REMOTE_ERROR") in str(error), error
+
+
+def test_calls_are_queued_as_long_as_streams_have_room():
+    """A rank that queues call after call hears of one that does not come: CUDA does not get to keep it waiting."""
+
+    def program(comm):
+        x = HostArray(np.ones(100, np.float32))
+        comm.all_reduce(x, x, algorithm="ring")
+        synchronize(comm)
+        comm.barrier()
+        queued = 0
+        if comm.rank == 0:
+            with pytest.raises(TransportTimeout, match="no message from or to rank 1 within 0.5 s"):
+                for queued in range(10 * MAX_QUEUED):
+                    comm.all_reduce(x, x, algorithm="ring")
+        return queued
+
+    queued, _ = over_nccl(2, program, timeout_s=0.5)
+    # Two groups and the call itself count one each.
+    assert MAX_QUEUED // 3 <= queued <= MAX_QUEUED // 3 + 1
 
 
 @pytest.mark.parametrize("path", PATHS)

@@ -16,6 +16,7 @@ from verdicts import verdict
 from lanterne.errors import InputError, PeerFailed, TransportError, TransportTimeout, Unavailable
 from lanterne.transport import nccl, nccl_channel, nccl_library
 from lanterne.transport.base import Recv, Send
+from lanterne.transport.nccl_channel import MAX_QUEUED
 from lanterne.transport.nccl_library import (
     SHARED_GPU_VARIABLE,
     call_with_limit,
@@ -208,6 +209,32 @@ def test_what_nobody_was_told_of_is_logged(caplog, is_raised):
     assert Job(2).run(program) == [None] * 2
     text = "no message from or to rank 1 within 0.2 s: the outputs of the calls that were under way are undefined"
     assert (text in caplog.text) is not is_raised
+
+
+def test_more_calls_than_a_stream_can_take_are_not_queued():
+    """The rank that goes on queueing learns that the other does not come, its stream being no fuller than it may."""
+
+    def program(transport):
+        exchange(transport, 10)
+        if transport.rank == 0:
+            region = transport.register(HostArray(np.zeros(8, np.uint8)))
+            transport.timeout_s, posted = 0.3, 0
+            with pytest.raises(TransportTimeout, match="no message from or to rank 1 within 0.3 s"):
+                for posted in range(10 * MAX_QUEUED):
+                    transport.post((Recv(region, 0, 8, 1),))
+            # A group and the call that it is count one each.
+            assert MAX_QUEUED // 2 <= posted <= MAX_QUEUED // 2 + 1
+        transport.host.barrier(20.0)
+
+    assert Job(2).run(program) == [None] * 2
+
+
+def test_calls_that_are_done_make_room():
+    def program(transport):
+        for _ in range(MAX_QUEUED):
+            exchange(transport, 10)
+
+    assert Job(2).run(program) == [None] * 2
 
 
 def test_a_hanging_stream_is_its_own_ranks_fault():
