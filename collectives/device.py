@@ -9,6 +9,7 @@ import contextlib
 from typing import NamedTuple
 
 from ..errors import InputError
+from ..kernels.cuda_runtime import runtime_of
 from ..kernels.device_view import view_device
 from ..kernels.staging import pinned_empty, wait_for
 from ..transport.base import make_tag
@@ -36,7 +37,7 @@ class DeviceSide:
 
     def __init__(self, communicator, array):
         transport = communicator.transport
-        self.runtime = transport.runtime or _open_runtime(view_device(array).address)
+        self.runtime = transport.runtime or runtime_of(view_device(array).address)
         self.channel = None
         if transport.capabilities.stream_ordered:
             whole = transport.channel
@@ -67,7 +68,7 @@ class DeviceSide:
         # A kernel that reads there would end all work on the device.
         if view.size and view.address % view.dtype.itemsize:
             raise InputError(
-                f"{what}: got elements of {view.dtype.itemsize} bytes at the odd address {view.address:#x}, expected a "
+                f"{what}: got elements of {view.dtype.itemsize} bytes at address {view.address:#x}, expected a "
                 "multiple of their size"
             )
         return view
@@ -84,7 +85,8 @@ class DeviceSide:
     def check_reached(self, entry, what, limit_s):
         """Raise TransportTimeout if the user's stream, after `limit_s`, has not reached the call `what`."""
         if not self.has_reached(entry):
-            raise stuck_stream(self.transport, what, limit_s)
+            channel = self.channel
+            raise channel.overdue(what, limit_s) if channel else stuck_stream(self.transport, what, limit_s)
 
     # -- failure
 
@@ -181,12 +183,6 @@ class EventRequest:
 
     def pending_peers(self):
         return []
-
-
-def _open_runtime(address):
-    from ..kernels.cuda_runtime import runtime_of
-
-    return runtime_of(address)
 
 
 def _staged(transport, runtime, stream):

@@ -71,6 +71,10 @@ class NcclChannel:
         """
         return self._watch.queued <= MAX_QUEUED or self._watch.look() <= MAX_QUEUED
 
+    def overdue(self, what, limit_s):
+        """The error of `what`, which its stream has not reached within `limit_s`; see Watch.overdue."""
+        return self._watch.overdue(what, limit_s)
+
     def group(self, messages):
         """Queue messages (sends, address, nbytes, member) that go together, on the channel's stream.
 
@@ -234,6 +238,8 @@ class NcclChannel:
             return
         self._settle()
         self._log_unraised()
+        # Else it would keep this channel, and what it has, to the end of the process.
+        atexit.unregister(self._log_unraised)
         self._drop_graphs()
         self.closed = True
         self._watch.stop(2 * ABORT_S)

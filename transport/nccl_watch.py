@@ -54,19 +54,25 @@ class Watch:
         return self.queued
 
     def settle(self, limit_s, most=0):
-        """Return once at most `most` pieces of work are queued, or the channel has failed: if not, after `limit_s`."""
+        """Return once at most `most` pieces of work are queued, or the channel has failed: after `limit_s`, it does."""
         deadline, channel = time.monotonic() + limit_s, self._channel()
         try:
             while (oldest := self._look()) is not None and self.queued > most and channel.failure is None:
                 if time.monotonic() > deadline:
-                    reached = channel.runtime.is_done(oldest.entry)
-                    late = timeout_error(channel.transport, oldest.peers, limit_s)
-                    channel.fail(
-                        late if reached else stuck_stream(channel.transport, oldest.what, limit_s), raised=False
-                    )
+                    channel.fail(self.overdue(oldest.what, limit_s), raised=False)
                 time.sleep(1e-4)
         except TransportError as error:
             channel.fail(error, raised=False)
+
+    def overdue(self, what, limit_s):
+        """The error of `what`, which its stream has not reached within `limit_s`, or which is not done.
+
+        That stream may wait for an earlier call, and so for other ranks: those are named then.
+        """
+        channel, oldest = self._channel(), self._look()
+        if oldest is not None and channel.runtime.is_done(oldest.entry):
+            return timeout_error(channel.transport, oldest.peers, limit_s)
+        return stuck_stream(channel.transport, what, limit_s)
 
     def stop(self, limit_s):
         """End the thread, and wait for that, `limit_s` at most."""

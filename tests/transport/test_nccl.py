@@ -211,6 +211,18 @@ def test_what_nobody_was_told_of_is_logged(caplog, is_raised):
     assert (text in caplog.text) is not is_raised
 
 
+def test_a_channel_that_failed_is_let_go_once_it_is_closed():
+    channels = []
+
+    def program(transport):
+        transport.channel.fail(TransportError("told to"), raised=False)
+        channels.append(weakref.ref(transport.channel))
+
+    assert Job(2).run(program) == [None] * 2
+    gc.collect()
+    assert [channel() for channel in channels] == [None] * 2
+
+
 def test_more_calls_than_a_stream_can_take_are_not_queued():
     """The rank that goes on queueing learns that the other does not come, its stream being no fuller than it may."""
 
