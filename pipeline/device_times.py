@@ -22,6 +22,18 @@ CALLS = {"F": 1, "B": 1, "W": 1, "BW": 2}
 LOOKS = 5
 
 
+def until_done(runtime, event):
+    """Return once `event` of `runtime`, a CudaRuntime, is done.
+
+    Raises:
+        TransportError: work on the device has failed.
+    """
+    polls, pauses = 0, Pauses()
+    while not runtime.is_done(event):
+        pauses.pause(polls)
+        polls += 1
+
+
 class DeviceTimes:
     """Times what watched stages queue on one stream, an iteration at a time.
 
@@ -43,17 +55,11 @@ class DeviceTimes:
         self._spans.clear()
 
     def _look(self):
-        """(an event, when it was done, how far off that may be)."""
+        """(an event, when it was done in s, how many s off that may be)."""
         before_s, event = time.monotonic(), self.runtime.record(self.stream, timed=True)
-        self._until(event)
+        until_done(self.runtime, event)
         off_s = 0.5 * (time.monotonic() - before_s)
         return event, before_s + off_s, off_s
-
-    def _until(self, event):
-        polls, pauses = 0, Pauses()
-        while not self.runtime.is_done(event):
-            pauses.pause(polls)
-            polls += 1
 
     def timed(self, call, *args, **options):
         """call(*args, **options), between two events.
@@ -78,7 +84,8 @@ class DeviceTimes:
 
         Cost: waits until the device is done.
         """
-        return np.array([sum(map(self.runtime.elapsed_s, *zip(*spans))) for spans in self._by_action(measured)])
+        elapsed_s = self.runtime.elapsed_s
+        return np.array([sum(elapsed_s(*span) for span in spans) for spans in self._by_action(measured)])
 
     def placed(self, measured):
         """`measured` by the device's clock: when actions started and ended there, off by what half an event takes (us).
@@ -100,7 +107,7 @@ class DeviceTimes:
     def _by_action(self, measured):
         """The (start, stop) events of each action's calls, once the device is done."""
         if self._spans:
-            self._until(self._spans[-1][1])
+            until_done(self.runtime, self._spans[-1][1])
         each = iter(self._spans)
         return [[next(each) for _ in range(CALLS[action.kind])] for action in measured.actions]
 

@@ -17,7 +17,7 @@ import numpy as np
 from ..kernels.arrays import address_of
 from ..kernels.staging import Stager, pinned_empty, wait_for
 from ..transport.delegate_memory import ticket_of
-from ..transport.pauses import Pauses
+from .device_times import until_done
 
 # How long copies may take to end when a plane is closed.
 CLOSE_S = 5.0
@@ -75,10 +75,7 @@ class MessageStaging:
         Raises:
             TransportError: work on the device has failed.
         """
-        computed, polls, pauses = self._runtime.record(self._runtime.current_stream()), 0, Pauses()
-        while not self._runtime.is_done(computed):
-            pauses.pause(polls)
-            polls += 1
+        until_done(self._runtime, self._runtime.record(self._runtime.current_stream()))
         self._settle()
         copy = self._stager.to_host(buffer.reshape(-1), address_of(array))
         self._filling[id(buffer)] = copy, array

@@ -155,7 +155,7 @@ class Trainer:
         if len(inputs) != total:
             raise InputError(f"data: got {len(inputs)} microbatches, expected {total}, those of all plans together")
         own = slice(first, first + self.microbatches[self.copy])
-        if self.plane.on_device and not self._is_loaded:
+        if self.device and self.plane.on_device and not self._is_loaded:
             self._load(inputs[own], targets[own])
         self._left = dict.fromkeys(self.stages, self.microbatches[self.copy])
         try:

@@ -20,9 +20,11 @@ from lanterne.kernels import cuda_delay
 from lanterne.pipeline import device_stage, streams
 from lanterne.pipeline.check import check
 from lanterne.pipeline.device_stage import Device
-from lanterne.pipeline.planes import predict
+from lanterne.pipeline.planes import make_plane, predict
 from lanterne.pipeline.problem import Problem
 from lanterne.pipeline.schedulers import plan
+from lanterne.pipeline.stage_mlp import mlp
+from lanterne.pipeline.train import Trainer, plans
 from lanterne.transport.shaped import Link
 
 UNIT_S = 1e-3
@@ -117,6 +119,18 @@ def test_a_slow_rank_whose_cpu_only_queues_is_refused(monkeypatch):
     for error in trained(Job(2), "--device", "cuda", "--slow-rank", "0=2x"):
         assert isinstance(error, InputError), error
         assert str(error).startswith("--slow-rank: got it on GPUs over nccl, whose CPUs only queue work")
+
+
+def test_training_that_was_given_no_device_is_refused():
+    def rank_main(transport):
+        with Communicator(transport, closes=(transport,)) as comm:
+            microbatches = np.zeros((2, 4, 3)), np.zeros((2, 4, 2))
+            streams_of = partial(make_plane, "streams")
+            planned = plans(Problem(2, 2, 1, 1, 1), "1f1b")
+            Trainer(comm, mlp((3, 16, 2), rows=4), lambda _: microbatches, planned, plane=streams_of).iteration()
+
+    for error in Job(2).run(rank_main, close=False):
+        assert "data plane streams: got no device, expected `stage_on` before the first message" in str(error), error
 
 
 def test_the_figures_of_emulated_links(monkeypatch):
