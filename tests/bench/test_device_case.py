@@ -1,21 +1,20 @@
 """Benchmarked collectives on device arrays, on stand-ins: right results, eager and captured, and what is refused."""
 
-import importlib.util
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
+from device_ranks import has_gpu, over_nccl, synchronize
+from nccl_ranks import HostArray
+
+from lanterne.bench.device_case import DeviceCase
+from lanterne.bench.measure import measure
+from lanterne.collectives import late
 
 ROOT = Path(__file__).resolve().parents[2]
-_spec = importlib.util.spec_from_file_location("test_device", ROOT / "tests" / "collectives" / "test_device.py")
-device = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(device)
-
-from lanterne.bench.device_case import DeviceCase  # noqa: E402
-from lanterne.bench.measure import measure  # noqa: E402
-from lanterne.collectives import late  # noqa: E402
 
 
 class HostMemory:
@@ -25,7 +24,7 @@ class HostMemory:
         self.comm = comm
 
     def put(self, array):
-        return device.HostArray(array.copy())
+        return HostArray(array.copy())
 
     def fill(self, array, byte):
         array.values.view(np.uint8)[...] = byte
@@ -37,7 +36,7 @@ class HostMemory:
         return array.values
 
     def synchronize(self):
-        device.synchronize(self.comm)
+        synchronize(self.comm)
 
 
 @pytest.mark.parametrize("graph", [False, True])
@@ -52,7 +51,7 @@ def test_right_results_are_counted_so(collective, graph):
         case.close()
         return {name: wrong for name, (_, _, wrong) in measured.items()}, captured
 
-    for wrong, captured in device.over_nccl(3, program):
+    for wrong, captured in over_nccl(3, program):
         assert set(wrong.values()) == {0}, wrong
         assert captured == (len(set(wrong) - {"native"}) if graph else 0)
 
@@ -64,7 +63,7 @@ def test_wrong_results_are_counted_too():
         case.out.values[comm.rank] += 1
         return case.wrong()
 
-    assert device.over_nccl(3, program) == [1] * 3
+    assert over_nccl(3, program) == [1] * 3
 
 
 def lanterne(*arguments):
@@ -87,7 +86,7 @@ def test_bad_input(arguments):
     assert "expected" in result.stderr and result.stderr.count("\n") == 1
 
 
-@pytest.mark.skipif(device.has_gpu(), reason="there is a GPU here: tests/gpu has the benchmark")
+@pytest.mark.skipif(has_gpu(), reason="there is a GPU here: tests/gpu has the benchmark")
 @pytest.mark.parametrize("transport", ["nccl", "mpi"])
 def test_without_a_gpu(transport):
     result = lanterne("bench", "all_reduce", "-n", "2", "--device", "cuda", "--transport", transport)
@@ -103,10 +102,9 @@ def test_figures_of_collectives_on_stand_ins(monkeypatch):
     monkeypatch.setattr(late, "LEAST_NORMAL_S", 0.0)
 
     def program(comm):
-        synchronize = lambda: device.synchronize(comm)  # noqa: E731
-        return list(figures(comm, device.HostArray, lambda array: array.values, synchronize, 1 << 16, 10))
+        return list(figures(comm, HostArray, lambda array: array.values, partial(synchronize, comm), 1 << 16, 10))
 
-    results = device.over_nccl(3, program)
+    results = over_nccl(3, program)
     assert isinstance(results[0], list), results
     found = [Figure(**record) for record in results[0]]
     wrong = [figure for figure in found if "differ" in figure.name]

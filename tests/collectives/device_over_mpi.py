@@ -3,21 +3,15 @@
 `mpiexec -n 3 python device_over_mpi.py REPORT CHECK ...` appends its verdicts to REPORT.RANK as JSON lines.
 """
 
-import importlib.util
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
+from device_ranks import same
+from nccl_ranks import HostArray, HostRuntime
 
-HERE = Path(__file__).resolve().parent
-_spec = importlib.util.spec_from_file_location("test_device", HERE / "test_device.py")
-device = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(device)
-HostArray = device.HostArray
-
-import lanterne  # noqa: E402
-from lanterne.errors import TransportTimeout  # noqa: E402
+import lanterne
+from lanterne.errors import TransportTimeout
 
 
 def check_direct(comm):
@@ -28,9 +22,9 @@ def check_direct(comm):
 def check_collectives(comm):
     for name in ("ring", "rhd", "allpairs", "late_join", "tree"):
         for count in (0, 1, 7, 300_000):
-            device.same(comm, "all_reduce", count, algorithm=name)
+            same(comm, "all_reduce", count, algorithm=name)
     for collective in ("reduce_scatter", "all_gather", "broadcast", "reduce", "all_to_all"):
-        device.same(comm, collective, 5003)
+        same(comm, collective, 5003)
 
 
 def check_order_on_the_users_stream(comm):
@@ -84,7 +78,7 @@ def main(report, *checks):
     from verdicts import write_verdicts
 
     with lanterne.init(transport="mpi", timeout_s=60.0) as comm:
-        comm.transport.runtime = device.HostRuntime(comm.rank)
+        comm.transport.runtime = HostRuntime(comm.rank)
         failed = write_verdicts(report, [globals()[check] for check in checks], comm)
         comm.transport.runtime.close()
     return int(failed)

@@ -1,23 +1,15 @@
 """Captured calls on stand-ins: graphs give what the calls give, for every late rank, and go before NCCL does."""
 
-import importlib.util
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
+from device_ranks import over_nccl, same, staged, synchronize, values_of
+from nccl_ranks import HostArray, Job
 
-_file = Path(__file__).resolve().parent / "test_device.py"
-_spec = importlib.util.spec_from_file_location("test_device", _file)
-device = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(device)
-HostArray, Job, over_nccl, staged, synchronize = (
-    device.HostArray, device.Job, device.over_nccl, device.staged, device.synchronize
-)  # fmt: skip
-
-from lanterne.collectives import late  # noqa: E402
-from lanterne.errors import InputError, TransportError, Unavailable  # noqa: E402
-from lanterne.transport import sequencer  # noqa: E402
+from lanterne.collectives import late
+from lanterne.errors import InputError, TransportError, Unavailable
+from lanterne.transport import sequencer
 
 
 def launches(comm):
@@ -32,7 +24,7 @@ def test_a_graph_gives_what_the_call_gives(algorithm, world_size):
         captured = comm.capture("all_reduce", x, out, algorithm=algorithm, segment_nbytes=40_000)
         assert (x.values == 0).all() and (out.values == 0).all()
         for turn in range(4):
-            x.values[:] = device.values_of(comm.rank + turn, x.values.size, "float32")
+            x.values[:] = values_of(comm.rank + turn, x.values.size, "float32")
             before = launches(comm)
             request = captured.launch()
             assert launches(comm) == before + 1
@@ -41,7 +33,7 @@ def test_a_graph_gives_what_the_call_gives(algorithm, world_size):
             comm.all_reduce(x.values.copy(), expected, algorithm="ring")
             np.testing.assert_array_equal(out.values, expected)
             # Other calls between the launches, with the same scratch.
-            device.same(comm, "all_reduce", 9000, algorithm="ring")
+            same(comm, "all_reduce", 9000, algorithm="ring")
         captured.close()
         with pytest.raises(InputError, match="closed"):
             captured.launch()

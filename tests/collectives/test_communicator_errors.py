@@ -5,11 +5,11 @@ import time
 
 import numpy as np
 import pytest
+from device_ranks import has_gpu
 
 import lanterne
 from lanterne.collectives.communicator import Communicator
 from lanterne.errors import InputError, TransportTimeout, Unavailable
-from lanterne.kernels.arrays import require_device
 from lanterne.transport.local import LocalWorld
 
 from .outcomes import frozen, outcome, outcomes, sum_of_ranks
@@ -85,13 +85,6 @@ def test_bad_input_is_refused(name):
     for message, after in lanterne.spawn(2, run, timeout_s=20.0):
         assert text in message and "\n" not in message
         assert after == [1.0] * 3
-
-
-def has_gpu():
-    try:
-        return require_device() > 0
-    except Unavailable:
-        return False
 
 
 @pytest.mark.skipif(has_gpu(), reason="there is a GPU here: tests/gpu has the device arrays")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from device_ranks import over_nccl, staged, synchronize
 from verdicts import verdict
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -22,7 +23,7 @@ def _load(path):
     return module
 
 
-device, gpu_checks = _load(TESTS / "collectives" / "test_device.py"), _load(TESTS / "gpu" / "gpu_checks.py")
+gpu_checks = _load(TESTS / "gpu" / "gpu_checks.py")
 
 from lanterne.collectives import late  # noqa: E402
 from lanterne.kernels import cuda_delay  # noqa: E402
@@ -50,7 +51,7 @@ class Array(np.ndarray):
         return kept | {"version": 3}
 
     def get(self):
-        device.synchronize(_rank.comm)
+        synchronize(_rank.comm)
         return np.array(self)
 
 
@@ -60,7 +61,7 @@ def on_device(array):
 
 class Stream:
     def synchronize(self):
-        device.synchronize(_rank.comm)
+        synchronize(_rank.comm)
 
 
 @pytest.fixture(autouse=True)
@@ -100,9 +101,9 @@ LEFT_OUT = (gpu_checks.check_large, 1), (gpu_checks.check_what_auto_goes_by_can_
     ids=lambda value: getattr(value, "__name__", value),
 )
 def test_over_nccl(check, world_size):
-    assert device.over_nccl(world_size, verdict_of(check)) == [None] * world_size
+    assert over_nccl(world_size, verdict_of(check)) == [None] * world_size
 
 
 @pytest.mark.parametrize("check", COMMON, ids=lambda check: check.__name__)
 def test_staged(check):
-    assert device.staged(3, verdict_of(check)) == [None] * 3
+    assert staged(3, verdict_of(check)) == [None] * 3

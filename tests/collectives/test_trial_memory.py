@@ -1,21 +1,16 @@
 """What `auto` over nccl goes by is measured on the device: with its memory, to the end of what is queued."""
 
-import importlib.util
 import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from device_ranks import over_nccl
+from nccl_ranks import Job
 
-_file = Path(__file__).resolve().parent / "test_device.py"
-_spec = importlib.util.spec_from_file_location("test_device", _file)
-device = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(device)
-
-from lanterne.collectives import jobs, learn, trials  # noqa: E402
-from lanterne.collectives.trial_memory import finish, trial_array  # noqa: E402
-from lanterne.collectives.tuning import Tuning  # noqa: E402
-from lanterne.transport.nccl_library import SHARED_GPU_VARIABLE  # noqa: E402
+from lanterne.collectives import jobs, learn, trials
+from lanterne.collectives.trial_memory import finish, trial_array
+from lanterne.collectives.tuning import Tuning
+from lanterne.transport.nccl_library import SHARED_GPU_VARIABLE
 
 
 def test_a_model_of_device_calls(monkeypatch):
@@ -32,7 +27,7 @@ def test_a_model_of_device_calls(monkeypatch):
         assert len(made) >= 8
         return comm.tuning.model, comm.tuning.factors, comm.tuning.source
 
-    first, *others = device.over_nccl(3, program)
+    first, *others = over_nccl(3, program)
     assert isinstance(first, tuple), first
     model, factors, source = first
     assert all(other == first for other in others)
@@ -53,13 +48,13 @@ def test_the_time_of_a_call_ends_when_its_stream_has():
         finish(comm)
         return queued_s < 0.1 <= time.monotonic() - started
 
-    assert device.over_nccl(1, program) == [True]
+    assert over_nccl(1, program) == [True]
 
 
 @pytest.mark.parametrize("shares", [False, True])
 def test_ranks_that_share_a_gpu_measure_nothing(monkeypatch, shares):
     monkeypatch.setenv(SHARED_GPU_VARIABLE, str(int(shares)))
-    job, learned = device.Job(2, devices=[0, 0] if shares else None), []
+    job, learned = Job(2, devices=[0, 0] if shares else None), []
 
     def rank_main(transport):
         assert transport.shares_devices is shares
