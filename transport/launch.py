@@ -32,7 +32,8 @@ END_S, STOP_S = 5.0, 3.0
 # How long the launcher may take until all guards have started, and for each of them.
 START_S, START_RANK_S = 60.0, 1.0
 JOB_VARIABLE = "LANTERNE_JOB"
-# With the 8 queues that CUDA has by default, streams that have nothing to do with each other may wait for each other.
+# With the 8 queues that CUDA has by default, streams that have nothing to do with each other may wait for each other:
+# kernels/arrays.py, which sets it too; a rank may use CUDA before lanterne does.
 RANK_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1", "CUDA_DEVICE_MAX_CONNECTIONS": "32"}
 # MPICH: on this host only, also in an allocation of a batch system. Open MPI as root and with more ranks than cores: it
 # refuses without the first ones, and without the last its waiting ranks starve the others.
