@@ -70,6 +70,9 @@ class Watch:
         That stream may wait for an earlier call, and so for other ranks: those are named then.
         """
         channel, oldest = self._channel(), self._look()
+        if channel.failure is not None:
+            # The watch was faster, and what it has freed looks done.
+            return channel.failure
         if oldest is not None and channel.runtime.is_done(oldest.entry):
             return timeout_error(channel.transport, oldest.peers, limit_s)
         return stuck_stream(channel.transport, what, limit_s)
@@ -155,19 +158,19 @@ class ChannelRequest(Request):
         Raises:
             TransportTimeout: also where this rank's own stream has not reached the call: the message says so.
         """
+        limit_s = self.transport.timeout_s if timeout_s is None else timeout_s
         try:
-            super().wait(timeout_s)
+            super().wait(limit_s)
         except TransportTimeout as error:
             if self._channel.runtime.is_done(self._pending.entry):
                 raise self._channel.fail(error) from None
-            raise self._channel.fail(stuck_stream(self.transport, self._pending.what, timeout_s)) from error
+            raise self._channel.fail(self._channel.overdue(self._pending.what, limit_s)) from error
         except TransportError as error:
             raise self._channel.fail(error) from None
 
 
 def stuck_stream(transport, what, limit_s):
     """The error of a rank whose own stream hangs: the other ranks are not to blame."""
-    limit_s = transport.timeout_s if limit_s is None else limit_s
     return TransportTimeout(
         f"{transport.name} rank {transport.rank}: its own stream has not reached {what} within {limit_s:g} s; look at "
         "what was queued on it before",

@@ -67,6 +67,22 @@ def test_who_failed_is_found_where_nccl_only_says_that_somebody_did(monkeypatch,
     assert type(error) is kinds[how] and texts.get(how, "nccl rank 0: NCCL_ERROR_REMOTE_ERROR") in str(error), error
 
 
+def test_who_keeps_an_earlier_call_waiting_is_named():
+    """A stream that has not reached a call, since the call before it waits for a rank, is not at fault."""
+
+    def program(comm):
+        x = HostArray(np.ones(100, np.float32))
+        comm.all_reduce(x, x, algorithm="ring")
+        synchronize(comm)
+        comm.barrier()
+        if comm.rank == 0:
+            comm.start_all_reduce(x, x, algorithm="ring")
+            with pytest.raises(TransportTimeout, match="no message from or to rank 1 within 0.4 s"):
+                comm.start_all_reduce(x, x, algorithm="ring").wait(0.4)
+
+    assert over_nccl(2, program) == [None] * 2
+
+
 def test_calls_are_queued_as_long_as_streams_have_room():
     """A rank that queues call after call hears of one that does not come: CUDA does not get to keep it waiting."""
 
