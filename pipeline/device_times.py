@@ -14,6 +14,8 @@ from dataclasses import replace
 
 import numpy as np
 
+from ..errors import TransportTimeout
+from ..transport.base import DEFAULT_TIMEOUT_S
 from ..transport.pauses import Pauses
 
 # The calls of a stage that make up an action, by its kind.
@@ -22,14 +24,24 @@ CALLS = {"F": 1, "B": 1, "W": 1, "BW": 2}
 LOOKS = 5
 
 
-def until_done(runtime, event):
+def until_done(runtime, event, timeout_s=None):
     """Return once `event` of `runtime`, a CudaRuntime, is done.
 
+    Args:
+        timeout_s: seconds to wait at most; None for LANTERNE_TIMEOUT_S, 60.
+
     Raises:
+        TransportTimeout: it is not done by then.
         TransportError: work on the device has failed.
     """
-    polls, pauses = 0, Pauses()
+    limit_s = DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s
+    polls, pauses, deadline = 0, Pauses(), time.monotonic() + limit_s
     while not runtime.is_done(event):
+        if time.monotonic() > deadline:
+            raise TransportTimeout(
+                f"device {runtime.device_id}: what a stage has queued was not done within {limit_s:g} s; look at its "
+                "kernels, or allow more time (LANTERNE_TIMEOUT_S)"
+            )
         pauses.pause(polls)
         polls += 1
 
@@ -106,8 +118,9 @@ class DeviceTimes:
 
     def _by_action(self, measured):
         """The (start, stop) events of each action's calls, once the device is done."""
-        if self._spans:
-            until_done(self.runtime, self._spans[-1][1])
+        # One after the other: no action may take longer than the timeout, all together may.
+        for _, stop in self._spans:
+            until_done(self.runtime, stop)
         each = iter(self._spans)
         return [[next(each) for _ in range(CALLS[action.kind])] for action in measured.actions]
 

@@ -8,8 +8,8 @@ import pytest
 from device_profile import DelayStage, check_times
 from host_runtime import HostRuntime
 
-from lanterne.errors import LanterneError
-from lanterne.pipeline.device_times import DeviceTimes
+from lanterne.errors import LanterneError, TransportTimeout
+from lanterne.pipeline.device_times import DeviceTimes, until_done
 
 HERE = Path(__file__).resolve().parent
 
@@ -29,6 +29,12 @@ def runtime():
 @pytest.mark.parametrize("own", [False, True], ids=["current stream", "stream"])
 def test_times_are_those_of_the_device(runtime, scheduler, own):
     check_times(runtime, runtime.new_stream() if own else None, queue_delay, scheduler)
+
+
+def test_a_kernel_that_hangs_is_a_named_error(runtime):
+    runtime.default.put(lambda: runtime.closing.wait(20.0))
+    with pytest.raises(TransportTimeout, match="device 0: what a stage has queued was not done within 0.05 s"):
+        until_done(runtime, runtime.record(runtime.default), 0.05)
 
 
 def test_all_else_is_the_stage_itself(runtime):
