@@ -59,7 +59,7 @@ class NcclChannel:
         # What holds graphs of this communicator: they must go before it does.
         self._graphs = weakref.WeakSet()
         self._watch = Watch(self)
-        # Groups since the last call was complete on the stream.
+        # Groups since the last call was queued whole.
         self._num_issued = 0
 
     # -- work

@@ -7,7 +7,6 @@ WITHOUT_NUMBA = "Numba's kernels and arrays need NVIDIA's compiler and more of t
 REASONS = {
     "numba": WITHOUT_NUMBA,
     "foreign_arrays": WITHOUT_NUMBA,
-    "validate": "multiplies matrices of 8192 x 8192: minutes on a CPU",
     "2e-05": "a launch alone takes longer here, and calibration takes it off the delay",
     "31_bits": "gigabytes, element by element on a CPU",
 }
