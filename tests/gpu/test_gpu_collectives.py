@@ -70,18 +70,23 @@ def test_staged_between_threads(cupy, monkeypatch, world_size, check):
     assert verdicts == [None] * world_size, next(filter(None, verdicts))
 
 
+def lanterne_command(*arguments, environment=None):
+    """What `lanterne ARGUMENTS` ended with, on variables of `environment`, too."""
+    return subprocess.run(
+        [sys.executable, "-m", "lanterne", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=JOB_S,
+        check=False,
+        cwd=ROOT,
+        env=os.environ | (environment or {}),
+    )
+
+
 def test_bench_counts_no_wrong_elements(cupy, tmp_path):
-    command = [sys.executable, "-m", "lanterne", "bench", "all_reduce", "-n", "1", "--device", "cuda"]
-    options = ["--transport", "nccl", "--algorithm", "ring,native", "--bytes", "1M", "--json", str(tmp_path / "x.json")]
+    words = "bench all_reduce -n 1 --device cuda --transport nccl --algorithm ring,native --bytes 1M --json"
     for graph in ([], ["--graph"]):
-        result = subprocess.run(
-            [*command, *options, *graph],
-            capture_output=True,
-            text=True,
-            timeout=JOB_S,
-            check=False,
-            cwd=ROOT,
-        )
+        result = lanterne_command(*words.split(), str(tmp_path / "x.json"), *graph)
         assert result.returncode == 0, result.stderr
         records = json.loads((tmp_path / "x.json").read_text())["results"]
         assert [record["wrong"] for record in records] == [0, 0]
@@ -97,8 +102,7 @@ def test_bench_counts_no_wrong_elements(cupy, tmp_path):
     ],
 )
 def test_commands_compute_on_the_device(cupy, words, codes):
-    command = [sys.executable, "-m", "lanterne", *words.split(), "-n", "2", "--transport", "local", "--device", "cuda"]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=JOB_S, check=False, cwd=ROOT)
+    result = lanterne_command(*words.split(), "-n", "2", "--transport", "local", "--device", "cuda")
     assert result.returncode in codes, result.stdout + result.stderr
     assert "bfloat16 product" in result.stdout or "the same: losses differ" in result.stdout, result.stdout
 
@@ -153,19 +157,12 @@ def test_a_watched_program_over_nccl_runs_as_it_does_alone(cupy, tmp_path):
 
 def test_links_of_a_pipeline_take_their_time(cupy, tmp_path):
     """On the streams that carry messages between GPUs, and of messages that are staged: no run is early."""
-    command = [sys.executable, "-m", "lanterne", "pipeline", "run", "--device", "cuda", "--transport", "nccl"]
+    command = "pipeline run --device cuda --transport nccl"
     problem = "--stages 2 --microbatches 3 --forward 5ms --link 0=20ms --bandwidth 0=100MB/s --message 1M"
     options = "--scheduler zb_h1 --data-plane streams,inline --iterations 2 --json"
-    environment = os.environ | (SHARED_GPU_ENVIRONMENT if cupy.cuda.runtime.getDeviceCount() < 2 else {})
-    result = subprocess.run(
-        [*command, *problem.split(), *options.split(), str(tmp_path / "x.json")],
-        capture_output=True,
-        text=True,
-        timeout=JOB_S,
-        check=False,
-        cwd=ROOT,
-        env=environment,
-    )
+    environment = SHARED_GPU_ENVIRONMENT if cupy.cuda.runtime.getDeviceCount() < 2 else {}
+    words = f"{command} {problem} {options}".split()
+    result = lanterne_command(*words, str(tmp_path / "x.json"), environment=environment)
     assert result.returncode == 0, result.stderr
     for record in json.loads((tmp_path / "x.json").read_text())["results"]:
         assert min(record["measured_makespan_s"]) >= 0.97 * record["predicted_makespan_s"], record["data_plane"]
