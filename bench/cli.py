@@ -9,46 +9,49 @@ import signal
 import sys
 from importlib import import_module
 
-from .. import __version__
-from ..errors import InputError, LanterneError, PeerFailed, Unavailable
-from ..transport.bootstrap import in_a_job, launched_rank
-from .report import check_outputs
+from lanterne import __version__
+from lanterne.bench.output.report import check_outputs
+from lanterne.errors import InputError, LanterneError, PeerFailed, Unavailable
+from lanterne.transport.job.bootstrap import in_a_job, launched_rank
 
 # name -> (module of this folder, one line of help). A module has add_arguments(parser) and run(args) -> exit code, and
 # is imported only when its command is called, so that --help stays instant. Of two names that fit, the longer one wins.
 COMMANDS = {
     "info": ("info", "what this machine offers: MPI, UCX, NCCL, GPUs, transports; versions"),
-    "demo": ("demo", "watch it work: a link becomes slow, is noticed, found, worked around, and heals"),
-    "bench": ("collective", "benchmark a collective, with and without a late rank"),
-    "lab": ("lab", "run a command on every host of an emulated cluster with rate-limited links"),
-    "schedule": ("schedule", "make, check, price, draw or export a collective schedule"),
-    "cost": ("cost", "alpha-beta study over sizes, rank counts and delays"),
-    "pipeline plan": ("pipeline_plan", "plan a pipeline for slow links, unequal stages and little memory"),
-    "pipeline simulate": ("pipeline_simulate", "price a pipeline plan under other delays, or with blocking sends"),
-    "pipeline run": ("pipeline_run", "run pipeline plans on real processes over emulated links, against the simulator"),
-    "pipeline train": ("pipeline_train", "train a small GPT on text by pipeline, data and tensor parallelism"),
-    "pipeline sweep": ("pipeline_sweep", "draw makespan over link delay, bandwidth or memory, one line per scheduler"),
-    "pipeline partition": ("pipeline_partition", "divide layers over stages on unequal devices"),
-    "detect": ("detect", "find when a job became slow and when it recovered, in its iteration times"),
-    "locate": ("locate", "say which worker, link or stage makes recorded steps long, or that it is the data"),
-    "validate": ("validate", "find out in seconds which rank computes slowly and which link is slow"),
-    "watch": ("watch", "run a program and say when it becomes slow, since when, and because of whom"),
-    "rebalance": ("rebalance", "distribute microbatches over groups of different speed"),
-    "experiment": ("experiment", "redo a figure of the papers: table, JSON and plot"),
-    "bench p2p": ("p2p", "benchmark point to point: latency, one way, both ways, against bare mpi4py"),
-    "bench deaths": ("deaths", "benchmark how soon survivors learn that a rank was killed"),
-    "bench persistence": ("persistence", "benchmark a late rank that is named wrongly, or absent"),
-    "bench mpi": ("mpi_peers", "benchmark all-reduce against MPI's own and a plain ring over mpi4py"),
-    "bench lab-peers": ("lab_peers", "compare with MPICH, Open MPI and Gloo on the emulated cluster"),
-    "bench schedules": ("schedule_speed", "benchmark generating and checking of collective schedules"),
-    "bench pipeline": ("pipeline_speed", "benchmark planning, checking and simulating of pipelines"),
-    "bench planner": ("planner_gaps", "benchmark the planner: how far from the optimum, and how long it takes"),
-    "bench delegate": ("delegates", "benchmark delegates against inline sends: iterations, cost of a send"),
-    "bench failover": ("failover", "benchmark how long a pipeline stalls when a rail dies amid an iteration"),
-    "bench train": ("train_speed", "benchmark training by a pipeline against training in one process"),
-    "bench failslow": ("failslow_speed", "benchmark what it costs to be watched and to redistribute microbatches"),
-    "bench kernels": ("kernels", "benchmark the reductions of one CPU or GPU against a plain copy"),
-    "bench gpu": ("gpu", "measure the GPU path: reductions, staging, delays; writes a report"),
+    "demo": ("demo.command", "watch it work: a link becomes slow, is noticed, found, worked around, and heals"),
+    "bench": ("collective.all_reduce", "benchmark a collective, with and without a late rank"),
+    "lab": ("lab.command", "run a command on every host of an emulated cluster with rate-limited links"),
+    "schedule": ("collective.schedule", "make, check, price, draw or export a collective schedule"),
+    "cost": ("collective.cost", "alpha-beta study over sizes, rank counts and delays"),
+    "pipeline plan": ("pipeline.plan", "plan a pipeline for slow links, unequal stages and little memory"),
+    "pipeline simulate": ("pipeline.simulate", "price a pipeline plan under other delays, or with blocking sends"),
+    "pipeline run": ("pipeline.run", "run pipeline plans on real processes over emulated links, against the simulator"),
+    "pipeline train": ("train.train", "train a small GPT on text by pipeline, data and tensor parallelism"),
+    "pipeline sweep": ("pipeline.sweep", "draw makespan over link delay, bandwidth or memory, one line per scheduler"),
+    "pipeline partition": ("pipeline.partition", "divide layers over stages on unequal devices"),
+    "detect": ("failslow.detect", "find when a job became slow and when it recovered, in its iteration times"),
+    "locate": ("failslow.locate", "say which worker, link or stage makes recorded steps long, or that it is the data"),
+    "validate": ("failslow.validate", "find out in seconds which rank computes slowly and which link is slow"),
+    "watch": ("failslow.watch", "run a program and say when it becomes slow, since when, and because of whom"),
+    "rebalance": ("failslow.rebalance", "distribute microbatches over groups of different speed"),
+    "experiment": ("papers.experiment", "redo a figure of the papers: table, JSON and plot"),
+    "bench p2p": ("collective.p2p", "benchmark point to point: latency, one way, both ways, against bare mpi4py"),
+    "bench deaths": ("collective.deaths", "benchmark how soon survivors learn that a rank was killed"),
+    "bench persistence": ("collective.persistence", "benchmark a late rank that is named wrongly, or absent"),
+    "bench mpi": ("collective.mpi_peers", "benchmark all-reduce against MPI's own and a plain ring over mpi4py"),
+    "bench lab-peers": ("lab.peers", "compare with MPICH, Open MPI and Gloo on the emulated cluster"),
+    "bench schedules": ("collective.schedule_speed", "benchmark generating and checking of collective schedules"),
+    "bench pipeline": ("pipeline.speed", "benchmark planning, checking and simulating of pipelines"),
+    "bench planner": (
+        "pipeline.planner_gaps",
+        "benchmark the planner: how far from the optimum, and how long it takes",
+    ),
+    "bench delegate": ("rails.delegates", "benchmark delegates against inline sends: iterations, cost of a send"),
+    "bench failover": ("rails.failover", "benchmark how long a pipeline stalls when a rail dies amid an iteration"),
+    "bench train": ("train.speed", "benchmark training by a pipeline against training in one process"),
+    "bench failslow": ("failslow.speed", "benchmark what it costs to be watched and to redistribute microbatches"),
+    "bench kernels": ("collective.kernels", "benchmark the reductions of one CPU or GPU against a plain copy"),
+    "bench gpu": ("gpu.command", "measure the GPU path: reductions, staging, delays; writes a report"),
 }
 
 # These run the user's program, whose exit code they pass on; codes of a `lanterne` that was told to stop.
@@ -129,7 +132,7 @@ def is_told_by_launcher(error):
 
 def build_parser(name):
     """The parser of command `name`; imports its module."""
-    module = import_module(f".{COMMANDS[name][0]}", __package__)
+    module = import_module(f"lanterne.bench.{COMMANDS[name][0]}")
     parser = Parser(
         prog=f"lanterne {name}",
         description=module.__doc__,

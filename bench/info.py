@@ -12,7 +12,8 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
-from . import report
+from lanterne.bench.output import report
+from lanterne.transport.own_python import own_python
 
 ANSWER_S = 60
 # In another process: who asks CUDA gets a context on a GPU.
@@ -115,11 +116,11 @@ def _load(name):
 def _mpi():
     # In another process: loading MPI initialises it, and MPI can be initialised once only.
     code = (
-        "from mpi4py import MPI; import mpi4py; from lanterne.transport.mpi_cuda import is_cuda_aware; "
+        "from mpi4py import MPI; import mpi4py; from lanterne.transport.mpi.library import is_cuda_aware; "
         "print(MPI.Get_library_version().replace(chr(0), '').split(chr(10))[0].strip(), '| mpi4py', mpi4py.__version__,"
         " '| takes device memory' * is_cuda_aware())"
     )
-    here, text = _ask([sys.executable, "-c", code])
+    here, text = _ask([*own_python(), "-c", code])
     return _part("MPI", here, " ".join(text.split()), "pip install mpi4py mpich")
 
 
@@ -137,14 +138,14 @@ def _ucx():
         except metadata.PackageNotFoundError:
             continue
         code = "from ucxx._lib import libucxx; print('.'.join(map(str, libucxx.get_ucx_version())))"
-        here, text = _ask([sys.executable, "-c", code], UCX_WARN_UNUSED_ENV_VARS="n")
+        here, text = _ask([*own_python(), "-c", code], UCX_WARN_UNUSED_ENV_VARS="n")
         return _part("UCX", here, f"UCX {text} | {distribution} {version}" if here else text, install)
     return _part("UCX", False, "ucxx is not installed", install)
 
 
 def _gpu():
     """What nvidia-smi says, unless CUDA, whose answer counts where CuPy can ask it, has another one."""
-    usable, found = _ask([sys.executable, "-c", _ASK_CUDA]) if _load("cupy")[0] else (None, "")
+    usable, found = _ask([*own_python(), "-c", _ASK_CUDA]) if _load("cupy")[0] else (None, "")
     if usable is False:
         return _part("GPU", False, found)
     here, text = False, "no NVIDIA driver (nvidia-smi not found)"

@@ -8,12 +8,12 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from ..errors import InputError, LanterneError, Unavailable
-from ..transport.late_policy import from_text, to_text
-from .arguments import resolve
-from .late import LateRequest, key_of
-from .plans import SIGNATURE_NBYTES, padded
-from .requests import CallRequest
+from lanterne.collectives.execute.arguments import resolve
+from lanterne.collectives.execute.plans import SIGNATURE_NBYTES, padded
+from lanterne.collectives.execute.requests import CallRequest
+from lanterne.collectives.late.calls import LateRequest, key_of
+from lanterne.errors import InputError, LanterneError, Unavailable
+from lanterne.transport.board.late_policy import from_text, to_text
 
 
 class Captured:

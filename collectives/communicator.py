@@ -9,21 +9,21 @@ One thread per communicator. All members make the same calls in the same order.
 
 import numpy as np
 
-from ..errors import PeerFailed, TransportError, TransportTimeout
-from ..kernels.arrays import is_device_array
-from ..transport.base import Recv, Send, check_timeout_s, make_tag
-from ..transport.pauses import Pauses
-from . import native
-from .arguments import check_options, resolve
-from .control import Control
-from .late import LateRanks, LateRequest
-from .plans import CONTROL_LANE, Plans, offered_algorithms
-from .point_to_point import Messages
-from .registry import algorithms_for
-from .requests import CallRequest, Failing
-from .scratch import Scratch
-from .split import CLOSED, OPEN, split
-from .tuning import Tuning
+from lanterne.collectives.algorithms.registry import algorithms_for
+from lanterne.collectives.auto.tuning import Tuning
+from lanterne.collectives.execute import native
+from lanterne.collectives.execute.arguments import check_options, resolve
+from lanterne.collectives.execute.control import Control
+from lanterne.collectives.execute.plans import CONTROL_LANE, Plans, offered_algorithms
+from lanterne.collectives.execute.requests import CallRequest, Failing
+from lanterne.collectives.execute.scratch import Scratch
+from lanterne.collectives.late.calls import LateRanks, LateRequest
+from lanterne.collectives.point_to_point import StartedMessages
+from lanterne.collectives.split import CLOSED, OPEN, split
+from lanterne.errors import PeerFailed, TransportError, TransportTimeout
+from lanterne.kernels.arrays import is_device_array
+from lanterne.transport.base import Recv, Send, check_timeout_s, make_tag
+from lanterne.transport.pauses import Pauses
 
 
 class Communicator:
@@ -39,7 +39,7 @@ class Communicator:
         board_key: of its arrival board: equal on all members, unlike that of any other communicator of the job.
 
     Attributes: `rank`; `world_size`; `transport`; `timeout_s`, the default of waits; `tuning`, what "auto" goes by;
-    `deterministic`, False: where it matters, an all_reduce by "auto" finds out who is late (late.py), and so in which
+    `deterministic`, False: where it matters, an all_reduce by "auto" finds out who is late (late/calls.py), and so in which
     order to sum; set it alike on all ranks.
 
     Every collective has a blocking form and a started one (`start_all_reduce`, ...), which returns a request with
@@ -53,9 +53,9 @@ class Communicator:
         algorithm: a name of `algorithms(collective)`, or "auto".
         timeout_s: seconds to wait at most; None for the communicator's. "native" only has one if it is given.
         dtype: "bfloat16" where the arrays are uint16.
-        late_rank, num_chunks, joined: as in collectives/registry.py.
+        late_rank, num_chunks, joined: as in collectives/algorithms/registry.py.
         segment_nbytes: bytes of a message, at most; None for the executor's choice.
-        credits: receives posted at once, at most; None: the executor's choice (compile.py says where it helps).
+        credits: receives posted at once, at most; None: the executor's choice (execute/compile.py says where it helps).
 
     Raises, in every call:
         InputError: arrays, op or algorithm that cannot be (nothing was sent then); another rank called with other
@@ -79,7 +79,7 @@ class Communicator:
         self._closes = closes
         self.scratch = Scratch(transport)
         self._plans = Plans(self)
-        self._messages = Messages(self)
+        self._messages = StartedMessages(self)
         self.tuning = Tuning(self)
         self.deterministic = False
         self.late = LateRanks(self, board_key)
@@ -185,7 +185,7 @@ class Communicator:
             InputError: no such collective, host arrays, or a transport that is not ordered on streams.
             Unavailable: a rank has no room for it, or its CUDA refuses; then no rank has it, and all can go on.
         """
-        from .captured import Captured
+        from lanterne.collectives.captured import Captured
 
         self.check_open()
         algorithms_for(collective)
@@ -310,7 +310,7 @@ class Communicator:
             Unavailable: no GPU, driver or CuPy here.
         """
         if self._device is None:
-            from .device import DeviceSide
+            from lanterne.collectives.execute.device import DeviceSide
 
             self._device = DeviceSide(self, array)
         return self._device

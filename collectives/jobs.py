@@ -4,12 +4,12 @@ import contextlib
 import os
 import threading
 
-from ..errors import InputError, LanterneError
-from ..transport.base import check_timeout_s
-from ..transport.bootstrap import MPI_VARIABLES, connect
-from ..transport.local import LocalWorld
-from ..transport.registry import TRANSPORTS, find_transport, open_transport
-from .tuning import GPUS, THREADS
+from lanterne.collectives.auto.tuning import GPUS, THREADS
+from lanterne.errors import InputError, LanterneError
+from lanterne.transport.base import check_timeout_s
+from lanterne.transport.job.bootstrap import MPI_VARIABLES, connect
+from lanterne.transport.local import LocalWorld
+from lanterne.transport.registry import TRANSPORTS, find_transport, open_transport
 
 _thread = threading.local()
 
@@ -26,7 +26,7 @@ def init(transport=None, timeout_s=None, deterministic=False, spare_rails=()):
         timeout_s: the default of every wait, seconds; None for LANTERNE_TIMEOUT_S, 60.
         deterministic: no decision at run time that changes the order of sums: nobody finds out who is late.
         spare_rails: addresses or interfaces of this host, or "tcp", as many on every rank: where all messages go over
-            once MPI's or UCX's own path to a peer dies (transport/spare.py). Every message then costs a copy.
+            once MPI's or UCX's own path to a peer dies (transport/rails/spare.py). Every message then costs a copy.
 
     Raises:
         InputError: no such transport, or it cannot span this job; rails that cannot be.
@@ -64,7 +64,7 @@ def init(transport=None, timeout_s=None, deterministic=False, spare_rails=()):
 
 def open_communicator(opened, group, deterministic=False):
     """The Communicator of all ranks of `group` over the transport `opened`, with a cost model; closed with both."""
-    from .communicator import Communicator
+    from lanterne.collectives.communicator import Communicator
 
     communicator = Communicator(opened, ranks_here=group.ranks_here, closes=(opened, group))
     communicator.deterministic = deterministic
@@ -81,7 +81,7 @@ def open_communicator(opened, group, deterministic=False):
 
 
 def _with_spare_rails(opened, rails, group):
-    from ..transport.spare import SpareTransport
+    from lanterne.transport.rails.spare import SpareTransport
 
     if not opened.capabilities.host_memory or opened.capabilities.stream_ordered:
         raise InputError(f"spare rails: got transport {opened.name}, expected mpi or ucx")
@@ -94,7 +94,7 @@ def spawn(world_size, function, *args, timeout_s=None):
     Inside, `lanterne.init()` returns the thread's communicator. When a rank raises, the others' waits end with
     PeerFailed, and the first error is raised here, with a note that names its rank.
     """
-    from .communicator import Communicator
+    from lanterne.collectives.communicator import Communicator
 
     if not callable(function):
         raise InputError(f"spawn: got {function!r}, expected a function of a Communicator")

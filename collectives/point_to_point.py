@@ -2,18 +2,18 @@
 
 from functools import partial
 
-from ..errors import InputError
-from ..kernels.arrays import is_device_array
-from ..transport.base import Recv, make_tag
-from .arguments import check_whole
-from .plans import USER_LANES
-from .requests import MessageRequest
+from lanterne.collectives.execute.arguments import check_whole
+from lanterne.collectives.execute.plans import USER_LANES
+from lanterne.collectives.execute.requests import MessageRequest
+from lanterne.errors import InputError
+from lanterne.kernels.arrays import is_device_array
+from lanterne.transport.base import Recv, make_tag
 
 # So many open messages are kept before the first look for complete ones.
 LEAST_SWEEP = 16
 
 
-class Messages:
+class StartedMessages:
     """The messages that `comm`, a Communicator, has started."""
 
     def __init__(self, comm):

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from ..errors import InputError
-from ..transport.base import COMMUNICATOR_BITS
-from .arguments import check_whole
+from lanterne.collectives.execute.arguments import check_whole
+from lanterne.errors import InputError
+from lanterne.transport.base import COMMUNICATOR_BITS
 
 # What is known of an id; of none, 0.
 CLOSED, OPEN = 1, 2
@@ -36,7 +36,7 @@ def _free_id(comm):
     used = np.zeros(1 << COMMUNICATOR_BITS, np.uint8)
     used[list(comm.used_ids)] = list(comm.used_ids.values())
     comm.all_reduce(used, used, op="max")
-    # The last id belongs to the transports. That of a closed one comes last: a notice (see control.py) that nobody
+    # The last id belongs to the transports. That of a closed one comes last: a notice (see execute/control.py) that nobody
     # has read may still be on its way there.
     free = int(used[:-1].argmin())
     if used[free] == OPEN:

@@ -9,7 +9,7 @@ import os
 
 import numpy as np
 
-from ..errors import InputError, Unavailable
+from lanterne.errors import InputError, Unavailable
 
 _DLPACK_HOST = (1, 3)  # kDLCPU, kDLCUDAHost
 _DLPACK_CUDA = (2, 13)  # kDLCUDA, kDLCUDAManaged

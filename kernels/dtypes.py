@@ -7,7 +7,7 @@ ml_dtypes package's type or plain uint16 with `dtype="bfloat16"` said beside the
 import functools
 from dataclasses import dataclass
 
-from ..errors import InputError
+from lanterne.errors import InputError
 
 OPS = ("sum", "prod", "min", "max", "mean")
 

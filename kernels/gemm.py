@@ -5,8 +5,8 @@ Paper: GREYHOUND, computation validation; FP8 is left out, since CuPy has no pro
 
 import numpy as np
 
-from ..errors import InputError, Unavailable
-from .arrays import import_cupy, on_stream, require_device
+from lanterne.errors import InputError, Unavailable
+from lanterne.kernels.arrays import import_cupy, on_stream, require_device
 
 # NumPy's float16 product is a loop of its own, a thousand times slower than its float32 one.
 DTYPES = {"cpu": ("float32", "float64"), "cuda": ("float16", "bfloat16", "float32", "float64")}

@@ -13,10 +13,10 @@ import functools
 
 import numpy as np
 
-from ..errors import InputError
-from .arrays import host_array, is_device_array
-from .dtypes import check_op, dtype_of, find_dtype
-from .jit import divide_function, fold_function
+from lanterne.errors import InputError
+from lanterne.kernels.arrays import host_array, is_device_array
+from lanterne.kernels.cpu.jit import divide_function, fold_function
+from lanterne.kernels.dtypes import check_op, dtype_of, find_dtype
 
 
 def reduce(op, out, *inputs, dtype=None):
@@ -129,7 +129,7 @@ def _check_out(out, dtype):
 
 
 def _cuda():
-    from . import cuda_reduce
+    from lanterne.kernels.cuda import reduce as cuda_reduce
 
     return cuda_reduce
 

@@ -14,8 +14,8 @@ import weakref
 
 import numpy as np
 
-from ..errors import InputError, TransportTimeout
-from .chunks import CHUNK_NBYTES, FLAG_MODULUS, chunk_nbytes_of, landed_nbytes
+from lanterne.errors import InputError, TransportTimeout
+from lanterne.kernels.chunks import CHUNK_NBYTES, FLAG_MODULUS, chunk_nbytes_of, landed_nbytes
 
 _POLLS_PER_CHECK = 64
 

@@ -5,21 +5,47 @@ below load on first use, so that `import lanterne` costs nothing: no MPI, UCX or
 """
 
 from importlib import import_module
-from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # what tools read; at run time __getattr__ finds the same names by _PUBLIC
+    from lanterne.collectives.communicator import Communicator
+    from lanterne.collectives.jobs import init, spawn
+    from lanterne.errors import (
+        InputError,
+        LanterneError,
+        PeerFailed,
+        ScheduleError,
+        TransportError,
+        TransportTimeout,
+        Unavailable,
+    )
+    from lanterne.failslow.record.watch import watch
+    from lanterne.failslow.validate.validate import validate
 
 __version__ = "0.1.0"
 
-# In a checkout the subpackages lie beside this folder, not inside it (pyproject.toml maps them for the wheel).
-_checkout = Path(__file__).resolve().parent.parent
-if (_checkout / "pyproject.toml").is_file() and (_checkout / "collectives" / "__init__.py").is_file():
-    __path__.append(str(_checkout))
+__all__ = [
+    "Communicator",
+    "InputError",
+    "LanterneError",
+    "PeerFailed",
+    "ScheduleError",
+    "TransportError",
+    "TransportTimeout",
+    "Unavailable",
+    "__version__",
+    "init",
+    "spawn",
+    "validate",
+    "watch",
+]
 
 _PUBLIC = {
     "Communicator": "collectives.communicator",
     "init": "collectives.jobs",
     "spawn": "collectives.jobs",
-    "validate": "failslow.validate",
-    "watch": "failslow.watch",
+    "validate": "failslow.validate.validate",
+    "watch": "failslow.record.watch",
     "LanterneError": "errors",
     "InputError": "errors",
     "Unavailable": "errors",
@@ -28,16 +54,15 @@ _PUBLIC = {
     "TransportTimeout": "errors",
     "PeerFailed": "errors",
 }
-__all__ = ["__version__", *_PUBLIC]
 
 
-def __getattr__(name):
+def __getattr__(name: str) -> object:
     if name not in _PUBLIC:
         raise AttributeError(f"module 'lanterne' has no attribute {name!r}")
-    value = getattr(import_module(f".{_PUBLIC[name]}", __name__), name)
+    value: object = getattr(import_module(f"lanterne.{_PUBLIC[name]}"), name)
     globals()[name] = value
     return value
 
 
-def __dir__():
+def __dir__() -> list[str]:
     return sorted(__all__)

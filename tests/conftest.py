@@ -13,7 +13,9 @@ import pytest
 
 # What tests of several folders share is imported by its own name.
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE / folder) for folder in ("kernels", "pipeline", "transport")]
+sys.path[:0] = [
+    str(HERE / folder) for folder in ("bench", "collectives", "failslow", "kernels", "pipeline", "transport")
+]
 from processes import marked, new_mark  # noqa: E402
 
 with suppress(ImportError):  # tests/gpu does without

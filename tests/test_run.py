@@ -51,4 +51,4 @@ def test_the_lock_follows_the_words_and_the_driver(tmp_path, driver, words, vari
     python = tmp_path / (f".venv-{lock}" if lock.startswith("cuda") else ".venv") / "bin" / "python"
     module = "pytest" if words == "test" else f"lanterne {words}"
     assert result.returncode == 0, result.stderr
-    assert result.stdout.splitlines() == [f"installs {lock}.txt", f"{python} -m {module}"]
+    assert result.stdout.splitlines() == [f"installs {lock}.txt", f"{python} -P -m {module}"]

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple
 
-from ..errors import InputError, TransportError, TransportTimeout
-from .pauses import Pauses
+from lanterne.errors import InputError, TransportError, TransportTimeout
+from lanterne.transport.pauses import Pauses
 
 # The longest timeout: some 11 days; poll takes at most 24.
 LONGEST_S = 1e6
@@ -72,7 +72,7 @@ class Region:
         interface = getattr(array, "__cuda_array_interface__", None)
         self.device = interface is not None
         if self.device:
-            from ..kernels.device_view import view_device
+            from lanterne.kernels.cuda.device_view import view_device
 
             view = view_device(array, "register")
             self.buffer = None
@@ -282,16 +282,16 @@ class Transport(ABC):
             distance *= 2
 
     def open_channel(self, ranks, tag):
-        """What carries device memory between `ranks` on a stream (nccl_channel.py); None: it goes through the host."""
+        """What carries device memory between `ranks` on a stream (nccl/channel.py); None: it goes through the host."""
         return None
 
     def open_board(self, key, rank, world_size):
-        """The seat (board.py) of `rank` at the arrival board `key` (str) of `world_size` ranks; None: there is none."""
+        """The seat (board/seat.py) of `rank` at the arrival board `key` (str) of `world_size` ranks; None: there is none."""
         return None
 
     @property
     def store(self):
-        """The client of the job's store (store_client.py) on this rank; None where the job has none."""
+        """The client of the job's store (store/client.py) on this rank; None where the job has none."""
         return None
 
     def keep(self, thing):

@@ -11,10 +11,10 @@ from collections import defaultdict, deque
 
 import numpy as np
 
-from ..errors import InputError, PeerFailed, TransportError
-from .base import Capabilities, Request, Send, Transport, check_ops, check_timeout_s, timeout_error
-from .board import LocalBoards, LocalSeat
-from .group import LEFT_GRACE_S
+from lanterne.errors import InputError, PeerFailed, TransportError
+from lanterne.transport.base import Capabilities, Request, Send, Transport, check_ops, check_timeout_s, timeout_error
+from lanterne.transport.board.seat import LocalBoards, LocalSeat
+from lanterne.transport.rank_group import LEFT_GRACE_S
 
 # A hand-over between two running threads takes some 3 us, waking a sleeping one some 30: spin first, then sleep, so
 # that more threads than cores do not take the processor from those that have work.

@@ -2,13 +2,17 @@
 
 from importlib import import_module
 
-from ..errors import InputError
+from lanterne.errors import InputError
 
 # name -> (module, class, one line). A class takes (group, timeout_s).
 TRANSPORTS = {
-    "mpi": ("mpi", "MpiTransport", "MPI point to point, through mpi4py"),
-    "ucx": ("ucx", "UcxTransport", "UCX: RDMA where there is a NIC, shared memory and TCP elsewhere"),
-    "nccl": ("nccl", "NcclTransport", "NCCL between GPUs, through CuPy; host memory beside it by mpi, ucx or TCP"),
+    "mpi": ("mpi.transport", "MpiTransport", "MPI point to point, through mpi4py"),
+    "ucx": ("ucx.transport", "UcxTransport", "UCX: RDMA where there is a NIC, shared memory and TCP elsewhere"),
+    "nccl": (
+        "nccl.transport",
+        "NcclTransport",
+        "NCCL between GPUs, through CuPy; host memory beside it by mpi, ucx or TCP",
+    ),
 }
 
 

@@ -14,9 +14,9 @@ import time
 from dataclasses import dataclass
 from math import inf
 
-from ..errors import InputError
-from .base import LANE_BITS, Recv, Request, Send, check_ops, check_timeout_s, timeout_error
-from .wrapper import Wrapper
+from lanterne.errors import InputError
+from lanterne.transport.base import LANE_BITS, Recv, Request, Send, check_ops, check_timeout_s, timeout_error
+from lanterne.transport.wrapper import Wrapper
 
 # The departure times travel on the lane's twin: the lane with this bit set, which MPI's tags have room for.
 TWIN = 1 << 12

@@ -8,9 +8,9 @@ Paper: ADAPTRA, section 5.2 (transfers that the compute stream does not wait for
 from collections import deque
 from dataclasses import replace
 
-from ..kernels.staging import Stager, pinned_empty
-from .base import Recv, Request, Send, check_ops
-from .wrapper import Wrapper
+from lanterne.kernels.staging import Stager, pinned_empty
+from lanterne.transport.base import Recv, Request, Send, check_ops
+from lanterne.transport.wrapper import Wrapper
 
 # Buffers are kept for the next message of their size, a power of two.
 LEAST_BUFFER_NBYTES = 4096

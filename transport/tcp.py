@@ -4,9 +4,9 @@ What nccl falls back on where there is neither MPI nor UCX. A message costs a co
 other, not for speed.
 """
 
-from .local import LocalWorld
-from .pauses import Pauses
-from .spare import SpareTransport
+from lanterne.transport.local import LocalWorld
+from lanterne.transport.pauses import Pauses
+from lanterne.transport.rails.spare import SpareTransport
 
 
 class TcpTransport(SpareTransport):

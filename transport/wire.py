@@ -12,7 +12,7 @@ import os
 import socket
 import struct
 
-from ..errors import InputError, TransportError
+from lanterne.errors import InputError, TransportError
 
 MAX_BODY_NBYTES = 16 << 20
 MAX_KEY_NBYTES = 512

@@ -1,6 +1,6 @@
 """A transport around another: what all of them pass on."""
 
-from .base import Transport
+from lanterne.transport.base import Transport
 
 
 class Wrapper(Transport):

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from ..schedule import COPY, REDUCE, ScheduleBuilder
+from lanterne.collectives.schedule.ir import COPY, REDUCE, ScheduleBuilder
 
 
 def allpairs_all_reduce(world_size):

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from ..passes import reverse
-from ..schedule import COPY, ScheduleBuilder
+from lanterne.collectives.schedule.ir import COPY, ScheduleBuilder
+from lanterne.collectives.schedule.passes import reverse
 
 
 def binomial_broadcast(world_size, root):

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from ..passes import chain, reverse
-from ..schedule import COPY, ScheduleBuilder
+from lanterne.collectives.schedule.ir import COPY, ScheduleBuilder
+from lanterne.collectives.schedule.passes import chain, reverse
 
 
 def bruck_all_gather(world_size):

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from ..schedule import COPY, ScheduleBuilder
+from lanterne.collectives.schedule.ir import COPY, ScheduleBuilder
 
 
 def pairwise_all_to_all(world_size):

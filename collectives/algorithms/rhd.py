@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from ..passes import reverse
-from ..schedule import COPY, REDUCE, ScheduleBuilder
+from lanterne.collectives.schedule.ir import COPY, REDUCE, ScheduleBuilder
+from lanterne.collectives.schedule.passes import reverse
 
 
 def rhd_all_reduce(world_size):

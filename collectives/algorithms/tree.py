@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from ..passes import chain, reverse
-from ..schedule import COPY, ScheduleBuilder
-from .binomial import from_root
+from lanterne.collectives.algorithms.binomial import from_root
+from lanterne.collectives.schedule.ir import COPY, ScheduleBuilder
+from lanterne.collectives.schedule.passes import chain, reverse
 
 
 def tree_broadcast(world_size, root, num_chunks=None):

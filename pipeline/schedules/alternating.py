@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from ...errors import InputError
-from ..adaptra import frozen
+from lanterne.errors import InputError
+from lanterne.pipeline.planners.adaptra import frozen
 
 
 def alternating(problem, *, slack=2):

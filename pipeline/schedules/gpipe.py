@@ -1,8 +1,8 @@
 """GPipe: all forwards, then all backwards; the simplest schedule, and the one that holds every activation at once."""
 
-from ..action import Action
-from ..placement import unidirectional
-from ..plan import Plan
+from lanterne.pipeline.plan.action import Action
+from lanterne.pipeline.plan.placement import unidirectional
+from lanterne.pipeline.plan.plan import Plan
 
 
 def gpipe(problem):

@@ -1,8 +1,8 @@
 """Interleaved 1F1B: smaller stages, visited around the loop, shorten the ramp at the price of more messages."""
 
-from ..action import Action
-from ..placement import loop
-from ..plan import Plan
+from lanterne.pipeline.plan.action import Action
+from lanterne.pipeline.plan.placement import loop
+from lanterne.pipeline.plan.plan import Plan
 
 
 def interleaved_1f1b(problem, *, stages_per_rank=2):

@@ -1,8 +1,8 @@
 """1F1B: each rank starts its backwards as early as it can, so it holds at most stages - rank activations."""
 
-from ..placement import unidirectional
-from ..plan import Plan
-from .warmup import alternate
+from lanterne.pipeline.plan.placement import unidirectional
+from lanterne.pipeline.plan.plan import Plan
+from lanterne.pipeline.schedules.warmup import alternate
 
 
 def one_f_one_b(problem):

@@ -1,6 +1,6 @@
 """The shape that 1F1B, ZB-H1 and ZB-H2 share: warm-up forwards, then one F and one B in turn, then the rest."""
 
-from ..action import Action
+from lanterne.pipeline.plan.action import Action
 
 
 def alternate(stage, microbatches, warmup, backward, weight_lag=None):

@@ -1,8 +1,8 @@
 """ZB-H1: 1F1B with the backward split, W put off until it fills a gap, in the memory of 1F1B's first rank."""
 
-from ..placement import unidirectional
-from ..plan import Plan
-from .warmup import alternate
+from lanterne.pipeline.plan.placement import unidirectional
+from lanterne.pipeline.plan.plan import Plan
+from lanterne.pipeline.schedules.warmup import alternate
 
 
 def zb_h1(problem):

@@ -1,8 +1,8 @@
 """ZB-H2: twice the warm-up of 1F1B, so that no rank waits between its first and its last action."""
 
-from ..placement import unidirectional
-from ..plan import Plan
-from .warmup import alternate
+from lanterne.pipeline.plan.placement import unidirectional
+from lanterne.pipeline.plan.plan import Plan
+from lanterne.pipeline.schedules.warmup import alternate
 
 
 def zb_h2(problem):

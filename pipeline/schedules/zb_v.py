@@ -2,9 +2,9 @@
 
 from itertools import count
 
-from ..action import Action
-from ..placement import wave
-from ..plan import Plan
+from lanterne.pipeline.plan.action import Action
+from lanterne.pipeline.plan.placement import wave
+from lanterne.pipeline.plan.plan import Plan
 
 
 def zb_v(problem):

@@ -13,13 +13,13 @@ _off_s = 0.0
 time.monotonic = lambda: _monotonic() + _off_s
 
 import lanterne  # noqa: E402
-from lanterne.pipeline.adapt import Adapter, AdaptSettings  # noqa: E402
-from lanterne.pipeline.check import check  # noqa: E402
-from lanterne.pipeline.inline import Inline  # noqa: E402
-from lanterne.pipeline.observed import ObservedPlane  # noqa: E402
-from lanterne.pipeline.problem import Problem  # noqa: E402
-from lanterne.pipeline.schedulers import plan  # noqa: E402
-from lanterne.pipeline.stage_timed import Clock, TimedStage  # noqa: E402
+from lanterne.pipeline.adapt.adapter import Adapter, AdaptSettings  # noqa: E402
+from lanterne.pipeline.execute.stage_timed import Clock, TimedStage  # noqa: E402
+from lanterne.pipeline.plan.problem import Problem  # noqa: E402
+from lanterne.pipeline.planes.inline import Inline  # noqa: E402
+from lanterne.pipeline.planes.observed import ObservedPlane  # noqa: E402
+from lanterne.pipeline.planners.registry import plan  # noqa: E402
+from lanterne.pipeline.simulate.check import check  # noqa: E402
 
 
 def main(off_s, nbytes):

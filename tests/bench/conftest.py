@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from lanterne.bench import lab_network
+from lanterne.bench.lab import network as lab_network
 from lanterne.errors import Unavailable
 
 

@@ -17,8 +17,8 @@ import numpy as np
 from random_calls import random_calls
 
 import lanterne
-from lanterne.collectives import late as late_ranks
-from lanterne.collectives.cost import CostModel
+from lanterne.collectives.late import calls as late_ranks
+from lanterne.collectives.schedule.cost import CostModel
 
 # Calls ask who is late from the same size on, whether ranks share cores here or not.
 late_ranks.SHARED = 1
@@ -148,7 +148,9 @@ def store_dies(comm):
     if comm.rank == 1:
         time.sleep(1)
     if comm.rank == 0:
-        children = subprocess.run(["pgrep", "-f", "lanterne.transport.store"], capture_output=True, text=True).stdout
+        children = subprocess.run(
+            ["pgrep", "-f", "lanterne.transport.store.server"], capture_output=True, text=True
+        ).stdout
         for pid in map(int, children.split()):
             with open(f"/proc/{pid}/environ", "rb") as file:
                 if b"LANTERNE_TOKEN=" + os.environ["LANTERNE_TOKEN"].encode() in file.read():

@@ -8,8 +8,8 @@ from collections import defaultdict, deque
 
 import numpy as np
 
-from lanterne.collectives.program import IN, OUT, SCRATCH, Fold, Message
-from lanterne.collectives.schedule import REDUCE
+from lanterne.collectives.execute.rank_program import IN, OUT, SCRATCH, Fold, Message
+from lanterne.collectives.schedule.ir import REDUCE
 
 COMBINE = {"sum": np.add, "mean": np.add, "min": np.minimum, "max": np.maximum, "prod": np.multiply}
 

@@ -8,7 +8,7 @@ import random
 from collections import defaultdict, deque
 
 from lanterne.transport.base import Capabilities, Request, Send, Transport, check_ops
-from lanterne.transport.board import LocalBoards, LocalSeat
+from lanterne.transport.board.seat import LocalBoards, LocalSeat
 
 # What control and agreement messages are below: they leave at once, as they do on every transport.
 SMALL_NBYTES = 1024

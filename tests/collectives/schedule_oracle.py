@@ -5,8 +5,8 @@ It shares nothing with check.py but the table of contracts, and it carries any v
 
 from collections import Counter
 
-from lanterne.collectives.contracts import EVERY, ends_at, starts_at
-from lanterne.collectives.schedule import COPY, REDUCE, late_set
+from lanterne.collectives.schedule.contracts import EVERY, ends_at, starts_at
+from lanterne.collectives.schedule.ir import COPY, REDUCE, late_set
 from lanterne.errors import ScheduleError
 
 

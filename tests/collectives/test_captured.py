@@ -7,9 +7,9 @@ import pytest
 from device_ranks import over_nccl, same, staged, synchronize, values_of
 from nccl_ranks import HostArray, Job
 
-from lanterne.collectives import late
+from lanterne.collectives.late import calls as late
 from lanterne.errors import InputError, TransportError, Unavailable
-from lanterne.transport import sequencer
+from lanterne.transport.board import sequencer
 
 
 def launches(comm):

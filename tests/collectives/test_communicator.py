@@ -8,13 +8,12 @@ import weakref
 
 import numpy as np
 import pytest
+from outcomes import frozen, outcome, sum_of_ranks
 
 import lanterne
-from lanterne.collectives import plans
-from lanterne.collectives.requests import MessageRequest
+from lanterne.collectives.execute import plans
+from lanterne.collectives.execute.requests import MessageRequest
 from lanterne.errors import InputError, PeerFailed, TransportError, TransportTimeout
-
-from .outcomes import frozen, outcome, sum_of_ranks
 
 # -- jobs
 

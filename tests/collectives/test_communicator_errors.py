@@ -6,13 +6,12 @@ import time
 import numpy as np
 import pytest
 from device_ranks import has_gpu
+from outcomes import frozen, outcome, outcomes, sum_of_ranks
 
 import lanterne
 from lanterne.collectives.communicator import Communicator
 from lanterne.errors import InputError, TransportTimeout, Unavailable
 from lanterne.transport.local import LocalWorld
-
-from .outcomes import frozen, outcome, outcomes, sum_of_ranks
 
 TIMEOUT_S = 0.3
 

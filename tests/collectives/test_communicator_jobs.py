@@ -11,7 +11,7 @@ import pytest
 
 JOB = Path(__file__).with_name("communicator_job.py")
 LAUNCH = """import sys
-from lanterne.transport.launch import launch
+from lanterne.transport.job.launch import launch
 sys.exit(launch(sys.argv[3:], int(sys.argv[1]), sys.argv[2]))"""
 REQUIRED = os.environ.get("LANTERNE_REQUIRE", "").split(",")
 

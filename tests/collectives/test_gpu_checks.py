@@ -25,9 +25,9 @@ def _load(path):
 
 gpu_checks = _load(TESTS / "gpu" / "gpu_checks.py")
 
-from lanterne.collectives import late  # noqa: E402
-from lanterne.kernels import cuda_delay  # noqa: E402
-from lanterne.transport import nccl_channel  # noqa: E402
+from lanterne.collectives.late import calls as late  # noqa: E402
+from lanterne.kernels.cuda import delay as cuda_delay  # noqa: E402
+from lanterne.transport.nccl import channel as nccl_channel  # noqa: E402
 
 # What works on arrays between calls on a stream of its own, or on other libraries' arrays, needs the real ones.
 REAL_ONLY = (

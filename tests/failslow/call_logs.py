@@ -2,7 +2,7 @@
 
 import random
 
-from lanterne.failslow.ring import RingWriter
+from lanterne.failslow.record.call_ring import RingWriter
 
 CALLS = 4
 OWN_S, TRANSFER_S = 5e-3, 2e-3

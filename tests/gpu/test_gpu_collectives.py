@@ -11,8 +11,8 @@ import pytest
 from verdicts import ROOT, assert_right, run_checks, verdict
 
 import lanterne
-from lanterne.collectives import late
-from lanterne.transport.nccl_library import SHARED_GPU_ENVIRONMENT
+from lanterne.collectives.late import calls as late
+from lanterne.transport.nccl.library import SHARED_GPU_ENVIRONMENT
 
 SCRIPT = Path(__file__).with_name("gpu_checks.py")
 _spec = importlib.util.spec_from_file_location("gpu_checks", SCRIPT)
@@ -178,7 +178,7 @@ def test_more_ranks_than_gpus_are_refused_by_name(cupy, tmp_path):
 
 def test_no_room_for_scratch_is_a_named_error(cupy):
     from lanterne.errors import Unavailable
-    from lanterne.kernels.cuda_runtime import CudaRuntime
+    from lanterne.kernels.cuda.runtime import CudaRuntime
 
     _, total_nbytes = cupy.cuda.runtime.memGetInfo()
     with pytest.raises(Unavailable, match="has no room for"):

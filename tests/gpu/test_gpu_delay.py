@@ -2,8 +2,8 @@
 
 import pytest
 
-from lanterne.kernels.cuda_delay import TIMERS, StreamShaper, calibrate, delay, measure_delay
-from lanterne.kernels.cuda_runtime import CudaRuntime
+from lanterne.kernels.cuda.delay import TIMERS, StreamShaper, calibrate, delay, measure_delay
+from lanterne.kernels.cuda.runtime import CudaRuntime
 
 
 @pytest.mark.parametrize("timer", [None, *TIMERS])

@@ -7,19 +7,19 @@ import pytest
 from device_profile import check_times
 
 import lanterne
-from lanterne.kernels.cuda_delay import delay
-from lanterne.kernels.cuda_runtime import CudaRuntime
-from lanterne.pipeline.adam import Adam
-from lanterne.pipeline.check import check
-from lanterne.pipeline.device_stage import cuda_device
-from lanterne.pipeline.device_times import DeviceTimes
-from lanterne.pipeline.execute import execute
-from lanterne.pipeline.planes import make_plane
-from lanterne.pipeline.problem import Problem
-from lanterne.pipeline.schedulers import plan
-from lanterne.pipeline.stage_layers import make_stages
-from lanterne.pipeline.stage_mlp import mlp
-from lanterne.pipeline.train import Trainer, plans
+from lanterne.kernels.cuda.delay import delay
+from lanterne.kernels.cuda.runtime import CudaRuntime
+from lanterne.pipeline.device.device_stage import cuda_device
+from lanterne.pipeline.device.device_times import DeviceTimes
+from lanterne.pipeline.execute.execute import execute
+from lanterne.pipeline.model.stage_layers import make_stages
+from lanterne.pipeline.model.stage_mlp import mlp
+from lanterne.pipeline.plan.problem import Problem
+from lanterne.pipeline.planes.registry import make_plane
+from lanterne.pipeline.planners.registry import plan
+from lanterne.pipeline.simulate.check import check
+from lanterne.pipeline.train.adam import Adam
+from lanterne.pipeline.train.trainer import Trainer, plans
 
 
 @pytest.mark.parametrize("scheduler", ["gpipe", "1f1b", "zb_h1"])

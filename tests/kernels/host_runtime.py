@@ -10,8 +10,8 @@ from contextlib import suppress
 import numpy as np
 
 from lanterne.errors import InputError, TransportError, Unavailable
-from lanterne.kernels.device_view import DeviceView
-from lanterne.kernels.jit import divide_function
+from lanterne.kernels.cpu.jit import divide_function
+from lanterne.kernels.cuda.device_view import DeviceView
 from lanterne.kernels.reduce import prepare
 
 

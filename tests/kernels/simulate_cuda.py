@@ -9,8 +9,8 @@ import sys
 import numpy as np
 from numba import cuda
 
-from lanterne.kernels.cuda_lanes import SIMULATED, storage_of
-from lanterne.kernels.cuda_numba import fold_function
+from lanterne.kernels.cuda.lanes import SIMULATED, storage_of
+from lanterne.kernels.cuda.numba_kernels import fold_function
 from lanterne.kernels.dtypes import DTYPES
 from lanterne.kernels.reduce import prepare
 

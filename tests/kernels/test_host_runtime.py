@@ -6,10 +6,10 @@ import pytest
 from host_nccl import HostCommunicator, HostNccl
 from host_runtime import HostRuntime
 
-from lanterne.kernels.cuda_runtime import CudaRuntime
+from lanterne.kernels.cuda.runtime import CudaRuntime
 
 VERBS = [name for name in vars(CudaRuntime) if not name.startswith("_")]
-# What transport/nccl_channel.py calls of a communicator, by the parameters that CuPy 13 and 14 give them.
+# What transport/nccl/channel.py calls of a communicator, by the parameters that CuPy 13 and 14 give them.
 COMMUNICATOR = {
     "send": ("address", "count", "datatype", "peer", "stream"),
     "recv": ("address", "count", "datatype", "peer", "stream"),

@@ -8,7 +8,7 @@ import numpy as np
 
 import lanterne
 from lanterne.errors import LanterneError
-from lanterne.pipeline.planes import make_plane
+from lanterne.pipeline.planes.registry import make_plane
 
 SHAPE, DTYPE = (1 << 18,), np.dtype(np.uint8)
 

@@ -3,15 +3,15 @@
 import time
 
 import lanterne
-from lanterne.pipeline.check import check
-from lanterne.pipeline.device_times import DeviceTimes
-from lanterne.pipeline.execute import execute
-from lanterne.pipeline.inline import Inline
-from lanterne.pipeline.observed import ObservedPlane
-from lanterne.pipeline.problem import Problem
-from lanterne.pipeline.profile import KINDS, Profiler, make_profile
-from lanterne.pipeline.schedulers import plan
-from lanterne.pipeline.stage import Stage
+from lanterne.pipeline.adapt.profile import KINDS, Profiler, make_profile
+from lanterne.pipeline.device.device_times import DeviceTimes
+from lanterne.pipeline.execute.execute import execute
+from lanterne.pipeline.execute.stage import Stage
+from lanterne.pipeline.plan.problem import Problem
+from lanterne.pipeline.planes.inline import Inline
+from lanterne.pipeline.planes.observed import ObservedPlane
+from lanterne.pipeline.planners.registry import plan
+from lanterne.pipeline.simulate.check import check
 
 MICROBATCHES, ITERATIONS = 3, 2
 DELAYS_S = {"forward": 4e-3, "backward_input": 8e-3, "backward_weight": 16e-3}

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from lanterne.pipeline.device_stage import Device
+from lanterne.pipeline.device.device_stage import Device
 
 
 class OnDevice(np.ndarray):

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from lanterne.pipeline.check import check, total_order
-from lanterne.pipeline.costs import costs
-from lanterne.pipeline.problem import Problem
+from lanterne.pipeline.plan.costs import costs
+from lanterne.pipeline.plan.problem import Problem
+from lanterne.pipeline.simulate.check import check, total_order
 
 
 def run_plan(plan, stages, inputs, targets, problem=None, after=None):

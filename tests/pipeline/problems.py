@@ -2,11 +2,11 @@
 
 from hypothesis import strategies as st
 
-from lanterne.pipeline.action import Action, dependencies
-from lanterne.pipeline.costs import costs
-from lanterne.pipeline.placement import bidirectional, loop, unidirectional, wave
-from lanterne.pipeline.plan import Plan
-from lanterne.pipeline.problem import Problem
+from lanterne.pipeline.plan.action import Action, dependencies
+from lanterne.pipeline.plan.costs import costs
+from lanterne.pipeline.plan.placement import bidirectional, loop, unidirectional, wave
+from lanterne.pipeline.plan.plan import Plan
+from lanterne.pipeline.plan.problem import Problem
 
 PLACEMENTS = {
     "unidirectional": unidirectional,

@@ -2,8 +2,8 @@
 
 from hypothesis import strategies as st
 
-from lanterne.pipeline.placement import PLACEMENTS, make_placement
-from lanterne.pipeline.problem import Problem
+from lanterne.pipeline.plan.placement import PLACEMENTS, make_placement
+from lanterne.pipeline.plan.problem import Problem
 
 
 @st.composite

@@ -384,7 +384,7 @@ FAILURES = [failure_peer_exits, failure_peer_killed]
 def main(name, report, *checks):
     from verdicts import write_verdicts
 
-    from lanterne.transport.bootstrap import connect
+    from lanterne.transport.job.bootstrap import connect
     from lanterne.transport.registry import open_transport
 
     group = connect(timeout_s=60.0)

@@ -4,8 +4,8 @@ import numpy as np
 from nccl_ranks import HostArray, HostRuntime, Job
 
 import lanterne
+from lanterne.collectives.auto.tuning import THREADS
 from lanterne.collectives.communicator import Communicator
-from lanterne.collectives.tuning import THREADS
 from lanterne.errors import Unavailable
 from lanterne.kernels.arrays import require_device
 

@@ -16,9 +16,9 @@ import sys
 from pathlib import Path
 
 from lanterne.errors import PeerFailed
-from lanterne.transport import mpi
-from lanterne.transport.bootstrap import connect
-from lanterne.transport.mpich_memory import unlink_segments
+from lanterne.transport.job.bootstrap import connect
+from lanterne.transport.mpi import transport as mpi
+from lanterne.transport.mpi.mpich_memory import unlink_segments
 from lanterne.transport.registry import open_transport
 
 EXIT_OF_RANK_1 = 5

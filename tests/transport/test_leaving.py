@@ -7,8 +7,8 @@ import pytest
 
 from lanterne.errors import PeerFailed
 from lanterne.transport.base import Recv, Send
-from lanterne.transport.group import LEFT_GRACE_S
 from lanterne.transport.local import LocalWorld
+from lanterne.transport.rank_group import LEFT_GRACE_S
 from lanterne.transport.shaped import Link, ShapedTransport
 
 

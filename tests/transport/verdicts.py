@@ -14,7 +14,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 LAUNCH = (
-    "import sys; from lanterne.transport.launch import launch; "
+    "import sys; from lanterne.transport.job.launch import launch; "
     "sys.exit(launch(sys.argv[3:], int(sys.argv[2]), launcher=sys.argv[1]))"
 )
 

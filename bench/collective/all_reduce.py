@@ -1,0 +1,293 @@
+"""Benchmark a collective: every algorithm asked for, at every size, without and with a late rank, results checked.
+
+With -n it starts the ranks itself (mpiexec for --transport mpi, plain processes for ucx, threads for local); without -n
+it runs under the mpiexec or the torchrun-style variables that are there.
+
+  lanterne bench                                          the main job: all_reduce on 4 ranks, and a late one
+  lanterne bench all_reduce -n 8 --algorithm all --min-bytes 1K --max-bytes 64M
+  lanterne bench all_reduce -n 4 --late-rank 3 --delay 5ms,50ms --json result.json --plot late.png
+  lanterne bench all_reduce -n 4 --algorithm auto --bytes 64M --arrivals --json profile.json --plot arrivals.png
+  lanterne bench all_reduce -n 4 --algorithm ring,late_join --late-rank profile.json --delay 50ms
+  mpiexec -n 4 lanterne bench all_gather --bytes 1MiB
+  lanterne bench all_reduce -n 8 --device cuda --transport nccl --algorithm auto,ring,late_join,native --graph
+
+Time is from an agreed instant to the last completion on any rank, delays included; with a late rank, `late` is from its
+call to the last completion: what its lateness still costs. Where the links' rate is known (--rate, or on the emulated
+cluster) it is shown in multiples of s/rate too: the time that a link takes for the whole buffer, which nothing can beat
+by much. Bandwidths are those of nccl-tests, from the median. --plot draws late over size, at the longest delay, and
+over delay, at the largest size; with --arrivals also who came last and by how much (figures 2a and 8 of the StragglAR
+paper).
+"""
+
+import statistics
+import sys
+from functools import partial
+
+from lanterne.bench.collective.arrivals_report import print_arrivals
+from lanterne.bench.collective.plot import plot
+from lanterne.bench.collective.settings import add_arguments, dtype_of, parse
+from lanterne.bench.output import report
+from lanterne.bench.output.units import format_nbytes, format_time
+from lanterne.collectives.algorithms.registry import find_algorithm
+from lanterne.collectives.auto.trials import usual_s
+from lanterne.collectives.execute import native
+from lanterne.errors import InputError
+from lanterne.transport.job.bootstrap import in_a_job
+from lanterne.transport.own_python import own_python
+
+__all__ = ["add_arguments", "run"]
+
+
+def run(args):
+    settings = parse(args)
+    if settings.transport == "local":
+        from lanterne.collectives.jobs import spawn
+
+        if settings.ranks is None:
+            raise InputError("-n: got none, expected a number of ranks: --transport local has no launcher of its own")
+        return spawn(settings.ranks, run_rank, settings, args.json)[0]
+    if settings.ranks is not None and not in_a_job():
+        from lanterne.transport.job.launch import launch
+
+        command = [*own_python(), "-m", "lanterne", *sys.argv[1:]]
+        if args.collective is None:
+            command += ["-n", str(settings.ranks)]
+        report.progress(
+            f"starting {settings.ranks} ranks; new to these hosts, they measure each other for some seconds"
+        )
+        return launch(command, settings.ranks, launcher="mpi" if settings.transport == "mpi" else "direct")
+    from lanterne.collectives.jobs import init
+
+    with init(transport=settings.transport, timeout_s=settings.timeout_s) as comm:
+        return run_rank(comm, settings, args.json)
+
+
+def run_rank(comm, settings, json_file):
+    """Every case on this rank; rank 0 prints and writes. The exit code."""
+    n = comm.world_size
+    if settings.ranks not in (None, n):
+        raise InputError(f"-n: got {settings.ranks}, expected the {n} ranks of this job, or none")
+    if settings.late_rank is not None and not 0 <= settings.late_rank < n:
+        raise InputError(f"--late-rank: got {settings.late_rank}, expected 0 to {n - 1}")
+    algorithms = algorithms_of(comm, settings)
+    cases = [(nbytes, delay_s) for delay_s in settings.delays_s for nbytes in settings.sizes]
+    records = []
+    for index, (nbytes, delay_s) in enumerate(cases):
+        tick = partial(_tick, comm.rank, f"{index + 1}/{len(cases)} {format_nbytes(nbytes)}")
+        records += measured(comm, settings, algorithms, nbytes, delay_s, tick)
+    report.progress("")
+    if comm.rank == 0:
+        tell(comm, settings, records, json_file)
+    below = settings.min_busbw is not None and any(
+        record["busbw_gbytes_per_s"] is not None and record["busbw_gbytes_per_s"] < settings.min_busbw
+        for record in records
+    )
+    return int(below or any(record["wrong"] for record in records))
+
+
+def _tick(rank, case, text):
+    if rank == 0:
+        report.progress(f"{case} {text}")
+
+
+def measured(comm, settings, algorithms, nbytes, delay_s, tick):
+    """A record for each algorithm on buffers of `nbytes`, or a little more, where all ranks must have as many."""
+    from lanterne.bench.collective.measure import BUS_FACTOR, REDUCING, measure
+
+    n, dtype, collective = comm.world_size, dtype_of(settings.dtype), settings.collective
+    count = -(-nbytes // dtype.nbytes)
+    if collective in ("reduce_scatter", "all_gather", "all_to_all"):
+        count = -(-count // n) * n
+    buffer_nbytes = count * dtype.nbytes
+    late_rank = settings.late_rank if delay_s > 0 else None
+    case, told = make_case(comm, settings, count, dtype), told_late_rank(settings, algorithms)
+    before = comm.late.ran.copy()
+    found = measure(case, algorithms, late_rank, delay_s, settings.iterations, settings.warmup, told, tick)
+    case.close()
+    choice = chosen(comm, collective, buffer_nbytes, comm.late.ran - before) if "auto" in algorithms else None
+    records = []
+    for algorithm, (times_s, lates_s, wrong) in found.items():
+        algbw = buffer_nbytes / statistics.median(times_s) / 1e9 if late_rank is None else None
+        records.append(
+            {
+                "collective": collective,
+                "algorithm": algorithm,
+                "chosen": choice if algorithm == "auto" else None,
+                "transport": comm.transport.name,
+                "device": settings.device,
+                "graph": settings.graph,
+                "ranks": n,
+                "nbytes": buffer_nbytes,
+                "count": count,
+                "dtype": settings.dtype,
+                "op": settings.op if collective in REDUCING else None,
+                "late_rank": late_rank,
+                "delay_s": delay_s,
+                "time_s": times_s,
+                "late_s": lates_s,
+                "algbw_gbytes_per_s": algbw,
+                "busbw_gbytes_per_s": None if algbw is None else algbw * BUS_FACTOR[collective](n),
+                "wrong": wrong,
+            }
+        )
+    return records
+
+
+def tell(comm, settings, records, json_file):
+    """Write, print and draw what was measured."""
+    arrivals = comm.arrivals() if settings.arrivals else None
+    document = report.envelope(
+        rate_bytes_per_s=settings.rate_bytes_per_s,
+        results=records,
+        **({"arrivals": arrivals.to_json()} if arrivals else {}),
+    )
+
+    def show(document, file):
+        print_records(document, file)
+        if arrivals:
+            print_arrivals(arrivals, file=file)
+
+    report.tell(json_file, document, show)
+    if settings.plot:
+        plot(settings.plot, document, arrivals)
+
+
+def algorithms_of(comm, settings):
+    """The algorithm names to run, the default where none was named; 'all' is every one that can run here and now.
+
+    Raises:
+        InputError: an algorithm that does not exist or cannot run here.
+    """
+    offered = comm.algorithms(settings.collective)
+    by_mpi = settings.device == "cuda" and comm.transport.name != "nccl"
+    if "native" in offered and (by_mpi or not native.offers(comm.transport, settings.collective, settings.dtype)):
+        offered = offered[:-1]
+    if settings.algorithms == ("all",):
+        return offered
+    if not settings.algorithms:
+        return ("auto", *(name for name in ("ring", "native") if name in offered))
+    for name in settings.algorithms:
+        if name not in ("auto", *offered):
+            raise InputError(
+                f"--algorithm: got {name!r} for {settings.collective} of {settings.dtype} on {comm.world_size} ranks "
+                f"over {comm.transport.name}, expected one of auto, {', '.join(offered)}, or all"
+            )
+    return settings.algorithms
+
+
+def make_case(comm, settings, count, dtype):
+    """The CollectiveCase of these settings, on the device they name."""
+    from lanterne.bench.collective.measure import CollectiveCase
+
+    if settings.device == "cpu":
+        return CollectiveCase(comm, settings.collective, count, dtype, settings.op)
+    from lanterne.bench.collective.device_case import DeviceCase
+
+    return DeviceCase(comm, settings.collective, count, dtype, settings.op, settings.graph)
+
+
+def told_late_rank(settings, algorithms):
+    """Options of the algorithms that must be told who is late: {algorithm: {"late_rank": rank}}."""
+    return {
+        name: {"late_rank": settings.late_rank}
+        for name in algorithms
+        if name not in ("auto", "native") and find_algorithm(settings.collective, name).late
+    }
+
+
+def chosen(comm, collective, nbytes, ran):
+    """What "auto" stands for where nobody is late, {algorithm, num_chunks, reason}, and `ran`: {algorithm: calls}.
+
+    Args:
+        ran: calls by choice (collectives/late/calls.py), warm-ups included; none where the calls asked nobody.
+    """
+    ordinary, calls = comm.tuning.choose(collective, nbytes), {}
+    for choice, number in ran.items():
+        name = choice.partition("/")[0] or ordinary.algorithm
+        calls[name] = calls.get(name, 0) + number
+    return ordinary._asdict() | {"ran": calls}
+
+
+def name_of(record):
+    """The record's algorithm, for people; of "auto" also the one that ran most."""
+    name, choice = record["algorithm"], record["chosen"]
+    if not choice:
+        return name
+    ran = choice["ran"]
+    return f"{name} ({max(ran, key=ran.get) if ran else choice['algorithm']})"
+
+
+COLUMNS = [
+    ("algorithm", ""),
+    ("size", "B"),
+    ("count", ""),
+    ("type", ""),
+    ("op", ""),
+    ("late rank", ""),
+    ("delay", ""),
+    ("time", "median"),
+    ("p99", ""),
+    ("max", ""),
+    ("over", "best"),
+    ("algbw", "GB/s"),
+    ("busbw", "GB/s"),
+    ("late", "median"),
+    ("late", "s/rate"),
+    ("#wrong", ""),
+]
+
+
+def print_records(document, file):
+    """The table of a bench document."""
+    results = document["results"]
+    first = results[0]
+    environment = document["environment"]
+    notes = [
+        f"lanterne {environment.get('lanterne', '')} {first['collective']}: "
+        f"{first['ranks']} rank{'s' if first['ranks'] != 1 else ' (-n N starts more)'} over {first['transport']}, "
+        f"{environment['cpus']} cores of {environment['host']}",
+        "time: agreed start to last completion on any rank; late: the late rank's call to last completion",
+        "over best: times over those of the fastest fixed algorithm of ours in the same rounds, the median",
+    ]
+    rate = document.get("rate_bytes_per_s")
+    columns, rows = list(COLUMNS), [_row(record, rate, over_best(results, record)) for record in results]
+    if not rate:
+        del columns[-2]
+        rows = [[*row[:-2], row[-1]] for row in rows]
+    report.print_table(columns, rows, notes=notes, file=file)
+
+
+def over_best(results, record):
+    """Median of the record's times over those, in the same rounds, of the fastest fixed algorithm of ours in its case.
+
+    None if there is none. What disturbs a round disturbs both, so this varies less than the ratio of their medians.
+    """
+    fixed = [row for row in results if row["algorithm"] not in ("auto", "native")]
+    same = [row["time_s"] for row in fixed if all(row[name] == record[name] for name in ("nbytes", "delay_s"))]
+    if not same:
+        return None
+    best_s = same[usual_s(list(zip(*same, strict=True))).argmin()]
+    return statistics.median(time_s / least_s for time_s, least_s in zip(record["time_s"], best_s, strict=True))
+
+
+def _row(record, rate_bytes_per_s, ratio):
+    times_s = sorted(record["time_s"])
+    bandwidths = (record["algbw_gbytes_per_s"], record["busbw_gbytes_per_s"])
+    late_s = statistics.median(record["late_s"]) if record["late_s"] else None
+    return [
+        name_of(record),
+        record["nbytes"],
+        record["count"],
+        record["dtype"],
+        record["op"] or "-",
+        "-" if record["late_rank"] is None else record["late_rank"],
+        format_time(record["delay_s"]) if record["delay_s"] else "-",
+        format_time(statistics.median(times_s)),
+        format_time(times_s[min(len(times_s) - 1, int(0.99 * len(times_s)))]),
+        format_time(times_s[-1]),
+        "-" if ratio is None else f"{ratio:.2f}",
+        *("-" if value is None else f"{value:.3g}" for value in bandwidths),
+        format_time(late_s),
+        "-" if late_s is None or not rate_bytes_per_s else f"{late_s * rate_bytes_per_s / record['nbytes']:.2f}",
+        record["wrong"],
+    ]

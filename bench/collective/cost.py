@@ -1,0 +1,146 @@
+"""What algorithms cost by the alpha-beta model: over rank counts, sizes and delays of one late rank.
+
+  lanterne cost all_reduce -n 4,8,16,64,256 --nbytes 1GiB --alpha 3us --bandwidth 450GB/s --plot f.png
+  lanterne cost all_reduce -n 8 --nbytes 1MiB,64MiB,1GiB --delay 0,1ms,5ms --algorithm ring,stragglar,late_join
+
+Every line is a schedule that was made, checked and priced; nothing is measured. Columns:
+
+  no delay       all ranks start together; time until the last has finished
+  ideal          from the late rank's arrival to the end when it comes so late that all work without it is done
+  ideal delay    the delay from which on that is so
+  critical delay from this delay on it beats the ring (0: always; -: never)
+  at TIME        from the late rank's arrival to the end, for each TIME of --delay
+
+Pipelined algorithms take the chunk count that the model likes best. The plot redoes figures 2b, 6c, 7a, 7b and, for
+even rank counts that are no powers of two, 9 of the StragglAR paper (arXiv 2505.23523).
+"""
+
+from lanterne.bench.collective.schedule import model_from
+from lanterne.bench.output.report import envelope, print_table, progress, write_json
+from lanterne.bench.output.units import format_nbytes, format_time, parse_nbytes, parse_time_s
+from lanterne.errors import InputError
+
+
+def add_arguments(parser):
+    parser.add_argument("collective", metavar="COLLECTIVE", help="all_reduce, broadcast, ...")
+    parser.add_argument("-n", "--ranks", default="4,8,16,32,64,128,256", metavar="N,N,...", help="default: %(default)s")
+    parser.add_argument("--nbytes", default="1GiB", metavar="SIZE,...", help="buffer sizes (default: 1GiB)")
+    parser.add_argument("--algorithm", default="all", metavar="A,A,...", help="default: all that can be used")
+    parser.add_argument("--alpha", default="3us", metavar="TIME", help="start-up time of a message (default: 3us)")
+    parser.add_argument("--bandwidth", default="450GB/s", metavar="RATE", help="of a rank, each way (default: 450GB/s)")
+    parser.add_argument("--gamma", metavar="RATE", help="rate at which a rank adds (default: adding is free)")
+    parser.add_argument("--delay", default="", metavar="TIME,...", help="delays of the late rank to price besides")
+    parser.add_argument("--json", metavar="FILE", help="write all numbers ('-': standard output, instead of the table)")
+    parser.add_argument("--plot", metavar="FILE", help="draw them (png, svg)")
+
+
+def run(args):
+    from lanterne.collectives.algorithms.registry import algorithms_for, find_algorithm
+
+    model = model_from(args)
+    ranks = sorted({_count(text) for text in args.ranks.split(",")})
+    sizes = sorted({parse_nbytes(text, "--nbytes") for text in args.nbytes.split(",")})
+    delays = [parse_time_s(text, "--delay") for text in args.delay.split(",") if text]
+    lines = algorithms_for(args.collective)
+    if args.algorithm != "all":
+        lines = [find_algorithm(args.collective, name) for name in args.algorithm.split(",")]
+    results = [record for size in sizes for n in ranks for record in study(lines, n, size, model, delays)]
+    progress("")
+    if not results:
+        raise InputError(f"cost: got algorithms that cannot be used with {args.ranks} ranks, expected one that can")
+    if args.plot:
+        from lanterne.bench.collective.cost_plot import plot
+
+        plot(args.plot, results)
+    document = envelope(results=results, alpha_s=model.alpha_s, beta_s_per_byte=model.beta_s_per_byte,
+                        gamma_s_per_byte=model.gamma_s_per_byte)  # fmt: skip
+    if args.json:
+        write_json(args.json, document)
+    if args.json != "-":
+        _print(results, delays, model)
+    return 0
+
+
+def _count(text):
+    if not text.strip().isdigit() or not 1 <= int(text) <= 1024:
+        raise InputError(f"-n: got {text!r}, expected rank counts from 1 to 1024, separated by commas")
+    return int(text)
+
+
+def study(lines, ranks, nbytes, model, delays=()):
+    """One record (dict) per algorithm of `lines` that can be used with `ranks` ranks; see this module's docstring."""
+    from lanterne.collectives.algorithms.registry import best_num_chunks, make_schedule
+    from lanterne.collectives.schedule.check import check
+    from lanterne.collectives.schedule.cost import late_start, price
+
+    records, ring_s = [], None
+    for line in lines:
+        if line.refuses(ranks):
+            continue
+        progress(f"{line.name}, {ranks} ranks")
+        chunks = best_num_chunks(line, ranks, nbytes, model)
+        schedule = check(make_schedule(line.collective, line.name, ranks, chunks, progress=progress)).schedule
+        together = price(schedule, nbytes, model)
+        join = [phase.start for phase in schedule.phases if phase.name == "join"]
+        # Whoever is late: by symmetry the last rank stands for it where the algorithm expects nobody.
+        late = schedule.late_rank if join else ranks - 1
+        ideal_delay_s = price(_before(schedule, join[0]), nbytes, model).makespan_s if join else 0.0
+        ideal = price(schedule, nbytes, model, late_start(ranks, late, ideal_delay_s))
+        ring_s = together.makespan_s if line.name == "ring" else ring_s
+        record = {
+            "collective": line.collective,
+            "algorithm": line.name,
+            "ranks": ranks,
+            "nbytes": nbytes,
+            "num_chunks": schedule.num_chunks,
+            "rounds": together.rounds,
+            "load": together.load,
+            "time_s": together.makespan_s,
+            "ideal_s": ideal.exposed_s,
+            "ideal_delay_s": ideal_delay_s,
+            "critical_delay_s": None,
+            "delay_s": list(delays),
+            "exposed_s": [price(schedule, nbytes, model, late_start(ranks, late, d)).exposed_s for d in delays],
+        }
+        records.append(record)
+    for record in records:
+        if ring_s is not None and record["ideal_s"] <= ring_s:
+            record["critical_delay_s"] = max(0.0, record["time_s"] - ring_s)
+    return records
+
+
+def _before(schedule, stop):
+    """The rounds before round `stop`, as a schedule that is priced but promises nothing."""
+    from dataclasses import replace
+
+    end = schedule.offsets[stop]
+    columns = {name: getattr(schedule, name)[:end] for name in ("src", "dst", "chunk", "op")}
+    return replace(schedule, offsets=schedule.offsets[: stop + 1], phases=(("before", 0, stop),), **columns)
+
+
+def _print(results, delays, model):
+    columns = [("ranks", ""), ("algorithm", ""), ("size", ""), ("chunks", ""), ("rounds", "alpha"), ("load", "s beta"),
+               ("no delay", ""), ("ideal", ""), ("ideal delay", ""), ("critical delay", "")]  # fmt: skip
+    columns += [(f"at {format_time(delay)}", "") for delay in delays]
+    rows = [
+        [
+            str(record["ranks"]),
+            record["algorithm"],
+            format_nbytes(record["nbytes"]),
+            record["num_chunks"],
+            record["rounds"],
+            f"{record['load']:.4f}",
+            format_time(record["time_s"]),
+            format_time(record["ideal_s"]),
+            format_time(record["ideal_delay_s"]),
+            format_time(record["critical_delay_s"]),
+            *map(format_time, record["exposed_s"]),
+        ]
+        for record in results
+    ]
+    notes = [
+        f"alpha {format_time(model.alpha_s)}, bandwidth {1e-9 / model.beta_s_per_byte:.4g} GB/s; model, not measured",
+        "ideal: from the arrival of a late rank to the end, when it comes at the ideal delay or later",
+        "critical delay: from it on faster than the ring; -: never",
+    ]
+    print_table(columns, rows, notes=notes)

@@ -1,0 +1,217 @@
+"""Benchmark point to point between two ranks: half a round trip, one way, and both ways at once, over sizes.
+
+Several transports, and bare mpi4py as the peer, take turns in one run, so that what disturbs one disturbs all; every
+block checks the bytes that arrived.
+
+  lanterne bench p2p                                    mpi against bare mpi4py
+  lanterne bench p2p --transport mpi,ucx --bytes 8,64MiB --json p2p.json
+
+`latency` is half a round trip; `one way` streams messages and waits for the last to be acknowledged; `both ways` sends
+and receives at once and counts both directions. `over mpi4py` is the median of the ratios of neighbouring blocks.
+"""
+
+import statistics
+import sys
+import time
+
+from lanterne.bench.output import report
+from lanterne.bench.output.sizes import parse_sizes
+from lanterne.bench.output.units import format_time, parse_time_s
+from lanterne.errors import InputError
+from lanterne.transport.own_python import own_python
+
+MODES = ("latency", "one_way", "both_ways")
+PEER = "mpi4py"
+# Each block lasts about this long, so that small messages are repeated often and large ones a few times.
+BLOCK_S = 0.1
+MAX_REPEATS = 2000
+
+
+def add_arguments(parser):
+    parser.add_argument("--transport", default="mpi", metavar="A,B", help="mpi, ucx or both (default mpi)")
+    parser.add_argument("--bytes", default="8,1K,64K,1M,64M", metavar="SIZE,...", help="default 8,1K,64K,1M,64M")
+    parser.add_argument("--blocks", type=int, default=7, metavar="K", help="blocks of each, in turn (default 7)")
+    parser.add_argument("--no-peer", action="store_true", help="leave bare mpi4py out")
+    parser.add_argument("--timeout", default="60s", metavar="T", help="of every wait (default 60s)")
+    parser.add_argument("--json", metavar="FILE", help="write everything, raw samples too ('-' for standard output)")
+
+
+def run(args):
+    # Of each of two ranks: what it sends, the 32-bit numbers it is made of, what it expects and what it receives.
+    sizes = parse_sizes(args.bytes, "--bytes", copies=14)
+    timeout_s = parse_time_s(args.timeout, "--timeout")
+    if args.blocks < 1:
+        raise InputError(f"--blocks: got {args.blocks}, expected at least 1")
+    from lanterne.transport.job.bootstrap import connect, in_a_job
+    from lanterne.transport.registry import open_transport
+
+    if not in_a_job():
+        from lanterne.transport.job.launch import launch
+
+        return launch([*own_python(), "-m", "lanterne", *sys.argv[1:]], 2, launcher="mpi")
+
+    with connect(timeout_s) as group:
+        if group.world_size != 2:
+            raise InputError(f"bench p2p: got {group.world_size} ranks, expected 2")
+        contenders = {name: Ours(open_transport(name, group, timeout_s)) for name in args.transport.split(",")}
+        if not args.no_peer:
+            contenders[PEER] = Bare()
+        records = [
+            record
+            for nbytes in sizes
+            for mode in MODES
+            for record in compare(group, contenders, nbytes, mode, args.blocks)
+        ]
+        for contender in contenders.values():
+            contender.close()
+    report.progress("")
+    if group.rank == 0:
+        document = report.envelope(results=records)
+        report.tell(args.json, document, print_records)
+    return int(any(record["wrong"] for record in records))
+
+
+class Ours:
+    """A lanterne transport behind the three verbs of the benchmark."""
+
+    def __init__(self, transport):
+        self.transport = transport
+        self.peer = 1 - transport.rank
+
+    def prepare(self, out, into):
+        from lanterne.transport.base import Recv, Send
+
+        out, into = self.transport.register(out), self.transport.register(into)
+        self._send = (Send(out, 0, out.nbytes, self.peer),)
+        self._recv = (Recv(into, 0, into.nbytes, self.peer),)
+
+    def send(self):
+        self.transport.post(self._send).wait()
+
+    def recv(self):
+        self.transport.post(self._recv).wait()
+
+    def exchange(self):
+        self.transport.post(self._recv + self._send).wait()
+
+    def close(self):
+        self.transport.close()
+
+
+class Bare:
+    """mpi4py itself."""
+
+    def __init__(self):
+        from lanterne.transport.mpi.transport import load_mpi
+
+        self._mpi = load_mpi()
+        self._comm = self._mpi.COMM_WORLD.Dup()
+        self.peer = 1 - self._comm.rank
+
+    def prepare(self, out, into):
+        self._out, self._into = out, into
+
+    def send(self):
+        self._comm.Send(self._out, self.peer)
+
+    def recv(self):
+        self._comm.Recv(self._into, self.peer)
+
+    def exchange(self):
+        self._comm.Sendrecv(self._out, self.peer, 0, self._into, self.peer)
+
+    def close(self):
+        pass
+
+
+def compare(group, contenders, nbytes, mode, blocks):
+    """Time `mode` at one size for every contender in turn, `blocks` times; the records, on every rank."""
+    import numpy as np
+
+    index = np.arange(nbytes, dtype=np.uint32)
+    out, expected = (
+        (index * np.uint32(31) + np.uint32(7 * rank)).astype(np.uint8) for rank in (group.rank, 1 - group.rank)
+    )
+    into = np.zeros(nbytes, np.uint8)
+    samples = {name: [] for name in contenders}
+    wrong = dict.fromkeys(contenders, 0)
+    repeats = 1
+    for block in range(-1, blocks):
+        for name, contender in contenders.items():
+            report.progress(f"{mode} {nbytes} bytes {name} {max(block, 0) + 1}/{blocks}")
+            contender.prepare(out, into)
+            into.fill(0)
+            group.barrier("p2p")
+            time_s = _block(group.rank, contender, mode, repeats)
+            if mode != "one_way" or group.rank == 1:
+                wrong[name] += int(np.count_nonzero(into != expected))
+            if block >= 0:
+                samples[name].append(time_s)
+            else:
+                # Rank 0's first block decides how often the others repeat; one answer for both ranks and all
+                # contenders.
+                slowest_s = max(float(part) for part in group.exchange("p2p", repr(time_s).encode()))
+                repeats = max(repeats, min(MAX_REPEATS, int(BLOCK_S / max(slowest_s, 1e-6))))
+    totals = [sum(int(part) for part in group.exchange("p2p", str(wrong[name]).encode())) for name in contenders]
+    factor = 2 if mode == "both_ways" else 1
+    return [
+        {
+            "mode": mode,
+            "transport": name,
+            "nbytes": nbytes,
+            "repeats": repeats,
+            "time_s": samples[name],
+            "gbytes_per_s": factor * nbytes / statistics.median(samples[name]) / 1e9,
+            "over_mpi4py": _ratio(samples, name),
+            "wrong": total,
+        }
+        for name, total in zip(contenders, totals, strict=True)
+    ]
+
+
+def _block(rank, contender, mode, repeats):
+    """Seconds per message of one block, as this rank sees it."""
+    started = time.perf_counter()
+    if mode == "latency":
+        first, second = (contender.send, contender.recv) if rank == 0 else (contender.recv, contender.send)
+        for _ in range(repeats):
+            first()
+            second()
+        return (time.perf_counter() - started) / repeats / 2
+    if mode == "both_ways":
+        for _ in range(repeats):
+            contender.exchange()
+        return (time.perf_counter() - started) / repeats
+    step = contender.send if rank == 0 else contender.recv
+    for _ in range(repeats):
+        step()
+    # The acknowledgement costs one more message, of the same size: counted as such.
+    (contender.recv if rank == 0 else contender.send)()
+    return (time.perf_counter() - started) / (repeats + 1)
+
+
+def _ratio(samples, name):
+    if PEER not in samples or name == PEER:
+        return None
+    return statistics.median(ours / bare for ours, bare in zip(samples[name], samples[PEER], strict=True))
+
+
+def print_records(document, file):
+    """The table of a p2p document."""
+    columns = [("mode", ""), ("transport", ""), ("size", "B"), ("time", "median"), ("min", ""), ("max", "")]
+    columns += [("bandwidth", "GB/s"), ("time over", "mpi4py"), ("#wrong", "")]
+    rows = [
+        (
+            record["mode"],
+            record["transport"],
+            record["nbytes"],
+            format_time(statistics.median(record["time_s"])),
+            format_time(min(record["time_s"])),
+            format_time(max(record["time_s"])),
+            f"{record['gbytes_per_s']:.3g}",
+            "-" if record["over_mpi4py"] is None else f"{record['over_mpi4py']:.2f}",
+            record["wrong"],
+        )
+        for record in document["results"]
+    ]
+    report.print_table(columns, rows, left=(0, 1), file=file)

@@ -1,0 +1,84 @@
+"""The plot of `lanterne bench`: what a late rank still costs, over size and over delay, and who came last."""
+
+import io
+import statistics
+from pathlib import Path
+
+from lanterne.bench.collective.arrivals_report import draw as draw_arrivals
+from lanterne.bench.collective.cost_plot import STYLES
+from lanterne.bench.output.report import write_atomically
+from lanterne.bench.output.units import format_nbytes, format_time
+
+
+def plot(path, document, arrivals=None):
+    """Draw a bench document into `path`, and below it `arrivals`, if there are any.
+
+    Raises:
+        InputError: `path` cannot be written.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    rows = 1 if arrivals is None else 2
+    figure, axes = plt.subplots(rows, 2, figsize=(11, 4.4 * rows), squeeze=False, layout="constrained")
+    draw(*axes[0], document)
+    if arrivals is not None:
+        draw_arrivals(*axes[1], arrivals)
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format=Path(path).suffix[1:].lower(), dpi=120)
+    plt.close(figure)
+    write_atomically(path, buffer.getvalue())
+
+
+def draw(over_size, over_delay, document):
+    """Draw a bench document on two axes: a line for each algorithm, medians with the range of the samples."""
+    results, rate = document["results"], document.get("rate_bytes_per_s")
+    longest_s = max(record["delay_s"] for record in results)
+    largest = max(record["nbytes"] for record in results)
+    styles = dict(zip(dict.fromkeys(record["algorithm"] for record in results), STYLES, strict=False))
+    what = "late rank's call to the end" if longest_s else "common call to the end"
+    unit = "multiples of s/rate" if rate else "ms"
+
+    _lines(over_size, [r for r in results if r["delay_s"] == longest_s], lambda r: r["nbytes"], styles, rate)
+    at = f", {format_time(longest_s)} late" if longest_s else ""
+    over_size.set_title(f"{results[0]['collective']}, {results[0]['ranks']} ranks{at}")
+    sizes = sorted({record["nbytes"] for record in results})
+    over_size.set_xscale("log", base=2)
+    over_size.set_xticks(sizes, [format_nbytes(nbytes) for nbytes in sizes])
+    over_size.minorticks_off()
+    over_size.set(xlabel="size", ylabel=f"{what}, {unit}")
+
+    def delay(record):
+        return record["delay_s"] * rate / record["nbytes"] if rate else 1e3 * record["delay_s"]
+
+    _lines(over_delay, [r for r in results if r["nbytes"] == largest], delay, styles, rate)
+    over_delay.set_title(f"{results[0]['collective']}, {results[0]['ranks']} ranks, {format_nbytes(largest)}")
+    over_delay.set(xlabel=f"delay of the late rank, {unit}", ylabel=f"{what}, {unit}")
+    for axis in (over_size, over_delay):
+        if not rate:
+            axis.set_yscale("log")
+            axis.yaxis.set_major_formatter("{x:g}")
+            axis.yaxis.set_minor_formatter("{x:g}")
+        else:
+            axis.axhline(1, color="#888888", linewidth=0.8, linestyle=":")
+            axis.set_ylim(bottom=0)
+        axis.grid(alpha=0.3)
+        axis.legend(fontsize=8, title="line: median, band: least to most", title_fontsize=7)
+
+
+def _lines(axis, records, place, styles, rate):
+    """A line per algorithm over `place(record)`; a record without a late rank counts from the common call."""
+    for name, style in styles.items():
+        mine = sorted((record for record in records if record["algorithm"] == name), key=place)
+        factors = [rate / record["nbytes"] if rate else 1e3 for record in mine]
+        samples = [
+            [s * factor for s in record["late_s"] or record["time_s"]]
+            for record, factor in zip(mine, factors, strict=True)
+        ]
+        x = [place(record) for record in mine]
+        axis.plot(x, list(map(statistics.median, samples)), label=name, markersize=4, **style)
+        axis.fill_between(
+            x, list(map(min, samples)), list(map(max, samples)), color=style["color"], alpha=0.1, linewidth=0
+        )

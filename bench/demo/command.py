@@ -1,0 +1,245 @@
+"""See the whole loop in about a minute: ranks train, a link becomes slow, the job notices, finds it, adapts, goes back.
+
+  lanterne demo
+  lanterne demo -n 6 --slow-link 2=40ms --seconds 90
+  lanterne demo --json demo.json --plot none --trace none
+
+Four processes train a small GPT as a pipeline and learn the library's own source text. Each stage computes, then
+waits until --pace is over, as if on a device of its own: so ranks that share few cores do not disturb each other. Then
+the messages of a link are held back; that is the only thing done on purpose. Everything else is measured in this run:
+
+  noticed    the detector of `lanterne detect`, on the time of iterations alone, says since when the job is slow
+  located    the delay of the messages themselves and the time of every rank's work name the place
+  swapped    a plan for the measured delays is made, checked, and taken over between two iterations; messages of the
+             slow link go by delegate processes, so that no rank waits to send
+  reverted   the delay of messages says that the link is well: no delegates any more, and the first plan comes back
+             unless the one that runs is as good
+
+Before the swap the job is left slow for --hold iterations from the onset on, to measure what it would have been like.
+A screen on a terminal, lines in a pipe. Exit code 1 if a step did not happen or another link was named. Beside other
+work iterations take longer: --limit ends the job wherever it is, and that is said.
+"""
+
+import json
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+
+from lanterne.bench.demo.screen import first_of, phases
+from lanterne.bench.output import report
+from lanterne.bench.output.options import whole
+from lanterne.bench.output.units import format_time, parse_time_s
+from lanterne.bench.pipeline.events_input import slow_link
+from lanterne.errors import InputError
+from lanterne.pipeline.adapt.injection import InjectedEvent, ends
+from lanterne.transport.job.bootstrap import launched_rank
+
+EXPECTED = ("slowed", "noticed", "located", "swapped", "recovered", "healed", "reverted", "restored")
+# Iterations: what the detector needs to know the job, to see the slow stretch, and to see it over.
+LEAST_HEALTHY, LEAST_AFTER, LEAST_SLOW = 40, 20, 25
+HEALTHY_SHARE, SLOW_SHARE = 0.3, 0.4
+NOTHING, LOCAL = "none", "local"
+TRANSPORTS = ("mpi", "ucx")
+
+
+def add_arguments(parser):
+    """The options of this command."""
+    parser.add_argument("-n", "--ranks", type=int, default=4, metavar="N", help="ranks of the pipeline (default 4)")
+    parser.add_argument("--transport", default="mpi", help="mpi (default), ucx, or local: threads")
+    parser.add_argument(
+        "--slow-link", metavar="I=T", help="link I, of ranks I and I+1, gets so much slower (default: the middle, 30ms)"
+    )
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=45.0,
+        metavar="S",
+        help="about how long to train, from 97 iterations up (default 45)",
+    )
+    parser.add_argument("--pace", default="8ms", metavar="T", help="that every F, B and W lasts (default 8ms)")
+    parser.add_argument("--hold", type=whole(1), default=12, metavar="K", help="slow ones to measure (default 12)")
+    parser.add_argument(
+        "--limit", metavar="T", help="end the job after so long (default: twice what it should take, and 30s)"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of weights and batches (default 0)")
+    parser.add_argument("--timeout", default="60s", metavar="T", help="of every wait (default 60s)")
+    parser.add_argument("--json", metavar="FILE", help="write everything ('-' for standard output)")
+    parser.add_argument("--plot", default="demo.png", metavar="FILE", help="the picture (default demo.png), or none")
+    parser.add_argument(
+        "--trace", default="demo-trace.json", metavar="FILE", help="for Perfetto (default demo-trace.json), or none"
+    )
+
+
+def run(args):
+    """Run the job, show it, sum it up; the exit code."""
+    from lanterne.bench.demo.job import run_demo
+    from lanterne.bench.demo.view import View
+    from lanterne.bench.pipeline.measure import on_ranks
+    from lanterne.pipeline.planners.best import load_search
+
+    about, work = job_of(args)
+    timeout_s = parse_time_s(args.timeout, "--timeout")
+    file = sys.stderr if args.json == "-" else sys.stdout
+    if launched_rank() == 0:
+        job = f"{about['ranks']} ranks, {about['iterations']} iterations, about {about['expected_s']:.0f} s"
+        print(f"# {job}, longer beside other work; {about['disturbance']}", file=file, flush=True)
+    report.progress("compiling the planner, once per machine")
+    load_search()
+    report.progress("")
+    with tempfile.TemporaryDirectory() as folder:
+        feed = Path(folder, "feed")
+        feed.touch()
+        with View(feed, about, file):
+            found = on_ranks(run_demo, work | {"feed": str(feed)}, about["ranks"], args.transport, timeout_s)
+    if found is None:
+        return 0
+    trace = found.pop("trace", None)
+    document = summed_up(about, found)
+    write(args, document, trace, file)
+    print_summary(document, file)
+    return 0 if document["closed"] else 1
+
+
+def job_of(args):
+    """(what is told of the job, the work of its ranks), from the command line.
+
+    Raises:
+        InputError: an option that cannot be.
+    """
+    if not 2 <= args.ranks <= 16:
+        raise InputError(f"-n: got {args.ranks}, expected 2 to 16")
+    if not 0 < args.seconds <= 3600:
+        raise InputError(f"--seconds: got {args.seconds:g}, expected more than 0, at most 3600")
+    pace_s = parse_time_s(args.pace, "--pace")
+    if not 1e-3 <= pace_s <= 1:
+        raise InputError(f"--pace: got {args.pace}, expected 1ms to 1s")
+    if parse_time_s(args.timeout, "--timeout") <= 0:
+        raise InputError(f"--timeout: got {args.timeout}, expected more than 0")
+    if args.transport != LOCAL and args.transport not in TRANSPORTS:
+        raise InputError(f"--transport: got {args.transport!r}, expected one of {LOCAL}, {', '.join(TRANSPORTS)}")
+    if args.limit is not None and parse_time_s(args.limit, "--limit") <= 0:
+        raise InputError(f"--limit: got {args.limit}, expected more than 0")
+    event = _event(args)
+    healthy, slow, after = _iterations(args.seconds / _iteration_s(pace_s, args.ranks), args.hold)
+    link = event.links[0]
+    event = {"links": [link], "latency_s": event.latency_s, "first": healthy, "last": healthy + slow}
+    expected_s = (healthy + slow + after) * _iteration_s(pace_s, args.ranks)
+    about = {
+        "ranks": args.ranks,
+        "iterations": healthy + slow + after,
+        "expected_s": expected_s,
+        "limit_s": 2 * expected_s + 30.0 if args.limit is None else parse_time_s(args.limit, "--limit"),
+        "link": f"{link}-{link + 1}",
+        "disturbance": f"link {link}-{link + 1} made {format_time(event['latency_s'])} slower, "
+        f"iterations {healthy} to {healthy + slow - 1}",
+        "first": healthy,
+        "last": healthy + slow,
+        "pace_s": pace_s,
+        "hold": args.hold,
+        "seed": args.seed,
+    }
+    work = {name: about[name] for name in ("iterations", "limit_s", "pace_s", "hold", "seed")}
+    return about, work | {"event": event, "trace": args.trace != NOTHING}
+
+
+def _event(args):
+    text = args.slow_link if args.slow_link is not None else f"{(args.ranks - 1) // 2}=30ms"
+    event = slow_link(text)
+    one, other = sorted(ends(event.links[0])) if event.links else (0, 0)
+    if "@" in text or len(event.links) != 1 or not event.latency_s:
+        raise InputError(f"--slow-link: got {text!r}, expected one link and a time, such as 1=30ms")
+    if other != one + 1 or other >= args.ranks:
+        raise InputError(f"--slow-link: got {text!r}, expected a link from 0 to {args.ranks - 2}")
+    return InjectedEvent(0, links=(one,), latency_s=event.latency_s)
+
+
+def _iteration_s(pace_s, ranks):
+    """About how long an iteration takes: a slow one takes longer, some twice as long before the swap."""
+    from lanterne.bench.demo.job import MICROBATCHES
+
+    return (3 * MICROBATCHES + 2 * (ranks - 1)) * pace_s * 1.3
+
+
+def _iterations(wanted, hold):
+    """(healthy, slow, healed) iterations, `wanted` in all, but enough to see something."""
+    total = int(wanted)
+    healthy, slow = max(LEAST_HEALTHY, int(total * HEALTHY_SHARE)), max(hold + LEAST_SLOW, int(total * SLOW_SHARE))
+    return healthy, slow, max(LEAST_AFTER, total - healthy - slow)
+
+
+def summed_up(about, found):
+    """The JSON document of a run, from what its job found."""
+    from lanterne.bench.demo.steps import HEALTHY
+
+    steps, tokens = found["steps"], found.pop("tokens")
+    some = [phase._asdict() for phase in phases(found["results"], steps, tokens, HEALTHY)]
+    for phase in some:
+        phase["share_of_healthy"] = phase["tokens_per_s"] / some[0]["tokens_per_s"]
+    missing = [name for name in EXPECTED if first_of(steps, name) is None]
+    located = next((step for step in steps if step["name"] == "located"), {"found": []})
+    right = f"link {about['link']}" in located["found"]
+    return report.envelope(
+        about=about, tokens_per_iteration=tokens, phases=some, missing=missing, named=located["found"],
+        closed=not missing and right, cut_short=cut_short(about, found["results"]), **found,
+    )  # fmt: skip
+
+
+def cut_short(about, results):
+    """Why the job ended before its last iteration, in words; None if it did not."""
+    if len(results) == about["iterations"]:
+        return None
+    usual_s = statistics.median(record["time_s"] for record in results)
+    expected_s = about["expected_s"] / about["iterations"]
+    return (
+        f"{len(results)} of {about['iterations']} iterations when {format_time(about['limit_s'])} were over (--limit): "
+        f"they took {format_time(usual_s)}, expected {format_time(expected_s)} or less"
+    )
+
+
+def write(args, document, trace, file):
+    """The files that are wanted; says which."""
+    if args.json:
+        report.write_json(args.json, document)
+    if args.plot != NOTHING:
+        from lanterne.bench.demo.picture import plot
+
+        plot(args.plot, document)
+        print(f"# wrote {args.plot}", file=file)
+    if trace:
+        report.write_atomically(args.trace, json.dumps(trace).encode())
+        print(f"# wrote {args.trace}: open it in ui.perfetto.dev", file=file)
+
+
+COLUMNS = [("throughput", ""), ("iterations", ""), ("median", "iteration"), ("tokens/s", ""), ("of healthy", "")]
+
+
+def print_summary(document, file):
+    """The tables at the end: throughput by phase, and how soon each step came."""
+    rows = [
+        [
+            phase["name"],
+            f"{phase['first']}-{phase['last'] - 1}",
+            format_time(phase["time_s"]),
+            f"{phase['tokens_per_s']:.0f}",
+            f"{phase['share_of_healthy']:.0%}",
+        ]
+        for phase in document["phases"]
+    ]
+    report.print_table(COLUMNS, rows, file=file)
+    print(file=file)
+    steps, about = document["steps"], document["about"]
+    for since, names in (("first", ("suspected", "noticed", "located", "swapped")), ("last", ("reverted",))):
+        begin = about[since]
+        after = [
+            f"{name} after {step['iteration'] - begin}"
+            for name in names
+            if (step := next((s for s in steps if s["name"] == name and s["iteration"] >= begin), None))
+        ]
+        print(f"iterations since the link {'slowed' if since == 'first' else 'healed'}: {', '.join(after)}", file=file)
+    if document["cut_short"]:
+        print(f"CUT SHORT: {document['cut_short']}", file=file)
+    if document["missing"]:
+        print(f"NOT SEEN: {', '.join(document['missing'])}", file=file)
+    elif not document["closed"]:
+        print(f"WRONG PLACE: {', '.join(document['named'])}, expected link {about['link']}", file=file)

@@ -1,0 +1,142 @@
+"""What the ranks of `lanterne demo` do: train, be slowed, notice, find the place, change the plan, and go back.
+
+Rank 0 tells what happens, as it happens, line by line in a file; who shows it reads that (view.py).
+"""
+
+import argparse
+import json
+import time
+
+import numpy as np
+
+from lanterne.bench.demo.steps import Observer
+from lanterne.bench.demo.trace import trace
+from lanterne.bench.train.adapt import Disturbed, observed_plane
+from lanterne.bench.train.job import add_model_arguments, make_setup
+from lanterne.pipeline.adapt.estimate import pair_delays
+from lanterne.pipeline.adapt.injection import InjectedEvent
+from lanterne.pipeline.execute.measured import gather
+from lanterne.pipeline.model.text import read_text
+from lanterne.pipeline.plan.problem import Problem
+from lanterne.pipeline.train import trainer as own_text
+
+MICROBATCHES = 8
+MODEL = f"--width 32 --heads 2 --length 32 --rows 2 --microbatches {MICROBATCHES}".split()
+SCHEDULER = "zb_h1"
+
+
+def run_demo(comm, work):
+    """Train on this rank; what was measured on rank 0, a dict, None on the others. `work` as command.py makes it."""
+    job = _Job(comm, work)
+    until_s = time.monotonic() + work["limit_s"]
+    try:
+        for _ in range(work["iterations"]):
+            job.iteration()
+            if _agreed(comm, time.monotonic() > until_s):
+                break
+        return job.found()
+    finally:
+        job.close()
+
+
+def _agreed(comm, is_so):
+    """What rank 0 says."""
+    said = np.array([is_so], np.int64)
+    comm.broadcast(said)
+    return bool(said[0])
+
+
+def nominal(ranks, pace_s):
+    """The Problem that the job begins with."""
+    return Problem(ranks, MICROBATCHES, pace_s, pace_s, pace_s)
+
+
+def make_trainer(comm, work):
+    """The Trainer of a small GPT that learns this library's own source text, one block a stage."""
+    parser = argparse.ArgumentParser()
+    add_model_arguments(parser, str(MICROBATCHES))
+    parser.set_defaults(seed=work["seed"])
+    setup = make_setup(
+        parser.parse_args([*MODEL, "--blocks", str(comm.world_size)]), comm.world_size, read_text(own_text.__file__)
+    )
+    problem = nominal(comm.world_size, work["pace_s"])
+    trainer = setup.trainer(comm, own_text.plans(problem, SCHEDULER), layout=setup.layout, plane=observed_plane)
+    return trainer, MICROBATCHES * setup.settings.rows * setup.settings.length
+
+
+class _Job:
+    """One rank."""
+
+    def __init__(self, comm, work):
+        self.comm, self.work = comm, work
+        self.trainer, self.tokens = make_trainer(comm, work)
+        self.disturbed = Disturbed(self.trainer, [InjectedEvent.from_dict(work["event"])], adapts=True)
+        replay = self.disturbed.replay
+        for stage in replay.stages.values():
+            stage.pace_s = work["pace_s"]
+        self.adapter, self.timelines, self.records = self.disturbed.adapter, [], []
+        self.observer = Observer(work) if comm.rank == 0 else None
+        self.feed = open(work["feed"], "a", encoding="utf-8") if comm.rank == 0 else None
+
+    def iteration(self):
+        """One iteration and what comes of it; rank 0 tells."""
+        before = self.trainer.plans[0]
+        self.disturbed.begin()
+        if self.observer:
+            self.adapter.hold(self.observer.holds)
+            self._tell(self.observer.begins(self.trainer.iterations))
+        done = self.trainer.iteration()
+        began_s = time.monotonic()
+        changes, _ = self.disturbed.end()
+        settle_s = time.monotonic() - began_s
+        if self.work["trace"]:
+            self.timelines.append((before, gather(done.measured, before, self.comm)))
+        if self.observer:
+            profiles = self.adapter.profiles[0]
+            record = iteration_record(done, self.tokens, settle_s, profiles[-1] if profiles else None)
+            self.records.append(record)
+            self._tell([record, *self.observer.ended(record, self.adapter.found[0], changes)])
+
+    def found(self):
+        """All that is known at the end, on rank 0."""
+        if not self.observer:
+            return None
+        changes = [change._asdict() for change in self.adapter.changes]
+        found = {"results": self.records, "steps": self.observer.steps, "changes": changes, "tokens": self.tokens}
+        if self.timelines:
+            found["trace"] = trace(self.timelines, self.records, self.observer.steps)
+        return found
+
+    def close(self):
+        if self.feed:
+            self.feed.close()
+        self.disturbed.close()
+        self.trainer.close()
+
+    def _tell(self, records):
+        for record in records:
+            self.feed.write(json.dumps(record) + "\n")
+        self.feed.flush()
+
+
+def iteration_record(done, tokens, settle_s, profile):
+    """What is told of an Iteration, with the delays and the work that the last Profile showed."""
+    links, busy = {}, []
+    if profile is not None:
+        pairs = sorted({(min(pair), max(pair)) for pair in profile.links})
+        for one, other in pairs:
+            delay_s = sum(max(way.low_s, 0.0) for way in pair_delays(profile, one, other)) / 2
+            links[f"{one}-{other}"] = delay_s
+        work_s = sum(np.nan_to_num(profile.durations_s[kind]) for kind in ("F", "B", "W", "BW")) * MICROBATCHES
+        busy = np.minimum(work_s / profile.iteration_s, 1.0).tolist()
+    return {
+        "kind": "iteration",
+        "iteration": done.number,
+        "ended_s": time.monotonic() - settle_s,
+        "time_s": done.seconds,
+        "settle_s": settle_s,
+        "tokens_per_s": tokens / done.seconds,
+        "loss": done.loss,
+        "link_delay_s": links,
+        "busy": busy,
+    }

@@ -1,0 +1,260 @@
+"""Find out in seconds which GPU or CPU is slow and which links are, in both directions, without testing all pairs.
+
+  lanterne validate -n 16                              starts 16 ranks here
+  mpiexec -n 16 lanterne validate                      or runs under the launcher that is there
+  lanterne validate -n 8 --ranks 0,1,4 --limit 5s      only these ranks, and about 5 s
+  lanterne validate -n 8 --links 0-1,2-3               only these links
+  lanterne lab --hosts 4 --rate 200mbit --rate 3=50mbit -- lanterne validate --transport ucx
+  lanterne validate -n 4 --slow-rank 2=1.5x --slow-link 0-1=20ms       a rehearsal
+
+First every rank computes (matrix products of several dtypes), co-located ranks in turn where they share cores; then the
+links of a ring and two trees carry 16, 32 and 64 MiB three times, both directions at once, in at most 6 passes, timed
+from a transfer's start to its last byte; then both together, since some things are slow only then. The transfers shrink
+where the network would need longer than --limit. What looks slow is measured again, more often on a machine busy with
+something else, and is named only if it is slow by all of that, with the evidence: core time beside the clock's,
+bandwidth and latency beside those of its peers. Where other work leaves no way to tell, that is said and nobody blamed;
+where it takes the cores that ranks compute on, that is said too (BUSY), and it is a finding where it takes more of a
+rank's than of its peers'.
+
+Rehearsals: --slow-rank R=1.5x slows the computing of rank R, R=1.5x@together only while it transfers; --slow-link
+A-B=20ms or A-B=50mbit slows a link, A>B=... one direction of it. Products are on the CPU or, with --device cuda, the
+GPU; transfers are of host memory.
+
+Exit codes: 0 nothing slow, 1 something is slow.
+"""
+
+import os
+import re
+import sys
+
+from lanterne.bench.output import report
+from lanterne.bench.output.units import format_nbytes, format_time, parse_nbytes, parse_rate_bytes_per_s, parse_time_s
+from lanterne.errors import InputError
+from lanterne.transport.job.bootstrap import in_a_job
+from lanterne.transport.job.launch import MAX_WORLD_SIZE
+from lanterne.transport.own_python import own_python
+
+
+def add_arguments(parser):
+    """The options of this command."""
+    parser.add_argument("-n", "--world-size", type=int, metavar="N", help="start N ranks here")
+    parser.add_argument("--transport", default=None, help="mpi (default), ucx or local")
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="what computes (default cpu)")
+    parser.add_argument("--ranks", metavar="R,R,...", help="test only these, in ring order")
+    parser.add_argument("--links", metavar="A-B,...", help="test only these links")
+    parser.add_argument("--bytes", metavar="SIZE,...", default="16M,32M,64M", help="default 16M,32M,64M")
+    parser.add_argument("--repetitions", type=int, default=3, metavar="K", help="transfers of each size (default 3)")
+    parser.add_argument("--limit", default="20s", metavar="T", help="about how long it may take (default 20s)")
+    parser.add_argument(
+        "--slow-rank", action="append", default=[], metavar="R=Fx[@together]", help="rehearse a slow rank"
+    )
+    parser.add_argument("--slow-link", action="append", default=[], metavar="A-B=T|RATE", help="rehearse a slow link")
+    parser.add_argument("--json", metavar="FILE", help="write everything, raw samples too ('-' for standard output)")
+
+
+def run(args):
+    """Validate; exit code 1 if something is slow."""
+    # Before NumPy loads: one core for each rank, or co-located ranks would measure each other.
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ.setdefault(name, "1")
+    n = args.world_size
+    if n is not None and not 2 <= n <= MAX_WORLD_SIZE:
+        raise InputError(f"-n: got {n}, expected 2 to {MAX_WORLD_SIZE}")
+    options = parse(args)
+    if args.device == "cuda":
+        from lanterne.kernels.arrays import require_device
+
+        require_device()
+    if args.transport == "local":
+        from lanterne.collectives.jobs import spawn
+
+        if n is None:
+            raise InputError("-n: got none, expected a number of ranks: --transport local has no launcher of its own")
+        return spawn(n, run_rank, options, args)[0]
+    if not in_a_job():
+        from lanterne.transport.job.launch import launch
+
+        if n is None:
+            raise InputError("-n: got none outside a job, expected a number of ranks, or an mpiexec around this")
+        direct = args.transport not in (None, "mpi")
+        return launch([*own_python(), "-m", "lanterne", *sys.argv[1:]], n, launcher="direct" if direct else "mpi")
+    from lanterne.collectives.jobs import init
+
+    with init(transport=args.transport, timeout_s=max(60.0, 4 * options["limit_s"])) as comm:
+        return run_rank(comm, options, args)
+
+
+def parse(args):
+    """The arguments of failslow.validate, and `slow_ranks`, `slow_links` to rehearse, from the command line's."""
+    limit_s = parse_time_s(args.limit, "--limit")
+    if limit_s <= 0 or args.repetitions < 1:
+        raise InputError(f"--limit, --repetitions: got {args.limit} and {args.repetitions}, expected more than 0")
+    sizes = tuple(parse_nbytes(text, "--bytes") for text in args.bytes.split(","))
+    if min(sizes) < 1:
+        raise InputError(f"--bytes: got {args.bytes}, expected sizes of at least 1")
+    return {
+        "ranks": None if args.ranks is None else tuple(_number(text, "--ranks") for text in args.ranks.split(",")),
+        "links": None if args.links is None else tuple(_ends(text, "--links")[:2] for text in args.links.split(",")),
+        "device": args.device,
+        "limit_s": limit_s,
+        "sizes": sizes,
+        "repetitions": args.repetitions,
+        "slow_ranks": dict(slow_rank(text) for text in args.slow_rank),
+        "slow_links": {ends: link for text in args.slow_link for ends, link in slow_link(text).items()},
+    }
+
+
+def slow_rank(text):
+    """(rank, Injected) of "3=1.5x" or "3=1.5x@together".
+
+    Raises:
+        InputError: anything else.
+    """
+    from lanterne.failslow.validate.validate import Injected
+
+    match = re.fullmatch(r"(\d+)=(\d+\.?\d*)x(@together)?", text.strip())
+    if not match or float(match[2]) < 1.0:
+        raise InputError(f"--slow-rank: got {text!r}, expected R=1.5x or R=1.5x@together, with a factor of at least 1")
+    factor = float(match[2])
+    return int(match[1]), Injected(1.0 if match[3] else factor, factor)
+
+
+def slow_link(text):
+    """{(src, dst): Link} of "0-1=20ms", "0>1=50mbit" (one direction).
+
+    Raises:
+        InputError: anything else.
+    """
+    from lanterne.transport.shaped import Link
+
+    ends, equals, how = text.partition("=")
+    a, b, both = _ends(ends, "--slow-link")
+    if not equals:
+        raise InputError(f"--slow-link: got {text!r}, expected A-B=20ms or A-B=50mbit")
+    try:
+        link = Link(latency_s=parse_time_s(how))
+    except InputError:
+        link = Link(bandwidth_bytes_per_s=parse_rate_bytes_per_s(how, "--slow-link"))
+    return {(a, b): link, (b, a): link} if both else {(a, b): link}
+
+
+def _ends(text, what):
+    match = re.fullmatch(r"\s*(\d+)\s*([->])\s*(\d+)\s*", text)
+    if not match or match[1] == match[3]:
+        raise InputError(f"{what}: got {text!r}, expected two different ranks, as in 0-1")
+    return int(match[1]), int(match[3]), match[2] == "-"
+
+
+def _number(text, what):
+    if not text.strip().isdigit():
+        raise InputError(f"{what}: got {text!r}, expected a rank")
+    return int(text)
+
+
+def run_rank(comm, options, args):
+    """Validate on this rank; rank 0 prints and writes. The exit code."""
+    from lanterne.failslow.validate import loads as gemm
+    from lanterne.failslow.validate.validate import Injected, validate
+    from lanterne.pipeline.planes.registry import shaped
+
+    if args.world_size not in (None, comm.world_size):
+        raise InputError(f"-n: got {args.world_size}, expected the {comm.world_size} ranks of this job, or none")
+    if comm.world_size < 2:
+        raise InputError("validate: got a job of 1 rank, expected at least 2: a rank is slow beside others only")
+    options = dict(options)
+    slow_ranks, slow_links = options.pop("slow_ranks"), options.pop("slow_links")
+    for rank in {*slow_ranks, *(end for ends in slow_links for end in ends)}:
+        if rank >= comm.world_size:
+            raise InputError(f"--slow-rank, --slow-link: got rank {rank}, expected 0 to {comm.world_size - 1}")
+    if args.device == "cuda":
+        from lanterne.kernels.cuda.runtime import own_device
+
+        own_device(comm.rank)
+    under_test = shaped(comm, slow_links) if slow_links else comm
+
+    def tick(text):
+        if comm.rank == 0:
+            report.progress(text)
+
+    found = validate(under_test, **options, injected=slow_ranks.get(comm.rank, Injected()), tick=tick)
+    report.progress("")
+    if comm.rank == 0:
+        if args.json:
+            rehearsed = {"slow_rank": args.slow_rank, "slow_link": args.slow_link}
+            content = {"transport": comm.transport.name, "rehearsed": rehearsed, **found.to_json()}
+            report.write_json(args.json, report.envelope(**content))
+        print_validation(found, comm, sys.stderr if args.json == "-" else sys.stdout, gemm.left_out(args.device))
+    return int(bool(found.findings))
+
+
+def print_validation(found, comm, file, left_out=""):
+    """The tables of a Validation: computing by rank, links by kind, findings; `left_out`: what was not tested."""
+    hosts = len(set(found.hosts))
+    sizes = ", ".join(format_nbytes(nbytes) for nbytes in found.sizes)
+    notes = [
+        f"lanterne validate: {len(found.ranks)} ranks on {hosts} host{'s' if hosts > 1 else ''} over "
+        f"{comm.transport.name}, {len(found.passes)} passes of {sizes}, both directions, in {found.took_s:.1f} s",
+        "median time; core: of the thread itself, which sharing the core does not lengthen",
+        *filter(None, [left_out]),
+    ]
+    report.print_table(*_compute_table(found), notes=notes, file=file)
+    print(file=file)
+    report.print_table(*_link_table(found), file=file)
+    print(file=file)
+    if not found.findings:
+        print("nothing is slow", file=file)
+    for finding in found.findings:
+        print(f"SLOW {finding.about}: {finding.evidence}", file=file)
+    for finding in found.unsure:
+        print(f"not sure of {finding.about}, on a machine as busy as this: {finding.evidence}", file=file)
+    for finding in found.busy:
+        ranks = f"rank{'s' if len(finding.ranks) > 1 else ''} {', '.join(map(str, finding.ranks))}"
+        print(f"BUSY cores of {ranks}: {finding.evidence}", file=file)
+
+
+def _compute_table(found):
+    from statistics import median
+
+    columns = list(dict.fromkeys((record["load"], record["when"]) for record in found.compute))
+    latest = {(record["rank"], record["load"], record["when"]): record for record in found.compute}
+    header = [("rank", ""), ("host", "")]
+    header += [(f"{load}{'' if when == 'alone' else ', together'}", "clock; core") for load, when in columns]
+    rows = []
+    for rank, host in zip(found.ranks, found.hosts, strict=True):
+        cells = []
+        for load, when in columns:
+            record = latest[rank, load, when]
+            own = record["cpu_s"]
+            cells.append(f"{format_time(median(record['wall_s']))}; {format_time(median(own)) if own else '-'}")
+        rows.append([rank, host, *cells])
+    return header, rows
+
+
+def _link_table(found):
+    host = dict(zip(found.ranks, found.hosts, strict=True))
+    rows = []
+    for when in ("alone", "together"):
+        for inside in (True, False):
+            some = [r for r in found.links if r["when"] == when and (host[r["src"]] == host[r["dst"]]) == inside]
+            if some:
+                rows.append([("within a host" if inside else "between hosts") + f", {when}", *_link_row(some)])
+    return [
+        ("links", ""),
+        ("tested", "directions"),
+        ("slowest", "GB/s"),
+        ("median", "GB/s"),
+        ("fastest", "GB/s"),
+        ("latency", "median"),
+        ("worst", ""),
+    ], rows
+
+
+def _link_row(records):
+    from statistics import median
+
+    largest = max(record["nbytes"] for record in records)
+    rates = sorted(largest / min(record["time_s"]) / 1e9 for record in records if record["nbytes"] == largest)
+    latencies_s = [record["latency_s"] for record in records]
+    directions = len({(record["src"], record["dst"]) for record in records})
+    shown = [f"{rate:.3g}" for rate in (rates[0], median(rates), rates[-1])]
+    return [directions, *shown, format_time(median(latencies_s)), format_time(max(latencies_s))]

@@ -1,0 +1,311 @@
+"""Watch a program, unchanged, and say when it becomes slow, since when, and because of whom.
+
+  lanterne watch -- python pipeline/train/trainer.py
+  lanterne watch -n 4 -- python pipeline/train/trainer.py                     starts 4 ranks here
+  mpiexec -n 4 lanterne watch -- python pipeline/train/trainer.py             or runs under the launcher that is there
+  torchrun --nproc-per-node 4 --no-python lanterne watch -- python pipeline/train/trainer.py
+  lanterne watch --json report.json -- python pipeline/train/trainer.py --epochs 3
+
+Recorded are the calls of lanterne, mpi4py, cupy.cuda.nccl and torch.distributed: name, bytes, communicator, start and
+end. From them alone come the iteration time, incidents as they happen (standard error), and at the end a report: how
+long iterations took, what made them long, which rank came last, how often and by how much. A log is a ring of fixed
+size in a folder; --folder names an empty one that all hosts share, else each host has a report of its own.
+
+Calls that do not pass Python are not seen, such as the all-reduces of torch's DistributedDataParallel; the forward
+calls before them are, which tell its iterations and who comes last. The exit code is the program's.
+"""
+
+import ctypes
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from lanterne.bench.lab.command import resolve
+from lanterne.bench.output import report
+from lanterne.bench.output.units import format_count, format_nbytes, format_time
+from lanterne.errors import InputError
+from lanterne.failslow.record.recorder import FOLDER_VARIABLE
+from lanterne.transport.job.bootstrap import MPI_SIZE_VARIABLES
+from lanterne.transport.job.launch import MAX_WORLD_SIZE, lives
+
+# How long the ranks of others may take to end after ours.
+END_S = 3.0
+MAX_FILES = 1 << 16
+PR_SET_PDEATHSIG = 1
+
+SITE = """import sys
+try:
+    sys.path.append({root!r})
+    try:
+        from lanterne.failslow.record.adapters import start
+    finally:
+        sys.path.remove({root!r})
+    start()
+except Exception:
+    pass
+# The sitecustomize that this one hides.
+from importlib.machinery import PathFinder
+from importlib.util import module_from_spec
+if {site!r} in sys.path:
+    sys.path.remove({site!r})
+spec = PathFinder.find_spec("sitecustomize")
+if spec is not None and spec.loader is not None:
+    spec.loader.exec_module(module_from_spec(spec))
+"""
+
+
+def add_arguments(parser):
+    """The options of this command."""
+    parser.add_argument("-n", "--world-size", type=int, metavar="N", help="start N ranks here")
+    parser.add_argument(
+        "--launcher", default="mpi", choices=("mpi", "direct"), help="of -n: mpiexec (default), or torchrun's variables"
+    )
+    parser.add_argument("--folder", metavar="DIR", help="where the ranks' call logs meet: one that all hosts share")
+    parser.add_argument("--json", metavar="FILE", help="write the report as JSON ('-' for standard output)")
+    parser.add_argument("command", nargs="+", metavar="COMMAND", help="the program, after --")
+
+
+def run(args):
+    """Run the program, watched; its exit code."""
+    command = resolve(args.command)
+    if args.world_size is not None and not 1 <= args.world_size <= MAX_WORLD_SIZE:
+        raise InputError(f"-n: got {args.world_size}, expected 1 to {MAX_WORLD_SIZE}")
+    if args.json not in (None, "-") and not Path(args.json).resolve().parent.is_dir():
+        raise InputError(f"--json: got {args.json}, whose folder does not exist")
+    if args.folder is not None and not os.access(args.folder, os.W_OK):
+        raise InputError(f"--folder: got {args.folder}, expected a folder that can be written")
+    ours = args.world_size is not None or _world_size() == 1
+    # Absolute: Python makes the entries of its path so, and the program may change its folder.
+    folder = Path(args.folder or tempfile.gettempdir()).resolve() / _name(ours, args.folder)
+    leads = prepare(folder)
+    variables = {**os.environ, FOLDER_VARIABLE: str(folder), "PYTHONPATH": _path(folder)}
+    if ours:
+        return lead(args, command, folder, variables)
+    # Another launcher's job: this process becomes the program, so that the launcher sees what it would see anyhow.
+    if leads:
+        _detach(lambda program: follow(args, command, folder, program))
+    sys.stdout.flush()
+    os.execvpe(command[0], command, variables)
+
+
+def _name(ours, shared):
+    """The name of the folder of a job's logs: the same on all ranks that another launcher started."""
+    if ours:
+        return f"lanterne-watch-{os.getuid()}-{os.getpid()}-{time.monotonic_ns()}"
+    if shared is not None:
+        return "lanterne-watch"
+    return f"lanterne-watch-{os.getuid()}-{os.getppid()}-{_start_of(os.getppid())}"
+
+
+def _world_size():
+    for name in (*MPI_SIZE_VARIABLES, "WORLD_SIZE"):
+        text = os.environ.get(name, "")
+        if text.isascii() and text.isdigit():
+            return int(text)
+    return 1
+
+
+def _start_of(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return 0
+
+
+def _path(folder):
+    """PYTHONPATH with the folder of our sitecustomize first."""
+    return os.pathsep.join(filter(None, [str(folder / "site"), os.environ.get("PYTHONPATH")]))
+
+
+def prepare(folder):
+    """Make `folder`, with the sitecustomize that starts the recorder; False where another rank has made it."""
+    root = str(Path(sys.modules["lanterne"].__file__).resolve().parent.parent)
+    try:
+        partial = Path(tempfile.mkdtemp(prefix=".lanterne-watch-", dir=folder.parent))
+        (partial / "site").mkdir()
+        (partial / "site" / "sitecustomize.py").write_text(SITE.format(root=root, site=str(folder / "site")))
+        try:
+            # One rank's succeeds, and what the others find is complete.
+            partial.rename(folder)
+            return True
+        except OSError:
+            shutil.rmtree(partial)
+            if folder.is_symlink() or folder.stat().st_uid != os.getuid():
+                raise InputError(f"watch: {folder} belongs to somebody else") from None
+            return False
+    except OSError as error:
+        raise InputError(f"watch: cannot make {folder}: {error.strerror}") from error
+
+
+def _detach(task):
+    """Run `task(pid of this process)` in a process of its own that outlives us, whoever ends us, and how."""
+    program = os.getpid()
+    if (child := os.fork()) != 0:
+        os.waitpid(child, 0)
+        return
+    os.setsid()
+    if os.fork() != 0:
+        os._exit(0)
+    try:
+        # The launcher's own connections to its ranks among them.
+        os.closerange(3, MAX_FILES)
+        task(program)
+    finally:
+        os._exit(0)
+
+
+def follow(args, command, folder, program):
+    """Read the logs of a job that another launcher started until process `program` and the other ranks have ended."""
+    from lanterne.failslow.record.job_log import JobLog
+    from lanterne.failslow.record.watch import Reader
+
+    reader = Reader(JobLog(folder, _world_size()), _say)
+    try:
+        while lives(program):
+            time.sleep(0.05)
+        _wait_for_others(folder)
+        _finish(args, command, reader)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def lead(args, command, folder, variables):
+    """Run the program and read the logs of its ranks; print the report; the program's exit code."""
+    from lanterne.failslow.record.job_log import JobLog
+    from lanterne.failslow.record.watch import Reader
+
+    reader, code = Reader(JobLog(folder, args.world_size or 1), _say), None
+    try:
+        code = _start_ranks(args, command, variables) if args.world_size else _run_here(command, variables)
+        return code
+    finally:
+        _finish(args, command, reader, code)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _finish(args, command, reader, code=None):
+    """Write and print the report; `code` is the program's exit code, None where only its launcher knows it."""
+    found = reader.finish() | {"exit_code": code}
+    # Whoever reads standard error may be gone; the file is written first.
+    with suppress(OSError):
+        if args.json:
+            report.write_json(args.json, report.envelope(command=command, **found))
+        sys.stdout.flush()
+        print_report(found, sys.stderr)
+
+
+def _say(notice):
+    because = f"\nlanterne watch:   {notice.cause.evidence}" if notice.cause else ""
+    print(f"lanterne watch: {time.strftime('%H:%M:%S')} {notice.text}{because}", file=sys.stderr, flush=True)
+
+
+def _start_ranks(args, command, variables):
+    from lanterne.transport.job.launch import launch
+
+    ours = {name: variables[name] for name in (FOLDER_VARIABLE, "PYTHONPATH")}
+    if args.launcher == "direct":
+        ours |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+    return launch(command, args.world_size, launcher=args.launcher, env=ours)
+
+
+def _free_port():
+    import socket
+
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return sock.getsockname()[1]
+
+
+def _run_here(command, variables):
+    """Run the program as a child that gets our signals and ends with us; its exit code, 128 + n for signal n."""
+    libc, us = ctypes.CDLL(None), os.getpid()
+
+    def die_with_us():
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != us:
+            os._exit(1)
+
+    # MPI's launcher speaks to the program through a file descriptor that it has inherited.
+    child = subprocess.Popen(command, env=variables, close_fds=False, preexec_fn=die_with_us)
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, lambda number, _frame: child.send_signal(number))
+    while True:
+        try:
+            code = child.wait()
+            return code if code >= 0 else 128 - code
+        except KeyboardInterrupt:
+            # A terminal sends Ctrl-C to the program too; what that makes of it decides.
+            continue
+
+
+def _wait_for_others(folder):
+    """Let the other ranks come to their ends."""
+    deadline_s = time.monotonic() + END_S
+    while time.monotonic() < deadline_s:
+        pids = [path.stem.rpartition("-")[2] for path in folder.glob("rank-*.calls")]
+        if not any(lives(pid) for pid in pids):
+            return
+        time.sleep(0.05)
+
+
+def print_report(found, file):
+    """The tables of a report: iterations, incidents, arrivals, calls."""
+    iterations = found["iterations"]
+    ranks = found["ranks"]
+    ended = f"; the program ended with exit code {found['exit_code']}" if found["exit_code"] else ""
+    heading = f"{len(found['reported'])} of {format_count(ranks, 'rank')} reported{ended}"
+    print(f"# lanterne watch: {heading}", file=file)
+    if iterations["count"]:
+        print(
+            f"# {format_count(iterations['count'], 'iteration')} of {format_count(iterations['calls'], 'call')}, "
+            f"median {format_time(iterations['median_s'])}, p90 {format_time(iterations['p90_s'])}",
+            file=file,
+        )
+    for note in found["notes"]:
+        print(f"# {note}", file=file)
+    for incident in found["incidents"]:
+        relief = "and lasts" if incident["lasts"] else f"to {incident['relief']}"
+        # What an iteration is, was taken otherwise then.
+        of = f" (each of {format_count(incident['calls'], 'call')})" if incident["calls"] != iterations["calls"] else ""
+        first = f"SLOW from iteration {incident['onset']} {relief}{of}: {incident['ratio']:.2f} times the usual time"
+        print(f"{first}; {incident['cause']['evidence']}", file=file)
+    if iterations["count"] and not found["incidents"]:
+        print("no incident", file=file)
+    arrivals = found["arrivals"]
+    if arrivals["matched"]:
+        columns = [
+            ("rank", ""),
+            ("host", ""),
+            ("calls", ""),
+            ("came last", ""),
+            ("share", "%"),
+            ("late", "median"),
+            ("", "max"),
+            ("waited", "in all"),
+        ]
+        rows = [
+            [
+                rank["rank"],
+                rank["host"],
+                rank["calls"],
+                rank["last"],
+                f"{100 * rank['last'] / arrivals['matched']:.0f}",
+                format_time(rank["late_median_s"]),
+                format_time(rank["late_max_s"]),
+                format_time(rank["waited_s"]),
+            ]
+            for rank in arrivals["ranks"]
+        ]
+        report.print_table(columns, rows, left=(0, 1), file=file)
+    if found["calls"]:
+        rows = [
+            [c["name"], format_nbytes(c["nbytes"]) if c["nbytes"] >= 0 else "-", c["count"], format_time(c["mean_s"])]
+            for c in found["calls"][:10]
+        ]
+        report.print_table([("call", ""), ("size", ""), ("count", ""), ("mean", "")], rows, file=file)

@@ -1,0 +1,177 @@
+"""One rank of the collectives that `lanterne bench gpu` measures over nccl; rank 0 writes the figures to a file.
+
+Eager calls, captured ones and ncclAllReduce run in turn on the same arrays; times are of the slowest rank. Launch cost
+is the CPU's time from the call of `launch` to its return, with nothing to wait for. A decision is the CPU's time from
+when the board's record of a call is there to the launch of the graph that it names. Emulated links come last.
+"""
+
+import faulthandler
+import statistics
+import sys
+import time
+from contextlib import contextmanager
+from itertools import chain
+
+import numpy as np
+
+from lanterne.bench.gpu.emulated_links import link_figures
+from lanterne.bench.output.report import write_json
+from lanterne.collectives.late import calls as late
+from lanterne.pipeline.device.device_stage import cuda_device
+
+NBYTES = 64 << 20
+ALGORITHMS = ("ring", "late_join")
+# What a launch costs the CPU does not depend on the size.
+LAUNCH_NBYTES = 1 << 20
+LAUNCHES, ITERATIONS = 200, 7
+LAUNCH_BAR_S = DECISION_BAR_S = 20e-6
+# Calls whose records are timed, and how late one rank of each comes.
+DECISIONS, LATE_S = 48, 5e-3
+
+
+def main(file):
+    import lanterne
+    from lanterne.bench.gpu.figures import JOB_S
+
+    # Where each thread is, shortly before the job is given up.
+    faulthandler.dump_traceback_later(JOB_S - 4.0)
+    # The board is asked about the short calls of `_decision_figures`, too.
+    late.LEAST_NORMAL_S = 0.0
+    with lanterne.init(transport="nccl", timeout_s=60.0) as comm:
+        import cupy
+
+        stream = cupy.cuda.Stream(non_blocking=True)
+
+        def put(array):
+            return cupy.asarray(array)
+
+        records = []
+        with stream:
+            found = figures(comm, put, lambda array: array.get(), stream.synchronize)
+            links = link_figures(comm, cuda_device(comm), lambda value: _slowest(comm, value))
+            for record in chain(found, links):
+                records.append(record)
+                # Anew each time: a job that is ended has told what it had found.
+                if comm.rank == 0:
+                    write_json(file, records)
+
+
+def figures(comm, put, get, synchronize, nbytes=NBYTES, launches=LAUNCHES):
+    """Yields the figures as dicts (gpu_figures.Figure), alike on all ranks, which call it together; launches first.
+
+    Args:
+        put, get: host array to device array and back; synchronize: returns once the current stream is done.
+    """
+    source = (np.arange(nbytes // 4) * 7 + 13 * comm.rank).astype(np.int64) % 17
+    # One rank alone is never late.
+    algorithms = [name for name in ALGORITHMS if name in comm.algorithms("all_reduce")]
+    yield from _launch_figures(comm, algorithms, source[: LAUNCH_NBYTES // 4], put, synchronize, launches)
+    yield from _decision_figures(comm, source[: LAUNCH_NBYTES // 4], put, synchronize)
+    x, out = put(source.astype(np.float32)), put(np.zeros(source.size, np.float32))
+    expected = np.zeros(source.size, np.float32)
+    comm.all_reduce(source.astype(np.float32), expected, algorithm="ring")
+    captured = {name: comm.capture("all_reduce", x, out, algorithm=name) for name in algorithms}
+    calls = {"nccl": lambda: comm.all_reduce(x, out, algorithm="native")}
+    for name in algorithms:
+        calls[name] = lambda name=name: comm.all_reduce(x, out, algorithm=name)
+        calls[f"{name}, captured"] = captured[name].launch
+    times_s = {name: [] for name in calls}
+    for iteration in range(-1, ITERATIONS):
+        for name, call in calls.items():
+            comm.barrier()
+            started = time.perf_counter()
+            call()
+            synchronize()
+            elapsed_s = _slowest(comm, time.perf_counter() - started)
+            if iteration >= 0:
+                times_s[name].append(elapsed_s)
+            else:
+                wrong = int(_slowest(comm, np.count_nonzero(get(out) != expected)))
+                yield _figure(f"{name}: elements that differ from the CPU's", wrong, "", "0", wrong == 0, [wrong])
+    ranks = f"{comm.world_size} ranks{' that share a GPU' if comm.transport.shares_devices else ''}"
+    for name in calls:
+        if name != "nccl":
+            ratios = [peer / ours for peer, ours in zip(times_s["nccl"], times_s[name], strict=True)]
+            label = f"{name} all_reduce of {nbytes >> 20} MiB on {ranks}: ncclAllReduce's time over ours"
+            yield _figure(label, statistics.median(ratios), "", "-", True, ratios)
+    for call in captured.values():
+        call.close()
+
+
+def _launch_figures(comm, algorithms, source, put, synchronize, launches):
+    x, out = put(source.astype(np.float32)), put(np.zeros(source.size, np.float32))
+    for name in algorithms:
+        captured = comm.capture("all_reduce", x, out, algorithm=name)
+        samples = [_slowest(comm, launch_s) for launch_s in _launch_times_s(captured, synchronize, launches)]
+        captured.close()
+        value = statistics.median(samples)
+        yield _figure(f"launch of a captured {name}", value, "s", "<= 20 us", value <= LAUNCH_BAR_S, samples)
+
+
+def _decision_figures(comm, source, put, synchronize):
+    """What a rank needs to pick a graph once it knows who is late; two ranks are never asked."""
+    x, out = put(source.astype(np.float32)), put(np.zeros(source.size, np.float32))
+    captured = comm.capture("all_reduce", x, out)
+    if captured.asks:
+        times_s = []
+        with _timed_decisions(comm, times_s):
+            for call in range(DECISIONS):
+                if call % comm.world_size == comm.rank:
+                    time.sleep(LATE_S)
+                captured.launch()
+                synchronize()
+        value = _slowest(comm, statistics.median(times_s))
+        yield _figure(
+            "from the record of who is late to the launch", value, "s", "<= 20 us", value <= DECISION_BAR_S, times_s
+        )
+    captured.close()
+
+
+@contextmanager
+def _timed_decisions(comm, times_s):
+    """Appends to `times_s` the seconds from each record to the launch that it leads to."""
+    runtime, board, known_s = comm.device_side().runtime, comm.late, []
+    take, launch = board.take, runtime.launch
+
+    def timed_take():
+        record = take()
+        if record is not None:
+            known_s[:] = [time.perf_counter()]
+        return record
+
+    def timed_launch(graph, stream):
+        if known_s:
+            times_s.append(time.perf_counter() - known_s.pop())
+        launch(graph, stream)
+
+    board.take, runtime.launch = timed_take, timed_launch
+    try:
+        yield
+    finally:
+        board.take, runtime.launch = take, launch
+
+
+def _launch_times_s(captured, synchronize, launches):
+    """Seconds of the CPU in each of `launches` launches; few at a time, so that no queue fills up."""
+    times_s = []
+    for index in range(launches):
+        started = time.perf_counter()
+        captured.launch()
+        times_s.append(time.perf_counter() - started)
+        if index % 8 == 7:
+            synchronize()
+    return times_s
+
+
+def _slowest(comm, value):
+    found = np.array([value], np.float64)
+    comm.all_reduce(found, found, op="max", algorithm="ring")
+    return float(found[0])
+
+
+def _figure(name, value, unit, bar, ok, samples):
+    return {"name": name, "value": float(value), "unit": unit, "bar": bar, "ok": bool(ok), "samples": list(samples)}
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,210 @@
+"""Run a command on every host of a cluster in one box: a network namespace per host, rate-limited links, a switch.
+
+  lanterne lab --hosts 8 --rate 200mbit -- lanterne bench all_reduce --transport ucx --bytes 16MiB
+  lanterne lab --hosts 4 --rate 200mbit --rate 3=50mbit -- lanterne bench all_reduce --transport ucx    one slow NIC
+  lanterne lab --hosts 4 --rate 1gbit --launcher mpich -- python pipeline/train/trainer.py       under MPICH's mpiexec (or openmpi)
+
+Each host runs the command once, with RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT and a LANTERNE_TOKEN; UCX
+is told to use TCP on the emulated NIC. The links limit each direction to the rate; messages of up to some 4 MiB profit
+visibly from the bucket's first 128 kB. Needs root, ip and tc, and removes everything that it made, whatever ends it.
+Exit code: the first of a host that is not 0.
+"""
+
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from lanterne.bench.lab.network import INTERFACE, Network, Undertaker, check_available, create
+from lanterne.bench.output.units import parse_rate_bytes_per_s
+from lanterne.errors import InputError, Unavailable
+from lanterne.transport.own_python import own_python
+
+MASTER_PORT = 29500
+# After one host has failed, how long the others may take to notice and say so themselves.
+GRACE_S = 15.0
+
+
+def add_arguments(parser):
+    parser.add_argument("--hosts", type=int, default=4, metavar="N", help="hosts of the cluster (default 4)")
+    parser.add_argument(
+        "--rate",
+        action="append",
+        metavar="[HOST=]RATE",
+        help="of every link, or of one host's; may be repeated (default 200mbit)",
+    )
+    parser.add_argument(
+        "--launcher", choices=("none", "mpich", "openmpi"), default="none", help="start the command by an mpiexec"
+    )
+    parser.add_argument("command", nargs="+", metavar="COMMAND", help="what every host runs, after --")
+
+
+def run(args):
+    rates = parse_rates(args.rate or ["200mbit"], args.hosts)
+    check_available()
+    # Names of devices and namespaces are short; the process id keeps labs apart.
+    network = Network(f"lab{os.getpid()}", rates)
+    command = resolve(args.command)
+    undertaker = Undertaker(network.name)
+    end_in_order()
+    try:
+        create(network)
+        if args.launcher == "none":
+            return run_ranks(network, command)
+        return run_mpi(network, command, args.launcher)
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        undertaker.close()
+
+
+def end_in_order():
+    """From now on a TERM or HUP ends this process as Ctrl-C does, through every `finally`, with exit code 128 + n."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, _frame: sys.exit(128 + number))
+
+
+def parse_rates(texts, num_hosts):
+    """Bytes per second of every host's link, from texts like "200mbit" and "3=50mbit".
+
+    Raises:
+        InputError: no rate, or a host that is not there.
+    """
+    common, special = None, {}
+    for text in texts:
+        host, equals, rate = text.rpartition("=")
+        if not equals:
+            common = parse_rate_bytes_per_s(rate, "--rate")
+            continue
+        if not host.isascii() or not host.isdigit() or int(host) >= num_hosts:
+            raise InputError(f"--rate: got host {host!r}, expected 0 to {num_hosts - 1}")
+        special[int(host)] = parse_rate_bytes_per_s(rate, "--rate")
+    if common is None:
+        common = parse_rate_bytes_per_s("200mbit")
+    return tuple(special.get(host, common) for host in range(num_hosts))
+
+
+def resolve(command):
+    """`command` with `lanterne` and `python` being those of this installation.
+
+    Raises:
+        InputError: no such program.
+    """
+    program = command[0]
+    if program == "lanterne":
+        return [*own_python(), "-m", "lanterne", *command[1:]]
+    if program in ("python", "python3"):
+        return [sys.executable, *command[1:]]
+    beside = Path(sys.executable).parent / program
+    found = str(beside) if beside.is_file() else shutil.which(program)
+    if found is None:
+        raise InputError(f"command: got {program!r}, which is not on PATH, expected a program")
+    return [found, *command[1:]]
+
+
+def environment(network, token, rank):
+    """The environment of the command on host `rank`."""
+    own = {
+        "LANTERNE_TOKEN": token,
+        # All hosts have one kernel; this keeps them apart, or they would meet in shared memory.
+        "LANTERNE_HOST_ID": network.host(rank),
+        "LANTERNE_RANKS_HERE": str(network.num_hosts),
+        "LANTERNE_RATE_BYTES_PER_S": repr(network.rates_bytes_per_s[rank]),
+        "UCX_TLS": "tcp,self",
+        "UCX_NET_DEVICES": INTERFACE,
+        # Nobody tells these hosts their names.
+        "LANTERNE_BIND": INTERFACE,
+        "OMP_NUM_THREADS": "1",
+        "NUMBA_NUM_THREADS": "1",
+    }
+    # What was measured at another rate, or without one, is no model of this network.
+    return {"LANTERNE_CACHE": "off", **os.environ, **own}
+
+
+def run_ranks(network, command):
+    """Run `command` on every host as one rank of a torchrun-style job; the first exit code that is not 0."""
+    token = secrets.token_hex(16)
+    processes = []
+    for rank in range(network.num_hosts):
+        job = {
+            "RANK": str(rank),
+            "WORLD_SIZE": str(network.num_hosts),
+            "LOCAL_RANK": "0",
+            "MASTER_ADDR": network.address(0),
+            "MASTER_PORT": str(MASTER_PORT),
+        }
+        processes.append(subprocess.Popen(network.run_in(rank) + command, env=environment(network, token, rank) | job))
+    return wait_for_all(processes)
+
+
+def wait_for_all(processes):
+    """The first exit code that is not 0; waits for all, or GRACE_S after the first that failed, and ends the rest."""
+    failed = 0
+    running = {process.pid: process for process in processes}
+    while running:
+        pid, status = os.wait()
+        process = running.pop(pid, None)
+        if process is None:
+            continue
+        process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode and not failed:
+            failed = process.returncode if process.returncode > 0 else 128 - process.returncode
+            signal.signal(signal.SIGALRM, lambda *_: [late.kill() for late in running.values()])
+            signal.setitimer(signal.ITIMER_REAL, GRACE_S)
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    return failed
+
+
+def run_mpi(network, command, launcher):
+    """Run `command` under an mpiexec on host 0, one rank per host; the mpiexec's exit code."""
+    mpiexec = resolve(["mpiexec"])[0]
+    version = subprocess.run([mpiexec, "--version"], capture_output=True, text=True, check=False).stdout
+    is_open_mpi = "Open MPI" in version or "OpenRTE" in version or "PRRTE" in version
+    if is_open_mpi != (launcher == "openmpi"):
+        raise Unavailable(f"lab: got --launcher {launcher}, but {mpiexec} is {'' if is_open_mpi else 'not '}Open MPI's")
+    with tempfile.TemporaryDirectory(prefix=network.name) as folder:
+        words = [*mpiexec_words(network, mpiexec, launcher, Path(folder)), *command]
+        return wait_for_all([subprocess.Popen(words, env=mpi_environment(network))])
+
+
+def mpiexec_words(network, mpiexec, launcher, folder):
+    """The words that start a command by `mpiexec` on every host of `network`; an agent is written to `folder`."""
+    # What mpiexec believes to be ssh: AGENT [-x] HOST COMMAND...
+    agent = folder / "agent"
+    agent.write_text(
+        "#!/bin/sh\nwhile case $1 in -*) true ;; *) false ;; esac; do shift; done\nhost=$1; shift\n"
+        'exec ip netns exec "$host" env LANTERNE_HOST_ID="$host" sh -c "$*"\n'
+    )
+    agent.chmod(0o755)
+    hosts = ",".join(network.host(index) for index in range(network.num_hosts))
+    if launcher == "mpich":
+        how = ["-hosts", hosts, "-launcher", "ssh", "-launcher-exec", str(agent), "-iface", INTERFACE]
+    else:
+        how = ["--host", hosts, "--prtemca", "plm", "ssh", "--prtemca", "plm_ssh_agent", str(agent)]
+        how += [
+            "--prtemca",
+            "prte_if_include",
+            INTERFACE,
+            "--mca",
+            "btl_tcp_if_include",
+            INTERFACE,
+            "--bind-to",
+            "none",
+        ]
+    return [*network.run_in(0), str(mpiexec), "-n", str(network.num_hosts), *how]
+
+
+def mpi_environment(network):
+    """The environment of an mpiexec on host 0."""
+    child = environment(network, secrets.token_hex(16), 0)
+    # Each host names itself (see the agent); the launcher's own value would make them all host 0.
+    del child["LANTERNE_HOST_ID"]
+    return child | {
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "OMPI_MCA_mpi_yield_when_idle": "1",
+    }

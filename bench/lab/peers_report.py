@@ -1,0 +1,121 @@
+"""The tables of `lanterne bench lab-peers`, for a terminal and as Markdown, from the same records."""
+
+import shlex
+import statistics
+
+from lanterne.bench.lab.team import CONTENDERS
+from lanterne.bench.output import report
+from lanterne.bench.output.units import format_nbytes
+
+# (hosts, nbytes, delay) -> (bar, aim) of auto: what this project wants to reach.
+BARS = {
+    (8, 4 << 20, 1.1): (1.12, 1.05),
+    (8, 16 << 20, 1.1): (1.08, 1.04),
+    (8, 64 << 20, 1.1): (1.08, 1.04),
+    (8, 16 << 20, 0.9): (1.10, 1.05),
+    (8, 16 << 20, 0.7): (1.28, 1.20),
+    (8, 16 << 20, 0.45): (1.50, 1.40),
+    (8, 16 << 20, 0): (1.82, 1.77),
+    (4, 16 << 20, 1.1): (1.07, 1.04),
+}
+HEAD = """# The late rank on the emulated cluster
+
+x: multiples of s/rate from the late rank's call to the last completion on any host, medians; without a late rank: from
+the common call. Float32 sum, one rank on each host, {rate:g} Mbit/s each way (nominal: a stream reaches some 197), so 1
+is the time in which the late rank's own buffer leaves it. D: the last rank's delay, in the same multiples. `auto` is
+told nothing, our other algorithms are told who is late. All took turns and every element of every result was checked.
+Columns: a name is one of our algorithms, or a peer's all_reduce; *best peer* is the least x of the peers in this row;
+*bar* is what `auto` has to reach at that size and delay, *aim* what it would like to, as this project set them before
+they were measured (1.77 is the best peer without a late rank; "-": none was set for the case).
+
+Made by `{command}`
+on {cpus} cores ({platform}).
+"""
+
+
+def table(document):
+    """(columns, rows) of texts: a row per case, a column per contender or algorithm."""
+    results = [record for record in document["results"] if record["x"]]
+    makers = list(dict.fromkeys((record["contender"], record["algorithm"]) for record in results))
+    makers.sort(key=lambda maker: list(CONTENDERS).index(maker[0]))
+    cases = list(dict.fromkeys(_case(record) for record in results))
+    found = {(_case(record), (record["contender"], record["algorithm"])): record for record in results}
+    titles = [algorithm or CONTENDERS[name].title for name, algorithm in makers]
+    rows = []
+    for case in cases:
+        hosts, nbytes, delay = case
+        mine = [found.get((case, maker)) for maker in makers]
+        peers = [_x(record) for record, (name, _) in zip(mine, makers, strict=True) if record and name != "lanterne"]
+        bars = [f"{value:.2f}" for value in BARS[case]] if case in BARS else ["-", "-"]
+        cells = [f"{_x(record):.2f}" if record else "-" for record in mine]
+        best = f"{min(peers):.2f}" if peers else "-"
+        rows.append([str(hosts), format_nbytes(nbytes), f"{delay:g}" if delay else "none", *cells, best, *bars])
+    return ["hosts", "size", "D", *titles, "best peer", "bar", "aim"], rows
+
+
+def _case(record):
+    return record["hosts"], record["nbytes"], record["delay"]
+
+
+def _x(record):
+    return statistics.median(record["x"])
+
+
+def notes(document):
+    """Lines about who took part, who is missing and what failed."""
+    lines = [f"{CONTENDERS[name].title}: {version}" for name, version in document["versions"].items()]
+    for name, command in document["missing"].items():
+        lines.append(f"{CONTENDERS[name].title} is missing; install it with: {command}")
+    lines += [f"failed: {text}" for text in document["failed"].values()]
+    wrong = sum(record["wrong"] for record in document["results"])
+    turns = sum(len(record["x"]) for record in document["results"])
+    sessions = f"in {document['sessions']} starts of the cluster"
+    return [*lines, f"{turns} calls counted {sessions}, {wrong} wrong elements; code {document['code']}"]
+
+
+def print_results(document):
+    """The table for people."""
+    titles, rows = table(document)
+    report.print_table([(title, "") for title in titles], rows, notes=notes(document), left=(1,))
+
+
+def markdown(document):
+    """The whole report."""
+    titles, rows = table(document)
+    environment = document["environment"]
+    head = HEAD.format(
+        rate=document["rate_bytes_per_s"] * 8 / 1e6,
+        command=shlex.join(document["argv"]),
+        cpus=environment["cpus"],
+        platform=environment["platform"],
+    )
+    lines = [
+        head,
+        *(f"- {note}" for note in notes(document)),
+        "",
+        _line(titles),
+        _line(["---"] * len(titles)),
+        *map(_line, rows),
+    ]
+    spread = [
+        [
+            *_texts(record),
+            str(len(record["x"])),
+            *(f"{value:.2f}" for value in (min(record["x"]), _x(record), max(record["x"]))),
+        ]
+        for record in document["results"]
+        if record["x"]
+    ]
+    columns = ["hosts", "size", "D", "who", "turns", "min x", "median x", "max x"]
+    lines += ["", "## Spread", "", _line(columns), _line(["---"] * len(columns)), *map(_line, spread)]
+    return "\n".join(lines) + "\n"
+
+
+def _texts(record):
+    delay = f"{record['delay']:g}" if record["delay"] else "none"
+    who = record["algorithm"] or CONTENDERS[record["contender"]].title
+    return [str(record["hosts"]), format_nbytes(record["nbytes"]), delay, who]
+
+
+def _line(cells):
+    return f"| {' | '.join(cells)} |"

@@ -1,0 +1,203 @@
+"""What every command prints and writes: one JSON envelope, tables rendered from the same records, progress."""
+
+import json
+import os
+import platform
+import sys
+import tempfile
+import time
+from importlib import metadata
+from pathlib import Path
+
+from lanterne.errors import InputError
+
+SCHEMA_VERSION = 1
+PICTURES = (".png", ".svg", ".pdf")
+# Options of commands that name a file to be written.
+OUTPUTS = ("json", "plot", "trace", "report", "checkpoint", "output")
+# How often a job that another launcher started says how far it is.
+LINE_S = 10.0
+_said_s = time.monotonic()
+
+
+def environment():
+    """Machine and versions, for the record: a dict of strings and ints."""
+    found = {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "host": platform.node(),
+        "cpus": len(os.sched_getaffinity(0)),
+    }
+    for package in (
+        "lanterne",
+        "numpy",
+        "numba",
+        "mpi4py",
+        "mpich",
+        "ortools",
+        "ucxx-cu12",
+        "ucxx-cu13",
+        "cupy-cuda12x",
+        "cupy-cuda13x",
+    ):
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def envelope(**content):
+    """The outer object of every JSON file of ours: schema_version, argv, environment, then `content`."""
+    return {"schema_version": SCHEMA_VERSION, "argv": sys.argv, "environment": environment(), **content}
+
+
+def check_outputs(args):
+    """Refuse output files that could not be written, before the work for them is done.
+
+    Args:
+        args: a command's options; those of OUTPUTS are looked at ("-" and "none" are no files).
+
+    Raises:
+        InputError: a folder that does not exist or may not be written to, a folder where a file is expected, or a
+            picture that is no .png, .svg or .pdf.
+    """
+    for name in OUTPUTS:
+        path = getattr(args, name, None)
+        if not isinstance(path, str) or path in ("-", "none"):
+            continue
+        folder = Path(path).absolute().parent
+        if not folder.is_dir():
+            raise InputError(f"--{name}: cannot write {path}: No such file or directory, expected an existing folder")
+        if Path(path).is_dir():
+            raise InputError(f"--{name}: cannot write {path}: Is a directory, expected a file")
+        if name == "plot" and Path(path).suffix.lower() not in PICTURES:
+            raise InputError(f"--plot: cannot draw {path}: expected a name that ends in .png, .svg or .pdf")
+        # A device or a pipe is written through, a file is replaced by one of its folder.
+        if not os.access(path if _is_written_through(Path(path)) and Path(path).exists() else folder, os.W_OK):
+            raise InputError(f"--{name}: cannot write {path}: Permission denied, expected one that may be written")
+
+
+def read_json(path):
+    """The JSON document in file `path`.
+
+    Raises:
+        InputError: it cannot be read or is no JSON.
+    """
+    try:
+        with open(path, encoding="utf-8") as file:
+            return json.load(file)
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}: is no JSON: {error}") from error
+
+
+def write_json(path, document):
+    """Write `document` to file `path` ("-" for standard output), whole or not at all.
+
+    Raises:
+        InputError: the folder does not exist or cannot be written.
+    """
+    text = json.dumps(document, indent=1, allow_nan=False) + "\n"
+    if str(path) == "-":
+        sys.stdout.write(text)
+        return
+    write_atomically(path, text.encode())
+
+
+def tell(path, document, show):
+    """Write `document` to file `path`, if there is one, and let `show(document, file)` print it for people.
+
+    They read it on standard output, unless `path` is "-" and the JSON is there: then on standard error.
+
+    Raises:
+        InputError: as write_json.
+    """
+    if path:
+        write_json(path, document)
+    show(document, sys.stderr if path == "-" else sys.stdout)
+
+
+def write_atomically(path, data):
+    """Replace file `path` by the bytes `data`; a reader sees the old file or the new one.
+
+    A link, a device or a pipe (/dev/stdout, /dev/null) stays what it is and is written through, not replaced.
+
+    Raises:
+        InputError: the folder does not exist or cannot be written.
+    """
+    path = Path(path)
+    temporary = None
+    try:
+        if _is_written_through(path):
+            path.write_bytes(data)
+            return
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
+            temporary = file.name
+            file.write(data)
+        os.chmod(temporary, 0o666 & ~_umask())
+        os.replace(temporary, path)
+    except OSError as error:
+        if temporary is not None:
+            Path(temporary).unlink(missing_ok=True)
+        raise InputError(f"cannot write {path}: {error.strerror}") from error
+
+
+def _is_written_through(path):
+    return path.is_symlink() or (path.exists() and not path.is_file())
+
+
+def _umask():
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def print_table(columns, rows, title=None, notes=(), left=(0,), file=None):
+    """Print a table for people.
+
+    Args:
+        columns: (header, unit) pairs; the unit line is left out where all units are empty.
+        rows: sequences of cells, one per column.
+        left: the columns that are left-aligned; the others are right-aligned.
+        notes: lines printed first, behind `# `.
+    """
+    file = file or sys.stdout
+    for note in notes:
+        print(f"# {note}", file=file)
+    if title:
+        print(title, file=file)
+    lines = [[header for header, _ in columns]] if any(header for header, _ in columns) else []
+    if any(unit for _, unit in columns):
+        lines.append([f"({unit})" if unit else "" for _, unit in columns])
+    lines += [list(map(str, row)) for row in rows]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(columns))]
+    for line in lines:
+        cells = [
+            cell.ljust(width) if i in left else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ]
+        print("  ".join(cells).rstrip(), file=file)
+
+
+def progress(text):
+    """Show `text` on the terminal's last line; silent where there is none. `progress("")` clears it.
+
+    Ranks write through a pipe: their launcher sets LANTERNE_PROGRESS where its own standard error is a terminal. Under
+    another launcher, which tells nothing, rank 0 says it in a line of its own each LINE_S.
+    """
+    global _said_s
+    if sys.stderr.isatty() or "LANTERNE_PROGRESS" in os.environ:
+        sys.stderr.write(f"\r\x1b[K{text}")
+        sys.stderr.flush()
+    elif text and time.monotonic() > _said_s + LINE_S and _is_first_of_a_foreign_job():
+        _said_s = time.monotonic()
+        sys.stderr.write(f"{text}\n")
+        sys.stderr.flush()
+
+
+def _is_first_of_a_foreign_job():
+    from lanterne.transport.job.bootstrap import in_a_job, launched_rank
+
+    return in_a_job() and "LANTERNE_LAUNCHER" not in os.environ and launched_rank() == 0

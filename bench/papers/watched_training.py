@@ -1,0 +1,117 @@
+"""A small GPT that trains in blocks, in turn recorded and not: what its call logs say, beside what was so."""
+
+import statistics
+import tempfile
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from lanterne.bench.output import report
+from lanterne.bench.pipeline.measure import from_first, on_ranks
+from lanterne.collectives import communicator
+from lanterne.failslow.record.adapters import LANTERNE, watch_communicator
+from lanterne.failslow.record.job_log import JobLog
+from lanterne.failslow.record.recorder import Recorder
+from lanterne.failslow.record.watch import Reader
+from lanterne.pipeline.adapt.injection import SlowStage
+from lanterne.pipeline.model.stage_gpt import gpt
+from lanterne.pipeline.model.text import Batches
+from lanterne.pipeline.plan.problem import Problem
+from lanterne.pipeline.train.rank_layout import make_layout
+from lanterne.pipeline.train.trainer import Trainer, plans
+
+# Tensor-parallel ranks, copies, stages, on a node of 4, on 2 nodes of 4, on 4 of 2: as the paper's.
+SETTINGS = {
+    "1T1D4P (S)": (1, 1, 4), "1T2D2P (S)": (1, 2, 2), "1T4D1P (S)": (1, 4, 1), "2T1D2P (S)": (2, 1, 2),
+    "2T2D1P (S)": (2, 2, 1), "2T2D2P (M)": (2, 2, 2), "2T4D1P (M)": (2, 4, 1),
+}  # fmt: skip
+QUICK = ("1T2D2P (S)", "2T1D2P (S)")
+BLOCK, BLOCKS, QUICK_BLOCKS, EACH, PACE_S = 10, 12, 6, 4, 2e-3
+TEXT = dict(vocabulary=64, length=16, width=32, heads=4, blocks=4, rows=1)
+
+
+def records(quick):
+    """A record per setting: seconds of iterations, as they were and by the call log, and of blocks with and without."""
+    found = []
+    for name, (parts, copies, places) in SETTINGS.items():
+        if quick and name not in QUICK:
+            continue
+        report.progress(name)
+        blocks = QUICK_BLOCKS if quick else BLOCKS
+        work = {"parts": parts, "copies": copies, "places": places, "blocks": blocks}
+        found.append({"setting": name} | on_ranks(train, work, parts * copies * places, "mpi", 60.0))
+    return found
+
+
+def train(comm, work):
+    """The work on one rank; the record on rank 0."""
+    copies, places, parts = work["copies"], work["places"], work["parts"]
+    total = EACH * copies
+    tokens = np.random.default_rng(0).integers(0, TEXT["vocabulary"], 4096)
+    trainer = Trainer(
+        comm, lambda tensor: gpt(**TEXT, tensor=tensor), Batches(tokens, total, TEXT["rows"], TEXT["length"]),
+        plans(Problem(places, EACH, PACE_S, PACE_S, PACE_S), "1f1b", (EACH,) * copies),
+        layout=make_layout(comm.world_size, places, copies, parts),
+    )  # fmt: skip
+    # Paced, so that ranks that share cores take the time that ranks with cores of their own would.
+    execute, paced = trainer.execute, {number: SlowStage(stage, PACE_S) for number, stage in trainer.stages.items()}
+    trainer.execute = lambda checked, stages, *args, **options: execute(checked, paced, *args, **options)
+    folder = tempfile.mkdtemp(prefix="lanterne-watched-") if comm.rank == 0 else None
+    folder = Path(from_first(comm, folder))
+    recorder, iteration_s, block_s = Recorder(folder), [], {True: [], False: []}
+    reader = Reader(JobLog(folder, comm.world_size), lambda notice: None) if comm.rank == 0 else None
+    for block in range(2 * work["blocks"]):
+        # In pairs, whose order changes; the time of the first pair, which warms up, does not count.
+        is_watched = (block + block // 2) % 2 == 0
+        comm.barrier()
+        began_s = time.monotonic()
+        if is_watched:
+            with recorded(recorder):
+                iteration_s += iterate(trainer)
+        else:
+            iterate(trainer)
+        if block > 1:
+            block_s[is_watched].append(time.monotonic() - began_s)
+    recorder.end()
+    trainer.close()
+    comm.barrier()
+    if reader is None:
+        return None
+    found = reader.finish()
+    for path in folder.iterdir():
+        path.unlink()
+    folder.rmdir()
+    estimated_s = found["iterations"]["median_s"]
+    return {
+        "iteration_s": statistics.median(iteration_s),
+        "estimated_s": estimated_s,
+        "calls": found["iterations"]["calls"],
+        "error": abs(estimated_s / statistics.median(iteration_s) - 1) if estimated_s else None,
+        "overheads": [a / b - 1 for a, b in zip(block_s[True], block_s[False], strict=True)],
+        "reader_s": reader.used_s,
+    }
+
+
+def iterate(trainer):
+    """A block; the seconds from each iteration's beginning to the next's, by this rank's clock."""
+    began_s = [time.monotonic()]
+    for _ in range(BLOCK):
+        trainer.iteration()
+        began_s.append(time.monotonic())
+    return [after - before for before, after in zip(began_s, began_s[1:], strict=False)]
+
+
+@contextmanager
+def recorded(recorder):
+    """All Communicators of this process are recorded in the block."""
+    kind = communicator.Communicator
+    bare = {name: kind.__dict__[name] for name in LANTERNE if name in kind.__dict__}
+    for name in bare:
+        setattr(kind, name, watch_communicator(kind, name, recorder))
+    try:
+        yield
+    finally:
+        for name, method in bare.items():
+            setattr(kind, name, method)

@@ -1,0 +1,175 @@
+"""Plan a pipeline: the order of work on every rank, for slow links, unequal stages and little memory.
+
+  lanterne pipeline plan problem.json --scheduler zb_h1 --plot plan.svg
+  lanterne pipeline plan --stages 8 --microbatches 32 --forward 10ms --backward-input 11ms --backward-weight 8ms \\
+                         --link 3=20ms --memory 12 --scheduler all
+  lanterne pipeline plan problem.json --json plan.json --trace trace.json
+  lanterne pipeline plan problem.json --scheduler best --option placement=wave
+
+--scheduler best plans for one stage per rank, or for the placement it is given: wave is two half-size stages per rank,
+there and back; loop, two around the loop; bidirectional, two copies of the pipeline in opposite directions.
+
+A problem file is a JSON object with stages, microbatches, forward, backward_input, backward_weight (one number, or one
+per stage), link_latency (one per link between neighbours, or a matrix), max_inflight_activations, and optionally
+link_bandwidth, message_nbytes, shared_links, memory, data_parallel, recompute and unit. Every plan is checked, then
+simulated exactly. The bound is proved for the plan's placement: no order of work whatever can be below it; what a
+solver proved beyond that holds for whole actions, and W in pieces may be below. Memory is in activations of a whole
+rank. What a link absorbs is the delay to the next rank, mean of both ways, up to which a plan of one stage per rank has
+no bubbles that cascade (ADAPTRA, equation 1).
+"""
+
+import dataclasses
+import inspect
+import time
+
+from lanterne.bench.output import report
+from lanterne.bench.pipeline.input import add_problem_arguments, problem_from
+from lanterne.bench.pipeline.plan_report import (
+    add_picture_arguments,
+    described,
+    evaluate,
+    parse_options,
+    print_evaluation,
+    record,
+    write_pictures,
+)
+from lanterne.errors import InputError, ScheduleError
+from lanterne.pipeline.planners.registry import SCHEDULERS, load
+from lanterne.pipeline.simulate.check import check
+
+ALL = "all"
+# Per scheduler, when all are compared without a limit of the user's.
+COMPARE_S = 10.0
+
+
+def add_arguments(parser):
+    """The options of this command."""
+    width = max(map(len, SCHEDULERS)) + 2
+    parser.epilog = "schedulers:\n" + "".join(
+        f"  {name.ljust(width)}{summary}\n" for name, (_, _, summary) in SCHEDULERS.items()
+    )
+    default = "best" if "best" in SCHEDULERS else ALL
+    add_problem_arguments(parser)
+    parser.add_argument(
+        "--scheduler", default=default, metavar="NAME", help=f"one of those below, or all (default {default})"
+    )
+    parser.add_argument(
+        "--option",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="an option of the scheduler, such as stages_per_rank=4",
+    )
+    parser.add_argument(
+        "--time-limit",
+        type=float,
+        metavar="SECONDS",
+        help=f"for schedulers that search (default: their own; {COMPARE_S:g} with all)",
+    )
+    parser.add_argument("--json", metavar="FILE", help="write the plan as JSON ('-' for standard output)")
+    add_picture_arguments(parser)
+
+
+def run(args):
+    """Plan, check, simulate and print; exit code 0."""
+    problem, unit, unit_s = problem_from(args)
+    if args.time_limit is not None and args.time_limit <= 0:
+        raise InputError(f"--time-limit: got {args.time_limit:g}, expected more than 0 seconds")
+    if args.scheduler == ALL:
+        return _compare(args, problem, unit, unit_s)
+    evaluation = make(args.scheduler, problem, args.time_limit, parse_options(args.option), memory=True)
+    if args.json:
+        report.write_json(args.json, report.envelope(**record(evaluation), problem=described(problem, unit)))
+    if args.json != "-":
+        print_evaluation(evaluation, problem, unit)
+    write_pictures(evaluation, args, unit, unit_s)
+    return 0
+
+
+def make(name, problem, time_limit_s=None, options=None, memory=False):
+    """The Evaluation of the plan that scheduler `name` makes; a time limit is for those that have one.
+
+    Raises:
+        InputError: no such scheduler or option, the problem is not for it, or its plan does not fit (only if `memory`).
+    """
+    function = load(name)
+    known = inspect.signature(function).parameters
+    given = options or {}
+    _check_options(name, given, known)
+    options = dict(given)
+    if time_limit_s is not None and "time_limit_s" in known:
+        options["time_limit_s"] = time_limit_s
+    if "progress" in known:
+        options["progress"] = lambda found: report.progress(
+            f"{name}: {found.elapsed_s:.1f} s, makespan {found.makespan:.6g}, at least {found.lower_bound:.6g}"
+        )
+    start = time.perf_counter()
+    try:
+        plan = function(problem, **options)
+    except TypeError as error:
+        if not given:
+            raise
+        text = ", ".join(f"{option}={value!r}" for option, value in given.items())
+        raise InputError(f"--option: {name} cannot take {text}: {error}") from error
+    planning_s = time.perf_counter() - start
+    plan = dataclasses.replace(plan, scheduler=name)
+    report.progress("")
+    evaluation = evaluate(check(plan, problem, memory=memory), problem, planning_s)
+    return evaluation._replace(lower_bound=max(evaluation.lower_bound, plan.proved_bound))
+
+
+def _check_options(name, options, known):
+    names = [option for option in list(known)[1:] if option != "progress"]
+    for option, value in options.items():
+        if option not in names:
+            expected = f"one of {', '.join(names)}" if names else "none"
+            raise InputError(f"--option: got {option!r}, expected {expected} for {name}")
+        default = known[option].default
+        if default is not None and not isinstance(value, (int, float) if isinstance(default, float) else type(default)):
+            raise InputError(f"--option: got {option}={value!r}, expected a value such as {default!r}")
+
+
+def _compare(args, problem, unit, unit_s):
+    if args.option:
+        raise InputError(f"--option: got {args.option[0]!r} with all schedulers, expected it with one")
+    made, notes = [], []
+    for name in SCHEDULERS:
+        report.progress(f"planning with {name}")
+        try:
+            made.append(make(name, problem, args.time_limit or COMPARE_S))
+        except ScheduleError:
+            raise
+        except InputError as error:
+            notes.append(f"{name}: {error}")
+    report.progress("")
+    if not made:
+        raise InputError(f"scheduler: got no plan from any, the first said: {notes[0]}")
+    made.sort(key=lambda evaluation: (not evaluation.fits, evaluation.timeline.makespan))
+    if args.json:
+        report.write_json(
+            args.json,
+            report.envelope(results=[record(evaluation) for evaluation in made], problem=described(problem, unit)),
+        )
+    if args.json != "-":
+        columns = [("scheduler", ""), ("placement", ""), ("makespan", unit), ("over first", ""), ("over bound", "")]
+        columns += [("bubbles", ""), ("peak memory", ""), ("fits", ""), ("planned in", "s")]
+        report.print_table(columns, [_row(evaluation, made[0]) for evaluation in made], notes=notes)
+    limit = max(evaluation.timeline.makespan for evaluation in made)
+    for evaluation in made:
+        write_pictures(evaluation, args, unit, unit_s, limit, evaluation.checked.plan.scheduler)
+    return 0
+
+
+def _row(evaluation, first):
+    values = record(evaluation)
+    return [
+        values["scheduler"],
+        values["placement"],
+        f"{values['makespan']:.6g}",
+        f"{values['makespan'] / first.timeline.makespan - 1:.2%}",
+        f"{values['gap']:.2%}" if values["fits_memory"] else "-",
+        f"{values['bubble_rate']:.1%}",
+        f"{max(values['peak_inflight']):.4g}",
+        "yes" if values["fits_memory"] else "NO",
+        f"{values['planning_s']:.3g}",
+    ]

@@ -1,0 +1,119 @@
+"""How far plans of `best` are from the optimum, and how long planning takes, on seeded random problems.
+
+  lanterne bench planner
+  lanterne bench planner --problems 40 --solver 20 --json gaps.json
+
+Problems: 4 to 16 stages, 8 to 32 microbatches, memory from little more than any schedule needs to as many activations
+as stages, stages of equal or of unequal durations (1 to 3), links that are free but for some slow ones. The optimum is
+between the makespan of the best plan known and the proved bound; --solver lets the constraint solver improve on both,
+from the plan of `best`. Planning is timed as processor time of this process.
+"""
+
+import random
+import time
+from statistics import mean
+
+from lanterne.bench.output import report
+from lanterne.errors import InputError
+from lanterne.pipeline.plan.problem import Problem
+from lanterne.pipeline.planners.optimal import solve
+from lanterne.pipeline.planners.registry import plan
+from lanterne.pipeline.simulate.check import check
+from lanterne.pipeline.simulate.simulate import simulate
+
+COLUMNS = [("problem", "seed"), ("stages", ""), ("microbatches", ""), ("memory", "activations"), ("makespan", "")]
+COLUMNS += [("best known", ""), ("bound", ""), ("gap", "%"), ("to bound", "%"), ("planned in", "s")]
+
+
+def add_arguments(parser):
+    """The options of this command."""
+    parser.add_argument("--problems", type=int, default=24, metavar="N", help="how many, seeds from 0 (default 24)")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="the first seed (default 0)")
+    parser.add_argument("--effort", type=float, default=1.0, metavar="X", help="of best (default 1)")
+    parser.add_argument("--solver", type=float, metavar="SECONDS", help="let the solver go on for so long on each")
+    parser.add_argument("--json", metavar="FILE", help="write the records as JSON ('-' for standard output)")
+
+
+def run(args):
+    """Plan, print and write; exit code 0."""
+    if args.problems < 1 or args.seed < 0:
+        raise InputError(f"--problems, --seed: got {args.problems}, {args.seed}, expected at least 1, 0")
+    if args.solver is not None and args.solver <= 0:
+        raise InputError(f"--solver: got {args.solver:g}, expected more than 0 seconds")
+    # Compiling, once per machine, and loading are not planning.
+    plan(random_problem(3), "best", effort=0.1)
+    records = []
+    for seed in range(args.seed, args.seed + args.problems):
+        report.progress(f"problem {seed}")
+        records.append(measure(seed, args.effort, args.solver))
+    report.progress("")
+    if args.json:
+        report.write_json(args.json, report.envelope(results=records))
+    if args.json != "-":
+        report.print_table(COLUMNS, [_row(record) for record in records], notes=_notes(records))
+    return 0
+
+
+def random_problem(seed):
+    """One problem; times are whole numbers, F of a stage about 100."""
+    source = random.Random(seed)
+    stages, microbatches = source.choice((4, 6, 8, 12, 16)), source.choice((8, 12, 16, 24, 32))
+    if source.random() < 0.4:
+        scales = [source.choice((1, 1, 1.5, 2, 3)) for _ in range(stages)]
+    else:
+        scales = [1] * stages
+    ratios = source.choice(((1, 1, 1), (1, 1.1, 0.8), (1, 1.3, 0.7), (1, 2, 1)))
+    times = [[round(100 * scale * ratio * source.uniform(0.95, 1.05)) for scale in scales] for ratio in ratios]
+    if source.random() < 0.5:
+        times = [[round(100 * scale * ratio) for scale in scales] for ratio in ratios]
+    slow = source.choice((0.15, 0.3, 1.0))
+    delays = [source.choice((25, 50, 100, 200, 400)) if source.random() < slow else 0 for _ in range(stages - 1)]
+    delays[source.randrange(stages - 1)] = source.choice((100, 200, 300))
+    memory = source.randint(max(2, stages // 2), stages + stages // 4)
+    return Problem(stages, microbatches, *times, delays, max_inflight_activations=memory)
+
+
+def measure(seed, effort=1.0, solver_s=None):
+    """The record of one problem."""
+    problem = random_problem(seed)
+    begin = time.process_time()
+    made = plan(problem, "best", effort=effort)
+    planning_s = time.process_time() - begin
+    makespan = known = simulate(check(made, problem), problem).makespan
+    bound = made.proved_bound
+    if solver_s and makespan > bound * (1 + 1e-9):
+        solution = solve(problem, hint=made, time_limit_s=solver_s)
+        known, bound = solution.makespan, solution.lower_bound
+    return {
+        "seed": seed,
+        "stages": problem.stages,
+        "microbatches": problem.microbatches,
+        "max_inflight_activations": problem.max_inflight_activations[0],
+        "makespan": makespan,
+        "best_known": known,
+        "lower_bound": bound,
+        "planning_cpu_s": planning_s,
+    }
+
+
+def _row(record):
+    values = [record[key] for key in ("seed", "stages", "microbatches", "max_inflight_activations")]
+    values += [record[key] for key in ("makespan", "best_known", "lower_bound")]
+    gaps = _gaps(record)
+    texts = [f"{value:g}" for value in values] + [f"{100 * gap:.2f}" for gap in gaps]
+    return [*texts, f"{record['planning_cpu_s']:.2f}"]
+
+
+def _gaps(record):
+    return record["makespan"] / record["best_known"] - 1, record["makespan"] / record["lower_bound"] - 1
+
+
+def _notes(records):
+    to_known, to_bound = zip(*map(_gaps, records), strict=True)
+    times = [record["planning_cpu_s"] for record in records]
+    proved = sum(gap <= 1e-9 for gap in to_bound)
+    return [
+        f"gap to the best known: mean {mean(to_known):.2%}, worst {max(to_known):.2%}",
+        f"gap to the proved bound: mean {mean(to_bound):.2%}, worst {max(to_bound):.2%}; {proved} proved optimal",
+        f"planning: mean {mean(times):.2f} s, longest {max(times):.2f} s of processor time",
+    ]

@@ -1,0 +1,323 @@
+"""Run pipeline plans on real processes that wait instead of computing, over emulated slow links, against the simulator.
+
+  lanterne pipeline run --stages 4 --microbatches 12 --forward 10ms --backward-input 10ms --backward-weight 10ms \\
+                        --link 2=30ms --scheduler zb_h1,adaptra,best --data-plane inline,delegate
+  lanterne pipeline run problem.json --scheduler best --data-plane delegate --plot run.png --trace run.json
+  lanterne pipeline run plan.json --scheduler plan.json,best
+  lanterne pipeline run --stages 4 --microbatches 12 --forward 10ms --scheduler zb_h2 --slow-link 1=20ms@10:40 --adapt
+  lanterne pipeline run --stages 4 --microbatches 12 --forward 10ms --link 2=30ms --device cuda --transport nccl
+
+Each stage is a process; F, B and W take the time that the problem gives them; messages are real, and held back until
+the problem's link would have let them through. Every scheduler runs over every data plane, all in turn, --iterations
+times. Columns:
+
+  predicted     makespan of the simulator, told how the data plane sends
+  measured      median over the iterations: first start to last end
+  no delay      makespan of the same plan over links without delay, simulated
+  dependencies  what slow links add because work waits for messages, simulated
+  blocking      what is left of the measured time: sends that kept a rank from computing (head-of-line blocking)
+
+With --device cuda actions are delays on a GPU's stream, and times those of its clock. Over nccl messages then go from
+GPU to GPU (data plane streams), and links take their time on the streams that carry them, without the CPU; messages of
+other data planes are copied through pinned memory. Has not run on a GPU yet.
+
+With --slow-link, --slow-rank or --events the links and ranks change while all runs: a table of the time by mode, and
+with --adapt, per event, which iteration ran the first new plan, beside a run that knows all in advance. --adapt watches
+the delay of messages; a link slower than the plan tolerates gets delegates and a new plan, until it is well again.
+"""
+
+import dataclasses
+import json
+import statistics
+from pathlib import Path
+
+from lanterne.bench.output import report
+from lanterne.bench.output.bars import near_simulator_by_plane
+from lanterne.bench.output.options import whole
+from lanterne.bench.output.units import format_count, format_time, parse_time_s
+from lanterne.bench.pipeline.events_input import add_event_arguments, events_from
+from lanterne.bench.pipeline.input import add_problem_arguments, of_file, problem_from
+from lanterne.bench.pipeline.measure import PipelineCase, check_case, measure
+from lanterne.bench.pipeline.plan import make
+from lanterne.bench.pipeline.plan_report import described, labelled
+from lanterne.errors import InputError
+from lanterne.pipeline.plan.plan import Plan
+from lanterne.pipeline.planes.registry import PLANES, find_plane, predict
+from lanterne.pipeline.planners.registry import load
+from lanterne.pipeline.simulate.analysis import bubble_rate
+from lanterne.pipeline.simulate.check import check
+from lanterne.pipeline.simulate.chrome_trace import chrome_trace
+from lanterne.pipeline.simulate.draw import draw_all
+from lanterne.pipeline.simulate.simulate import simulate
+from lanterne.transport.rails.rail_names import check_rail
+
+PLAN_FILE = ".json"
+
+
+def add_arguments(parser):
+    """The options of this command."""
+    parser.epilog = "data planes:\n" + "".join(f"  {name.ljust(14)}{maker.about}\n" for name, maker in PLANES.items())
+    add_problem_arguments(parser)
+    parser.add_argument("--unit", metavar="T", help="a unit of the times of a problem that names none, such as 1ms")
+    parser.add_argument(
+        "--scheduler",
+        default="best",
+        metavar="A,B,...",
+        help="those of `pipeline plan --help`, or its plan files (.json), edited or not (default best)",
+    )
+    parser.add_argument(
+        "--data-plane", metavar="A,B,...", help="those below (default inline; on GPUs over nccl streams)"
+    )
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="where stages wait (default cpu)")
+    parser.add_argument(
+        "--queue", type=whole(0), default=1, metavar="N", help="inline: sends under way at once (default 1)"
+    )
+    parser.add_argument(
+        "--rails", metavar="A,B,...", help="delegate: memory, tcp, addresses or interfaces (default memory,tcp)"
+    )
+    parser.add_argument(
+        "--iterations", type=int, metavar="K", help="of each, in turn (default 5, or beyond all events)"
+    )
+    parser.add_argument(
+        "--warmup", type=int, default=1, metavar="K", help="untimed ones before (default 1; none beside events)"
+    )
+    parser.add_argument("--adapt", action="store_true", help="measure delays, plan anew, swap plans and paths")
+    add_event_arguments(parser)
+    parser.add_argument("--transport", default="mpi", help="mpi (default), ucx, nccl, or local: threads")
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="exit 1 if measured is off predicted by over 2 %% (inline: 5 %%); with --adapt, if a new plan runs after "
+        "over 5 iterations, or below 90 %% of the throughput with full knowledge",
+    )
+    parser.add_argument("--timeout", default="60s", metavar="T", help="of every wait (default 60s)")
+    parser.add_argument("--json", metavar="FILE", help="write everything, raw samples too ('-' for standard output)")
+    parser.add_argument(
+        "--plot", metavar="FILE", help="draw Gantt charts, predicted and measured; of several: run-zb_v-inline.png, ..."
+    )
+    parser.add_argument("--trace", metavar="FILE", help="write the measured run for ui.perfetto.dev; likewise")
+
+
+def run(args):
+    """Plan, run, print; exit code 0, or 1 for a bar missed."""
+    cases, unit = cases_of(args)
+    timeout_s = parse_time_s(args.timeout, "--timeout")
+    if timeout_s <= 0:
+        raise InputError(f"--timeout: got {args.timeout}, expected more than 0")
+    if args.adapt or args.slow_link or args.slow_rank or args.events:
+        return run_events(args, cases, timeout_s)
+    outcomes = measure(cases, args.iterations, args.warmup, args.transport, timeout_s, args.device)
+    if outcomes is None:
+        return 0
+    predicted = [predict(case.plane, case.checked, case.problem, **case.options) for case in cases]
+    records = [record(*each) for each in zip(cases, predicted, outcomes, strict=True)]
+    document = report.envelope(**records[0], results=records, problem=described(cases[0].problem, unit))
+    report.tell(args.json, document, print_records)
+    for each in zip(cases, predicted, outcomes, strict=True):
+        write_pictures(args, *each, several=len(cases) > 1)
+    return int(args.check and not all(bar.is_met for bar in bars(records)))
+
+
+def cases_of(args):
+    """(cases, unit of the problem's times) of a command line.
+
+    Raises:
+        InputError: an option that cannot be.
+    """
+    problem, unit, unit_s = problem_from(args)
+    if args.unit is not None:
+        unit, unit_s = args.unit, parse_time_s(args.unit, "--unit")
+    if not unit_s:
+        raise InputError("--unit: got none and a problem without one, expected what its times are in, such as 1ms")
+    events = args.adapt or args.slow_link or args.slow_rank or args.events
+    if args.iterations is None and not events:
+        args.iterations = 5
+    if (args.iterations is not None and args.iterations < 1) or args.warmup < 0:
+        raise InputError(f"--iterations, --warmup: got {args.iterations} and {args.warmup}, expected at least 1 and 0")
+    if problem.message_nbytes[0] != problem.message_nbytes[1]:
+        raise InputError(f"message_nbytes: got {problem.message_nbytes}, expected one size both ways")
+    schedulers, planes = args.scheduler.split(","), planes_of(args)
+    for name in schedulers:
+        if not name.endswith(PLAN_FILE):
+            load(name)
+    rails = args.rails.split(",") if args.rails else []
+    for rail in rails:
+        check_rail(rail)
+    cases = []
+    for name in schedulers:
+        report.progress(f"planning with {name}")
+        checked = read_plan(name, problem) if name.endswith(PLAN_FILE) else make(name, problem).checked
+        for plane in planes:
+            options = {"queue": args.queue} if "queue" in find_plane(plane).simulated else {}
+            if rails and plane == "delegate":
+                options["rails"] = rails
+            cases.append(PipelineCase(checked, problem, unit_s, plane, options))
+            check_case(cases[-1])
+    report.progress("")
+    return cases, unit
+
+
+def planes_of(args):
+    """The names of the data planes.
+
+    Raises:
+        InputError: one that is not known, or not on this device and transport; or a device that cannot be.
+    """
+    streams = args.device == "cuda" and args.transport == "nccl"
+    names = (args.data_plane or ("streams" if streams else "inline")).split(",")
+    for name in names:
+        find_plane(name)
+    if "streams" in names and not streams:
+        raise InputError("--data-plane: got streams, expected it with --device cuda --transport nccl")
+    if args.device == "cuda":
+        for name in ("adapt", "slow_link", "slow_rank", "events"):
+            if getattr(args, name):
+                raise InputError(f"--device: got cuda beside --{name.replace('_', '-')}, expected it without")
+        from lanterne.kernels.arrays import require_device
+
+        require_device()
+    return names
+
+
+def read_plan(path, problem):
+    """The plan of a file that `pipeline plan --json` wrote, checked; named like the file.
+
+    Raises:
+        InputError: no such file, or no plan.
+        ScheduleError: a plan that is wrong, or not of this problem.
+    """
+    document = report.read_json(path)
+    with of_file(path):
+        plan = dataclasses.replace(Plan.from_dict(document), scheduler=Path(path).stem)
+        return check(plan, problem, memory=False)
+
+
+def run_events(args, cases, timeout_s):
+    """Run the cases while links and ranks change; exit code 0, or 1 for a bar missed."""
+    from lanterne.bench.pipeline.adaptation import in_seconds
+    from lanterne.bench.pipeline.adaptation_report import (
+        bars,
+        iterations_of,
+        plot,
+        print_document,
+        run_with_events,
+        side_by_side,
+    )
+
+    if args.trace:
+        raise InputError("--trace: got it beside --adapt or events, expected it without: it is of one iteration")
+    if args.check and not args.adapt:
+        raise InputError("--check: got it beside events, expected --adapt too: its bars are of that")
+    events = events_from(args, cases[0].ranks)
+    delegates = {"rails": args.rails.split(",")} if args.rails else {}
+    modes = []
+    for case in cases:
+        checked = check(case.checked.plan, in_seconds(case.problem, case.unit_s), memory=False)
+        modes += side_by_side(checked, case.plane, args.adapt, options=case.options, delegates=delegates)
+    document = run_with_events(modes, events, iterations_of(events, args.iterations), args.transport, timeout_s)
+    if document is None:
+        return 0
+    report.tell(args.json, report.envelope(**document), print_document)
+    if args.plot:
+        plot(args.plot, document)
+    return int(args.check and not all(bar.is_met for bar in bars(document["results"])))
+
+
+def bars(records):
+    """How far from the simulator's the measured times may be: a Bar for each data plane."""
+    times = {"measured_s": "measured_makespan_s", "predicted_s": "predicted_makespan_s"}
+    return near_simulator_by_plane([each | {key: each[name] for key, name in times.items()} for each in records])
+
+
+def undelayed(problem):
+    """The problem with links that take no time."""
+    return dataclasses.replace(problem, link_latency=0.0, link_bandwidth=None)
+
+
+def record(case, predicted, outcome):
+    """What the JSON file and the table say of a case."""
+    plan, unit_s = case.checked.plan, case.unit_s
+    no_delay_s = simulate(plan, undelayed(case.problem)).makespan * unit_s
+    free_s = simulate(case.checked, case.problem).makespan * unit_s
+    measured = outcome.timeline
+    starts, ends = (measured.start * unit_s).tolist(), (measured.end * unit_s).tolist()
+    actions = [action for rank in plan.ranks for action in rank]
+    return {
+        "scheduler": plan.scheduler,
+        "data_plane": case.plane,
+        "data_plane_options": case.options,
+        "predicted_makespan_s": predicted.makespan * unit_s,
+        "measured_makespan_s": outcome.makespan_s,
+        "no_delay_makespan_s": no_delay_s,
+        "dependencies_s": free_s - no_delay_s,
+        "blocking_s": outcome.median_s - free_s,
+        "predicted_bubble_rate": bubble_rate(predicted),
+        "measured_bubble_rate": bubble_rate(measured),
+        "actions": [
+            {"rank": rank, "action": str(action), "start_s": start, "end_s": end}
+            for rank, action, start, end in zip(plan.rank_of.tolist(), actions, starts, ends, strict=True)
+        ],
+    }
+
+
+COLUMNS = [
+    ("scheduler", ""),
+    ("data plane", ""),
+    ("predicted", ""),
+    ("measured", "median"),
+    ("off by", ""),
+    ("least", ""),
+    ("most", ""),
+    ("bubbles", "measured"),
+    ("no delay", "simulated"),
+    ("dependencies", "+"),
+    ("blocking", "+"),
+]
+
+
+def print_records(document, file):
+    """The table of a document of `run`."""
+    results, problem = document["results"], document["problem"]
+    iterations = format_count(len(results[0]["measured_makespan_s"]), "iteration")
+    notes = [
+        f"{problem['stages']} processes, {problem['microbatches']} microbatches, {iterations} of each in turn, "
+        f"{document['environment']['cpus']} cores"
+    ]
+    report.print_table(COLUMNS, [row(result) for result in results], notes=notes, left=(0, 1), file=file)
+    for bar in bars(results):
+        print(f"# bar {bar}", file=file)
+
+
+def row(result):
+    """One line of the table."""
+    measured = result["measured_makespan_s"]
+    median_s, predicted_s = statistics.median(measured), result["predicted_makespan_s"]
+    return [
+        result["scheduler"],
+        result["data_plane"],
+        format_time(predicted_s),
+        format_time(median_s),
+        f"{median_s / predicted_s - 1:+.2%}",
+        format_time(min(measured)),
+        format_time(max(measured)),
+        f"{result['measured_bubble_rate']:.1%}",
+        format_time(result["no_delay_makespan_s"]),
+        format_time(result["dependencies_s"]),
+        format_time(result["blocking_s"]),
+    ]
+
+
+def write_pictures(args, case, predicted, outcome, several):
+    """The files that --plot and --trace ask for, of one case."""
+    name = case.checked.plan.scheduler
+    label = f"{name}-{case.plane}" if several else ""
+    unit_s = case.unit_s
+    if args.plot:
+        charts = [
+            (f"{name}, {case.plane}, predicted", predicted, not predicted.in_order),
+            (f"{name}, {case.plane}, measured", outcome.timeline, False),
+        ]
+        draw_all(charts, labelled(args.plot, label), "ms" if unit_s == 1e-3 else f"{unit_s:g} s")
+    if args.trace:
+        document = chrome_trace(outcome.timeline, unit_s * 1e6)
+        report.write_atomically(labelled(args.trace, label), json.dumps(document).encode())

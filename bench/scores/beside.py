@@ -1,0 +1,71 @@
+"""Jobs beside busy processes, scored: what `loop_score` and `validate_score` share."""
+
+import argparse
+import contextlib
+import multiprocessing
+import random
+import time
+
+from lanterne.bench.output import report
+from lanterne.bench.output.options import whole
+
+COPIED_NBYTES, LONGEST_BURST_S = 16 << 20, 1.0
+
+
+def score_jobs(name, doc, kinds, score, columns, row, title, arguments=None):
+    """The command line of a score: run jobs, print a table; 1 if a job was not right.
+
+    Args:
+        name, doc: of the module that is run; its second paragraph is the help.
+        kinds: of jobs, by name.
+        score: gives the record of one job of a kind, with "kind" and "right".
+        columns, row, title: of the table; row(kind, records) is a line of it.
+    """
+    parser = argparse.ArgumentParser(prog=f"python -m lanterne.bench.{name}", description=doc.split("\n\n")[1])
+    parser.add_argument("--kinds", nargs="+", choices=kinds, default=list(kinds), metavar="KIND", help="only these")
+    parser.add_argument("--jobs", type=whole(1), default=1, metavar="N", help="of each kind (default 1)")
+    parser.add_argument("--beside", type=whole(0), default=0, metavar="N", help="busy processes beside (default 0)")
+    parser.add_argument("--json", metavar="FILE", help="write the records ('-' for standard output)")
+    args = parser.parse_args(arguments)
+    records = []
+    with busy(args.beside):
+        for number in range(args.jobs):
+            for kind in args.kinds:
+                report.progress(f"{kind}, job {number + 1} of {args.jobs}")
+                records.append(score(kind))
+    report.progress("")
+    if args.json:
+        report.write_json(args.json, report.envelope(beside=args.beside, results=records))
+    if args.json != "-":
+        rows = [row(kind, [one for one in records if one["kind"] == kind]) for kind in args.kinds]
+        report.print_table(columns, rows, title=f"{title} beside {args.beside} busy processes")
+    return int(not all(one["right"] for one in records))
+
+
+@contextlib.contextmanager
+def busy(count):
+    """`count` processes while the block runs: most compute, every third copies memory or sleeps, in bursts."""
+    works = [_burst if number % 3 == 2 else _compute for number in range(count)]
+    others = [multiprocessing.get_context("spawn").Process(target=work, daemon=True) for work in works]
+    for other in others:
+        other.start()
+    try:
+        yield
+    finally:
+        for other in others:
+            other.kill()
+            other.join()
+
+
+def _compute():
+    while True:
+        sum(range(100_000))
+
+
+def _burst():
+    draw, some, other = random.Random(0), bytearray(COPIED_NBYTES), bytearray(COPIED_NBYTES)
+    while True:
+        until_s = time.monotonic() + draw.uniform(0, LONGEST_BURST_S)
+        while time.monotonic() < until_s:
+            other[:] = some
+        time.sleep(draw.uniform(0, LONGEST_BURST_S))

@@ -1,0 +1,271 @@
+"""Score detectors of fail-slow on labelled synthetic jobs.
+
+  python -m lanterne.bench.scores.detector_score                           the 1,008 jobs of seed 0 upwards
+  python -m lanterne.bench.scores.detector_score --detector tracker --jobs 10080 --seed 70000000
+  python -m lanterne.bench.scores.detector_score --oracle --jobs 420       how well any detector could do (0.1 s a job)
+  python -m lanterne.bench.scores.detector_score --families --jobs 1200    noise of other makes (detector_families.py)
+
+Rules. A label is found when a confirmed event of its direction (slower or faster) has an index within the label's
+tolerance; one that is told of while the spell lasts, but placed outside, counts as missed, too. A job is entirely
+right when every label but optional ones is found and no confirmed event is left over. Optional are single steps below
+10 %; left over may be changes inside an incident that fluctuates or ramps. Latency counts the rows from the labelled
+index to the confirmation, both included. An alarm is a confirmed event that says "slower". In brackets: 95 %
+confidence (Wilson): that none of n was seen says that the rate is below about 3.8 / n.
+
+The oracle (detector_oracle.py) knows each job's noise and healthy level; of it is told what it misses when it may
+alarm in as many healthy jobs as the bar allows, 0.5 %. It need not name the row of an onset, nor see reliefs.
+"""
+
+import argparse
+import sys
+import time
+from dataclasses import asdict, dataclass
+from math import sqrt
+from statistics import quantiles
+
+from lanterne.bench.output import report
+from lanterne.bench.scores import detector_families, detector_jobs
+
+HELD_OUT_SEED = 1_000_000
+# The bar on alarms of healthy jobs.
+ALLOWED = 0.005
+
+
+@dataclass(frozen=True)
+class DetectorVerdict:
+    """How a detector did on one job; latencies in rows, of the onsets and reliefs that it found.
+
+    `misplaced_15`: those of `missed_15` that it told of while the spell lasted, but placed too early or too late.
+    """
+
+    right: bool
+    alarm: bool
+    onsets: int
+    missed: int
+    missed_15: int
+    misplaced_15: int
+    latencies: tuple
+    provisional: tuple
+
+
+def judge(job, events):
+    """Compare confirmed `events` with the labels of `job`."""
+    left = [event for event in events if event.confirmed_at is not None]
+    right, missed, missed_15, misplaced_15, onsets = True, 0, 0, 0, 0
+    latencies, provisional = [], []
+    ends = [*(label.index for label in job.labels), len(job.seconds)][1:]
+    for label, end in zip(job.labels, ends, strict=True):
+        onsets += label.kind == "onset"
+        near = [e for e in left if (e.ratio > 1) == (label.ratio > 1) and abs(e.index - label.index) <= label.tolerance]
+        if near:
+            event = min(near, key=lambda e: abs(e.index - label.index))
+            left.remove(event)
+            if label.kind in ("onset", "relief") and not job.loose:
+                latencies.append(event.confirmed_at - label.index + 1)
+                provisional.append(event.provisional_at - label.index + 1)
+        elif label.kind != "step":
+            right = False
+            missed += label.kind == "onset"
+            if label.kind == "onset" and label.ratio >= 1.15:
+                missed_15 += 1
+                misplaced_15 += any(e.ratio > 1 and label.index <= e.confirmed_at and e.index < end for e in left)
+    if job.loose and job.labels:
+        first, last = job.labels[0], job.labels[-1]
+        left = [e for e in left if not first.index - first.tolerance <= e.index <= last.index + last.tolerance]
+    alarm = any(event.ratio > 1 for event in left)
+    return DetectorVerdict(
+        right and not left, alarm, onsets, missed, missed_15, misplaced_15, tuple(latencies), tuple(provisional)
+    )
+
+
+def detectors():
+    """Name -> function that makes a detector with `update(seconds)` and `events`."""
+    from lanterne.bench.scores.bocd import BocdTracker
+    from lanterne.bench.scores.sliding import SlidingMedian
+    from lanterne.failslow.detect.tracker import Tracker
+
+    return {"tracker": Tracker, "sliding_median_9": SlidingMedian, "bocd": BocdTracker}
+
+
+def score(make, jobs):
+    """Run a fresh detector over each job and sum up: a record of plain numbers."""
+    verdicts, rows, spent_s = [], 0, 0.0
+    for job in jobs:
+        detector = make()
+        update = detector.update
+        start = time.perf_counter()
+        for seconds in job.seconds:
+            update(seconds)
+        spent_s += time.perf_counter() - start
+        rows += len(job.seconds)
+        verdicts.append(judge(job, detector.events))
+    return summary(jobs, verdicts) | {"update_s": spent_s / max(rows, 1), "rows": rows}
+
+
+def summary(jobs, verdicts):
+    """Shares over jobs and onsets; latencies as median and 90th percentile."""
+    healthy = [v for job, v in zip(jobs, verdicts, strict=True) if not job.labels]
+    onsets = sum(v.onsets for v in verdicts)
+    strong = sum(label.kind == "onset" and label.ratio >= 1.15 for job in jobs for label in job.labels)
+    latencies = sorted(x for v in verdicts for x in v.latencies)
+    provisional = sorted(x for v in verdicts for x in v.provisional)
+    by_kind = {}
+    for job, verdict in zip(jobs, verdicts, strict=True):
+        by_kind.setdefault(job.kind, []).append(verdict.right)
+    return {
+        "jobs": len(jobs),
+        "right": sum(v.right for v in verdicts) / max(len(jobs), 1),
+        "right_interval": interval(sum(v.right for v in verdicts), len(jobs)),
+        "healthy_jobs": len(healthy),
+        "healthy_with_alarm": sum(v.alarm for v in healthy) / max(len(healthy), 1),
+        "healthy_with_alarm_interval": interval(sum(v.alarm for v in healthy), len(healthy)),
+        "onsets": onsets,
+        "onsets_missed": sum(v.missed for v in verdicts) / max(onsets, 1),
+        "onsets_missed_interval": interval(sum(v.missed for v in verdicts), onsets),
+        "strong_onsets": strong,
+        "strong_onsets_missed": sum(v.missed_15 for v in verdicts) / max(strong, 1),
+        "strong_onsets_missed_interval": interval(sum(v.missed_15 for v in verdicts), strong),
+        "strong_onsets_misplaced": sum(v.misplaced_15 for v in verdicts) / max(strong, 1),
+        "latency_rows_p50": _quantile(latencies, 50),
+        "latency_rows_p90": _quantile(latencies, 90),
+        "provisional_rows_p50": _quantile(provisional, 50),
+        "right_by_kind": {kind: sum(rights) / len(rights) for kind, rights in sorted(by_kind.items())},
+        "wrong_jobs": [job.name for job, verdict in zip(jobs, verdicts, strict=True) if not verdict.right],
+    }
+
+
+def interval(hits, count):
+    """Wilson's 95 % interval of a share of `hits` of `count`: [low, high]; [0, 1] of nothing."""
+    if not count:
+        return [0.0, 1.0]
+    z = 1.96
+    share, spread = hits / count, z * z / count
+    middle, half = share + spread / 2, sqrt(spread * (share * (1 - share) + spread / 4))
+    return [max(middle - half, 0.0) / (1 + spread), min(middle + half, 1 + spread) / (1 + spread)]
+
+
+def _quantile(ordered, percent):
+    return quantiles(ordered, n=100, method="inclusive")[percent - 1] if len(ordered) > 1 else None
+
+
+def add_arguments(parser):
+    """The options of this command."""
+    parser.add_argument("--jobs", type=int, default=1008, metavar="N", help="number of jobs (default 1008)")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the first job (default 0)")
+    parser.add_argument("--held-out", action="store_true", help=f"the same as --seed {HELD_OUT_SEED}")
+    parser.add_argument("--families", action="store_true", help="jobs whose noise is of another make")
+    parser.add_argument("--oracle", action="store_true", help="also how well any detector could do")
+    parser.add_argument(
+        "--detector", action="append", metavar="NAME", help="tracker, sliding_median_9, bocd (default: all)"
+    )
+    parser.add_argument("--json", metavar="FILE", help="write everything as JSON ('-' for standard output)")
+
+
+def run(args):
+    """Score and print; exit code 0."""
+    from lanterne.errors import InputError
+
+    known = detectors()
+    names = args.detector or list(known)
+    if unknown := set(names) - set(known):
+        raise InputError(f"--detector: got {sorted(unknown)[0]!r}, expected one of {', '.join(known)}")
+    if args.jobs < 1:
+        raise InputError(f"--jobs: got {args.jobs}, expected at least 1")
+    if args.oracle and args.families:
+        raise InputError("--oracle: knows how the jobs without --families are drawn, and no others")
+    if args.seed < 0:
+        raise InputError(f"--seed: got {args.seed}, expected 0 or more")
+    seed = HELD_OUT_SEED if args.held_out else args.seed
+    jobs = (detector_families if args.families else detector_jobs).make_jobs(args.jobs, seed)
+    records = []
+    for name in names:
+        report.progress(f"{name}: {args.jobs} jobs")
+        records.append({"detector": name, **score(known[name], jobs)})
+    bounds = _oracle(jobs) if args.oracle else None
+    report.progress("")
+    if args.json:
+        document = report.envelope(seed=seed, families=args.families, results=records, oracle=bounds)
+        report.write_json(args.json, document)
+    if args.json != "-":
+        _print(records)
+        if bounds:
+            _print_oracle(bounds)
+    return 0
+
+
+def _oracle(jobs):
+    from lanterne.bench.scores import detector_oracle
+
+    report.progress(f"oracle: {len(jobs)} jobs")
+    return asdict(detector_oracle.bound(jobs, detector_oracle.probabilities(jobs), ALLOWED))
+
+
+def _print_oracle(bound):
+    shares = [f"{100 * bound[key]:.2f}" for key in ("alarms", "missed", "missed_15")]
+    latency = f"{bound['latency_rows_p50']:.0f} / {bound['latency_rows_p90']:.0f}"
+    print(f"\n# oracle: {shares[0]} % of healthy jobs with an alarm, {shares[1]} % of onsets missed,")
+    print(f"# {shares[2]} % of those of >= 15 %, latency {latency} rows")
+
+
+def _print(records):
+    columns = [
+        ("detector", ""),
+        ("jobs", ""),
+        ("right", "%"),
+        ("healthy+alarm", "%"),
+        ("onsets missed", "%"),
+        ("of >=15%", "%"),
+        ("latency p50", "rows"),
+        ("p90", "rows"),
+        ("provisional", "rows"),
+        ("update", "us"),
+    ]
+    rows = []
+    for r in records:
+        shares = [_share(r, key) for key in ("right", "healthy_with_alarm", "onsets_missed", "strong_onsets_missed")]
+        ranks = [
+            f"{r[key]:.0f}" if r[key] is not None else "-"
+            for key in ("latency_rows_p50", "latency_rows_p90", "provisional_rows_p50")
+        ]
+        rows.append([r["detector"], r["jobs"], *shares, *ranks, f"{1e6 * r['update_s']:.2f}"])
+    report.print_table(columns, rows)
+    for r in records:
+        keys = ("strong_onsets_missed", "strong_onsets_misplaced")
+        missed, off = (round(r[key] * r["strong_onsets"]) for key in keys)
+        steps = f"{missed} of {r['strong_onsets']} steps of >= 15 % missed"
+        print(f"# {r['detector']}: {steps}, {off} of them told, but placed off")
+    kinds = list(records[0]["right_by_kind"])
+    print()
+    report.print_table(
+        [("jobs entirely right, %", "")] + [(r["detector"], "") for r in records],
+        [[kind, *(f"{100 * r['right_by_kind'][kind]:.1f}" for r in records)] for kind in kinds],
+    )
+
+
+def _share(record, key):
+    low, high = record[f"{key}_interval"]
+    return f"{100 * record[key]:.2f} ({100 * low:.2f}-{100 * high:.2f})"
+
+
+def main():
+    """Entry point of `python -m`."""
+    from lanterne.errors import LanterneError
+
+    parser = argparse.ArgumentParser(
+        prog="python -m lanterne.bench.scores.detector_score",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_arguments(parser)
+    try:
+        return run(parser.parse_args())
+    except LanterneError as error:
+        print(f"lanterne: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:
+        sys.stderr.close()
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,33 @@
+"""The job of validate_score.py: one validation of all, and one of suspects alone, on ranks of which one may be slow."""
+
+import math
+import time
+
+from lanterne.failslow.validate.suspects import Examiner
+from lanterne.failslow.validate.validate import Injected, validate
+from lanterne.pipeline.planes.registry import shaped
+from lanterne.transport.shaped import Link
+
+LIMIT_S = 5.0
+SLOW_RANK, SLOWDOWN, SLOW_LINK, LATENCY_S = 1, 2.0, (0, 1), 5e-3
+SUSPECTS = ("rank 1", "rank 2", "link 0-1", "link 2-3")
+
+
+def measure(comm, work):
+    """The work on one rank; the record on rank 0."""
+    kind = work["kind"]
+    links = {ends: Link(LATENCY_S) for ends in (SLOW_LINK, SLOW_LINK[::-1])} if kind == "slow link" else {}
+    slowdown = SLOWDOWN if kind == "slow rank" and comm.rank == SLOW_RANK else 1.0
+    under_test = shaped(comm, links)
+    found = validate(under_test, limit_s=LIMIT_S, injected=Injected(slowdown, slowdown))
+    examiner = Examiner(comm, under_test.transport, slowdown=lambda: slowdown)
+    comm.barrier()
+    began_s = time.monotonic()
+    severities = examiner.examine(SUSPECTS)
+    examined_s = time.monotonic() - began_s
+    examiner.close()
+    if comm.rank:
+        return None
+    # JSON has no nan.
+    severities = {name: None if math.isnan(value) else value for name, value in severities.items()}
+    return {"validation": found.to_json(), "severities": severities, "examined_s": examined_s}

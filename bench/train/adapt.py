@@ -1,0 +1,105 @@
+"""Training whose links and ranks become slow on purpose, and that adapts if asked to."""
+
+from lanterne.bench.output.units import format_time
+from lanterne.pipeline.adapt.injection import Replay
+from lanterne.pipeline.execute.execute import execute
+from lanterne.pipeline.planes.observed import ObservedPlane
+from lanterne.pipeline.planes.registry import make_plane
+
+
+def observed_plane(pipeline):
+    """The data plane of a pipeline's ranks: inline over links that can be slowed, delegates for those that are slow."""
+    return ObservedPlane(
+        pipeline.rank,
+        make_plane("inline", pipeline, {}),
+        lambda pair: make_plane("delegate", pipeline, {}, pairs=[pair]),
+    )
+
+
+class Disturbed:
+    """Makes events come true around the iterations of a Trainer whose plane is an `observed_plane`; adapts it.
+
+    Args:
+        trainer: the Trainer; it runs its iterations through this from now on.
+        events: Events, about the links and ranks of every copy of the pipeline.
+        adapts: whether to measure, plan anew and swap plans and paths.
+    """
+
+    def __init__(self, trainer, events, adapts):
+        self.trainer = trainer
+        self.replay = Replay(events, trainer.plane, trainer.place, trainer.running)
+        self.adapter = None
+        if adapts:
+            # It loads the compiler.
+            from lanterne.pipeline.adapt.adapter import Adapter
+
+            where = trainer.copy, trainer.place, trainer.part
+            durations_s = trainer.device and trainer.device.durations_s
+            memory = {}
+            if trainer.spill:
+                memory = {"held_nbytes": self._kept_nbytes, "memory_nbytes": trainer.spill.room_nbytes}
+            self.adapter = Adapter(
+                trainer.comm, trainer.plans, trainer.plane, where=where, durations_s=durations_s, **memory
+            )
+            self.adapter.iteration = trainer.iterations
+        trainer.execute = self._execute
+
+    @property
+    def changes(self):
+        """The Changes so far."""
+        return self.adapter.changes if self.adapter else []
+
+    def begin(self):
+        """The next iteration is about to begin."""
+        down = self.replay.begin(self.trainer.iterations)
+        if self.adapter:
+            self.adapter.avoid(down)
+
+    @property
+    def held(self):
+        """The Helds so far."""
+        return self.adapter.held if self.adapter else []
+
+    def end(self):
+        """An iteration has ended: (the Changes, the Helds) that come of it."""
+        known = len(self.held)
+        changes = self.adapter.agree() if self.adapter else []
+        if changes:
+            self.trainer.change(plans=self.adapter.plans)
+        return changes, self.held[known:]
+
+    def close(self):
+        """Release what adapting holds."""
+        if self.adapter:
+            self.adapter.close()
+
+    def _kept_nbytes(self):
+        return self.trainer.spill.kept_nbytes
+
+    def _execute(self, checked, stages, comm, *args, **options):
+        run = self.adapter.execute if self.adapter else execute
+        return run(checked, self.replay.stages, comm, *args, **options)
+
+
+def told(change):
+    """One line about a Change."""
+    paths = ", ".join(f"{one}-{other}" for one, other in change.slow_links)
+    return (
+        f"# iteration {change.running_from + 1}: {_told_found(change)}: {change.scheduler or 'the same plan'}, "
+        f"{f'delegates for {paths}' if paths else 'no delegates'}; predicted {format_time(change.predicted_s)}"
+    )
+
+
+def told_held(held):
+    """One line about a Held."""
+    return (
+        f"# iteration {held.noticed + 1}: {_told_found(held)}: not acted on before {held.needed} iterations in a row "
+        f"show it; iterations vary by {format_time(held.varies_s)}, a change would save {format_time(held.gain_s)}"
+    )
+
+
+def _told_found(verdict):
+    """What a Change or Held is about."""
+    found = ", ".join(f"{name} {'slower' if sign > 0 else 'faster'}" for name, sign in verdict.findings.items())
+    delays = ", ".join(f"{pair} {format_time(delay_s)}" for pair, delay_s in verdict.delays_s.items())
+    return found.replace("calibrated slower", "undisturbed times measured") + (f" ({delays})" if delays else "")

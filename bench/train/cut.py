@@ -1,0 +1,98 @@
+"""Paths that are broken on purpose in the middle of an iteration of training, and what became of that."""
+
+import re
+import statistics
+from typing import NamedTuple
+
+import numpy as np
+
+from lanterne.bench.output.units import format_time
+from lanterne.errors import InputError
+from lanterne.transport.rails.spare import HOWS
+
+EXPECTED = "A-B@ITERATION or A-B@ITERATION=reset|silent, such as 0-1@15=silent"
+_SPEC = re.compile(r"(\d+)-(\d+)@(\d+)(?:=(\w+))?")
+
+
+class Cut(NamedTuple):
+    """The path between ranks `one` and `other` of the job dies half-way through `iteration`; `how` is one of HOWS."""
+
+    one: int
+    other: int
+    iteration: int
+    how: str
+
+
+def parse_cut(text, world_size):
+    """The Cut of `--cut`. Raises InputError."""
+    match = _SPEC.fullmatch(text)
+    how = (match and match[4]) or "reset"
+    if not match or how not in HOWS:
+        raise InputError(f"--cut: got {text!r}, expected {EXPECTED}")
+    one, other, iteration = map(int, match.groups()[:3])
+    if one == other or max(one, other) >= world_size:
+        raise InputError(f"--cut: got ranks {one} and {other}, expected two different ones, 0 to {world_size - 1}")
+    return Cut(one, other, iteration, how)
+
+
+class RailCutter:
+    """Makes cuts come true in a Trainer's iterations, and notes when messages moved to spare rails.
+
+    Args:
+        trainer: on a transport with spare rails; it runs its iterations through this from now on.
+        cuts: Cuts.
+    """
+
+    def __init__(self, trainer, cuts):
+        self.trainer, self.transport, self.cuts = trainer, trainer.comm.transport, cuts
+        self._run, self._moves = trainer.execute, []
+        trainer.execute = self._execute
+
+    def _execute(self, checked, stages, comm, *args, after=None, **options):
+        now = [cut for cut in self.cuts if cut.iteration == self.trainer.iterations]
+        left = len(checked.plan.ranks[comm.rank]) // 2
+
+        def ended(action):
+            nonlocal left
+            left -= 1
+            if not left:
+                for cut in now:
+                    if self.transport.rank in cut[:2]:
+                        self.transport.cut(sum(cut[:2]) - self.transport.rank, cut.how)
+            if after is not None:
+                after(action)
+
+        return self._run(checked, stages, comm, *args, after=ended, **options)
+
+    def ended(self, iteration):
+        """An iteration has ended."""
+        rails = self.transport.rails
+        for peer, rail, _why, _at_s in self.transport.moved[len(self._moves) :]:
+            self._moves.append((iteration, peer, rails.index(rail)))
+
+    def moves(self, comm):
+        """[{iteration, ranks, rail}] of all ranks; a collective call."""
+        mine = np.full((comm.world_size * len(self.transport.rails), 3), -1, np.int64)
+        mine[: len(self._moves)] = self._moves or np.empty((0, 3), np.int64)
+        every = np.empty((comm.world_size, *mine.shape), np.int64)
+        comm.all_gather(mine.reshape(-1), every.reshape(-1))
+        found = {}
+        for rank, rows in enumerate(every.tolist()):
+            for iteration, peer, rail in rows:
+                if iteration >= 0:
+                    key = min(rank, peer), max(rank, peer), self.transport.rails[rail]
+                    found[key] = min(iteration, found.get(key, iteration))
+        return [
+            {"iteration": iteration, "ranks": [one, other], "rail": rail}
+            for (one, other, rail), iteration in sorted(found.items(), key=lambda item: item[1])
+        ]
+
+
+def told(move, results):
+    """One line about a move, with what the iteration took beside the others."""
+    times_s = {record["iteration"]: record["time_s"] for record in results}
+    took_s, usual_s = times_s.get(move["iteration"]), statistics.median(times_s.values())
+    one, other = move["ranks"]
+    took = f"; it took {format_time(took_s)}, the others {format_time(usual_s)}" if took_s else ""
+    number, rail = move["iteration"] + 1, move["rail"]
+    return f"# iteration {number}: the path {one}-{other} died, its messages went on over {rail}{took}"

@@ -1,0 +1,88 @@
+"""Training that a ClosedLoop watches and mitigates, on links and ranks that are slow on purpose or by themselves."""
+
+from lanterne.bench.output.units import format_time
+from lanterne.bench.train.disturbances import Disturbances
+from lanterne.failslow.mitigate.closed_loop import ClosedLoop, observed
+from lanterne.failslow.mitigate.decision import ControllerSettings
+from lanterne.failslow.mitigate.loop_state import RedisState
+
+
+class Mitigated:
+    """The iterations of `lanterne pipeline train --mitigate`.
+
+    Args:
+        comm: the Communicator of all ranks.
+        setup: the Setup. plans, options: those of its trainer.
+        events: Events, about ranks of the job and links between any two.
+        pace_s: what an action takes at least.
+        state: URL of where rank 0 keeps what it knows; None for the job's store.
+    """
+
+    def __init__(self, comm, setup, plans, options, events, pace_s=0.0, state=None):
+        self.disturbances = Disturbances(comm, events, pace_s)
+        options = options | {"plane": observed, "transport": self.disturbances.transport}
+        del options["layout"]
+
+        def make(comm, plans, layout):
+            return setup.trainer(comm, plans, layout=layout, **options)
+
+        self.loop = ClosedLoop(
+            comm, make, plans, setup.layout, settings=ControllerSettings(), transport=self.disturbances.transport,
+            wrap=self.disturbances.wrap, slowdown=lambda: self.disturbances.slowdown,
+            state=RedisState(state) if state and comm.rank == 0 else None,
+        )  # fmt: skip
+        self._told = 0
+
+    @property
+    def trainer(self):
+        return self.loop.trainer
+
+    def iteration(self):
+        """An Iteration; None on a rank that is out."""
+        self.disturbances.begin(self.loop.iterations)
+        return self.loop.iteration()
+
+    def news(self):
+        """Lines about what was done since the last call."""
+        acted, self._told = self.loop.acted[self._told :], len(self.loop.acted)
+        return [told(act) for act in acted]
+
+    def summary(self):
+        """On rank 0, for JSON: incidents, decisions, what they took."""
+        return self.loop.controller.state() | {"acted": self.loop.acted}
+
+    def close(self):
+        """Release the trainer and all else."""
+        self.loop.close()
+
+
+def told(act):
+    """One line about what was done."""
+    where = f"# iteration {act['iteration'] + 1}: "
+    if act["kind"] == "report":
+        return f"{where}{act['evidence']}"
+    if act["kind"] == "validate":
+        suspects, took = ", ".join(act["suspects"]), format_time(act["seconds"])
+        return f"{where}suspects {suspects} ({act['evidence']}): examined in {took}"
+    arrangement = act["arrangement"]
+    counts = "+".join(map(str, arrangement["microbatches"]))
+    ranks = "  ".join(" ".join("/".join(map(str, parts)) for parts in copy) for copy in arrangement["ranks"])
+    what = f"{', '.join(act['suspects'])}: {act['strategy']}" if act["kind"] == "mitigate" else "well again: back"
+    return (
+        f"{where}{what}: ranks [{ranks}], microbatches {counts}, in {format_time(act['seconds'])}; "
+        f"predicted {format_time(act['predicted_s'])} after {format_time(act['before_s'])}"
+    )
+
+
+def incidents_table(incidents, iterations):
+    """(columns, rows) of what a Controller blamed."""
+    columns = [("what", ""), ("severity", ""), ("suspected", "iteration"), ("named", ""), ("over", ""), ("lasted", "")]
+    rows = []
+    for one in incidents:
+        is_rank = one["what"].startswith("rank")
+        severity = f"{one['severity']:.2f}x" if is_rank else f"+{format_time(one['severity'])}"
+        ended = one["ended"]
+        lasted = (iterations if ended is None else ended) - one["suspected"]
+        over = "not over" if ended is None else ended + 1
+        rows.append([one["what"], severity, one["suspected"] + 1, one["named"] + 1, over, lasted])
+    return columns, rows

@@ -1,0 +1,393 @@
+"""Train a small GPT on a text by pipeline, data and tensor parallelism, in plain array code, and show the loss.
+
+  lanterne pipeline train -n 2 --model gpt --data README.md --check
+  lanterne pipeline train -n 4 --data book.txt --stages 2 --data-parallel 2 --scheduler zb_h1 --zero1
+  lanterne pipeline train -n 8 --data book.txt --stages 2 --data-parallel 2 --tp 2 --tokens chars
+  lanterne pipeline train -n 2 --data book.txt --iterations 500 --checkpoint run.npz --checkpoint-every 20
+  lanterne pipeline train -n 4 --data book.txt --iterations 500 --resume run.npz
+  lanterne pipeline train -n 4 --data README.md --spare-rails 127.0.0.2,127.0.0.3 --cut 1-2@20=silent --check
+  lanterne pipeline train -n 4 --data book.txt --device cuda --adapt                  # has not run on a GPU yet
+  lanterne pipeline train -n 4 --data book.txt --device cuda --transport nccl         # nor has this
+  lanterne pipeline train -n 4 --data README.md --stages 2 --mitigate --pace 8ms --slow-link 0-2=60ms@30:60
+
+Ranks are stages x data-parallel copies x tensor-parallel parts. The layers are timed first and cut into stages that
+take alike; the plan is made for those times. --check trains again in one process and compares the losses of all
+microbatches.
+What is trained on depends on --seed and the number of the iteration only, so a run that was killed and goes on from its
+last checkpoint has the losses of one that was not, on any number of ranks.
+"""
+
+import argparse
+import os
+import statistics
+import sys
+from dataclasses import asdict
+from functools import partial
+
+from lanterne.bench.output import report
+from lanterne.bench.output.options import whole
+from lanterne.bench.output.units import format_nbytes, format_time, parse_nbytes, parse_time_s
+from lanterne.bench.pipeline.events_input import add_event_arguments, events_from
+from lanterne.bench.train.adapt import Disturbed, observed_plane, told, told_held
+from lanterne.bench.train.cut import RailCutter, parse_cut
+from lanterne.bench.train.cut import told as told_move
+from lanterne.bench.train.job import TOLERANCES, add_model_arguments, check_finite, make_setup, planned
+from lanterne.errors import InputError
+from lanterne.transport.job.bootstrap import in_a_job
+from lanterne.transport.job.launch import MAX_WORLD_SIZE, RANK_ENVIRONMENT
+from lanterne.transport.own_python import own_python
+from lanterne.transport.registry import find_transport
+
+ROWS = 10
+
+
+def add_arguments(parser):
+    """The options of this command."""
+    parser.add_argument("-n", "--ranks", type=int, metavar="N", help="start N ranks here")
+    parser.add_argument("--transport", default="mpi", help="mpi (default), ucx, nccl or local")
+    parser.add_argument("--data", required=True, metavar="FILE", help="the text")
+    parser.add_argument("--tokens", default="bytes", choices=("bytes", "chars"), help="what a token is (default bytes)")
+    parser.add_argument("--iterations", type=whole(1), default=50, metavar="K", help="in all (default 50)")
+    parser.add_argument("--seed", type=int, default=0, help="of weights and batches (default 0)")
+    add_model_arguments(parser, "8")
+    parser.add_argument("--checkpoint", metavar="FILE", help="keep the state of training here, in a new file")
+    parser.add_argument("--checkpoint-every", type=whole(1), metavar="K", help="iterations (default: the last only)")
+    parser.add_argument("--resume", metavar="FILE", help="go on from this checkpoint, and keep it up to date")
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="where stages compute (default cpu)")
+    parser.add_argument("--cap", metavar="SIZE", help="saved activations of a rank; what is more goes to the host")
+    parser.add_argument("--spill", metavar="SIZE", help="memory of the host for it, of a rank (default 1GiB)")
+    parser.add_argument("--adapt", action="store_true", help="measure links and stages, plan anew, swap plans")
+    parser.add_argument(
+        "--mitigate",
+        action="store_true",
+        help="notice slow ranks and links, name them, work around them while training, and back; events then count the "
+        "ranks of the job",
+    )
+    parser.add_argument("--pace", metavar="T", help="with --mitigate: least time of F, B and W, as on slower cores")
+    parser.add_argument(
+        "--state", metavar="URL", help="with --mitigate: keep what is known of incidents at redis://HOST:PORT/KEY"
+    )
+    add_event_arguments(parser)
+    group = parser.add_argument_group("paths that die", "A path that dies amid an iteration loses nothing.")
+    group.add_argument(
+        "--spare-rails",
+        default="",
+        metavar="A,B",
+        help="addresses or interfaces of every host, or tcp: where messages go once MPI's or UCX's own path is dead",
+    )
+    group.add_argument(
+        "--cut",
+        action="append",
+        default=[],
+        metavar="A-B@K=HOW",
+        help="break the path between two ranks half-way through iteration K: reset (default) or silent; repeatable",
+    )
+    parser.add_argument("--check", action="store_true", help="exit 1 unless one process has the same losses")
+    parser.add_argument("--timeout", default="60s", metavar="T", help="of every wait (default 60s)")
+    parser.add_argument("--json", metavar="FILE", help="write everything ('-' for standard output)")
+
+
+def run(args):
+    """Start the ranks, or train on this one; the exit code."""
+    # As under our launcher: the threads of NumPy's products on all cores would wait for those of other ranks.
+    for name, value in RANK_ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    world_size = _check(args)
+    if args.transport == "local":
+        from lanterne.collectives.jobs import spawn
+
+        return _finish(args, spawn(world_size, train, args, timeout_s=parse_time_s(args.timeout, "--timeout"))[0])
+    if args.ranks is not None and not in_a_job():
+        from lanterne.pipeline.train.checkpoint import load
+        from lanterne.transport.job.launch import launch
+
+        setup = _setup(args, world_size)
+        if args.resume:
+            load(args.resume, asdict(setup.settings))
+        command = [*own_python(), "-m", "lanterne", *sys.argv[1:]]
+        return launch(command, args.ranks, launcher="mpi" if args.transport == "mpi" else "direct")
+    from lanterne.collectives.jobs import init
+
+    timeout_s, rails = parse_time_s(args.timeout, "--timeout"), _spare_rails(args)
+    with init(transport=args.transport, timeout_s=timeout_s, spare_rails=rails) as comm:
+        document = train(comm, args)
+    return _finish(args, document) if comm.rank == 0 else 0
+
+
+def _check(args):
+    """The number of ranks, if it is known here."""
+    if args.ranks is not None and not 1 <= args.ranks <= MAX_WORLD_SIZE:
+        raise InputError(f"-n: got {args.ranks}, expected 1 to {MAX_WORLD_SIZE}")
+    if parse_time_s(args.timeout, "--timeout") <= 0:
+        raise InputError(f"--timeout: got {args.timeout}, expected more than 0")
+    if args.checkpoint and args.checkpoint != args.resume and os.path.isfile(args.checkpoint):
+        raise InputError(
+            f"--checkpoint: got {args.checkpoint}, which is there, expected a new file, or --resume to go on"
+        )
+    if args.checkpoint_every and not (args.checkpoint or args.resume):
+        raise InputError("--checkpoint-every: got no file, expected --checkpoint FILE or --resume FILE")
+    _memory(args)
+    if args.mitigate and (args.adapt or args.checkpoint or args.resume or args.cap):
+        raise InputError("--mitigate: got --adapt, --checkpoint, --resume or --cap beside it, expected it without them")
+    for name in ("pace", "state"):
+        if getattr(args, name) and not args.mitigate:
+            raise InputError(f"--{name}: got it without --mitigate, expected it with that")
+    if args.state:
+        from lanterne.failslow.mitigate.loop_state import RedisState
+
+        RedisState(args.state).close()
+    if args.mitigate and args.device == "cuda":
+        raise InputError("--mitigate: got --device cuda beside it, expected it without that")
+    if args.device == "cuda":
+        from lanterne.kernels.arrays import require_device
+
+        require_device()
+    if args.cut and (not args.spare_rails or args.mitigate):
+        raise InputError("--cut: got no --spare-rails, or --mitigate beside it, expected --spare-rails alone")
+    for text in args.cut if args.ranks else ():
+        parse_cut(text, args.ranks)
+    if args.spare_rails and args.transport == "local":
+        raise InputError("--spare-rails: got --transport local, expected mpi or ucx")
+    if not args.learning_rate > 0:
+        raise InputError(f"--learning-rate: got {args.learning_rate:g}, expected more than 0")
+    if args.transport != "local":
+        find_transport(args.transport)
+    elif args.ranks is None:
+        raise InputError("-n: got none, expected a number of ranks: --transport local has no launcher of its own")
+    return args.ranks
+
+
+def _on_streams(args):
+    """Whether activations and gradients go from GPU to GPU: --adapt goes by when the CPU sees messages come."""
+    return args.device == "cuda" and args.transport == "nccl" and not args.adapt
+
+
+def _setup(args, world_size):
+    from lanterne.pipeline.model.text import read_text
+
+    return make_setup(args, world_size, read_text(args.data, args.tokens))
+
+
+def train(comm, args):
+    """Train; rank 0 gets what it found, a dict, the others None."""
+    from lanterne.pipeline.train.checkpoint import load
+
+    setup = _setup(args, comm.world_size)
+    comm.deterministic = comm.deterministic or args.deterministic
+    plans, starts = planned(comm, setup, args)
+    options = {"layout": setup.layout, "starts": starts, "sharded": args.zero1, **_memory(args)}
+    events = events_from(args, comm.world_size if args.mitigate else setup.layout.shape[1])
+    if args.device == "cuda":
+        from lanterne.pipeline.device.device_stage import cuda_device
+        from lanterne.pipeline.planes.registry import make_plane
+
+        options["device"] = cuda_device(comm)
+    if args.mitigate:
+        return _train_mitigated(comm, args, setup, plans, options, events)
+    if _on_streams(args):
+        if any(event.rank is not None for event in events):
+            raise InputError("--slow-rank: got it on GPUs over nccl, whose CPUs only queue work, expected --slow-link")
+        options["plane"] = partial(make_plane, "streams")
+    elif events or args.adapt:
+        options["plane"] = observed_plane
+    trainer = setup.trainer(comm, plans, **options)
+    about, path = asdict(setup.settings), args.checkpoint or args.resume
+    if args.resume:
+        trainer.restore(load(args.resume, about))
+    elif path:
+        _save(trainer, path, about)
+    disturbed = Disturbed(trainer, events, args.adapt) if events or args.adapt else None
+    cuts = [parse_cut(text, comm.world_size) for text in args.cut]
+    cutter = RailCutter(trainer, cuts) if args.spare_rails else None
+    results = []
+    while trainer.iterations < args.iterations:
+        if disturbed:
+            disturbed.begin()
+        done = trainer.iteration()
+        check_finite(done, tells=comm.rank == 0)
+        results.append(_record(done, setup.settings))
+        if cutter:
+            cutter.ended(done.number)
+        changes, held = disturbed.end() if disturbed else ([], [])
+        if comm.rank == 0:
+            _show(results, args)
+            for line in [*map(told_held, held), *map(told, changes)]:
+                print(line, file=sys.stderr if args.json == "-" else sys.stdout, flush=True)
+        last = trainer.iterations == args.iterations
+        if path and (last or (args.checkpoint_every and trainer.iterations % args.checkpoint_every == 0)):
+            _save(trainer, path, about)
+    if disturbed:
+        disturbed.close()
+    moves = cutter.moves(comm) if cutter else []
+    spilled = _spilled(comm, trainer)
+    trainer.close()
+    document = _described(setup, plans, args, trainer.starts, events)
+    document["changes"] = [change._asdict() for change in disturbed.changes] if disturbed else []
+    document["held"] = [held._asdict() for held in disturbed.held] if disturbed else []
+    document |= {"spill": spilled, "moves": moves}
+    return {**document, "results": results} if comm.rank == 0 else None
+
+
+def _train_mitigated(comm, args, setup, plans, options, events):
+    """As `train`, watched and mitigated by a ClosedLoop."""
+    from lanterne.bench.train.mitigate import Mitigated
+
+    pace_s = parse_time_s(args.pace, "--pace") if args.pace else 0.0
+    mitigated, results = Mitigated(comm, setup, plans, options, events, pace_s, args.state), []
+    file = sys.stderr if args.json == "-" else sys.stdout
+    for _ in range(args.iterations):
+        done = mitigated.iteration()
+        if done is not None:
+            check_finite(done)
+        if comm.rank == 0:
+            if done is not None:
+                results.append(_record(done, setup.settings))
+                _show(results, args)
+            for line in mitigated.news():
+                print(line, file=file, flush=True)
+    summary = mitigated.summary() if comm.rank == 0 else None
+    mitigated.close()
+    document = _described(setup, plans, args, options["starts"], events)
+    return {**document, "mitigation": summary, "results": results} if comm.rank == 0 else None
+
+
+def _described(setup, plans, args, starts, events):
+    copies, places, parts = setup.layout.shape
+    document = {"ranks": copies * places * parts, "stages": places, "data_parallel": copies, "tensor_parallel": parts}
+    plan = plans[0].plan
+    document |= {"scheduler": plan.scheduler, "placement": plan.placement.name, "starts": list(starts)}
+    document |= {"microbatches_of_copies": list(setup.microbatches), "zero1": args.zero1}
+    return document | {"events": [event.to_dict() for event in events], "settings": asdict(setup.settings)}
+
+
+def _spare_rails(args):
+    return tuple(args.spare_rails.split(",")) if args.spare_rails else ()
+
+
+def _memory(args):
+    """The Trainer's options for saved activations."""
+    if args.cap is None:
+        if args.spill is not None:
+            raise InputError(f"--spill: got {args.spill} without --cap, expected both")
+        return {}
+    cap_nbytes, spill_nbytes = parse_nbytes(args.cap, "--cap"), parse_nbytes(args.spill or "1GiB", "--spill")
+    if min(cap_nbytes, spill_nbytes) < 1:
+        raise InputError(f"--cap, --spill: got {args.cap} and {args.spill}, expected at least 1 byte each")
+    return {"cap_nbytes": cap_nbytes, "spill_nbytes": spill_nbytes}
+
+
+def _spilled(comm, trainer):
+    """The most bytes that each rank held, and those moved to the host; None without --cap. A collective call."""
+    import numpy as np
+
+    if trainer.spill is None:
+        return None
+    found = np.empty((comm.world_size, 2), np.int64)
+    comm.all_gather(np.array([trainer.spill.peak_nbytes, trainer.spill.spilled_nbytes]), found.reshape(-1))
+    return {"peak_nbytes": found[:, 0].tolist(), "spilled_nbytes": found[:, 1].tolist()}
+
+
+def _record(done, settings):
+    tokens = settings.microbatches * settings.rows * settings.length
+    return {
+        "iteration": done.number,
+        "loss": done.loss,
+        "losses": done.losses.tolist(),
+        "time_s": done.seconds,
+        "tokens_per_s": tokens / done.seconds,
+    }
+
+
+def _show(results, args):
+    """One line of the table, for every tenth of the iterations; the others go by on a terminal."""
+    record = results[-1]
+    file = sys.stderr if args.json == "-" else sys.stdout
+    rate = f"{record['tokens_per_s']:.0f}"
+    cells = record["iteration"] + 1, f"{record['loss']:.5f}", format_time(record["time_s"]), rate
+    line = "{:>9}  {:>9}  {:>9}  {:>9}".format(*cells)
+    if len(results) == 1:
+        print("{:>9}  {:>9}  {:>9}  {:>9}".format("iteration", "loss", "time", "tokens/s"), file=file)
+    every = max(1, args.iterations // ROWS)
+    if len(results) == 1 or cells[0] % every == 0 or cells[0] == args.iterations:
+        report.progress("")
+        print(line, file=file, flush=True)
+    else:
+        report.progress(line)
+
+
+def _finish(args, document):
+    """Check, write and sum up, on rank 0 or after all ranks; the exit code."""
+    file = sys.stderr if args.json == "-" else sys.stdout
+    if args.check:
+        document["check"] = compare(args, document)
+    if args.json:
+        report.write_json(args.json, report.envelope(**document))
+    rates = [record["tokens_per_s"] for record in document["results"]]
+    if rates:
+        words = (
+            f"{document['stages']} stages x {document['data_parallel']} copies x {document['tensor_parallel']} parts"
+        )
+        print(f"# {words}, {document['scheduler']}: median {statistics.median(rates):.0f} tokens/s", file=file)
+        if document.get("spill"):
+            held, moved = (max(document["spill"][key]) for key in ("peak_nbytes", "spilled_nbytes"))
+            words = f"held at most {format_nbytes(held)}, a rank moved at most {format_nbytes(moved)} to the host"
+            print(f"# saved activations: a rank {words}", file=file)
+        for move in document.get("moves", ()):
+            print(told_move(move, document["results"]), file=file)
+    else:
+        print(f"# nothing to do: {args.resume} has {args.iterations} iterations or more", file=file)
+    if "mitigation" in document:
+        from lanterne.bench.train.mitigate import incidents_table
+
+        columns, rows = incidents_table(document["mitigation"]["incidents"], args.iterations)
+        report.print_table(columns, rows, left=(0,), file=file)
+    if not args.check:
+        return 0
+    found = document["check"]
+    verdict = "the same" if found["same"] else "NOT THE SAME"
+    print(
+        f"# one process: {verdict}: losses differ by at most {found['largest_difference']:.2g} of their size "
+        f"(expected {found['tolerance']:g})",
+        file=file,
+    )
+    return 0 if found["same"] else 1
+
+
+def _save(trainer, path, about):
+    from lanterne.pipeline.train.checkpoint import save
+
+    state = trainer.state()
+    if trainer.comm.rank == 0:
+        save(path, state, about)
+
+
+def compare(args, document):
+    """Train the same in one process: the largest relative difference of a microbatch's loss, and the verdict."""
+    import numpy as np
+
+    from lanterne.collectives.jobs import spawn
+    from lanterne.pipeline.plan.problem import Problem
+    from lanterne.pipeline.train.trainer import plans
+
+    microbatches = str(document["settings"]["microbatches"])
+    alone = {"stages": 1, "data_parallel": 1, "tp": 1, "resume": None, "microbatches": microbatches}
+    setup = _setup(argparse.Namespace(**vars(args) | alone), 1)
+
+    def reference(comm):
+        one = setup.trainer(comm, plans(Problem(1, setup.settings.microbatches, 1, 1, 1), "1f1b"))
+        losses = []
+        for number in range(args.iterations):
+            report.progress(f"one process: iteration {number + 1} of {args.iterations}")
+            done = one.iteration()
+            check_finite(done)
+            losses.append(done.losses)
+        report.progress("")
+        return losses
+
+    losses = spawn(1, reference)[0]
+    worst = 0.0
+    for record in document["results"]:
+        expected = losses[record["iteration"]]
+        worst = max(worst, float(np.abs(np.array(record["losses"]) / expected - 1).max()))
+    tolerance = TOLERANCES[args.dtype]
+    return {"largest_difference": worst, "tolerance": tolerance, "same": bool(worst <= tolerance)}

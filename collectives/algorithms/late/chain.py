@@ -1,0 +1,44 @@
+"""late_chain: one pipelined ring through the late rank, for long delays; one flow at each port, so nothing collides."""
+
+import numpy as np
+
+from lanterne.collectives.schedule.ir import COPY, REDUCE, ScheduleBuilder, late_last
+
+
+def late_chain_all_reduce(world_size, late_rank, num_chunks=None):
+    """The early ranks reduce, pipelined, to one; then pieces flow from the late rank to it, where they add, and around.
+
+    Default chunk count 4 (p - 1).
+
+    Cost (p = world_size, m = num_chunks): rounds = (m + p - 3) * (p > 2) + m + p - 1; join = m + p - 1; join_load =
+    join / m
+    """
+    early = world_size - 1
+    num_chunks = num_chunks or 4 * early
+    build = ScheduleBuilder(
+        "all_reduce",
+        "late_chain",
+        world_size,
+        num_chunks,
+        rank_of=late_last(world_size, late_rank),
+        late_rank=late_rank,
+    )
+    add_chain_reduce(build, early, num_chunks)
+    add_chain_join(build, early, num_chunks)
+    return build.build()
+
+
+def add_chain_reduce(build, early, num_chunks):
+    """Append phase "reduce", num_chunks + early - 2 rounds: from role to role down to 0, which then holds all sums."""
+    build.phase("reduce")
+    for i in range(num_chunks + early - 2 if early > 1 else 0):
+        hop = np.arange(max(0, i - num_chunks + 1), min(early - 1, i + 1))
+        build.round((early - 1 - hop, early - 2 - hop, i - hop, REDUCE))
+
+
+def add_chain_join(build, early, num_chunks):
+    """Append phase "join", num_chunks + early rounds: late role to role 0, which adds, to role 1, ..., back again."""
+    build.phase("join")
+    for i in range(num_chunks + early):
+        hop = np.arange(max(0, i - num_chunks + 1), min(early + 1, i + 1))
+        build.round(((hop - 1) % (early + 1), hop, i - hop, np.where(hop == 0, REDUCE, COPY)))

@@ -1,0 +1,163 @@
+"""late_join: an all-reduce that ends as few rounds after the late rank's last chunk as is possible.
+
+The early ranks first sum among themselves, chunk c on the early rank c mod (p - 1), its owner. When the late rank comes
+it meets the owner of one chunk after another, and every finished chunk spreads by doubling while the next are met. All
+early ranks play the same part in turn (see join_siteswap.py), so that any chunk count will do.
+"""
+
+from functools import lru_cache
+
+import numpy as np
+
+from lanterne.collectives.algorithms.late.chain import add_chain_join, add_chain_reduce
+from lanterne.collectives.algorithms.late.join_siteswap import find_siteswap
+from lanterne.collectives.algorithms.late.join_tail import find_tail
+from lanterne.collectives.schedule.ir import COPY, REDUCE, ScheduleBuilder, late_last
+
+_TRIES = 400
+
+
+def late_join_all_reduce(world_size, late_rank, num_chunks=None):
+    """Reduce-scatter among the early ranks; then num_chunks - 1 + ceil(log2(p)) rounds with the late rank.
+
+    Default chunk count p - 1. With fewer, only the owners collect sums, by a halving reduce instead of a ring.
+
+    Cost (p = world_size, m = num_chunks): join = m - 1 + ceil(log2(p)); join_load = join / m
+    Paper: after StragglAR (arXiv 2505.23523), which reaches the same number for powers of two and m = p - 1; the lower
+    bound: the late rank's last chunk leaves it in round m - 1 at the earliest, and those who know it at most double in
+    a round.
+    """
+    early = world_size - 1
+    num_chunks = num_chunks or early
+    template = join_template(world_size) if world_size > 3 else None
+    note = (
+        ""
+        if template or world_size <= 3
+        else f"no late_join template found for {world_size} ranks: a chain takes its place"
+    )
+    build = ScheduleBuilder(
+        "all_reduce",
+        "late_join",
+        world_size,
+        num_chunks,
+        rank_of=late_last(world_size, late_rank),
+        late_rank=late_rank,
+        note=note,
+    )
+    if note:
+        add_chain_reduce(build, early, num_chunks)
+        add_chain_join(build, early, num_chunks)
+        return build.build()
+    build.phase("reduce_scatter")
+    add_owner_reduce(build, early, num_chunks)
+    build.phase("join")
+    add_join(build, world_size, num_chunks, template)
+    return build.build()
+
+
+@lru_cache(maxsize=128)
+def join_template(world_size):
+    """(Siteswap, tail) for `world_size` >= 4 ranks, or None where no try succeeds; kept for the next call."""
+    for seed in range(_TRIES):
+        siteswap = find_siteswap(world_size, seed)
+        tail = find_tail(siteswap.age, seed) if siteswap else None
+        if tail is not None:
+            return siteswap, tail
+    return None
+
+
+def add_owner_reduce(build, early, num_chunks):
+    """Append rounds after which role c mod `early` holds the sum of chunk c over all early roles.
+
+    A ring where every role owns something; else the fewest rounds, halving, with the owners spread evenly.
+    """
+    chunks = np.arange(num_chunks)
+    if num_chunks >= early:
+        for i in range(early - 1):
+            holder = (chunks + 1 + i) % early
+            build.round((holder, (holder + 1) % early, chunks, REDUCE))
+        return
+    # Seats around a circle: owner c sits at seat c * early // num_chunks, the others between them.
+    seat = chunks * early // num_chunks
+    role_at = np.empty(early, np.int64)
+    role_at[seat] = chunks
+    role_at[np.setdiff1d(np.arange(early), seat)] = np.arange(num_chunks, early)
+    reach = early
+    while reach > 1:
+        # Before the round the sum of chunk c lies on the `reach` seats from its owner's on; the upper ones fold down.
+        kept = -(-reach // 2)
+        upper = np.arange(kept, reach)[:, None]
+        build.round((role_at[(seat + upper) % early], role_at[(seat + upper - kept) % early], chunks, REDUCE))
+        reach = kept
+
+
+def add_join(build, world_size, num_chunks, template):
+    """Append the num_chunks - 1 + ceil(log2(world_size)) rounds of the join, in roles, the last one late."""
+    early = world_size - 1
+    if world_size == 2:
+        chunks = np.arange(num_chunks)
+        build.rounds(
+            np.repeat(chunks, 2), np.tile([1, 0], num_chunks), np.tile([0, 1], num_chunks), np.repeat(chunks, 2), REDUCE
+        )
+    elif world_size == 3:
+        for groups in _three_ranks(num_chunks):
+            build.round(*groups)
+    else:
+        _turning_rounds(build, early, num_chunks, template)
+
+
+def _turning_rounds(build, early, num_chunks, template):
+    siteswap, tail = template
+    time = np.arange(num_chunks)[:, None]
+    owner = time % early
+    roles = np.arange(1, early)
+    chunk = time - siteswap.age_of_role[1:]
+    real = chunk >= 0
+    index, dst = np.broadcast_to(time, real.shape)[real], ((time + roles) % early)[real]
+    src = ((time + siteswap.source[1:]) % early)[real]
+    build.rounds(
+        np.concatenate([time[:, 0], time[:, 0], index]),
+        np.concatenate([np.full(num_chunks, early), owner[:, 0], src]),
+        np.concatenate([owner[:, 0], np.full(num_chunks, early), dst]),
+        np.concatenate([time[:, 0], time[:, 0], chunk[real]]),
+        np.concatenate([np.full(2 * num_chunks, REDUCE), np.full(len(src), COPY)]),
+    )
+    # Role r of the last exchange is early role (r + num_chunks - 1) mod early; the late rank stays itself.
+    last = np.append((np.arange(early) + num_chunks - 1) % early, early)
+    for source, destination, tau in tail:
+        real = tau < num_chunks
+        build.round((last[source[real]], last[destination[real]], num_chunks - 1 - tau[real], COPY))
+
+
+def _three_ranks(num_chunks):
+    """The groups of every round for two early roles, 0 and 1, and the late one, 2.
+
+    With three ranks an idle early one could not be fed while the other exchanges. Instead it sends its sum of the next
+    chunk
+    ahead: the late rank adds, and hands out finished chunks from chunk 1 on. Chunk 0 it gets back at the end.
+    """
+    if num_chunks == 1:
+        yield [(2, 0, 0, REDUCE), (0, 2, 0, REDUCE)]
+        yield [(0, 1, 0, COPY)]
+        return
+    for t in range(num_chunks):
+        met, other = t % 2, 1 - t % 2
+        groups = [(2, met, t, COPY if t else REDUCE)]
+        if t >= 2:
+            groups.append((met, other, t - 2, COPY))
+        if t + 1 < num_chunks:
+            groups.append((other, 2, t + 1, REDUCE))
+        elif other == 0:
+            groups.append((0, 2, 0, COPY))
+        yield groups
+    last, other = num_chunks - 1, num_chunks % 2
+    if other == 1:
+        # Role 0 met the late rank last and is free to give chunk 0 back, since the late rank sends the last chunk on.
+        yield [(2, 1, last, COPY), (1, 0, last - 1, COPY), (0, 2, 0, COPY)]
+    else:
+        yield [(1, 0, last, COPY), (0, 1, last - 1, COPY)]
+
+
+def refuses_one(world_size):
+    """Why no rank can be late among `world_size`, or None."""
+    return None if world_size > 1 else "expected 2 or more"

@@ -1,0 +1,269 @@
+"""Every algorithm, one line each: what it is called, who makes it, and where it cannot be used.
+
+A new algorithm is one file in algorithms/ and one line here; check, cost, drawing, export, command line, benchmark and
+tests then know it.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from lanterne.collectives.algorithms import (
+    allpairs,
+    binomial,
+    bruck,
+    pairwise,
+    pipelined_chain,
+    recursive_doubling,
+    rhd,
+    ring,
+    scatter_allgather,
+    tree,
+)
+from lanterne.collectives.algorithms.late import broadcast as late_broadcast
+from lanterne.collectives.algorithms.late import chain as late_chain
+from lanterne.collectives.algorithms.late import group as late_group
+from lanterne.collectives.algorithms.late import hybrid as late_hybrid
+from lanterne.collectives.algorithms.late import join as late_join
+from lanterne.collectives.algorithms.late import join_allpairs as late_join_allpairs
+from lanterne.collectives.algorithms.late import stragglar
+from lanterne.collectives.schedule.contracts import CONTRACTS
+from lanterne.collectives.schedule.ir import late_set
+from lanterne.collectives.schedule.passes import split_chunks
+from lanterne.errors import InputError
+
+# The name under which benchmarks and the Communicator know the transport library's own collectives.
+NATIVE = "native"
+
+
+def _any(p):
+    return None
+
+
+def _levels(p):
+    return (p - 1).bit_length()
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """A line of the registry.
+
+    Attributes:
+        collective, name: the key.
+        generator: (world_size, [root], [late_rank], [num_chunks]) -> CollectiveSchedule; pure.
+        summary: one line for people.
+        refuses: world_size -> why it cannot be used with so many ranks, or None.
+        late: takes `late_rank`, a rank that is expected to come last.
+        several: takes a tuple of such ranks as well.
+        cut: takes `joined`, how many of the chunks the others sum before that comes; None is its own choice.
+        chunked: takes `num_chunks`, any number; None is its own choice. Others are split evenly, in multiples of
+            their own.
+        law: world_size -> (a, c, k, grain): the cost that num_chunks = m influences, with a late rank that of the
+            join, is a m + c rounds of k chunks at each port; counts beyond `grain` had better be multiples of it. None
+            where there is nothing to choose.
+        slow: may search for seconds, and takes `progress`.
+    """
+
+    collective: str
+    name: str
+    generator: Callable
+    summary: str
+    refuses: Callable = _any
+    late: bool = False
+    several: bool = False
+    cut: bool = False
+    chunked: bool = False
+    law: Callable | None = None
+    slow: bool = False
+
+
+# A schedule of more ranks, or of more (rank, chunk) cells, would take gigabytes.
+MAX_RANKS, MAX_CELLS = 2048, 2**23
+
+# fmt: off
+_LINES = (
+    Algorithm("all_reduce", "ring", ring.ring_all_reduce, "around the ring twice; fewest bytes, many rounds"),
+    Algorithm("all_reduce", "rhd", rhd.rhd_all_reduce, "halving, then doubling; best for powers of two"),
+    Algorithm("all_reduce", "bruck", bruck.bruck_all_reduce, "circulant; fewest rounds and bytes for any number"),
+    Algorithm("all_reduce", "allpairs", allpairs.allpairs_all_reduce, "everybody to everybody at once; needs a switch"),
+    Algorithm("all_reduce", "recursive_doubling", recursive_doubling.recursive_doubling_all_reduce,
+              "whole buffers, fewest rounds; for small buffers"),
+    Algorithm("all_reduce", "tree", tree.tree_all_reduce, "up and down two pipelined trees", chunked=True,
+              law=lambda p: (2, 2 + 4 * _levels(p), 1, 2)),
+    Algorithm("all_reduce", "late_broadcast", late_broadcast.late_broadcast_all_reduce,
+              "the others finish, then the late rank's buffer is added whole", late_join.refuses_one, late=True),
+    Algorithm("all_reduce", "stragglar", stragglar.stragglar_all_reduce,
+              "StragglAR: a chunk meets the late rank in every round", stragglar.refuses_odd, late=True, slow=True),
+    Algorithm("all_reduce", "late_join", late_join.late_join_all_reduce,
+              "joins the late rank in the fewest rounds, any number of ranks and chunks", late_join.refuses_one,
+              late=True, chunked=True, law=lambda p: (1, _levels(p) - 1, 1, p - 1)),
+    Algorithm("all_reduce", "late_chain", late_chain.late_chain_all_reduce,
+              "one pipelined ring through the late rank; for long delays", late_join.refuses_one,
+              late=True, chunked=True, law=lambda p: (1, p - 1, 1, 1)),
+    Algorithm("all_reduce", "late_group", late_group.late_group_all_reduce,
+              "several late ranks bring their chunks to the owners of sums", late_join.refuses_one, late=True,
+              several=True, chunked=True, law=lambda p: (1, p - 1, 1, 1)),
+    Algorithm("all_reduce", "late_join_allpairs", late_join_allpairs.late_join_allpairs_all_reduce,
+              "the late rank exchanges with all at once; few rounds, needs a switch", late_join.refuses_one,
+              late=True, chunked=True, law=lambda p: (1 / (p - 1), 1, p - 1, p - 1)),
+    Algorithm("all_reduce", "late_hybrid", late_hybrid.late_hybrid_all_reduce,
+              "a part joins late, the rest runs around a ring; for short delays", late_join.refuses_one,
+              late=True, cut=True, chunked=True),
+    Algorithm("reduce_scatter", "ring", ring.ring_reduce_scatter, "around the ring; fewest bytes, many rounds"),
+    Algorithm("reduce_scatter", "bruck", bruck.bruck_reduce_scatter, "circulant; fewest rounds and bytes, any number"),
+    Algorithm("reduce_scatter", "rhd", rhd.rhd_reduce_scatter, "recursive halving; fewest rounds and bytes",
+              rhd.refuses_other_than_powers_of_two),
+    Algorithm("reduce_scatter", "allpairs", allpairs.allpairs_reduce_scatter, "everybody to everybody; needs a switch"),
+    Algorithm("all_gather", "ring", ring.ring_all_gather, "around the ring; fewest bytes, many rounds"),
+    Algorithm("all_gather", "bruck", bruck.bruck_all_gather, "circulant; fewest rounds and bytes for any number"),
+    Algorithm("all_gather", "rhd", rhd.rhd_all_gather, "recursive doubling; fewest rounds and bytes",
+              rhd.refuses_other_than_powers_of_two),
+    Algorithm("all_gather", "allpairs", allpairs.allpairs_all_gather, "everybody to everybody; needs a switch"),
+    Algorithm("broadcast", "binomial", binomial.binomial_broadcast, "whole buffers down a tree; fewest rounds"),
+    Algorithm("broadcast", "scatter_allgather", scatter_allgather.scatter_allgather_broadcast,
+              "parts down a tree, then gathered; twice the bytes, few rounds"),
+    Algorithm("broadcast", "chain", pipelined_chain.chain_broadcast, "pieces through all ranks in a row; fewest bytes",
+              chunked=True, law=lambda p: (1, p - 2, 1, 1)),
+    Algorithm("broadcast", "tree", tree.tree_broadcast, "down two pipelined trees; few bytes, few rounds",
+              chunked=True, law=lambda p: (1, 1 + 2 * _levels(p), 1, 2)),
+    Algorithm("reduce", "binomial", binomial.binomial_reduce, "whole buffers up a tree; fewest rounds"),
+    Algorithm("reduce", "scatter_allgather", scatter_allgather.scatter_allgather_reduce,
+              "reduce-scatter, then gathered; twice the bytes, few rounds"),
+    Algorithm("reduce", "chain", pipelined_chain.chain_reduce, "pieces through all ranks in a row; fewest bytes",
+              chunked=True, law=lambda p: (1, p - 2, 1, 1)),
+    Algorithm("reduce", "tree", tree.tree_reduce, "up two pipelined trees; few bytes, few rounds",
+              chunked=True, law=lambda p: (1, 1 + 2 * _levels(p), 1, 2)),
+    Algorithm("all_to_all", "pairwise", pairwise.pairwise_all_to_all, "every part straight to its owner; fewest bytes"),
+    Algorithm("all_to_all", "bruck", bruck.bruck_all_to_all, "parts travel by powers of two; fewest rounds"),
+    Algorithm("all_to_all", "allpairs", allpairs.allpairs_all_to_all, "everybody to everybody; needs a switch"),
+    Algorithm("barrier", "dissemination", bruck.dissemination_barrier, "everybody hears of everybody by doubling"),
+)
+# fmt: on
+ALGORITHMS = {(line.collective, line.name): line for line in _LINES}
+
+
+def algorithms_for(collective):
+    """The registry lines of `collective`, in the order of the registry.
+
+    Raises:
+        InputError: no such collective.
+    """
+    if collective not in CONTRACTS:
+        raise InputError(f"collective: got {collective!r}, expected one of {', '.join(CONTRACTS)}")
+    return tuple(line for line in _LINES if line.collective == collective)
+
+
+def find_algorithm(collective, name):
+    """The registry line of algorithm `name` for `collective`.
+
+    Raises:
+        InputError: no such collective or algorithm.
+    """
+    lines = algorithms_for(collective)
+    if name == NATIVE:
+        raise InputError(f"algorithm: {NATIVE} is the transport library's own, which has no schedule")
+    if (collective, name) not in ALGORITHMS:
+        raise InputError(
+            f"algorithm: got {name!r} for {collective}, expected one of {', '.join(line.name for line in lines)}"
+        )
+    return ALGORITHMS[collective, name]
+
+
+def make_schedule(collective, name, world_size, num_chunks=None, root=None, late_rank=None, progress=None, joined=None):
+    """The (unchecked) schedule of a registered algorithm.
+
+    Args:
+        num_chunks: None for the algorithm's own choice.
+        root: of broadcast and reduce; None is rank 0.
+        late_rank: of the algorithms that expect one, a tuple of several where they can be; None is the last rank.
+        progress: called with one line of text now and then by algorithms that search for long; None for silence.
+        joined: of late_hybrid, 0 to num_chunks; None for its own choice.
+
+    Raises:
+        InputError: unknown names, a rank out of range, or a world size or chunk count that the algorithm cannot use.
+    """
+    line = find_algorithm(collective, name)
+    if not 1 <= world_size <= MAX_RANKS:
+        raise InputError(f"world size: got {world_size}, expected 1 to {MAX_RANKS}")
+    reason = line.refuses(world_size)
+    if reason:
+        raise InputError(f"{name} {collective}: got {world_size} ranks, {reason}")
+    options = {}
+    if CONTRACTS[collective].rooted:
+        options["root"] = _rank("root", 0 if root is None else root, world_size)
+    elif root is not None:
+        raise InputError(f"root: got {root}, but {collective} has none")
+    if line.late:
+        options["late_rank"] = _check_late(line, world_size - 1 if late_rank is None else late_rank, world_size)
+    elif late_rank is not None:
+        raise InputError(f"late rank: got {late_rank}, but {name} {collective} expects none")
+    if joined is not None:
+        options["joined"] = _check_joined(line, joined, num_chunks)
+    if num_chunks is not None and not 1 <= num_chunks <= max(world_size**2, MAX_CELLS // world_size):
+        limit = max(world_size**2, MAX_CELLS // world_size)
+        raise InputError(f"chunks: got {num_chunks}, expected 1 to {limit} with {world_size} ranks")
+    if line.slow:
+        options["progress"] = progress
+    if line.chunked:
+        return line.generator(world_size, num_chunks=num_chunks, **options)
+    return split_chunks(line.generator(world_size, **options), num_chunks)
+
+
+def _check_joined(line, joined, num_chunks):
+    if not line.cut:
+        raise InputError(f"joined: got {joined}, but {line.name} {line.collective} cuts nothing")
+    if num_chunks is None or not 0 <= joined <= num_chunks:
+        raise InputError(f"joined: got {joined} with num_chunks {num_chunks}, expected both, and at most so many")
+    return joined
+
+
+def _check_late(line, late_rank, world_size):
+    """`late_rank`, or where several ranks are late, the tuple of them in order."""
+    late = late_set(late_rank)
+    for rank in late:
+        _rank("late rank", rank, world_size)
+    if len(late) == 1:
+        return late[0]
+    if not line.several:
+        raise InputError(f"late rank: got {late_rank}, but {line.name} {line.collective} expects one")
+    if not 0 < len(set(late)) == len(late) < world_size:
+        raise InputError(f"late rank: got {late_rank}, expected different ones, fewer than {world_size}")
+    return late
+
+
+def _rank(what, rank, world_size):
+    if not 0 <= rank < world_size:
+        raise InputError(f"{what}: got {rank}, expected 0 to {world_size - 1}")
+    return rank
+
+
+def best_num_chunks(line, world_size, nbytes, model, min_chunk_nbytes=1):
+    """The chunk count of a pipelined algorithm that the model likes best; None where the algorithm has no choice.
+
+    Args:
+        line: an Algorithm; nbytes: of the buffer; model: a CostModel; min_chunk_nbytes: no chunk shall be smaller.
+
+    Cost: (a m + c) (alpha + k nbytes beta / m) is least at m = sqrt(c k nbytes beta / (a alpha)).
+    """
+    if line.law is None:
+        return None
+    a, c, k, grain = line.law(world_size)
+    most = max(1, int(nbytes // max(1, min_chunk_nbytes)))
+    alpha, beta = (float(x) for x in model.alpha_beta(nbytes))
+    count = 1
+    # Alpha and beta may depend on the chunk's size: the second pass looks them up for the count of the first.
+    for _ in range(2):
+        ideal = (max(c, 0) * k * nbytes * beta / (a * alpha)) ** 0.5 if alpha else most
+        ideal = round(ideal / grain) * grain if ideal > grain else round(ideal)
+        count = int(min(max(1, ideal), most))
+        alpha, beta = (float(x) for x in model.alpha_beta(nbytes / count))
+    if not model.pieces:
+        return count
+    # Between pieces the law has several minima: try counts a factor of 1.2 apart.
+    steps = {int(1.2**i) for i in range(1 + int(math.log(most, 1.2)))}
+    counts = {min(most, max(1, round(m / grain)) * int(grain) if m > grain else m) for m in steps} | {count}
+
+    def time_s(m):
+        return (a * m + c) * float(model.message_s(k * nbytes / m, k))
+
+    return min(sorted(counts), key=time_s)

@@ -1,0 +1,188 @@
+"""What is measured of a group for `auto`: alpha, beta and gamma, and where algorithms differ from them.
+
+The model is fitted to the rounds of our ring; trials tell by which factor each algorithm is off it (trials.py). Both
+are kept for the group's hosts in LANTERNE_CACHE, a folder, "off" for none; jobs that take them from there try again
+now and then, briefly. With LANTERNE_TRIALS=off on rank 0 there are none, and the model alone decides.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+
+from lanterne import __version__
+from lanterne.collectives.auto.predict import Factor
+from lanterne.collectives.auto.trial_memory import trial_array
+from lanterne.collectives.auto.trials import ENOUGH_S, measure_factors, time_calls, try_again
+from lanterne.collectives.schedule.cost import CostModel, Piece
+
+log = logging.getLogger("lanterne.collectives")
+
+# Bytes of the messages that are timed; the linear model must fit all of them within MISFIT, or it gets pieces.
+MESSAGE_NBYTES = (64, 4 << 10, 32 << 10, 256 << 10, 1 << 20, 4 << 20)
+MISFIT = 0.10
+REPEATS = 5
+# Small calls are timed several at once, so that a token bucket or a cache does not stand for what a link can sustain.
+AT_ONCE_NBYTES, MAX_AT_ONCE = 2 << 20, 8
+# No message is timed whose buffer would be larger than this on a rank.
+MAX_BUFFER_NBYTES = 16 << 20
+# Bytes of a cache file; a longer one is not read.
+MAX_FILE_NBYTES = 16 << 10
+# A measurement that something disturbed shall not stay for good; nor need every one of many short jobs try again.
+MAX_AGE_S, AGAIN_AFTER_S = 24 * 3600.0, 600.0
+
+
+def learn(communicator):
+    """(CostModel, tuple of Factor, "measured" or "cache"), the same on all ranks. A collective call.
+
+    Cost: 7 to 15 s on one host, by its memory, most of it trials, up to a few ENOUGH_S on a slow network; where the
+        cache knows it one broadcast, and some 0.5 s if nobody has tried again for AGAIN_AFTER_S.
+    """
+    file = _cache_file(communicator)
+    # Whether trials are due, and the text.
+    found = np.zeros(1 + MAX_FILE_NBYTES, np.uint8)
+    if communicator.rank == 0:
+        text, is_old = (b"", False) if file is None else _read(file)
+        found[0] = _tries() and (is_old or not text)
+        found[1 : 1 + len(text)] = np.frombuffer(text, np.uint8)
+    communicator.broadcast(found, root=0, algorithm="binomial")
+    known = _parse(found[1:].tobytes().rstrip(b"\0"))
+    if known is None:
+        source, measured_s, model = "measured", time.time(), measure_model(communicator)
+        factors = measure_factors(communicator, model) if found[0] else ()
+    else:
+        source, measured_s, model, factors = "cache", *known
+        if found[0]:
+            # None are known where the job that measured tried none.
+            factors = try_again(communicator, model, factors) if factors else measure_factors(communicator, model)
+    if communicator.rank == 0 and file is not None and (known is None or found[0]):
+        _write(file, measured_s, model, factors)
+    return model, factors, source
+
+
+def measure_model(communicator):
+    """The CostModel fitted to the rounds of our own ring, the same on all ranks. A collective call.
+
+    All ranks run at once, so that what a message costs the executor, and what sharing cores and links costs, is in it.
+    """
+    world_size = communicator.world_size
+    sizes, rounds_s, adding_s = [], [], []
+    for nbytes in MESSAGE_NBYTES:
+        if sizes and nbytes * world_size > MAX_BUFFER_NBYTES:
+            break
+        part = trial_array(communicator, nbytes // 4)
+        whole = trial_array(communicator, part.size * world_size)
+        calls = int(min(MAX_AT_ONCE, -(-AT_ONCE_NBYTES // (nbytes * (world_size - 1)))))
+        gather_s = _time(communicator, lambda p=part, w=whole: communicator.all_gather(p, w, algorithm="ring"), calls)
+        scatter_s = _time(
+            communicator, lambda p=part, w=whole: communicator.reduce_scatter(w, p, algorithm="ring"), calls
+        )
+        sizes.append(nbytes)
+        rounds_s.append(gather_s / (world_size - 1))
+        adding_s.append((scatter_s - gather_s) / (world_size - 1) / nbytes)
+        if gather_s > ENOUGH_S:
+            break
+    tiny, out = trial_array(communicator, 16), trial_array(communicator, 16 * world_size)
+    spread_s = _time(communicator, lambda: communicator.all_gather(tiny, out, algorithm="allpairs"))
+    # Nearer, in ratio, to one message after the other than to all at once?
+    serial = world_size > 2 and spread_s > rounds_s[0] * (world_size - 1) ** 0.5
+    return fit(sizes, rounds_s, max(0.0, adding_s[-1]), serial)
+
+
+def _time(communicator, call, calls=1):
+    """Seconds of one of `calls` calls in a row on the slowest rank: the least of a few, some being disturbed."""
+
+    def row():
+        for _ in range(calls):
+            call()
+
+    return float(time_calls(communicator, [row], REPEATS).min()) / calls
+
+
+def fit(sizes, times_s, gamma_s_per_byte=0.0, serial_messages=False):
+    """The CostModel of messages of `sizes` bytes that took `times_s`: a line where it misses none by over MISFIT.
+
+    Otherwise pieces. The line is fitted by relative error, so that small messages count as much as large ones. Sizes
+    ascend: what took longer than a larger one was disturbed, and counts as that.
+    """
+    sizes, times_s = np.array(sizes, float), np.minimum.accumulate(times_s[::-1])[::-1]
+    design = np.stack([1 / times_s, sizes / times_s], axis=1)
+    (alpha, beta), *_ = np.linalg.lstsq(design, np.ones(len(sizes)), rcond=None)
+    misses = np.abs(alpha + beta * sizes - times_s) / times_s
+    if alpha >= 0 and beta >= 0 and misses.max() <= MISFIT:
+        return CostModel(float(alpha), float(beta), gamma_s_per_byte, serial_messages=serial_messages)
+    pieces = []
+    for i in range(len(sizes) - 1):
+        slope = max(0.0, (times_s[i + 1] - times_s[i]) / (sizes[i + 1] - sizes[i]))
+        start_s = times_s[i] - slope * sizes[i]
+        if start_s < 0:  # worse than proportional here: a cost per byte alone comes nearest
+            slope, start_s = times_s[i] / sizes[i], 0.0
+        pieces.append(Piece(float(sizes[i]), float(start_s), float(slope)))
+    return CostModel(float(times_s[0]), 0.0, gamma_s_per_byte, tuple(pieces), serial_messages)
+
+
+def _tries():
+    return os.environ.get("LANTERNE_TRIALS") != "off"
+
+
+# -- the cache
+
+
+def _cache_file(communicator):
+    """Where the model of this group is kept, or None."""
+    folder = os.environ.get("LANTERNE_CACHE", "")
+    if folder == "off":
+        return None
+    try:
+        base = Path(folder or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "lanterne"))
+    except RuntimeError:  # a user without a home, as in containers
+        return None
+    transport = communicator.transport
+    about = [__version__, transport.name, communicator.ranks, os.uname().nodename, len(os.sched_getaffinity(0))]
+    about += [*getattr(transport, "hosts", ()), *([] if _tries() else ["without trials"])]
+    digest = hashlib.sha256(json.dumps(about).encode()).hexdigest()[:16]
+    return base / f"model-{transport.name}-{communicator.world_size}-{digest}.json"
+
+
+def _read(file):
+    """(text of a cache file, whether it is long since one was written); no text if it is of no use any more."""
+    try:
+        text, written_s = file.read_bytes(), file.stat().st_mtime
+    except OSError:
+        return b"", False
+    known = _parse(text) if len(text) <= MAX_FILE_NBYTES else None
+    if known is None or abs(time.time() - known[0]) > MAX_AGE_S:
+        return b"", False
+    return text, abs(time.time() - written_s) > AGAIN_AFTER_S
+
+
+def _write(file, measured_s, model, factors):
+    document = {"schema_version": 3, "measured_s": measured_s, "model": model.__dict__, "factors": factors}
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        temporary = file.with_suffix(f".{os.getpid()}")
+        temporary.write_text(json.dumps(document))
+        temporary.replace(file)
+    except OSError as error:
+        log.info("cannot keep the cost model in %s: %s", file, error)
+
+
+def _parse(text):
+    """(time.time() when it was measured, CostModel, tuple of Factor) that a cache file holds.
+
+    None if it is empty, broken or of another version.
+    """
+    try:
+        document = json.loads(text)
+        if document["schema_version"] != 3:
+            return None
+        factors = tuple(Factor(str(a), str(b), int(c), float(d)) for a, b, c, d in document["factors"])
+        if not all(row.nbytes > 0 and 0 < row.factor < float("inf") for row in factors):
+            return None
+        return float(document["measured_s"]), CostModel(**document["model"]), factors
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return None

@@ -1,0 +1,157 @@
+"""Trials of the algorithms that `auto` chooses from, and the factor by which each was off the model's prediction.
+
+The model cannot know what else an algorithm costs or saves: folds of several inputs at once, shared caches, cores that
+ranks share. So those that it ranks close together are tried, at a few sizes, when the group is new; and those that came
+near the best again, briefly, by later jobs on the same hosts. What disturbs slows most calls of a round alike, so a
+call is compared with the others of its round: that tells the best apart in half the rounds that medians of times need.
+"""
+
+import random
+import time
+
+import numpy as np
+
+from lanterne.collectives.auto.predict import Factor, corrected, predictions
+from lanterne.collectives.auto.trial_memory import finish, trial_array
+from lanterne.kernels.cpu.delay import wait_until
+
+# The collective whose algorithms are tried, and the sizes: most programs wait for this one most.
+TRIED = "all_reduce"
+TRIED_NBYTES = tuple(1 << exponent for exponent in range(10, 27, 2))
+# Tried are at most MAX_TRIED, none predicted to take over TRIED_WITHIN times the cheapest; again, those within AGAIN.
+TRIED_WITHIN, MAX_TRIED = 4.0, 6
+AGAIN_WITHIN = 1.3
+# They are called in turn, TRIALS times at most and for TRIALS_S, pauses included, or FEWEST_TRIALS times in LONGEST_S;
+# CUTS: after so many rounds, who takes so many times what the best takes is out. Rounds of over LONG_S differ less from
+# each other: there it takes fewer. Again AGAIN times, at sizes where all of it is predicted to take AGAIN_S at most.
+TRIALS, TRIALS_S = 48, 0.6
+FEWEST_TRIALS, LONGEST_S = 8, 2.0
+CUTS, LONG_CUTS, LONG_S = {8: 1.25, 16: 1.25}, {2: 1.35, 4: 1.2, 6: 1.15}, 40e-3
+AGAIN, AGAIN_S = 3, 0.1
+# What the few calls of a later job say of an algorithm beside the others counts so much; what was known the rest.
+AGAIN_WEIGHT = 0.25
+LEAST_REPEATS = 2
+# Nothing larger is tried once a call took so long: slow networks are measured in a second, large messages are linear.
+ENOUGH_S = 0.25
+# Nor once the trials took so long together: on a machine that busy they tell little, and the program waits.
+MOST_S = 10.0
+# Nor what has larger buffers than this on all ranks.
+MAX_TRIED_NBYTES = 256 << 20
+# Of the ranks of a larger group the predictions themselves would take seconds.
+MAX_TRIED_RANKS = 64
+# Between the barrier before a call and the call. Programs compute meanwhile: what comes first in a call that follows
+# another at once is not what comes first when caches and cores have had other things to do.
+PAUSE_S = 2.5e-3
+
+
+def measure_factors(communicator, model):
+    """Try the algorithms that `model` ranks close together; a tuple of Factor, equal on all ranks. A collective call.
+
+    Those left out get the largest factor of those tried, so that what makes everything slower does not favour them.
+    """
+    factors, spent_s = [], 0.0
+    if communicator.world_size > MAX_TRIED_RANKS:
+        return ()
+    for nbytes in TRIED_NBYTES:
+        rows = predictions(TRIED, communicator.world_size, nbytes, model)
+        near = [row for row in rows if row[2] <= TRIED_WITHIN * rows[0][2]][:MAX_TRIED]
+        if near[-1][2] > ENOUGH_S or nbytes * communicator.world_size > MAX_TRIED_NBYTES:
+            break
+        took_s, contest_s = _contest(communicator, _calls(communicator, near, nbytes))
+        found = {row[0]: time_s / row[2] for row, time_s in zip(near, took_s, strict=True)}
+        factors += [Factor(TRIED, name, nbytes, found.get(name, max(found.values()))) for name, _, _ in rows]
+        spent_s += contest_s
+        if max(took_s) > ENOUGH_S or spent_s > MOST_S:
+            break
+    return tuple(factors)
+
+
+def try_again(communicator, model, factors):
+    """`factors`, turned towards what a short trial finds now; equal on all ranks. A collective call.
+
+    So a job that was disturbed while it measured does not decide for the others for long. Disturbances only add: all of
+    a size fall where those tried took less than ever.
+    """
+    updated = {row[:3]: row.factor for row in factors}
+    for nbytes in sorted({row.nbytes for row in factors}):
+        rows = corrected(predictions(TRIED, communicator.world_size, nbytes, model), factors, TRIED, nbytes)
+        near = [row for row in rows if row[2] <= AGAIN_WITHIN * rows[0][2]][:MAX_TRIED]
+        if AGAIN * sum(row[2] for row in near) > AGAIN_S:
+            break
+        took_s = usual_s(time_calls(communicator, _calls(communicator, near, nbytes), AGAIN))
+        gains = np.log([time_s / row[2] for row, time_s in zip(near, took_s, strict=True)])
+        for key in updated:
+            if key[2] == nbytes:
+                updated[key] *= float(np.exp(min(0.0, gains.mean())))
+        for row, gain in zip(near, gains, strict=True):
+            updated[TRIED, row[0], nbytes] *= float(np.exp(AGAIN_WEIGHT * (gain - gains.mean())))
+    return tuple(Factor(*key, factor) for key, factor in updated.items())
+
+
+def _calls(communicator, rows, nbytes):
+    """The algorithms of `rows`, (name, num_chunks, ...), as functions that call them on buffers of `nbytes`."""
+    source, out = trial_array(communicator, nbytes // 4), trial_array(communicator, nbytes // 4)
+    return [
+        lambda a=name, m=chunks: communicator.all_reduce(source, out, algorithm=a, num_chunks=m)
+        for name, chunks, *_ in rows
+    ]
+
+
+def _contest(communicator, calls):
+    """Seconds of each of `calls`, and of the contest; those near the quickest are called more often than the others."""
+    rounds_s, left, spent_s = [], list(range(len(calls))), 0.0
+    # The first round makes plans and connections; the second is slow still.
+    first_s = round_s = _round(communicator, calls, 0).sum()
+    if first_s < TRIALS_S:
+        round_s = min(first_s, _round(communicator, calls, 1).sum())
+    cuts = LONG_CUTS if round_s > LONG_S else CUTS
+    for number in range(TRIALS):
+        rounds_s.append(np.full(len(calls), np.nan))
+        rounds_s[-1][left] = _round(communicator, [calls[i] for i in left], number)
+        spent_s += np.nansum(rounds_s[-1] + PAUSE_S)
+        if number + 1 >= LEAST_REPEATS and spent_s > (TRIALS_S if number + 1 >= FEWEST_TRIALS else LONGEST_S):
+            break
+        if number + 1 in cuts:
+            found_s = usual_s(rounds_s)
+            left = [i for i in left if found_s[i] <= cuts[number + 1] * found_s[left].min()]
+            if len(left) == 1:
+                break
+    return usual_s(rounds_s).tolist(), first_s + spent_s
+
+
+def usual_s(rounds_s):
+    """Usual seconds of each call, (calls,), from those of some rounds, (rounds, calls); nan where one was left out.
+
+    Each call is compared with every other of its round that is in all rounds: medians of ratios, and their mean.
+    """
+    logs = np.log(rounds_s)
+    always = logs[:, ~np.isnan(logs).any(axis=0)]
+    ratios = np.mean([np.nanmedian(logs - other[:, None], axis=0) for other in always.T], axis=0)
+    return np.exp(np.median(always.mean(axis=1)) + ratios)
+
+
+def time_calls(communicator, calls, repeats):
+    """Seconds of each of `calls` on the slowest rank, in turn, `repeats` times: (repeats, len(calls)), equal on all.
+
+    Calls that take long are made but LEAST_REPEATS times.
+    """
+    # The first round makes plans and connections.
+    in_time = int(TRIALS_S / (_round(communicator, calls, 0) + PAUSE_S).sum())
+    return np.stack([_round(communicator, calls, i) for i in range(max(LEAST_REPEATS, min(repeats, in_time)))])
+
+
+def _round(communicator, calls, number):
+    """Seconds of each of `calls`, called once, on the slowest rank: (len(calls),), the same on all ranks.
+
+    Each round, by its `number`, has its order: what goes before a call tells in its time, and is not to be the same.
+    """
+    samples = np.empty(len(calls))
+    for index in random.Random(number).sample(range(len(calls)), len(calls)):
+        communicator.barrier(algorithm="dissemination")
+        started = time.monotonic() + PAUSE_S
+        wait_until(started)
+        calls[index]()
+        finish(communicator)
+        samples[index] = time.monotonic() - started
+    communicator.all_reduce(samples, samples, op="max", algorithm="recursive_doubling")
+    return samples

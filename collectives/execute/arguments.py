@@ -1,0 +1,236 @@
+"""The arguments of a collective call, checked, and reduced to what all ranks must agree on."""
+
+import operator
+from typing import NamedTuple
+
+import numpy as np
+
+from lanterne.collectives.schedule.ir import late_set
+from lanterne.errors import InputError
+from lanterne.kernels.arrays import host_array, is_device_array
+from lanterne.kernels.dtypes import Dtype, check_op, dtype_of, find_dtype
+
+# Elements of the input and output array, in parts, by collective: of p ranks.
+_PARTS = {
+    "all_reduce": lambda p: (1, 1),
+    "reduce": lambda p: (1, 1),
+    "broadcast": lambda p: (1, 1),
+    "barrier": lambda p: (1, p),
+    "reduce_scatter": lambda p: (p, 1),
+    "all_gather": lambda p: (1, p),
+    "all_to_all": lambda p: (p, p),
+}
+
+
+class CheckedCall(NamedTuple):
+    """A checked call of this rank. `key` is what all ranks must have in common; `entry` is of device arrays."""
+
+    key: tuple
+    in_array: np.ndarray | None
+    out_array: np.ndarray | None
+    in_place: bool
+    dtype: Dtype
+    entry: object = None
+
+    @property
+    def algorithm(self):
+        return self.key[1]
+
+
+class Key(NamedTuple):
+    """What all ranks must agree on. `part_count` is elements of a part (schedule/contracts.py), `nbytes` of an element."""
+
+    collective: str
+    algorithm: str
+    op: str | None
+    dtype: str
+    part_count: int
+    root: int | None
+    late_rank: int | tuple | None
+    num_chunks: int | None
+    segment_nbytes: int | None
+    credits: int | None
+    memory: str | None = None
+    joined: int | None = None
+
+    def __str__(self):
+        named = {
+            "algorithm": self.algorithm,
+            "op": self.op,
+            "dtype": self.dtype,
+            "count": self.part_count,
+            "root": self.root,
+        }
+        named |= {"late_rank": self.late_rank, "num_chunks": self.num_chunks, "joined": self.joined}
+        named |= {"segment_nbytes": self.segment_nbytes, "credits": self.credits, "memory": self.memory}
+        return (
+            f"{self.collective}({', '.join(f'{name}={value}' for name, value in named.items() if value is not None)})"
+        )
+
+
+OPTIONS = frozenset(
+    ("op", "root", "stream", "algorithm", "dtype", "late_rank", "num_chunks", "joined", "segment_nbytes", "credits")
+)
+
+
+def resolve(
+    communicator,
+    collective,
+    in_array,
+    out_array,
+    *,
+    op=None,
+    root=None,
+    stream=None,
+    algorithm="auto",
+    dtype=None,
+    late_rank=None,
+    num_chunks=None,
+    joined=None,
+    segment_nbytes=None,
+    credits=None,
+):
+    """The CheckedCall of these arguments.
+
+    Raises:
+        InputError: wrong dtype, size, op or root; arrays that are not contiguous, cannot be written or overlap in part.
+        Unavailable: device arrays, and no GPU, driver or CuPy here.
+    """
+    size, rank = communicator.world_size, communicator.rank
+    on_device = type(in_array) is not np.ndarray and is_device_array(in_array)
+    if stream is not None and not on_device:
+        raise InputError(f"{collective}: got a stream with host arrays, expected None")
+    _check_root(collective, root, size)
+    late_rank = _checked_late(collective, late_rank)
+    _check_numbers(collective, num_chunks, joined, segment_nbytes, credits)
+    if not isinstance(algorithm, str):
+        raise InputError(f"{collective}: got algorithm {algorithm!r}, expected a name")
+    if collective == "reduce" and rank != root:
+        out_array = None
+    adopt = _host
+    if on_device:
+        side = communicator.device_side(in_array)
+
+        def adopt(collective, what, array):
+            return side.adopt(f"{collective}: {what}", array)
+
+    in_array, given = adopt(collective, "in_array", in_array), in_array
+    element = _element(collective, in_array, op, dtype)
+    in_parts, out_parts = _PARTS[collective](size)
+    part_count, rest = divmod(in_array.size, in_parts)
+    if rest:
+        raise InputError(f"{collective}: got in_array of {in_array.size} elements, expected a multiple of {in_parts}")
+    in_place = False
+    if out_array is not None:
+        out_array = in_array if out_array is given else adopt(collective, "out_array", out_array)
+        _check_out(collective, in_array, out_array, part_count * out_parts)
+        in_array, in_place = _in_place(collective, in_array, out_array, in_parts, out_parts, rank)
+    entry = side.entry(stream, in_array) if on_device else None
+    if collective == "broadcast" and rank != root:
+        in_array = None
+    if algorithm == "auto":
+        nbytes = part_count * max(in_parts, out_parts) * element.nbytes
+        choice = communicator.tuning.choose(collective, nbytes)
+        algorithm, num_chunks = choice.algorithm, choice.num_chunks if num_chunks is None else num_chunks
+    elif num_chunks is None and algorithm != "native":
+        num_chunks = communicator.tuning.num_chunks(collective, algorithm, part_count * in_parts * element.nbytes)
+    key = Key(collective, algorithm, op, element.name, part_count, root, late_rank, num_chunks, segment_nbytes, credits)
+    if joined is not None:
+        key = key._replace(joined=joined)
+    if on_device:
+        key = key._replace(memory="device")
+    return CheckedCall(key, in_array, out_array, in_place, element, entry)
+
+
+def check_options(collective, options):
+    """Raise InputError unless all keys of `options` are of OPTIONS."""
+    if not options.keys() <= OPTIONS:
+        unknown = ", ".join(sorted(options.keys() - OPTIONS))
+        raise InputError(f"{collective}: got option {unknown}, expected some of {', '.join(sorted(OPTIONS))}")
+
+
+def check_whole(what, value, least, most=None):
+    """Raise InputError, beginning with `what`, unless `value` is a whole number from `least` to `most` (None: any)."""
+    try:
+        good = least <= operator.index(value) and (most is None or value <= most)
+    except TypeError:
+        good = False
+    if not good:
+        raise InputError(f"{what} {value!r}, expected {least} {'or more' if most is None else f'to {most}'}")
+
+
+def _check_root(collective, root, size):
+    if root is None:
+        return
+    if collective not in ("broadcast", "reduce"):
+        raise InputError(f"{collective}: got root {root!r}, expected none")
+    check_whole(f"{collective}: got root", root, 0, size - 1)
+
+
+def _checked_late(collective, late_rank):
+    """`late_rank`, of several a late_set."""
+    several = isinstance(late_rank, tuple)
+    for number in late_rank if several else late_set(late_rank):
+        check_whole(f"{collective}: got late_rank", number, 0)
+    return late_set(late_rank) if several else late_rank
+
+
+def _check_numbers(collective, num_chunks, joined, segment_nbytes, credits):
+    for name, number, least in (
+        ("num_chunks", num_chunks, 1),
+        ("joined", joined, 0),
+        ("segment_nbytes", segment_nbytes, 1),
+        ("credits", credits, 1),
+    ):
+        if number is not None:
+            check_whole(f"{collective}: got {name}", number, least)
+
+
+def _host(collective, what, array):
+    if type(array) is np.ndarray and array.flags.c_contiguous:
+        return array
+    return host_array(array, f"{collective}: {what}")
+
+
+def _element(collective, array, op, dtype):
+    """The Dtype; of collectives that do not reduce it may be anything of fixed size."""
+    dtype = getattr(array, "element", None) if dtype is None else dtype
+    if op is None:
+        if array.dtype.hasobject:
+            raise InputError(f"{collective}: got dtype object, expected one of fixed size")
+        return Dtype(array.dtype.name, array.dtype.itemsize, "raw") if dtype is None else find_dtype(dtype)
+    element = dtype_of(array, dtype)
+    check_op(op, element)
+    return element
+
+
+def _check_out(collective, in_array, out_array, count):
+    if out_array.dtype is not in_array.dtype and out_array.dtype != in_array.dtype:
+        raise InputError(f"{collective}: got out_array of {out_array.dtype}, expected {in_array.dtype} as in_array")
+    if out_array.size != count:
+        raise InputError(f"{collective}: got out_array of {out_array.size} elements, expected {count}")
+    if not (out_array.flags.writeable if type(out_array) is np.ndarray else not out_array.readonly):
+        raise InputError(f"{collective}: got a read-only out_array, expected a writable one")
+
+
+def _in_place(collective, in_array, out_array, in_parts, out_parts, rank):
+    """(the input array to read, whether the parts that both arrays have are the same memory)."""
+    if in_array is out_array and in_parts == out_parts == 1:
+        return in_array, True
+    start, other = _address(in_array), _address(out_array)
+    if not in_array.size or start + in_array.nbytes <= other or other + out_array.nbytes <= start:
+        return in_array, False
+    if in_parts > 1 and out_parts > 1:
+        if start == other and type(in_array) is np.ndarray:
+            return in_array.copy(), False
+    else:
+        part_nbytes = in_array.nbytes // in_parts
+        if start + rank * part_nbytes * (in_parts > 1) == other + rank * part_nbytes * (out_parts > 1):
+            return in_array, True
+    raise InputError(
+        f"{collective}: got arrays that overlap in part, expected separate ones, or in place as its documentation says"
+    )
+
+
+def _address(array):
+    return array.ctypes.data if type(array) is np.ndarray else array.address

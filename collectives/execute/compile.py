@@ -1,0 +1,332 @@
+"""From a checked schedule to one rank's RankProgram, for one size. Pure: no transport, no arrays.
+
+- No barrier between rounds: the next round may start on the cells that have arrived.
+- A received copy goes straight to its place in the output. A received contribution lands in scratch and is folded from
+  there, the first time out of the input into the output, so that nothing is copied beforehand.
+- A cell that this rank only passes on lives in scratch, from its arrival until it was sent.
+- Messages wait only for earlier ones in the order (round, segment, listed). So the earliest unfinished message of the
+  whole group can always proceed: no deadlock, even if every send waits for its receive.
+
+Scratch: two segments per reducing transfer of the fullest round, plus the cells that are passed on.
+"""
+
+from itertools import groupby
+
+import numpy as np
+
+from lanterne.collectives.execute.messages import MessageCutter
+from lanterne.collectives.execute.rank_program import IN, OUT, SCRATCH, BufferPlace, Fold, Message, Move, RankProgram
+from lanterne.collectives.execute.scratch import Slots
+from lanterne.collectives.schedule.chunk_layout import input_chunks, output_chunks
+from lanterne.collectives.schedule.ir import REDUCE
+
+# More inputs than this are folded in several steps: the time to compile a kernel grows with their number.
+MAX_FOLD_INPUTS = 16
+
+
+def compile_program(
+    checked, rank, part_count, itemsize, *, segment_nbytes, credits=None, in_place=False, mean=False, align=1
+):
+    """The RankProgram of `rank` for parts (schedule/contracts.py) of `part_count` elements of `itemsize` bytes.
+
+    Args:
+        checked: a CheckedSchedule.
+        segment_nbytes: most bytes of a cell; the same on every rank.
+        credits: receives that are posted at once, at most; None: any number. Where a message leaves only once its
+            receive is posted (Capabilities.receiver_paced_nbytes), this keeps flows from meeting at one ingress.
+        in_place: the chunks that both start and end at this rank have one place, in the output.
+        mean: divide complete sums by world_size.
+        align: chunks are of multiples of so many elements, but for the last of a part; the same on every rank.
+
+    Cost: some 30 us per action.
+    """
+    schedule = checked.schedule
+    cutter = MessageCutter(schedule, part_count, itemsize, segment_nbytes, align)
+    rounds = list(cutter.rounds(rank))
+    compiler = _Compiler(cutter, rank, itemsize, in_place, rounds)
+    join_round = next((phase.start for phase in schedule.phases if phase.name == "join"), schedule.num_rounds)
+    join_start = None
+    complete = _complete_sums(schedule) if mean else np.zeros(schedule.num_transfers, bool)
+    for index, parts in rounds:
+        if join_start is None and index >= join_round:
+            join_start = len(compiler.actions)
+        sent = {cell for part in parts if part.sends for cell in part.cells}
+        for segment, group in groupby(parts, key=lambda part: part.segment):
+            compiler.batches.append(len(compiler.actions))
+            compiler.add_segment((index, segment), list(group), sent, complete)
+    if join_start is None:
+        join_start = len(compiler.actions)
+    compiler.batches.append(len(compiler.actions))
+    compiler.add_results()
+    if credits is not None:
+        compiler.limit_receives(credits)
+    return compiler.finish(join_start)
+
+
+def _complete_sums(schedule):
+    """Per transfer, whether it is a REDUCE after whose round the receiver holds all contributions."""
+    held = np.ones((schedule.world_size, schedule.num_chunks), np.int32)
+    complete = np.zeros(schedule.num_transfers, bool)
+    for index in range(schedule.num_rounds):
+        src, dst, chunk, op = schedule.columns(index)
+        read, reduces = held[src, chunk], op == REDUCE
+        np.add.at(held, (dst[reduces], chunk[reduces]), read[reduces])
+        held[dst[~reduces], chunk[~reduces]] = read[~reduces]
+        start, stop = schedule.offsets[index : index + 2]
+        complete[start:stop] = reduces & (held[dst, chunk] == schedule.world_size)
+    return complete
+
+
+class _Compiler:
+    """Walks the rounds; knows of every cell that this rank touches where it is and which actions may be using it."""
+
+    def __init__(self, cutter, rank, itemsize, in_place, rounds):
+        self.cutter, self.itemsize = cutter, itemsize
+        self.homes, self.totals = ({}, {}), [0, 0]
+        for buffer, chunks in ((IN, input_chunks(cutter.schedule, rank)), (OUT, output_chunks(cutter.schedule, rank))):
+            for chunk in chunks.tolist():
+                self.homes[buffer][chunk] = self.totals[buffer]
+                self.totals[buffer] += cutter.counts[chunk]
+        self.in_place = in_place
+        self.actions, self.events, self.batches = [], [], []
+        # Of a cell that is no longer where it started: its place, and the action that put it there.
+        self.places, self.producers = {}, {}
+        # Of a storage key: the last action to write it, and those that have read it since.
+        self.writers, self.readers = {}, {}
+        self.last_use = {
+            cell.chunk: index
+            for index, parts in rounds
+            for part in parts
+            if part.sends or part.reduces
+            for cell in part.cells
+        }
+        segments = (list(group) for _, parts in rounds for _, group in groupby(parts, key=lambda part: part.segment))
+        self.slots = Slots([p.count * itemsize for p in parts if p.reduces and not p.sends] for parts in segments)
+
+    # -- where cells are
+
+    def home(self, cell, buffer):
+        """The BufferPlace of `cell` in the input or output array; None if it has none there."""
+        base = self.homes[buffer].get(cell.chunk)
+        return None if base is None else BufferPlace(buffer, (base + cell.start) * self.itemsize)
+
+    def place(self, cell):
+        """Where `cell` is now."""
+        if cell in self.places:
+            return self.places[cell]
+        return self.home(cell, OUT if self.in_place and cell.chunk in self.homes[OUT] else IN)
+
+    def passes_on(self, cell):
+        """True for a cell without a place in the output: what arrives of it stays in scratch until it is sent on."""
+        return cell.chunk not in self.homes[OUT]
+
+    def storage(self, cell, place):
+        """What two actions conflict on: a slot of scratch, or one cell of an array."""
+        return (SCRATCH, self.slots.index(place)) if place.buffer == SCRATCH else (place.buffer, cell)
+
+    def nbytes(self, cells):
+        return sum(cell.stop - cell.start for cell in cells) * self.itemsize
+
+    def runs(self, cells, places):
+        """Maximal runs of `cells` whose tuples of `places` are all adjacent in memory: lists of indices."""
+        runs = []
+        for i, places_i in enumerate(places):
+            if i:
+                step = self.nbytes(cells[i - 1 : i])
+                before = places[i - 1]
+                if len(before) == len(places_i) and all(
+                    (a.buffer, a.offset + step) == b for a, b in zip(before, places_i, strict=True)
+                ):
+                    runs[-1].append(i)
+                    continue
+            runs.append([i])
+        return runs
+
+    # -- actions
+
+    def add(self, action, after, reads=(), writes=()):
+        """Append `action`: it starts after the actions `after` and after all that use the storage that it `writes`."""
+        index = len(self.actions)
+        events = set(after)
+        events.discard(None)
+        for key in reads:
+            self.readers.setdefault(key, []).append(index)
+        for key in writes:
+            events.update(self.users(key))
+            self.writers[key] = index
+        events.discard(index)
+        self.actions.append(action)
+        self.events.append(events)
+        return index
+
+    def users(self, key):
+        """The actions that use storage `key` up to now; forgets them, since the next writer waits for them all."""
+        users = self.readers.pop(key, [])
+        if key in self.writers:
+            users.append(self.writers.pop(key))
+        return users
+
+    def settle(self, cell, place, producer):
+        self.places[cell], self.producers[cell] = place, producer
+
+    def take_slot(self, part, resident=()):
+        """A free slot of scratch for `part`, and its former users; it holds `resident` cells until their last use."""
+        last_key = max([self.key, *((self.last_use.get(cell.chunk, -1), cell.segment) for cell in resident)])
+        place = self.slots.take(part.count * self.itemsize, self.key, last_key)
+        return place, self.users((SCRATCH, self.slots.index(place)))
+
+    # -- one segment of one round; what is sent is read before anything is written
+
+    def add_segment(self, key, parts, sent, complete):
+        """Add what happens at `key` = (round, segment). `sent`: all cells that this rank sends in the round."""
+        self.key = key
+        for part in parts:
+            if part.sends:
+                self.add_send(part)
+        operands = {}
+        for part in parts:
+            if part.sends:
+                continue
+            if part.reduces:
+                self.add_contribution(part, operands, complete)
+            else:
+                self.add_copy(part, sent)
+        self.add_folds(operands)
+
+    def add_send(self, part):
+        places = [self.place(cell) for cell in part.cells]
+        keys = [self.storage(cell, place) for cell, place in zip(part.cells, places, strict=True)]
+        producers = [self.producers.get(cell) for cell in part.cells]
+        nbytes = part.count * self.itemsize
+        runs = self.runs(part.cells, [(place,) for place in places])
+        if len(runs) == 1:
+            self.add(Message(True, part.peer, places[0], nbytes), producers, reads=set(keys))
+            return
+        slot, former = self.take_slot(part)
+        slot_key = (SCRATCH, self.slots.index(slot))
+        packed, offset = [], slot.offset
+        for run in runs:
+            size = self.nbytes([part.cells[i] for i in run])
+            after = [*former, *(producers[i] for i in run)]
+            reads = {keys[i] for i in run}
+            packed.append(self.add(Move(BufferPlace(SCRATCH, offset), places[run[0]], size), after, reads=reads))
+            offset += size
+        self.add(Message(True, part.peer, slot, nbytes), packed, reads=[slot_key])
+
+    def receive(self, part, resident):
+        """Receive `part` into scratch. Returns the action and where each cell lands."""
+        slot, former = self.take_slot(part, resident)
+        key = (SCRATCH, self.slots.index(slot))
+        received = self.add(Message(False, part.peer, slot, part.count * self.itemsize), former, writes=[key])
+        offsets = np.cumsum([0, *(self.nbytes([cell]) for cell in part.cells[:-1])]).tolist()
+        return received, [BufferPlace(SCRATCH, slot.offset + offset) for offset in offsets]
+
+    def add_copy(self, part, sent):
+        homes = [self.home(cell, OUT) for cell in part.cells]
+        # A cell that is sent from its home in this very round is received elsewhere: were the receive to wait for the
+        # send, two ranks that swap would wait for each other.
+        swapped = any(cell in sent and self.place(cell) == home for cell, home in zip(part.cells, homes, strict=True))
+        if not swapped and None not in homes and len(self.runs(part.cells, [(home,) for home in homes])) == 1:
+            message = Message(False, part.peer, homes[0], part.count * self.itemsize)
+            received = self.add(message, (), writes=[(OUT, cell) for cell in part.cells])
+            for cell, home in zip(part.cells, homes, strict=True):
+                self.settle(cell, home, received)
+            return
+        received, places = self.receive(part, [cell for cell in part.cells if self.passes_on(cell)])
+        for cell, place in zip(part.cells, places, strict=True):
+            self.settle(cell, place, received)
+            if not self.passes_on(cell):
+                self.move_home(cell)
+
+    def move_home(self, cell):
+        source, home = self.place(cell), self.home(cell, OUT)
+        reads = [self.storage(cell, source)]
+        moved = self.add(
+            Move(home, source, self.nbytes([cell])), [self.producers.get(cell)], reads, writes=[(OUT, cell)]
+        )
+        self.settle(cell, home, moved)
+
+    def add_contribution(self, part, operands, complete):
+        """Receive values to be added; `operands` collects (place, action, completes the sum) per cell, as listed."""
+        resident = [
+            cell
+            for cell in part.cells
+            if self.passes_on(cell) and cell not in operands and self.place(cell).buffer != SCRATCH
+        ]
+        received, places = self.receive(part, resident)
+        for cell, place, transfer in zip(part.cells, places, part.transfers, strict=True):
+            operands.setdefault(cell, []).append((place, received, bool(complete[transfer])))
+
+    def add_folds(self, operands):
+        cells, places = list(operands), []
+        for cell in cells:
+            own = self.place(cell)
+            landed = [place for place, _, _ in operands[cell]]
+            if not self.passes_on(cell):
+                target = self.home(cell, OUT)
+            else:
+                target = own if own.buffer == SCRATCH else landed[0]
+            places.append((target, own, *landed))
+        for run in self.runs(cells, places):
+            by_end = groupby(run, key=lambda i: any(completes for _, _, completes in operands[cells[i]]))
+            for divides, group in by_end:
+                self.add_fold([(cells[i], places[i]) for i in group], operands, divides)
+
+    def add_fold(self, run, operands, divides):
+        """Fold adjacent cells in one action. `run`: (cell, (target, own value, contributions...)) each."""
+        target, *inputs = run[0][1]
+        count = sum(cell.stop - cell.start for cell, _ in run)
+        after = {received for cell, _ in run for _, received, _ in operands[cell]}
+        after.update(self.producers.get(cell) for cell, _ in run)
+        written = {self.storage(cell, places[0]) for cell, places in run}
+        read = {self.storage(cell, place) for cell, places in run for place in places[1:]} - written
+        while inputs:
+            head, inputs = inputs[:MAX_FOLD_INPUTS], inputs[MAX_FOLD_INPUTS:]
+            folded = self.add(
+                Fold(target, tuple(head), count, divides and not inputs), after, reads=read, writes=written
+            )
+            after = [folded]
+            inputs = [target, *inputs] if inputs else []
+        for cell, places in run:
+            self.settle(cell, places[0], folded)
+
+    # -- the end
+
+    def add_results(self):
+        """Bring home every cell of the output that is elsewhere: what no transfer wrote."""
+        for chunk in self.homes[OUT]:
+            for cell in self.cutter.cells(chunk):
+                if self.place(cell).buffer != OUT:
+                    self.move_home(cell)
+
+    def limit_receives(self, credits):
+        """Let every receive wait for the completion of the one that comes `credits` before it."""
+        receives = [i for i, action in enumerate(self.actions) if type(action) is Message and not action.sends]
+        for before, receive in zip(receives, receives[credits:], strict=False):
+            self.events[receive].add(before)
+
+    def finish(self, join_start):
+        """The RankProgram of the actions so far, of which those from `join_start` on need the late rank."""
+        successors = [[] for _ in self.actions]
+        waits = [len(events) for events in self.events]
+        next_post, last = [-1] * len(self.actions), {}
+        for index, (action, events) in enumerate(zip(self.actions, self.events, strict=True)):
+            for event in events:
+                successors[event].append(index)
+            if type(action) is Message:
+                before = last.get((action.sends, action.peer))
+                if before is not None:
+                    next_post[before] = index
+                    waits[index] += 1
+                last[action.sends, action.peer] = index
+        return RankProgram(
+            actions=tuple(self.actions),
+            waits=tuple(waits),
+            successors=tuple(map(tuple, successors)),
+            next_post=tuple(next_post),
+            in_count=self.totals[IN],
+            out_count=self.totals[OUT],
+            scratch_nbytes=self.slots.nbytes,
+            batches=tuple(self.batches),
+            join_start=join_start,
+        )

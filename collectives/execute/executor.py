@@ -1,0 +1,251 @@
+"""Runs a Program over a transport: each action as soon as what it waits for has happened; nothing blocks.
+
+All that can be made beforehand is: operations, tags, kernels, scratch. A call only points the regions at the user's
+arrays. Reductions run on the host, through kernels.prepare's functions of addresses, which release the GIL; on device
+arrays (`side`) they are kernels on a stream, and complete when that has come to them.
+"""
+
+import ctypes
+from collections import deque
+from functools import partial
+
+import numpy as np
+
+from lanterne.collectives.execute.rank_program import IN, OUT, SCRATCH, Fold, Message, Move
+from lanterne.errors import TransportError
+from lanterne.kernels.cpu.jit import divide_function
+from lanterne.kernels.reduce import prepare
+from lanterne.transport.base import Recv, Send
+
+_EMPTY = np.empty(0, np.uint8)
+
+
+def check_capabilities(program, transport):
+    """Raise if `transport` cannot carry `program`.
+
+    Raises:
+        TransportError: it has no tags, or host memory or a message of this size is beyond it.
+    """
+    capabilities = transport.capabilities
+    if not capabilities.tags:
+        raise TransportError(f"{transport.name}: has no tags, which signatures are told apart by; use mpi or ucx")
+    if not capabilities.host_memory:
+        raise TransportError(
+            f"{transport.name}: cannot send host memory; use device arrays, or the mpi or ucx transport"
+        )
+    largest = max((action.nbytes for action in program.actions if type(action) is Message), default=0)
+    if largest > capabilities.max_message_nbytes:
+        raise TransportError(
+            f"{transport.name}: got a message of {largest} bytes, expected at most {capabilities.max_message_nbytes}"
+        )
+
+
+class Execution:
+    """One call of a program, again and again but never twice at once.
+
+    Args:
+        program: a Program.
+        transport: carries its messages.
+        scratch: the communicator's Scratch.
+        ranks: transport rank of every rank of the program.
+        tag: of all its messages (transport.make_tag).
+        op, dtype: of its folds; a kernels op and Dtype. Compiled here, before anything is posted.
+        side: the DeviceSide where arrays are on a device; its transport takes them.
+
+    Attributes:
+        remaining: actions not yet complete.
+        completion: None; of what is queued on streams only (stream_execution.py).
+
+    Cost: some 2 us per action besides the transport and the reduction.
+    """
+
+    completion = None
+
+    def __init__(self, program, transport, scratch, ranks, tag, op, dtype, side=None):
+        check_capabilities(program, transport)
+        self._side, self._entry = side, None
+        self.program, self.transport = program, transport
+        self._scratch = scratch
+        # Operations name these regions; a call points them at its arrays.
+        self._regions = [transport.register(_EMPTY) for _ in range(3)]
+        self._bases = [0, 0, 0]
+        self._divisor = float(len(ranks))
+        lanes = sorted({(action.sends, action.peer) for action in program.actions if type(action) is Message})
+        queues = {lane: deque() for lane in lanes}
+        # Receives first: what waits for them waits longest.
+        self._queues = list(queues.values())
+        self._steps = []
+        for action in program.actions:
+            if type(action) is Message:
+                verb, place = Send if action.sends else Recv, action.place
+                post = (verb(self._regions[place.buffer], place.offset, action.nbytes, ranks[action.peer], tag),)
+                self._steps.append((post, queues[action.sends, action.peer]))
+            elif type(action) is Fold:
+                self._steps.append((None, self._fold, *self._kernels(op, dtype, action), action))
+            else:
+                self._steps.append((None, self._move, action))
+        ready = [index for index, waits in enumerate(program.waits) if not waits]
+        self._first = sorted(ready, key=lambda index: _first_order(program.actions[index]))
+        # Copies that nothing waits for are done when there is nothing else to do.
+        self._leisurely = frozenset(
+            index
+            for index, action in enumerate(program.actions)
+            if type(action) is Move and not program.successors[index]
+        )
+        # Of each lane, the first message of phase "join"; the others follow it.
+        first = {}
+        for index in range(program.join_start, len(program.actions)):
+            action = program.actions[index]
+            if type(action) is Message:
+                first.setdefault((action.sends, action.peer), index)
+        self._joining = sorted(first.values(), key=lambda index: _first_order(program.actions[index]))
+        self._idle = deque()
+        # Work on the side's stream that is not complete.
+        self._launched = deque()
+        if side is not None:
+            self._queues.append(self._launched)
+        self.remaining = 0
+
+    def _kernels(self, op, dtype, fold):
+        """(kernel, division or None) of a Fold: functions of addresses."""
+        if self._side is None:
+            return prepare(op, dtype, len(fold.inputs)), divide_function(dtype) if fold.divides else None
+        runtime, stream = self._side.runtime, self._side.streams[1]
+        kernel = partial(runtime.prepare_fold(op, dtype, len(fold.inputs)), stream=stream)
+        return kernel, partial(runtime.prepare_divide(dtype), stream=stream) if fold.divides else None
+
+    def bind(self, in_array, out_array, entry=None):
+        """Take the user's arrays: C-contiguous, of in_count and out_count elements; None where the program has none.
+
+        Args:
+            entry: the device.Entry of a call with device arrays.
+        """
+        self._entry = entry
+        for buffer, array in ((IN, in_array), (OUT, out_array)):
+            if array is not None:
+                self._point(buffer, self.transport.register(array))
+
+    def unbind(self):
+        """Let go of the user's arrays. Not after a failure: the transport may still be using them."""
+        self._entry = None
+        for region in self._regions[:SCRATCH]:
+            region.array = region.buffer = region.native = None
+
+    def is_ready(self):
+        """True once the user's stream has reached the call; always, for host arrays."""
+        return self._side is None or self._side.has_reached(self._entry)
+
+    def start(self, held=False):
+        """Start what waits for nothing; `held`: no message of phase "join" before `release`."""
+        nbytes = self.program.scratch_nbytes
+        if nbytes:
+            self._point(SCRATCH, (self._side or self._scratch).region(nbytes))
+        self.remaining = len(self._steps)
+        self._waits = list(self.program.waits)
+        ready = self._first
+        if held:
+            for index in self._joining:
+                self._waits[index] += 1
+            ready = [index for index in ready if not self._waits[index]]
+        self._begin(ready)
+
+    def release(self):
+        """Start phase "join", which was held."""
+        ready = []
+        for index in self._joining:
+            self._waits[index] -= 1
+            if not self._waits[index]:
+                ready.append(index)
+        self._begin(ready)
+
+    @property
+    def drained(self):
+        """True once nothing is under way, so that an execution whose "join" is held may be given up."""
+        return not self._idle and not any(self._queues)
+
+    def _point(self, buffer, region):
+        target = self._regions[buffer]
+        target.array, target.buffer, target.address = region.array, region.buffer, region.address
+        target.nbytes, target.device, target.native = region.nbytes, region.device, region.native
+        self._bases[buffer] = region.address if self._side is None else self._side.address_of(region)
+
+    def advance(self):
+        """Complete what the transport has completed and start what waited for it; True once all is done.
+
+        Raises:
+            PeerFailed, TransportError: as Request.test.
+        """
+        idle = True
+        for queue in self._queues:
+            while queue and queue[0][0].test():
+                self._finish(queue.popleft()[1])
+                idle = False
+        if idle and self._idle:
+            self._finish(self._idle.popleft(), run=True)
+        return not self.remaining
+
+    def pending_peers(self):
+        """Transport ranks that a posted message waits for, sorted."""
+        return sorted({peer for queue in self._queues if queue for peer in queue[0][0].pending_peers()})
+
+    def _begin(self, ready):
+        """Start the actions `ready`, and all that can start as a consequence."""
+        post, steps, next_post, waits = self.transport.post, self._steps, self.program.next_post, self._waits
+        for index in ready:
+            step = steps[index]
+            if step[0] is None:
+                if index in self._leisurely:
+                    self._idle.append(index)
+                else:
+                    self._finish(index, run=True)
+                continue
+            while True:
+                step[1].append((post(step[0]), index))
+                index = next_post[index]
+                if index < 0:
+                    break
+                waits[index] -= 1
+                if waits[index]:
+                    break
+                step = steps[index]
+
+    def _finish(self, index, run=False):
+        """Action `index` is complete, or is to be run first: start what waited for it."""
+        if run:
+            step = self._steps[index]
+            step[1](*step[2:])
+            if self._side is not None:
+                self._launched.append((self._side.event(), index))
+                return
+        self.remaining -= 1
+        followers = self.program.successors[index]
+        if not followers:
+            return
+        waits, ready = self._waits, []
+        for follower in followers:
+            waits[follower] -= 1
+            if not waits[follower]:
+                ready.append(follower)
+        if ready:
+            self._begin(ready)
+
+    def _fold(self, kernel, divide, fold):
+        bases = self._bases
+        out = bases[fold.out.buffer] + fold.out.offset
+        kernel(fold.count, out, *[bases[buffer] + offset for buffer, offset in fold.inputs])
+        if divide is not None:
+            divide(fold.count, out, out, self._divisor)
+
+    def _move(self, move):
+        bases = self._bases
+        target, source = move.target, move.source
+        to, of = bases[target.buffer] + target.offset, bases[source.buffer] + source.offset
+        if self._side is None:
+            ctypes.memmove(to, of, move.nbytes)
+        else:
+            self._side.runtime.copy(to, of, move.nbytes, self._side.streams[1])
+
+
+def _first_order(action):
+    """Receives, then sends, then the rest."""
+    return 2 if type(action) is not Message else int(action.sends)

@@ -1,0 +1,112 @@
+"""How the rounds of a schedule become messages: chunks cut into cells, cells grouped by peer. Both ends must cut alike.
+
+A *cell* is one segment of a chunk. A message is one cell of a large chunk, or several small chunks of one round, peer
+and op: up to a segment, and if they are no neighbours, of at most PACK_NBYTES each. All follows from the schedule and
+the sizes alone.
+"""
+
+from itertools import groupby
+from typing import NamedTuple
+
+import numpy as np
+
+from lanterne.collectives.schedule.chunk_layout import chunk_counts
+from lanterne.collectives.schedule.ir import REDUCE
+
+# Chunks of this size that are not neighbours share a message all the same: copying one costs less than sending another.
+PACK_NBYTES = 16 * 1024
+
+
+class Cell(NamedTuple):
+    """Segment `segment` of chunk `chunk`: elements `start` to `stop` of that chunk."""
+
+    chunk: int
+    segment: int
+    start: int
+    stop: int
+
+
+class Part(NamedTuple):
+    """What one rank sends to or receives from `peer` as one message; `transfers` are the schedule's, one per cell."""
+
+    segment: int
+    transfers: tuple
+    cells: tuple
+    sends: bool
+    peer: int
+    reduces: bool
+    count: int
+
+
+class MessageCutter:
+    """Cuts the chunks of `schedule` for parts (schedule/contracts.py) of `part_count` elements of `itemsize` bytes."""
+
+    def __init__(self, schedule, part_count, itemsize, segment_nbytes, align=1):
+        self.schedule = schedule
+        self.align = align
+        self.counts = chunk_counts(schedule, part_count, align).tolist()
+        self.segment_count = max(1, segment_nbytes // itemsize // align) * align
+        self.pack_count = PACK_NBYTES // itemsize
+        self._cells = {}
+
+    def cells(self, chunk):
+        """The cells of `chunk`, as even as possible; none for an empty chunk, unless the collective is a barrier."""
+        cells = self._cells.get(chunk)
+        if cells is None:
+            count = self.counts[chunk]
+            number = -(-count // self.segment_count)
+            edge = self._edge
+            cells = tuple(Cell(chunk, i, edge(count, i, number), edge(count, i + 1, number)) for i in range(number))
+            if not count and self.schedule.collective == "barrier":
+                cells = (Cell(chunk, 0, 0, 0),)
+            self._cells[chunk] = cells
+        return cells
+
+    def _edge(self, count, index, number):
+        """Where cell `index` of `number` begins: at a multiple of `align`, but for the end of the chunk."""
+        if self.align == 1:
+            return count * index // number
+        return min(count, index * -(-count // (number * self.align)) * self.align)
+
+    def rounds(self, rank):
+        """(round, parts) of every round that `rank` takes part in. Parts are sorted as both of their ends sort them."""
+        schedule = self.schedule
+        mine = np.flatnonzero((schedule.src == rank) | (schedule.dst == rank))
+        round_of = np.searchsorted(schedule.offsets, mine, side="right") - 1
+        columns = (round_of, mine, schedule.src[mine], schedule.dst[mine], schedule.chunk[mine], schedule.op[mine])
+        transfers = zip(*(column.tolist() for column in columns), strict=True)
+        for index, group in groupby(transfers, key=lambda transfer: transfer[0]):
+            yield index, sorted(self._parts(rank, group))
+
+    def _parts(self, rank, transfers):
+        """The parts of one round's `transfers`: (round, transfer, src, dst, chunk, op)."""
+        lanes = {}
+        for _, transfer, src, dst, chunk, op in transfers:
+            lane = (True, dst) if src == rank else (False, src)
+            lanes.setdefault(lane, []).append((transfer, chunk, op))
+        for (sends, peer), lane in lanes.items():
+            small = []
+            for transfer, chunk, op in lane:
+                cells = self.cells(chunk)
+                if small and not (len(cells) == 1 and self._fits(small, chunk, op)):
+                    yield _part(0, small, sends, peer)
+                    small = []
+                if len(cells) == 1:
+                    small.append((transfer, cells[0], op))
+                    continue
+                for cell in cells:
+                    yield _part(cell.segment, [(transfer, cell, op)], sends, peer)
+            if small:
+                yield _part(0, small, sends, peer)
+
+    def _fits(self, small, chunk, op):
+        _, last, last_op = small[-1]
+        count = self.counts[chunk]
+        if op != last_op or (last.chunk + 1 != chunk and max(count, last.stop) > self.pack_count):
+            return False
+        return sum(cell.stop for _, cell, _ in small) + count <= self.segment_count
+
+
+def _part(segment, entries, sends, peer):
+    transfers, cells, ops = zip(*entries, strict=True)
+    return Part(segment, transfers, cells, sends, peer, ops[0] == REDUCE, sum(cell.stop - cell.start for cell in cells))

@@ -1,0 +1,68 @@
+"""Scratch: slots of it for a program at compile time, and the memory that all programs of a communicator share."""
+
+import heapq
+from bisect import bisect_right
+from collections import Counter
+
+import numpy as np
+
+from lanterne.collectives.execute.rank_program import SCRATCH, BufferPlace
+
+SLOT_ALIGNMENT = 64
+
+
+class Slots:
+    """Scratch, cut into slots. A slot is free for keys (round, segment) above the one up to which it is used.
+
+    Slots are of a few sizes, powers of two. Of each size twice as many as any segment of a round needs are taken before
+    one is used again, so that receiving overlaps with folding.
+
+    Args:
+        received: per segment of each round, the bytes of the messages that land in scratch to be folded.
+    """
+
+    def __init__(self, received):
+        self.nbytes = 0
+        self._starts = []
+        # By size: slots to take at least, slots taken, heap of (key up to which one is used, place).
+        self._least, self._taken, self._used = Counter(), Counter(), {}
+        for segment_nbytes in received:
+            for size, count in Counter(map(_size, segment_nbytes)).items():
+                self._least[size] = max(self._least[size], 2 * count)
+
+    def take(self, nbytes, key, last_key):
+        """The BufferPlace of a slot of at least `nbytes` that is free at `key`; it is used up to `last_key`."""
+        size = _size(nbytes)
+        used = self._used.setdefault(size, [])
+        if self._taken[size] >= self._least[size] and used and used[0][0] < key:
+            place = heapq.heappop(used)[1]
+        else:
+            place = BufferPlace(SCRATCH, self.nbytes)
+            self._starts.append(self.nbytes)
+            self._taken[size] += 1
+            self.nbytes += size
+        heapq.heappush(used, (last_key, place))
+        return place
+
+    def index(self, place):
+        """Number of the slot that scratch place `place` lies in."""
+        return bisect_right(self._starts, place.offset) - 1
+
+
+def _size(nbytes):
+    return max(SLOT_ALIGNMENT, 1 << max(0, nbytes - 1).bit_length())
+
+
+class Scratch:
+    """The scratch memory of a communicator: one buffer for all its programs, since its calls run one after the
+    other."""
+
+    def __init__(self, transport):
+        self._transport = transport
+        self._region = None
+
+    def region(self, nbytes):
+        """A Region of at least `nbytes`. Whoever had one before must be done with it."""
+        if self._region is None or self._region.nbytes < nbytes:
+            self._region = self._transport.register(np.empty(nbytes, np.uint8))
+        return self._region

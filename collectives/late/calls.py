@@ -1,0 +1,362 @@
+"""Calls that find out by themselves who is late: the ranks' side of the arrival board (transport/board/sequencer.py).
+
+A rank says that it has come, and does what the board's record of the call says: the ordinary algorithm (NORMAL), or a
+late-rank algorithm (WITHOUT), of which only what needs the late rank waits until that has come (JOIN). So no message
+with it is posted before, and an ABORT until then is clean: all raise, and the next call works. The outputs of an
+aborted call, in place its inputs too, are undefined.
+
+Calls below a size never ask, and short ones not always: a record may free the next few with the same signature. All
+ranks then run the ordinary algorithm at once, and tell the board afterwards, some calls together, when they came. To
+such a call a rank that does not come is named as in any other, and since the others have begun the communicator closes.
+
+Of several late ranks the others wait for all but the last, unless past calls would have ended sooner had they begun
+without the last few (late_policy.starts).
+"""
+
+import functools
+import threading
+import time
+from collections import Counter
+from dataclasses import replace
+
+from lanterne.collectives.algorithms.registry import find_algorithm
+from lanterne.collectives.auto.pacing import sustained
+from lanterne.collectives.auto.predict import priced_schedule
+from lanterne.collectives.auto.tuning import MAX_PRICED_RANKS, late_num_chunks, override
+from lanterne.collectives.execute.plans import BOARD_LANES, Plans
+from lanterne.collectives.execute.requests import CollectiveRequest
+from lanterne.collectives.late.arrivals import ArrivalLog
+from lanterne.collectives.schedule.cost import late_start, price
+from lanterne.errors import InputError, PeerFailed, TransportTimeout
+from lanterne.transport.board.late_policy import MAX_LATE, Option, Policy, to_text
+from lanterne.transport.board.sequencer import ABORT, DIED, JOIN, MAX_SIGNATURES, MISMATCH, SEEN, TIMEOUT, WITHOUT
+
+# The board costs some 0.05 ms a call, up to 1 ms where ranks share cores, and scheduling keeps those apart by a few ms
+# without any being late: below this predicted time, SHARED times as much there, or this size, it is not asked.
+LEAST_NORMAL_S, SHARED = 2e-3, 4
+LEAST_NBYTES = 64 << 10
+# Those that keep to one message per port and round, as a network likes it; a tie goes to the first.
+LATE_ALGORITHMS = ("late_join", "late_chain")
+# Of late_hybrid, in calls that take so long by the ordinary algorithm: shares of the chunks that join late. Few, since
+# every choice has a plan, which the first call that needs it has to make.
+CUTS = (0.25, 0.5, 0.75)
+# And those only that may save such a part of the join: one that was too low, since a model measured under load made the
+# reduce-scatter too long, costs several times what a good one saves.
+LEAST_GAIN = 0.04
+LEAST_CUT_S = 20e-3
+# Without several ranks begin calls that take so long, since each set of ranks has a plan of its own; where the join
+# takes such a part of the ordinary algorithm's time.
+LEAST_SEVERAL_S = 50e-3
+MOST_JOIN = 0.9
+PRICED_SLICES = 16
+_making = threading.Lock()
+# After its time is over a rank gives the board, and others that finish what they began, this long.
+GRACE_S = 5.0
+# So many calls that did not ask are reported together, or at the next one that asks.
+MAX_UNREPORTED = 64
+
+
+class LateRanks:
+    """What a communicator keeps for such calls: its seat at the board, policies, plans with lanes of their own.
+
+    Args:
+        communicator: the group.
+        key: str, of the board: like that of no other communicator of the job.
+
+    Attributes: `arrivals`, an ArrivalLog; `ran`, calls by choice (late_policy.Option), "" being the ordinary algorithm.
+    """
+
+    def __init__(self, communicator, key):
+        self._communicator, self.key = communicator, key
+        self._seat = None
+        self._policies = {}
+        self.number = 0
+        self._free, self._unreported = {}, []
+        self.plans = Plans(communicator, BOARD_LANES)
+        self.arrivals, self.ran = ArrivalLog(communicator.world_size), Counter()
+
+    @property
+    def seat(self):
+        """This rank's seat at the board (transport/board/seat.py), taken when first needed; None where there is no board."""
+        if self._seat is None:
+            communicator = self._communicator
+            self._seat = communicator.transport.open_board(self.key, communicator.rank, communicator.world_size)
+        return self._seat
+
+    def is_free(self, signature):
+        """Whether the call that begins now is not to be asked about, by an earlier record; alike on all ranks."""
+        left = self._free.pop(signature, 0)
+        if left > 1:
+            self._free[signature] = left - 1
+        return left > 0
+
+    def set_free(self, signature, calls):
+        """The next `calls` calls of `signature` are not to be asked about."""
+        if calls:
+            self._free[signature] = calls
+            if len(self._free) > MAX_SIGNATURES:
+                del self._free[next(iter(self._free))]
+
+    def came(self, signature=""):
+        """This rank comes to a call that is not asked about; "" if none of its signature ever is.
+
+        Cost: under 1 us.
+        """
+        self._unreported.append((time.monotonic(), signature))
+        if len(self._unreported) >= MAX_UNREPORTED:
+            self.report()
+
+    def report(self):
+        """Tell the board of the calls that were not asked about."""
+        if self._unreported:
+            arrivals, self._unreported = self._unreported, []
+            self.seat.report(arrivals)
+
+    def take(self):
+        """The next Record about a call, or None; those of calls that were reported are noted."""
+        while (record := self.seat.take()) is not None:
+            if record.verdict != SEEN:
+                return record
+            numbers = list(map(int, record.text.split()))
+            for rank, delay_ns in zip(numbers[::2], numbers[1::2], strict=True):
+                self.arrivals.note(rank, delay_ns / 1e9, False)
+        return None
+
+    def look(self):
+        """The Arrivals up to now, after a look at what the board has sent, if no call is under way."""
+        if self._seat is not None and not self._communicator.busy:
+            self.report()
+            self.take()
+        return self.arrivals.snapshot()
+
+    def reports(self, collective):
+        """Whether calls that never ask are reported: only of what larger ones would ask about."""
+        communicator = self._communicator
+        known = communicator.tuning.model is not None and not communicator.deterministic
+        return known and collective == "all_reduce" and communicator.world_size > 2 and self.seat is not None
+
+    def policy(self, collective, nbytes):
+        """What the board goes by for `collective` of `nbytes`, as text; None: it is not asked. Alike on all ranks."""
+        communicator = self._communicator
+        model, size = communicator.tuning.model, 1 << max(0, nbytes - 1).bit_length()
+        if size < LEAST_NBYTES or collective != "all_reduce" or communicator.deterministic or model is None:
+            return None
+        key = collective, size, model
+        if key not in self._policies:
+            self._policies[key] = self._make(collective, size, model)
+        return self._policies[key]
+
+    def _make(self, collective, nbytes, model):
+        communicator = self._communicator
+        n = communicator.world_size
+        if not 3 <= n <= MAX_PRICED_RANKS or override(collective, n) is not None:
+            return None
+        normal_s = communicator.tuning.explain(collective, nbytes)[0][2]
+        least_s = LEAST_NORMAL_S * (SHARED if communicator.pauses.shared else 1)
+        if normal_s < least_s or self.seat is None:
+            return None
+        options = [make_option(collective, name, n, nbytes, model) for name in LATE_ALGORITHMS]
+        if normal_s >= LEAST_CUT_S:
+            options += cut_options(options[0], n)
+        if normal_s >= LEAST_SEVERAL_S:
+            numbers = range(2, min(MAX_LATE, n - 1) + 1)
+            several = [make_option(collective, "late_group", n, nbytes, model, late) for late in numbers]
+            options += [option for option in several if option.join_s < MOST_JOIN * normal_s]
+        return to_text(Policy(normal_s, tuple(options)))
+
+
+def make_option(collective, name, world_size, nbytes, model, late=1):
+    """The Option of the late algorithm `name` for `late` ranks, made once for all threads; see `_option`."""
+    with _making:
+        return _option(collective, name, world_size, nbytes, model, late)
+
+
+def cut_options(whole, world_size):
+    """Options of late_hybrid from `whole`, late_join's: the sooner the late rank comes, the fewer chunks are summed.
+
+    Those join it, the rest goes around a ring of all. What the cut takes off the reduce-scatter, (p - 2) / (p - 1) of
+    the rest's bytes at each port, it puts onto the join as (p - 2) / p of them: a second less before the late rank
+    comes for (p - 1) / p more afterwards. So to cut too high, and let the late rank wait for the sums, loses but 1 / p
+    of that time, and a forecast of the delay will do: the past ones, by which the board decides.
+    """
+    chunks = int(whole.choice.partition("/")[2])
+    options = []
+    for joined in sorted({round(share * chunks) for share in CUTS} - {0, chunks}):
+        before_s = whole.before_s * joined / chunks
+        cut_s = whole.before_s - before_s
+        if cut_s / world_size >= LEAST_GAIN * whole.join_s:
+            choice = f"late_hybrid/{chunks}/{joined}"
+            options.append(Option(choice, before_s, whole.join_s + cut_s * (world_size - 1) / world_size))
+    return options
+
+
+@functools.lru_cache(256)
+def _option(collective, name, world_size, nbytes, model, late):
+    """The Option of the late algorithm `name`, with the chunk count that `model` likes best."""
+    line = find_algorithm(collective, name)
+    chunks = late_num_chunks(line, world_size, nbytes, model)
+    absent = tuple(range(world_size - late, world_size)) if late > 1 else world_size - 1
+    # Several late ranks bring slices of chunks: of more than so many the time hardly changes, and pricing takes longer.
+    priced = chunks if late == 1 else min(chunks, PRICED_SLICES * (world_size - late))
+    schedule = priced_schedule(collective, name, world_size, priced, absent)
+    # A start-up time for each round, although most overlap: where ranks share cores they do not, and a rank is not to
+    # be called late for less. Not for each chunk, since those of a round are posted together; and the same per byte
+    # whatever the size of the messages, which are cut alike.
+    paced = replace(sustained(model), alpha_s=model.alpha_s, serial_messages=False)
+    together_s = price(schedule, nbytes, paced).makespan_s
+    join_s = price(schedule, nbytes, paced, late_start(world_size, absent, 10 * together_s)).exposed_s
+    return Option(f"{name}/{chunks}", max(0.0, together_s - join_s), join_s, late)
+
+
+def key_of(key, choice, late_rank):
+    """`key` (arguments.Key) of the algorithm that a record's `choice` names; `late_rank` where it names no ranks."""
+    choice, several, ranks = choice.partition("@")
+    if several:
+        late_rank = tuple(map(int, ranks.split(",")))
+    algorithm, chunks, *joined = choice.split("/")
+    joined = int(joined[0]) if joined else None
+    return key._replace(algorithm=algorithm, num_chunks=int(chunks), late_rank=late_rank, joined=joined)
+
+
+class LateRequest(CollectiveRequest):
+    """A call that asks the board; begin, advance and pending_peers as CallRequest's."""
+
+    __slots__ = ("_call", "_error", "_execution", "_gave_up_s", "_held", "_plan", "_policy")
+    __slots__ += ("_arrived", "_captured", "completion", "entry", "moved", "number", "signature")
+
+    def __init__(self, communicator, call, policy, captured=None):
+        super().__init__(communicator)
+        self._captured = captured
+        self.entry, self.completion, self._arrived = call.entry, None, False
+        self._call, self._policy = call, policy
+        # A call of the same size by a named algorithm is another call.
+        self.signature = str(call.key._replace(algorithm="auto"))
+        communicator.late.number += 1
+        self.number = communicator.late.number
+        self._execution = self._plan = self._error = self._gave_up_s = None
+        self._held = False
+
+    def begin(self):
+        """Tell the board that this rank has come (device arrays: once the stream has), or start if the call is free."""
+        entry, communicator, late = self.entry, self.communicator, self.communicator.late
+        if entry is not None and not communicator.device_side().has_reached(entry):
+            return
+        self._arrived = True
+        if late.is_free(self.signature):
+            late.came(self.signature)
+            self._run("", -1)
+            return
+        late.report()
+        late.seat.arrive(self.number, self.signature, self._policy)
+
+    def advance(self):
+        """Make progress; True once complete, queued on streams, or aborted."""
+        self.moved = False
+        if not self._arrived:
+            self.begin()
+        if self._error is None and (self._execution is None or self._held):
+            record = self.communicator.late.take()
+            if record is not None:
+                self.moved = True
+                self._obey(record)
+        execution = self._execution
+        if execution is None:
+            return self._end() if self._error is not None else False
+        before = execution.remaining
+        done = execution.advance()
+        self.moved = self.moved or execution.remaining != before
+        if done or (self._error is not None and execution.drained):
+            self.completion = execution.completion if done else None
+            self._plan.give_back(execution, self._call.in_place)
+            return self._end()
+        return False
+
+    def _end(self):
+        self.done = self.completion is None
+        self._call = None
+        return True
+
+    poll = CollectiveRequest.poll_completion
+
+    def _obey(self, record):
+        late = self.communicator.late
+        if record.verdict == ABORT:
+            self._abort(record)
+            return
+        if record.verdict != WITHOUT:
+            late.arrivals.note(record.rank, record.delay_s, record.verdict == JOIN)
+        if self._held:
+            self._held = False
+            self._execution.release()
+            return
+        late.set_free(self.signature, record.free)
+        self._held = record.verdict == WITHOUT
+        self._run(record.choice, record.rank if record.choice else -1)
+
+    def _run(self, choice, late_rank):
+        self.communicator.late.ran[choice.partition("@")[0]] += 1
+        self._plan = self._find_plan(choice, late_rank)
+        self._execution = self._plan.take(self._call.in_place)
+        self._execution.bind(self._call.in_array, self._call.out_array, self.entry)
+        self._execution.start(held=self._held and late_rank != self.communicator.rank)
+
+    def _find_plan(self, choice, late_rank):
+        """The plan of the record. Made in the order of the calls, so that all ranks give it the same lane."""
+        if self._captured is not None:
+            return self._captured(choice, late_rank)
+        key, plans = self._call.key, self.communicator.late.plans
+        if choice:
+            key = key_of(key, choice, late_rank)
+        return plans.find(key) or plans.add(key, self._call.dtype)
+
+    def _abort(self, record):
+        ranks, me = self.communicator.ranks, self.communicator.rank
+        if record.cause == MISMATCH:
+            raise InputError(f"call {self.number}: {record.text}")
+        if record.cause == DIED:
+            raise PeerFailed(ranks[record.rank], record.text)
+        if record.cause != TIMEOUT:
+            raise TransportTimeout(f"call {self.number}: {record.text}")
+        absent = tuple(ranks[int(rank)] for rank in record.text.split())
+        names = ", ".join(map(str, absent))
+        if record.choice and self._execution is None:
+            # The others have made this plan: the lanes must stay in step.
+            self._find_plan(record.choice, record.late)
+        name = f"{self.communicator.transport.name} rank {ranks[me]}"
+        text = f"rank {names} did not come in time"
+        if ranks[me] in absent:
+            text = "this rank came after the others had given it up"
+        self._error = TransportTimeout(f"{name}: call {self.number}: {text}", absent)
+
+    def pending_peers(self):
+        """Transport ranks that this call waits for now; before the board has spoken, all."""
+        communicator = self.communicator
+        if self._execution is None or self._held:
+            return [rank for rank in communicator.ranks if rank != communicator.ranks[communicator.rank]]
+        return self._execution.pending_peers()
+
+    def expire(self, limit_s):
+        """The time of a wait is over: before everybody has come, ask the board to end the call, for all alike."""
+        if self._gave_up_s is None and (self._execution is None or self._held):
+            self._gave_up_s = time.monotonic()
+            self.communicator.late.seat.give_up(self.number)
+        if self._gave_up_s is None or time.monotonic() > self._gave_up_s + GRACE_S:
+            super().expire(limit_s)
+
+    def test(self):
+        """As CollectiveRequest.test.
+
+        Raises:
+            TransportTimeout: the call was given up before every rank had come; the communicator can go on.
+        """
+        return super().test() and self._succeeded()
+
+    def wait(self, timeout_s=None, queued=False):
+        """As CollectiveRequest.wait; a TransportTimeout before every rank has come leaves the communicator open."""
+        super().wait(timeout_s, queued)
+        self._succeeded()
+
+    def _succeeded(self):
+        if self._error is not None:
+            raise self._error
+        return True

@@ -1,0 +1,53 @@
+"""What the checker knows of a schedule while it runs: which contributions every touched (rank, chunk) holds.
+
+Sets are rows of 64-bit words, kept only for the cells that some transfer touches. Where a part starts on one rank, one
+bit says all there is to say.
+"""
+
+import numpy as np
+
+from lanterne.collectives.schedule.contracts import EVERY, ends_at, starts_at
+
+
+class Cells:
+    """The touched (rank, chunk) cells, sorted by key = rank * num_chunks + chunk, and the set that each holds."""
+
+    def __init__(self, schedule, contract):
+        count = schedule.num_transfers
+        from_keys = schedule.src.astype(np.int64) * schedule.num_chunks + schedule.chunk
+        to_keys = schedule.dst.astype(np.int64) * schedule.num_chunks + schedule.chunk
+        self.keys, places = number_keys(np.concatenate([from_keys, to_keys]), schedule.world_size * schedule.num_chunks)
+        self.src, self.dst = places[:count], places[count:]
+        self.rank, self.chunk = np.divmod(self.keys, schedule.num_chunks)
+        self.starts, self.ends = starts_at(schedule, self.chunk), ends_at(schedule, self.chunk)
+        self.full = full_set(schedule.world_size if contract.reduces else 1)
+        self.sets = np.zeros((len(self.keys), len(self.full)), np.uint64)
+        held = np.flatnonzero((self.starts == EVERY) | (self.starts == self.rank))
+        bit = self.rank[held] if contract.reduces else np.zeros_like(held)
+        self.sets[held, bit // 64] = np.uint64(1) << (bit % 64).astype(np.uint64)
+
+    def contributors(self, cell, words):
+        """The ranks whose contributions the set `words` of `cell` names, ascending."""
+        if self.starts[cell] != EVERY:
+            return [int(self.starts[cell])]
+        return [64 * i + bit for i, word in enumerate(words.tolist()) for bit in range(64) if word >> bit & 1]
+
+
+def number_keys(keys, limit):
+    """(distinct keys ascending, place of each key among them), as np.unique gives them; keys are below `limit`."""
+    if limit > 8 * len(keys):
+        return np.unique(keys, return_inverse=True)
+    # Most cells are touched: marking them is several times faster than sorting.
+    place = np.zeros(limit, np.int64)
+    place[keys] = 1
+    distinct = np.flatnonzero(place)
+    place[distinct] = np.arange(len(distinct))
+    return distinct, place[keys]
+
+
+def full_set(size):
+    """The words of the set of all ranks below `size`."""
+    full = np.full((size + 63) // 64, ~np.uint64(0))
+    if size % 64:
+        full[-1] = (np.uint64(1) << np.uint64(size % 64)) - np.uint64(1)
+    return full

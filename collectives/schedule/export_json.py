@@ -1,0 +1,107 @@
+"""The JSON form of a schedule: exact both ways.
+
+{schema_version, collective, algorithm, world_size, num_chunks, late_rank, root, ports, note,
+ phases: [{name, rounds: [[[src, dst, chunk, "copy"|"reduce"], ...], ...]}]}
+"""
+
+from itertools import pairwise
+
+import numpy as np
+
+from lanterne.collectives.schedule.ir import OP_NAMES, CollectiveSchedule
+from lanterne.errors import ScheduleError
+
+SCHEMA_VERSION = 1
+
+
+def to_json(schedule):
+    """The document of `schedule`: dicts, lists, ints and strings only."""
+    names = np.array(OP_NAMES, object)[schedule.op].tolist()
+    rows = list(
+        map(list, zip(schedule.src.tolist(), schedule.dst.tolist(), schedule.chunk.tolist(), names, strict=True))
+    )
+    offsets = schedule.offsets.tolist()
+    rounds = [rows[start:stop] for start, stop in pairwise(offsets)]
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "collective": schedule.collective,
+        "algorithm": schedule.algorithm,
+        "world_size": schedule.world_size,
+        "num_chunks": schedule.num_chunks,
+        "late_rank": schedule.late_rank,
+        "root": schedule.root,
+        "ports": schedule.ports,
+        "note": schedule.note,
+        "phases": [{"name": name, "rounds": rounds[start:stop]} for name, start, stop in schedule.phases],
+    }
+
+
+def from_json(document):
+    """The (unchecked) schedule of `document`; keys other than those above are ignored.
+
+    Raises:
+        ScheduleError: a key is missing or has the wrong form; names phase, round and transfer.
+    """
+    if not isinstance(document, dict):
+        raise ScheduleError(f"schedule: got {type(document).__name__}, expected a JSON object")
+    version = document.get("schema_version", SCHEMA_VERSION)
+    if version != SCHEMA_VERSION:
+        raise ScheduleError(f"schedule: got schema_version {version!r}, expected {SCHEMA_VERSION}")
+    labels = {key: _value(document, key, str, None) for key in ("collective", "algorithm")}
+    labels |= {key: _value(document, key, int, None) for key in ("world_size", "num_chunks")}
+    optional = {key: _value(document, key, int, default) for key, default in (("root", None), ("ports", 1))}
+    late = document.get("late_rank")
+    several = isinstance(late, list) and all(type(rank) is int for rank in late)
+    optional["late_rank"] = tuple(late) if several else _value(document, "late_rank", int, None)
+    rows, sizes, phases = [], [], []
+    for phase in _value(document, "phases", list, None):
+        if not isinstance(phase, dict):
+            raise ScheduleError(f"schedule: got phase {_short(phase)}, expected an object with name and rounds")
+        name, start = _value(phase, "name", str, None), len(sizes)
+        for transfers in _value(phase, "rounds", list, None):
+            rows += _round(transfers, name, len(sizes))
+            sizes.append(len(transfers))
+        phases.append((name, start, len(sizes)))
+    try:
+        columns = np.array(rows, np.int32).reshape(-1, 4).T
+    except OverflowError:
+        raise ScheduleError("schedule: got a number beyond 32 bits, expected ranks and chunks") from None
+    offsets = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
+    note = _value(document, "note", str, "")
+    named = dict(zip(("src", "dst", "chunk", "op"), columns, strict=True))
+    return CollectiveSchedule(**labels, **named, offsets=offsets, phases=phases, note=note, **optional)
+
+
+def _value(document, key, kind, default):
+    """document[key], of type `kind`; `default` where it is missing; late_rank and root may be null."""
+    value = document.get(key, default)
+    if value is None and key in ("late_rank", "root"):
+        return None
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise ScheduleError(f"schedule: got {key} {_short(value)}, expected {kind.__name__}")
+    return value
+
+
+def _round(transfers, phase, index):
+    """The rows (src, dst, chunk, op number) of one round."""
+    if not isinstance(transfers, list):
+        raise ScheduleError(
+            f"schedule: phase {phase!r}, round {index}: got {_short(transfers)}, expected a list of transfers"
+        )
+    rows = []
+    for number, transfer in enumerate(transfers):
+        well_formed = (
+            isinstance(transfer, list) and len(transfer) == 4 and all(type(entry) is int for entry in transfer[:3])
+        )
+        if not well_formed or transfer[3] not in OP_NAMES:
+            raise ScheduleError(
+                f"schedule: phase {phase!r}, round {index}, transfer {number}: got {_short(transfer)}, "
+                'expected [src, dst, chunk, "copy" or "reduce"]'
+            )
+        rows.append((*transfer[:3], OP_NAMES.index(transfer[3])))
+    return rows
+
+
+def _short(value):
+    text = repr(value)
+    return text if len(text) <= 40 else text[:37] + "..."

@@ -1,0 +1,84 @@
+"""What the exports share: where each rank keeps its chunks, in buffers i (input), o (output) and s (scratch).
+
+A chunk that ends at a rank lives in its output; one that is only sent stays in its input; any other gets a scratch
+slot. What starts at a rank and does not live in the input is copied there first, so that inputs stay as they are.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from lanterne.collectives.schedule.check import CheckedSchedule
+from lanterne.collectives.schedule.chunk_layout import input_chunks, output_chunks
+from lanterne.collectives.schedule.contracts import CONTRACTS
+from lanterne.errors import InputError
+
+
+@dataclass(frozen=True)
+class RankChunks:
+    """The chunks of one rank.
+
+    Attributes: `home`: {chunk: (buffer, index)}; `copies`: (input index, buffer, index, count) runs to copy first;
+    `inputs`, `outputs`, `scratch`: chunks in each buffer.
+    """
+
+    home: dict
+    copies: tuple
+    inputs: int
+    outputs: int
+    scratch: int
+
+
+def place_chunks(schedule):
+    """The RankChunks of every rank, in a list."""
+    return [_place(schedule, rank) for rank in range(schedule.world_size)]
+
+
+def _place(schedule, rank):
+    inputs, outputs = input_chunks(schedule, rank).tolist(), output_chunks(schedule, rank).tolist()
+    written = set(schedule.chunk[schedule.dst == rank].tolist())
+    read = np.unique(schedule.chunk[schedule.src == rank]).tolist()
+    home = {chunk: ("o", index) for index, chunk in enumerate(outputs)}
+    index_in = {chunk: index for index, chunk in enumerate(inputs)}
+    scratch = 0
+    for chunk in sorted({*written, *read} - home.keys()):
+        if chunk in index_in and chunk not in written:
+            home[chunk] = ("i", index_in[chunk])
+        else:
+            home[chunk] = ("s", scratch)
+            scratch += 1
+    moves = [(index, *home[chunk]) for chunk, index in index_in.items() if home.get(chunk, "i")[0] != "i"]
+    return RankChunks(home, tuple(_runs(moves)), len(inputs), len(outputs), scratch)
+
+
+def _runs(moves):
+    """(input index, buffer, index) triples with neighbours joined: (input index, buffer, index, count)."""
+    run = None
+    for source, buffer, index in moves:
+        if run and buffer == run[1] and source == run[0] + run[3] and index == run[2] + run[3]:
+            run[3] += 1
+            continue
+        if run:
+            yield tuple(run)
+        run = [source, buffer, index, 1]
+    if run:
+        yield tuple(run)
+
+
+def lower(checked, names, runtime):
+    """What every export begins with: (schedule, what `runtime` calls its collective, the RankChunks of every rank).
+
+    Args:
+        checked: a CheckedSchedule.
+        names: collective -> its name there.
+
+    Raises:
+        InputError: not checked, or that runtime has no such collective.
+    """
+    if not isinstance(checked, CheckedSchedule):
+        raise InputError(f"{runtime}: got {type(checked).__name__}, expected a CheckedSchedule")
+    schedule = checked.schedule
+    if schedule.collective not in names:
+        wanted = ", ".join(name for name in CONTRACTS if name in names)
+        raise InputError(f"{schedule.name}: {runtime} cannot run {schedule.collective}, expected one of {wanted}")
+    return schedule, names[schedule.collective], place_chunks(schedule)

@@ -1,0 +1,241 @@
+"""The intermediate representation: a collective algorithm is rounds of transfers, stored as columns.
+
+Semantics. Every transfer of a round reads the state from before the round. COPY overwrites the receiver's chunk, at
+most once per (rank, chunk) and round; REDUCE adds to it, and several REDUCEs into one (rank, chunk) apply in listed
+order, so results are bitwise reproducible. The transfers of one round from one rank to another, in listed order, are
+one *message*. Rounds are logical, with no barrier between them: a rank is in round i + 1 once its own part of round i
+is done.
+
+A million transfers take 20 ms as columns and seconds as objects; `Transfer` is the view for people.
+"""
+
+import hashlib
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from lanterne.errors import ScheduleError
+
+COPY, REDUCE = 0, 1
+OP_NAMES = ("copy", "reduce")
+# Far beyond any use; so that a broken file cannot exhaust the memory.
+MAX_WORLD_SIZE, MAX_CHUNKS = 2**16, 2**24
+
+
+class Transfer(NamedTuple):
+    """Move `chunk` from rank `src` to rank `dst`; `op` is COPY or REDUCE."""
+
+    src: int
+    dst: int
+    chunk: int
+    op: int
+
+    def __str__(self):
+        return f"{self.src}->{self.dst} chunk {self.chunk}"
+
+
+class Phase(NamedTuple):
+    """The rounds from `start` up to, not including, `stop`."""
+
+    name: str
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, eq=False)
+class CollectiveSchedule:
+    """Rounds of transfers that carry out one collective; immutable, hashable, compared by value.
+
+    Attributes:
+        collective: a key of contracts.CONTRACTS; contracts.py says how chunks map to user buffers.
+        algorithm: its registered name.
+        src, dst, chunk, op: (transfers,) int32, read-only; op is COPY or REDUCE.
+        offsets: (rounds + 1,) int64, read-only: round i is transfers offsets[i] to offsets[i + 1].
+        phases: Phase tuple that tiles the rounds; those that need the late rank come last and are named "join".
+        root: the root of a rooted collective, else None.
+        late_rank: the rank that the schedule expects late, a tuple of them where there are several, else None.
+        ports: messages that a rank may send, and receive, in one round.
+        note: one line on how it was made, where that matters (a fallback, say).
+
+    Raises:
+        ScheduleError: columns, offsets or phases that do not fit together. All else is check.py's to say.
+    """
+
+    collective: str
+    algorithm: str
+    world_size: int
+    num_chunks: int
+    src: np.ndarray
+    dst: np.ndarray
+    chunk: np.ndarray
+    op: np.ndarray
+    offsets: np.ndarray
+    phases: tuple
+    root: int | None = None
+    late_rank: int | tuple | None = None
+    ports: int = 1
+    note: str = ""
+
+    def __post_init__(self):
+        for name, dtype in (
+            ("src", np.int32),
+            ("dst", np.int32),
+            ("chunk", np.int32),
+            ("op", np.int32),
+            ("offsets", np.int64),
+        ):
+            column = np.array(getattr(self, name), dtype)
+            column.flags.writeable = False
+            object.__setattr__(self, name, column)
+        object.__setattr__(self, "phases", tuple(Phase(*phase) for phase in self.phases))
+        if not 1 <= self.world_size <= MAX_WORLD_SIZE or not 1 <= self.num_chunks <= MAX_CHUNKS:
+            raise ScheduleError(
+                f"{self.name}: got {self.num_chunks} chunks on {self.world_size} ranks, expected 1 or more of both, "
+                f"at most {MAX_CHUNKS} and {MAX_WORLD_SIZE}"
+            )
+        if any(
+            column.shape != self.src.shape or column.ndim != 1 for column in (self.src, self.dst, self.chunk, self.op)
+        ):
+            raise ScheduleError(f"{self.name}: got columns of unequal length, expected one entry per transfer")
+        offsets = self.offsets
+        if len(offsets) < 1 or offsets[0] != 0 or offsets[-1] != len(self.src) or (np.diff(offsets) < 0).any():
+            raise ScheduleError(f"{self.name}: got round offsets that do not rise from 0 to {len(self.src)}")
+        bounds = [0, *(phase.stop for phase in self.phases)]
+        if (
+            [phase.start for phase in self.phases] != bounds[:-1]
+            or bounds[-1] != self.num_rounds
+            or sorted(bounds) != bounds
+        ):
+            raise ScheduleError(
+                f"{self.name}: got phases {self.phases}, expected them to tile {self.num_rounds} rounds"
+            )
+
+    @property
+    def num_rounds(self):
+        """Number of rounds."""
+        return len(self.offsets) - 1
+
+    @property
+    def num_transfers(self):
+        """Number of transfers in all rounds."""
+        return len(self.src)
+
+    @property
+    def name(self):
+        """How messages call this schedule: "ring_all_reduce(world_size=8)"."""
+        labels = "".join(
+            f", {key}={getattr(self, key)}" for key in ("root", "late_rank") if getattr(self, key) is not None
+        )
+        return f"{self.algorithm}_{self.collective}(world_size={self.world_size}{labels})"
+
+    def transfer(self, index):
+        """Transfer number `index`, counted from the first round on."""
+        return Transfer(*(int(column[index]) for column in (self.src, self.dst, self.chunk, self.op)))
+
+    def round(self, index):
+        """The transfers of round `index`, as a tuple of Transfer."""
+        return tuple(self.transfer(i) for i in range(self.offsets[index], self.offsets[index + 1]))
+
+    @property
+    def rounds(self):
+        """The rounds, each a tuple of Transfer: for people and tests, slow for a million transfers."""
+        return (self.round(index) for index in range(self.num_rounds))
+
+    def columns(self, index):
+        """(src, dst, chunk, op) of round `index`: int32 views."""
+        part = slice(self.offsets[index], self.offsets[index + 1])
+        return self.src[part], self.dst[part], self.chunk[part], self.op[part]
+
+    @cached_property
+    def fingerprint(self):
+        """Hexadecimal digest of everything that two ranks must agree on to run this schedule together."""
+        digest = hashlib.blake2b(repr(self._labels()).encode(), digest_size=16)
+        for column in (self.src, self.dst, self.chunk, self.op, self.offsets):
+            digest.update(column.tobytes())
+        return digest.hexdigest()
+
+    def _labels(self):
+        names = "collective algorithm world_size num_chunks phases root late_rank ports note"
+        return tuple(getattr(self, name) for name in names.split())
+
+    def __eq__(self, other):
+        if not isinstance(other, CollectiveSchedule):
+            return NotImplemented
+        return self.fingerprint == other.fingerprint
+
+    def __hash__(self):
+        return hash(self.fingerprint)
+
+
+class ScheduleBuilder:
+    """Collects rounds and makes the schedule of them.
+
+    Args:
+        rank_of: (world_size,) ranks by role, for algorithms written in roles; None where a role is its rank.
+        labels: root, late_rank, ports, note of the schedule.
+    """
+
+    def __init__(self, collective, algorithm, world_size, num_chunks, rank_of=None, **labels):
+        self._head = (collective, algorithm, world_size, num_chunks)
+        self._rank_of = np.arange(world_size) if rank_of is None else np.asarray(rank_of)
+        self._labels = labels
+        self._columns = ([], [], [], [])
+        self._sizes = []
+        self._phases = []
+
+    def phase(self, name):
+        """Start phase `name`: the rounds that follow are in it."""
+        self._phases.append((name, len(self._sizes)))
+
+    def round(self, *groups):
+        """Append one round of (src, dst, chunk, op) groups; each entry an int or an array, broadcast together."""
+        size = 0
+        for group in groups:
+            src, dst, chunk, op = np.broadcast_arrays(*group)
+            for column, values in zip(self._columns, (self._rank_of[src], self._rank_of[dst], chunk, op), strict=True):
+                column.append(values.reshape(-1))
+            size += src.size
+        self._sizes.append(size)
+
+    def rounds(self, index, src, dst, chunk, op):
+        """Append as many rounds as `index` counts: transfer i goes into round index[i] of them, in listed order.
+
+        Args:
+            index, src, dst, chunk, op: ints or arrays, broadcast together; index from 0.
+        """
+        index, *columns = (values.reshape(-1) for values in np.broadcast_arrays(index, src, dst, chunk, op))
+        order = np.argsort(index, kind="stable")
+        src, dst, chunk, op = (values[order] for values in columns)
+        for column, values in zip(self._columns, (self._rank_of[src], self._rank_of[dst], chunk, op), strict=True):
+            column.append(values)
+        self._sizes += np.bincount(index).tolist()
+
+    def build(self):
+        """The CollectiveSchedule of the rounds so far."""
+        starts = [start for _, start in self._phases]
+        stops = [*starts[1:], len(self._sizes)]
+        phases = (
+            tuple((name, start, stop) for (name, start), stop in zip(self._phases, stops, strict=True))
+            if starts
+            else ()
+        )
+        if not starts and self._sizes:
+            phases = (("main", 0, len(self._sizes)),)
+        columns = [np.concatenate(column) if column else np.zeros(0, np.int32) for column in self._columns]
+        offsets = np.concatenate([[0], np.cumsum(self._sizes, dtype=np.int64)])
+        return CollectiveSchedule(*self._head, *columns, offsets, phases, **self._labels)
+
+
+def late_set(late_rank):
+    """The ranks that a schedule's `late_rank` names: a tuple, empty for None."""
+    if late_rank is None:
+        return ()
+    return tuple(sorted(late_rank)) if isinstance(late_rank, tuple) else (late_rank,)
+
+
+def late_last(world_size, late_rank):
+    """Ranks by role for algorithms in which the last roles are the late ones: the others keep their order."""
+    late = late_set(late_rank)
+    return np.array([*(rank for rank in range(world_size) if rank not in late), *late])

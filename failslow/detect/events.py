@@ -1,0 +1,67 @@
+"""What a detector reports: events (a level changed) and the incidents that they delimit. Rows count from 0."""
+
+from dataclasses import dataclass, replace
+
+# Levels over the healthy one from which a job counts as slow, and the ratio that makes a faster job another job.
+STILL_SLOW = 1.04
+FASTER = 1 / 1.08
+
+
+@dataclass(frozen=True, slots=True)
+class LevelEvent:
+    """The level of a series changed.
+
+    Attributes: `kind`: "onset" (slower by 10 % or more), "relief" (back from it) or "change" (another level inside an
+    incident, a lasting smaller step, or a faster job); `index`: first row of the new level, as far as known;
+    `provisional_at`: row at which it was suspected; `confirmed_at`: row at which it was certain, None while it is not;
+    `ratio`: new level over old.
+    """
+
+    kind: str
+    index: int
+    provisional_at: int
+    confirmed_at: int | None
+    ratio: float
+
+
+@dataclass(frozen=True, slots=True)
+class Incident:
+    """A slow spell of rows [onset, relief), `ratio` times the healthy level; `relief` is None while it lasts."""
+
+    onset: int
+    relief: int | None
+    ratio: float
+    confirmed_at: int
+
+
+def incidents(events, merge_rows=12):
+    """The incidents that confirmed `events` delimit, in order.
+
+    An incident begins with an onset, or with a lasting step of less than 10 %, and ends with the return. A new onset
+    within `merge_rows` of a relief belongs to the same incident: noisy incidents come and go. `ratio` is that of the
+    first event, then of the highest level since; once it is over, a single level is known from all its rows.
+    """
+    found, level, levels = [], 1.0, 0
+    for event in events:
+        last = found[-1] if found else None
+        is_open = last is not None and last.relief is None
+        if event.kind == "relief":
+            if is_open:
+                found[-1] = replace(last, relief=event.index, ratio=1 / event.ratio if levels == 1 else last.ratio)
+            level = 1.0
+            continue
+        # An onset is measured against the healthy level, a change against the level before it.
+        level = event.ratio if event.kind == "onset" else level * event.ratio
+        again = last is not None and event.kind == "onset" and not is_open and event.index - last.relief <= merge_rows
+        if is_open and level < STILL_SLOW:
+            found[-1] = replace(last, relief=event.index)
+        elif is_open or again:
+            found[-1] = replace(last, relief=None, ratio=max(last.ratio, level))
+            levels += 1
+        elif level >= STILL_SLOW:
+            found.append(Incident(event.index, None, level, event.confirmed_at))
+            levels = 1
+        elif event.ratio < FASTER:
+            # A faster job: what is healthy is known anew.
+            level = 1.0
+    return found

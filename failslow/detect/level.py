@@ -1,0 +1,125 @@
+"""The level that a job has now: median, spread, autocorrelation and wander of its last iterations. In log scale."""
+
+from math import log, pi, sin, sqrt
+
+from lanterne.failslow.detect.noise import noise_density
+from lanterne.failslow.detect.votes import SHIFT, median
+from lanterne.failslow.detect.window import SortedWindow
+
+# The spread never counts as less: timers and logs round.
+MIN_SCALE = 0.003
+# Fewer rows give no spread.
+SPREAD_ROWS = 16
+# Scales of the noise below which a shift cannot be told by a few rows.
+DISTINCT = 2.0
+# Standard errors by which a median must have moved.
+SIGNIFICANT = 5.5
+# Standard errors within which suspects are noise whatever their odds, and log odds against their meeting by chance.
+CLEAR = 2.5
+RARE = 9.0
+REVIEW_ROWS = 8
+# Reviews over which the scale without spikes is averaged: 64 rows, with spikes among them, are off by a factor of 2.
+CORE_REVIEWS = 16
+
+
+class Level:
+    """What the last `capacity` ordinary rows say of the present level.
+
+    Attributes: `window`; `median`; `scale`: of a Student t with 2 degrees of freedom; `spread2`: twice its square;
+    `shift`: the least that a few rows can tell from this noise, at least SHIFT.
+    """
+
+    __slots__ = (
+        "_agreement", "_core", "_last_z", "_reviews", "_wander2", "median", "scale", "shift", "spread2", "window"
+    )  # fmt: skip
+
+    def __init__(self, capacity, values=(), like=None):
+        """A level of `values`; its noise is that of Level `like` until there are enough of them to tell."""
+        self.window = SortedWindow(capacity, values)
+        self.median = self.window.median() if values else 0.0
+        self._set_scale(like.scale if like else MIN_SCALE)
+        self._core, self._reviews = like._core if like else MIN_SCALE, 0
+        self._agreement, self._last_z, self._wander2 = (
+            (like._agreement, like._last_z, like._wander2) if like else (0.25, 0.0, 0.0)
+        )
+
+    def push(self, y):
+        """Take an ordinary row."""
+        z = y - self.median
+        self._agreement += ((1.0 if z * self._last_z > 0.0 else -1.0) - self._agreement) / 128
+        self._last_z = z
+        self.median = self.window.push(y)
+
+    def review(self):
+        """Refresh the spread and the wander; to be called every REVIEW_ROWS rows."""
+        if len(self.window) >= SPREAD_ROWS:
+            self._set_scale(max(self.window.scale(), MIN_SCALE))
+            self._reviews = min(self._reviews + 1, CORE_REVIEWS)
+            core = max(min(self.scale, self.window.core_scale()), MIN_SCALE)
+            self._core *= (core / self._core) ** (1 / self._reviews)
+        moved = median(list(self.window.values)[-REVIEW_ROWS:]) - self.median
+        beyond = moved * moved - self.error(REVIEW_ROWS, len(self.window)) ** 2
+        self._wander2 += (beyond - self._wander2) / 8
+
+    def _set_scale(self, scale):
+        self.scale, self.spread2, self.shift = scale, 2 * scale**2, max(SHIFT, DISTINCT * scale)
+
+    @property
+    def wander(self):
+        """Standard deviation of the level of 8 rows beyond what their noise explains."""
+        return sqrt(max(self._wander2, 0.0))
+
+    @property
+    def correlation(self):
+        """Lag-1 autocorrelation of ordinary rows where they linger, 0.0 where they alternate."""
+        return max(self._signed_correlation(), 0.0)
+
+    def _signed_correlation(self):
+        """From how often two in a row lie on the same side."""
+        return min(max(sin(pi / 2 * self._agreement), -0.8), 0.8)
+
+    @property
+    def noise(self):
+        """The noise_density of ordinary rows."""
+        return noise_density(self.scale, self.correlation)
+
+    @property
+    def core_scale(self):
+        """The scale without what spikes add to it, and with what is not known of a level of few rows."""
+        return self._core * sqrt(1 + 8 / len(self.window))
+
+    def error(self, count, other):
+        """Standard error of the difference of the medians of `count` and `other` rows, autocorrelation included."""
+        correlation = self._signed_correlation()
+        known = 1 + 16 / len(self.window)
+        return 1.41 * self.scale * sqrt((1 / count + 1 / other) * known * (1 + correlation) / (1 - correlation))
+
+    def moved(self, suspects):
+        """The distance from this level to where `suspects` lie now, 0.0 where noise explains it."""
+        recent, whole = median(suspects[-8:]) - self.median, median(suspects) - self.median
+        if abs(recent) >= SIGNIFICANT * self.error(min(len(suspects), 8), len(self.window)):
+            return recent
+        if abs(whole) >= SIGNIFICANT * self.error(len(suspects), len(self.window)) and recent * whole > 0.0:
+            return min(recent, whole, key=abs)
+        return 0.0
+
+    def least(self, rows):
+        """The least shift of the median of `rows` suspects that their noise does not explain."""
+        return CLEAR * self.error(min(rows, 16), len(self.window))
+
+    def explains(self, suspects, shift):
+        """Whether `suspects`, `shift` above this level, may be rows of it, though most of them are high.
+
+        By the error of medians, or by how often rows are as high as three in four of the suspects. The latter is
+        counted, not modelled: it holds for noise of any shape, such as that of two sequence lengths.
+        """
+        if shift < self.least(len(suspects)):
+            return True
+        low = len(suspects) >> 2
+        above = self.window.count_from(sorted(suspects)[low])
+        return (len(suspects) - low) * log((len(self.window) + 1) / (above + 0.5)) < RARE
+
+    def agree(self, suspects):
+        """Whether `suspects` lie together as closely as one level's rows do; spikes that happen to meet do not."""
+        ordered = sorted(suspects[-8:])
+        return ordered[-2] - ordered[1] <= max(4 * self.scale, SHIFT / 2)

@@ -1,0 +1,114 @@
+"""Votes for and against a shift, their running sum, and where a shift began. All in log scale."""
+
+from bisect import insort
+from math import log
+
+SHIFT = log(1.10)
+# Sums of votes, as odds. Reliefs and suspects that agree with each other need the middle one.
+PROVISIONAL = log(1e2)
+LIKELY = log(1e5)
+CERTAIN = log(1e6)
+MIN_RATE, MAX_RATE = 0.03, 0.6
+# Share of the rows of a shifted level that look shifted.
+SEEN = 0.9
+# Rows on either side of where a level is said to begin.
+LEAST_ROWS = 4
+
+
+def median(values):
+    """The lower median of a short sequence."""
+    return sorted(values)[(len(values) - 1) >> 1]
+
+
+def vote(z, spread2, shift=SHIFT):
+    """Log-likelihood ratio of a shift by `shift` or more against none, of a sample at distance `z`; uncapped."""
+    z = 0.0 if z < 0.0 else z
+    short = shift - z if z < shift else 0.0
+    return 1.5 * log((spread2 + z * z) / (spread2 + short * short))
+
+
+class VoteRun:
+    """A CUSUM of votes.
+
+    Attributes: `score`; `start`: first row since its last zero; `suspected`: row at which it became provisional;
+    `grew`: the last vote was for a shift; `cap` and `floor`: the most and the least that one vote counts; `rate`: the
+    share of healthy samples that look shifted.
+    """
+
+    __slots__ = ("cap", "floor", "grew", "rate", "score", "start", "suspected")
+
+    def __init__(self, rate):
+        self.score = 0.0
+        self.grew = False
+        self.start = self.suspected = None
+        self.set_rate(rate)
+
+    def set_rate(self, rate):
+        """Expect a share `rate` of healthy samples to look shifted."""
+        self.rate = rate = MIN_RATE if rate < MIN_RATE else MAX_RATE if rate > MAX_RATE else rate
+        self.cap = log(SEEN / rate)
+        # Where every other row looks shifted, one that does not says more than one that does.
+        self.floor = -self.cap if rate < 1 - SEEN else log((1 - SEEN) / (1 - rate))
+
+    def forget(self, share):
+        """Forget `share` of the healthy samples that looked shifted."""
+        if self.rate > MIN_RATE:
+            self.set_rate(self.rate * (1 - share))
+
+    def add(self, vote, row):
+        """Count the vote of `row`."""
+        cap, floor = self.cap, self.floor
+        vote = cap if vote > cap else floor if vote < floor else vote
+        self.grew = vote > 0.0
+        if self.score == 0.0:
+            if vote <= 0.0:
+                return
+            self.start, self.suspected = row, None
+        # Without a limit a run that verification keeps refusing would take forever to clear.
+        score, most = self.score + vote, CERTAIN + 4 * cap
+        self.score = 0.0 if score < 0.0 else most if score > most else score
+        if self.suspected is None and score >= PROVISIONAL:
+            self.suspected = row
+
+    def clear(self):
+        """Back to zero; the rate stays."""
+        self.score = 0.0
+
+
+def split(values, old, new):
+    """Index in `values` from which on they lie nearer to `new` than to `old`: the best single split."""
+    middle, limit = (old + new) / 2, abs(new - old) / 2
+    sign = 1.0 if new > old else -1.0
+    total = lowest = 0.0
+    start = 0
+    for index, value in enumerate(values):
+        vote = sign * (value - middle)
+        total += max(-limit, min(limit, vote))
+        if total < lowest:
+            lowest, start = total, index + 1
+    return min(start, len(values) - 1)
+
+
+def best_split(values, old, new, margin):
+    """Index at which `values` part best into two levels, by the sum of distances to the two medians.
+
+    The levels need not be `old` and `new`; but what lies outside of them by more than `margin`, as spikes do, counts as
+    no further away. At least LEAST_ROWS values lie on either side. Cost: 1 us a value.
+    """
+    low, high = min(old, new) - margin, max(old, new) + margin
+    within = [min(max(value, low), high) for value in values]
+    before, after = _distances(within), _distances(within[::-1])[::-1]
+    return min(range(LEAST_ROWS, len(values) - LEAST_ROWS + 1), key=lambda i: before[i - 1] + after[i])
+
+
+def _distances(values):
+    """Sums of the distances to the median of the first value, the first two, ..., each from the one before."""
+    ordered, total, found = [], 0.0, []
+    for count, value in enumerate(values):
+        if count:
+            # All between the middle two are medians of an even number.
+            lower, upper = ordered[(count - 1) >> 1], ordered[count >> 1]
+            total += max(lower - value, value - upper, 0.0)
+        insort(ordered, value)
+        found.append(total)
+    return found

@@ -1,0 +1,386 @@
+"""Who or what makes a job's steps long: a slow worker, a slow link, an uneven stage, uneven data, or nothing.
+
+Like is compared with like: a worker with the other replicas of its stage, a link with the same link of other
+replicas. A difference is blamed only if it is large, stands clear of the noise, persists, and costs time: the step's
+dependency graph, replayed with the suspect at its peers' speed, must become shorter. What a slow worker or link
+explains is taken out before the structure of the job (stages, data) is judged.
+
+Paper: Wu et al. (GREYHOUND), section 4.3, profiling and cross-group comparison; differs: time in a collective is no
+sign of guilt (who is slow waits least), so groups are compared by their shortest member, and blame needs a replay.
+"""
+
+from dataclasses import dataclass, field
+
+from lanterne.failslow.locate.replay import step_s
+
+SLOW_WORKER = 1.05
+SLOW_LINK = 1.5
+SLOW_STAGE = 1.05
+PERSISTENT = 0.8
+MIN_STEPS = 5
+# Share of slow steps that any worker may have, and how many such spans may be expected among all workers by chance.
+RARELY_SLOW = 0.02
+BY_CHANCE = 0.01
+# Standard errors by which a worker must differ from its peers.
+CLEAR = 6.0
+# Shares of the step that a cause must cost: incidents and structure.
+MIN_SAVING = 0.01
+MIN_STRUCTURAL_SAVING = 0.03
+# The second structural cause is named where it costs at least this share of the first.
+ALSO = 0.6
+SAME_DATA = 0.9
+SHARED_DATA = 0.5
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One cause. `saving`: share of the step time that its removal would save; `evidence`: plain numbers and lists."""
+
+    cause: str
+    ranks: tuple
+    stage: int | None
+    saving: float
+    evidence: dict = field(default_factory=dict)
+
+
+def locate(trace):
+    """The verdicts on a Trace: slow workers and links, then the job's structure, each by what it costs.
+
+    One Verdict of cause "none" where nothing can be blamed.
+
+    Cost: a replay per suspect; 0.1 s for 64 workers and 43 steps.
+    """
+    base_s = step_s(trace.order, trace.compute_s, trace.links)
+    workers, compute_s = _workers(trace, base_s)
+    links = _links(trace, compute_s) + _groups(trace, base_s)
+    incidents = sorted(workers + links, key=lambda verdict: -verdict.saving)
+    verdicts = incidents + _structure(trace, compute_s)
+    if verdicts:
+        return verdicts
+    return [Verdict("none", (), None, 0.0, {"steps": len(trace.steps), **variance_shares(trace.compute_s)})]
+
+
+def _log(np, durations_s):
+    """Their logarithms; what took no time at all counts as a nanosecond."""
+    return np.log(np.maximum(durations_s, 1e-9))
+
+
+def _against_peers(values):
+    """log of (S, D) `values` over the median of the other replicas of the same step."""
+    import numpy as np
+
+    logs = _log(np, values)
+    others = [np.median(np.delete(logs, d, axis=1), axis=1) for d in range(logs.shape[1])]
+    return logs - np.stack(others, axis=1)
+
+
+def _slowness(trace):
+    """Per stage (S, D): log of a worker's compute over its peers', without what its replica's data explains.
+
+    Where microbatches are long or short at every stage alike, a replica whose other stages are slower as well has more
+    data, and only what a worker is slower than they counts.
+    """
+    import numpy as np
+
+    ratios = np.stack([_against_peers(durations.sum(axis=2)) for durations in trace.compute_s])
+    if not _stages_vary_together(trace):
+        return ratios
+    # The lower median: of two other stages the one that is not slow itself.
+    others = [np.sort(np.delete(ratios, stage, axis=0), axis=0) for stage in range(trace.stages)]
+    return np.stack([ratios[stage] - others[stage][(trace.stages - 2) // 2] for stage in range(trace.stages)])
+
+
+def _stages_vary_together(trace):
+    """Whether more than half of how a worker's microbatches differ from each other is the same at other stages."""
+    import numpy as np
+
+    if trace.stages < 2:
+        return False
+    places = [{operation: i for i, operation in enumerate(order)} for order in trace.order]
+    common = sorted(set.intersection(*(set(place) for place in places)))
+    if len(common) < 2:
+        return False
+    logs = [
+        _log(np, durations[:, :, [place[operation] for operation in common]])
+        for durations, place in zip(trace.compute_s, places, strict=True)
+    ]
+    # Neither what an operation usually takes nor what a worker has in all of a step tells microbatches apart.
+    logs = [x - np.median(x, axis=(0, 1), keepdims=True) for x in logs]
+    logs = [(x - x.mean(axis=2, keepdims=True)).ravel() for x in logs]
+    if min(x.std() for x in logs) == 0.0:
+        return False
+    pairs = [np.corrcoef(logs[stage], logs[stage + 1])[0, 1] for stage in range(trace.stages - 1)]
+    return float(np.median(pairs)) >= SHARED_DATA
+
+
+def _worst_span(slow):
+    """(first, stop) of the longest span of steps of which PERSISTENT are slow; None where it is too short.
+
+    It begins and ends with a slow one.
+    """
+    import numpy as np
+
+    count = np.concatenate(([0], np.cumsum(slow)))
+    least = max(MIN_STEPS, len(slow) // 4)
+    for length in range(len(slow), least - 1, -1):
+        share = (count[length:] - count[:-length]) / length
+        if share.max() >= PERSISTENT:
+            first = int(np.argmax(share))
+            own = first + np.flatnonzero(slow[first : first + length])
+            return int(own[0]), int(own[-1]) + 1
+    return None
+
+
+def _workers(trace, base_s):
+    """(verdicts on slow workers, compute durations with their slowness taken out)."""
+    import numpy as np
+
+    compute_s = [durations.copy() for durations in trace.compute_s]
+    found = []
+    if trace.replicas < 2:
+        return [], compute_s
+    slowness = _slowness(trace)
+    # A step counts as slow from half the effect: noise takes some of the others' away.
+    slow = slowness >= np.log(SLOW_WORKER) / 2
+    # The lower median: of two workers the share of the one that is not slow.
+    usual = max(float(np.quantile(slow.mean(axis=1), 0.5, method="lower")), RARELY_SLOW)
+    for stage, ratios in enumerate(slowness):
+        # From step to step, for a worker may be slow in half of them.
+        noise = 1.05 * float(np.median(np.abs(np.diff(ratios, axis=0)))) if len(ratios) > 1 else 0.0
+        for replica in range(trace.replicas):
+            span = _worst_span(slow[stage, :, replica])
+            if span is None or slow.size * usual ** slow[stage, slice(*span), replica].sum() > BY_CHANCE:
+                continue
+            steps = slice(*span)
+            effect = float(np.median(ratios[steps, replica]))
+            if effect < max(np.log(SLOW_WORKER), CLEAR * 1.25 * noise / (span[1] - span[0]) ** 0.5):
+                continue
+            compute_s[stage][steps, replica] /= np.exp(effect)
+            found.append((stage, replica, span, effect))
+    if not found:
+        return [], compute_s
+    # A slow link elsewhere may hide what the worker costs, so it is asked for with links at their peers' speed as well.
+    even = {link: np.minimum(alone, np.median(alone, axis=1, keepdims=True)) for link, alone in trace.links.items()}
+    saving = max(
+        _saving(step_s(trace.order, trace.compute_s, links), step_s(trace.order, compute_s, links))
+        for links in (trace.links, even)
+    )
+    if saving < MIN_SAVING:
+        return [], [durations.copy() for durations in trace.compute_s]
+    evidence = [_worker_evidence(trace, base_s, slowness, *suspect) for suspect in found]
+    evidence.sort(key=lambda record: -record["saving_alone"])
+    stages = {stage for stage, *_ in found}
+    ranks = tuple(record["rank"] for record in evidence)
+    shares = variance_shares(trace.compute_s)
+    return [
+        Verdict("worker", ranks, stages.pop() if len(stages) == 1 else None, saving, {"workers": evidence, **shares})
+    ], compute_s
+
+
+def _worker_evidence(trace, base_s, slowness, stage, replica, span, effect):
+    import numpy as np
+
+    alone = [durations.copy() for durations in trace.compute_s]
+    alone[stage][slice(*span), replica] /= np.exp(effect)
+    ratios = slowness[stage][slice(*span), replica]
+    busy = trace.compute_s[stage].sum(axis=2)[slice(*span)] / base_s[slice(*span), None]
+    idle = 1 - busy.mean(axis=0)
+    return {
+        "rank": int(trace.ranks[replica, stage]),
+        "stage": stage,
+        "replica": replica,
+        "slowdown": float(np.exp(effect)),
+        "slow_step_share": float((ratios >= np.log(SLOW_WORKER) / 2).mean()),
+        "first_step": int(trace.steps[span[0]]),
+        "last_step": int(trace.steps[span[1] - 1]),
+        "idle_share": float(idle[replica]),
+        "peers_idle_share": float(np.median(np.delete(idle, replica))),
+        "last_arriver_share": _last_arriver(trace, stage, replica, span),
+        "saving_alone": _saving(base_s, step_s(trace.order, alone, trace.links)),
+    }
+
+
+def _last_arriver(trace, stage, replica, span):
+    """Share of steps in which the replica was shortest in its stage's longest collective; None without one."""
+    import numpy as np
+
+    spent = [group[slice(*span), :, stage] for group in trace.groups.values() if np.isfinite(group[:, :, stage]).all()]
+    if not spent:
+        return None
+    longest = max(spent, key=lambda seconds: float(seconds.mean()))
+    return float((np.argmin(longest, axis=1) == replica).mean())
+
+
+def _saving(base_s, changed_s):
+    return float(1 - changed_s.mean() / base_s.mean())
+
+
+def _links(trace, compute_s):
+    """Verdicts on pipeline links that are slower than the same link of other replicas."""
+    import numpy as np
+
+    if trace.replicas < 2:
+        return []
+    base_s = step_s(trace.order, compute_s, trace.links)
+    verdicts = []
+    for (boundary, direction), alone in trace.links.items():
+        if not (alone > 0).all():
+            continue
+        ratios = _against_peers(alone)
+        for replica in range(trace.replicas):
+            span = _worst_span(ratios[:, replica] >= np.log(SLOW_LINK))
+            if span is None:
+                continue
+            steps = slice(*span)
+            effect = float(np.exp(np.median(ratios[steps, replica])))
+            fixed = {**trace.links, (boundary, direction): alone.copy()}
+            fixed[boundary, direction][steps, replica] /= effect
+            saving = _saving(base_s, step_s(trace.order, compute_s, fixed))
+            if saving < MIN_SAVING:
+                continue
+            ends = tuple(int(rank) for rank in trace.ranks[replica, boundary : boundary + 2])
+            verdicts.append(Verdict("link", ends, boundary, saving, {
+                "direction": direction,
+                "slowdown": effect,
+                "message_s": float(np.median(alone[steps, replica])),
+                "first_step": int(trace.steps[span[0]]),
+                "last_step": int(trace.steps[span[1] - 1]),
+            }))  # fmt: skip
+    return _joined(verdicts)
+
+
+def _joined(verdicts):
+    """Both directions of a link in one verdict, with the larger saving's evidence first."""
+    joined = {}
+    for verdict in sorted(verdicts, key=lambda v: -v.saving):
+        if verdict.ranks in joined:
+            first = joined[verdict.ranks]
+            evidence = {**first.evidence, "direction": "both", "other_direction": verdict.evidence}
+            joined[verdict.ranks] = Verdict("link", first.ranks, first.stage, first.saving + verdict.saving, evidence)
+        else:
+            joined[verdict.ranks] = verdict
+    return list(joined.values())
+
+
+def _groups(trace, base_s):
+    """Verdicts on collectives that take a stage's group longer than the groups of other stages, waiting excluded."""
+    import numpy as np
+
+    verdicts = []
+    for kind, spent in trace.groups.items():
+        if trace.stages < 3 or not np.isfinite(spent).all():
+            continue
+        alone = spent.min(axis=1)
+        if not (alone > 0).all():
+            continue
+        ratios = _against_peers(alone)
+        for stage in range(trace.stages):
+            span = _worst_span(ratios[:, stage] >= np.log(SLOW_LINK))
+            if span is None:
+                continue
+            steps = slice(*span)
+            effect = float(np.exp(np.median(ratios[steps, stage])))
+            saving = float((alone[steps, stage] * (1 - 1 / effect)).sum() / base_s.sum())
+            if saving >= MIN_SAVING:
+                ranks = tuple(map(int, trace.ranks[:, stage]))
+                evidence = {
+                    "collective": kind,
+                    "slowdown": effect,
+                    "collective_s": float(np.median(alone[steps, stage])),
+                }
+                verdicts.append(Verdict("link", ranks, stage, saving, evidence))
+    return verdicts
+
+
+def _structure(trace, compute_s):
+    """Verdicts on an uneven partition and on uneven data: the costlier one, the other where it is of the same order."""
+    base_s = step_s(trace.order, compute_s, trace.links)
+    found = [v for v in (_stage(trace, compute_s, base_s), _data(trace, compute_s, base_s)) if v is not None]
+    found.sort(key=lambda verdict: -verdict.saving)
+    return [v for v in found if v.saving >= ALSO * found[0].saving]
+
+
+def _by_kind(order):
+    return {kind: [i for i, operation in enumerate(order) if operation[0] == kind] for kind in "FB"}
+
+
+def _stage(trace, compute_s, base_s):
+    """The stage with more work than the others; the saving is that of an even partition of the same work."""
+    import numpy as np
+
+    if trace.stages < 2:
+        return None
+    usual = np.stack([np.median(durations.sum(axis=2), axis=1) for durations in compute_s], axis=1)
+    heaviest = int(np.argmax(np.median(usual, axis=0)))
+    ratios = usual[:, heaviest] / np.median(np.delete(usual, heaviest, axis=1), axis=1)
+    if (ratios >= SLOW_STAGE).mean() < PERSISTENT:
+        return None
+    even = usual.mean(axis=1) / usual.T
+    fixed = [durations * even[stage][:, None, None] for stage, durations in enumerate(compute_s)]
+    saving = _saving(base_s, step_s(trace.order, fixed, trace.links))
+    if saving < MIN_STRUCTURAL_SAVING:
+        return None
+    evidence = {
+        "stage_ranks": [int(rank) for rank in trace.ranks[:, heaviest] if rank >= 0],
+        "stage_over_others": float(np.median(ratios)),
+        "stage_compute_s": [float(s) for s in np.median(usual, axis=0)],
+        "heaviest_step_share": float((np.argmax(usual, axis=1) == heaviest).mean()),
+        **variance_shares(compute_s),
+    }
+    # Its GPUs do what they are told; none is blamed.
+    return Verdict("stage", (), heaviest, saving, evidence)
+
+
+def _data(trace, compute_s, base_s):
+    """Microbatches of unequal work: long forwards have long backwards. The saving is that of equal microbatches."""
+    import numpy as np
+
+    correlations, within, fixed = [], [], []
+    for order, durations in zip(trace.order, compute_s, strict=True):
+        kinds = _by_kind(order)
+        level = durations.copy()
+        for places in filter(None, kinds.values()):
+            level[:, :, places] = durations[:, :, places].mean(axis=(1, 2), keepdims=True)
+        fixed.append(level)
+        backward = {operation[1:]: i for i, operation in enumerate(order) if operation[0] == "B"}
+        pairs = [
+            (i, backward[operation[1:]])
+            for i, operation in enumerate(order)
+            if operation[0] == "F" and operation[1:] in backward
+        ]
+        if not pairs:
+            continue
+        forward, back = (_log(np, durations[:, :, [pair[end] for pair in pairs]]) for end in (0, 1))
+        # What a worker always has is not the data's; what all share in a step is not unevenness.
+        residuals = [x - np.median(x, axis=(1, 2), keepdims=True) for x in (forward, back)]
+        residuals = [x - np.median(x, axis=(0, 2), keepdims=True) for x in residuals]
+        if min(x.std() for x in residuals) > 0:
+            correlations.append(float(np.corrcoef(residuals[0].ravel(), residuals[1].ravel())[0, 1]))
+        # A worker that stalls for a whole step makes all its microbatches long; data makes some long, some short.
+        residuals = [x - x.mean(axis=2, keepdims=True) for x in residuals]
+        if len(pairs) > 1 and min(x.std() for x in residuals) > 0:
+            within.append(float(np.corrcoef(residuals[0].ravel(), residuals[1].ravel())[0, 1]))
+    saving = _saving(base_s, step_s(trace.order, fixed, trace.links))
+    if within and np.median(within) < SHARED_DATA:
+        return None
+    if not correlations or np.median(correlations) < SAME_DATA or saving < MIN_STRUCTURAL_SAVING:
+        return None
+    evidence = {"forward_backward_correlation": float(np.median(correlations)), **variance_shares(compute_s)}
+    return Verdict("data", (), None, saving, evidence)
+
+
+def variance_shares(compute_s):
+    """Shares of the variance of log compute time per step: of stages, of workers within them, and of worker x step.
+
+    A slow GPU shows as worker share, partitioning as stage share, sequence lengths as worker x step.
+    """
+    import numpy as np
+
+    logs = _log(np, np.stack([durations.sum(axis=2) for durations in compute_s], axis=2))
+    logs -= logs.mean(axis=(1, 2), keepdims=True)
+    stage = logs.mean(axis=(0, 1))
+    worker = logs.mean(axis=0) - stage
+    rest = logs - stage - worker
+    total = max(float((logs**2).mean()), 1e-30)
+    parts = {"stage": (stage**2).mean(), "worker": (worker**2).mean(), "worker_step": (rest**2).mean()}
+    return {"variance_shares": {name: float(part) / total for name, part in parts.items()}}

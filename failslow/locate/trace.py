@@ -1,0 +1,300 @@
+"""Traces of training steps: one record per operation, read into arrays that compare like with like.
+
+A record has dp_rank, stage, rank, step, optype, start_ts (seconds, of the step's clock), duration (seconds) and
+mb_id; `mc`, the model chunk of interleaved schedules, is optional. Compute operations are called forward-compute and
+backward-compute; the others are transfers (forward-send, forward-recv, backward-send, backward-recv) and collectives.
+"""
+
+import csv
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from lanterne.errors import InputError, Unavailable
+
+REQUIRED = ("dp_rank", "stage", "rank", "step", "optype", "start_ts", "duration", "mb_id")
+COMPUTE = {"forward-compute": "F", "backward-compute": "B"}
+TRANSFERS = ("forward-send", "forward-recv", "backward-send", "backward-recv")
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """The steps that every worker reported in full, of the replicas that reported most steps.
+
+    Attributes: `steps` (S,); `ranks` (D, P) as recorded; `order`: per stage the
+    compute operations (kind, microbatch, chunk) as they ran; `compute_s`: per stage (S, D, operations) seconds;
+    `links`: (boundary, direction) -> (S, D) seconds of a message alone, median over microbatches; `groups`:
+    collective -> (S, D, P) seconds in it; `notes`: what was left out, for people.
+    """
+
+    steps: object
+    ranks: object
+    order: tuple
+    compute_s: tuple
+    links: dict
+    groups: dict
+    notes: tuple
+
+    @property
+    def replicas(self):
+        """Data-parallel width."""
+        return self.ranks.shape[0]
+
+    @property
+    def stages(self):
+        """Pipeline depth."""
+        return self.ranks.shape[1]
+
+
+def read_records(path):
+    """Columns of a trace file as NumPy arrays: parquet (needs pyarrow), CSV, or JSON (a list of records).
+
+    Raises:
+        InputError: no such file, not readable, or columns are missing.
+        Unavailable: parquet without pyarrow.
+    """
+    path = Path(path)
+    readers = {".parquet": _read_parquet, ".csv": _read_csv, ".json": _read_json}
+    if path.suffix not in readers:
+        raise InputError(f"{path}: got a file ending in {path.suffix!r}, expected one of {', '.join(readers)}")
+    if not path.is_file():
+        raise InputError(f"cannot read {path}: no such file")
+    columns = readers[path.suffix](path)
+    if missing := [name for name in REQUIRED if name not in columns]:
+        raise InputError(f"{path}: no column {', '.join(missing)}, expected {'it' if len(missing) == 1 else 'all'}")
+    return columns
+
+
+def _read_parquet(path):
+    try:
+        import pyarrow as pa
+        from pyarrow import parquet
+    except ImportError as error:
+        raise Unavailable("reading parquet needs pyarrow: pip install 'lanterne[traces]'") from error
+    import numpy as np
+
+    try:
+        table = parquet.read_table(path)
+    except (pa.ArrowException, OSError) as error:
+        raise InputError(f"{path}: got no readable parquet file ({str(error).splitlines()[0]})") from error
+    names = [name for name in (*REQUIRED, "mc", "seq_id") if name in table.column_names]
+    columns = {name: table[name].to_numpy() for name in names if name != "optype"}
+    if "optype" in names:
+        columns["optype"] = np.asarray(table["optype"].cast(pa.string()).to_pylist(), dtype=str)
+    return columns
+
+
+def _read_csv(path):
+    try:
+        with open(path, newline="", encoding="utf-8-sig") as file:
+            reader = csv.DictReader(file)
+            names, records = reader.fieldnames or (), list(reader)
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise InputError(f"{path}: got no readable CSV ({error})") from error
+    if not names:
+        raise InputError(f"{path}: got an empty file, expected CSV with a header line")
+    return _columns(path, records, names)
+
+
+def _read_json(path):
+    try:
+        records = json.loads(path.read_text())
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}: got no valid JSON ({error}); is the file whole?") from error
+    if not isinstance(records, list) or not all(isinstance(record, dict) for record in records):
+        raise InputError(f"{path}: got JSON {type(records).__name__}, expected a list of records")
+    return _columns(path, records, records[0] if records else REQUIRED)
+
+
+def _columns(path, records, names):
+    import numpy as np
+
+    columns = {}
+    for name in (*REQUIRED, "mc", "seq_id"):
+        if name not in names:
+            continue
+        values = [record.get(name) for record in records]
+        try:
+            columns[name] = np.array([str(v) if name == "optype" else float(v) for v in values])
+        except (TypeError, ValueError) as error:
+            raise InputError(f"{path}: column {name}: got a value that is no number ({error})") from error
+    return columns
+
+
+def read_trace(path):
+    """The Trace of a file; see read_records and build_trace for what is refused."""
+    return build_trace(read_records(path), str(path))
+
+
+def build_trace(columns, name="trace"):
+    """Arrange records, given as columns, by step, replica and stage; without replicas of which a worker is silent.
+
+    Raises:
+        InputError: no records, times that are no numbers or negative, no compute operations, or no step that is whole.
+    """
+    import numpy as np
+
+    size = len(columns["step"])
+    if size == 0:
+        raise InputError(f"{name}: got no records, expected at least one step")
+    columns = {column: _checked(np, column, values, name) for column, values in columns.items()}
+    compute = np.isin(columns["optype"], list(COMPUTE))
+    if not compute.any():
+        raise InputError(f"{name}: got no forward-compute or backward-compute records")
+    layout = _Layout(np, columns, compute)
+    durations, order = layout.compute(name)
+    silent = layout.silent(durations)
+    left_out = silent.any(axis=1)
+    notes = []
+    if left_out.any() and not left_out.all():
+        # One step without a worker says little; without most of its steps its replica has nothing to compare.
+        notes.append(f"{layout.told(silent)}: left out with the replica")
+        columns = {column: values[~left_out[layout.replica]] for column, values in columns.items()}
+        layout = _Layout(np, columns, np.isin(columns["optype"], list(COMPUTE)))
+        durations, order = layout.compute(name)
+    holes = np.any([np.isnan(d).any(axis=(1, 2)) for d in durations], axis=0)
+    missing = f"{int(holes.sum())} of {len(holes)} steps left out, where a worker lacks operations"
+    if holes.all():
+        why = layout.told(silent) if left_out.all() else missing
+        raise InputError(f"{name}: got no step in which every worker reports all its operations; {why}")
+    if holes.any():
+        notes.append(missing)
+    whole = ~holes
+    links, groups = layout.links(), layout.groups()
+    return Trace(
+        layout.steps[whole],
+        layout.ranks,
+        tuple(order),
+        tuple(d[whole] for d in durations),
+        {key: value[whole] for key, value in links.items()},
+        {key: value[whole] for key, value in groups.items()},
+        tuple(notes),
+    )
+
+
+def _checked(np, column, values, name):
+    """`values` as numbers, a missing microbatch or chunk as -1; text for optype."""
+    if column == "optype":
+        return values.astype(str)
+    try:
+        numbers = values.astype(float)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{name}: column {column}: got a value that is no number ({error})") from error
+    if column in ("mb_id", "mc", "seq_id"):
+        numbers = np.where(np.isnan(numbers), -1.0, numbers)
+    # Beyond it neither seconds nor counts are exact.
+    bad = ~(np.abs(numbers) <= 2**53) | ((numbers < 0) if column == "duration" else False)
+    if bad.any():
+        row = int(np.argmax(bad))
+        expected = {"start_ts": "seconds", "duration": "seconds, 0 or more"}.get(column, "a number")
+        raise InputError(f"{name}: record {row}, {column}: got {numbers[row]}, expected {expected}")
+    return numbers
+
+
+class _Layout:
+    """Row indices of the columns by step, replica and stage."""
+
+    def __init__(self, np, columns, compute):
+        self.np, self.columns, self.is_compute = np, columns, compute
+        self.steps, self.step = np.unique(columns["step"].astype(np.int64), return_inverse=True)
+        self.replicas, self.replica = np.unique(columns["dp_rank"].astype(np.int64), return_inverse=True)
+        self.stages, self.stage = np.unique(columns["stage"].astype(np.int64), return_inverse=True)
+        self.shape = (len(self.steps), len(self.replicas), len(self.stages))
+        self.ranks = np.full(self.shape[1:], -1, np.int64)
+        self.ranks[self.replica, self.stage] = columns["rank"].astype(np.int64)
+        chunk = columns.get("mc")
+        self.chunk = np.maximum(chunk.astype(np.int64), 0) if chunk is not None else np.zeros(len(self.step), np.int64)
+
+    def compute(self, name):
+        """Per stage: (S, D, operations) durations, NaN where missing, and the operations in the usual order."""
+        np, columns = self.np, self.columns
+        durations, orders = [], []
+        for stage in range(self.shape[2]):
+            rows = np.flatnonzero(self.is_compute & (self.stage == stage))
+            keys = np.stack(
+                [columns["optype"][rows] == "backward-compute", columns["mb_id"][rows].astype(int), self.chunk[rows]]
+            )
+            kinds, which = np.unique(keys.astype(np.int64), axis=1, return_inverse=True)
+            which = which.reshape(-1)
+            place = (self.step[rows], self.replica[rows], which)
+            starts = np.full((*self.shape[:2], kinds.shape[1]), np.inf)
+            np.minimum.at(starts, place, columns["start_ts"][rows].astype(float))
+            took = np.zeros(starts.shape)
+            # An operation that was recorded in pieces takes their sum.
+            np.add.at(took, place, columns["duration"][rows].astype(float))
+            took[np.isinf(starts)] = np.nan
+            # An operation that most steps lack, such as a microbatch of a larger batch, would leave no step whole.
+            usual = np.isfinite(took).mean(axis=(0, 1)) >= 0.5
+            kinds, starts, took = (
+                kinds[:, usual],
+                np.where(np.isinf(starts), np.nan, starts)[:, :, usual],
+                took[:, :, usual],
+            )
+            if not usual.any():
+                raise InputError(f"{name}: got no compute operation of stage {self.stages[stage]} in half of the steps")
+            # The usual order is that of the median start, relative to each worker's first operation.
+            relative = starts - np.fmin.reduce(starts, axis=2, keepdims=True)
+            order = np.argsort(np.nanmedian(relative, axis=(0, 1)), kind="stable")
+            orders.append(tuple(("B" if kinds[0, k] else "F", int(kinds[1, k]), int(kinds[2, k])) for k in order))
+            durations.append(took[:, :, order])
+        return durations, orders
+
+    def silent(self, durations):
+        """(D, P): workers that lack operations in more than half of the steps."""
+        np = self.np
+        return np.stack([np.isnan(d).any(axis=2).mean(axis=0) > 0.5 for d in durations], axis=1)
+
+    def told(self, silent):
+        """One line on `silent` workers."""
+        workers = [
+            f"dp_rank {self.replicas[d]} stage {self.stages[p]}"
+            + (f" (rank {self.ranks[d, p]})" if self.ranks[d, p] >= 0 else "")
+            for d, p in zip(*self.np.nonzero(silent), strict=True)
+        ]
+        more = f" and {len(workers) - 4} more" if len(workers) > 4 else ""
+        reports = "reports" if len(workers) == 1 else "report"
+        return f"{', '.join(workers[:4])}{more} {reports} in fewer than half of the steps"
+
+    def links(self):
+        """(boundary, direction) -> (S, D): a message alone takes the shorter of what sender and receiver see."""
+        np, columns = self.np, self.columns
+        found = {}
+        _, sequence = np.unique(columns.get("seq_id", columns["mb_id"]), return_inverse=True)
+        for direction, send, receive, step in (("forward", *TRANSFERS[:2], 1), ("backward", *TRANSFERS[2:], -1)):
+            for boundary in range(self.shape[2] - 1):
+                sender = boundary if step == 1 else boundary + 1
+                seen = [
+                    self._by_message(columns["optype"] == kind, stage, sequence)
+                    for kind, stage in ((send, sender), (receive, sender + step))
+                ]
+                if any(array is None for array in seen):
+                    continue
+                count = min(array.shape[2] for array in seen)
+                alone = np.fmin(seen[0][:, :, :count], seen[1][:, :, :count])
+                # A worker without messages has none to compare.
+                if np.isfinite(alone).any(axis=2).all():
+                    found[boundary, direction] = np.nanmedian(alone, axis=2)
+        return found
+
+    def _by_message(self, kind, stage, sequence):
+        np = self.np
+        rows = np.flatnonzero(kind & (self.stage == stage))
+        if not len(rows):
+            return None
+        seen = np.full((*self.shape[:2], int(sequence[rows].max()) + 1), np.nan)
+        seen[self.step[rows], self.replica[rows], sequence[rows]] = self.columns["duration"][rows]
+        return seen
+
+    def groups(self):
+        """Collective -> (S, D, P) seconds that each worker spent in it, NaN where it took no part."""
+        np, columns = self.np, self.columns
+        found = {}
+        for kind in np.unique(columns["optype"]):
+            if not any(word in kind for word in ("reduce-scatter", "all-gather", "all-reduce")):
+                continue
+            spent = np.full(self.shape, np.nan)
+            rows = np.flatnonzero(columns["optype"] == kind)
+            spent[self.step[rows], self.replica[rows], self.stage[rows]] = 0.0
+            np.add.at(spent, (self.step[rows], self.replica[rows], self.stage[rows]), columns["duration"][rows])
+            found[str(kind)] = spent
+        return found

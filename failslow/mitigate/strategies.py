@@ -1,0 +1,175 @@
+"""What can be done about slow ranks and links while a job trains, and what an iteration would then take.
+
+Four strategies, by rising price: S1 ignore; S2 give the copy of a slow rank fewer microbatches; S3 put the ranks
+elsewhere, so that slow links carry what the schedule hides and slow ranks share a copy, which then gets fewer
+microbatches; S4 restart from a checkpoint without the copies of slow ranks. All of them are an Arrangement: who is
+where, and how many microbatches each copy has. The pipeline simulator prices it.
+
+Paper: Wu et al. (GREYHOUND), section 5.2; differs: S3 is priced with the microbatches that S2 would then give, so slow
+ranks may gather in one copy as well as in one stage, whichever is faster.
+"""
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import ceil, log2
+from operator import mul
+
+from lanterne.errors import InputError
+from lanterne.failslow.mitigate.grid import best_placement
+from lanterne.failslow.mitigate.rebalance import rebalance, refine
+from lanterne.pipeline.simulate.simulate import simulate
+from lanterne.pipeline.train.trainer import plans
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """Who does what.
+
+    Attributes:
+        ranks: ranks[copy][place][part], ranks of the job; not all need be there.
+        microbatches: (copies,) ints.
+    """
+
+    ranks: tuple
+    microbatches: tuple
+
+    def seats(self):
+        """rank -> (copy, place)."""
+        return {
+            rank: (copy, place)
+            for copy, pipeline in enumerate(self.ranks)
+            for place, parts in enumerate(pipeline)
+            for rank in parts
+        }
+
+    def group(self, place, part=0):
+        """The ranks that hold a place in each copy, and all-reduce its gradients."""
+        return tuple(pipeline[place][part] for pipeline in self.ranks)
+
+
+@dataclass(frozen=True)
+class Slowness:
+    """What is slow: `ranks`, rank -> factor of its computing; `links`, (a, b), a < b -> seconds more for a message."""
+
+    ranks: dict
+    links: dict
+
+    def __bool__(self):
+        return bool(self.ranks or self.links)
+
+    @property
+    def cause(self):
+        """What makes it slow: "compute" if a rank is, else "communication"."""
+        return "compute" if self.ranks else "communication"
+
+
+class Forecaster:
+    """Prices arrangements.
+
+    Args:
+        problem: the Problem of one copy in health, seconds.
+        scheduler: whose plans the copies run.
+        gradients_s: seconds of the gradients' all-reduces in health.
+    """
+
+    def __init__(self, problem, scheduler, gradients_s=0.0):
+        self.problem, self.scheduler, self.gradients_s = problem, scheduler, gradients_s
+        self._plan = lru_cache(maxsize=None)(lambda count: plans(problem, scheduler, (count,))[0].plan)
+        self._copy_s = lru_cache(maxsize=None)(self._simulated)
+
+    def iteration_s(self, arrangement, slow):
+        """Seconds of an iteration: the slowest copy, then the slowest all-reduce of gradients."""
+        copies = [
+            self._copy_s(*self._conditions(pipeline, slow), count)
+            for pipeline, count in zip(arrangement.ranks, arrangement.microbatches, strict=True)
+        ]
+        return max(copies) + self.gradients_s + self._gradients_extra_s(arrangement, slow)
+
+    def rebalanced(self, ranks, total, slow):
+        """S2: the Arrangement of `ranks` with the microbatches that suit what is slow."""
+        stages, problem = len(ranks[0]), self.problem
+        parts = (problem.forward, problem.backward_input, problem.backward_weight)
+        work_s = [sum(times) for times in zip(*parts, strict=True)]
+        conditions = [self._conditions(pipeline, slow) for pipeline in ranks]
+        times = [max(map(mul, work_s, factors)) for factors, _ in conditions]
+        # That counts every stage as slow as the slowest: the simulator knows better what few more or fewer take.
+        first = rebalance(times, total, pipeline_stages=stages).microbatches
+        return Arrangement(ranks, refine(first, lambda copy, count: self._copy_s(*conditions[copy], count)))
+
+    def moved(self, arrangement, slow):
+        """S3: the cheapest Arrangement of the same ranks, found by exchanges; of one part per place."""
+        total = sum(arrangement.microbatches)
+
+        def as_ranks(grid):
+            return tuple(tuple((rank,) for rank in copy) for copy in zip(*grid, strict=True))
+
+        def cost_s(grid):
+            return self.iteration_s(self.rebalanced(as_ranks(grid), total, slow), slow)
+
+        grid = tuple(arrangement.group(place) for place in range(len(arrangement.ranks[0])))
+        links = [link for link in slow.links if set(link) <= arrangement.seats().keys()]
+        stragglers = [rank for rank in slow.ranks if rank in arrangement.seats()]
+        found = best_placement(grid, cost_s, stragglers, links, beam=4)
+        return self.rebalanced(as_ranks(found.grid), total, slow)
+
+    def without(self, arrangement, slow):
+        """S4: without the copies that have slow ranks, and one end of slow links; None if none would be left."""
+        out = set(slow.ranks) | {max(link) for link in slow.links}
+        kept = tuple(
+            pipeline for pipeline in arrangement.ranks if not any(rank in out for parts in pipeline for rank in parts)
+        )
+        total = sum(arrangement.microbatches)
+        if not kept or len(kept) == len(arrangement.ranks) or total < len(kept):
+            return None
+        return self.rebalanced(kept, total, Slowness({}, {}))
+
+    def _conditions(self, pipeline, slow):
+        """(factor of each place, seconds more of each hop) of one copy."""
+        factors = tuple(max(slow.ranks.get(rank, 1.0) for rank in parts) for parts in pipeline)
+        extra_s = tuple(
+            max(slow.links.get((min(a, b), max(a, b)), 0.0) for a, b in zip(parts, following, strict=True))
+            for parts, following in zip(pipeline, pipeline[1:], strict=False)
+        )
+        return factors, extra_s
+
+    def _simulated(self, factors, extra_s, count):
+        problem = replace(self.problem, microbatches=count)
+        scaled = {
+            name: tuple(time_s * factor for time_s, factor in zip(getattr(problem, name), factors, strict=True))
+            for name in ("forward", "backward_input", "backward_weight")
+        }
+        if any(extra_s):
+            scaled["link_latency"] = tuple(problem.latency(i, i + 1) + extra for i, extra in enumerate(extra_s))
+        return simulate(self._plan(count), replace(problem, **scaled)).makespan
+
+    def _gradients_extra_s(self, arrangement, slow):
+        """Recursive halving and doubling: so many rounds, each as slow as the slowest of its links."""
+        copies = len(arrangement.ranks)
+        if copies < 2:
+            return 0.0
+        worst_s = 0.0
+        for place in range(len(arrangement.ranks[0])):
+            group = set(arrangement.group(place))
+            worst_s = max([worst_s, *(extra for link, extra in slow.links.items() if set(link) <= group)])
+        return 2 * ceil(log2(copies)) * worst_s
+
+
+def arrange(strategy, forecaster, home, now, slow):
+    """The Arrangement that `strategy`, by its name in ski_rental.py, leads to from `now`; None if it has none.
+
+    Args:
+        home: the Arrangement in health.
+
+    Raises:
+        InputError: an unknown strategy.
+    """
+    if strategy == "ignore":
+        return now
+    if strategy == "rebalance":
+        return forecaster.rebalanced(now.ranks, sum(home.microbatches), slow)
+    if strategy == "topology":
+        movable = all(len(parts) == 1 for pipeline in home.ranks for parts in pipeline) and len(home.ranks) > 1
+        return forecaster.moved(home, slow) if movable else None
+    if strategy == "restart":
+        return forecaster.without(home, slow)
+    raise InputError(f"strategy: got {strategy!r}, expected ignore, rebalance, topology or restart")

@@ -1,0 +1,305 @@
+"""Which calls of which libraries are recorded, and how: lanterne, mpi4py, cupy.cuda.nccl, torch.distributed.
+
+Nothing is imported here. `install` puts a finder on sys.meta_path which, when one of these libraries is imported, lets
+it load and then wraps its calls. The program's own code stays as it is. Standard library only.
+
+What an adapter records of a call: its name; how many ranks take part in it; a number for its communicator which is the
+same on all of them; and its bytes. Calls that do not pass Python cannot be seen: those that torch's
+DistributedDataParallel issues from C++, whose iterations are known by its `forward`.
+"""
+
+import os
+import sys
+import zlib
+
+from lanterne.failslow.record.recorder import FOLDER_VARIABLE, Recorder, environment_rank, timed
+
+COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "all_to_all", "barrier")
+LANTERNE = (*COLLECTIVES, *(f"start_{name}" for name in COLLECTIVES[:-1]))
+MPI = (
+    *("Allreduce Reduce Bcast Barrier Allgather Allgatherv Gather Gatherv Scatter Scatterv Alltoall Alltoallv").split(),
+    *("Reduce_scatter Reduce_scatter_block Scan Exscan").split(),
+    *("Iallreduce Ireduce Ibcast Ibarrier Iallgather Ialltoall").split(),
+    *("allreduce reduce bcast barrier allgather gather scatter alltoall scan").split(),
+)
+MPI_MESSAGES = ("Send", "Ssend", "Recv", "Sendrecv", "Isend", "Irecv", "send", "recv", "sendrecv", "isend", "irecv")
+MPI_MAKERS = ("Split", "Split_type", "Create", "Create_group", "Create_cart", "Clone", "Dup", "Dup_with_info")
+TORCH = (
+    *("all_reduce reduce broadcast all_gather all_gather_into_tensor reduce_scatter reduce_scatter_tensor").split(),
+    *("all_to_all all_to_all_single barrier gather scatter all_gather_object broadcast_object_list").split(),
+)
+TORCH_MESSAGES = ("send", "recv", "isend", "irecv", "batch_isend_irecv")
+NCCL = ("allReduce", "reduce", "broadcast", "bcast", "reduceScatter", "allGather")
+# Bytes of an element, by NCCL's number of its type.
+NCCL_NBYTES = {0: 1, 1: 1, 2: 4, 3: 4, 4: 8, 5: 8, 6: 2, 7: 4, 8: 8, 9: 2, 10: 1, 11: 1}
+DDP_FORWARD = "DistributedDataParallel.forward"
+
+
+def start():
+    """Record this program's calls into the folder that LANTERNE_WATCH names; for sitecustomize."""
+    folder = os.environ.get(FOLDER_VARIABLE)
+    # A call that is recorded twice would look like two, and lanterne's own like the program's.
+    is_recorded = any(isinstance(finder, Finder) for finder in sys.meta_path)
+    if folder and os.path.isdir(folder) and not is_recorded:
+        install(Recorder(folder))
+
+
+def install(recorder):
+    """Record, by `recorder`, the calls of every known library that is imported from now on."""
+    sys.meta_path.insert(0, Finder(recorder))
+
+
+class Finder:
+    """A finder of sys.meta_path that has the adapter of a module run once the module is loaded."""
+
+    def __init__(self, recorder):
+        self._recorder = recorder
+        self._waiting = dict(ADAPTERS)
+
+    def find_spec(self, name, path=None, target=None):
+        """The spec that the other finders have for `name`, with a loader that adapts; None for other modules."""
+        adapt = self._waiting.pop(name, None)
+        if adapt is None:
+            return None
+        for finder in sys.meta_path:
+            find = getattr(finder, "find_spec", None)
+            spec = None if finder is self or find is None else find(name, path, target)
+            if spec is not None:
+                if spec.loader is not None:
+                    spec.loader = Loader(spec.loader, adapt, self._recorder)
+                return spec
+        return None
+
+
+class Loader:
+    """A loader that runs `adapt(module, recorder)` after the module's own."""
+
+    def __init__(self, loader, adapt, recorder):
+        self._loader, self._adapt, self._recorder = loader, adapt, recorder
+
+    def __getattr__(self, name):
+        return getattr(self._loader, name)
+
+    def create_module(self, spec):
+        """As the module's own loader."""
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module):
+        """Load the module, then adapt it; a module that is not as expected is left as it is."""
+        if getattr(module, "__spec__", None) is not None:
+            module.__spec__.loader = module.__loader__ = self._loader
+        self._loader.exec_module(module)
+        try:
+            self._adapt(module, self._recorder)
+        except Exception as error:
+            self._recorder.note(f"{module.__name__} could not be recorded: {type(error).__name__}: {error}")
+
+
+def number_of(value):
+    """A number of 32 bits for anything with a repr that is the same on all ranks."""
+    return zlib.crc32(repr(value).encode())
+
+
+def nbytes_of(buffers):
+    """Bytes of the first of `buffers` that knows its own; -1 where none does."""
+    for buffer in buffers:
+        if isinstance(buffer, (list, tuple)):
+            # [buffer, count, type], or a list of tensors.
+            known = [nbytes for item in buffer if isinstance(nbytes := getattr(item, "nbytes", None), int)]
+            if known:
+                return sum(known)
+        elif isinstance(nbytes := getattr(buffer, "nbytes", None), int):
+            return nbytes
+        elif isinstance(buffer, (bytes, bytearray)):
+            return len(buffer)
+    return -1
+
+
+# -- lanterne
+
+
+def watch_communicator(target, name, recorder, communicator=None):
+    """Wrap method `name` of `target`: a Communicator, or the class (then each call's first argument is one)."""
+
+    first = 0 if communicator is not None else 1
+
+    def note(args, kwargs, start_s, end_s):
+        comm = communicator if first == 0 else args[0]
+        try:
+            rank, ranks, number = comm.lanterne_identity
+        except AttributeError:
+            rank, ranks, number = comm.lanterne_identity = identity(comm)
+        try:
+            nbytes = args[first].nbytes
+        except (AttributeError, IndexError):
+            nbytes = nbytes_of((*args[first:], *kwargs.values()))
+        recorder.call(rank, name, ranks, number, nbytes, start_s, end_s)
+
+    def identity(comm):
+        return comm.transport.rank, comm.world_size, number_of((comm.communicator_id, comm.ranks))
+
+    return timed(getattr(target, name), note, recorder)
+
+
+def adapt_lanterne(module, recorder):
+    """lanterne.collectives.communicator"""
+    for name in LANTERNE:
+        setattr(module.Communicator, name, watch_communicator(module.Communicator, name, recorder))
+
+
+# -- mpi4py
+
+
+def adapt_mpi4py(module, recorder):
+    """mpi4py.MPI: its classes cannot be changed, so COMM_WORLD and what is made of it are of subclasses from now on."""
+    kinds = {}
+
+    def identity(comm):
+        try:
+            return comm.lanterne_identity
+        except AttributeError:
+            world, group = module.COMM_WORLD.Get_group(), comm.Get_group()
+            ranks = module.Group.Translate_ranks(group, list(range(group.Get_size())), world)
+            comm.lanterne_identity = len(ranks), number_of(list(ranks))
+            return comm.lanterne_identity
+
+    def collective(name):
+        def note(args, kwargs, start_s, end_s):
+            size, number = identity(args[0])
+            recorder.call(rank(), name, size, number, nbytes_of((*args[1:], *kwargs.values())), start_s, end_s)
+
+        return note
+
+    def message(name):
+        def note(args, kwargs, start_s, end_s):
+            number = identity(args[0])[1]
+            recorder.call(rank(), name, 0, number, nbytes_of((*args[1:], *kwargs.values())), start_s, end_s)
+
+        return note
+
+    def rank():
+        return world.Get_rank()
+
+    def made(make):
+        def watched(*args, **kwargs):
+            found = make(*args, **kwargs)
+            kind = kinds.get(type(found))
+            return kind(found) if kind is not None else found
+
+        return watched
+
+    for base in (module.Intracomm, module.Cartcomm):
+        methods = {name: timed(getattr(base, name), collective(name), recorder) for name in MPI if hasattr(base, name)}
+        methods |= {
+            name: timed(getattr(base, name), message(name), recorder) for name in MPI_MESSAGES if hasattr(base, name)
+        }
+        methods |= {name: made(getattr(base, name)) for name in MPI_MAKERS if hasattr(base, name)}
+        kinds[base] = type(base.__name__, (base,), methods | {"__module__": module.__name__})
+    world = module.COMM_WORLD = kinds[module.Intracomm](module.COMM_WORLD)
+
+
+# -- torch
+
+
+def adapt_torch(module, recorder):
+    """torch.distributed.distributed_c10d, from which torch.distributed takes its functions."""
+    groups = {}
+
+    def identity(group):
+        if group is None:
+            return module.get_world_size(), 0
+        if id(group) not in groups and len(groups) < 4096:
+            # Kept, so that its id stays its own.
+            groups[id(group)] = group, len(ranks := module.get_process_group_ranks(group)), number_of(list(ranks))
+        return groups.get(id(group), (None, 0, 1))[1:]
+
+    def noting(name, collective):
+        position = _position(getattr(module, name), "group")
+
+        def note(args, kwargs, start_s, end_s):
+            group = kwargs.get("group", args[position] if position is not None and len(args) > position else None)
+            size, number = identity(group)
+            nbytes = nbytes_of((*args[:2], *kwargs.values()))
+            recorder.call(module.get_rank(), name, size if collective else 0, number, nbytes, start_s, end_s)
+
+        return note
+
+    for name in (*TORCH, *TORCH_MESSAGES):
+        if hasattr(module, name):
+            note = noting(name, name in TORCH)
+            setattr(module, name, timed(getattr(module, name), note, recorder, inside=module.__name__))
+
+
+def adapt_ddp(module, recorder):
+    """torch.nn.parallel.distributed: its all-reduces do not pass Python; a forward that will be followed by them does.
+
+    Such a forward is recorded as a call of all the model's ranks, one in `no_sync` or without gradients as one of none.
+    """
+    kind, models = module.DistributedDataParallel, {}
+
+    def note(args, kwargs, start_s, end_s):
+        model = args[0]
+        if id(model) not in models:
+            number = number_of((DDP_FORWARD, len(models)))
+            models[id(model)] = environment_rank(), number, model.process_group.size()
+        rank, number, ranks = models[id(model)]
+        synchronizes = model.require_backward_grad_sync and module.torch.is_grad_enabled()
+        recorder.call(rank, DDP_FORWARD, ranks if synchronizes else 0, number, nbytes_of(args[1:2]), start_s, end_s)
+
+    kind.forward = timed(kind.forward, note, recorder)
+
+
+def _position(function, parameter):
+    import inspect
+
+    try:
+        names = list(inspect.signature(function).parameters)
+    except (TypeError, ValueError):
+        return None
+    return names.index(parameter) if parameter in names else None
+
+
+# -- NCCL
+
+
+def adapt_nccl(module, recorder):
+    """cupy.cuda.nccl: its communicator's class cannot be changed either; the name stands for a subclass from now on.
+
+    The subclass, where CuPy has taken the name from its cupy_backends, which is adapted already.
+    """
+    base = module.NcclCommunicator
+    if hasattr(base, "lanterne_identity"):
+        return
+
+    class NcclCommunicator(base):
+        """As its base, and recorded."""
+
+        lanterne_identity = None
+
+        def __init__(self, ndev, commId, rank, *config, **named):
+            super().__init__(ndev, commId, rank, *config, **named)
+            self.lanterne_identity = ndev, number_of(tuple(commId)), environment_rank()
+
+    def noting(name, collective):
+        def note(args, kwargs, start_s, end_s):
+            ranks, number, rank = args[0].lanterne_identity
+            count, kind = args[3:5] if name not in ("bcast", "send", "recv") else args[2:4]
+            nbytes = int(count) * NCCL_NBYTES.get(int(kind), 1)
+            recorder.call(rank, name, ranks if collective else 0, number, nbytes, start_s, end_s)
+
+        return note
+
+    for name in (*NCCL, "send", "recv"):
+        if hasattr(base, name):
+            setattr(NcclCommunicator, name, timed(getattr(base, name), noting(name, name in NCCL), recorder))
+    module.NcclCommunicator = NcclCommunicator
+
+
+ADAPTERS = {
+    "lanterne.collectives.communicator": adapt_lanterne,
+    "mpi4py.MPI": adapt_mpi4py,
+    "torch.distributed.distributed_c10d": adapt_torch,
+    "torch.nn.parallel.distributed": adapt_ddp,
+    "cupy.cuda.nccl": adapt_nccl,
+    "cupy_backends.cuda.libs.nccl": adapt_nccl,
+}

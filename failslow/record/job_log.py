@@ -1,0 +1,276 @@
+"""A job as its call logs show it: iteration times, incidents as they happen, who comes last, and a report.
+
+One rank, the lead, gives the iterations: synchronous jobs have the same on every rank. It is the lowest that reports.
+"""
+
+from collections import deque
+from dataclasses import asdict
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+from lanterne.failslow.detect.events import LevelEvent
+from lanterne.failslow.detect.tracker import SKIPPED_ROWS, Tracker
+from lanterne.failslow.record.adapters import DDP_FORWARD
+from lanterne.failslow.record.call_ring import RingReader
+from lanterne.failslow.record.lateness import Cause, Matcher, attribute
+from lanterne.failslow.record.period import PeriodTracker
+
+MAX_ITERATIONS = 1 << 16
+MAX_SYMBOLS = 256
+# Once every rank reports, look for further logs only so often.
+LOOK_EVERY = 32
+# Iterations before a slow spell, at most, that say what was usual.
+USUAL = 64
+
+
+class Notice(NamedTuple):
+    """Something that happened: a detector's `event` in iteration times, in words, and its Cause once it is certain."""
+
+    event: LevelEvent
+    text: str
+    cause: Cause | None
+
+
+class JobLog:
+    """Reads the call logs in `folder`; call `poll()` every now and then.
+
+    Args:
+        world_size: ranks that should report; None: not known.
+
+    Attributes: `iterations`, the latest (index, end_s, seconds), counted from the first call on as far as known;
+    `lead`, the rank that gives them; `notices`, the latest; `filled`, the share of the fullest log that was new to the
+    last poll.
+
+    Memory is bounded: the logs are rings, and so is what is kept of them.
+    """
+
+    def __init__(self, folder, world_size=None):
+        self.folder, self.world_size = Path(folder), world_size
+        self.lead = None
+        self.iterations = deque(maxlen=MAX_ITERATIONS)
+        self.notices, self.filled = [], 0.0
+        self._readers = {}
+        self._seen = set()
+        self._matcher = Matcher()
+        self._calls = {}
+        self._per_rank = {}
+        self._tracker, self._first_row, self._spacing = Tracker(), 0, None
+        self._earlier = deque(maxlen=256)
+        self._generation = self._polls = self._forwards = 0
+        self._period = PeriodTracker()
+        self._refused = []
+
+    def _new_marker(self, calls):
+        """Iterations begin elsewhere, or are longer, than was thought: what is known of them counts no more.
+
+        Incidents of before remain, which end where these iterations do, if they had not ended.
+        """
+        for incident in self._tracker.incidents:
+            record = self._incident(incident)
+            end = self._first_row + self._tracker.row
+            self._earlier.append(record | {"lasts": False, "relief": end if record["lasts"] else record["relief"]})
+        self._generation, self._spacing = self._period.generation, self._period.marker.spacing
+        self._tracker = Tracker()
+        self._first_row = calls // self._period.marker.spacing
+        self.iterations.clear()
+
+    def poll(self):
+        """Read what is new; return the Notices of it."""
+        self._polls += 1
+        if len(self._readers) != self.world_size or self._polls % LOOK_EVERY == 0:
+            self._find_logs()
+        if self.lead is None and self._readers:
+            self.lead = min(self._readers)
+        found, leading, before = [], (), self._per_rank.get(self.lead, 0)
+        self.filled = 0.0
+        for rank, reader in sorted(self._readers.items()):
+            lost = reader.lost
+            calls = reader.take()
+            self.filled = max(self.filled, len(calls) / reader.header["capacity"])
+            if reader.lost > lost:
+                self._matcher.lose(rank)
+            self._per_rank[rank] = self._per_rank.get(rank, 0) + len(calls)
+            # The all-reduces, which are not seen, begin when the last rank's forward has ended.
+            self._matcher.add(rank, [c._replace(start_s=c.end_s) if c.name == DDP_FORWARD else c for c in calls])
+            if rank == self.lead:
+                leading = calls
+        for number, call in enumerate(leading, before + 1):
+            self._count(call)
+            notice = self._iterate(call, number)
+            if notice is not None:
+                found.append(notice)
+        found = [notice._replace(cause=self._cause(notice.event)) for notice in found]
+        self.notices = (self.notices + found)[-256:]
+        return found
+
+    def _find_logs(self):
+        for path in sorted(self.folder.glob("rank-*.calls")):
+            if path in self._seen:
+                continue
+            self._seen.add(path)
+            try:
+                reader = RingReader(path)
+                rank = int(reader.header["rank"])
+            except (OSError, ValueError, KeyError) as error:
+                self._refused.append(f"{path.name} cannot be read: {error}")
+                continue
+            if rank in self._readers:
+                text = f"rank {rank} reported from two processes; that of {self._readers[rank].header['pid']} counts"
+                self._refused.append(text)
+                continue
+            self._readers[rank] = reader
+            self._matcher.add_rank(rank, reader.header.get("boot"))
+
+    def _count(self, call):
+        key = call.name, call.nbytes
+        if key in self._calls or len(self._calls) < MAX_SYMBOLS:
+            count, total_s = self._calls.get(key, (0, 0.0))
+            self._calls[key] = count + 1, total_s + call.end_s - call.start_s
+
+    def _iterate(self, call, calls):
+        symbol = call.name, call.nbytes, call.communicator
+        if call.name == DDP_FORWARD and call.ranks:
+            # Marks an iteration, whatever its batch; other calls come less often, as those that sum up a loss do.
+            symbol = call.name, 0, call.communicator
+            if not self._forwards:
+                self._period, self._generation = PeriodTracker(), 0
+            self._forwards = calls = self._forwards + 1
+        elif self._forwards:
+            return None
+        time_s = self._period.record(symbol, call.start_s)
+        if self._period.generation != self._generation:
+            self._new_marker(calls)
+        if time_s is None or time_s <= 0.0:
+            return None
+        index = self.iterations[-1][0] + 1 if self.iterations else self._first_row
+        self.iterations.append((index, call.start_s, time_s))
+        event = self._tracker.update(time_s)
+        if event is None or (event.confirmed_at is None and event.kind != "onset"):
+            return None
+        return Notice(event, self._words(event), None)
+
+    def _words(self, event):
+        at = self._first_row + event.index
+        slower = event.ratio >= 1
+        level = f"{event.ratio:.2f} times as long as before" if slower else f"{1 / event.ratio:.2f} times faster"
+        if event.kind == "relief":
+            level = f"back to {self._tracker.level_s * 1e3:.4g} ms"
+        sure = "" if event.confirmed_at is not None else "perhaps "
+        return f"iteration {self._first_row + self._tracker.row - 1}: {sure}{event.kind} at {at}: {level}"
+
+    def _cause(self, event):
+        """Why the job is slow since a confirmed onset; None for other events."""
+        if event.confirmed_at is None or event.kind != "onset":
+            return None
+        return self._attribute(self._first_row + event.index, None)
+
+    def _attribute(self, onset, relief):
+        if not self.iterations:  # Another marker was found since: its iterations are not those of before.
+            return attribute((), (), 0, 0, 0.0)
+        rows = {index: (end_s, time_s) for index, end_s, time_s in self.iterations}
+        last = self.iterations[-1][0] if relief is None else relief - 1
+        if onset - 1 not in rows or last not in rows:
+            return attribute((), (), 0, 0, 0.0)
+        first = max(onset - USUAL, self._first_row + SKIPPED_ROWS // 2, self.iterations[0][0] + 1)
+        if first >= onset or first - 1 not in rows:
+            return attribute((), (), 0, 0, 0.0)
+        begin_s, onset_s, end_s = rows[first - 1][0], rows[onset - 1][0], rows[last][0]
+        before = [call for call in self._matcher.matched if begin_s < call.start_s <= onset_s]
+        during = [call for call in self._matcher.matched if onset_s < call.start_s <= end_s]
+        usual_s = median(rows[i][1] for i in range(first, onset))
+        slow_s = median(rows[i][1] for i in range(onset, last + 1))
+        return attribute(before, during, onset - first, last + 1 - onset, slow_s - usual_s)
+
+    def report(self):
+        """What is known up to now, as a document of lists, dicts, numbers and texts."""
+        times_s = [time_s for _, _, time_s in self.iterations]
+        ordered = sorted(times_s)
+        marker = self._period.marker
+        return {
+            "ranks": self.world_size,
+            "reported": sorted(self._readers),
+            "lead": self.lead,
+            "iterations": {
+                "count": self.iterations[-1][0] + 1 if self.iterations else 0,
+                "calls": None if marker is None else marker.spacing,
+                "median_s": median(times_s) if times_s else None,
+                "p90_s": ordered[int(0.9 * (len(ordered) - 1))] if times_s else None,
+                "time_s": times_s,
+            },
+            "events": [self._shifted(asdict(event)) for event in self._tracker.events],
+            "incidents": [*self._earlier, *(self._incident(incident) for incident in self._tracker.incidents)],
+            "arrivals": self._arrivals(),
+            "calls": [
+                {"name": name, "nbytes": nbytes, "count": count, "mean_s": total_s / count}
+                for (name, nbytes), (count, total_s) in sorted(self._calls.items(), key=lambda item: -item[1][1])
+            ],
+            "notes": self._notes(),
+        }
+
+    def _shifted(self, record):
+        """A record whose rows are counted from the first iteration of the job."""
+        rows = ("index", "provisional_at", "confirmed_at", "onset", "relief")
+        known = {name: self._first_row + record[name] for name in rows if record.get(name) is not None}
+        return record | known
+
+    def _incident(self, incident):
+        record = self._shifted(asdict(incident))
+        cause = self._attribute(record["onset"], record["relief"])
+        return record | {"lasts": record["relief"] is None, "calls": self._spacing, "cause": cause._asdict()}
+
+    def _arrivals(self):
+        matcher, ranks = self._matcher, []
+        delays = {}
+        for call in matcher.matched:
+            delays.setdefault(call.last, []).append(call.late_s)
+        for rank in sorted(self._readers):
+            own = sorted(delays.get(rank, ()))
+            ranks.append(
+                {
+                    "rank": rank,
+                    "host": self._readers[rank].header.get("host"),
+                    "calls": self._per_rank.get(rank, 0),
+                    "last": matcher.last.get(rank, 0),
+                    "late_median_s": own[len(own) // 2] if own else None,
+                    "late_max_s": own[-1] if own else None,
+                    "waited_s": matcher.waited_s.get(rank, 0.0),
+                }
+            )
+        return {"matched": matcher.calls, "ranks": ranks}
+
+    def _notes(self):
+        notes = list(self._refused)
+        expected = range(self.world_size or 0)
+        if silent := [rank for rank in expected if rank not in self._readers]:
+            notes.append(f"{_join(silent)} reported nothing: no call that is recorded before the end")
+        for rank, reader in sorted(self._readers.items()):
+            notes += [note for note in reader.header.get("notes", ()) if note not in notes]
+            if reader.lost:
+                notes.append(f"rank {rank}: {reader.lost} calls came faster than they were read and are not counted")
+            if reader.faults:
+                notes.append(f"rank {rank}: {reader.faults} calls could not be recorded")
+        if broken := [rank for rank, reader in sorted(self._readers.items()) if not reader.ended]:
+            notes.append(f"{_join(broken)} did not end in order")
+        if self._period.dropped:
+            notes.append(f"the clock of rank {self.lead} went backwards {self._period.dropped} times")
+        if self._readers and not self.iterations:
+            notes.append("no call recurs evenly: no iterations were found")
+        elif self.iterations and self._tracker.row < 2 * SKIPPED_ROWS:
+            timed = f"{self._tracker.row} of the iterations were timed, too few to judge"
+            notes.append(f"{timed}: the first {SKIPPED_ROWS} show what is normal")
+        if any(incident.relief is None for incident in self._tracker.incidents):
+            notes.append("the job ended inside an incident")
+        if any(name == DDP_FORWARD for name, _ in self._calls):
+            seen = "not seen, the ends of its forwards are"
+            notes.append(f"torch's DistributedDataParallel issues its all-reduces from C++: {seen}")
+        return notes
+
+    def close(self):
+        """Unmap the logs."""
+        for reader in self._readers.values():
+            reader.close()
+
+
+def _join(ranks):
+    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))

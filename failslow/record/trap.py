@@ -1,0 +1,105 @@
+"""Pause a running job without its knowing: every rank is trapped before the same collective, and then let go.
+
+A page that all ranks of a machine map says before which call to stop. Rank 0 writes it on its way into the collective
+before that one, and no rank leaves a collective in which all wait for all before rank 0 has entered it: so nobody is
+past the place when it is named, and nobody waits inside a call for one that is held.
+
+Paper: Wu et al. (GREYHOUND), section 4.3, the suspension of training by trapping its calls; differs: all before one
+call, so that nobody is caught in the middle of another, and an end to waiting for a rank that does not come.
+"""
+
+import mmap
+import sys
+import time
+
+from lanterne.failslow.record.recorder import INTERNAL
+
+# Blocking calls which no rank leaves before all have entered.
+SYNCHRONIZING = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "barrier")
+# How long the others may take to come; else the job goes on as if nothing had been.
+PATIENCE_S = 10.0
+NAP_S = 1e-3
+# Words of the page: how often holding was asked for; before which call; that all have come to it, or have not.
+WANTED, AT, GO, OFF, SLOTS = range(5)
+
+
+class Trap:
+    """One rank's end.
+
+    Args:
+        path: a file that all ranks map; rank 0 makes it before the others come.
+        rank, world_size: of the ranks whose calls are trapped, all of one machine.
+        patience_s: how long to wait for the others once held.
+        progress: called while waiting: others may need it to come.
+
+    Cost: 0.3 us a call that is not held.
+    """
+
+    def __init__(self, path, rank, world_size, patience_s=PATIENCE_S, progress=lambda: None):
+        size = 8 * (SLOTS + world_size)
+        with open(path, "w+b" if rank == 0 else "r+b") as file:
+            if rank == 0:
+                file.truncate(size)
+            self._map = mmap.mmap(file.fileno(), size)
+        # Whole words: nobody sees half of a number.
+        self._words = memoryview(self._map).cast("Q")
+        self._rank, self._world_size = rank, world_size
+        self._patience_s, self._progress = patience_s, progress
+        self._count = self._held = self._asked = 0
+
+    def ask(self):
+        """Have all ranks held as soon as may be; any process or thread may call it."""
+        self._words[WANTED] += 1
+
+    def holds(self):
+        """Count a call that is about to begin; True where all ranks are held before it now, until they return to it.
+
+        Every rank calls it before each blocking call of SYNCHRONIZING in which all ranks take part.
+        """
+        self._count += 1
+        words = self._words
+        at = words[AT]
+        if self._rank == 0 and words[WANTED] != self._asked and at <= self._held:
+            self._asked = words[WANTED]
+            words[AT] = self._count + 1
+            return False
+        if not self._held < at <= self._count:
+            return False
+        self._held = at
+        return self._all_come(at)
+
+    def _all_come(self, at):
+        words = self._words
+        words[SLOTS + self._rank] = at
+        limit_s = time.monotonic() + self._patience_s * (1 if self._rank == 0 else 2)
+        while words[GO] != at and words[OFF] != at and time.monotonic() < limit_s:
+            if self._rank == 0 and all(words[SLOTS + rank] == at for rank in range(self._world_size)):
+                words[GO] = at
+                break
+            self._progress()
+            time.sleep(NAP_S)
+        if self._rank == 0 and words[GO] != at:
+            words[OFF] = at
+        return words[GO] == at
+
+    def close(self):
+        """Unmap the page."""
+        self._words.release()
+        self._map.close()
+
+
+def trapped(plain, recorded, trap, pause):
+    """`recorded`, a method of a communicator, before which `trap` may hold this rank: it then calls `pause()`.
+
+    What lanterne itself calls, to make communicators or to validate, is `plain`: no place to be held, nor recorded.
+    """
+    frame = sys._getframe
+
+    def held(*args, **kwargs):
+        if str(frame(1).f_globals.get("__name__", "")).startswith(INTERNAL):
+            return plain(*args, **kwargs)
+        if trap.holds():
+            pause()
+        return recorded(*args, **kwargs)
+
+    return held

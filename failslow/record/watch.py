@@ -1,0 +1,231 @@
+"""`with lanterne.watch(comm):` around a training loop: iteration times, incidents as they happen, who comes last."""
+
+import json
+import logging
+import shutil
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+
+from lanterne.errors import InputError, LanterneError
+from lanterne.failslow.record.adapters import LANTERNE, number_of, watch_communicator
+from lanterne.failslow.record.job_log import JobLog
+from lanterne.failslow.record.recorder import Recorder, boot_id
+from lanterne.failslow.record.trap import SYNCHRONIZING, Trap, trapped
+from lanterne.failslow.validate.validate import validate
+
+# Between looks at the call logs: as often as they fill to a part, and no more often or seldom than this. A thread that
+# wakes up finds its caches cold: few looks cost less.
+SHORTEST_POLL_S, LONGEST_POLL_S = 0.05, 0.5
+FILLED = 1 / 16
+PATH_NBYTES = 1024
+# About how long a job is held to be validated, and how many times as long it then runs before it may be held again.
+VALIDATION_S, APART = 5.0, 50
+
+log = logging.getLogger(__name__)
+
+
+def watch(comm, on_notice=None, folder=None, validates=False):
+    """A CallWatch of the collectives that `comm`'s ranks call inside its block. All of them enter and leave it.
+
+    Args:
+        comm: a Communicator.
+        on_notice: called on rank 0, from a thread of its own, with each job_log.Notice; None: they are logged.
+        folder: where the ranks' call logs meet; None for a temporary one, which ranks of one machine share.
+        validates: True, or a dict of options of `lanterne.validate`: whenever the job has become slow for certain, all
+            ranks are held before a collective, validated for some 5 s, and let go (trap.py); a fiftieth of the time at
+            most. The ranks must be of one machine. Collectives that are only started do not hold them.
+    """
+    return CallWatch(comm, on_notice or _log, folder, validates)
+
+
+def _log(notice):
+    level = logging.INFO if notice.event.confirmed_at is None else logging.WARNING
+    log.log(level, "%s%s", notice.text, f" ({notice.cause.evidence})" if notice.cause else "")
+
+
+class CallWatch:
+    """Records the calls of a communicator; rank 0 reads along.
+
+    Attributes: `report`: after the block, what was seen (job_log.JobLog.report), the same on all ranks; None where an
+    exception ended the block. Inside it, rank 0 has the report up to now, the others None. `validations`: the
+    Validation of each time that the job was held. `reader_s`: core time that reading took, on rank 0.
+    """
+
+    def __init__(self, comm, on_notice, folder, validates):
+        self._comm, self._on_notice = comm, on_notice
+        self._validates = {} if validates is True else validates
+        self._trap, self._next_s = None, 0.0
+        self.validations = []
+        self._folder, self._made = folder, None
+        self._recorder = self._reader = None
+        self._final, self._reader_s = None, 0.0
+
+    @property
+    def reader_s(self):
+        return self._reader.used_s if self._reader is not None else self._reader_s
+
+    @property
+    def report(self):
+        return self._reader.report() if self._reader is not None else self._final
+
+    def __enter__(self):
+        comm, holds = self._comm, self._validates is not False
+        if holds:
+            _check_machine(comm)
+        if comm.rank == 0 and self._folder is None:
+            self._folder = self._made = tempfile.mkdtemp(prefix="lanterne-watch-")
+        if comm.rank == 0 and holds:
+            self._trap = self._make_trap(self._folder)
+        path = np.zeros(PATH_NBYTES, np.uint8)
+        if comm.rank == 0:
+            encoded = str(Path(self._folder).resolve()).encode()
+            path[: len(encoded)] = np.frombuffer(encoded, np.uint8)
+        comm.broadcast(path)
+        folder = path.tobytes().rstrip(b"\0").decode()
+        if comm.rank > 0 and holds:
+            self._trap = self._make_trap(folder)
+        self._recorder = Recorder(folder)
+        for name in LANTERNE:
+            plain, recorded = getattr(comm, name), watch_communicator(comm, name, self._recorder, comm)
+            is_trapped = holds and name in SYNCHRONIZING
+            setattr(comm, name, trapped(plain, recorded, self._trap, self._validate) if is_trapped else recorded)
+        if comm.rank == 0:
+            self._reader = Reader(JobLog(folder, comm.world_size), self._notice if holds else self._on_notice)
+        return self
+
+    # -- holding the job
+
+    def _make_trap(self, folder):
+        comm = self._comm
+        return Trap(Path(folder, "trap"), comm.rank, comm.world_size, progress=comm.progress)
+
+    def _notice(self, notice):
+        """On rank 0, in the reader's thread."""
+        is_certain = notice.event.kind == "onset" and notice.event.confirmed_at is not None
+        if is_certain and time.monotonic() >= self._next_s:
+            self._trap.ask()
+        self._on_notice(notice)
+
+    def _validate(self):
+        began_s = time.monotonic()
+        found = validate(self._comm, **{"limit_s": VALIDATION_S, "thorough": False} | self._validates)
+        self.validations.append(found)
+        now_s = time.monotonic()
+        self._next_s = now_s + APART * (now_s - began_s)
+        if self._comm.rank == 0:
+            told = "; ".join(f"{finding.about}: {finding.evidence}" for finding in found.findings)
+            log.warning("the job was held and validated in %.3g s: %s", now_s - began_s, told or "nothing is slow")
+
+    def __exit__(self, kind, error, trace):
+        for name in LANTERNE:
+            delattr(self._comm, name)
+        self._recorder.end()
+        try:
+            if kind is None:
+                self._finish_together()
+            elif self._reader is not None:
+                self._final = self._reader.finish()
+        except LanterneError as failure:
+            # The next call on the communicator says so itself.
+            log.warning("watch: no report of all ranks: %s", failure)
+        finally:
+            if self._reader is not None:
+                self._final = self._final or self._reader.finish()
+                self._reader_s = self._reader.used_s
+                self._reader = None
+            if self._trap is not None:
+                self._trap.close()
+                self._trap = None
+            if self._made is not None:
+                shutil.rmtree(self._made, ignore_errors=True)
+
+    def _finish_together(self):
+        comm = self._comm
+        comm.barrier()
+        text = b""
+        if self._reader is not None:
+            self._final = self._reader.finish()
+            text = json.dumps(self._final).encode()
+        size = np.array([len(text)], np.int64)
+        comm.broadcast(size)
+        data = np.frombuffer(text, np.uint8).copy() if text else np.empty(int(size[0]), np.uint8)
+        comm.broadcast(data)
+        self._final = json.loads(data.tobytes())
+
+
+def _check_machine(comm):
+    """Raise InputError where the ranks cannot be held and compared."""
+    if comm.world_size < 2:
+        raise InputError("watch: got validates and 1 rank, expected at least 2: a rank is slow beside others only")
+    machines = np.empty(comm.world_size, np.int64)
+    comm.all_gather(np.array([number_of(boot_id())]), machines)
+    if len(set(machines.tolist())) > 1:
+        raise InputError("watch: got validates and ranks on several machines, expected one, or no validates")
+
+
+class Reader:
+    """Polls a JobLog in a thread of its own and passes its Notices to `on_notice`; `finish()` ends it.
+
+    Whatever fails in here is logged, and reading then ends; nobody who is watched notices.
+
+    Attributes: `used_s`, the core time that reading took.
+    """
+
+    def __init__(self, job, on_notice):
+        self._job, self._on_notice = job, on_notice
+        self._lock, self._ended = threading.Lock(), threading.Event()
+        self._last, self.used_s, self._failures = None, 0.0, []
+        self._thread = threading.Thread(target=self._run, name="lanterne-watch", daemon=True)
+        self._thread.start()
+
+    def report(self):
+        """The JobLog's report up to now, with a note if reading has failed."""
+        with self._lock:
+            found = self._job.report()
+        return found | {"notes": [*found["notes"], *self._failures]}
+
+    def finish(self):
+        """Read what is left, end, and return the last report."""
+        if not self._ended.is_set():
+            self._ended.set()
+            self._thread.join()
+            before_s = time.thread_time()
+            self._poll()
+            self.used_s += time.thread_time() - before_s
+            self._last = self.report()
+            self._job.close()
+        return self._last
+
+    def _run(self):
+        wait_s = SHORTEST_POLL_S
+        while not self._ended.wait(wait_s):
+            self._poll()
+            wait_s = next_wait_s(wait_s, self._job.filled)
+            self.used_s = time.thread_time()
+
+    def _poll(self):
+        if self._failures:
+            return
+        try:
+            with self._lock:
+                notices = self._job.poll()
+        except Exception as error:
+            # Such as a log that another program has cut short: what is known up to here stays.
+            log.exception("watch: the call logs could not be read")
+            self._failures.append(f"the call logs could not be read any further: {type(error).__name__}: {error}")
+            return
+        for notice in notices:
+            try:
+                self._on_notice(notice)
+            except Exception:
+                # The caller's own function.
+                log.exception("watch: on_notice failed")
+
+
+def next_wait_s(wait_s, filled):
+    """How long to wait for the next look at call logs that filled to the share `filled` in the last `wait_s`."""
+    return min(max(SHORTEST_POLL_S, min(2 * wait_s, wait_s * FILLED / max(filled, 1e-9))), LONGEST_POLL_S)

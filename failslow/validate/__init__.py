@@ -1,0 +1,1 @@
+"""failslow/validate."""

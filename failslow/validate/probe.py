@@ -1,0 +1,154 @@
+"""How the ranks of a validation take turns: waits that leave the cores alone, and who shares cores with whom.
+
+Where a machine has fewer cores than ranks, tests that run at once measure each other. There, as many ranks compute at
+a time as there are cores, and as many pairs exchange as there are pairs of cores; all others sleep.
+"""
+
+import hashlib
+import os
+import time
+
+import numpy as np
+
+from lanterne.transport.rank_group import host_identity
+
+# User tags of the probe's own communicator.
+HEAD, DATA, READY, BARRIER = range(4)
+SHORTEST_NAP_S, LONGEST_NAP_S = 50e-6, 2e-3
+KNOWN_CORES = 62
+START_MARGIN_S = 5e-3
+
+
+class Probe:
+    """A communicator of the ranks under test, and where they are.
+
+    Args:
+        comm: a Communicator that nobody else uses; all its members make a Probe.
+        device_name: only ranks of one name are compared.
+        wire: a Communicator of the same ranks, which the links are tested over; None for `comm`.
+
+    Attributes: `comm`, `wire`; by rank, equal where these are the same: `hosts`, `machines` (of one clock; a machine
+    may play several hosts), `places` (of a machine and its cores), `devices`; `crowded`: whether a machine has more
+    ranks than cores; `starved`: or fewer than two for each rank.
+    """
+
+    def __init__(self, comm, device_name, wire=None):
+        self.comm, self.wire = comm, wire or comm
+        mask, count = _cores()
+        mine = [_number(host_identity()), _number(_boot()), _number(device_name), mask, count]
+        table = np.empty((comm.world_size, len(mine)), np.int64)
+        comm.all_gather(np.array(mine, np.int64), table)
+        self.hosts, self.machines, self.devices, cores = (tuple(table[:, i].tolist()) for i in range(4))
+        self.places = tuple(zip(self.machines, cores, strict=True))
+        self._cores_of = {}
+        for machine in set(self.machines):
+            here = table[table[:, 1] == machine]
+            masks = here[:, 3]
+            self._cores_of[machine] = (
+                int(np.bitwise_or.reduce(masks)).bit_count() if (masks > 0).all() else int(here[:, 4].max())
+            )
+        ranks_on = self.machines.count
+        self.crowded = any(ranks_on(machine) > cores for machine, cores in self._cores_of.items())
+        self.starved = any(2 * ranks_on(machine) > cores for machine, cores in self._cores_of.items())
+        self._buffers = None
+
+    def turns(self, groups):
+        """`groups` (ranks, or links), no rank in two of them, in the batches that can run at once."""
+        least = max(map(len, groups), default=1)
+        cores_of = {machine: max(least, cores) for machine, cores in self._cores_of.items()}
+        return take_turns(groups, self.machines, cores_of)
+
+    def start_together(self):
+        """An instant of time.monotonic(), a little ahead, the same on all ranks of a machine; a barrier."""
+        now_s = self.gather(np.array([time.monotonic()]))[:, 0]
+        here = self.machines[self.comm.rank]
+        return START_MARGIN_S + max(now_s[rank] for rank, machine in enumerate(self.machines) if machine == here)
+
+    def close(self):
+        """Release its communicators."""
+        self.wire.close()
+        self.comm.close()
+
+    def buffers(self, nbytes):
+        """(out, in): bytes to send and to receive into, at least `nbytes` of each."""
+        if self._buffers is None or len(self._buffers[0]) < nbytes:
+            self._buffers = np.ones(nbytes, np.uint8), np.zeros(nbytes, np.uint8)
+        return self._buffers
+
+    def wait(self, request):
+        """As request.wait(), for a wait that may be long: it naps, so that those who are measured have the cores."""
+        nap_s = SHORTEST_NAP_S
+        deadline_s = time.monotonic() + self.comm.timeout_s
+        while not request.test():
+            time.sleep(nap_s)
+            nap_s = min(2 * nap_s, LONGEST_NAP_S)
+            if nap_s == LONGEST_NAP_S:
+                with self.comm.failing:
+                    self.comm.transport.check_peers(request.pending_peers())
+            if time.monotonic() > deadline_s:
+                request.wait(0.0)
+
+    def barrier(self):
+        """Return once every rank of the probe has called it."""
+        comm, distance = self.comm, 1
+        while distance < comm.world_size:
+            after, before = (comm.rank + distance) % comm.world_size, (comm.rank - distance) % comm.world_size
+            arrived = comm.start_recv(_EMPTY, before, tag=BARRIER)
+            comm.start_send(_EMPTY, after, tag=BARRIER).wait()
+            self.wait(arrived)
+            distance *= 2
+
+    def gather(self, array):
+        """Every rank's `array` (all of one shape and dtype), stacked by rank."""
+        out = np.empty((self.comm.world_size, *array.shape), array.dtype)
+        self.comm.all_gather(np.ascontiguousarray(array), out)
+        return out
+
+
+def take_turns(groups, machines, cores_of):
+    """Partition `groups` (tuples of ranks) into batches that leave each rank a core.
+
+    Args:
+        machines: the machine of each rank.
+        cores_of: {machine: cores}.
+
+    Machines that have a core for each of their ranks are never a reason to wait.
+    """
+    batches, loads = [], []
+    for group in groups:
+        need = {}
+        for rank in group:
+            machine = machines[rank]
+            if machines.count(machine) > cores_of[machine]:
+                need[machine] = need.get(machine, 0) + 1
+        free = (i for i, load in enumerate(loads) if all(load.get(m, 0) + k <= cores_of[m] for m, k in need.items()))
+        index = next(free, len(batches))
+        if index == len(batches):
+            batches.append([])
+            loads.append({})
+        batches[index].append(group)
+        for machine, count in need.items():
+            loads[index][machine] = loads[index].get(machine, 0) + count
+    return tuple(tuple(batch) for batch in batches)
+
+
+def _cores():
+    """(bit mask, number) of the cores that this rank may use; no mask where their numbers are too high for one."""
+    cores = os.sched_getaffinity(0)
+    return sum(1 << core for core in cores) if max(cores) < KNOWN_CORES else 0, len(cores)
+
+
+def _boot():
+    """What processes have in common whose time.monotonic() is one clock: the boot."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return file.read()
+    except OSError:
+        return host_identity()
+
+
+def _number(text):
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
+
+
+_EMPTY = np.empty(0, np.uint8)

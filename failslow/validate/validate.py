@@ -1,0 +1,409 @@
+"""Which rank computes slowly, and which link is slow: tests that take seconds, instead of a test of every pair.
+
+1. Every rank computes alone (loads.py), co-located ranks in turn.
+2. The links of a ring and both trees, in at most 6 passes, both directions at once (links.py, link_probe.py).
+3. Both at once: what is slow only then escapes tests of one kind at a time.
+
+Whatever looks slow is measured again beside peers that do not: twice if it clearly is, more often if a busy machine
+may explain it, and is blamed only if it is slow by all that was measured (settle.py, judge.py).
+Between two iterations of a job that has suspects (suspects.py) only those are tested, with small messages, and step 3
+only where nothing was slow.
+
+Paper: Wu et al. (GREYHOUND), section 4.3; differs: both directions, both trees, step 3, the confirmations.
+"""
+
+import contextlib
+import itertools
+import json
+import time
+from dataclasses import dataclass
+from math import inf, isnan
+
+import numpy as np
+
+from lanterne.errors import InputError
+from lanterne.failslow.validate import judge
+from lanterne.failslow.validate import loads as gemm
+from lanterne.failslow.validate.cores import pinned, spread_cores
+from lanterne.failslow.validate.judge import (
+    SLOW_LINK,
+    SLOW_LINK_STARVED,
+    findings,
+    slow_links,
+    slow_ranks,
+    unknown_links,
+    unknown_ranks,
+)
+from lanterne.failslow.validate.link_probe import measure_links, nothing, pooled
+from lanterne.failslow.validate.links import both_ways, colour_edges, link_passes, neighbours, with_witnesses
+from lanterne.failslow.validate.probe import Probe
+from lanterne.failslow.validate.settle import settle
+from lanterne.failslow.validate.validation import Validation
+from lanterne.kernels.cpu.delay import wait_until
+
+SIZES = (16 << 20, 32 << 20, 64 << 20)
+REPETITIONS = 3
+# A first look at every link: what the sizes would take. They are halved until the passes fit.
+FIRST_NBYTES, LEAST_NBYTES = 1 << 20, 256 << 10
+# Shares of the time limit; what is left is for confirmations.
+COMPUTE_SHARE, LINK_SHARE, TOGETHER_SHARE = 0.15, 0.35, 0.15
+TURN_S = 0.3
+# A product on a GPU that takes less tells more of its launch than of the GPU.
+LEAST_PRODUCT_S = 2e-3
+# Parts of a turn: the turns come around so often. What slows a core for seconds then slows all ranks.
+PARTS, QUICK_PARTS = 4, 2
+# Further measurements of what looks slow: how many are enough where it clearly is, and how many there are at most; also
+# where it must be told quickly. Those of computing take a part of the first one's time.
+CONFIRMATIONS, MOST_CONFIRMATIONS = 2, 8
+QUICK_CONFIRMATIONS, MOST_QUICK_CONFIRMATIONS = 1, 5
+CONFIRMATION_SHARE = 1 / 3
+# Transfers beside which a rank computes, until it has done so often enough: a crowded machine may not let it.
+ATTEMPTS = 5
+# Healthy ranks that are measured again beside suspects.
+WITNESSES = 4
+# Small messages that take longer than this are enough to tell a slow link where it must be told quickly.
+PATIENCE_S = 10e-3
+
+
+@dataclass(frozen=True)
+class Injected:
+    """Slowness for experiments: factors of this rank's computing, always and only during transfers."""
+
+    alone: float = 1.0
+    together: float = 1.0
+
+
+def validate(
+    comm,
+    ranks=None,
+    links=None,
+    *,
+    device="cpu",
+    limit_s=20.0,
+    sizes=SIZES,
+    repetitions=REPETITIONS,
+    thorough=True,
+    transport=None,
+    probe=None,
+    injected=Injected(),
+    tick=lambda text: None,
+):
+    """Find slow ranks and links. Every rank of `comm` calls it, with the same arguments, while the job is paused.
+
+    Args:
+        comm: a Communicator.
+        ranks: whose computing to test, in ring order; None for all, or for the ends of `links`; () for nobody's.
+            Suspects need healthy peers among them.
+        links: (a, b) to test; None for the ring and both trees over `ranks`; () for none.
+        device: what computes: "cpu" or "cuda". Transfers are of host memory.
+        limit_s: about how long it may take; large transfers shrink to fit.
+        sizes: bytes of the transfers.
+        thorough: False: one dtype, fewer confirmations, and step 3 only where nothing was slow before it and begun
+            again only within `limit_s`; links whose small messages take 10 ms are timed once.
+        transport: what the transfers go over, as Trainer has it; None for that of `comm`.
+        probe: a Probe of all ranks of `comm`, made before, with its wire over `transport`: then no communicators are
+            made, which takes longer than a quick test; None for one of those tested.
+        injected: Injected, for experiments.
+        tick: called on every tested rank with what is being done.
+
+    Returns:
+        a Validation.
+
+    Raises:
+        InputError: ranks or links that are none of this communicator.
+        TransportTimeout, PeerFailed: a rank did not come, or died; names it.
+    """
+    start_s = time.monotonic()
+    computing, members = _tested(comm, ranks, links)
+    passes = link_passes(computing) if links is None else colour_edges(_distinct(links))
+    sizes = tuple(sorted(sizes))
+    if probe is not None:
+        run = _ValidationRun(probe, tuple(range(comm.world_size)), computing, device, limit_s, thorough, injected, tick)
+        return run.validate(passes, sizes, repetitions, start_s)
+    color, key = (0, members.index(comm.rank)) if comm.rank in members else (-1, 0)
+    probe_comm = comm.split(color, key)
+    wire = probe_comm if transport is None else comm.split(color, key, transport)
+    outcome = None
+    if probe_comm is not None:
+        with probe_comm, wire:
+            probe = Probe(probe_comm, gemm.name_of_device(device), wire)
+            run = _ValidationRun(probe, members, computing, device, limit_s, thorough, injected, tick)
+            outcome = run.validate(passes, sizes, repetitions, start_s)
+    return outcome if len(members) == comm.world_size else _spread(comm, members[0], outcome, limit_s)
+
+
+def _tested(comm, ranks, links):
+    """(whose computing is tested, all that take part), ranks."""
+    everyone = range(comm.world_size)
+    for link in links or ():
+        if len(link) != 2 or link[0] == link[1] or not set(link) <= set(everyone):
+            raise InputError(f"validate: got link {tuple(link)}, expected two different ranks of {comm.world_size}")
+    ends = sorted({end for link in links or () for end in link})
+    if ranks is None:
+        ranks = everyone if links is None else ends
+    ranks = tuple(ranks)
+    members = (*ranks, *(end for end in ends if end not in ranks))
+    if len(members) < 2 or len(ranks) == 1 or len(set(ranks)) < len(ranks) or not set(ranks) <= set(everyone):
+        raise InputError(f"validate: got ranks {ranks}, expected at least 2 of the {comm.world_size}, each once")
+    return ranks, members
+
+
+def _distinct(links):
+    return sorted({(min(link), max(link)) for link in links})
+
+
+def _spread(comm, root, outcome, limit_s):
+    """The outcome on all ranks, also those that were not tested; as JSON, since nothing received is unpickled."""
+    data = np.frombuffer(json.dumps(outcome.to_json()).encode() if outcome else b"", np.uint8)
+    size = np.array([len(data)], np.int64)
+    comm.broadcast(size, root, timeout_s=comm.timeout_s + 3 * limit_s)
+    data = data.copy() if comm.rank == root else np.empty(int(size[0]), np.uint8)
+    comm.broadcast(data, root)
+    return Validation.from_json(json.loads(data.tobytes()))
+
+
+class _ValidationRun:
+    """One validation, on a rank that is tested. Inside, ranks are those of the probe: positions in `members`."""
+
+    def __init__(self, probe, members, computing, device, limit_s, thorough, injected, tick):
+        self.probe, self.members, self.limit_s, self.thorough, self.tick = probe, members, limit_s, thorough, tick
+        self.computing = tuple(members.index(rank) for rank in computing)
+        turns = probe.turns([(rank,) for rank in self.computing])
+        self.turn_s = min(TURN_S, COMPUTE_SHARE * limit_s / 2 / max(len(turns), 1))
+        self.injected, self.own_time = injected, device == "cpu"
+        self.parts = PARTS if thorough else QUICK_PARTS
+        self.confirmations = (
+            (CONFIRMATIONS, MOST_CONFIRMATIONS) if thorough else (QUICK_CONFIRMATIONS, MOST_QUICK_CONFIRMATIONS)
+        )
+        which = None if thorough else (gemm.USUAL,)
+        self.loads = gemm.loads(device, which, self._agreed_sides(which) if device == "cuda" else None)
+        self.usual = next(load for load in self.loads if load.name.startswith(gemm.USUAL))
+        self.compute, self.links, self.busy = [], [], ()
+
+    def _agreed_sides(self, which):
+        """{dtype: side} of the products: alike on all ranks, so that a turn lasts about as long as it may on each."""
+        share_s = self.turn_s / len(which or gemm.PRODUCTS["cuda"]) / gemm.LEAST_SAMPLES
+        mine = gemm.fitting_sides(max(LEAST_PRODUCT_S, share_s), which)
+        fitting = self.probe.gather(np.array(list(mine.values()))).min(axis=0)
+        return dict(zip(mine, fitting.tolist(), strict=True))
+
+    def validate(self, passes, sizes, repetitions, start_s):
+        at = {rank: position for position, rank in enumerate(self.members)}
+        passes = tuple(tuple((at[a], at[b]) for a, b in batch) for batch in passes)
+        alone_ranks, unknown_ranks = self._settled_ranks() if self.computing else ({}, {})
+        sizes, turns_s = self._fit(passes, sizes, repetitions)
+        self.tick(f"{len(passes)} passes over {sum(map(len, passes))} links")
+        alone_links, unknown_links = self._settled_links(passes, sizes, repetitions)
+        found = findings(alone_ranks, alone_links, both_ways(passes), "alone")
+        unsure = findings(unknown_ranks, unknown_links, both_ways(passes), "alone")
+        if self.thorough or not found:
+            self.tick("computing and transferring at once")
+            smallest = _shrunk(sizes[:1], turns_s * REPETITIONS, TOGETHER_SHARE * self.limit_s)
+            passes = passes or colour_edges(neighbours(self.computing))
+            slow, doubtful = self._settled_together(passes, smallest, repetitions)
+            # Who computes slowly is late to take in what has come: that is not the link's fault.
+            late = {key for key in alone_ranks.keys() | slow.keys() if not isinstance(key, tuple)}
+            known = alone_ranks.keys() | alone_links.keys()
+            found, unsure = (
+                before + findings(*_by_kind(some, known, late), both_ways(passes), "together")
+                for before, some in ((found, slow), (unsure, doubtful))
+            )
+        return Validation(
+            tuple(map(self._renamed, found)),
+            tuple(map(self._renamed, unsure)),
+            tuple(map(self._renamed, self.busy)),
+            self.members,
+            tuple(list(dict.fromkeys(self.probe.hosts)).index(host) for host in self.probe.hosts),
+            tuple(tuple((self.members[a], self.members[b]) for a, b in batch) for batch in passes),
+            sizes,
+            tuple(self.compute),
+            tuple(self.links),
+            self._agreed_s(time.monotonic() - start_s),
+        )
+
+    def _agreed_s(self, took_s):
+        return float(self.probe.gather(np.array([took_s])).max())
+
+    def _renamed(self, finding):
+        links = tuple((self.members[a], self.members[b]) for a, b in finding.links)
+        return finding._replace(ranks=tuple(self.members[rank] for rank in finding.ranks), links=links)
+
+    # -- computing
+
+    def _compute(self, ranks, turn_s):
+        """{(rank, load): Samples} of `ranks`, in turns, while the others sleep.
+
+        A turn has several parts, on different cores and beside different ranks: what is slow there and then, or is in
+        use, is no fault of the rank.
+        """
+        probe, turns = self.probe, self.probe.turns([(rank,) for rank in ranks])
+        self.tick(f"computing, {len(turns)} turns")
+        start_s, parts, part_s = probe.start_together(), [], turn_s / self.parts
+        for number, turn in enumerate(turns * self.parts):
+            if (probe.comm.rank,) in turn:
+                wait_until(start_s + number * part_s)
+                with pinned(self._core(turn, number // len(turns))):
+                    parts.append([self._sample(load, 0.8 * part_s / len(self.loads)) for load in self.loads])
+        wait_until(start_s + len(turns) * turn_s)
+        # Napping, until all have done: who has is not to be in the way.
+        probe.barrier()
+        return self._collect_compute(list(map(gemm.latest, zip(*parts, strict=True))), self.loads, "alone", ranks)
+
+    def _sample(self, load, share_s):
+        return gemm.sample(load, share_s, self.injected.alone, own_time=self.own_time, parts=self.parts)
+
+    def _core(self, turn, part):
+        """The core on which this rank computes in a part of a `turn`: none that another of its machine has then."""
+        machines, me = self.probe.machines, self.probe.comm.rank
+        here = [rank for (rank,) in turn if machines[rank] == machines[me]]
+        cores = spread_cores(len(here)) if self.own_time else [None]
+        return cores[(here.index(me) + part) % len(cores)]
+
+    def _collect_compute(self, mine, loads, when, ranks):
+        table = np.full((len(loads), 2, gemm.MAX_SAMPLES), np.nan)
+        for row, samples in zip(table, mine, strict=False):
+            for values, column in zip(samples, row, strict=True):
+                column[: len(values)] = values
+        everyone, found = self.probe.gather(table), {}
+        for rank in ranks:
+            for load, (wall_s, cpu_s) in zip(loads, everyone[rank], strict=True):
+                count = int((~np.isnan(wall_s)).sum())
+                samples = gemm.Samples(tuple(wall_s[:count].tolist()), tuple(cpu_s[:count].tolist()))
+                found[rank, load.name] = samples
+                own_s = None if any(map(isnan, samples.cpu_s)) else samples.cpu_s
+                record = {"rank": self.members[rank], "load": load.name, "when": when, "wall_s": samples.wall_s}
+                self.compute.append(record | {"cpu_s": own_s})
+        return found
+
+    def _slow_ranks(self, rounds, starved=False):
+        return slow_ranks(rounds, self.probe.devices, self.probe.places, starved)
+
+    def _settled_ranks(self):
+        """({rank: Slow} of the slow ranks, and of those of whom it cannot be said)."""
+        turn = itertools.count(1)
+
+        def verdict(rounds):
+            return self._slow_ranks(rounds), unknown_ranks(rounds, self.probe.devices)
+
+        def again(doubtful):
+            healthy = [rank for rank in self.computing if rank not in doubtful]
+            # In another order each time: nobody computes beside the same rank always.
+            ranks = rotated([*doubtful, *healthy[:WITNESSES]], next(turn))
+            return self._compute(ranks, CONFIRMATION_SHARE * self.turn_s)
+
+        first = self._compute(self.computing, self.turn_s)
+        if self.own_time:
+            self.busy = judge.contended(first, self.probe.places)
+        return settle(first, verdict, again, *self.confirmations)
+
+    # -- links
+
+    def _fit(self, passes, sizes, repetitions):
+        """(`sizes` as they fit into their share of the time, seconds that a byte takes over all turns)."""
+        if min(sizes) <= LEAST_NBYTES:
+            return sizes, 0.0
+        self.tick("a first look at the links")
+        first = measure_links(self.probe, passes, (FIRST_NBYTES,), 1)
+        turns_s = 0.0
+        for batch in passes:
+            for turn in self.probe.turns(batch):
+                some = (first[way] for way in both_ways([turn]))
+                turns_s += max(one.times_s[FIRST_NBYTES][0] - one.latency_s for one in some) / FIRST_NBYTES
+        return _shrunk(sizes, turns_s * (repetitions + 1), LINK_SHARE * self.limit_s), turns_s
+
+    def _transfer(self, passes, sizes, repetitions, when, background=nothing):
+        patience_s = inf if self.thorough else PATIENCE_S
+        found = measure_links(self.probe, passes, sizes, repetitions, background, patience_s)
+        for (src, dst), samples in found.items():
+            for nbytes, times_s in samples.times_s.items():
+                ends = {"src": self.members[src], "dst": self.members[dst], "when": when}
+                self.links.append(ends | {"latency_s": samples.latency_s, "nbytes": nbytes, "time_s": times_s})
+        return found
+
+    def _judged_links(self, judge, rounds, least_ratio=SLOW_LINK):
+        samples = {way: pooled([one[way] for one in rounds if way in one]) for way in rounds[0]}
+        return judge(samples, self.probe.hosts, least_ratio, self.probe.crowded)
+
+    def _settled_links(self, passes, sizes, repetitions):
+        """({(src, dst): Slow} of the slow links, and of those of which it cannot be said)."""
+        if not passes:
+            return {}, {}
+        first = self._transfer(passes, sizes, repetitions, "alone")
+
+        def verdict(rounds):
+            return self._judged_links(slow_links, rounds), self._judged_links(unknown_links, rounds)
+
+        def again(doubtful):
+            # Judged beside all that was measured: the suspects alone may be too few to know what is usual.
+            some = colour_edges(with_witnesses(first, doubtful, self.probe.hosts))
+            return self._transfer(some, sizes, repetitions, "alone")
+
+        least, most = self.confirmations
+        if not self.thorough and all(
+            first[way].latency_s > PATIENCE_S for way in self._judged_links(slow_links, [first])
+        ):
+            least = 0  # Nothing else delays every small message so much.
+        return settle(first, verdict, again, least, most)
+
+    # -- both at once
+
+    def _settled_together(self, passes, sizes, repetitions):
+        """(slow, unsure), {rank or (src, dst): Slow} each, while every rank computes and transfers at once."""
+        starved = self.probe.starved
+        least_ratio = SLOW_LINK_STARVED if starved else SLOW_LINK
+        first = self._at_once(passes, sizes, repetitions)
+
+        def verdict(rounds):
+            computed, transfers = zip(*rounds, strict=True)
+            slow = self._slow_ranks(computed, starved) | self._judged_links(slow_links, transfers, least_ratio)
+            return slow, self._judged_links(unknown_links, transfers, least_ratio)
+
+        def again(doubtful):
+            ranks = {key for key in doubtful if not isinstance(key, tuple)}
+            ways = {way for way in first[1] if way in doubtful or ranks & set(way)}
+            return self._at_once(colour_edges(with_witnesses(first[1], ways, self.probe.hosts)), sizes, repetitions)
+
+        return settle(first, verdict, again, *self.confirmations)
+
+    def _at_once(self, passes, sizes, repetitions):
+        """One measurement of `_together`: transfers, until every rank has computed often enough beside them."""
+        mine, began_s = [], time.monotonic()
+        tested = sorted({end for batch in passes for link in batch for end in link})
+
+        @contextlib.contextmanager
+        def background():
+            with gemm.Background(self.usual, max(self.injected.alone, self.injected.together), self.own_time) as load:
+                yield (load.thread,)
+            mine.append(load.samples)
+
+        for _ in range(ATTEMPTS):
+            transfers = self._transfer(passes, sizes, repetitions, "together", background)
+            merged = gemm.latest(mine)
+            is_over = not self.thorough and time.monotonic() - began_s > self.limit_s
+            counts, over = self.probe.gather(np.array([len(merged.wall_s), is_over])).T
+            if counts[tested].min() >= gemm.LEAST_SAMPLES or over.any():
+                break
+        return self._collect_compute([merged], [self.usual], "together", tested), transfers
+
+
+def _by_kind(slow, known, late):
+    """({rank: Slow}, {(src, dst): Slow}) of `slow` but what is `known`, and links of ranks that are `late`."""
+    fresh = {key: one for key, one in slow.items() if key not in known}
+    links = {key: one for key, one in fresh.items() if isinstance(key, tuple)}
+    return (
+        {key: one for key, one in fresh.items() if key not in links},
+        {way: one for way, one in links.items() if not late & set(way)},
+    )
+
+
+def rotated(items, count):
+    """`items` from the one at `count` on, and then those before it."""
+    start = count % len(items)
+    return [*items[start:], *items[:start]]
+
+
+def _shrunk(sizes, s_per_byte, limit_s):
+    """`sizes`, halved alike until the transfers fit into `limit_s`."""
+    while sum(sizes) * s_per_byte > limit_s and min(sizes) > LEAST_NBYTES:
+        sizes = tuple(nbytes // 2 for nbytes in sizes)
+    return sizes

@@ -1,0 +1,113 @@
+"""Device memory of whatever library, as address, size and type: CuPy, Numba, torch, and all who speak the protocols.
+
+An array is asked through `__cuda_array_interface__`; who has only DLPack, through CuPy. Nothing is copied.
+"""
+
+import sys
+from dataclasses import dataclass
+
+import numpy as np
+
+from lanterne.errors import InputError
+from lanterne.kernels.arrays import import_cupy, is_device_array
+
+_LEGACY_STREAM = 1  # cudaStreamLegacy
+
+
+@dataclass(frozen=True)
+class DeviceView:
+    """A C-contiguous array in device memory.
+
+    Attributes: `address`; `size` in elements; `dtype`, NumPy's of the storage; `element`, "bfloat16" where that is
+    stored as uint16, else None; `readonly`; `stream`, the address of the stream that made the data, None if the array
+    does not tell; `owner`, which keeps the memory alive.
+    """
+
+    address: int
+    size: int
+    dtype: np.dtype
+    element: str | None = None
+    readonly: bool = False
+    stream: int | None = None
+    owner: object = None
+
+    @property
+    def nbytes(self):
+        return self.size * self.dtype.itemsize
+
+    @property
+    def __cuda_array_interface__(self):
+        return {
+            "shape": (self.size,),
+            "typestr": self.dtype.str,
+            "data": (self.address, self.readonly),
+            "strides": None,
+            "version": 3,
+        }
+
+
+def view_device(x, what="array"):
+    """The DeviceView of the device array `x`.
+
+    Raises:
+        InputError: not a device array, not C-contiguous, or of an element type that NumPy does not have.
+        Unavailable: an array with DLPack alone, and no CuPy here.
+    """
+    if type(x) is DeviceView:
+        return x
+    if not is_device_array(x):
+        raise InputError(f"{what}: got {type(x).__name__} on the host, expected device memory like the others")
+    interface = getattr(x, "__cuda_array_interface__", None)
+    if interface is None:
+        return view_device(import_cupy().from_dlpack(x), what)
+    shape, strides = tuple(interface["shape"]), interface.get("strides")
+    is_bfloat16 = str(getattr(x, "dtype", "")) in ("bfloat16", "torch.bfloat16")
+    dtype = np.dtype(np.uint16) if is_bfloat16 else np.dtype(interface["typestr"])
+    if dtype.kind == "V" or dtype.hasobject:
+        raise InputError(f"{what}: got elements {interface['typestr']}, expected numbers")
+    if strides is not None and not _is_contiguous(shape, strides, dtype.itemsize):
+        raise InputError(f"{what}: got a non-contiguous array of shape {shape}, expected a C-contiguous one")
+    address, readonly = interface["data"]
+    size = int(np.prod(shape, dtype=np.int64))
+    stream = interface.get("stream") or _untold_stream(x)
+    return DeviceView(address or 0, size, dtype, "bfloat16" if is_bfloat16 else None, readonly, stream, x)
+
+
+def stream_address(stream):
+    """The address of a CUDA stream: an int, CuPy's, torch's, Numba's, or one that speaks `__cuda_stream__`.
+
+    Raises:
+        InputError: no stream.
+    """
+    if isinstance(stream, int):
+        return stream
+    if hasattr(stream, "__cuda_stream__"):
+        return int(stream.__cuda_stream__()[1])
+    for name in ("ptr", "cuda_stream", "handle"):
+        found = getattr(stream, name, None)
+        if found is not None:
+            return int(getattr(found, "value", found) or 0)
+    raise InputError(f"stream: got {type(stream).__name__}, expected a CUDA stream or its address")
+
+
+def _is_contiguous(shape, strides, itemsize):
+    expected = itemsize
+    for extent, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if extent == 0:
+            return True
+        if extent != 1 and stride != expected:
+            return False
+        expected *= extent
+    return True
+
+
+def _untold_stream(x):
+    """The stream of an array of a library that does not name it; None if that is not known.
+
+    torch's is the thread's current one. Numba's is the default one, on which its copies from the host may be under way
+    still when they return.
+    """
+    library = type(x).__module__.partition(".")[0]
+    if library == "torch":
+        return sys.modules["torch"].cuda.current_stream(x.device).cuda_stream
+    return _LEGACY_STREAM if library in ("numba", "numba_cuda") else None

@@ -1,0 +1,201 @@
+"""Keeps a running pipeline on a plan that suits its links: measures, watches, plans again, swaps between iterations.
+
+    delegates = lambda pair: make_plane("delegate", comm, pairs=[pair])
+    plane = ObservedPlane(comm.rank, make_plane("inline", comm), delegates)
+    with Adapter(comm, checked, plane, problem) as adapter:
+        for inputs, targets in batches:
+            adapter.execute(adapter.checked, stages, comm, inputs, targets)
+            for stage in stages.values():
+                stage.step()
+            adapter.agree()
+
+After each iteration every rank reports what it measured to the coordinator and waits for its verdict: go on, or a new
+plan, and which links go by delegates. All take it at once, so each iteration runs under one plan.
+
+Paper: Wu et al. 2025 (ADAPTRA), sections 4.2 and 6. Differs: triggered by measured delays against equation 1, not by a
+detector of slow iterations; a new plan must be predicted to gain; a link that heals gives the first plan back.
+"""
+
+import dataclasses
+import json
+
+import numpy as np
+
+from lanterne.pipeline.adapt.agreement import Agreement
+from lanterne.pipeline.adapt.clocks import clock_offsets, share_a_clock
+from lanterne.pipeline.adapt.decide import AdaptSettings, Change, Decider, Held
+from lanterne.pipeline.adapt.profile import Profiler, make_profile, report_length, worst
+from lanterne.pipeline.execute.execute import execute
+from lanterne.pipeline.plan.plan import Plan
+from lanterne.pipeline.plan.problem import Problem
+from lanterne.pipeline.planners.best import load_search
+from lanterne.pipeline.simulate.check import CheckedPlan, check
+
+# How long the other ranks wait for the coordinator's compiler.
+COMPILE_S = 600.0
+# Iterations after which the clocks of several hosts are compared again: they drift, some 50 us a second at most.
+CLOCKS_EVERY = 50
+
+
+class Adapter:
+    """Runs iterations and adapts; every rank of a job makes one.
+
+    Args:
+        comm: the Communicator of all ranks that change together: a pipeline's, or those of all its copies and parts.
+        plans: the CheckedPlan to begin with, or a tuple with that of each copy of the pipeline.
+        plane: the ObservedPlane on the ranks of this pipeline; closed by its owner.
+        problem: the undisturbed Problem in seconds; None to measure it in the first iterations.
+        settings: AdaptSettings.
+        where: (copy, place, part) of this rank: which copy of the pipeline, its rank there, and which of those that
+            share the work of that rank; None: it is one pipeline of `comm`'s ranks.
+        durations_s, held_nbytes: of the Profiler.
+        memory_nbytes: of each rank for what `held_nbytes` tells; where the problem is measured, new plans fit in it.
+            None: no limit.
+
+    Attributes:
+        plans: (copies,) CheckedPlans of the next iteration; `checked`, that of this rank's copy.
+        iteration: its number, from 0.
+        changes: the Changes so far, on every rank; held: the Helds, likewise.
+        profiles: on the coordinator, per copy the Profiles of the iterations of which all reports have come.
+        clocks: on the coordinator, the Offsets of the ranks' clocks; None where all are on one host.
+    """
+
+    def __init__(
+        self,
+        comm,
+        plans,
+        plane,
+        problem=None,
+        settings=None,
+        where=None,
+        durations_s=None,
+        held_nbytes=None,
+        memory_nbytes=None,
+    ):
+        self.comm, self.plane, self.settings = comm, plane, settings or AdaptSettings()
+        self.plans = (plans,) if isinstance(plans, CheckedPlan) else tuple(plans)
+        self.copy, _, _ = mine = (0, comm.rank, 0) if where is None else where
+        self.iteration, self.changes, self.held, self.profiles = 0, [], [], [[] for _ in self.plans]
+        self._slow, self._dead = set(), set()
+        self.profiler = Profiler(plane, durations_s, held_nbytes)
+        everyone = np.empty((comm.world_size, 3), np.int64)
+        comm.all_gather(np.array(mine, np.int64), everyone.reshape(-1))
+        self._where = [tuple(row) for row in everyone.tolist()]
+        first = self._where.index((0, self.plans[0].plan.placement.stage_to_rank[0], 0))
+        self.agreement = Agreement(comm.split(0, comm.rank), first)
+        self._lengths, self._ran, self._deciders = None, {}, []
+        if self.agreement.is_root:
+            for checked in self.plans:
+                own = problem and dataclasses.replace(problem, microbatches=checked.plan.microbatches)
+                self._deciders.append(Decider(checked, own, self.settings, plane.in_order, memory_nbytes))
+            if self.settings.scheduler == "best":
+                load_search()
+        self.agreement.comm.barrier(timeout_s=COMPILE_S)  # Else they would wait in the middle of the first iteration.
+        self.clocks, self._shares_a_clock = None, share_a_clock(self.agreement.comm)
+        self._compare_clocks()
+
+    @property
+    def checked(self):
+        return self.plans[self.copy]
+
+    @property
+    def found(self):
+        """On the coordinator: what the last Profiles confirm, per copy name -> +1 or -1; also what is held back."""
+        return [decider.found for decider in self._deciders]
+
+    def hold(self, holds):
+        """On the coordinator: whether to go on measuring but change nothing, as somebody else says when it is due."""
+        for decider in self._deciders:
+            decider.holds = holds
+
+    def execute(self, checked, stages, comm, inputs=None, targets=None, *, plane=None, timeout_s=None, after=None):
+        """One iteration, as pipeline.execute.execute, of this rank's plan (`checked`) over its plane; and a report."""
+        self.profiler.begin()
+
+        def ended(action):
+            self.profiler.after(action)
+            if after is not None:
+                after(action)
+
+        measured = execute(
+            checked, stages, comm, inputs, targets, plane=plane or self.plane, timeout_s=timeout_s, after=ended
+        )
+        if self._lengths is None:
+            self._lengths = [report_length(self.plans[copy], place) for copy, place, _ in self._where]
+        self.agreement.report(self.profiler.report(checked, measured, self.iteration), self._lengths)
+        return measured
+
+    def agree(self):
+        """The Changes for the next iteration, a list, on all ranks alike; they hold once this has returned."""
+        payload = self.agreement.verdict(self._decide() if self.agreement.is_root else None)
+        self.iteration += 1
+        if self.iteration % CLOCKS_EVERY == 0:
+            self._compare_clocks()
+        if not payload:
+            return []
+        verdicts = json.loads(payload)
+        self.held += [Held(**verdict["held"]) for verdict in verdicts if "held" in verdict]
+        plans, changes = list(self.plans), []
+        for verdict in (verdict for verdict in verdicts if "change" in verdict):
+            changes.append(Change(**verdict["change"]))
+            if verdict["plan"]:
+                made = check(Plan.from_dict(verdict["plan"]), Problem.from_dict(verdict["problem"]))
+                plans[changes[-1].copy] = made
+        if not changes:
+            return []
+        self.plans, self._lengths = tuple(plans), None
+        self.agreement.comm.barrier()  # Nobody is in the iteration before any more: what is not needed can be closed.
+        for change in changes:
+            if change.copy == self.copy:
+                self._slow = set(map(tuple, change.slow_links))
+                self.plane.divert(self._slow | self._dead)
+        self.changes += changes
+        return changes
+
+    def avoid(self, pairs):
+        """Between iterations: the usual path between these pairs of ranks is dead; every rank is told so alike."""
+        if self._dead != set(pairs):
+            self._dead = set(pairs)
+            self.agreement.comm.barrier()
+            self.plane.divert(self._slow | self._dead)
+
+    def close(self):
+        """Release what the agreement holds; not the plane."""
+        self.agreement.close()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        self.close()
+
+    def _decide(self):
+        self._ran[self.iteration] = self.plans
+        verdicts = {}
+        for reports in self.agreement.collect():
+            plans = self._ran.pop(int(reports[0][0]))
+            for copy, decider in enumerate(self._deciders):
+                profile = self._profile(reports, plans[copy], copy)
+                self.profiles[copy].append(profile)
+                if verdict := decider.after(profile, self.iteration + 1):
+                    for told in verdict.keys() & {"change", "held"}:
+                        verdict[told]["copy"] = copy
+                    verdicts[copy] = verdict
+        return json.dumps(list(verdicts.values())).encode() if verdicts else b""
+
+    def _compare_clocks(self):
+        if not self._shares_a_clock:
+            self.clocks = clock_offsets(self.agreement.comm, self.agreement.root)
+
+    def _profile(self, reports, checked, copy):
+        """The Profile of one copy; of what several ranks share, the worst."""
+        parts = {}
+        offsets_s = np.zeros(len(reports)) if self.clocks is None else self.clocks.offset_s
+        for (its, place, part), report, offset_s in zip(self._where, reports, offsets_s, strict=True):
+            if its == copy:
+                parts.setdefault(part, {})[place] = report, offset_s
+        assumed, profiles = self._deciders[copy].occupancy_s, []
+        for by in parts.values():
+            own, own_offsets_s = zip(*(by[place] for place in sorted(by)), strict=True)
+            profiles.append(make_profile(checked, own, own_offsets_s, assumed))
+        return worst(profiles)

@@ -1,0 +1,312 @@
+"""What comes of what iterations showed: when a change is worth it, which links go by delegates, which plan runs.
+
+Pure but for the clock: the coordinator's Adapter hands in Profiles and sends on what comes out.
+Paper: Wu et al. 2025 (ADAPTRA), section 4.2; differs as adapter.py says.
+"""
+
+import dataclasses
+import math
+import time
+from typing import NamedTuple
+
+from lanterne.errors import InputError
+from lanterne.pipeline.adapt.estimate import estimate, planned_delay, with_links_of, within_memory
+from lanterne.pipeline.adapt.findings import (
+    ONSET,
+    RELIEF,
+    REMEMBERED,
+    FindingWatch,
+    IterationNoise,
+    findings,
+    pair_tolerances,
+)
+from lanterne.pipeline.adapt.link_delay import EXACT_S
+from lanterne.pipeline.planners.best import best
+from lanterne.pipeline.planners.registry import SCHEDULERS
+from lanterne.pipeline.planners.registry import plan as make_plan
+from lanterne.pipeline.simulate.check import check
+from lanterne.pipeline.simulate.simulate import simulate
+
+# Delays that differ by less than this share of the time of one F and one B, or than what a look is off, are noise.
+FLOOR_SHARE, FLOOR_S = 0.1, EXACT_S
+# A link has healed, and goes back to the usual plane to show it there, if no more than this share of its worst delay is
+# left: the rest may be the delegates' own.
+HEALED_SHARE = 0.25
+
+
+@dataclasses.dataclass(frozen=True)
+class AdaptSettings:
+    """How an Adapter decides.
+
+    Attributes:
+        scheduler: who makes the new plans; best starts from the running one.
+        effort: of best; None for its own for re-planning.
+        min_gain: a plan is swapped if it is predicted to save this share of the iteration,
+        min_divert_gain: and a link is taken off the usual plane if that, with a plan for it, saves as much; both once
+            enough iterations in a row have shown why, see `Decider._needed`.
+        onset, relief: iterations in a row that must show that a link is slow, or well again.
+        calibrate: iterations to measure the undisturbed problem from, behind the first, where none is given.
+        divert: whether slow links are taken off the usual data plane.
+    """
+
+    scheduler: str = "best"
+    effort: float | None = None
+    min_gain: float = 0.02
+    min_divert_gain: float = 0.05
+    onset: int = ONSET
+    relief: int = RELIEF
+    calibrate: int = 6
+    divert: bool = True
+
+    def __post_init__(self):
+        if self.scheduler not in SCHEDULERS:
+            raise InputError(f"scheduler: got {self.scheduler!r}, expected one of {', '.join(SCHEDULERS)}")
+        for key in ("onset", "relief", "calibrate"):
+            if getattr(self, key) < 1:
+                raise InputError(f"{key}: got {getattr(self, key)}, expected at least 1 iteration")
+
+
+class Change(NamedTuple):
+    """A verdict that changed something; seconds.
+
+    Attributes:
+        noticed: the iteration whose reports decided.
+        running_from: the first iteration under it.
+        findings: what was found, name -> +1 (slower) or -1.
+        delays_s: "source-destination" -> latency + occupancy of a message that is planned for, where not as usual.
+        slow_links: pairs of ranks whose messages are off the usual plane.
+        scheduler: that of the new plan; None: the plan stays.
+        predicted_before_s, predicted_s: of an iteration under the measured conditions, as it was and now.
+        planning_s: what deciding took.
+        copy: of the pipeline.
+    """
+
+    noticed: int
+    running_from: int
+    findings: dict
+    delays_s: dict
+    slow_links: list
+    scheduler: str | None
+    predicted_before_s: float
+    predicted_s: float
+    planning_s: float
+    copy: int = 0
+
+
+class Held(NamedTuple):
+    """What was found and is not acted on yet, as iterations vary more than it would save; seconds.
+
+    Attributes:
+        noticed, findings, delays_s, copy: as Change has them.
+        gain_s: what a change is predicted to save of an iteration.
+        varies_s: by how much the time of an iteration varies.
+        needed: it is acted on once so many iterations in a row have shown it.
+    """
+
+    noticed: int
+    findings: dict
+    delays_s: dict
+    gain_s: float
+    varies_s: float
+    needed: int
+    copy: int = 0
+
+
+class Decider:
+    """What the coordinator decides; it sends nothing."""
+
+    def __init__(self, checked, problem, settings, in_order, memory_nbytes=None):
+        self.running, self.initial, self.settings, self.in_order = checked, checked, settings, in_order
+        self._memory_nbytes = memory_nbytes
+        self.watch = FindingWatch(settings.onset, settings.relief)
+        self.base = self.assumed = problem
+        self.slow_links, self.predicted_s, self.found, self.holds = [], None, {}, False
+        self._since, self._recent, self._noise = 0, [], problem and IterationNoise(_floor_s(problem))
+        self._worst_s = {}
+
+    def occupancy_s(self, source, destination):
+        """Of a message of this pair, as the running plan assumes it."""
+        return planned_delay(self.assumed, source, destination)[1] if self.assumed else 0.0
+
+    def after(self, profile, next_iteration):
+        """The verdict, for JSON, on `profile`, to hold from `next_iteration` on; None if nothing changes."""
+        if profile.iteration < self._since:
+            return None  # Of before the last change took effect.
+        began_s = time.monotonic()
+        self._recent.append(profile)
+        if self.base is None:
+            found = self._calibrate()
+        else:
+            while len(self._recent) > max(self.settings.onset, self.settings.relief):
+                # What is not confirmed by now was noise.
+                self._noise.add(self._recent.pop(0))
+            seen = findings(profile, self.base, self.assumed, self._tolerances(), self._noise)
+            found = self.watch.update(profile.iteration, seen)
+        self.found = found
+        if self.holds and "calibrated" not in found:
+            return None
+        for part in _apart(found):
+            verdict = self._change(profile.iteration, next_iteration, part, began_s)
+            if verdict or not self._recent:
+                return verdict
+        return None
+
+    def _calibrate(self):
+        """Take the undisturbed problem from the first iterations; {"calibrated": 1} once it is known."""
+        if len(self._recent) <= self.settings.calibrate:
+            return {}
+        profiles, nominal = self._recent[1:], self.initial.problem
+        timed = estimate(profiles, nominal, nominal, lambda pair: float("inf"))
+        self._noise = IterationNoise(_floor_s(timed))
+        for profile in profiles:
+            self._noise.add(profile)
+        self.base = estimate(profiles, timed, timed, self._noise.delay_s)
+        if self._memory_nbytes is not None:
+            self.base = within_memory(self.base, profiles, self.initial, self._memory_nbytes)
+        self._recent, self.assumed = profiles, self.base
+        return {"calibrated": 1}
+
+    def _tolerances(self):
+        """What the plan absorbs, per pair; on a plane whose sends block, not more than the shortest action."""
+        found = pair_tolerances(self.running, self.assumed)
+        if self.in_order is None or not self.settings.divert:
+            return found
+        shortest_s = min(*self.assumed.forward, *self.assumed.backward_input)
+        slow = [tuple(pair) for pair in self.slow_links]
+        return {pair: most_s if pair in slow else min(most_s, shortest_s) for pair, most_s in found.items()}
+
+    def _change(self, noticed, next_iteration, found, began_s):
+        calibrated = "calibrated" in found
+        # Nothing that is not confirmed comes along.
+        names = None if calibrated else found
+        problem = estimate(self._recent, self.base, self.assumed, self._noise.delay_s, names)
+        slow = self._slow(_unusual(problem, self.base))
+        healed = [pair for pair in self.slow_links if tuple(pair) not in slow]
+        if healed:
+            problem = with_links_of(self.base, problem, healed)
+        plan = self.initial.plan if problem == self.base and not calibrated else self._plan(problem)
+        before_s = self._predicted(self.running.plan, problem, slow, self.slow_links)
+        links, swaps, predicted_s = self._choose(plan, problem, slow)
+        gain_s, still = before_s - predicted_s, [pair for pair in links if pair in self.slow_links]
+        is_new = links != still or (swaps and plan is not self.initial.plan)
+        shown = len(self._recent) if calibrated else self.watch.count(found)
+        if is_new and (needed := self._needed(gain_s)) > shown:
+            if needed <= REMEMBERED and not calibrated and +1 in found.values():
+                return self._hold_back(noticed, found, problem, gain_s, needed)
+            links, swaps = still, False
+            predicted_s = self._predicted(self.running.plan, problem, slow, links)
+        self.assumed, self.predicted_s = problem, predicted_s
+        self.watch.restart(found)
+        self._recent = []
+        for name in found.keys() - {"calibrated"}:
+            self._noise.forget(name)
+        if swaps:
+            self.running = self.initial if plan is self.initial.plan else check(plan, problem)
+        if calibrated:
+            self.initial = self.running
+        if not swaps and links == self.slow_links and not calibrated:
+            return None
+        self.slow_links, self._since = links, next_iteration
+        delays_s = _named(_unusual(problem, self.base))
+        scheduler = self.running.plan.scheduler if swaps else None
+        planning_s = time.monotonic() - began_s
+        change = Change(noticed, next_iteration, found, delays_s, links, scheduler, before_s, predicted_s, planning_s)
+        plan = self.running.plan.to_dict() if swaps else None
+        return {"change": change._asdict(), "plan": plan, "problem": self.running.problem.to_dict()}
+
+    def _choose(self, plan, problem, slow):
+        """(links off the usual plane, whether `plan` is worth running, seconds of an iteration predicted then)."""
+        settings, running = self.settings, self.running.plan
+        still = [pair for pair in self.slow_links if tuple(pair) in slow]
+        links = [list(pair) for pair in slow] if settings.divert else []
+        times_s = self._times_s(plan, problem, slow, links)
+        for pair in links.copy():
+            # Each link that is not off it yet has to be worth it.
+            without = [other for other in links if other != pair]
+            without_s = self._times_s(plan, problem, slow, without)
+            if pair not in still and min(times_s) >= min(without_s) * (1 - settings.min_divert_gain):
+                links, times_s = without, without_s
+        kept_s, after_s = times_s
+        goes_back = plan is self.initial.plan and after_s <= kept_s * (1 + settings.min_gain)
+        swaps = plan is not running and (goes_back or after_s < kept_s * (1 - settings.min_gain))
+        return links, swaps, after_s if swaps else kept_s
+
+    def _times_s(self, plan, problem, slow, links):
+        """Seconds predicted of an iteration with these links off the usual plane, of the running plan and of `plan`."""
+        return tuple(self._predicted(one, problem, slow, links) for one in (self.running.plan, plan))
+
+    def _needed(self, gain_s):
+        """Iterations in a row that must show why, for what a change saves to be no noise.
+
+        `onset` of them if one varies by no more than that; noise falls with the square root of their number.
+        """
+        return math.ceil(self.settings.onset * (self._noise.iteration_s() / gain_s) ** 2) if gain_s > 0 else math.inf
+
+    def _hold_back(self, noticed, found, problem, gain_s, needed):
+        """Wait for more iterations that show `found`; tells so, for JSON, when it does so first, else None."""
+        if not self.watch.defer(found.keys(), needed):
+            return None
+        delays_s = _named(_unusual(problem, self.base))
+        return {"held": Held(noticed, found, delays_s, gain_s, self._noise.iteration_s(), needed)._asdict()}
+
+    def _slow(self, delays_s):
+        """The pairs whose delays are worth a path of their own: half the shortest action, and more than was healed."""
+        half_s = min(*self.base.forward, *self.base.backward_input) / 2
+        excess_s = {}
+        for pair, delay_s in delays_s.items():
+            key = tuple(sorted(pair))
+            excess_s[key] = max(excess_s.get(key, 0.0), delay_s - sum(planned_delay(self.base, *pair)))
+        slow = []
+        for pair, value in excess_s.items():
+            worst_s = self._worst_s.get(pair, 0.0) if list(pair) in self.slow_links else 0.0
+            if value > max(half_s, HEALED_SHARE * worst_s):
+                slow.append(pair)
+                self._worst_s[pair] = max(value, worst_s)
+        return sorted(slow)
+
+    def _plan(self, problem):
+        settings, running = self.settings, self.running.plan
+        if settings.scheduler == "best":
+            return best(problem, placement=running.placement, start=running, effort=settings.effort)
+        return make_plan(problem, settings.scheduler)
+
+    def _predicted(self, plan, problem, slow, delegated):
+        """Seconds of an iteration; slow links that are on a plane whose sends block do so in the simulator."""
+        predicted_s = simulate(plan, problem).makespan
+        if self.in_order is None or all(list(pair) in delegated for pair in slow):
+            return predicted_s
+        blocking = with_links_of(self.base, problem, map(tuple, delegated))
+        blocked_s = simulate(plan, blocking, in_order=True, queue=self.in_order).makespan
+        return predicted_s + blocked_s - simulate(plan, blocking).makespan
+
+
+def _floor_s(problem):
+    pairs = zip(problem.forward, problem.backward_input, strict=True)
+    return max(FLOOR_S, FLOOR_SHARE * min(forward + backward for forward, backward in pairs))
+
+
+def _apart(found):
+    """The findings that are judged together, so that what going back saves is no reason to leave another link.
+
+    Slow links come first, as to plan for them gains most; then what is well again; ranks that are slower.
+    """
+    parts = ({}, {}, {})
+    for name, sign in found.items():
+        parts[1 if sign < 0 else 2 if name.startswith("rank") else 0][name] = sign
+    return [part for part in parts if part]
+
+
+def _named(delays):
+    """The delays, by pair of ranks, with keys for JSON."""
+    return {f"{one}-{other}": delay_s for (one, other), delay_s in delays.items()}
+
+
+def _unusual(problem, base):
+    """(source, destination) -> the delay of a message, of pairs where that is not the one of `base`."""
+    ranks = range(base.stages)
+    delays = {}
+    for pair in ((one, other) for one in ranks for other in ranks if one != other):
+        delay = planned_delay(problem, *pair)
+        if delay != planned_delay(base, *pair):
+            delays[pair] = sum(delay)
+    return delays

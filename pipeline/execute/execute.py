@@ -1,0 +1,208 @@
+"""Runs a checked plan on the ranks of a communicator: each its own actions, in order, receives posted ahead.
+
+What an action needs of its own rank is handed over in memory; what comes from another rank is a message. Messages from
+one rank to another go in the order of the sender's plan, and their receives are posted in it, so that no tags are
+needed to tell them apart.
+"""
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from lanterne.errors import InputError, LanterneError, TransportTimeout
+from lanterne.pipeline.plan.action import KINDS
+from lanterne.pipeline.plan.costs import costs
+from lanterne.pipeline.plan.plan import PART, PARTS
+from lanterne.pipeline.planes.inline import Inline
+from lanterne.pipeline.simulate.check import CheckedPlan
+from lanterne.pipeline.simulate.program import LAST_KINDS
+
+
+@dataclass(frozen=True, eq=False)
+class Measured:
+    """What one rank did: `actions`, a tuple, and about each an entry of these arrays, (num_actions,).
+
+    Times are those of time.monotonic(); on one host all ranks' have one origin.
+
+    Attributes:
+        ready_s: float64, when the rank had what the action waits for; for one that waits for no message, its start.
+        waited: bool, whether the rank waited for that message: it then came at `ready_s`, else some time before.
+        start_s, end_s: float64.
+        sent_s: float64, when the rank had handed over the action's message and could go on; nan where it sends none.
+        blocked: bool, whether it had to wait for that.
+    """
+
+    rank: int
+    actions: tuple
+    ready_s: np.ndarray
+    waited: np.ndarray
+    start_s: np.ndarray
+    end_s: np.ndarray
+    sent_s: np.ndarray
+    blocked: np.ndarray
+
+
+def execute(checked, stages, comm, inputs=None, targets=None, *, plane=None, timeout_s=None, after=None):
+    """Run one iteration of a plan, all F, B and W, and return this rank's Measured; every rank of `comm` calls it.
+
+    The weights stay as they are: reduce the stages' gradients if there are copies, then call their `step`.
+
+    Args:
+        checked: a CheckedPlan, the same on every rank.
+        stages: stage -> Stage, those that the plan's placement puts on this rank.
+        comm: a Communicator of as many ranks as the plan has.
+        inputs, targets: as Stage.begin has them.
+        plane: the DataPlane that carries messages; None for Inline(comm).
+        timeout_s: seconds to wait for a message; None for the communicator's.
+        after: called with each Action once it has ended and its message is on its way; None for nothing.
+
+    Raises:
+        InputError: the plan does not fit the communicator or the stages.
+        LanterneError: a stage raised; names the rank and the action. The other ranks raise it too, as a TransportError.
+            An InputError, such as a cap that is too small, stays one, on all ranks.
+        TransportTimeout, PeerFailed: as the communicator's messages.
+        After any but a plan that does not fit the communicator, the communicator is closed.
+
+    Cost: buffers for all messages that the rank receives in an iteration, taken at its beginning.
+    """
+    _check_fits(checked, comm)
+    plane = plane or Inline(comm)
+    try:
+        return _IterationRun(checked, stages, comm, plane, timeout_s, after).iteration(inputs, targets)
+    except LanterneError as error:
+        plane.fail(error)
+        comm.fail(error)
+        raise
+
+
+def _check_fits(checked, comm):
+    if not isinstance(checked, CheckedPlan):
+        raise InputError(f"execute: got a {type(checked).__name__}, expected a CheckedPlan, which check() gives")
+    if checked.plan.placement.num_ranks != comm.world_size:
+        raise InputError(
+            f"execute: got a plan for {checked.plan.placement.num_ranks} ranks on {comm.world_size}, expected as many"
+        )
+
+
+class _IterationRun:
+    """One iteration on one rank."""
+
+    def __init__(self, checked, stages, comm, plane, timeout_s, after):
+        self.plan, self.stages, self.comm, self.plane, self.timeout_s = checked.plan, stages, comm, plane, timeout_s
+        self.after = after
+        held = self.plan.placement.stages_of(comm.rank)
+        if sorted(stages) != list(held):
+            raise InputError(f"execute: got stages {sorted(stages)} on rank {comm.rank}, expected {list(held)}")
+        table = costs(checked.problem, self.plan.placement)
+        self.always, ids = table.always, self.plan.ids
+        # The slots (see costs) that columns wait for with their first part, and fill with their last.
+        self.waits = np.where(self.plan.columns[PART] == 1, table.slot[ids], self.always)
+        fills = self.plan.columns[PART] == self.plan.columns[PARTS]
+        self.fills = np.where(fills, table.target[ids], -1)
+        self.receiver = {slot: column for column, slot in enumerate(self.waits.tolist()) if slot != self.always}
+        # By slot: results of this rank's own actions, and messages to come. By (stage, microbatch): what W may read.
+        self.here, self.receives, self.read = {}, {}, {}
+
+    def iteration(self, inputs, targets):
+        rank, plan = self.comm.rank, self.plan
+        actions, first = plan.ranks[rank], int(plan.offsets[rank])
+        ready_s, start_s, end_s = (np.empty(len(actions)) for _ in range(3))
+        sent_s, (waited, blocked) = np.full(len(actions), np.nan), np.zeros((2, len(actions)), bool)
+        self.post_receives()
+        for stage in self.stages.values():
+            self.call("begin", stage.begin, plan.microbatches, inputs, targets)
+        for index, action in enumerate(actions):
+            stage = self.stages[action.stage]
+            given, waited[index] = self.take(first + index, action)
+            ready_s[index] = time.monotonic()
+            lent, peer = self.lend(first + index)
+            start_s[index] = time.monotonic()
+            result = self.perform(action, given, lent)
+            end_s[index] = time.monotonic()
+            if KINDS.index(action.kind) in LAST_KINDS and action.part == action.parts:
+                self.release(action)
+            if peer is not None:
+                blocked[index] = self.plane.send(result, peer, self.timeout_s)
+                sent_s[index] = time.monotonic()
+                if blocked[index]:
+                    stage.waited()
+            elif (slot := int(self.fills[first + index])) >= 0:
+                self.here[slot] = result
+            if self.after is not None:
+                self.after(action)
+        self.plane.finish(self.timeout_s)
+        return Measured(rank, actions, ready_s, waited, start_s, end_s, sent_s, blocked)
+
+    def post_receives(self):
+        """Post the receives of the whole iteration, those from one rank in the order in which it sends."""
+        rank_of, rank = self.plan.rank_of, self.comm.rank
+        for column, slot in enumerate(self.fills.tolist()):
+            if slot < 0 or rank_of[column] == rank or rank_of[self.receiver[slot]] != rank:
+                continue
+            message = self.message(self.receiver[slot], received=True)
+            peer = int(rank_of[column])
+            self.receives[slot] = self.plane.receive(*message, peer), peer
+
+    def message(self, column, received):
+        """(shape, dtype) of what the action of `column` on this rank receives, or else sends."""
+        action = self.plan.ranks[self.comm.rank][column - int(self.plan.offsets[self.comm.rank])]
+        stage = self.stages[action.stage]
+        forward = action.kind == "F"
+        return (stage.input_shape if forward == received else stage.output_shape), stage.dtype
+
+    def take(self, column, action):
+        """What the action of `column` waits for, once it is there, None if it waits for nothing; whether it waited."""
+        slot = int(self.waits[column])
+        if slot == self.always:
+            return None, False
+        if slot in self.here:
+            return self.here.pop(slot), False
+        receive, peer = self.receives.pop(slot)
+        waited = not receive.test()
+        try:
+            buffer = receive.wait(self.timeout_s)
+        except TransportTimeout as error:
+            place = f"pipeline rank {self.comm.rank}, {action}, which waits for rank {peer}"
+            raise TransportTimeout(f"{place}: {error}", (peer,)) from error
+        if waited:
+            self.stages[action.stage].waited()
+        self.read.setdefault((action.stage, action.microbatch), []).append(buffer)
+        return buffer, waited
+
+    def release(self, action):
+        """The last action of a microbatch on a stage has ended: its messages may be overwritten."""
+        for buffer in self.read.pop((action.stage, action.microbatch), ()):
+            self.plane.release(buffer)
+
+    def lend(self, column):
+        """(the buffer, the rank) for what the action of `column` sends to another rank; (None, None) if it does not."""
+        slot = int(self.fills[column])
+        if slot < 0:
+            return None, None
+        peer = int(self.plan.rank_of[self.receiver[slot]])
+        if peer == self.comm.rank:
+            return None, None
+        return self.plane.lend(*self.message(column, received=False), peer), peer
+
+    def perform(self, action, given, lent):
+        """Call the stage; what it returns goes to the next one."""
+        kind, stage, microbatch, part, parts = action
+        stage, result = self.stages[stage], None
+        if kind == "F":
+            result = self.call(action, stage.forward, microbatch, given, lent, part, parts)
+        if kind in ("B", "BW"):
+            result = self.call(action, stage.backward_input, microbatch, given, lent, part, parts)
+        if kind in ("W", "BW"):
+            self.call(action, stage.backward_weight, microbatch, part, parts)
+        return result
+
+    def call(self, what, function, *args):
+        """function(*args), an exception of which becomes a LanterneError that names the place."""
+        try:
+            return function(*args)
+        except InputError as error:
+            raise InputError(f"pipeline rank {self.comm.rank}, {what}: {error}") from error
+        except Exception as error:
+            place = f"pipeline rank {self.comm.rank}, {what}"
+            raise LanterneError(f"{place}: {type(error).__name__}: {error}") from error

@@ -1,0 +1,115 @@
+"""A stage that only waits, for studies of schedules."""
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from lanterne.kernels.cpu.delay import wait_until
+from lanterne.pipeline.execute.stage import Stage
+from lanterne.pipeline.plan.action import KINDS
+from lanterne.pipeline.plan.costs import costs
+
+# The last part of a wait polls and yields. More would take the core from the ranks that share it, and an action that
+# ends late costs nothing while another follows: deadlines are absolute.
+SPIN_S = 2e-4
+
+
+@dataclass(slots=True)
+class Clock:
+    """When the work of a rank that is under way is due to end; its stages share it.
+
+    An action that follows at once begins at the deadline of the one before, so lateness in waking up does not add up.
+
+    Attributes:
+        deadline_s: of time.monotonic(); None where the rank has nothing to do: the next work begins when it comes.
+    """
+
+    deadline_s: float | None = None
+
+    def work(self, duration_s):
+        """Return once work of `duration_s` that follows is due to have ended."""
+        self.deadline_s = (time.monotonic() if self.deadline_s is None else self.deadline_s) + duration_s
+        wait_until(self.deadline_s, SPIN_S)
+
+    def restart(self):
+        """The rank had nothing to do."""
+        self.deadline_s = None
+
+
+class StreamClock:
+    """As Clock, on a device: the CPU queues delays, and goes on.
+
+    Args:
+        stream: where the stages compute.
+        delay: a function (duration_s, stream), such as cuda_delay's.
+    """
+
+    def __init__(self, stream, delay):
+        self._stream, self._delay = stream, delay
+
+    def work(self, duration_s):
+        """Hold the stream up for `duration_s`."""
+        self._delay(duration_s, self._stream)
+
+    def restart(self):
+        """The stream waits by itself."""
+
+
+class TimedStage(Stage):
+    """F, B and W take the given seconds and compute nothing; messages are of `nbytes` bytes.
+
+    Args:
+        durations_s: of F, B and W, three numbers.
+        clock: the Clock, or StreamClock, of the rank.
+        nbytes: of a message.
+        begins, ends: whether a route begins or ends here.
+        xp: the array module, numpy or cupy.
+    """
+
+    def __init__(self, durations_s, clock, nbytes=0, begins=False, ends=False, xp=np):
+        self.durations_s, self.clock, self.dtype, self.xp = tuple(durations_s), clock, np.dtype(np.uint8), xp
+        self.input_shape = None if begins else (nbytes,)
+        self.output_shape = None if ends else (nbytes,)
+
+    def begin(self, microbatches, inputs=None, targets=None):
+        self.clock.restart()
+
+    def forward(self, microbatch, x=None, out=None, part=1, parts=1):
+        self.clock.work(self.durations_s[0] / parts)
+        return self._message(self.output_shape, out, part == parts)
+
+    def backward_input(self, microbatch, dy=None, out=None, part=1, parts=1):
+        self.clock.work(self.durations_s[1] / parts)
+        return self._message(self.input_shape, out, part == parts)
+
+    def backward_weight(self, microbatch, part=1, parts=1):
+        self.clock.work(self.durations_s[2] / parts)
+
+    def step(self):
+        """Nothing to update."""
+
+    def waited(self):
+        self.clock.restart()
+
+    def _message(self, shape, out, is_last):
+        if shape is None or not is_last:
+            return None
+        return self.xp.zeros(shape, self.dtype) if out is None else out
+
+
+def timed_stages(problem, placement, rank, unit_s, clock=None, xp=np):
+    """The stages that `rank` holds, stage -> TimedStage on one clock, with the problem's durations times `unit_s`.
+
+    Messages have the problem's number of bytes, the larger of its two, rounded down.
+
+    Args:
+        clock, xp: as TimedStage has them; None for a new Clock.
+    """
+    table, clock = costs(problem, placement), clock or Clock()
+    stages = {}
+    for stage in placement.stages_of(rank):
+        durations_s = [unit_s * float(table.duration[table.id(KINDS.index(kind), stage, 0)]) for kind in "FBW"]
+        begins, ends = placement.step(stage, -1) is None, placement.step(stage, 1) is None
+        stages[stage] = TimedStage(durations_s, clock, int(max(problem.message_nbytes)), begins, ends, xp)
+    return stages

@@ -1,0 +1,299 @@
+"""Stages made of layers: a model is cut between any two of its layers, and computes the same however it is cut."""
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from lanterne.errors import InputError
+from lanterne.kernels.arrays import address_of
+from lanterne.pipeline.execute.stage import Stage
+from lanterne.pipeline.model.layer import LayerChain
+
+
+@dataclass(frozen=True)
+class StageModel:
+    """Layers one after the other, and a loss.
+
+    Attributes:
+        layers: tuple of Layer; what a stage holds is a run of these.
+        loss: CrossEntropy or SquaredError.
+        shapes: (len(layers) + 1,) shapes of one microbatch's activations before, between and after the layers.
+        check_inputs, check_targets: functions called with all of an iteration's, which raise InputError; None for none.
+    """
+
+    layers: tuple
+    loss: object
+    shapes: tuple
+    check_inputs: object = None
+    check_targets: object = None
+
+    def starts(self, num_stages):
+        """(num_stages + 1,) ints: stage i holds layers starts[i] to starts[i + 1] - 1, of equal numbers.
+
+        Raises:
+            InputError: fewer layers than stages.
+        """
+        if not 1 <= num_stages <= len(self.layers):
+            raise InputError(f"stages: got {num_stages}, expected 1 to {len(self.layers)}, the layers of the model")
+        return tuple(len(self.layers) * stage // num_stages for stage in range(num_stages + 1))
+
+
+def make_stages(model, num_stages, make_optimizer, dtype=np.float32, seed=0, xp=np, starts=None, multiple=1):
+    """The model's stages, a list of LayerStage.
+
+    Args:
+        make_optimizer: a function that returns an object with step(parameters, gradients), such as Adam.
+        dtype: of parameters and activations, float32 or float64.
+        seed: of the parameters; each layer's depend on it and on the layer's place in the model, not on the cut.
+        xp: the array module, numpy or cupy.
+        starts: where the stages begin, as a Partition has it; None for equal numbers of layers.
+        multiple: as LayerStage has it.
+
+    Raises:
+        InputError: fewer layers than stages, or starts that do not cut the model.
+    """
+    starts = model.starts(num_stages) if starts is None else check_starts(model, num_stages, starts)
+    return [LayerStage(model, a, b, make_optimizer(), dtype, seed, xp, multiple) for a, b in pairwise(starts)]
+
+
+def check_starts(model, num_stages, starts):
+    """`starts` as a tuple, if they cut the model into `num_stages` stages.
+
+    Raises:
+        InputError: they do not.
+    """
+    starts = tuple(starts)
+    cuts = [0, *starts[1:-1], len(model.layers)]
+    if len(starts) != num_stages + 1 or starts != tuple(cuts) or any(a >= b for a, b in pairwise(starts)):
+        raise InputError(
+            f"starts: got {starts}, expected {num_stages + 1} ascending numbers from 0 to {len(model.layers)}"
+        )
+    return starts
+
+
+@dataclass(slots=True)
+class _Microbatch:
+    """What is held for one: an entry per layer and one for the loss, and what a part hands to the next.
+
+    `state` is the kind that comes next; `passed` counts the layers that B has passed.
+    """
+
+    entries: list
+    carried: object = None
+    state: str = "F"
+    passed: int = 0
+
+
+class LayerStage(Stage):
+    """Layers start to stop - 1 of a model.
+
+    Parts of an action are runs of layers, of as equal a number as can be.
+
+    Args:
+        seed: of the parameters; None for zeros, where a state will be put.
+        multiple: the vectors are this long or a multiple, zeros at their end, so that so many ranks can share them.
+
+    Attributes:
+        chain: the LayerChain of its layers.
+        parameters, gradients: (chain.num_parameters,) arrays, or longer; gradients are the sums of this iteration's W
+            so far, of the mean of the microbatches' losses.
+        optimizer: what `step` asks.
+    """
+
+    def __init__(self, model, start, stop, optimizer, dtype=np.float32, seed=0, xp=np, multiple=1):
+        self.chain = chain = LayerChain(model.layers[start:stop])
+        self.model, self.layers, self.optimizer, self._start = model, chain.layers, optimizer, start
+        self.dtype, self.xp = np.dtype(dtype), xp
+        self.input_shape = model.shapes[start] if start else None
+        self.output_shape = model.shapes[stop] if stop < len(model.layers) else None
+        self.parameters = xp.zeros(-(-chain.num_parameters // multiple) * multiple, self.dtype)
+        if seed is not None:
+            draws = [layer.initial(np.random.default_rng([seed, start + i])) for i, layer in enumerate(self.layers)]
+            drawn = np.concatenate(draws).astype(self.dtype)
+            self.parameters[: len(drawn)] = xp.asarray(drawn)
+        self.gradients = xp.zeros_like(self.parameters)
+        self._parameters, self._gradients = chain.split(self.parameters), chain.split(self.gradients)
+        self._held, self._aside, self._losses, self._scale = {}, {}, {}, 1.0
+        self._inputs = self._targets = None
+
+    def places(self):
+        """(chain.num_parameters,) int64: where its parameters are in the vector of all of the model's, whole ones."""
+        before = sum(layer.num_whole for layer in self.model.layers[: self._start])
+        return before + self.chain.part_of(np.arange(self.chain.num_whole))
+
+    def begin(self, microbatches, inputs=None, targets=None):
+        """See Stage.
+
+        Raises:
+            InputError: an iteration is under way, or inputs or targets are missing or not what the model takes.
+        """
+        if self.in_flight:
+            raise InputError(f"begin: microbatches {self.in_flight} are under way, expected all W before")
+        self._losses, self._scale = {}, 1 / microbatches
+        if self.input_shape is None:
+            self._inputs = self._given("inputs", inputs, microbatches, self.model.check_inputs)
+        if self.output_shape is None:
+            self._targets = self._given("targets", targets, microbatches, self.model.check_targets)
+
+    def _given(self, what, arrays, microbatches, check):
+        if arrays is None or len(arrays) != microbatches:
+            got = "none" if arrays is None else len(arrays)
+            raise InputError(f"{what}: got {got}, expected one for each of {microbatches} microbatches")
+        arrays = self.xp.asarray(arrays)
+        if np.issubdtype(arrays.dtype, np.floating):
+            arrays = arrays.astype(self.dtype, copy=False)
+        if check is not None:
+            check(arrays)
+        return arrays
+
+    def forward(self, microbatch, x=None, out=None, part=1, parts=1):
+        """See Stage.
+
+        Raises:
+            InputError: out of order, or an array of another shape or dtype.
+        """
+        if part == 1:
+            if microbatch in self.in_flight:
+                raise InputError(f"F of microbatch {microbatch}: it is held already, expected its W before")
+            x = self._inputs[microbatch] if self.input_shape is None else self._checked("x", x, self.input_shape)
+            self._held[microbatch] = _Microbatch([None] * (len(self.layers) + 1), x)
+        held = self._state(microbatch, "F")
+        for index in self._run(part, parts):
+            last = index == len(self.layers) - 1
+            target = self._lent(out, self.output_shape) if last and self.output_shape else None
+            held.carried, held.entries[index] = self.layers[index].forward(
+                self._parameters[index], held.carried, target
+            )
+        if part < parts:
+            return None
+        y, held.carried, held.state = held.carried, None, "B"
+        if self.output_shape is not None:
+            return y
+        self._losses[microbatch], held.entries[-1] = self.model.loss.forward(y, self._targets[microbatch])
+        return None
+
+    def backward_input(self, microbatch, dy=None, out=None, part=1, parts=1):
+        """See Stage.
+
+        Raises:
+            InputError: out of order, or an array of another shape or dtype.
+        """
+        held = self._state(microbatch, "B")
+        if part == 1 and self.output_shape is None:
+            held.carried = self.model.loss.backward_input(held.entries[-1], self._scale)
+            held.entries[-1] = None
+        elif part == 1:
+            held.carried = self._checked("dy", dy, self.output_shape)
+        for index in self._run(part, parts, backward=True):
+            target = None if index or self.input_shape is None else self._lent(out, self.input_shape)
+            held.carried, held.entries[index] = self.layers[index].backward_input(
+                self._parameters[index], held.entries[index], held.carried, target
+            )
+            held.passed += 1
+        if part < parts:
+            return None
+        dx, held.carried, held.state = held.carried, None, "W"
+        return dx if self.input_shape is not None else None
+
+    def backward_weight(self, microbatch, part=1, parts=1):
+        """See Stage. With the same parts as B, a part of W may follow the same part of B at once: BW in parts.
+
+        Raises:
+            InputError: out of order.
+        """
+        run = self._run(part, parts, backward=True)
+        held = self._held.get(microbatch)
+        if held is None or part == parts or held.passed < len(self.layers) - min(run, default=len(self.layers)):
+            held = self._state(microbatch, "W")
+        for index in run:
+            self.layers[index].backward_weight(held.entries[index], self._gradients[index])
+            held.entries[index] = None
+        if part == parts:
+            del self._held[microbatch]
+
+    def step(self):
+        """See Stage.
+
+        Raises:
+            InputError: microbatches are under way.
+        """
+        if self.in_flight:
+            raise InputError(f"step: microbatches {self.in_flight} are under way, expected all W before")
+        self.optimizer.step(self.parameters, self.gradients)
+        self.gradients[...] = 0
+
+    @property
+    def in_flight(self):
+        """The microbatches whose F has begun and whose W has not ended, ascending, a list."""
+        return sorted((*self._held, *self._aside))
+
+    @property
+    def losses(self):
+        return {microbatch: float(loss) for microbatch, loss in self._losses.items()}
+
+    @property
+    def nbytes_held(self):
+        """See Stage. Memory that several layers hold counts once; what is set aside does not."""
+        arrays = {}
+        for microbatch in self._held:
+            for array in self.held_arrays(microbatch):
+                arrays[address_of(array), array.nbytes] = array.nbytes
+        return sum(arrays.values())
+
+    def held_arrays(self, microbatch):
+        """The arrays held for a microbatch, a list; some may share memory."""
+        held = self._held.get(microbatch)
+        return [] if held is None else list(_arrays((held.entries, held.carried)))
+
+    def set_aside(self, microbatch, replace):
+        """Hold replace(array), anything, in place of each array held for a microbatch, until it is brought back."""
+        held = self._held.pop(microbatch)
+        held.entries, held.carried = _replaced([held.entries, held.carried], replace)
+        self._aside[microbatch] = held
+
+    def bring_back(self, microbatch, replace):
+        """Hold the array replace(x) in place of each x that `set_aside` put there."""
+        held = self._aside.pop(microbatch)
+        held.entries, held.carried = _replaced([held.entries, held.carried], replace)
+        self._held[microbatch] = held
+
+    def _run(self, part, parts, backward=False):
+        """The layers of a part, in the order in which they run."""
+        count = len(self.layers)
+        order = range(count)[::-1] if backward else range(count)
+        return order[count * (part - 1) // parts : count * part // parts]
+
+    def _state(self, microbatch, kind):
+        held = self._held.get(microbatch)
+        if held is None or held.state != kind:
+            got = "is not held" if held is None else f"waits for its {held.state}"
+            raise InputError(f"{kind} of microbatch {microbatch}: it {got}, expected F, B and W in this order")
+        return held
+
+    def _checked(self, what, array, shape):
+        if array is None or tuple(array.shape) != shape or array.dtype != self.dtype:
+            got = "none" if array is None else f"{array.dtype} {tuple(array.shape)}"
+            raise InputError(f"{what}: got {got}, expected {self.dtype} {shape}")
+        return array
+
+    def _lent(self, out, shape):
+        if out is not None and not self._checked("out", out, shape).flags.c_contiguous:
+            raise InputError("out: got a non-contiguous array, expected a C-contiguous one")
+        return out
+
+
+def _arrays(held):
+    """The arrays in nested lists and tuples."""
+    if isinstance(held, (list, tuple)):
+        for item in held:
+            yield from _arrays(item)
+    elif held is not None:
+        yield held
+
+
+def _replaced(held, replace):
+    """`held` with replace(array) for each array in its lists and tuples."""
+    if isinstance(held, (list, tuple)):
+        return type(held)(_replaced(item, replace) for item in held)
+    return None if held is None else replace(held)

@@ -1,0 +1,199 @@
+"""A problem on a placement, as flat tables that the simulator and the planners index by action.
+
+The id of a whole action is (kind * num_stages + stage) * microbatches + microbatch, kind being its index in KINDS. What
+an action waits for from another stage comes into a *slot*, one for F and one for B or BW of each stage and microbatch;
+what it waits for on its own rank is a matter of the order there. So each action waits for one slot and fills at most
+one. Behind those comes one slot that is always full, and a *gate* for each stage, filled by its data-parallel
+all-gather: an action of no duration, with the ids behind all others, that the simulator puts before the stage's first
+F.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+import numpy as np
+
+from lanterne.errors import InputError
+from lanterne.pipeline.plan.action import FUSED, KINDS, NEEDS
+from lanterne.pipeline.plan.placement import Placement
+from lanterne.pipeline.plan.problem import Problem
+
+
+@dataclass(frozen=True, eq=False)
+class Costs:
+    """Tables of a problem on a placement, made by `costs`.
+
+    Attributes, all (num_kinds * num_stages * microbatches,) and indexed by action id:
+        duration: float64, of the whole action; for a BW that of B plus W.
+        latency, occupancy: float64, of the message that it sends; 0 on one rank.
+        link: int64, the link of that message; -1 where it occupies none.
+        alloc, free: float64, memory taken at its start and given back at its end (both at least 0).
+        slot: int64, the slot it waits for; `always` for actions that need no other stage.
+        target: int64, the slot that its message fills; -1 for none.
+    and:
+        initial: (num_slots,) float64, when a slot is full: 0 for those that nobody fills, -1 (not yet) for the others.
+        always: the slot that is always full; the gate of stage s waits for slot always + 1 + s.
+        stage_rank: (num_stages,) int64.
+        num_links: links that messages can occupy; shared: whether ranks share one of them as senders.
+        all_gather, reduce: (num_stages,) float64, data-parallel times; all 0 where there is none.
+    """
+
+    problem: Problem
+    placement: Placement
+    duration: np.ndarray
+    latency: np.ndarray
+    occupancy: np.ndarray
+    link: np.ndarray
+    alloc: np.ndarray
+    free: np.ndarray
+    slot: np.ndarray
+    target: np.ndarray
+    initial: np.ndarray
+    always: int
+    stage_rank: np.ndarray
+    num_links: int
+    shared: bool
+    all_gather: np.ndarray
+    reduce: np.ndarray
+
+    @property
+    def microbatches(self):
+        return self.problem.microbatches
+
+    def id(self, kind, stage, microbatch):
+        """The id of an action; `kind` is an index in KINDS. Works on arrays too."""
+        return (kind * self.placement.num_stages + stage) * self.problem.microbatches + microbatch
+
+    @cached_property
+    def gates(self):
+        """What the gates append to the lists below: no duration, no message, a slot each."""
+        stages = self.placement.num_stages
+        none, zero = [-1] * stages, [0.0] * stages
+        return zero, [self.always + 1 + stage for stage in range(stages)], none, zero, zero, none
+
+    @cached_property
+    def lists(self):
+        """(duration, slot, target, latency, occupancy, link), gates included, as lists: loops read them faster."""
+        tables = self.duration, self.slot, self.target, self.latency, self.occupancy, self.link
+        return tuple(table.tolist() + more for table, more in zip(tables, self.gates, strict=True))
+
+    @cached_property
+    def initial_list(self):
+        return self.initial.tolist()
+
+    @cached_property
+    def kinds_and_stages(self):
+        """Kind (index in KINDS) and stage of each id, two lists."""
+        block = np.arange(len(self.duration)) // self.microbatches
+        kind, stage = np.divmod(block, self.placement.num_stages)
+        return kind.tolist(), stage.tolist()
+
+    @cached_property
+    def gathers(self):
+        """Whether there are data-parallel all-gathers."""
+        return bool(self.all_gather.any())
+
+    @cached_property
+    def reduces(self):
+        """Whether there are data-parallel all-reduces or reduce-scatters."""
+        return bool(self.reduce.any())
+
+
+@lru_cache(maxsize=64)
+def costs(problem, placement):
+    """The Costs of `problem` on `placement`; kept for the pairs used last.
+
+    Raises:
+        InputError: the placement has another number of ranks than the problem has stages.
+    """
+    if placement.num_ranks != problem.stages:
+        raise InputError(
+            f"placement: got {placement.num_ranks} ranks, expected {problem.stages}, one per stage of the problem"
+        )
+    rank, share = np.array(placement.stage_to_rank), np.array(placement.shares(), float)
+    duration = np.array([np.array(problem.durations[kind])[rank] / share for kind in KINDS])
+    alloc, free = _memory(problem.limits, rank, share)
+    slot, target, initial = _slots(placement, problem.microbatches)
+    latency, occupancy, link, sources = _messages(problem, placement)
+    data_parallel = problem.data_parallel
+    reduce, all_gather = data_parallel[1:] if data_parallel else ((0.0,) * problem.stages,) * 2
+    per_action = [np.repeat(table, problem.microbatches) for table in (duration, latency, occupancy, link, alloc, free)]
+    return Costs(
+        problem,
+        placement,
+        *per_action,
+        slot=slot,
+        target=target,
+        initial=initial,
+        always=len(initial) - 1 - placement.num_stages,
+        stage_rank=rank,
+        num_links=len(sources),
+        shared=any(len(ranks) > 1 for ranks in sources),
+        reduce=np.array(reduce)[rank] / share,
+        all_gather=np.array(all_gather)[rank] / share,
+    )
+
+
+def _memory(limits, rank, share):
+    """What each kind takes and gives back, two (num_kinds, num_stages) arrays."""
+    change = {kind: np.array(deltas)[rank] / share for kind, deltas in zip("FBW", limits[:3], strict=True)}
+    alloc = {kind: np.maximum(delta, 0.0) for kind, delta in change.items()}
+    free = {kind: np.maximum(-delta, 0.0) for kind, delta in change.items()}
+    for whole, pieces in FUSED.items():
+        alloc[whole] = sum(alloc[kind] for kind in pieces)
+        free[whole] = sum(free[kind] for kind in pieces)
+    return np.array([alloc[kind] for kind in KINDS]), np.array([free[kind] for kind in KINDS])
+
+
+def _remote_needs():
+    """Every need that crosses stages: (kind that waits, kind or fused kind that serves it, step to its stage)."""
+    for kind, needs in NEEDS.items():
+        for needed, step in needs:
+            if step:
+                for server in (needed, *(whole for whole, pieces in FUSED.items() if needed in pieces)):
+                    yield kind, server, step
+
+
+def _slots(placement, microbatches):
+    """(slot, target) per action id, and `initial` per slot."""
+    stages = placement.num_stages
+    always = 2 * stages * microbatches
+    slot = np.full((len(KINDS), stages, microbatches), always)
+    target = np.full_like(slot, -1)
+    initial = np.zeros(always + 1 + stages)
+    each = np.arange(microbatches)
+    for kind, server, step in _remote_needs():
+        half = 0 if kind == "F" else stages * microbatches
+        for stage in range(stages):
+            serving = placement.step(stage, step)
+            if serving is not None:
+                slots = half + stage * microbatches + each
+                slot[KINDS.index(kind), stage] = slots
+                target[KINDS.index(server), serving] = slots
+                initial[slots] = -1.0
+    return slot.reshape(-1), target.reshape(-1), initial
+
+
+def _messages(problem, placement):
+    """latency, occupancy, link by (kind, stage) of the sender; and the set of source ranks of each link."""
+    shape = len(KINDS), placement.num_stages
+    latency, occupancy, link = np.zeros(shape), np.zeros(shape), np.full(shape, -1)
+    groups = {pair: i for i, group in enumerate(problem.shared_links) for pair in group}
+    numbers, sources = {}, []
+    for kind, server, step in _remote_needs():
+        nbytes = problem.message_nbytes[0 if kind == "F" else 1]
+        for stage in range(placement.num_stages):
+            serving = placement.step(stage, step)
+            if serving is None:
+                continue
+            pair = src, dst = placement.stage_to_rank[serving], placement.stage_to_rank[stage]
+            at = KINDS.index(server), serving
+            latency[at] = problem.latency(src, dst)
+            occupancy[at] = problem.occupancy(src, dst, nbytes)
+            if occupancy[at] > 0:
+                number = numbers.setdefault(groups.get(pair, pair), len(numbers))
+                if number == len(sources):
+                    sources.append(set())
+                sources[number].add(src)
+                link[at] = number
+    return latency, occupancy, link, sources

@@ -1,0 +1,208 @@
+"""What is to be planned: stages, microbatches, and what each piece of work costs in time and memory.
+
+A problem describes one rank per stage. A placement that gives a rank several stages (loop, wave) cuts the rank's work,
+memory and data-parallel time into as many equal stages; messages keep their size. All times are in one unit of the
+user's choice.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+from lanterne.errors import InputError
+from lanterne.pipeline.plan.fields import MOST, as_count, as_numbers, as_pairs, as_per_pair, check_keys
+from lanterne.pipeline.plan.resources import (
+    DataParallel,
+    Recompute,
+    StageMemory,
+    read_data_parallel,
+    read_memory,
+    read_recompute,
+)
+
+TIMES = ("forward", "backward_input", "backward_weight")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A pipeline to plan; equal problems compare and hash equal.
+
+    Wherever a value per stage is wanted, one number stands for all. Given values are checked and turned into tuples of
+    floats.
+
+    Attributes:
+        stages: ranks of the pipeline, one stage each.
+        microbatches: at least 1; fewer than stages too.
+        forward, backward_input, backward_weight: (stages,) durations of F, B and W; only W's may be 0. A BW takes B +
+            W.
+        link_latency: (stages - 1,) for the link between ranks i and i + 1, both ways, where any other pair takes the
+            largest; or (stages, stages) by [source][destination].
+        link_bandwidth: bytes per unit of time, shaped likewise, None for unlimited, any other pair taking the smallest.
+            A message occupies its link for nbytes / bandwidth, and arrives link_latency after that.
+        message_nbytes: bytes of an activation and of its gradient: one number, or two, or {"forward",
+            "backward_input"}.
+        shared_links: groups of [source, destination] pairs whose messages queue on one physical link. Any other pair
+            has a link of its own.
+        max_inflight_activations: the memory limit in activations, one or (stages,); F adds 1, W takes it away. None: no
+            limit.
+        memory: instead of that, {"forward", "backward_input", "backward_weight", "capacity"}; see StageMemory.
+        data_parallel: {"kind": "all_reduce", "time"} or {"kind": "zero1", "reduce_scatter", "all_gather"}; see
+            DataParallel.
+        recompute: True, or {"time": its duration if not F's, "keeps": 0 to 1}; see Recompute.
+
+    Raises:
+        InputError: a value cannot be; the message begins with its key.
+    """
+
+    stages: int
+    microbatches: int
+    forward: tuple
+    backward_input: tuple
+    backward_weight: tuple
+    link_latency: tuple = 0.0
+    link_bandwidth: tuple | None = None
+    message_nbytes: tuple = 0.0
+    shared_links: tuple = ()
+    max_inflight_activations: tuple | None = None
+    memory: StageMemory | None = None
+    data_parallel: DataParallel | None = None
+    recompute: Recompute | None = None
+
+    def __post_init__(self):
+        def put(key, value):
+            object.__setattr__(self, key, value)
+
+        put("stages", as_count("stages", self.stages))
+        put("microbatches", as_count("microbatches", self.microbatches))
+        if self.stages * self.microbatches > MOST:
+            raise InputError(
+                f"microbatches: got {self.microbatches} on {self.stages} stages, expected at most {MOST} in all"
+            )
+        for key in TIMES:
+            put(key, as_numbers(key, getattr(self, key), self.stages, positive=key != "backward_weight"))
+        put("link_latency", as_per_pair("link_latency", self.link_latency, self.stages))
+        if self.link_bandwidth is not None:
+            key = "link_bandwidth"
+            put(key, as_per_pair(key, self.link_bandwidth, self.stages, positive=True, or_none=True))
+        put("message_nbytes", _message_nbytes(self.message_nbytes))
+        if self.link_bandwidth is not None and not any(self.message_nbytes):
+            raise InputError("message_nbytes: got none beside a link_bandwidth, expected the bytes of a message")
+        put("shared_links", as_pairs("shared_links", self.shared_links, self.stages))
+        if self.max_inflight_activations is not None:
+            if self.memory is not None:
+                raise InputError("memory: got a max_inflight_activations too, expected one of them")
+            key = "max_inflight_activations"
+            put(key, as_numbers(key, self.max_inflight_activations, self.stages, or_none=True))
+        put("memory", read_memory(self.memory, self.stages))
+        put("data_parallel", read_data_parallel(self.data_parallel, self.stages))
+        put("recompute", read_recompute(self.recompute, self.stages, self.forward))
+        _check_capacity(self)
+
+    @cached_property
+    def limits(self):
+        """The StageMemory of this problem, whichever way it was given, recomputation included."""
+        memory = self.memory
+        if memory is None:
+            ones = (1.0,) * self.stages
+            given = self.max_inflight_activations or (None,) * self.stages
+            capacity = tuple(math.inf if value is None else value for value in given)
+            memory = StageMemory(ones, (0.0,) * self.stages, (-1.0,) * self.stages, capacity)
+        if self.recompute is None:
+            return memory
+        kept = tuple(value * self.recompute.keeps for value in memory.forward)
+        made_again = zip(memory.forward, kept, memory.backward_input, strict=True)
+        return memory._replace(
+            forward=kept, backward_input=tuple(full - part + given for full, part, given in made_again)
+        )
+
+    @cached_property
+    def durations(self):
+        """Kind -> (stages,) durations, recomputation included."""
+        extra = self.recompute.time if self.recompute else (0.0,) * self.stages
+        backward = tuple(a + b for a, b in zip(self.backward_input, extra, strict=True))
+        fused = tuple(a + b for a, b in zip(backward, self.backward_weight, strict=True))
+        return {"F": self.forward, "B": backward, "W": self.backward_weight, "BW": fused}
+
+    def latency(self, src, dst):
+        """Time from a message's last byte on the link to its arrival; 0 on one rank."""
+        return _of_pair(self.link_latency, src, dst, max, 0.0)
+
+    def occupancy(self, src, dst, nbytes):
+        """Time for which a message of `nbytes` keeps the link busy."""
+        bandwidth = None if self.link_bandwidth is None else _of_pair(self.link_bandwidth, src, dst, _least, None)
+        return 0.0 if bandwidth is None else nbytes / bandwidth
+
+    def needed_memory(self, rank, stages_per_rank=1):
+        """The least capacity with which any schedule can exist on `rank`.
+
+        Before the B of a microbatch on its last stage here can start, its F have ended on all stages of this rank.
+        """
+        limits = self.limits
+        return limits.forward[rank] + max(limits.backward_input[rank], 0.0) / stages_per_rank
+
+    @classmethod
+    def from_dict(cls, document):
+        """The problem that a JSON object describes; its keys are the attributes above, notes beside them are allowed.
+
+        Raises:
+            InputError: no object, a key is missing or misspelt, or a value cannot be.
+        """
+        known = {name: field.default for name, field in cls.__dataclass_fields__.items()}
+        required = ("stages", "microbatches", *TIMES)
+        check_keys("problem", document, known, required)
+        return cls(**{key: document[key] for key in known if key in document})
+
+    def to_dict(self):
+        """A JSON object that `from_dict` turns into an equal problem."""
+        document = {"stages": self.stages, "microbatches": self.microbatches}
+        document |= {key: list(getattr(self, key)) for key in TIMES}
+        document["link_latency"] = _lists(self.link_latency)
+        document["max_inflight_activations"] = _lists(self.max_inflight_activations)
+        if self.link_bandwidth is not None:
+            document["link_bandwidth"] = _lists(self.link_bandwidth)
+        if any(self.message_nbytes):
+            document["message_nbytes"] = list(self.message_nbytes)
+        if self.shared_links:
+            document["shared_links"] = _lists(self.shared_links)
+        if self.memory is not None:
+            del document["max_inflight_activations"]
+            document["memory"] = self.memory.to_dict()
+        if self.data_parallel is not None:
+            document["data_parallel"] = self.data_parallel.to_dict()
+        if self.recompute is not None:
+            document["recompute"] = {"time": list(self.recompute.time), "keeps": self.recompute.keeps}
+        return document
+
+
+def _lists(value):
+    return [_lists(item) for item in value] if isinstance(value, tuple) else value
+
+
+def _least(values):
+    return min((value for value in values if value is not None), default=None)
+
+
+def _of_pair(table, src, dst, pick, here):
+    if src == dst:
+        return here
+    if table and isinstance(table[0], tuple):
+        return table[src][dst]
+    return table[min(src, dst)] if abs(src - dst) == 1 else pick(table)
+
+
+def _message_nbytes(given):
+    key = "message_nbytes"
+    if isinstance(given, dict):
+        check_keys(key, given, ("forward", "backward_input"), ("forward", "backward_input"))
+        given = given["forward"], given["backward_input"]
+    return as_numbers(key, given, 2)
+
+
+def _check_capacity(problem):
+    key = "max_inflight_activations" if problem.memory is None else "memory.capacity"
+    for rank, capacity in enumerate(problem.limits.capacity):
+        needed = problem.needed_memory(rank)
+        if capacity < needed * (1 - 1e-9):
+            raise InputError(
+                f"{key}: got {capacity:g} on stage {rank}, expected at least {needed:g}, which any schedule needs"
+            )

@@ -1,0 +1,377 @@
+"""The data plane of delegates: CPU processes send and receive, and the computing rank never waits for a send.
+
+Stages write what they send into shared memory that they are lent, and read what they receive there, between ranks of
+one host where the sender wrote it, which needs no process; see transport/rails/delegate_transport.py. Links that have no delegates are
+served directly, as Inline does.
+Paper: ADAPTRA, section 5.2.
+"""
+
+import math
+import os
+import time
+from itertools import combinations
+from time import monotonic_ns as now_ns
+
+import numpy as np
+
+from lanterne.collectives.execute.requests import CollectiveRequest
+from lanterne.errors import InputError, Unavailable
+from lanterne.pipeline.device.message_staging import MessageStaging
+from lanterne.pipeline.planes.base import DataPlane, Receive, free_nbytes
+from lanterne.pipeline.planes.inline import Inline
+from lanterne.transport.base import timeout_error
+from lanterne.transport.rails.delegate_memory import check_machine, landed_counter
+from lanterne.transport.rails.delegate_transport import DEFAULT_RAILS, Delegates, queues_needed
+from lanterne.transport.rails.rail_names import network_host
+from lanterne.transport.shaped import SPIN_S, Ends
+
+# Of the memory that the host has free, for all ranks together.
+MEMORY_SHARE = 0.5
+# Messages with which the rate of a queue is measured, and their size.
+PROBES, PROBE_NBYTES = 16, 1 << 20
+
+
+class DelegatePlane(DataPlane):
+    """Delegates for some of the ranks' pairs; the others directly. All ranks of `comm` call it alike.
+
+    Args:
+        comm: a Communicator of this plane's own, on a transport that delays nothing; closed with it.
+        direct: the DataPlane of the pairs without delegates; closed with this one. None: every pair has them.
+        links: {(source, destination): Link}, ranks of `comm`: emulated for messages through delegates.
+        pairs: pairs of ranks, in either order, that have delegates; None for all.
+        queues: delegates of a rank; messages of a pair go to them in turn.
+        rails: see transport/rails/delegate_transport.py; the first that lives is used.
+        memory_nbytes: shared memory of a rank, for all messages that it sends and receives in an iteration; taken as
+            needed. None for its share of half the memory that this host has free.
+
+    Attributes: `delegates`, the transport's Delegates; its `dropped` tells of rails that died.
+
+    Raises:
+        InputError: options that cannot be, or differ between ranks.
+        TransportError: a delegate did not start.
+    """
+
+    def __init__(self, comm, direct=None, links=None, pairs=None, queues=1, rails=DEFAULT_RAILS, memory_nbytes=None):
+        self.comm, self.direct = comm, direct
+        self._peers = _delegated_peers(pairs, direct, comm.rank, comm.world_size)
+        self._ends = Ends(comm.rank, links or {}, separate=True)
+        if memory_nbytes is None:
+            memory_nbytes = int(MEMORY_SHARE * free_nbytes() / comm.world_size)
+        self.delegates = Delegates(
+            comm.rank, self._peers, lambda told: _exchange(comm, told), queues, rails, memory_nbytes, self._sent
+        )
+        self._memory, self._near = self.delegates.arena.view, self.delegates.arenas
+        self._senders, self._links = self.delegates.senders, self._ends.links
+        # (shape, dtype) -> arrays that are free; id -> (offset, nbytes, array) of all.
+        self._free, self._lent = {}, {}
+        # Offset -> array of those that are sent and not released yet; offsets of those from earlier iterations.
+        self._out, self._earlier = {}, set()
+        # (peer, offset, shape, dtype) -> array in that peer's arena; id -> (peer, offset) of those that are read.
+        self._theirs, self._read = {}, {}
+        # The MessageStaging of stages on a device; buffers that were released while it copies from them.
+        self._staging, self._copied = None, []
+
+    def lend(self, shape, dtype, peer):
+        return self._take(shape, dtype) if peer in self._peers else self.direct.lend(shape, dtype, peer)
+
+    def send(self, buffer, peer, timeout_s=None):
+        # The stage has swept the caches: each object that is touched here costs a tenth of a microsecond or more.
+        send = self._senders.get(peer)
+        if send is None:
+            return self.direct.send(buffer, peer, timeout_s)
+        try:
+            offset, nbytes, _ = self._lent[id(buffer)]
+        except KeyError:
+            raise InputError("send: got an array that was not lent, expected the one that `lend` gave") from None
+        departure_ns = now_ns() if self._staging is None else self._departure_ns(buffer, timeout_s)
+        if self._links:
+            departure_ns = int(1e9 * self._ends.leave(peer, nbytes, departure_ns / 1e9)[0])
+        self._out[offset] = buffer
+        send(nbytes, offset, departure_ns)
+        return False
+
+    def _departure_ns(self, buffer, timeout_s):
+        """As MessageStaging has it."""
+        limit_s = self.comm.timeout_s if timeout_s is None else timeout_s
+        return self._staging.departure_ns(buffer, limit_s if self._links else None)
+
+    def _sent(self, offset):
+        self._earlier.discard(offset)
+        self._give(self._out.pop(offset))
+
+    def receive(self, shape, dtype, peer):
+        if peer not in self._peers:
+            return self.direct.receive(shape, dtype, peer)
+        # What a neighbour sends is read in its memory.
+        buffer = None if peer in self._near else self._take(shape, dtype)
+        offset, nbytes = (None, _nbytes(shape, dtype)) if buffer is None else self._lent[id(buffer)][:2]
+        receive = self._receive(shape, dtype, peer, buffer)
+        self.delegates.receive(offset, nbytes, peer, receive.arrived)
+        return receive
+
+    def _receive(self, shape, dtype, peer, buffer):
+        return DelegateReceive(self, shape, dtype, peer, buffer)
+
+    def read(self, peer, offset, shape, dtype):
+        """The array for a message that lies in a peer's arena."""
+        key = peer, offset, shape, dtype
+        array = self._theirs.get(key)
+        if array is None:
+            array = self._theirs[key] = self._staged(_array(self._near[peer], offset, shape, dtype))
+        self._read[id(array)] = peer, offset
+        return array
+
+    def release(self, buffer):
+        if self._staging is not None and not self._staging.is_free(buffer):
+            self._copied.append(buffer)
+        elif (place := self._read.pop(id(buffer), None)) is not None:
+            self.delegates.release(*place)
+        elif id(buffer) in self._lent:
+            self._give(buffer)
+        else:
+            self.direct.release(buffer)
+
+    def finish(self, timeout_s=None):
+        if self.direct is not None:
+            self.direct.finish(timeout_s)
+        if self.delegates.under_way:
+            _Wait(self, lambda: not self.delegates.under_way, self.delegates.peers).wait(timeout_s)
+        self._earlier = set(self._out)
+
+    def arrival_s(self, peer, nbytes, departure_s):
+        """When the emulated link lets the last byte of a message through that left `peer` at `departure_s`."""
+        return self._ends.arrive(peer, nbytes, departure_s)
+
+    def set_link(self, source, destination, link):
+        self._links[source, destination] = link
+        if self.direct is not None:
+            self.direct.set_link(source, destination, link)
+
+    def stage_on(self, device):
+        self._staging = MessageStaging(device, landed_counter(self._memory))
+        if self.direct is not None:
+            self.direct.stage_on(device)
+
+    def progress(self):
+        """Take in what the delegates have done. Raises TransportError, PeerFailed; the communicator is closed then."""
+        if self._copied:
+            released, self._copied = self._copied, []
+            for buffer in released:
+                self.release(buffer)
+        with self.comm.failing:
+            self.delegates.progress()
+
+    def fail(self, error):
+        self.comm.fail(error)
+
+    def close(self):
+        try:
+            if self._staging is not None:
+                self._staging.close()
+        finally:
+            self.delegates.close()
+            if self.direct is not None:
+                self.direct.close()
+            self.comm.close()
+
+    def _take(self, shape, dtype):
+        free = self._free.setdefault((shape, dtype), [])
+        if not free:
+            self.progress()
+        if not free:
+            try:
+                self._extend(shape, dtype)
+            except InputError:
+                if not self._earlier:
+                    raise
+                # An iteration of both would not fit: what was sent in an earlier one is about to be released.
+                _Wait(self, lambda: free or not self._earlier, self.delegates.peers).wait()
+                if not free:
+                    self._extend(shape, dtype)
+        return free.pop()
+
+    def _extend(self, shape, dtype):
+        nbytes = _nbytes(shape, dtype)
+        offset = self.delegates.arena.allocate(nbytes)
+        array = self._staged(_array(self._memory, offset, shape, dtype))
+        self._lent[id(array)] = offset, nbytes, array
+        self._give(array)
+
+    def _staged(self, array):
+        if self._staging is not None:
+            self._staging.adopt(array)
+        return array
+
+    def _give(self, array):
+        self._free.setdefault((array.shape, array.dtype), []).append(array)
+
+
+def near_pairs(comm):
+    """The pairs of ranks of `comm` that hand messages over in memory that they share; all of them call it."""
+    try:
+        check_machine()
+        host = network_host()
+    except Unavailable:
+        host = f"rank {comm.rank}"
+    hosts = _exchange(comm, host.encode())
+    return [pair for pair in combinations(range(comm.world_size), 2) if hosts[pair[0]] == hosts[pair[1]]]
+
+
+def measured_queues(comm, produced_bytes_per_s, nbytes=PROBE_NBYTES, rails=DEFAULT_RAILS):
+    """How many queues keep up with stages that send `produced_bytes_per_s` to one peer: over what one queue carries.
+
+    Measured between neighbours, all at once, as in a pipeline; the same number on every rank. All of them call it.
+
+    Args:
+        nbytes: of a message.
+
+    Raises:
+        InputError: a rate that is not positive, or that no number of queues carries.
+
+    Cost: PROBES messages of `nbytes`, and delegates that are started for it.
+    Paper: ADAPTRA, section 5.2.
+    """
+    slowest = np.full(1, np.inf)
+    peers = [peer for peer in (comm.rank - 1, comm.rank + 1) if 0 <= peer < comm.world_size]
+    pairs = [(rank, rank + 1) for rank in range(comm.world_size - 1)]
+    with DelegatePlane(comm.split(0, comm.rank), Inline(comm), None, pairs, rails=rails) as plane:
+        # The second time no page is new.
+        for _ in range(2):
+            receives = [plane.receive((nbytes,), np.dtype(np.uint8), peer) for _ in range(PROBES) for peer in peers]
+            comm.barrier()
+            start_s = time.monotonic()
+            for _ in range(PROBES):
+                for peer in peers:
+                    plane.send(plane.lend((nbytes,), np.dtype(np.uint8), peer), peer)
+            for receive in receives:
+                plane.release(receive.wait())
+            plane.finish()
+            slowest[0] = PROBES * nbytes / (time.monotonic() - start_s)
+    comm.all_reduce(slowest, slowest, op="min")
+    return queues_needed(produced_bytes_per_s, float(slowest[0]))
+
+
+class DelegateReceive(Receive):
+    """A message that the delegates receive; on an emulated link it counts as here once that lets it through."""
+
+    __slots__ = ("_arrival_s", "_buffer", "_is_here", "_looked_s", "_message", "_peer", "_plane")
+
+    def __init__(self, plane, shape, dtype, peer, buffer):
+        self._plane, self._message, self._peer, self._buffer = plane, (shape, dtype), peer, buffer
+        self._arrival_s, self._is_here, self._looked_s = None, False, -math.inf
+
+    @property
+    def looked_s(self):
+        return self._looked_s
+
+    def arrived(self, departure_s, place):
+        """The message, which left at `departure_s`, is in the buffer, or in its sender's memory, at offset `place`."""
+        if place is not None:
+            self._buffer = self._plane.read(self._peer, place, *self._message)
+        self._left(departure_s)
+
+    def _left(self, departure_s):
+        """It began to cross its link at `departure_s`."""
+        self._arrival_s = self._plane.arrival_s(self._peer, self._buffer.nbytes, departure_s)
+
+    def test(self):
+        if not self._is_here:
+            now_s = time.monotonic()
+            if self._arrival_s is None:
+                self._plane.progress()
+            self._is_here = self._arrival_s is not None and time.monotonic() >= self._arrival_s
+            if not self._is_here:
+                self._looked_s = now_s
+        return self._is_here
+
+    def wait(self, timeout_s=None):
+        if self.test():
+            return self._buffer
+        comm = self._plane.comm
+        limit_s = comm.timeout_s if timeout_s is None else timeout_s
+        deadline_s = time.monotonic() + limit_s
+        delivery = _Wait(self._plane, lambda: self._arrival_s is not None, (self._peer,))
+        delivery.wait(limit_s)
+        late = timeout_error(comm.transport, (comm.ranks[self._peer],), limit_s)
+        with comm.failing:
+            self._looked_s = max(delivery.looked_s, _wait_until(self._arrival_s, deadline_s, late), self._looked_s)
+        return self._buffer
+
+
+class _Wait(CollectiveRequest):
+    """Waits as all requests of a communicator do, for delegates to have done something.
+
+    Attributes: `looked_s`, as Receive has it.
+    """
+
+    __slots__ = ("_is_done", "_peers", "_plane", "looked_s")
+
+    def __init__(self, plane, is_done, peers):
+        super().__init__(plane.comm)
+        self._plane, self._is_done, self._peers, self.looked_s = plane, is_done, peers, -math.inf
+
+    def poll(self):
+        now_s = time.monotonic()
+        self._plane.progress()
+        self.done = self._is_done()
+        if not self.done:
+            self.looked_s = now_s
+        return self.done
+
+    def expire(self, limit_s):
+        raise timeout_error(self.communicator.transport, self.pending_peers(), limit_s)
+
+    def pending_peers(self):
+        self._plane.delegates.check()
+        return [self._plane.comm.ranks[peer] for peer in self._peers]
+
+
+def _wait_until(arrival_s, deadline_s, late):
+    """Return at `arrival_s`, to a poll; raise the error `late` at `deadline_s` if that is earlier.
+
+    Returns when it last was too early; -inf: never.
+    """
+    end_s, looked_s = min(arrival_s, deadline_s), -math.inf
+    while (now_s := time.monotonic()) < end_s:
+        looked_s, left_s = now_s, end_s - now_s
+        if left_s > SPIN_S:
+            time.sleep(left_s - SPIN_S)
+        else:
+            os.sched_yield()
+    if arrival_s > deadline_s:
+        raise late
+    return looked_s
+
+
+def _array(memory, offset, shape, dtype):
+    """(shape) of dtype at `offset` of a memoryview of bytes."""
+    nbytes = _nbytes(shape, dtype)
+    return np.frombuffer(memory, np.uint8, max(nbytes, 1), offset)[:nbytes].view(dtype).reshape(shape)
+
+
+def _nbytes(shape, dtype):
+    return math.prod(shape) * dtype.itemsize
+
+
+def _delegated_peers(pairs, direct, rank, world_size):
+    """The ranks that `rank` has delegates for, a frozenset."""
+    if pairs is None:
+        return frozenset(range(world_size)) - {rank}
+    pairs = [frozenset(pair) for pair in pairs]
+    for pair in pairs:
+        if len(pair) != 2 or not pair <= frozenset(range(world_size)):
+            raise InputError(f"pairs: got {tuple(pair)}, expected two different ranks of {world_size}")
+    if direct is None:
+        raise InputError("pairs: got no data plane for the others, expected `direct`")
+    return frozenset(peer for pair in pairs if rank in pair for peer in pair - {rank})
+
+
+def _exchange(comm, told):
+    """The bytes of every rank, a list."""
+    nbytes = np.empty(comm.world_size, np.int64)
+    comm.all_gather(np.array([len(told)], np.int64), nbytes)
+    mine = np.zeros(int(nbytes.max()), np.uint8)
+    mine[: len(told)] = np.frombuffer(told, np.uint8)
+    every = np.empty((comm.world_size, mine.nbytes), np.uint8)
+    comm.all_gather(mine, every.reshape(-1))
+    return [row[:count].tobytes() for row, count in zip(every, nbytes.tolist(), strict=True)]

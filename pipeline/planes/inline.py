@@ -1,0 +1,115 @@
+"""The data plane of common frameworks: the computing rank itself sends, in order, and waits when its queue is full."""
+
+from collections import deque
+
+from lanterne.errors import InputError
+from lanterne.pipeline.device.message_staging import MessageStaging
+from lanterne.pipeline.planes.base import DataPlane, Pool, Receive
+
+# Of the communicator's tags for messages of the user; the last, so as to be out of the way.
+TAG = 31
+
+
+class Inline(DataPlane):
+    """Sends messages in the order in which they are handed over; receives are posted when they are asked for.
+
+    Args:
+        comm: the Communicator, of this plane alone or shared.
+        tag: of the messages.
+        queue: sends that may not be done while the rank goes on computing; 0: it waits for each; None: any number.
+        owned: whether `close` closes `comm`.
+    """
+
+    def __init__(self, comm, tag=TAG, queue=1, owned=False):
+        if queue is not None and queue < 0:
+            raise InputError(f"queue: got {queue}, expected at least 0 sends")
+        self.comm, self.tag, self.in_order, self._owned = comm, tag, queue, owned
+        self._sends, self._pool = deque(), Pool()
+        # The MessageStaging of stages on a device.
+        self._staging = None
+        # (id of a buffer, which comes again and again, and peer) -> what starts a message of it; that holds the buffer.
+        self._send_starts, self._receive_starts = {}, {}
+
+    def lend(self, shape, dtype, peer):
+        return self._pool.take(shape, dtype)
+
+    def send(self, buffer, peer, timeout_s=None):
+        if self._staging is not None:
+            # While the rank computes nobody would post the message.
+            self._staging.land(buffer, self._limit_s(timeout_s))
+        start = self._send_starts.get((id(buffer), peer))
+        if start is None:
+            start = self._send_starts[id(buffer), peer] = self.comm.prepare_send(buffer, peer, tag=self.tag)
+        self._sends.append((start(), buffer))
+        return self._wait(self.in_order, timeout_s)
+
+    def receive(self, shape, dtype, peer):
+        buffer = self._pool.take(shape, dtype)
+        start = self._receive_starts.get((id(buffer), peer))
+        if start is None:
+            start = self._receive_starts[id(buffer), peer] = self.comm.prepare_recv(buffer, peer, tag=self.tag)
+        return InlineReceive(start(), buffer)
+
+    def release(self, buffer):
+        if self._staging is not None:
+            # What has used the message was queued after its copy: there is hardly anything to wait for.
+            self._staging.consume(buffer, self._limit_s(None))
+        self._pool.give(buffer)
+
+    def finish(self, timeout_s=None):
+        self._wait(0, timeout_s)
+
+    def set_link(self, source, destination, link):
+        self.comm.transport.set_link(self.comm.ranks[source], self.comm.ranks[destination], link)
+
+    def stage_on(self, device):
+        self._staging = MessageStaging(device)
+        self._pool = Pool(self._staging.empty)
+
+    def fail(self, error):
+        self.comm.fail(error)
+
+    def close(self):
+        try:
+            if self._staging is not None:
+                self._staging.close()
+        finally:
+            if self._owned:
+                self.comm.close()
+
+    def _limit_s(self, timeout_s):
+        return self.comm.timeout_s if timeout_s is None else timeout_s
+
+    def _wait(self, most, timeout_s):
+        """Return once at most `most` sends are not done, and whether that took waiting."""
+        waited, sends = False, self._sends
+        while sends:
+            request, buffer = sends[0]
+            if not request.test():
+                if most is None or len(sends) <= most:
+                    break
+                request.wait(timeout_s)
+                waited = True
+            sends.popleft()
+            self._pool.give(buffer)
+        return waited
+
+
+class InlineReceive(Receive):
+    """A receive that the communicator has."""
+
+    __slots__ = ("_buffer", "_request")
+
+    def __init__(self, request, buffer):
+        self._request, self._buffer = request, buffer
+
+    @property
+    def looked_s(self):
+        return self._request.looked_s
+
+    def test(self):
+        return self._request.test()
+
+    def wait(self, timeout_s=None):
+        self._request.wait(timeout_s)
+        return self._buffer

@@ -1,0 +1,164 @@
+"""A data plane that notes when messages left and came, and takes some links off the usual way, by delegates.
+
+Which links may change between iterations; all ranks change it alike, so a message is expected where it is sent.
+"""
+
+import time
+from collections import deque
+from math import inf, nan
+
+import numpy as np
+
+from lanterne.pipeline.planes.base import DataPlane, Receive
+
+
+class ObservedPlane(DataPlane):
+    """The usual data plane, and one more for each link that is taken off it.
+
+    Args:
+        rank: this rank.
+        usual: the DataPlane of all links to begin with; closed with this one.
+        make_other: makes the DataPlane of a pair of ranks; called on all ranks of the pipeline alike.
+    """
+
+    def __init__(self, rank, usual, make_other=None):
+        self.rank, self.usual, self._make_other = rank, usual, make_other
+        # Pair -> its plane; peer -> the plane of the pair with this rank; and links that were changed.
+        self._others, self._ways, self._links = {}, {}, {}
+        self._lenders, self._device = {}, None
+        self.begin()
+
+    @property
+    def in_order(self):
+        """That of the usual plane."""
+        return self.usual.in_order
+
+    @property
+    def pairs(self):
+        """The pairs of ranks that are off the usual plane, sorted."""
+        return tuple(sorted(self._others))
+
+    def begin(self):
+        """Forget the times noted so far: a new iteration begins."""
+        self._given_s, self._gone_s, self._after_s, self._before_s, self._pending = [], [], [], [], {}
+
+    def times(self):
+        """(given_s, gone_s, after_s, before_s) of the messages of this iteration: four float64 arrays.
+
+        By what this rank sent, in order: when it handed the message over, and when it could go on; it left between the
+        two. By what it received, in the order in which the executor asked: when the message was last seen not to be
+        here (-inf: never), and when to be here (nan: not yet); it came between the two.
+        """
+        return tuple(np.array(times, float) for times in (self._given_s, self._gone_s, self._after_s, self._before_s))
+
+    def divert(self, pairs):
+        """From now on `pairs` of ranks are off the usual plane, and no others.
+
+        All ranks call it alike, between iterations; where a pair goes back, once all have ended the one before.
+
+        Raises:
+            LanterneError: the plane of a pair cannot be made.
+        """
+        wanted = {tuple(sorted(pair)) for pair in pairs}
+        for pair in sorted(self._others.keys() - wanted):
+            self._others.pop(pair).close()
+        for pair in sorted(wanted - self._others.keys()):
+            plane = self._others[pair] = self._make_other(pair)
+            for ends, link in self._links.items():
+                plane.set_link(*ends, link)
+            if self._device is not None:
+                plane.stage_on(self._device)
+        self._ways = {sum(pair) - self.rank: plane for pair, plane in self._others.items() if self.rank in pair}
+
+    def poll(self, action=None):
+        """Note which messages have come by now; for after every action (execute's `after`).
+
+        Cost: a test per peer, some microseconds each.
+        """
+        for pending in self._pending.values():
+            while pending and pending[0].test():
+                pending.popleft()
+
+    def lend(self, shape, dtype, peer):
+        return self._way(peer).lend(shape, dtype, peer)
+
+    def send(self, buffer, peer, timeout_s=None):
+        self._given_s.append(time.monotonic())
+        waited = self._way(peer).send(buffer, peer, timeout_s)
+        self._gone_s.append(time.monotonic())
+        return waited
+
+    def receive(self, shape, dtype, peer):
+        way = self._way(peer)
+        receive = ObservedReceive(self, len(self._before_s), way, way.receive(shape, dtype, peer))
+        self._after_s.append(-inf)
+        self._before_s.append(nan)
+        self._pending.setdefault(peer, deque()).append(receive)
+        return receive
+
+    def release(self, buffer):
+        self._lenders.pop(id(buffer)).release(buffer)
+
+    def finish(self, timeout_s=None):
+        self.usual.finish(timeout_s)
+        for plane in self._ways.values():
+            plane.finish(timeout_s)
+
+    def set_link(self, source, destination, link):
+        self._links[source, destination] = link
+        for plane in self._all():
+            plane.set_link(source, destination, link)
+
+    def stage_on(self, device):
+        self._device = device
+        for plane in self._all():
+            plane.stage_on(device)
+
+    def fail(self, error):
+        for plane in self._all():
+            plane.fail(error)
+
+    def close(self):
+        for plane in self._all():
+            plane.close()
+
+    def _way(self, peer):
+        return self._ways.get(peer, self.usual)
+
+    def _all(self):
+        return [*self._others.values(), self.usual]
+
+
+class ObservedReceive(Receive):
+    """A receive that notes between which two looks its message came, whether or not somebody waited for it."""
+
+    __slots__ = ("_index", "_is_here", "_plane", "_receive", "_way")
+
+    def __init__(self, plane, index, way, receive):
+        self._plane, self._index, self._way, self._receive = plane, index, way, receive
+        self._is_here = False
+
+    @property
+    def looked_s(self):
+        return self._receive.looked_s
+
+    def test(self):
+        if not self._is_here:
+            self._is_here = self._receive.test()
+            self._note()
+        return self._is_here
+
+    def wait(self, timeout_s=None):
+        was_here = self.test()
+        buffer = self._receive.wait(timeout_s)
+        if not was_here:
+            self._is_here = True
+            self._note()
+        self._plane._lenders[id(buffer)] = self._way
+        return buffer
+
+    def _note(self):
+        """The message has been looked for."""
+        self._plane._after_s[self._index] = self._receive.looked_s
+        if self._is_here:
+            self._plane._before_s[self._index] = time.monotonic()

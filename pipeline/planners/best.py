@@ -1,0 +1,171 @@
+"""The planner to use: the other schedulers' plans, list rules by the hundred, a search along the critical path."""
+
+import dataclasses
+import math
+import time
+from typing import NamedTuple
+
+from lanterne.errors import InputError, ScheduleError
+from lanterne.pipeline.plan.placement import PLACEMENTS, as_placement
+from lanterne.pipeline.plan.problem import Problem
+from lanterne.pipeline.planners.bounds import lower_bound
+from lanterne.pipeline.planners.crosspipe import crosspipe
+from lanterne.pipeline.planners.registry import SCHEDULERS, load
+from lanterne.pipeline.planners.search import improve
+from lanterne.pipeline.simulate.check import check
+from lanterne.pipeline.simulate.simulate import simulate
+
+# Schedulers not asked for a plan to start from: itself, a solver, and those asked with the placement at hand.
+LEFT_OUT = ("best", "optimal", "crosspipe", "crosspipe_wave")
+# Those of one placement alone, other than unidirectional.
+ELSEWHERE = {"interleaved_1f1b": "loop", "zb_v": "wave"}
+# With more actions the planners written in Python take most of the time; list rules here do what they do.
+LARGE, SLOW = 20_000, ("adaptra",)
+
+
+class Found(NamedTuple):
+    """What the planner knew at one moment; times of the plan in the problem's unit."""
+
+    elapsed_s: float
+    makespan: float
+    lower_bound: float
+
+
+def best(
+    problem,
+    *,
+    placement=None,
+    effort=None,
+    seed=0,
+    start=None,
+    robust=None,
+    jitter=0.5,
+    time_limit_s=None,
+    progress=None,
+):
+    """The best Plan found for `problem` on a placement; its `proved_bound` says what none can be below.
+
+    On the placement it is never worse than `start` if that is given; else never worse than any other scheduler whose
+    plan fits in memory, the solver aside (and, with one stage per rank and over 20,000 actions, ADAPTRA's and
+    CrossPipe's, whose rules it uses itself). The same arguments give the same plan, unless there is a time limit. Where
+    it meets the bound it stops: that is optimal.
+
+    Args:
+        placement: a Placement or the name of one; unidirectional by default.
+        effort: how much to try; 0 only compares. 1 by default, and 0.015, to re-plan in 50 ms, with `start`.
+        seed: of the search.
+        start: a Plan to start from instead of the other schedulers', such as the one running when a delay changed.
+        robust: plan against jitter of the link latencies: "mean", or a quantile of the makespan in (0, 1], over sampled
+            latencies. The plan may then be worse than others without jitter.
+        jitter: standard deviation of each link's latency, as a share of it.
+        time_limit_s: what is left of it after the search goes to the solver.
+        progress: called with a Found whenever there is an improvement.
+
+    Raises:
+        InputError: an option that cannot be; ScheduleError: `start` is not a plan of the problem on the placement.
+
+    Cost: at effort 1 up to half a second for 8 ranks x 32 microbatches, 2 s for 64 x 256; compiling, once per machine,
+        takes some seconds more, and loading that in a process half a second.
+    Paper: CrossPipe section 8.2 asks for robust planning; the rest is ours.
+    """
+    effort = effort if effort is not None else 1.0 if start is None else 0.015
+    quantile = _check_options(effort, seed, robust, jitter, time_limit_s)
+    began = time.monotonic()
+    placement = as_placement(placement, problem.stages)
+    bound = lower_bound(problem, placement)
+
+    def tell(makespan):
+        if progress:
+            progress(Found(time.monotonic() - began, makespan, bound))
+
+    plans = _given(problem, placement) if start is None else [_checked_start(start, problem, placement)]
+    made, plan = min(((simulate(each, problem).makespan, each.plan) for each in plans), key=lambda pair: pair[0])
+    tell(made)
+    target = bound * (1 + 1e-9)
+    if made > target or quantile is not None:
+        plan, made = improve([checked.plan for checked in plans], problem, target, effort, seed, quantile, jitter, tell)
+    if time_limit_s is not None and quantile is None:
+        plan, bound = _polished(plan, problem, bound, time_limit_s - (time.monotonic() - began), progress)
+    return dataclasses.replace(plan, placement=placement, scheduler="best", proved_bound=bound)
+
+
+def load_search():
+    """Compile what the search runs, once per machine, and load it in this process: else the first plan waits for that.
+
+    Cost: some 15 s the first time, then half a second per process.
+    """
+    problem = Problem(2, 4, 1.0, 1.0, 1.0, link_latency=0.5)
+    plans = [load("zb_h1")(problem)]
+    # A target that no plan reaches, so that nothing is left out.
+    improve(plans, problem, target=0.0, effort=1e-3, seed=0, quantile=None, jitter=0.0, tell=lambda makespan: None)
+
+
+def _check_options(effort, seed, robust, jitter, time_limit_s):
+    """The quantile that `robust` asks for: None for no jitter, -1 for the mean."""
+    for key, value in (("effort", effort), ("jitter", jitter)):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+            raise InputError(f"{key}: got {value!r}, expected a number of at least 0")
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**32:
+        raise InputError(f"seed: got {seed!r}, expected a whole number of at least 0 and below 2**32")
+    if time_limit_s is not None and not time_limit_s > 0:
+        raise InputError(f"time_limit_s: got {time_limit_s!r}, expected more than 0 seconds")
+    if robust is None:
+        return None
+    if robust == "mean":
+        return -1.0
+    if isinstance(robust, bool) or not isinstance(robust, int | float) or not 0 < robust <= 1:
+        raise InputError(f"robust: got {robust!r}, expected mean or a quantile above 0 and at most 1")
+    return float(robust)
+
+
+def _given(problem, placement):
+    """The other schedulers' plans that are on this placement and fit in memory, as CheckedPlans; at least one."""
+    is_large = 3 * placement.route_length * problem.microbatches > LARGE and placement.name == "unidirectional"
+    plans = []
+    for name in SCHEDULERS:
+        if name in LEFT_OUT or (is_large and name in SLOW):
+            continue
+        if placement.name in PLACEMENTS and ELSEWHERE.get(name, "unidirectional") != placement.name:
+            continue
+        try:
+            plans.append(load(name)(problem))
+        except InputError:
+            continue
+    found = [checked for plan in plans if (checked := _fitting(plan, problem, placement))]
+    if not (is_large and found):
+        plans = [crosspipe(problem, placement=placement, weight_parts=parts) for parts in (1, 4)]
+        found += [check(plan, problem) for plan in plans]
+    return found
+
+
+def _fitting(plan, problem, placement):
+    """The CheckedPlan, or None if it is on another placement or does not fit."""
+    try:
+        return check(plan, problem) if _is_same(plan.placement, placement) else None
+    except ScheduleError:
+        return None
+
+
+def _checked_start(start, problem, placement):
+    if not _is_same(start.placement, placement):
+        raise ScheduleError(f"start: got a plan on the {start.placement.name} placement, expected {placement.name}")
+    return check(start, problem)
+
+
+def _is_same(one, other):
+    """Whether two placements are the same but for their names."""
+    return (one.stage_to_rank, one.num_routes) == (other.stage_to_rank, other.num_routes)
+
+
+def _polished(plan, problem, bound, time_limit_s, progress):
+    """(plan, bound) after the solver went on from `plan` for what is left of the time."""
+    from lanterne.pipeline.planners.optimal import least_limit_s, solve
+
+    made = simulate(plan, problem).makespan
+    whole = not any(action.parts > 1 or action.kind == "BW" for rank in plan.ranks for action in rank)
+    if made <= bound * (1 + 1e-9) or time_limit_s < least_limit_s(problem, plan.placement):
+        return plan, bound
+    solution = solve(
+        problem, placement=plan.placement, hint=plan if whole else None, time_limit_s=time_limit_s, progress=progress
+    )
+    return (solution.plan if solution.makespan < made else plan), max(bound, solution.lower_bound)

@@ -1,0 +1,52 @@
+"""Which rank of a job has which part of a model's copies: pipelines side by side, each stage shared by some ranks."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from lanterne.errors import InputError
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Ranks by what they do.
+
+    Attributes:
+        ranks: ranks[copy][place][part], nested tuples of each rank once: `copy` of the pipeline (data parallelism),
+            `place` in it, `part` of what is there (tensor parallelism).
+    """
+
+    ranks: tuple
+
+    def __post_init__(self):
+        array = np.array(self.ranks)
+        if array.ndim != 3 or sorted(array.reshape(-1).tolist()) != list(range(array.size)):
+            raise InputError(f"layout: got {self.ranks}, expected [copy][place][part] with each rank once")
+        object.__setattr__(self, "ranks", tuple(tuple(map(tuple, copy)) for copy in array.tolist()))
+
+    @property
+    def shape(self):
+        """(copies, places, parts)."""
+        return len(self.ranks), len(self.ranks[0]), len(self.ranks[0][0])
+
+    def where(self, rank):
+        """(copy, place, part) of `rank`."""
+        return tuple(int(index) for index in np.argwhere(np.array(self.ranks) == rank)[0])
+
+
+def make_layout(world_size, places=None, copies=None, parts=1):
+    """The Layout with parts of a place next to each other, then places of a copy; what is None follows from the rest.
+
+    Raises:
+        InputError: no such division of `world_size` ranks.
+    """
+    if min(parts, 1 if places is None else places, 1 if copies is None else copies) < 1:
+        raise InputError(f"layout: got {places} stages, {copies} copies and {parts} parts, expected at least 1 of each")
+    given = parts * (places or 1) * (copies or 1)
+    if world_size % given or (places and copies and world_size != given):
+        words = [f"{places} stages"] * bool(places) + [f"{copies} copies"] * bool(copies) + [f"{parts} tensor parts"]
+        expected = f"{given}" if places and copies else f"a multiple of {given}"
+        raise InputError(f"ranks: got {world_size} for {' x '.join(words)}, expected {expected}")
+    places = places or world_size // given
+    array = np.arange(world_size).reshape(-1, places, parts)
+    return Layout(tuple(tuple(map(tuple, copy)) for copy in array.tolist()))

@@ -1,0 +1,351 @@
+"""Saved activations that do not fit the device go to the host, and come back before they are needed.
+
+The plan says when each microbatch's activations are next read, so what is spilled is always what is needed last, and
+what is spilled comes back while the action before is still to come. A plan may then need more than the device's cap.
+Paper: ADAPTRA, section 5.2, second benefit of delegates; differs: what is spilled is what the plan needs last.
+"""
+
+import math
+from bisect import bisect_left
+from dataclasses import dataclass
+
+import numpy as np
+
+from lanterne.errors import InputError
+from lanterne.kernels.arrays import address_of
+from lanterne.kernels.staging import Stager, wait_for
+from lanterne.pipeline.execute.stage import Stage
+from lanterne.transport.rails.delegate_memory import Arena
+
+# For the error of a full store; a cache line.
+ROOM, ALIGN = "room for all activations that are spilled at one time", 64
+# Copies of what has been computed take no longer on any link to the host.
+CLOSE_S = 10.0
+
+
+class Spill:
+    """The stages of one rank under one cap.
+
+    Args:
+        stages: stage -> Stage with `held_arrays`, `set_aside` and `bring_back`, as LayerStage has them.
+        cap_nbytes: the most that they may hold between two actions.
+        store: a HostStore or DeviceStore.
+
+    Attributes:
+        stages: stage -> SpilledStage, for the executor in place of those given.
+        peak_nbytes: the most held between two actions so far; `spilled_nbytes`, moved to the store so far.
+    """
+
+    def __init__(self, stages, cap_nbytes, store):
+        if cap_nbytes < 1:
+            raise InputError(f"spill: got a cap of {cap_nbytes} bytes, expected at least 1")
+        self.cap_nbytes, self.store = cap_nbytes, store
+        self.stages = {number: SpilledStage(self, number, stage) for number, stage in stages.items()}
+        self.peak_nbytes = self.spilled_nbytes = 0
+        self._positions, self._order, self._position = {}, (), 0
+        # (stage, microbatch) -> bytes held on the device; -> what the store has of it.
+        self._sizes, self._away = {}, {}
+        # (stage, kind) -> how much more an action left than it found, at most.
+        self._growth = {}
+
+    def follow(self, plan, rank):
+        """From the next iteration on, the stages run their part of `plan` on `rank`."""
+        self._order = [(kind, (action.stage, action.microbatch)) for action in plan.ranks[rank] for kind in action.kind]
+        self._positions = {}
+        for position, (_, key) in enumerate(self._order):
+            self._positions.setdefault(key, []).append(position)
+
+    def begin(self):
+        """An iteration begins."""
+        self._position = 0
+
+    def before(self, kind, key):
+        """An action of `kind`, F, B or W, on `key`, a (stage, microbatch), is about to run.
+
+        Raises:
+            InputError: it is not the next one of the plan.
+        """
+        expected = self._order[self._position] if self._position < len(self._order) else None
+        if (kind, key) != expected:
+            following = "no more actions" if expected is None else _name(*expected)
+            raise InputError(f"spill: got {_name(kind, key)}, expected {following}: `follow` the plan that is run")
+        self._fetch(key)
+        self._make_room(self._growth.get((key[0], kind), 0), keep=key)
+
+    def after(self, kind, key):
+        """The action has ended.
+
+        Raises:
+            InputError: what is held for this one microbatch is more than the cap, or the store is full.
+        """
+        before = self._sizes.pop(key, 0)
+        nbytes = sum(array.nbytes for array in distinct(self.stages[key[0]].inner.held_arrays(key[1])))
+        if nbytes > self.cap_nbytes:
+            raise InputError(
+                f"spill: got a cap of {self.cap_nbytes} bytes, expected at least {nbytes}, "
+                f"which stage {key[0]} holds for one microbatch"
+            )
+        if nbytes:
+            self._sizes[key] = nbytes
+        self._growth[key[0], kind] = max(self._growth.get((key[0], kind), 0), nbytes - before)
+        self._position += 1
+        self._make_room(0)
+        following = self._order[self._position][1] if self._position < len(self._order) else None
+        if following in self._away and self.held_nbytes + self._away[following].nbytes <= self.cap_nbytes:
+            self._fetch(following)
+        self.peak_nbytes = max(self.peak_nbytes, self.held_nbytes)
+
+    def nbytes_of(self, stage):
+        """Bytes that `stage` holds on the device."""
+        return sum(nbytes for (number, _), nbytes in self._sizes.items() if number == stage)
+
+    @property
+    def kept_nbytes(self):
+        """Bytes held on the device and in the store together."""
+        return self.held_nbytes + sum(kept.nbytes for kept in self._away.values())
+
+    @property
+    def room_nbytes(self):
+        """How many of them to plan for: arrays of several sizes fill a store before all of it is in use."""
+        return self.cap_nbytes + self.store.nbytes // 2
+
+    @property
+    def held_nbytes(self):
+        """Bytes held on the device by all stages."""
+        return sum(self._sizes.values())
+
+    def _make_room(self, nbytes, keep=None):
+        """Spill what is needed last, but for `keep`, until `nbytes` more fit, or nothing is left to spill."""
+        while self.held_nbytes + nbytes > self.cap_nbytes:
+            victims = [key for key in self._sizes if key != keep]
+            if not victims:
+                return
+            self._spill(max(victims, key=self._next_use))
+
+    def _next_use(self, key):
+        positions = self._positions[key]
+        index = bisect_left(positions, self._position)
+        return positions[index] if index < len(positions) else math.inf
+
+    def _spill(self, key):
+        nbytes, slots = self._sizes.pop(key), {}
+
+        def away(array):
+            place = ArrayPlace.of(array)
+            if place.identity not in slots:
+                slots[place.identity] = self.store.put(place.dense(array))
+            return place
+
+        self.stages[key[0]].inner.set_aside(key[1], away)
+        self._away[key] = _Kept(slots, nbytes)
+        self.spilled_nbytes += nbytes
+
+    def _fetch(self, key):
+        kept = self._away.pop(key, None)
+        if kept is None:
+            return
+        self._make_room(kept.nbytes, keep=key)
+        back = {}
+
+        def here(place):
+            if place.identity not in back:
+                back[place.identity] = self.store.take(kept.slots[place.identity])
+            return place.laid(back[place.identity])
+
+        self.stages[key[0]].inner.bring_back(key[1], here)
+        self._sizes[key] = kept.nbytes
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """What the store has of a microbatch: identity -> slot; and how many bytes it held on the device."""
+
+    slots: dict
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class ArrayPlace:
+    """How an array lies in memory: `identity`, equal for arrays that are the same bytes; its axes in their order there,
+    with the shape that they have then; and the axes that lead back.
+    """
+
+    identity: tuple
+    order: tuple
+    shape: tuple
+    back: tuple
+
+    @classmethod
+    def of(cls, array):
+        """The ArrayPlace of `array`, of host or device."""
+        order = tuple(sorted(range(array.ndim), key=lambda axis: -abs(array.strides[axis])))
+        dense = array.transpose(order)
+        identity = (address_of(array), array.nbytes)
+        if not dense.flags.c_contiguous:
+            identity = (*identity, array.shape, array.strides)
+        return cls(identity, order, dense.shape, tuple(order.index(axis) for axis in range(array.ndim)))
+
+    def dense(self, array):
+        """The bytes of `array` as they lie, contiguous: one axis, of its dtype; a copy only where there are gaps."""
+        flat = array.transpose(self.order).reshape(-1)
+        return flat if flat.flags.c_contiguous else flat.copy()
+
+    def laid(self, dense):
+        """The array that `dense` came from."""
+        return dense.reshape(self.shape).transpose(self.back)
+
+
+class SpilledStage(Stage):
+    """A stage whose rank spills; see Spill."""
+
+    def __init__(self, spill, number, inner):
+        self._spill, self._number, self.inner = spill, number, inner
+        self.input_shape, self.output_shape, self.dtype = inner.input_shape, inner.output_shape, inner.dtype
+
+    def begin(self, microbatches, inputs=None, targets=None):
+        self._spill.begin()
+        self.inner.begin(microbatches, inputs, targets)
+
+    def forward(self, microbatch, x=None, out=None, part=1, parts=1):
+        return self._run("F", self.inner.forward, microbatch, x, out, part, parts)
+
+    def backward_input(self, microbatch, dy=None, out=None, part=1, parts=1):
+        return self._run("B", self.inner.backward_input, microbatch, dy, out, part, parts)
+
+    def backward_weight(self, microbatch, part=1, parts=1):
+        self._run("W", self.inner.backward_weight, microbatch, part, parts)
+
+    def _run(self, kind, function, microbatch, *args):
+        key = self._number, microbatch
+        self._spill.before(kind, key)
+        result = function(microbatch, *args)
+        self._spill.after(kind, key)
+        return result
+
+    def step(self):
+        self.inner.step()
+
+    def waited(self):
+        self.inner.waited()
+
+    @property
+    def losses(self):
+        return self.inner.losses
+
+    @property
+    def nbytes_held(self):
+        return self._spill.nbytes_of(self._number)
+
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
+
+
+class HostStore:
+    """Arrays of the host in shared, bounded memory of their own, copied when they come and when they go.
+
+    Args:
+        nbytes: at most so many.
+
+    Attributes: `nbytes`; `used_nbytes`.
+    """
+
+    def __init__(self, nbytes):
+        self.nbytes, self._arena = nbytes, Arena(nbytes, ROOM, ALIGN)
+
+    @property
+    def used_nbytes(self):
+        return self._arena.used_nbytes
+
+    def put(self, array):
+        """Store a copy of the contiguous `array` (count,); returns its slot. Raises InputError if the store is full."""
+        offset = self._arena.allocate(array.nbytes)
+        self._bytes(offset, array.nbytes)[:] = array.view(np.uint8)
+        return offset, array.size, array.dtype
+
+    def take(self, slot):
+        """The array of a slot, in memory of its own; the slot is free again."""
+        offset, count, dtype = slot
+        array = np.empty(count, dtype)
+        array.view(np.uint8)[:] = self._bytes(offset, array.nbytes)
+        self._arena.free(offset, array.nbytes)
+        return array
+
+    def _bytes(self, offset, nbytes):
+        return np.frombuffer(self._arena.view, np.uint8, nbytes, offset)
+
+    def close(self):
+        self._arena.close()
+
+
+class DeviceStore:
+    """Arrays of a device in pinned memory of the host, copied asynchronously; the computing stream is not held back by
+    what goes, and by what comes only until it is there. Not measured on a GPU yet.
+
+    Args:
+        runtime: a CudaRuntime.
+        xp: the array module, cupy.
+        nbytes: of pinned memory, at most.
+    """
+
+    def __init__(self, runtime, xp, nbytes):
+        self.nbytes, self._runtime, self._xp, self._arena = nbytes, runtime, xp, Arena(nbytes, ROOM, ALIGN)
+        self._bytes = np.frombuffer(self._arena.view, np.uint8)
+        runtime.pin(self._bytes.ctypes.data, nbytes)
+        self._stager = Stager(runtime)
+        # Copies under way: offset -> (copy, the array that it reads); (copy, offset, nbytes) of a slot that it empties.
+        self._going, self._coming = {}, []
+
+    @property
+    def used_nbytes(self):
+        return self._arena.used_nbytes
+
+    def put(self, array):
+        """As HostStore.put; `array` is kept until its copy has ended."""
+        self._settle()
+        offset = self._arena.allocate(array.nbytes)
+        host = self._bytes[offset : offset + array.nbytes]
+        self._going[offset] = self._stager.to_host(host, address_of(array)), array
+        return offset, array.size, array.dtype
+
+    def take(self, slot):
+        """As HostStore.take; work given to the current stream from now on finds the array whole."""
+        offset, count, dtype = slot
+        array = self._xp.empty(count, dtype)
+        stream = self._runtime.current_stream()
+        if offset in self._going:
+            self._going[offset][0].hold(stream)  # before it can come back it must have gone
+        copy = self._stager.to_device(address_of(array), self._bytes[offset : offset + array.nbytes])
+        copy.hold(stream)
+        self._coming.append((copy, offset, array.nbytes))
+        return array
+
+    def _settle(self):
+        """Let go of what copies that have ended needed."""
+        self._going = {offset: entry for offset, entry in self._going.items() if not entry[0].test()}
+        coming, self._coming = self._coming, []
+        for copy, offset, nbytes in coming:
+            # Asked once: it may end between two questions.
+            if copy.test():
+                self._arena.free(offset, nbytes)
+            else:
+                self._coming.append((copy, offset, nbytes))
+
+    def close(self):
+        """Release the memory, once no copy uses it.
+
+        Raises:
+            TransportTimeout: one does not end; the memory stays.
+        """
+        copies = [copy for copy, *_ in (*self._going.values(), *self._coming)]
+        wait_for(lambda: all(copy.test() for copy in copies), "copies of spilled activations", CLOSE_S)
+        self._runtime.unpin(self._bytes.ctypes.data)
+        self._arena.close()
+
+
+def _name(kind, key):
+    return f"{kind}{key[0]}.{key[1]}"
+
+
+def distinct(arrays):
+    """`arrays` without those that are the same memory as one before."""
+    return {(address_of(array), array.nbytes): array for array in arrays}.values()

@@ -1,0 +1,78 @@
+"""The state of training, collected from ranks that each have a part of it, and put back."""
+
+import numpy as np
+
+from lanterne.errors import InputError
+from lanterne.kernels.arrays import is_device_array
+from lanterne.pipeline.train.checkpoint import VECTORS, TrainingState
+
+# The communicator's tag of these messages.
+TAG = 30
+
+
+def gather_state(comm, copies, copy, iteration):
+    """The TrainingState on every rank of `comm`; `copies` and `copy` are this rank's."""
+    places, values = _own(copies, copy)
+    model = next(iter(copies.stages.values())).model
+    whole = np.zeros((len(VECTORS), sum(layer.num_whole for layer in model.layers)), values.dtype)
+    if comm.rank:
+        comm.send(np.array([len(places)]), 0, tag=TAG)
+        comm.send(places, 0, tag=TAG)
+        comm.send(values, 0, tag=TAG)
+    else:
+        whole[:, places] = values
+        for peer in range(1, comm.world_size):
+            count = np.empty(1, np.int64)
+            comm.recv(count, peer, tag=TAG)
+            places, values = np.empty(count[0], np.int64), np.empty((len(VECTORS), count[0]), whole.dtype)
+            comm.recv(places, peer, tag=TAG)
+            comm.recv(values, peer, tag=TAG)
+            whole[:, places] = values
+    comm.broadcast(whole)
+    steps = next(iter(copies.stages.values())).optimizer.steps
+    return TrainingState(iteration, steps, *whole)
+
+
+def _own(copies, copy):
+    """(places (k,) int64, values (3, k)) of what this rank, and no copy of it, answers for."""
+    places, values = [np.empty(0, np.int64)], []
+    for number, stage in copies.stages.items():
+        part = copies.part(number)
+        own = stage.places()[part]
+        values.append(np.zeros((len(VECTORS), 0), stage.dtype))
+        if copy and not copies.sharded:
+            continue
+        vectors = [_on_host(stage.parameters[part]), *map(_on_host, _averages(stage))]
+        values.append(np.stack([np.zeros_like(vectors[0]) if x is None else x for x in vectors])[:, : len(own)])
+        places.append(own)
+    return np.concatenate(places), np.ascontiguousarray(np.concatenate(values, axis=1))
+
+
+def _on_host(array):
+    return array.get() if array is not None and is_device_array(array) else array
+
+
+def _averages(stage):
+    return stage.optimizer.mean, stage.optimizer.square
+
+
+def put_state(state, copies):
+    """Put what this rank needs of `state` into its stages.
+
+    Raises:
+        InputError: the state is of another model.
+    """
+    model = next(iter(copies.stages.values())).model
+    expected = sum(layer.num_whole for layer in model.layers)
+    for name in VECTORS:
+        if getattr(state, name).shape != (expected,):
+            raise InputError(f"state: got {name} of shape {getattr(state, name).shape}, expected ({expected},)")
+    for number, stage in copies.stages.items():
+        places, part = stage.places(), copies.part(number)
+        stage.parameters[: len(places)] = stage.xp.asarray(state.parameters[places])
+        own = places[part]
+        for name in VECTORS[1:]:
+            average = stage.xp.zeros_like(stage.parameters[part])
+            average[: len(own)] = stage.xp.asarray(getattr(state, name)[own])
+            setattr(stage.optimizer, name, average)
+        stage.optimizer.steps = state.steps

@@ -1,0 +1,351 @@
+"""Trains a model on the ranks of a communicator by pipeline, data and tensor parallelism, one iteration at a time.
+
+    trainer = Trainer(comm, gpt(...), Batches(...), plans(problem, "zb_h1"))
+    for _ in range(50):
+        print(trainer.iteration().loss)
+
+Between iterations plans, layout and data plane may change; the state of training does not depend on them.
+"""
+
+import hashlib
+import time
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from lanterne.collectives.execute.control import STALL_S
+from lanterne.errors import InputError, LanterneError
+from lanterne.pipeline.execute.execute import Measured, execute
+from lanterne.pipeline.model.stage_layers import LayerStage, check_starts
+from lanterne.pipeline.planes.inline import Inline
+from lanterne.pipeline.planners.registry import plan
+from lanterne.pipeline.simulate.check import CheckedPlan, check
+from lanterne.pipeline.train.adam import Adam
+from lanterne.pipeline.train.data_parallel import Copies
+from lanterne.pipeline.train.handover import hold, move_state
+from lanterne.pipeline.train.rank_layout import make_layout
+from lanterne.pipeline.train.spill import DeviceStore, HostStore, Spill
+from lanterne.pipeline.train.state import gather_state, put_state
+
+
+@dataclass(frozen=True, eq=False)
+class Iteration:
+    """What one iteration gave.
+
+    Attributes:
+        number: from 0.
+        losses: (microbatches,) float64 of all copies, the same on all ranks; `loss` is their mean.
+        seconds: from its beginning on this rank until the losses were known.
+        gradients_s: (began, ended), of time.monotonic(): waiting for the gradients of the other copies, and stepping.
+        measured: this rank's Measured.
+        votes: the sum of what the ranks' `vote` gave.
+    """
+
+    number: int
+    losses: np.ndarray
+    seconds: float
+    gradients_s: tuple
+    measured: Measured
+    votes: float = 0.0
+
+    @property
+    def loss(self):
+        return float(self.losses.mean())
+
+
+def plans(problem, scheduler, microbatches=None, **options):
+    """A CheckedPlan per copy of the pipeline: what Trainer takes.
+
+    Args:
+        problem: the Problem of one copy.
+        microbatches: those of each copy, ints; None for one copy with the problem's.
+        options: of the scheduler.
+
+    Raises:
+        InputError: the scheduler cannot plan it.
+    """
+    made = {}
+    for count in microbatches or (problem.microbatches,):
+        if count not in made:
+            own = replace(problem, microbatches=count)
+            made[count] = check(plan(own, scheduler, **options), own)
+    return tuple(made[count] for count in microbatches or (problem.microbatches,))
+
+
+class Trainer:
+    """Training under way.
+
+    Args:
+        comm: the Communicator of all ranks; every rank makes the same calls.
+        model: a Model; with several parts a function that makes it of their Communicator, or of None.
+        data: called with an iteration's number, gives inputs and targets of all copies' microbatches, as Stage.begin
+            takes them; those of the first copy come first.
+        plans: a CheckedPlan per copy, or one for all; all of one placement, the microbatches may differ.
+        layout: the Layout; None for copies as there are plans, as many places as the plans have, 1 part.
+        optimizer: a function that makes an Adam.
+        dtype: of parameters and activations, float32 or float64.
+        seed: of the parameters.
+        starts: the layer that each stage begins with, as make_stages has it.
+        sharded: ZeRO-1, see Copies.
+        plane: a function that makes a DataPlane of the pipeline's Communicator; None for Inline.
+        timeout_s: of waits for messages; None for the communicator's.
+        transport: what activations and gradients go over, such as a ShapedTransport over that of `comm`; None for that.
+        cap_nbytes: saved activations that a rank may hold between two actions; what is more goes to the host (Spill).
+        spill_nbytes: of the host's memory, for those of a rank.
+        device: the Device that the stages compute on; None for the CPU.
+
+    Attributes: `spill`, the Spill, None without a cap; `plans`, `layout`, `starts` (change them by `change`);
+    `iterations`, how many are done; `stages`, this rank's (stage -> LayerStage), and `running`, what the executor is
+    given in their place; `copy`, `place`, `part`, where this
+    rank is; `pipeline`, the Communicator of its pipeline, and `plane`, the DataPlane on it; `execute`, what runs an
+    iteration's actions: to be replaced by what does more, such as an Adapter's; `vote`, None or a function of
+    (measured, gradients_s) that gives a number: their sum over the ranks travels with the losses.
+
+    Raises:
+        InputError: plans, layout, model or data do not fit each other, or are not the same on all ranks.
+    """
+
+    def __init__(
+        self,
+        comm,
+        model,
+        data,
+        plans,
+        *,
+        layout=None,
+        optimizer=Adam,
+        dtype=np.float32,
+        seed=0,
+        starts=None,
+        sharded=False,
+        plane=None,
+        timeout_s=None,
+        transport=None,
+        cap_nbytes=None,
+        spill_nbytes=1 << 30,
+        device=None,
+    ):
+        self.device = device
+        self._cap_nbytes, self._spill_nbytes, self.spill = cap_nbytes, spill_nbytes, None
+        self.comm, self.data, self.timeout_s, self.execute, self.vote = comm, data, timeout_s, execute, None
+        self._transport = transport
+        self._model, self._optimizer, self._dtype = model, optimizer, np.dtype(dtype)
+        self._sharded, self._make_plane = sharded, plane or Inline
+        self.iterations, self.plane, self._comms = 0, None, []
+        if isinstance(plans, CheckedPlan):
+            layout = layout or make_layout(comm.world_size, plans.plan.placement.num_ranks)
+            plans = (plans,) * layout.shape[0]
+        places = plans[0].plan.placement.num_ranks
+        self._open(tuple(plans), layout or make_layout(comm.world_size, places, len(plans)), starts, seed)
+
+    @property
+    def microbatches(self):
+        """(copies,) ints: the microbatches of each copy."""
+        return tuple(checked.plan.microbatches for checked in self.plans)
+
+    def iteration(self):
+        """Train on the next batch; every rank calls it, and gets an Iteration.
+
+        Raises:
+            LanterneError: as `execute`, on every rank; nothing can be trained afterwards.
+        """
+        start_s = time.monotonic()
+        inputs, targets = self.data(self.iterations)
+        first, total = sum(self.microbatches[: self.copy]), sum(self.microbatches)
+        if len(inputs) != total:
+            raise InputError(f"data: got {len(inputs)} microbatches, expected {total}, those of all plans together")
+        own = slice(first, first + self.microbatches[self.copy])
+        if self.device and self.plane.on_device and not self._is_loaded:
+            self._load(inputs[own], targets[own])
+        self._left = dict.fromkeys(self.stages, self.microbatches[self.copy])
+        try:
+            measured = self.execute(
+                self.plans[self.copy],
+                self.running,
+                self.pipeline,
+                inputs[own],
+                targets[own],
+                plane=self.plane,
+                timeout_s=self.timeout_s,
+                after=self._after if len(self.plans) > 1 else None,
+            )
+            ended_s = time.monotonic()
+            self.copies.step()
+            gradients_s = ended_s, time.monotonic()
+            vote = self.vote(measured, gradients_s) if self.vote is not None else 0.0
+            losses, votes = self._all_losses(first, total, vote)
+        except LanterneError as error:
+            self._fail(error)
+            raise
+        self.iterations += 1
+        return Iteration(self.iterations - 1, losses, time.monotonic() - start_s, gradients_s, measured, votes)
+
+    def _load(self, inputs, targets):
+        """Run the stages once on zeros: a kernel's first launch may wait for all streams, and so for other ranks."""
+        zeros = self.device.xp.zeros
+        for stage in self.stages.values():
+            stage.begin(len(inputs), inputs, targets)
+            stage.forward(0, stage.input_shape and zeros(stage.input_shape, stage.dtype))
+            stage.backward_input(0, stage.output_shape and zeros(stage.output_shape, stage.dtype))
+            stage.backward_weight(0)
+            stage.gradients[...] = 0
+        self._is_loaded = True
+
+    def _after(self, action):
+        """The gradients of a stage start on their way once its last W has ended, and go on after every action."""
+        if "W" in action.kind and action.part == action.parts:
+            self._left[action.stage] -= 1
+            if not self._left[action.stage]:
+                self.copies.start(action.stage)
+        self.copies.progress()
+
+    def _fail(self, error):
+        """Tell the ranks of all groups, and stay until they have looked: who is gone by then looks like a death."""
+        self.plane.fail(error)
+        for comm in (*self._comms, self.comm):
+            comm.fail(error)
+        time.sleep(3 * STALL_S)
+
+    def _all_losses(self, first, total, vote):
+        """The losses of all copies, and the sum of the votes."""
+        losses = np.zeros(total + 1)
+        losses[-1] = vote
+        if self.part == 0:
+            for stage in self.stages.values():
+                for microbatch, loss in stage.losses.items():
+                    losses[first + microbatch] = loss
+        self.comm.all_reduce(losses, losses)
+        return losses[:-1], float(losses[-1])
+
+    def change(self, plans=None, layout=None, starts=None):
+        """Go on with other plans, one per copy, or on another layout or cut; between iterations, on all ranks.
+
+        Other plans of the same placement cost nothing. On a layout of the same shape every rank hands the state of its
+        place to the one that follows it there, all at once; else the state moves through rank 0.
+
+        Raises:
+            InputError: as Trainer; the plans, layout and cut then stay.
+        """
+        plans = self.plans if plans is None else tuple(plans)
+        layout = self.layout if layout is None else layout
+        same_stages = plans[0].plan.placement == self.plans[0].plan.placement
+        starts = self.starts if starts is None and same_stages else starts
+        starts = self._check(plans, layout, starts)
+        if same_stages and layout == self.layout and starts == self.starts:
+            self._plan(plans)
+            return
+        if same_stages and layout.shape == self.layout.shape and starts == self.starts:
+            self._move(plans, layout)
+            return
+        state = self.state()
+        self._open(plans, layout, starts, seed=None)
+        self.restore(state)
+
+    def _move(self, plans, layout):
+        """Go on with the same stages on other ranks."""
+        before, held = self.layout, hold(self.copies)
+        self._open(plans, layout, self.starts, seed=None)
+        move_state(self.comm, before, layout, held, self.copies)
+
+    def state(self):
+        """The State of training, on the host of every rank; every rank calls it."""
+        return gather_state(self.comm, self.copies, self.copy, self.iterations)
+
+    def restore(self, state):
+        """Go on from `state`, which any trainer of this model gave.
+
+        Raises:
+            InputError: it is of another model.
+        """
+        put_state(state, self.copies)
+        self.iterations = state.iteration
+
+    def close(self):
+        """Release the data plane and the communicators that it made."""
+        if self.plane is not None:
+            self.plane.close()
+        for comm in self._comms:
+            comm.close()
+        self._comms = []
+        if self.spill:
+            self.spill.store.close()
+            self.spill = None
+
+    def _open(self, plans, layout, starts, seed):
+        """Communicators and stages for these plans; seed None: their state is going to be put there."""
+        starts = self._check(plans, layout, starts)
+        self.close()
+        self.layout, self.starts = layout, starts
+        copies, places, parts = layout.shape
+        self.copy, self.place, self.part = copy, place, part = layout.where(self.comm.rank)
+        self.pipeline = self._split(copy * parts + part, place)
+        tensor = self._split(copy * places + place, part) if parts > 1 else None
+        if tensor is not None:
+            tensor.deterministic = True
+        model = self._model(tensor) if callable(self._model) else self._model
+        placement = plans[0].plan.placement
+        held = placement.stages_of(place)
+        multiple, xp = copies if self._sharded else 1, self.device.xp if self.device else np
+        self.stages = {
+            stage: LayerStage(model, *starts[stage : stage + 2], self._optimizer(), self._dtype, seed, xp, multiple)
+            for stage in held
+        }
+        self.running = self.stages
+        if self._cap_nbytes is not None:
+            self.spill = Spill(self.stages, self._cap_nbytes, self._store())
+            self.running = self.spill.stages
+        slots = max(map(len, map(placement.stages_of, range(places))))
+        comms = [self._split(place * parts + part, copy) for _ in range(slots)]
+        self._copy_comms = dict(zip(held, comms, strict=False))
+        self.plane, self._is_loaded = self._make_plane(self.pipeline), False
+        if self.device:
+            self.plane.stage_on(self.device)
+            self.running = {number: self.device.run(stage, self.plane) for number, stage in self.running.items()}
+        self._plan(plans)
+
+    def _store(self):
+        """Where saved activations go that do not fit."""
+        if self.device:
+            return DeviceStore(self.device.runtime, self.device.xp, self._spill_nbytes)
+        return HostStore(self._spill_nbytes)
+
+    def _plan(self, plans):
+        """Run `plans`, of the placement that the stages are for."""
+        self.plans = plans
+        if self.spill:
+            self.spill.follow(plans[self.copy].plan, self.place)
+        share = self.microbatches[self.copy] / sum(self.microbatches)
+        self.copies = Copies(self._copy_comms, self.stages, share, self._sharded)
+
+    def _split(self, color, key):
+        comm = self.comm.split(color, key, self._transport)
+        self._comms.append(comm)
+        return comm
+
+    def _check(self, plans, layout, starts):
+        """The starts, if all fit each other and the ranks, and are the same on all of them; else InputError."""
+        copies, places, parts = layout.shape
+        placement = plans[0].plan.placement
+        if copies * places * parts != self.comm.world_size:
+            raise InputError(f"layout: got {layout.shape} on {self.comm.world_size} ranks, expected as many")
+        if parts > 1 and not callable(self._model):
+            raise InputError(f"model: got one for one rank, expected a function of the {parts} parts' communicator")
+        if len(plans) != copies or any(checked.plan.placement != placement for checked in plans):
+            raise InputError(f"plans: got {len(plans)} for {copies} copies, expected one for each, of one placement")
+        if placement.num_ranks != places:
+            raise InputError(f"plans: got {placement.num_ranks} ranks, expected {places}, the places of the layout")
+        if placement.num_routes > 1:
+            raise InputError(f"plans: got a {placement.name} placement, expected one where all microbatches go one way")
+        model = self._model(None) if callable(self._model) else self._model
+        count = placement.num_stages
+        starts = model.starts(count) if starts is None else check_starts(model, count, starts)
+        words = hashlib.sha256(repr((layout, starts, placement)).encode())
+        for checked in plans:
+            words.update(checked.plan.columns.tobytes() + checked.plan.offsets.tobytes())
+        mine = np.frombuffer(words.digest()[:8], np.uint64)
+        digests = np.empty(self.comm.world_size, np.uint64)
+        self.comm.all_gather(mine, digests)
+        if (digests != mine).any():
+            other = int(np.flatnonzero(digests != mine)[0])
+            raise InputError(f"plans: got others on rank {other} than on rank {self.comm.rank}, expected the same")
+        return starts

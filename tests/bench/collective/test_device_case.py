@@ -1,0 +1,117 @@
+"""Benchmarked collectives on device arrays, on stand-ins: right results, eager and captured, and what is refused."""
+
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+from device_ranks import has_gpu, over_nccl, synchronize
+from nccl_ranks import HostArray
+
+from lanterne.bench.collective.device_case import DeviceCase
+from lanterne.bench.collective.measure import measure
+from lanterne.collectives.late import calls as late
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+class HostMemory:
+    """The verbs of CudaMemory on stand-ins."""
+
+    def __init__(self, comm):
+        self.comm = comm
+
+    def put(self, array):
+        return HostArray(array.copy())
+
+    def fill(self, array, byte):
+        array.values.view(np.uint8)[...] = byte
+
+    def copy(self, out, array):
+        out.values[...] = array.values
+
+    def get(self, array):
+        return array.values
+
+    def synchronize(self):
+        synchronize(self.comm)
+
+
+@pytest.mark.parametrize("graph", [False, True])
+@pytest.mark.parametrize(
+    "collective", ["all_reduce", "reduce_scatter", "broadcast", "all_gather", "reduce", "all_to_all"]
+)
+def test_right_results_are_counted_so(collective, graph):
+    def program(comm):
+        case = DeviceCase(comm, collective, 30_000, np.dtype("float32"), "sum", graph, HostMemory(comm))
+        measured = measure(case, comm.algorithms(collective), iterations=1, warmup=1)
+        captured = len(case._captured)
+        case.close()
+        return {name: wrong for name, (_, _, wrong) in measured.items()}, captured
+
+    for wrong, captured in over_nccl(3, program):
+        assert set(wrong.values()) == {0}, wrong
+        assert captured == (len(set(wrong) - {"native"}) if graph else 0)
+
+
+def test_wrong_results_are_counted_too():
+    def program(comm):
+        case = DeviceCase(comm, "all_reduce", 100, np.dtype("float32"), "sum", False, HostMemory(comm))
+        case.call("ring")
+        case.out.values[comm.rank] += 1
+        return case.wrong()
+
+    assert over_nccl(3, program) == [1] * 3
+
+
+def lanterne(*arguments):
+    command = [sys.executable, "-m", "lanterne", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--transport", "nccl"],
+        ["--graph", "--device", "cuda", "--transport", "mpi"],
+        ["--graph", "--device", "cuda", "--transport", "nccl", "--warmup", "0"],
+        ["--device", "cuda", "--transport", "local"],
+    ],
+)
+def test_bad_input(arguments):
+    result = lanterne("bench", "all_reduce", "-n", "2", *arguments)
+    assert result.returncode == 2, result.stderr
+    assert "expected" in result.stderr and result.stderr.count("\n") == 1
+
+
+@pytest.mark.skipif(has_gpu(), reason="there is a GPU here: tests/gpu has the benchmark")
+@pytest.mark.parametrize("transport", ["nccl", "mpi"])
+def test_without_a_gpu(transport):
+    result = lanterne("bench", "all_reduce", "-n", "2", "--device", "cuda", "--transport", transport)
+    assert result.returncode == 3, result.stderr
+    assert ("CuPy" in result.stderr or "CUDA" in result.stderr) and result.stderr.count("\n") == 1
+
+
+def test_figures_of_collectives_on_stand_ins(monkeypatch):
+    """`lanterne bench gpu`'s job: every figure is there, and no element differs from the CPU's."""
+    from lanterne.bench.gpu.figures import Figure
+    from lanterne.bench.gpu.ranks import ALGORITHMS, figures
+
+    monkeypatch.setattr(late, "LEAST_NORMAL_S", 0.0)
+
+    def program(comm):
+        return list(figures(comm, HostArray, lambda array: array.values, partial(synchronize, comm), 1 << 16, 10))
+
+    results = over_nccl(3, program)
+    assert isinstance(results[0], list), results
+    found = [Figure(**record) for record in results[0]]
+    wrong = [figure for figure in found if "differ" in figure.name]
+    assert len(wrong) == 2 * len(ALGORITHMS) + 1 and all(figure.ok for figure in wrong)
+    assert sum(figure.name.startswith("launch of") for figure in found) == len(ALGORITHMS)
+    assert all(figure.value > 0 for figure in found if "over ours" in figure.name)
+    assert found[0].name.startswith("launch of")
+    (decision,) = (figure for figure in found if figure.name.startswith("from the record"))
+    # A call that nobody was late to is launched once, one without a rank twice.
+    assert len(decision.samples) >= 10 and all(sample > 0 for sample in decision.samples)

@@ -1,0 +1,51 @@
+"""The comparison with MPI's own all-reduce: its document, its checks, its bad input."""
+
+import json
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+
+from lanterne.bench.collective.mpi_peers import CONTENDERS, HEAPS, plain_ring
+
+ABSENT = find_spec("mpi4py") is None and "mpi" not in os.environ.get("LANTERNE_REQUIRE", "").split(",")
+
+
+def run(*arguments):
+    command = [sys.executable, "-m", "lanterne", "bench", "mpi", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+
+
+@pytest.mark.skipif(ABSENT, reason="mpi4py is not installed")
+def test_all_contenders_are_right_and_rounds_are_timed():
+    result = run("-n", "3", "--bytes", "10000", "--iterations", "2", "--json", "-")
+    assert result.returncode == 0, result.stderr
+    document = json.loads(result.stdout)
+    records = document["results"]
+    assert [(record["heap"], record["algorithm"]) for record in records] == [(h, a) for h in HEAPS for a in CONTENDERS]
+    for record in records:
+        assert record["wrong"] == 0 and record["nbytes"] == 9996 and len(record["time_s"]) == 2
+    assert records[-1]["over_mpi"] == 1.0
+    assert len(document["rounds"]["ring_round_s"]) == len(document["rounds"]["sendrecv_s"]) == 10
+    assert "MPI_Allreduce" in result.stderr and "a round of 8 bytes" in result.stderr
+
+
+def test_the_plain_ring_alone_copies():
+    class One:
+        size, rank = 1, 0
+
+    out = np.zeros(4)
+    plain_ring(One(), np.arange(4.0), out)
+    assert (out == np.arange(4)).all()
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--iterations", "0"], ["--bytes", "8"], ["--bytes", "many"], ["-n", "0"], ["--timeout", "-1s"]]
+)
+def test_bad_input(arguments):
+    result = run(*arguments)
+    assert result.returncode == 2, result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1 and "expected" in result.stderr

@@ -1,0 +1,72 @@
+"""lanterne validate: options, bad input, and a rehearsal from the shell."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from lanterne.bench import cli
+from lanterne.bench.failslow.validate import slow_link, slow_rank
+from lanterne.errors import InputError
+from lanterne.failslow.validate.validate import Injected
+from lanterne.transport.shaped import Link
+
+
+def test_rehearsals():
+    assert slow_rank("3=1.5x") == (3, Injected(1.5, 1.5))
+    assert slow_rank("0=2x@together") == (0, Injected(1.0, 2.0))
+    assert slow_link("0-1=20ms") == {(0, 1): Link(latency_s=20e-3), (1, 0): Link(latency_s=20e-3)}
+    assert slow_link("2>0=50mbit") == {(2, 0): Link(bandwidth_bytes_per_s=6.25e6)}
+
+
+@pytest.mark.parametrize("text", ["3", "3=", "3=0.5x", "a=2x", "3=2", "3=2x@later"])
+def test_bad_slow_rank(text):
+    with pytest.raises(InputError, match="--slow-rank"):
+        slow_rank(text)
+
+
+@pytest.mark.parametrize("text", ["0-1", "0-0=2ms", "0=2ms", "0-1=fast", "x-1=2ms"])
+def test_bad_slow_link(text):
+    with pytest.raises(InputError, match="--slow-link"):
+        slow_link(text)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        ["-n", "1"],
+        ["-n", "4", "--limit", "0s"],
+        ["-n", "4", "--bytes", "0"],
+        ["-n", "4", "--ranks", "a"],
+        ["-n", "4", "--links", "3"],
+        ["--transport", "local"],
+        ["-n", "3", "--transport", "local", "--slow-rank", "7=2x"],
+        ["-n", "3", "--transport", "local", "--ranks", "0,9"],
+    ],
+)
+def test_bad_options_are_one_line_and_code_2(words, capsys, monkeypatch):
+    monkeypatch.delenv("PMI_RANK", raising=False)
+    assert cli.main(["validate", *words]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_rehearsal_from_the_shell(tmp_path):
+    file = tmp_path / "found.json"
+    words = ["-n", "3", "--limit", "3s", "--bytes", "256K", "--slow-link", "1>2=20ms", "--slow-rank", "0=3x"]
+    command = [sys.executable, "-m", "lanterne", "validate", *words, "--json", str(file)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert result.returncode == 1, result.stderr
+    assert "SLOW link 1 -> 2: " in result.stdout and "latency 20" in result.stdout
+    document = json.loads(file.read_text())
+    assert document["schema_version"] == 1
+    assert ["link", [[1, 2]]] in [[finding["kind"], finding["links"]] for finding in document["findings"]]
+    # A transfer is complete no sooner than a small message is, which computing beside it delays.
+    transfers = [record for record in document["links"] if record["when"] == "alone"]
+    assert all(min(record["time_s"]) > record["latency_s"] / 2 for record in transfers)
+    alone = [record for record in document["compute"] if record["when"] == "alone"]
+    own_s = {rank: min(min(r["cpu_s"]) for r in alone if r["rank"] == rank and "32" in r["load"]) for rank in range(3)}
+    assert own_s[0] > 2 * own_s[1] and own_s[0] > 2 * own_s[2]
+    # Where others leave it no core to itself, nobody is blamed.
+    assert {tuple(f["ranks"]) for f in document["findings"] if f["kind"] == "compute"} <= {(0,)}

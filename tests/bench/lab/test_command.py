@@ -1,0 +1,164 @@
+"""The emulated cluster: it gives the rates asked for, and leaves nothing behind whatever ends it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from lanterne.bench.lab import network as lab_network
+from lanterne.bench.lab.command import parse_rates, resolve
+from lanterne.errors import InputError, Unavailable
+
+# Sends 12 MiB from host 0 to host 1, raw TCP, and then back, each while the other direction is idle; then both at once.
+MEASURE = """
+import json, os, socket, sys, threading, time
+rank, nbytes = int(os.environ["RANK"]), 12 << 20
+address = (os.environ["MASTER_ADDR"], 5000)
+if rank == 0:
+    listener = socket.create_server(address)
+    sock, _ = listener.accept()
+elif rank == 1:
+    while True:
+        try:
+            sock = socket.create_connection(address)
+            break
+        except OSError:
+            time.sleep(0.05)
+else:
+    sys.exit(0)
+def send():
+    sock.sendall(bytes(nbytes))
+def receive():
+    left = nbytes
+    while left:
+        left -= len(sock.recv(min(left, 1 << 16)))
+def timed(*verbs):
+    started = time.monotonic()
+    threads = [threading.Thread(target=verb) for verb in verbs]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+    return time.monotonic() - started
+times = [timed(receive if rank == 0 else send), timed(send if rank == 0 else receive), timed(send, receive)]
+if rank == 0:
+    print(json.dumps({"to_0": nbytes / times[0], "both": 2 * nbytes / times[2]}), flush=True)
+else:
+    print(json.dumps({"to_1": nbytes / times[1]}), flush=True)
+"""
+
+
+@pytest.fixture
+def lab(needs_lab):
+    """Run `lanterne lab`."""
+    before = set(lab_network.namespaces())
+
+    def run(*words):
+        return subprocess.run(
+            [sys.executable, "-m", "lanterne", "lab", *words], capture_output=True, text=True, timeout=120, check=False
+        )
+
+    yield run
+    assert set(lab_network.namespaces()) == before
+
+
+def test_the_rates_are_those_asked_for(lab):
+    result = lab("--hosts", "3", "--rate", "200mbit", "--rate", "1=100mbit", "--", "python", "-c", MEASURE)
+    assert result.returncode == 0, result.stderr
+    got = {key: value for line in result.stdout.splitlines() for key, value in json.loads(line).items()}
+    # The slower end limits each direction to 12.5 MB/s, of which headers take some 1 %; the full bucket gives 128 kB
+    # back. A busy machine may be slower than its links, but never faster.
+    assert 0.6 * 12.5e6 < got["to_0"] < 1.05 * 12.5e6
+    assert 0.6 * 12.5e6 < got["to_1"] < 1.05 * 12.5e6
+    assert 1.1 * 12.5e6 < got["both"] < 1.05 * 25e6, "the link is not full duplex"
+
+
+def test_the_first_failure_is_the_exit_code(lab):
+    code = "import os, sys; sys.exit(7 if os.environ['RANK'] == '1' else 0)"
+    assert lab("--hosts", "3", "--", "python", "-c", code).returncode == 7
+
+
+def test_hosts_know_each_other_by_name_and_have_their_own(lab):
+    code = "import os, socket; os.write(1, socket.gethostbyname(os.environ['LANTERNE_HOST_ID']).encode())"
+    result = lab("--hosts", "2", "--", "python", "-c", code)
+    # Both write to one pipe, perhaps at once.
+    assert "10.77.0.1" in result.stdout and "10.77.0.2" in result.stdout
+
+
+def test_link_delays_are_measured_between_clocks_that_differ(lab):
+    off_s, nbytes = 300.0, 1_250_000
+    job = str(Path(__file__).parents[1].joinpath("clock_job.py"))
+    result = lab("--hosts", "2", "--rate", "1gbit", "--", "python", job, str(off_s), str(nbytes))
+    assert result.returncode == 0, result.stderr
+    found = json.loads(result.stdout)
+    assert abs(found["clock_s"][1] + off_s) <= found["error_s"][1]
+    # A message takes 10 ms on its link; a clock that is wrong would show in seconds, and with the other sign each way.
+    for way in ("0-1", "1-0"):
+        low_s, high_s = found["delay_s"][way]
+        assert high_s > 0 and low_s < off_s / 100, found
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_nothing_is_left_when_it_is_killed(lab, number):
+    before = set(lab_network.namespaces())
+    command = [sys.executable, "-m", "lanterne", "lab", "--hosts", "2", "--", "sleep", "1000"]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
+        deadline = time.monotonic() + 60
+        while not (mine := running(f"lab{process.pid}")) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert mine
+        process.send_signal(number)
+        assert process.wait(60) == {signal.SIGKILL: -9, signal.SIGTERM: 143, signal.SIGINT: 130}[number]
+    while (set(lab_network.namespaces()) != before or alive(mine)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert set(lab_network.namespaces()) == before and not alive(mine)
+
+
+def running(name):
+    """Process ids in both hosts of network `name`; empty until each has one."""
+    listed = [
+        subprocess.run(["ip", "netns", "pids", f"{name}-{i}"], capture_output=True, text=True, check=False)
+        for i in range(2)
+    ]
+    pids = [list(map(int, result.stdout.split())) for result in listed]
+    return sum(pids, []) if all(pids) else []
+
+
+def alive(pids):
+    return [pid for pid in pids if os.path.exists(f"/proc/{pid}")]
+
+
+def test_rates():
+    assert parse_rates(["200mbit", "2=50mbit"], 3) == (25e6, 25e6, 6.25e6)
+    assert parse_rates(["0=1gbit"], 2) == (125e6, 25e6)
+
+
+@pytest.mark.parametrize("texts", [["fast"], ["3=50mbit"], ["x=50mbit"], ["-1=50mbit"]])
+def test_bad_rates(texts):
+    with pytest.raises(InputError, match="--rate: got"):
+        parse_rates(texts, 3)
+
+
+def test_commands_are_those_of_this_installation():
+    assert resolve(["lanterne", "info"]) == [sys.executable, "-m", "lanterne", "info"]
+    assert resolve(["python", "x.py"])[0] == sys.executable
+    with pytest.raises(InputError, match="no-such-program"):
+        resolve(["no-such-program"])
+
+
+def test_without_root_it_says_so(monkeypatch):
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(Unavailable, match="need root"):
+        lab_network.check_available()
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(Unavailable, match="apt-get install iproute2"):
+        lab_network.check_available()
+
+
+@pytest.mark.parametrize("hosts", ["0", "65"])
+def test_bad_numbers_of_hosts(lab, hosts):
+    result = lab("--hosts", hosts, "--", "true")
+    assert result.returncode == 2 and result.stderr == f"lanterne: --hosts: got {hosts}, expected 1 to 64\n"

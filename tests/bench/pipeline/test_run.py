@@ -1,0 +1,177 @@
+"""`lanterne pipeline run`: predicted and measured side by side, from real processes; bad input in one line."""
+
+import json
+
+import pytest
+
+from lanterne.bench.cli import main
+from lanterne.bench.output import bars
+from lanterne.bench.pipeline import measure as pipeline_measure
+from lanterne.bench.pipeline.measure import rank_main
+from lanterne.collectives.jobs import spawn
+from lanterne.errors import InputError, LanterneError, PeerFailed, TransportError, TransportTimeout, Unavailable
+
+PROBLEM = ["--stages", "2", "--microbatches", "3", "--forward", "2ms", "--link", "0=4ms"]
+
+
+def run(capsys, *words):
+    code = main(["pipeline", "run", *PROBLEM, *words])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+@pytest.mark.parametrize(("transport", "free"), [("mpi", "delegate"), ("ucx", "paired_o"), ("local", "unbounded")])
+def test_every_contender_is_predicted_and_measured(capsys, tmp_path, transport, free):
+    file, picture, trace = tmp_path / "run.json", tmp_path / "run.png", tmp_path / "trace.json"
+    words = ["--scheduler", "1f1b,adaptra", "--data-plane", f"inline,{free}", "--iterations", "2", "--queue", "0"]
+    words += ["--json", str(file), "--transport", transport]
+    if transport == "local":
+        words += ["--plot", str(picture), "--trace", str(trace)]
+    code, out, err = run(capsys, *words)
+    assert (code, err) == (0, "")
+    rows = [line for line in out.splitlines() if not line.startswith("#")]
+    bars = [line for line in out.splitlines() if line.startswith("# bar")]
+    assert [line.split()[:2] for line in rows[2:]] == [
+        [scheduler, plane] for scheduler in ("1f1b", "adaptra") for plane in ("inline", free)
+    ]
+    assert [line.rpartition("%, ")[2] for line in bars] == ["expected at most 5.0%", "expected at most 2.0%"]
+    document = json.loads(file.read_text())
+    assert document["scheduler"] == "1f1b" and document["predicted_makespan_s"] == pytest.approx(0.040)
+    for result in document["results"]:
+        # Timed stages never end early: no run is shorter than the work of a rank.
+        assert len(result["measured_makespan_s"]) == 2
+        assert min(result["measured_makespan_s"]) >= 0.018
+        assert len(result["actions"]) == {"1f1b": 12, "adaptra": 18}[result["scheduler"]]
+        assert {action["rank"] for action in result["actions"]} == {0, 1}
+        assert min(action["start_s"] for action in result["actions"]) == 0
+    drawn = [f"{scheduler}-{plane}" for scheduler in ("1f1b", "adaptra") for plane in ("inline", free)]
+    assert {path.name for path in tmp_path.glob("*.png")} == {
+        f"run-{name}.png" for name in drawn if str(picture) in words
+    }
+    if transport == "local":
+        spans = json.loads((tmp_path / "trace-1f1b-inline.json").read_text())["traceEvents"]
+        assert sum(span["ph"] == "X" for span in spans) == 12
+
+
+def test_a_plan_file_runs_as_it_is(capsys, tmp_path):
+    file = tmp_path / "mine.json"
+    assert main(["pipeline", "plan", *PROBLEM, "--scheduler", "gpipe", "--json", str(file)]) == 0
+    capsys.readouterr()
+    words = ["--scheduler", f"1f1b,{file}", "--iterations", "1", "--warmup", "0", "--transport", "local", "--json", "-"]
+    code, out, _ = run(capsys, *words)
+    ran = json.loads(out)["results"]
+    assert code == 0 and [result["scheduler"] for result in ran] == ["1f1b", "mine"]
+    order = [action["action"] for action in ran[1]["actions"] if action["rank"] == 0]
+    assert order == json.loads(file.read_text())["ranks"][0]
+
+    document = json.loads(file.read_text())
+    document["ranks"][0].pop()
+    file.write_text(json.dumps(document))
+    code, out, err = run(capsys, *words)
+    assert (code, out) == (2, "") and f"{file}: rank 0: got no" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--data-plane", "carrier"], "data plane: got 'carrier', expected one of inline"),
+        (["--scheduler", "zb"], "scheduler: got 'zb', expected one of gpipe"),
+        (["--transport", "pigeon"], "--transport: got 'pigeon', expected one of local, mpi, ucx"),
+        (["--iterations", "0"], "--iterations, --warmup: got 0 and 1"),
+        (["--timeout", "0"], "--timeout: got 0, expected more than 0"),
+        (["--link", "1=3ms"], "link: got '1', expected 0 to 0"),
+        (["--unit", "0s"], "--unit: got none"),
+        (["--data-plane", "streams"], "--data-plane: got streams, expected it with --device cuda --transport nccl"),
+        (["--device", "cuda", "--adapt"], "--device: got cuda beside --adapt, expected it without"),
+        (["--device", "cuda", "--slow-rank", "0=2x"], "--device: got cuda beside --slow-rank, expected it without"),
+        (["--message", "9000G"], "message_nbytes: got 9663676416000, 57982058496000 for the messages"),
+    ],
+)
+def test_bad_input_is_one_line(capsys, words, message):
+    code, out, err = run(capsys, *words)
+    assert code == 2 and out == "" and err.startswith(f"lanterne: {message}") and err.count("\n") == 1
+
+
+def test_a_problem_file_names_its_unit(capsys, tmp_path):
+    file = tmp_path / "problem.json"
+    problem = {"stages": 2, "microbatches": 1, "forward": 2, "backward_input": 2, "backward_weight": 2}
+    file.write_text(json.dumps(problem))
+    words = ["pipeline", "run", str(file), "--scheduler", "1f1b", "--transport", "local", "--iterations", "1"]
+    assert main(words) == 2
+    assert "--unit: got none and a problem without one" in capsys.readouterr().err
+    assert main([*words, "--unit", "1ms", "--json", "-"]) == 0
+    assert json.loads(capsys.readouterr().out)["predicted_makespan_s"] == pytest.approx(0.012)
+    for key, value in (("shared_links", [[[0, 1], [1, 0]]]), ("data_parallel", {"kind": "all_reduce", "time": 1})):
+        file.write_text(json.dumps(problem | {key: value, "unit": "ms"}))
+        assert main(words) == 2
+        assert f"{key}: got some, expected none" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("limit", "code"), [(1e9, 0), (-1.0, 1)])
+def test_check_is_the_exit_code(capsys, monkeypatch, limit, code):
+    monkeypatch.setattr(bars, "LIMIT", limit)
+    words = ["--scheduler", "zb_h1", "--data-plane", "delegate", "--transport", "local", "--iterations", "1", "--check"]
+    found, out, _ = run(capsys, *words)
+    assert found == code and f"# bar {'MISSED' if code else 'met'}: delegate, measured off simulated" in out
+
+
+def test_a_rank_that_fails_ends_the_command_with_its_error(capsys, monkeypatch):
+    """A link slower than the timeout."""
+    code, out, err = run(capsys, "--link", "0=9s", "--timeout", "2s", "--scheduler", "1f1b", "--iterations", "1")
+    assert code == 1 and out == ""
+    assert "no message from or to rank" in err and "none" not in err and "within 2 s" in err and "Traceback" not in err
+
+
+def test_what_the_ranks_are_given_comes_back_equal():
+    from lanterne.pipeline.plan.problem import Problem
+    from lanterne.pipeline.planners.registry import plan
+    from lanterne.pipeline.simulate.check import check
+
+    problem = Problem(2, 3, 1, 2, 3, [4], link_bandwidth=[8], message_nbytes=16)
+    case = pipeline_measure.PipelineCase(check(plan(problem, "zb_h1"), problem), problem, 1e-3, "inline", {"queue": 2})
+    again = pipeline_measure.PipelineCase.from_dict(json.loads(json.dumps(case.to_dict())))
+    assert again.problem == problem and again[2:] == case[2:]
+    assert again.checked.plan.words() == case.checked.plan.words()
+    links = pipeline_measure.emulated_links(problem, 1e-3)
+    assert links[0, 1].latency_s == pytest.approx(4e-3) and links[1, 0].occupied_s(16) == pytest.approx(2e-3)
+
+
+def test_a_job_of_other_ranks_is_bad_input():
+    work = {"transport": None, "timeout_s": 20.0, "ranks": 3}
+    with pytest.raises(InputError, match="got 2 ranks, expected 3, one per stage"):
+        spawn(2, lambda comm: pipeline_measure.run_rank(lambda comm, work: None, work))
+
+
+@pytest.mark.parametrize(("error", "code"), [(Unavailable, 3), (InputError, 2), (LanterneError, 1)])
+def test_what_the_ranks_lack_is_told_apart_from_what_fails(error, code, capsys, monkeypatch):
+    def fail(function, work):
+        raise error("ucx: is not here")
+
+    monkeypatch.setattr(pipeline_measure, "run_rank", fail)
+    monkeypatch.setattr("lanterne.transport.job.launch.launch", lambda command, *_, **__: rank_main(None, command[-1]))
+    assert main(["pipeline", "run", "--stages", "2", "--microbatches", "2", "--forward", "1ms"]) == code
+    assert capsys.readouterr().err == "lanterne: ucx: is not here\n"
+
+
+def test_the_cause_is_told_and_not_what_others_saw_of_it(capsys, monkeypatch):
+    errors = [PeerFailed(1, "it is gone"), TransportError("its delegate was killed"), TransportTimeout("too long")]
+
+    def fail(function, work):
+        raise errors.pop()
+
+    def launch(command, *_, **__):
+        return max(rank_main(None, command[-1]) for _ in range(3))
+
+    monkeypatch.setattr(pipeline_measure, "run_rank", fail)
+    monkeypatch.setattr("lanterne.transport.job.launch.launch", launch)
+    assert main(["pipeline", "run", *PROBLEM]) == 1
+    assert capsys.readouterr().err == "lanterne: its delegate was killed\n"
+
+
+def test_a_gpu_that_is_not_here_is_named(capsys, monkeypatch):
+    def none_here():
+        raise Unavailable("CUDA: no device; check nvidia-smi")
+
+    monkeypatch.setattr("lanterne.kernels.arrays.require_device", none_here)
+    code, out, err = run(capsys, "--device", "cuda", "--transport", "nccl")
+    assert (code, out, err) == (3, "", "lanterne: CUDA: no device; check nvidia-smi\n")

@@ -1,0 +1,83 @@
+"""The benchmarks of delegates: what they write, that they find damage, what they refuse."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from lanterne.bench.cli import main
+from lanterne.bench.rails import delegates, failover, failover_trial
+
+
+def run_job(tmp_path, *words):
+    path = tmp_path / "out.json"
+    command = [sys.executable, "-m", "lanterne", *words, "--json", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return json.loads(path.read_text())["results"], done.stdout
+
+
+def test_delegate(tmp_path):
+    results, table = run_job(
+        tmp_path, *"bench delegate --bytes 64K --iterations 2 --microbatches 3 --queues auto --work 2ms".split()
+    )
+    assert [record["plane"] for record in results] == ["inline", "memory", "tcp"]
+    assert results[0]["queues"] == 0 and all(record["queues"] >= 1 for record in results[1:])
+    for record in results:
+        assert len(record["iteration_s"]) == 2 and record["wrong"] == 0
+        assert len(record["send_s"]) == len(record["send_cpu_s"]) == 2 * 3
+        assert all(time_s > 0 for time_s in record["iteration_s"])
+        assert record["plane"] in table
+    assert results[0]["over_inline"] == 1
+
+
+def test_failover(tmp_path):
+    words = ("--path", "delegates", "--how", "silent", "--bytes", "64K", "--messages", "30", "--trials", "1")
+    results, table = run_job(tmp_path, "bench", "failover", *words)
+    (found,) = results
+    assert (found["path"], found["how"], found["wrong"], len(found["stall_s"])) == ("delegates", "silent", 0, 1)
+    assert "silent" in table
+
+
+@pytest.mark.parametrize(
+    ("record", "missed"),
+    [
+        ({"over_inline": 1.04, "send_cpu_s": [1e-5, 1e-5, 1]}, False),
+        ({"over_inline": 1.06, "send_cpu_s": [1e-5]}, True),
+        ({"over_inline": 1.0, "send_cpu_s": [3e-5, 3e-5, 0]}, True),
+    ],
+)
+def test_bars(record, missed):
+    assert delegates.is_missed(record) is missed
+
+
+@pytest.mark.parametrize(
+    ("found", "words", "code"),
+    [((2.0, 0), "", 0), ((2.0, 0), "--check", 1), ((0.1, 0), "--check", 0), ((0.1, 1), "", 1)],
+)
+def test_a_long_stall_fails_a_check_and_a_wrong_message_always(found, words, code, monkeypatch):
+    monkeypatch.setattr(failover_trial, "run_trial", lambda trial: found)
+    assert main(["bench", "failover", "--trials", "1", *words.split()]) == code
+
+
+def test_failover_counts_what_is_wrong():
+    record = failover.record("mpi", "reset", 8, 0.1, 4, ("a", "b"), [(0.2, 0), (0.1, 3)])
+    assert (record["stall_s"], record["wrong"]) == ([0.2, 0.1], 3)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("delegate --planes fast", "--planes: got 'fast', expected some of memory, tcp"),
+        ("delegate --iterations 0", "got '0', expected a whole number of at least 1"),
+        ("delegate --queues auto", "--queues: got auto without --work, expected how often there is a message"),
+        ("failover --how slowly", "--how: got 'slowly', expected some of reset, silent"),
+        ("failover --path pigeon", "--path: got 'pigeon', expected some of delegates, mpi, ucx"),
+        ("failover --rails 127.0.0.2", "--rails: got 127.0.0.2, expected at least two"),
+        ("failover --messages 1", "got '1', expected a whole number of at least 4"),
+    ],
+)
+def test_refused(words, message, capsys):
+    assert main(["bench", *words.split()]) == 2
+    assert message in capsys.readouterr().err

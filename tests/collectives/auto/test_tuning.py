@@ -1,0 +1,143 @@
+"""What `auto` measures and chooses: the fit, the cache, the override, and that all ranks agree."""
+
+import logging
+
+import numpy as np
+import pytest
+
+from lanterne.collectives.algorithms.registry import make_schedule
+from lanterne.collectives.auto.predict import Factor, correction
+from lanterne.collectives.auto.tuning import override
+from lanterne.collectives.communicator import Communicator
+from lanterne.collectives.jobs import spawn
+from lanterne.collectives.schedule.cost import CostModel, price
+from lanterne.errors import InputError
+from lanterne.transport.local import LocalWorld
+
+
+def test_all_ranks_choose_alike_and_say_why(caplog):
+    caplog.set_level(logging.INFO, "lanterne.collectives")
+
+    def main(comm):
+        comm.tuning.learn()
+        out = np.empty(1000, np.float32)
+        comm.all_reduce(np.ones(1000, np.float32), out)
+        tuning = comm.tuning
+        return (
+            tuning.choose("all_reduce", 4000),
+            tuning.model,
+            tuning.factors,
+            tuning.explain("all_reduce", 4096),
+            float(out[0]),
+        )
+
+    results = spawn(5, main)
+    assert all(result == results[0] for result in results)
+    choice, model, factors, explained, value = results[0]
+    assert value == 5.0
+    assert (choice.algorithm, choice.num_chunks) == explained[0][:2]
+    assert [row[2] for row in explained] == sorted(row[2] for row in explained)
+    name, chunks, time_s = explained[-1]
+    expected_s = price(make_schedule("all_reduce", name, 5, chunks), 4096, model).makespan_s
+    assert time_s == expected_s * correction(factors, "all_reduce", name, 4096)
+    assert f"all_reduce of 4000 bytes: {choice.algorithm}, predicted to take" in caplog.text
+
+
+def test_groups_go_by_the_model_of_their_parent():
+    def main(comm):
+        group = comm.split(comm.rank % 2)
+        return comm.tuning.source, group.tuning.source, group.tuning.model == comm.tuning.model
+
+    assert spawn(4, main) == [("threads", "threads", True)] * 4
+
+
+@pytest.mark.parametrize("nbytes", [2**10, 2**30])
+def test_few_rounds_for_small_buffers_and_few_bytes_for_large_ones(nbytes):
+    communicator = Communicator(LocalWorld(8).transport(0))
+    communicator.tuning.adopt(CostModel(3e-6, 1 / 450e9, serial_messages=True), "given")
+    assert communicator.tuning.choose("all_reduce", nbytes).algorithm == (
+        "recursive_doubling" if nbytes == 2**10 else "rhd"
+    )
+
+
+def test_what_trials_found_turns_the_choice():
+    communicator = Communicator(LocalWorld(8).transport(0))
+    model = CostModel(3e-6, 1 / 450e9, serial_messages=True)
+    factors = (Factor("all_reduce", "rhd", 1 << 20, 3.0), Factor("all_reduce", "rhd", 1 << 30, 1.0))
+    communicator.tuning.adopt(model, "given", factors)
+    assert communicator.tuning.choose("all_reduce", 1 << 20).algorithm != "rhd"
+    assert communicator.tuning.choose("all_reduce", 1 << 30).algorithm == "rhd"
+
+
+@pytest.mark.parametrize(("gain", "is_turned"), [(0.99, False), (0.9, True)])
+def test_what_trials_find_hardly_quicker_does_not_turn_it(gain, is_turned):
+    communicator = Communicator(LocalWorld(8).transport(0))
+    communicator.tuning.adopt(CostModel(3e-6, 1 / 450e9, serial_messages=True), "given")
+    favourite, second = communicator.tuning.explain("all_reduce", 1 << 10)[:2]
+    factors = (Factor("all_reduce", second[0], 1 << 10, gain * favourite[2] / second[2]),)
+    communicator.tuning.adopt(communicator.tuning.model, "given", factors)
+    assert communicator.tuning.explain("all_reduce", 1 << 10)[0][0] == second[0]
+    assert communicator.tuning.choose("all_reduce", 1 << 10).algorithm == (second if is_turned else favourite)[0]
+
+
+def test_of_sizes_too_long_to_try_the_ring_is_as_good_as_what_is_hardly_faster():
+    communicator = Communicator(LocalWorld(8).transport(0))
+    factors = tuple(Factor("all_reduce", name, 1 << 20, 1.0) for name in ("ring", "rhd"))
+    communicator.tuning.adopt(CostModel(3e-4, 4e-8), "given", factors)
+    rows = communicator.tuning.explain("all_reduce", 1 << 24)
+    assert rows[0][0] != "ring"
+    assert communicator.tuning.choose("all_reduce", 1 << 24).algorithm == "ring"
+    assert communicator.tuning.choose("all_reduce", 1 << 20).algorithm == rows[0][0]
+
+
+def test_a_correction_is_a_line_in_the_logarithm_of_the_size():
+    factors = (Factor("all_reduce", "ring", 1 << 10, 1.0), Factor("all_reduce", "ring", 1 << 20, 3.0))
+    at = [correction(factors, "all_reduce", "ring", nbytes) for nbytes in (1, 1 << 10, 1 << 15, 1 << 20, 1 << 30)]
+    assert at == pytest.approx([1.0, 1.0, 2.0, 3.0, 1 + 2 / 1024])
+    assert correction(factors, "all_reduce", "rhd", 1 << 20) == correction((), "all_gather", "ring", 8) == 1.0
+
+
+def test_without_a_model_there_is_a_choice_but_no_explanation():
+    communicator = Communicator(LocalWorld(4).transport(0))
+    choice = communicator.tuning.choose("all_reduce", 1000)
+    assert choice.algorithm in communicator.algorithms("all_reduce") and choice.reason == "not measured"
+    with pytest.raises(InputError, match="without a cost model"):
+        communicator.tuning.explain("all_reduce", 1000)
+
+
+@pytest.mark.parametrize(
+    "collective", ["all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "all_to_all", "barrier"]
+)
+def test_every_collective_has_a_choice(collective):
+    def main(comm):
+        return comm.tuning.choose(collective, 1 << 20).algorithm in comm.algorithms(collective)
+
+    assert spawn(3, main) == [True] * 3
+
+
+@pytest.mark.parametrize(
+    ("text", "collective", "expected"),
+    [
+        ("", "all_reduce", None),
+        ("ring", "all_reduce", "ring"),
+        ("ring", "broadcast", None),
+        ("all_reduce=tree,broadcast=chain", "broadcast", "chain"),
+        ("all_reduce=tree", "reduce", None),
+        ("chain, ring", "all_reduce", "ring"),
+    ],
+)
+def test_the_override(monkeypatch, text, collective, expected):
+    monkeypatch.setenv("LANTERNE_ALGORITHM", text)
+    assert override(collective, 4) == expected
+
+
+@pytest.mark.parametrize("text", ["all_reduce=rign", "rign", "reduce_everything=ring", "all_gather=rhd"])
+def test_a_bad_override_is_an_error(monkeypatch, text):
+    monkeypatch.setenv("LANTERNE_ALGORITHM", text)
+    with pytest.raises(InputError, match="got"):
+        override("all_gather" if "gather" in text else "all_reduce", 3)
+
+
+def test_the_override_is_obeyed(monkeypatch):
+    monkeypatch.setenv("LANTERNE_ALGORITHM", "all_reduce=tree")
+    assert spawn(3, lambda comm: comm.tuning.choose("all_reduce", 8).algorithm) == ["tree"] * 3

@@ -1,0 +1,290 @@
+"""Device arrays through the Communicator, on stand-ins: over nccl on streams, elsewhere through pinned memory."""
+
+import threading
+import time
+
+import numpy as np
+import pytest
+from device_ranks import PATHS, over_nccl, same, synchronize
+from nccl_ranks import HostArray
+
+from lanterne.collectives.algorithms.registry import ALGORITHMS
+from lanterne.collectives.execute.compile import compile_program
+from lanterne.collectives.execute.plans import checked_schedule
+from lanterne.collectives.execute.rank_program import Message
+from lanterne.collectives.late import calls as late
+from lanterne.errors import InputError, TransportTimeout
+
+LINES = [line for line in ALGORITHMS if line[0] != "barrier"]
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(("collective", "algorithm"), LINES, ids=lambda value: value)
+def test_every_algorithm(path, collective, algorithm):
+    def program(comm):
+        for count in (0, 1, 7, 30_000):
+            same(comm, collective, count, algorithm=algorithm)
+
+    assert PATHS[path](4, program) == [None] * 4
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("world_size", [1, 2, 3, 5])
+@pytest.mark.parametrize("algorithm", ["ring", "rhd", "allpairs", "late_join", "tree"])
+def test_world_sizes(path, world_size, algorithm):
+    if world_size == 1 and algorithm == "late_join":
+        pytest.skip("late_join needs two ranks, as its registry line says")
+
+    def program(comm):
+        same(comm, "all_reduce", 5003, algorithm=algorithm)
+
+    assert PATHS[path](world_size, program) == [None] * world_size
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("op", ["sum", "prod", "min", "max", "mean"])
+@pytest.mark.parametrize("dtype", ["float16", "float64", "int8", "uint32"])
+def test_ops_and_dtypes(path, op, dtype):
+    if op == "mean" and dtype in ("int8", "uint32"):
+        pytest.skip("mean is of floats")
+
+    def program(comm):
+        same(comm, "all_reduce", 4099, op=op, dtype=dtype, algorithm="ring")
+
+    assert PATHS[path](3, program) == [None] * 3
+
+
+def test_a_queued_call_asks_the_device_nothing():
+    """An answer takes microseconds, and that of a call that has just been queued is no."""
+
+    def program(comm):
+        x, out, askers = HostArray(np.ones(100, np.float32)), HostArray(np.zeros(100, np.float32)), []
+        captured = comm.capture("all_reduce", x, out, algorithm="ring")
+        runtime, is_done = comm.transport.runtime, comm.transport.runtime.is_done
+        runtime.is_done = lambda event: askers.append(threading.current_thread()) or is_done(event)
+        comm.all_reduce(x, out, algorithm="ring")
+        captured.launch()
+        assert threading.current_thread() not in askers
+        synchronize(comm)
+        assert (out.values == comm.world_size).all()
+
+    assert over_nccl(2, program) == [None] * 2
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("segment_nbytes", [4096, 10_000, 1 << 20])
+def test_segments_overlap_and_stay_right(path, segment_nbytes):
+    def program(comm):
+        for _ in range(3):
+            same(comm, "all_reduce", 60_000, algorithm="ring", segment_nbytes=segment_nbytes)
+            same(comm, "all_reduce", 50_001, algorithm="late_chain", segment_nbytes=segment_nbytes)
+
+    assert PATHS[path](4, program) == [None] * 4
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_in_place_and_many_calls_without_a_wait(path):
+    def program(comm):
+        x = HostArray(np.full(3000, comm.rank + 1, np.float32))
+        for _ in range(12):
+            comm.all_reduce(x, x, algorithm="ring", op="max")
+            comm.all_reduce(x, x, algorithm="rhd")
+        synchronize(comm)
+        return set(x.values.tolist())
+
+    assert PATHS[path](4, program) == [{4.0**13}] * 4
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_ordered_on_the_users_stream(path):
+    """What the stream makes before the call is reduced; what it does afterwards sees the result."""
+
+    def program(comm):
+        runtime = comm.transport.runtime
+        stream = runtime.new_stream()
+        x, out, seen = HostArray(np.zeros(100, np.float32)), HostArray(np.zeros(100, np.float32)), []
+        comm.all_reduce(x, out, stream=stream, algorithm="ring")
+        stream.put(lambda: time.sleep(0.05 * (comm.rank + 1)))
+        stream.put(lambda: x.values.fill(comm.rank + 1))
+        comm.all_reduce(x, out, stream=stream, algorithm="ring")
+        stream.put(lambda: seen.append(out.values.copy()))
+        assert runtime.record(stream).wait(20)
+        return seen[0].tolist()
+
+    assert PATHS[path](3, program) == [[6.0] * 100] * 3
+
+
+def test_the_cpu_does_not_wait_for_streams():
+    def program(comm):
+        x, out = HostArray(np.ones(100, np.float32)), HostArray(np.zeros(100, np.float32))
+        comm.all_reduce(x, out, algorithm="ring")
+        gate = threading.Event()
+        comm.transport.runtime.default.put(gate.wait)
+        request = comm.start_all_reduce(x, out, algorithm="ring")
+        comm.all_reduce(x, out, algorithm="ring")
+        queued = not request.test()
+        gate.set()
+        request.wait()
+        synchronize(comm)
+        return queued, float(out.values[0])
+
+    assert over_nccl(3, program) == [(True, 3.0)] * 3
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_messages(path):
+    def program(comm):
+        n, me = comm.world_size, comm.rank
+        out, into = HostArray(np.full(1000, me, np.float32)), HostArray(np.zeros(1000, np.float32))
+        if me == 0:
+            comm.send(out, 1)
+            comm.recv(into, n - 1)
+        else:
+            comm.recv(into, me - 1)
+            comm.send(out, (me + 1) % n)
+        comm.send_recv(out, into, me ^ 1) if n == 2 else None
+        synchronize(comm)
+        return float(into.values[0])
+
+    assert PATHS[path](3, program) == [2.0, 0.0, 1.0]
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_send_recv_is_one_group(path):
+    def program(comm):
+        out, into = HostArray(np.full(300_000, comm.rank, np.float32)), HostArray(np.zeros(300_000, np.float32))
+        comm.send_recv(out, into, 1 - comm.rank)
+        synchronize(comm)
+        return set(into.values.tolist())
+
+    assert PATHS[path](2, program) == [{1.0}, {0.0}]
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_sub_groups(path):
+    def program(comm):
+        child = comm.split(comm.rank % 2)
+        x, out = HostArray(np.full(5000, comm.rank, np.float32)), HostArray(np.zeros(5000, np.float32))
+        child.all_reduce(x, out, algorithm="ring")
+        comm.all_reduce(out, out, algorithm="ring")
+        synchronize(comm)
+        child.close()
+        return float(out.values[0])
+
+    assert PATHS[path](5, program) == [6.0 * 3 + 4.0 * 2] * 5
+
+
+def test_native_is_nccls_own():
+    def program(comm):
+        assert comm.algorithms("all_reduce")[-1] == "native"
+        for op in ("sum", "max"):
+            same_as = HostArray(np.full(1000, comm.rank + 1, np.float32))
+            out = HostArray(np.zeros(1000, np.float32))
+            comm.all_reduce(same_as, out, algorithm="native", op=op)
+            synchronize(comm)
+            assert (out.values == (6 if op == "sum" else 3)).all()
+        with pytest.raises(InputError, match="native over nccl: got host arrays"):
+            comm.all_reduce(np.zeros(3), np.zeros(3), algorithm="native")
+
+    assert over_nccl(3, program) == [None] * 3
+
+
+def test_native_of_another_size_may_connect_anew_and_waits_no_longer_than_its_timeout():
+    """NCCL takes another algorithm there, and returns only once all ranks have come."""
+
+    def program(comm):
+        x, y = (HostArray(np.ones(count, np.float32)) for count in (10, 100_000))
+        comm.all_reduce(x, x, algorithm="native")
+        synchronize(comm)
+        if comm.rank == 0:
+            comm.transport.host.barrier(20.0)
+            return None
+        try:
+            comm.all_reduce(y, y, algorithm="native")
+        except TransportTimeout as error:
+            return str(error)
+        finally:
+            comm.transport.host.barrier(20.0)
+
+    none, text = over_nccl(2, program, timeout_s=0.5)
+    assert none is None and "no message from or to rank 0 within 0.5 s" in text
+
+
+def test_chunks_are_cut_at_pages():
+    checked = checked_schedule("all_reduce", "late_join", 5)
+    for count, segment in ((100_000, 1 << 30), (100_001, 20_000), (700, 1 << 30), (1_000_003, 65_536)):
+        lengths = set()
+        for rank in range(5):
+            program = compile_program(checked, rank, count, 4, segment_nbytes=segment, align=1024)
+            lengths |= {action.nbytes for action in program.actions if type(action) is Message}
+        short = {nbytes for nbytes in lengths if nbytes % 4096}
+        # Only what ends with the buffer is no multiple.
+        assert all((count * 4 - nbytes) % 4096 == 0 for nbytes in short), lengths
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_late_ranks_are_found_by_their_streams(monkeypatch, path):
+    """The late rank's Python calls in time; its stream comes late, and that is what counts."""
+    monkeypatch.setattr(late, "LEAST_NORMAL_S", 0.0)
+
+    def program(comm):
+        runtime = comm.transport.runtime
+        x, out = HostArray(np.full(400_000, comm.rank + 1, np.float32)), HostArray(np.zeros(400_000, np.float32))
+        for turn in range(4):
+            out.values.fill(0)
+            if comm.rank == 2:
+                runtime.default.put(lambda: time.sleep(0.25))
+            comm.all_reduce(x, out)
+            synchronize(comm)
+            assert (out.values == 10).all(), turn
+        return comm.arrivals().to_json()
+
+    first, *others = PATHS[path](4, program)
+    assert isinstance(first, dict), first
+    assert all(other == first for other in others)
+    assert first["calls"] == 4 and first["begun_early"] >= 3, first
+    assert first["last"][2] >= 3, first
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_bad_arrays(path):
+    def program(comm):
+        runtime = comm.transport.runtime
+        x, y = HostArray(np.zeros(8, np.float32)), HostArray(np.zeros(8, np.float32))
+        comm.all_reduce(x, y, algorithm="ring")
+        far, paged = HostArray(np.zeros(8, np.float32)), HostArray(np.zeros(8, np.float32))
+        runtime.elsewhere.update({far.values.ctypes.data: 5, paged.values.ctypes.data: -1})
+        odd = HostArray(np.zeros(33, np.uint8)[1:].view(np.float32))
+        frozen = HostArray(np.zeros(8, np.float32), readonly=True)
+        part = HostArray(np.zeros(16, np.float32))
+        overlapping = HostArray(part.values)
+        overlapping.values = part.values[4:12]
+        for given, out, message in (
+            (x, far, r"all_reduce: out_array: got an array on device 5, expected device \d, this rank's own"),
+            (x, paged, "out_array: got an address in host memory, expected one on device"),
+            (odd, x, "in_array: got elements of 4 bytes at address 0x"),
+            (x, np.zeros(8, np.float32), "out_array: got ndarray on the host, expected device memory"),
+            (np.zeros(8, np.float32), x, "in_array|out_array: got a device array, expected host memory"),
+            (x, frozen, "read-only out_array"),
+            (x, HostArray(np.zeros(9, np.float32)), "out_array of 9 elements, expected 8"),
+            (x, HostArray(np.zeros(8, np.float64)), "out_array of float64, expected float32"),
+        ):
+            with pytest.raises(InputError, match=message):
+                comm.all_reduce(given, out, algorithm="ring")
+        with pytest.raises(InputError, match="expected None"):
+            comm.all_reduce(np.zeros(3), np.zeros(3), stream=runtime.default)
+        comm.all_reduce(x, y, algorithm="ring")
+        synchronize(comm)
+
+    assert PATHS[path](2, program) == [None] * 2
+
+
+def test_host_arrays_go_beside_them():
+    def program(comm):
+        same(comm, "all_reduce", 1000, algorithm="ring")
+        out = np.zeros(3)
+        comm.all_reduce(np.ones(3), out)
+        comm.barrier()
+        return out.tolist()
+
+    assert over_nccl(3, program) == [[3.0] * 3] * 3

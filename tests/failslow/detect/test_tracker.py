@@ -1,0 +1,196 @@
+"""The streaming detector, on series whose answer is plain, and what must hold on any series."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from series import series
+
+from lanterne.bench.failslow.detect import read_column
+from lanterne.errors import InputError
+from lanterne.failslow.detect.events import Incident, LevelEvent, incidents
+from lanterne.failslow.detect.tracker import WINDOW_ROWS, Tracker
+
+DATA = Path(__file__).resolve().parents[3].parent / "shared" / "data" / "iteration_times"
+
+
+def track(times):
+    tracker = Tracker()
+    for time_s in times:
+        tracker.update(time_s)
+    return tracker
+
+
+@pytest.mark.parametrize("ratio", [1.12, 1.2, 1.5, 3.0, 5.0])
+@pytest.mark.parametrize("rows", [6, 10, 80])
+def test_onset_and_relief(ratio, rows):
+    tracker = track(series((100, 1.0), (rows, ratio), (60, 1.0)))
+    onset, relief = tracker.events
+    assert (onset.kind, onset.index, onset.provisional_at, onset.confirmed_at) == ("onset", 100, 101, 104)
+    assert (relief.kind, relief.index) == ("relief", 100 + rows)
+    assert relief.confirmed_at - relief.index + 1 <= 8
+    assert onset.ratio == pytest.approx(ratio, rel=0.01)
+    assert relief.ratio == pytest.approx(1 / ratio, rel=0.01)
+    assert tracker.incidents == [Incident(100, 100 + rows, 1 / relief.ratio, 104)]
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3])
+@pytest.mark.parametrize("ratio", [1.3, 8.0])
+def test_a_jitter_is_no_event(rows, ratio):
+    assert track(series((60, 1.0), (rows, ratio), (20, 1.0), (rows, ratio), (60, 1.0))).events == []
+
+
+def test_a_jitter_is_provisional_and_taken_back():
+    tracker, given_out = Tracker(), []
+    for time_s in series((60, 1.0), (3, 1.5), (60, 1.0)):
+        event = tracker.update(time_s)
+        given_out += [event] if event else []
+    assert [(e.kind, e.index, e.provisional_at, e.confirmed_at) for e in given_out] == [("onset", 60, 61, None)]
+
+
+def test_one_spike_does_not_fool_the_verification():
+    assert track(series((60, 1.0), (2, 1.02), (1, 8.0), (60, 1.02))).events == []
+    onset = track(series((60, 1.0), (2, 1.3), (1, 8.0), (60, 1.3))).events[0]
+    assert (onset.index, onset.ratio) == (60, pytest.approx(1.3, rel=0.01))
+
+
+def test_runs_of_the_longer_of_two_sequence_lengths_are_no_incident():
+    rng = random.Random(5)
+    assert track([1.4 if rng.random() < 0.3 else 1.0 for _ in range(1000)]).events == []
+
+
+def test_two_sequence_lengths_in_turn():
+    times = [time_s * (1.4 if row % 2 else 1.0) for row, time_s in enumerate(series((200, 1.0), (60, 1.6), (200, 1.0)))]
+    (incident,) = track(times).incidents
+    assert abs(incident.onset - 200) <= 2
+
+
+def test_a_job_that_ends_inside_an_incident():
+    assert [(i.onset, i.relief) for i in track(series((60, 1.0), (20, 1.4))).incidents] == [(60, None)]
+
+
+@pytest.mark.parametrize("decay", [0.1, 0.35])
+def test_warm_up_is_no_event(decay):
+    times = series((600, 1.0))
+    assert track([t * (1 + decay * 2.0 ** (-row / 50)) for row, t in enumerate(times)]).events == []
+
+
+def test_small_steps_add_up():
+    tracker = track(series((100, 1.0), (60, 1.06), (60, 1.125), (60, 1.0)))
+    events = tracker.events
+    assert [(i.onset, i.relief) for i in tracker.incidents] == [(100, 220)]
+    assert [(e.kind, e.index) for e in events] == [("change", 100), ("onset", 160), ("relief", 220)]
+    assert events[1].ratio == pytest.approx(1.125, rel=0.01)
+
+
+def test_a_small_step_is_a_change_and_an_incident_of_its_size():
+    tracker = track(series((100, 1.0), (100, 1.06), (100, 1.0)))
+    assert [(e.kind, e.index) for e in tracker.events] == [("change", 100), ("change", 200)]
+    assert [(i.onset, i.relief) for i in tracker.incidents] == [(100, 200)]
+    assert tracker.incidents[0].ratio == pytest.approx(1.06, rel=0.01)
+
+
+def test_a_faster_job_is_a_change_and_its_new_level_counts():
+    events = track(series((400, 1.0), (100, 0.7), (50, 1.0))).events
+    assert [(e.kind, e.index) for e in events] == [("change", 400), ("onset", 500)]
+
+
+def test_another_level_inside_an_incident():
+    tracker = track(series((100, 1.0), (60, 1.3), (60, 2.0), (60, 1.0)))
+    assert [(e.kind, e.index) for e in tracker.events] == [("onset", 100), ("change", 160), ("relief", 220)]
+    assert len(tracker.incidents) == 1
+    assert tracker.incidents[0].ratio == pytest.approx(2.0, rel=0.01)
+
+
+def test_no_best_ever_reference():
+    """A spell faster than usual is not what later rows are measured against for ever."""
+    tracker = track(series((400, 1.0), (60, 0.93), (400, 1.0)))
+    assert [e.kind for e in tracker.events] == ["change", "change"]
+    assert tracker.incidents == []
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    parts=st.lists(st.tuples(st.integers(1, 60), st.sampled_from([1.0, 1.06, 1.2, 2.0, 0.8])), min_size=1, max_size=8),
+    noise=st.sampled_from([0.0, 0.005, 0.05, 0.2]),
+    cut=st.integers(0, 400),
+)
+def test_nothing_uses_later_rows(parts, noise, cut):
+    times = series((40, 1.0), *parts, noise=noise)
+    whole, prefix = track(times), track(times[:cut])
+    assert [e for e in whole.events if e.confirmed_at < cut] == prefix.events
+    for event in whole.events:
+        assert event.index <= event.provisional_at <= event.confirmed_at < len(times)
+
+
+@settings(max_examples=20, deadline=None)
+@given(scale=st.floats(1e-6, 1e6), seed=st.integers(0, 99))
+def test_the_unit_does_not_matter(scale, seed):
+    times = series((80, 1.0), (40, 1.3), (60, 1.0), noise=0.03, seed=seed)
+    rows = [[(e.kind, e.index, e.confirmed_at) for e in track(t).events] for t in (times, [scale * x for x in times])]
+    assert rows[0] == rows[1]
+
+
+@pytest.mark.parametrize("times", [[], [1.0], [1.0] * 15, [1.0] * 16, [2.5] * 500])
+def test_short_and_constant(times):
+    assert track(times).events == []
+
+
+def test_memory_is_constant():
+    tracker = Tracker()
+    for time_s in series((200, 1.0), (200, 1.07), (4000, 1.0), noise=0.2):
+        tracker.update(time_s)
+        assert len(tracker._level.window) <= WINDOW_ROWS
+        assert len(tracker._pending) <= 2 * WINDOW_ROWS
+
+
+@pytest.mark.parametrize("bad", [0.0, -1.0, float("nan"), float("inf")])
+def test_bad_time(bad):
+    tracker = track([1.0, 1.0])
+    with pytest.raises(InputError, match="iteration 2: got"):
+        tracker.update(bad)
+
+
+def test_incidents_merge_what_comes_and_goes():
+    def event(kind, index, ratio):
+        return LevelEvent(kind, index, index, index + 4, ratio)
+
+    events = [event("onset", 50, 1.5), event("relief", 60, 0.7), event("onset", 66, 2.0), event("relief", 90, 0.5)]
+    assert incidents(events) == [Incident(50, 90, 2.0, 54)]
+    assert len(incidents(events, merge_rows=3)) == 2
+    assert incidents([event("change", 5, 0.8)]) == []
+
+
+def test_ratio_of_an_incident():
+    """The onset's while it lasts; then what all its rows say, or the highest of its levels."""
+    onset, change = LevelEvent("onset", 50, 51, 54, 1.2), LevelEvent("change", 70, 71, 74, 1.5)
+    assert [i.ratio for i in incidents([onset])] == [1.2]
+    assert [i.ratio for i in incidents([onset, LevelEvent("relief", 90, 91, 94, 0.8)])] == [1.25]
+    assert [i.ratio for i in incidents([onset, change, LevelEvent("relief", 90, 91, 94, 0.5)])] == [pytest.approx(1.8)]
+
+
+def labels():
+    if not DATA.is_dir():
+        return [pytest.param(None, marks=pytest.mark.skip(reason=f"no real series at {DATA}"))]
+    return sorted(json.loads((DATA / "labels.json").read_text()).items())
+
+
+@pytest.mark.parametrize("labelled", labels(), ids=lambda pair: pair[0] if pair else "absent")
+def test_real_series(labelled):
+    """Every labelled incident of 6 or more logged points, and no other outside the warm-up (300 training steps)."""
+    name, label = labelled
+    steps = [int(step) for step in read_column(DATA / f"{name}.csv", "step")]
+    found = track(read_column(DATA / f"{name}.csv", "seconds")).incidents
+    wanted = []
+    for event in label["events"]:
+        first, end = event.get("small_step") or (event["onset_step"], event["relief_step"])
+        rows = [row for row, step in enumerate(steps) if first <= step < end]
+        wanted += [(rows[0], rows[-1] + 1)] if len(rows) >= 6 else []
+    after = [i for i in found if steps[i.onset] > 300 or any(abs(i.onset - onset) <= 4 for onset, _ in wanted)]
+    assert len(after) == len(wanted)
+    for incident, (onset, relief) in zip(after, wanted, strict=True):
+        assert abs(incident.onset - onset) <= 4
+        assert abs(incident.relief - relief) <= 6

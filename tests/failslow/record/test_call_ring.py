@@ -1,0 +1,106 @@
+"""The call log: what was written is read once, in order, whatever the writer does meanwhile."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lanterne.failslow.record.call_ring import MAX_NAMES, RECORD, RecordedCall, RingReader, RingWriter
+
+
+def write(writer, *indices):
+    for i in indices:
+        writer.channel(f"call {i % 3}", 4, 7)(8 * i, float(i), i + 0.5)
+
+
+def expected(*indices):
+    return [RecordedCall(f"call {i % 3}", 4, 7, 8 * i, float(i), i + 0.5) for i in indices]
+
+
+def test_round_trip(tmp_path):
+    path = tmp_path / "rank-0-1.calls"
+    writer = RingWriter(path, {"rank": 0, "boot": "b"}, 16)
+    reader = RingReader(path)
+    assert reader.header["rank"] == 0 and reader.take() == [] and not reader.ended
+    write(writer, 1, 2, 3)
+    assert reader.take() == expected(1, 2, 3)
+    assert reader.take() == []
+    write(writer, *range(4, 19))
+    assert reader.take() == expected(*range(4, 19))
+    writer.end()
+    assert reader.ended and reader.lost == 0
+
+
+@given(batches=st.lists(st.integers(0, 40), max_size=12))
+def test_every_call_is_read_or_counted_as_lost(tmp_path_factory, batches):
+    path = tmp_path_factory.mktemp("ring") / "calls"
+    writer, written, read = RingWriter(path, {}, 16), 0, []
+    reader = RingReader(path)
+    for batch in batches:
+        write(writer, *range(written, written + batch))
+        written += batch
+        read += [call.nbytes // 8 for call in reader.take()]
+    assert read == sorted(set(read))
+    assert len(read) + reader.lost == written
+    assert max(batches, default=0) > 16 or reader.lost == 0
+    assert not written or read[-1] == written - 1
+
+
+def test_the_size_is_fixed(tmp_path):
+    path = tmp_path / "calls"
+    writer = RingWriter(path, {}, 32)
+    before = path.stat().st_size
+    write(writer, *range(1000))
+    assert path.stat().st_size == before < 32 * RECORD.size + 8192
+
+
+def test_threads_share_a_writer(tmp_path):
+    writer = RingWriter(tmp_path / "calls", {}, 4096)
+    threads = [threading.Thread(target=write, args=(writer, *range(k, 1000, 4))) for k in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    found = RingReader(tmp_path / "calls").take()
+    assert sorted(call.nbytes // 8 for call in found) == list(range(1000))
+
+
+def test_names_beyond_the_last_share_one(tmp_path):
+    writer = RingWriter(tmp_path / "calls", {}, 256)
+    for i in range(MAX_NAMES + 20):
+        writer.channel(f"name {i}" + "x" * 99, 1, 1)(1, 0.0, 0.0)
+    names = [call.name for call in RingReader(tmp_path / "calls").take()]
+    assert len(names) == MAX_NAMES + 20
+    assert len(set(names)) == MAX_NAMES
+    assert names[0].startswith("name 0x")
+
+
+def test_what_a_killed_writer_wrote_is_there(tmp_path):
+    path = tmp_path / "calls"
+    program = f"""import os, signal
+from lanterne.failslow.record.call_ring import RingWriter
+writer = RingWriter({str(path)!r}, {{"rank": 3}})
+for i in range(100):
+    writer.channel("a", 2, 0)(i, i, i)
+os.kill(os.getpid(), signal.SIGKILL)"""
+    result = subprocess.run([sys.executable, "-c", program], check=False, cwd=os.getcwd(), timeout=60)
+    assert result.returncode == -signal.SIGKILL
+    reader = RingReader(path)
+    assert [call.nbytes for call in reader.take()] == list(range(100))
+    assert not reader.ended
+
+
+def test_bad_headers(tmp_path):
+    with pytest.raises(ValueError, match="header"):
+        RingWriter(tmp_path / "calls", {"program": "x" * 5000})
+    (tmp_path / "other").write_bytes(b"no call log" * 1000)
+    with pytest.raises(ValueError):
+        RingReader(tmp_path / "other")
+    (tmp_path / "empty").write_bytes(b"")
+    with pytest.raises(ValueError):
+        RingReader(tmp_path / "empty")

@@ -1,0 +1,232 @@
+"""A job from its call logs: iterations, incidents, their causes, and every reason to say less."""
+
+import io
+import json
+
+import pytest
+from call_logs import CALLS, OWN_S, TRANSFER_S, job_calls, write_logs
+
+from lanterne.bench.failslow.watch import print_report
+from lanterne.failslow.detect.events import LevelEvent
+from lanterne.failslow.record.adapters import DDP_FORWARD
+from lanterne.failslow.record.call_ring import RecordedCall
+from lanterne.failslow.record.job_log import JobLog
+from lanterne.failslow.record.lateness import MAX_OPEN, Matcher, attribute
+from lanterne.failslow.record.watch import FILLED, LONGEST_POLL_S, SHORTEST_POLL_S, Reader, next_wait_s
+
+USUAL_S = CALLS * (OWN_S + TRANSFER_S)
+
+
+def report_of(folder, logs, world_size=None, **options):
+    write_logs(folder, logs, **options)
+    job = JobLog(folder, world_size or len(logs))
+    notices = job.poll()
+    found = job.report()
+    assert json.loads(json.dumps(found, allow_nan=False)) == found
+    return found, notices
+
+
+def test_healthy_job(tmp_path):
+    found, notices = report_of(tmp_path, job_calls(4, 100))
+    assert found["incidents"] == [] and found["notes"] == [] and not notices
+    assert found["iterations"]["calls"] == CALLS
+    assert found["iterations"]["count"] >= 98
+    assert found["iterations"]["median_s"] == pytest.approx(USUAL_S, rel=0.02)
+    # A sample of them: these are 140 a second.
+    matched = found["arrivals"]["matched"]
+    assert 100 * CALLS / 4 < matched < 100 * CALLS
+    assert sum(rank["last"] for rank in found["arrivals"]["ranks"]) == matched
+    assert [rank["calls"] for rank in found["arrivals"]["ranks"]] == [100 * CALLS] * 4
+    assert {call["name"]: call["count"] for call in found["calls"]} == {"all_reduce": 300, "barrier": 100}
+
+
+@pytest.mark.parametrize("culprit", [0, 2])
+def test_a_late_rank_is_named(tmp_path, culprit):
+    found, notices = report_of(tmp_path, job_calls(4, 120, late=(culprit, 60, 90, 4e-3)))
+    (incident,) = found["incidents"]
+    assert abs(incident["onset"] - 60) <= 1 and abs(incident["relief"] - 90) <= 1
+    assert incident["ratio"] == pytest.approx(1 + CALLS * 4e-3 / USUAL_S, rel=0.05)
+    assert (incident["cause"]["kind"], incident["cause"]["rank"]) == ("rank", culprit)
+    onset = next(notice for notice in notices if notice.event.confirmed_at is not None)
+    assert onset.cause.rank == culprit and "onset" in onset.text
+    waited_s = [rank["waited_s"] for rank in found["arrivals"]["ranks"]]
+    assert min(range(4), key=waited_s.__getitem__) == culprit
+
+
+def test_slow_calls_blame_no_rank(tmp_path):
+    found, _ = report_of(tmp_path, job_calls(4, 120, slow=(60, 90, 4e-3)))
+    (incident,) = found["incidents"]
+    assert (incident["cause"]["kind"], incident["cause"]["rank"]) == ("calls", None)
+
+
+def test_the_job_ends_inside_an_incident(tmp_path):
+    found, _ = report_of(tmp_path, job_calls(4, 100, late=(1, 70, 100, 4e-3)))
+    assert found["incidents"][0]["lasts"] and found["incidents"][0]["relief"] is None
+    assert found["incidents"][0]["cause"]["rank"] == 1
+    assert "the job ended inside an incident" in found["notes"]
+
+
+def test_a_silent_rank_is_told_and_nobody_is_blamed(tmp_path):
+    logs = job_calls(4, 120, late=(2, 60, 90, 4e-3))
+    del logs[2]
+    found, _ = report_of(tmp_path, logs, world_size=4)
+    assert found["reported"] == [0, 1, 3]
+    assert any(note.startswith("rank 2 reported nothing") for note in found["notes"])
+    assert found["incidents"][0]["cause"]["kind"] == "unknown"
+
+
+def test_nobody_reports(tmp_path):
+    found, _ = report_of(tmp_path, {}, world_size=2)
+    assert found["iterations"]["count"] == 0
+    assert found["notes"] == ["ranks 0, 1 reported nothing: no call that is recorded before the end"]
+
+
+def test_clocks_of_other_machines_are_aligned(tmp_path):
+    skew_s = {2: 1234.5, 3: -77.0}
+    logs = job_calls(4, 120, late=(2, 60, 90, 4e-3), skew_s=skew_s)
+    found, _ = report_of(tmp_path, logs, boots={2: "c", 3: "d"})
+    assert found["incidents"][0]["cause"]["rank"] == 2
+    assert max(rank["late_max_s"] for rank in found["arrivals"]["ranks"]) < 5e-3
+
+
+def test_a_clock_that_goes_backwards(tmp_path):
+    logs = job_calls(2, 120)
+    for calls in logs.values():
+        calls[300:] = [(*call[:4], call[4] - 50.0, call[5] - 50.0) for call in calls[300:]]
+    found, _ = report_of(tmp_path, logs)
+    assert found["incidents"] == []
+    assert "the clock of rank 0 went backwards 1 times" in found["notes"]
+    assert max(found["iterations"]["time_s"]) < 2 * USUAL_S
+
+
+def test_calls_that_were_overwritten(tmp_path):
+    found, _ = report_of(tmp_path, job_calls(2, 100), capacity=64)
+    assert any("came faster than they were read" in note for note in found["notes"])
+    assert found["arrivals"]["matched"] == 0
+
+
+def test_a_rank_that_was_killed_and_too_few_iterations(tmp_path):
+    found, _ = report_of(tmp_path, job_calls(2, 20), ended=False)
+    assert "ranks 0, 1 did not end in order" in found["notes"]
+    assert any("too few to judge" in note for note in found["notes"])
+
+
+def test_no_period(tmp_path):
+    logs = {0: [(f"call {i}", 1, 0, i, float(i), float(i)) for i in range(30)]}
+    found, _ = report_of(tmp_path, logs)
+    assert "no call recurs evenly: no iterations were found" in found["notes"]
+
+
+def test_files_that_are_no_logs(tmp_path):
+    (tmp_path / "rank-9-1.calls").write_bytes(b"\0" * 100)
+    found, _ = report_of(tmp_path, job_calls(2, 50))
+    assert any(note.startswith("rank-9-1.calls cannot be read") for note in found["notes"])
+    assert found["reported"] == [0, 1]
+
+
+def test_forwards_of_ddp_mark_iterations_and_their_ends_say_who_is_late(tmp_path):
+    logs, now_s = {0: [], 1: [], 2: []}, 100.0
+    for i in range(140):
+        ends = {rank: now_s + 5e-3 + (4e-3 if rank == 1 and 60 <= i < 90 else 1e-5 * rank) for rank in logs}
+        for rank, end_s in ends.items():
+            # Batches of many sizes, another forward to look at the result, and now and then a sum of losses.
+            logs[rank].append((DDP_FORWARD, 3, 7, 64 + i % 9, now_s, end_s))
+            logs[rank] += [(DDP_FORWARD, 0, 7, 64, end_s, end_s + 1e-4)] * (i % 3 == 0)
+            logs[rank] += [("all_reduce", 3, 0, 4, end_s, max(ends.values()) + 1e-3)] * (i % 10 == 0)
+        now_s = max(ends.values()) + 3e-3
+    found, _ = report_of(tmp_path, logs)
+    (incident,) = found["incidents"]
+    assert abs(incident["onset"] - 60) <= 1 and abs(incident["relief"] - 90) <= 1
+    assert (incident["cause"]["kind"], incident["cause"]["rank"]) == ("rank", 1)
+    assert found["iterations"]["count"] >= 138 and any("from C++" in note for note in found["notes"])
+
+
+def test_it_reads_while_the_job_runs(tmp_path):
+    logs = job_calls(2, 120, late=(1, 60, 90, 4e-3))
+    writers = write_logs(tmp_path, {rank: [] for rank in logs}, ended=False, capacity=64)
+    job, rows = JobLog(tmp_path, 2), []
+    for i in range(120 * CALLS):
+        for writer, calls in zip(writers, logs.values(), strict=True):
+            writer.channel(*calls[i][:3])(*calls[i][3:])
+        rows += [(i // CALLS, notice.event) for notice in job.poll()]
+    confirmed = next(row for row, event in rows if event.kind == "onset" and event.confirmed_at is not None)
+    assert 60 <= confirmed <= 60 + 6
+    assert job.report()["incidents"][0]["cause"]["rank"] == 1
+
+
+def test_what_waits_for_a_silent_rank_is_bounded():
+    matcher = Matcher()
+    for rank in range(2):
+        matcher.add_rank(rank, "b")
+    for i in range(3 * MAX_OPEN):
+        matcher.add(0, [RecordedCall("a", 2, 0, 8, float(i), float(i))])
+    assert len(matcher._sampled) <= MAX_OPEN + 1
+    assert matcher.calls == 0
+
+
+def test_no_evidence_no_blame():
+    assert attribute((), (), 5, 5, 1.0).kind == "unknown"
+    assert attribute((), (), 0, 0, -1.0).kind == "unknown"
+
+
+def test_calls_that_could_not_be_recorded_are_told(tmp_path):
+    writers = write_logs(tmp_path, job_calls(2, 60))
+    writers[1].fault()
+    writers[1].fault()
+    job = JobLog(tmp_path, 2)
+    job.poll()
+    assert "rank 1: 2 calls could not be recorded" in job.report()["notes"]
+
+
+def test_a_reader_that_fails_or_a_notice_that_does_ends_no_program_and_says_so(tmp_path):
+    write_logs(tmp_path, job_calls(2, 120, late=(1, 60, 90, 4e-3)))
+
+    class Broken(JobLog):
+        def poll(self):
+            super().poll()
+            raise OSError("gone")
+
+    found = Reader(Broken(tmp_path, 2), print).finish()
+    assert found["notes"][-1] == "the call logs could not be read any further: OSError: gone"
+    asked = []
+
+    def on_notice(notice):
+        asked.append(notice)
+        raise RuntimeError("of the caller")
+
+    found = Reader(JobLog(tmp_path, 2), on_notice).finish()
+    assert len(asked) > 1 and found["incidents"] and not any("could not be read" in note for note in found["notes"])
+
+
+def test_incidents_of_before_a_program_changed_remain(tmp_path):
+    logs = job_calls(2, 120, late=(1, 60, 90, 4e-3))
+    now_s = max(calls[-1][-1] for calls in logs.values())
+    for calls in logs.values():
+        calls += [(f"phase {i % 6}", 2, 0, 8, now_s + 5e-3 * i, now_s + 5e-3 * i + 1e-3) for i in range(6 * 400)]
+    found, _ = report_of(tmp_path, logs)
+    assert found["iterations"]["calls"] == 6
+    (incident,) = found["incidents"]
+    assert abs(incident["onset"] - 60) <= 1 and abs(incident["relief"] - 90) <= 1 and not incident["lasts"]
+    assert (incident["calls"], incident["cause"]["rank"]) == (CALLS, 1)
+    print_report(found | {"exit_code": 0}, file := io.StringIO())
+    assert f"SLOW from iteration {incident['onset']} to {incident['relief']} (each of 4 calls): " in file.getvalue()
+
+
+def test_an_onset_of_before_a_new_marker_has_no_cause(tmp_path):
+    write_logs(tmp_path, job_calls(2, 60))
+    job = JobLog(tmp_path, 2)
+    job.poll()
+    assert len(job.iterations) > 40
+    job.iterations.clear()
+    assert job._cause(LevelEvent("onset", 30, 32, 35, 2.0))[0] == "unknown"
+
+
+@pytest.mark.parametrize("fills_in_s", [1e9, 20.0, 4.0, 1.0, 0.1])
+def test_logs_are_read_as_often_as_they_fill(fills_in_s):
+    wait_s, filled = SHORTEST_POLL_S, 0.0
+    for _ in range(20):
+        filled = wait_s / fills_in_s
+        wait_s = next_wait_s(wait_s, filled)
+    assert SHORTEST_POLL_S <= wait_s <= LONGEST_POLL_S
+    assert wait_s in (SHORTEST_POLL_S, LONGEST_POLL_S) or filled == pytest.approx(FILLED)
+    assert wait_s == LONGEST_POLL_S or LONGEST_POLL_S / fills_in_s > FILLED

@@ -1,0 +1,127 @@
+"""The logic of the CUDA C kernels, run on the host: the same text, compiled as C++, one thread after the other."""
+
+import ctypes
+import re
+import shutil
+import subprocess
+
+import numpy as np
+import pytest
+
+from lanterne.kernels.cuda.reduce import head_count
+from lanterne.kernels.cuda.source import divide_source, fold_source
+from lanterne.kernels.dtypes import DTYPES
+from lanterne.kernels.reduce import divide, prepare
+
+CASES = [
+    (name, op)
+    for name, dtype in DTYPES.items()
+    for op in ("sum", "prod", "min", "max")
+    if dtype.kind != "bool" or op in ("min", "max")
+]
+FLOATS = ["float16", "bfloat16", "float32", "float64"]
+NUM_INPUTS = 3
+PRELUDE = """
+#include <cstring>
+#define __device__
+#define __global__
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+struct alignas(16) uint4 { unsigned int x, y, z, w; };
+struct Dim { int x; };
+static Dim blockIdx, threadIdx, blockDim = {3}, gridDim = {2};
+template <class To, class From> To bits_as(From from) { To to; memcpy(&to, &from, sizeof to); return to; }
+static float __uint_as_float(unsigned int x) { return bits_as<float>(x); }
+static unsigned int __float_as_uint(float x) { return bits_as<unsigned int>(x); }
+static int __float_as_int(float x) { return bits_as<int>(x); }
+static double __longlong_as_double(long long x) { return bits_as<double>(x); }
+static long long __double_as_longlong(double x) { return bits_as<long long>(x); }
+static float from_half(unsigned short x) { return (float)bits_as<_Float16>(x); }
+static unsigned short to_half(float x) { return bits_as<unsigned short>((_Float16)x); }
+"""
+ARITHMETIC = re.compile(r'asm\("(\w+)\.rn\.f32 %0, %1, %2;" : "=f"\(found\) : "f"\(a\), "f"\(b\)\);')
+SYMBOLS = {"add": "+", "mul": "*", "div": "/"}
+LAUNCH = """
+for (blockIdx.x = 0; blockIdx.x < gridDim.x; ++blockIdx.x)
+for (threadIdx.x = 0; threadIdx.x < blockDim.x; ++threadIdx.x)
+"""
+
+
+def as_cpp(name, source, call):
+    """`source` in a namespace of its own, with a C function `name` that runs every thread of a launch."""
+    source = source.replace('asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));', "value = from_half(bits);")
+    source = source.replace('asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));', "bits = to_half(value);")
+    source = ARITHMETIC.sub(lambda found: f"found = a {SYMBOLS[found[1]]} b;", source)
+    assert "asm(" not in source
+    source = source.replace('extern "C" __global__', "static")
+    function = (
+        f'extern "C" void {name}(long long count, long long head, void** p, double divisor) {{ {LAUNCH} {call}; }}'
+    )
+    return f"namespace {name}_space {{ {source} {function} }}\n"
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    compiler = shutil.which("g++")
+    if compiler is None:
+        pytest.skip("no g++ here to run CUDA C on the host")
+    pointers = "".join(f", (const Bits*)p[{i + 1}]" for i in range(NUM_INPUTS))
+    text = PRELUDE
+    for name, op in CASES:
+        text += as_cpp(
+            f"{op}_{name}", fold_source(op, DTYPES[name], NUM_INPUTS), f"fold(count, head, (Bits*)p[0]{pointers})"
+        )
+    for name in FLOATS:
+        text += as_cpp(
+            f"divide_{name}",
+            divide_source(DTYPES[name]),
+            "divide(count, head, (Bits*)p[0], (const Bits*)p[1], divisor)",
+        )
+    folder = tmp_path_factory.mktemp("cuda_c")
+    (folder / "kernels.cpp").write_text(text)
+    command = [compiler, "-O1", "-shared", "-fPIC", "-ffp-contract=off", "-fno-strict-aliasing", "-w", "-std=c++17"]
+    subprocess.run([*command, folder / "kernels.cpp", "-o", folder / "kernels.so"], check=True)
+    return ctypes.CDLL(str(folder / "kernels.so"))
+
+
+def random_bits(dtype, count, seed):
+    """Bit patterns of elements, half of them zeros, ones or all bits set, in memory aligned to 64 bytes."""
+    rng = np.random.default_rng(seed)
+    memory = np.zeros(count * dtype.nbytes + 64, np.uint8)
+    start = -memory.ctypes.data % 64
+    bits = memory[start : start + count * dtype.nbytes].view(f"u{dtype.nbytes}")
+    bits.view(np.uint8)[:] = rng.integers(0, 256, count * dtype.nbytes, np.uint8)
+    special = np.array([0, 1, 1 << (8 * dtype.nbytes - 1), (1 << 8 * dtype.nbytes) - 1], bits.dtype)
+    chosen = rng.random(count) < 0.5
+    bits[chosen] = special[rng.integers(0, 4, count)][chosen]
+    if dtype.kind == "bool":
+        bits &= 1
+    return bits
+
+
+def launch(library, name, count, head, arrays, divisor=1.0):
+    pointers = (ctypes.c_void_p * len(arrays))(*(array.ctypes.data for array in arrays))
+    getattr(library, name)(ctypes.c_longlong(count), ctypes.c_longlong(head), pointers, ctypes.c_double(divisor))
+
+
+@pytest.mark.parametrize("shifts", [(0, 0, 0, 0), (1, 1, 1, 1), (0, 1, 2, 3)])
+@pytest.mark.parametrize(("name", "op"), CASES)
+def test_fold_gives_the_bits_of_the_cpu(library, name, op, shifts):
+    dtype = DTYPES[name]
+    for count in (0, 1, 5, 203):
+        arrays = [random_bits(dtype, count + shift, i)[shift:] for i, shift in enumerate(shifts)]
+        head = head_count([array.ctypes.data for array in arrays], dtype.nbytes, count)
+        expected = np.zeros(count, arrays[0].dtype)
+        prepare(op, dtype, NUM_INPUTS)(count, expected.ctypes.data, *(array.ctypes.data for array in arrays[1:]))
+        launch(library, f"{op}_{name}", count, head, arrays)
+        np.testing.assert_array_equal(arrays[0], expected)
+
+
+@pytest.mark.parametrize("name", FLOATS)
+def test_divide_gives_the_bits_of_the_cpu(library, name):
+    dtype = DTYPES[name]
+    bits = random_bits(dtype, 203, 7)
+    expected = bits.copy()
+    divide(expected if name == "bfloat16" else expected.view(name), 3, dtype=name)
+    launch(library, f"divide_{name}", bits.size, 0, [bits, bits], 3.0)
+    np.testing.assert_array_equal(bits, expected)

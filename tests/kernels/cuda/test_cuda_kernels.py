@@ -1,0 +1,146 @@
+"""The GPU kernels without a GPU: they compile to 16-byte accesses, and their logic gives the CPU's bits."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import gpu_compilers
+import pytest
+from gpu_compilers import assemble, compile_cuda_c, compile_numba, registers, require_compilers
+
+HERE = Path(__file__).parents[1]
+
+require_compilers()
+
+from lanterne.kernels.cuda.numba_kernels import fold_function, fold_signature
+from lanterne.kernels.cuda.source import OPTIONS, divide_source, fold_source
+from lanterne.kernels.dtypes import DTYPES
+
+ARCHS = ("sm_80", "sm_90")
+# CuPy adds this to the options of every RawKernel.
+CUPY_OPTIONS = (*OPTIONS, "-ftz=true")
+# What may have it all the same: whether a value is NaN, and the divisor, which is no subnormal.
+FLUSHING = {"setp.nan.ftz.f32", "setp.num.ftz.f32", "cvt.rn.ftz.f32.f64"}
+CASES = [
+    (name, op)
+    for name, dtype in DTYPES.items()
+    for op in ("sum", "prod", "min", "max")
+    if dtype.kind != "bool" or op in ("min", "max")
+]
+# Every dtype and every op: the front end of numba-cuda takes half a second for each.
+NUMBA_CASES = CASES[::3]
+WIDE_LOAD = r"ld\.global\.(?:v4\.\w32|v2\.\w64)"
+WIDE_STORE = r"st\.global\.(?:v4\.\w32|v2\.\w64)"
+
+
+def check_accesses(ptx, num_inputs):
+    """Every input is loaded by one 16-byte access, the output stored by one, and nothing lives in local memory."""
+    loads, stores = (re.findall(pattern, ptx) for pattern in (WIDE_LOAD, WIDE_STORE))
+    assert len(stores) >= 1
+    # A compiler may have unrolled the loop.
+    assert len(loads) == num_inputs * len(stores)
+    assert ".local" not in ptx
+    # Subnormal values stay what they are.
+    assert set(re.findall(r"\S+\.ftz\S*", ptx)) <= FLUSHING
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize(("dtype", "op"), CASES)
+def test_cuda_c_compiles(dtype, op, arch):
+    ptx, code = compile_cuda_c(fold_source(op, DTYPES[dtype], 2), arch, CUPY_OPTIONS)
+    check_accesses(ptx, 2)
+    assert code.startswith(b"\x7fELF")
+
+
+@pytest.mark.parametrize("num_inputs", [1, 7, 8, 9, 63])
+def test_cuda_c_of_many_inputs(num_inputs):
+    ptx, _ = compile_cuda_c(fold_source("sum", DTYPES["bfloat16"], num_inputs), "sm_90", CUPY_OPTIONS)
+    check_accesses(ptx, num_inputs)
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64", "int8"])
+def test_all_inputs_are_in_flight_together(dtype, arch):
+    """There is room for seven vectors and eight addresses at once, and for four blocks of 256 threads."""
+    _, code = compile_cuda_c(fold_source("sum", DTYPES[dtype], 7), arch, CUPY_OPTIONS)
+    assert 7 * 4 + 8 * 2 <= registers(code) <= 65536 // 256 // 4
+    _, code = compile_cuda_c(fold_source("sum", DTYPES[dtype], 2), arch, CUPY_OPTIONS)
+    # With two inputs all the threads are needed that a multiprocessor can hold.
+    assert registers(code) <= 65536 // 2048
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_divide_compiles(dtype, arch):
+    ptx, _ = compile_cuda_c(divide_source(DTYPES[dtype]), arch, CUPY_OPTIONS)
+    check_accesses(ptx, 1)
+    # Division is that of IEEE 754, not the approximate one.
+    assert re.search(r"div\.rn\.f(32|64)", ptx)
+    assert "approx" not in ptx
+
+
+@pytest.mark.parametrize(("dtype", "op"), NUMBA_CASES)
+def test_numba_compiles(dtype, op):
+    element = DTYPES[dtype]
+    ptx = compile_numba(fold_function(op, element, 2), fold_signature(element, 2), "sm_80")
+    check_accesses(ptx, 2)
+    for arch in ARCHS:
+        assert assemble(ptx, arch).startswith(b"\x7fELF")
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_numba_compiles_for_sm_90(dtype):
+    element = DTYPES[dtype]
+    ptx = compile_numba(fold_function("max", element, 3), fold_signature(element, 3), "sm_90")
+    check_accesses(ptx, 3)
+    assert assemble(ptx, "sm_90").startswith(b"\x7fELF")
+
+
+@pytest.mark.slow
+def test_numba_compiles_where_numpy_has_dropped_a_name():
+    """NumPy 2.5 has no row_stack, which numba-cuda up to 0.30 asks for."""
+    code = (
+        "import warnings; warnings.simplefilter('ignore')\n"
+        "import numpy as np; np.__dict__.pop('row_stack', None)\n"
+        "from gpu_compilers import compile_numba\n"
+        "from lanterne.kernels.cuda.numba_kernels import fold_function, fold_signature\n"
+        "from lanterne.kernels.dtypes import DTYPES\n"
+        "element = DTYPES['float32']\n"
+        "print(compile_numba(fold_function('sum', element, 2), fold_signature(element, 2), 'sm_90'))\n"
+        "assert 'row_stack' not in np.__dict__"
+    )
+    path = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
+    result = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    check_accesses(result.stdout, 2)
+
+
+def test_the_check_sees_narrow_accesses():
+    narrow = fold_source("sum", DTYPES["float32"], 2).replace("LANES = 4", "LANES = 2").replace("uint4", "uint2")
+    ptx, _ = compile_cuda_c(narrow, "sm_90", OPTIONS)
+    with pytest.raises(AssertionError):
+        check_accesses(ptx, 2)
+
+
+def test_numba_kernels_in_the_simulator_give_the_bits_of_the_cpu():
+    environment = os.environ | {"NUMBA_ENABLE_CUDASIM": "1"}
+    command = [sys.executable, "-W", "ignore", HERE / "simulate_cuda.py"]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert int(result.stdout) == 4 * len(CASES)
+
+
+def test_missing_compilers_are_a_skip_or_where_required_a_failure(monkeypatch):
+    monkeypatch.setattr(gpu_compilers, "MODULES", ("no.such.module", "llvmlite"))
+    monkeypatch.setenv("LANTERNE_REQUIRE", "mpi")
+    with pytest.raises(pytest.skip.Exception, match="no.such.module not installed"):
+        require_compilers()
+    monkeypatch.setenv("LANTERNE_REQUIRE", "mpi,gpu-compile")
+    with pytest.raises(
+        pytest.fail.Exception, match="LANTERNE_REQUIRE names gpu-compile, but no.such.module not installed"
+    ):
+        require_compilers()

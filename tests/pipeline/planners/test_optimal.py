@@ -1,0 +1,163 @@
+"""The solver against brute force, the simulator, the proved optima, and its own promises."""
+
+import json
+from itertools import product
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from random_problems import placements, problems
+
+from lanterne.errors import InputError, ScheduleError
+from lanterne.pipeline.plan.action import Action
+from lanterne.pipeline.plan.costs import costs
+from lanterne.pipeline.plan.placement import unidirectional, wave
+from lanterne.pipeline.plan.plan import Plan
+from lanterne.pipeline.plan.problem import Problem
+from lanterne.pipeline.planners.crosspipe import crosspipe
+from lanterne.pipeline.planners.optimal import optimal, solve
+from lanterne.pipeline.planners.optimal_model import time_scale
+from lanterne.pipeline.simulate.check import check
+from lanterne.pipeline.simulate.simulate import simulate
+
+CASES = {
+    case["id"]: case for case in json.loads((Path(__file__).parents[1] / "data" / "cases.json").read_text())["cases"]
+}
+
+
+def orders_of(stage, microbatches):
+    """Every order of a stage's actions in which microbatches go in turn and F, B, W of one follow each other."""
+    found = [((), (0, 0, 0))]
+    for _ in range(3 * microbatches):
+        longer = []
+        for order, counts in found:
+            for kind in range(3):
+                if counts[kind] < (microbatches if kind == 0 else counts[kind - 1]):
+                    more = tuple(count + (i == kind) for i, count in enumerate(counts))
+                    longer.append(((*order, Action("FBW"[kind], stage, counts[kind])), more))
+        found = longer
+    return [order for order, _ in found]
+
+
+def gpipe_of_whole_actions(problem):
+    """All F, then B and W."""
+    ranks = [[Action(kind, s, m) for kind in "FBW" for m in range(problem.microbatches)] for s in range(problem.stages)]
+    return Plan.from_actions(ranks, unidirectional(problem.stages), problem.microbatches)
+
+
+def brute_force(problem):
+    """The least makespan of all plans, or None if none fits in memory."""
+    best = None
+    for ranks in product(*(orders_of(stage, problem.microbatches) for stage in range(problem.stages))):
+        plan = Plan.from_actions(ranks, unidirectional(problem.stages), problem.microbatches)
+        try:
+            found = simulate(check(plan, problem), problem).makespan
+        except ScheduleError:
+            continue
+        best = found if best is None else min(best, found)
+    return best
+
+
+@settings(deadline=None, max_examples=25)
+@given(problems(stages=2, microbatches=2))
+def test_it_is_the_best_of_all_plans(problem):
+    solution = solve(problem, workers=1)
+    assert solution.is_optimal
+    assert solution.makespan == pytest.approx(brute_force(problem))
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.data(), problems())
+def test_the_simulator_agrees_with_the_solver(data, problem):
+    placement = data.draw(placements(problem))
+    told = []
+    solution = solve(problem, placement=placement, workers=1, time_limit_s=1, progress=told.append)
+    checked = check(solution.plan, problem)
+    assert simulate(checked, problem).makespan == solution.makespan
+    assert solution.improvements == tuple(told)
+    # A solution that is not optimal may hold idle time, which the simulator takes out.
+    objective = solution.improvements[-1].makespan
+    assert solution.makespan <= objective * (1 + 1e-9)
+    assert objective == pytest.approx(solution.makespan) or not solution.is_optimal
+    assert solution.lower_bound <= solution.makespan
+    assert solution.is_optimal == (solution.lower_bound == pytest.approx(solution.makespan, rel=1e-5))
+    greedy = simulate(crosspipe(problem, placement=placement, weight_parts=1), problem).makespan
+    assert solution.makespan <= greedy
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_case_is_proved(case):
+    problem = Problem.from_dict(CASES[case])
+    solution = solve(problem, time_limit_s=120)
+    assert solution.is_optimal and solution.makespan == solution.lower_bound == CASES[case]["optimum"]
+    check(solution.plan, problem)
+
+
+def test_messages_choose_their_turn_on_a_shared_link():
+    """Both ends of the middle stage send on one link: an order of messages that is not first come, first served, is the
+    plan's."""
+    problem = Problem(3, 3, [1, 2, 3], [2, 3, 1], [3, 1, 2], [1, 2], 4, 12, [[[0, 1], [1, 2], [1, 0], [2, 1]]])
+    solution = solve(problem, workers=1)
+    assert solution.is_optimal and [len(link) for link in solution.plan.message_order] == [12]
+    assert simulate(solution.plan, problem).makespan == solution.makespan
+
+
+def test_the_last_all_reduce_ends_the_iteration():
+    plain, reduced, sharded = (
+        solve(Problem(2, 4, [1, 2], [2, 3], [3, 1], 1, data_parallel=given), workers=1).makespan
+        for given in (None, {"kind": "all_reduce", "time": 5}, {"kind": "zero1", "reduce_scatter": 5, "all_gather": 4})
+    )
+    assert plain < reduced < sharded <= plain + 9
+
+
+def test_times_that_are_not_whole():
+    problem = Problem(3, 4, [0.1, 0.2, 0.3], [0.21, 0.35, 0.12], [0.3, 0.1, 0.2], [1 / 3, 0.7])
+    # 300 to a unit makes all whole; the shortest, 0.1, takes 30.
+    assert time_scale(costs(problem, unidirectional(3)), 10.0) == (300, 1)
+    # 10 to a unit would do here, of which the shortest takes 1, so each becomes 16.
+    assert time_scale(costs(Problem(2, 1, 0.1, 0.2, 0.3), unidirectional(2)), 10.0) == (160, 16)
+    tenfold = Problem(3, 4, [30, 60, 90], [63, 105, 36], [90, 30, 60], [100, 210])
+    assert solve(problem, workers=1).makespan == pytest.approx(solve(tenfold, workers=1).makespan / 300)
+    odd = Problem(3, 4, [2**0.5, 3**0.5, 1], 1, 1, [5**0.5, 0.7])
+    assert time_scale(costs(odd, unidirectional(3)), 10.0) == (1e6, 1)
+    solution = solve(odd, workers=1)
+    assert solution.is_optimal and 0 <= solution.makespan - solution.lower_bound <= 1e-5 * solution.makespan
+
+
+def test_times_of_microseconds_in_seconds():
+    given = Problem(3, 6, [100, 120, 90], [110, 130, 80], [60, 70, 90], [50, 150], max_inflight_activations=3)
+    tiny = [[value * 1e-6 for value in times] for times in (given.forward, given.backward_input, given.backward_weight)]
+    small = Problem(3, 6, *tiny, [50e-6, 150e-6], max_inflight_activations=3)
+    solutions = [solve(problem, workers=1) for problem in (given, small)]
+    assert all(solution.is_optimal for solution in solutions)
+    assert solutions[1].makespan == pytest.approx(1e-6 * solutions[0].makespan, rel=1e-6)
+
+
+def test_time_limit_and_hint():
+    problem = Problem(
+        8, 24, [100, 110, 90, 120, 100, 95, 105, 100], 113, 87, [50, 0, 170, 0, 90, 0, 60], max_inflight_activations=9
+    )
+    hint = crosspipe(problem, weight_parts=1)
+    solution = solve(problem, hint=hint, time_limit_s=0.5)
+    assert solution.improvements[0].makespan == simulate(hint, problem).makespan >= solution.makespan
+    assert solution.lower_bound <= solution.makespan
+    with pytest.raises(ScheduleError):
+        solve(problem, hint=crosspipe(Problem(8, 23, 1, 1, 1), weight_parts=1))
+    with pytest.raises(ScheduleError, match="memory"):
+        solve(problem, hint=gpipe_of_whole_actions(problem))
+    with pytest.raises(InputError, match="expected whole F, B and W"):
+        solve(problem, hint=crosspipe(problem, weight_parts=2))
+    with pytest.raises(
+        InputError, match="got 1000 stages, 1000 microbatches and a time limit of 60 s, expected at least"
+    ):
+        solve(Problem(1000, 1000, 1, 1, 1))
+
+
+def test_the_scheduler_returns_the_plan():
+    problem = Problem(2, 3, [1, 2], [2, 3], [3, 1], 2)
+    plan = optimal(problem, placement="wave", time_limit_s=10)
+    assert plan.placement == wave(2) and plan.scheduler == "optimal"
+    assert plan.proved_bound == simulate(check(plan, problem), problem).makespan
+    with pytest.raises(InputError, match="placement: got 'spiral'"):
+        optimal(problem, placement="spiral")

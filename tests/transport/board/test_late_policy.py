@@ -1,0 +1,112 @@
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from lanterne.transport.board.late_policy import (
+    FADING,
+    LEAST_WINDOW,
+    Option,
+    Policy,
+    cost_s,
+    critical_delay_s,
+    decide,
+    duration_s,
+    from_text,
+    starts,
+    to_text,
+)
+
+JOIN, CHAIN = Option("late_join/56", 0.87, 1.05), Option("late_chain/64", 1.02, 1.04)
+POLICY = Policy(1.75, (JOIN, CHAIN))
+seconds = st.floats(0, 3)
+options = st.builds(Option, st.sampled_from(["a/1", "b/2", "c/3"]), st.floats(0.1, 2), st.floats(0.5, 2))
+several = st.lists(options, min_size=1, max_size=3, unique_by=lambda option: option.choice)
+policies = st.builds(Policy, st.floats(0.5, 2), several.map(tuple))
+
+
+@given(policies, st.lists(seconds, max_size=16), seconds)
+def test_never_much_worse_than_knowing(policy, past_s, delay_s):
+    """Whatever the past said: at most the window, which is at most the critical delay, above the better of the two."""
+    window_s, choice = decide(policy, past_s)
+    option = next(option for option in policy.options if option.choice == choice)
+    known_s = min(delay_s + policy.normal_s, max(option.before_s, delay_s) + option.join_s)
+    assume(option.before_s + option.join_s >= policy.normal_s)
+    slack_s = max(critical_delay_s(policy, option), LEAST_WINDOW * policy.normal_s)
+    assert cost_s(policy, option, window_s, delay_s) <= known_s + slack_s + 1e-9
+
+
+def weighed_cost_s(policy, option, window_s, past_s):
+    return sum(FADING**age * cost_s(policy, option, window_s, d) for age, d in enumerate(reversed(past_s)))
+
+
+@given(policies, st.lists(seconds, min_size=1, max_size=16))
+def test_least_mean_cost_of_the_past(policy, past_s):
+    """No worse, over the past as it fades, than any option's critical delay or least window."""
+    window_s, choice = decide(policy, past_s)
+    mine = next(weighed_cost_s(policy, o, window_s, past_s) for o in policy.options if o.choice == choice)
+    for option in policy.options:
+        for other_s in (critical_delay_s(policy, option), LEAST_WINDOW * policy.normal_s):
+            assert mine <= weighed_cost_s(policy, option, other_s, past_s) + 1e-9
+
+
+@pytest.mark.parametrize(
+    ("past_s", "window_s", "choice"),
+    [
+        ([], 0.17, "late_join/56"),
+        ([0.0] * 9, 0.17, "late_join/56"),
+        ([0.9] * 5, 0.0175, "late_join/56"),
+        ([1.1] * 5, 0.0175, "late_chain/64"),
+        ([0.0, 1.1] * 5, 0.0175, "late_chain/64"),
+        ([1.1] * 14 + [0.9], 0.0175, "late_join/56"),
+    ],
+)
+def test_by_hand(past_s, window_s, choice):
+    assert decide(POLICY, past_s) == (pytest.approx(window_s), choice)
+
+
+GROUP = Policy(1.75, (JOIN, CHAIN, Option("late_group/60", 0.8, 1.25, 2), Option("late_group/60", 0.75, 1.5, 3)))
+
+
+@pytest.mark.parametrize(
+    ("gaps_s", "expected"),
+    [
+        (None, {1: "late_join/56"}),
+        ((0.0, 0.0, 0.0), {1: "late_join/56"}),
+        ((1.1, 0.001, 0.0), {1: "late_chain/64"}),
+        ((0.001, 1.1, 0.0), {1: "late_join/56", 2: "late_group/60"}),
+        ((0.3, 0.9, 0.0), {1: "late_join/56", 2: "late_group/60"}),
+        ((1.1, 0.3, 0.0), {1: "late_chain/64"}),
+        ((0.0, 0.001, 1.1), {1: "late_join/56", 3: "late_group/60"}),
+    ],
+)
+def test_several_late_ranks_by_hand(gaps_s, expected):
+    found = starts(GROUP, [gaps_s] * 3 if gaps_s else ())
+    assert {late: start.option.choice for late, start in found.items()} == expected
+    assert all(start.option.late == late for late, start in found.items())
+
+
+groups = st.builds(
+    Policy, st.floats(0.5, 2), st.lists(options, min_size=1, max_size=4).map(lambda found: tuple(
+        option._replace(late=1 + i) for i, option in enumerate(found)
+    ))
+)  # fmt: skip
+
+
+@given(groups, st.lists(st.tuples(seconds, seconds, seconds, seconds), min_size=1, max_size=8))
+def test_a_start_without_several_was_never_worse_in_the_past(policy, past):
+    found, single = starts(policy, past), starts(policy._replace(options=policy.options[:1]), past)
+    total_s, waited_s = (
+        sum(FADING**age * duration_s(policy, each, gaps_s, 4) for age, gaps_s in enumerate(reversed(past)))
+        for each in (found, single)
+    )
+    assert found[1] == single[1]
+    assert total_s <= waited_s + 1e-9
+
+
+def test_text():
+    assert from_text(to_text(POLICY)) == POLICY
+    assert from_text(to_text(GROUP)) == GROUP
+    assert from_text(to_text(Policy(0.5))) == Policy(0.5)
+    for text in ("", "1;a", "1;a 1 1", "-1", "nan", "1;a 1 inf 1", "1;a 1 1 99", "1" + ";a 1 1 1" * 17):
+        with pytest.raises(ValueError):
+            from_text(text)

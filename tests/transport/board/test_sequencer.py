@@ -1,0 +1,386 @@
+"""The arrival board's state machine: every order of events for few ranks, and what each record says."""
+
+import pickle
+from collections import deque
+
+import pytest
+
+from lanterne.transport.board import sequencer as board
+from lanterne.transport.board.late_policy import Option, Policy, Start
+from lanterne.transport.board.sequencer import ABORT, JOIN, NORMAL, SEEN, WITHOUT, Sequencer
+
+POLICY = Policy(1.0, (Option("late_join/4", 0.6, 0.6),))
+WINDOW_S = 0.2
+# A call so short that asking is a good part of it.
+SHORT = Policy(0.01, (Option("late_join/4", 0.006, 0.006),))
+
+
+class Group:
+    """`n` ranks that each make `calls` calls, one event at a time; what `Ranks` of the library do, without any data.
+
+    An event: a rank arrives at its next call, a rank takes its next record, the window's timer rings, a rank that is
+    impatient (by default all) gives up waiting, a rank that is mortal (by default none) dies.
+    """
+
+    def __init__(self, n, signatures=None, mortal=(), impatient=None, calls=2, make=Sequencer, policy=POLICY):
+        self.n, self.calls, self.mortal = n, calls, frozenset(mortal)
+        self.impatient = frozenset(range(n) if impatient is None else impatient)
+        self.signatures = signatures or {}
+        self.sequencer, self.policy = make(n), policy
+        self.free = [0] * n  # calls that need not be asked about, as this rank knows it
+        self.unasked = [[] for _ in range(n)]
+        self.inboxes = [deque() for _ in range(n)]
+        self.call = [0] * n  # the call a rank is in, or has made
+        self.state = ["out"] * n  # out: of any call; asked; early: began without the late rank; dead
+        self.gave_up = [False] * n  # in this call
+        self.taken = [[] for _ in range(n)]
+        self.history = []  # (number, verdict) as they were issued first
+
+    def events(self):
+        for rank in range(self.n):
+            state = self.state[rank]
+            if state == "out" and self.call[rank] < self.calls:
+                yield "arrive", rank
+                if rank in self.mortal:
+                    yield "die", rank
+            if self.inboxes[rank]:
+                yield "take", rank
+            if rank in self.impatient and state in ("asked", "early") and not self.inboxes[rank]:
+                if not self.gave_up[rank]:
+                    yield "give_up", rank
+        if self.sequencer.deadline_s() is not None:
+            yield "ring", -1
+
+    def apply(self, event):
+        kind, rank = event
+        if kind == "arrive":
+            self.call[rank] += 1
+            if self.free[rank]:
+                self.free[rank] -= 1
+                self.unasked[rank].append(self.call[rank])
+                self.deliver(self.sequencer.report(rank, 0.0, [(0.0, "f")], 0.0))
+                return
+            self.state[rank], self.gave_up[rank] = "asked", False
+            signature = self.signatures.get((rank, self.call[rank]), "f")
+            self.deliver(self.sequencer.arrive(rank, self.call[rank], signature, self.policy, 0.0))
+        elif kind == "take":
+            record = self.inboxes[rank].popleft()
+            if record.verdict != SEEN:
+                self.take(rank, record)
+        elif kind == "give_up":
+            self.gave_up[rank] = True
+            self.deliver(self.sequencer.give_up(rank, self.call[rank]))
+        elif kind == "ring":
+            told = self.sequencer.expire(2 * WINDOW_S)
+            assert told
+            self.deliver(told)
+        else:
+            self.state[rank] = "dead"
+            self.deliver(self.sequencer.lose(rank, "killed"))
+
+    def deliver(self, told):
+        for rank, record in told:
+            if self.state[rank] != "dead":
+                self.inboxes[rank].append(record)
+
+    def take(self, rank, record):
+        assert record.number == self.call[rank], "a record of another call"
+        assert self.state[rank] in ("asked", "early"), "a record after the last one of its call"
+        if record.verdict == WITHOUT:
+            assert self.state[rank] == "asked"
+            assert str(rank) not in late_ranks(record)
+            self.state[rank] = "early"
+        else:
+            if record.verdict == NORMAL:
+                assert self.state[rank] == "asked"
+            if record.verdict in (NORMAL, JOIN):
+                # Only now do transfers with the last rank start, which must have come.
+                assert self.call[record.rank] >= record.number
+                assert all(call >= record.number for call in self.call), "begun without a rank that nobody named"
+            self.state[rank] = "out"
+            self.free[rank] = record.free
+        self.taken[rank].append(record)
+
+    def key(self):
+        calls = {
+            number: (tuple(sorted(call.arrivals)), call.decision, call.outcome, call.deadline_s, call.late)
+            for number, call in self.sequencer._calls.items()
+        }
+        return (
+            tuple(self.call),
+            tuple(self.state),
+            tuple(self.gave_up),
+            tuple(tuple(inbox) for inbox in self.inboxes),
+            tuple(map(tuple, self.taken)),
+            tuple(self.free),
+            tuple(map(tuple, self.unasked)),
+            tuple(sorted(calls.items())),
+        )
+
+    def check_end(self):
+        """Nothing can happen any more."""
+        for rank in range(self.n):
+            assert self.state[rank] == "dead" or (self.state[rank] == "out" and self.call[rank] == self.calls), "stuck"
+        alive = [rank for rank in range(self.n) if self.state[rank] != "dead"]
+        assert len({tuple(self.unasked[rank]) for rank in alive}) <= 1, "some asked, some did not"
+        for number in range(1, self.calls + 1):
+            ends = {r for taken in self.taken for r in taken if r.number == number and r.verdict != WITHOUT}
+            starts = {r for taken in self.taken for r in taken if r.number == number and r.verdict == WITHOUT}
+            assert len(ends) <= 1, "two ranks were told differently"
+            assert len(starts) <= 1
+            for end in ends:
+                assert not starts or end.verdict in (JOIN, ABORT)
+                assert all(start.choice == end.choice for start in starts)
+                assert end.verdict != JOIN or end.choice
+
+
+def late_ranks(record):
+    _, _, several = record.choice.partition("@")
+    return several.split(",") if several else [str(record.rank)]
+
+
+def explore(group):
+    """Every state that can be reached; the number of them and the verdicts seen."""
+    seen, verdicts, stack = set(), set(), [group]
+    while stack:
+        current = stack.pop()
+        key = current.key()
+        if key in seen:
+            continue
+        seen.add(key)
+        verdicts.update((record.verdict, record.cause) for taken in current.taken for record in taken)
+        events = list(current.events())
+        if not events:
+            current.check_end()
+        # A copy for each event but the last, by pickle, which is much faster than a deep copy.
+        saved = pickle.dumps(current) if len(events) > 1 else b""
+        for event in events:
+            following = current if event is events[-1] else pickle.loads(saved)
+            following.apply(event)
+            stack.append(following)
+    return len(seen), verdicts
+
+
+@pytest.mark.parametrize(("n", "calls", "least"), [(2, 2, 50), (3, 2, 1000), (4, 1, 300)])
+def test_every_order(n, calls, least):
+    states, verdicts = explore(Group(n, calls=calls))
+    assert states > least
+    assert verdicts == {(NORMAL, 0), (WITHOUT, 0), (JOIN, 0), (ABORT, board.TIMEOUT)}
+
+
+@pytest.fixture
+def several(monkeypatch):
+    """The board begins without one rank, and without two."""
+    found = {late: Start(WINDOW_S, Option("late/4", 0.6, 0.6, late)) for late in (1, 2)}
+    monkeypatch.setattr(board, "starts", lambda policy, past: found)
+
+
+@pytest.mark.parametrize(
+    ("n", "calls", "mortal", "impatient"), [(3, 2, (), (0,)), (4, 1, (), None), (3, 1, (1, 2), None)]
+)
+def test_every_order_with_several_late_ranks(several, n, calls, mortal, impatient):
+    group = Group(n, calls=calls, mortal=mortal, impatient=impatient)
+    states, verdicts = explore(group)
+    assert states > 100
+    assert {(NORMAL, 0), (WITHOUT, 0), (JOIN, 0), (ABORT, board.TIMEOUT)} <= verdicts
+
+
+def test_several_late_ranks_join_together(several):
+    sequencer = Sequencer(4)
+    together(sequencer, 1, [0, 2])
+    told = sequencer.expire(1.0)
+    assert {record for _, record in told} == {board.Record(1, WITHOUT, 1, choice="late/4@1,3")}
+    assert together(sequencer, 1, [3], 2.0) == []
+    told = together(sequencer, 1, [1], 2.5)
+    assert sorted(rank for rank, _ in told) == [0, 1, 2, 3]
+    assert {record for _, record in told} == {board.Record(1, JOIN, 1, 0.5, choice="late/4@1,3")}
+
+
+class Hasty(Sequencer):
+    """Lets the first of several late ranks join alone."""
+
+    def _advance(self, number, call, rank, now_s):
+        if call.decision is not None and len(call.arrivals) < self.world_size:
+            call.outcome = board.Record(number, JOIN, rank, choice=call.choice)
+            return self._tell(call, call.outcome)
+        return super()._advance(number, call, rank, now_s)
+
+
+def test_the_model_finds_a_join_without_all(several):
+    with pytest.raises(AssertionError, match="begun without a rank"):
+        explore(Group(3, make=Hasty))
+
+
+def test_every_order_of_a_death():
+    _, verdicts = explore(Group(3, mortal=[2]))
+    assert (ABORT, board.DIED) in verdicts
+
+
+def test_every_order_of_a_mismatch():
+    _, verdicts = explore(Group(3, signatures={(1, 1): "g"}))
+    assert (ABORT, board.MISMATCH) in verdicts
+    assert (WITHOUT, 0) in verdicts
+
+
+@pytest.fixture
+def soon_free(monkeypatch):
+    """One punctual call frees one."""
+    monkeypatch.setattr(board, "PUNCTUAL_CALLS", 1)
+    monkeypatch.setattr(board, "FREE_CALLS", 1)
+
+
+@pytest.mark.parametrize(
+    ("n", "mortal", "impatient"), [(2, (), None), pytest.param(3, (), (0,), marks=pytest.mark.slow), (2, (1,), None)]
+)
+def test_every_order_with_free_calls(soon_free, n, mortal, impatient):
+    group = Group(n, calls=3, policy=SHORT, mortal=mortal, impatient=impatient)
+    _, verdicts = explore(group)
+    assert {(NORMAL, 0), (JOIN, 0), (ABORT, board.TIMEOUT)} <= verdicts
+
+
+class Partial(Sequencer):
+    """Frees the next call for some only."""
+
+    def _tell(self, call, record):
+        return [
+            (rank, record._replace(free=0) if rank == 0 else record) for rank, record in super()._tell(call, record)
+        ]
+
+
+def test_the_model_finds_calls_that_only_some_ask_about(soon_free):
+    with pytest.raises(AssertionError):
+        explore(Group(2, calls=3, policy=SHORT, make=Partial))
+
+
+class EarlyNormal(Sequencer):
+    """Takes the absent rank for arrived."""
+
+    def _advance(self, number, call, rank, now_s):
+        if len(call.arrivals) == self.world_size - 1:
+            call.outcome = board.Record(number, NORMAL, rank)
+            return self._tell(call, call.outcome)
+        return super()._advance(number, call, rank, now_s)
+
+
+class Forgetful(Sequencer):
+    """Aborts, and tells only who asked for it."""
+
+    def give_up(self, rank, number):
+        return super().give_up(rank, number)[:1]
+
+
+class Fickle(Sequencer):
+    """Calls a call normal that some have begun without the late rank."""
+
+    def _advance(self, number, call, rank, now_s):
+        told = super()._advance(number, call, rank, now_s)
+        return [(rank, r._replace(verdict=NORMAL) if r.verdict == JOIN else r) for rank, r in told]
+
+
+@pytest.mark.parametrize("mutant", [EarlyNormal, Forgetful, Fickle])
+def test_the_model_finds(mutant):
+    with pytest.raises(AssertionError):
+        explore(Group(3, make=mutant))
+
+
+def together(sequencer, number, ranks, at_s=0.0, policy=POLICY):
+    told = []
+    for rank in ranks:
+        told += sequencer.arrive(rank, number, "f", policy, at_s)
+    return told
+
+
+def test_delay_is_between_the_last_two():
+    sequencer = Sequencer(3)
+    together(sequencer, 1, [2], 1.0)
+    together(sequencer, 1, [0], 2.5)
+    told = together(sequencer, 1, [1], 2.625)
+    assert sorted(rank for rank, _ in told) == [0, 1, 2]
+    assert {record for _, record in told} == {board.Record(1, NORMAL, 1, 0.125)}
+
+
+def test_window_learns_from_delays():
+    """The first call waits for the critical delay; after some with a long one, nobody waits any more."""
+    sequencer = Sequencer(3)
+    windows_s = []
+    for number in range(1, 6):
+        together(sequencer, number, [0, 2], 10.0 * number)
+        windows_s.append(sequencer.deadline_s() - 10.0 * number)
+        ((rank, record), _) = sequencer.expire(10.0 * number + 1)
+        assert (rank, record.verdict, record.rank, record.choice) == (0, WITHOUT, 1, "late_join/4")
+        told = together(sequencer, number, [1], 10.0 * number + 2)
+        assert {record for _, record in told} == {board.Record(number, JOIN, 1, 2.0, choice="late_join/4")}
+    assert windows_s == pytest.approx([0.2, 0.01, 0.01, 0.01, 0.01])
+
+
+@pytest.mark.parametrize(
+    ("late_s", "after"),
+    [(0.003, board.FREE_CALLS), (0.006, 0)],
+    ids=["asking would have cost more than it had saved", "asking would have paid"],
+)
+def test_calls_are_free_after_some_punctual_ones_and_not_after_a_late_one(late_s, after):
+    sequencer, freed = Sequencer(3), []
+    for number in range(1, 8):
+        delay_s = late_s if number == 6 else 1e-4
+        together(sequencer, number, [0, 1], 1.0 * number, SHORT)
+        told = together(sequencer, number, [2], 1.0 * number + delay_s, SHORT)
+        (record,) = {record for _, record in told}
+        assert record.verdict == NORMAL
+        freed.append(record.free)
+    assert freed == [0, *[board.FREE_CALLS] * 4, after, after]
+
+
+def test_long_calls_are_never_free():
+    sequencer = Sequencer(3)
+    told = [together(sequencer, number, range(3), 1.0 * number) for number in range(1, 20)]
+    assert {record.free for records in told for _, record in records} == {0}
+
+
+def test_reports_make_delays_whatever_the_clocks_say():
+    """Rank 1 came 50 ms after rank 0, by a clock that is 100 s ahead; its first report took a second, the next none."""
+    sequencer = Sequencer(2)
+    assert sequencer.report(0, 10.0, [(8.0, "f"), (9.0, "")], 10.0) == []
+    told = sequencer.report(1, 109.5, [(108.05, "f")], 10.5)
+    assert [rank for rank, _ in told] == [0, 1]
+    assert told[0][1] == board.Record(0, SEEN, text="1 1050000000")
+    ((_, record), _) = sequencer.report(1, 110.0, [(109.05, "")], 10.0)
+    assert record.text == "1 50000000"
+    assert list(sequencer._gaps) == ["f"]
+
+
+@pytest.mark.parametrize("drift", [-5e-5, 5e-5])
+def test_reports_make_delays_although_clocks_drift(drift):
+    """For three hours, both ranks come at once; the clock of rank 1 goes wrong by up to 0.54 s."""
+    sequencer = Sequencer(2)
+    for now_s in range(0, 10_000, 10):
+        sequencer.report(0, now_s, [(now_s, "f")], now_s)
+        its_now_s = now_s * (1 + drift)
+        told = sequencer.report(1, its_now_s, [(its_now_s, "f")], now_s)
+    assert int(told[0][1].text.split()[1]) < 1e6
+
+
+def test_reports_of_ranks_that_disagree_are_bounded():
+    sequencer = Sequencer(2)
+    for _ in range(1000):
+        assert sequencer.report(0, 0.0, [(0.0, "")] * 64, 0.0) == []
+    assert len(sequencer._reports[0]) <= board.MAX_REPORTS
+
+
+def test_without_options_nobody_starts_alone():
+    sequencer = Sequencer(3)
+    together(sequencer, 1, [0, 1], policy=Policy(1.0))
+    assert sequencer.deadline_s() is None
+    assert sequencer.expire(1e9) == []
+
+
+def test_memory_is_bounded():
+    """A rank that never comes: old calls are forgotten, and it is told so when it comes after all."""
+    sequencer = Sequencer(2)
+    for number in range(1, 3 * board.MAX_OPEN_CALLS):
+        sequencer.arrive(0, number, f"f{number}", POLICY, float(number))
+        sequencer.give_up(0, number)
+    assert len(sequencer._calls) == board.MAX_OPEN_CALLS
+    ((_, record),) = sequencer.arrive(1, 1, "f1", POLICY, 1e6)
+    assert (record.verdict, record.cause) == (ABORT, board.FORGOTTEN)
+    ((_, record),) = sequencer.arrive(1, 3 * board.MAX_OPEN_CALLS - 1, "f", POLICY, 1e6)
+    assert (record.verdict, record.cause) == (ABORT, board.TIMEOUT)

@@ -1,0 +1,136 @@
+"""Rails: frames whole and in order however they are cut, strangers refused."""
+
+import socket
+import threading
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lanterne.errors import InputError, TransportError
+from lanterne.transport.rails import rail as rails
+from lanterne.transport.rails.delegate_transport import MAX_QUEUES, queues_needed
+from lanterne.transport.rails.rail import DATA, GRANT, MEMORY, PING, RECEIPT, Rail
+
+TOKEN = "a token of sixteen"
+
+
+def pair():
+    ends = socket.socketpair()
+    for end in ends:
+        end.setblocking(False)
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    return Rail(ends[0], 1, 0), Rail(ends[1], 0, 0)
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([DATA, GRANT, RECEIPT, PING]), st.integers(0, 20_000), st.booleans()), max_size=12
+    )
+)
+def test_frames_come_whole_and_in_order(frames):
+    """DATA of any size between other frames; some of it dropped, as what comes twice is."""
+    giver, taker = pair()
+    got, places = [], {}
+
+    def on_frame(rail, frame, is_whole):
+        kind, number, nbytes = frame[:3]
+        if kind == DATA and nbytes and not is_whole:
+            assert rail.taking is None
+            places[number] = bytearray(nbytes)
+            return memoryview(places[number]) if frames[number][2] else None
+        got.append((kind, number))
+        return None
+
+    for number, (kind, nbytes, _) in enumerate(frames):
+        payload = memoryview(bytes([number + 1]) * nbytes) if kind == DATA else None
+        giver.put(kind, number, nbytes if kind == DATA else 0, payload=payload)
+    while not giver.idle or len(got) < len(frames):
+        giver.flush()
+        taker.read(on_frame)
+    assert got == [(kind, number) for number, (kind, _, _) in enumerate(frames)]
+    for number, place in places.items():
+        assert bytes(place) == bytes([number + 1 if frames[number][2] else 0]) * frames[number][1]
+    giver.close()
+    with pytest.raises(EOFError, match="it was closed"):
+        taker.read(on_frame)
+    taker.close()
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.integers(0, 9000), max_size=6), st.integers(1, 3))
+def test_a_payload_leaves_as_it_lands(steps, num_after):
+    """What has not landed is never sent, what has is, and frames put meanwhile come after it."""
+    giver, taker = pair()
+    total = sum(steps) + 1
+    payload, place, here, got = bytearray(total), bytearray(total), [0], []
+
+    def on_frame(rail, frame, is_whole):
+        if frame[0] == DATA and not is_whole:
+            return memoryview(place)
+        got.append(frame[:2])
+        return None
+
+    giver.put(DATA, 0, total, payload=memoryview(payload), landed=lambda: here[0])
+    for number in range(1, num_after + 1):
+        giver.put(GRANT, number)
+    for step in [*steps, 1]:
+        payload[here[0] : here[0] + step] = b"x" * step
+        here[0] += step
+        while place.count(b"x") < here[0]:
+            giver.flush()
+            taker.read(on_frame)
+        assert place == payload
+        assert not got or here[0] == total
+    while not giver.idle or len(got) <= num_after:
+        giver.flush()
+        taker.read(on_frame)
+    assert place == payload and got == [(DATA, 0), *((GRANT, number) for number in range(1, num_after + 1))]
+    giver.close()
+    taker.close()
+
+
+@pytest.mark.parametrize("address", [MEMORY, "127.0.0.1", "::1"])
+def test_who_connects_is_proven(address):
+    try:
+        listener, where = rails.listen(address)
+    except OSError as error:
+        pytest.skip(f"no address {address} here: {error}")
+    accepted = []
+    thread = threading.Thread(target=lambda: [accepted.append(rails.accept(listener, TOKEN, 5)) for _ in range(3)])
+    thread.start()
+    with pytest.raises(TransportError, match="does not know the job's token"):
+        rails.connect(where, address, TOKEN + "!", {}, 5)
+    mute = socket.socket(socket.AF_UNIX if address == MEMORY else listener.family)
+    mute.connect(where[0].encode("latin-1") if address == MEMORY else tuple(where))
+    mute.sendall(b"x" * 200)
+    mute.close()
+    sock = rails.connect(where, address, TOKEN, {"rank": 3, "rail": 1}, 5)
+    thread.join(20)
+    assert accepted[:2] == [None, None]
+    assert accepted[2][1] == {"rank": 3, "rail": 1}
+    for end in (sock, accepted[2][0], listener):
+        end.close()
+
+
+def test_nobody_listens():
+    listener, where = rails.listen("127.0.0.1")
+    listener.close()
+    with pytest.raises(TransportError, match=f"cannot connect to 127.0.0.1:{where[1]}: Connection refused"):
+        rails.connect(where, "127.0.0.1", TOKEN, {}, 5)
+
+
+@pytest.mark.parametrize(
+    ("produced", "carried", "queues"),
+    [(8, 2, 4), (0, 1, 1), (1, 8, 1), (3, 3, 1), (3.01, 3, 2), (64, 1, 64), (0.3, 0.1, 3)],
+)
+def test_queues_keep_up(produced, carried, queues):
+    """ADAPTRA, section 5.2: 8 activations a second over delegates that take 2 need 4 queues."""
+    assert queues_needed(produced, carried) == queues
+
+
+@pytest.mark.parametrize(("produced", "carried"), [(1, 0), (-1, 1), (float("nan"), 1), (MAX_QUEUES + 1, 1)])
+def test_rates_refused(produced, carried):
+    with pytest.raises(InputError, match="queues: got"):
+        queues_needed(produced, carried)

@@ -1,0 +1,215 @@
+"""What is UCX's own: tags, settings, shared memory and dead peers at once, orderly ends. The rest: test_conformance."""
+
+import importlib.util
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lanterne.errors import Unavailable
+from lanterne.transport.base import make_tag
+from lanterne.transport.ucx.transport import INTERNAL, SOURCE_BITS, ucx_tag
+from lanterne.transport.ucx.worker import load_ucxx, receiver_paced_nbytes, settings
+
+RANK_PROGRAM = Path(__file__).resolve().parents[1].joinpath("ucx_rank.py")
+communicators, sources, lanes = (st.integers(0, 2**bits - 1) for bits in (16, SOURCE_BITS, 32))
+parts = st.tuples(communicators, sources, lanes, st.booleans())
+
+
+def full_tag(communicator, source, lane, internal):
+    return ucx_tag(make_tag(communicator, lane), source) | internal * INTERNAL
+
+
+@given(parts, parts)
+def test_tags_differ_where_their_parts_do(one, other):
+    assert 0 <= full_tag(*one) < 2**64
+    assert (full_tag(*one) == full_tag(*other)) == (one == other)
+
+
+def test_tag_layout():
+    assert ucx_tag(make_tag(0xABCD, 0x12345678), 0x7EF1) == 0xABCD_7EF1_12345678
+
+
+@pytest.mark.parametrize(
+    ("hosts", "rank", "expected"),
+    [
+        (("a", "a"), 0, {"NET_DEVICES": "lo", "KEEPALIVE_INTERVAL": "500ms"}),
+        (("a", "b"), 1, {"TLS": "^sm", "KEEPALIVE_INTERVAL": "inf"}),
+        (("a", "a", "b"), 0, {"KEEPALIVE_INTERVAL": "inf"}),
+        (("a", "a", "b"), 2, {"TLS": "^sm", "KEEPALIVE_INTERVAL": "inf"}),
+    ],
+)
+def test_settings_depend_on_who_shares_a_host(hosts, rank, expected):
+    chosen = settings(hosts, rank, {})
+    assert {name: chosen.get(name) for name in ("NET_DEVICES", "TLS", "KEEPALIVE_INTERVAL")} == {
+        "NET_DEVICES": None,
+        "TLS": None,
+        **expected,
+    }
+    assert chosen["POSIX_ERROR_HANDLING"] == chosen["SYSV_ERROR_HANDLING"] == chosen["CMA_MEMORY_INVALIDATE"] == "y"
+
+
+def test_the_user_s_variables_win():
+    chosen = settings(("a", "a"), 0, {"UCX_NET_DEVICES": "eth7", "UCX_TCP_KEEPCNT": "9"})
+    assert "NET_DEVICES" not in chosen and "TCP_KEEPCNT" not in chosen and "TCP_KEEPIDLE" in chosen
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({}, 8192),
+        ({"UCX_RNDV_THRESH": "65536"}, 65536),
+        ({"UCX_RNDV_THRESH": "auto"}, None),
+        ({"UCX_RNDV_THRESH": "inf"}, None),
+        ({"UCX_RNDV_SCHEME": "get_zcopy"}, None),
+        ({"UCX_RNDV_SCHEME": "am", "UCX_RNDV_THRESH": "4096"}, 4096),
+    ],
+)
+def test_pacing_follows_the_environment(environment, expected):
+    assert receiver_paced_nbytes(environment) == expected
+
+
+def test_missing_ucxx_says_how_to_install_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ucxx", None)
+    with pytest.raises(Unavailable, match=r"ucxx.*pip install ucxx-cu12==0\.52"):
+        load_ucxx()
+
+
+@pytest.fixture
+def needs_ucxx():
+    if importlib.util.find_spec("ucxx") is None:
+        if "ucx" in os.environ.get("LANTERNE_REQUIRE", "").split(","):
+            pytest.fail("LANTERNE_REQUIRE names ucx, but ucxx is not installed")
+        pytest.skip("ucxx is not installed")
+
+
+def test_another_version_of_ucxx_is_refused(needs_ucxx, monkeypatch):
+    import ucxx
+
+    monkeypatch.setattr(ucxx, "__version__", "0.53.1")
+    with pytest.raises(Unavailable, match=r"got ucxx 0\.53\.1, expected 0\.52"):
+        load_ucxx()
+
+
+def run_ranks(scenario, world_size, apart, variables=()):
+    """Run a scenario; [(exit code, output)] by rank. `apart`: each rank believes that it has a host of its own."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    job = {"WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    ranks = []
+    for rank in range(world_size):
+        environment = os.environ | job | dict(variables) | {"RANK": str(rank)}
+        if apart:
+            environment["LANTERNE_HOST_ID"] = f"host {rank}"
+        command = [sys.executable, str(RANK_PROGRAM), scenario]
+        ranks.append(
+            subprocess.Popen(command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        )
+    give_up = time.monotonic() + 150
+    try:
+        # All are reaped as they end: UCX takes a zombie for a process that lives.
+        while None in [rank.poll() for rank in ranks] and time.monotonic() < give_up:
+            time.sleep(0.01)
+        return [(rank.poll(), rank.stdout.read() if rank.poll() is not None else "still running") for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+            rank.stdout.close()
+
+
+def check_ended_well(results):
+    for code, output in results:
+        assert code == 0, output
+
+
+HOSTS = pytest.mark.parametrize("apart", [False, True], ids=["one-host", "own-hosts"])
+
+
+@pytest.mark.parametrize(
+    ("scenario", "apart"),
+    [("paced_then_last_words", False), ("paced_then_last_words", True), ("never_closes", True)],
+)
+def test_two_ranks(needs_ucxx, scenario, apart):
+    check_ended_well(run_ranks(scenario, 2, apart))
+
+
+def test_shared_memory_alone_carries_messages_and_tells_of_deaths(needs_ucxx):
+    """Both at once, as UCX's defaults do not have it: without connections to fall back to."""
+    survivor, victim = run_ranks("death_both", 2, False, {"UCX_TLS": "sm,self"}.items())
+    assert victim[0] == -9, victim[1]
+    check_ended_well([survivor])
+    assert survivor[1].rstrip().endswith("PeerFailed 1 PeerFailed 1"), survivor[1]
+
+
+@pytest.mark.parametrize(("scenario", "apart"), [("paced", False), ("death_both", True)])
+def test_over_the_ucx_that_mpi_has_loaded(needs_ucxx, scenario, apart):
+    results = run_ranks(scenario, 2, apart, {"LOAD_MPI_FIRST": "1"}.items())
+    check_ended_well(results if scenario == "paced" else results[:1])
+    assert scenario == "paced" or "PeerFailed 1 PeerFailed 1" in results[0][1]
+
+
+@pytest.mark.parametrize("scenario", ["alone", "refused"])
+def test_one_rank(needs_ucxx, scenario):
+    check_ended_well(run_ranks(scenario, 1, False))
+
+
+def test_silence_is_a_timeout_that_names_the_rank(needs_ucxx):
+    results = run_ranks("silence", 2, False)
+    check_ended_well(results)
+    assert results[0][1].split("\n")[:2] == ["TransportTimeout (1,)"] * 2
+
+
+@HOSTS
+@pytest.mark.slow
+@pytest.mark.parametrize("scenario", ["death_receiving", "death_sending", "death_both"])
+def test_survivors_name_the_rank_that_was_killed(needs_ucxx, scenario, apart):
+    *survivors, victim = run_ranks(scenario, 3, apart)
+    assert victim[0] == -9, victim[1]
+    check_ended_well(survivors)
+    for _, output in survivors:
+        assert output.rstrip().endswith("PeerFailed 2 PeerFailed 2"), output
+
+
+@HOSTS
+def test_a_death_fails_the_barrier_of_all(needs_ucxx, apart):
+    *survivors, victim = run_ranks("death_in_barrier", 3, apart)
+    assert victim[0] == -9, victim[1]
+    check_ended_well(survivors)
+    for _, output in survivors:
+        assert "PeerFailed 2" in output, output
+
+
+@HOSTS
+def test_a_peer_that_died_before_the_first_message(needs_ucxx, apart):
+    survivor, victim = run_ranks("death_before_use", 2, apart)
+    assert victim[0] == -9, victim[1]
+    check_ended_well([survivor])
+    # UCX may take an eager message for a peer whose memory is still there.
+    assert survivor[1].rstrip().endswith("PeerFailed 1 PeerFailed 1"), survivor[1]
+
+
+def test_a_peer_that_left_before_the_first_message(needs_ucxx):
+    results = run_ranks("left_before_use", 2, True)
+    check_ended_well(results)
+    assert results[0][1].rstrip().endswith("PeerFailed 1 PeerFailed 1"), results[0][1]
+
+
+def test_an_exception_is_a_death(needs_ucxx):
+    survivor, broken = run_ranks("raises", 2, False)
+    assert broken[0] == 1 and "a bug in the last rank" in broken[1]
+    check_ended_well([survivor])
+    assert "PeerFailed 1" in survivor[1]
+
+
+def test_settings_that_ucx_refuses_are_named(needs_ucxx):
+    ((code, output),) = run_ranks("alone", 1, False, {"UCX_TLS": "no_such_transport"}.items())
+    assert code == 1
+    assert "InputError: ucx: cannot start with" in output and "UCX_TLS=no_such_transport" in output

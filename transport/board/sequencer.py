@@ -1,0 +1,227 @@
+"""The arrival board's state machine: who has come to which call, and what all do about it. Pure; no clock, no sockets.
+
+Of every call it issues one decision, never changed: NORMAL, WITHOUT the late rank, or ABORT. After WITHOUT follows one
+outcome: JOIN, as soon as the late rank is there, or ABORT. Before JOIN nobody may post a transfer with the late rank,
+so an ABORT leaves nothing behind. Ranks act on records only; the clock is an argument here, so the process that holds
+this object decides alone, and every order of events can be tried in a test.
+
+Where asking would cost short calls more than the latest of them could have gained by it, the record frees
+the next few of the same signature: all ranks run them as NORMAL without asking, and report afterwards when they came.
+"""
+
+from collections import OrderedDict, deque
+from itertools import pairwise
+from typing import NamedTuple
+
+from lanterne.transport.board.late_policy import MAX_LATE, saving_s, starts
+
+NORMAL, WITHOUT, JOIN, ABORT, SEEN = range(5)
+# Why a call was aborted.
+MISMATCH, TIMEOUT, DIED, FORGOTTEN = range(1, 5)
+# Calls that were aborted wait here for the ranks that have not come to them yet; the oldest make room.
+MAX_OPEN_CALLS = 256
+# Calls whose delays decide, of one signature; and signatures, least recently used out.
+MAX_DELAYS = 16
+MAX_SIGNATURES = 128
+# Some calls are free, if they take less than this and PUNCTUAL_CALLS in a row would not have gained ASKING_S by knowing
+# who is late: so many that asking, up to ASKING_S where ranks share cores, costs short calls a tenth of their time, and
+# never fewer or more than these.
+FREE_BELOW_S = 50e-3
+PUNCTUAL_CALLS, FREE_CALLS, MAX_FREE_CALLS = 2, 3, 7
+ASKING_S = 1e-3
+# Reports of a rank that wait for those of others; with more, ranks do not make the same calls, and reports are ignored.
+MAX_REPORTS = 1 << 14
+# By so much a second the clocks of two hosts may drift apart.
+MAX_DRIFT = 1e-4
+
+
+class Record(NamedTuple):
+    """What all ranks do in call `number`.
+
+    Attributes:
+        verdict: NORMAL, WITHOUT, JOIN, ABORT, or, of no call in particular (number 0), SEEN.
+        rank: who came last (NORMAL, JOIN), is late (WITHOUT), or is to blame (ABORT; -1: nobody in particular).
+        delay_s: between the last but one and the last arrival (NORMAL, JOIN), else 0.
+        cause: of an ABORT, else 0.
+        choice: the algorithm of WITHOUT, with "@" and all late ranks where there are several; JOIN and ABORT repeat it
+            for who has not seen it, "" if there was none.
+        late: of an ABORT after WITHOUT, the late rank, else -1.
+        text: of an ABORT, why; for TIMEOUT, all ranks that have not come. Of SEEN, calls whose arrivals were reported
+            afterwards: who came last, how much later (ns), and so on.
+        free: of NORMAL, so many of the next calls with the same signature are not to be asked about.
+    """
+
+    number: int
+    verdict: int
+    rank: int = -1
+    delay_s: float = 0.0
+    cause: int = 0
+    choice: str = ""
+    late: int = -1
+    text: str = ""
+    free: int = 0
+
+
+class _Call:
+    __slots__ = ("arrivals", "choice", "deadline_s", "decision", "late", "outcome", "policy", "signature", "starts")
+
+    def __init__(self, signature, policy):
+        self.signature, self.policy = signature, policy
+        self.arrivals, self.starts = {}, {}
+        self.deadline_s = self.decision = self.outcome = None
+        self.choice, self.late = "", -1
+
+
+class Sequencer:
+    """The calls of one communicator of `world_size` ranks. Every method returns [(rank, Record)]: what to tell whom."""
+
+    def __init__(self, world_size):
+        self.world_size = world_size
+        self._calls = {}
+        self._floor = 0  # calls up to this number are forgotten
+        self._gaps = OrderedDict()  # signature -> deque of gaps (late_policy.py)
+        self._died = {}
+        self._reports = [deque() for _ in range(world_size)]  # (s, signature) by rank
+        # By rank: this clock less the rank's own, and a message's time, the least of late; and when that was reckoned.
+        self._clocks = [(float("inf"), 0.0)] * world_size
+
+    def arrive(self, rank, number, signature, policy, now_s):
+        """`rank` comes to call `number`, which rises from 1 on every rank alike."""
+        if number <= self._floor:
+            return [(rank, Record(number, ABORT, cause=FORGOTTEN, text="it was aborted long ago"))]
+        call = self._calls.get(number)
+        if call is None:
+            call = self._calls[number] = _Call(signature, policy)
+            if policy.options:
+                # Here, where nobody waits for it yet.
+                call.starts = starts(policy, self._gaps.get(signature, ()))
+            self._make_room()
+        if rank in call.arrivals:
+            return []
+        call.arrivals[rank] = now_s
+        if call.outcome is not None:
+            self._close_if_complete(number)
+            return [(rank, call.outcome)]
+        if signature != call.signature:
+            first = next(iter(call.arrivals))
+            (one, its), (other, theirs) = sorted([(first, call.signature), (rank, signature)])
+            text = f"rank {one} got {its}, rank {other} got {theirs}, expected the same on every rank"
+            return self._abort(number, MISMATCH, -1, text)
+        for dead, reason in self._died.items():
+            if dead not in call.arrivals:
+                return self._abort(number, DIED, dead, reason)
+        return self._advance(number, call, rank, now_s)
+
+    def _advance(self, number, call, rank, now_s):
+        absent = self.world_size - len(call.arrivals)
+        if absent == 0:
+            delay_s = self._note_gaps(call.signature, call.arrivals.values())
+            if call.decision is None:
+                call.decision = Record(number, NORMAL, rank, delay_s, free=self._free_calls(call))
+            call.outcome = call.decision
+            if call.decision.verdict == WITHOUT:
+                call.outcome = Record(number, JOIN, rank, delay_s, choice=call.choice)
+            told = self._tell(call, call.outcome)
+            self._close_if_complete(number)
+            return told
+        start = call.starts.get(absent)
+        call.deadline_s = None if start is None else now_s + start.window_s
+        return []
+
+    def _free_calls(self, call):
+        policy, past = call.policy, self._gaps[call.signature]
+        if policy.normal_s > FREE_BELOW_S or len(past) < PUNCTUAL_CALLS or not policy.options:
+            return 0
+        if sum(saving_s(policy, gaps_s) for gaps_s in list(past)[-PUNCTUAL_CALLS:]) >= PUNCTUAL_CALLS * ASKING_S:
+            return 0
+        return max(FREE_CALLS, min(int(10 * ASKING_S / max(policy.normal_s, ASKING_S)), MAX_FREE_CALLS))
+
+    def report(self, rank, its_now_s, arrivals, now_s):
+        """`rank`, whose clock says `its_now_s`, came to calls not asked about: `arrivals`, (its s, signature).
+
+        All ranks report the same calls in the same order; the signature is "" where no call of it is ever asked about.
+        """
+        behind_s, then_s = self._clocks[rank]
+        behind_s = min(behind_s + MAX_DRIFT * (now_s - then_s), now_s - its_now_s)
+        self._clocks[rank] = behind_s, now_s
+        waiting, seen = self._reports[rank], []
+        if len(waiting) + len(arrivals) > MAX_REPORTS:
+            return []
+        waiting.extend((at_s + behind_s, signature) for at_s, signature in arrivals)
+        while all(self._reports):
+            came = [reports.popleft() for reports in self._reports]
+            times_s = [at_s for at_s, _ in came]
+            delay_s = self._note_gaps(came[0][1], times_s)
+            seen += [times_s.index(max(times_s)), round(delay_s * 1e9)]
+        record = Record(0, SEEN, text=" ".join(map(str, seen)))
+        return [(each, record) for each in range(self.world_size)] if seen else []
+
+    def expire(self, now_s):
+        """The clock says `now_s`: windows may be over."""
+        told = []
+        for number, call in self._calls.items():
+            if call.decision is None and call.outcome is None and call.deadline_s is not None:
+                if call.deadline_s <= now_s:
+                    absent = sorted(set(range(self.world_size)) - call.arrivals.keys())
+                    call.late, call.choice = absent[0], call.starts[len(absent)].option.choice
+                    if len(absent) > 1:
+                        call.choice += f"@{','.join(map(str, absent))}"
+                    call.decision = Record(number, WITHOUT, call.late, choice=call.choice)
+                    told += self._tell(call, call.decision)
+        return told
+
+    def deadline_s(self):
+        """When `expire` will have something to do; None: not as things are."""
+        deadlines = [
+            call.deadline_s
+            for call in self._calls.values()
+            if call.decision is None and call.outcome is None and call.deadline_s is not None
+        ]
+        return min(deadlines, default=None)
+
+    def give_up(self, rank, number):
+        """`rank`, which is in call `number`, does not want to wait any longer."""
+        call = self._calls.get(number)
+        if call is None or call.outcome is not None or rank not in call.arrivals:
+            return []
+        absent = sorted(set(range(self.world_size)) - call.arrivals.keys())
+        return self._abort(number, TIMEOUT, absent[0], " ".join(map(str, absent)))
+
+    def lose(self, rank, reason):
+        """`rank` has died: what waits for it, and ever will, is aborted."""
+        self._died.setdefault(rank, reason)
+        told = []
+        for number, call in list(self._calls.items()):
+            if call.outcome is None and rank not in call.arrivals:
+                told += self._abort(number, DIED, rank, reason)
+        return told
+
+    def _abort(self, number, cause, rank, text):
+        call = self._calls[number]
+        choice = call.choice if call.late >= 0 else ""
+        call.outcome = Record(number, ABORT, rank, cause=cause, choice=choice, late=call.late, text=text)
+        told = self._tell(call, call.outcome)
+        self._close_if_complete(number)
+        return told
+
+    def _tell(self, call, record):
+        return [(rank, record) for rank in call.arrivals]
+
+    def _note_gaps(self, signature, times_s):
+        latest_s = sorted(times_s, reverse=True)[: MAX_LATE + 1]
+        gaps_s = tuple(later_s - before_s for later_s, before_s in pairwise(latest_s)) or (0.0,)
+        if signature:
+            self._gaps.setdefault(signature, deque(maxlen=MAX_DELAYS)).append(gaps_s)
+            self._gaps.move_to_end(signature)
+            if len(self._gaps) > MAX_SIGNATURES:
+                self._gaps.popitem(last=False)
+        return gaps_s[0]
+
+    def _close_if_complete(self, number):
+        if len(self._calls[number].arrivals) == self.world_size:
+            del self._calls[number]
+
+    def _make_room(self):
+        if len(self._calls) > MAX_OPEN_CALLS:
+            self._floor = min(self._calls)
+            del self._calls[self._floor]

@@ -1,0 +1,280 @@
+"""The parent of one rank: `python -m lanterne.transport.job.guard COMMAND...`, started by launch.py for each. Linux.
+
+MPI launchers kill the whole job when one rank dies, and never tell the others why. So the launcher's child is this
+small process: it runs the rank in a session of its own, keeps the launcher's PMI connection open when the rank dies,
+tells the store how the rank ended, and ends only when all ranks have, or the store is gone. Whatever the rank leaves
+behind it ends too: it adopts orphans.
+"""
+
+import ctypes
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from contextlib import suppress
+
+from lanterne.errors import InputError, LanterneError, TransportError
+from lanterne.transport.mpi.mpich_memory import unlink_segments
+from lanterne.transport.store.client import StoreClient
+from lanterne.transport.wire import Kind, unpack_fields
+
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+# Between SIGTERM and SIGKILL.
+TERMINATE_S = 1.0
+# How long a rank may take to end that is dead to the others: it has failed, and MPI_Finalize would never return.
+EXIT_S = 2.0
+# The store's counter of guards that have started.
+STARTED_KEY = "lanterne/guards"
+# rank, size and rank on this host, as MPICH (and what descends from it) and Open MPI name them.
+MPI_NAMES = (
+    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+)
+DIRECT_NAMES = (("RANK", "WORLD_SIZE", "LOCAL_RANK"),)
+STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+_LIBC = ctypes.CDLL(None)  # loaded here: a forked child may not
+
+
+def survivors_s():
+    """How long survivors of a death may take to end by themselves, seconds: LANTERNE_GRACE_S, or 10.
+
+    Raises:
+        InputError: the variable is no such time.
+    """
+    text = os.environ.get("LANTERNE_GRACE_S", "10")
+    try:
+        time_s = float(text)
+    except ValueError:
+        time_s = -1.0
+    if not 0 <= time_s < float("inf"):
+        raise InputError(f"LANTERNE_GRACE_S: got {text!r}, expected seconds, 0 or more")
+    return time_s
+
+
+def set_parent_death_signal(number, parent):
+    """Let this process get signal `number` when `parent` (a pid) dies, also if it has died already."""
+    _LIBC.prctl(PR_SET_PDEATHSIG, number)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), number)
+
+
+def descendants(pid):
+    """The pids of the processes below `pid`."""
+    children = {}
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{name}/stat", "rb") as file:
+                parent = int(file.read().rpartition(b")")[2].split()[1])
+        except OSError:
+            continue
+        children.setdefault(parent, []).append(int(name))
+    found, rest = [], [pid]
+    while rest:
+        below = children.get(rest.pop(), [])
+        found += below
+        rest += below
+    return found
+
+
+def exit_code(status):
+    """The exit code of a wait status as shells give it, 128 + n for signal n, and the words for it."""
+    code = os.waitstatus_to_exitcode(status)
+    if code >= 0:
+        return code, f"exited with code {code}"
+    return 128 - code, f"killed by signal {-code} ({signal.Signals(-code).name})"
+
+
+class Guard:
+    """Runs `command` as rank `rank` and sees to its end; `run()` returns this process's exit code."""
+
+    def __init__(self, command, rank, client, wakeup):
+        self._rank = rank
+        self._client = client
+        self._wakeup = wakeup
+        self._child = _start(command)
+        self._ended = False
+        self._terminate_at = self._kill_at = float("inf")
+        self._why = ""  # we end the rank
+
+    def run(self):
+        poll = select.poll()
+        poll.register(self._wakeup, select.POLLIN)
+        poll.register(self._client, select.POLLIN)
+        try:
+            while True:
+                # Before the first wait: what the store told with its answer to us is here already, not in the socket.
+                self._handle_signals()
+                self._reap()
+                if self._finished():
+                    _finalize_pmi()
+                    return 0
+                self._keep_deadlines()
+                wait_s = min(self._terminate_at, self._kill_at, time.monotonic() + 60) - time.monotonic()
+                poll.poll(max(0.0, wait_s) * 1e3 + 1)
+        except TransportError:
+            return 1  # the store is gone, and the job with it
+        finally:
+            self._end_descendants()
+
+    def _handle_signals(self):
+        try:
+            numbers = self._wakeup.recv(64)
+        except BlockingIOError:
+            return
+        if any(number in STOPPING for number in numbers):
+            self._end_rank(0.0, "its launcher asked for it")
+
+    def _reap(self):
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if pid == self._child:
+                self._ended = True
+                self._terminate_at = self._kill_at = float("inf")
+                code, reason = exit_code(status)
+                if code > 128 and self._why:
+                    reason += f": {self._why}"
+                self._client.call(Kind.ENDED, [self._rank, code, reason.encode()])
+                self._end_descendants()
+
+    def _finished(self):
+        self._client.pump()
+        while self._client.notices:
+            kind, body = self._client.notices.popleft()
+            if kind == Kind.FINISHED_NOTICE:
+                return True
+            if kind == Kind.DIED_NOTICE and not self._ended:
+                dead, _reason = unpack_fields(body, "ib")
+                grace_s = min(survivors_s(), EXIT_S) if dead == self._rank else survivors_s()
+                self._end_rank(grace_s, f"it still ran {grace_s:g} s after rank {dead} had failed")
+        return False
+
+    def _end_rank(self, delay_s, why):
+        at = time.monotonic() + delay_s
+        if at < self._terminate_at and self._kill_at == float("inf"):
+            self._terminate_at, self._why = at, why
+
+    def _keep_deadlines(self):
+        now = time.monotonic()
+        if now >= self._terminate_at:
+            self._terminate_at, self._kill_at = float("inf"), now + TERMINATE_S
+            # A rank that hangs in MPI_Init, since another died there, has not done so.
+            unlink_segments(self._child)
+            _signal_group(self._child, signal.SIGTERM)
+        if now >= self._kill_at:
+            self._kill_at = float("inf")
+            _signal_group(self._child, signal.SIGKILL)
+
+    def _end_descendants(self):
+        # Orphans below us come to us (we are their subreaper), so a few turns find all of them.
+        while pids := descendants(os.getpid()):
+            for pid in pids:
+                _signal(pid, signal.SIGKILL)
+            try:
+                while os.waitpid(-1, 0):
+                    pass
+            except ChildProcessError:
+                pass
+
+
+def _finalize_pmi():
+    """Say PMI's hello and goodbye for a rank that could not, or Hydra takes our end for a crash, kills the others."""
+    fd = int(os.environ.get("PMI_FD", "-1"))
+    if fd < 0:
+        return
+    poll = select.poll()
+    poll.register(fd, select.POLLIN | select.POLLRDHUP)
+    try:
+        # Hydra hangs up on a rank that has said goodbye itself.
+        for message in (b"cmd=init pmi_version=1 pmi_subversion=1\n", b"cmd=finalize\n"):
+            if poll.poll(0):
+                return
+            os.write(fd, message)
+            if poll.poll(1000):
+                os.read(fd, 1024)
+    except OSError:
+        pass
+
+
+def _start(command):
+    guard = os.getpid()
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        os.setsid()
+        set_parent_death_signal(signal.SIGKILL, guard)
+        signal.set_wakeup_fd(-1)
+        for number in (*STOPPING, signal.SIGCHLD):
+            signal.signal(number, signal.SIG_DFL)
+        os.execvp(command[0], command)
+    except OSError as error:
+        print(f"lanterne: cannot run {command[0]}: {error.strerror}", file=sys.stderr, flush=True)
+    finally:
+        os._exit(127)
+
+
+def _signal_group(pid, number):
+    with suppress(ProcessLookupError):
+        os.killpg(pid, number)
+
+
+def _signal(pid, number):
+    with suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def _signals_to_a_socket():
+    reader, writer = socket.socketpair()
+    reader.setblocking(False)
+    writer.setblocking(False)
+    signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+    for number in (*STOPPING, signal.SIGCHLD):
+        signal.signal(number, lambda _number, _frame: None)
+    return reader, writer
+
+
+def _place():
+    """This rank's (rank, world_size, local_rank), as the launcher that started us says; None if it does not."""
+    for names in MPI_NAMES if os.environ["LANTERNE_LAUNCHER"] == "mpi" else DIRECT_NAMES:
+        if all(os.environ.get(name, "").isdigit() for name in names):
+            return tuple(int(os.environ[name]) for name in names)
+    return None
+
+
+def main(command):
+    parent = os.getppid()
+    set_parent_death_signal(signal.SIGTERM, parent)
+    _LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1)
+    host, _, port = os.environ["LANTERNE_STORE"].rpartition(":")
+    try:
+        client = StoreClient((host, int(port)), os.environ["LANTERNE_TOKEN"])
+        place = _place()
+        expected = int(os.environ["LANTERNE_WORLD_SIZE"])
+        if place is None or place[1] != expected:
+            found = "no variables that say its rank and size" if place is None else f"a world of {place[1]} ranks"
+            client.call(
+                Kind.FAULT, [3, f"got {found} in a process that it started, expected a world of {expected}".encode()]
+            )
+            return 3
+        rank, world_size, local_rank = place
+        reader, _writer = _signals_to_a_socket()
+        client.call(Kind.GUARD, [rank, world_size])
+        client.add(STARTED_KEY)
+        os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_RANK": str(local_rank)}
+        return Guard(command, rank, client, reader).run()
+    except LanterneError as error:
+        print(f"lanterne: {error}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,318 @@
+"""Starts a job of N ranks on this host, watches it, and leaves nothing behind.
+
+Every rank runs below a guard (guard.py), whether mpiexec starts it or we do. The store is ours: when we end, however
+that happens, the store ends; without the store the guards end their ranks.
+"""
+
+import logging
+import os
+import re
+import secrets
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from lanterne.errors import InputError, TransportError, TransportTimeout, Unavailable
+from lanterne.transport.job.guard import STARTED_KEY, set_parent_death_signal, survivors_s
+from lanterne.transport.mpi.mpich_memory import unlink_segments
+from lanterne.transport.own_python import own_python
+from lanterne.transport.store.client import StoreClient
+from lanterne.transport.store.members import UNKNOWN_CODE
+from lanterne.transport.store.process import StoreProcess
+from lanterne.transport.wire import Kind, unpack_fields
+
+MAX_WORLD_SIZE = 1024
+# How long mpiexec may take to end after its last rank, or guards after the store; and all after they were told to.
+END_S, STOP_S = 5.0, 3.0
+# How long the launcher may take until all guards have started, and for each of them.
+START_S, START_RANK_S = 60.0, 1.0
+JOB_VARIABLE = "LANTERNE_JOB"
+# With the 8 queues that CUDA has by default, streams that have nothing to do with each other may wait for each other:
+# kernels/arrays.py, which sets it too; a rank may use CUDA before lanterne does.
+RANK_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1", "CUDA_DEVICE_MAX_CONNECTIONS": "32"}
+# MPICH: on this host only, also in an allocation of a batch system. Open MPI as root and with more ranks than cores: it
+# refuses without the first ones, and without the last its waiting ranks starve the others.
+MPI_ENVIRONMENT = {
+    "HYDRA_LAUNCHER": "fork",
+    "HYDRA_RMK": "user",
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "OMPI_MCA_rmaps_base_oversubscribe": "1",
+    "OMPI_MCA_hwloc_base_binding_policy": "none",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    "PRTE_MCA_hwloc_default_binding_policy": "none",
+    "OMPI_MCA_mpi_yield_when_idle": "1",
+    "OMPI_MCA_threads_pthreads_yield_strategy": "nanosleep",
+}
+
+OUTER_JOB = re.compile("PMI_|PMIX_(?!MCA)|HYDI_|MPI_LOCAL|OMPI_COMM_WORLD_")
+
+log = logging.getLogger(__name__)
+
+
+def launch(command, world_size, launcher="mpi", timeout_s=None, env=None):
+    """Run `command` (list of str) as `world_size` ranks on this host and return the job's exit code.
+
+    It is 0 if every rank's is, else that of the first rank that failed, 128 + n if signal n killed it. When a rank
+    dies, the others learn it through their Group; who still runs LANTERNE_GRACE_S (10) seconds later is ended.
+
+    Args:
+        launcher: "mpi" (through mpiexec) or "direct" (no MPI; ranks find the job by `bootstrap.connect`).
+        timeout_s: end the job after so many seconds; None: never.
+        env: dict of variables that the ranks get beside ours.
+
+    Raises:
+        InputError: no such command or launcher, or a world size that is none.
+        Unavailable: no mpiexec, or one that does not make one world of `world_size` ranks.
+        TransportTimeout: `timeout_s` is over; names the ranks that still ran.
+        KeyboardInterrupt: Ctrl-C; the ranks have ended.
+    """
+    if type(world_size) is not int or not 1 <= world_size <= MAX_WORLD_SIZE:
+        raise InputError(f"launch: got {world_size} ranks, expected 1 to {MAX_WORLD_SIZE}")
+    if not command or shutil.which(command[0]) is None:
+        raise InputError(f"launch: got command {' '.join(command)!r}, expected a program that can be run")
+    if launcher not in ("mpi", "direct"):
+        raise InputError(f"launch: got launcher {launcher!r}, expected 'mpi' or 'direct'")
+    survivors_s()  # refuses what cannot be, before anything is started
+    mpiexec = find_mpiexec() if launcher == "mpi" else None
+    job = secrets.token_hex(8)
+    token = secrets.token_hex(16)
+    with _stopping_signals() as stopped, StoreProcess(token) as store:
+        variables = {
+            **RANK_ENVIRONMENT,
+            **MPI_ENVIRONMENT,
+            # Without the traces of an MPI job that we are ourselves a rank of.
+            **{name: value for name, value in os.environ.items() if not OUTER_JOB.match(name)},
+            # Ranks write through pipes, and cannot see that somebody is looking.
+            **({"LANTERNE_PROGRESS": "1"} if sys.stderr.isatty() else {}),
+            **(env or {}),
+            "LANTERNE_STORE": f"{store.address[0]}:{store.address[1]}",
+            "LANTERNE_TOKEN": token,
+            "LANTERNE_LAUNCHER": launcher,
+            "LANTERNE_WORLD_SIZE": str(world_size),
+            JOB_VARIABLE: job,
+        }
+        watch = JobWatch(StoreClient(store.address, token), world_size, mpiexec or "launch", stopped)
+        processes = []
+        try:
+            _start_guards(processes, command, world_size, mpiexec, variables)
+            return watch.run(processes, timeout_s)
+        finally:
+            # Before the store ends: ranks and guards would tell that they have lost it.
+            _stop(processes, job, signal.SIGKILL if mpiexec else signal.SIGTERM)
+            watch.close()
+            store.close()
+            _end(processes, job)
+
+
+def find_mpiexec():
+    """The mpiexec beside this Python, else the one on PATH.
+
+    Raises:
+        Unavailable: there is none.
+    """
+    beside = Path(sys.executable).parent / "mpiexec"
+    found = str(beside) if os.access(beside, os.X_OK) else shutil.which("mpiexec") or shutil.which("mpirun")
+    if found is None:
+        raise Unavailable(
+            f"no mpiexec beside {sys.executable} or on PATH; `{sys.executable} -m pip install mpich` installs one"
+        )
+    return found
+
+
+class JobWatch:
+    """Follows a job through the store until it has ended."""
+
+    def __init__(self, client, world_size, starter, stopped):
+        self._client = client
+        self._starter = starter
+        self._stopped = stopped
+        self._codes = {}  # of the ranks that have ended, first end first
+        self._world_size = world_size
+        self._start_s = START_S + START_RANK_S * world_size
+        client.call(Kind.WATCH)
+
+    def run(self, processes, timeout_s):
+        """The job's exit code, once all `processes` (mpiexec, or the guards) have ended."""
+        deadline = time.monotonic() + (float("inf") if timeout_s is None else timeout_s)
+        started_by = time.monotonic() + self._start_s
+        poll = select.poll()
+        poll.register(self._client, select.POLLIN)
+        pidfds = [os.pidfd_open(process.pid) for process in processes]
+        try:
+            for pidfd in pidfds:
+                poll.register(pidfd, select.POLLIN)
+            while True:
+                self._read_notices()
+                if self._stopped:
+                    return 128 + self._stopped[0]
+                for process, pidfd in zip(processes, pidfds, strict=True):
+                    if process.returncode is None and process.poll() is not None:
+                        poll.unregister(pidfd)
+                if all(process.returncode is not None for process in processes):
+                    self._read_notices()
+                    return self._exit_code(processes)
+                if len(self._codes) == self._world_size:
+                    deadline = min(deadline, time.monotonic() + END_S)
+                if time.monotonic() >= started_by:
+                    self._check_started()
+                    started_by = float("inf")
+                if time.monotonic() >= deadline:
+                    return self._overdue(timeout_s)
+                poll.poll(min(0.2, max(0.0, deadline - time.monotonic())) * 1e3 + 1)
+        finally:
+            for pidfd in pidfds:
+                os.close(pidfd)
+
+    def close(self):
+        self._client.close()
+
+    def _check_started(self):
+        started = self._client.add(STARTED_KEY, 0)
+        if started < self._world_size:
+            raise Unavailable(
+                f"{self._starter}: started {started} ranks in {self._start_s:g} s, expected {self._world_size}"
+            )
+
+    def _read_notices(self):
+        try:
+            self._client.pump()
+        except TransportError as error:
+            raise TransportError(f"launch: the store was killed, so the job is ended ({error})") from error
+        while self._client.notices:
+            kind, body = self._client.notices.popleft()
+            if kind == Kind.FAULT_NOTICE:
+                _code, text = unpack_fields(body, "ib")
+                raise Unavailable(f"{self._starter}: {text.decode(errors='replace')}")
+            if kind == Kind.ENDED_NOTICE:
+                rank, code, reason = unpack_fields(body, "iib")
+                self._codes[rank] = code
+                # A rank that ended with a code of its own has had the chance to say why.
+                level = logging.INFO if 0 <= code < 128 else logging.WARNING
+                log.log(level, "lanterne: rank %d %s", rank, reason.decode(errors="replace"))
+
+    def _exit_code(self, processes):
+        launcher_code = next((process.returncode for process in processes if process.returncode != 0), 0)
+        failures = [code for code in self._codes.values() if code != 0]
+        if not failures and len(self._codes) < self._world_size:
+            if launcher_code != -signal.SIGPIPE:  # else nobody reads what it writes, or this
+                log.warning("rank %s did not report how it ended", _join(self._running()))
+            failures = [UNKNOWN_CODE]
+        code = next((code for code in failures if code != UNKNOWN_CODE), launcher_code or 1) if failures else 0
+        return code if code >= 0 else 128 - code
+
+    def _overdue(self, timeout_s):
+        running = self._running()
+        if not running:
+            return self._exit_code(())
+        raise TransportTimeout(f"launch: rank {_join(running)} still ran after {timeout_s:g} s and was ended", running)
+
+    def _running(self):
+        return [rank for rank in range(self._world_size) if rank not in self._codes]
+
+
+def _join(ranks):
+    return ", ".join(map(str, ranks))
+
+
+def _start_guards(processes, command, world_size, mpiexec, variables):
+    guard = [*own_python(), "-m", "lanterne.transport.job.guard", *command]
+    if mpiexec is not None:
+        processes.append(_popen([mpiexec, "-n", str(world_size), *guard], variables))
+        return
+    for rank in range(world_size):
+        place = {"RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_RANK": str(rank)}
+        processes.append(_popen(guard, variables | place))
+
+
+def _popen(command, variables):
+    launcher = os.getpid()
+    return subprocess.Popen(
+        command,
+        env=variables,
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+        # System calls only, so it cannot meet a lock that another thread held at the fork.
+        preexec_fn=lambda: set_parent_death_signal(signal.SIGTERM, launcher),
+    )
+
+
+@contextmanager
+def _stopping_signals():
+    """A list that gets the number of a SIGTERM or SIGHUP that comes meanwhile; only the main thread sees them."""
+    stopped = []
+    if threading.current_thread() is not threading.main_thread():
+        yield stopped
+        return
+    numbers = (signal.SIGTERM, signal.SIGHUP)
+    before = [signal.signal(number, lambda number, _frame: stopped.append(number)) for number in numbers]
+    try:
+        yield stopped
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+
+
+def _stop(processes, job, number):
+    """End a job that still runs, which was interrupted or is overdue, in silence; MPICH's shared memory too.
+
+    Args:
+        number: of the signal. Guards end their ranks at SIGTERM; Hydra would tell of every rank that ends before the
+            others, so it gets SIGKILL, of which those below it learn.
+    """
+    if all(process.poll() is not None for process in processes):
+        return
+    pids = processes_of(job)
+    for pid in pids:
+        unlink_segments(pid)
+    for process in processes:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+    deadline = time.monotonic() + STOP_S
+    while time.monotonic() < deadline and any(map(lives, pids)):
+        time.sleep(0.01)
+
+
+def lives(pid):
+    """Whether process `pid` runs: it is there, and has not ended."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def _end(processes, job):
+    """End what is left: give guards that have lost their store time to end their ranks, then kill by the job's name."""
+    deadline = time.monotonic() + END_S
+    for process in processes:
+        try:
+            process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    while time.monotonic() < deadline + END_S and (pids := processes_of(job)):
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.01)
+
+
+def processes_of(job):
+    """The pids of our processes that carry the job's id in their environment."""
+    marker = f"{JOB_VARIABLE}={job}".encode()
+    found = []
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{name}/environ", "rb") as file:
+                if marker in file.read().split(b"\0"):
+                    found.append(int(name))
+        except OSError:
+            continue
+    return found

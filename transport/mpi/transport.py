@@ -1,0 +1,283 @@
+"""Ranks as MPI processes, through mpi4py over any MPI."""
+
+import atexit
+import os
+import sys
+import time
+import warnings
+
+from lanterne.errors import InputError, TransportError, Unavailable
+from lanterne.transport.base import (
+    COMMUNICATOR_BITS,
+    LANE_BITS,
+    Capabilities,
+    Recv,
+    Request,
+    Send,
+    Transport,
+    check_ops,
+)
+from lanterne.transport.mpi.library import is_cuda_aware
+from lanterne.transport.mpi.mpich_memory import unlink_segments
+from lanterne.transport.pauses import Pauses
+from lanterne.transport.rank_group import FOREVER_S
+
+# MPI messages of up to 2^31-1 bytes work everywhere; MPI 4 lifts the limit.
+INT_MAX = 2**31 - 1
+# How long after an MPI error the notice of a death may still come.
+NOTICE_S = 1.0
+
+
+def load_mpi():
+    """`mpi4py.MPI`, set up so that a dead peer cannot hang our exit.
+
+    MPI_Finalize waits for every rank, a dead one included, so it must not run after a failure. Where MPI is not loaded
+    yet we finalize it ourselves; where the user loaded it, mpi4py will, unless the process leaves before.
+
+    Raises:
+        Unavailable: mpi4py or an MPI library is missing.
+    """
+    global _loaded
+    if _loaded is None:
+        ours = "mpi4py.MPI" not in sys.modules
+        try:
+            import mpi4py
+
+            if ours:
+                mpi4py.rc.finalize = False
+            with warnings.catch_warnings():
+                # check_mpi_world says it once and as an error, not a warning from every rank.
+                warnings.filterwarnings("ignore", "suspicious MPI execution environment", RuntimeWarning)
+                from mpi4py import MPI
+        except (ImportError, RuntimeError) as error:
+            raise Unavailable(
+                f"mpi: cannot load mpi4py ({error}); install it with: pip install mpi4py mpich"
+            ) from error
+        atexit.register(_at_exit, MPI, ours)
+        _loaded = MPI
+    return _loaded
+
+
+_loaded = None
+_failed = False
+# How long this process waits at its end for the others, and for how long once one of them did not come in time.
+_patience_s, PATIENCE_S = FOREVER_S, 2.0
+
+
+def skip_finalize():
+    """A peer died: nobody can finalize MPI any more. Leave the process without it."""
+    global _failed
+    _failed = True
+
+
+def finalize_with(group):
+    """Finalize MPI at exit only if every rank of `group` (a bootstrap.Group) is able to."""
+    group.ends_together = True
+    if group not in _groups:
+        _groups.append(group)
+
+
+_groups = []
+
+
+def _at_exit(MPI, ours):
+    willing = not _failed and not hasattr(sys, "last_value")
+    together = all([group.end_together(willing, _patience_s) for group in _groups]) if _groups else willing
+    if together and ours and not MPI.Is_finalized():
+        MPI.Finalize()
+    if not together and not ours:
+        # The only way past mpi4py's own MPI_Finalize.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)
+
+
+class MpiTransport(Transport):
+    """Point to point over a duplicate of MPI.COMM_WORLD.
+
+    Args:
+        group: the bootstrap.Group of this process; it tells who died, since MPI never does. None: nobody tells.
+        timeout_s: the default of every wait.
+
+    Raises:
+        Unavailable: no MPI here, or its world is not the group's: a launcher that gave worlds of size 1.
+    """
+
+    name = "mpi"
+
+    def __init__(self, group=None, timeout_s=None):
+        MPI = load_mpi()
+        world = MPI.COMM_WORLD
+        if group is not None:
+            group.check_mpi_world(world.size)
+            finalize_with(group)
+        self._mpi = MPI
+        self._group = group
+        self._comm = world.Dup()
+        # Of posts that failed, or that nobody holds any more: what of them is under way uses its memory still.
+        self._abandoned = []
+        unlink_segments()
+        self.rank = world.rank
+        self.world_size = world.size
+        self._lane_bits = _lane_bits(self._comm.Get_attr(MPI.TAG_UB))
+        large = MPI.Get_version() >= (4, 0)
+        self.capabilities = Capabilities(
+            device_memory=is_cuda_aware(),
+            max_message_nbytes=2**63 - 1 if large else INT_MAX,
+            # Not the exact eager limit, which differs between MPIs, but a size that all of them send by rendezvous.
+            receiver_paced_nbytes=1 << 20,
+        )
+        self.pauses = Pauses(group.ranks_here if group is not None else world.size)
+        if timeout_s is not None:
+            self.timeout_s = timeout_s
+
+    def post(self, ops):
+        check_ops(self, ops)
+        comm, requests = self._comm, []
+        tags = [self._fold_tag(op.tag) for op in ops]
+        try:
+            for op, tag in zip(ops, tags, strict=True):
+                region, offset, nbytes, peer, _ = op
+                start = comm.Isend if type(op) is Send else comm.Irecv
+                requests.append(start(self._memory(region, offset, nbytes), peer, tag))
+        except self._mpi.Exception as error:  # a longer message is there already
+            self.adopt(requests)
+            self.explain(error, {op.peer for op in ops})
+        return MpiRequest(self, ops, requests)
+
+    def _memory(self, region, offset, nbytes):
+        """What mpi4py takes for `nbytes` of `region` from `offset`."""
+        if region.device:
+            return self._mpi.buffer.fromaddress(region.address + offset, nbytes)
+        return region.buffer[offset : offset + nbytes]
+
+    def _fold_tag(self, tag):
+        """MPI's tag: it matches the source itself; communicator and lane share what it offers."""
+        lane = tag & ((1 << LANE_BITS) - 1)
+        if lane >> self._lane_bits:
+            raise InputError(f"mpi: got lane {lane}, expected less than {1 << self._lane_bits} (MPI_TAG_UB)")
+        return tag >> LANE_BITS << self._lane_bits | lane
+
+    @property
+    def mpi_communicator(self):
+        """The mpi4py communicator under this transport, for MPI's own collectives."""
+        return self._comm
+
+    def open_board(self, key, rank, world_size):
+        return None if self._group is None else self._group.open_board(key, rank, world_size)
+
+    @property
+    def store(self):
+        return None if self._group is None else self._group.store
+
+    def check_peers(self, peers):
+        if self._group is not None:
+            try:
+                self._group.check_peers(peers)
+            finally:
+                # Who left in good order still comes to MPI_Finalize; the dead do not.
+                if self._group.failed():
+                    skip_finalize()
+
+    def abandon(self, peer, requests):
+        # A dead path would keep MPI_Finalize waiting. What is half-way in may still be written, if the path revives.
+        skip_finalize()
+        self.adopt(requests)
+        for request in requests:
+            request.cancel_receives()
+
+    def end_soon(self):
+        global _patience_s
+        _patience_s = PATIENCE_S
+
+    def adopt(self, requests):
+        """Keep the memory of MPI requests that nobody holds any more."""
+        self._abandoned.append(requests)
+
+    def explain(self, error, peers):
+        """Raise what the MPI error in an exchange with `peers` means: often the first sign of a death."""
+        skip_finalize()
+        deadline = time.monotonic() + NOTICE_S
+        while self._group is not None and time.monotonic() < deadline:
+            self._group.check_peers(peers)
+            time.sleep(0.005)
+        # MPICH appends its call stack, a line each.
+        text = error.Get_error_string().splitlines()[0].removesuffix(", error stack:")
+        raise TransportError(f"mpi rank {self.rank}, with rank {', '.join(map(str, sorted(peers)))}: {text}") from error
+
+    def close(self):
+        # Freeing the communicator would be collective: a dead peer would hang it, and the process ends soon.
+        self.closed = True
+
+
+def _lane_bits(tag_ub):
+    """How many bits of an MPI tag are left for the lane."""
+    bits = (tag_ub + 1).bit_length() - 1 - COMMUNICATOR_BITS
+    if bits < 8:
+        raise Unavailable(f"mpi: got MPI_TAG_UB {tag_ub}, expected at least {(1 << COMMUNICATOR_BITS + 8) - 1}")
+    return min(bits, LANE_BITS)
+
+
+class MpiRequest(Request):
+    """All MPI requests of one post."""
+
+    __slots__ = ("_done", "_error", "_ops", "_requests", "_statuses", "transport")
+
+    def __init__(self, transport, ops, requests):
+        self.transport = transport
+        self._ops = ops
+        self._requests = requests
+        self._statuses = [transport._mpi.Status() for _ in ops]
+        self._done = False
+        self._error = None
+
+    def test(self):
+        if self._error:
+            # Asked again, it says so again: nobody may take half a message for a whole one.
+            raise TransportError(self._error)
+        if self._done:
+            return True
+        MPI = self.transport._mpi
+        try:
+            if len(self._requests) == 1:
+                self._done = self._requests[0].Test(self._statuses[0])
+            else:
+                self._done = MPI.Request.Testall(self._requests, self._statuses)
+        except MPI.Exception as error:
+            self.transport.explain(error, {op.peer for op in self._ops})
+        if self._done:
+            self._check_lengths()
+        return self._done
+
+    def _check_lengths(self):
+        for op, status in zip(self._ops, self._statuses, strict=True):
+            if type(op) is Recv and status.count != op.nbytes:
+                rank = self.transport.rank
+                self._error = (
+                    f"mpi: rank {op.peer} sent {status.count} bytes to rank {rank}, which expected {op.nbytes}"
+                )
+                raise TransportError(self._error)
+
+    def cancel_receives(self):
+        """Take back the receives that no message has matched yet."""
+        for op, request in zip(self._ops, self._requests, strict=True):
+            if type(op) is Recv and request:
+                request.Cancel()
+                request.Test()
+
+    def pending_peers(self):
+        if self._done:
+            return []
+        return sorted(
+            {op.peer for op, request in zip(self._ops, self._requests, strict=True) if not self._is_complete(request)}
+        )
+
+    def __del__(self):
+        if not self._done and any(self._requests):
+            self.transport.adopt(self._requests)
+
+    def _is_complete(self, request):
+        try:
+            return request.Get_status()
+        except self.transport._mpi.Exception:
+            return False  # the next test says what is wrong with it

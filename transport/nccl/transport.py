@@ -1,0 +1,274 @@
+"""Ranks as processes with a GPU each, through NCCL: device memory by NCCL's point to point, host memory beside it.
+
+NCCL moves device memory only and has no tags. What the ranks tell each other besides (signatures, notices, the arrival
+board, host arrays of the user's) goes over a host transport: mpi under an MPI launcher, else ucx, or TCP where that is
+not installed. It also makes the rendezvous: NCCL's own start-up hangs if a rank does not come, so all ranks meet on the
+host transport first, compare what could go wrong (devices, versions), and start together.
+"""
+
+import os
+import struct
+from contextlib import suppress
+from functools import partial
+
+import numpy as np
+
+from lanterne.errors import InputError, LanterneError, PeerFailed, TransportError, TransportTimeout, Unavailable
+from lanterne.kernels.arrays import require_device
+from lanterne.transport.base import Capabilities, Recv, Send, Transport, check_ops, make_tag
+from lanterne.transport.job.bootstrap import MPI_VARIABLES
+from lanterne.transport.local import LocalWorld
+from lanterne.transport.nccl.channel import MEETING_LANE, NcclChannel
+from lanterne.transport.nccl.library import (
+    HOST_VARIABLE,
+    SHARED_GPU_VARIABLE,
+    call_with_limit,
+    check_devices,
+    load_nccl,
+    make_communicator,
+    pose_as_host,
+    version_text,
+)
+
+# NCCL's point to point is erratic for sizes that are no multiple of a page (StragglAR, section 4.1). The paper pads the
+# buffer; here chunks are of as many pages as there, from the start of the array, and only the last one ends where the
+# array does: no copy, and the price is one message in world_size - 1 that may be no multiple.
+ALIGNMENT_NBYTES = 4096
+SLOT_NBYTES = 512
+# Whether ranks may share GPUs, NCCL version, length of the device's identity, of the unique id, of an error's text;
+# then these.
+_SEAT = struct.Struct("<?iHHH")
+# Why there was no meeting, and of which rank; then text. For how long the others listen for that.
+_ABSENCE = struct.Struct("<Bi")
+_DIED, _ABSENT = 1, 2
+TOLD_S = 2.0
+
+
+class NcclTransport(Transport):
+    """NCCL between the GPUs of a job's ranks.
+
+    Args:
+        group: a bootstrap.Group.
+        timeout_s: the default of every wait.
+        host, runtime, library: the host transport, a CudaRuntime and cupy.cuda.nccl; None: opened here. The device is
+            LANTERNE_DEVICE, else the one whose number is this rank's among those of its host.
+
+    Raises:
+        Unavailable: no GPU, NCCL too old, or more ranks than GPUs without what that takes; on every rank alike.
+        TransportTimeout, PeerFailed: a rank did not come.
+    """
+
+    name = "nccl"
+    capabilities = Capabilities(
+        device_memory=True, stream_ordered=True, device_alignment_nbytes=ALIGNMENT_NBYTES, max_message_nbytes=2**62
+    )
+
+    def __init__(self, group, timeout_s=None, host=None, runtime=None, library=None):
+        self.rank, self.world_size, self.host_name = group.rank, group.world_size, group.host
+        self.host = host or _open_host(group, timeout_s)
+        self.pauses = self.host.pauses
+        self.timeout_s = self.host.timeout_s if timeout_s is None else timeout_s
+        self._channels = []
+        try:
+            unavailable = None
+            try:
+                self.library = library or _open_library(group)
+                self.runtime = runtime or _open_device(group)
+            except LanterneError as error:
+                unavailable = error
+            self.channel = self.open_channel(range(self.world_size), make_tag(0, MEETING_LANE), unavailable)
+        except BaseException:
+            self.close()
+            raise
+
+    def open_channel(self, ranks, tag, unavailable=None):
+        """The NcclChannel of the transport ranks `ranks`, all of whom call this; they meet with `tag` first.
+
+        Args:
+            unavailable: the error for which this rank cannot; all then raise.
+        """
+        ranks = tuple(ranks)
+        me = ranks.index(self.rank)
+        seat = _seat(self, me == 0, unavailable)
+        seats = [_unpack(slot) for slot in meet(self.host, ranks, me, tag, seat, self.timeout_s)]
+        if unavailable is not None:
+            raise unavailable
+        for rank, found in zip(ranks, seats, strict=True):
+            if found.error:
+                raise Unavailable(f"nccl: rank {rank}: {found.error}")
+        versions = {found.version for found in seats}
+        if len(versions) > 1:
+            raise Unavailable(
+                f"nccl: got versions {', '.join(map(version_text, sorted(versions)))}, expected one on all"
+            )
+        devices = [tuple(found.device.split("/", 1)) for found in seats]
+        check_devices(devices, min(versions))
+        self.shares_devices = any(found.shares for found in seats)
+
+        start = partial(make_communicator, self.library, len(ranks), seats[0].unique_id, me)
+        failed, communicator = None, None
+        try:
+            communicator = call_with_limit(start, f"nccl rank {self.rank} start-up", self.timeout_s, self.runtime)
+        except TransportError as error:
+            failed = error
+        # NCCL's start-up may succeed on some ranks only.
+        verdicts = meet(self.host, ranks, me, tag, str(failed or "").encode()[:SLOT_NBYTES], self.timeout_s)
+        texts = [slot.rstrip(b"\0").decode(errors="replace") for slot in verdicts]
+        if any(texts):
+            if communicator is not None:
+                call_with_limit(communicator.abort, f"nccl rank {self.rank} abort", self.timeout_s)
+            raise failed or TransportError(next(filter(None, texts)))
+        channel = NcclChannel(self, communicator, ranks)
+        self._channels.append(channel)
+        return channel
+
+    def post(self, ops):
+        """As Transport.post. Device memory goes on all ranks' channel and the current stream; see NcclChannel.post.
+
+        Raises:
+            InputError: also for host and device memory in one batch.
+        """
+        if not any(op.region.device for op in ops):
+            if self.closed:
+                check_ops(self, ops)
+            return self.host.post(ops)
+        check_ops(self, ops)
+        if not all(op.region.device for op in ops):
+            raise InputError("nccl: got host and device memory in one post, expected one of them")
+        return self.channel.post(ops)
+
+    def open_board(self, key, rank, world_size):
+        return self.host.open_board(key, rank, world_size)
+
+    @property
+    def store(self):
+        return self.host.store
+
+    def check_peers(self, peers):
+        self.host.check_peers(peers)
+
+    def end_soon(self):
+        self.host.end_soon()
+
+    def settle(self):
+        for channel in self._channels:
+            channel.settle()
+
+    def close(self):
+        self.closed = True
+        for channel in self._channels:
+            channel.close()
+        self.host.close()
+
+
+def meet(transport, ranks, me, tag, payload, timeout_s):
+    """Every member's `payload` (at most SLOT_NBYTES), by member: to the first of `ranks`, and from there to all.
+
+    Raises:
+        TransportTimeout, PeerFailed: a member did not come; the first one tells the others which.
+    """
+    n = len(ranks)
+    # The last row says why there is no table.
+    table = np.zeros((n + 1, SLOT_NBYTES), np.uint8)
+    table[me, : len(payload)] = np.frombuffer(payload, np.uint8)
+    region = transport.register(table)
+    others = [member for member in range(n) if member != 0]
+    whole = [Send(region, 0, table.nbytes, ranks[member], tag) for member in others]
+    if me == 0:
+        gather = tuple(Recv(region, member * SLOT_NBYTES, SLOT_NBYTES, ranks[member], tag) for member in others)
+        try:
+            transport.post(gather).wait(timeout_s)
+        except TransportError as error:
+            _tell_absence(transport, table[n], error, whole)
+            raise
+        transport.post(tuple(whole)).wait(timeout_s)
+    else:
+        transport.post((Send(region, me * SLOT_NBYTES, SLOT_NBYTES, ranks[0], tag),)).wait(timeout_s)
+        transport.post((Recv(region, 0, table.nbytes, ranks[0], tag),)).wait(timeout_s + TOLD_S)
+        told = table[n].tobytes()
+        kind, rank = _ABSENCE.unpack_from(told)
+        text = told[_ABSENCE.size :].rstrip(b"\0").decode(errors="replace")
+        if kind == _DIED:
+            raise PeerFailed(rank, text)
+        if kind == _ABSENT:
+            raise TransportTimeout(text, () if rank < 0 else (rank,))
+    return [row.tobytes() for row in table[:n]]
+
+
+def _tell_absence(transport, row, error, messages):
+    """Send the others, of whom some may be gone, the table whose last row says so."""
+    if isinstance(error, PeerFailed):
+        kind, rank, text = _DIED, error.rank, error.reason
+    else:
+        kind, rank, text = _ABSENT, next(iter(getattr(error, "peers", ())), -1), str(error)
+    told = (_ABSENCE.pack(kind, rank) + text.encode())[:SLOT_NBYTES]
+    row[: len(told)] = np.frombuffer(told, np.uint8)
+    for message in messages:
+        with suppress(TransportError):
+            transport.post((message,)).wait(TOLD_S / len(messages))
+
+
+class _Seat:
+    """What a rank says of itself at a meeting."""
+
+    def __init__(self, shares, version, device, unique_id, error):
+        self.shares, self.version, self.device, self.unique_id, self.error = shares, version, device, unique_id, error
+
+
+def _seat(transport, leads, unavailable):
+    """This rank's seat as bytes; who `leads` brings the unique id."""
+    if unavailable is not None:
+        text = str(unavailable).encode()[:300]
+        return _SEAT.pack(False, 0, 0, 0, len(text)) + text
+    library, runtime = transport.library, transport.runtime
+    device = f"{os.environ.get(HOST_VARIABLE, transport.host_name)}/{runtime.identity}".encode()[:200]
+    unique_id = bytes(byte % 256 for byte in library.get_unique_id()) if leads else b""
+    shares = os.environ.get(SHARED_GPU_VARIABLE) == "1"
+    return _SEAT.pack(shares, library.get_version(), len(device), len(unique_id), 0) + device + unique_id
+
+
+def _unpack(slot):
+    shares, version, device, unique_id, text = _SEAT.unpack_from(slot)
+    fields, at = [], _SEAT.size
+    for nbytes in (device, unique_id, text):
+        fields.append(slot[at : at + nbytes])
+        at += nbytes
+    return _Seat(shares, version, fields[0].decode(), fields[1], fields[2].decode(errors="replace"))
+
+
+def _open_host(group, timeout_s):
+    """The transport for host memory: mpi under an MPI launcher, else ucx where every rank has it, else plain TCP."""
+    from lanterne.transport.registry import open_transport
+
+    if group.world_size == 1:
+        return LocalWorld(1).transport(0, timeout_s)
+    if any(variable in os.environ for variable in MPI_VARIABLES):
+        return open_transport("mpi", group, timeout_s)
+    if all(group.exchange("lanterne/nccl-host", b"ucx" * _has_ucx(), timeout_s)):
+        return open_transport("ucx", group, timeout_s)
+    from lanterne.transport.tcp import TcpTransport
+
+    return TcpTransport(group, timeout_s)
+
+
+def _has_ucx():
+    from lanterne.transport.ucx.worker import load_ucxx
+
+    try:
+        load_ucxx()
+    except Unavailable:
+        return False
+    return True
+
+
+def _open_library(group):
+    library = load_nccl()
+    pose_as_host(library.get_version(), group, require_device())
+    return library
+
+
+def _open_device(group):
+    """The CudaRuntime of this rank's device; see own_device."""
+    from lanterne.kernels.cuda.runtime import own_device
+
+    return own_device(sum(host == group.host for host in group.hosts[: group.rank]))

@@ -1,0 +1,110 @@
+"""A delegate as its rank sees it: started, given notes, watched, ended."""
+
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from lanterne import __file__ as front_door
+from lanterne.errors import TransportError
+from lanterne.transport.own_python import own_python
+from lanterne.transport.rails.delegate_memory import RING_WORDS, Ring, make_memory, map_memory
+from lanterne.transport.rails.delegate_process import CLOSE, SETUP_S
+
+# How long delegates may take to end.
+END_S = 3.0
+
+
+class Handle:
+    """One delegate as its rank sees it."""
+
+    def __init__(self, rank, queue, arena_fd, token, rails):
+        self.queue, self.pid = queue, None
+        self._wakeup = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        ring_fd = make_memory(16 * RING_WORDS)
+        words = map_memory(ring_fd, 16 * RING_WORDS).cast("q")
+        self._ring, self.back = Ring(words[:RING_WORDS]), Ring(words[RING_WORDS:])
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        fds = (theirs.fileno(), self._wakeup, arena_fd, ring_fd)
+        self._process = subprocess.Popen(
+            [*own_python(), "-m", "lanterne.transport.rails.delegate_process", *map(str, fds)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            pass_fds=fds,
+            cwd=Path(front_door).parents[1],
+            start_new_session=True,
+        )
+        theirs.close()
+        os.close(ring_fd)
+        self._poll = select.poll()
+        self._poll.register(self._control, select.POLLHUP)
+        self.say(rank=rank, queue=queue, token=token, rails=rails)
+
+    def say(self, **content):
+        with suppress(OSError):  # it has ended; `hear` says so
+            self._control.sendall(json.dumps(content).encode())
+
+    def hear(self):
+        """What the delegate says while it is set up, a dict."""
+        self._control.settimeout(2 * SETUP_S)
+        try:
+            data = self._control.recv(1 << 20)
+        except TimeoutError:
+            raise TransportError(f"delegate {self.queue}: not ready within {2 * SETUP_S:g} s") from None
+        if not data:
+            raise TransportError(f"delegate {self.queue}: {self._ended()} before it was ready")
+        told = json.loads(data)
+        if "error" in told:
+            raise TransportError(told["error"])
+        return told
+
+    def put(self, *note):
+        """Give the delegate a note, and wake it if it sleeps."""
+        self._ring.put(*note)
+        if self._ring.sleeps():
+            self._wake()
+
+    def flush(self):
+        """Give it the notes that its ring had no room for: it takes them at once, so it had been stopped."""
+        if self._ring.backlog:
+            self._ring.flush()
+            self._wake()
+
+    def _wake(self):
+        os.eventfd_write(self._wakeup, 1)
+
+    def check(self, rank):
+        """Raise TransportError if the delegate has died."""
+        if self._poll.poll(0):
+            raise TransportError(f"rank {rank}: its delegate {self.queue} {self._ended()}")
+
+    def _ended(self):
+        with suppress(subprocess.TimeoutExpired):
+            code = self._process.wait(END_S)
+            if code >= 0:
+                return f"ended with code {code}"
+            return f"was killed by signal {-code} ({signal.Signals(-code).name})"
+        return "does not answer"
+
+    def close(self):
+        """Tell the delegate to end."""
+        if self.pid is None:
+            self._control.close()
+        else:
+            self._ring.put(CLOSE, 0)
+            self._wake()
+
+    def end(self, deadline_s):
+        """Return once it has ended, of itself or killed."""
+        try:
+            self._process.wait(max(0.0, deadline_s - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._control.close()
+        os.close(self._wakeup)

@@ -1,0 +1,251 @@
+"""Delegates: processes that send and receive for a rank through shared memory, so that it never waits for a send.
+
+A rank has one delegate per queue; the messages to and from a peer go to the queues in turn. What is to be sent is
+written into the shared arena by whoever makes it, so handing it over is one note in a ring: nothing is copied and
+nothing waits. Receives are given early, and come into the arena too. Between ranks the delegates have rails (rail.py);
+when one dies, in whatever moment, its messages go over the next, none lost and none twice (failover.py). Ranks of one
+host that share memory need no delegate: they hand messages over where they lie (neighbours.py).
+Paper: ADAPTRA, section 5.2 and 5.3; differs: within a host, as said.
+"""
+
+import json
+import math
+import os
+import time
+from collections import deque
+from functools import partial
+from itertools import cycle
+
+from lanterne.errors import InputError, PeerFailed, TransportError
+from lanterne.transport.rails.delegate_handle import END_S, Handle
+from lanterne.transport.rails.delegate_memory import Arena, check_machine
+from lanterne.transport.rails.delegate_process import (
+    DROPPED,
+    LOST,
+    MISFIT,
+    RECEIVE,
+    RECEIVED,
+    RETURNED,
+    SEND,
+    SENT,
+    SETUP_S,
+)
+from lanterne.transport.rails.neighbours import Neighbours, meet
+from lanterne.transport.rails.rail import MEMORY, listen
+from lanterne.transport.rails.rail_names import TCP, bind_address, check_agreed, joined, network_host, share_memory
+
+DEFAULT_RAILS = (MEMORY, TCP)
+MAX_QUEUES = 64
+
+
+def queues_needed(produced_per_s, carried_per_s):
+    """The number of queues that carry what is produced, if one carries `carried_per_s`, at least 1.
+
+    Args:
+        produced_per_s, carried_per_s: rates in one unit, messages or bytes.
+
+    Raises:
+        InputError: not positive, or more than MAX_QUEUES are needed.
+
+    Paper: ADAPTRA, section 5.2.
+    """
+    if not produced_per_s >= 0 or not carried_per_s > 0:
+        raise InputError(f"queues: got rates {produced_per_s} and {carried_per_s}, expected positive ones")
+    count = max(1, math.ceil(produced_per_s / carried_per_s - 1e-9))
+    if count > MAX_QUEUES:
+        raise InputError(f"queues: got a need of {count}, expected at most {MAX_QUEUES}: the link is too slow")
+    return count
+
+
+class Delegates:
+    """The delegates of one rank.
+
+    Args:
+        rank: this one's.
+        peers: the other ranks that this one sends to or receives from.
+        exchange: a function that all ranks call alike: bytes -> the bytes of every rank, a list; called twice.
+        queues: delegates, the same number on every rank that needs them.
+        rails: names, the first that lives being used; as many on every rank. With MEMORY the ranks of one host share
+            memory, and need no other.
+        memory_nbytes: of the arena, at most.
+        on_sent: called with the offset of a message once its memory may change.
+
+    Attributes:
+        senders: by peer a function f(nbytes, offset, departure_ns) that sends `nbytes` bytes at `offset` of the arena:
+            in 1 us to a neighbour, else 4, or 10 if the delegate must be woken; some 15 more where the caches hold
+            nothing of ours. With a ticket for the departure (delegate_memory.py) a device may be copying them there.
+        addresses: of the rails here; None for MEMORY.
+        arena: this rank's; `arenas`, by peer, of those that share memory, as memoryviews.
+        dropped: a list of (peer, queue, rail, time.monotonic()) of the rails that died; returned: of those of them that
+            were made anew, and are used again.
+
+    Raises:
+        InputError: queues or rails that cannot be.
+        Unavailable: this machine cannot share memory.
+        TransportError: a delegate did not start, or found no rail to a peer.
+    """
+
+    def __init__(self, rank, peers, exchange, queues=1, rails=DEFAULT_RAILS, memory_nbytes=1 << 30, on_sent=id):
+        check_machine()
+        if not 1 <= queues <= MAX_QUEUES:
+            raise InputError(f"queues: got {queues}, expected 1 to {MAX_QUEUES}")
+        if not rails or len(set(rails)) < len(rails):
+            raise InputError(f"rails: got {', '.join(rails) or 'none'}, expected different names, at least one")
+        self.rank, self.peers, self.dropped, self.returned = rank, tuple(sorted(peers)), [], []
+        self._on_sent = on_sent
+        self.arena = Arena(memory_nbytes, "room for all messages that a rank sends and receives in an iteration")
+        self.neighbours, self._under_way, self._closed = Neighbours(), 0, False
+        self.addresses, self._handles, self._flows, self._sends, self._receives = [], [], {}, {}, {}
+        self.senders = {}
+        try:
+            self._start(exchange, queues, tuple(rails))
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self, exchange, queues, rails):
+        own = {"host": network_host(), "rails": list(rails), "peers": list(self.peers), "queues": queues}
+        own["token"] = os.urandom(16).hex()
+        error, listener, told = None, None, {"listen": [], "inbox": None, "error": ""}
+        every = [json.loads(data) for data in exchange(json.dumps(own).encode())]
+        try:
+            check_agreed(every)
+            near = [peer for peer in self.peers if share_memory(own, every[peer])]
+            far = [peer for peer in self.peers if peer not in near]
+            several_hosts = len({other["host"] for other in every}) > 1
+            self.addresses = [None if name == MEMORY else bind_address(name, several_hosts) for name in rails]
+            token = every[0]["token"]
+            if near:
+                listener, told["inbox"] = listen(MEMORY)
+            for queue in range(queues if far else 0):
+                self._handles.append(Handle(self.rank, queue, self.arena.fd, token, self.addresses))
+            told["listen"] = [handle.hear()["listen"] for handle in self._handles]
+        except Exception as failure:
+            error, told["error"] = failure, str(failure)
+        # A failure is told, so that no rank waits for one that will not come.
+        every_told = [json.loads(data) for data in exchange(json.dumps(told).encode())]
+        if error:
+            raise error
+        for rank, other in enumerate(every_told):
+            if other["error"]:
+                raise TransportError(f"delegate: rank {rank}: {other['error']}")
+        for queue, handle in enumerate(self._handles):
+            handle.say(**{str(peer): _rails_to(own, every[peer], every_told[peer]["listen"][queue]) for peer in far})
+        if near:
+            inboxes = {peer: every_told[peer]["inbox"] for peer in near}
+            with listener:
+                meet(self.neighbours, self.rank, listener, inboxes, token, self.arena.fd, self._on_sent, SETUP_S)
+        for handle in self._handles:
+            handle.pid = handle.hear()["pid"]
+        self._flows = {peer: [_Flow() for _ in range(queues)] for peer in far}
+        # By peer, without end: what is under way in a queue, and its delegate, whose turn it is.
+        for peer, flows in self._flows.items():
+            pairs = list(zip(flows, self._handles, strict=True))
+            self._sends[peer] = cycle([(flow.sends, handle) for flow, handle in pairs])
+            self._receives[peer] = cycle([(flow.receives, handle) for flow, handle in pairs])
+            self.senders[peer] = partial(self._send, peer)
+        for peer, neighbour in self.neighbours.items():
+            self.senders[peer] = neighbour.outbox.put
+
+    @property
+    def arenas(self):
+        """By neighbour its arena, a memoryview of bytes."""
+        return {peer: neighbour.arena for peer, neighbour in self.neighbours.items()}
+
+    @property
+    def under_way(self):
+        """How many messages handed over have not come yet."""
+        return self._under_way + sum(len(neighbour.outbox.backlog) for neighbour in self.neighbours.values())
+
+    def _send(self, peer, nbytes, offset, departure_ns):
+        waiting, handle = next(self._sends[peer])
+        waiting.append(offset)
+        self._under_way += 1
+        handle.put(SEND, peer, offset, nbytes, departure_ns)
+
+    def receive(self, offset, nbytes, peer, done):
+        """Receive the next message from `peer`, at `offset` if it is no neighbour.
+
+        Once it is there `done(departure_s, None)` is called; from a neighbour `done(departure_s, place)`: it lies at
+        that offset of the peer's arena, and stays as it is until `release`.
+        """
+        if peer in self.neighbours:
+            self.neighbours[peer].receive(nbytes, done)
+            return
+        waiting, handle = next(self._receives[peer])
+        waiting.append(done)
+        handle.put(RECEIVE, peer, offset, nbytes)
+
+    def release(self, peer, place):
+        """A message in a peer's arena is not read any more."""
+        self.neighbours[peer].release(place)
+
+    def progress(self):
+        """Call `on_sent`, or the receive's `done`, for all that is done by now; True if something is.
+
+        Raises:
+            TransportError: a message has another size than its receive.
+            PeerFailed: a peer's delegates are gone.
+        """
+        moved = self.neighbours.progress()
+        for queue, handle in enumerate(self._handles):
+            handle.flush()
+            while (note := handle.back.take()) is not None:
+                moved = True
+                self._hear(queue, *note)
+        return moved
+
+    def _hear(self, queue, kind, peer, first, second, _):
+        flow = self._flows[peer][queue]
+        if kind == SENT:
+            self._under_way -= first
+            for _ in range(first):
+                self._on_sent(flow.sends.popleft())
+        elif kind == RECEIVED:
+            flow.receives.popleft()(first / 1e9, None)
+        elif kind == DROPPED:
+            self.dropped.append((peer, queue, first, time.monotonic()))
+        elif kind == RETURNED:
+            self.returned.append((peer, queue, first, time.monotonic()))
+        elif kind == LOST:
+            raise PeerFailed(peer, "its delegates have left" if first else "its delegates are gone, on every rail")
+        elif kind == MISFIT:
+            raise TransportError(f"delegate: got a message of {first} bytes from rank {peer}, expected {second}")
+
+    def check(self):
+        """Raise TransportError if a delegate has died, PeerFailed if a neighbour has."""
+        for handle in self._handles:
+            handle.check(self.rank)
+        self.neighbours.check()
+
+    @property
+    def pids(self):
+        """Of the delegates, by queue."""
+        return [handle.pid for handle in self._handles]
+
+    def close(self):
+        """End the delegates, once what they have to say has left; a second call does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        for handle in self._handles:
+            handle.close()
+        self.neighbours.close()
+        deadline_s = time.monotonic() + END_S
+        for handle in self._handles:
+            handle.end(deadline_s)
+        self.arena.close()
+
+
+class _Flow:
+    """What is under way with one peer in one queue, oldest first: messages, and what to call when one has come."""
+
+    __slots__ = ("receives", "sends")
+
+    def __init__(self):
+        self.sends, self.receives = deque(), deque()
+
+
+def _rails_to(own, other, addresses):
+    """The address of each rail to a peer that listens at `addresses`; None where there is none."""
+    return [address if is_joined else None for address, is_joined in zip(addresses, joined(own, other), strict=True)]

@@ -1,0 +1,261 @@
+"""A rail: one connection between two delegates, with framed messages, and how it is made.
+
+A rail is a TCP connection; the same listeners and proofs join ranks of one host over Unix sockets (neighbours.py).
+Whoever connects proves that it knows the job's token, as with the store (wire.py).
+"""
+
+import contextlib
+import hmac
+import json
+import select
+import socket
+import struct
+import time
+from collections import deque
+
+from lanterne.errors import TransportError
+from lanterne.transport import wire
+
+# kind, then what the kind says.
+HEADER = struct.Struct("<qqqqq")
+# DATA: number, nbytes, departure_ns, and nbytes bytes follow. RECEIPT: messages received. GRANT: a count. SWITCH: index
+# and life of a rail that the sender gave up. PING, PONG, BYE: nothing.
+DATA, RECEIPT, GRANT, SWITCH, PING, PONG, BYE = range(1, 8)
+# Linux's struct tcp_info: the byte that counts the timeouts in a row after which the same bytes were sent again. After
+# MUTE_TIMEOUTS, some 0.6 s, or longer where round trips are, nothing of the other end's kernel comes through.
+RETRANSMITS_AT, MUTE_TIMEOUTS = 2, 2
+# Bytes read or written before others have their turn; parts of a message in one system call.
+TURN_NBYTES, PARTS = 8 << 20, 16
+MEMORY = "memory"
+
+
+class Rail:
+    """One end of a connection.
+
+    Args:
+        sock: connected, both sides proven.
+        peer: the rank at the other end.
+        index: of the rail among those of the two ranks.
+        life: how often it was made anew before.
+
+    Attributes:
+        alive_s: when the other end last gave a sign of life (time.monotonic()); the owner sets it.
+        pinged_s: when it was asked for a sign of life that has not come; None: it was not.
+        taking: the number of the message that is coming in; None between messages.
+    """
+
+    def __init__(self, sock, peer, index, life=0):
+        self.sock, self.peer, self.index, self.life = sock, peer, index, life
+        self.alive_s, self.pinged_s, self.taking = 0.0, None, None
+        self._out = deque()
+        # A payload that is not all there yet, a function that tells how much is, and how much was put; frames after it.
+        self._landing, self._after = None, deque()
+        self._header = memoryview(bytearray(HEADER.size))
+        self._target, self._left, self._frame = self._header, HEADER.size, None
+        self._scrap = memoryview(bytearray(1 << 16))
+
+    def fileno(self):
+        return self.sock.fileno()
+
+    @property
+    def idle(self):
+        """Whether all that was put has left."""
+        return not self._out and self._landing is None
+
+    def put(self, kind, *words, payload=None, landed=None):
+        """Send a frame, after those before; `flush` moves it.
+
+        Args:
+            landed: a function that tells how many bytes of the payload are there; None: all are. Only while idle.
+        """
+        out = self._out if self._landing is None else self._after
+        out.append(memoryview(HEADER.pack(kind, *words, *(0,) * (4 - len(words)))))
+        if payload is not None and payload.nbytes:
+            if landed is None:
+                out.append(payload)
+            else:
+                self._landing = payload, landed, 0
+
+    def _take_landed(self):
+        """Put what has landed by now."""
+        payload, landed, before = self._landing
+        here = landed()
+        if here > before:
+            self._out.append(payload[before:here])
+        self._landing = payload, landed, here
+        if here == payload.nbytes:
+            self._out.extend(self._after)
+            self._landing = None
+            self._after.clear()
+
+    def flush(self):
+        """Write what the connection takes now; True if it took something. Raises OSError if the rail is dead."""
+        moved = 0
+        while moved < TURN_NBYTES:
+            if self._landing is not None:
+                self._take_landed()
+            if not self._out:
+                break
+            try:
+                sent = self.sock.sendmsg([self._out[i] for i in range(min(len(self._out), PARTS))])
+            except BlockingIOError:
+                break
+            moved += sent
+            while sent:
+                part = self._out[0]
+                if sent < part.nbytes:
+                    self._out[0] = part[sent:]
+                    break
+                sent -= part.nbytes
+                self._out.popleft()
+        return moved > 0
+
+    def read(self, on_frame):
+        """Read what has come; True if something has. Raises OSError or EOFError if the rail is dead.
+
+        Args:
+            on_frame: called as on_frame(rail, frame, place) with each frame, five ints: with `place` False when a DATA
+                begins, to return where its bytes go (a memoryview; None: nowhere), and True when a frame is whole.
+        """
+        moved = 0
+        while moved < TURN_NBYTES:
+            try:
+                got = self.sock.recv_into(self._target, min(self._left, self._target.nbytes))
+            except BlockingIOError:
+                break
+            if not got:
+                raise EOFError("it was closed")
+            moved += got
+            self._left -= got
+            if self._target is not self._scrap:
+                self._target = self._target[got:]
+            if not self._left:
+                self._end_part(on_frame)
+        return moved > 0
+
+    def _end_part(self, on_frame):
+        """A header has come whole, or the bytes of a message."""
+        frame, self._frame = self._frame, None
+        if frame is None:
+            frame = HEADER.unpack(self._header)
+            if frame[0] == DATA and frame[2]:
+                self._frame, self._left = frame, frame[2]
+                place = on_frame(self, frame, False)
+                self.taking = frame[1]
+                self._target = self._scrap if place is None else place
+                return
+        self._target, self._left, self.taking = self._header, HEADER.size, None
+        on_frame(self, frame, True)
+
+    @property
+    def is_mute(self):
+        """Whether what was sent is not acknowledged, although the other end's process need do nothing for that."""
+        info = self.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, RETRANSMITS_AT + 1)
+        return info[RETRANSMITS_AT] >= MUTE_TIMEOUTS
+
+    def close(self):
+        self.sock.close()
+
+
+def listen(address):
+    """A socket that listens at `address`, MEMORY or the host of a TCP rail; and where peers connect to, a list."""
+    if address == MEMORY:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock.bind("")  # the kernel picks a name that is no file
+        sock.listen(1024)
+        return sock, [sock.getsockname().decode("latin-1")]
+    family = socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)[0][0]
+    sock = socket.create_server((address, 0), family=family, backlog=1024)
+    return sock, list(sock.getsockname()[:2])
+
+
+def connect(address, source, token, greeting, limit_s):
+    """A connected socket to a listener's `address`, proven; says `greeting`, any JSON.
+
+    Args:
+        source: this end's host on a TCP rail, which picks the network card.
+
+    Raises:
+        TransportError: nobody is there, or whoever is does not know the token.
+    """
+    with contextlib.ExitStack() as opened:
+        try:
+            if len(address) == 1:
+                sock = opened.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+                sock.settimeout(limit_s)
+                sock.connect(address[0].encode("latin-1"))
+            else:
+                sock = opened.enter_context(socket.create_connection(tuple(address), limit_s, (source, 0)))
+            _introduce(sock, address, token, greeting)
+        except OSError as error:
+            raise TransportError(f"delegate: cannot connect to {_name(address)}: {error.strerror or error}") from error
+        opened.pop_all()
+    return sock
+
+
+def _introduce(sock, address, token, greeting):
+    """Prove to the listener, and let it prove, that both know the token; then greet it."""
+    answer, verdict = wire.answer_challenge(wire.check_token(token), _read(sock, wire.CHALLENGE_NBYTES))
+    sock.sendall(answer)
+    if not hmac.compare_digest(_read(sock, wire.VERDICT_NBYTES), verdict):
+        raise TransportError(f"delegate: {_name(address)} does not know the job's token")
+    data = json.dumps(greeting).encode()
+    sock.sendall(HEADER.pack(len(data), 0, 0, 0, 0) + data)
+
+
+def accept(listener, token, limit_s):
+    """(socket, greeting) of the next who connects; None if it did not prove that it knows the token."""
+    sock, _ = listener.accept()
+    sock.settimeout(limit_s)
+    with contextlib.suppress(OSError, TransportError, ValueError):
+        challenge, nonce = wire.make_challenge()
+        sock.sendall(challenge)
+        verdict = wire.judge_answer(wire.check_token(token), nonce, _read(sock, wire.ANSWER_NBYTES))
+        sock.sendall(verdict)
+        if verdict.startswith(wire.ACCEPTED):
+            (nbytes, *_rest) = HEADER.unpack(_read(sock, HEADER.size))
+            return sock, json.loads(_read(sock, min(max(nbytes, 0), 1 << 16)))
+    sock.close()
+    return None
+
+
+def join(listeners, hosts, addresses, rank, token, limit_s):
+    """Connect to the peers above `rank`, let those below connect: (peer, index of the rail) -> socket, proven.
+
+    Args:
+        listeners, hosts: of this end's rails: sockets, and what `listen` was given.
+        addresses: peer -> the address of each of its rails; None where the two have no such rail.
+
+    Raises:
+        TransportError: a peer cannot be reached, or does not come within `limit_s` seconds.
+    """
+    deadline_s, found = time.monotonic() + limit_s, {}
+    indexed = ((peer, index, at) for peer, theirs in addresses.items() for index, at in enumerate(theirs))
+    expected = {(peer, index) for peer, index, at in indexed if at is not None}
+    for peer, index in sorted(expected):
+        if peer > rank:
+            left_s = max(0.1, deadline_s - time.monotonic())
+            greeting = {"rank": rank, "rail": index}
+            found[peer, index] = connect(addresses[peer][index], hosts[index], token, greeting, left_s)
+    while missing := expected - found.keys():
+        ready, _, _ = select.select(listeners, [], [], max(0.0, deadline_s - time.monotonic()))
+        if not ready:
+            raise TransportError(f"rail: rank {min(missing)[0]} did not connect within {limit_s:g} s")
+        accepted = accept(ready[0], token, max(0.1, deadline_s - time.monotonic()))
+        if accepted is not None and (key := (accepted[1]["rank"], accepted[1]["rail"])) in missing:
+            found[key] = accepted[0]
+    return found
+
+
+def _read(sock, nbytes):
+    data = b""
+    while len(data) < nbytes:
+        got = sock.recv(nbytes - len(data))
+        if not got:
+            raise TransportError("delegate: a connection ended before it was proven")
+        data += got
+    return data
+
+
+def _name(address):
+    return "a peer on this host" if len(address) == 1 else f"{address[0]}:{address[1]}"

@@ -1,0 +1,102 @@
+"""Rails that come back: a dead one is made anew in the background, while messages go over the others.
+
+Of the two ends the lower rank connects again, as at first, after RETRY_S, and after twice as long each time the same
+rail dies or cannot be made; the other accepts. Who waits for that is a thread of the delegate, for connecting and
+proving block; its loop gets rails that are proven by both ends, so that they carry messages both ways.
+Paper: ADAPTRA, section 5.3, whose delegates choose a network card that works; differs: they return to the first.
+"""
+
+import heapq
+import os
+import select
+import threading
+import time
+from collections import deque
+from contextlib import suppress
+
+from lanterne.errors import TransportError
+from lanterne.transport.rails.rail import Rail, accept, connect
+from lanterne.transport.wire import configure
+
+# Before a dead rail is tried again, at first and at most; and for connecting and proving.
+RETRY_S, MOST_S, LIMIT_S = 0.5, 60.0, 2.0
+
+
+class RailReturn:
+    """Makes the dead rails of one delegate anew.
+
+    Args:
+        listeners, hosts, addresses, rank, token: as rail.join has them; the listeners are closed with the process.
+    """
+
+    def __init__(self, listeners, hosts, addresses, rank, token):
+        self._listeners, self._hosts, self._addresses, self._rank, self._token = (
+            listeners,
+            hosts,
+            addresses,
+            rank,
+            token,
+        )
+        self._lost, self._found = deque(), deque()
+        self._poke, self._wakeup = os.eventfd(0), os.eventfd(0)
+        threading.Thread(target=self._run, name="rail-return", daemon=True).start()
+
+    def fileno(self):
+        """Readable once a rail is back."""
+        return self._wakeup
+
+    def lost(self, rail):
+        """A rail is dead; called at both ends."""
+        if rail.peer > self._rank:
+            self._lost.append((rail.peer, rail.index, rail.life + 1))
+            os.eventfd_write(self._poke, 1)
+
+    def take(self):
+        """The Rails that are back, a list."""
+        os.eventfd_read(self._wakeup)
+        return [self._found.popleft() for _ in range(len(self._found))]
+
+    def _run(self):
+        due, tries = [], {}  # (when, (peer, index), life), a heap; (peer, index) -> how often it was tried
+        while True:
+            wait_s = max(0.0, due[0][0] - time.monotonic()) if due else None
+            ready, _, _ = select.select([*self._listeners, self._poke], [], [], wait_s)
+            if self._poke in ready:
+                os.eventfd_read(self._poke)
+                for _ in range(len(self._lost)):
+                    peer, index, life = self._lost.popleft()
+                    self._schedule(due, tries, (peer, index), life)
+            for listener in ready:
+                if listener is not self._poke:
+                    self._accept(listener)
+            while due and due[0][0] <= time.monotonic():
+                _, key, life = heapq.heappop(due)
+                if not self._connect(*key, life):
+                    self._schedule(due, tries, key, life)
+
+    def _schedule(self, due, tries, key, life):
+        """Try the rail `key` after a while, which doubles from try to try."""
+        tries[key] = tries.get(key, -1) + 1
+        heapq.heappush(due, (time.monotonic() + min(RETRY_S * 2 ** tries[key], MOST_S), key, life))
+
+    def _connect(self, peer, index, life):
+        """Whether a rail could be made anew."""
+        greeting = {"rank": self._rank, "rail": index, "life": life}
+        try:
+            sock = connect(self._addresses[peer][index], self._hosts[index], self._token, greeting, LIMIT_S)
+        except TransportError:
+            return False
+        self._give(sock, peer, index, life)
+        return True
+
+    def _accept(self, listener):
+        with suppress(OSError):  # Who came has left again.
+            if (accepted := accept(listener, self._token, LIMIT_S)) is not None:
+                sock, greeting = accepted
+                self._give(sock, greeting["rank"], greeting["rail"], greeting["life"])
+
+    def _give(self, sock, peer, index, life):
+        configure(sock)
+        sock.setblocking(False)
+        self._found.append(Rail(sock, peer, index, life))
+        os.eventfd_write(self._wakeup, 1)

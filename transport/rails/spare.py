@@ -1,0 +1,381 @@
+"""A transport whose messages go over spare rails once the path to a peer has died, in the middle of whatever went on.
+
+The path is the inner transport's own: MPI's or UCX's connection. It is dead when an operation on it fails although the
+peer lives, or when it is silent: the peer says, over a spare rail, that it has sent what this rank waits for, says so
+again PATIENCE_S later, and nothing has come meanwhile. Either end then says SWITCH; each tells what it has, and sends
+again what the other lacks (ledger.py). So no message is lost, whatever it was for, and none comes twice; if the path
+was only slow, nothing but time is lost. A rail is dead when it is reset, or when it is mute although there are others.
+
+Rails (rail.py) are TCP connections of this process, served whenever a request is tested. While the path lives, they
+carry receipts and, where this rank waits, questions; each message costs a copy.
+Paper: ADAPTRA, section 5.3; differs: collectives and control messages are saved too, not only activations.
+"""
+
+import select
+import time
+from contextlib import suppress
+from dataclasses import replace
+
+from lanterne.errors import InputError, TransportError
+from lanterne.transport.base import Recv, Send, check_ops
+from lanterne.transport.rails.rail import BYE, DATA, PING, PONG, RECEIPT, SWITCH, Rail
+from lanterne.transport.rails.spare_peer import DIRECT, Operation, SparePeer, SpareRequest, Swallowed, view_of
+from lanterne.transport.rails.spare_rails import connect_rails
+from lanterne.transport.wire import configure
+from lanterne.transport.wrapper import Wrapper
+
+# Frames beside those of rail.py. SENT: a tag, how many messages were sent; GO: all that this end has was told; ASK: for
+# receipts.
+SENT, GO, ASK = 9, 10, 11
+# How often rails are looked at while the path lives; a peer of which nothing came for so long is asked; a path is dead
+# so long after the peer first said that it had sent what has not come.
+LOOK_S, QUIET_S, PATIENCE_S = 300e-6, 0.1, 0.35
+# Between two looks this rank was elsewhere, and so may have been what held a message up.
+ABSENT_S = 0.05
+# Receipts are told after so many bytes or messages.
+RECEIPT_NBYTES, RECEIPT_MESSAGES = 1 << 20, 64
+# How long the job has to tell of the peer's death once all paths to it are dead, and `close` waits for receipts of what
+# was sent, asking every ASK_S.
+NOTICE_S, FAREWELL_S, ASK_S = 1.0, 2.0, 0.05
+HOWS = ("reset", "silent")
+
+
+class SpareTransport(Wrapper):
+    """`inner`, with spare rails between all ranks, which make it together. Closed with this one.
+
+    Args:
+        inner: a transport of host memory with tags.
+        rails: addresses or interfaces of this host, or "tcp"; as many on every rank; the first that lives is used.
+        exchange: a function that all ranks call alike: bytes -> the bytes of every rank, a list; called twice.
+        check_dead: called with ranks, raises PeerFailed if one is known to be dead; None: nobody knows.
+
+    Attributes:
+        moved: a list of (peer, name of the rail, why, time.monotonic()): the paths that died.
+
+    Raises:
+        InputError: rails that cannot be.
+        TransportError: a rank did not come.
+    """
+
+    def __init__(self, inner, rails, exchange, check_dead=None):
+        # Each message is copied, on the host.
+        super().__init__(inner, f"spare-{inner.name}", replace(inner.capabilities, device_memory=False))
+        self.rails, self.moved, self._check_dead = tuple(rails), [], check_dead
+        self._poll, self._next_s, self._looked_s, self._by_fd = select.poll(), 0.0, 0.0, {}
+        found = connect_rails(self.rank, self.rails, exchange)
+        self.peers = {rank: SparePeer(rank) for rank in range(self.world_size) if rank != self.rank}
+        for (rank, index), sock in sorted(found.items()):
+            configure(sock)
+            rail = Rail(sock, rank, index + 1)
+            self.peers[rank].rails.append(rail)
+            self._by_fd[rail.fileno()] = rail
+            self._poll.register(rail, select.POLLIN)
+
+    # -- messages
+
+    def post(self, ops):
+        check_ops(self, ops)
+        return SpareRequest(self, [self._start(op) for op in ops])
+
+    def _start(self, op):
+        if op.peer == self.rank:
+            return Operation(op, None, 0, self.inner.post((op,)))
+        peer = self.peers[op.peer]
+        if type(op) is Send:
+            number, copy = peer.ledger.keep(op.tag, view_of(op))
+            operation = Operation(op, peer, number)
+            if peer.path != DIRECT:
+                operation.done = True  # The copy is what is sent.
+                if peer.is_ready:
+                    self._put(peer, op.tag, number, copy)
+                return operation
+            peer.sends.add(operation)
+        else:
+            operation = Operation(op, peer, peer.ledger.post(op.tag))
+            peer.receives[op.tag, operation.number] = operation
+            if peer.path != DIRECT:
+                if (early := peer.early.pop(operation.key, None)) is not None:
+                    self._take(operation, early)
+                return operation
+        try:
+            operation.request = self.inner.post((op,)) if peer.cut is None else Swallowed()
+        except InputError:
+            raise
+        except TransportError as error:
+            self._give_up(peer, DIRECT, error)
+        return operation
+
+    def test(self, operation):
+        """Whether an operation is done; moves to another path if this one turns out to be dead."""
+        peer, request = operation.peer, operation.request
+        if operation.done or request is None:
+            if operation.error is not None:
+                raise operation.error
+            if not operation.done and peer.error is not None:
+                self._fail(peer)
+            return operation.done
+        if peer is None:
+            return request.test()
+        try:
+            if not (peer.test_cut() if peer.cut is not None else request.test()):
+                return False
+        except TransportError as error:
+            self._give_up(peer, DIRECT, error)
+            return operation.done
+        operation.request, operation.done = None, True
+        if type(operation.op) is Recv:
+            peer.heard_s, peer.overdue_s = time.monotonic(), None
+            self._came(operation)
+        else:
+            peer.sends.discard(operation)
+        return True
+
+    def _came(self, operation):
+        """A receive has its message."""
+        peer, operation.done = operation.peer, True
+        del peer.receives[operation.key]
+        peer.ledger.complete(*operation.key)
+        peer.news_nbytes += operation.op.nbytes
+        peer.news_messages += 1
+        if peer.news_nbytes >= RECEIPT_NBYTES or peer.news_messages >= RECEIPT_MESSAGES:
+            self._tell_receipts(peer, peer.ledger.news())
+
+    def _take(self, operation, message):
+        """A message has come on a rail before its receive was posted, or into memory of its own."""
+        if not operation.misfits(len(message)):
+            operation.view[:] = message
+        self._came(operation)
+
+    # -- paths
+
+    def cut(self, rank, how):
+        """Break the path to a peer at this end, on purpose, as a failing card would; for tests and benchmarks.
+
+        Args:
+            how: "reset": every operation on it fails; "silent": none is ever done, nothing says why.
+        """
+        if how not in HOWS:
+            raise InputError(f"cut: got {how!r}, expected one of {', '.join(HOWS)}")
+        self.peers[rank].cut = how
+
+    def _give_up(self, peer, path, why):
+        """The path with this index is dead: go on over the next one, or raise `why` if there is none."""
+        if path != peer.path:
+            return
+        living = [rail.index for rail in peer.rails if rail.index > path]
+        if living:
+            self._switch(peer, living[0], why)
+        elif peer.error is None:
+            peer.error, peer.lost_s = why, time.monotonic()
+            if path == DIRECT:
+                raise why
+
+    def _switch(self, peer, path, why):
+        """Use the rail with index `path`: say what has come; the peer does so too, and then what is missing is sent."""
+        if peer.path == DIRECT:
+            pending = [each for each in (*peer.receives.values(), *peer.sends) if each.request is not None]
+            requests = [each.request for each in pending if not isinstance(each.request, Swallowed)]
+            self.inner.abandon(peer.rank, requests)
+            for each in pending:
+                each.request, each.done = None, type(each.op) is Send
+            peer.sends.clear()
+        peer.path, peer.is_ready = path, False
+        # What is left of a message in a rail that was given up must not be written over what takes its place later.
+        for rail in [rail for rail in peer.rails if rail.index < path]:
+            self._drop(rail, why)
+        peer.coming = None
+        self.moved.append((peer.rank, self.rails[path - 1], str(why), time.monotonic()))
+        rail = peer.rail
+        rail.put(SWITCH, path)
+        self._tell_receipts(peer, peer.ledger.counts())
+        rail.put(GO)
+        self._flush(rail)
+
+    def _put(self, peer, tag, number, copy):
+        peer.rail.put(DATA, number, copy.nbytes, tag, payload=copy)
+        self._flush(peer.rail)
+
+    def _tell_receipts(self, peer, counts):
+        peer.news_nbytes = peer.news_messages = 0
+        if peer.rail is not None:
+            for tag, count in counts:
+                peer.rail.put(RECEIPT, tag, count)
+            self._flush(peer.rail)
+
+    def _flush(self, rail):
+        with suppress(OSError):  # What it still holds is read first, and then tells its end.
+            rail.flush()
+        self._poll.modify(rail, select.POLLIN if rail.idle else select.POLLIN | select.POLLOUT)
+
+    def _drop(self, rail, why):
+        peer = self.peers[rail.peer]
+        if rail not in peer.rails:
+            return
+        peer.rails.remove(rail)
+        self._poll.unregister(rail)
+        del self._by_fd[rail.fileno()]
+        rail.close()
+        if not peer.has_left:
+            error = TransportError(f"{self.name} rank {self.rank}: the path to rank {rail.peer}: {why}")
+            self._give_up(peer, rail.index, error)
+
+    def _fail(self, peer):
+        """All paths to a peer are dead: raise why, the peer's death if it is that."""
+        self.check_peers((peer.rank,))
+        if time.monotonic() > peer.lost_s + NOTICE_S:
+            raise peer.error
+
+    # -- what comes on rails
+
+    def progress(self):
+        """Read and write rails, and look for silence; for every poll of a waiting loop."""
+        now_s = time.monotonic()
+        if now_s < self._next_s:
+            return
+        off = False
+        for fd, event in self._poll.poll(0):
+            rail = self._by_fd.get(fd)
+            if rail is None:
+                continue
+            try:
+                if event & ~select.POLLOUT:
+                    rail.read(self._on_frame)
+            except (OSError, EOFError) as error:
+                self._drop(rail, error)
+                continue
+            self._flush(rail)
+            peer = self.peers[rail.peer]
+            if peer.path != DIRECT and peer.news_messages:
+                self._tell_receipts(peer, peer.ledger.news())
+        was_absent = now_s > self._looked_s + ABSENT_S
+        self._looked_s = now_s
+        for peer in self.peers.values():
+            off = off or peer.path != DIRECT
+            if was_absent:
+                peer.overdue_s = None
+            if now_s > max(peer.heard_s, peer.asked_s) + QUIET_S:
+                self._ask(peer, now_s)
+        self._next_s = 0.0 if off else time.monotonic() + LOOK_S
+
+    def _ask(self, peer, now_s):
+        """Of a peer that has been quiet: ask what it has sent, or leave a rail that carries no question."""
+        rail = peer.rail
+        if rail is None or not (peer.receives or (peer.path != DIRECT and peer.ledger.sent())):
+            return
+        peer.asked_s = now_s
+        if rail is not peer.rails[-1] and rail.is_mute:
+            self._drop(rail, "nothing that is sent over it is acknowledged")
+        else:
+            rail.put(PING)
+            self._flush(rail)
+
+    def _on_frame(self, rail, frame, is_whole):
+        kind, *words = frame
+        peer = self.peers[rail.peer]
+        if kind == DATA:
+            number, nbytes, tag, _ = words
+            return self._on_data(peer, (tag, number), nbytes, is_whole)
+        if kind == RECEIPT:
+            peer.ledger.receipt(*words[:2])
+        elif kind == SWITCH:
+            if words[0] > peer.path:
+                self._switch(peer, words[0], "the peer gave the path up")
+        elif kind == GO and rail is peer.rail:
+            peer.is_ready = True
+            for tag, number, copy in peer.ledger.unreceipted():
+                rail.put(DATA, number, copy.nbytes, tag, payload=copy)
+        elif kind == PING:
+            for tag, count in peer.ledger.sent():
+                rail.put(SENT, tag, count)
+            rail.put(PONG)
+        elif kind == SENT:
+            peer.told[words[0]] = words[1]
+        elif kind == PONG:
+            self._judge(peer)
+        elif kind == BYE:
+            peer.has_left = True
+        elif kind == ASK:
+            self._look(peer)
+            self._tell_receipts(peer, peer.ledger.news())
+        return None
+
+    def _on_data(self, peer, key, nbytes, is_whole):
+        """Where a message that begins to come is to go; or it has come."""
+        operation = peer.receives.get(key)
+        if not is_whole:
+            if peer.ledger.has(*key):
+                return None
+            if operation is not None and nbytes == operation.op.nbytes:
+                return operation.view
+            peer.coming = memoryview(bytearray(nbytes))
+            return peer.coming
+        message, peer.coming = peer.coming, None
+        if peer.ledger.has(*key) or key in peer.early:
+            return None
+        if operation is None:
+            peer.early[key] = message if message is not None else b""
+        elif message is not None:
+            self._take(operation, message)
+        else:
+            operation.misfits(nbytes)
+            self._came(operation)
+        return None
+
+    def _judge(self, peer):
+        """The peer has told what it has sent: is something of it overdue?"""
+        told, peer.told = peer.told, {}
+        if peer.path != DIRECT:
+            return
+        self._look(peer)
+        now_s = time.monotonic()
+        if peer.path != DIRECT or not any(peer.ledger.lacks(tag, count) for tag, count in told.items()):
+            peer.overdue_s = None
+        elif peer.overdue_s is None:
+            peer.overdue_s = now_s
+        elif now_s > peer.overdue_s + PATIENCE_S:
+            why = f"{self.inner.name} rank {self.rank}: nothing comes from rank {peer.rank}, which has sent"
+            self._give_up(peer, DIRECT, TransportError(why))
+
+    def _look(self, peer):
+        """What nobody has asked for yet may be here."""
+        for operation in list(peer.receives.values()):
+            if operation.request is not None:
+                self.test(operation)
+
+    # -- the rest of a transport
+
+    def check_peers(self, peers):
+        if self._check_dead is not None:
+            self._check_dead(peers)
+        for rank in peers:
+            peer = self.peers.get(rank)
+            if peer is None or peer.path != DIRECT or peer.cut is not None:
+                continue
+            try:
+                self.inner.check_peers((rank,))
+            except TransportError as error:
+                self._give_up(peer, DIRECT, error)
+
+    def close(self):
+        if self.closed:
+            return
+        self.closed = True
+        # The path may die with the last messages on it; and what was sent on a rail is lost if this end closes first.
+        deadline_s, ask_s = time.monotonic() + FAREWELL_S, 0.0
+        while (lacking := [peer for peer in self.peers.values() if peer.rail and peer.ledger.sent()]) and (
+            now_s := time.monotonic()
+        ) < deadline_s:
+            if now_s > ask_s:
+                ask_s = now_s + ASK_S
+                for peer in lacking:
+                    peer.rail.put(ASK)
+                    self._flush(peer.rail)
+            self._next_s = 0.0
+            self.progress()
+            time.sleep(1e-4)
+        for rail in self._by_fd.values():
+            rail.put(BYE)
+            with suppress(OSError):
+                rail.flush()
+            rail.close()
+        self.inner.close()

@@ -1,0 +1,240 @@
+"""The ranks of a job and what they can tell each other before, and beside, any transport."""
+
+import atexit
+import os
+import socket
+import sys
+import time
+import weakref
+from contextlib import suppress
+
+from lanterne.errors import InputError, PeerFailed, TransportError, TransportTimeout, Unavailable
+from lanterne.transport.board.seat import StoreSeat, unpack_record
+from lanterne.transport.wire import Kind, unpack_fields
+
+# A look at the control socket costs a system call, so waiting loops take one only so often.
+LOOK_S = 2e-3
+# What a rank sent before it left may still be on its way; a wait on it that lasts longer will never end.
+LEFT_GRACE_S = 1.0
+FOREVER_S = 1e6
+
+
+class Group:
+    """The ranks of a job as one of them sees it. For one thread of each rank.
+
+    Attributes:
+        rank, world_size: ints.
+        host: this host's identity (str); `hosts` has every rank's. Equal: same kernel, and shared memory is shared.
+        store: the StoreClient; None in a job of one rank.
+        ends_together: set by who will call `end_together`, so that `leave` keeps the connection for it.
+    """
+
+    def __init__(self, rank, world_size, store=None, store_process=None, timeout_s=None):
+        self.rank = rank
+        self.world_size = world_size
+        self.store = store
+        self.host = host_identity()
+        self.hosts = (self.host,)
+        self.ends_together = False
+        self._store_process = store_process
+        self._failed, self._left = {}, {}
+        self._records = {}  # key of a board -> deque of Record
+        self._next_look = 0.0
+        self._closed = False
+        self._pid = os.getpid()
+        if store is not None:
+            self._join(timeout_s)
+
+    def _join(self, timeout_s):
+        try:
+            self.store.call(Kind.JOIN, [self.rank, self.world_size], timeout_s)
+            hosts = self.exchange("lanterne/hosts", self.host.encode(), timeout_s)
+        except BaseException:
+            self.store.close()
+            raise
+        self.hosts = tuple(host.decode(errors="replace") for host in hosts)
+        atexit.register(self._leave_at_exit)
+        itself = weakref.ref(self)
+        os.register_at_fork(after_in_child=lambda: itself() and itself()._forget())
+
+    @property
+    def ranks_here(self):
+        """How many ranks share this host's cores. LANTERNE_RANKS_HERE says it where several hosts are one machine."""
+        text = os.environ.get("LANTERNE_RANKS_HERE", "1")
+        if not text.isdecimal():
+            raise InputError(f"LANTERNE_RANKS_HERE: got {text!r}, expected a number of ranks")
+        return max(self.hosts.count(self.host), int(text))
+
+    def exchange(self, name, payload, timeout_s=None):
+        """Give every rank each rank's bytes: a list by rank. All ranks call it with the same `name`, in the same order.
+
+        Raises:
+            TransportTimeout: a rank did not come in time; names those.
+            PeerFailed: a rank died or left before it came.
+        """
+        if self.store is None:
+            return [bytes(payload)]
+        encoded = name.encode()
+        self._look()
+        self._check_all_present()
+        try:
+            return self.store.call(
+                Kind.GATHER, [encoded, payload], timeout_s, f"exchange {name!r}", self._check_all_present
+            )
+        except TransportTimeout as error:
+            absent = self.store.call(Kind.ABSENT, [encoded], 1.0)
+            names = ", ".join(map(str, absent))
+            raise TransportTimeout(f"{error}: rank {self.rank} waits for rank {names}", absent) from error
+
+    def barrier(self, name="lanterne/barrier", timeout_s=None):
+        """Return once every rank has called it. Raises as `exchange`."""
+        self.exchange(name, b"", timeout_s)
+
+    def check_peers(self, peers=None):
+        """Raise PeerFailed if one of the ranks `peers` (default: any) has died, or left LEFT_GRACE_S ago although it is
+        still waited for. For waiting loops: it never blocks.
+
+        Raises:
+            TransportError: the store is lost, so deaths could no longer be noticed.
+
+        Cost: some 0.2 us; one system call every LOOK_S.
+        """
+        try:
+            if self.store is not None and not self._closed and time.monotonic() >= self._next_look:
+                self._look()
+                self._next_look = time.monotonic() + LOOK_S
+        finally:
+            # A death that was told before the store was lost says more than that loss.
+            if self._failed:
+                for rank in self._failed if peers is None else peers:
+                    if rank in self._failed:
+                        raise PeerFailed(rank, self._failed[rank])
+        if self._left and peers is not None:
+            for rank in peers:
+                if time.monotonic() - self._left.get(rank, float("inf")) > LEFT_GRACE_S:
+                    raise PeerFailed(rank, "it has left the job")
+
+    def open_board(self, key, rank, world_size):
+        """The Seat of `rank` at the store's board `key`, at which `world_size` ranks meet; None without a store."""
+        if self.store is None:
+            return None
+        return StoreSeat(self.store, self._look, self._records, key, rank, world_size)
+
+    def failed(self):
+        """The dead ranks and why, as far as is known without asking: a dict, first death first."""
+        return dict(self._failed)
+
+    def check_mpi_world(self, size):
+        """Raise Unavailable if MPI made a world of `size` ranks, not of ours: two MPI installations are mixed up.
+
+        So that a user reads it once, the ranks other than 0 end quietly with the same exit code (3).
+        """
+        if size == self.world_size:
+            return
+        self.close()
+        refuse_mixed_mpi(self.rank, size, self.world_size)
+
+    def leave(self):
+        """Say goodbye: the end of this process is no death from now on. A second call does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        if self.store is None or os.getpid() != self._pid:
+            return
+        atexit.unregister(self._leave_at_exit)
+        # Without a store there is nobody to tell.
+        with suppress(TransportError):
+            self.store.call(Kind.LEAVE, timeout_s=5.0)
+        if not self.ends_together:
+            self.store.close()
+        if self._store_process is not None:
+            self._store_process.close()
+
+    close = leave
+
+    def end_together(self, willing, limit_s=FOREVER_S):
+        """Whether every rank is `willing` to end in order. MPI_Finalize would wait for ever for one that is not.
+
+        For the end of the process, once, also after `leave`. Returns when all have said so, or one has not or has died,
+        or after `limit_s`: False.
+        """
+        if self.store is None:
+            return willing
+        self._leave_at_exit()
+        try:
+            return willing and bool(self.store.call(Kind.END, [1], limit_s)[0])
+        except TransportError:
+            return False
+        finally:
+            self.store.close()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        self.close()
+
+    def _leave_at_exit(self):
+        # A script that just ends has left. An uncaught exception, or an end after another's death, is a death.
+        if self._failed or hasattr(sys, "last_value"):
+            self._closed = True
+            self.store.close()
+        self.leave()
+
+    def _forget(self):
+        # A forked child must not keep the connection open when its parent dies, nor speak on it.
+        self._closed = True
+        self.store.close()
+
+    def _look(self):
+        try:
+            self.store.pump()
+        finally:
+            self._read_notices()
+
+    def _read_notices(self):
+        notices = self.store.notices
+        while notices:
+            kind, body = notices.popleft()
+            if kind == Kind.DIED_NOTICE:
+                rank, reason = unpack_fields(body, "ib")
+                self._failed.setdefault(rank, reason.decode(errors="replace"))
+            elif kind == Kind.LEFT_NOTICE:
+                (rank,) = unpack_fields(body, "i")
+                self._left[rank] = time.monotonic()
+            elif kind == Kind.RECORD_NOTICE:
+                key, record = unpack_record(body)
+                if key in self._records:
+                    self._records[key].append(record)
+
+    def _check_all_present(self):
+        self._read_notices()
+        for rank, reason in self._failed.items():
+            raise PeerFailed(rank, reason)
+        for rank in self._left:
+            raise PeerFailed(rank, "it has left the job")
+
+
+def host_identity():
+    """What processes have in common that share a kernel and its shared memory: a str. LANTERNE_HOST_ID overrides it."""
+    if "LANTERNE_HOST_ID" in os.environ:
+        return os.environ["LANTERNE_HOST_ID"]
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return f"{file.read().strip()} {os.readlink('/proc/self/ns/ipc')}"
+    except OSError:
+        return socket.gethostname()
+
+
+def refuse_mixed_mpi(rank, size, expected):
+    """Raise Unavailable on rank 0, end the others quietly: MPI made a world of `size` ranks, not of `expected`."""
+    if rank != 0:
+        sys.exit(3)
+    if os.environ.get("LANTERNE_LAUNCHER") == "direct":
+        raise Unavailable(
+            "MPI: this job was launched without it; launch it with mpiexec, or use a transport that needs no MPI"
+        )
+    raise Unavailable(
+        f"MPI: got a world of {size} ranks, expected {expected}: mpiexec and mpi4py use different MPIs; "
+        "use the mpiexec of the one that `python -c 'from mpi4py import MPI; print(MPI.Get_library_version())'` names"
+    )

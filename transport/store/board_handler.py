@@ -1,0 +1,90 @@
+"""The store's arrival board: a Sequencer per communicator, fed by the ranks' arrivals."""
+
+import time
+from collections import OrderedDict
+
+from lanterne.transport.board.late_policy import from_text
+from lanterne.transport.board.seat import pack_record, unpack_arrivals
+from lanterne.transport.board.sequencer import Sequencer
+from lanterne.transport.store.values import Refusal
+from lanterne.transport.wire import MAX_KEY_NBYTES, Kind
+
+MAX_WORLD_SIZE = 1 << 16
+MAX_COMMUNICATORS = 1024
+MAX_POLICY_NBYTES = 4096
+
+
+class Board:
+    """Takes arrivals and sends records, as notices, to whoever has arrived."""
+
+    def __init__(self, store):
+        self._store = store
+        self._boards = OrderedDict()  # key -> (Sequencer, {rank: connection})
+        self._timed = set()  # (key, deadline) for which a timer runs
+        store.route(Kind.ARRIVE, "biiibb", self._arrive)
+        store.route(Kind.REPORT, "biiib", self._report)
+        store.route(Kind.GIVE_UP, "bii", self._give_up)
+
+    def _arrive(self, connection, _request_id, key, rank, world_size, number, signature, policy):
+        if len(signature) > MAX_KEY_NBYTES or len(policy) > MAX_POLICY_NBYTES:
+            raise Refusal("got an arrival with too long a text")
+        sequencer = self._find(connection, key, rank, world_size)
+        try:
+            parsed = from_text(policy.decode())
+        except ValueError as error:
+            raise Refusal(str(error)) from None
+        self._tell(key, sequencer.arrive(rank, number, signature.decode(errors="replace"), parsed, time.monotonic()))
+        self._wind(key, sequencer)
+
+    def _report(self, connection, _request_id, key, rank, world_size, now_ns, arrivals):
+        sequencer = self._find(connection, key, rank, world_size)
+        try:
+            parsed = unpack_arrivals(arrivals)
+        except ValueError as error:
+            raise Refusal(str(error)) from None
+        self._tell(key, sequencer.report(rank, now_ns / 1e9, parsed, time.monotonic()))
+
+    def _find(self, connection, key, rank, world_size):
+        """The Sequencer of board `key`, for `rank`, which speaks on `connection`."""
+        if len(key) > MAX_KEY_NBYTES:
+            raise Refusal("got an arrival with too long a text")
+        if not 1 <= world_size <= MAX_WORLD_SIZE or not 0 <= rank < world_size:
+            raise Refusal(f"got the arrival of rank {rank} of {world_size}")
+        if key not in self._boards:
+            self._boards[key] = Sequencer(world_size), {}
+            if len(self._boards) > MAX_COMMUNICATORS:
+                self._boards.popitem(last=False)
+        self._boards.move_to_end(key)
+        sequencer, connections = self._boards[key]
+        if sequencer.world_size != world_size or connections.setdefault(rank, connection) is not connection:
+            raise Refusal(f"got the arrival of rank {rank} of {world_size}, which it is not")
+        return sequencer
+
+    def _give_up(self, connection, _request_id, key, rank, number):
+        if key in self._boards and self._boards[key][1].get(rank) is connection:
+            self._tell(key, self._boards[key][0].give_up(rank, number))
+
+    def _tell(self, key, told):
+        connections = self._boards[key][1]
+        for rank, record in told:
+            self._store.send(connections[rank], Kind.RECORD_NOTICE, 0, pack_record(key, record))
+
+    def _wind(self, key, sequencer):
+        """Have a timer run for the next window that ends."""
+        deadline_s = sequencer.deadline_s()
+        if deadline_s is not None and (key, deadline_s) not in self._timed:
+            self._timed.add((key, deadline_s))
+            self._store.after(max(0.0, deadline_s - time.monotonic()), lambda: self._ring(key, deadline_s))
+
+    def _ring(self, key, deadline_s):
+        self._timed.discard((key, deadline_s))
+        if key in self._boards:
+            sequencer = self._boards[key][0]
+            self._tell(key, sequencer.expire(time.monotonic()))
+            self._wind(key, sequencer)
+
+    def connection_closed(self, connection):
+        for key, (sequencer, connections) in self._boards.items():
+            for rank, theirs in connections.items():
+                if theirs is connection:
+                    self._tell(key, sequencer.lose(rank, "it has died or left the job"))

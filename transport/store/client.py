@@ -1,0 +1,236 @@
+"""The store's client: one request at a time, a timeout on every call, and the store's notices beside. No thread."""
+
+import hmac
+import os
+import select
+import socket
+import time
+from collections import deque
+
+from lanterne.errors import InputError, TransportError, TransportTimeout
+from lanterne.transport import wire
+from lanterne.transport.base import DEFAULT_TIMEOUT_S
+from lanterne.transport.wire import Kind
+
+# A reply usually comes within this time; polling with yields until then spares the cost of being woken.
+SPIN_S = 200e-6
+RETRY_S = 0.05
+_REPLY_TYPES = {Kind.GET: "b", Kind.ADD: "i", Kind.DELETE: "i", Kind.GATHER: "b*", Kind.ABSENT: "i*", Kind.END: "i"}
+
+
+class StoreClient:
+    """A connection to the store at `address` (host, port). For one thread; a forked child must open its own.
+
+    With `early`, the store may not have started yet: it is waited for. Else nobody listening means that the job is
+    over.
+
+    Attributes: `address`; `notices`, a deque of (Kind, body) that the store has sent unasked, oldest first.
+
+    Raises:
+        TransportTimeout: nothing answered there in time.
+        TransportError: what answered does not know the job token, or refuses ours.
+    """
+
+    def __init__(self, address, token, timeout_s=None, early=False):
+        self.address = address
+        self.notices = deque()
+        self._where = f"store {address[0]}:{address[1]}"
+        self._inbox = bytearray()
+        self._request_id = 0
+        self._lost = None
+        self._sock = _connect(address, wire.check_token(token), _limit(timeout_s), early, self._where)
+        self._poll = select.poll()
+        self._poll.register(self._sock, select.POLLIN)
+
+    def set(self, key, value, timeout_s=None):
+        """Store the bytes `value` under `key` (str)."""
+        self.call(Kind.SET, [_key(key), value], timeout_s, f"set {key!r}")
+
+    def get(self, key, timeout_s=None):
+        """The bytes under `key`, as soon as somebody has set it.
+
+        Raises:
+            TransportTimeout: nobody did within `timeout_s` seconds (default: LANTERNE_TIMEOUT_S, 60).
+        """
+        return self.call(Kind.GET, [_key(key)], timeout_s, f"get {key!r}")[0]
+
+    def add(self, key, delta=1, timeout_s=None):
+        """Add the int `delta` to the number under `key` (0 if there is none) and return the sum."""
+        return self.call(Kind.ADD, [_key(key), delta], timeout_s, f"add {key!r}")[0]
+
+    def wait(self, keys, timeout_s=None):
+        """Return once every key of `keys` has been set."""
+        deadline = time.monotonic() + _limit(timeout_s)
+        for key in keys:
+            self.get(key, max(0.0, deadline - time.monotonic()))
+
+    def delete(self, key, timeout_s=None):
+        """Forget `key`; True if it was there."""
+        return bool(self.call(Kind.DELETE, [_key(key)], timeout_s, f"delete {key!r}")[0])
+
+    def call(self, kind, fields=(), timeout_s=None, what=None, on_notice=None):
+        """Send a request and return its reply's fields. `on_notice()`, called when `notices` has grown, may raise."""
+        what = what or kind.name.lower()
+        limit_s = _limit(timeout_s)
+        deadline = time.monotonic() + limit_s
+        self._request_id = self._request_id % 0xFFFFFFFF + 1
+        self._send(wire.pack_frame(kind, self._request_id, fields), deadline)
+        while True:
+            frame = self._next_reply(deadline, on_notice)
+            if frame is None:
+                raise TransportTimeout(f"{self._where}: no answer to {what} within {limit_s:g} s")
+            reply_kind, request_id, body = frame
+            if request_id != self._request_id:
+                continue  # of a request that was given up
+            if reply_kind == Kind.ERROR:
+                raise TransportError(
+                    f"{self._where}: {what}: {wire.unpack_fields(body, 'b')[0].decode(errors='replace')}"
+                )
+            return wire.unpack_fields(body, _REPLY_TYPES.get(kind, ""))
+
+    def tell(self, kind, fields=(), timeout_s=None):
+        """Send a request that has no reply."""
+        self._send(wire.pack_frame(kind, 0, fields), time.monotonic() + _limit(timeout_s))
+
+    def pump(self):
+        """Take in what has arrived, without waiting; True if `notices` has grown.
+
+        Raises:
+            TransportError: the connection to the store is lost.
+        """
+        before = len(self.notices)
+        # Between calls a reply is one that nobody waits for any more.
+        while self._take_reply() or self._receive():
+            pass
+        return len(self.notices) > before
+
+    def fileno(self):
+        return self._sock.fileno()
+
+    def close(self):
+        """Close the connection; a second call does nothing."""
+        self._sock.close()
+
+    def _take_reply(self):
+        """The first reply in the inbox, or None; notices before it go to `notices`."""
+        while frame := wire.take_frame(self._inbox):
+            if frame[0] < Kind.DIED_NOTICE:
+                return frame
+            self.notices.append((Kind(frame[0]), frame[2]))
+        return None
+
+    def _next_reply(self, deadline, on_notice):
+        """The next reply, or None at the deadline."""
+        spin_until = time.monotonic() + SPIN_S
+        while True:
+            before = len(self.notices)
+            frame = self._take_reply()
+            if frame is not None:
+                return frame
+            if len(self.notices) > before and on_notice is not None:
+                on_notice()
+            if self._receive():
+                continue
+            now = time.monotonic()
+            if now >= deadline:
+                return None
+            if now < spin_until:
+                os.sched_yield()
+            else:
+                self._poll.poll((deadline - now) * 1e3 + 1)
+
+    def _receive(self):
+        """Append what has arrived to the inbox; False if nothing has."""
+        self._check_open()
+        try:
+            data = self._sock.recv(1 << 18)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            self._lose(error.strerror)
+        if not data:
+            self._lose("the store has ended or dropped this client")
+        self._inbox += data
+        return True
+
+    def _send(self, frame, deadline):
+        self._check_open()
+        view = memoryview(frame)
+        while view:
+            try:
+                view = view[self._sock.send(view) :]
+            except BlockingIOError:
+                remaining_s = deadline - time.monotonic()
+                if remaining_s <= 0:
+                    # Half a frame is out: what follows could not be understood.
+                    self._lose("it took no more data in time")
+                writable = select.poll()
+                writable.register(self._sock, select.POLLOUT)
+                writable.poll(remaining_s * 1e3 + 1)
+            except OSError as error:
+                self._lose(error.strerror)
+
+    def _check_open(self):
+        if self._lost is None and self._sock.fileno() < 0:
+            self._lost = "this client is closed"
+        if self._lost is not None:
+            raise TransportError(f"{self._where}: {self._lost}")
+
+    def _lose(self, reason):
+        self._lost = f"connection lost: {reason}"
+        self._check_open()
+
+
+def _limit(timeout_s):
+    return DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s
+
+
+def _key(key):
+    encoded = key.encode()
+    if not 0 < len(encoded) <= wire.MAX_KEY_NBYTES:
+        raise InputError(f"store: got a key of {len(encoded)} bytes, expected 1 to {wire.MAX_KEY_NBYTES}")
+    return encoded
+
+
+def _connect(address, key, limit_s, early, where):
+    """A socket to the store, both sides having proven that they know the token. Who hangs up is tried again."""
+    deadline = time.monotonic() + limit_s
+    while True:
+        remaining_s = deadline - time.monotonic()
+        try:
+            sock = socket.create_connection(address, timeout=max(remaining_s, 0.001))
+            try:
+                _shake_hands(sock, key, deadline, where)
+            except BaseException:
+                sock.close()
+                raise
+            wire.configure(sock)
+            return sock
+        except OSError as error:
+            reason = error.strerror or str(error)
+            if isinstance(error, ConnectionRefusedError) and not early:
+                raise TransportError(f"{where}: {reason}; the job's store has ended") from error
+            if time.monotonic() + RETRY_S > deadline:
+                raise TransportTimeout(f"{where}: no connection within {limit_s:g} s: {reason}") from error
+        time.sleep(RETRY_S)
+
+
+def _shake_hands(sock, key, deadline, where):
+    answer, verdict = wire.answer_challenge(key, _receive_exactly(sock, wire.CHALLENGE_NBYTES, deadline))
+    sock.sendall(answer)
+    received = _receive_exactly(sock, wire.VERDICT_NBYTES, deadline)
+    if received.startswith(wire.REFUSED):
+        raise TransportError(f"{where}: it refuses our job token; expected LANTERNE_TOKEN to be the same on all ranks")
+    if not hmac.compare_digest(received, verdict):
+        raise TransportError(f"{where}: what answers there does not know the job token")
+
+
+def _receive_exactly(sock, nbytes, deadline):
+    data = b""
+    while len(data) < nbytes:
+        sock.settimeout(max(deadline - time.monotonic(), 0.001))
+        part = sock.recv(nbytes - len(data))
+        if not part:
+            raise ConnectionResetError("it hung up")
+        data += part
+    return data

@@ -1,0 +1,169 @@
+"""The store's list of a job's members: who is in it, who left, who died, and what they do all together."""
+
+from lanterne.transport.store.values import Refusal
+from lanterne.transport.wire import MAX_BODY_NBYTES, Kind
+
+# How long a lost connection waits for the rank's guard to say what happened to it.
+VERDICT_S = 0.1
+MAX_WORLD_SIZE = 1 << 16
+# The exit code of a rank whose guard ended before it.
+UNKNOWN_CODE = -1
+
+
+class Members:
+    """Membership, death notices, the all-gather that brings members together, and their vote on how to end.
+
+    A *member* is a rank itself. A *guard* is a rank's parent, which knows how it ended. A *watcher* is the launcher. A
+    member whose connection ends without goodbye has died.
+    """
+
+    def __init__(self, store):
+        self._store = store
+        self._world_size = None
+        self._members, self._guards, self._watchers = {}, {}, set()
+        self._left, self._died, self._ended = set(), {}, {}
+        self._fault = None
+        self._willing, self._ending = {}, {}  # by rank: its vote on how to end; (connection, request_id) of who waits
+        self._gathers = {}  # name -> {rank: (connection, request_id, payload)}
+        store.route(Kind.JOIN, "ii", self._join)
+        store.route(Kind.GUARD, "ii", self._guard)
+        store.route(Kind.WATCH, "", self._watch)
+        store.route(Kind.LEAVE, "", self._leave)
+        store.route(Kind.ENDED, "iib", self._end)
+        store.route(Kind.FAULT, "ib", self._report_fault)
+        store.route(Kind.END, "i", self._vote)
+        store.route(Kind.GATHER, "bb", self._gather)
+        store.route(Kind.ABSENT, "b", self._absent)
+
+    def _check_rank(self, connection, rank, world_size, taken):
+        if connection.rank is not None or connection.guards is not None:
+            raise Refusal("got a second rank from one client")
+        if not 1 <= world_size <= MAX_WORLD_SIZE:
+            raise Refusal(f"got a world of {world_size} ranks, expected 1 to {MAX_WORLD_SIZE}")
+        if self._world_size is None:
+            self._world_size = world_size
+        if world_size != self._world_size:
+            raise Refusal(f"got a world of {world_size} ranks, expected {self._world_size} as on the other ranks")
+        if not 0 <= rank < world_size:
+            raise Refusal(f"got rank {rank}, expected 0 to {world_size - 1}")
+        if rank in taken:
+            raise Refusal(f"got rank {rank} twice, expected each rank of the job once")
+
+    def _join(self, connection, request_id, rank, world_size):
+        self._check_rank(connection, rank, world_size, self._members.keys() | self._left | self._died.keys())
+        self._members[rank] = connection
+        connection.rank = rank
+        self._store.reply(connection, request_id)
+        for left in self._left:
+            self._store.send(connection, Kind.LEFT_NOTICE, 0, [left])
+        self._tell_deaths(connection)
+
+    def _guard(self, connection, request_id, rank, world_size):
+        self._check_rank(connection, rank, world_size, self._guards)
+        self._guards[rank] = connection
+        connection.guards = rank
+        self._store.reply(connection, request_id)
+        self._tell_deaths(connection)
+
+    def _watch(self, connection, request_id):
+        self._watchers.add(connection)
+        self._store.reply(connection, request_id)
+        if self._fault is not None:
+            self._store.send(connection, Kind.FAULT_NOTICE, 0, self._fault)
+
+    def _tell_deaths(self, connection):
+        for rank, reason in self._died.items():
+            self._store.send(connection, Kind.DIED_NOTICE, 0, [rank, reason])
+
+    def _leave(self, connection, _request_id):
+        self._check_member(connection)
+        self._left.add(connection.rank)
+        self._members.pop(connection.rank)
+        for member in self._members.values():
+            self._store.send(member, Kind.LEFT_NOTICE, 0, [connection.rank])
+        return ()
+
+    def _check_member(self, connection):
+        if connection.rank is None or self._members.get(connection.rank) is not connection:
+            raise Refusal("got a request of a member from a client that has not joined, or has left")
+
+    def _end(self, connection, _request_id, rank, code, reason):
+        if connection.guards != rank:
+            raise Refusal(f"got the end of rank {rank} from a client that is not its guard")
+        self._record_end(rank, code, reason)
+        return ()
+
+    def _record_end(self, rank, code, reason):
+        if rank in self._ended:
+            return
+        self._ended[rank] = code
+        for watcher in self._watchers:
+            self._store.send(watcher, Kind.ENDED_NOTICE, 0, [rank, code, reason])
+        if code != 0 or rank in self._members:
+            self._declare_dead(rank, reason)
+        if len(self._ended) == self._world_size:
+            for guard in self._guards.values():
+                self._store.send(guard, Kind.FINISHED_NOTICE, 0)
+
+    def _report_fault(self, _connection, _request_id, code, text):
+        if self._fault is None:
+            self._fault = [code, text]
+            for watcher in self._watchers:
+                self._store.send(watcher, Kind.FAULT_NOTICE, 0, self._fault)
+        return ()
+
+    def _declare_dead(self, rank, reason):
+        if rank in self._died:
+            return
+        self._died[rank] = reason
+        self._members.pop(rank, None)
+        for connection in [*self._members.values(), *self._guards.values(), *self._watchers]:
+            self._store.send(connection, Kind.DIED_NOTICE, 0, [rank, reason])
+
+    def _vote(self, connection, request_id, willing):
+        if connection.rank is None:
+            raise Refusal("got a vote from a client that has not joined")
+        self._ending[connection.rank] = (connection, request_id)
+        self._willing.setdefault(connection.rank, bool(willing))
+        self._count_votes()
+
+    def _count_votes(self):
+        together = all(self._willing.values())
+        if not together or len(self._willing) == self._world_size:
+            for connection, request_id in self._ending.values():
+                self._store.reply(connection, request_id, [int(together)])
+            self._ending.clear()
+
+    def _gather(self, connection, request_id, name, payload):
+        self._check_member(connection)
+        if len(payload) * self._world_size > MAX_BODY_NBYTES // 2:
+            raise Refusal(
+                f"got {len(payload)} bytes from each rank, expected at most {MAX_BODY_NBYTES // 2 // self._world_size}"
+            )
+        entries = self._gathers.setdefault(name, {})
+        entries[connection.rank] = (connection, request_id, payload)
+        if len(entries) == self._world_size:
+            del self._gathers[name]
+            payloads = [entries[rank][2] for rank in range(self._world_size)]
+            for waiting, its_request_id, _payload in entries.values():
+                self._store.reply(waiting, its_request_id, payloads)
+
+    def _absent(self, _connection, _request_id, name):
+        present = self._gathers.get(name, {})
+        return [rank for rank in range(self._world_size or 0) if rank not in present]
+
+    def connection_closed(self, connection):
+        self._watchers.discard(connection)
+        if connection.guards is not None:
+            del self._guards[connection.guards]
+            self._record_end(
+                connection.guards, UNKNOWN_CODE, b"ended with its guard, which was killed, or its host was lost"
+            )
+        rank = connection.rank
+        if rank is None:
+            return
+        if self._willing.setdefault(rank, False) is False:
+            self._count_votes()
+        if self._members.get(rank) is connection:
+            lost = connection.lost.encode()
+            self._store.after(VERDICT_S if rank in self._guards else 0, lambda: self._declare_dead(rank, lost))

@@ -1,0 +1,278 @@
+"""The store: a job's small key-value service, meeting point and membership list, in a process of its own.
+
+`python -m lanterne.transport.store.server` prints its port on standard output and serves from one thread until its owner
+closes its standard input (`--until owner`) or its last client is gone (`--until members`), so it never outlives its
+job. The token comes in LANTERNE_TOKEN. What it can do is in HANDLERS: a new service is one more class there.
+
+Strangers: a connection has AUTHENTICATION_S to prove that it knows the token, may send no more than the proof until
+then, and at most MAX_STRANGERS of them are open at a time, the oldest making room. Clients are bounded in number and in
+unread bytes.
+"""
+
+import argparse
+import heapq
+import itertools
+import os
+import resource
+import selectors
+import signal
+import socket
+import sys
+import time
+
+from lanterne.errors import InputError
+from lanterne.transport import wire
+from lanterne.transport.store.board_handler import Board
+from lanterne.transport.store.members import Members
+from lanterne.transport.store.values import KeyValues, Refusal
+
+HANDLERS = (KeyValues, Members, Board)
+AUTHENTICATION_S = 5.0
+MAX_STRANGERS = 128
+MAX_CLIENTS = 8192
+MAX_OUTBOX_NBYTES = 256 << 20
+# After a frame the store polls this long before it sleeps: the next one often follows at once, and waking costs more
+# than a frame.
+SPIN_S = 100e-6
+# With --until members: how long to wait for the first client, and for another one after the last has gone.
+FIRST_CLIENT_S = 120.0
+LINGER_S = 1.0
+
+
+class Connection:
+    """One client. `rank` and `guards` are set once it has joined as a member, or as the parent, of a rank."""
+
+    __slots__ = ("guards", "inbox", "lost", "nonce", "outbox", "rank", "sock")
+
+    def __init__(self, sock, nonce):
+        self.sock = sock
+        self.nonce = nonce  # None once the client has proven that it knows the token
+        self.inbox = bytearray()
+        self.outbox = bytearray()
+        self.rank = self.guards = None
+        self.lost = "its connection ended without goodbye"
+
+
+class Store:
+    """The server: connections, frames and timers. `run()` returns when the store's time is over."""
+
+    def __init__(self, listener, token, until="owner", owner=None):
+        self._key = wire.check_token(token)
+        self._until = until
+        self._selector = selectors.DefaultSelector()
+        self._strangers = {}  # insertion order is age
+        self._clients = set()
+        self._timers = []
+        self._timer_count = itertools.count()
+        self._running = True
+        self._listener = listener
+        listener.setblocking(False)
+        self._selector.register(listener, selectors.EVENT_READ, self._accept)
+        if owner is not None:
+            self._selector.register(owner, selectors.EVENT_READ, lambda _events: self._owner_gone(owner))
+        self._routes = {}
+        self.handlers = [handler(self) for handler in HANDLERS]
+        if until == "members":
+            self.after(FIRST_CLIENT_S, self._stop_if_alone)
+
+    def route(self, kind, types, function):
+        """Answer `kind` by function(connection, request_id, *fields): the reply's fields, or None: later."""
+        self._routes[kind] = (types, function)
+
+    def after(self, delay_s, function):
+        """Call `function` in `delay_s` seconds."""
+        heapq.heappush(self._timers, (time.monotonic() + delay_s, next(self._timer_count), function))
+
+    def run(self):
+        spin_until = 0.0
+        while True:
+            now = time.monotonic()
+            while self._timers and self._timers[0][0] <= now:
+                heapq.heappop(self._timers)[2]()
+            if not self._running:
+                break
+            timeout_s = max(0.0, self._timers[0][0] - now) if self._timers else None
+            events = self._selector.select(0 if now < spin_until else timeout_s)
+            if not events:
+                os.sched_yield()
+                continue
+            for key, mask in events:
+                key.data(mask)
+            spin_until = time.monotonic() + SPIN_S
+        for connection in [*self._clients, *self._strangers]:
+            connection.sock.close()
+        self._listener.close()
+        self._selector.close()
+
+    def send(self, connection, kind, request_id, fields=()):
+        """Queue a frame; a client that reads too slowly for its own good is dropped."""
+        if connection.sock.fileno() < 0:
+            return
+        connection.outbox += wire.pack_frame(kind, request_id, fields)
+        self._flush(connection)
+
+    def reply(self, connection, request_id, fields=()):
+        self.send(connection, wire.Kind.REPLY, request_id, fields)
+
+    def _accept(self, _events):
+        try:
+            sock, _address = self._listener.accept()
+        except OSError:  # gone again, or out of file descriptors: the oldest stranger makes room
+            self._drop_oldest_stranger()
+            return
+        if len(self._strangers) >= MAX_STRANGERS:
+            self._drop_oldest_stranger()
+        wire.configure(sock)
+        challenge, nonce = wire.make_challenge()
+        connection = Connection(sock, nonce)
+        self._strangers[connection] = None
+        self._selector.register(sock, selectors.EVENT_READ, lambda events: self._serve(connection, events))
+        self.after(AUTHENTICATION_S, lambda: connection in self._strangers and self._drop(connection))
+        connection.outbox += challenge
+        self._flush(connection)
+
+    def _drop_oldest_stranger(self):
+        if self._strangers:
+            self._drop(next(iter(self._strangers)))
+
+    def _serve(self, connection, events):
+        if connection.sock.fileno() < 0:
+            return
+        if events & selectors.EVENT_WRITE:
+            self._flush(connection)
+        if not events & selectors.EVENT_READ or connection.sock.fileno() < 0:
+            return
+        try:
+            data = connection.sock.recv(1 << 16)
+        except BlockingIOError:
+            return
+        except ConnectionResetError:
+            data = b""
+        except OSError as error:
+            connection.lost = "its connection was lost: " + (error.strerror or str(error)).lower()
+            data = b""
+        connection.inbox += data
+        try:
+            if not data or not self._consume(connection):
+                self._drop(connection)
+        except wire.WireError:
+            self._drop(connection)
+
+    def _consume(self, connection):
+        """Act on what has arrived; False if the connection is to end."""
+        if connection.nonce is not None:
+            if len(connection.inbox) < wire.ANSWER_NBYTES:
+                return True
+            return self._authenticate(connection)
+        while connection.sock.fileno() >= 0 and (frame := wire.take_frame(connection.inbox)):
+            kind, request_id, body = frame
+            if kind not in self._routes:
+                return False
+            types, function = self._routes[kind]
+            try:
+                fields = function(connection, request_id, *wire.unpack_fields(body, types))
+            except Refusal as error:
+                self.send(connection, wire.Kind.ERROR, request_id, [str(error).encode()])
+                continue
+            if fields is not None:
+                self.reply(connection, request_id, fields)
+        return True
+
+    def _authenticate(self, connection):
+        answer = bytes(connection.inbox[: wire.ANSWER_NBYTES])
+        del connection.inbox[: wire.ANSWER_NBYTES]
+        verdict = wire.judge_answer(self._key, connection.nonce, answer)
+        accepted = verdict.startswith(wire.ACCEPTED) and len(self._clients) < MAX_CLIENTS
+        connection.outbox += verdict if accepted else wire.REFUSED + bytes(wire.PROOF_NBYTES)
+        if accepted:
+            del self._strangers[connection]
+            self._clients.add(connection)
+            connection.nonce = None
+        self._flush(connection)
+        return accepted
+
+    def _flush(self, connection):
+        try:
+            while connection.outbox:
+                del connection.outbox[: connection.sock.send(connection.outbox)]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self.after(0, lambda: self._drop(connection))
+            connection.outbox.clear()
+        if len(connection.outbox) > MAX_OUTBOX_NBYTES:
+            self.after(0, lambda: self._drop(connection))
+        key = self._selector.get_key(connection.sock)
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.outbox else 0)
+        if key.events != events:
+            self._selector.modify(connection.sock, events, key.data)
+
+    def _drop(self, connection):
+        if connection.sock.fileno() < 0:
+            return
+        self._selector.unregister(connection.sock)
+        connection.sock.close()
+        self._strangers.pop(connection, None)
+        if connection not in self._clients:
+            return
+        self._clients.remove(connection)
+        for handler in self.handlers:
+            handler.connection_closed(connection)
+        if not self._clients and self._until == "members":
+            self.after(LINGER_S, self._stop_if_alone)
+
+    def _owner_gone(self, owner):
+        if os.read(owner, 1024):
+            return
+        self._selector.unregister(owner)
+        if self._until == "owner" or not self._clients:
+            self._running = False
+
+    def _stop_if_alone(self):
+        if not self._clients:
+            self._running = False
+
+
+def listen(host, port):
+    """A listening socket on `host` (a name or an address) only; port 0 for any free one."""
+    family, kind, protocol, _name, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(1024)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(
+        prog="python -m lanterne.transport.store.server", description=__doc__.split("\n", 1)[0]
+    )
+    parser.add_argument(
+        "--bind", default="127.0.0.1", help="the address to listen on, and on no other (default: %(default)s)"
+    )
+    parser.add_argument("--port", type=int, default=0, help="default: any free one")
+    parser.add_argument("--until", choices=["owner", "members"], default="owner", help="whose end ends the store")
+    args = parser.parse_args(argv)
+    # Ctrl-C is the launcher's to handle; the store goes when its owner or its clients have gone.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(2 * MAX_CLIENTS, hard)), hard))
+    try:
+        listener = listen(args.bind, args.port)
+        store = Store(listener, os.environ.get("LANTERNE_TOKEN", ""), args.until, owner=sys.stdin.fileno())
+    except (OSError, InputError) as error:
+        print(f"error {getattr(error, 'strerror', None) or error}", flush=True)
+        return 1
+    print(listener.getsockname()[1], flush=True)
+    # The reader of the port may close its end: nothing else is ever written there.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    store.run()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,217 @@
+"""Ranks as processes that talk over UCX: RDMA where there is a NIC, shared memory and TCP elsewhere. Needs no MPI.
+
+UCXX's core API in blocking progress mode: a wait spins while something moves, then sleeps in the kernel, which stays
+sane where ranks outnumber cores. Every endpoint handles errors, so a dead peer fails its requests; the job's control
+connection (Group) tells of deaths too, whichever is first.
+
+A UCX receive does not filter its source, so the tag holds it: communicator 16 bits, internal 1, source 15, lane 32.
+"""
+
+import atexit
+import os
+import time
+
+from lanterne.errors import InputError, PeerFailed, TransportError
+from lanterne.transport.base import (
+    COMMUNICATOR_BITS,
+    LANE_BITS,
+    POLLS_PER_CHECK,
+    Capabilities,
+    Recv,
+    Region,
+    Send,
+    Transport,
+    check_ops,
+)
+from lanterne.transport.rank_group import LEFT_GRACE_S
+from lanterne.transport.ucx.request import UcxRequest
+from lanterne.transport.ucx.worker import flush, load_ucxx, make_worker, receiver_paced_nbytes, settings
+
+SOURCE_BITS = 15
+# Of a base.make_tag().
+TAG_BITS = COMMUNICATOR_BITS + LANE_BITS
+INTERNAL = 1 << SOURCE_BITS + LANE_BITS
+# After UCX refused to connect or to start: how long the group has to say that the peer is dead, or has left.
+NOTICE_S = LEFT_GRACE_S + 0.5
+# How long close() waits at most for what was sent to leave, once a peer has failed.
+LAST_FLUSH_S = 1.0
+# Descriptions of memory that a region keeps; making one costs 1 us, and schedules post the same slices again and again.
+MAX_SPANS = 1024
+
+
+def ucx_tag(tag, source):
+    """The 64-bit UCX tag of base.make_tag()'s `tag` from rank `source`."""
+    return tag >> LANE_BITS << SOURCE_BITS + 1 + LANE_BITS | source << LANE_BITS | tag & (1 << LANE_BITS) - 1
+
+
+class UcxTransport(Transport):
+    """Point to point over UCX. All ranks of `group` make it together.
+
+    Args:
+        group: the bootstrap.Group of this process.
+        timeout_s: the default of every wait.
+
+    Raises:
+        Unavailable: no ucxx of the right version.
+        InputError: UCX refuses the user's UCX_... variables.
+    """
+
+    name = "ucx"
+
+    def __init__(self, group, timeout_s=None):
+        if group.world_size > 1 << SOURCE_BITS:
+            raise InputError(f"ucx: got {group.world_size} ranks, expected at most {1 << SOURCE_BITS}")
+        self._ucxx, self._array = load_ucxx()
+        self._tag = self._ucxx.UCXXTag
+        self._group = group
+        self.rank = group.rank
+        self.world_size = group.world_size
+        if timeout_s is not None:
+            self.timeout_s = timeout_s
+        self._context, self._worker = make_worker(self._ucxx, settings(group.hosts, group.rank, os.environ))
+        self._addresses = group.exchange("lanterne/ucx", bytes(self._worker.address), timeout_s)
+        self._peers, self._orphans = {}, []
+        self._moved, self._polls = False, 0
+        self.capabilities = Capabilities(
+            # A UCX with CUDA says so even where there is no driver; its context then has no CUDA component.
+            device_memory=self._context.cuda_support and "cuda" in self._context.info,
+            receiver_paced_nbytes=receiver_paced_nbytes(os.environ),
+        )
+        self._pid = os.getpid()
+        atexit.register(self.close)
+
+    def post(self, ops):
+        check_ops(self, ops)
+        for op in ops:
+            if op.tag >> TAG_BITS:
+                raise InputError(f"post: got tag {op.tag}, expected one of make_tag()")
+            if op.region.device and not self.capabilities.device_memory:
+                raise InputError("post: got device memory, expected host memory: this host's UCX sees no CUDA device")
+            if op.peer not in self._peers:
+                self._peers[op.peer] = self._connect(op.peer)
+        return UcxRequest(self, self._start_all(ops))
+
+    def _start_all(self, ops, internal=0):
+        """[(UCXRequest, operation)] of `ops`. Where one cannot start, the memory of those before it is kept."""
+        pending = []
+        try:
+            for op in ops:
+                pending.append((self._start(op, internal), op))
+        except self._ucxx.UCXError as error:
+            self.adopt(pending)
+            self._explain(op.peer, "cannot send to" if type(op) is Send else "cannot receive from", error)
+        return pending
+
+    def _start(self, op, internal):
+        region, offset, nbytes, peer, tag = op
+        span = (region.native and region.native.get((offset, nbytes))) or self._span(region, offset, nbytes)
+        if type(op) is Send:
+            return self._peers[peer][0].tag_send(span, self._tag(ucx_tag(tag, self.rank) | internal))
+        return self._peers[peer][1].tag_recv(span, self._tag(ucx_tag(tag, peer) | internal))
+
+    def _connect(self, peer):
+        """The endpoints to `peer`, for sends and for receives; made when first needed: n ranks could have n * n.
+
+        Between hosts there are two connections, one for each direction. On a single one, the reply that lets one side
+        send waits behind the bulk that the other side has queued: TCP becomes half duplex. UCX pairs the endpoints of
+        two workers in the order in which they are made, so the first is for messages from the lower rank.
+        """
+        here = self._group.hosts[peer] == self._group.hosts[self.rank]
+        try:
+            address = self._ucxx.UCXAddress.create_from_buffer(self._addresses[peer])
+            ends = [
+                self._ucxx.UCXEndpoint.create_from_worker_address(self._worker, address, peer != self.rank)
+                for _ in range(1 if here else 2)
+            ]
+        except self._ucxx.UCXError as error:
+            self._explain(peer, "cannot connect to", error)
+        return (ends[0], ends[-1]) if self.rank < peer else (ends[-1], ends[0])
+
+    def _explain(self, peer, what, error):
+        """Raise what UCX's `error` means: often the first sign of a death whose notice is on its way."""
+        give_up = time.monotonic() + NOTICE_S
+        while time.monotonic() < give_up:
+            self.check_peers((peer,))
+            time.sleep(0.01)
+        raise TransportError(f"ucx rank {self.rank}: {what} rank {peer}: {error}") from error
+
+    def _span(self, region, offset, nbytes):
+        """The memory of an operation as ucxx wants it, kept by the region."""
+        if region.native is None or len(region.native) >= MAX_SPANS:
+            region.native = {}
+        memory = DeviceSpan(region, offset, nbytes) if region.device else region.buffer[offset : offset + nbytes]
+        span = region.native[offset, nbytes] = self._array(memory)
+        return span
+
+    def barrier(self, timeout_s=None):
+        """See Transport. log2(world_size) rounds of empty messages, so that posted operations progress meanwhile."""
+        deadline = time.monotonic() + (self.timeout_s if timeout_s is None else timeout_s)
+        check_ops(self, ())
+        empty = Region(bytearray(0))
+        for lane in range((self.world_size - 1).bit_length()):
+            after = (self.rank + (1 << lane)) % self.world_size
+            before = (self.rank - (1 << lane)) % self.world_size
+            for peer in {before, after} - self._peers.keys():
+                self._peers[peer] = self._connect(peer)
+            ops = (Recv(empty, 0, 0, before, lane), Send(empty, 0, 0, after, lane))
+            request = UcxRequest(self, self._start_all(ops, INTERNAL), everyone=True)
+            request.wait(max(deadline - time.monotonic(), 0.0))
+
+    def progress(self):
+        """Let UCX work; remember whether something moved. True each POLLS_PER_CHECK-th time: look closer."""
+        self._moved = self._worker.progress_once()
+        self._polls += 1
+        return self._polls % POLLS_PER_CHECK == 0
+
+    def open_board(self, key, rank, world_size):
+        return self._group.open_board(key, rank, world_size)
+
+    @property
+    def store(self):
+        return self._group.store
+
+    def check_peers(self, peers):
+        self._group.check_peers(peers)
+        for peer in peers:
+            for end in self._peers.get(peer, ()):
+                if not end.alive:
+                    raise PeerFailed(peer, "its connection is closed")
+
+    def adopt(self, pending):
+        """Keep the memory of operations whose request nobody holds any more, until they are complete."""
+        self._orphans = [(request, op) for request, op in self._orphans + pending if not request.completed]
+
+    def abandon(self, peer, requests):
+        # Closing by force ends what is under way on them.
+        for end in {id(end): end for end in self._peers.pop(peer, ())}.values():
+            end.close_blocking()
+
+    def close(self):
+        """See Transport. What was sent has left this process; receives that are still posted are dropped."""
+        if self.closed:
+            return
+        self.closed = True
+        atexit.unregister(self.close)
+        if os.getpid() != self._pid:
+            return  # a forked child must not close its parent's connections
+        ends = {id(end): end for ends in self._peers.values() for end in ends}.values()
+        unharmed = all(end.alive for end in ends) and not self._group.failed()
+        flush(self._worker, time.monotonic() + (self.timeout_s if unharmed else min(self.timeout_s, LAST_FLUSH_S)))
+        for end in ends:
+            end.close_blocking()
+        self._peers.clear()
+        self._orphans.clear()
+        self._worker = self._context = None
+
+
+class DeviceSpan:
+    """Some bytes of a device region, for ucxx."""
+
+    def __init__(self, region, offset, nbytes):
+        self.region = region
+        self.__cuda_array_interface__ = {
+            "data": (region.address + offset, False),
+            "shape": (nbytes,),
+            "typestr": "|u1",
+            "version": 3,
+        }

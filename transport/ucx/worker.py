@@ -1,0 +1,154 @@
+"""UCX as lanterne wants it: the library loaded, its settings chosen, one worker made, and what ucxx lacks: a flush.
+
+Settings, each with its reason (measured with ucxx 0.52, UCX 1.21); a UCX_... variable of the user's always wins:
+- POSIX_, SYSV_ERROR_HANDLING and CMA_MEMORY_INVALIDATE: without them UCX leaves shared memory aside as soon as an
+  endpoint handles errors (64 MiB at 1 instead of 12 GB/s), and one that does not handle them aborts this process when
+  a peer dies in the middle of a message. With them both are had: full speed, and a request that fails.
+- KEEPALIVE_INTERVAL: how often UCX looks whether a peer that shares memory still lives (20 s by default). Off where
+  there are connections: UCX's probe to a peer that has closed makes the kernel drop what that peer sent last.
+  TCP_KEEP... are the kernel's own probes, which are safe: a link that goes down is noticed after 4 s instead of never.
+- TCP_TX_SEG_SIZE: at 64K, the largest that the receiving side's default admits, UCX sends without copying; 8K, the
+  default, has a third of the bandwidth on loopback.
+- NET_DEVICES=lo where all ranks share a host: no port is open to others. TLS=^sm for a rank that shares its host with
+  none: in an emulated cluster UCX would find shared memory all the same and go past the emulated links.
+RNDV_SCHEME stays as it is. get_zcopy, known as a cure of half-duplex TCP, turns rendezvous off there: posting a receive
+then no longer paces its sender. Two connections for each pair cure it and keep the pacing; see transport.py.
+"""
+
+import ctypes
+import os
+import sys
+import time
+from contextlib import contextmanager
+
+from lanterne.errors import InputError, Unavailable
+
+UCXX_VERSION = "0.52"
+INSTALL = f"install it with: pip install ucxx-cu12=={UCXX_VERSION}.* (no GPU needed; CUDA 13: ucxx-cu13), or use ./run"
+# Whatever fails raises: what UCX prints beside it, when a peer has died for instance, would only bury that one line.
+QUIET = {"UCX_LOG_LEVEL": "fatal", "UCXX_LOG_LEVEL": "fatal", "UCX_WARN_UNUSED_ENV_VARS": "n"}
+# Variables that ucxx sets when it is loaded.
+UCXX_SETS = {"UCX_MEMTYPE_CACHE", "UCX_RNDV_THRESH", "UCX_RNDV_FRAG_MEM_TYPE", "UCX_MAX_RNDV_RAILS"}
+SETTINGS = {
+    "POSIX_ERROR_HANDLING": "y",
+    "SYSV_ERROR_HANDLING": "y",
+    "CMA_MEMORY_INVALIDATE": "y",
+    "KEEPALIVE_INTERVAL": "inf",
+    "TCP_KEEPIDLE": "1s",
+    "TCP_KEEPINTVL": "1s",
+    "TCP_KEEPCNT": "3",
+    "TCP_TX_SEG_SIZE": "64K",
+}
+
+
+def load_ucxx():
+    """`ucxx._lib.libucxx`, UCXX's core API, and its Array, the view of memory that it takes.
+
+    Raises:
+        Unavailable: it is missing, cannot be loaded, or has another version than the one this was written for: its core
+            API is not a stable one. UCX-Py (`ucp`), archived since 2025, is no substitute.
+    """
+    # Read when the library loads; our own environment only, and the user's values win.
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
+    try:
+        with one_ucx():
+            import ucxx
+            from ucxx._lib import libucxx
+            from ucxx._lib.arr import Array
+    except (ImportError, OSError) as error:
+        raise Unavailable(f"ucx: cannot load ucxx ({error}); {INSTALL}") from error
+    if not ucxx.__version__.startswith(f"{UCXX_VERSION}."):
+        raise Unavailable(f"ucx: got ucxx {ucxx.__version__}, expected {UCXX_VERSION}; {INSTALL}")
+    return libucxx, Array
+
+
+@contextmanager
+def one_ucx():
+    """Within it, ucxx is imported over the UCX that this process has already, if it has one.
+
+    The MPICH wheel brings a UCX (1.20, with InfiniBand), and so may any MPI. Of libraries with the same name only the
+    first are loaded, so that those of ucxx's own wheel would come out as a mixture of two versions.
+    """
+    try:
+        ctypes.CDLL("libucp.so.0", os.RTLD_NOLOAD | os.RTLD_NOW)
+    except OSError:
+        yield
+        return
+    missing = object()
+    before = sys.modules.get("libucx", missing)
+    sys.modules["libucx"] = None  # the package that loads them; ucxx takes what is there when it is absent
+    try:
+        yield
+    finally:
+        del sys.modules["libucx"]
+        if before is not missing:
+            sys.modules["libucx"] = before
+
+
+def settings(hosts, rank, environment):
+    """The UCX settings of `rank`, {name without UCX_: value}; see the module.
+
+    Args:
+        hosts: the host identity of every rank.
+        environment: the variables whose UCX_... win.
+    """
+    chosen = dict(SETTINGS)
+    if len(set(hosts)) == 1:
+        chosen |= {"NET_DEVICES": "lo", "KEEPALIVE_INTERVAL": "500ms"}
+    elif hosts.count(hosts[rank]) == 1:
+        chosen["TLS"] = "^sm"
+    return {name: value for name, value in chosen.items() if f"UCX_{name}" not in environment}
+
+
+def receiver_paced_nbytes(environment):
+    """The size from which a sender waits for its receive; ucxx sets UCX_RNDV_THRESH to 8192 when it is loaded.
+
+    None where the user's settings leave that open, or turn rendezvous off over TCP.
+    """
+    if environment.get("UCX_RNDV_SCHEME", "auto") not in ("auto", "am"):
+        return None
+    threshold = environment.get("UCX_RNDV_THRESH", "8192")
+    return int(threshold) if threshold.isascii() and threshold.isdigit() else None
+
+
+def make_worker(libucxx, options):
+    """A UCXWorker in blocking progress mode, and its context.
+
+    Raises:
+        InputError: UCX refuses the settings, the user's variables included.
+    """
+    try:
+        context = libucxx.UCXContext(options, (libucxx.Feature.TAG, libucxx.Feature.WAKEUP))
+        worker = libucxx.UCXWorker(context, enable_delayed_submission=False, enable_python_future=False)
+        worker.init_blocking_progress_mode()
+    except (libucxx.UCXError, ValueError) as error:
+        names = sorted(name for name in os.environ if name.startswith("UCX_") and name not in {*UCXX_SETS, *QUIET})
+        theirs = " ".join(f"{name}={os.environ[name]}" for name in names) or "no UCX_... variable set"
+        raise InputError(f"ucx: cannot start with {theirs}: {error}; expected settings that UCX takes here") from error
+    return context, worker
+
+
+def flush(worker, deadline):
+    """Return once every message that was sent has left this process's memory, or after `deadline` (time.monotonic()).
+
+    ucxx has no flush, and an endpoint that handles errors drops what it has queued when it is closed; so UCX is called
+    directly.
+
+    Returns: True if all of it left.
+    """
+    ucp = ctypes.CDLL("libucp.so.0")
+    ucp.ucp_worker_flush_nbx.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+    ucp.ucp_worker_flush_nbx.restype = ctypes.c_void_p
+    ucp.ucp_request_check_status.argtypes = ucp.ucp_request_free.argtypes = [ctypes.c_void_p]
+    parameters = ctypes.create_string_buffer(256)  # a ucp_request_param_t with no field set
+    request = ucp.ucp_worker_flush_nbx(worker.handle, parameters)
+    if request is None:
+        return True
+    if request >= 2**64 - 100:
+        return False  # UCS_PTR_IS_ERR: a small negative number
+    in_progress = 1
+    while (status := ucp.ucp_request_check_status(request)) == in_progress and time.monotonic() < deadline:
+        worker.progress_worker_event(1)
+    ucp.ucp_request_free(request)
+    return status == 0
