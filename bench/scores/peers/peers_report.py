@@ -3,9 +3,9 @@
 import shlex
 import statistics
 
-from lanterne.bench.lab.team import CONTENDERS
 from lanterne.bench.output import report
 from lanterne.bench.output.units import format_nbytes
+from lanterne.bench.scores.peers.team import CONTENDERS
 
 # (hosts, nbytes, delay) -> (bar, aim) of auto: what this project wants to reach.
 BARS = {

@@ -26,10 +26,10 @@ from typing import NamedTuple
 
 from lanterne.bench.lab.command import end_in_order
 from lanterne.bench.lab.network import Network, Undertaker, check_available, create
-from lanterne.bench.lab.peers_report import markdown, print_results
-from lanterne.bench.lab.team import CONTENDERS, Team, find_python
 from lanterne.bench.output import report
 from lanterne.bench.output.units import format_nbytes, parse_nbytes, parse_rate_bytes_per_s
+from lanterne.bench.scores.peers.peers_report import markdown, print_results
+from lanterne.bench.scores.peers.team import CONTENDERS, Team, find_python
 from lanterne.collectives.algorithms.registry import find_algorithm
 from lanterne.errors import InputError, TransportError
 
@@ -168,7 +168,7 @@ def _open(args, rate_bytes_per_s):
 
 def code_digest():
     """Of all that the results of lanterne depend on: its modules below bench."""
-    root, digest = Path(__file__).resolve().parents[2], hashlib.sha256()
+    root, digest = Path(__file__).resolve().parents[3], hashlib.sha256()
     for folder in ("kernels", "transport", "collectives"):
         for path in sorted((root / folder).rglob("*.py")):
             digest.update(path.read_bytes())

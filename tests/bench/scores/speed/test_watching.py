@@ -5,7 +5,7 @@ import json
 import pytest
 
 from lanterne.bench import cli
-from lanterne.bench.failslow.speed import CALLS, call_log
+from lanterne.bench.scores.speed.watching import CALLS, call_log
 
 
 def test_call_log():

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from lanterne.bench import cli
-from lanterne.bench.collective import schedule_speed
+from lanterne.bench.scores.speed import schedules as schedule_speed
 from lanterne.collectives.algorithms.registry import algorithms_for
 
 

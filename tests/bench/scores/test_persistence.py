@@ -5,7 +5,7 @@ import json
 import pytest
 
 from lanterne.bench.cli import main
-from lanterne.bench.collective.persistence import ALGORITHMS, Predictor, crossing, late_ranks, paper_critical_delay
+from lanterne.bench.scores.persistence import ALGORITHMS, Predictor, crossing, late_ranks, paper_critical_delay
 from lanterne.collectives.jobs import spawn
 from lanterne.collectives.schedule.cost import CostModel
 

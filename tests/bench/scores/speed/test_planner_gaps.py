@@ -5,7 +5,7 @@ import json
 import pytest
 
 from lanterne.bench.cli import main
-from lanterne.bench.pipeline.planner_gaps import random_problem
+from lanterne.bench.scores.speed.planner_gaps import random_problem
 
 
 def test_a_seed_names_a_problem():

@@ -65,7 +65,7 @@ CONTENDERS = {
 
 def find_python(contender, given=None):
     """Path of a Python that has the contender's packages; None: there is none. `given` is the only one looked at."""
-    roots = (Path.cwd(), Path(__file__).resolve().parents[2])
+    roots = (Path.cwd(), Path(__file__).resolve().parents[3])
     own = [root / contender.folder / "bin/python" for root in roots] if contender.folder else []
     for python in [given] if given else [sys.executable, *own]:
         code = f"from importlib.metadata import version; [version(name) for name in {contender.packages!r}]"
