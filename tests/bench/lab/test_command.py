@@ -143,7 +143,7 @@ def test_bad_rates(texts):
 
 
 def test_commands_are_those_of_this_installation():
-    assert resolve(["lanterne", "info"]) == [sys.executable, "-m", "lanterne", "info"]
+    assert resolve(["lanterne", "info"]) == [sys.executable, "-P", "-m", "lanterne", "info"]
     assert resolve(["python", "x.py"])[0] == sys.executable
     with pytest.raises(InputError, match="no-such-program"):
         resolve(["no-such-program"])
