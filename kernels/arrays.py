@@ -6,10 +6,42 @@ CuPy is imported only once a device array is there.
 import contextlib
 import functools
 import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lanterne.errors import InputError, Unavailable
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+
+class DeviceArray(Protocol):
+    """Memory of a CUDA device, as CuPy, Numba and torch show theirs."""
+
+    @property
+    def __cuda_array_interface__(self) -> Any:
+        """A dict of shape, typestr, data, strides and version."""
+
+
+class DLPackArray(Protocol):
+    """Memory of whatever device, shown through DLPack."""
+
+    def __dlpack__(self, *, stream: None = None) -> Any:
+        """A capsule of the memory."""
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """(kind, number) of the device that the memory is on."""
+
+
+HostArray: TypeAlias = NDArray[Any]
+# What a user may pass to a collective or a reduction.
+Array: TypeAlias = "HostArray | DeviceArray | DLPackArray | Buffer"
+# CuPy's, which is untyped; where a user passes a stream, also torch's, Numba's, or its address.
+Stream: TypeAlias = Any
+Event: TypeAlias = Any
 
 _DLPACK_HOST = (1, 3)  # kDLCPU, kDLCUDAHost
 _DLPACK_CUDA = (2, 13)  # kDLCUDA, kDLCUDAManaged
@@ -19,7 +51,7 @@ _DLPACK_CUDA = (2, 13)  # kDLCUDA, kDLCUDAManaged
 CONNECTIONS_VARIABLE, MOST_CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS", 32
 
 
-def is_device_array(x):
+def is_device_array(x: Any) -> bool:
     """True for memory of a CUDA device: `__cuda_array_interface__`, or DLPack on a CUDA device.
 
     Raises:
@@ -36,7 +68,7 @@ def is_device_array(x):
     return hasattr(x, "__dlpack_device__") and x.__dlpack_device__()[0] in _DLPACK_CUDA
 
 
-def array_module(x):
+def array_module(x: Any) -> Any:
     """The module that computes on `x`: cupy for device arrays, else numpy.
 
     Raises:
@@ -45,14 +77,14 @@ def array_module(x):
     return import_cupy() if is_device_array(x) else np
 
 
-def address_of(array):
+def address_of(array: Any) -> int:
     """The address of the first element of a NumPy or CuPy array."""
     interface = getattr(array, "__cuda_array_interface__", None) or array.__array_interface__
     return interface["data"][0]
 
 
 @functools.cache
-def import_cupy():
+def import_cupy() -> Any:
     """The cupy module; CUDA, unless this process uses it already, will give streams as many queues as there can be.
 
     Raises:
@@ -67,7 +99,7 @@ def import_cupy():
 
 
 @contextlib.contextmanager
-def on_stream(cupy, stream):
+def on_stream(cupy: Any, stream: Stream) -> Iterator[None]:
     """A block in which `stream` is the current one of the current device, its own.
 
     Afterwards that is what it was before. Where the user has set it by `use`, `with stream` would make it the default
@@ -81,7 +113,7 @@ def on_stream(cupy, stream):
         before.use()
 
 
-def require_device():
+def require_device() -> int:
     """Return the number of CUDA devices, at least 1.
 
     Raises:
@@ -97,7 +129,7 @@ def require_device():
     return num_devices
 
 
-def _advice(text):
+def _advice(text: str) -> str:
     if "InsufficientDriver" in text:
         return "no driver is loaded, or it is older than this CuPy's CUDA: update it, or install lanterne[cuda12]"
     if "NoDevice" in text:
@@ -105,7 +137,7 @@ def _advice(text):
     return "check that nvidia-smi works, or use --device cpu"
 
 
-def adopt(x, what="array"):
+def adopt(x: Array, what: str = "array") -> Any:
     """`x` as a NumPy or CuPy array on the same memory.
 
     Raises:
@@ -115,7 +147,7 @@ def adopt(x, what="array"):
     return device_array(x, what) if is_device_array(x) else host_array(x, what)
 
 
-def host_array(x, what="array"):
+def host_array(x: Array, what: str = "array") -> HostArray:
     """`x` as a C-contiguous NumPy array on the same memory: an array, a buffer, or a host tensor with DLPack.
 
     Raises:
@@ -128,7 +160,7 @@ def host_array(x, what="array"):
     return x
 
 
-def _to_numpy(x, what):
+def _to_numpy(x: Any, what: str) -> HostArray:
     if isinstance(x, np.ndarray):
         return x.view(np.ndarray)
     if is_device_array(x):
@@ -142,7 +174,7 @@ def _to_numpy(x, what):
     raise InputError(f"{what}: got {type(x).__name__}, expected an array")
 
 
-def device_array(x, what="array"):
+def device_array(x: Any, what: str = "array") -> Any:
     """`x` as a C-contiguous CuPy array on the same memory.
 
     Raises:

@@ -6,8 +6,9 @@ ml_dtypes package's type or plain uint16 with `dtype="bfloat16"` said beside the
 
 import functools
 from dataclasses import dataclass
+from typing import Any
 
-from lanterne.errors import InputError
+from lanterne.errors import InputError, one_of
 
 OPS = ("sum", "prod", "min", "max", "mean")
 
@@ -21,7 +22,7 @@ class Dtype:
     kind: str
 
 
-DTYPES = {
+DTYPES: dict[str, Dtype] = {
     dtype.name: dtype
     for dtype in (
         Dtype("float16", 2, "float"),
@@ -38,7 +39,7 @@ DTYPES = {
 _STORED_AS = {"bfloat16": ("uint16", "int16")}
 
 
-def find_dtype(name):
+def find_dtype(name: object) -> Dtype:
     """The Dtype called `name`: a string, a NumPy or ml_dtypes dtype or scalar type, a torch dtype, or a Dtype.
 
     Raises:
@@ -47,11 +48,11 @@ def find_dtype(name):
     try:
         return _find_dtype(name)
     except (KeyError, TypeError):
-        raise InputError(f"dtype: got {name!r}, expected one of {', '.join(DTYPES)}") from None
+        raise InputError(f"dtype: {one_of(name, DTYPES)}") from None
 
 
 @functools.cache
-def _find_dtype(name):
+def _find_dtype(name: object) -> Dtype:
     if isinstance(name, Dtype):
         return name
     if not getattr(name, "isnative", True):
@@ -59,7 +60,7 @@ def _find_dtype(name):
     return DTYPES[getattr(name, "name", None) or getattr(name, "__name__", None) or str(name).removeprefix("torch.")]
 
 
-def dtype_of(array, dtype=None, what="array"):
+def dtype_of(array: Any, dtype: object = None, what: str = "array") -> Dtype:
     """The Dtype of `array`'s elements; with `dtype`, that one, if the array can hold it.
 
     Raises:
@@ -74,7 +75,7 @@ def dtype_of(array, dtype=None, what="array"):
     return wanted
 
 
-def check_op(op, dtype):
+def check_op(op: str, dtype: Dtype) -> None:
     """Raise unless reductions by `op` are defined for the Dtype `dtype`.
 
     Raises:
@@ -82,7 +83,7 @@ def check_op(op, dtype):
             not integers.
     """
     if op not in OPS:
-        raise InputError(f"op: got {op!r}, expected one of {', '.join(OPS)}")
+        raise InputError(f"op: {one_of(op, OPS)}")
     if dtype.kind == "bool" and op not in ("min", "max"):
         raise InputError(f"op: got {op} of bool, expected min (and), max (or), or an integer dtype")
     if op == "mean" and dtype.kind != "float":
