@@ -1,5 +1,6 @@
 """What a detector reports: events (a level changed) and the incidents that they delimit. Rows count from 0."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 # Levels over the healthy one from which a job counts as slow, and the ratio that makes a faster job another job.
@@ -34,31 +35,33 @@ class Incident:
     confirmed_at: int
 
 
-def incidents(events, merge_rows=12):
+def incidents(events: Iterable[LevelEvent], merge_rows: int = 12) -> list[Incident]:
     """The incidents that confirmed `events` delimit, in order.
 
     An incident begins with an onset, or with a lasting step of less than 10 %, and ends with the return. A new onset
     within `merge_rows` of a relief belongs to the same incident: noisy incidents come and go. `ratio` is that of the
     first event, then of the highest level since; once it is over, a single level is known from all its rows.
     """
-    found, level, levels = [], 1.0, 0
+    found: list[Incident] = []
+    level, levels = 1.0, 0
     for event in events:
         last = found[-1] if found else None
-        is_open = last is not None and last.relief is None
+        going_on = last if last is not None and last.relief is None else None
         if event.kind == "relief":
-            if is_open:
-                found[-1] = replace(last, relief=event.index, ratio=1 / event.ratio if levels == 1 else last.ratio)
+            if going_on:
+                ratio = 1 / event.ratio if levels == 1 else going_on.ratio
+                found[-1] = replace(going_on, relief=event.index, ratio=ratio)
             level = 1.0
             continue
         # An onset is measured against the healthy level, a change against the level before it.
         level = event.ratio if event.kind == "onset" else level * event.ratio
-        again = last is not None and event.kind == "onset" and not is_open and event.index - last.relief <= merge_rows
-        if is_open and level < STILL_SLOW:
-            found[-1] = replace(last, relief=event.index)
-        elif is_open or again:
+        if going_on and level < STILL_SLOW:
+            found[-1] = replace(going_on, relief=event.index)
+        elif last and (last.relief is None or (event.kind == "onset" and event.index - last.relief <= merge_rows)):
             found[-1] = replace(last, relief=None, ratio=max(last.ratio, level))
             levels += 1
         elif level >= STILL_SLOW:
+            assert event.confirmed_at is not None
             found.append(Incident(event.index, None, level, event.confirmed_at))
             levels = 1
         elif event.ratio < FASTER:

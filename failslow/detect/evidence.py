@@ -13,19 +13,76 @@ All in log scale, as residuals to the healthy level. Noise is a Student t with 2
 autocorrelation a row follows, as often as not, its predecessor.
 """
 
+from collections.abc import Sequence
 from math import inf, log
 
-from lanterne.failslow.detect.bursts import MEAN_HEIGHT, usual_height_density
-from lanterne.failslow.detect.noise import noise_density, student
+from lanterne.failslow.detect.bursts import (
+    MEAN_HEIGHT,
+    Bursts,
+    NoiseDensity,
+    noise_density,
+    student,
+    usual_height_density,
+)
+from lanterne.failslow.detect.level import IGNORED, Level
 from lanterne.failslow.detect.votes import LEAST_ROWS, median
 
 # Rows of a level that can be told from a burst.
 MIN_ROWS = 5
 # Share of the rows of an incident that do not lie at its level, but anywhere above what is healthy.
 RAGGED = 0.2
+# Log odds that are certain: of the fewest rows, which two bursts side by side may be, and of more.
+SURE_AT_ONCE = 6.5
+SURE = 5.5
+# So many times what the level wanders by anyway is no step.
+WANDERS = 2.0
 
 
-def log_odds(suspects, scale, correlation, bursts, ignored=0.0):
+class Weighing:
+    """Knows the `bursts` of the healthy job, and when weighing is worth its cost again."""
+
+    __slots__ = ("_next_row", "bursts")
+
+    def __init__(self) -> None:
+        self.bursts = Bursts()
+        self._next_row = 0
+
+    def is_due(self, rows: int, row: int) -> bool:
+        """Whether `rows` suspects are worth weighing at `row`: of many, one more tells little."""
+        if rows < MIN_ROWS or row < self._next_row:
+            return False
+        self._next_row = row + max(1, rows // 8)
+        return True
+
+    def slower(self, suspects: Sequence[float], level: Level, anchor: float) -> int | None:
+        """The index in `suspects` from which on they surely are one level above `level`, else None.
+
+        `anchor`: the level at the last event, which slow changes are measured against.
+        """
+        odds, first = _odds(suspects, 1, level, anchor, self.bursts)
+        sure = SURE if len(suspects) - first > MIN_ROWS else SURE_AT_ONCE
+        return first if odds >= sure else None
+
+    def is_faster(self, suspects: Sequence[float], level: Level, anchor: float) -> bool:
+        """Whether `suspects` surely are one level below `level`; bursts of the job are all above."""
+        return _odds(suspects, -1, level, anchor, Bursts())[0] >= SURE_AT_ONCE
+
+
+def _odds(suspects: Sequence[float], sign: int, level: Level, anchor: float, bursts: Bursts) -> tuple[float, int]:
+    """Log odds of one level above (`sign` 1) or below (-1) `level`, and where in `suspects` it begins."""
+    away = max(sign * (level.median - anchor), 0.0)
+    return log_odds(
+        [sign * (value - level.median) for value in suspects],
+        level.core_scale,
+        level.correlation,
+        bursts,
+        max(IGNORED, WANDERS * level.wander) - away,
+    )
+
+
+def log_odds(
+    suspects: Sequence[float], scale: float, correlation: float, bursts: Bursts, ignored: float = 0.0
+) -> tuple[float, int]:
     """Log-likelihood ratio of "one level since row `first`", and that row, the best of all; -inf for too few rows.
 
     Args:
@@ -47,11 +104,13 @@ def log_odds(suspects, scale, correlation, bursts, ignored=0.0):
     return max(_best_start(suspects, level, scale, noise, bursts, against) for level in levels)
 
 
-def back_vote(y, last, was, now, rate):
+def back_vote(
+    y: float, last: float, was: tuple[float, NoiseDensity], now: tuple[float, NoiseDensity], rate: float
+) -> float:
     """Log-likelihood ratio of the level before an incident against the incident, of row `y` after row `last`.
 
     Args:
-        was, now: (level, noise_density) before the incident and in it.
+        was, now: (level, NoiseDensity) before the incident and in it.
         rate: share of rows that are bursts, which are no evidence; an incident has more rows of any height.
     """
     any_height = usual_height_density(y - was[0])
@@ -60,7 +119,7 @@ def back_vote(y, last, was, now, rate):
     return log(((1 - rate) * healthy + rate * any_height) / ((1 - ragged) * slow + ragged * any_height))
 
 
-def level_start(rows, old, scale, rate):
+def level_start(rows: Sequence[float], old: float, scale: float, rate: float) -> int:
     """Index in `rows` from which on they most likely lie at a level of their own rather than at `old`.
 
     The level is what the last few rows say. Bursts, a share `rate` of the rows, come on top of either level and so say
@@ -69,7 +128,7 @@ def level_start(rows, old, scale, rate):
     peak, curve = student(scale)
     peak *= 1 - rate
 
-    def likelihood(z):
+    def likelihood(z: float) -> float:
         return peak * (1.0 + curve * z * z) ** -1.5 + rate * usual_height_density(z)
 
     found = []
@@ -82,7 +141,7 @@ def level_start(rows, old, scale, rate):
     return max(found)[1]
 
 
-def _bursts(suspects, scale, noise, bursts):
+def _bursts(suspects: Sequence[float], scale: float, noise: NoiseDensity, bursts: Bursts) -> list[float]:
     """Log likelihood of rows i and later under noise and bursts, for every i: a recursion over the age of a burst."""
     rate, goes_on, height_density = bursts.rate, bursts.share_going_on, bursts.height_density
     ends = 1 - goes_on
@@ -108,7 +167,9 @@ def _bursts(suspects, scale, noise, bursts):
     return found
 
 
-def _best_start(suspects, level, scale, noise, bursts, against):
+def _best_start(
+    suspects: Sequence[float], level: float, scale: float, noise: NoiseDensity, bursts: Bursts, against: Sequence[float]
+) -> tuple[float, int]:
     """Log odds of `level` since row i, for the best i, and that i."""
     rate, height_density = bursts.rate, bursts.height_density
     # What a flat choice of the level costs: the share of levels that fit the rows as well as this one.

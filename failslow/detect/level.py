@@ -1,8 +1,13 @@
-"""The level that a job has now: median, spread, autocorrelation and wander of its last iterations. In log scale."""
+"""The level that a job has now, and the one at the last event, its anchor. In log scale.
 
+Of the level now: median, spread, autocorrelation and wander of the last iterations. Slow changes are measured against
+the anchor: steps below 10 % add up.
+"""
+
+from collections.abc import Sequence
 from math import log, pi, sin, sqrt
 
-from lanterne.failslow.detect.noise import noise_density
+from lanterne.failslow.detect.bursts import NoiseDensity, noise_density
 from lanterne.failslow.detect.votes import SHIFT, median
 from lanterne.failslow.detect.window import SortedWindow
 
@@ -20,6 +25,12 @@ RARE = 9.0
 REVIEW_ROWS = 8
 # Reviews over which the scale without spikes is averaged: 64 rows, with spikes among them, are off by a factor of 2.
 CORE_REVIEWS = 16
+# A lasting shift that is of no interest: drifts and bumps.
+IGNORED = 0.03
+# Reviews (of 8 rows) within which the level at the last event becomes better known, and no more from then on.
+KNOWN_REVIEWS = 32
+# Rows that an anchor counts for in the error of a drift.
+ANCHOR_ROWS = 64
 
 
 class Level:
@@ -33,24 +44,25 @@ class Level:
         "_agreement", "_core", "_last_z", "_reviews", "_wander2", "median", "scale", "shift", "spread2", "window"
     )  # fmt: skip
 
-    def __init__(self, capacity, values=(), like=None):
+    def __init__(self, capacity: int, values: Sequence[float] = (), like: "Level | None" = None) -> None:
         """A level of `values`; its noise is that of Level `like` until there are enough of them to tell."""
         self.window = SortedWindow(capacity, values)
         self.median = self.window.median() if values else 0.0
         self._set_scale(like.scale if like else MIN_SCALE)
-        self._core, self._reviews = like._core if like else MIN_SCALE, 0
-        self._agreement, self._last_z, self._wander2 = (
-            (like._agreement, like._last_z, like._wander2) if like else (0.25, 0.0, 0.0)
-        )
+        self._core: float = like._core if like else MIN_SCALE
+        self._reviews = 0
+        self._agreement: float = like._agreement if like else 0.25
+        self._last_z: float = like._last_z if like else 0.0
+        self._wander2: float = like._wander2 if like else 0.0
 
-    def push(self, y):
+    def push(self, y: float) -> None:
         """Take an ordinary row."""
         z = y - self.median
         self._agreement += ((1.0 if z * self._last_z > 0.0 else -1.0) - self._agreement) / 128
         self._last_z = z
         self.median = self.window.push(y)
 
-    def review(self):
+    def review(self) -> None:
         """Refresh the spread and the wander; to be called every REVIEW_ROWS rows."""
         if len(self.window) >= SPREAD_ROWS:
             self._set_scale(max(self.window.scale(), MIN_SCALE))
@@ -61,40 +73,42 @@ class Level:
         beyond = moved * moved - self.error(REVIEW_ROWS, len(self.window)) ** 2
         self._wander2 += (beyond - self._wander2) / 8
 
-    def _set_scale(self, scale):
-        self.scale, self.spread2, self.shift = scale, 2 * scale**2, max(SHIFT, DISTINCT * scale)
+    def _set_scale(self, scale: float) -> None:
+        self.scale = scale
+        self.spread2 = 2 * scale**2
+        self.shift = max(SHIFT, DISTINCT * scale)
 
     @property
-    def wander(self):
+    def wander(self) -> float:
         """Standard deviation of the level of 8 rows beyond what their noise explains."""
         return sqrt(max(self._wander2, 0.0))
 
     @property
-    def correlation(self):
+    def correlation(self) -> float:
         """Lag-1 autocorrelation of ordinary rows where they linger, 0.0 where they alternate."""
         return max(self._signed_correlation(), 0.0)
 
-    def _signed_correlation(self):
+    def _signed_correlation(self) -> float:
         """From how often two in a row lie on the same side."""
         return min(max(sin(pi / 2 * self._agreement), -0.8), 0.8)
 
     @property
-    def noise(self):
+    def noise(self) -> NoiseDensity:
         """The noise_density of ordinary rows."""
         return noise_density(self.scale, self.correlation)
 
     @property
-    def core_scale(self):
+    def core_scale(self) -> float:
         """The scale without what spikes add to it, and with what is not known of a level of few rows."""
         return self._core * sqrt(1 + 8 / len(self.window))
 
-    def error(self, count, other):
+    def error(self, count: float, other: float) -> float:
         """Standard error of the difference of the medians of `count` and `other` rows, autocorrelation included."""
         correlation = self._signed_correlation()
         known = 1 + 16 / len(self.window)
         return 1.41 * self.scale * sqrt((1 / count + 1 / other) * known * (1 + correlation) / (1 - correlation))
 
-    def moved(self, suspects):
+    def moved(self, suspects: Sequence[float]) -> float:
         """The distance from this level to where `suspects` lie now, 0.0 where noise explains it."""
         recent, whole = median(suspects[-8:]) - self.median, median(suspects) - self.median
         if abs(recent) >= SIGNIFICANT * self.error(min(len(suspects), 8), len(self.window)):
@@ -103,11 +117,11 @@ class Level:
             return min(recent, whole, key=abs)
         return 0.0
 
-    def least(self, rows):
+    def least(self, rows: int) -> float:
         """The least shift of the median of `rows` suspects that their noise does not explain."""
         return CLEAR * self.error(min(rows, 16), len(self.window))
 
-    def explains(self, suspects, shift):
+    def explains(self, suspects: Sequence[float], shift: float) -> bool:
         """Whether `suspects`, `shift` above this level, may be rows of it, though most of them are high.
 
         By the error of medians, or by how often rows are as high as three in four of the suspects. The latter is
@@ -119,7 +133,36 @@ class Level:
         above = self.window.count_from(sorted(suspects)[low])
         return (len(suspects) - low) * log((len(self.window) + 1) / (above + 0.5)) < RARE
 
-    def agree(self, suspects):
+    def agree(self, suspects: Sequence[float]) -> bool:
         """Whether `suspects` lie together as closely as one level's rows do; spikes that happen to meet do not."""
         ordered = sorted(suspects[-8:])
         return ordered[-2] - ordered[1] <= max(4 * self.scale, SHIFT / 2)
+
+
+class Anchor:
+    """Attributes: `value`: the level at the last event; `told`: the last level that an event has told of."""
+
+    __slots__ = ("_reviews", "told", "value")
+
+    def __init__(self) -> None:
+        self.drop(0.0)
+
+    def drop(self, value: float) -> None:
+        """Anchor at `value`."""
+        self.value = self.told = value
+        self._reviews = 0
+
+    def rises(self, level: Level) -> bool:
+        """Whether Level `level` has left the anchor upwards. Downwards the anchor follows.
+
+        While noise explains the distance the anchor becomes better known instead.
+        """
+        drift = level.median - self.value
+        error = level.error(len(level.window) / 2, ANCHOR_ROWS)
+        if abs(drift) < 2 * error and self._reviews < KNOWN_REVIEWS:
+            self._reviews += 1
+            self.value += drift / (self._reviews + 2)
+        if drift < -max(IGNORED, SIGNIFICANT * error):
+            self.value = self.told = level.median
+        # What a small step has told already is no slow drift.
+        return drift > max(SHIFT, SIGNIFICANT * error, self.told - self.value + IGNORED)

@@ -11,28 +11,28 @@ How it decides, all in log scale, where a slowdown is a shift whatever the lengt
    samples than a quiet one. One against counts for as much, and for log((1 - r) / 0.1) where that is more.
 3. *Votes add up* to a CUSUM in each direction. Its last zero is the onset. Odds of 100 to 1 are provisional.
 4. *Weighing.* A slowdown of a healthy job is certain when at least five suspects speak for one lasting level rather
-   than for bursts that happen to meet (weighing.py, evidence.py: both hypotheses model every row, autocorrelation
+   than for bursts that happen to meet (evidence.py: both hypotheses model every row, autocorrelation
    included), and when healthy rows are seldom as high (Level.explains). A level that wanders is certain by votes alone,
    but from more rows, and where the median has moved by more than the noise explains. What is certain must also count:
    a shift of 10 % (ACCEPT). A healthy job that becomes faster is weighed alike, from 16 rows: nothing is lost by
    waiting.
 5. *Reliefs* are voted on, the level before the incident against the incident, which has rows of any height.
-6. *Slow path* (anchor.py). The level is also compared with that at the last event: steps of less than 10 % add up.
+6. *Slow path* (level.py). The level is also compared with that at the last event: steps of less than 10 % add up.
 
-Paper: Wu et al. (GREYHOUND), section 4.2; differs: no run-length posterior (bench/scores/bocd.py has it), medians instead of means,
-provisional and confirmed events, the slow path, re-anchoring.
+Paper: Wu et al. (GREYHOUND), section 4.2; differs: no run-length posterior (bench/scores/bocd.py has it), medians
+instead of means, provisional and confirmed events, the slow path, re-anchoring.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Sequence
 from math import exp, inf, log
 from typing import NamedTuple
 
 from lanterne.errors import InputError
-from lanterne.failslow.detect.anchor import IGNORED, Anchor
-from lanterne.failslow.detect.events import LevelEvent, incidents
-from lanterne.failslow.detect.evidence import back_vote, level_start
-from lanterne.failslow.detect.level import REVIEW_ROWS, Level
+from lanterne.failslow.detect.bursts import NoiseDensity
+from lanterne.failslow.detect.events import Incident, LevelEvent, incidents
+from lanterne.failslow.detect.evidence import Weighing, back_vote, level_start
+from lanterne.failslow.detect.level import IGNORED, REVIEW_ROWS, Anchor, Level
 from lanterne.failslow.detect.votes import (
     CERTAIN,
     LIKELY,
@@ -45,7 +45,6 @@ from lanterne.failslow.detect.votes import (
     split,
     vote,
 )
-from lanterne.failslow.detect.weighing import Weighing
 
 # A shift that lasts 8 rows counts from one standard error below 10 %, but never below 8 %. Half of one is a step
 # worth recording.
@@ -71,7 +70,7 @@ class _Healthy(NamedTuple):
     """What was known of the job before an incident."""
 
     level: Level
-    noise: Callable
+    noise: NoiseDensity
     up_rate: float
     down_rate: float
 
@@ -85,34 +84,36 @@ class Tracker:
     Cost: see bench/results/cpu-2-cores.md; memory is constant but for the confirmed events.
     """
 
-    def __init__(self):
-        self.events = []
+    def __init__(self) -> None:
+        self.events: list[LevelEvent] = []
         self.row = 0
         self.slow = False
         self.warm = False
         self._level = Level(SKIPPED_ROWS)
         self._anchor = Anchor()
         self._base = self._last = 0.0
-        self._up, self._down, self._back = VoteRun(MIN_RATE), VoteRun(MIN_RATE), VoteRun(MIN_RATE)
+        self._up = VoteRun(MIN_RATE)
+        self._down = VoteRun(MIN_RATE)
+        self._back = VoteRun(MIN_RATE)
         self._weighing = Weighing()
-        self._pending = []
-        self._recent = deque(maxlen=WINDOW_ROWS)
+        self._pending: list[float] = []
+        self._recent: deque[float] = deque(maxlen=WINDOW_ROWS)
         self._pushes = 0
         self._forget = 1 / 64
-        self._healthy = None
+        self._healthy = _Healthy(self._level, self._level.noise, MIN_RATE, MIN_RATE)
 
     @property
-    def incidents(self):
+    def incidents(self) -> list[Incident]:
         """The incidents so far, the last one open where its `relief` is None."""
         return incidents(self.events)
 
     @property
-    def level_s(self):
+    def level_s(self) -> float | None:
         """The current level, seconds; None before any row."""
         return exp(self._level.median) if self.row else None
 
-    def update(self, time_s):
-        """Take the next iteration's time in seconds; return an LevelEvent that became provisional or confirmed, else None.
+    def update(self, time_s: float) -> LevelEvent | None:
+        """Take the next iteration's time, seconds; return the LevelEvent that it makes provisional or confirmed, if any.
 
         A provisional event is taken back silently when no confirmed one of that index follows.
 
@@ -130,7 +131,7 @@ class Tracker:
             return None
         return self._take(y, row)
 
-    def _take(self, y, row):
+    def _take(self, y: float, row: int) -> LevelEvent | None:
         level = self._level
         z, shift = y - level.median, level.shift
         last, self._last = self._last, y
@@ -150,7 +151,7 @@ class Tracker:
             return self._clear(y, row)
         return self._suspect(y, row)
 
-    def _skip(self, y):
+    def _skip(self, y: float) -> None:
         self._level.push(y)
         self._anchor.drop(self._level.median)
         if self.row == SKIPPED_ROWS:
@@ -159,24 +160,24 @@ class Tracker:
             for value in self._level.window.values:
                 self._weighing.bursts.see(value - self._anchor.value, self._level.core_scale)
 
-    def _absorb(self, y, row):
+    def _absorb(self, y: float, row: int) -> LevelEvent | None:
         """Let an ordinary row into the level."""
         self._level.push(y)
         self._pushes += 1
         return self._review(row) if self._pushes % REVIEW_ROWS == 0 else None
 
-    def _clear(self, y, row):
+    def _clear(self, y: float, row: int) -> LevelEvent | None:
         """No run is alive any more: let the suspects and `y` into the window and learn how often such things happen."""
         pending = self._pending
         pending.append(y)
         self._pending = []
-        event = None
+        event: LevelEvent | None = None
         for value in pending:
             self._learn(value)
             event = self._absorb(value, row) or event
         return event
 
-    def _learn(self, value):
+    def _learn(self, value: float) -> None:
         """Learn from a suspect that was cleared; among them rows that are none by themselves."""
         level, bursts = self._level, self._weighing.bursts
         z = value - level.median
@@ -191,7 +192,7 @@ class Tracker:
             run = self._up if z > 0.0 else self._down
             run.set_rate(run.rate + self._forget)
 
-    def _review(self, row):
+    def _review(self, row: int) -> LevelEvent | None:
         """Every 8 samples: refresh the spread, forget old spikes, end the warm-up, walk the slow path."""
         self._level.review()
         if not self.slow:
@@ -207,14 +208,14 @@ class Tracker:
         rises = self._anchor.rises(self._level)
         return self._slow_path("onset", row) if rises and full else None
 
-    def _slow_path(self, kind, row):
+    def _slow_path(self, kind: str, row: int) -> LevelEvent | None:
         """Confirm what the window as a whole shows: it has left the anchor, or an incident's has come back to it."""
         values = list(self._level.window.values)
         old = self._anchor.value if kind == "onset" else self._anchor.told
         start = best_split(values, old, self._level.median, SHIFT)
         return self._confirm(kind, row + 1 - len(values) + start, row, row, values[start:], old)
 
-    def _review_warm_up(self, row):
+    def _review_warm_up(self, row: int) -> None:
         """Warm-up is over once two successive half windows agree; until then the reference follows downwards."""
         self._anchor.drop(self._level.median)
         if len(self._level.window) < SKIPPED_ROWS:
@@ -225,7 +226,7 @@ class Tracker:
             self.warm = True
             self._level.window.capacity = WINDOW_ROWS
 
-    def _suspect(self, y, row):
+    def _suspect(self, y: float, row: int) -> LevelEvent | None:
         """Hold `y` back; return the event that it makes provisional or certain."""
         pending = self._pending
         pending.append(y)
@@ -237,7 +238,7 @@ class Tracker:
             return self._let_go(row)
         return self._suspected(row) if strongest >= PROVISIONAL else None
 
-    def _suspected(self, row):
+    def _suspected(self, row: int) -> LevelEvent | None:
         """The event that `row` makes provisional."""
         rise = "change" if self.slow else "onset"
         for run, sign, kind in ((self._back, -1, "relief"), (self._up, 1, rise), (self._down, -1, "change")):
@@ -247,7 +248,7 @@ class Tracker:
                     return LevelEvent(kind, run.start, row, None, ratio)
         return None
 
-    def _weigh(self, row):
+    def _weigh(self, row: int) -> LevelEvent | None:
         """An onset, where suspects of a healthy job speak for one level rather than for bursts."""
         up = self._up
         if self.slow or not up.grew or up.score < CANDIDATE or not self._weighing.is_due(row + 1 - up.start, row):
@@ -262,7 +263,7 @@ class Tracker:
         first = self._weighing.slower(suspects, self._level, self._anchor.value)
         return self._rise(suspects[first:], row) if first is not None else None
 
-    def _count_votes(self, row):
+    def _count_votes(self, row: int) -> LevelEvent | None:
         """The event that the votes of a run decide, where verification agrees."""
         for run, decide in ((self._back, self._relief), (self._up, self._rise), (self._down, self._fall)):
             if run.score < LIKELY or not run.grew or row - run.start < MIN_SAMPLES - 1:
@@ -278,18 +279,18 @@ class Tracker:
                 return event
         return None
 
-    def _wanders(self, suspects):
+    def _wanders(self, suspects: Sequence[float]) -> bool:
         """Whether `suspects` of a healthy job, of whatever heights, are too many and too dense for bursts."""
         odds = max(WANDERING, JITTER + 3 * self._up.cap)
         return len(suspects) >= WANDERING_ROWS and self._up.score >= odds and self._level.moved(suspects) != 0.0
 
-    def _is_stale(self, row):
+    def _is_stale(self, row: int) -> bool:
         """Whether suspects have been held back for too long; in a noisy job a run is often alive and means nothing."""
         doubtful = max(self._up.score, self._down.score) < PROVISIONAL
         long = len(self._pending) >= (SKIPPED_ROWS if doubtful else WINDOW_ROWS)
         return long and (self._back.score == 0.0 or self._back.start <= row - WINDOW_ROWS // 2)
 
-    def _let_go(self, row):
+    def _let_go(self, row: int) -> LevelEvent | None:
         """Neither certain nor cleared: noise, or a step too small to count. It is the level now.
 
         The last few suspects are taken once more: an incident may have begun with them.
@@ -306,12 +307,12 @@ class Tracker:
                 break
         return event
 
-    def _counts(self, shift, suspects):
+    def _counts(self, shift: float, suspects: Sequence[float]) -> bool:
         """Whether `shift`, measured on `suspects`, is 10 %; within its standard error where it lasts."""
         allowance = self._level.error(8, len(self._level.window)) if len(suspects) >= 8 else 0.0
         return shift >= max(ACCEPT, SHIFT - allowance)
 
-    def _rise(self, suspects, row):
+    def _rise(self, suspects: Sequence[float], row: int) -> LevelEvent | None:
         if self.slow:
             shift = self._level.moved(suspects)
         else:
@@ -326,7 +327,7 @@ class Tracker:
             return self._settle("onset", suspects, self._up, row)
         return self._small_step(suspects, shift, row, self._up)
 
-    def _fall(self, suspects, row):
+    def _fall(self, suspects: Sequence[float], row: int) -> LevelEvent | None:
         shift = self._level.moved(suspects)
         if len(suspects) < MIN_SAMPLES or shift > -SMALL:
             return None
@@ -334,7 +335,7 @@ class Tracker:
             if self._level.median + shift - self._base < SHIFT:
                 return self._settle("relief", suspects, self._down, row)
             return self._other_level(suspects, -shift, row, self._down)
-        # Who waits for a faster job to be certain loses nothing.
+        # Waiting until a faster job is certain loses nothing.
         if len(suspects) < SKIPPED_ROWS or not self._weighing.is_due(len(suspects), row):
             return None
         if not self._weighing.is_faster(suspects, self._level, self._anchor.value):
@@ -348,27 +349,27 @@ class Tracker:
             return self._settle("change", suspects, self._down, row)
         return self._small_step(suspects, -shift, row, self._down)
 
-    def _relief(self, suspects, row):
+    def _relief(self, suspects: Sequence[float], row: int) -> LevelEvent | None:
         over = median(suspects[-8:]) - self._base
         near = max(SMALL, 2 * self._level.error(min(len(suspects), 8), len(self._healthy.level.window)))
         if len(suspects) < MIN_SAMPLES or over > min(near, (self._level.median - self._base) / 2):
             return None
         return self._settle("relief", suspects, self._back, row)
 
-    def _other_level(self, suspects, shift, row, run):
+    def _other_level(self, suspects: Sequence[float], shift: float, row: int, run: VoteRun) -> LevelEvent | None:
         """Another level inside an incident: it must stand clear of the incident's own noise."""
         if len(suspects) >= 2 * MIN_SAMPLES and shift >= 3 * self._level.scale and self._counts(shift, suspects):
             return self._settle("change", suspects, run, row)
         return self._small_step(suspects, shift, row, run)
 
-    def _small_step(self, suspects, shift, row, run):
+    def _small_step(self, suspects: Sequence[float], shift: float, row: int, run: VoteRun) -> LevelEvent | None:
         """A step below 10 % counts where it lasts and hardly a sample of the one level could be of the other."""
         level = self._level
         if len(suspects) < SKIPPED_ROWS or shift < 6 * level.scale or abs(level.moved(suspects[:8])) < SMALL:
             return None
         return self._settle("change", suspects, run, row)
 
-    def _settle(self, kind, suspects, run, row):
+    def _settle(self, kind: str, suspects: Sequence[float], run: VoteRun, row: int) -> LevelEvent | None:
         """Confirm an event of `run` where its level began, if enough rows have followed."""
         level, new = self._level, median(suspects[-8:])
         if kind == "relief":
@@ -385,7 +386,9 @@ class Tracker:
         old = self._anchor.value if kind == "onset" else level.median
         return self._confirm(kind, index, max(suspected, index), row, rows[start:], old)
 
-    def _confirm(self, kind, index, provisional_at, row, values, old):
+    def _confirm(
+        self, kind: str, index: int, provisional_at: int, row: int, values: Sequence[float], old: float
+    ) -> LevelEvent:
         new = median(values[-8:])
         small = kind == "change" and not self.slow and new - old > -ACCEPT
         if kind == "onset":
@@ -405,7 +408,7 @@ class Tracker:
         self.events.append(event)
         return event
 
-    def _restart(self, values):
+    def _restart(self, values: Sequence[float]) -> None:
         """Begin a new level with `values`; the spread stays until there are enough samples for another."""
         self._level = Level(WINDOW_ROWS, list(values), self._level)
         self._pending = []
@@ -413,7 +416,7 @@ class Tracker:
             run.clear()
         self._back.set_rate(MIN_RATE)
 
-    def _recover(self, values):
+    def _recover(self, values: Sequence[float]) -> None:
         """After a relief: what was known of the healthy job counts again, its level too where that is the same."""
         healthy, _, up_rate, down_rate = self._healthy
         self._up.set_rate(up_rate)

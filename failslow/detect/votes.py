@@ -1,6 +1,7 @@
 """Votes for and against a shift, their running sum, and where a shift began. All in log scale."""
 
 from bisect import insort
+from collections.abc import Sequence
 from math import log
 
 SHIFT = log(1.10)
@@ -15,12 +16,12 @@ SEEN = 0.9
 LEAST_ROWS = 4
 
 
-def median(values):
+def median(values: Sequence[float]) -> float:
     """The lower median of a short sequence."""
     return sorted(values)[(len(values) - 1) >> 1]
 
 
-def vote(z, spread2, shift=SHIFT):
+def vote(z: float, spread2: float, shift: float = SHIFT) -> float:
     """Log-likelihood ratio of a shift by `shift` or more against none, of a sample at distance `z`; uncapped."""
     z = 0.0 if z < 0.0 else z
     short = shift - z if z < shift else 0.0
@@ -30,32 +31,33 @@ def vote(z, spread2, shift=SHIFT):
 class VoteRun:
     """A CUSUM of votes.
 
-    Attributes: `score`; `start`: first row since its last zero; `suspected`: row at which it became provisional;
-    `grew`: the last vote was for a shift; `cap` and `floor`: the most and the least that one vote counts; `rate`: the
-    share of healthy samples that look shifted.
+    Attributes: `score`; `start`: first row since its last zero; `suspected`: row at which it became provisional, None
+    while it is not; `grew`: the last vote was for a shift; `cap` and `floor`: the most and the least that one vote
+    counts; `rate`: the share of healthy samples that look shifted.
     """
 
     __slots__ = ("cap", "floor", "grew", "rate", "score", "start", "suspected")
 
-    def __init__(self, rate):
+    def __init__(self, rate: float) -> None:
         self.score = 0.0
         self.grew = False
-        self.start = self.suspected = None
+        self.start = 0
+        self.suspected: int | None = None
         self.set_rate(rate)
 
-    def set_rate(self, rate):
+    def set_rate(self, rate: float) -> None:
         """Expect a share `rate` of healthy samples to look shifted."""
         self.rate = rate = MIN_RATE if rate < MIN_RATE else MAX_RATE if rate > MAX_RATE else rate
         self.cap = log(SEEN / rate)
         # Where every other row looks shifted, one that does not says more than one that does.
         self.floor = -self.cap if rate < 1 - SEEN else log((1 - SEEN) / (1 - rate))
 
-    def forget(self, share):
+    def forget(self, share: float) -> None:
         """Forget `share` of the healthy samples that looked shifted."""
         if self.rate > MIN_RATE:
             self.set_rate(self.rate * (1 - share))
 
-    def add(self, vote, row):
+    def add(self, vote: float, row: int) -> None:
         """Count the vote of `row`."""
         cap, floor = self.cap, self.floor
         vote = cap if vote > cap else floor if vote < floor else vote
@@ -63,19 +65,20 @@ class VoteRun:
         if self.score == 0.0:
             if vote <= 0.0:
                 return
-            self.start, self.suspected = row, None
+            self.start = row
+            self.suspected = None
         # Without a limit a run that verification keeps refusing would take forever to clear.
         score, most = self.score + vote, CERTAIN + 4 * cap
         self.score = 0.0 if score < 0.0 else most if score > most else score
         if self.suspected is None and score >= PROVISIONAL:
             self.suspected = row
 
-    def clear(self):
+    def clear(self) -> None:
         """Back to zero; the rate stays."""
         self.score = 0.0
 
 
-def split(values, old, new):
+def split(values: Sequence[float], old: float, new: float) -> int:
     """Index in `values` from which on they lie nearer to `new` than to `old`: the best single split."""
     middle, limit = (old + new) / 2, abs(new - old) / 2
     sign = 1.0 if new > old else -1.0
@@ -89,7 +92,7 @@ def split(values, old, new):
     return min(start, len(values) - 1)
 
 
-def best_split(values, old, new, margin):
+def best_split(values: Sequence[float], old: float, new: float, margin: float) -> int:
     """Index at which `values` part best into two levels, by the sum of distances to the two medians.
 
     The levels need not be `old` and `new`; but what lies outside of them by more than `margin`, as spikes do, counts as
@@ -101,9 +104,11 @@ def best_split(values, old, new, margin):
     return min(range(LEAST_ROWS, len(values) - LEAST_ROWS + 1), key=lambda i: before[i - 1] + after[i])
 
 
-def _distances(values):
+def _distances(values: Sequence[float]) -> list[float]:
     """Sums of the distances to the median of the first value, the first two, ..., each from the one before."""
-    ordered, total, found = [], 0.0, []
+    ordered: list[float] = []
+    found: list[float] = []
+    total = 0.0
     for count, value in enumerate(values):
         if count:
             # All between the middle two are medians of an even number.
