@@ -6,9 +6,12 @@ all-gather of a stage; they appear in simulated timelines, never in plans.
 """
 
 import re
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from lanterne.errors import ScheduleError
+
+if TYPE_CHECKING:
+    from lanterne.pipeline.plan.placement import Placement
 
 # Columns of plans hold a kind as its index here.
 KINDS = ("F", "B", "W", "BW")
@@ -16,7 +19,7 @@ DATA_PARALLEL_KINDS = ("AR", "RS", "AG")
 
 # kind -> what it needs: (kind, how many stages further along the microbatch's route). A B that is needed may be done by
 # a BW.
-NEEDS = {
+NEEDS: dict[str, tuple[tuple[str, int], ...]] = {
     "F": (("F", -1),),
     "B": (("F", 0), ("B", +1)),
     "W": (("B", 0),),
@@ -42,12 +45,12 @@ class Action(NamedTuple):
     part: int = 1
     parts: int = 1
 
-    def __str__(self):
+    def __str__(self) -> str:
         word = f"{self.kind}{self.stage}.{self.microbatch}"
         return word if self.parts == 1 else f"{word}.{self.part}/{self.parts}"
 
     @classmethod
-    def parse(cls, text):
+    def parse(cls, text: object) -> "Action":
         """The action written as `text`.
 
         Raises:
@@ -64,17 +67,16 @@ class Action(NamedTuple):
         return cls(match[1], int(match[2]), int(match[3]), part, parts)
 
 
-def dependencies(action, placement):
+def dependencies(action: Action, placement: "Placement") -> tuple[Action, ...]:
     """The actions that must end before `action` starts, as whole actions; a B among them may be done by a BW.
 
     A part after the first needs only the part before it: what the first part needed has ended by then.
 
-    Args:
-        action: an Action of one of KINDS.
-        placement: the Placement, which knows the route's next stage up and down.
+    There are none for the first stage's F.
 
-    Returns:
-        A tuple of Actions; empty for the first stage's F.
+    Args:
+        action: of one of KINDS.
+        placement: knows the route's next stage up and down.
     """
     if action.part > 1:
         return (action._replace(part=action.part - 1),)

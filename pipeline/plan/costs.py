@@ -8,15 +8,38 @@ all-gather: an action of no duration, with the ids behind all others, that the s
 F.
 """
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import Any, NamedTuple, TypeAlias, overload
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lanterne.errors import InputError
 from lanterne.pipeline.plan.action import FUSED, KINDS, NEEDS
 from lanterne.pipeline.plan.placement import Placement
 from lanterne.pipeline.plan.problem import Problem
+from lanterne.pipeline.plan.resources import StageMemory
+
+Floats: TypeAlias = NDArray[np.float64]
+Ints: TypeAlias = NDArray[np.int64]
+
+
+class Tables(NamedTuple):
+    """What the engine's loops read of the Costs, by id; loops read lists faster than arrays."""
+
+    duration: list[float]
+    slot: list[int]
+    target: list[int]
+    latency: list[float]
+    occupancy: list[float]
+    link: list[int]
+
+    @classmethod
+    def of(cls, columns: Iterable[NDArray[Any]], gates: "Tables") -> "Tables":
+        """The `columns` as lists, with the `gates` behind them."""
+        return cls(*(column.tolist() + more for column, more in zip(columns, gates, strict=True)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,67 +63,71 @@ class Costs:
 
     problem: Problem
     placement: Placement
-    duration: np.ndarray
-    latency: np.ndarray
-    occupancy: np.ndarray
-    link: np.ndarray
-    alloc: np.ndarray
-    free: np.ndarray
-    slot: np.ndarray
-    target: np.ndarray
-    initial: np.ndarray
+    duration: Floats
+    latency: Floats
+    occupancy: Floats
+    link: Ints
+    alloc: Floats
+    free: Floats
+    slot: Ints
+    target: Ints
+    initial: Floats
     always: int
-    stage_rank: np.ndarray
+    stage_rank: Ints
     num_links: int
     shared: bool
-    all_gather: np.ndarray
-    reduce: np.ndarray
+    all_gather: Floats
+    reduce: Floats
 
     @property
-    def microbatches(self):
+    def microbatches(self) -> int:
         return self.problem.microbatches
 
-    def id(self, kind, stage, microbatch):
+    @overload
+    def id(self, kind: int, stage: int, microbatch: int) -> int: ...
+    @overload
+    def id(self, kind: int | Ints, stage: Ints, microbatch: int | Ints) -> Ints: ...
+    def id(self, kind: int | Ints, stage: int | Ints, microbatch: int | Ints) -> int | Ints:
         """The id of an action; `kind` is an index in KINDS. Works on arrays too."""
         return (kind * self.placement.num_stages + stage) * self.problem.microbatches + microbatch
 
     @cached_property
-    def gates(self):
-        """What the gates append to the lists below: no duration, no message, a slot each."""
+    def gates(self) -> Tables:
+        """What stands behind the lists below for the gates: no duration, no message, a slot each."""
         stages = self.placement.num_stages
         none, zero = [-1] * stages, [0.0] * stages
-        return zero, [self.always + 1 + stage for stage in range(stages)], none, zero, zero, none
+        return Tables(zero, [self.always + 1 + stage for stage in range(stages)], none, zero, zero, none)
 
     @cached_property
-    def lists(self):
-        """(duration, slot, target, latency, occupancy, link), gates included, as lists: loops read them faster."""
-        tables = self.duration, self.slot, self.target, self.latency, self.occupancy, self.link
-        return tuple(table.tolist() + more for table, more in zip(tables, self.gates, strict=True))
+    def lists(self) -> Tables:
+        """The Tables of all whole actions, gates included."""
+        columns = self.duration, self.slot, self.target, self.latency, self.occupancy, self.link
+        return Tables.of(columns, self.gates)
 
     @cached_property
-    def initial_list(self):
+    def initial_list(self) -> list[float]:
         return self.initial.tolist()
 
     @cached_property
-    def kinds_and_stages(self):
-        """Kind (index in KINDS) and stage of each id, two lists."""
+    def kinds_and_stages(self) -> tuple[list[int], list[int]]:
+        """Kind (index in KINDS) and stage of each id."""
         block = np.arange(len(self.duration)) // self.microbatches
         kind, stage = np.divmod(block, self.placement.num_stages)
         return kind.tolist(), stage.tolist()
 
     @cached_property
-    def gathers(self):
+    def gathers(self) -> bool:
         """Whether there are data-parallel all-gathers."""
         return bool(self.all_gather.any())
 
     @cached_property
-    def reduces(self):
+    def reduces(self) -> bool:
         """Whether there are data-parallel all-reduces or reduce-scatters."""
         return bool(self.reduce.any())
 
 
 @lru_cache(maxsize=64)
-def costs(problem, placement):
+def costs(problem: Problem, placement: Placement) -> Costs:
     """The Costs of `problem` on `placement`; kept for the pairs used last.
 
     Raises:
@@ -117,11 +144,19 @@ def costs(problem, placement):
     latency, occupancy, link, sources = _messages(problem, placement)
     data_parallel = problem.data_parallel
     reduce, all_gather = data_parallel[1:] if data_parallel else ((0.0,) * problem.stages,) * 2
-    per_action = [np.repeat(table, problem.microbatches) for table in (duration, latency, occupancy, link, alloc, free)]
+
+    def per_action(table: NDArray[Any]) -> NDArray[Any]:
+        return np.repeat(table, problem.microbatches)
+
     return Costs(
         problem,
         placement,
-        *per_action,
+        per_action(duration),
+        per_action(latency),
+        per_action(occupancy),
+        per_action(link),
+        per_action(alloc),
+        per_action(free),
         slot=slot,
         target=target,
         initial=initial,
@@ -134,18 +169,18 @@ def costs(problem, placement):
     )
 
 
-def _memory(limits, rank, share):
-    """What each kind takes and gives back, two (num_kinds, num_stages) arrays."""
+def _memory(limits: StageMemory, rank: Ints, share: Floats) -> tuple[Floats, Floats]:
+    """What each kind takes and gives back, each (num_kinds, num_stages)."""
     change = {kind: np.array(deltas)[rank] / share for kind, deltas in zip("FBW", limits[:3], strict=True)}
     alloc = {kind: np.maximum(delta, 0.0) for kind, delta in change.items()}
     free = {kind: np.maximum(-delta, 0.0) for kind, delta in change.items()}
     for whole, pieces in FUSED.items():
-        alloc[whole] = sum(alloc[kind] for kind in pieces)
-        free[whole] = sum(free[kind] for kind in pieces)
+        alloc[whole] = np.sum([alloc[kind] for kind in pieces], axis=0)
+        free[whole] = np.sum([free[kind] for kind in pieces], axis=0)
     return np.array([alloc[kind] for kind in KINDS]), np.array([free[kind] for kind in KINDS])
 
 
-def _remote_needs():
+def _remote_needs() -> Iterator[tuple[str, str, int]]:
     """Every need that crosses stages: (kind that waits, kind or fused kind that serves it, step to its stage)."""
     for kind, needs in NEEDS.items():
         for needed, step in needs:
@@ -154,7 +189,7 @@ def _remote_needs():
                     yield kind, server, step
 
 
-def _slots(placement, microbatches):
+def _slots(placement: Placement, microbatches: int) -> tuple[Ints, Ints, Floats]:
     """(slot, target) per action id, and `initial` per slot."""
     stages = placement.num_stages
     always = 2 * stages * microbatches
@@ -174,12 +209,13 @@ def _slots(placement, microbatches):
     return slot.reshape(-1), target.reshape(-1), initial
 
 
-def _messages(problem, placement):
+def _messages(problem: Problem, placement: Placement) -> tuple[Floats, Floats, Ints, list[set[int]]]:
     """latency, occupancy, link by (kind, stage) of the sender; and the set of source ranks of each link."""
     shape = len(KINDS), placement.num_stages
     latency, occupancy, link = np.zeros(shape), np.zeros(shape), np.full(shape, -1)
     groups = {pair: i for i, group in enumerate(problem.shared_links) for pair in group}
-    numbers, sources = {}, []
+    numbers: dict[int | tuple[int, int], int] = {}
+    sources: list[set[int]] = []
     for kind, server, step in _remote_needs():
         nbytes = problem.message_nbytes[0 if kind == "F" else 1]
         for stage in range(placement.num_stages):

@@ -2,8 +2,9 @@
 
 import difflib
 import reprlib
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from numbers import Real
+from typing import Any, TypeAlias, TypeVar
 
 from lanterne.errors import InputError
 
@@ -12,43 +13,69 @@ MOST = 2**20
 # Sums and products of numbers up to this stay finite.
 LARGEST = 1e100
 
+Value = TypeVar("Value")
+# What there is for each pair of ranks: of neighbours, (stages - 1,), or by [source][destination], (stages, stages).
+PerPair: TypeAlias = tuple[Value, ...] | tuple[tuple[Value, ...], ...]
+Pairs: TypeAlias = tuple[tuple[tuple[int, int], ...], ...]
 
-def as_count(key, value):
+
+def as_count(key: str, value: Any) -> int:
     """`value` as an int of at least 1 and at most MOST."""
-    number = isinstance(value, Real) and not isinstance(value, bool) and abs(value) <= LARGEST
-    if not number or value != int(value) or value < 1:
+    if not _is_number(value) or value != int(value) or value < 1:
         raise InputError(f"{key}: got {reprlib.repr(value)}, expected a whole number of at least 1")
     if value > MOST:
         raise InputError(f"{key}: got {value:g}, expected at most {MOST}")
     return int(value)
 
 
-def as_number(key, value, positive=False, signed=False):
+def as_number(key: str, value: Any, *, positive: bool = False, signed: bool = False) -> float:
     """`value` as a float of at most LARGEST, at least 0 unless `signed`, more than 0 if `positive`."""
     expected = "a number" if signed else "a number above 0" if positive else "a number of at least 0"
-    if isinstance(value, bool) or not isinstance(value, Real) or not abs(value) <= LARGEST:
+    if not _is_number(value):
         raise InputError(f"{key}: got {reprlib.repr(value)}, expected {expected}")
     if not signed and (value < 0 or (positive and value == 0)):
         raise InputError(f"{key}: got {value:g}, expected {expected}")
     return float(value)
 
 
-def as_numbers(key, value, length, positive=False, signed=False, or_none=False):
-    """A tuple of `length` floats from one number, which stands for all, or a list of that length."""
+def _is_number(value: Any) -> bool:
+    kind = type(value)
+    return issubclass(kind, Real) and not issubclass(kind, bool) and bool(abs(value) <= LARGEST)
+
+
+def as_positive(key: str, value: Any) -> float:
+    """`value` as a float above 0."""
+    return as_number(key, value, positive=True)
+
+
+def as_signed(key: str, value: Any) -> float:
+    """`value` as a float of either sign."""
+    return as_number(key, value, signed=True)
+
+
+def as_number_or_none(key: str, value: Any) -> float | None:
+    """`value` as a float of at least 0, or None as it is."""
+    return None if value is None else as_number(key, value)
+
+
+def as_positive_or_none(key: str, value: Any) -> float | None:
+    """`value` as a float above 0, or None as it is."""
+    return None if value is None else as_number(key, value, positive=True)
+
+
+def as_numbers(key: str, value: Any, length: int, read: Callable[[str, Any], Value]) -> tuple[Value, ...]:
+    """What `read` makes of `length` values: of one, which stands for all, or of a list of that length."""
     if not is_list(value):
         value = [value] * length
     if len(value) != length:
         raise InputError(f"{key}: got {len(value)} values, expected {length}")
-    return tuple(
-        None if or_none and item is None else as_number(f"{key}[{i}]", item, positive, signed)
-        for i, item in enumerate(value)
-    )
+    return tuple(read(f"{key}[{i}]", item) for i, item in enumerate(value))
 
 
-def as_per_pair(key, value, stages, positive=False, or_none=False):
-    """(stages - 1,) floats for neighbours, or (stages, stages) by [source][destination], from either or one number."""
+def as_per_pair(key: str, value: Any, stages: int, read: Callable[[str, Any], Value], here: Value) -> PerPair[Value]:
+    """What `read` makes of a value per pair, given so or as one that stands for all; `here` from a rank to itself."""
     if not (is_list(value) and value and all(map(is_list, value))):
-        return as_numbers(key, value, stages - 1, positive, or_none=or_none)
+        return as_numbers(key, value, stages - 1, read)
     if len(value) != stages:
         raise InputError(f"{key}: got {len(value)} rows, expected {stages}, one per source")
     rows = []
@@ -56,28 +83,21 @@ def as_per_pair(key, value, stages, positive=False, or_none=False):
         if len(row) != stages:
             raise InputError(f"{key}[{src}]: got {len(row)} values, expected {stages}, one per destination")
         # Nobody sends to itself, so the diagonal may hold anything.
-        rows.append(
-            tuple(
-                0.0
-                if src == dst
-                else None
-                if or_none and item is None
-                else as_number(f"{key}[{src}][{dst}]", item, positive)
-                for dst, item in enumerate(row)
-            )
-        )
+        rows.append(tuple(here if src == dst else read(f"{key}[{src}][{dst}]", x) for dst, x in enumerate(row)))
     return tuple(rows)
 
 
-def as_pairs(key, value, stages):
+def as_pairs(key: str, value: Any, stages: int) -> Pairs:
     """Groups of (source, destination) pairs of ranks, each pair in one group at most."""
     if not is_list(value):
         raise InputError(f"{key}: got {value!r}, expected a list of lists of [source, destination]")
-    seen, groups = set(), []
+    seen: set[tuple[int, int]] = set()
+    groups = []
     for i, group in enumerate(value):
         if not is_list(group) or not all(is_list(pair) and len(pair) == 2 for pair in group):
             raise InputError(f"{key}[{i}]: got {group!r}, expected a list of [source, destination]")
-        for pair in map(tuple, group):
+        pairs = [(pair[0], pair[1]) for pair in group]
+        for pair in pairs:
             valid = all(isinstance(rank, int) and 0 <= rank < stages for rank in pair) and pair[0] != pair[1]
             if not valid or pair in seen:
                 problem = "twice" if valid else f"of {stages} ranks"
@@ -85,11 +105,11 @@ def as_pairs(key, value, stages):
                     f"{key}[{i}]: got pair {list(pair)} {problem}, expected each pair of different ranks once at most"
                 )
             seen.add(pair)
-        groups.append(tuple(map(tuple, group)))
+        groups.append(tuple(pairs))
     return tuple(groups)
 
 
-def check_keys(what, document, known, required):
+def check_keys(what: str, document: Any, known: Collection[str], required: Collection[str]) -> None:
     """Raise unless `document` is an object with all `required` keys and no misspelt one of `known`."""
     if not isinstance(document, dict):
         raise InputError(
@@ -107,6 +127,6 @@ def check_keys(what, document, known, required):
         raise InputError(f"{what}: {missing[0]} is missing")
 
 
-def is_list(value):
+def is_list(value: object) -> bool:
     """Whether `value` is a list or tuple rather than one value."""
     return isinstance(value, Sequence) and not isinstance(value, str)

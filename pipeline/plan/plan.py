@@ -1,10 +1,13 @@
 """A plan: for each rank the actions that it runs, in order; a value that is checked, simulated, and then executed."""
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, pairwise
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lanterne.errors import ScheduleError
 from lanterne.pipeline.plan.action import KINDS, Action
@@ -36,32 +39,39 @@ class Plan:
 
     placement: Placement
     microbatches: int
-    columns: np.ndarray
-    offsets: np.ndarray
+    columns: NDArray[np.int32]
+    offsets: NDArray[np.int64]
     scheduler: str = ""
-    message_order: tuple = ()
+    message_order: tuple[tuple[Action, ...], ...] = ()
     proved_bound: float = 0.0
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         ranks, actions = len(self.offsets) - 1, self.columns.shape[1]
         size = f"{ranks} ranks, {self.microbatches} microbatches, {actions} actions"
         return f"Plan({self.scheduler or 'unnamed'}, {self.placement.name}, {size})"
 
     @classmethod
-    def from_actions(cls, ranks, placement, microbatches, scheduler="", message_order=()):
-        """The plan of `ranks`: a sequence of sequences of Action.
+    def from_actions(
+        cls,
+        ranks: Iterable[Iterable[Action]],
+        placement: Placement,
+        microbatches: int,
+        scheduler: str = "",
+        message_order: Iterable[Iterable[Action]] = (),
+    ) -> "Plan":
+        """The plan in which each rank runs its part of `ranks`.
 
         Raises:
             ScheduleError: as many lists as ranks are expected, of actions that a plan can hold.
         """
-        ranks = [list(actions) for actions in ranks]
-        if len(ranks) != placement.num_ranks:
+        orders = [list(actions) for actions in ranks]
+        if len(orders) != placement.num_ranks:
             raise ScheduleError(
-                f"plan: got {len(ranks)} lists of actions, expected {placement.num_ranks}, one per rank"
+                f"plan: got {len(orders)} lists of actions, expected {placement.num_ranks}, one per rank"
             )
-        offsets = np.cumsum([0, *map(len, ranks)])
+        offsets = np.cumsum([0, *map(len, orders)])
         try:
-            rows = [(KIND_INDEX[kind], *numbers) for kind, *numbers in chain.from_iterable(ranks)]
+            rows = [(KIND_INDEX[kind], *numbers) for kind, *numbers in chain.from_iterable(orders)]
         except KeyError as error:
             raise ScheduleError(
                 f"plan: got an action of kind {error.args[0]!r}, expected one of {', '.join(KINDS)}"
@@ -74,8 +84,10 @@ class Plan:
         )
 
     @classmethod
-    def from_ids(cls, orders, placement, microbatches, scheduler="", message_order=()):
-        """The plan of whole actions given by id (see costs): `orders` has one sequence of ints per rank.
+    def from_ids(
+        cls, orders: Sequence[Sequence[int]], placement: Placement, microbatches: int, scheduler: str = ""
+    ) -> "Plan":
+        """The plan of whole actions given by id (see costs): `orders` has one sequence per rank.
 
         Cost: some 0.1 us per action; this is how planners make plans.
         """
@@ -83,46 +95,39 @@ class Plan:
         columns = np.ones((5, len(ids)), np.int32)
         block, columns[MICROBATCH] = np.divmod(ids, microbatches)
         columns[KIND], columns[STAGE] = np.divmod(block, placement.num_stages)
-        return cls(
-            placement,
-            microbatches,
-            columns,
-            np.cumsum([0, *map(len, orders)]),
-            scheduler,
-            tuple(map(tuple, message_order)),
-        )
+        return cls(placement, microbatches, columns, np.cumsum([0, *map(len, orders)]), scheduler)
 
     @cached_property
-    def ranks(self):
+    def ranks(self) -> tuple[tuple[Action, ...], ...]:
         """The same as Actions: a tuple per rank."""
         kind, *rest = self.columns.tolist()
         actions = [Action(KINDS[index], *numbers) for index, *numbers in zip(kind, *rest, strict=True)]
         return tuple(tuple(actions[start:stop]) for start, stop in pairwise(self.offsets.tolist()))
 
     @cached_property
-    def ids(self):
+    def ids(self) -> NDArray[np.int64]:
         """(num_actions,) int64, the id (see costs) of the whole action that each column belongs to."""
         kind, stage, microbatch = self.columns[:3].astype(np.int64)
         return (kind * self.placement.num_stages + stage) * self.microbatches + microbatch
 
     @cached_property
-    def orders(self):
-        """The same as ids: a list of ints per rank; for plans without parts."""
+    def orders(self) -> list[list[int]]:
+        """The same as ids: a list per rank; for plans without parts."""
         ids = self.ids.tolist()
         return [ids[start:stop] for start, stop in pairwise(self.offsets.tolist())]
 
     @cached_property
-    def rank_of(self):
+    def rank_of(self) -> NDArray[np.int64]:
         """(num_actions,) int64, the rank that runs each column."""
         return np.repeat(np.arange(len(self.offsets) - 1), np.diff(self.offsets))
 
-    def words(self):
+    def words(self) -> list[list[str]]:
         """The same as text: a list of lists such as ["F0.0", "B0.0"]."""
         return [[str(action) for action in actions] for actions in self.ranks]
 
-    def to_dict(self):
+    def to_dict(self) -> dict[str, Any]:
         """The part of a plan file that describes the plan: placement, stage_to_rank, microbatches, scheduler, ranks."""
-        document = {
+        document: dict[str, Any] = {
             "scheduler": self.scheduler,
             "microbatches": self.microbatches,
             "placement": self.placement.name,
@@ -136,7 +141,7 @@ class Plan:
         return document
 
     @classmethod
-    def from_dict(cls, document):
+    def from_dict(cls, document: Any) -> "Plan":
         """The plan of a plan file; `microbatches` may be missing and is then one more than the largest in it.
 
         Raises:
@@ -152,13 +157,13 @@ class Plan:
         return cls.from_actions(ranks, _placement(document, len(ranks)), microbatches, scheduler, message_order)
 
 
-def _actions(key, value):
+def _actions(key: str, value: Any) -> list[list[Action]]:
     if not isinstance(value, list) or not all(isinstance(words, list) for words in value):
         raise ScheduleError(f"plan: got {key} of another kind, expected a list of lists of actions")
     return [[Action.parse(word) for word in words] for words in value]
 
 
-def _placement(document, num_ranks):
+def _placement(document: dict[str, Any], num_ranks: int) -> Placement:
     """The named placement if the file's stages are where it puts them, or a custom one."""
     name, stage_to_rank = document.get("placement"), document["stage_to_rank"]
     if not isinstance(stage_to_rank, list) or not all(type(rank) is int for rank in stage_to_rank):
@@ -168,4 +173,4 @@ def _placement(document, num_ranks):
         if named.stage_to_rank == tuple(stage_to_rank):
             return named
     num_routes = as_count("plan: num_routes", document.get("num_routes", 1))
-    return Placement("custom", num_ranks, stage_to_rank, num_routes)
+    return Placement("custom", num_ranks, tuple(stage_to_rank), num_routes)

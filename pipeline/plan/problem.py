@@ -6,11 +6,26 @@ user's choice.
 """
 
 import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any, TypeAlias, TypeVar
 
 from lanterne.errors import InputError
-from lanterne.pipeline.plan.fields import MOST, as_count, as_numbers, as_pairs, as_per_pair, check_keys
+from lanterne.pipeline.plan.fields import (
+    MOST,
+    Pairs,
+    PerPair,
+    as_count,
+    as_number,
+    as_number_or_none,
+    as_numbers,
+    as_pairs,
+    as_per_pair,
+    as_positive,
+    as_positive_or_none,
+    check_keys,
+)
 from lanterne.pipeline.plan.resources import (
     DataParallel,
     Recompute,
@@ -21,6 +36,11 @@ from lanterne.pipeline.plan.resources import (
 )
 
 TIMES = ("forward", "backward_input", "backward_weight")
+
+Value = TypeVar("Value")
+# One value for all, or one for each.
+Given: TypeAlias = Value | Sequence[Value]
+GivenPerPair: TypeAlias = Given[Value] | Sequence[Sequence[Value]]
 
 
 @dataclass(frozen=True)
@@ -56,50 +76,67 @@ class Problem:
 
     stages: int
     microbatches: int
-    forward: tuple
-    backward_input: tuple
-    backward_weight: tuple
-    link_latency: tuple = 0.0
-    link_bandwidth: tuple | None = None
-    message_nbytes: tuple = 0.0
-    shared_links: tuple = ()
-    max_inflight_activations: tuple | None = None
-    memory: StageMemory | None = None
-    data_parallel: DataParallel | None = None
-    recompute: Recompute | None = None
+    forward: tuple[float, ...]
+    backward_input: tuple[float, ...]
+    backward_weight: tuple[float, ...]
+    link_latency: PerPair[float]
+    link_bandwidth: PerPair[float | None] | None
+    message_nbytes: tuple[float, ...]
+    shared_links: Pairs
+    max_inflight_activations: tuple[float | None, ...] | None
+    memory: StageMemory | None
+    data_parallel: DataParallel | None
+    recompute: Recompute | None
 
-    def __post_init__(self):
-        def put(key, value):
+    def __init__(
+        self,
+        stages: int,
+        microbatches: int,
+        forward: Given[float],
+        backward_input: Given[float],
+        backward_weight: Given[float],
+        link_latency: GivenPerPair[float] = 0.0,
+        link_bandwidth: GivenPerPair[float | None] = None,
+        message_nbytes: Given[float] | dict[str, float] = 0.0,
+        shared_links: Sequence[Sequence[Sequence[int]]] = (),
+        max_inflight_activations: Given[float | None] = None,
+        memory: StageMemory | dict[str, Any] | None = None,
+        data_parallel: DataParallel | dict[str, Any] | None = None,
+        recompute: Recompute | dict[str, Any] | bool | None = None,
+    ) -> None:
+        def put(key: str, value: object) -> None:
             object.__setattr__(self, key, value)
 
-        put("stages", as_count("stages", self.stages))
-        put("microbatches", as_count("microbatches", self.microbatches))
+        put("stages", as_count("stages", stages))
+        put("microbatches", as_count("microbatches", microbatches))
         if self.stages * self.microbatches > MOST:
             raise InputError(
                 f"microbatches: got {self.microbatches} on {self.stages} stages, expected at most {MOST} in all"
             )
-        for key in TIMES:
-            put(key, as_numbers(key, getattr(self, key), self.stages, positive=key != "backward_weight"))
-        put("link_latency", as_per_pair("link_latency", self.link_latency, self.stages))
-        if self.link_bandwidth is not None:
-            key = "link_bandwidth"
-            put(key, as_per_pair(key, self.link_bandwidth, self.stages, positive=True, or_none=True))
-        put("message_nbytes", _message_nbytes(self.message_nbytes))
-        if self.link_bandwidth is not None and not any(self.message_nbytes):
+        put("forward", as_numbers("forward", forward, self.stages, as_positive))
+        put("backward_input", as_numbers("backward_input", backward_input, self.stages, as_positive))
+        put("backward_weight", as_numbers("backward_weight", backward_weight, self.stages, as_number))
+        put("link_latency", as_per_pair("link_latency", link_latency, self.stages, as_number, 0.0))
+        if link_bandwidth is not None:
+            link_bandwidth = as_per_pair("link_bandwidth", link_bandwidth, self.stages, as_positive_or_none, 0.0)
+        put("link_bandwidth", link_bandwidth)
+        put("message_nbytes", _message_nbytes(message_nbytes))
+        if link_bandwidth is not None and not any(self.message_nbytes):
             raise InputError("message_nbytes: got none beside a link_bandwidth, expected the bytes of a message")
-        put("shared_links", as_pairs("shared_links", self.shared_links, self.stages))
-        if self.max_inflight_activations is not None:
-            if self.memory is not None:
+        put("shared_links", as_pairs("shared_links", shared_links, self.stages))
+        if max_inflight_activations is not None:
+            if memory is not None:
                 raise InputError("memory: got a max_inflight_activations too, expected one of them")
             key = "max_inflight_activations"
-            put(key, as_numbers(key, self.max_inflight_activations, self.stages, or_none=True))
-        put("memory", read_memory(self.memory, self.stages))
-        put("data_parallel", read_data_parallel(self.data_parallel, self.stages))
-        put("recompute", read_recompute(self.recompute, self.stages, self.forward))
+            max_inflight_activations = as_numbers(key, max_inflight_activations, self.stages, as_number_or_none)
+        put("max_inflight_activations", max_inflight_activations)
+        put("memory", read_memory(memory, self.stages))
+        put("data_parallel", read_data_parallel(data_parallel, self.stages))
+        put("recompute", read_recompute(recompute, self.stages, self.forward))
         _check_capacity(self)
 
     @cached_property
-    def limits(self):
+    def limits(self) -> StageMemory:
         """The StageMemory of this problem, whichever way it was given, recomputation included."""
         memory = self.memory
         if memory is None:
@@ -116,23 +153,23 @@ class Problem:
         )
 
     @cached_property
-    def durations(self):
+    def durations(self) -> dict[str, tuple[float, ...]]:
         """Kind -> (stages,) durations, recomputation included."""
         extra = self.recompute.time if self.recompute else (0.0,) * self.stages
         backward = tuple(a + b for a, b in zip(self.backward_input, extra, strict=True))
         fused = tuple(a + b for a, b in zip(backward, self.backward_weight, strict=True))
         return {"F": self.forward, "B": backward, "W": self.backward_weight, "BW": fused}
 
-    def latency(self, src, dst):
+    def latency(self, src: int, dst: int) -> float:
         """Time from a message's last byte on the link to its arrival; 0 on one rank."""
         return _of_pair(self.link_latency, src, dst, max, 0.0)
 
-    def occupancy(self, src, dst, nbytes):
+    def occupancy(self, src: int, dst: int, nbytes: float) -> float:
         """Time for which a message of `nbytes` keeps the link busy."""
         bandwidth = None if self.link_bandwidth is None else _of_pair(self.link_bandwidth, src, dst, _least, None)
         return 0.0 if bandwidth is None else nbytes / bandwidth
 
-    def needed_memory(self, rank, stages_per_rank=1):
+    def needed_memory(self, rank: int, stages_per_rank: int = 1) -> float:
         """The least capacity with which any schedule can exist on `rank`.
 
         Before the B of a microbatch on its last stage here can start, its F have ended on all stages of this rank.
@@ -141,20 +178,20 @@ class Problem:
         return limits.forward[rank] + max(limits.backward_input[rank], 0.0) / stages_per_rank
 
     @classmethod
-    def from_dict(cls, document):
+    def from_dict(cls, document: Any) -> "Problem":
         """The problem that a JSON object describes; its keys are the attributes above, notes beside them are allowed.
 
         Raises:
             InputError: no object, a key is missing or misspelt, or a value cannot be.
         """
-        known = {name: field.default for name, field in cls.__dataclass_fields__.items()}
+        known = tuple(cls.__dataclass_fields__)
         required = ("stages", "microbatches", *TIMES)
         check_keys("problem", document, known, required)
         return cls(**{key: document[key] for key in known if key in document})
 
-    def to_dict(self):
+    def to_dict(self) -> dict[str, Any]:
         """A JSON object that `from_dict` turns into an equal problem."""
-        document = {"stages": self.stages, "microbatches": self.microbatches}
+        document: dict[str, Any] = {"stages": self.stages, "microbatches": self.microbatches}
         document |= {key: list(getattr(self, key)) for key in TIMES}
         document["link_latency"] = _lists(self.link_latency)
         document["max_inflight_activations"] = _lists(self.max_inflight_activations)
@@ -174,15 +211,15 @@ class Problem:
         return document
 
 
-def _lists(value):
+def _lists(value: object) -> object:
     return [_lists(item) for item in value] if isinstance(value, tuple) else value
 
 
-def _least(values):
+def _least(values: Iterable[float | None]) -> float | None:
     return min((value for value in values if value is not None), default=None)
 
 
-def _of_pair(table, src, dst, pick, here):
+def _of_pair(table: PerPair[Any], src: int, dst: int, pick: Callable[[Iterable[Any]], Any], here: float | None) -> Any:
     if src == dst:
         return here
     if table and isinstance(table[0], tuple):
@@ -190,15 +227,15 @@ def _of_pair(table, src, dst, pick, here):
     return table[min(src, dst)] if abs(src - dst) == 1 else pick(table)
 
 
-def _message_nbytes(given):
+def _message_nbytes(given: Given[float] | dict[str, float]) -> tuple[float, ...]:
     key = "message_nbytes"
     if isinstance(given, dict):
         check_keys(key, given, ("forward", "backward_input"), ("forward", "backward_input"))
         given = given["forward"], given["backward_input"]
-    return as_numbers(key, given, 2)
+    return as_numbers(key, given, 2, as_number)
 
 
-def _check_capacity(problem):
+def _check_capacity(problem: Problem) -> None:
     key = "max_inflight_activations" if problem.memory is None else "memory.capacity"
     for rank, capacity in enumerate(problem.limits.capacity):
         needed = problem.needed_memory(rank)

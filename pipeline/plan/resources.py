@@ -1,10 +1,10 @@
 """What a problem may say of memory, data-parallel communication and recomputation, and how a problem file says it."""
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from lanterne.errors import InputError
-from lanterne.pipeline.plan.fields import as_number, as_numbers, check_keys
+from lanterne.pipeline.plan.fields import as_number, as_number_or_none, as_numbers, as_signed, check_keys
 
 
 class StageMemory(NamedTuple):
@@ -13,12 +13,12 @@ class StageMemory(NamedTuple):
     What an action adds is there from its start, what it takes away until its end. F + B + W is zero.
     """
 
-    forward: tuple
-    backward_input: tuple
-    backward_weight: tuple
-    capacity: tuple
+    forward: tuple[float, ...]
+    backward_input: tuple[float, ...]
+    backward_weight: tuple[float, ...]
+    capacity: tuple[float, ...]
 
-    def to_dict(self):
+    def to_dict(self) -> dict[str, Any]:
         """As a problem file has it."""
         capacity = [None if math.isinf(value) else value for value in self.capacity]
         return {key: list(value) for key, value in self._asdict().items()} | {"capacity": capacity}
@@ -32,10 +32,10 @@ class DataParallel(NamedTuple):
     """
 
     kind: str
-    reduce: tuple
-    all_gather: tuple
+    reduce: tuple[float, ...]
+    all_gather: tuple[float, ...]
 
-    def to_dict(self):
+    def to_dict(self) -> dict[str, Any]:
         """As a problem file has it."""
         if self.kind == "all_reduce":
             return {"kind": self.kind, "time": list(self.reduce)}
@@ -45,23 +45,26 @@ class DataParallel(NamedTuple):
 class Recompute(NamedTuple):
     """Of an activation only the part `keeps` (0 to 1) outlives F; B makes it again and takes `time` longer.
 
-    `time` is a (stages,) tuple.
+    `time` is (stages,).
     """
 
-    time: tuple
+    time: tuple[float, ...]
     keeps: float
 
 
-def read_memory(given, stages):
+def read_memory(given: StageMemory | dict[str, Any] | None, stages: int) -> StageMemory | None:
     """The StageMemory of a problem file's `memory`, of a StageMemory, or None."""
     if given is None:
         return None
     given = given.to_dict() if isinstance(given, StageMemory) else given
     check_keys("memory", given, StageMemory._fields, StageMemory._fields[:3])
-    deltas = [as_numbers(f"memory.{key}", given[key], stages, signed=True) for key in StageMemory._fields[:3]]
-    capacity = as_numbers("memory.capacity", given.get("capacity"), stages, or_none=True)
-    memory = StageMemory(*deltas, tuple(math.inf if value is None else value for value in capacity))
-    for stage, (forward, backward_input, backward_weight) in enumerate(zip(*deltas, strict=True)):
+    deltas = (as_numbers(f"memory.{key}", given[key], stages, as_signed) for key in StageMemory._fields[:3])
+    forwards, backwards, weights = deltas
+    capacity = as_numbers("memory.capacity", given.get("capacity"), stages, as_number_or_none)
+    memory = StageMemory(
+        forwards, backwards, weights, tuple(math.inf if value is None else value for value in capacity)
+    )
+    for stage, (forward, backward_input, backward_weight) in enumerate(zip(*memory[:3], strict=True)):
         total = forward + backward_input + backward_weight
         if forward < 0 or backward_weight > 0:
             raise InputError(
@@ -75,28 +78,29 @@ def read_memory(given, stages):
     return memory
 
 
-def read_data_parallel(given, stages):
+def read_data_parallel(given: DataParallel | dict[str, Any] | None, stages: int) -> DataParallel | None:
     """The DataParallel of a problem file's `data_parallel`, of a DataParallel, or None."""
     if given is None:
         return None
-    if isinstance(given, DataParallel):
-        given = given.to_dict()
+    given = given.to_dict() if isinstance(given, DataParallel) else given
     check_keys("data_parallel", given, ("kind", "time", "reduce_scatter", "all_gather"), ("kind",))
     wanted = {"all_reduce": ("time",), "zero1": ("reduce_scatter", "all_gather")}.get(str(given["kind"]))
     if wanted is None:
         raise InputError(f"data_parallel.kind: got {given['kind']!r}, expected all_reduce or zero1")
     check_keys("data_parallel", given, ("kind", *wanted), wanted)
-    times = [as_numbers(f"data_parallel.{key}", given[key], stages) for key in wanted]
+    times = [as_numbers(f"data_parallel.{key}", given[key], stages, as_number) for key in wanted]
     return DataParallel(given["kind"], times[0], times[1] if len(times) == 2 else (0.0,) * stages)
 
 
-def read_recompute(given, stages, forward):
+def read_recompute(
+    given: Recompute | dict[str, Any] | bool | None, stages: int, forward: tuple[float, ...]
+) -> Recompute | None:
     """The Recompute of a problem file's `recompute`, of a Recompute, or None; its time is `forward` by default."""
     if not given:
         return None
-    given = {} if given is True else given._asdict() if isinstance(given, Recompute) else given
+    given = {} if isinstance(given, bool) else given._asdict() if isinstance(given, Recompute) else given
     check_keys("recompute", given, ("time", "keeps"), ())
     keeps = as_number("recompute.keeps", given.get("keeps", 0.0))
     if keeps > 1:
         raise InputError(f"recompute.keeps: got {keeps:g}, expected 0 to 1")
-    return Recompute(as_numbers("recompute.time", given.get("time", forward), stages), keeps)
+    return Recompute(as_numbers("recompute.time", given.get("time", forward), stages, as_number), keeps)

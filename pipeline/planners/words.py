@@ -113,7 +113,7 @@ def plan_of(words, table, scheduler):
             kind, stage = divmod(letter, placement.num_stages)
             at = np.flatnonzero(word == letter)
             each = np.array(placement.microbatches_of(stage, table.microbatches))
-            ids[at] = table.id(kind, stage, each)
+            ids[at] = table.id(kind, stage, 0) + each
         orders.append(ids.tolist())
     return Plan.from_ids(orders, placement, table.microbatches, scheduler)
 
