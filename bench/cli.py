@@ -1,22 +1,24 @@
 """The `lanterne` command: finds the sub-command, parses its options, turns errors into exit codes."""
 
 import argparse
-import difflib
 import errno
 import os
 import re
 import signal
 import sys
+from collections.abc import Sequence
 from importlib import import_module
+from types import ModuleType
+from typing import Any, NoReturn
 
 from lanterne import __version__
 from lanterne.bench.output.report import check_outputs
-from lanterne.errors import InputError, LanterneError, PeerFailed, Unavailable
+from lanterne.errors import InputError, LanterneError, PeerFailed, Unavailable, one_of
 from lanterne.transport.job.bootstrap import in_a_job, launched_rank
 
 # name -> (module of this folder, one line of help). A module has add_arguments(parser) and run(args) -> exit code, and
 # is imported only when its command is called, so that --help stays instant. Of two names that fit, the longer one wins.
-COMMANDS = {
+COMMANDS: dict[str, tuple[str, str]] = {
     "info": ("info", "what this machine offers: MPI, UCX, NCCL, GPUs, transports; versions"),
     "demo": ("demo.command", "watch it work: a link becomes slow, is noticed, found, worked around, and heals"),
     "bench": ("collective.all_reduce", "benchmark a collective, with and without a late rank"),
@@ -72,7 +74,7 @@ sizes like 64K or 1GiB, times like 50ms or 3us; `lanterne COMMAND --help` teache
 """
 
 
-def help_text():
+def help_text() -> str:
     """What `lanterne --help` prints."""
     width = max(map(len, COMMANDS)) + 2
     return (
@@ -80,7 +82,7 @@ def help_text():
     )
 
 
-def find_command(argv):
+def find_command(argv: Sequence[str]) -> tuple[str | None, Sequence[str]]:
     """(name, remaining words) of the command that `argv` begins with; the name is None where there is none."""
     for length in (2, 1):
         name = " ".join(argv[:length])
@@ -89,24 +91,22 @@ def find_command(argv):
     return None, argv
 
 
-def family(name):
+def family(name: str) -> list[str]:
     """The commands of two words of which `name` is the first, such as "bench p2p"."""
     return [other for other in COMMANDS if other.startswith(f"{name} ")]
 
 
-def unknown(argv):
+def unknown(argv: Sequence[str]) -> str:
     """What is wrong with `argv`, which begins with no command, and what there is instead."""
     known = family(argv[0])
-    got = " ".join(argv[: 2 if known else 1])
-    close = difflib.get_close_matches(got, known or COMMANDS, n=1) if len(argv) > 1 or not known else []
-    hint = f" (did you mean {close[0]!r}?)" if close else ""
-    return f"command: got {got!r}{hint}, expected one of {', '.join(known or COMMANDS)}"
+    if known and len(argv) == 1:
+        return f"command: got {argv[0]!r}, expected one of {', '.join(known)}"
+    return f"command: {one_of(' '.join(argv[: 2 if known else 1]), known or COMMANDS)}"
 
 
 # What argparse says, and how we say it: what, got, expected.
 WORDS = (
     (r"^argument ", ""),
-    (r"invalid choice: (.*) \(choose from (.*)\)$", r"got \1, expected one of \2"),
     (r"invalid int value: (.*)$", r"got \1, expected a whole number"),
     (r"invalid float value: (.*)$", r"got \1, expected a number"),
     (r"expected one argument$", "got nothing, expected a value"),
@@ -116,24 +116,41 @@ WORDS = (
 class Parser(argparse.ArgumentParser):
     """Argument errors are InputErrors: one line, like every other bad input."""
 
-    def __init__(self, **options):
+    def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         # So that the value in `--delay -5ms` is no option, and the command can say what is wrong with it.
         self._negative_number_matcher = re.compile(r"-\.?\d")
 
-    def error(self, message):
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            raise argparse.ArgumentError(action, one_of(value, map(str, action.choices)))
+
+    def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:
+        found, left = self.parse_known_args(args, namespace)
+        option = next((word.partition("=")[0] for word in left if word.startswith("-")), None)
+        if option is not None:
+            from difflib import get_close_matches
+
+            close = get_close_matches(option, self._option_string_actions, 1)
+            hint = f" (did you mean {close[0]!r}?)" if close else ""
+            self.error(f"option: got {option!r}{hint}, expected one that the help lists")
+        if left:
+            self.error(f"got {' '.join(left)!r} too many, expected nothing more")
+        return found
+
+    def error(self, message: str) -> NoReturn:
         for theirs, ours in WORDS:
             message = re.sub(theirs, ours, message)
         raise InputError(f"{message} (see `{self.prog} --help`)")
 
 
-def is_told_by_launcher(error):
+def is_told_by_launcher(error: LanterneError) -> bool:
     """Whether `error` is another rank's death by a signal, which our launcher tells once for all ranks."""
     by_signal = isinstance(error, PeerFailed) and error.reason.startswith("killed by signal")
     return by_signal and "LANTERNE_JOB" in os.environ
 
 
-def _module_of(name):
+def _module_of(name: str) -> ModuleType:
     module = f"lanterne.bench.{COMMANDS[name][0]}"
     try:
         return import_module(module)
@@ -143,7 +160,7 @@ def _module_of(name):
         raise Unavailable(f"{name}: redoes figures of our own, and is in a checkout of lanterne only") from None
 
 
-def build_parser(name):
+def build_parser(name: str) -> Parser:
     """The parser of command `name`; imports its module."""
     module = _module_of(name)
     parser = Parser(
@@ -158,9 +175,15 @@ def build_parser(name):
     return parser
 
 
-def main(argv=None):
+def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv` (default: sys.argv) and return its exit code."""
     argv = list(sys.argv[1:] if argv is None else argv)
+    if sys.stdout is None:  # closed; the first file that is opened must not take its number
+        sys.stdout = open(os.open(os.devnull, os.O_WRONLY), "w")  # noqa: SIM115
+        print("lanterne: cannot write standard output: it is closed", file=sys.stderr)
+        return 1
+    if argv[:1] == ["help"] and find_command(argv[1:])[0]:
+        argv = [*argv[1:], "--help"]
     if not argv or argv[0] in ("-h", "--help", "help"):
         (sys.stdout if argv else sys.stderr).write(help_text())
         return 0 if argv else 2

@@ -3,6 +3,8 @@
 The command line turns them into exit codes: InputError 2, Unavailable 3, any other LanterneError 1.
 """
 
+from collections.abc import Iterable
+
 
 class LanterneError(Exception):
     """Base of every error that lanterne raises on purpose."""
@@ -26,13 +28,13 @@ class TransportError(LanterneError, RuntimeError):
     Attributes: `rank_unknown`: a library told of a failure but not whose, so another rank's may be behind it.
     """
 
-    rank_unknown = False
+    rank_unknown: bool = False
 
 
 class TransportTimeout(TransportError):
     """A wait ran out of time. `peers` holds the ranks that were waited for."""
 
-    def __init__(self, message, peers=()):
+    def __init__(self, message: str, peers: Iterable[int] = ()) -> None:
         super().__init__(message)
         self.peers = tuple(peers)
 
@@ -40,7 +42,17 @@ class TransportTimeout(TransportError):
 class PeerFailed(TransportError):
     """Another rank died or closed its end. `rank` says which."""
 
-    def __init__(self, rank, reason="died"):
+    def __init__(self, rank: int, reason: str = "died") -> None:
         super().__init__(f"rank {rank} failed: {reason}")
         self.rank = rank
         self.reason = reason
+
+
+def one_of(got: object, known: Iterable[str], where: str = "") -> str:
+    """What an error says of an unknown name, got `where`: what was got, which known name is close, what is expected."""
+    from difflib import get_close_matches  # 5 ms, and hardly ever needed
+
+    names = list(known)
+    close = get_close_matches(str(got), names, 1)
+    hint = f" (did you mean {close[0]!r}?)" if close else ""
+    return f"got {got!r}{where}{hint}, expected one of {', '.join(names)}"

@@ -2,7 +2,7 @@
 
 from importlib import import_module
 
-from lanterne.errors import InputError
+from lanterne.errors import InputError, one_of
 
 # name -> (module, class, one line). A class takes (group, timeout_s).
 TRANSPORTS = {
@@ -23,7 +23,7 @@ def find_transport(name):
         InputError: no transport of that name.
     """
     if name not in TRANSPORTS:
-        raise InputError(f"transport: got {name!r}, expected one of local, {', '.join(TRANSPORTS)}")
+        raise InputError(f"transport: {one_of(name, ('local', *TRANSPORTS))}")
     return TRANSPORTS[name]
 
 

@@ -12,21 +12,32 @@ Every schedule is checked before anything is written: each contribution counted 
 port used twice in a round.
 """
 
+from __future__ import annotations
+
+import argparse
 import json
 import shutil
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
 
 from lanterne.bench.output.report import progress, read_json, write_atomically
 from lanterne.bench.output.units import format_nbytes, format_time, parse_nbytes, parse_rate_bytes_per_s, parse_time_s
-from lanterne.errors import InputError
+from lanterne.errors import InputError, one_of
+
+if TYPE_CHECKING:
+    from lanterne.collectives.algorithms.registry import Algorithm
+    from lanterne.collectives.schedule.check import CheckedSchedule
+    from lanterne.collectives.schedule.cost import CostModel
+    from lanterne.collectives.schedule.ir import CollectiveSchedule
 
 # Drawing more transfers than this helps nobody; the other formats have no limit.
 _MAX_DRAWN = 20000
 MAX_RANKS = 2048
 
 
-def add_arguments(parser):
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "what", metavar="COLLECTIVE|FILE", help="a collective such as all_reduce, or a schedule as JSON to read"
     )
@@ -47,7 +58,7 @@ def add_arguments(parser):
     parser.add_argument("--list", action="store_true", help="list the algorithms of COLLECTIVE and stop")
 
 
-def model_from(args):
+def model_from(args: argparse.Namespace) -> CostModel:
     """The CostModel of --alpha, --bandwidth and --gamma."""
     from lanterne.collectives.schedule.cost import CostModel
 
@@ -56,7 +67,7 @@ def model_from(args):
     return CostModel(parse_time_s(args.alpha, "--alpha"), beta, gamma)
 
 
-def run(args):
+def run(args: argparse.Namespace) -> int:
     from lanterne.collectives.algorithms.registry import algorithms_for, make_schedule
     from lanterne.collectives.schedule.check import check
     from lanterne.collectives.schedule.contracts import CONTRACTS
@@ -78,7 +89,7 @@ def run(args):
                 raise InputError(f"--{option.replace('_', '-')}: got one beside {args.what}, which says its own")
         schedule = _read(args.what)
     else:
-        raise InputError(f"collective: got {args.what!r}, expected one of {', '.join(CONTRACTS)} or a file")
+        raise InputError(f"collective: {one_of(args.what, CONTRACTS)} or a file")
     checked = check(schedule)
     text = FORMATS[args.format](checked, nbytes, model, delay_s)
     if args.output == "-":
@@ -88,7 +99,7 @@ def run(args):
     return 0
 
 
-def _list(lines, ranks):
+def _list(lines: Sequence[Algorithm], ranks: int) -> int:
     rows = [
         (line.name, f"not for {ranks} ranks: {why}" if (why := line.refuses(ranks)) else line.summary) for line in lines
     ]
@@ -98,13 +109,13 @@ def _list(lines, ranks):
     return 0
 
 
-def _read(path):
+def _read(path: str) -> CollectiveSchedule:
     from lanterne.collectives.schedule.export_json import from_json
 
     return from_json(read_json(path))
 
 
-def _table(checked, nbytes, model, delay_s):
+def _table(checked: CheckedSchedule, nbytes: int, model: CostModel, delay_s: float) -> str:
     from lanterne.collectives.schedule.cost import late_start, price
     from lanterne.collectives.schedule.draw import draw_text
 
@@ -129,13 +140,13 @@ def _table(checked, nbytes, model, delay_s):
     return "\n".join(lines) + "\n\n" + drawing
 
 
-def _json(checked, *_):
+def _json(checked: CheckedSchedule, *_: object) -> str:
     from lanterne.collectives.schedule.export_json import to_json
 
     return json.dumps(to_json(checked.schedule)) + "\n"
 
 
-def _svg(checked, *_):
+def _svg(checked: CheckedSchedule, *_: object) -> str:
     from lanterne.collectives.schedule.draw import draw_svg
 
     if checked.schedule.num_transfers > _MAX_DRAWN:
@@ -143,16 +154,24 @@ def _svg(checked, *_):
     return draw_svg(checked.schedule)
 
 
-def _msccl_xml(checked, *_):
+def _msccl_xml(checked: CheckedSchedule, *_: object) -> str:
     from lanterne.collectives.schedule.export_msccl import to_msccl_xml
 
     return to_msccl_xml(checked)
 
 
-def _mscclpp_json(checked, *_):
+def _mscclpp_json(checked: CheckedSchedule, *_: object) -> str:
     from lanterne.collectives.schedule.export_mscclpp import to_mscclpp_plan
 
     return json.dumps(to_mscclpp_plan(checked)) + "\n"
 
 
-FORMATS = {"table": _table, "json": _json, "svg": _svg, "msccl-xml": _msccl_xml, "mscclpp-json": _mscclpp_json}
+# Of a schedule, for a buffer of so many bytes, by a cost model, with a late rank that comes so many seconds late.
+Format: TypeAlias = "Callable[[CheckedSchedule, int, CostModel, float], str]"
+FORMATS: dict[str, Format] = {
+    "table": _table,
+    "json": _json,
+    "svg": _svg,
+    "msccl-xml": _msccl_xml,
+    "mscclpp-json": _mscclpp_json,
+}

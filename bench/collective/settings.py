@@ -1,14 +1,15 @@
 """The options of `lanterne bench COLLECTIVE`: their names and their BenchSettings."""
 
+import argparse
 import os
 from dataclasses import dataclass
 
 from lanterne.bench.cli import family
 from lanterne.bench.collective.arrivals_report import late_rank_of
-from lanterne.bench.output.sizes import check_sizes
-from lanterne.bench.output.units import parse_nbytes, parse_rate_bytes_per_s, parse_time_s
+from lanterne.bench.output.units import check_sizes, parse_nbytes, parse_rate_bytes_per_s, parse_time_s
 from lanterne.collectives.algorithms.registry import find_algorithm
-from lanterne.errors import InputError
+from lanterne.errors import InputError, one_of
+from lanterne.kernels.dtypes import DTYPES, Dtype
 from lanterne.transport.job.bootstrap import in_a_job
 from lanterne.transport.job.launch import MAX_WORLD_SIZE
 from lanterne.transport.registry import find_transport
@@ -23,12 +24,12 @@ class BenchSettings:
     collective: str
     ranks: int | None
     transport: str
-    algorithms: tuple
-    sizes: tuple
+    algorithms: tuple[str, ...]
+    sizes: tuple[int, ...]
     dtype: str
     op: str
     late_rank: int | None
-    delays_s: tuple
+    delays_s: tuple[float, ...]
     iterations: int
     warmup: int
     timeout_s: float
@@ -40,7 +41,7 @@ class BenchSettings:
     rate_bytes_per_s: float | None = None
 
 
-def add_arguments(parser):
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "collective",
         nargs="?",
@@ -76,7 +77,7 @@ def add_arguments(parser):
     parser.add_argument("--json", metavar="FILE", help="write everything, raw samples too ('-' for standard output)")
 
 
-def parse(args):
+def parse(args: argparse.Namespace) -> BenchSettings:
     """The BenchSettings of a command line.
 
     Raises:
@@ -84,8 +85,7 @@ def parse(args):
     """
     if args.collective is not None and args.collective not in COLLECTIVES:
         raise InputError(
-            f"bench: got {args.collective!r}, expected one of {', '.join(COLLECTIVES)}, or another benchmark: "
-            f"{', '.join(family('bench'))}"
+            f"bench: {one_of(args.collective, COLLECTIVES)}, or another benchmark: {', '.join(family('bench'))}"
         )
     args.late_rank = late_rank_of(args.late_rank)
     if args.collective is None and args.ranks is None and not in_a_job():
@@ -134,7 +134,7 @@ def parse(args):
     )
 
 
-def _check_device(args):
+def _check_device(args: argparse.Namespace) -> None:
     over_nccl = args.transport == "nccl"
     if over_nccl and args.device != "cuda":
         raise InputError(f"--transport: got nccl with --device {args.device}, expected --device cuda with it")
@@ -151,7 +151,7 @@ def _check_device(args):
         require_device()
 
 
-def _algorithms(args, collective):
+def _algorithms(args: argparse.Namespace, collective: str) -> tuple[str, ...]:
     algorithms = tuple(name.strip() for name in (args.algorithm or "").split(",") if name.strip())
     for name in algorithms:
         if name not in ("all", "auto", "native"):
@@ -162,7 +162,7 @@ def _algorithms(args, collective):
     return algorithms
 
 
-def known_rate_bytes_per_s(text):
+def known_rate_bytes_per_s(text: str | None) -> float | None:
     """The rate of this host's link: that of `text`, or, None, the emulated cluster's; None: not known."""
     if text is not None:
         return parse_rate_bytes_per_s(text, "--rate")
@@ -170,14 +170,14 @@ def known_rate_bytes_per_s(text):
     return float(os.environ["LANTERNE_RATE_BYTES_PER_S"]) if "LANTERNE_RATE_BYTES_PER_S" in os.environ else None
 
 
-def _sizes(args):
+def _sizes(args: argparse.Namespace) -> tuple[int, ...]:
     sizes = _listed_sizes(args)
     # Every rank holds a buffer, what must come out and what does.
     check_sizes(sizes, "--bytes, --max-bytes", copies=3 * (args.ranks or 1))
     return sizes
 
 
-def _listed_sizes(args):
+def _listed_sizes(args: argparse.Namespace) -> tuple[int, ...]:
     if args.bytes is not None:
         sizes = tuple(parse_nbytes(text, "--bytes") for text in args.bytes.split(","))
         if min(sizes) < 1:
@@ -189,17 +189,15 @@ def _listed_sizes(args):
             f"--min-bytes, --max-bytes, --factor: got {args.min_bytes}, {args.max_bytes} and {args.factor}, "
             f"expected 0 < min <= max and a factor of at least 2"
         )
-    sizes = [first]
-    while sizes[-1] * args.factor <= last:
-        sizes.append(sizes[-1] * args.factor)
-    return tuple(sizes)
+    growing = [first]
+    while growing[-1] * args.factor <= last:
+        growing.append(growing[-1] * args.factor)
+    return tuple(growing)
 
 
-def dtype_of(name):
+def dtype_of(name: str) -> Dtype:
     """The DType of `--dtype name`."""
-    from lanterne.kernels.dtypes import DTYPES
-
     names = [known for known in DTYPES if known != "bool"]
     if name not in names:
-        raise InputError(f"--dtype: got {name!r}, expected one of {', '.join(names)}")
+        raise InputError(f"--dtype: {one_of(name, names)}")
     return DTYPES[name]

@@ -17,7 +17,7 @@ import numpy as np
 from lanterne.bench.cli import STOPPED
 from lanterne.bench.collective.measure import agree_start_s
 from lanterne.bench.output import report
-from lanterne.errors import InputError, LanterneError, PeerFailed, TransportError, TransportTimeout, Unavailable
+from lanterne.errors import InputError, LanterneError, PeerFailed, TransportError, TransportTimeout, Unavailable, one_of
 from lanterne.kernels.cpu.delay import wait_until
 from lanterne.pipeline.device.device_stage import cuda_device
 from lanterne.pipeline.execute.execute import execute
@@ -164,7 +164,7 @@ def on_ranks(function, work, ranks, transport, timeout_s):
         LanterneError: a rank failed.
     """
     if transport != LOCAL and transport not in TRANSPORTS:
-        raise InputError(f"--transport: got {transport!r}, expected one of {LOCAL}, {', '.join(TRANSPORTS)}")
+        raise InputError(f"--transport: {one_of(transport, (LOCAL, *TRANSPORTS))}")
     work = work | {"transport": transport, "timeout_s": timeout_s, "ranks": ranks}
     if transport == LOCAL:
         from lanterne.collectives.jobs import spawn

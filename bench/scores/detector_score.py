@@ -19,16 +19,31 @@ alarm in as many healthy jobs as the bar allows, 0.5 %. It need not name the row
 import argparse
 import sys
 import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from math import sqrt
 from statistics import quantiles
+from typing import Any, Protocol
 
 from lanterne.bench.output import report
 from lanterne.bench.scores import detector_families, detector_jobs
+from lanterne.bench.scores.detector_jobs import Job
+from lanterne.failslow.detect.events import LevelEvent
 
 HELD_OUT_SEED = 1_000_000
 # The bar on alarms of healthy jobs.
 ALLOWED = 0.005
+
+
+class Detector(Protocol):
+    """What is compared: it is given one iteration after the other, and reports events."""
+
+    @property
+    def events(self) -> Sequence[LevelEvent]:
+        """Those so far, in order."""
+
+    def update(self, time_s: float) -> LevelEvent | None:
+        """Take the next iteration's time in seconds; return the event that it confirms, or None."""
 
 
 @dataclass(frozen=True)
@@ -44,11 +59,11 @@ class DetectorVerdict:
     missed: int
     missed_15: int
     misplaced_15: int
-    latencies: tuple
-    provisional: tuple
+    latencies: tuple[int, ...]
+    provisional: tuple[int, ...]
 
 
-def judge(job, events):
+def judge(job: Job, events: Iterable[LevelEvent]) -> DetectorVerdict:
     """Compare confirmed `events` with the labels of `job`."""
     left = [event for event in events if event.confirmed_at is not None]
     right, missed, missed_15, misplaced_15, onsets = True, 0, 0, 0, 0
@@ -78,7 +93,7 @@ def judge(job, events):
     )
 
 
-def detectors():
+def detectors() -> dict[str, Callable[[], Detector]]:
     """Name -> function that makes a detector with `update(seconds)` and `events`."""
     from lanterne.bench.scores.bocd import BocdTracker
     from lanterne.bench.scores.sliding import SlidingMedian
@@ -87,7 +102,7 @@ def detectors():
     return {"tracker": Tracker, "sliding_median_9": SlidingMedian, "bocd": BocdTracker}
 
 
-def score(make, jobs):
+def score(make: Callable[[], Detector], jobs: Sequence[Job]) -> dict[str, Any]:
     """Run a fresh detector over each job and sum up: a record of plain numbers."""
     verdicts, rows, spent_s = [], 0, 0.0
     for job in jobs:
@@ -102,14 +117,14 @@ def score(make, jobs):
     return summary(jobs, verdicts) | {"update_s": spent_s / max(rows, 1), "rows": rows}
 
 
-def summary(jobs, verdicts):
+def summary(jobs: Sequence[Job], verdicts: Sequence[DetectorVerdict]) -> dict[str, Any]:
     """Shares over jobs and onsets; latencies as median and 90th percentile."""
     healthy = [v for job, v in zip(jobs, verdicts, strict=True) if not job.labels]
     onsets = sum(v.onsets for v in verdicts)
     strong = sum(label.kind == "onset" and label.ratio >= 1.15 for job in jobs for label in job.labels)
     latencies = sorted(x for v in verdicts for x in v.latencies)
     provisional = sorted(x for v in verdicts for x in v.provisional)
-    by_kind = {}
+    by_kind: dict[str, list[bool]] = {}
     for job, verdict in zip(jobs, verdicts, strict=True):
         by_kind.setdefault(job.kind, []).append(verdict.right)
     return {
@@ -134,7 +149,7 @@ def summary(jobs, verdicts):
     }
 
 
-def interval(hits, count):
+def interval(hits: int, count: int) -> list[float]:
     """Wilson's 95 % interval of a share of `hits` of `count`: [low, high]; [0, 1] of nothing."""
     if not count:
         return [0.0, 1.0]
@@ -144,11 +159,11 @@ def interval(hits, count):
     return [max(middle - half, 0.0) / (1 + spread), min(middle + half, 1 + spread) / (1 + spread)]
 
 
-def _quantile(ordered, percent):
+def _quantile(ordered: Sequence[float], percent: int) -> float | None:
     return quantiles(ordered, n=100, method="inclusive")[percent - 1] if len(ordered) > 1 else None
 
 
-def add_arguments(parser):
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of this command."""
     parser.add_argument("--jobs", type=int, default=1008, metavar="N", help="number of jobs (default 1008)")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the first job (default 0)")
@@ -161,14 +176,14 @@ def add_arguments(parser):
     parser.add_argument("--json", metavar="FILE", help="write everything as JSON ('-' for standard output)")
 
 
-def run(args):
+def run(args: argparse.Namespace) -> int:
     """Score and print; exit code 0."""
-    from lanterne.errors import InputError
+    from lanterne.errors import InputError, one_of
 
     known = detectors()
     names = args.detector or list(known)
     if unknown := set(names) - set(known):
-        raise InputError(f"--detector: got {sorted(unknown)[0]!r}, expected one of {', '.join(known)}")
+        raise InputError(f"--detector: {one_of(sorted(unknown)[0], known)}")
     if args.jobs < 1:
         raise InputError(f"--jobs: got {args.jobs}, expected at least 1")
     if args.oracle and args.families:
@@ -193,21 +208,21 @@ def run(args):
     return 0
 
 
-def _oracle(jobs):
+def _oracle(jobs: Sequence[Job]) -> dict[str, float]:
     from lanterne.bench.scores import detector_oracle
 
     report.progress(f"oracle: {len(jobs)} jobs")
     return asdict(detector_oracle.bound(jobs, detector_oracle.probabilities(jobs), ALLOWED))
 
 
-def _print_oracle(bound):
+def _print_oracle(bound: dict[str, float]) -> None:
     shares = [f"{100 * bound[key]:.2f}" for key in ("alarms", "missed", "missed_15")]
     latency = f"{bound['latency_rows_p50']:.0f} / {bound['latency_rows_p90']:.0f}"
     print(f"\n# oracle: {shares[0]} % of healthy jobs with an alarm, {shares[1]} % of onsets missed,")
     print(f"# {shares[2]} % of those of >= 15 %, latency {latency} rows")
 
 
-def _print(records):
+def _print(records: Sequence[dict[str, Any]]) -> None:
     columns = [
         ("detector", ""),
         ("jobs", ""),
@@ -242,12 +257,12 @@ def _print(records):
     )
 
 
-def _share(record, key):
+def _share(record: dict[str, Any], key: str) -> str:
     low, high = record[f"{key}_interval"]
     return f"{100 * record[key]:.2f} ({100 * low:.2f}-{100 * high:.2f})"
 
 
-def main():
+def main() -> int:
     """Entry point of `python -m`."""
     from lanterne.errors import LanterneError
 

@@ -30,7 +30,7 @@ from lanterne.collectives.algorithms.late import stragglar
 from lanterne.collectives.schedule.contracts import CONTRACTS
 from lanterne.collectives.schedule.ir import late_set
 from lanterne.collectives.schedule.passes import split_chunks
-from lanterne.errors import InputError
+from lanterne.errors import InputError, one_of
 
 # The name under which benchmarks and the Communicator know the transport library's own collectives.
 NATIVE = "native"
@@ -149,7 +149,7 @@ def algorithms_for(collective):
         InputError: no such collective.
     """
     if collective not in CONTRACTS:
-        raise InputError(f"collective: got {collective!r}, expected one of {', '.join(CONTRACTS)}")
+        raise InputError(f"collective: {one_of(collective, CONTRACTS)}")
     return tuple(line for line in _LINES if line.collective == collective)
 
 
@@ -163,9 +163,7 @@ def find_algorithm(collective, name):
     if name == NATIVE:
         raise InputError(f"algorithm: {NATIVE} is the transport library's own, which has no schedule")
     if (collective, name) not in ALGORITHMS:
-        raise InputError(
-            f"algorithm: got {name!r} for {collective}, expected one of {', '.join(line.name for line in lines)}"
-        )
+        raise InputError(f"algorithm: {one_of(name, [line.name for line in lines], f' for {collective}')}")
     return ALGORITHMS[collective, name]
 
 

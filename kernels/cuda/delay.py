@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lanterne.errors import InputError
+from lanterne.errors import InputError, one_of
 from lanterne.kernels.arrays import import_cupy, on_stream, require_device
 from lanterne.kernels.cuda.compile import raw_kernel
 
@@ -160,7 +160,7 @@ def delay(duration_s, stream=None, timer=None):
     if not 0 <= duration_s < float("inf"):
         raise InputError(f"delay: got {duration_s} s, expected a finite time of at least 0")
     if timer not in (None, *TIMERS):
-        raise InputError(f"timer: got {timer!r}, expected one of {', '.join(TIMERS)}")
+        raise InputError(f"timer: {one_of(timer, TIMERS)}")
     stream = stream or import_cupy().cuda.get_current_stream()
     calibration = calibrate(import_cupy().cuda.Device().id)
     timer = timer or calibration.timer

@@ -7,7 +7,7 @@ argument `implementation` for one call. Everything is ordered on a stream and re
 import functools
 import os
 
-from lanterne.errors import InputError
+from lanterne.errors import InputError, one_of
 from lanterne.kernels.arrays import device_array, import_cupy, require_device
 from lanterne.kernels.cuda.compile import raw_kernel
 from lanterne.kernels.cuda.source import OPTIONS, THREADS_PER_BLOCK, VECTOR_NBYTES, divide_source, fold_source
@@ -90,7 +90,7 @@ def implementation_of(name=None):
     """
     name = name or os.environ.get("LANTERNE_CUDA_KERNELS") or IMPLEMENTATIONS[0]
     if name not in IMPLEMENTATIONS:
-        raise InputError(f"implementation: got {name!r}, expected one of {', '.join(IMPLEMENTATIONS)}")
+        raise InputError(f"implementation: {one_of(name, IMPLEMENTATIONS)}")
     return name
 
 

@@ -9,7 +9,7 @@ import math
 import time
 from typing import NamedTuple
 
-from lanterne.errors import InputError
+from lanterne.errors import InputError, one_of
 from lanterne.pipeline.adapt.estimate import estimate, planned_delay, with_links_of, within_memory
 from lanterne.pipeline.adapt.findings import (
     ONSET,
@@ -60,7 +60,7 @@ class AdaptSettings:
 
     def __post_init__(self):
         if self.scheduler not in SCHEDULERS:
-            raise InputError(f"scheduler: got {self.scheduler!r}, expected one of {', '.join(SCHEDULERS)}")
+            raise InputError(f"scheduler: {one_of(self.scheduler, SCHEDULERS)}")
         for key in ("onset", "relief", "calibrate"):
             if getattr(self, key) < 1:
                 raise InputError(f"{key}: got {getattr(self, key)}, expected at least 1 iteration")

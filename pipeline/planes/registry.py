@@ -7,7 +7,7 @@ A maker is a function `f(comm, links, **options) -> DataPlane` that all ranks of
 from importlib import import_module
 from typing import NamedTuple
 
-from lanterne.errors import InputError
+from lanterne.errors import InputError, one_of
 from lanterne.pipeline.planes.delegate import DelegatePlane, near_pairs
 from lanterne.pipeline.planes.inline import Inline
 from lanterne.pipeline.planes.paired import Paired, PairedInMemory
@@ -65,7 +65,7 @@ def make_plane(name, comm, links=None, **options):
 def find_plane(name):
     """The Maker called `name`. Raises InputError for an unknown name."""
     if name not in PLANES:
-        raise InputError(f"data plane: got {name!r}, expected one of {', '.join(PLANES)}")
+        raise InputError(f"data plane: {one_of(name, PLANES)}")
     return PLANES[name]
 
 
@@ -84,7 +84,7 @@ def shaped(comm, links, in_order=False, rendezvous=False):
         links, in_order, rendezvous: as ShapedTransport has them, but ranks of `comm`.
     """
     links = {(comm.ranks[source], comm.ranks[peer]): link for (source, peer), link in (links or {}).items()}
-    return _own(comm, ShapedTransport(comm.transport, links, in_order, True, rendezvous))
+    return _own(comm, ShapedTransport(comm.transport, links, in_order=in_order, separate=True, rendezvous=rendezvous))
 
 
 def _own(comm, transport=None):

@@ -7,7 +7,7 @@ that takes long has `time_limit_s`. A plan that a static schedule makes may exce
 
 from importlib import import_module
 
-from lanterne.errors import InputError
+from lanterne.errors import InputError, one_of
 
 # name -> (module of lanterne, function, one line of help); a module is imported when its scheduler is asked for.
 SCHEDULERS = {
@@ -57,7 +57,7 @@ def load(name):
         InputError: an unknown name.
     """
     if name not in SCHEDULERS:
-        raise InputError(f"scheduler: got {name!r}, expected one of {', '.join(SCHEDULERS)}")
+        raise InputError(f"scheduler: {one_of(name, SCHEDULERS)}")
     module, function, _ = SCHEDULERS[name]
     return getattr(import_module(f"lanterne.{module}"), function)
 

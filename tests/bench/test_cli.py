@@ -55,11 +55,50 @@ def test_version():
     assert run("--version").stdout == "lanterne 0.1.0\n"
 
 
+@pytest.mark.parametrize("argv", [["bench"], ["pipeline", "plan"], ["bench", "p2p"]], ids=lambda argv: " ".join(argv))
+def test_help_of_a_command_is_its_own(argv, capsys):
+    with pytest.raises(SystemExit, match="0"):
+        cli.main(["help", *argv])
+    assert capsys.readouterr().out.startswith(f"usage: lanterne {' '.join(argv)} ")
+
+
+@pytest.mark.parametrize("argv", [["info"], ["schedule", "all_reduce", "-n", "4"], ["detect", "--help"]])
+def test_a_closed_output_is_one_line(argv):
+    command = [sys.executable, "-m", "lanterne", *argv]
+    closed = 'exec "$@" >&-'
+    result = subprocess.run(["sh", "-c", closed, "sh", *command], stderr=subprocess.PIPE, text=True, check=False)
+    assert result.returncode == 1
+    assert result.stderr == "lanterne: cannot write standard output: it is closed\n"
+
+
 @pytest.mark.parametrize(
     ("argv", "part"),
     [
         (["nope"], "command: got 'nope', expected one of"),
         (["inof"], "did you mean 'info'?"),
+        (
+            ["bench", "all_reduce", "--algoritm", "ring"],
+            "option: got '--algoritm' (did you mean '--algorithm'?), expected",
+        ),
+        (
+            ["bench", "all_reduce", "--algoritm=ring"],
+            "option: got '--algoritm' (did you mean '--algorithm'?), expected",
+        ),
+        (
+            ["bench", "all_reduce", "--zzz"],
+            "option: got '--zzz', expected one that the help lists (see `lanterne bench",
+        ),
+        (["info", "now"], "got 'now' too many, expected nothing more (see `lanterne info --help`)"),
+        (["bench", "all_reduec"], "got 'all_reduec' (did you mean 'all_reduce'?), expected one of"),
+        (
+            ["schedule", "all_reduce", "--algorithm", "rign"],
+            "got 'rign' for all_reduce (did you mean 'ring'?), expected",
+        ),
+        (["schedule", "all_reduce", "--format", "jsn"], "--format: got 'jsn' (did you mean 'json'?), expected one of"),
+        (
+            ["pipeline", "plan", "--scheduler", "zbv", "--stages", "2"],
+            "got 'zbv' (did you mean 'zb_v'?), expected one of",
+        ),
         (["pipeline"], "command: got 'pipeline', expected one of pipeline plan, pipeline simulate"),
         (["pipeline", "trian"], "command: got 'pipeline trian' (did you mean 'pipeline train'?), expected one of"),
         (["pipeline", "train", "--data", __file__, "--checkpoint", "/no/such/folder/x.npz"], "cannot write /no/such"),

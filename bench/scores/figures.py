@@ -1,0 +1,317 @@
+"""The project's figures beside their bars: what of the house, of each topic, is reached today. `./run figures [TOPIC]`
+
+  ./run figures                 every row; what takes longer than some seconds is measured with --long only
+  ./run figures house --long    the rows of the house, type checkers included (3 minutes)
+  ./run figures --json -        the same as JSON
+
+A row is a figure that somebody asked for, the bar that it has to reach, and how it is measured. A row that cannot be
+measured by a function here names the command that measures it; one of something that is not built yet says so.
+"""
+
+import argparse
+import ast
+import re
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+from lanterne.bench.output import report
+
+ROOT = Path(__file__).resolve().parents[2]
+TOPS = ("lanterne", "kernels", "transport", "collectives", "pipeline", "failslow", "bench")
+YARDSTICKS = ("bench/papers", "bench/scores")
+NOT_BUILT = "not built"
+
+
+class Module(NamedTuple):
+    """A file of the package: its path from the root, its text, its syntax tree."""
+
+    path: Path
+    text: str
+    tree: ast.Module
+
+
+class Figure(NamedTuple):
+    """A row: `measure` gives (value, whether the bar is reached or None), or is the command that does, or NOT_BUILT."""
+
+    topic: str
+    name: str
+    bar: str
+    measure: Callable[[], tuple[str, bool | None]] | str
+    long: bool = False
+
+
+@cache
+def modules() -> tuple[Module, ...]:
+    """Every file of the package, once: lanterne/'s links are left out."""
+    paths = (path for top in TOPS for path in sorted((ROOT / top).rglob("*.py")))
+    own = (path.relative_to(ROOT) for path in paths if not any(folder.is_symlink() for folder in path.parents))
+    texts = ((path, (ROOT / path).read_text()) for path in own)
+    return tuple(Module(path, text, ast.parse(text)) for path, text in texts)
+
+
+def product() -> list[Module]:
+    """The modules that are no yardsticks of our own."""
+    return [module for module in modules() if not str(module.path).startswith(YARDSTICKS)]
+
+
+def is_public(name: str) -> bool:
+    """Whether a name is meant for others."""
+    return not name.startswith("_")
+
+
+def functions() -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    """Every public function and method of the package."""
+    for module in modules():
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and is_public(node.name):
+                yield node
+
+
+def is_annotated(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """Whether all parameters but self and what it returns have annotations."""
+    given = function.args
+    named = [*given.posonlyargs, *given.args, *given.kwonlyargs, *filter(None, (given.vararg, given.kwarg))]
+    return function.returns is not None and all(
+        argument.annotation is not None for argument in named if argument.arg not in ("self", "cls")
+    )
+
+
+def annotated() -> tuple[str, bool]:
+    """Share of public functions that are annotated."""
+    found = [is_annotated(function) for function in functions()]
+    return f"{100 * sum(found) / len(found):.1f} % of {len(found):,}", all(found)
+
+
+def largest_folder() -> tuple[str, bool]:
+    """Files of the fullest folder."""
+    files = Counter(module.path.parent for module in modules() if module.path.name != "__init__.py")
+    folder, count = files.most_common(1)[0]
+    return f"{count} ({folder})", count <= 17
+
+
+def shared_class_names() -> tuple[str, bool]:
+    """Public class names that several classes bear."""
+    names = Counter(
+        node.name
+        for module in modules()
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.ClassDef) and is_public(node.name)
+    )
+    several = sorted(name for name, count in names.items() if count > 1)
+    return f"{len(several)} {' '.join(several)}".strip(), not several
+
+
+def tuples_of_attributes() -> tuple[str, bool]:
+    """Assignments in which three attributes or more are born at once."""
+    found = [
+        node
+        for module in modules()
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Assign)
+        and isinstance(node.targets[0], ast.Tuple)
+        and sum(isinstance(target, ast.Attribute) for target in node.targets[0].elts) > 2
+    ]
+    return str(len(found)), not found
+
+
+def product_lines() -> tuple[str, bool]:
+    """Lines of the product: without papers, scores and tests."""
+    lines = sum(len(module.text.splitlines()) for module in product())
+    return f"{lines:,}", lines <= 48_000
+
+
+def ignored() -> tuple[str, bool]:
+    """Comments that silence a type checker, each with its rule."""
+    found = [
+        line
+        for module in modules()
+        for line in module.text.splitlines()
+        if re.search(r"#\s*(type|pyright):\s*ignore", line) and module.path != Path(__file__).relative_to(ROOT)
+    ]
+    bare = [line for line in found if not re.search(r"ignore\[[\w-]+", line)]
+    return f"{len(found)}, {len(bare)} without a rule", len(found) <= 40 and not bare
+
+
+def large_classes() -> tuple[str, bool]:
+    """Classes of more than 200 lines."""
+    found = [
+        node.name
+        for module in modules()
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.ClassDef) and (node.end_lineno or 0) - node.lineno > 200
+    ]
+    return f"{len(found)} {' '.join(sorted(found))}", len(found) <= 5
+
+
+def constants() -> tuple[str, bool]:
+    """Lines of product for one numeric constant of a module."""
+    found = 0
+    for module in product():
+        for node in module.tree.body:
+            if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(
+                node.value, ast.Constant | ast.BinOp | ast.UnaryOp
+            ):
+                numbers = (leaf.value for leaf in ast.walk(node.value) if isinstance(leaf, ast.Constant))
+                found += any(isinstance(number, int | float) and not isinstance(number, bool) for number in numbers)
+    lines = sum(len(module.text.splitlines()) for module in product())
+    return f"1 in {lines // max(1, found)} lines", lines >= 250 * found
+
+
+def asserting_loops() -> tuple[str, None]:
+    """Loops of tests that hide which case failed."""
+    found = 0
+    for path in (ROOT / "tests").rglob("test_*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.For):
+                found += any(isinstance(inner, ast.Assert) for inner in ast.walk(node))
+    return str(found), None
+
+
+def _last_line(*command: str) -> str:
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    return (result.stdout + result.stderr).strip().rpartition("\n")[2]
+
+
+def circles() -> tuple[str, bool]:
+    """Circles of imports, between folders and inside them: what tests/test_imports.py finds."""
+    said = _last_line(sys.executable, "-P", "-m", "pytest", "-q", "tests/test_imports.py")
+    return said, "failed" not in said and "passed" in said
+
+
+def mypy() -> tuple[str, bool]:
+    """Errors of `mypy --strict` in package and examples."""
+    said = _last_line(sys.executable, "-P", "-m", "mypy", "-p", "lanterne")
+    return said, said.startswith("Success")
+
+
+def pyright() -> tuple[str, bool]:
+    """Errors of pyright in package and examples."""
+    said = _last_line(sys.executable, "-P", "-m", "basedpyright")
+    return said, said.startswith("0 errors")
+
+
+def completeness() -> tuple[str, bool]:
+    """Public symbols whose type is known."""
+    command = (sys.executable, "-P", "-m", "basedpyright", "--verifytypes", "lanterne", "--ignoreexternal")
+    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout
+    score = re.search(r"completeness score: ([\d.]+)%", said)
+    return f"{score[1]} %" if score else "no score", bool(score) and score[1] == "100"
+
+
+FIGURES = [
+    Figure("house", "public functions annotated", "100 %", annotated),
+    Figure("house", "largest flat folder", "17 files", largest_folder),
+    Figure("house", "public class names with several meanings", "0", shared_class_names),
+    Figure("house", "assignments that bear 3 attributes or more", "0", tuples_of_attributes),
+    Figure("house", "checks of imports: back arrows, circles", "0 failed", circles),
+    Figure("house", "lines of the product", "48,000", product_lines),
+    Figure("house", "ignores of type checkers", "40, each with its rule", ignored),
+    Figure("house", "mypy --strict", "0 errors", mypy, long=True),
+    Figure("house", "pyright", "0 errors", pyright, long=True),
+    Figure("house", "pyright --verifytypes", "100 %", completeness, long=True),
+    Figure("house", "the suite on two quiet cores", "10 minutes", "./run test"),
+    Figure("house", "the quick part of the suite", "90 s", "./run test -m quick"),
+    Figure("one way", "classes over 200 lines", "5", large_classes),
+    Figure("one way", "numeric module constants", "1 in 250 lines", constants),
+    Figure("one way", "loops of tests that hide asserts", "0", asserting_loops),
+    Figure("one way", "seeds of simulated ranks in 10 minutes", "10,000", NOT_BUILT),
+    Figure("one way", "mutations found within 1,000 seeds", "90 %", NOT_BUILT),
+    # Of what is built next: a row gets its command, or a function, with it.
+    *(
+        Figure(topic, name, bar, NOT_BUILT)
+        for topic, name, bar in (
+            ("calls", "25 buckets at once, one rank late by 1.1 x total, over s/rate", "1.15"),
+            ("calls", "the same, late by 0.5 x total", "1.45"),
+            ("calls", "left after the last start of a slow backward, in buckets", "1.3"),
+            ("calls", "start, compute, wait: total over the longer, asleep / matmul / Python", "1.05 / 1.15 / 1.15"),
+            ("calls", "fresh job, late by 1.1: second call / third on", "1.25 / 1.10"),
+            ("calls", "another late rank in each call, late by 1.1, median of 20", "1.12"),
+            ("calls", "40 patterns of arrivals over ring: median / 90th percentile / worst", "1.03 / 1.08 / 1.10"),
+            ("calls", "nobody late, 16 MiB, 8 busy processes beside it", "1.90"),
+            ("calls", "8 B, 2 ranks of a host: bound over native / plain", "1.5 / 50 us"),
+            ("calls", "8 B, 4 ranks on 2 cores: bound in memory, else / plain", "15, 60 us / 150 us"),
+            ("calls", "broadcast 1 MiB and 16 MiB over native", "1.3"),
+            ("calls", "other collectives over native, 2 ranks, 1 KiB / 1 MiB", "3 / 1.3"),
+            ("calls", "two late together by 1.1; three by 0.5, 1 and 1.5", "1.20; 1.35"),
+            ("calls", "CPU seconds for a GB that a rank sends", "3.0"),
+            ("calls", "n = 4,096: a rank's own part made, checked, compiled", "1 s, 100 MiB"),
+            ("calls", "first init on a host, 4 ranks", "1 s"),
+            ("clusters", "ways of launching that give the right world, or one line", "9 of 9"),
+            ("clusters", "wrong elements and crashes by 1,000 forged connections", "0"),
+            ("clusters", "tcp over ucx between emulated hosts, 64 MiB", "0.8"),
+            ("clusters", "memory after 100,000 splits and closes", "within 5 MB"),
+            ("torch", "torch's own distributed tests that gloo passes and we do not", "5"),
+            ("torch", "late rank, DDP, from its backward to its end, over s/rate", "1.20"),
+            ("torch", "one host, 4 ranks, over gloo", "1.02"),
+            ("torch", "init_process_group without a cache", "1 s"),
+            ("torch", "killed in 50 runs: named on all survivors", "2 s"),
+            ("topology", "2 hosts x 4 ranks, nobody late / one late by 1.1, over s/rate", "1.12 / 1.12"),
+            ("topology", "4 hosts x 2 ranks, nobody / one late", "1.60 / 1.12"),
+            ("topology", "8 hosts, one NIC at a quarter: another late / its own / nobody", "4.5 / 4.5 / 5.0"),
+            ("topology", "auto over the best by name on 200 random topologies", "1.05"),
+            ("going on", "killed in 200 jobs: next call right, one host / 8 hosts", "1 s / 3 s"),
+            ("going on", "partitions in the lab", "5 s"),
+            ("going on", "10,000 seeds with kills, cuts, joins", "0 violations"),
+            ("going on", "time lost by a death in training", "3 iterations and 2 s"),
+            ("going on", "cost while all is well, 8 B / 64 MiB", "3 us / 1 %"),
+            ("reality", "prediction of H800 runs kept back, mean of all", "4.5 %"),
+            ("reality", "figures 15 to 18 of ADAPTRA, fitted on figure 14", "15 %"),
+            ("reality", "planner over the solver with 60 s, mean / worst", "0.5 % / 2 %"),
+            ("reality", "ready-first, 2 % of actions ten times as long, 4 x 12 / 8 x 32", "1.05 / 1.15"),
+            ("operators", "detector on 5,000 fresh jobs, below the oracle", "2 points"),
+            ("operators", "the right ranks in 200 live jobs, within 6 iterations", "95 %"),
+            ("operators", "missing rank of a hang named in 50 programs", "50"),
+            ("operators", "traces kept back in foreign formats, thinned by 10 %", "right"),
+            ("operators", "watch, of the loop's time", "0.5 %"),
+            ("gpu", "kernels with spills", "0"),
+            ("gpu", "the stand-ins' suite", "2 minutes"),
+        )
+    ),
+]
+
+
+def measured(figure: Figure, *, long: bool) -> dict[str, object]:
+    """The record of a row: its value as text, and whether the bar is reached (None: nobody can say)."""
+    record: dict[str, object] = {"topic": figure.topic, "figure": figure.name, "bar": figure.bar, "reached": None}
+    if isinstance(figure.measure, str):
+        return record | {"value": figure.measure}
+    if figure.long and not long:
+        return record | {"value": "with --long"}
+    value, reached = figure.measure()
+    return record | {"value": value, "reached": reached}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Measure the rows of the command line and print them; the exit code."""
+    topics = list(dict.fromkeys(figure.topic for figure in FIGURES))
+    parser = argparse.ArgumentParser(
+        prog="./run figures", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("topics", nargs="*", metavar="TOPIC", help=f"some of {', '.join(topics)} (default: all)")
+    parser.add_argument("--long", action="store_true", help="measure what takes minutes too")
+    parser.add_argument("--json", metavar="FILE", help="write the rows as JSON ('-' for standard output)")
+    args = parser.parse_args(argv)
+    if unknown := set(args.topics) - set(topics):
+        parser.error(f"TOPIC: got {min(unknown)!r}, expected some of {', '.join(topics)}")
+    chosen = [figure for figure in FIGURES if not args.topics or figure.topic in args.topics]
+    records = [measured(figure, long=args.long) for figure in chosen]
+    if args.json:
+        report.write_json(args.json, report.envelope(results=records))
+    if args.json != "-":
+        words = {True: "reached", False: "missed", None: ""}
+        columns = [(name, "") for name in ("topic", "figure", "bar", "today", "")]
+        rows = [
+            [*(record[key] for key in ("topic", "figure", "bar", "value")), words[record["reached"]]]
+            for record in records
+        ]
+        report.print_table(columns, rows, left=range(5))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
