@@ -22,8 +22,9 @@ from lanterne.collectives.point_to_point import StartedMessages
 from lanterne.collectives.split import CLOSED, OPEN, split
 from lanterne.errors import PeerFailed, TransportError, TransportTimeout
 from lanterne.kernels.arrays import is_device_array
-from lanterne.transport.base import Recv, Send, check_timeout_s, make_tag
+from lanterne.transport.base import Recv, Send, make_tag
 from lanterne.transport.pauses import Pauses
+from lanterne.transport.timeouts import check_timeout_s
 
 
 class Communicator:

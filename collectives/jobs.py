@@ -6,7 +6,7 @@ import threading
 
 from lanterne.collectives.auto.tuning import GPUS, THREADS
 from lanterne.errors import InputError, LanterneError
-from lanterne.transport.base import check_timeout_s
+from lanterne.transport.timeouts import check_timeout_s
 from lanterne.transport.job.bootstrap import MPI_VARIABLES, connect
 from lanterne.transport.local import LocalWorld
 from lanterne.transport.registry import TRANSPORTS, find_transport, open_transport

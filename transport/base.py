@@ -7,39 +7,28 @@ Matching: messages of one (communicator, source, destination, lane) match in pos
 """
 
 import ctypes
-import os
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeAlias
 
 from lanterne.errors import InputError, TransportError, TransportTimeout
 from lanterne.transport.pauses import Pauses
+from lanterne.transport.timeouts import DEFAULT_TIMEOUT_S, check_timeout_s
 
-# The longest timeout: some 11 days; poll takes at most 24.
-LONGEST_S = 1e6
-
-
-def _default_timeout_s(text):
-    """Seconds of LANTERNE_TIMEOUT_S, which says `text`."""
-    try:
-        timeout_s = float(text)
-    except ValueError:
-        timeout_s = 0.0
-    if not 0 < timeout_s <= LONGEST_S:
-        raise InputError(f"LANTERNE_TIMEOUT_S: got {text!r}, expected a positive number of seconds")
-    return timeout_s
-
-
-DEFAULT_TIMEOUT_S = _default_timeout_s(os.environ.get("LANTERNE_TIMEOUT_S", "60"))
+if TYPE_CHECKING:
+    from lanterne.kernels.cuda.runtime import CudaRuntime
+    from lanterne.transport.board.seat import Seat
+    from lanterne.transport.store.client import StoreClient
 COMMUNICATOR_BITS = 16
 LANE_BITS = 32
 # Reading the clock and the control socket costs more than a poll, so a waiting loop does it only so often.
 POLLS_PER_CHECK = 64
 
 
-def make_tag(communicator, lane=0):
+def make_tag(communicator: int, lane: int = 0) -> int:
     """The tag of a message: communicator (16 bits) above lane (32 bits). Transports add the source where they must.
 
     Raises:
@@ -60,40 +49,45 @@ BARRIER_TAG = make_tag((1 << COMMUNICATOR_BITS) - 1)
 class Region:
     """Registered memory: a C-contiguous array, seen as bytes. Keeps the array alive.
 
-    Attributes: `array`; `nbytes`; `address` (int, of the first byte); `device` (True for device memory); `buffer` (a
-    writable or read-only memoryview of bytes; None for device memory); `native` (whatever the transport keeps).
+    Attributes: `array`; `nbytes`; `address`, of the first byte; `device`, True for device memory; `buffer`, its bytes,
+    writable or read-only, None for device memory; `native`, what the transport keeps.
     """
 
     __slots__ = ("address", "array", "buffer", "device", "native", "nbytes")
+    address: int
+    nbytes: int
+    buffer: memoryview | None
 
-    def __init__(self, array, native=None):
+    def __init__(self, array: Any, native: Any = None) -> None:
         self.array = array
-        self.native = native
+        self.native: Any = native
         interface = getattr(array, "__cuda_array_interface__", None)
         self.device = interface is not None
         if self.device:
             from lanterne.kernels.cuda.device_view import view_device
 
-            view = view_device(array, "register")
+            found = view_device(array, "register")
             self.buffer = None
-            self.address, self.nbytes = view.address, view.nbytes
+            self.address = found.address
+            self.nbytes = found.nbytes
             return
         try:
             view = memoryview(array)
             if not view.c_contiguous:
                 raise InputError("register: got a non-contiguous array, expected a C-contiguous one")
-            self.buffer = _as_bytes(array, view)
+            buffer = _as_bytes(array, view)
         except (TypeError, BufferError, ValueError) as error:
             if isinstance(error, InputError):
                 raise
             raise InputError(
                 f"register: got {type(array).__name__}, expected an array with the buffer protocol"
             ) from error
-        self.nbytes = self.buffer.nbytes
-        self.address = _address(self.buffer)
+        self.buffer = buffer
+        self.nbytes = buffer.nbytes
+        self.address = _address(buffer)
 
 
-def _as_bytes(array, view):
+def _as_bytes(array: Any, view: memoryview) -> memoryview:
     if view.nbytes == 0:
         return memoryview(bytearray(0))
     if hasattr(array, "view") and hasattr(array, "reshape"):
@@ -102,7 +96,7 @@ def _as_bytes(array, view):
     return view.cast("B")
 
 
-def _address(buffer):
+def _address(buffer: memoryview) -> int:
     if not buffer.nbytes:
         return 0
     if not buffer.readonly:
@@ -133,6 +127,9 @@ class Recv(NamedTuple):
     tag: int = 0
 
 
+Operation: TypeAlias = Send | Recv
+
+
 @dataclass(frozen=True)
 class Capabilities:
     """What a transport can do; an executor checks its plan against this before the first byte moves."""
@@ -153,11 +150,14 @@ class Request(ABC):
     """The completion of one post. It keeps the posted regions alive until it is done."""
 
     __slots__ = ()
-    # Of time.monotonic(), when it will be complete; inf where nobody knows.
-    due_s = inf
+
+    @property
+    def due_s(self) -> float:
+        """When it will be complete, of time.monotonic(); inf where nobody knows."""
+        return inf
 
     @abstractmethod
-    def test(self):
+    def test(self) -> bool:
         """Make progress; True once every operation of the post is complete.
 
         Raises:
@@ -166,19 +166,19 @@ class Request(ABC):
         """
 
     @abstractmethod
-    def pending_peers(self):
+    def pending_peers(self) -> list[int]:
         """The ranks whose operations are not complete, sorted: those that must be alive."""
 
-    def awaited_peers(self):
+    def awaited_peers(self) -> list[int]:
         """The ranks that a timeout names."""
         return self.pending_peers()
 
     @property
     @abstractmethod
-    def transport(self):
+    def transport(self) -> "Transport":
         """The transport that this request was posted on."""
 
-    def wait(self, timeout_s=None):
+    def wait(self, timeout_s: float | None = None) -> None:
         """Return once every operation is complete.
 
         Args:
@@ -203,22 +203,7 @@ class Request(ABC):
                     raise timeout_error(transport, peers, limit_s)
 
 
-def check_timeout_s(timeout_s):
-    """`timeout_s` itself, seconds or None.
-
-    Raises:
-        InputError: it is neither None nor a number from 0 to LONGEST_S.
-    """
-    try:
-        good = timeout_s is None or 0 <= timeout_s <= LONGEST_S
-    except (TypeError, ValueError):
-        good = False
-    if not good:
-        raise InputError(f"timeout_s: got {timeout_s!r}, expected seconds from 0 to {LONGEST_S:g}, or None")
-    return timeout_s
-
-
-def timeout_error(transport, peers, limit_s):
+def timeout_error(transport: "Transport", peers: Iterable[int], limit_s: float) -> TransportTimeout:
     """The TransportTimeout of a wait on `peers` that lasted `limit_s`."""
     names = ", ".join(map(str, peers)) or "none"
     return TransportTimeout(
@@ -233,19 +218,19 @@ class Transport(ABC):
     `pauses`, what waits do between polls.
     """
 
-    name = "?"
+    name: str = "?"
     rank: int
     world_size: int
     capabilities: Capabilities
     timeout_s: float = DEFAULT_TIMEOUT_S
-    pauses = Pauses()
-    # The CudaRuntime of this rank's device, where the transport has chosen one.
-    runtime = None
+    pauses: Pauses = Pauses()
+    # Of this rank's device, where the transport has chosen one.
+    runtime: "CudaRuntime | None" = None
     # Whether ranks take turns on a device.
-    shares_devices = False
-    closed = False
+    shares_devices: bool = False
+    closed: bool = False
 
-    def register(self, array):
+    def register(self, array: Any) -> Region:
         """Make `array` known to the transport and return its Region.
 
         Args:
@@ -257,7 +242,7 @@ class Transport(ABC):
         return Region(array)
 
     @abstractmethod
-    def post(self, ops):
+    def post(self, ops: Sequence[Operation]) -> Request:
         """Start a batch of Send and Recv together and return the Request of the whole.
 
         Raises:
@@ -265,7 +250,7 @@ class Transport(ABC):
             TransportError: the transport is closed.
         """
 
-    def barrier(self, timeout_s=None):
+    def barrier(self, timeout_s: float | None = None) -> None:
         """Return once every rank has called it: ceil(log2 n) rounds of empty messages. No schedule needs it.
 
         Raises:
@@ -281,24 +266,20 @@ class Transport(ABC):
             self.post(ops).wait(max(0.0, deadline - time.monotonic()))
             distance *= 2
 
-    def open_channel(self, ranks, tag):
-        """What carries device memory between `ranks` on a stream (nccl/channel.py); None: it goes through the host."""
-        return None
-
-    def open_board(self, key, rank, world_size):
-        """The seat (board/seat.py) of `rank` at the arrival board `key` (str) of `world_size` ranks; None: there is none."""
+    def open_board(self, key: str, rank: int, world_size: int) -> "Seat | None":
+        """The seat of `rank` at the arrival board `key` of `world_size` ranks; None: there is none."""
         return None
 
     @property
-    def store(self):
+    def store(self) -> "StoreClient | None":
         """The client of the job's store (store/client.py) on this rank; None where the job has none."""
         return None
 
-    def keep(self, thing):
+    def keep(self, thing: object) -> None:
         """Keep `thing` as long as this transport lives: operations that stay posted use its memory."""
         self.__dict__.setdefault("_kept", []).append(thing)
 
-    def abandon(self, peer, requests):
+    def abandon(self, peer: int, requests: Sequence[Request]) -> None:
         """Give up the path to rank `peer`, which is dead: nothing is posted with it any more, nothing waited for.
 
         Args:
@@ -306,27 +287,27 @@ class Transport(ABC):
                 written to any more, as far as the library under this transport can promise that.
         """
 
-    def check_peers(self, peers):
+    def check_peers(self, peers: Iterable[int]) -> None:
         """Raise PeerFailed if one of `peers` is known to be dead; cheap enough to call from a waiting loop."""
 
-    def end_soon(self):
+    def end_soon(self) -> None:
         """A rank did not come: others are waited for at the end of this process (MPI_Finalize) for seconds only."""
 
-    def settle(self):
+    def settle(self) -> None:
         """Wait for what was queued on streams, before `close`; raises what has failed and nobody was told of yet."""
 
     @abstractmethod
-    def close(self):
+    def close(self) -> None:
         """Release everything; a second call does nothing, any other verb raises TransportError afterwards."""
 
-    def __enter__(self):
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *exception):
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
 
-def check_ops(transport, ops):
+def check_ops(transport: Transport, ops: Iterable[Operation]) -> None:
     """Raise if `ops` cannot be posted on `transport`; see Transport.post."""
     if transport.closed:
         raise TransportError(f"{transport.name} rank {transport.rank}: post on a closed transport")

@@ -8,13 +8,16 @@ import os
 import threading
 import time
 from collections import defaultdict, deque
+from collections.abc import Iterable, Sequence
+from typing import TypeAlias
 
 import numpy as np
 
 from lanterne.errors import InputError, PeerFailed, TransportError
-from lanterne.transport.base import Capabilities, Request, Send, Transport, check_ops, check_timeout_s, timeout_error
+from lanterne.transport.base import Capabilities, Operation, Request, Send, Transport, check_ops, timeout_error
 from lanterne.transport.board.seat import LocalBoards, LocalSeat
 from lanterne.transport.rank_group import LEFT_GRACE_S
+from lanterne.transport.timeouts import check_timeout_s
 
 # A hand-over between two running threads takes some 3 us, waking a sleeping one some 30: spin first, then sleep, so
 # that more threads than cores do not take the processor from those that have work.
@@ -24,21 +27,25 @@ SLEEP_S = 0.05
 COPY_UNLOCKED_NBYTES = 32 * 1024
 
 
+# (request, operation, whether it sends).
+_Unmatched: TypeAlias = "tuple[LocalRequest, Operation, bool]"
+
+
 class LocalWorld:
     """What the ranks of one process share. Make one, then `transport(rank)` once for each rank."""
 
-    def __init__(self, world_size):
+    def __init__(self, world_size: int) -> None:
         if not isinstance(world_size, int) or world_size < 1:
             raise InputError(f"local world: got {world_size!r} ranks, expected at least 1")
         self.world_size = world_size
         self.lock = threading.Lock()
-        # (source, destination, tag) -> unmatched (request, operation), all sends or all receives, oldest first.
-        self.unmatched = defaultdict(deque)
+        # By (source, destination, tag), all sends or all receives, oldest first.
+        self.unmatched: defaultdict[tuple[int, int, int], deque[_Unmatched]] = defaultdict(deque)
         # Rank -> (why it left, when others are to know: time.monotonic()).
-        self.gone = {}
+        self.gone: dict[int, tuple[str, float]] = {}
         self.boards = LocalBoards()
 
-    def transport(self, rank, timeout_s=None):
+    def transport(self, rank: int, timeout_s: float | None = None) -> "LocalTransport":
         """The transport of `rank`; `timeout_s` is the default of its waits."""
         return LocalTransport(self, rank, timeout_s)
 
@@ -49,7 +56,7 @@ class LocalTransport(Transport):
     name = "local"
     capabilities = Capabilities(receiver_paced_nbytes=0)
 
-    def __init__(self, world, rank, timeout_s=None):
+    def __init__(self, world: LocalWorld, rank: int, timeout_s: float | None = None) -> None:
         if not 0 <= rank < world.world_size:
             raise InputError(f"local transport: got rank {rank}, expected 0 to {world.world_size - 1}")
         self.world = world
@@ -58,10 +65,10 @@ class LocalTransport(Transport):
         if timeout_s is not None:
             self.timeout_s = check_timeout_s(timeout_s)
 
-    def post(self, ops):
+    def post(self, ops: Sequence[Operation]) -> "LocalRequest":
         check_ops(self, ops)
         request = LocalRequest(self, len(ops))
-        matches = []
+        matches: list[tuple[Operation, LocalRequest, Operation, bool]] = []
         world = self.world
         with world.lock:
             for op in ops:
@@ -82,10 +89,10 @@ class LocalTransport(Transport):
             other.finish(other_op.peer, error)
         return request
 
-    def open_board(self, key, rank, world_size):
+    def open_board(self, key: str, rank: int, world_size: int) -> LocalSeat:
         return LocalSeat(self.world.boards, key, rank, world_size)
 
-    def check_peers(self, peers):
+    def check_peers(self, peers: Iterable[int]) -> None:
         gone = self.world.gone
         if gone:
             for peer in peers:
@@ -93,7 +100,7 @@ class LocalTransport(Transport):
                 if time.monotonic() >= from_s:
                     raise PeerFailed(peer, reason)
 
-    def abandon(self, peer, requests):
+    def abandon(self, peer: int, requests: Sequence[Request]) -> None:
         world = self.world
         with world.lock:
             for key in [key for key in world.unmatched if {key[0], key[1]} == {self.rank, peer}]:
@@ -103,7 +110,7 @@ class LocalTransport(Transport):
                 else:
                     del world.unmatched[key]
 
-    def fail(self, reason, grace_s=0.0):
+    def fail(self, reason: str, grace_s: float = 0.0) -> None:
         """Leave the world because this rank's thread failed; the others' waits on it raise PeerFailed with `reason`.
 
         Args:
@@ -113,17 +120,18 @@ class LocalTransport(Transport):
             self.closed = True
             self.world.gone[self.rank] = reason, time.monotonic() + grace_s
 
-    def close(self):
+    def close(self) -> None:
         # Who is about to ask may have got this rank's last message since it looked.
         self.fail("closed its transport", LEFT_GRACE_S)
 
 
-def _move(send, recv):
+def _move(send: Operation, recv: Operation) -> TransportError | None:
     """Copy one matched message; the error if the sizes differ, else None."""
     if send.nbytes != recv.nbytes:
         return TransportError(
             f"local: rank {recv.peer} sent {send.nbytes} bytes to rank {send.peer}, which expected {recv.nbytes}"
         )
+    assert send.region.buffer is not None and recv.region.buffer is not None
     source = send.region.buffer[send.offset : send.offset + send.nbytes]
     target = recv.region.buffer[recv.offset : recv.offset + recv.nbytes]
     if send.nbytes < COPY_UNLOCKED_NBYTES:
@@ -137,15 +145,16 @@ class LocalRequest(Request):
     """Counts its operations down; whichever thread matches one finishes it."""
 
     __slots__ = ("error", "event", "remaining", "transport", "waiting")
+    transport: LocalTransport
 
-    def __init__(self, transport, count):
+    def __init__(self, transport: LocalTransport, count: int) -> None:
         self.transport = transport
         self.remaining = count
-        self.waiting = []
-        self.error = None
-        self.event = None
+        self.waiting: list[int] = []
+        self.error: TransportError | None = None
+        self.event: threading.Event | None = None
 
-    def finish(self, peer, error, waited=True):
+    def finish(self, peer: int, error: TransportError | None, *, waited: bool = True) -> None:
         """One operation with `peer` is complete, or failed with `error`."""
         with self.transport.world.lock:
             self.remaining -= 1
@@ -157,16 +166,16 @@ class LocalRequest(Request):
         if event is not None:
             event.set()
 
-    def test(self):
+    def test(self) -> bool:
         if self.error is not None:
             raise self.error
         return self.remaining == 0
 
-    def pending_peers(self):
+    def pending_peers(self) -> list[int]:
         with self.transport.world.lock:
             return sorted(set(self.waiting))
 
-    def wait(self, timeout_s=None):
+    def wait(self, timeout_s: float | None = None) -> None:
         transport = self.transport
         limit_s = transport.timeout_s if timeout_s is None else check_timeout_s(timeout_s)
         deadline = time.monotonic() + limit_s
@@ -174,12 +183,12 @@ class LocalRequest(Request):
             if self.test():
                 return
             os.sched_yield()
-        self.event = threading.Event()
+        event = self.event = threading.Event()
         while not self.test():
             peers = self.pending_peers()
             transport.check_peers(peers)
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 raise timeout_error(transport, peers, limit_s)
-            self.event.wait(min(left_s, SLEEP_S))
-            self.event.clear()
+            event.wait(min(left_s, SLEEP_S))
+            event.clear()

@@ -36,18 +36,19 @@ class Pauses:
 
     __slots__ = ("_nap_until_s", "_ranks_here", "longer_s", "shared", "yields")
 
-    def __init__(self, ranks_here=1, longer_s=LONGER_S):
-        self._ranks_here, self.longer_s = ranks_here, longer_s
-        cores = os.cpu_count()
+    def __init__(self, ranks_here: int = 1, longer_s: float = LONGER_S) -> None:
+        self._ranks_here = ranks_here
+        self.longer_s = longer_s
+        cores = os.cpu_count() or 1
         self.shared = ranks_here > cores
         self.yields = max(YIELDS_LEAST, YIELDS_SHARED * cores // ranks_here) if self.shared else YIELDS
         self._nap_until_s = 0.0
 
-    def finer(self):
+    def finer(self) -> "Pauses":
         """Pauses of the same ranks, for waits whose lateness counts."""
         return Pauses(self._ranks_here, FINER_S)
 
-    def pause(self, idle, due_s=inf):
+    def pause(self, idle: int, due_s: float = inf) -> bool:
         """Pause between two polls; `idle` counts those that found nothing since something last moved. True after a nap.
 
         Args:

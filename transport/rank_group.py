@@ -6,11 +6,20 @@ import socket
 import sys
 import time
 import weakref
+from collections import deque
+from collections.abc import Iterable
 from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, NoReturn, Self
 
 from lanterne.errors import InputError, PeerFailed, TransportError, TransportTimeout, Unavailable
 from lanterne.transport.board.seat import StoreSeat, unpack_record
+from lanterne.transport.board.sequencer import Record
 from lanterne.transport.wire import Kind, unpack_fields
+
+if TYPE_CHECKING:
+    from lanterne.transport.store.client import StoreClient
+    from lanterne.transport.store.process import StoreProcess
 
 # A look at the control socket costs a system call, so waiting loops take one only so often.
 LOOK_S = 2e-3
@@ -23,49 +32,55 @@ class Group:
     """The ranks of a job as one of them sees it. For one thread of each rank.
 
     Attributes:
-        rank, world_size: ints.
-        host: this host's identity (str); `hosts` has every rank's. Equal: same kernel, and shared memory is shared.
-        store: the StoreClient; None in a job of one rank.
+        host: this host's identity; `hosts` has every rank's. Equal: same kernel, and shared memory is shared.
+        store: None in a job of one rank.
         ends_together: set by who will call `end_together`, so that `leave` keeps the connection for it.
     """
 
-    def __init__(self, rank, world_size, store=None, store_process=None, timeout_s=None):
+    def __init__(
+        self,
+        rank: int,
+        world_size: int,
+        store: "StoreClient | None" = None,
+        store_process: "StoreProcess | None" = None,
+        timeout_s: float | None = None,
+    ) -> None:
         self.rank = rank
         self.world_size = world_size
         self.store = store
         self.host = host_identity()
-        self.hosts = (self.host,)
+        self.hosts: tuple[str, ...] = (self.host,)
         self.ends_together = False
         self._store_process = store_process
-        self._failed, self._left = {}, {}
-        self._records = {}  # key of a board -> deque of Record
+        self._failed: dict[int, str] = {}
+        self._left: dict[int, float] = {}
+        self._records: dict[bytes, deque[Record]] = {}  # by the key of a board
         self._next_look = 0.0
         self._closed = False
         self._pid = os.getpid()
         if store is not None:
-            self._join(timeout_s)
+            self._join(store, timeout_s)
 
-    def _join(self, timeout_s):
+    def _join(self, store: "StoreClient", timeout_s: float | None) -> None:
         try:
-            self.store.call(Kind.JOIN, [self.rank, self.world_size], timeout_s)
+            store.call(Kind.JOIN, [self.rank, self.world_size], timeout_s)
             hosts = self.exchange("lanterne/hosts", self.host.encode(), timeout_s)
         except BaseException:
-            self.store.close()
+            store.close()
             raise
         self.hosts = tuple(host.decode(errors="replace") for host in hosts)
         atexit.register(self._leave_at_exit)
-        itself = weakref.ref(self)
-        os.register_at_fork(after_in_child=lambda: itself() and itself()._forget())
+        os.register_at_fork(after_in_child=partial(_forget_in_child, weakref.ref(self)))
 
     @property
-    def ranks_here(self):
+    def ranks_here(self) -> int:
         """How many ranks share this host's cores. LANTERNE_RANKS_HERE says it where several hosts are one machine."""
         text = os.environ.get("LANTERNE_RANKS_HERE", "1")
         if not text.isdecimal():
             raise InputError(f"LANTERNE_RANKS_HERE: got {text!r}, expected a number of ranks")
         return max(self.hosts.count(self.host), int(text))
 
-    def exchange(self, name, payload, timeout_s=None):
+    def exchange(self, name: str, payload: bytes, timeout_s: float | None = None) -> list[bytes]:
         """Give every rank each rank's bytes: a list by rank. All ranks call it with the same `name`, in the same order.
 
         Raises:
@@ -86,11 +101,11 @@ class Group:
             names = ", ".join(map(str, absent))
             raise TransportTimeout(f"{error}: rank {self.rank} waits for rank {names}", absent) from error
 
-    def barrier(self, name="lanterne/barrier", timeout_s=None):
+    def barrier(self, name: str = "lanterne/barrier", timeout_s: float | None = None) -> None:
         """Return once every rank has called it. Raises as `exchange`."""
         self.exchange(name, b"", timeout_s)
 
-    def check_peers(self, peers=None):
+    def check_peers(self, peers: Iterable[int] | None = None) -> None:
         """Raise PeerFailed if one of the ranks `peers` (default: any) has died, or left LEFT_GRACE_S ago although it is
         still waited for. For waiting loops: it never blocks.
 
@@ -114,17 +129,17 @@ class Group:
                 if time.monotonic() - self._left.get(rank, float("inf")) > LEFT_GRACE_S:
                     raise PeerFailed(rank, "it has left the job")
 
-    def open_board(self, key, rank, world_size):
+    def open_board(self, key: str, rank: int, world_size: int) -> StoreSeat | None:
         """The Seat of `rank` at the store's board `key`, at which `world_size` ranks meet; None without a store."""
         if self.store is None:
             return None
         return StoreSeat(self.store, self._look, self._records, key, rank, world_size)
 
-    def failed(self):
+    def failed(self) -> dict[int, str]:
         """The dead ranks and why, as far as is known without asking: a dict, first death first."""
         return dict(self._failed)
 
-    def check_mpi_world(self, size):
+    def check_mpi_world(self, size: int) -> None:
         """Raise Unavailable if MPI made a world of `size` ranks, not of ours: two MPI installations are mixed up.
 
         So that a user reads it once, the ranks other than 0 end quietly with the same exit code (3).
@@ -134,7 +149,7 @@ class Group:
         self.close()
         refuse_mixed_mpi(self.rank, size, self.world_size)
 
-    def leave(self):
+    def leave(self) -> None:
         """Say goodbye: the end of this process is no death from now on. A second call does nothing."""
         if self._closed:
             return
@@ -152,7 +167,7 @@ class Group:
 
     close = leave
 
-    def end_together(self, willing, limit_s=FOREVER_S):
+    def end_together(self, willing: bool, limit_s: float = FOREVER_S) -> bool:
         """Whether every rank is `willing` to end in order. MPI_Finalize would wait for ever for one that is not.
 
         For the end of the process, once, also after `leave`. Returns when all have said so, or one has not or has died,
@@ -168,31 +183,33 @@ class Group:
         finally:
             self.store.close()
 
-    def __enter__(self):
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *exception):
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _leave_at_exit(self):
+    def _leave_at_exit(self) -> None:
         # A script that just ends has left. An uncaught exception, or an end after another's death, is a death.
         if self._failed or hasattr(sys, "last_value"):
-            self._closed = True
-            self.store.close()
+            self._forget()
         self.leave()
 
-    def _forget(self):
+    def _forget(self) -> None:
         # A forked child must not keep the connection open when its parent dies, nor speak on it.
         self._closed = True
-        self.store.close()
+        if self.store is not None:
+            self.store.close()
 
-    def _look(self):
+    def _look(self) -> None:
+        assert self.store is not None
         try:
             self.store.pump()
         finally:
             self._read_notices()
 
-    def _read_notices(self):
+    def _read_notices(self) -> None:
+        assert self.store is not None
         notices = self.store.notices
         while notices:
             kind, body = notices.popleft()
@@ -207,7 +224,7 @@ class Group:
                 if key in self._records:
                     self._records[key].append(record)
 
-    def _check_all_present(self):
+    def _check_all_present(self) -> None:
         self._read_notices()
         for rank, reason in self._failed.items():
             raise PeerFailed(rank, reason)
@@ -215,7 +232,12 @@ class Group:
             raise PeerFailed(rank, "it has left the job")
 
 
-def host_identity():
+def _forget_in_child(itself: weakref.ref[Group]) -> None:
+    if (group := itself()) is not None:
+        group._forget()
+
+
+def host_identity() -> str:
     """What processes have in common that share a kernel and its shared memory: a str. LANTERNE_HOST_ID overrides it."""
     if "LANTERNE_HOST_ID" in os.environ:
         return os.environ["LANTERNE_HOST_ID"]
@@ -226,7 +248,7 @@ def host_identity():
         return socket.gethostname()
 
 
-def refuse_mixed_mpi(rank, size, expected):
+def refuse_mixed_mpi(rank: int, size: int, expected: int) -> NoReturn:
     """Raise Unavailable on rank 0, end the others quietly: MPI made a world of `size` ranks, not of `expected`."""
     if rank != 0:
         sys.exit(3)

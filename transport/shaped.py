@@ -11,11 +11,24 @@ Paper: Chen et al. 2025 (CrossPipe), section 6.4.
 import os
 import struct
 import time
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
+from typing import TypeAlias
 
 from lanterne.errors import InputError
-from lanterne.transport.base import LANE_BITS, Recv, Request, Send, check_ops, check_timeout_s, timeout_error
+from lanterne.transport.base import (
+    LANE_BITS,
+    Operation,
+    Recv,
+    Region,
+    Request,
+    Send,
+    Transport,
+    check_ops,
+    timeout_error,
+)
+from lanterne.transport.timeouts import check_timeout_s
 from lanterne.transport.wrapper import Wrapper
 
 # The departure times travel on the lane's twin: the lane with this bit set, which MPI's tags have room for.
@@ -34,16 +47,18 @@ class Link:
     latency_s: float = 0.0
     bandwidth_bytes_per_s: float | None = None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.latency_s < 0 or (self.bandwidth_bytes_per_s is not None and self.bandwidth_bytes_per_s <= 0):
             raise InputError(f"link: got {self}, expected a latency of at least 0 and a bandwidth above 0")
 
-    def occupied_s(self, nbytes):
+    def occupied_s(self, nbytes: int) -> float:
         """Seconds that a message of `nbytes` keeps the link busy."""
         return nbytes / self.bandwidth_bytes_per_s if self.bandwidth_bytes_per_s else 0.0
 
 
 FREE = Link()
+# By (source, destination).
+Links: TypeAlias = Mapping[tuple[int, int], Link]
 
 
 class Ends:
@@ -51,24 +66,31 @@ class Ends:
 
     Args:
         rank: this one.
-        links: {(source, destination): Link}; pairs that are absent delay nothing.
+        links: pairs that are absent delay nothing.
         in_order, separate, rendezvous: see ShapedTransport.
     """
 
     __slots__ = ("_egress_free_s", "_ingress_free_s", "_met_s", "in_order", "links", "rank", "rendezvous", "separate")
 
-    def __init__(self, rank, links, in_order=False, separate=False, rendezvous=False):
-        self.rank, self.links, self.in_order, self.separate = rank, dict(links), in_order, separate
+    def __init__(
+        self, rank: int, links: Links, *, in_order: bool = False, separate: bool = False, rendezvous: bool = False
+    ) -> None:
+        self.rank = rank
+        self.links = dict(links)
+        self.in_order = in_order
+        self.separate = separate
         self.rendezvous = rendezvous
         # When this rank's end is free again, sending (by peer, where links are separate) and receiving; for rendezvous,
         # by peer.
-        self._egress_free_s, self._ingress_free_s, self._met_s = {}, 0.0, {}
+        self._egress_free_s: dict[int | None, float] = {}
+        self._ingress_free_s = 0.0
+        self._met_s: dict[int, float] = {}
 
-    def link(self, source, destination):
+    def link(self, source: int, destination: int) -> Link:
         """The Link from `source` to `destination` as it is now."""
         return self.links.get((source, destination), FREE)
 
-    def leave(self, peer, nbytes, now_s):
+    def leave(self, peer: int, nbytes: int, now_s: float) -> tuple[float, float]:
         """(departure, end), of time.monotonic(), of a message sent to `peer` now: it occupies the link between."""
         if self.rendezvous:
             return now_s, now_s  # The receiver knows better.
@@ -82,7 +104,7 @@ class Ends:
             self._egress_free_s[end] = departure_s + busy_s
         return departure_s, departure_s + busy_s
 
-    def arrive(self, peer, nbytes, departure_s, posted_s=0.0):
+    def arrive(self, peer: int, nbytes: int, departure_s: float, posted_s: float = 0.0) -> float:
         """When a message that left `peer` at `departure_s` has wholly arrived; occupies this rank's link till then.
 
         Args:
@@ -105,7 +127,7 @@ class ShapedTransport(Wrapper):
 
     Args:
         inner: any transport with tags; closed with this one. Lanes of 4096 and above are not available.
-        links: {(source, destination): Link} or one Link for all pairs; pairs that are absent are as `inner` has them.
+        links: of pairs, or one Link for all; pairs that are absent are as `inner` has them.
         in_order: a rank has one message under way at a time, and the next leaves when it has arrived: as where one
             stream carries all sends and the delay is injected before each (ADAPTRA section 3.2).
         separate: a rank's links do not share its end: each has its bandwidth to itself, as streams of their own have.
@@ -113,25 +135,33 @@ class ShapedTransport(Wrapper):
             for `inner`, and receives from one rank are to be tested in order.
     """
 
-    def __init__(self, inner, links, in_order=False, separate=False, rendezvous=False):
+    def __init__(
+        self,
+        inner: Transport,
+        links: Links | Link,
+        *,
+        in_order: bool = False,
+        separate: bool = False,
+        rendezvous: bool = False,
+    ) -> None:
         if not inner.capabilities.tags:
             raise InputError(f"shaped: got transport {inner.name}, expected one with tags")
         if isinstance(links, Link):
             n = inner.world_size
             links = {(a, b): links for a in range(n) for b in range(n) if a != b}
         super().__init__(inner, f"shaped-{inner.name}")
-        self.ends = Ends(inner.rank, links, in_order, separate, rendezvous)
-        self._words = []
+        self.ends = Ends(inner.rank, links, in_order=in_order, separate=separate, rendezvous=rendezvous)
+        self._words: list[Region] = []
 
-    def link(self, source, destination):
+    def link(self, source: int, destination: int) -> Link:
         """The Link from `source` to `destination` as it is now."""
         return self.ends.link(source, destination)
 
-    def set_link(self, source, destination, link):
+    def set_link(self, source: int, destination: int, link: Link) -> None:
         """Change one link from now on; the messages under way keep their times. Call it alike on both ends."""
         self.ends.links[source, destination] = link
 
-    def post(self, ops):
+    def post(self, ops: Sequence[Operation]) -> "ShapedRequest":
         # What posting itself takes is a part of the link's time.
         now_s = time.monotonic()
         check_ops(self, ops)
@@ -139,7 +169,10 @@ class ShapedTransport(Wrapper):
             if (lane := op.tag & ((1 << LANE_BITS) - 1)) >= TWIN:
                 raise InputError(f"{self.name}: got lane {lane}, expected less than {TWIN}")
         # Sends: when the link is free again. Receives: the link and the bytes that will tell the departure.
-        inner_ops, releases, arrivals, words = [], [], [], []
+        inner_ops: list[Operation] = []
+        releases: list[tuple[float, int]] = []
+        arrivals: list[_Arrival] = []
+        words: list[Region] = []
         for op in ops:
             inner_ops.append(op)
             if op.peer == self.rank:
@@ -149,6 +182,7 @@ class ShapedTransport(Wrapper):
                 if end_s > now_s:
                     releases.append((end_s, op.peer))
                 words.append(word := self._word())
+                assert word.buffer is not None
                 DEPARTURE.pack_into(word.buffer, 0, departure_s)
                 inner_ops.append(Send(word, 0, DEPARTURE.size, op.peer, op.tag | TWIN))
             else:
@@ -157,21 +191,33 @@ class ShapedTransport(Wrapper):
                 arrivals.append((op.peer, op.nbytes, word, now_s))
         return ShapedRequest(self, self.inner.post(inner_ops), releases, arrivals, words)
 
-    def _word(self):
+    def _word(self) -> Region:
         """A Region for a departure time; `give_back` takes it."""
         return self._words.pop() if self._words else self.inner.register(bytearray(DEPARTURE.size))
 
-    def give_back(self, words):
+    def give_back(self, words: Iterable[Region]) -> None:
         """Take Regions that `_word` gave, of operations that are complete."""
         self._words += words
+
+
+# (peer, nbytes, where its departure is told, when it was posted for).
+_Arrival: TypeAlias = tuple[int, int, Region, float]
 
 
 class ShapedRequest(Request):
     """Complete once the inner request is and the emulated links have let the last byte through."""
 
     __slots__ = ("_arrivals", "_held", "_inner", "_words", "transport")
+    transport: ShapedTransport
 
-    def __init__(self, transport, inner, releases, arrivals, words):
+    def __init__(
+        self,
+        transport: ShapedTransport,
+        inner: Request,
+        releases: list[tuple[float, int]],
+        arrivals: list[_Arrival],
+        words: list[Region],
+    ) -> None:
         self.transport = transport
         self._inner = inner
         self._held = releases
@@ -179,16 +225,17 @@ class ShapedRequest(Request):
         self._words = words
 
     @property
-    def due_s(self):
+    def due_s(self) -> float:
         """When the emulated links let the last byte through; inf while it is not known."""
         return inf if self._arrivals or not self._held else max(self._held)[0]
 
-    def test(self):
+    def test(self) -> bool:
         if not self._inner.test():
             return False
         if self._arrivals:
             transport = self.transport
             for peer, nbytes, word, posted_s in self._arrivals:
+                assert word.buffer is not None
                 (departure_s,) = DEPARTURE.unpack(word.buffer)
                 self._held.append((transport.ends.arrive(peer, nbytes, departure_s, posted_s), peer))
             self._arrivals = []
@@ -204,7 +251,7 @@ class ShapedRequest(Request):
             self._held = [(release_s, peer) for release_s, peer in self._held if release_s > now_s]
         return not self._held
 
-    def wait(self, timeout_s=None):
+    def wait(self, timeout_s: float | None = None) -> None:
         # What the inner transport has is safe even if its sender is gone by now: only the clock is waited for.
         limit_s = self.transport.timeout_s if timeout_s is None else check_timeout_s(timeout_s)
         deadline_s = time.monotonic() + limit_s
@@ -217,9 +264,9 @@ class ShapedRequest(Request):
             time.sleep(max(0.0, release_s - time.monotonic() - SPIN_S))
             os.sched_yield()
 
-    def pending_peers(self):
+    def pending_peers(self) -> list[int]:
         # Not those of messages held back here: they need nothing more of their senders, who may have left.
         return self._inner.pending_peers()
 
-    def awaited_peers(self):
+    def awaited_peers(self) -> list[int]:
         return sorted({*self._inner.pending_peers(), *(peer for _, peer in self._held)})

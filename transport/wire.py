@@ -11,6 +11,8 @@ import hmac
 import os
 import socket
 import struct
+from collections.abc import Iterable
+from typing import Any, TypeAlias
 
 from lanterne.errors import InputError, TransportError
 
@@ -28,6 +30,10 @@ CHALLENGE_NBYTES = len(MAGIC) + NONCE_NBYTES
 ANSWER_NBYTES = CHALLENGE_NBYTES + PROOF_NBYTES
 VERDICT_NBYTES = 1 + PROOF_NBYTES
 ACCEPTED, REFUSED = b"+", b"-"
+
+
+# (kind, request id, body).
+Frame: TypeAlias = tuple[int, int, bytes]
 
 
 class Kind(enum.IntEnum):
@@ -63,9 +69,9 @@ class WireError(TransportError):
     """The other side does not speak this language."""
 
 
-def pack_frame(kind, request_id, fields=()):
+def pack_frame(kind: int, request_id: int, fields: Iterable[int | bytes] = ()) -> bytes:
     """The bytes of one frame; `fields` are int (64 bits, signed) or bytes."""
-    parts = []
+    parts: list[bytes] = []
     for field in fields:
         if isinstance(field, int):
             parts.append(_INT.pack(field))
@@ -77,13 +83,14 @@ def pack_frame(kind, request_id, fields=()):
     return HEADER.pack(len(body), kind, request_id) + body
 
 
-def unpack_fields(body, types):
+def unpack_fields(body: bytes, types: str) -> list[Any]:
     """The fields of `body`. `types` has a letter for each, i for int or b for bytes; a last * repeats one.
 
     Raises:
         WireError: the body does not hold exactly these fields.
     """
-    fields, offset = [], 0
+    fields: list[Any] = []
+    offset = 0
     repeated = types[-2] if types.endswith("*") else None
     letters = iter(types[:-2] if repeated else types)
     while True:
@@ -97,7 +104,7 @@ def unpack_fields(body, types):
     return fields
 
 
-def _unpack_field(body, offset, letter):
+def _unpack_field(body: bytes, offset: int, letter: str) -> tuple[int | bytes, int]:
     try:
         if letter == "i":
             return _INT.unpack_from(body, offset)[0], offset + _INT.size
@@ -110,7 +117,7 @@ def _unpack_field(body, offset, letter):
     return bytes(body[start : start + nbytes]), start + nbytes
 
 
-def take_frame(buffer, max_nbytes=MAX_BODY_NBYTES):
+def take_frame(buffer: bytearray, max_nbytes: int = MAX_BODY_NBYTES) -> Frame | None:
     """Remove the first frame from the bytearray `buffer`: (kind, request_id, body), or None while it is incomplete.
 
     Raises:
@@ -129,7 +136,7 @@ def take_frame(buffer, max_nbytes=MAX_BODY_NBYTES):
     return kind, request_id, body
 
 
-def check_token(token):
+def check_token(token: str) -> bytes:
     """`token` as a key for proofs.
 
     Raises:
@@ -143,13 +150,13 @@ def check_token(token):
     return token.encode()
 
 
-def make_challenge():
+def make_challenge() -> tuple[bytes, bytes]:
     """What the store says first: (the bytes to send, its nonce)."""
     nonce = os.urandom(NONCE_NBYTES)
     return MAGIC + nonce, nonce
 
 
-def answer_challenge(key, challenge):
+def answer_challenge(key: bytes, challenge: bytes) -> tuple[bytes, bytes]:
     """What a client answers: (the bytes to send, the verdict that only a store with the same token can give).
 
     Raises:
@@ -162,7 +169,7 @@ def answer_challenge(key, challenge):
     return answer, ACCEPTED + _proof(key, b"store", nonces)
 
 
-def judge_answer(key, nonce, answer):
+def judge_answer(key: bytes, nonce: bytes, answer: bytes) -> bytes:
     """The store's verdict on a client's answer; it starts with ACCEPTED or REFUSED."""
     nonces = nonce + answer[len(MAGIC) : CHALLENGE_NBYTES]
     proven = hmac.compare_digest(answer[CHALLENGE_NBYTES:], _proof(key, b"client", nonces))
@@ -171,11 +178,11 @@ def judge_answer(key, nonce, answer):
     return ACCEPTED + _proof(key, b"store", nonces)
 
 
-def _proof(key, side, nonces):
+def _proof(key: bytes, side: bytes, nonces: bytes) -> bytes:
     return hmac.digest(key, side + nonces, "sha256")
 
 
-def configure(sock):
+def configure(sock: socket.socket) -> None:
     """No delay for small frames, and a lost host noticed within about 4 s."""
     sock.setblocking(False)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -1,42 +1,51 @@
 """A transport around another: what all of them pass on."""
 
-from lanterne.transport.base import Transport
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from lanterne.transport.base import Capabilities, Transport
+
+if TYPE_CHECKING:
+    from lanterne.transport.board.seat import Seat
+    from lanterne.transport.store.client import StoreClient
 
 
 class Wrapper(Transport):
     """Moves messages over `inner`, changed by whoever derives from this. Closed with it.
 
     Args:
-        inner: a Transport.
         name: of this one.
         capabilities: None for those of `inner`.
     """
 
-    def __init__(self, inner, name, capabilities=None):
-        self.inner, self.name = inner, name
-        self.rank, self.world_size = inner.rank, inner.world_size
+    def __init__(self, inner: Transport, name: str, capabilities: Capabilities | None = None) -> None:
+        self.inner = inner
+        self.name = name
+        self.rank = inner.rank
+        self.world_size = inner.world_size
         self.capabilities = capabilities or inner.capabilities
-        self.timeout_s, self.pauses = inner.timeout_s, inner.pauses
+        self.timeout_s = inner.timeout_s
+        self.pauses = inner.pauses
 
-    def open_board(self, key, rank, world_size):
+    def open_board(self, key: str, rank: int, world_size: int) -> "Seat | None":
         return self.inner.open_board(key, rank, world_size)
 
     @property
-    def store(self):
+    def store(self) -> "StoreClient | None":
         return self.inner.store
 
-    def keep(self, thing):
+    def keep(self, thing: object) -> None:
         self.inner.keep(thing)
 
-    def check_peers(self, peers):
+    def check_peers(self, peers: Iterable[int]) -> None:
         self.inner.check_peers(peers)
 
-    def end_soon(self):
+    def end_soon(self) -> None:
         self.inner.end_soon()
 
-    def settle(self):
+    def settle(self) -> None:
         self.inner.settle()
 
-    def close(self):
+    def close(self) -> None:
         self.inner.close()
         self.closed = True

@@ -14,6 +14,7 @@ from lanterne.kernels.cuda.runtime import runtime_of
 from lanterne.kernels.staging import pinned_empty, wait_for
 from lanterne.transport.base import make_tag
 from lanterne.transport.nccl.channel import MEETING_LANE
+from lanterne.transport.nccl.transport import NcclTransport
 from lanterne.transport.nccl.watchdog import ChannelRequest, stuck_stream
 
 
@@ -39,7 +40,7 @@ class DeviceSide:
         transport = communicator.transport
         self.runtime = transport.runtime or runtime_of(view_device(array).address)
         self.channel = None
-        if transport.capabilities.stream_ordered:
+        if isinstance(transport, NcclTransport):
             whole = transport.channel
             tag = make_tag(communicator.communicator_id, MEETING_LANE)
             mine = whole.ranks == communicator.ranks and communicator.communicator_id == 0

@@ -1,38 +1,48 @@
-"""Calls that were started: what `start_*` returns, and the one loop that every wait of a communicator runs."""
+"""Calls that were started: what `start_*` returns, and the one loop that every wait of a communicator runs.
+
+Users have `test`, `wait` and `done`; names with an underscore are for lanterne's own modules.
+"""
 
 import time
+from collections.abc import Callable, Sequence
 from math import inf
+from typing import TYPE_CHECKING, Any
 
+from lanterne.collectives.execute.base import CommunicatorBase
 from lanterne.collectives.execute.control import STALL_S
-from lanterne.errors import InputError, LanterneError, PeerFailed, TransportTimeout
-from lanterne.transport.base import POLLS_PER_CHECK, check_timeout_s, timeout_error
+from lanterne.collectives.execute.plans import AnyExecution, AnyPlan
+from lanterne.transport.base import POLLS_PER_CHECK, Request, check_timeout_s, timeout_error
+
+if TYPE_CHECKING:
+    from lanterne.collectives.execute.device import Entry
 
 # How often a wait that naps looks for deaths and at its limit, which costs as much as a poll.
 CHECK_S = 1e-3
-# How long a rank whose peer is gone listens for the reason, which may be another rank's failure.
-REASON_S = 0.05
-# And for how long one whose library tells of a failure but not whose: it hears of a death before the launcher does.
-DEATH_S = 1.0
 
 
 class CollectiveRequest:
-    """What all requests of a communicator have in common: `test` and `wait`."""
+    """Something that was started on a communicator: a collective call, or a message (MessageRequest).
 
-    __slots__ = ("communicator", "done")
-    # Whether the last advance() got anywhere.
-    moved = False
-    # Of a call with device arrays, where it stands on the user's stream (device.Entry).
-    entry = None
+    Attributes: `done`, whether it was seen to be complete on this rank; `test` looks anew.
+    """
+
+    __slots__ = ("_communicator", "done")
+    # Of a collective call: what it is, equal on all ranks.
+    _signature: str
+    # Whether the last _advance() got anywhere.
+    _moved: bool = False
     # Of time.monotonic(), when it will be done; inf where nobody knows.
-    due_s = inf
+    _due_s: float = inf
+    # Of a call with device arrays, where it stands on the user's stream.
+    _entry: "Entry | None" = None
     # Once a call is queued on streams, which is as far as the CPU has to wait, the transport's request of its end.
-    completion = None
+    _completion: Request | None = None
 
-    def __init__(self, communicator):
-        self.communicator = communicator
+    def __init__(self, communicator: CommunicatorBase) -> None:
+        self._communicator = communicator
         self.done = False
 
-    def test(self):
+    def test(self) -> bool:
         """Make progress; True once the call is complete on this rank.
 
         Raises:
@@ -40,21 +50,10 @@ class CollectiveRequest:
             PeerFailed, TransportError: a rank failed; the communicator is closed.
         """
         if not self.done:
-            self.communicator.progress()
-        return self.done or self.poll()
+            self._communicator.progress()
+        return self.done or self._poll()
 
-    def poll(self):
-        """As `test`, after the communicator has made progress."""
-        return self.done
-
-    def poll_completion(self):
-        """As `poll`, of a call that is queued on streams."""
-        if not self.done and self.completion is not None:
-            with self.communicator.failing:
-                self.done = self.completion.test()
-        return self.done
-
-    def wait(self, timeout_s=None, queued=False):
+    def wait(self, timeout_s: float | None = None, queued: bool = False) -> None:
         """Return once the call is complete on this rank: outputs are whole, inputs may be changed.
 
         Args:
@@ -66,14 +65,29 @@ class CollectiveRequest:
             InputError, PeerFailed, TransportError: as `test`.
         """
         if not self.done:
-            wait(self, timeout_s, queued)
+            _wait(self, timeout_s, queued)
 
-    def expire(self, limit_s):
+    def _poll(self) -> bool:
+        """As `test`, after the communicator has made progress."""
+        return self.done
+
+    def _poll_completion(self) -> bool:
+        """As `_poll`, of a call that is queued on streams."""
+        if not self.done and self._completion is not None:
+            with self._communicator.failing:
+                self.done = self._completion.test()
+        return self.done
+
+    def _pending_peers(self) -> Sequence[int]:
+        """Transport ranks that this waits for now."""
+        raise NotImplementedError
+
+    def _expire(self, limit_s: float) -> None:
         """A wait has lasted `limit_s`: raise TransportTimeout, or see to it that the call ends soon."""
-        communicator = self.communicator
-        if self.entry is not None:
-            communicator.device_side().check_reached(self.entry, self.signature, limit_s)
-        peers = communicator.control.absent() or self.pending_peers()
+        communicator = self._communicator
+        if self._entry is not None:
+            communicator.device_side().check_reached(self._entry, self._signature, limit_s)
+        peers = communicator.control.absent() or self._pending_peers()
         raise timeout_error(communicator.transport, peers, limit_s)
 
 
@@ -83,20 +97,27 @@ class CallRequest(CollectiveRequest):
     They advance whenever any request of the communicator is waited for or tested, and not between.
     """
 
-    __slots__ = ("_execution", "_in_place", "_plan", "_started", "completion", "entry", "moved")
+    __slots__ = ("_completion", "_entry", "_execution", "_in_place", "_moved", "_plan", "_signature", "_started")
 
-    def __init__(self, communicator, plan, execution, in_place, entry=None):
+    def __init__(
+        self,
+        communicator: CommunicatorBase,
+        plan: AnyPlan,
+        execution: AnyExecution,
+        in_place: bool,
+        entry: "Entry | None" = None,
+    ) -> None:
         super().__init__(communicator)
-        self.entry, self.completion, self._started = entry, None, False
-        self._plan, self._execution, self._in_place = plan, execution, in_place
+        self._signature = plan.signature
+        self._entry = entry
+        self._completion = None
+        self._started = False
+        self._plan = plan
+        self._execution = execution
+        self._in_place = in_place
 
-    @property
-    def signature(self):
-        """What the call is, equal on all ranks."""
-        return self._plan.signature
-
-    def begin(self):
-        """Start moving data, if nothing is in the way; called once, when all earlier calls are complete, or queued."""
+    def _begin(self) -> None:
+        """See base.QueuedCall."""
         agreement = self._plan.agreement
         if agreement is not None:
             if not agreement.test():
@@ -106,29 +127,28 @@ class CallRequest(CollectiveRequest):
             self._started = True
             self._execution.start()
 
-    def advance(self):
-        """Make progress; True once complete, or queued on streams."""
+    def _advance(self) -> bool:
+        """See base.QueuedCall."""
         if not self._started:
-            self.begin()
-            self.moved = self._started
+            self._begin()
+            self._moved = self._started
             if not self._started:
                 return False
         execution = self._execution
         before = execution.remaining
         done = execution.advance()
-        self.moved = execution.remaining != before
+        self._moved = execution.remaining != before
         if not done:
             return False
-        self.completion = execution.completion
-        self.done = self.completion is None
+        self._completion = execution.completion
+        self.done = self._completion is None
         self._plan.give_back(self._execution, self._in_place)
         return True
 
-    poll = CollectiveRequest.poll_completion
+    _poll = CollectiveRequest._poll_completion
 
-    def pending_peers(self):
-        """Transport ranks that this call waits for now."""
-        return (self._plan.agreement or self.completion or self._execution).pending_peers()
+    def _pending_peers(self) -> Sequence[int]:
+        return (self._plan.agreement or self._completion or self._execution).pending_peers()
 
 
 class NativeRequest(CollectiveRequest):
@@ -140,72 +160,77 @@ class NativeRequest(CollectiveRequest):
         end: called once it is complete.
     """
 
-    __slots__ = ("_end", "_request", "_start", "signature")
+    __slots__ = ("_end", "_request", "_signature", "_start")
 
-    def __init__(self, communicator, signature, start, end):
+    def __init__(
+        self, communicator: CommunicatorBase, signature: str, start: Callable[[], Any], end: Callable[[], None]
+    ) -> None:
         super().__init__(communicator)
-        self.signature, self._start, self._end = signature, start, end
+        self._signature = signature
+        self._start = start
+        self._end = end
 
-    def begin(self):
-        """As CallRequest.begin."""
+    def _begin(self) -> None:
+        """See base.QueuedCall."""
         self._request = self._start()
 
-    def advance(self):
-        """As CallRequest.advance."""
+    def _advance(self) -> bool:
+        """See base.QueuedCall."""
         if not self._request.Test():
             return False
         self.done = True
         self._end()
         return True
 
-    def pending_peers(self):
-        """As CallRequest.pending_peers; the library does not tell, so all."""
-        communicator = self.communicator
+    def _pending_peers(self) -> Sequence[int]:
+        """All others: the library does not tell."""
+        communicator = self._communicator
         return [peer for peer in communicator.ranks if peer != communicator.transport.rank]
 
 
 class MessageRequest(CollectiveRequest):
-    """A send or receive of the user's. It waits for no call before it.
+    """A send or receive of the user's. It waits for no call before it."""
 
-    Attributes: `looked_s`, of time.monotonic(), when it was last seen not to be done; -inf: never.
-    """
+    __slots__ = ("_looked_s", "_request")
 
-    __slots__ = ("_request", "looked_s")
-
-    def __init__(self, communicator, request):
+    def __init__(self, communicator: CommunicatorBase, request: Request) -> None:
         super().__init__(communicator)
-        self._request, self.looked_s = request, -inf
+        self._request: Request | None = request
+        # Of time.monotonic(), when it was last seen not to be done; -inf: never.
+        self._looked_s = -inf
 
     @property
-    def due_s(self):
-        """See CollectiveRequest."""
-        return inf if self.done else self._request.due_s
+    def _due_s(self) -> float:  # type: ignore[override]  # read only
+        return inf if self._request is None else self._request.due_s
 
-    def pending_peers(self):
-        """As CallRequest.pending_peers."""
-        return [] if self.done else self._request.pending_peers()
+    def _pending_peers(self) -> Sequence[int]:
+        return [] if self._request is None else self._request.pending_peers()
 
-    def expire(self, limit_s):
-        raise timeout_error(self.communicator.transport, self._request.awaited_peers(), limit_s)
+    def _expire(self, limit_s: float) -> None:
+        assert self._request is not None, "a wait ends once the message is done"
+        raise timeout_error(self._communicator.transport, self._request.awaited_peers(), limit_s)
 
-    def poll(self):
-        """As CallRequest.poll; True once the data has left (send) or arrived (receive)."""
+    def _poll(self) -> bool:
+        """As CollectiveRequest._poll; True once the data has left (send) or arrived (receive)."""
+        request = self._request
+        if request is None:
+            return True
         now_s = time.monotonic()
-        with self.communicator.failing:
-            self.done = self._request.test()
+        with self._communicator.failing:
+            self.done = request.test()
         if self.done:
             self._request = None  # which holds the arrays
         else:
-            self.looked_s = now_s
+            self._looked_s = now_s
         return self.done
 
 
-def wait(request, timeout_s, queued):
+def _wait(request: CollectiveRequest, timeout_s: float | None, queued: bool) -> None:
     """Advance everything of the communicator until `request` is done; see CollectiveRequest.wait."""
-    communicator = request.communicator
+    communicator = request._communicator
     communicator.progress()
     # What is queued is not asked for: the device's answer takes longer than the call.
-    if request.done or (queued and request.completion is not None) or request.poll():
+    if request.done or (queued and request._completion is not None) or request._poll():
         return
     limit_s = communicator.timeout_s if timeout_s is None else check_timeout_s(timeout_s)
     start_s = time.monotonic()
@@ -214,11 +239,11 @@ def wait(request, timeout_s, queued):
     pauses, polls, idle = communicator.pauses, 0, 0
     while True:
         moved = communicator.progress()
-        if request.done or (queued and request.completion is not None) or request.poll():
+        if request.done or (queued and request._completion is not None) or request._poll():
             return
         polls += 1
         idle = 0 if moved else idle + 1
-        napped = idle and pauses.pause(idle, request.due_s)
+        napped = idle and pauses.pause(idle, request._due_s)
         if not napped and polls % POLLS_PER_CHECK:
             continue
         now_s = time.monotonic()
@@ -226,47 +251,9 @@ def wait(request, timeout_s, queued):
             continue
         next_check_s = now_s + CHECK_S
         with communicator.failing:
-            communicator.transport.check_peers(request.pending_peers())
+            communicator.transport.check_peers(request._pending_peers())
             if now_s > next_report_s:
                 communicator.control.report()
                 next_report_s = now_s + stall_s
             if now_s > start_s + limit_s:
-                request.expire(limit_s)
-
-
-class Failing:
-    """A block in which an error ends the communicator: the others are told, and every later call raises it."""
-
-    __slots__ = ("_communicator",)
-
-    def __init__(self, communicator):
-        self._communicator = communicator
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, _, error, __):
-        if not isinstance(error, LanterneError):
-            return
-        looks = isinstance(error, PeerFailed) or getattr(error, "rank_unknown", False)
-        cause = _cause(self._communicator, error) if looks else error
-        self._communicator.fail(cause)
-        if cause is not error:
-            raise cause from error
-
-
-def _cause(communicator, error):
-    """What `error` came from: a failure that another rank has told, or, if `error` names no rank, a death; else it."""
-    deadline = time.monotonic() + DEATH_S
-    while True:
-        try:
-            communicator.control.listen(REASON_S)
-            if not isinstance(error, PeerFailed):
-                communicator.transport.check_peers(communicator.ranks)
-        except (InputError, PeerFailed, TransportTimeout) as told:
-            return told
-        except LanterneError:
-            pass  # Another one that does not know.
-        if isinstance(error, PeerFailed) or time.monotonic() > deadline:
-            return error
-        time.sleep(1e-3)
+                request._expire(limit_s)

@@ -15,7 +15,7 @@ from dataclasses import replace
 import numpy as np
 
 from lanterne.errors import TransportTimeout
-from lanterne.transport.base import DEFAULT_TIMEOUT_S
+from lanterne.transport.timeouts import DEFAULT_TIMEOUT_S
 from lanterne.transport.pauses import Pauses
 
 # The calls of a stage that make up an action, by its kind.

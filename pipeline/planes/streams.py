@@ -32,6 +32,7 @@ from lanterne.kernels.cuda.delay import SpinKernels, StreamShaper
 from lanterne.pipeline.planes.base import DataPlane, Receive
 from lanterne.transport.base import make_tag
 from lanterne.transport.nccl.channel import MEETING_LANE
+from lanterne.transport.nccl.transport import NcclTransport
 from lanterne.transport.nccl.watchdog import ChannelRequest, stuck_stream
 from lanterne.transport.shaped import FREE
 
@@ -187,10 +188,12 @@ class Direction:
     """
 
     def __init__(self, comm, peer, sends, lead, shaper, ahead):
-        self.shaper, self.ahead, self._runtime = shaper, ahead, comm.transport.runtime
+        transport = comm.transport
+        assert isinstance(transport, NcclTransport)
+        self.shaper, self.ahead, self._runtime = shaper, ahead, transport.runtime
         self.peer, ends = comm.ranks[peer], sorted((comm.ranks[comm.rank], comm.ranks[peer]))
         self.about = f"a message {'to' if sends else 'from'} rank {self.peer}"
-        self.channel = comm.transport.open_channel(ends, make_tag(comm.communicator_id, MEETING_LANE))
+        self.channel = transport.open_channel(ends, make_tag(comm.communicator_id, MEETING_LANE))
         self._lead = sends, address_of(lead), LEAD_NBYTES, ends.index(self.peer)
         # The first message makes the connection, for which the CPU waits until the other end comes.
         self.channel.group([self._lead])

@@ -31,7 +31,7 @@ def now(monkeypatch):
 )
 def test_when_messages_leave_and_arrive(now, in_order, link, sent_s, arrived_s):
     world = LocalWorld(3)
-    ranks = [ShapedTransport(world.transport(rank), {(0, 1): link}, in_order) for rank in range(3)]
+    ranks = [ShapedTransport(world.transport(rank), {(0, 1): link}, in_order=in_order) for rank in range(3)]
     peers, received = (1, 2, 2), []
     for peer in peers:
         region = ranks[peer].register(bytearray(8))

@@ -5,11 +5,14 @@ started in vain if it is not. A window no longer than the critical delay, from w
 cheaper, never costs more than that window above knowing the delay; within that bound the delays of past calls choose.
 A start without several ranks takes past calls that would have gained by it; else the board waits for all but the last.
 
-Delays of a call are `gaps_s`: from the last but one arrival to the last, from the one before to that, and so on.
+Delays of a call are its Gaps.
 """
 
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, TypeAlias
 
+# Of a call: from the last but one arrival to the last, from the one before to that, and so on; seconds.
+Gaps: TypeAlias = Sequence[float]
 # However cheap the late algorithm: ranks that come this close together, in parts of the ordinary algorithm's time, are
 # not late.
 LEAST_WINDOW = 0.01
@@ -36,25 +39,25 @@ class Option(NamedTuple):
 
 
 class Policy(NamedTuple):
-    """What a call costs: `normal_s` with the ordinary algorithm; `options`, a tuple of Option, empty: nothing else."""
+    """What a call costs: `normal_s` with the ordinary algorithm; `options`, where empty, nothing else."""
 
     normal_s: float
-    options: tuple = ()
+    options: tuple[Option, ...] = ()
 
 
-def critical_delay_s(policy, option):
+def critical_delay_s(policy: Policy, option: Option) -> float:
     """The delay from which on `option`, begun at once, ends before the ordinary algorithm would."""
     return max(LEAST_WINDOW * policy.normal_s, option.before_s + option.join_s - policy.normal_s)
 
 
-def cost_s(policy, option, window_s, delay_s):
+def cost_s(policy: Policy, option: Option, window_s: float, delay_s: float) -> float:
     """Seconds from the last but one rank's arrival to the end, if the last one comes `delay_s` after it."""
     if delay_s <= window_s:
         return delay_s + policy.normal_s
     return max(window_s + option.before_s, delay_s) + option.join_s
 
 
-def saving_s(policy, gaps_s):
+def saving_s(policy: Policy, gaps_s: Gaps) -> float:
     """Seconds that starting without the last ranks, at once, would have saved a call with these gaps."""
     saved_s = [0.0]
     for option in policy.options:
@@ -70,15 +73,15 @@ class Start(NamedTuple):
     option: Option
 
 
-def starts(policy, past=()):
-    """{ranks that are absent: Start}; where there is none, the board waits.
+def starts(policy: Policy, past: Sequence[Gaps] = ()) -> dict[int, Start]:
+    """By how many ranks are absent; where there is none, the board waits.
 
     Args:
         past: the gaps of past calls, oldest first.
 
     Cost: some 50 us for 16 calls and two options.
     """
-    found = {}
+    found: dict[int, Start] = {}
     single = tuple(option for option in policy.options if option.late == 1)
     if single:
         window_s, choice = decide(Policy(policy.normal_s, single), [gaps_s[0] for gaps_s in past])
@@ -90,7 +93,7 @@ def starts(policy, past=()):
         covers_s = {COVER * gaps_s[late - 1] for gaps_s in past if len(gaps_s) >= late}
         windows_s = [least_s, *sorted(cover_s for cover_s in covers_s if cover_s > least_s)[:MAX_COVERS]]
 
-        def total_s(trial, late=late):
+        def total_s(trial: Mapping[int, Start], late: int = late) -> float:
             return sum(weight * duration_s(policy, trial, gaps_s, late) for weight, gaps_s in weighed)
 
         candidates = [Start(window_s, option) for option in options for window_s in windows_s]
@@ -100,7 +103,7 @@ def starts(policy, past=()):
     return found
 
 
-def duration_s(policy, starts, gaps_s, absent):
+def duration_s(policy: Policy, starts: Mapping[int, Start], gaps_s: Gaps, absent: int) -> float:
     """Seconds that a call with these gaps takes from when `absent` ranks are still missing to its end."""
     if not absent:
         return policy.normal_s
@@ -110,7 +113,7 @@ def duration_s(policy, starts, gaps_s, absent):
     return max(start.window_s + start.option.before_s, sum(gaps_s[:absent])) + start.option.join_s
 
 
-def decide(policy, delays_s=()):
+def decide(policy: Policy, delays_s: Sequence[float] = ()) -> tuple[float, str]:
     """(window_s, choice): the least mean cost over the past delays, oldest first, else in the order of the options.
 
     Recent delays weigh more (FADING). Without past delays: the first option's critical delay.
@@ -120,7 +123,8 @@ def decide(policy, delays_s=()):
     if not delays_s:
         option = policy.options[0]
         return critical_delay_s(policy, option), option.choice
-    ranked, middle_s = [], sorted(delays_s)[len(delays_s) // 2]
+    ranked: list[tuple[float, int, float]] = []
+    middle_s = sorted(delays_s)[len(delays_s) // 2]
     weighed = [(FADING**age, delay_s) for age, delay_s in enumerate(reversed(delays_s))]
     for order, option in enumerate(policy.options):
         critical_s = critical_delay_s(policy, option)
@@ -134,14 +138,14 @@ def decide(policy, delays_s=()):
     return abs(window_s), policy.options[order].choice
 
 
-def to_text(policy):
+def to_text(policy: Policy) -> str:
     """`policy` in one line, for the wire."""
     parts = [repr(float(policy.normal_s))]
     parts += [f"{option.choice} {option.before_s!r} {option.join_s!r} {option.late}" for option in policy.options]
     return ";".join(parts)
 
 
-def from_text(text):
+def from_text(text: str) -> Policy:
     """The Policy that `to_text` wrote.
 
     Raises:
@@ -159,7 +163,7 @@ def from_text(text):
     return Policy(_seconds(head), tuple(options))
 
 
-def _seconds(text):
+def _seconds(text: str) -> float:
     number = float(text)
     if not 0 <= number < 1e9:
         raise ValueError(f"policy: got {text}, expected seconds")

@@ -6,44 +6,75 @@ The board is in the store's process, or, for ranks that are threads, an object t
 import threading
 import time
 from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, MutableMapping, Sequence
+from typing import Protocol, TypeAlias
 
 from lanterne.transport.board.late_policy import from_text
-from lanterne.transport.board.sequencer import Record, Sequencer
+from lanterne.transport.board.sequencer import Record, Sequencer, Told
 from lanterne.transport.wire import MAX_KEY_NBYTES, Kind, unpack_fields
 
 _RECORD_TYPES = "biiiiibibi"
 MAX_BOARDS = 1024
+# (time.monotonic(), signature of the call).
+Arrival: TypeAlias = tuple[float, str]
+
+
+class Seat(Protocol):
+    """The seat of one rank at one board: a StoreSeat, or a LocalSeat."""
+
+    def arrive(self, number: int, signature: str, policy: str) -> None: ...
+    def report(self, arrivals: Sequence[Arrival]) -> None: ...
+    def give_up(self, number: int) -> None: ...
+    def take(self) -> Record | None: ...
+
+
+class Teller(Protocol):
+    """What a seat needs of the StoreClient."""
+
+    def tell(self, kind: Kind, fields: Iterable[int | bytes] = ()) -> None: ...
 
 
 class StoreSeat:
-    """The seat of `rank` at board `key` (str) of the store. For the thread of the store's client.
+    """The seat of `rank` at board `key` of the store. For the thread of the store's client.
 
     Args:
         store: the StoreClient.
         look: takes in what the store has sent.
-        records: where that puts records: {key: deque of Record}.
+        records: where that puts records, by key.
     """
 
-    def __init__(self, store, look, records, key, rank, world_size):
-        self._store, self._look = store, look
-        self._key, self._rank, self._world_size = key.encode(), rank, world_size
-        self._records = records[self._key] = deque()
+    def __init__(
+        self,
+        store: Teller,
+        look: Callable[[], object],
+        records: MutableMapping[bytes, deque[Record]],
+        key: str,
+        rank: int,
+        world_size: int,
+    ) -> None:
+        self._store = store
+        self._look = look
+        self._key = key.encode()
+        self._rank = rank
+        self._world_size = world_size
+        self._records: deque[Record] = deque()
+        records[self._key] = self._records
 
-    def arrive(self, number, signature, policy):
+    def arrive(self, number: int, signature: str, policy: str) -> None:
         """This rank has come to call `number` (1, 2, ...) with `signature`; `policy` is late_policy.to_text's."""
-        fields = [self._key, self._rank, self._world_size, number, signature.encode(), policy.encode()]
+        fields = (self._key, self._rank, self._world_size, number, signature.encode(), policy.encode())
         self._store.tell(Kind.ARRIVE, fields)
 
-    def report(self, arrivals):
-        """This rank came to calls that were not asked about: `arrivals`, a list of (time.monotonic(), signature)."""
+    def report(self, arrivals: Sequence[Arrival]) -> None:
+        """This rank came to calls that were not asked about."""
         now_ns, text = round(time.monotonic() * 1e9), pack_arrivals(arrivals)
         self._store.tell(Kind.REPORT, [self._key, self._rank, self._world_size, now_ns, text])
 
-    def give_up(self, number):
+    def give_up(self, number: int) -> None:
         """This rank has waited long enough in call `number` and asks for its end."""
         self._store.tell(Kind.GIVE_UP, [self._key, self._rank, number])
 
-    def take(self):
+    def take(self) -> Record | None:
         """The next Record for this rank, or None. Never waits.
 
         Raises:
@@ -59,11 +90,11 @@ class StoreSeat:
 class LocalBoards:
     """The boards of ranks that are threads of one process."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.lock = threading.Lock()
-        self._boards = OrderedDict()
+        self._boards: OrderedDict[str, tuple[Sequencer, list[deque[Record]]]] = OrderedDict()
 
-    def find(self, key, world_size):
+    def find(self, key: str, world_size: int) -> tuple[Sequencer, list[deque[Record]]]:
         """(Sequencer, inboxes by rank) of board `key`."""
         with self.lock:
             if key not in self._boards:
@@ -76,28 +107,29 @@ class LocalBoards:
 class LocalSeat:
     """As StoreSeat, between threads."""
 
-    def __init__(self, boards, key, rank, world_size):
-        self._lock, self._rank = boards.lock, rank
+    def __init__(self, boards: LocalBoards, key: str, rank: int, world_size: int) -> None:
+        self._lock = boards.lock
+        self._rank = rank
         self._sequencer, self._inboxes = boards.find(key, world_size)
 
-    def arrive(self, number, signature, policy):
+    def arrive(self, number: int, signature: str, policy: str) -> None:
         """As StoreSeat.arrive."""
         parsed = from_text(policy)
         with self._lock:
             self._tell(self._sequencer.arrive(self._rank, number, signature, parsed, time.monotonic()))
 
-    def report(self, arrivals):
+    def report(self, arrivals: Sequence[Arrival]) -> None:
         """As StoreSeat.report."""
         with self._lock:
             now_s = time.monotonic()
             self._tell(self._sequencer.report(self._rank, now_s, arrivals, now_s))
 
-    def give_up(self, number):
+    def give_up(self, number: int) -> None:
         """As StoreSeat.give_up."""
         with self._lock:
             self._tell(self._sequencer.give_up(self._rank, number))
 
-    def take(self):
+    def take(self) -> Record | None:
         """As StoreSeat.take."""
         inbox = self._inboxes[self._rank]
         if not inbox:
@@ -105,36 +137,36 @@ class LocalSeat:
                 self._tell(self._sequencer.expire(time.monotonic()))
         return inbox.popleft() if inbox else None
 
-    def _tell(self, told):
+    def _tell(self, told: Told) -> None:
         for rank, record in told:
             self._inboxes[rank].append(record)
 
 
-def pack_record(key, record):
+def pack_record(key: bytes, record: Record) -> list[int | bytes]:
     """The fields of a RECORD_NOTICE."""
     number, verdict, rank, delay_s, cause, choice, late, text, free = record
     return [key, number, verdict, rank, round(delay_s * 1e9), cause, choice.encode(), late, text.encode(), free]
 
 
-def unpack_record(body):
+def unpack_record(body: bytes) -> tuple[bytes, Record]:
     """(key, Record) of a RECORD_NOTICE's body."""
     key, number, verdict, rank, delay_ns, cause, choice, late, text, free = unpack_fields(body, _RECORD_TYPES)
-    text = text.decode(errors="replace")
-    return key, Record(number, verdict, rank, delay_ns / 1e9, cause, choice.decode(), late, text, free)
+    choice, text = choice.decode(), text.decode(errors="replace")
+    return key, Record(number, verdict, rank, delay_ns / 1e9, cause, choice, late, text, free)
 
 
-def pack_arrivals(arrivals):
+def pack_arrivals(arrivals: Iterable[Arrival]) -> bytes:
     """The bytes of a list of (s, signature)."""
     return "\n".join(f"{round(at_s * 1e9)} {signature}" for at_s, signature in arrivals).encode()
 
 
-def unpack_arrivals(text):
+def unpack_arrivals(text: bytes) -> list[Arrival]:
     """The list that `pack_arrivals` packed.
 
     Raises:
         ValueError: it did not.
     """
-    arrivals = []
+    arrivals: list[Arrival] = []
     for line in text.decode().split("\n"):
         at_ns, _, signature = line.partition(" ")
         if len(signature) > MAX_KEY_NBYTES or not -(1 << 63) <= int(at_ns) < 1 << 63:

@@ -10,10 +10,11 @@ the next few of the same signature: all ranks run them as NORMAL without asking,
 """
 
 from collections import OrderedDict, deque
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
-from lanterne.transport.board.late_policy import MAX_LATE, saving_s, starts
+from lanterne.transport.board.late_policy import MAX_LATE, Gaps, Policy, Start, saving_s, starts
 
 NORMAL, WITHOUT, JOIN, ABORT, SEEN = range(5)
 # Why a call was aborted.
@@ -62,30 +63,39 @@ class Record(NamedTuple):
     free: int = 0
 
 
+# (rank, what it is told).
+Told: TypeAlias = list[tuple[int, Record]]
+
+
 class _Call:
     __slots__ = ("arrivals", "choice", "deadline_s", "decision", "late", "outcome", "policy", "signature", "starts")
 
-    def __init__(self, signature, policy):
-        self.signature, self.policy = signature, policy
-        self.arrivals, self.starts = {}, {}
-        self.deadline_s = self.decision = self.outcome = None
-        self.choice, self.late = "", -1
+    def __init__(self, signature: str, policy: Policy) -> None:
+        self.signature = signature
+        self.policy = policy
+        self.arrivals: dict[int, float] = {}
+        self.starts: dict[int, Start] = {}
+        self.deadline_s: float | None = None
+        self.decision: Record | None = None
+        self.outcome: Record | None = None
+        self.choice = ""
+        self.late = -1
 
 
 class Sequencer:
-    """The calls of one communicator of `world_size` ranks. Every method returns [(rank, Record)]: what to tell whom."""
+    """The calls of one communicator of `world_size` ranks. Every method returns what to tell whom."""
 
-    def __init__(self, world_size):
+    def __init__(self, world_size: int) -> None:
         self.world_size = world_size
-        self._calls = {}
+        self._calls: dict[int, _Call] = {}
         self._floor = 0  # calls up to this number are forgotten
-        self._gaps = OrderedDict()  # signature -> deque of gaps (late_policy.py)
-        self._died = {}
-        self._reports = [deque() for _ in range(world_size)]  # (s, signature) by rank
+        self._gaps: OrderedDict[str, deque[Gaps]] = OrderedDict()  # by signature
+        self._died: dict[int, str] = {}
+        self._reports: list[deque[tuple[float, str]]] = [deque() for _ in range(world_size)]  # (s, signature) by rank
         # By rank: this clock less the rank's own, and a message's time, the least of late; and when that was reckoned.
         self._clocks = [(float("inf"), 0.0)] * world_size
 
-    def arrive(self, rank, number, signature, policy, now_s):
+    def arrive(self, rank: int, number: int, signature: str, policy: Policy, now_s: float) -> Told:
         """`rank` comes to call `number`, which rises from 1 on every rank alike."""
         if number <= self._floor:
             return [(rank, Record(number, ABORT, cause=FORGOTTEN, text="it was aborted long ago"))]
@@ -112,7 +122,7 @@ class Sequencer:
                 return self._abort(number, DIED, dead, reason)
         return self._advance(number, call, rank, now_s)
 
-    def _advance(self, number, call, rank, now_s):
+    def _advance(self, number: int, call: _Call, rank: int, now_s: float) -> Told:
         absent = self.world_size - len(call.arrivals)
         if absent == 0:
             delay_s = self._note_gaps(call.signature, call.arrivals.values())
@@ -128,7 +138,7 @@ class Sequencer:
         call.deadline_s = None if start is None else now_s + start.window_s
         return []
 
-    def _free_calls(self, call):
+    def _free_calls(self, call: _Call) -> int:
         policy, past = call.policy, self._gaps[call.signature]
         if policy.normal_s > FREE_BELOW_S or len(past) < PUNCTUAL_CALLS or not policy.options:
             return 0
@@ -136,7 +146,7 @@ class Sequencer:
             return 0
         return max(FREE_CALLS, min(int(10 * ASKING_S / max(policy.normal_s, ASKING_S)), MAX_FREE_CALLS))
 
-    def report(self, rank, its_now_s, arrivals, now_s):
+    def report(self, rank: int, its_now_s: float, arrivals: Sequence[tuple[float, str]], now_s: float) -> Told:
         """`rank`, whose clock says `its_now_s`, came to calls not asked about: `arrivals`, (its s, signature).
 
         All ranks report the same calls in the same order; the signature is "" where no call of it is ever asked about.
@@ -144,7 +154,8 @@ class Sequencer:
         behind_s, then_s = self._clocks[rank]
         behind_s = min(behind_s + MAX_DRIFT * (now_s - then_s), now_s - its_now_s)
         self._clocks[rank] = behind_s, now_s
-        waiting, seen = self._reports[rank], []
+        waiting = self._reports[rank]
+        seen: list[int] = []
         if len(waiting) + len(arrivals) > MAX_REPORTS:
             return []
         waiting.extend((at_s + behind_s, signature) for at_s, signature in arrivals)
@@ -156,9 +167,9 @@ class Sequencer:
         record = Record(0, SEEN, text=" ".join(map(str, seen)))
         return [(each, record) for each in range(self.world_size)] if seen else []
 
-    def expire(self, now_s):
+    def expire(self, now_s: float) -> Told:
         """The clock says `now_s`: windows may be over."""
-        told = []
+        told: Told = []
         for number, call in self._calls.items():
             if call.decision is None and call.outcome is None and call.deadline_s is not None:
                 if call.deadline_s <= now_s:
@@ -170,7 +181,7 @@ class Sequencer:
                     told += self._tell(call, call.decision)
         return told
 
-    def deadline_s(self):
+    def deadline_s(self) -> float | None:
         """When `expire` will have something to do; None: not as things are."""
         deadlines = [
             call.deadline_s
@@ -179,7 +190,7 @@ class Sequencer:
         ]
         return min(deadlines, default=None)
 
-    def give_up(self, rank, number):
+    def give_up(self, rank: int, number: int) -> Told:
         """`rank`, which is in call `number`, does not want to wait any longer."""
         call = self._calls.get(number)
         if call is None or call.outcome is not None or rank not in call.arrivals:
@@ -187,16 +198,16 @@ class Sequencer:
         absent = sorted(set(range(self.world_size)) - call.arrivals.keys())
         return self._abort(number, TIMEOUT, absent[0], " ".join(map(str, absent)))
 
-    def lose(self, rank, reason):
+    def lose(self, rank: int, reason: str) -> Told:
         """`rank` has died: what waits for it, and ever will, is aborted."""
         self._died.setdefault(rank, reason)
-        told = []
+        told: Told = []
         for number, call in list(self._calls.items()):
             if call.outcome is None and rank not in call.arrivals:
                 told += self._abort(number, DIED, rank, reason)
         return told
 
-    def _abort(self, number, cause, rank, text):
+    def _abort(self, number: int, cause: int, rank: int, text: str) -> Told:
         call = self._calls[number]
         choice = call.choice if call.late >= 0 else ""
         call.outcome = Record(number, ABORT, rank, cause=cause, choice=choice, late=call.late, text=text)
@@ -204,10 +215,10 @@ class Sequencer:
         self._close_if_complete(number)
         return told
 
-    def _tell(self, call, record):
+    def _tell(self, call: _Call, record: Record) -> Told:
         return [(rank, record) for rank in call.arrivals]
 
-    def _note_gaps(self, signature, times_s):
+    def _note_gaps(self, signature: str, times_s: Iterable[float]) -> float:
         latest_s = sorted(times_s, reverse=True)[: MAX_LATE + 1]
         gaps_s = tuple(later_s - before_s for later_s, before_s in pairwise(latest_s)) or (0.0,)
         if signature:
@@ -217,11 +228,11 @@ class Sequencer:
                 self._gaps.popitem(last=False)
         return gaps_s[0]
 
-    def _close_if_complete(self, number):
+    def _close_if_complete(self, number: int) -> None:
         if len(self._calls[number].arrivals) == self.world_size:
             del self._calls[number]
 
-    def _make_room(self):
+    def _make_room(self) -> None:
         if len(self._calls) > MAX_OPEN_CALLS:
             self._floor = min(self._calls)
             del self._calls[self._floor]

@@ -6,10 +6,12 @@ import select
 import socket
 import time
 from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any, NoReturn
 
 from lanterne.errors import InputError, TransportError, TransportTimeout
 from lanterne.transport import wire
-from lanterne.transport.base import DEFAULT_TIMEOUT_S
+from lanterne.transport.timeouts import DEFAULT_TIMEOUT_S
 from lanterne.transport.wire import Kind
 
 # A reply usually comes within this time; polling with yields until then spares the cost of being woken.
@@ -19,34 +21,36 @@ _REPLY_TYPES = {Kind.GET: "b", Kind.ADD: "i", Kind.DELETE: "i", Kind.GATHER: "b*
 
 
 class StoreClient:
-    """A connection to the store at `address` (host, port). For one thread; a forked child must open its own.
+    """A connection to the store at `address`, host and port. For one thread; a forked child must open its own.
 
     With `early`, the store may not have started yet: it is waited for. Else nobody listening means that the job is
     over.
 
-    Attributes: `address`; `notices`, a deque of (Kind, body) that the store has sent unasked, oldest first.
+    Attributes: `address`; `notices`, kinds and bodies of what the store has sent unasked, oldest first.
 
     Raises:
         TransportTimeout: nothing answered there in time.
         TransportError: what answered does not know the job token, or refuses ours.
     """
 
-    def __init__(self, address, token, timeout_s=None, early=False):
+    def __init__(
+        self, address: tuple[str, int], token: str, timeout_s: float | None = None, *, early: bool = False
+    ) -> None:
         self.address = address
-        self.notices = deque()
+        self.notices: deque[tuple[Kind, bytes]] = deque()
         self._where = f"store {address[0]}:{address[1]}"
         self._inbox = bytearray()
         self._request_id = 0
-        self._lost = None
+        self._lost: str | None = None
         self._sock = _connect(address, wire.check_token(token), _limit(timeout_s), early, self._where)
         self._poll = select.poll()
         self._poll.register(self._sock, select.POLLIN)
 
-    def set(self, key, value, timeout_s=None):
-        """Store the bytes `value` under `key` (str)."""
+    def set(self, key: str, value: bytes, timeout_s: float | None = None) -> None:
+        """Store `value` under `key`."""
         self.call(Kind.SET, [_key(key), value], timeout_s, f"set {key!r}")
 
-    def get(self, key, timeout_s=None):
+    def get(self, key: str, timeout_s: float | None = None) -> bytes:
         """The bytes under `key`, as soon as somebody has set it.
 
         Raises:
@@ -54,21 +58,28 @@ class StoreClient:
         """
         return self.call(Kind.GET, [_key(key)], timeout_s, f"get {key!r}")[0]
 
-    def add(self, key, delta=1, timeout_s=None):
-        """Add the int `delta` to the number under `key` (0 if there is none) and return the sum."""
+    def add(self, key: str, delta: int = 1, timeout_s: float | None = None) -> int:
+        """Add `delta` to the number under `key` (0 if there is none) and return the sum."""
         return self.call(Kind.ADD, [_key(key), delta], timeout_s, f"add {key!r}")[0]
 
-    def wait(self, keys, timeout_s=None):
+    def wait(self, keys: Iterable[str], timeout_s: float | None = None) -> None:
         """Return once every key of `keys` has been set."""
         deadline = time.monotonic() + _limit(timeout_s)
         for key in keys:
             self.get(key, max(0.0, deadline - time.monotonic()))
 
-    def delete(self, key, timeout_s=None):
+    def delete(self, key: str, timeout_s: float | None = None) -> bool:
         """Forget `key`; True if it was there."""
         return bool(self.call(Kind.DELETE, [_key(key)], timeout_s, f"delete {key!r}")[0])
 
-    def call(self, kind, fields=(), timeout_s=None, what=None, on_notice=None):
+    def call(
+        self,
+        kind: Kind,
+        fields: Iterable[int | bytes] = (),
+        timeout_s: float | None = None,
+        what: str | None = None,
+        on_notice: Callable[[], object] | None = None,
+    ) -> list[Any]:
         """Send a request and return its reply's fields. `on_notice()`, called when `notices` has grown, may raise."""
         what = what or kind.name.lower()
         limit_s = _limit(timeout_s)
@@ -88,11 +99,11 @@ class StoreClient:
                 )
             return wire.unpack_fields(body, _REPLY_TYPES.get(kind, ""))
 
-    def tell(self, kind, fields=(), timeout_s=None):
+    def tell(self, kind: Kind, fields: Iterable[int | bytes] = (), timeout_s: float | None = None) -> None:
         """Send a request that has no reply."""
         self._send(wire.pack_frame(kind, 0, fields), time.monotonic() + _limit(timeout_s))
 
-    def pump(self):
+    def pump(self) -> bool:
         """Take in what has arrived, without waiting; True if `notices` has grown.
 
         Raises:
@@ -104,14 +115,14 @@ class StoreClient:
             pass
         return len(self.notices) > before
 
-    def fileno(self):
+    def fileno(self) -> int:
         return self._sock.fileno()
 
-    def close(self):
+    def close(self) -> None:
         """Close the connection; a second call does nothing."""
         self._sock.close()
 
-    def _take_reply(self):
+    def _take_reply(self) -> wire.Frame | None:
         """The first reply in the inbox, or None; notices before it go to `notices`."""
         while frame := wire.take_frame(self._inbox):
             if frame[0] < Kind.DIED_NOTICE:
@@ -119,7 +130,7 @@ class StoreClient:
             self.notices.append((Kind(frame[0]), frame[2]))
         return None
 
-    def _next_reply(self, deadline, on_notice):
+    def _next_reply(self, deadline: float, on_notice: Callable[[], object] | None) -> wire.Frame | None:
         """The next reply, or None at the deadline."""
         spin_until = time.monotonic() + SPIN_S
         while True:
@@ -139,7 +150,7 @@ class StoreClient:
             else:
                 self._poll.poll((deadline - now) * 1e3 + 1)
 
-    def _receive(self):
+    def _receive(self) -> bool:
         """Append what has arrived to the inbox; False if nothing has."""
         self._check_open()
         try:
@@ -153,7 +164,7 @@ class StoreClient:
         self._inbox += data
         return True
 
-    def _send(self, frame, deadline):
+    def _send(self, frame: bytes, deadline: float) -> None:
         self._check_open()
         view = memoryview(frame)
         while view:
@@ -170,29 +181,29 @@ class StoreClient:
             except OSError as error:
                 self._lose(error.strerror)
 
-    def _check_open(self):
+    def _check_open(self) -> None:
         if self._lost is None and self._sock.fileno() < 0:
             self._lost = "this client is closed"
         if self._lost is not None:
             raise TransportError(f"{self._where}: {self._lost}")
 
-    def _lose(self, reason):
+    def _lose(self, reason: str | None) -> NoReturn:
         self._lost = f"connection lost: {reason}"
-        self._check_open()
+        raise TransportError(f"{self._where}: {self._lost}")
 
 
-def _limit(timeout_s):
+def _limit(timeout_s: float | None) -> float:
     return DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s
 
 
-def _key(key):
+def _key(key: str) -> bytes:
     encoded = key.encode()
     if not 0 < len(encoded) <= wire.MAX_KEY_NBYTES:
         raise InputError(f"store: got a key of {len(encoded)} bytes, expected 1 to {wire.MAX_KEY_NBYTES}")
     return encoded
 
 
-def _connect(address, key, limit_s, early, where):
+def _connect(address: tuple[str, int], key: bytes, limit_s: float, early: bool, where: str) -> socket.socket:
     """A socket to the store, both sides having proven that they know the token. Who hangs up is tried again."""
     deadline = time.monotonic() + limit_s
     while True:
@@ -215,7 +226,7 @@ def _connect(address, key, limit_s, early, where):
         time.sleep(RETRY_S)
 
 
-def _shake_hands(sock, key, deadline, where):
+def _shake_hands(sock: socket.socket, key: bytes, deadline: float, where: str) -> None:
     answer, verdict = wire.answer_challenge(key, _receive_exactly(sock, wire.CHALLENGE_NBYTES, deadline))
     sock.sendall(answer)
     received = _receive_exactly(sock, wire.VERDICT_NBYTES, deadline)
@@ -225,7 +236,7 @@ def _shake_hands(sock, key, deadline, where):
         raise TransportError(f"{where}: what answers there does not know the job token")
 
 
-def _receive_exactly(sock, nbytes, deadline):
+def _receive_exactly(sock: socket.socket, nbytes: int, deadline: float) -> bytes:
     data = b""
     while len(data) < nbytes:
         sock.settimeout(max(deadline - time.monotonic(), 0.001))

@@ -19,7 +19,7 @@ from lanterne.pipeline.simulate.check import check
 from lanterne.pipeline.train.adam import Adam
 from lanterne.transport.shaped import Link, ShapedTransport
 
-STATIC = [name for name, (module, _, _) in SCHEDULERS.items() if module.startswith("schedules.")]
+STATIC = [name for name, (module, _, _) in SCHEDULERS.items() if module.startswith("pipeline.schedules.")]
 MODEL, MICROBATCHES, ITERATIONS = mlp((3, 5, 4, 6, 5, 4, 3, 5, 2), rows=3), 5, 3
 
 
@@ -101,7 +101,7 @@ def test_slow_links_change_no_loss(in_order, one_process):
     checked = checked_plan("zb_v", 2)
 
     def job(comm):
-        shaped = ShapedTransport(comm.transport, Link(2e-4, 1e7), in_order)
+        shaped = ShapedTransport(comm.transport, Link(2e-4, 1e7), in_order=in_order)
         return train(Communicator(shaped, communicator_id=7), checked)
 
     losses = np.concatenate([np.array(own) for own, _ in lanterne.spawn(2, job)], axis=1)
