@@ -34,6 +34,7 @@ class DLPackArray(Protocol):
 
     def __dlpack_device__(self) -> tuple[int, int]:
         """(kind, number) of the device that the memory is on."""
+        ...
 
 
 HostArray: TypeAlias = NDArray[Any]

@@ -4,36 +4,47 @@ Sets are rows of 64-bit words, kept only for the cells that some transfer touche
 bit says all there is to say.
 """
 
-import numpy as np
+from typing import Any, TypeAlias
 
-from lanterne.collectives.schedule.contracts import EVERY, ends_at, starts_at
+import numpy as np
+from numpy.typing import NDArray
+
+from lanterne.collectives.schedule.contracts import EVERY, Contract, Parts, ends_at, starts_at
+from lanterne.collectives.schedule.ir import CollectiveSchedule
+
+# Words of sets, a row for each.
+Sets: TypeAlias = NDArray[np.uint64]
 
 
 class Cells:
     """The touched (rank, chunk) cells, sorted by key = rank * num_chunks + chunk, and the set that each holds."""
 
-    def __init__(self, schedule, contract):
+    def __init__(self, schedule: CollectiveSchedule, contract: Contract):
         count = schedule.num_transfers
         from_keys = schedule.src.astype(np.int64) * schedule.num_chunks + schedule.chunk
         to_keys = schedule.dst.astype(np.int64) * schedule.num_chunks + schedule.chunk
-        self.keys, places = number_keys(np.concatenate([from_keys, to_keys]), schedule.world_size * schedule.num_chunks)
-        self.src, self.dst = places[:count], places[count:]
-        self.rank, self.chunk = np.divmod(self.keys, schedule.num_chunks)
-        self.starts, self.ends = starts_at(schedule, self.chunk), ends_at(schedule, self.chunk)
-        self.full = full_set(schedule.world_size if contract.reduces else 1)
-        self.sets = np.zeros((len(self.keys), len(self.full)), np.uint64)
+        keys, places = number_keys(np.concatenate([from_keys, to_keys]), schedule.world_size * schedule.num_chunks)
+        self.keys: NDArray[np.int64] = keys
+        self.src: NDArray[np.int64] = places[:count]
+        self.dst: NDArray[np.int64] = places[count:]
+        self.rank: NDArray[np.int64] = keys // schedule.num_chunks
+        self.chunk: NDArray[np.int64] = keys % schedule.num_chunks
+        self.starts: Parts = starts_at(schedule, self.chunk)
+        self.ends: Parts = ends_at(schedule, self.chunk)
+        self.full: Sets = full_set(schedule.world_size if contract.reduces else 1)
+        self.sets: Sets = np.zeros((len(self.keys), len(self.full)), np.uint64)
         held = np.flatnonzero((self.starts == EVERY) | (self.starts == self.rank))
         bit = self.rank[held] if contract.reduces else np.zeros_like(held)
         self.sets[held, bit // 64] = np.uint64(1) << (bit % 64).astype(np.uint64)
 
-    def contributors(self, cell, words):
+    def contributors(self, cell: "int | np.integer[Any]", words: Sets) -> list[int]:
         """The ranks whose contributions the set `words` of `cell` names, ascending."""
         if self.starts[cell] != EVERY:
             return [int(self.starts[cell])]
         return [64 * i + bit for i, word in enumerate(words.tolist()) for bit in range(64) if word >> bit & 1]
 
 
-def number_keys(keys, limit):
+def number_keys(keys: NDArray[np.int64], limit: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """(distinct keys ascending, place of each key among them), as np.unique gives them; keys are below `limit`."""
     if limit > 8 * len(keys):
         return np.unique(keys, return_inverse=True)
@@ -45,7 +56,7 @@ def number_keys(keys, limit):
     return distinct, place[keys]
 
 
-def full_set(size):
+def full_set(size: int) -> Sets:
     """The words of the set of all ranks below `size`."""
     full = np.full((size + 63) // 64, ~np.uint64(0))
     if size % 64:

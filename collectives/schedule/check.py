@@ -7,13 +7,19 @@ rank takes part in nothing but the last phases, those named "join".
 """
 
 from dataclasses import dataclass, field
+from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
-from lanterne.collectives.schedule.cells import Cells
-from lanterne.collectives.schedule.contracts import EVERY, contract_of, ends_at, starts_at
-from lanterne.collectives.schedule.ir import COPY, OP_NAMES, REDUCE, CollectiveSchedule, late_set
+from lanterne.collectives.schedule.cells import Cells, Sets
+from lanterne.collectives.schedule.contracts import EVERY, Contract, contract_of, ends_at, starts_at
+from lanterne.collectives.schedule.ir import COPY, OP_NAMES, REDUCE, CollectiveSchedule, Column, late_set
 from lanterne.errors import ScheduleError
+
+# Of a transfer, from the first round on.
+Index: TypeAlias = "int | np.integer[Any]"
+Indices: TypeAlias = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -35,7 +41,7 @@ class CheckedSchedule:
     max_scratch_chunks: int | None = None
     scratch_chunks: int = field(init=False)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         schedule = self.schedule
         contract = contract_of(schedule)
         _check_ranges(schedule)
@@ -57,7 +63,7 @@ class CheckedSchedule:
             )
 
 
-def check(schedule, max_scratch_chunks=None):
+def check(schedule: CollectiveSchedule, max_scratch_chunks: int | None = None) -> CheckedSchedule:
     """Prove `schedule` and return it as a CheckedSchedule.
 
     Raises:
@@ -66,16 +72,20 @@ def check(schedule, max_scratch_chunks=None):
     return CheckedSchedule(schedule, max_scratch_chunks)
 
 
-def _fail(schedule, transfer, reason):
+def _fail(schedule: CollectiveSchedule, transfer: Index, reason: str) -> NoReturn:
     round_index = int(np.searchsorted(schedule.offsets, transfer, side="right")) - 1
-    raise ScheduleError(f"{schedule.name}: round {round_index}, transfer {schedule.transfer(transfer)}: {reason}")
+    raise ScheduleError(f"{schedule.name}: round {round_index}, transfer {schedule.transfer(int(transfer))}: {reason}")
 
 
-def _first(mask):
+def _first(mask: NDArray[np.bool_]) -> int:
     return int(np.argmax(mask))
 
 
-def _check_ranges(schedule):
+def _nonempty(sets: Sets) -> NDArray[np.bool_]:
+    return np.logical_or.reduce(sets, axis=1)
+
+
+def _check_ranges(schedule: CollectiveSchedule) -> None:
     p, m = schedule.world_size, schedule.num_chunks
     for column, limit, what in (
         (schedule.src, p, "sending rank"),
@@ -97,7 +107,7 @@ def _check_ranges(schedule):
         raise ScheduleError(f"{schedule.name}: got {schedule.ports} ports, expected 1 or more")
 
 
-def _check_late_rank(schedule):
+def _check_late_rank(schedule: CollectiveSchedule) -> None:
     if schedule.late_rank is None:
         return
     joins = [phase.name == "join" for phase in schedule.phases]
@@ -113,12 +123,12 @@ def _check_late_rank(schedule):
             _fail(schedule, _first(wrong), f"late rank {rank} takes part before the join")
 
 
-def _check_round(schedule, cells, marks, index):
+def _check_round(schedule: CollectiveSchedule, cells: Cells, marks: Indices, index: int) -> None:
     """Check one round and bring `cells` up to date. `marks`: int64 scratch, one per cell."""
     start, stop = schedule.offsets[index : index + 2]
     src, dst, op = cells.src[start:stop], cells.dst[start:stop], schedule.op[start:stop]
     read = cells.sets[src]
-    empty = ~read.any(axis=1)
+    empty = ~_nonempty(read)
     if empty.any():
         at = start + _first(empty)
         _fail(schedule, at, f"rank {schedule.src[at]} holds nothing of chunk {schedule.chunk[at]} to send")
@@ -132,7 +142,7 @@ def _check_round(schedule, cells, marks, index):
     _check_ports(schedule, start, stop)
 
 
-def _layers(dst, marks):
+def _layers(dst: Indices, marks: Indices) -> list[Indices]:
     """Positions of a round's transfers in groups: the first into each cell, the second into each cell, and so on."""
     count = len(dst)
     positions = np.arange(count)
@@ -146,16 +156,23 @@ def _layers(dst, marks):
     return np.split(order[by_depth], np.flatnonzero(np.diff(depth[by_depth])) + 1)
 
 
-def _reduce(schedule, cells, start, positions, dst, read):
+def _reduce(
+    schedule: CollectiveSchedule,
+    cells: Cells,
+    start: Index,
+    positions: Indices,
+    dst: Indices,
+    read: Sets,
+) -> None:
     if not len(positions):
         return
     to, added = dst[positions], read[positions]
     held = cells.sets[to]
-    nothing, twice = ~held.any(axis=1), (held & added).any(axis=1)
+    nothing, twice = ~_nonempty(held), _nonempty(held & added)
     wrong = nothing | twice
     if wrong.any():
-        worst = positions[wrong].argmin()
-        at, place = start + positions[wrong][worst], np.flatnonzero(wrong)[worst]
+        place = int(np.flatnonzero(wrong)[positions[wrong].argmin()])
+        at = start + positions[place]
         receiver = schedule.dst[at]
         if nothing[place]:
             _fail(schedule, at, f"rank {receiver} holds nothing of chunk {schedule.chunk[at]} to add to")
@@ -164,7 +181,9 @@ def _reduce(schedule, cells, start, positions, dst, read):
     cells.sets[to] = held | added
 
 
-def _check_single_writes(schedule, start, dst, op, layers):
+def _check_single_writes(
+    schedule: CollectiveSchedule, start: Index, dst: Indices, op: Column, layers: list[Indices]
+) -> None:
     repeated = np.concatenate(layers[1:])
     crowded = np.isin(dst, dst[repeated])
     copied = np.isin(dst, dst[(op == COPY) & crowded])
@@ -178,7 +197,7 @@ def _check_single_writes(schedule, start, dst, op, layers):
         )
 
 
-def _check_ports(schedule, start, stop):
+def _check_ports(schedule: CollectiveSchedule, start: Index, stop: Index) -> None:
     src, dst = schedule.src[start:stop], schedule.dst[start:stop]
     if stop == start or max(np.bincount(src).max(), np.bincount(dst).max()) <= schedule.ports:
         return
@@ -192,7 +211,7 @@ def _check_ports(schedule, start, stop):
             _fail(schedule, at, f"rank {rank} {verb} {load[rank]} messages, expected at most {schedule.ports}")
 
 
-def _check_results(schedule, contract, cells):
+def _check_results(schedule: CollectiveSchedule, contract: Contract, cells: Cells) -> None:
     wanted = (cells.ends == EVERY) | (cells.ends == cells.rank)
     wrong = wanted & (cells.sets != cells.full).any(axis=1)
     if wrong.any():
@@ -207,7 +226,7 @@ def _check_results(schedule, contract, cells):
     _check_untouched(schedule, contract, cells)
 
 
-def _check_untouched(schedule, contract, cells):
+def _check_untouched(schedule: CollectiveSchedule, contract: Contract, cells: Cells) -> None:
     """Raise if a wanted cell that no transfer touches does not hold its result from the start."""
     p, m = schedule.world_size, schedule.num_chunks
     if p == 1:
@@ -233,7 +252,7 @@ def _check_untouched(schedule, contract, cells):
     )
 
 
-def _scratch_chunks(schedule, cells):
+def _scratch_chunks(schedule: CollectiveSchedule, cells: Cells) -> int:
     """Chunks of scratch that the neediest rank uses: passed on, plus received to be reduced in one round."""
     p = schedule.world_size
     own = (cells.starts == EVERY) | (cells.starts == cells.rank) | (cells.ends == EVERY) | (cells.ends == cells.rank)

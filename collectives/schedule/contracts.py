@@ -19,12 +19,18 @@ start at it; its output array is the concatenation of the chunks that end at it 
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
+from lanterne.collectives.schedule.ir import CollectiveSchedule
 from lanterne.errors import ScheduleError
 
 EVERY = -1
+# Numbers of parts, and the rank of each.
+Parts: TypeAlias = NDArray[np.int64]
+Place: TypeAlias = Callable[[Parts, int, int | None], Parts]
 
 
 @dataclass(frozen=True)
@@ -36,39 +42,40 @@ class Contract:
     """
 
     name: str
-    parts: Callable
-    starts_at: Callable
-    ends_at: Callable
-    buffer_parts: Callable
+    parts: Callable[[int], int]
+    starts_at: Place
+    ends_at: Place
+    buffer_parts: Callable[[int], int]
     rooted: bool = False
 
     @property
-    def reduces(self):
+    def reduces(self) -> bool:
         """True if contributions are summed."""
-        return self.starts_at(0, 1, 0) == EVERY
+        return self.starts_at is _every
 
 
-def _one(p):
+def _one(p: int) -> int:
     return 1
 
 
-def _p(p):
+def _p(p: int) -> int:
     return p
 
 
-def _every(part, p, root):
+def _every(part: Parts, p: int, root: int | None) -> Parts:
     return part * 0 + EVERY
 
 
-def _root(part, p, root):
+def _root(part: Parts, p: int, root: int | None) -> Parts:
+    assert root is not None
     return part * 0 + root
 
 
-def _part(part, p, root):
+def _part(part: Parts, p: int, root: int | None) -> Parts:
     return part
 
 
-CONTRACTS = {
+CONTRACTS: dict[str, Contract] = {
     contract.name: contract
     for contract in (
         Contract("all_reduce", _one, _every, _every, _one),
@@ -82,7 +89,7 @@ CONTRACTS = {
 }
 
 
-def contract_of(schedule):
+def contract_of(schedule: CollectiveSchedule) -> Contract:
     """The Contract of `schedule`, once its collective, chunk count and root are known to fit it.
 
     Raises:
@@ -103,18 +110,16 @@ def contract_of(schedule):
     return contract
 
 
-def starts_at(schedule, chunk):
+def starts_at(schedule: CollectiveSchedule, chunk: NDArray[np.integer[Any]]) -> Parts:
     """Rank at which each of `chunk` (int array) starts, or EVERY."""
-    return _ends(schedule, chunk, "starts_at")
+    return _ranks(schedule, chunk, CONTRACTS[schedule.collective].starts_at)
 
 
-def ends_at(schedule, chunk):
+def ends_at(schedule: CollectiveSchedule, chunk: NDArray[np.integer[Any]]) -> Parts:
     """Rank at which each of `chunk` (int array) must end, or EVERY."""
-    return _ends(schedule, chunk, "ends_at")
+    return _ranks(schedule, chunk, CONTRACTS[schedule.collective].ends_at)
 
 
-def _ends(schedule, chunk, which):
-    contract = CONTRACTS[schedule.collective]
-    pieces = schedule.num_chunks // contract.parts(schedule.world_size)
-    part = np.asarray(chunk, np.int64) // pieces
-    return getattr(contract, which)(part, schedule.world_size, schedule.root)
+def _ranks(schedule: CollectiveSchedule, chunk: NDArray[np.integer[Any]], place: Place) -> Parts:
+    pieces = schedule.num_chunks // CONTRACTS[schedule.collective].parts(schedule.world_size)
+    return place(np.asarray(chunk, np.int64) // pieces, schedule.world_size, schedule.root)

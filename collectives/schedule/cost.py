@@ -10,14 +10,19 @@ its messages of this one are done and what it had to add is added, gamma a byte.
 that wait for it.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lanterne.collectives.schedule.contracts import CONTRACTS
-from lanterne.collectives.schedule.ir import REDUCE, late_set
+from lanterne.collectives.schedule.ir import REDUCE, CollectiveSchedule, Column, LateRank, late_set
 from lanterne.errors import InputError
+
+# One number, or an array of them.
+Numbers = TypeVar("Numbers", float, NDArray[np.float64])
 
 
 class Piece(NamedTuple):
@@ -43,10 +48,10 @@ class CostModel:
     alpha_s: float
     beta_s_per_byte: float
     gamma_s_per_byte: float = 0.0
-    pieces: tuple = ()
+    pieces: tuple[Piece, ...] = ()
     serial_messages: bool = False
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         pieces = tuple(Piece(*piece) for piece in self.pieces)
         object.__setattr__(self, "pieces", pieces)
         numbers = [self.alpha_s, self.beta_s_per_byte, self.gamma_s_per_byte, *(x for piece in pieces for x in piece)]
@@ -56,16 +61,17 @@ class CostModel:
         if sorted(set(sizes)) != sizes:
             raise InputError(f"cost model: got pieces from {sizes} bytes, expected ascending sizes")
 
-    def alpha_beta(self, nbytes):
+    def alpha_beta(self, nbytes: Numbers) -> tuple[Numbers, Numbers]:
         """(alpha_s, beta_s_per_byte) for ports that carry `nbytes` (float array): two arrays."""
         table = np.array([(0.0, self.alpha_s, self.beta_s_per_byte), *self.pieces])
         row = np.searchsorted(table[:, 0], nbytes, side="right") - 1
         return table[row, 1], table[row, 2]
 
-    def message_s(self, nbytes, messages=1):
+    def message_s(self, nbytes: Numbers, messages: Any = 1) -> Numbers:
         """Time of a message whose busier port carries `nbytes` in `messages` messages; vectorised."""
         alpha, beta = self.alpha_beta(nbytes)
-        return alpha * (messages if self.serial_messages else 1) + beta * nbytes
+        time_s: Any = alpha * (messages if self.serial_messages else 1) + beta * nbytes
+        return time_s
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,7 +87,7 @@ class Cost:
         added: the same for the bytes that a rank adds.
     """
 
-    finish_s: np.ndarray
+    finish_s: NDArray[np.float64]
     makespan_s: float
     exposed_s: float
     rounds: int
@@ -89,7 +95,7 @@ class Cost:
     added: float
 
 
-def chunk_nbytes(schedule, nbytes):
+def chunk_nbytes(schedule: CollectiveSchedule, nbytes: float) -> float:
     """Bytes of one chunk, a float, when the larger of a rank's two buffers has `nbytes` bytes."""
     contract = CONTRACTS[schedule.collective]
     p = schedule.world_size
@@ -98,7 +104,12 @@ def chunk_nbytes(schedule, nbytes):
     return nbytes / contract.buffer_parts(p) / (schedule.num_chunks // contract.parts(p))
 
 
-def price(schedule, nbytes, model, start_delay_s=0.0):
+def price(
+    schedule: CollectiveSchedule,
+    nbytes: float,
+    model: CostModel,
+    start_delay_s: float | Sequence[float] | NDArray[np.float64] = 0.0,
+) -> Cost:
     """The Cost of `schedule`.
 
     Args:
@@ -138,13 +149,13 @@ def price(schedule, nbytes, model, start_delay_s=0.0):
     return Cost(ready, end, end - float(start.max()), schedule.num_rounds, float(load * scale), float(added * scale))
 
 
-def _messages(src, dst, p):
+def _messages(src: Column, dst: Column, p: int) -> NDArray[np.int64]:
     """For every transfer, the messages at the busier of its two ports."""
     senders, receivers = np.divmod(np.unique(src.astype(np.int64) * p + dst), p)
     return np.maximum(np.bincount(senders, minlength=p)[src], np.bincount(receivers, minlength=p)[dst])
 
 
-def late_start(world_size, late_rank, delay_s):
+def late_start(world_size: int, late_rank: LateRank, delay_s: float) -> NDArray[np.float64]:
     """Start delays of `world_size` ranks of which only `late_rank` (a rank, a tuple of some, or None) comes late."""
     start = np.zeros(world_size)
     start[list(late_set(late_rank))] = delay_s

@@ -1,14 +1,16 @@
 """Drawings of a schedule from the same columns that run: text for terminals, SVG for papers and browsers."""
 
+from collections.abc import Iterator, Sequence
 from colorsys import hls_to_rgb
 from html import escape
 
-from lanterne.collectives.schedule.ir import REDUCE, late_set
+from lanterne.collectives.schedule.ir import REDUCE, CollectiveSchedule, Transfer, late_set
 
+# Pixels.
 _LANE, _COLUMN, _LEFT, _TOP = 34, 64, 76, 56
 
 
-def draw_text(schedule, width=120):
+def draw_text(schedule: CollectiveSchedule, width: int = 120) -> str:
     """What every rank sends in every round, as lines of at most about `width` characters.
 
     A cell "3>5+" says: chunk 3 to rank 5, where it is added; "3>5" without the plus overwrites. "3..6>5" are chunks 3
@@ -24,7 +26,8 @@ def draw_text(schedule, width=120):
         lines.append(f"{phase.name}: {phase.stop - phase.start} rounds")
         start = phase.start
         while start < phase.stop:
-            widths, stop = [], start
+            widths: list[int] = []
+            stop = start
             while stop < phase.stop and (stop == start or head + sum(widths) + 2 * len(widths) < width):
                 widths.append(max(len(str(stop)), *map(len, cells[stop])))
                 stop += 1
@@ -39,15 +42,15 @@ def draw_text(schedule, width=120):
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _cells(schedule, index):
+def _cells(schedule: CollectiveSchedule, index: int) -> list[str]:
     """One short text per rank on what it sends in round `index`."""
-    sent = [[] for _ in range(schedule.world_size)]
+    sent: list[list[Transfer]] = [[] for _ in range(schedule.world_size)]
     for transfer in schedule.round(index):
         sent[transfer.src].append(transfer)
     return [_cell(transfers) for transfers in sent]
 
 
-def _cell(transfers):
+def _cell(transfers: Sequence[Transfer]) -> str:
     if not transfers:
         return "."
     first = transfers[0]
@@ -61,7 +64,7 @@ def _cell(transfers):
     return f"[{len(transfers)}]{plus}"
 
 
-def draw_svg(schedule):
+def draw_svg(schedule: CollectiveSchedule) -> str:
     """An SVG document: a lane per rank, a column per round, an arrow per message; dashed where it is added.
 
     The hue is the message's first chunk; the late rank's lane is red.
@@ -95,17 +98,17 @@ def draw_svg(schedule):
     return "\n".join([*out, "</svg>", ""])
 
 
-def _colour(hue):
+def _colour(hue: float) -> str:
     """A dark colour of `hue`, 0 to 1, as #rrggbb: not every viewer knows hsl()."""
     return "#" + "".join(f"{round(255 * part):02x}" for part in hls_to_rgb(hue, 0.40, 0.70))
 
 
-def _lane(rank):
+def _lane(rank: int) -> int:
     return _TOP + _LANE * rank + _LANE // 2
 
 
-def _arrows(schedule, index, x):
-    messages = {}
+def _arrows(schedule: CollectiveSchedule, index: int, x: int) -> Iterator[str]:
+    messages: dict[tuple[int, int], list[Transfer]] = {}
     for transfer in schedule.round(index):
         messages.setdefault((transfer.src, transfer.dst), []).append(transfer)
     for (src, dst), transfers in messages.items():

@@ -5,16 +5,17 @@
 """
 
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
-from lanterne.collectives.schedule.ir import OP_NAMES, CollectiveSchedule
+from lanterne.collectives.schedule.ir import OP_NAMES, CollectiveSchedule, Phase
 from lanterne.errors import ScheduleError
 
 SCHEMA_VERSION = 1
 
 
-def to_json(schedule):
+def to_json(schedule: CollectiveSchedule) -> dict[str, Any]:
     """The document of `schedule`: dicts, lists, ints and strings only."""
     names = np.array(OP_NAMES, object)[schedule.op].tolist()
     rows = list(
@@ -36,7 +37,7 @@ def to_json(schedule):
     }
 
 
-def from_json(document):
+def from_json(document: Any) -> CollectiveSchedule:
     """The (unchecked) schedule of `document`; keys other than those above are ignored.
 
     Raises:
@@ -49,11 +50,13 @@ def from_json(document):
         raise ScheduleError(f"schedule: got schema_version {version!r}, expected {SCHEMA_VERSION}")
     labels = {key: _value(document, key, str, None) for key in ("collective", "algorithm")}
     labels |= {key: _value(document, key, int, None) for key in ("world_size", "num_chunks")}
-    optional = {key: _value(document, key, int, default) for key, default in (("root", None), ("ports", 1))}
-    late = document.get("late_rank")
+    labels |= {key: _value(document, key, int, default) for key, default in (("root", None), ("ports", 1))}
+    late: Any = document.get("late_rank")
     several = isinstance(late, list) and all(type(rank) is int for rank in late)
-    optional["late_rank"] = tuple(late) if several else _value(document, "late_rank", int, None)
-    rows, sizes, phases = [], [], []
+    labels["late_rank"] = tuple(late) if several else _value(document, "late_rank", int, None)
+    rows: list[tuple[int, int, int, int]] = []
+    sizes: list[int] = []
+    phases: list[Phase] = []
     for phase in _value(document, "phases", list, None):
         if not isinstance(phase, dict):
             raise ScheduleError(f"schedule: got phase {_short(phase)}, expected an object with name and rounds")
@@ -61,18 +64,17 @@ def from_json(document):
         for transfers in _value(phase, "rounds", list, None):
             rows += _round(transfers, name, len(sizes))
             sizes.append(len(transfers))
-        phases.append((name, start, len(sizes)))
+        phases.append(Phase(name, start, len(sizes)))
     try:
-        columns = np.array(rows, np.int32).reshape(-1, 4).T
+        src, dst, chunk, op = np.array(rows, np.int32).reshape(-1, 4).T
     except OverflowError:
         raise ScheduleError("schedule: got a number beyond 32 bits, expected ranks and chunks") from None
     offsets = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
-    note = _value(document, "note", str, "")
-    named = dict(zip(("src", "dst", "chunk", "op"), columns, strict=True))
-    return CollectiveSchedule(**labels, **named, offsets=offsets, phases=phases, note=note, **optional)
+    labels |= {"phases": tuple(phases), "note": _value(document, "note", str, "")}
+    return CollectiveSchedule(src=src, dst=dst, chunk=chunk, op=op, offsets=offsets, **labels)
 
 
-def _value(document, key, kind, default):
+def _value(document: dict[str, Any], key: str, kind: type, default: Any) -> Any:
     """document[key], of type `kind`; `default` where it is missing; late_rank and root may be null."""
     value = document.get(key, default)
     if value is None and key in ("late_rank", "root"):
@@ -82,7 +84,7 @@ def _value(document, key, kind, default):
     return value
 
 
-def _round(transfers, phase, index):
+def _round(transfers: Any, phase: str, index: int) -> list[tuple[int, int, int, int]]:
     """The rows (src, dst, chunk, op number) of one round."""
     if not isinstance(transfers, list):
         raise ScheduleError(
@@ -102,6 +104,6 @@ def _round(transfers, phase, index):
     return rows
 
 
-def _short(value):
+def _short(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 40 else text[:37] + "..."

@@ -4,14 +4,21 @@ A chunk that ends at a rank lives in its output; one that is only sent stays in 
 slot. What starts at a rank and does not live in the input is copied there first, so that inputs stay as they are.
 """
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 
 from lanterne.collectives.schedule.check import CheckedSchedule
 from lanterne.collectives.schedule.chunk_layout import input_chunks, output_chunks
 from lanterne.collectives.schedule.contracts import CONTRACTS
+from lanterne.collectives.schedule.ir import CollectiveSchedule
 from lanterne.errors import InputError
+
+# A buffer (i, o or s), and the chunk's place there.
+Home: TypeAlias = tuple[str, int]
+Run: TypeAlias = tuple[int, str, int, int]
 
 
 @dataclass(frozen=True)
@@ -22,19 +29,19 @@ class RankChunks:
     `inputs`, `outputs`, `scratch`: chunks in each buffer.
     """
 
-    home: dict
-    copies: tuple
+    home: dict[int, Home]
+    copies: tuple[Run, ...]
     inputs: int
     outputs: int
     scratch: int
 
 
-def place_chunks(schedule):
+def place_chunks(schedule: CollectiveSchedule) -> list[RankChunks]:
     """The RankChunks of every rank, in a list."""
     return [_place(schedule, rank) for rank in range(schedule.world_size)]
 
 
-def _place(schedule, rank):
+def _place(schedule: CollectiveSchedule, rank: int) -> RankChunks:
     inputs, outputs = input_chunks(schedule, rank).tolist(), output_chunks(schedule, rank).tolist()
     written = set(schedule.chunk[schedule.dst == rank].tolist())
     read = np.unique(schedule.chunk[schedule.src == rank]).tolist()
@@ -51,21 +58,22 @@ def _place(schedule, rank):
     return RankChunks(home, tuple(_runs(moves)), len(inputs), len(outputs), scratch)
 
 
-def _runs(moves):
+def _runs(moves: Iterable[tuple[int, str, int]]) -> list[Run]:
     """(input index, buffer, index) triples with neighbours joined: (input index, buffer, index, count)."""
-    run = None
+    runs: list[Run] = []
     for source, buffer, index in moves:
-        if run and buffer == run[1] and source == run[0] + run[3] and index == run[2] + run[3]:
-            run[3] += 1
-            continue
-        if run:
-            yield tuple(run)
-        run = [source, buffer, index, 1]
-    if run:
-        yield tuple(run)
+        if runs:
+            first, last_buffer, first_index, count = runs[-1]
+            if (source, buffer, index) == (first + count, last_buffer, first_index + count):
+                runs[-1] = (first, buffer, first_index, count + 1)
+                continue
+        runs.append((source, buffer, index, 1))
+    return runs
 
 
-def lower(checked, names, runtime):
+def lower(
+    checked: CheckedSchedule, names: Mapping[str, str], runtime: str
+) -> tuple[CollectiveSchedule, str, list[RankChunks]]:
     """What every export begins with: (schedule, what `runtime` calls its collective, the RankChunks of every rank).
 
     Args:

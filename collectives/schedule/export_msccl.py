@@ -10,10 +10,13 @@ thread block (64 unless built with a larger MSCCL_MAX_NUM_STEPS), 32 peers a cha
 elements a rank; all but one of a step's dependencies go to "nop" steps before it.
 """
 
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeAlias
 from xml.sax.saxutils import quoteattr
 
-from lanterne.collectives.schedule.export_lowering import lower
-from lanterne.collectives.schedule.ir import REDUCE
+from lanterne.collectives.schedule.check import CheckedSchedule
+from lanterne.collectives.schedule.export_lowering import Home, RankChunks, lower
+from lanterne.collectives.schedule.ir import REDUCE, CollectiveSchedule, Transfer
 from lanterne.errors import InputError
 
 _NAMES = {
@@ -28,8 +31,12 @@ _MAX_STEPS, _MAX_PEERS, _MAX_COUNT, _MAX_CHANNELS = 256, 32, 71, 32
 # Thread blocks are named by 8-bit numbers in dependencies; the loader keeps so many elements of a rank's own part.
 _MAX_BLOCKS, _MAX_ELEMENTS = 128, 4096
 
+# (thread block, step); the copies of a rank, or what it does with a peer.
+Step: TypeAlias = tuple[int, int]
+Key: TypeAlias = tuple[str, int]
 
-def to_msccl_xml(checked, protocol="Simple"):
+
+def to_msccl_xml(checked: CheckedSchedule, protocol: str = "Simple") -> str:
     """The MSCCL XML document of a CheckedSchedule, as text.
 
     Args:
@@ -46,7 +53,7 @@ def to_msccl_xml(checked, protocol="Simple"):
             ranks[transfer.src].send(transfer, placements[transfer.dst])
         for transfer in transfers:
             ranks[transfer.dst].receive(transfer, placements[transfer.src])
-    head = {
+    head: dict[str, Any] = {
         "name": schedule.name,
         "proto": protocol,
         "nchannels": 1 + max((block.channel for rank in ranks for block in rank.blocks), default=0),
@@ -75,19 +82,21 @@ def to_msccl_xml(checked, protocol="Simple"):
     return "\n".join([*lines, "</algo>", ""])
 
 
-def _tag(name, attributes, end):
+def _tag(name: str, attributes: Mapping[str, object], end: str) -> str:
     return f"<{name} {' '.join(f'{key}={quoteattr(str(value))}' for key, value in attributes.items())}{end}"
 
 
 class _Block:
     """A thread block: its peers, its channel, its steps, and how far it has waited for each other block."""
 
-    def __init__(self, send=-1, recv=-1, channel=0):
-        self.send, self.recv, self.channel = send, recv, channel
-        self.steps = []
-        self.waited = {}
+    def __init__(self, send: int, recv: int, channel: int):
+        self.send = send
+        self.recv = recv
+        self.channel = channel
+        self.steps: list[dict[str, Any]] = []
+        self.waited: dict[int, int] = {}
 
-    def append(self, kind, source, target, count, wait):
+    def append(self, kind: str, source: Home, target: Home, count: int, wait: Step) -> None:
         """Append a step that moves `count` chunks from `source` to `target`, (buffer, index), once `wait` is over."""
         (srcbuf, srcoff), (dstbuf, dstoff), (depid, deps) = source, target, wait
         step = {
@@ -104,12 +113,14 @@ class _Block:
 class _Rank:
     """The thread blocks of one rank, and who last wrote and who still reads each of its chunks."""
 
-    def __init__(self, rank, placement, schedule):
-        self.rank, self.placement, self.schedule = rank, placement, schedule
-        self.blocks = []
-        self._block_of = {}
-        self._writer = {}
-        self._readers = {}
+    def __init__(self, rank: int, placement: RankChunks, schedule: CollectiveSchedule):
+        self.rank = rank
+        self.placement = placement
+        self.schedule = schedule
+        self.blocks: list[_Block] = []
+        self._block_of: dict[Key, int] = {}
+        self._writer: dict[int, Step] = {}
+        self._readers: dict[int, list[Step]] = {}
         chunk_at = {place: chunk for chunk, place in placement.home.items()}
         for source, buffer, index, count in placement.copies:
             for first in range(0, count, _MAX_COUNT):
@@ -118,7 +129,7 @@ class _Rank:
                 for i in range(first, first + some):
                     self._writer[chunk_at[buffer, index + i]] = step
 
-    def send(self, transfer, remote):
+    def send(self, transfer: Transfer, remote: RankChunks) -> None:
         """Append the send of `transfer`."""
         chunk = transfer.chunk
         place = self.placement.home[chunk]
@@ -126,7 +137,7 @@ class _Rank:
         step = self._add(("send", transfer.dst), "s", place, remote.home[chunk], 1, after)
         self._readers.setdefault(chunk, []).append(step)
 
-    def receive(self, transfer, remote):
+    def receive(self, transfer: Transfer, remote: RankChunks) -> None:
         """Append the receive of `transfer`; a reduce adds to what is there."""
         chunk = transfer.chunk
         place = self.placement.home[chunk]
@@ -137,11 +148,11 @@ class _Rank:
         )
         self._writer[chunk] = step
 
-    def _add(self, key, kind, source, target, count, after):
+    def _add(self, key: Key, kind: str, source: Home, target: Home, count: int, after: list[Step]) -> Step:
         """Append a step, behind nops for all but one of its dependencies; return (block number, step number)."""
         number = self._block_number(key)
         block = self.blocks[number]
-        latest = {}
+        latest: dict[int, int] = {}
         for other, step in after:
             if other != number and step > block.waited.get(other, -1):
                 latest[other] = max(step, latest.get(other, -1))
@@ -159,7 +170,7 @@ class _Rank:
             )
         return number, len(block.steps) - 1
 
-    def _block_number(self, key):
+    def _block_number(self, key: Key) -> int:
         if key not in self._block_of:
             kind, peer = key
             src, dst = (self.rank, peer) if kind == "send" else (peer, self.rank)
@@ -168,7 +179,7 @@ class _Rank:
             self.blocks.append(_Block(peer if kind == "send" else -1, peer if kind == "recv" else -1, channel))
         return self._block_of[key]
 
-    def lines(self):
+    def lines(self) -> Iterator[str]:
         """The XML lines of this rank."""
         counts = {
             "i_chunks": self.placement.inputs,

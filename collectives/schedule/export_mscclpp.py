@@ -9,8 +9,12 @@ a thread block, 8 channels in an operation, 16 channels and buffers in a thread 
 of the block's threads. A program of more operations goes on in further thread blocks, each started by a semaphore.
 """
 
-from lanterne.collectives.schedule.export_lowering import lower
-from lanterne.collectives.schedule.ir import REDUCE
+from collections.abc import Iterable
+from typing import Any, TypeAlias
+
+from lanterne.collectives.schedule.check import CheckedSchedule
+from lanterne.collectives.schedule.export_lowering import RankChunks, lower
+from lanterne.collectives.schedule.ir import REDUCE, CollectiveSchedule, Transfer
 from lanterne.errors import InputError
 
 _NAMES = {
@@ -21,8 +25,10 @@ _NAMES = {
 }
 _MAX_OPERATIONS, _MAX_PER_OPERATION, _MAX_PEERS, _MAX_BLOCKS = 64, 8, 16, 17
 
+Slotted: TypeAlias = list[tuple[Transfer, int]]
 
-def to_mscclpp_plan(checked):
+
+def to_mscclpp_plan(checked: CheckedSchedule) -> dict[str, Any]:
     """The execution plan of a CheckedSchedule: a document of dicts, lists, ints and strings.
 
     Raises:
@@ -53,7 +59,7 @@ def to_mscclpp_plan(checked):
     }
 
 
-def _by_message(transfers):
+def _by_message(transfers: Iterable[Transfer]) -> list[Transfer]:
     """The transfers of a round, those of one message together, so that its slots are neighbours."""
     return sorted(transfers, key=lambda transfer: transfer[:2])
 
@@ -61,16 +67,18 @@ def _by_message(transfers):
 class _Program:
     """The operations of one rank."""
 
-    def __init__(self, schedule, rank, placement):
-        self.schedule, self.rank, self.placement = schedule, rank, placement
-        self.scratch = placement.scratch
-        self.destinations = sorted(set(schedule.dst[schedule.src == rank].tolist()))
-        self.peers = sorted({*self.destinations, *schedule.src[schedule.dst == rank].tolist()})
+    def __init__(self, schedule: CollectiveSchedule, rank: int, placement: RankChunks):
+        self.schedule = schedule
+        self.rank = rank
+        self.placement = placement
+        self.scratch: int = placement.scratch
+        self.destinations: list[int] = sorted(set(schedule.dst[schedule.src == rank].tolist()))
+        self.peers: list[int] = sorted({*self.destinations, *schedule.src[schedule.dst == rank].tolist()})
         if len(self.peers) > _MAX_PEERS:
             raise InputError(
                 f"{schedule.name}: rank {rank} has {len(self.peers)} peers, MSCCL++ takes at most {_MAX_PEERS}"
             )
-        self.operations = [
+        self.operations: list[dict[str, Any]] = [
             {"name": "copy", "src_buff": [_part("i", source, count)], "dst_buff": [_part(buffer, index, count)]}
             for source, buffer, index, count in placement.copies
         ]
@@ -79,12 +87,12 @@ class _Program:
             self._signal("wait", self.peers)
             self._barrier()
 
-    def take_slot(self):
+    def take_slot(self) -> int:
         """The number of a scratch chunk that nothing else uses."""
         self.scratch += 1
         return self.scratch - 1
 
-    def send(self, slotted):
+    def send(self, slotted: Slotted) -> None:
         """Put the (transfer, slot) pairs of a round into their receivers' scratch and signal."""
         if not slotted:
             return
@@ -98,7 +106,7 @@ class _Program:
         self._barrier()
         self._signal("signal", sorted({transfer.dst for transfer, _ in slotted}))
 
-    def receive(self, slotted):
+    def receive(self, slotted: Slotted) -> None:
         """Wait for the messages of a round, then copy or add them in listed order."""
         if not slotted:
             return
@@ -112,7 +120,7 @@ class _Program:
         for _, buffer, index, slot, count in _runs(copies):
             whole = {"src_buff": [_part("s", slot, count)], "dst_buff": [_part(buffer, index, count)]}
             self.operations.append({"name": "copy", **whole})
-        added = {}
+        added: dict[int, list[int]] = {}
         for transfer, slot in slotted:
             if transfer.op == REDUCE:
                 added.setdefault(transfer.chunk, []).append(slot)
@@ -127,22 +135,22 @@ class _Program:
                 self._barrier()
         self._barrier()
 
-    def _add(self, buffer, index, slots, count):
+    def _add(self, buffer: str, index: int, slots: list[int], count: int) -> None:
         home = _part(buffer, index, count)
         sources = [home, *(_part("s", slot, count) for slot in slots)]
         self.operations.append({"name": "re", "src_buff": sources, "dst_buff": [home], "reduce_op": "sum"})
 
-    def _signal(self, name, peers):
+    def _signal(self, name: str, peers: list[int]) -> None:
         channels = [self.peers.index(peer) for peer in peers]
         for first in range(0, len(channels), _MAX_PER_OPERATION):
             some = channels[first : first + _MAX_PER_OPERATION]
             self.operations.append({"name": name, "channel_ids": some, "channel_type": "memory"})
 
-    def _barrier(self):
+    def _barrier(self) -> None:
         if self.operations and self.operations[-1]["name"] != "nop":
             self.operations.append({"name": "nop"})
 
-    def document(self):
+    def document(self) -> dict[str, Any]:
         """The plan's entry for this rank."""
         # Four operations of each block are kept for the semaphores and their barriers.
         size = _MAX_OPERATIONS - 4
@@ -185,18 +193,18 @@ class _Program:
         }
 
 
-def _part(buffer, index, count):
+def _part(buffer: str, index: int, count: int) -> dict[str, Any]:
     return {"type": buffer, "index": index, "size": count}
 
 
-def _runs(rows):
+def _runs(rows: Iterable[tuple[int, str, int, int]]) -> list[tuple[int, str, int, int, int]]:
     """(peer, buffer, index, slot) rows with neighbours joined: (peer, buffer, index, slot, count)."""
-    joined = []
+    joined: list[tuple[int, str, int, int, int]] = []
     for peer, buffer, index, slot in rows:
         if joined:
             last_peer, last_buffer, first, first_slot, count = joined[-1]
             if (peer, buffer, index, slot) == (last_peer, last_buffer, first + count, first_slot + count):
-                joined[-1][4] += 1
+                joined[-1] = (peer, buffer, first, first_slot, count + 1)
                 continue
-        joined.append([peer, buffer, index, slot, 1])
+        joined.append((peer, buffer, index, slot, 1))
     return joined

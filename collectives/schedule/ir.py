@@ -10,16 +10,25 @@ A million transfers take 20 ms as columns and seconds as objects; `Transfer` is 
 """
 
 import hashlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lanterne.errors import ScheduleError
 
 COPY, REDUCE = 0, 1
 OP_NAMES = ("copy", "reduce")
+# Of a schedule, one entry per transfer.
+Column: TypeAlias = NDArray[np.int32]
+Ranks: TypeAlias = NDArray[np.integer[Any]]
+# The rank that is expected last, several of them, or none.
+LateRank: TypeAlias = int | tuple[int, ...] | None
+# Src, dst, chunk and op of transfers of one round, to be broadcast together.
+Group: TypeAlias = tuple[int | Ranks, int | Ranks, int | Ranks, int | Ranks]
 # Far beyond any use; so that a broken file cannot exhaust the memory.
 MAX_WORLD_SIZE, MAX_CHUNKS = 2**16, 2**24
 
@@ -32,7 +41,7 @@ class Transfer(NamedTuple):
     chunk: int
     op: int
 
-    def __str__(self):
+    def __str__(self) -> str:
         return f"{self.src}->{self.dst} chunk {self.chunk}"
 
 
@@ -67,18 +76,18 @@ class CollectiveSchedule:
     algorithm: str
     world_size: int
     num_chunks: int
-    src: np.ndarray
-    dst: np.ndarray
-    chunk: np.ndarray
-    op: np.ndarray
-    offsets: np.ndarray
-    phases: tuple
+    src: Column
+    dst: Column
+    chunk: Column
+    op: Column
+    offsets: NDArray[np.int64]
+    phases: tuple[Phase, ...]
     root: int | None = None
-    late_rank: int | tuple | None = None
+    late_rank: LateRank = None
     ports: int = 1
     note: str = ""
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         for name, dtype in (
             ("src", np.int32),
             ("dst", np.int32),
@@ -113,59 +122,59 @@ class CollectiveSchedule:
             )
 
     @property
-    def num_rounds(self):
+    def num_rounds(self) -> int:
         """Number of rounds."""
         return len(self.offsets) - 1
 
     @property
-    def num_transfers(self):
+    def num_transfers(self) -> int:
         """Number of transfers in all rounds."""
         return len(self.src)
 
     @property
-    def name(self):
+    def name(self) -> str:
         """How messages call this schedule: "ring_all_reduce(world_size=8)"."""
         labels = "".join(
             f", {key}={getattr(self, key)}" for key in ("root", "late_rank") if getattr(self, key) is not None
         )
         return f"{self.algorithm}_{self.collective}(world_size={self.world_size}{labels})"
 
-    def transfer(self, index):
+    def transfer(self, index: int) -> Transfer:
         """Transfer number `index`, counted from the first round on."""
         return Transfer(*(int(column[index]) for column in (self.src, self.dst, self.chunk, self.op)))
 
-    def round(self, index):
+    def round(self, index: int) -> tuple[Transfer, ...]:
         """The transfers of round `index`, as a tuple of Transfer."""
         return tuple(self.transfer(i) for i in range(self.offsets[index], self.offsets[index + 1]))
 
     @property
-    def rounds(self):
+    def rounds(self) -> Iterator[tuple[Transfer, ...]]:
         """The rounds, each a tuple of Transfer: for people and tests, slow for a million transfers."""
         return (self.round(index) for index in range(self.num_rounds))
 
-    def columns(self, index):
+    def columns(self, index: int) -> tuple[Column, Column, Column, Column]:
         """(src, dst, chunk, op) of round `index`: int32 views."""
         part = slice(self.offsets[index], self.offsets[index + 1])
         return self.src[part], self.dst[part], self.chunk[part], self.op[part]
 
     @cached_property
-    def fingerprint(self):
+    def fingerprint(self) -> str:
         """Hexadecimal digest of everything that two ranks must agree on to run this schedule together."""
         digest = hashlib.blake2b(repr(self._labels()).encode(), digest_size=16)
         for column in (self.src, self.dst, self.chunk, self.op, self.offsets):
             digest.update(column.tobytes())
         return digest.hexdigest()
 
-    def _labels(self):
+    def _labels(self) -> tuple[Any, ...]:
         names = "collective algorithm world_size num_chunks phases root late_rank ports note"
         return tuple(getattr(self, name) for name in names.split())
 
-    def __eq__(self, other):
+    def __eq__(self, other: object) -> bool:
         if not isinstance(other, CollectiveSchedule):
             return NotImplemented
         return self.fingerprint == other.fingerprint
 
-    def __hash__(self):
+    def __hash__(self) -> int:
         return hash(self.fingerprint)
 
 
@@ -174,22 +183,34 @@ class ScheduleBuilder:
 
     Args:
         rank_of: (world_size,) ranks by role, for algorithms written in roles; None where a role is its rank.
-        labels: root, late_rank, ports, note of the schedule.
+        root, late_rank, ports, note: of the schedule.
     """
 
-    def __init__(self, collective, algorithm, world_size, num_chunks, rank_of=None, **labels):
+    def __init__(
+        self,
+        collective: str,
+        algorithm: str,
+        world_size: int,
+        num_chunks: int,
+        *,
+        rank_of: Ranks | None = None,
+        root: int | None = None,
+        late_rank: LateRank = None,
+        ports: int = 1,
+        note: str = "",
+    ):
         self._head = (collective, algorithm, world_size, num_chunks)
         self._rank_of = np.arange(world_size) if rank_of is None else np.asarray(rank_of)
-        self._labels = labels
-        self._columns = ([], [], [], [])
-        self._sizes = []
-        self._phases = []
+        self._labels: tuple[int | None, LateRank, int, str] = (root, late_rank, ports, note)
+        self._columns: tuple[list[Ranks], list[Ranks], list[Ranks], list[Ranks]] = ([], [], [], [])
+        self._sizes: list[int] = []
+        self._phases: list[tuple[str, int]] = []
 
-    def phase(self, name):
+    def phase(self, name: str) -> None:
         """Start phase `name`: the rounds that follow are in it."""
         self._phases.append((name, len(self._sizes)))
 
-    def round(self, *groups):
+    def round(self, *groups: Group) -> None:
         """Append one round of (src, dst, chunk, op) groups; each entry an int or an array, broadcast together."""
         size = 0
         for group in groups:
@@ -199,7 +220,7 @@ class ScheduleBuilder:
             size += src.size
         self._sizes.append(size)
 
-    def rounds(self, index, src, dst, chunk, op):
+    def rounds(self, index: Ranks, src: Ranks, dst: Ranks, chunk: Ranks, op: int | Ranks) -> None:
         """Append as many rounds as `index` counts: transfer i goes into round index[i] of them, in listed order.
 
         Args:
@@ -212,30 +233,28 @@ class ScheduleBuilder:
             column.append(values)
         self._sizes += np.bincount(index).tolist()
 
-    def build(self):
+    def build(self) -> CollectiveSchedule:
         """The CollectiveSchedule of the rounds so far."""
         starts = [start for _, start in self._phases]
         stops = [*starts[1:], len(self._sizes)]
-        phases = (
-            tuple((name, start, stop) for (name, start), stop in zip(self._phases, stops, strict=True))
-            if starts
-            else ()
-        )
+        phases = tuple(Phase(name, start, stop) for (name, start), stop in zip(self._phases, stops, strict=False))
         if not starts and self._sizes:
-            phases = (("main", 0, len(self._sizes)),)
-        columns = [np.concatenate(column) if column else np.zeros(0, np.int32) for column in self._columns]
+            phases = (Phase("main", 0, len(self._sizes)),)
+        src, dst, chunk, op = (
+            np.concatenate(column, dtype=np.int32) if column else np.zeros(0, np.int32) for column in self._columns
+        )
         offsets = np.concatenate([[0], np.cumsum(self._sizes, dtype=np.int64)])
-        return CollectiveSchedule(*self._head, *columns, offsets, phases, **self._labels)
+        return CollectiveSchedule(*self._head, src, dst, chunk, op, offsets, phases, *self._labels)
 
 
-def late_set(late_rank):
+def late_set(late_rank: LateRank) -> tuple[int, ...]:
     """The ranks that a schedule's `late_rank` names: a tuple, empty for None."""
     if late_rank is None:
         return ()
     return tuple(sorted(late_rank)) if isinstance(late_rank, tuple) else (late_rank,)
 
 
-def late_last(world_size, late_rank):
+def late_last(world_size: int, late_rank: LateRank) -> NDArray[np.int64]:
     """Ranks by role for algorithms in which the last roles are the late ones: the others keep their order."""
     late = late_set(late_rank)
     return np.array([*(rank for rank in range(world_size) if rank not in late), *late])

@@ -1,5 +1,6 @@
 """Pure functions from schedules to schedules: split chunks, reverse, chain one after another, name ranks anew."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -8,23 +9,24 @@ from lanterne.collectives.schedule.ir import REDUCE, CollectiveSchedule, Phase
 from lanterne.errors import InputError
 
 
-def split_chunks(schedule, num_chunks):
+def split_chunks(schedule: CollectiveSchedule, num_chunks: int | None) -> CollectiveSchedule:
     """`schedule` with each chunk cut so that there are `num_chunks`; None leaves it as it is.
 
     Raises:
         InputError: not a multiple of the schedule's own chunk count.
     """
-    if num_chunks in (None, schedule.num_chunks):
+    if num_chunks is None or num_chunks == schedule.num_chunks:
         return schedule
     pieces, rest = divmod(num_chunks, schedule.num_chunks)
     if rest or pieces < 1:
         raise InputError(f"{schedule.name}: got {num_chunks} chunks, expected a multiple of {schedule.num_chunks}")
     chunk = (schedule.chunk[:, None].astype(np.int64) * pieces + np.arange(pieces)).reshape(-1)
-    columns = {name: np.repeat(getattr(schedule, name), pieces) for name in ("src", "dst", "op")}
-    return replace(schedule, num_chunks=num_chunks, chunk=chunk, offsets=schedule.offsets * pieces, **columns)
+    src, dst, op = (np.repeat(column, pieces) for column in (schedule.src, schedule.dst, schedule.op))
+    offsets = schedule.offsets * pieces
+    return replace(schedule, num_chunks=num_chunks, src=src, dst=dst, chunk=chunk, op=op, offsets=offsets)
 
 
-def reverse(schedule, collective):
+def reverse(schedule: CollectiveSchedule, collective: str) -> CollectiveSchedule:
     """The mirror image in time: copies that spread data become reduces that collect it.
 
     A broadcast becomes a reduce and an all-gather a reduce-scatter, if no rank receives a chunk twice.
@@ -38,12 +40,12 @@ def reverse(schedule, collective):
         chunk=schedule.chunk[::-1],
         op=np.full(last, REDUCE),
         offsets=last - schedule.offsets[::-1],
-        phases=[Phase(name, rounds - stop, rounds - start) for name, start, stop in reversed(schedule.phases)],
+        phases=tuple(Phase(name, rounds - stop, rounds - start) for name, start, stop in reversed(schedule.phases)),
     )
 
 
-def chain(collective, phases, root=None):
-    """The schedules of `phases`, a dict by phase name, one after another; ranks and chunks must be the same in all."""
+def chain(collective: str, phases: Mapping[str, CollectiveSchedule]) -> CollectiveSchedule:
+    """The schedules of `phases`, by phase name, one after another; ranks and chunks must be the same in all."""
     parts = list(phases.values())
     first = parts[0]
     stops = np.cumsum([part.num_rounds for part in parts]).tolist()
@@ -54,9 +56,11 @@ def chain(collective, phases, root=None):
         first.algorithm,
         first.world_size,
         first.num_chunks,
-        *(np.concatenate([getattr(part, name) for part in parts]) for name in ("src", "dst", "chunk", "op")),
+        np.concatenate([part.src for part in parts]),
+        np.concatenate([part.dst for part in parts]),
+        np.concatenate([part.chunk for part in parts]),
+        np.concatenate([part.op for part in parts]),
         np.concatenate([*offsets, ends[-1:]]),
-        tuple(zip(phases, [0, *stops[:-1]], stops, strict=True)),
-        root=root,
+        tuple(Phase(*phase) for phase in zip(phases, [0, *stops[:-1]], stops, strict=True)),
         ports=max(part.ports for part in parts),
     )
