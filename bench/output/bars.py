@@ -1,11 +1,13 @@
 """What an experiment's records have to reach: figures with their bars, printed below its table, checked by --check."""
 
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 # How far from the simulator's the times over a data plane may be, a share: where sends block computing, and elsewhere.
 BLOCKED_LIMIT, LIMIT = 0.05, 0.02
+Record: TypeAlias = Mapping[str, Any]
 
 
 class Bar(NamedTuple):
@@ -25,34 +27,34 @@ class Bar(NamedTuple):
     form: str = "{:.3g}"
 
     @property
-    def is_met(self):
+    def is_met(self) -> bool:
         return self.found >= self.limit if self.at_least else self.found <= self.limit
 
-    def __str__(self):
+    def __str__(self) -> str:
         found, limit = self.form.format(self.found), self.form.format(self.limit)
         bound = "at least" if self.at_least else "at most"
         return f"{'met' if self.is_met else 'MISSED'}: {self.what}: {found}, expected {bound} {limit}"
 
 
-def at_most(what, found, limit, form="{:.3g}"):
+def at_most(what: str, found: float, limit: float, form: str = "{:.3g}") -> Bar:
     """The Bar that a figure must not exceed."""
     return Bar(what, found, limit, False, form)
 
 
-def at_least(what, found, limit, form="{:.3g}"):
+def at_least(what: str, found: float, limit: float, form: str = "{:.3g}") -> Bar:
     """The Bar that a figure must reach."""
     return Bar(what, found, limit, True, form)
 
 
-def near_simulator(records, limit, what="measured off simulated"):
+def near_simulator(records: Iterable[Record], limit: float, what: str = "measured off simulated") -> Bar:
     """The Bar of how far off, a share, the farthest of records is: `predicted_s`, and `measured_s`, one or several."""
     off = max(abs(float(np.median(record["measured_s"])) / record["predicted_s"] - 1) for record in records)
     return at_most(what, off, limit, "{:.1%}")
 
 
-def near_simulator_by_plane(records):
+def near_simulator_by_plane(records: Iterable[Record]) -> list[Bar]:
     """The Bars of `near_simulator` for the records of each `data_plane`."""
-    by_plane = {}
+    by_plane: dict[str, list[Record]] = {}
     for record in records:
         by_plane.setdefault(record["data_plane"], []).append(record)
     return [

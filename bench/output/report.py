@@ -1,13 +1,16 @@
 """What every command prints and writes: one JSON envelope, tables rendered from the same records, progress."""
 
+import argparse
 import json
 import os
 import platform
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Container, Iterable, Sequence
 from importlib import metadata
 from pathlib import Path
+from typing import Any, TextIO
 
 from lanterne.errors import InputError
 
@@ -20,9 +23,9 @@ LINE_S = 10.0
 _said_s = time.monotonic()
 
 
-def environment():
-    """Machine and versions, for the record: a dict of strings and ints."""
-    found = {
+def environment() -> dict[str, str | int]:
+    """Machine and versions, for the record."""
+    found: dict[str, str | int] = {
         "python": platform.python_version(),
         "platform": platform.platform(),
         "host": platform.node(),
@@ -47,12 +50,12 @@ def environment():
     return found
 
 
-def envelope(**content):
+def envelope(**content: Any) -> dict[str, Any]:
     """The outer object of every JSON file of ours: schema_version, argv, environment, then `content`."""
     return {"schema_version": SCHEMA_VERSION, "argv": sys.argv, "environment": environment(), **content}
 
 
-def check_outputs(args):
+def check_outputs(args: argparse.Namespace) -> None:
     """Refuse output files that could not be written, before the work for them is done.
 
     Args:
@@ -78,7 +81,7 @@ def check_outputs(args):
             raise InputError(f"--{name}: cannot write {path}: Permission denied, expected one that may be written")
 
 
-def read_json(path):
+def read_json(path: str | Path) -> Any:
     """The JSON document in file `path`.
 
     Raises:
@@ -93,7 +96,7 @@ def read_json(path):
         raise InputError(f"{path}: is no JSON: {error}") from error
 
 
-def write_json(path, document):
+def write_json(path: str | Path, document: object) -> None:
     """Write `document` to file `path` ("-" for standard output), whole or not at all.
 
     Raises:
@@ -106,7 +109,7 @@ def write_json(path, document):
     write_atomically(path, text.encode())
 
 
-def tell(path, document, show):
+def tell(path: str | None, document: dict[str, Any], show: Callable[[dict[str, Any], TextIO], object]) -> None:
     """Write `document` to file `path`, if there is one, and let `show(document, file)` print it for people.
 
     They read it on standard output, unless `path` is "-" and the JSON is there: then on standard error.
@@ -119,7 +122,7 @@ def tell(path, document, show):
     show(document, sys.stderr if path == "-" else sys.stdout)
 
 
-def write_atomically(path, data):
+def write_atomically(path: str | Path, data: bytes) -> None:
     """Replace file `path` by the bytes `data`; a reader sees the old file or the new one.
 
     A link, a device or a pipe (/dev/stdout, /dev/null) stays what it is and is written through, not replaced.
@@ -144,17 +147,25 @@ def write_atomically(path, data):
         raise InputError(f"cannot write {path}: {error.strerror}") from error
 
 
-def _is_written_through(path):
+def _is_written_through(path: Path) -> bool:
     return path.is_symlink() or (path.exists() and not path.is_file())
 
 
-def _umask():
+def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)
     return mask
 
 
-def print_table(columns, rows, title=None, notes=(), left=(0,), file=None):
+def print_table(
+    columns: Sequence[tuple[str, str]],
+    rows: Iterable[Sequence[object]],
+    *,
+    title: str | None = None,
+    notes: Iterable[str] = (),
+    left: Container[int] = (0,),
+    file: TextIO | None = None,
+) -> None:
     """Print a table for people.
 
     Args:
@@ -181,7 +192,7 @@ def print_table(columns, rows, title=None, notes=(), left=(0,), file=None):
         print("  ".join(cells).rstrip(), file=file)
 
 
-def progress(text):
+def progress(text: str) -> None:
     """Show `text` on the terminal's last line; silent where there is none. `progress("")` clears it.
 
     Ranks write through a pipe: their launcher sets LANTERNE_PROGRESS where its own standard error is a terminal. Under
@@ -197,7 +208,7 @@ def progress(text):
         sys.stderr.flush()
 
 
-def _is_first_of_a_foreign_job():
+def _is_first_of_a_foreign_job() -> bool:
     from lanterne.transport.job.bootstrap import in_a_job, launched_rank
 
     return in_a_job() and "LANTERNE_LAUNCHER" not in os.environ and launched_rank() == 0

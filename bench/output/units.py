@@ -1,12 +1,18 @@
-"""Sizes like 64K and 1GiB, times like 50ms and 3us, rates like 200mbit and 450GB/s: parsed and printed here only."""
+"""Values of options: sizes like 64K, times like 50ms, rates like 200mbit, whole numbers, lists of names.
 
+Sizes, times and rates are parsed and printed here only.
+"""
+
+import argparse
+import os
 import re
+from collections.abc import Callable, Collection, Sequence
 from math import inf, isnan
 
 from lanterne.errors import InputError
 
 # K, M, G alone are binary, as in nccl-tests; KB, MB, GB are decimal, KiB, MiB, GiB binary.
-_SIZE = {"": 1, "B": 1}
+_SIZE: dict[str, int] = {"": 1, "B": 1}
 for _power, _letter in enumerate("KMGT", start=1):
     _SIZE[_letter] = _SIZE[f"{_letter}IB"] = 1024**_power
     _SIZE[f"{_letter}B"] = 1000**_power
@@ -22,14 +28,14 @@ _LONGEST_S = 1e9
 _NUMBER = re.compile(r"\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*([A-Za-zµ/]*)\s*")
 
 
-def _split(text, what, expected):
+def _split(text: str, what: str, expected: str) -> tuple[float, str]:
     match = _NUMBER.fullmatch(text)
     if not match:
         raise InputError(f"{what}: got {text!r}, expected {expected}")
     return float(match[1]), match[2]
 
 
-def parse_nbytes(text, what="size"):
+def parse_nbytes(text: str, what: str = "size") -> int:
     """Bytes of "1024", "64K", "64KiB", "1.5MB"; K, M, G alone are powers of 1024.
 
     Raises:
@@ -43,7 +49,28 @@ def parse_nbytes(text, what="size"):
     return int(number * factor)
 
 
-def parse_time_s(text, what="time"):
+def parse_sizes(text: str, option: str, copies: int) -> tuple[int, ...]:
+    """Sizes in bytes of a list like "8,1MiB", of which the benchmark holds `copies` at a time; a tuple.
+
+    Raises:
+        InputError: no sizes, or one of which the copies do not fit into this machine's memory.
+    """
+    sizes = tuple(parse_nbytes(part, option) for part in text.split(","))
+    check_sizes(sizes, option, copies)
+    return sizes
+
+
+def check_sizes(sizes: Sequence[int], option: str, copies: int) -> None:
+    """Raise InputError if `copies` buffers of the largest of `sizes` do not fit into this machine's memory."""
+    limit = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // copies
+    if max(sizes) > limit:
+        raise InputError(
+            f"{option}: got {format_nbytes(max(sizes))}, expected at most {format_nbytes(limit)}: "
+            f"this machine's memory over {copies} buffers"
+        )
+
+
+def parse_time_s(text: str, what: str = "time") -> float:
     """Seconds of "50ms", "3us", "1.5s", "2min"; a bare number but 0 could be any of them, and is refused.
 
     Raises:
@@ -57,7 +84,7 @@ def parse_time_s(text, what="time"):
     return number * factor
 
 
-def are_bare(texts, what):
+def are_bare(texts: Sequence[str], what: str) -> bool:
     """Whether `texts` are numbers in a unit of the user's own, rather than times such as 50ms; a 0 goes with either.
 
     Raises:
@@ -74,7 +101,7 @@ def are_bare(texts, what):
     return not others
 
 
-def is_number(text):
+def is_number(text: str) -> bool:
     """Whether `text` is a number without a unit."""
     try:
         return not isnan(float(text))
@@ -82,7 +109,7 @@ def is_number(text):
         return False
 
 
-def parse_times(text, option):
+def parse_times(text: str, option: str) -> tuple[list[float], Callable[[float], str]]:
     """(times of a list such as "1,1.6", as they are, or "80ms,90ms", in seconds; what turns one into text).
 
     Raises:
@@ -97,7 +124,7 @@ def parse_times(text, option):
     return times, "{:.4g}".format if bare else format_time
 
 
-def parse_rate_bytes_per_s(text, what="rate"):
+def parse_rate_bytes_per_s(text: str, what: str = "rate") -> float:
     """Bytes per second of "200mbit", "1gbit/s", "450GB/s", "12GiB/s".
 
     Raises:
@@ -111,7 +138,31 @@ def parse_rate_bytes_per_s(text, what="rate"):
     return number * factor
 
 
-def format_nbytes(nbytes):
+def whole(least: int) -> Callable[[str], int]:
+    """For argparse: a function that turns text into an int of at least `least`."""
+
+    def parse(text: str) -> int:
+        if not (text.isascii() and text.isdecimal() and int(text) >= least):
+            raise argparse.ArgumentTypeError(f"got {text!r}, expected a whole number of at least {least}")
+        return int(text)
+
+    return parse
+
+
+def chosen(text: str, option: str, known: Collection[str]) -> tuple[str, ...]:
+    """The names in a list such as "mpi,ucx", each one of `known`; a tuple.
+
+    Raises:
+        InputError: another name, or none.
+    """
+    found = tuple(name.strip() for name in text.split(","))
+    for name in found:
+        if name not in known:
+            raise InputError(f"{option}: got {name!r}, expected some of {', '.join(known)}")
+    return found
+
+
+def format_nbytes(nbytes: float) -> str:
     """Short binary form: 1536 -> "1.5 KiB", 1048576 -> "1 MiB"."""
     value, unit = float(nbytes), "B"
     for larger in ("KiB", "MiB", "GiB", "TiB"):
@@ -121,7 +172,7 @@ def format_nbytes(nbytes):
     return f"{value:.4g} {unit}"
 
 
-def format_time(time_s):
+def format_time(time_s: float | None) -> str:
     """Three digits in the unit that suits: 0.0123 -> "12.3 ms"; None -> "-"."""
     if time_s is None:
         return "-"
@@ -132,13 +183,13 @@ def format_time(time_s):
     return f"{time_s / 1e-9:.3g} ns"
 
 
-def format_figure(value, unit, bar):
+def format_figure(value: float, unit: str, bar: str) -> str:
     """The value of a gpu_figures.Figure: seconds, a ratio, or a count, which has to be 0."""
     if unit == "s":
         return format_time(value)
     return f"{value:.0f}" if bar == "0" else f"{value:.3f}"
 
 
-def format_count(number, word):
+def format_count(number: int, word: str) -> str:
     """A number of what `word` names: 1 call, 2 calls."""
     return f"{number} {word}{'' if number == 1 else 's'}"

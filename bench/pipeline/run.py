@@ -33,8 +33,7 @@ from pathlib import Path
 
 from lanterne.bench.output import report
 from lanterne.bench.output.bars import near_simulator_by_plane
-from lanterne.bench.output.options import whole
-from lanterne.bench.output.units import format_count, format_time, parse_time_s
+from lanterne.bench.output.units import format_count, format_time, parse_time_s, whole
 from lanterne.bench.pipeline.events_input import add_event_arguments, events_from
 from lanterne.bench.pipeline.input import add_problem_arguments, of_file, problem_from
 from lanterne.bench.pipeline.measure import PipelineCase, check_case, measure

@@ -11,7 +11,7 @@ without it, what dependencies cost.
 """
 
 from lanterne.bench.output import report
-from lanterne.bench.output.options import whole
+from lanterne.bench.output.units import whole
 from lanterne.bench.pipeline.input import add_problem_arguments, of_file, problem_from
 from lanterne.bench.pipeline.plan_report import (
     add_picture_arguments,

@@ -19,7 +19,7 @@ import dataclasses
 from typing import NamedTuple
 
 from lanterne.bench.output import report
-from lanterne.bench.output.options import whole
+from lanterne.bench.output.units import whole
 from lanterne.bench.pipeline.input import add_problem_arguments, one_time, problem_from, set_links
 from lanterne.bench.pipeline.plan import make
 from lanterne.bench.pipeline.plan_report import described, evaluate, parse_options

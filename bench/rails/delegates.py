@@ -24,8 +24,7 @@ import sys
 import time
 
 from lanterne.bench.output import report
-from lanterne.bench.output.options import chosen, whole
-from lanterne.bench.output.units import format_time, parse_nbytes, parse_time_s
+from lanterne.bench.output.units import chosen, format_time, parse_nbytes, parse_time_s, whole
 from lanterne.errors import InputError
 from lanterne.transport.own_python import own_python
 

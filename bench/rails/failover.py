@@ -17,8 +17,7 @@ Exit code 1 if a message was lost, came twice or was damaged; with --check if a 
 import statistics
 
 from lanterne.bench.output import report
-from lanterne.bench.output.options import chosen, whole
-from lanterne.bench.output.units import format_time, parse_nbytes, parse_time_s
+from lanterne.bench.output.units import chosen, format_time, parse_nbytes, parse_time_s, whole
 from lanterne.errors import InputError
 
 HOWS, PATHS = ("reset", "silent"), ("delegates", "mpi", "ucx")

@@ -4,8 +4,8 @@ import hashlib
 from dataclasses import dataclass
 from functools import partial
 
-from lanterne.bench.output.options import whole
 from lanterne.bench.output.report import read_json
+from lanterne.bench.output.units import whole
 from lanterne.errors import InputError, LanterneError
 
 # What the losses of many ranks and of one may differ by, relative, over 50 iterations.

@@ -25,8 +25,7 @@ from dataclasses import asdict
 from functools import partial
 
 from lanterne.bench.output import report
-from lanterne.bench.output.options import whole
-from lanterne.bench.output.units import format_nbytes, format_time, parse_nbytes, parse_time_s
+from lanterne.bench.output.units import format_nbytes, format_time, parse_nbytes, parse_time_s, whole
 from lanterne.bench.pipeline.events_input import add_event_arguments, events_from
 from lanterne.bench.train.adapt import Disturbed, observed_plane, told, told_held
 from lanterne.bench.train.cut import RailCutter, parse_cut
