@@ -9,6 +9,7 @@ was too late.
   lanterne bench deaths --transport ucx --trials 10 --json deaths.json
 """
 
+import argparse
 import io
 import json
 import os
@@ -19,13 +20,15 @@ import tempfile
 import time
 from contextlib import redirect_stderr
 from pathlib import Path
+from typing import Any, TextIO, TypeAlias
 
 from lanterne.bench.output import report
-from lanterne.bench.output.options import chosen, whole
-from lanterne.bench.output.units import format_time, parse_nbytes
+from lanterne.bench.output.units import chosen, format_time, parse_nbytes, whole
 from lanterne.errors import InputError, PeerFailed, TransportTimeout
 from lanterne.transport.own_python import own_python
 
+# What a survivor tells: `named`, the rank that its error names, None if none, and `noticed_s`.
+Survivor: TypeAlias = dict[str, Any]
 # transport -> (launcher, whether ranks may have hosts of their own).
 TRANSPORTS = {"mpi": ("mpi", False), "ucx": ("direct", True)}
 DIRECTIONS = ("receiving", "sending")
@@ -34,7 +37,7 @@ BAR_S = {False: 2.0, True: 5.0}
 LIMIT_S = 30.0
 
 
-def add_arguments(parser):
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-n", "--ranks", type=whole(2), default=3, metavar="N", help="ranks, the victim included (default 3)"
     )
@@ -44,7 +47,7 @@ def add_arguments(parser):
     parser.add_argument("--json", metavar="FILE", help="write everything ('-' for standard output)")
 
 
-def run(args):
+def run(args: argparse.Namespace) -> int:
     nbytes = parse_nbytes(args.bytes, "--bytes")
     names = chosen(args.transport, "--transport", TRANSPORTS)
     if nbytes < 1:
@@ -55,7 +58,7 @@ def run(args):
         for own_hosts in ((False, True) if TRANSPORTS[name][1] else (False,))
         for direction in DIRECTIONS
     ]
-    outcomes = {case: [] for case in cases}
+    outcomes: dict[tuple[str, bool, str], list[list[Survivor]]] = {case: [] for case in cases}
     for trial in range(args.trials):
         for case in cases:
             report.progress(f"{' '.join(map(str, case))} {trial + 1}/{args.trials}")
@@ -66,8 +69,8 @@ def run(args):
     return int(any(result["missed"] for result in document["results"]))
 
 
-def run_trial(ranks, nbytes, name, own_hosts, direction):
-    """One job; for each survivor a dict with `named` (the rank that its error names, None if none) and `noticed_s`."""
+def run_trial(ranks: int, nbytes: int, name: str, own_hosts: bool, direction: str) -> list[Survivor]:
+    """One job; what each survivor tells."""
     from lanterne.transport.job.launch import launch
 
     with tempfile.TemporaryDirectory() as folder:
@@ -83,8 +86,8 @@ def run_trial(ranks, nbytes, name, own_hosts, direction):
         return [json.loads(file.read_text()) if file.exists() else nothing for file in files]
 
 
-def rank_main(name, own_hosts, direction, nbytes, folder):
-    """One rank of a trial."""
+def rank_main(name: str, own_hosts: str, direction: str, message: str, folder: str) -> None:
+    """One rank of a trial, whose messages have `message` bytes."""
     import numpy as np
 
     from lanterne.transport.base import Recv, Send
@@ -93,14 +96,15 @@ def rank_main(name, own_hosts, direction, nbytes, folder):
 
     if int(own_hosts):
         os.environ["LANTERNE_HOST_ID"] = f"host of rank {os.environ['RANK']}"
-    nbytes = int(nbytes)
+    nbytes = int(message)
     group = connect()
+    assert group.store is not None
     transport = open_transport(name, group)
     victim = group.world_size - 1
     regions = [transport.register(np.ones(nbytes, np.uint8)) for _ in range(victim if group.rank == victim else 1)]
     transport.barrier()
     if group.rank == victim:
-        kind = Send if direction == "receiving" else Recv
+        kind: type[Send | Recv] = Send if direction == "receiving" else Recv
         request = transport.post(tuple(kind(region, 0, nbytes, peer) for peer, region in enumerate(regions)))
         for _ in range(3):
             request.test()
@@ -121,7 +125,9 @@ def rank_main(name, own_hosts, direction, nbytes, folder):
     group.close()
 
 
-def record(ranks, nbytes, name, own_hosts, direction, trials):
+def record(
+    ranks: int, nbytes: int, name: str, own_hosts: bool, direction: str, trials: list[list[Survivor]]
+) -> dict[str, Any]:
     """What a case's trials show; `missed` counts survivors that named another rank or none, or were too late."""
     survivors = [survivor for trial in trials for survivor in trial]
     return {
@@ -139,7 +145,7 @@ def record(ranks, nbytes, name, own_hosts, direction, trials):
     }
 
 
-def print_records(document, file):
+def print_records(document: dict[str, Any], file: TextIO) -> None:
     """The table of a deaths document."""
     columns = [("transport", ""), ("hosts", ""), ("survivors", ""), ("noticed", "median"), ("max", ""), ("bar", "")]
     columns += [("#missed", ""), ("of", "")]

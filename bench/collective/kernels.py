@@ -16,18 +16,23 @@ CPU, from 256 MiB on: reduce / copy 0.9 (float32), reduce / add 10 (float16), fo
 GPU, from 1 GiB on: 0.9 of the copy, for reduce and fold alike.
 """
 
+from __future__ import annotations
+
+import argparse
 import statistics
 import sys
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 
 from lanterne.bench.output import report
-from lanterne.bench.output.sizes import parse_sizes
-from lanterne.bench.output.units import format_nbytes, format_time
+from lanterne.bench.output.units import format_nbytes, format_time, parse_sizes
 from lanterne.errors import InputError, Unavailable
+from lanterne.kernels.dtypes import Dtype, check_op, find_dtype
 
 CPU_BARS = {("reduce / copy", "float32"): 0.9, ("fold / adds", "float32"): 1.6, ("reduce / add", "float16"): 10.0}
 CPU_BARS_FROM_NBYTES = 256 << 20
@@ -44,15 +49,15 @@ class KernelComparison:
     dtype: str
     nbytes: int
     inputs: int
-    time_s: tuple
-    peer_time_s: tuple
+    time_s: tuple[float, ...]
+    peer_time_s: tuple[float, ...]
     bandwidth_gbytes_per_s: float
     ratio: float
     bar: float | None
     wrong: int
 
 
-def add_arguments(parser):
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--bytes", default="256MiB", metavar="SIZE,...", help="sizes of one array (default 256MiB)")
     parser.add_argument(
@@ -64,7 +69,7 @@ def add_arguments(parser):
     parser.add_argument("--json", metavar="FILE", help="write everything, raw samples too ('-' for standard output)")
 
 
-def run(args):
+def run(args: argparse.Namespace) -> int:
     comparisons = measure(args)
     if args.json:
         report.write_json(args.json, report.envelope(device=args.device, results=[asdict(c) for c in comparisons]))
@@ -74,15 +79,13 @@ def run(args):
     return 1 if any(c.wrong for c in comparisons) or (args.check and missed) else 0
 
 
-def measure(args):
+def measure(args: argparse.Namespace) -> list[KernelComparison]:
     """The Comparisons of every size and dtype asked for.
 
     Raises:
         InputError: a size, dtype or count that cannot be.
         Unavailable: no GPU for --device cuda.
     """
-    from lanterne.kernels.dtypes import check_op, find_dtype
-
     if args.inputs < 2 or args.iterations < 1:
         raise InputError(f"--inputs, --iterations: got {args.inputs} and {args.iterations}, expected at least 2 and 1")
     dtypes = [find_dtype(name.strip()) for name in args.dtype.split(",")]
@@ -101,7 +104,7 @@ def measure(args):
     return results
 
 
-def print_comparisons(comparisons):
+def print_comparisons(comparisons: Sequence[KernelComparison]) -> None:
     """The table for people."""
     columns = [
         ("comparison", ""), ("kernel", ""), ("dtype", ""), ("size", ""), ("k", ""), ("time", ""), ("bandwidth", "GB/s"),
@@ -118,7 +121,7 @@ def print_comparisons(comparisons):
     report.print_table(columns, rows)
 
 
-def compare(bench, dtype, nbytes, num_inputs, iterations):
+def compare(bench: _Cpu | _Cuda, dtype: Dtype, nbytes: int, num_inputs: int, iterations: int) -> list[KernelComparison]:
     """The Comparisons of one dtype and size: out = x0, then each contender on it, over and over.
 
     Args:
@@ -127,7 +130,7 @@ def compare(bench, dtype, nbytes, num_inputs, iterations):
     count = nbytes // dtype.nbytes
     arrays = [bench.values(dtype, count, i) for i in range(num_inputs)]
     out = bench.values(dtype, count, 0)
-    contenders = {"copy": (2, 1, lambda: bench.copy(out, arrays[0]))}
+    contenders: dict[str, tuple[int, int, Callable[[], object]]] = {"copy": (2, 1, lambda: bench.copy(out, arrays[0]))}
     for kernel, reduce in bench.kernels.items():
         add_in = partial(reduce, "sum", out, dtype=dtype.name)
         contenders[f"reduce {kernel}"] = (3, 2, partial(add_in, arrays[1]))
@@ -136,7 +139,8 @@ def compare(bench, dtype, nbytes, num_inputs, iterations):
     if dtype.name != "bfloat16":
         contenders["add"] = (3, 2, lambda: bench.add(out, arrays[1:2]))
         contenders["adds"] = (3 * (num_inputs - 1), num_inputs, lambda: bench.add(out, arrays[1:]))
-    times, wrong = {name: [] for name in contenders}, dict.fromkeys(contenders, 0)
+    times: dict[str, list[float]] = {name: [] for name in contenders}
+    wrong = dict.fromkeys(contenders, 0)
     for i in range(iterations + 1):
         for name, (_, summed, call) in contenders.items():
             bench.copy(out, arrays[0])
@@ -159,7 +163,19 @@ def compare(bench, dtype, nbytes, num_inputs, iterations):
     ]
 
 
-def _comparison(label, kernel, ours, peer, times, moved, wrong, bench, dtype, nbytes, num_inputs):
+def _comparison(
+    label: str,
+    kernel: str,
+    ours: str,
+    peer: str,
+    times: dict[str, list[float]],
+    moved: dict[str, int],
+    wrong: dict[str, int],
+    bench: _Cpu | _Cuda,
+    dtype: Dtype,
+    nbytes: int,
+    num_inputs: int,
+) -> KernelComparison:
     # Against a copy bandwidths are compared, since it moves less; against additions, which do the same, times.
     weight = moved[ours] / moved[peer] if peer == "copy" else 1.0
     return KernelComparison(
@@ -177,7 +193,7 @@ def _comparison(label, kernel, ours, peer, times, moved, wrong, bench, dtype, nb
     )
 
 
-def _bench(device):
+def _bench(device: str) -> _Cpu | _Cuda:
     if device == "cpu":
         return _Cpu()
     from lanterne.kernels.arrays import require_device
@@ -189,26 +205,29 @@ def _bench(device):
 class _Arrays:
     """What both devices share: `xp`, the module of the arrays, and `kernels`, name -> a function like `reduce`."""
 
-    def values(self, dtype, count, first, num_summed=1):
+    xp: Any
+    kernels: dict[str, Callable[..., None]]
+
+    def values(self, dtype: Dtype, count: int, first: int, num_summed: int = 1) -> Any:
         """(count,) whole numbers: the sum, over `num_summed` inputs from `first` on, of (position + input) modulo 7.
 
         They tell inputs and positions apart, and their sums are exact in every dtype.
         """
-        pattern = sum((np.arange(7) + i) % 7 for i in range(first, first + num_summed))
+        pattern: Any = np.sum([(np.arange(7) + i) % 7 for i in range(first, first + num_summed)], axis=0)
         if dtype.name == "bfloat16":
             pattern = (pattern.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
         else:
             pattern = pattern.astype(dtype.name)
         return self.xp.tile(self.xp.asarray(pattern), -(-count // 7))[:count]
 
-    def count_wrong(self, dtype, out, num_summed):
+    def count_wrong(self, dtype: Dtype, out: Any, num_summed: int) -> int:
         """Elements of `out` that are not the sum of the first `num_summed` inputs."""
         return int((out != self.values(dtype, out.size, 0, num_summed)).sum())
 
-    def copy(self, out, array):
+    def copy(self, out: Any, array: Any) -> None:
         self.xp.copyto(out, array)
 
-    def add(self, out, arrays):
+    def add(self, out: Any, arrays: Sequence[Any]) -> None:
         for array in arrays:
             self.xp.add(out, array, out=out)
 
@@ -216,18 +235,18 @@ class _Arrays:
 class _Cpu(_Arrays):
     """NumPy arrays, timed by the clock; one thread."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         from lanterne.kernels.reduce import reduce
 
         self.xp = np
         self.kernels = {"llvm": reduce}
 
-    def time(self, call):
+    def time(self, call: Callable[[], object]) -> float:
         start = time.perf_counter()
         call()
         return time.perf_counter() - start
 
-    def bar(self, label, dtype_name, nbytes, num_inputs):
+    def bar(self, label: str, dtype_name: str, nbytes: int, num_inputs: int) -> float | None:
         if nbytes < CPU_BARS_FROM_NBYTES or (label == "fold / adds" and num_inputs != 7):
             return None
         return CPU_BARS.get((label, dtype_name))
@@ -236,13 +255,13 @@ class _Cpu(_Arrays):
 class _Cuda(_Arrays):
     """CuPy arrays, timed by events of the current stream."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         from lanterne.kernels.arrays import import_cupy
         from lanterne.kernels.cuda.delay import elapsed_s
         from lanterne.kernels.cuda.reduce import IMPLEMENTATIONS, prepare, reduce
 
         self.xp = import_cupy()
-        self._elapsed_s = elapsed_s
+        self._elapsed_s: Callable[[Any, Callable[[], object]], float] = elapsed_s
         self.kernels = {}
         for name in IMPLEMENTATIONS:
             try:
@@ -252,8 +271,8 @@ class _Cuda(_Arrays):
                 continue
             self.kernels[name] = partial(reduce, implementation=name)
 
-    def time(self, call):
+    def time(self, call: Callable[[], object]) -> float:
         return self._elapsed_s(self.xp.cuda.get_current_stream(), call)
 
-    def bar(self, label, dtype_name, nbytes, num_inputs):
+    def bar(self, label: str, dtype_name: str, nbytes: int, num_inputs: int) -> float | None:
         return CUDA_BAR if label in ("reduce / copy", "fold / copy") and nbytes >= CUDA_BAR_FROM_NBYTES else None

@@ -12,16 +12,26 @@ The second table is what a round of ours costs beyond MPI's messages: a ring of 
 Sendrecv.
 """
 
+from __future__ import annotations
+
+import argparse
 import statistics
 import sys
 import time
+from typing import TYPE_CHECKING, Any, TextIO
 
 from lanterne.bench.output import report
-from lanterne.bench.output.sizes import parse_sizes
-from lanterne.bench.output.units import format_nbytes, format_time, parse_time_s
+from lanterne.bench.output.units import format_nbytes, format_time, parse_sizes, parse_time_s
 from lanterne.errors import InputError
 from lanterne.transport.job.launch import MAX_WORLD_SIZE
 from lanterne.transport.own_python import own_python
+
+if TYPE_CHECKING:
+    import numpy as np
+    from mpi4py import MPI
+    from numpy.typing import NDArray
+
+    from lanterne.collectives.communicator import Communicator
 
 PEER = "MPI_Allreduce"
 CONTENDERS = ("ring", "allpairs", "auto", "plain ring", PEER)
@@ -31,7 +41,7 @@ START_MARGIN_S = 6e-3
 ROUNDS = 2000
 
 
-def add_arguments(parser):
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-n", type=int, default=4, metavar="N", help="ranks to start (default 4); not under mpiexec")
     parser.add_argument("--bytes", default="16MiB", metavar="SIZE,...", help="default 16MiB")
     parser.add_argument("--iterations", type=int, default=15, metavar="K", help="turns (default 15)")
@@ -39,7 +49,7 @@ def add_arguments(parser):
     parser.add_argument("--json", metavar="FILE", help="write everything, raw samples too ('-' for standard output)")
 
 
-def run(args):
+def run(args: argparse.Namespace) -> int:
     if not 1 <= args.n <= MAX_WORLD_SIZE:
         raise InputError(f"-n: got {args.n}, expected 1 to {MAX_WORLD_SIZE}")
     # Of each rank: two buffers, what is expected, and 64-bit numbers while they are made.
@@ -74,13 +84,14 @@ def run(args):
 class Contest:
     """The contenders on the ranks of one communicator."""
 
-    def __init__(self, comm):
+    def __init__(self, comm: Communicator) -> None:
         from lanterne.transport.mpi.transport import load_mpi
 
-        self.comm, self.mpi = comm, load_mpi()
-        self.bare = self.mpi.COMM_WORLD.Dup()
+        self.comm = comm
+        self.mpi: Any = load_mpi()
+        self.bare: MPI.Intracomm = self.mpi.COMM_WORLD.Dup()
 
-    def call(self, name, source, out):
+    def call(self, name: str, source: NDArray[np.float32], out: NDArray[np.float32]) -> None:
         """All-reduce `source` into `out` by the contender `name`."""
         if name == PEER:
             self.bare.Allreduce(source, out)
@@ -89,7 +100,7 @@ class Contest:
         else:
             self.comm.all_reduce(source, out, algorithm=name)
 
-    def compare(self, nbytes, heap, iterations):
+    def compare(self, nbytes: int, heap: str, iterations: int) -> list[dict[str, Any]]:
         """Time every contender in turn; the records, on every rank."""
         import numpy as np
 
@@ -98,7 +109,8 @@ class Contest:
         source = (np.arange(count) % 17 + self.bare.rank).astype(np.float32)
         expected = (np.arange(count) % 17 * n + n * (n - 1) // 2).astype(np.float32)
         out = np.empty_like(source)
-        samples, wrong = {name: [] for name in CONTENDERS}, dict.fromkeys(CONTENDERS, 0)
+        samples: dict[str, list[float]] = {name: [] for name in CONTENDERS}
+        wrong = dict.fromkeys(CONTENDERS, 0)
         for turn in range(-1, iterations):
             for name in CONTENDERS:
                 report.progress(f"{format_nbytes(nbytes)} {heap} {name} {max(turn, 0) + 1}/{iterations}")
@@ -128,7 +140,7 @@ class Contest:
             for name in CONTENDERS
         ]
 
-    def rounds(self):
+    def rounds(self) -> dict[str, list[float]]:
         """Seconds of a round of our ring and of MPI's Sendrecv on ranks 0 and 1, ten blocks in turn; {} elsewhere."""
         import numpy as np
 
@@ -151,7 +163,7 @@ class Contest:
         return {"ring_round_s": ours_s[1:], "sendrecv_s": bare_s[1:]}
 
 
-def plain_ring(bare, source, out):
+def plain_ring(bare: MPI.Intracomm, source: NDArray[np.float32], out: NDArray[np.float32]) -> None:
     """The ring in a few lines: MPI's Sendrecv and numpy.add. `out`: a multiple of the ranks in elements."""
     import numpy as np
 
@@ -167,7 +179,7 @@ def plain_ring(bare, source, out):
         bare.Sendrecv(parts[(rank + 1 - step) % n], right, 0, parts[(rank - step) % n], left)
 
 
-def print_records(document, file):
+def print_records(document: dict[str, Any], file: TextIO) -> None:
     """The two tables of the document."""
     columns = [("algorithm", ""), ("heap", ""), ("size", ""), ("time", "median"), ("min", ""), ("max", "")]
     columns += [("over MPI", "median"), ("#wrong", "")]

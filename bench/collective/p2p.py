@@ -10,15 +10,25 @@ block checks the bytes that arrived.
 and receives at once and counts both directions. `over mpi4py` is the median of the ratios of neighbouring blocks.
 """
 
+from __future__ import annotations
+
+import argparse
 import statistics
 import sys
 import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TextIO
 
 from lanterne.bench.output import report
-from lanterne.bench.output.sizes import parse_sizes
-from lanterne.bench.output.units import format_time, parse_time_s
+from lanterne.bench.output.units import format_time, parse_sizes, parse_time_s
 from lanterne.errors import InputError
 from lanterne.transport.own_python import own_python
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from lanterne.transport.base import Recv, Send, Transport
+    from lanterne.transport.rank_group import Group
 
 MODES = ("latency", "one_way", "both_ways")
 PEER = "mpi4py"
@@ -27,7 +37,7 @@ BLOCK_S = 0.1
 MAX_REPEATS = 2000
 
 
-def add_arguments(parser):
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--transport", default="mpi", metavar="A,B", help="mpi, ucx or both (default mpi)")
     parser.add_argument("--bytes", default="8,1K,64K,1M,64M", metavar="SIZE,...", help="default 8,1K,64K,1M,64M")
     parser.add_argument("--blocks", type=int, default=7, metavar="K", help="blocks of each, in turn (default 7)")
@@ -36,7 +46,7 @@ def add_arguments(parser):
     parser.add_argument("--json", metavar="FILE", help="write everything, raw samples too ('-' for standard output)")
 
 
-def run(args):
+def run(args: argparse.Namespace) -> int:
     # Of each of two ranks: what it sends, the 32-bit numbers it is made of, what it expects and what it receives.
     sizes = parse_sizes(args.bytes, "--bytes", copies=14)
     timeout_s = parse_time_s(args.timeout, "--timeout")
@@ -53,7 +63,9 @@ def run(args):
     with connect(timeout_s) as group:
         if group.world_size != 2:
             raise InputError(f"bench p2p: got {group.world_size} ranks, expected 2")
-        contenders = {name: Ours(open_transport(name, group, timeout_s)) for name in args.transport.split(",")}
+        contenders: dict[str, Ours | Bare] = {
+            name: Ours(open_transport(name, group, timeout_s)) for name in args.transport.split(",")
+        }
         if not args.no_peer:
             contenders[PEER] = Bare()
         records = [
@@ -74,57 +86,62 @@ def run(args):
 class Ours:
     """A lanterne transport behind the three verbs of the benchmark."""
 
-    def __init__(self, transport):
+    def __init__(self, transport: Transport) -> None:
         self.transport = transport
         self.peer = 1 - transport.rank
+        self._send: tuple[Send, ...] = ()
+        self._recv: tuple[Recv, ...] = ()
 
-    def prepare(self, out, into):
+    def prepare(self, out: NDArray[Any], into: NDArray[Any]) -> None:
         from lanterne.transport.base import Recv, Send
 
-        out, into = self.transport.register(out), self.transport.register(into)
-        self._send = (Send(out, 0, out.nbytes, self.peer),)
-        self._recv = (Recv(into, 0, into.nbytes, self.peer),)
+        source, target = self.transport.register(out), self.transport.register(into)
+        self._send = (Send(source, 0, source.nbytes, self.peer),)
+        self._recv = (Recv(target, 0, target.nbytes, self.peer),)
 
-    def send(self):
+    def send(self) -> None:
         self.transport.post(self._send).wait()
 
-    def recv(self):
+    def recv(self) -> None:
         self.transport.post(self._recv).wait()
 
-    def exchange(self):
+    def exchange(self) -> None:
         self.transport.post(self._recv + self._send).wait()
 
-    def close(self):
+    def close(self) -> None:
         self.transport.close()
 
 
 class Bare:
     """mpi4py itself."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         from lanterne.transport.mpi.transport import load_mpi
 
         self._mpi = load_mpi()
         self._comm = self._mpi.COMM_WORLD.Dup()
         self.peer = 1 - self._comm.rank
 
-    def prepare(self, out, into):
-        self._out, self._into = out, into
+    def prepare(self, out: NDArray[Any], into: NDArray[Any]) -> None:
+        self._out = out
+        self._into = into
 
-    def send(self):
+    def send(self) -> None:
         self._comm.Send(self._out, self.peer)
 
-    def recv(self):
+    def recv(self) -> None:
         self._comm.Recv(self._into, self.peer)
 
-    def exchange(self):
+    def exchange(self) -> None:
         self._comm.Sendrecv(self._out, self.peer, 0, self._into, self.peer)
 
-    def close(self):
+    def close(self) -> None:
         pass
 
 
-def compare(group, contenders, nbytes, mode, blocks):
+def compare(
+    group: Group, contenders: Mapping[str, Ours | Bare], nbytes: int, mode: str, blocks: int
+) -> list[dict[str, Any]]:
     """Time `mode` at one size for every contender in turn, `blocks` times; the records, on every rank."""
     import numpy as np
 
@@ -133,7 +150,7 @@ def compare(group, contenders, nbytes, mode, blocks):
         (index * np.uint32(31) + np.uint32(7 * rank)).astype(np.uint8) for rank in (group.rank, 1 - group.rank)
     )
     into = np.zeros(nbytes, np.uint8)
-    samples = {name: [] for name in contenders}
+    samples: dict[str, list[float]] = {name: [] for name in contenders}
     wrong = dict.fromkeys(contenders, 0)
     repeats = 1
     for block in range(-1, blocks):
@@ -169,7 +186,7 @@ def compare(group, contenders, nbytes, mode, blocks):
     ]
 
 
-def _block(rank, contender, mode, repeats):
+def _block(rank: int, contender: Ours | Bare, mode: str, repeats: int) -> float:
     """Seconds per message of one block, as this rank sees it."""
     started = time.perf_counter()
     if mode == "latency":
@@ -190,13 +207,13 @@ def _block(rank, contender, mode, repeats):
     return (time.perf_counter() - started) / (repeats + 1)
 
 
-def _ratio(samples, name):
+def _ratio(samples: Mapping[str, Sequence[float]], name: str) -> float | None:
     if PEER not in samples or name == PEER:
         return None
     return statistics.median(ours / bare for ours, bare in zip(samples[name], samples[PEER], strict=True))
 
 
-def print_records(document, file):
+def print_records(document: dict[str, Any], file: TextIO) -> None:
     """The table of a p2p document."""
     columns = [("mode", ""), ("transport", ""), ("size", "B"), ("time", "median"), ("min", ""), ("max", "")]
     columns += [("bandwidth", "GB/s"), ("time over", "mpi4py"), ("#wrong", "")]

@@ -20,19 +20,20 @@ A screen on a terminal, lines in a pipe. Exit code 1 if a step did not happen or
 work iterations take longer: --limit ends the job wherever it is, and that is said.
 """
 
+import argparse
 import json
 import statistics
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any, TextIO
 
 from lanterne.bench.demo.screen import first_of, phases
 from lanterne.bench.output import report
-from lanterne.bench.output.options import whole
-from lanterne.bench.output.units import format_time, parse_time_s
+from lanterne.bench.output.units import format_time, parse_time_s, whole
 from lanterne.bench.pipeline.events_input import slow_link
-from lanterne.errors import InputError
-from lanterne.pipeline.adapt.injection import InjectedEvent, ends
+from lanterne.errors import InputError, one_of
+from lanterne.pipeline.adapt.injection import ends
 from lanterne.transport.job.bootstrap import launched_rank
 
 EXPECTED = ("slowed", "noticed", "located", "swapped", "recovered", "healed", "reverted", "restored")
@@ -43,7 +44,7 @@ NOTHING, LOCAL = "none", "local"
 TRANSPORTS = ("mpi", "ucx")
 
 
-def add_arguments(parser):
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of this command."""
     parser.add_argument("-n", "--ranks", type=int, default=4, metavar="N", help="ranks of the pipeline (default 4)")
     parser.add_argument("--transport", default="mpi", help="mpi (default), ucx, or local: threads")
@@ -71,10 +72,10 @@ def add_arguments(parser):
     )
 
 
-def run(args):
+def run(args: argparse.Namespace) -> int:
     """Run the job, show it, sum it up; the exit code."""
     from lanterne.bench.demo.job import run_demo
-    from lanterne.bench.demo.view import View
+    from lanterne.bench.demo.picture import View
     from lanterne.bench.pipeline.measure import on_ranks
     from lanterne.pipeline.planners.best import load_search
 
@@ -101,7 +102,7 @@ def run(args):
     return 0 if document["closed"] else 1
 
 
-def job_of(args):
+def job_of(args: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Any]]:
     """(what is told of the job, the work of its ranks), from the command line.
 
     Raises:
@@ -117,13 +118,12 @@ def job_of(args):
     if parse_time_s(args.timeout, "--timeout") <= 0:
         raise InputError(f"--timeout: got {args.timeout}, expected more than 0")
     if args.transport != LOCAL and args.transport not in TRANSPORTS:
-        raise InputError(f"--transport: got {args.transport!r}, expected one of {LOCAL}, {', '.join(TRANSPORTS)}")
+        raise InputError(f"--transport: {one_of(args.transport, (LOCAL, *TRANSPORTS))}")
     if args.limit is not None and parse_time_s(args.limit, "--limit") <= 0:
         raise InputError(f"--limit: got {args.limit}, expected more than 0")
-    event = _event(args)
+    link, latency_s = _slow_link(args)
     healthy, slow, after = _iterations(args.seconds / _iteration_s(pace_s, args.ranks), args.hold)
-    link = event.links[0]
-    event = {"links": [link], "latency_s": event.latency_s, "first": healthy, "last": healthy + slow}
+    event = {"links": [link], "latency_s": latency_s, "first": healthy, "last": healthy + slow}
     expected_s = (healthy + slow + after) * _iteration_s(pace_s, args.ranks)
     about = {
         "ranks": args.ranks,
@@ -131,7 +131,7 @@ def job_of(args):
         "expected_s": expected_s,
         "limit_s": 2 * expected_s + 30.0 if args.limit is None else parse_time_s(args.limit, "--limit"),
         "link": f"{link}-{link + 1}",
-        "disturbance": f"link {link}-{link + 1} made {format_time(event['latency_s'])} slower, "
+        "disturbance": f"link {link}-{link + 1} made {format_time(latency_s)} slower, "
         f"iterations {healthy} to {healthy + slow - 1}",
         "first": healthy,
         "last": healthy + slow,
@@ -143,7 +143,8 @@ def job_of(args):
     return about, work | {"event": event, "trace": args.trace != NOTHING}
 
 
-def _event(args):
+def _slow_link(args: argparse.Namespace) -> tuple[int, float]:
+    """The link that becomes slow, and by how much, in seconds."""
     text = args.slow_link if args.slow_link is not None else f"{(args.ranks - 1) // 2}=30ms"
     event = slow_link(text)
     one, other = sorted(ends(event.links[0])) if event.links else (0, 0)
@@ -151,24 +152,24 @@ def _event(args):
         raise InputError(f"--slow-link: got {text!r}, expected one link and a time, such as 1=30ms")
     if other != one + 1 or other >= args.ranks:
         raise InputError(f"--slow-link: got {text!r}, expected a link from 0 to {args.ranks - 2}")
-    return InjectedEvent(0, links=(one,), latency_s=event.latency_s)
+    return one, event.latency_s
 
 
-def _iteration_s(pace_s, ranks):
+def _iteration_s(pace_s: float, ranks: int) -> float:
     """About how long an iteration takes: a slow one takes longer, some twice as long before the swap."""
     from lanterne.bench.demo.job import MICROBATCHES
 
     return (3 * MICROBATCHES + 2 * (ranks - 1)) * pace_s * 1.3
 
 
-def _iterations(wanted, hold):
+def _iterations(wanted: float, hold: int) -> tuple[int, int, int]:
     """(healthy, slow, healed) iterations, `wanted` in all, but enough to see something."""
     total = int(wanted)
     healthy, slow = max(LEAST_HEALTHY, int(total * HEALTHY_SHARE)), max(hold + LEAST_SLOW, int(total * SLOW_SHARE))
     return healthy, slow, max(LEAST_AFTER, total - healthy - slow)
 
 
-def summed_up(about, found):
+def summed_up(about: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
     """The JSON document of a run, from what its job found."""
     from lanterne.bench.demo.steps import HEALTHY
 
@@ -177,15 +178,15 @@ def summed_up(about, found):
     for phase in some:
         phase["share_of_healthy"] = phase["tokens_per_s"] / some[0]["tokens_per_s"]
     missing = [name for name in EXPECTED if first_of(steps, name) is None]
-    located = next((step for step in steps if step["name"] == "located"), {"found": []})
-    right = f"link {about['link']}" in located["found"]
+    named: list[str] = next((step["found"] for step in steps if step["name"] == "located"), [])
+    right = f"link {about['link']}" in named
     return report.envelope(
-        about=about, tokens_per_iteration=tokens, phases=some, missing=missing, named=located["found"],
+        about=about, tokens_per_iteration=tokens, phases=some, missing=missing, named=named,
         closed=not missing and right, cut_short=cut_short(about, found["results"]), **found,
     )  # fmt: skip
 
 
-def cut_short(about, results):
+def cut_short(about: dict[str, Any], results: list[dict[str, Any]]) -> str | None:
     """Why the job ended before its last iteration, in words; None if it did not."""
     if len(results) == about["iterations"]:
         return None
@@ -197,7 +198,7 @@ def cut_short(about, results):
     )
 
 
-def write(args, document, trace, file):
+def write(args: argparse.Namespace, document: dict[str, Any], trace: dict[str, Any] | None, file: TextIO) -> None:
     """The files that are wanted; says which."""
     if args.json:
         report.write_json(args.json, document)
@@ -214,7 +215,7 @@ def write(args, document, trace, file):
 COLUMNS = [("throughput", ""), ("iterations", ""), ("median", "iteration"), ("tokens/s", ""), ("of healthy", "")]
 
 
-def print_summary(document, file):
+def print_summary(document: dict[str, Any], file: TextIO) -> None:
     """The tables at the end: throughput by phase, and how soon each step came."""
     rows = [
         [

@@ -5,14 +5,25 @@ import contextlib
 import multiprocessing
 import random
 import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any
 
 from lanterne.bench.output import report
-from lanterne.bench.output.options import whole
+from lanterne.bench.output.units import whole
 
 COPIED_NBYTES, LONGEST_BURST_S = 16 << 20, 1.0
 
 
-def score_jobs(name, doc, kinds, score, columns, row, title, arguments=None):
+def score_jobs(
+    name: str,
+    doc: str | None,
+    kinds: Collection[str],
+    score: Callable[[str], dict[str, Any]],
+    columns: Sequence[tuple[str, str]],
+    row: Callable[[str, list[dict[str, Any]]], Sequence[object]],
+    title: str,
+    arguments: Sequence[str] | None = None,
+) -> int:
     """The command line of a score: run jobs, print a table; 1 if a job was not right.
 
     Args:
@@ -21,7 +32,9 @@ def score_jobs(name, doc, kinds, score, columns, row, title, arguments=None):
         score: gives the record of one job of a kind, with "kind" and "right".
         columns, row, title: of the table; row(kind, records) is a line of it.
     """
-    parser = argparse.ArgumentParser(prog=f"python -m lanterne.bench.{name}", description=doc.split("\n\n")[1])
+    parser = argparse.ArgumentParser(
+        prog=f"python -m lanterne.bench.scores.{name}", description=str(doc).split("\n\n")[1]
+    )
     parser.add_argument("--kinds", nargs="+", choices=kinds, default=list(kinds), metavar="KIND", help="only these")
     parser.add_argument("--jobs", type=whole(1), default=1, metavar="N", help="of each kind (default 1)")
     parser.add_argument("--beside", type=whole(0), default=0, metavar="N", help="busy processes beside (default 0)")
@@ -43,7 +56,7 @@ def score_jobs(name, doc, kinds, score, columns, row, title, arguments=None):
 
 
 @contextlib.contextmanager
-def busy(count):
+def busy(count: int) -> Iterator[None]:
     """`count` processes while the block runs: most compute, every third copies memory or sleeps, in bursts."""
     works = [_burst if number % 3 == 2 else _compute for number in range(count)]
     others = [multiprocessing.get_context("spawn").Process(target=work, daemon=True) for work in works]
@@ -57,12 +70,12 @@ def busy(count):
             other.join()
 
 
-def _compute():
+def _compute() -> None:
     while True:
         sum(range(100_000))
 
 
-def _burst():
+def _burst() -> None:
     draw, some, other = random.Random(0), bytearray(COPIED_NBYTES), bytearray(COPIED_NBYTES)
     while True:
         until_s = time.monotonic() + draw.uniform(0, LONGEST_BURST_S)

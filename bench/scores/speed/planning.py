@@ -9,13 +9,17 @@ event-driven loop, in the run that is timed; all steps are repeated in turn, and
 event-driven loop, which shared links and blocking sends need, over a whole simulation by the loop without event queue.
 """
 
+import argparse
 import statistics
 import time
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from lanterne.bench.output import report
-from lanterne.bench.output.options import whole
+from lanterne.bench.output.units import whole
 from lanterne.errors import InputError, LanterneError
 from lanterne.pipeline.plan.costs import costs
+from lanterne.pipeline.plan.plan import Plan
 from lanterne.pipeline.plan.problem import Problem
 from lanterne.pipeline.planners.bounds import bounds
 from lanterne.pipeline.planners.registry import load
@@ -24,10 +28,11 @@ from lanterne.pipeline.simulate.engine import Events
 from lanterne.pipeline.simulate.program import program_of_plan
 from lanterne.pipeline.simulate.simulate import makespan_of_orders, simulate
 
+Value = TypeVar("Value")
 STEPS = ("planned", "checked", "simulated", "makespan", "bounded", "events")
 
 
-def add_arguments(parser):
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of this command."""
     shapes, schedulers = "8x32, 64x256 and 128x512", "1f1b and zb_h1"
     parser.add_argument("--shape", action="append", metavar="SxM", help=f"repeatable (default {shapes})")
@@ -36,7 +41,7 @@ def add_arguments(parser):
     parser.add_argument("--json", metavar="FILE", help="write the samples as JSON ('-' for standard output)")
 
 
-def run(args):
+def run(args: argparse.Namespace) -> int:
     """Time and print; exit code 0."""
     names = args.scheduler or ["1f1b", "zb_h1"]
     problems = [parse_shape(text) for text in args.shape or ("8x32", "64x256", "128x512")]
@@ -51,7 +56,7 @@ def run(args):
     return 0
 
 
-def parse_shape(text):
+def parse_shape(text: str) -> Problem:
     """The benchmark's Problem of a shape such as 64x256.
 
     Raises:
@@ -65,16 +70,17 @@ def parse_shape(text):
     return Problem(p, int(microbatches), 100, 110, 80, latency, max_inflight_activations=max(p, 1))
 
 
-def measure(problem, name, scheduler, repeat):
+def measure(problem: Problem, name: str, scheduler: Callable[[Problem], Plan], repeat: int) -> dict[str, Any]:
     """Samples of every step in seconds, of one scheduler on one problem.
 
     Raises:
         LanterneError: the two loops disagree, or the makespan is below the bound.
     """
-    samples = {f"{step}_s": [] for step in STEPS}
+    record: dict[str, Any] = {"scheduler": name, "stages": problem.stages, "microbatches": problem.microbatches}
+    samples: dict[str, list[float | None]] = {f"{step}_s": [] for step in STEPS}
     for _ in range(repeat + 1):
         plan, planned_s = _timed(scheduler, problem)
-        checked, checked_s = _timed(check, plan, problem, False)
+        checked, checked_s = _timed(check, plan, problem, memory=False)
         timeline, simulated_s = _timed(simulate, checked, problem)
         table = costs(problem, plan.placement)
         bounds.cache_clear()
@@ -93,19 +99,18 @@ def measure(problem, name, scheduler, repeat):
         taken = planned_s, checked_s, simulated_s, makespan_s, bounded_s, events_s
         for step, time_s in zip(STEPS, taken, strict=True):
             samples[f"{step}_s"].append(time_s)
-    shape = {"scheduler": name, "stages": problem.stages, "microbatches": problem.microbatches}
-    gap = timeline.makespan / found.lower_bound - 1
+        record |= {"actions": len(plan.ids), "gap": timeline.makespan / found.lower_bound - 1}
     # The first round warmed the caches.
-    return shape | {"actions": len(plan.ids), "gap": gap} | {key: values[1:] for key, values in samples.items()}
+    return record | {key: values[1:] for key, values in samples.items()}
 
 
-def _timed(function, *arguments):
+def _timed(function: Callable[..., Value], *arguments: Any, **options: Any) -> tuple[Value, float]:
     start = time.perf_counter()
-    value = function(*arguments)
+    value = function(*arguments, **options)
     return value, time.perf_counter() - start
 
 
-def _row(result):
+def _row(result: dict[str, Any]) -> list[object]:
     medians = [
         statistics.median(values) if None not in values else None for values in (result[f"{s}_s"] for s in STEPS)
     ]

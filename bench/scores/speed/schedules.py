@@ -8,10 +8,12 @@ generating plus checking, 0.5 s up to 256 ranks and 5 s beyond; generating late_
 stragglar's matchings where ranks are no power of two. Algorithms that refuse a rank count are left out.
 """
 
+import argparse
 import time
+from typing import Any
 
 from lanterne.bench.output import report
-from lanterne.bench.output.options import whole
+from lanterne.bench.output.units import whole
 from lanterne.collectives.algorithms.registry import MAX_RANKS, algorithms_for, find_algorithm, make_schedule
 from lanterne.collectives.schedule.check import check
 from lanterne.collectives.schedule.contracts import CONTRACTS
@@ -23,7 +25,7 @@ BARS_S = (0.5, 5.0)
 LATE_JOIN_BARS_S = (0.05, 0.5)
 
 
-def add_arguments(parser):
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of this command."""
     parser.add_argument("-n", "--ranks", default="256,1024", metavar="N,...", help="rank counts (default 256,1024)")
     parser.add_argument("--collective", default="all_reduce", metavar="NAME,...", help="default all_reduce; or all")
@@ -33,7 +35,7 @@ def add_arguments(parser):
     parser.add_argument("--json", metavar="FILE", help="write the samples as JSON ('-' for standard output)")
 
 
-def run(args):
+def run(args: argparse.Namespace) -> int:
     """Time and print; the exit code."""
     results = []
     for collective, name, world_size in cases(args.collective, args.algorithm, args.ranks):
@@ -49,7 +51,7 @@ def run(args):
     return int(args.check and any(result["missed"] for result in results))
 
 
-def cases(collectives, algorithms, ranks):
+def cases(collectives: str, algorithms: str, ranks: str) -> list[tuple[str, str, int]]:
     """(collective, algorithm, world size) of each case that the comma-separated lists name, as far as possible.
 
     Raises:
@@ -68,8 +70,9 @@ def cases(collectives, algorithms, ranks):
     return found
 
 
-def measure(collective, name, world_size, repeat):
+def measure(collective: str, name: str, world_size: int, repeat: int) -> dict[str, Any]:
     """One row of the document: samples of both steps in seconds, and by name the bars that they miss."""
+    row: dict[str, Any] = {"collective": collective, "algorithm": name, "ranks": world_size}
     generated_s, checked_s = [], []
     for _ in range(repeat):
         started_s = time.perf_counter()
@@ -78,15 +81,15 @@ def measure(collective, name, world_size, repeat):
         check(schedule)
         generated_s.append(between_s - started_s)
         checked_s.append(time.perf_counter() - between_s)
-    row = {"collective": collective, "algorithm": name, "ranks": world_size, "num_rounds": schedule.num_rounds}
-    row |= {"num_transfers": schedule.num_transfers, "generated_s": generated_s, "checked_s": checked_s}
+        row |= {"num_rounds": schedule.num_rounds, "num_transfers": schedule.num_transfers}
+    row |= {"generated_s": generated_s, "checked_s": checked_s}
     limits_s = bars_s(name, world_size)
     times_s = {"generated": min(generated_s), "both": min(generated_s) + min(checked_s)}
     missed = [what for what, limit_s in limits_s.items() if times_s[what] > limit_s]
     return {**row, "bars_s": limits_s, "missed": missed}
 
 
-def bars_s(name, world_size):
+def bars_s(name: str, world_size: int) -> dict[str, float]:
     """Seconds that `generated`, and `both` steps together, may take; without a key: any."""
     beyond = int(world_size > SMALL_RANKS)
     if name == "stragglar" and world_size & (world_size - 1):
@@ -95,7 +98,7 @@ def bars_s(name, world_size):
     return bars | {"generated": LATE_JOIN_BARS_S[beyond]} if name == "late_join" else bars
 
 
-def _row(result):
+def _row(result: dict[str, Any]) -> list[object]:
     verdict = f"missed: {', '.join(result['missed'])}" if result["missed"] else "met" if result["bars_s"] else "-"
     cells = [result["collective"], result["algorithm"], result["ranks"], result["num_rounds"], result["num_transfers"]]
     return [*cells, *(f"{1e3 * min(result[step]):.1f}" for step in ("generated_s", "checked_s")), verdict]

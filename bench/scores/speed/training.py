@@ -10,17 +10,23 @@ A pipeline of p stages and m microbatches cannot be faster than p times one proc
 it is m / (m + p - 1) of that. --check exits 1 below 0.8 of the latter, the losses being compared in any case.
 """
 
+import argparse
 import statistics
 import sys
 import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from lanterne.bench.output import report
-from lanterne.bench.output.options import whole
-from lanterne.bench.output.units import format_time, parse_time_s
-from lanterne.bench.train.job import TOLERANCES, add_model_arguments, check_finite, make_setup, planned
+from lanterne.bench.output.units import format_time, parse_time_s, whole
+from lanterne.bench.train.job import TOLERANCES, Setup, add_model_arguments, check_finite, make_setup, planned
 from lanterne.errors import InputError
 from lanterne.transport.job.bootstrap import in_a_job
 from lanterne.transport.own_python import own_python
+
+if TYPE_CHECKING:
+    from lanterne.collectives.communicator import Communicator
+    from lanterne.pipeline.model.text import Text
 
 BAR = 0.8
 # Sleeping ranks look so often whether it is their turn.
@@ -29,7 +35,7 @@ LOOK_S = 1e-3
 TURN = 1
 
 
-def add_arguments(parser):
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of this command."""
     parser.add_argument("-n", "--ranks", type=whole(1), default=2, metavar="N", help="start N ranks here (default 2)")
     parser.add_argument("--transport", default="mpi", help="mpi (default) or ucx")
@@ -41,7 +47,7 @@ def add_arguments(parser):
     parser.add_argument("--json", metavar="FILE", help="write everything, raw samples too ('-' for standard output)")
 
 
-def run(args):
+def run(args: argparse.Namespace) -> int:
     """Measure on this rank, or start the ranks; the exit code."""
     timeout_s = parse_time_s(args.timeout, "--timeout")
     setup = make_setup(args, args.ranks, _text(args.seed))
@@ -61,7 +67,7 @@ def run(args):
     return _report(args, setup, times_s, difference, scheduler)
 
 
-def _text(seed):
+def _text(seed: int) -> "Text":
     """As many random bytes as any text would do for."""
     import numpy as np
 
@@ -70,7 +76,7 @@ def _text(seed):
     return Text(np.random.default_rng(seed).integers(0, 256, 1 << 20).astype(np.uint8), 256)
 
 
-def measure(comm, setup, args):
+def measure(comm: "Communicator", setup: Setup, args: argparse.Namespace) -> tuple[dict[str, list[float]], float, str]:
     """({"one process", "pipeline": seconds of each iteration}, the largest relative difference of a loss, scheduler).
 
     Iterations of the two take turns, the first of each untimed. All ranks call it; the numbers are those of rank 0.
@@ -84,12 +90,15 @@ def measure(comm, setup, args):
 
     planning, starts = planned(comm, setup, args)
     trainer = setup.trainer(comm, planning, layout=setup.layout, starts=starts, sharded=args.zero1)
+    one = None
     if comm.rank == 0:
         alone = Communicator(LocalWorld(1).transport(0))
         one = setup.trainer(alone, plans(Problem(1, setup.settings.microbatches, 1, 1, 1), "1f1b"))
-    times_s, difference = {"one process": [], "pipeline": []}, 0.0
+    times_s: dict[str, list[float]] = {"one process": [], "pipeline": []}
+    difference = 0.0
     for number in range(args.iterations + 1):
-        if comm.rank == 0:
+        first = None
+        if one is not None:
             report.progress(f"iteration {number} of {args.iterations}")
             first = one.iteration()
             check_finite(first)
@@ -100,7 +109,7 @@ def measure(comm, setup, args):
         comm.barrier()
         second = trainer.iteration()
         check_finite(second, tells=comm.rank == 0)
-        if comm.rank == 0:
+        if first is not None:
             difference = max(difference, float(np.abs(second.losses / first.losses - 1).max()))
             if number:
                 times_s["one process"].append(first.seconds)
@@ -110,7 +119,7 @@ def measure(comm, setup, args):
     return times_s, difference, planning[0].plan.scheduler
 
 
-def _sleep_until_told(comm):
+def _sleep_until_told(comm: "Communicator") -> None:
     import numpy as np
 
     told = comm.start_recv(np.empty(1), 0, tag=TURN)
@@ -119,7 +128,9 @@ def _sleep_until_told(comm):
     told.wait()
 
 
-def _report(args, setup, times_s, difference, scheduler):
+def _report(
+    args: argparse.Namespace, setup: Setup, times_s: Mapping[str, list[float]], difference: float, scheduler: str
+) -> int:
     copies, places, parts = setup.layout.shape
     total = setup.settings.microbatches
     ratios = [one / many for one, many in zip(*times_s.values(), strict=True)]

@@ -10,21 +10,29 @@ watch       a loop on several ranks, blocks with and without `lanterne.watch` in
             times, and the core time of recorder and reader over the loop's time (bar 0.5 %, of both)
 """
 
+import argparse
 import os
 import random
 import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from lanterne.bench.output import report
-from lanterne.bench.output.options import whole
-from lanterne.bench.output.units import format_time
+from lanterne.bench.output.units import format_time, whole
 from lanterne.errors import InputError
 from lanterne.failslow.mitigate.rebalance import rebalance
 from lanterne.failslow.record.period import PeriodTracker, iteration_times
 from lanterne.transport.own_python import own_python
 
+if TYPE_CHECKING:
+    from lanterne.collectives.communicator import Communicator
+
+# (name, bytes, communicator) of a call.
+Symbol: TypeAlias = tuple[str, int, int]
 REBALANCE_BARS_S = {512: 0.3e-3, 4096: 1e-3}
 PERIOD_BAR, WATCH_BAR = 1e-3, 5e-3
 CALLS = 40
@@ -33,12 +41,12 @@ COUNT = 64 << 10
 LEARNING_BLOCKS = 6
 
 
-def add_arguments(parser):
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of this command."""
     parser.add_argument("--repetitions", type=whole(1), default=9, metavar="K", help="of every timing (default 9)")
     parser.add_argument("--blocks", type=whole(1), default=25, metavar="K", help="pairs of blocks in it (default 25)")
     parser.add_argument("--iteration", type=float, default=20.0, metavar="MS", help="of computing in it (default 20)")
-    ranks = min(4, os.cpu_count())
+    ranks = min(4, os.cpu_count() or 1)
     words = f"ranks of the watch (default: one a core, at most 4; here {ranks}); sharing cores hides half a percent"
     parser.add_argument("-n", "--ranks", type=whole(1), default=ranks, metavar="N", help=words)
     parser.add_argument("--transport", default="mpi", help="of the watch: mpi (default), ucx or local")
@@ -46,7 +54,7 @@ def add_arguments(parser):
     parser.add_argument("--json", metavar="FILE", help="write everything, raw samples too ('-' for standard output)")
 
 
-def run(args):
+def run(args: argparse.Namespace) -> int:
     """Measure and print; the exit code."""
     from lanterne.transport.job.bootstrap import in_a_job
 
@@ -67,21 +75,21 @@ def run(args):
     return int(args.check and not all(record["met"] for record in records))
 
 
-def _record(what, unit, samples, bar, valid=True):
+def _record(what: str, unit: str, samples: Sequence[float], bar: float | None, valid: bool = True) -> dict[str, Any]:
     middle = statistics.median(samples)
     met = valid and (bar is None or middle <= bar)
     return {"what": what, "unit": unit, "samples": samples, "median": middle, "bar": bar, "valid": valid, "met": met}
 
 
-def _value(record, value):
+def _value(record: dict[str, Any], value: float) -> str:
     return format_time(value) if record["unit"] == "s" else f"{100 * value:.3g} %"
 
 
-def _shown(record):
+def _shown(record: dict[str, Any]) -> str:
     return _value(record, record["median"]) + ("" if record["valid"] else " (wrong result)")
 
 
-def _timed_s(call, repetitions):
+def _timed_s(call: Callable[[], object], repetitions: int) -> list[float]:
     call()
     found = []
     for _ in range(repetitions):
@@ -91,7 +99,7 @@ def _timed_s(call, repetitions):
     return found
 
 
-def _rebalance(repetitions):
+def _rebalance(repetitions: int) -> Iterator[dict[str, Any]]:
     for groups, bar_s in REBALANCE_BARS_S.items():
         report.progress(f"rebalance, {groups} groups")
         rng = random.Random(groups)
@@ -101,11 +109,11 @@ def _rebalance(repetitions):
         shares = balance.microbatches
         fits = all(t * (m + 1) >= balance.makespan * (1 - 1e-12) for t, m in zip(times, shares, strict=True))
         valid = sum(shares) == 32 * groups and fits
-        samples = _timed_s(lambda times=times, groups=groups: rebalance(times, 32 * groups), repetitions)
+        samples = _timed_s(partial(rebalance, times, 32 * groups), repetitions)
         yield _record(f"rebalance, {groups} groups", "s", samples, bar_s, valid)
 
 
-def _period(repetitions):
+def _period(repetitions: int) -> Iterator[dict[str, Any]]:
     """The error of the first iteration times from 4 iterations on, and the cost of a call once the marker is final."""
     report.progress("period")
     errors = []
@@ -116,7 +124,7 @@ def _period(repetitions):
     yield _record("period, error after 5 iterations", "", errors, PERIOD_BAR)
     symbols, times_s, _ = call_log(500, 0)
 
-    def track():
+    def track() -> None:
         tracker = PeriodTracker()
         for symbol, time_s in zip(symbols, times_s, strict=True):
             tracker.record(symbol, time_s)
@@ -125,10 +133,13 @@ def _period(repetitions):
     yield _record("period, a call, learning included", "s", samples, None)
 
 
-def call_log(iterations, seed):
+def call_log(iterations: int, seed: int) -> tuple[list[Symbol], list[float], list[float]]:
     """(symbols, times_s, iteration lengths_s) of a job of CALLS calls an iteration, and 1 % foreign ones."""
     rng = random.Random(seed)
-    symbols, times_s, lengths_s, now_s = [], [], [], 0.0
+    symbols: list[Symbol] = []
+    times_s: list[float] = []
+    lengths_s: list[float] = []
+    now_s = 0.0
     for _ in range(iterations):
         length_s = 0.1 * rng.uniform(0.98, 1.02)
         for index in range(CALLS):
@@ -151,11 +162,11 @@ class _Nothing:
     class transport:
         rank = 0
 
-    def all_reduce(self, x, y):
+    def all_reduce(self, x: object, y: object) -> None:
         return None
 
 
-def _recorded(repetitions, calls=20_000):
+def _recorded(repetitions: int, calls: int = 20_000) -> dict[str, Any]:
     """Seconds that the recorder adds to a call."""
     import numpy as np
 
@@ -167,7 +178,7 @@ def _recorded(repetitions, calls=20_000):
     with tempfile.TemporaryDirectory() as folder:
         recorded = watch_communicator(bare, "all_reduce", Recorder(folder), bare)
 
-        def loop(call):
+        def loop(call: Callable[[object, object], object]) -> None:
             for _ in range(calls):
                 call(x, x)
 
@@ -180,7 +191,7 @@ def _recorded(repetitions, calls=20_000):
 # -- watch
 
 
-def _watch(args):
+def _watch(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Records of the job that `watched_rank` runs."""
     import json
     from pathlib import Path
@@ -198,7 +209,7 @@ def _watch(args):
     yield _record("watch, by its own core time", "", found["shares"], WATCH_BAR)
 
 
-def _run_watched(args):
+def _run_watched(args: argparse.Namespace) -> None:
     if args.transport == "local":
         from lanterne.collectives.jobs import spawn
 
@@ -213,7 +224,7 @@ def _run_watched(args):
         raise InputError(f"watch: the job ended with code {code}, expected 0")
 
 
-def watched_rank(args):
+def watched_rank(args: argparse.Namespace) -> int:
     """What each rank of the job runs."""
     from lanterne.collectives.jobs import init
 
@@ -222,7 +233,7 @@ def watched_rank(args):
     return 0
 
 
-def measure_watch(comm, args, iterations=30):
+def measure_watch(comm: "Communicator", args: argparse.Namespace, iterations: int = 30) -> None:
     """Time blocks of a loop with and without a watch, in turn; rank 0 writes the ratios of their times, less 1."""
     import json
     from pathlib import Path
@@ -233,7 +244,7 @@ def measure_watch(comm, args, iterations=30):
 
     x, y = np.ones(COUNT, np.float32), np.empty(COUNT, np.float32)
 
-    def block(all_reduce, barrier):
+    def block(all_reduce: Callable[..., object], barrier: Callable[[], object]) -> float:
         barrier()
         start_s = time.monotonic()
         for _ in range(iterations):
@@ -256,6 +267,7 @@ def measure_watch(comm, args, iterations=30):
             watched_s += times_s[recorded]
             ratios.append(times_s[recorded] / times_s[bare] - 1)
     expected = blocks * (5 * iterations + 1)
+    assert seen.report is not None
     valid = all(rank["calls"] == expected for rank in seen.report["arrivals"]["ranks"])
     if comm.rank == 0:
         # What a recorded call costs here, times the calls; and what rank 0 spends on reading all ranks' logs.
