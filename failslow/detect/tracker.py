@@ -113,7 +113,7 @@ class Tracker:
         return exp(self._level.median) if self.row else None
 
     def update(self, time_s: float) -> LevelEvent | None:
-        """Take the next iteration's time, seconds; return the LevelEvent that it makes provisional or confirmed, if any.
+        """Take the next time in seconds; return the LevelEvent that it makes provisional or confirmed, if there is one.
 
         A provisional event is taken back silently when no confirmed one of that index follows.
 

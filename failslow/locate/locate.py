@@ -1,4 +1,4 @@
-"""Who or what makes a job's steps long: a slow worker, a slow link, an uneven stage, uneven data, or nothing.
+"""What makes a job's steps long: a slow worker, a slow link, an uneven stage, uneven data, or nothing.
 
 Like is compared with like: a worker with the other replicas of its stage, a link with the same link of other
 replicas. A difference is blamed only if it is large, stands clear of the noise, persists, and costs time: the step's
@@ -9,9 +9,18 @@ Paper: Wu et al. (GREYHOUND), section 4.3, profiling and cross-group comparison;
 sign of guilt (who is slow waits least), so groups are compared by their shortest member, and blame needs a replay.
 """
 
-from dataclasses import dataclass, field
+from __future__ import annotations
 
-from lanterne.failslow.locate.replay import step_s
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from lanterne.failslow.locate.replay import Operation, step_s
+from lanterne.failslow.locate.trace import Trace
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 SLOW_WORKER = 1.05
 SLOW_LINK = 1.5
@@ -31,19 +40,22 @@ ALSO = 0.6
 SAME_DATA = 0.9
 SHARED_DATA = 0.5
 
+# Of steps, by their place in a Trace: (first, stop).
+Span: TypeAlias = tuple[int, int]
+
 
 @dataclass(frozen=True)
 class Verdict:
     """One cause. `saving`: share of the step time that its removal would save; `evidence`: plain numbers and lists."""
 
     cause: str
-    ranks: tuple
+    ranks: tuple[int, ...]
     stage: int | None
     saving: float
-    evidence: dict = field(default_factory=dict)
+    evidence: dict[str, Any] = field(default_factory=dict)
 
 
-def locate(trace):
+def locate(trace: Trace) -> list[Verdict]:
     """The verdicts on a Trace: slow workers and links, then the job's structure, each by what it costs.
 
     One Verdict of cause "none" where nothing can be blamed.
@@ -60,21 +72,23 @@ def locate(trace):
     return [Verdict("none", (), None, 0.0, {"steps": len(trace.steps), **variance_shares(trace.compute_s)})]
 
 
-def _log(np, durations_s):
+def _log(durations_s: NDArray[np.float64]) -> NDArray[np.float64]:
     """Their logarithms; what took no time at all counts as a nanosecond."""
+    import numpy as np
+
     return np.log(np.maximum(durations_s, 1e-9))
 
 
-def _against_peers(values):
+def _against_peers(values: NDArray[np.float64]) -> NDArray[np.float64]:
     """log of (S, D) `values` over the median of the other replicas of the same step."""
     import numpy as np
 
-    logs = _log(np, values)
+    logs = _log(values)
     others = [np.median(np.delete(logs, d, axis=1), axis=1) for d in range(logs.shape[1])]
     return logs - np.stack(others, axis=1)
 
 
-def _slowness(trace):
+def _slowness(trace: Trace) -> NDArray[np.float64]:
     """Per stage (S, D): log of a worker's compute over its peers', without what its replica's data explains.
 
     Where microbatches are long or short at every stage alike, a replica whose other stages are slower as well has more
@@ -90,18 +104,18 @@ def _slowness(trace):
     return np.stack([ratios[stage] - others[stage][(trace.stages - 2) // 2] for stage in range(trace.stages)])
 
 
-def _stages_vary_together(trace):
+def _stages_vary_together(trace: Trace) -> bool:
     """Whether more than half of how a worker's microbatches differ from each other is the same at other stages."""
     import numpy as np
 
     if trace.stages < 2:
         return False
     places = [{operation: i for i, operation in enumerate(order)} for order in trace.order]
-    common = sorted(set.intersection(*(set(place) for place in places)))
+    common = sorted(set(places[0]).intersection(*places[1:]))
     if len(common) < 2:
         return False
     logs = [
-        _log(np, durations[:, :, [place[operation] for operation in common]])
+        _log(durations[:, :, [place[operation] for operation in common]])
         for durations, place in zip(trace.compute_s, places, strict=True)
     ]
     # Neither what an operation usually takes nor what a worker has in all of a step tells microbatches apart.
@@ -113,8 +127,8 @@ def _stages_vary_together(trace):
     return float(np.median(pairs)) >= SHARED_DATA
 
 
-def _worst_span(slow):
-    """(first, stop) of the longest span of steps of which PERSISTENT are slow; None where it is too short.
+def _worst_span(slow: NDArray[np.bool_]) -> Span | None:
+    """The longest Span of steps of which PERSISTENT are slow; None where it is too short.
 
     It begins and ends with a slow one.
     """
@@ -131,7 +145,7 @@ def _worst_span(slow):
     return None
 
 
-def _workers(trace, base_s):
+def _workers(trace: Trace, base_s: NDArray[np.float64]) -> tuple[list[Verdict], list[NDArray[np.float64]]]:
     """(verdicts on slow workers, compute durations with their slowness taken out)."""
     import numpy as np
 
@@ -177,7 +191,15 @@ def _workers(trace, base_s):
     ], compute_s
 
 
-def _worker_evidence(trace, base_s, slowness, stage, replica, span, effect):
+def _worker_evidence(
+    trace: Trace,
+    base_s: NDArray[np.float64],
+    slowness: NDArray[np.float64],
+    stage: int,
+    replica: int,
+    span: Span,
+    effect: float,
+) -> dict[str, Any]:
     import numpy as np
 
     alone = [durations.copy() for durations in trace.compute_s]
@@ -200,7 +222,7 @@ def _worker_evidence(trace, base_s, slowness, stage, replica, span, effect):
     }
 
 
-def _last_arriver(trace, stage, replica, span):
+def _last_arriver(trace: Trace, stage: int, replica: int, span: Span) -> float | None:
     """Share of steps in which the replica was shortest in its stage's longest collective; None without one."""
     import numpy as np
 
@@ -211,18 +233,18 @@ def _last_arriver(trace, stage, replica, span):
     return float((np.argmin(longest, axis=1) == replica).mean())
 
 
-def _saving(base_s, changed_s):
+def _saving(base_s: NDArray[np.float64], changed_s: NDArray[np.float64]) -> float:
     return float(1 - changed_s.mean() / base_s.mean())
 
 
-def _links(trace, compute_s):
+def _links(trace: Trace, compute_s: Sequence[NDArray[np.float64]]) -> list[Verdict]:
     """Verdicts on pipeline links that are slower than the same link of other replicas."""
     import numpy as np
 
     if trace.replicas < 2:
         return []
     base_s = step_s(trace.order, compute_s, trace.links)
-    verdicts = []
+    verdicts: list[Verdict] = []
     for (boundary, direction), alone in trace.links.items():
         if not (alone > 0).all():
             continue
@@ -249,9 +271,9 @@ def _links(trace, compute_s):
     return _joined(verdicts)
 
 
-def _joined(verdicts):
+def _joined(verdicts: Sequence[Verdict]) -> list[Verdict]:
     """Both directions of a link in one verdict, with the larger saving's evidence first."""
-    joined = {}
+    joined: dict[tuple[int, ...], Verdict] = {}
     for verdict in sorted(verdicts, key=lambda v: -v.saving):
         if verdict.ranks in joined:
             first = joined[verdict.ranks]
@@ -262,7 +284,7 @@ def _joined(verdicts):
     return list(joined.values())
 
 
-def _groups(trace, base_s):
+def _groups(trace: Trace, base_s: NDArray[np.float64]) -> list[Verdict]:
     """Verdicts on collectives that take a stage's group longer than the groups of other stages, waiting excluded."""
     import numpy as np
 
@@ -292,7 +314,7 @@ def _groups(trace, base_s):
     return verdicts
 
 
-def _structure(trace, compute_s):
+def _structure(trace: Trace, compute_s: Sequence[NDArray[np.float64]]) -> list[Verdict]:
     """Verdicts on an uneven partition and on uneven data: the costlier one, the other where it is of the same order."""
     base_s = step_s(trace.order, compute_s, trace.links)
     found = [v for v in (_stage(trace, compute_s, base_s), _data(trace, compute_s, base_s)) if v is not None]
@@ -300,11 +322,11 @@ def _structure(trace, compute_s):
     return [v for v in found if v.saving >= ALSO * found[0].saving]
 
 
-def _by_kind(order):
+def _by_kind(order: Sequence[Operation]) -> dict[str, list[int]]:
     return {kind: [i for i, operation in enumerate(order) if operation[0] == kind] for kind in "FB"}
 
 
-def _stage(trace, compute_s, base_s):
+def _stage(trace: Trace, compute_s: Sequence[NDArray[np.float64]], base_s: NDArray[np.float64]) -> Verdict | None:
     """The stage with more work than the others; the saving is that of an even partition of the same work."""
     import numpy as np
 
@@ -331,11 +353,13 @@ def _stage(trace, compute_s, base_s):
     return Verdict("stage", (), heaviest, saving, evidence)
 
 
-def _data(trace, compute_s, base_s):
+def _data(trace: Trace, compute_s: Sequence[NDArray[np.float64]], base_s: NDArray[np.float64]) -> Verdict | None:
     """Microbatches of unequal work: long forwards have long backwards. The saving is that of equal microbatches."""
     import numpy as np
 
-    correlations, within, fixed = [], [], []
+    correlations: list[float] = []
+    within: list[float] = []
+    fixed: list[NDArray[np.float64]] = []
     for order, durations in zip(trace.order, compute_s, strict=True):
         kinds = _by_kind(order)
         level = durations.copy()
@@ -350,7 +374,7 @@ def _data(trace, compute_s, base_s):
         ]
         if not pairs:
             continue
-        forward, back = (_log(np, durations[:, :, [pair[end] for pair in pairs]]) for end in (0, 1))
+        forward, back = (_log(durations[:, :, [pair[end] for pair in pairs]]) for end in (0, 1))
         # What a worker always has is not the data's; what all share in a step is not unevenness.
         residuals = [x - np.median(x, axis=(1, 2), keepdims=True) for x in (forward, back)]
         residuals = [x - np.median(x, axis=(0, 2), keepdims=True) for x in residuals]
@@ -369,14 +393,14 @@ def _data(trace, compute_s, base_s):
     return Verdict("data", (), None, saving, evidence)
 
 
-def variance_shares(compute_s):
+def variance_shares(compute_s: Sequence[NDArray[np.float64]]) -> dict[str, dict[str, float]]:
     """Shares of the variance of log compute time per step: of stages, of workers within them, and of worker x step.
 
     A slow GPU shows as worker share, partitioning as stage share, sequence lengths as worker x step.
     """
     import numpy as np
 
-    logs = _log(np, np.stack([durations.sum(axis=2) for durations in compute_s], axis=2))
+    logs = _log(np.stack([durations.sum(axis=2) for durations in compute_s], axis=2))
     logs -= logs.mean(axis=(1, 2), keepdims=True)
     stage = logs.mean(axis=(0, 1))
     worker = logs.mean(axis=0) - stage

@@ -5,14 +5,32 @@ Each worker runs its compute operations in the order recorded. A forward waits f
 gradients are reduced over all. All steps and replicas are replayed at once, as arrays.
 """
 
+from __future__ import annotations
 
-def pipeline_s(order, compute_s, transfers_s=None):
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+# (kind "F" or "B", microbatch, chunk)
+Operation: TypeAlias = tuple[str, int, int]
+# (boundary: the lower of the stages at its ends, "forward" or "backward")
+StageLink: TypeAlias = tuple[int, str]
+
+
+def pipeline_s(
+    order: Sequence[Sequence[Operation]],
+    compute_s: Sequence[NDArray[np.float64]],
+    transfers_s: Mapping[StageLink, NDArray[np.float64]] | None = None,
+) -> NDArray[np.float64]:
     """Seconds until each replica's last operation ends.
 
     Args:
-        order: per stage its operations (kind, microbatch, chunk), in the order in which they run.
+        order: per stage its operations, in the order in which they run.
         compute_s: per stage (S, D, operations) seconds.
-        transfers_s: (boundary, direction) -> (S, D) seconds of one message; none where absent.
+        transfers_s: (S, D) seconds of one message; none where absent.
 
     Returns:
         (S, D, P): when each worker ends.
@@ -30,7 +48,8 @@ def pipeline_s(order, compute_s, transfers_s=None):
     stages = len(order)
     chunks = 1 + max(chunk for operations in order for _, _, chunk in operations)
     present = [set(operations) for operations in order]
-    ends, following = {}, [0] * stages
+    ends: dict[tuple[int, Operation], NDArray[np.float64]] = {}
+    following = [0] * stages
     now = [np.zeros(compute_s[0].shape[:2]) for _ in range(stages)]
     left = sum(map(len, order))
     while left:
@@ -39,24 +58,29 @@ def pipeline_s(order, compute_s, transfers_s=None):
             while following[stage] < len(order[stage]):
                 operation = order[stage][following[stage]]
                 needed = _needs(stage, operation, stages, chunks, present)
-                if needed is not None and needed[:2] not in ends:
-                    break
                 start = now[stage]
                 if needed is not None:
-                    start = np.maximum(start, ends[needed[:2]] + transfers_s.get(needed[2], 0.0))
+                    other, link = needed
+                    if other not in ends:
+                        break
+                    transfer_s = transfers_s.get(link, 0.0) if link is not None else 0.0
+                    start = np.maximum(start, ends[other] + transfer_s)
                 now[stage] = start + compute_s[stage][:, :, following[stage]]
                 ends[stage, operation] = now[stage]
                 following[stage] += 1
                 left -= 1
         if left == before:
+            stage = max(stage for stage in range(stages) if following[stage] < len(order[stage]))
             raise InputError(
                 f"replay: stage {stage}, operation {order[stage][following[stage]]} waits for ever; is the trace whole?"
             )
     return np.stack(now, axis=2)
 
 
-def _needs(stage, operation, stages, chunks, present):
-    """(stage, operation, link) that `operation` of `stage` waits for; None where nothing that was recorded."""
+def _needs(
+    stage: int, operation: Operation, stages: int, chunks: int, present: Sequence[set[Operation]]
+) -> tuple[tuple[int, Operation], StageLink | None] | None:
+    """((stage, operation), link) that `operation` of `stage` waits for; None where nothing that was recorded."""
     kind, microbatch, chunk = operation
     step = 1 if kind == "F" else -1
     place = chunk * stages + stage - step
@@ -68,9 +92,14 @@ def _needs(stage, operation, stages, chunks, present):
         return None
     adjacent = abs(other - stage) == 1
     link = (min(stage, other), "forward" if kind == "F" else "backward") if adjacent else None
-    return other, needed, link
+    return (other, needed), link
 
 
-def step_s(order, compute_s, transfers_s=None):
+def step_s(
+    order: Sequence[Sequence[Operation]],
+    compute_s: Sequence[NDArray[np.float64]],
+    transfers_s: Mapping[StageLink, NDArray[np.float64]] | None = None,
+) -> NDArray[np.float64]:
     """(S,) seconds until the last worker of each step has ended; arguments as pipeline_s."""
-    return pipeline_s(order, compute_s, transfers_s).max(axis=(1, 2))
+    last: NDArray[np.float64] = pipeline_s(order, compute_s, transfers_s).max(axis=(1, 2))
+    return last

@@ -5,12 +5,21 @@ mb_id; `mc`, the model chunk of interleaved schedules, is optional. Compute oper
 backward-compute; the others are transfers (forward-send, forward-recv, backward-send, backward-recv) and collectives.
 """
 
+from __future__ import annotations
+
 import csv
 import json
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from lanterne.errors import InputError, Unavailable
+from lanterne.failslow.locate.replay import Operation, StageLink
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 REQUIRED = ("dp_rank", "stage", "rank", "step", "optype", "start_ts", "duration", "mb_id")
 COMPUTE = {"forward-compute": "F", "backward-compute": "B"}
@@ -21,32 +30,31 @@ TRANSFERS = ("forward-send", "forward-recv", "backward-send", "backward-recv")
 class Trace:
     """The steps that every worker reported in full, of the replicas that reported most steps.
 
-    Attributes: `steps` (S,); `ranks` (D, P) as recorded; `order`: per stage the
-    compute operations (kind, microbatch, chunk) as they ran; `compute_s`: per stage (S, D, operations) seconds;
-    `links`: (boundary, direction) -> (S, D) seconds of a message alone, median over microbatches; `groups`:
-    collective -> (S, D, P) seconds in it; `notes`: what was left out, for people.
+    Attributes: `steps` (S,); `ranks` (D, P) as recorded; `order`: per stage the compute operations as they ran;
+    `compute_s`: per stage (S, D, operations) seconds; `links`: (S, D) seconds of a message alone, median over
+    microbatches; `groups`: collective -> (S, D, P) seconds in it; `notes`: what was left out, for people.
     """
 
-    steps: object
-    ranks: object
-    order: tuple
-    compute_s: tuple
-    links: dict
-    groups: dict
-    notes: tuple
+    steps: NDArray[np.int64]
+    ranks: NDArray[np.int64]
+    order: tuple[tuple[Operation, ...], ...]
+    compute_s: tuple[NDArray[np.float64], ...]
+    links: dict[StageLink, NDArray[np.float64]]
+    groups: dict[str, NDArray[np.float64]]
+    notes: tuple[str, ...]
 
     @property
-    def replicas(self):
+    def replicas(self) -> int:
         """Data-parallel width."""
         return self.ranks.shape[0]
 
     @property
-    def stages(self):
+    def stages(self) -> int:
         """Pipeline depth."""
         return self.ranks.shape[1]
 
 
-def read_records(path):
+def read_records(path: str | Path) -> dict[str, NDArray[Any]]:
     """Columns of a trace file as NumPy arrays: parquet (needs pyarrow), CSV, or JSON (a list of records).
 
     Raises:
@@ -54,7 +62,11 @@ def read_records(path):
         Unavailable: parquet without pyarrow.
     """
     path = Path(path)
-    readers = {".parquet": _read_parquet, ".csv": _read_csv, ".json": _read_json}
+    readers: dict[str, Callable[[Path], dict[str, NDArray[Any]]]] = {
+        ".parquet": _read_parquet,
+        ".csv": _read_csv,
+        ".json": _read_json,
+    }
     if path.suffix not in readers:
         raise InputError(f"{path}: got a file ending in {path.suffix!r}, expected one of {', '.join(readers)}")
     if not path.is_file():
@@ -65,7 +77,7 @@ def read_records(path):
     return columns
 
 
-def _read_parquet(path):
+def _read_parquet(path: Path) -> dict[str, NDArray[Any]]:
     try:
         import pyarrow as pa
         from pyarrow import parquet
@@ -84,7 +96,7 @@ def _read_parquet(path):
     return columns
 
 
-def _read_csv(path):
+def _read_csv(path: Path) -> dict[str, NDArray[Any]]:
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file)
@@ -96,7 +108,7 @@ def _read_csv(path):
     return _columns(path, records, names)
 
 
-def _read_json(path):
+def _read_json(path: Path) -> dict[str, NDArray[Any]]:
     try:
         records = json.loads(path.read_text())
     except (ValueError, RecursionError) as error:
@@ -106,14 +118,14 @@ def _read_json(path):
     return _columns(path, records, records[0] if records else REQUIRED)
 
 
-def _columns(path, records, names):
+def _columns(path: Path, records: Sequence[Mapping[str, Any]], names: Collection[str]) -> dict[str, NDArray[Any]]:
     import numpy as np
 
     columns = {}
     for name in (*REQUIRED, "mc", "seq_id"):
         if name not in names:
             continue
-        values = [record.get(name) for record in records]
+        values: list[Any] = [record.get(name) for record in records]
         try:
             columns[name] = np.array([str(v) if name == "optype" else float(v) for v in values])
         except (TypeError, ValueError) as error:
@@ -121,12 +133,12 @@ def _columns(path, records, names):
     return columns
 
 
-def read_trace(path):
+def read_trace(path: str | Path) -> Trace:
     """The Trace of a file; see read_records and build_trace for what is refused."""
     return build_trace(read_records(path), str(path))
 
 
-def build_trace(columns, name="trace"):
+def build_trace(columns: Mapping[str, NDArray[Any]], name: str = "trace") -> Trace:
     """Arrange records, given as columns, by step, replica and stage; without replicas of which a worker is silent.
 
     Raises:
@@ -137,20 +149,20 @@ def build_trace(columns, name="trace"):
     size = len(columns["step"])
     if size == 0:
         raise InputError(f"{name}: got no records, expected at least one step")
-    columns = {column: _checked(np, column, values, name) for column, values in columns.items()}
+    columns = {column: _checked(column, values, name) for column, values in columns.items()}
     compute = np.isin(columns["optype"], list(COMPUTE))
     if not compute.any():
         raise InputError(f"{name}: got no forward-compute or backward-compute records")
-    layout = _Layout(np, columns, compute)
+    layout = _Layout(columns, compute)
     durations, order = layout.compute(name)
     silent = layout.silent(durations)
-    left_out = silent.any(axis=1)
+    left_out: NDArray[np.bool_] = np.any(silent, axis=1)
     notes = []
     if left_out.any() and not left_out.all():
         # One step without a worker says little; without most of its steps its replica has nothing to compare.
         notes.append(f"{layout.told(silent)}: left out with the replica")
         columns = {column: values[~left_out[layout.replica]] for column, values in columns.items()}
-        layout = _Layout(np, columns, np.isin(columns["optype"], list(COMPUTE)))
+        layout = _Layout(columns, np.isin(columns["optype"], list(COMPUTE)))
         durations, order = layout.compute(name)
     holes = np.any([np.isnan(d).any(axis=(1, 2)) for d in durations], axis=0)
     missing = f"{int(holes.sum())} of {len(holes)} steps left out, where a worker lacks operations"
@@ -172,8 +184,10 @@ def build_trace(columns, name="trace"):
     )
 
 
-def _checked(np, column, values, name):
+def _checked(column: str, values: NDArray[Any], name: str) -> NDArray[Any]:
     """`values` as numbers, a missing microbatch or chunk as -1; text for optype."""
+    import numpy as np
+
     if column == "optype":
         return values.astype(str)
     try:
@@ -183,7 +197,9 @@ def _checked(np, column, values, name):
     if column in ("mb_id", "mc", "seq_id"):
         numbers = np.where(np.isnan(numbers), -1.0, numbers)
     # Beyond it neither seconds nor counts are exact.
-    bad = ~(np.abs(numbers) <= 2**53) | ((numbers < 0) if column == "duration" else False)
+    bad: NDArray[np.bool_] = ~(np.abs(numbers) <= 2**53)
+    if column == "duration":
+        bad |= numbers < 0
     if bad.any():
         row = int(np.argmax(bad))
         expected = {"start_ts": "seconds", "duration": "seconds, 0 or more"}.get(column, "a number")
@@ -194,8 +210,11 @@ def _checked(np, column, values, name):
 class _Layout:
     """Row indices of the columns by step, replica and stage."""
 
-    def __init__(self, np, columns, compute):
-        self.np, self.columns, self.is_compute = np, columns, compute
+    def __init__(self, columns: Mapping[str, NDArray[Any]], compute: NDArray[np.bool_]) -> None:
+        import numpy as np
+
+        self.columns = columns
+        self.is_compute = compute
         self.steps, self.step = np.unique(columns["step"].astype(np.int64), return_inverse=True)
         self.replicas, self.replica = np.unique(columns["dp_rank"].astype(np.int64), return_inverse=True)
         self.stages, self.stage = np.unique(columns["stage"].astype(np.int64), return_inverse=True)
@@ -205,9 +224,11 @@ class _Layout:
         chunk = columns.get("mc")
         self.chunk = np.maximum(chunk.astype(np.int64), 0) if chunk is not None else np.zeros(len(self.step), np.int64)
 
-    def compute(self, name):
+    def compute(self, name: str) -> tuple[list[NDArray[np.float64]], list[tuple[Operation, ...]]]:
         """Per stage: (S, D, operations) durations, NaN where missing, and the operations in the usual order."""
-        np, columns = self.np, self.columns
+        import numpy as np
+
+        columns = self.columns
         durations, orders = [], []
         for stage in range(self.shape[2]):
             rows = np.flatnonzero(self.is_compute & (self.stage == stage))
@@ -239,25 +260,28 @@ class _Layout:
             durations.append(took[:, :, order])
         return durations, orders
 
-    def silent(self, durations):
+    def silent(self, durations: Sequence[NDArray[np.float64]]) -> NDArray[np.bool_]:
         """(D, P): workers that lack operations in more than half of the steps."""
-        np = self.np
+        import numpy as np
+
         return np.stack([np.isnan(d).any(axis=2).mean(axis=0) > 0.5 for d in durations], axis=1)
 
-    def told(self, silent):
+    def told(self, silent: NDArray[np.bool_]) -> str:
         """One line on `silent` workers."""
         workers = [
             f"dp_rank {self.replicas[d]} stage {self.stages[p]}"
             + (f" (rank {self.ranks[d, p]})" if self.ranks[d, p] >= 0 else "")
-            for d, p in zip(*self.np.nonzero(silent), strict=True)
+            for d, p in zip(*silent.nonzero(), strict=True)
         ]
         more = f" and {len(workers) - 4} more" if len(workers) > 4 else ""
         reports = "reports" if len(workers) == 1 else "report"
         return f"{', '.join(workers[:4])}{more} {reports} in fewer than half of the steps"
 
-    def links(self):
-        """(boundary, direction) -> (S, D): a message alone takes the shorter of what sender and receiver see."""
-        np, columns = self.np, self.columns
+    def links(self) -> dict[StageLink, NDArray[np.float64]]:
+        """(S, D) of each: a message alone takes the shorter of what sender and receiver see."""
+        import numpy as np
+
+        columns = self.columns
         found = {}
         _, sequence = np.unique(columns.get("seq_id", columns["mb_id"]), return_inverse=True)
         for direction, send, receive, step in (("forward", *TRANSFERS[:2], 1), ("backward", *TRANSFERS[2:], -1)):
@@ -267,17 +291,21 @@ class _Layout:
                     self._by_message(columns["optype"] == kind, stage, sequence)
                     for kind, stage in ((send, sender), (receive, sender + step))
                 ]
-                if any(array is None for array in seen):
+                sent, received = seen
+                if sent is None or received is None:
                     continue
-                count = min(array.shape[2] for array in seen)
-                alone = np.fmin(seen[0][:, :, :count], seen[1][:, :, :count])
+                count = min(sent.shape[2], received.shape[2])
+                alone = np.fmin(sent[:, :, :count], received[:, :, :count])
                 # A worker without messages has none to compare.
                 if np.isfinite(alone).any(axis=2).all():
                     found[boundary, direction] = np.nanmedian(alone, axis=2)
         return found
 
-    def _by_message(self, kind, stage, sequence):
-        np = self.np
+    def _by_message(
+        self, kind: NDArray[np.bool_], stage: int, sequence: NDArray[np.intp]
+    ) -> NDArray[np.float64] | None:
+        import numpy as np
+
         rows = np.flatnonzero(kind & (self.stage == stage))
         if not len(rows):
             return None
@@ -285,9 +313,11 @@ class _Layout:
         seen[self.step[rows], self.replica[rows], sequence[rows]] = self.columns["duration"][rows]
         return seen
 
-    def groups(self):
+    def groups(self) -> dict[str, NDArray[np.float64]]:
         """Collective -> (S, D, P) seconds that each worker spent in it, NaN where it took no part."""
-        np, columns = self.np, self.columns
+        import numpy as np
+
+        columns = self.columns
         found = {}
         for kind in np.unique(columns["optype"]):
             if not any(word in kind for word in ("reduce-scatter", "all-gather", "all-reduce")):
