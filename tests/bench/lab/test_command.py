@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -105,13 +106,18 @@ def test_link_delays_are_measured_between_clocks_that_differ(lab):
 def test_nothing_is_left_when_it_is_killed(lab, number):
     before = set(lab_network.namespaces())
     command = [sys.executable, "-m", "lanterne", "lab", "--hosts", "2", "--", "sleep", "1000"]
-    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
-        deadline = time.monotonic() + 60
-        while not (mine := running(f"lab{process.pid}")) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert mine
-        process.send_signal(number)
-        assert process.wait(60) == {signal.SIGKILL: -9, signal.SIGTERM: 143, signal.SIGINT: 130}[number]
+    # Tests that were started in the background ignore Ctrl-C, and so would what they start.
+    heed = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL, preexec_fn=heed) as process:
+        try:
+            deadline = time.monotonic() + 60
+            while not (mine := running(f"lab{process.pid}")) and time.monotonic() < deadline:
+                time.sleep(0.05)
+            assert mine
+            process.send_signal(number)
+            assert process.wait(60) == {signal.SIGKILL: -9, signal.SIGTERM: 143, signal.SIGINT: 130}[number]
+        finally:
+            process.terminate()
     while (set(lab_network.namespaces()) != before or alive(mine)) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert set(lab_network.namespaces()) == before and not alive(mine)

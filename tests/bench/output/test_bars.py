@@ -38,7 +38,7 @@ def test_near_the_simulator_means_less_where_sends_block():
 
 @pytest.mark.parametrize(("limit_ms", "met"), [(1e6, True), (1e-9, False)])
 def test_check_is_the_exit_code(limit_ms, met, monkeypatch, capsys, tmp_path):
-    module = import_module(f"lanterne.bench.{EXPERIMENTS[NAME]}")
+    module = import_module(f"lanterne.bench.papers.{EXPERIMENTS[NAME]}")
     monkeypatch.setattr(module, "QUICK_REPETITIONS", 1)
     monkeypatch.setattr(module, "BARS_MS", {16: limit_ms})
     command = ["experiment", NAME, "--quick", "--json", f"{tmp_path}/out.json"]

@@ -16,7 +16,7 @@ from lanterne.pipeline.planes.registry import predict
 SHORT = Problem(3, 3, 2, 2, 1, [1, 1])
 DATA_PARALLEL = {"QUIET": Problem(2, 2, 2, 2, 1, [1]), "SLOW_LINK": 0, "SLOW_GROUP": 1, "PACKETS_OF_GRADIENTS": 200}
 WATCHED = {"watched_training:QUICK": ("1T2D2P (S)",), "watched_training:QUICK_BLOCKS": 3, "watched_training:BLOCK": 4}
-FAST = {"mitigation_job:PACE_S": 1e-3, "mitigation_study:GAP": 4}
+FAST = {"scores.mitigation_job:PACE_S": 1e-3, "papers.mitigation_study:GAP": 4}
 EVENTFUL = {
     "COMPUTE": ((1, 1),),
     "LINKS": {},
@@ -39,8 +39,8 @@ SMALL = {
     "crosspipe-table-5": {"DELAYS": ((0, 0),), "CASES": {1: (16, 8, False, True), 2: (32, 8, True, True)}}
     | {"PAPER": ".151 .133 .118 .137 .137 .119   .174 .168 .161 - .165 .157"},
     "crosspipe-table-6": {
-        "crosspipe.table_5:DELAYS": ((0, 0),),
-        "crosspipe.table_5:CASES": {1: (16, 8, False, True)},
+        "papers.crosspipe.table_5:DELAYS": ((0, 0),),
+        "papers.crosspipe.table_5:CASES": {1: (16, 8, False, True)},
         "PAPER": ".149 .133 .119 .138 .138 .122",
     },
     "adaptra-1": {"QUIET": SHORT, "SLOW_LINK": 1},
@@ -49,7 +49,7 @@ SMALL = {
     "adaptra-15": {"QUIET": SHORT, "SLOW_LINK": 1, "DELAYS_MS": (30, 60)},
     "adaptra-16": {"MODELS": {"7B": SHORT}},
     "adaptra-17": {"QUIET": SHORT, "PLACES": {"one": (0,), "both": (0, 1)}},
-    "adaptra-18": {f"adaptra.figure_3:{key}": value for key, value in DATA_PARALLEL.items()},
+    "adaptra-18": {f"papers.adaptra.figure_3:{key}": value for key, value in DATA_PARALLEL.items()},
     "adaptra-20": {"SIZES": (1 << 10, 1 << 20), "SHAPE": (2, 2, 2, 2, 2)},
     "adaptra-21-measured": {
         "EVENTS": ((30, 90, (1,), 60),),
@@ -57,7 +57,7 @@ SMALL = {
         "QUICK_ITERATIONS": 12,
     },
     "greyhound-table-6": EVENTFUL,
-    "greyhound-table-6-mild": {f"greyhound.table_6:{key}": value for key, value in EVENTFUL.items()},
+    "greyhound-table-6-mild": {f"papers.greyhound.table_6:{key}": value for key, value in EVENTFUL.items()},
     "greyhound-13": WATCHED,
     "greyhound-14": {"COPIES": (2, 4), "SEVERITIES": {"medium": 1.7}, "QUICK_LENGTH": 8} | FAST,
     "greyhound-15": {"COPIES": 3, "MICROBATCHES": 6, "QUICK_LENGTH": 6} | FAST,
@@ -92,7 +92,7 @@ def run(tmp_path_factory):
                     patch.setattr(pipeline_measure, "_launched", on_threads)
                 for key, value in SMALL[name].items():
                     where, _, constant = key.rpartition(":")
-                    patch.setattr(import_module(f"lanterne.bench.papers.{where}") if where else module, constant, value)
+                    patch.setattr(import_module(f"lanterne.bench.{where}") if where else module, constant, value)
                 assert (
                     main(["experiment", name, "--quick", "--json", f"{folder}/out.json", "--plot", f"{folder}/out.png"])
                     == 0
