@@ -43,7 +43,7 @@ class Evaluation(NamedTuple):
 
 def evaluate(checked, problem, planning_s=None, in_order=False, queue=1):
     """The Evaluation of a checked plan under `problem`."""
-    timeline = simulate(checked, problem, in_order, queue)
+    timeline = simulate(checked, problem, in_order=in_order, queue=queue)
     return Evaluation(checked, timeline, lower_bound(problem, checked.plan.placement), planning_s)
 
 

@@ -3,24 +3,25 @@
 import numpy as np
 
 from lanterne.errors import InputError
-from lanterne.pipeline.plan.costs import costs
+from lanterne.pipeline.plan.costs import Floats, Ints, costs
 from lanterne.pipeline.plan.plan import PART, PARTS, STAGE
 from lanterne.pipeline.simulate.check import total_order
+from lanterne.pipeline.simulate.simulate import Timeline
 
 
-def busy_time(timeline):
+def busy_time(timeline: Timeline) -> Floats:
     """(num_ranks,) float64: time that each rank computes."""
-    return np.bincount(
-        timeline.plan.rank_of, timeline.end - timeline.start, minlength=timeline.plan.placement.num_ranks
-    )
+    ranks = timeline.plan.placement.num_ranks
+    busy = np.bincount(timeline.plan.rank_of, timeline.end - timeline.start, minlength=ranks)
+    return np.asarray(busy, np.float64)
 
 
-def bubble_rate(timeline):
+def bubble_rate(timeline: Timeline) -> float:
     """1 - busy / (makespan x ranks), in [0, 1]; some papers divide the idle time by the busy time instead."""
     return float(1.0 - busy_time(timeline).sum() / (timeline.makespan * timeline.plan.placement.num_ranks))
 
 
-def slack(timeline):
+def slack(timeline: Timeline) -> Floats:
     """(num_actions,) float64: how much later each action could start with the makespan as it is and every order kept.
 
     Messages keep the order that they had on their link.
@@ -34,14 +35,11 @@ def slack(timeline):
     return _latest_starts(timeline) - timeline.start
 
 
-def critical_path(timeline):
+def critical_path(timeline: Timeline) -> tuple[int, ...]:
     """Columns of the plan on one chain, from a start at 0 to the makespan, in which each waits for the one before.
 
     Where two neighbours are on different ranks a message lies between; it may have waited for its link. Before the
     first column there may be a data-parallel all-gather, behind the last a reduction.
-
-    Returns:
-        A tuple of ints.
 
     Raises:
         InputError: as slack.
@@ -67,8 +65,8 @@ def critical_path(timeline):
     return tuple(reversed(path))
 
 
-def memory_profile(timeline):
-    """Per rank the steps of its memory: (times, levels), two float64 arrays; levels[i] holds from times[i] on.
+def memory_profile(timeline: Timeline) -> list[tuple[Floats, Floats]]:
+    """Per rank the steps of its memory: (times, levels); levels[i] holds from times[i] on.
 
     An activation counts from the start of F to the end of W (see problem.Memory), in the unit of the capacity.
     """
@@ -86,14 +84,14 @@ def memory_profile(timeline):
     return profile
 
 
-def _check_free(timeline):
+def _check_free(timeline: Timeline) -> None:
     if timeline.in_order:
         raise InputError(
             "timeline: got one with in-order communication, expected one in which computing never waits for a send"
         )
 
 
-def senders(timeline):
+def senders(timeline: Timeline) -> Ints:
     """(num_actions,) int64: the column of another stage whose result each column waits for; -1 for none."""
     plan, table = timeline.plan, costs(timeline.problem, timeline.plan.placement)
     part, parts = plan.columns[PART], plan.columns[PARTS]
@@ -103,7 +101,7 @@ def senders(timeline):
     return np.where(part == 1, filled_by[table.slot[plan.ids]], -1)
 
 
-def _before_on_link(timeline):
+def _before_on_link(timeline: Timeline) -> Ints:
     """(num_actions,) int64: of a column that sends over a link, the one that sent over it before; -1 for none."""
     before = np.full(len(timeline.start), -1)
     for messages in _links(timeline):
@@ -111,7 +109,7 @@ def _before_on_link(timeline):
     return before
 
 
-def _links(timeline):
+def _links(timeline: Timeline) -> list[Ints]:
     """Per link the columns that send over it, in the order in which they did."""
     plan, table = timeline.plan, costs(timeline.problem, timeline.plan.placement)
     sends = np.flatnonzero(~np.isnan(timeline.sent) & (table.link[plan.ids] >= 0))
@@ -122,15 +120,15 @@ def _links(timeline):
     ]
 
 
-def _last(timeline):
+def _last(timeline: Timeline) -> int:
     """The column that the makespan waits for."""
     plan, last = timeline.plan, int(np.argmax(timeline.end))
     if timeline.end[last] == timeline.makespan:
         return last
     # A reduction ends last. Its rank's queue up; the first of them without a pause started when its stage was done.
-    rank = max(timeline.data_parallel, key=lambda communication: communication[3])[0]
-    own = [communication[1:] for communication in timeline.data_parallel if communication[0] == rank]
-    lane = sorted((start, end, action.stage) for action, start, end in own if action.kind != "AG")
+    rank = max(timeline.data_parallel, key=lambda each: each.end).rank
+    own = [each for each in timeline.data_parallel if each.rank == rank and each.action.kind != "AG"]
+    lane = sorted((each.start, each.end, each.action.stage) for each in own)
     first = len(lane) - 1
     while first and lane[first - 1][1] == lane[first][0]:
         first -= 1
@@ -138,7 +136,7 @@ def _last(timeline):
     return int(on_stage[np.argmax(timeline.end[on_stage])])
 
 
-def _latest_starts(timeline):
+def _latest_starts(timeline: Timeline) -> Floats:
     """(num_actions,) float64: backwards through actions and messages, each before all that wait for it."""
     plan, table = timeline.plan, costs(timeline.problem, timeline.plan.placement)
     count = len(timeline.start)
@@ -175,11 +173,11 @@ def _latest_starts(timeline):
     return latest[:count]
 
 
-def _stage_deadlines(timeline):
+def _stage_deadlines(timeline: Timeline) -> Floats:
     """(num_stages,) float64: by when each must be done: the makespan less its rank's reductions from its own on."""
     deadlines = np.full(timeline.plan.placement.num_stages, timeline.makespan)
-    left = {}
-    for rank, action, start, end in sorted(timeline.data_parallel, key=lambda communication: -communication[2]):
+    left: dict[int, float] = {}
+    for rank, action, start, end in sorted(timeline.data_parallel, key=lambda each: -each.start):
         if action.kind != "AG":
             left[rank] = left.get(rank, timeline.makespan) - (end - start)
             deadlines[action.stage] = left[rank]

@@ -5,14 +5,17 @@ ranks that post every send and every receive in one total order always find the 
 transfer of that order being posted on both sides. `total_order` gives that order.
 """
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NoReturn
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lanterne.errors import ScheduleError
 from lanterne.pipeline.plan.action import FUSED, KINDS, NEEDS, Action, dependencies
-from lanterne.pipeline.plan.costs import costs
+from lanterne.pipeline.plan.costs import Costs, Floats, Ints, costs
 from lanterne.pipeline.plan.plan import PART, PARTS, Plan
 from lanterne.pipeline.plan.problem import Problem
 from lanterne.pipeline.simulate.engine import flow
@@ -24,14 +27,14 @@ SHOWN, RANKS_SHOWN = 4, 3
 
 @dataclass(frozen=True, eq=False)
 class CheckedPlan:
-    """A plan proved for `problem`; `peak_memory` is a (num_ranks,) tuple in the unit of the capacity."""
+    """A plan proved for `problem`; `peak_memory` is (num_ranks,) in the unit of the capacity."""
 
     plan: Plan
     problem: Problem
-    peak_memory: tuple
+    peak_memory: tuple[float, ...]
 
 
-def check(plan, problem, memory=True):
+def check(plan: Plan, problem: Problem, *, memory: bool = True) -> CheckedPlan:
     """Prove `plan` for `problem`.
 
     Args:
@@ -61,14 +64,14 @@ def check(plan, problem, memory=True):
     return CheckedPlan(plan, problem, peaks)
 
 
-def _fail(plan, what, *indices):
+def _fail(plan: Plan, what: str, *indices: int) -> NoReturn:
     """Raise a ScheduleError with the plan's grid around the columns `indices`, which are marked."""
     ranks = plan.rank_of[list(indices)].tolist()
     position = int(indices[0]) - int(plan.offsets[ranks[0]])
     raise ScheduleError(f"{what}\n{grid(plan, ranks, position, set(map(int, indices)))}")
 
 
-def grid(plan, ranks, position, marked=()):
+def grid(plan: Plan, ranks: Sequence[int], position: int, marked: Collection[int] = ()) -> str:
     """The actions of `ranks` and their neighbours around `position` as text, the columns `marked` between > and <.
 
     A rank with a marked action is shown around that one.
@@ -86,18 +89,18 @@ def grid(plan, ranks, position, marked=()):
     return "\n".join(lines)
 
 
-def _first(mask):
+def _first(mask: NDArray[np.bool_]) -> int | None:
     """Index of the first True, or None."""
     found = int(np.argmax(mask)) if len(mask) else 0
     return found if len(mask) and mask[found] else None
 
 
-def _action(plan, index):
+def _action(plan: Plan, index: int) -> Action:
     kind, *numbers = plan.columns[:, index].tolist()
     return Action(KINDS[kind], *numbers)
 
 
-def _check_places(plan):
+def _check_places(plan: Plan) -> None:
     placement = plan.placement
     _, stage, microbatch, part, parts = plan.columns
     for bad, expected in (
@@ -124,7 +127,7 @@ def _check_places(plan):
         )
 
 
-def _check_parts(plan):
+def _check_parts(plan: Plan) -> tuple[Ints, Ints]:
     """Each action once, its parts ascending; returns the columns of the first and the last part by id, -1 for none."""
     ids, part, parts = plan.ids, plan.columns[PART], plan.columns[PARTS]
     by_id = np.argsort(ids, kind="stable")
@@ -134,12 +137,13 @@ def _check_parts(plan):
     nth = np.arange(len(ordered)) - np.repeat(begins, count) + 1
     wanted = np.repeat(parts[by_id[begins]], count)
     if (k := _first((part[by_id] != nth) | (parts[by_id] != wanted))) is not None:
-        i, whole = by_id[k], _action(plan, by_id[k])._replace(part=1, parts=1)
+        i = int(by_id[k])
+        whole = _action(plan, i)._replace(part=1, parts=1)
         got = f"got {_action(plan, i)} as number {nth[k]} of {whole}"
         expected = "once" if wanted[k] == 1 else f"the parts 1 to {wanted[k]} in this order"
-        _fail(plan, f"rank {plan.rank_of[i]}: {got}, expected {whole} {expected}", i, by_id[k - nth[k] + 1])
+        _fail(plan, f"rank {plan.rank_of[i]}: {got}, expected {whole} {expected}", i, int(by_id[k - nth[k] + 1]))
     if (k := _first(count != wanted[begins])) is not None:
-        i = by_id[begins[k] + count[k] - 1]
+        i = int(by_id[begins[k] + count[k] - 1])
         _fail(
             plan,
             f"rank {plan.rank_of[i]}: {_action(plan, i)} is the last of its parts, expected all {wanted[begins[k]]}",
@@ -152,7 +156,7 @@ def _check_parts(plan):
     return first, last
 
 
-def _check_complete(plan, last):
+def _check_complete(plan: Plan, last: Ints) -> None:
     """F, and either BW or all that it fuses, for each stage and microbatch."""
     stages, microbatches, placement = plan.placement.num_stages, plan.microbatches, plan.placement
     there = (last >= 0).reshape(len(KINDS), stages, microbatches)
@@ -182,7 +186,7 @@ def _check_complete(plan, last):
             )
 
 
-def _check_local_order(plan, first, last):
+def _check_local_order(plan: Plan, first: Ints, last: Ints) -> None:
     """What an action needs of its own stage comes before it on the rank."""
     stages, microbatches = plan.placement.num_stages, plan.microbatches
     first, last = (table.reshape(len(KINDS), stages, microbatches) for table in (first, last))
@@ -203,7 +207,7 @@ def _check_local_order(plan, first, last):
                 )
 
 
-def _check_no_deadlock(plan, table):
+def _check_no_deadlock(plan: Plan, table: Costs) -> None:
     orders, tables, *_ = program_of_plan(plan, table)
     starts, _ = flow(orders, tables, table.initial_list, table.num_links)
     stuck = {rank: orders[rank][len(begun)] for rank, begun in enumerate(starts) if len(begun) < len(orders[rank])}
@@ -211,16 +215,18 @@ def _check_no_deadlock(plan, table):
         _fail_with_cycle(plan, stuck)
 
 
-def _fail_with_cycle(plan, stuck):
+def _fail_with_cycle(plan: Plan, stuck: dict[int, int]) -> NoReturn:
     """Raise with the cycle among `stuck`: rank -> the column that it waits at for an action of another rank's rest."""
-    waits, rank = {}, next(iter(stuck))
+    waits: dict[int, tuple[int, str]] = {}
+    rank = next(iter(stuck))
     while rank not in waits:
         action = _action(plan, stuck[rank])
         needed = next(other for other in dependencies(action, plan.placement) if other.stage != action.stage)
         holder = plan.placement.stage_to_rank[needed.stage]
         waits[rank] = (holder, f"rank {rank} waits at {action} for {needed}")
         rank = holder
-    cycle, at = [], rank
+    cycle: list[int] = []
+    at = rank
     while not cycle or at != rank:
         cycle.append(at)
         at = waits[at][0]
@@ -228,7 +234,7 @@ def _fail_with_cycle(plan, stuck):
     _fail(plan, f"deadlock: {text}", *(stuck[member] for member in cycle))
 
 
-def memory_levels(plan, table, first, last):
+def memory_levels(plan: Plan, table: Costs, first: Ints, last: Ints) -> Floats:
     """(num_actions,) float64: memory in use on its rank while each column runs."""
     alloc, free = np.zeros(len(plan.ids)), np.zeros(len(plan.ids))
     present = np.flatnonzero(first >= 0)
@@ -238,7 +244,7 @@ def memory_levels(plan, table, first, last):
     return np.round(levels, 9)
 
 
-def _check_memory(plan, problem, levels, peaks):
+def _check_memory(plan: Plan, problem: Problem, levels: Floats, peaks: tuple[float, ...]) -> None:
     for rank, (peak, capacity) in enumerate(zip(peaks, problem.limits.capacity, strict=True)):
         if peak > capacity * (1 + 1e-9):
             start = int(plan.offsets[rank])
@@ -250,7 +256,7 @@ def _check_memory(plan, problem, levels, peaks):
             )
 
 
-def total_order(plan, table):
+def total_order(plan: Plan, table: Costs) -> Ints:
     """Columns of a checked plan in a total order in which each comes after all it needs; see the top of this file.
 
     A rank that sends right after a column, and posts each receive when the order reaches the column that sends it,
@@ -262,7 +268,8 @@ def total_order(plan, table):
     Returns:
         (num_actions,) int64 column indices.
     """
-    orders, (_, slot, target, *_), *_ = program_of_plan(plan, table)
-    ones, zeros = [1.0] * len(slot), [0.0] * len(slot)
-    starts, _ = flow(orders, (ones, slot, target, zeros, zeros, zeros), table.initial_list, 0)
+    orders, tables, *_ = program_of_plan(plan, table)
+    ones, zeros = [1.0] * len(tables.slot), [0.0] * len(tables.slot)
+    tables = tables._replace(duration=ones, latency=zeros, occupancy=zeros)
+    starts, _ = flow(orders, tables, table.initial_list, 0)
     return np.argsort(np.concatenate(starts), kind="stable")

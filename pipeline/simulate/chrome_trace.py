@@ -1,20 +1,24 @@
 """Simulated timelines in the Chrome trace format, which Perfetto (ui.perfetto.dev) and chrome://tracing open."""
 
+from typing import Any
+
 import numpy as np
 
+from lanterne.pipeline.plan.action import Action
 from lanterne.pipeline.simulate.analysis import memory_profile, senders
+from lanterne.pipeline.simulate.simulate import Timeline
 
 COMPUTE, NETWORK = "compute", "data parallel"
 
 
-def chrome_trace(timeline, unit_us=1.0):
+def chrome_trace(timeline: Timeline, unit_us: float = 1.0) -> dict[str, Any]:
     """The trace of `timeline` as a JSON object: one process per rank, arrows for messages, a counter for its memory.
 
     Args:
         unit_us: microseconds in one unit of the problem's times.
     """
     plan = timeline.plan
-    events = []
+    events: list[dict[str, Any]] = []
     for rank in range(plan.placement.num_ranks):
         events.append(_named("process_name", rank, 0, f"rank {rank}"))
         events += [_named("thread_name", rank, thread, name) for thread, name in enumerate((COMPUTE, NETWORK))]
@@ -28,7 +32,7 @@ def chrome_trace(timeline, unit_us=1.0):
     for to in np.flatnonzero(sender >= 0).tolist():
         source = int(sender[to])
         if rank_of[source] != rank_of[to]:
-            arrow = {"cat": "message", "name": str(actions[source]), "id": to, "tid": 0}
+            arrow: dict[str, Any] = {"cat": "message", "name": str(actions[source]), "id": to, "tid": 0}
             events.append(arrow | {"ph": "s", "pid": rank_of[source], "ts": start[source]})
             events.append(arrow | {"ph": "f", "bp": "e", "pid": rank_of[to], "ts": start[to]})
     for rank, (times, levels) in enumerate(memory_profile(timeline)):
@@ -37,11 +41,11 @@ def chrome_trace(timeline, unit_us=1.0):
     return {"displayTimeUnit": "ms", "traceEvents": events}
 
 
-def _named(what, rank, thread, name):
+def _named(what: str, rank: int, thread: int, name: str) -> dict[str, Any]:
     return {"ph": "M", "name": what, "pid": rank, "tid": thread, "args": {"name": name}}
 
 
-def _span(action, rank, thread, start, end):
+def _span(action: Action, rank: int, thread: int, start: float, end: float) -> dict[str, Any]:
     about = {"stage": action.stage, "microbatch": action.microbatch}
     return {
         "ph": "X",

@@ -1,10 +1,21 @@
 """Gantt charts of simulated timelines, as SVG, PNG or PDF."""
 
+from collections.abc import Sequence
+from os import PathLike
+from typing import TYPE_CHECKING, Any
+
 import numpy as np
 
 from lanterne.errors import InputError
 from lanterne.pipeline.plan.action import KINDS
+from lanterne.pipeline.plan.costs import Floats, Ints
+from lanterne.pipeline.plan.placement import Placement
 from lanterne.pipeline.simulate.analysis import bubble_rate, critical_path, senders
+from lanterne.pipeline.simulate.simulate import Timeline
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 # One colour per kind, told apart by colour-blind readers too; later stages of a rank are lighter.
 COLOURS = {
@@ -30,7 +41,9 @@ WIDTH_INCHES = 16.0
 MOST_LABELLED = 4000
 
 
-def draw(timeline, path, title="", unit="", limit=None):
+def draw(
+    timeline: Timeline, path: str | PathLike[str], title: str = "", unit: str = "", limit: float | None = None
+) -> None:
     """Draw `timeline` into file `path`; its ending chooses the format.
 
     Microbatch numbers stand in the cells; messages that take time are thin lines from sender to receiver; the critical
@@ -47,7 +60,12 @@ def draw(timeline, path, title="", unit="", limit=None):
     draw_all([(title, timeline, not timeline.in_order)], path, unit, limit)
 
 
-def draw_all(charts, path, unit="", limit=None):
+def draw_all(
+    charts: Sequence[tuple[str, Timeline, bool]],
+    path: str | PathLike[str],
+    unit: str = "",
+    limit: float | None = None,
+) -> None:
     """Draw several charts, one below the other, on one time axis.
 
     Args:
@@ -72,7 +90,7 @@ def draw_all(charts, path, unit="", limit=None):
     save(figure, path)
 
 
-def _chart(axis, timeline, title, unit, limit, critical):
+def _chart(axis: "Axes", timeline: Timeline, title: str, unit: str, limit: float, critical: bool) -> None:
     ranks = timeline.plan.placement.num_ranks
     axis.set_xlim(0, limit)
     axis.set_ylim(ranks - 0.4, -0.6)
@@ -92,7 +110,7 @@ def _chart(axis, timeline, title, unit, limit, critical):
     axis.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=8, frameon=False, fontsize=8, borderaxespad=0.2)
 
 
-def save(figure, path):
+def save(figure: "Figure", path: str | PathLike[str]) -> None:
     """Write a Matplotlib figure to `path`, whose ending says how, and close it.
 
     Raises:
@@ -108,7 +126,7 @@ def save(figure, path):
         plt.close(figure)
 
 
-def _bars(axis, timeline, bordered, critical):
+def _bars(axis: "Axes", timeline: Timeline, bordered: bool, critical: bool) -> None:
     from matplotlib.collections import PolyCollection
 
     plan = timeline.plan
@@ -130,42 +148,44 @@ def _bars(axis, timeline, bordered, critical):
     if critical:
         at = np.array(critical_path(timeline))
         boxes = _boxes(timeline.start[at], timeline.end[at], plan.rank_of[at], 0.38)
-        outline = {"facecolors": "none", "edgecolors": "black", "linewidths": 0.9, "zorder": 4}
+        outline: dict[str, Any] = {"facecolors": "none", "edgecolors": "black", "linewidths": 0.9, "zorder": 4}
         axis.add_collection(PolyCollection(boxes, label="critical path", **outline))
 
 
-def _boxes(start, end, rank, half):
+def _boxes(start: Floats, end: Floats, rank: Ints, half: float) -> Any:
+    """(n, 4, 2) float64, corners as Matplotlib draws them; its annotations ask for a list of arrays."""
     top, bottom = rank - half, rank + half
     return np.stack(
         [np.stack(pair, axis=-1) for pair in ((start, top), (end, top), (end, bottom), (start, bottom))], axis=1
     )
 
 
-def _legs(placement):
+def _legs(placement: Placement) -> Ints:
     """(num_stages,) which of its rank's stages each is, from 0."""
-    seen, legs = {}, []
+    seen: dict[int, int] = {}
+    legs = []
     for rank in placement.stage_to_rank:
         legs.append(seen.get(rank, 0))
         seen[rank] = legs[-1] + 1
     return np.array(legs)
 
 
-def _lighter(colour, share):
+def _lighter(colour: str, share: float) -> tuple[float, ...]:
     from matplotlib.colors import to_rgb
 
     return tuple(value + (1 - value) * min(share, 0.8) for value in to_rgb(colour))
 
 
-def _lanes(axis, timeline):
+def _lanes(axis: "Axes", timeline: Timeline) -> None:
     """Data-parallel communication as a thin bar under its rank."""
-    shown = set()
+    shown: set[str] = set()
     for rank, action, start, end in timeline.data_parallel:
         label = MEANING[action.kind] if action.kind not in shown else None
         shown.add(action.kind)
         axis.broken_barh([(start, end - start)], (rank + 0.39, 0.09), facecolors=COLOURS[action.kind], label=label)
 
 
-def _messages(axis, timeline):
+def _messages(axis: "Axes", timeline: Timeline) -> None:
     from matplotlib.collections import LineCollection
 
     sender = senders(timeline)
@@ -177,12 +197,11 @@ def _messages(axis, timeline):
     down = np.where(rank[receiver] > rank[sender], 0.38, -0.38)
     begins = np.stack([timeline.sent[sender], rank[sender] + down], axis=-1)
     ends = np.stack([timeline.arrival[receiver], rank[receiver] - down], axis=-1)
-    axis.add_collection(
-        LineCollection(np.stack([begins, ends], axis=1), colors="0.35", linewidths=0.5, alpha=0.6, zorder=3)
-    )
+    lines: Any = np.stack([begins, ends], axis=1)
+    axis.add_collection(LineCollection(lines, colors="0.35", linewidths=0.5, alpha=0.6, zorder=3))
 
 
-def _labels(axis, timeline, limit):
+def _labels(axis: "Axes", timeline: Timeline, limit: float) -> None:
     """Microbatch numbers, as large as they fit."""
     plan = timeline.plan
     pixels = (timeline.end - timeline.start) / limit * WIDTH_INCHES * 72 * 0.93

@@ -1,15 +1,20 @@
 """The inner loops of the simulator: plain lists, no objects.
 
-Both take `orders`, a list of ids per rank, and tables of lists indexed by id (see costs.Costs.lists), and return
+Both take `orders`, a list of ids per rank, and the Tables of these ids (see costs.Costs.lists), and return
     starts: per rank the list of start times; shorter than its order where the rank never got further (a deadlock);
     full: per slot when it was filled, -1 for never.
 """
 
 from collections import deque
+from collections.abc import Mapping, Sequence
 from heapq import heappop, heappush
 
+from lanterne.pipeline.plan.costs import Tables
 
-def flow(orders, tables, initial, num_links):
+
+def flow(
+    orders: Sequence[Sequence[int]], tables: Tables, initial: Sequence[float], num_links: int
+) -> tuple[list[list[float]], list[float]]:
     """Run each rank as far as it goes, then those that it woke: exact where every link has one sending rank.
 
     Messages of a rank then take a link in the order in which it sends them, whatever the others do, so all times are
@@ -19,9 +24,9 @@ def flow(orders, tables, initial, num_links):
     """
     duration, slot, target, latency, occupancy, link = tables
     full = list(initial)
-    asleep = {}
+    asleep: dict[int, int] = {}
     busy_until = [0.0] * num_links
-    starts = [[] for _ in orders]
+    starts: list[list[float]] = [[] for _ in orders]
     clock = [0.0] * len(orders)
     awake = list(range(len(orders)))
     while awake:
@@ -67,21 +72,32 @@ class Events:
     Cost: about 2 us per action.
     """
 
-    def __init__(self, orders, tables, initial, num_links, queue=None, turns=None):
-        self.orders, self.tables, self.queue = orders, tables, queue
-        self.full = list(initial)
-        self.starts = [[] for _ in orders]
+    def __init__(
+        self,
+        orders: Sequence[Sequence[int]],
+        tables: Tables,
+        initial: Sequence[float],
+        num_links: int,
+        queue: int | None = None,
+        turns: Mapping[int, Sequence[int]] | None = None,
+    ) -> None:
+        self.orders = orders
+        self.tables = tables
+        self.queue = queue
+        self.full: list[float] = list(initial)
+        self.starts: list[list[float]] = [[] for _ in orders]
         self.clock = [0.0] * len(orders)
-        self.asleep = {}
+        self.asleep: dict[int, int] = {}
         self.busy_until = [0.0] * num_links
-        self.turns = {used: deque(ids) for used, ids in (turns or {}).items()}
-        self.early = {used: {} for used in self.turns}
-        self.sending = [deque() for _ in orders]
-        self.blocked = [None] * len(orders)
-        self.heap = []
-        self.receiver = {tables[1][action]: rank for rank, order in enumerate(orders) for action in order}
+        self.turns: dict[int, deque[int]] = {used: deque(ids) for used, ids in (turns or {}).items()}
+        self.early: dict[int, dict[int, int]] = {used: {} for used in self.turns}
+        self.sending: list[deque[int]] = [deque() for _ in orders]
+        self.blocked: list[int | None] = [None] * len(orders)
+        self.heap: list[tuple[float, int, int, int]] = []
+        slot = tables.slot
+        self.receiver: dict[int, int] = {slot[action]: rank for rank, order in enumerate(orders) for action in order}
 
-    def run(self):
+    def run(self) -> tuple[list[list[float]], list[float]]:
         """`starts` and `full` as above."""
         for rank in range(len(self.orders)):
             self._go_on(rank)
@@ -95,9 +111,9 @@ class Events:
                 self._arrives(now, rank)
         return self.starts, self.full
 
-    def _go_on(self, rank):
+    def _go_on(self, rank: int) -> None:
         """Start the rank's next action, now or when what it waits for is there."""
-        duration, slot = self.tables[:2]
+        slot = self.tables.slot
         i = len(self.starts[rank])
         if i == len(self.orders[rank]):
             return
@@ -108,11 +124,11 @@ class Events:
             return
         begins = max(self.clock[rank], ready)
         self.starts[rank].append(begins)
-        self.clock[rank] = begins + duration[action]
+        self.clock[rank] = begins + self.tables.duration[action]
         heappush(self.heap, (self.clock[rank], ENDED, rank, action))
 
-    def _ended(self, now, rank, action):
-        filled = self.tables[2][action]
+    def _ended(self, now: float, rank: int, action: int) -> None:
+        filled = self.tables.target[action]
         if filled < 0 or self.receiver.get(filled, rank) == rank:
             if filled >= 0:
                 self._fill(filled, now)
@@ -128,14 +144,14 @@ class Events:
             self._issue(now, rank, action)
         self._go_on(rank)
 
-    def _issue(self, now, rank, action):
+    def _issue(self, now: float, rank: int, action: int) -> None:
         self.sending[rank].append(action)
         if len(self.sending[rank]) == 1:
             heappush(self.heap, (now, JOINS, rank, action))
 
-    def _joins(self, now, rank, action):
+    def _joins(self, now: float, rank: int, action: int) -> None:
         """A message is at the head of its link, or must wait until those before it have come."""
-        used = self.tables[5][action]
+        used = self.tables.link[action]
         if used not in self.turns:
             self._transmit(now, rank, action)
             return
@@ -145,32 +161,33 @@ class Events:
             message = turns.popleft()
             self._transmit(now, early.pop(message), message)
 
-    def _transmit(self, now, rank, action):
-        latency, occupancy, link = self.tables[3:]
+    def _transmit(self, now: float, rank: int, action: int) -> None:
+        _, _, target, latency, occupancy, link = self.tables
         leaves = now
         if occupancy[action]:
             leaves = max(now, self.busy_until[link[action]]) + occupancy[action]
             self.busy_until[link[action]] = leaves
         arrives = leaves + latency[action]
-        self._fill(self.tables[2][action], arrives)
+        self._fill(target[action], arrives)
         if self.queue is not None:
             heappush(self.heap, (arrives, ARRIVES, rank, action))
 
-    def _arrives(self, now, rank):
+    def _arrives(self, now: float, rank: int) -> None:
         """With a bounded queue: the rank's next message may go, and the rank may compute again if it was blocked."""
         sending = self.sending[rank]
         sending.popleft()
         if sending:
             heappush(self.heap, (now, JOINS, rank, sending[0]))
-        if self.blocked[rank] is not None:
-            action, self.blocked[rank] = self.blocked[rank], None
+        action = self.blocked[rank]
+        if action is not None:
+            self.blocked[rank] = None
             self._issue(now, rank, action)
         elif self.queue:
             return
         self.clock[rank] = now
         self._go_on(rank)
 
-    def _fill(self, filled, at):
+    def _fill(self, filled: int, at: float) -> None:
         self.full[filled] = at
         if filled in self.asleep:
             self._go_on(self.asleep.pop(filled))

@@ -1,12 +1,14 @@
 """A plan made ready for the engine's loops, orders of ids and tables of lists, and its run."""
 
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
 from lanterne.pipeline.plan.action import DATA_PARALLEL_KINDS, FUSED, KINDS, Action
-from lanterne.pipeline.plan.plan import KIND, PART, PARTS, STAGE
+from lanterne.pipeline.plan.costs import Costs, Tables
+from lanterne.pipeline.plan.plan import KIND, PART, PARTS, STAGE, Plan
 from lanterne.pipeline.simulate.engine import Events, flow
 
 F = KINDS.index("F")
@@ -20,60 +22,71 @@ class EngineProgram(NamedTuple):
 
     Attributes:
         orders: a list of ids per rank.
-        tables: (duration, slot, target, latency, occupancy, link), lists by id, gates included.
+        tables: the Tables by id, gates included.
         kinds, stages: the kind (index in KINDS) and stage of each id, gates not included.
     """
 
-    orders: list
-    tables: tuple
-    kinds: list
-    stages: list
+    orders: list[list[int]]
+    tables: Tables
+    kinds: list[int]
+    stages: list[int]
+
+
+class Communication(NamedTuple):
+    """A rank's all-reduce, reduce-scatter or all-gather with its copies in other pipelines."""
+
+    rank: int
+    action: Action
+    start: float
+    end: float
 
 
 class EngineRun(NamedTuple):
-    """What the engine found. `data_parallel` holds (rank, Action, start, end); `makespan` is inf after a deadlock."""
+    """What the engine found; `makespan` is inf after a deadlock."""
 
-    starts: list
-    full: list
-    data_parallel: list
+    starts: list[list[float]]
+    full: list[float]
+    data_parallel: list[Communication]
     makespan: float
 
 
-def program_of_orders(orders, table):
+def program_of_orders(orders: list[list[int]], table: Costs) -> EngineProgram:
     """The EngineProgram of orders of action ids; built at no cost from the Costs `table`."""
     kinds, stages = table.kinds_and_stages
     return EngineProgram(orders, table.lists, kinds, stages)
 
 
-def program_of_plan(plan, table):
+def program_of_plan(plan: Plan, table: Costs) -> EngineProgram:
     """The EngineProgram of any plan, parts included: its ids are the plan's columns."""
     ids, part, parts = plan.ids, plan.columns[PART], plan.columns[PARTS]
     slot = np.where(part == 1, table.slot[ids], table.always)
     target = np.where(part == parts, table.target[ids], -1)
     columns = table.duration[ids] / parts, slot, target, table.latency[ids], table.occupancy[ids], table.link[ids]
-    tables = tuple(column.tolist() + more for column, more in zip(columns, table.gates, strict=True))
     orders = [list(range(start, stop)) for start, stop in pairwise(plan.offsets.tolist())]
+    tables = Tables.of(columns, table.gates)
     return EngineProgram(orders, tables, plan.columns[KIND].tolist(), plan.columns[STAGE].tolist())
 
 
-def run(program, table, queue=None, turns=None):
-    """EngineRun `program` under the Costs `table`; `queue` and `turns` as for engine.Events."""
+def run(
+    program: EngineProgram, table: Costs, queue: int | None = None, turns: Mapping[int, Sequence[int]] | None = None
+) -> EngineRun:
+    """Run `program` under the Costs `table`; `queue` and `turns` as for engine.Events."""
     initial = table.initial_list
-    gathers = []
+    gathers: list[Communication] = []
     if table.gathers:
         program, initial, gathers = _with_gates(program, table)
     if queue is None and not turns and not table.shared:
         starts, full = flow(program.orders, program.tables, initial, table.num_links)
     else:
         starts, full = Events(program.orders, program.tables, initial, table.num_links, queue, turns).run()
-    duration, makespan = program.tables[0], 0.0
+    duration, makespan = program.tables.duration, 0.0
     for order, begun in zip(program.orders, starts, strict=True):
         if len(begun) < len(order):
             return EngineRun(starts, full, [], float("inf"))
         if begun:
             makespan = max(makespan, begun[-1] + duration[order[-1]])
     reduces = _reduces(program, table, starts, gathers) if table.reduces else []
-    makespan = max([makespan, *(end for *_, end in gathers), *(end for *_, end in reduces)])
+    makespan = max([makespan, *(each.end for each in gathers), *(each.end for each in reduces)])
     if table.gathers:
         real = len(program.kinds)
         starts = [
@@ -83,38 +96,44 @@ def run(program, table, queue=None, turns=None):
     return EngineRun(starts, full, gathers + reduces, makespan)
 
 
-def _with_gates(program, table):
+def _with_gates(program: EngineProgram, table: Costs) -> tuple[EngineProgram, list[float], list[Communication]]:
     """The program with each stage's gate before its first F, the slots with the ends of the all-gathers, and those."""
     kinds, stages = program.kinds, program.stages
-    initial, gathers, orders = list(table.initial_list), [], []
+    initial, orders = list(table.initial_list), []
+    gathers: list[Communication] = []
     for rank, order in enumerate(program.orders):
-        gated, seen, now = [], set(), 0.0
+        gated: list[int] = []
+        seen: set[int] = set()
+        now = 0.0
         for action in order:
             if kinds[action] == F and stages[action] not in seen:
                 stage = stages[action]
                 seen.add(stage)
                 gated.append(len(kinds) + stage)
                 ends = now + table.all_gather[stage].item()
-                gathers.append((rank, Action(ALL_GATHER, stage, 0), now, ends))
+                gathers.append(Communication(rank, Action(ALL_GATHER, stage, 0), now, ends))
                 initial[table.always + 1 + stage] = now = ends
             gated.append(action)
         orders.append(gated)
     return program._replace(orders=orders), initial, gathers
 
 
-def _reduces(program, table, starts, gathers):
+def _reduces(
+    program: EngineProgram, table: Costs, starts: list[list[float]], gathers: list[Communication]
+) -> list[Communication]:
     """The all-reduces or reduce-scatters, in the order in which the rank's stages finish; one at a time on a rank."""
-    kinds, stages, duration = program.kinds, program.stages, program.tables[0]
-    kind = REDUCE_SCATTER if table.problem.data_parallel.kind == "zero1" else ALL_REDUCE
+    kinds, stages, duration = program.kinds, program.stages, program.tables.duration
+    given = table.problem.data_parallel
+    kind = REDUCE_SCATTER if given is not None and given.kind == "zero1" else ALL_REDUCE
     found = []
     for rank, (order, begun) in enumerate(zip(program.orders, starts, strict=True)):
-        finished = {}
+        finished: dict[int, float] = {}
         for action, start in zip(order, begun, strict=True):
             if action < len(kinds) and kinds[action] in LAST_KINDS:
                 finished[stages[action]] = start + duration[action]
-        lane = max((end for holder, *_, end in gathers if holder == rank), default=0.0)
+        lane = max((each.end for each in gathers if each.rank == rank), default=0.0)
         for stage, ready in sorted(finished.items(), key=lambda item: item[1]):
             start = max(lane, ready)
             lane = start + table.reduce[stage].item()
-            found.append((rank, Action(kind, stage, 0), start, lane))
+            found.append(Communication(rank, Action(kind, stage, 0), start, lane))
     return found

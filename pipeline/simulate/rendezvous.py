@@ -7,12 +7,14 @@ before. A rank that computes posts nothing; sends never keep a rank from computi
 
 import numpy as np
 
-from lanterne.pipeline.plan.costs import costs
-from lanterne.pipeline.plan.plan import PART, PARTS
+from lanterne.pipeline.plan.costs import Floats, costs
+from lanterne.pipeline.plan.plan import PART, PARTS, Plan
+from lanterne.pipeline.plan.problem import Problem
+from lanterne.pipeline.simulate.check import CheckedPlan
 from lanterne.pipeline.simulate.simulate import Timeline
 
 
-def simulate_rendezvous(checked, problem):
+def simulate_rendezvous(checked: CheckedPlan, problem: Problem) -> Timeline:
     """The Timeline of a CheckedPlan under `problem`, which has no shared links and no data parallelism.
 
     Cost: some 3 us per action.
@@ -21,31 +23,36 @@ def simulate_rendezvous(checked, problem):
 
 
 class _RendezvousRun:
-    def __init__(self, plan, problem):
+    def __init__(self, plan: Plan, problem: Problem) -> None:
         table, ids = costs(problem, plan.placement), plan.ids
         part, parts = plan.columns[PART], plan.columns[PARTS]
-        self.plan, self.problem, self.always = plan, problem, table.always
-        self.duration = table.duration[ids] / parts
-        self.slot = np.where(part == 1, table.slot[ids], table.always).tolist()
-        self.target = np.where(part == parts, table.target[ids], -1).tolist()
-        self.latency, self.occupancy = table.latency[ids], table.occupancy[ids]
-        self.rank_of = plan.rank_of.tolist()
+        self.plan = plan
+        self.problem = problem
+        self.duration: Floats = table.duration[ids] / parts
+        self.slot: list[int] = np.where(part == 1, table.slot[ids], table.always).tolist()
+        self.target: list[int] = np.where(part == parts, table.target[ids], -1).tolist()
+        self.latency: Floats = table.latency[ids]
+        self.occupancy: Floats = table.occupancy[ids]
+        self.rank_of: list[int] = plan.rank_of.tolist()
         receiver = {slot: self.rank_of[column] for column, slot in enumerate(self.slot)}
         # Slot -> the messages of its sender to its receiver up to it, as (slot, column that sends it), in order.
-        self.needed, pairs = {}, {}
+        self.needed: dict[int, tuple[list[tuple[int, int]], int]] = {}
+        pairs: dict[tuple[int, int], list[tuple[int, int]]] = {}
         for column, slot in enumerate(self.target):
             if slot >= 0 and receiver[slot] != self.rank_of[column]:
                 pair = pairs.setdefault((self.rank_of[column], receiver[slot]), [])
                 pair.append((slot, column))
                 self.needed[slot] = pair, len(pair)
-        self.full = {table.always: 0.0}
-        self.posted, self.link_free_s = {}, {}
+        self.full: dict[int, float] = {table.always: 0.0}
+        self.posted: dict[int, float] = {}
+        self.link_free_s: dict[int, float] = {}
+        self.start: Floats = np.full(len(ids), np.nan)
+        self.end: Floats = np.full(len(ids), np.nan)
 
-    def timeline(self):
+    def timeline(self) -> Timeline:
         plan, count = self.plan, len(self.slot)
-        self.start, self.end = np.full(count, np.nan), np.full(count, np.nan)
         arrival, sent = np.zeros(count), np.full(count, np.nan)
-        at = plan.offsets[:-1].tolist()
+        at: list[int] = plan.offsets[:-1].tolist()
         clock, moved = [0.0] * len(at), True
         while moved:
             moved = False
@@ -60,7 +67,7 @@ class _RendezvousRun:
                     at[rank], moved = column + 1, True
         return Timeline(plan, self.problem, self.start, self.end, arrival, sent, (), float(self.end.max()), True)
 
-    def arrives(self, column, now, sent):
+    def arrives(self, column: int, now: float, sent: Floats) -> bool:
         """Whether it is known when what `column` waits for arrives, its rank being free to post from `now`."""
         slot = self.slot[column]
         if slot in self.full or slot not in self.needed:

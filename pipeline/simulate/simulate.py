@@ -17,11 +17,19 @@ from math import inf
 import numpy as np
 
 from lanterne.errors import InputError, ScheduleError
-from lanterne.pipeline.plan.costs import costs
+from lanterne.pipeline.plan.action import Action
+from lanterne.pipeline.plan.costs import Costs, Floats, costs
 from lanterne.pipeline.plan.plan import KIND_INDEX, Plan
 from lanterne.pipeline.plan.problem import Problem
 from lanterne.pipeline.simulate.check import CheckedPlan, check
-from lanterne.pipeline.simulate.program import program_of_orders, program_of_plan, run
+from lanterne.pipeline.simulate.program import (
+    Communication,
+    EngineProgram,
+    EngineRun,
+    program_of_orders,
+    program_of_plan,
+    run,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,27 +43,27 @@ class Timeline:
             waited for.
         sent: (num_actions,) float64, when the first byte of the message of an action was on its link; nan where it
             sends none.
-        data_parallel: (rank, Action, start, end) of each data-parallel communication.
+        data_parallel: each data-parallel communication.
         makespan: when the last action or data-parallel communication on any rank ends.
         in_order: whether communication was sent in order and blocked computing.
     """
 
     plan: Plan
     problem: Problem
-    start: np.ndarray
-    end: np.ndarray
-    arrival: np.ndarray
-    sent: np.ndarray
-    data_parallel: tuple
+    start: Floats
+    end: Floats
+    arrival: Floats
+    sent: Floats
+    data_parallel: tuple[Communication, ...]
     makespan: float
     in_order: bool = False
 
 
-def simulate(plan, problem, in_order=False, queue=1):
+def simulate(plan: Plan | CheckedPlan, problem: Problem, *, in_order: bool = False, queue: int = 1) -> Timeline:
     """The Timeline of `plan` under `problem`: its own or another; it may exceed the memory.
 
     Args:
-        plan: a Plan, which is checked, or a CheckedPlan.
+        plan: it is checked, unless it is a CheckedPlan.
         in_order: send in the order of the plan with one message under way per rank, its latency included, and let
             computing wait while `queue` sends are not done: head-of-line blocking (ADAPTRA section 3.2).
         queue: sends that a rank may have handed over and not done when it goes on computing; 0: it waits for each to be
@@ -70,33 +78,30 @@ def simulate(plan, problem, in_order=False, queue=1):
     if queue < 0:
         raise InputError(f"queue: got {queue}, expected at least 0 sends")
     if not isinstance(plan, CheckedPlan) or plan.problem.microbatches != problem.microbatches:
-        plan = check(getattr(plan, "plan", plan), problem, memory=False)
-    plan = plan.plan
-    table = costs(problem, plan.placement)
-    program = program_of_plan(plan, table)
-    ran = run(program, table, queue if in_order else None, message_turns(plan, table, program))
+        plan = check(plan.plan if isinstance(plan, CheckedPlan) else plan, problem, memory=False)
+    made = plan.plan
+    table = costs(problem, made.placement)
+    program = program_of_plan(made, table)
+    ran = run(program, table, queue if in_order else None, message_turns(made, table, program))
     if ran.makespan == inf:
         raise ScheduleError(
             "message_order: got one in which messages wait for each other, expected one that the plan can follow"
         )
-    return _timeline(plan, problem, program, ran, in_order)
+    return _timeline(made, problem, program, ran, in_order)
 
 
-def makespan(plan, problem):
+def makespan(plan: Plan, problem: Problem) -> float:
     """The makespan of a plan without parts; unchecked and fast, for the inner loops of planners.
 
-    The plan must do each rank's work once and keep B after F and W after B. See `makespan_of_orders` for what is faster
-    still.
-
-    Returns:
-        A float; inf where ranks wait for each other for ever.
+    The plan must do each rank's work once and keep B after F and W after B. It is inf where ranks wait for each other
+    for ever. See `makespan_of_orders` for what is faster still.
     """
     table = costs(problem, plan.placement)
     program = program_of_orders(plan.orders, table)
     return run(program, table, turns=message_turns(plan, table, program)).makespan
 
 
-def makespan_of_orders(orders, table):
+def makespan_of_orders(orders: list[list[int]], table: Costs) -> float:
     """The same for `orders`, a list of action ids per rank, under the Costs `table` (see costs).
 
     Cost: about 0.3 us per action, so 0.3 ms for 8 ranks x 32 microbatches.
@@ -104,7 +109,7 @@ def makespan_of_orders(orders, table):
     return run(program_of_orders(orders, table), table).makespan
 
 
-def message_turns(plan, table, program):
+def message_turns(plan: Plan, table: Costs, program: EngineProgram) -> dict[int, list[int]] | None:
     """The plan's `message_order` for engine.Events: link -> ids of `program` in the order in which they take it.
 
     Raises:
@@ -112,22 +117,21 @@ def message_turns(plan, table, program):
     """
     if not plan.message_order:
         return None
-    _, _, target, _, _, link = program.tables
-    senders = {}
+    target, link = program.tables.target, program.tables.link
+    senders: dict[int | None, int] = {}
     for rank in program.orders:
         for action in rank:
             if target[action] >= 0 and link[action] >= 0:
                 senders[target[action]] = action
-    turns = {}
+    turns: dict[int, list[int]] = {}
     for messages in plan.message_order:
-        ids = [senders.pop(_slot_filled_by(action, table), None) for action in messages]
-        if None in ids:
-            raise ScheduleError(
-                f"message_order: got {messages[ids.index(None)]}, "
-                "expected actions whose message takes a link, each once"
-            )
-        for action in ids:
-            turns.setdefault(link[action], []).append(action)
+        for message in messages:
+            sender = senders.pop(_slot_filled_by(message, table), None)
+            if sender is None:
+                raise ScheduleError(
+                    f"message_order: got {message}, expected actions whose message takes a link, each once"
+                )
+            turns.setdefault(link[sender], []).append(sender)
     left = [action for action in senders.values() if link[action] in turns]
     if left:
         raise ScheduleError(
@@ -136,7 +140,7 @@ def message_turns(plan, table, program):
     return turns
 
 
-def _slot_filled_by(action, table):
+def _slot_filled_by(action: Action, table: Costs) -> int | None:
     """The slot of the message of a whole action; None for an action that there is not."""
     known = action.kind in KIND_INDEX and action.stage < table.placement.num_stages
     if not known or action.microbatch >= table.microbatches:
@@ -144,7 +148,7 @@ def _slot_filled_by(action, table):
     return int(table.target[table.id(KIND_INDEX[action.kind], action.stage, action.microbatch)])
 
 
-def _timeline(plan, problem, program, ran, in_order):
+def _timeline(plan: Plan, problem: Problem, program: EngineProgram, ran: EngineRun, in_order: bool) -> Timeline:
     duration, slot, target, latency, occupancy, _ = (np.array(column[: len(plan.ids)]) for column in program.tables)
     start = np.fromiter(chain.from_iterable(ran.starts), float, len(plan.ids))
     full = np.array(ran.full)

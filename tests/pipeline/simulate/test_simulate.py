@@ -222,8 +222,8 @@ def test_blocking_never_helps_and_less_so_with_a_longer_queue(data, queue):
     made = data.draw(plans(problem, placement))
     free, long, short = (
         simulate(made, problem),
-        simulate(made, problem, True, queue + 1),
-        simulate(made, problem, True, queue),
+        simulate(made, problem, in_order=True, queue=queue + 1),
+        simulate(made, problem, in_order=True, queue=queue),
     )
     assert (short.start >= long.start - 1e-9).all() and (long.start >= free.start - 1e-9).all()
 
