@@ -1,11 +1,16 @@
 """The transports by name, loaded when asked for."""
 
 from importlib import import_module
+from typing import TYPE_CHECKING
 
 from lanterne.errors import InputError, one_of
 
+if TYPE_CHECKING:
+    from lanterne.transport.base import Transport
+    from lanterne.transport.rank_group import Group
+
 # name -> (module, class, one line). A class takes (group, timeout_s).
-TRANSPORTS = {
+TRANSPORTS: dict[str, tuple[str, str, str]] = {
     "mpi": ("mpi.transport", "MpiTransport", "MPI point to point, through mpi4py"),
     "ucx": ("ucx.transport", "UcxTransport", "UCX: RDMA where there is a NIC, shared memory and TCP elsewhere"),
     "nccl": (
@@ -16,7 +21,7 @@ TRANSPORTS = {
 }
 
 
-def find_transport(name):
+def find_transport(name: str) -> tuple[str, str, str]:
     """The line of TRANSPORTS of transport `name`.
 
     Raises:
@@ -27,12 +32,13 @@ def find_transport(name):
     return TRANSPORTS[name]
 
 
-def open_transport(name, group, timeout_s=None):
-    """The transport `name` between the ranks of `group` (bootstrap.Group).
+def open_transport(name: str, group: "Group", timeout_s: float | None = None) -> "Transport":
+    """The transport `name` between the ranks of `group`.
 
     Raises:
         InputError: no transport of that name.
         Unavailable: its library is missing here.
     """
     module, cls, _ = find_transport(name)
-    return getattr(import_module(f".{module}", __package__), cls)(group, timeout_s)
+    opened: "Transport" = getattr(import_module(f".{module}", __package__), cls)(group, timeout_s)
+    return opened

@@ -18,7 +18,7 @@ from pathlib import Path
 from lanterne.errors import PeerFailed
 from lanterne.transport.job.bootstrap import connect
 from lanterne.transport.mpi import transport as mpi
-from lanterne.transport.mpi.mpich_memory import unlink_segments
+from lanterne.transport.mpi.library import unlink_segments
 from lanterne.transport.registry import open_transport
 
 EXIT_OF_RANK_1 = 5

@@ -18,12 +18,15 @@ import socket
 import struct
 from contextlib import suppress
 from ipaddress import ip_address
+from typing import TYPE_CHECKING
 
 from lanterne.errors import InputError, Unavailable
 from lanterne.transport.rank_group import Group, host_identity, refuse_mixed_mpi
 from lanterne.transport.store.client import StoreClient
 from lanterne.transport.store.process import StoreProcess
 
+if TYPE_CHECKING:
+    from mpi4py import MPI
 # Variables that MPI launchers set; the first names hold the world size.
 MPI_SIZE_VARIABLES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
 MPI_VARIABLES = (*MPI_SIZE_VARIABLES, "PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")
@@ -33,7 +36,7 @@ TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 OPEN_TOKEN = "loopback-without-a-secret"
 
 
-def in_a_job():
+def in_a_job() -> bool:
     """Whether a launcher, ours or another, started this process as one of its ranks.
 
     Raises:
@@ -49,7 +52,7 @@ def in_a_job():
     return not missing
 
 
-def launched_rank():
+def launched_rank() -> int:
     """The rank that a launcher gave this process in its environment; 0 where it gave none."""
     for name in ("RANK", "PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK"):
         text = os.environ.get(name, "")
@@ -58,7 +61,7 @@ def launched_rank():
     return 0
 
 
-def connect(timeout_s=None):
+def connect(timeout_s: float | None = None) -> Group:
     """The Group of the job that this process belongs to; see the module. Returns once all ranks are there.
 
     Args:
@@ -78,15 +81,15 @@ def connect(timeout_s=None):
     return Group(0, 1)
 
 
-def _connect_to_launcher(timeout_s):
+def _connect_to_launcher(timeout_s: float | None) -> Group:
     rank, world_size = _rank_and_world_size()
     host, _, port = os.environ["LANTERNE_STORE"].rpartition(":")
     client = StoreClient((host, _port("LANTERNE_STORE", port)), os.environ.get("LANTERNE_TOKEN", ""), timeout_s)
     return Group(rank, world_size, client, timeout_s=timeout_s)
 
 
-def _connect_by_mpi(timeout_s):
-    from lanterne.transport.mpi.mpich_memory import unlink_segments
+def _connect_by_mpi(timeout_s: float | None) -> Group:
+    from lanterne.transport.mpi.library import unlink_segments
     from lanterne.transport.mpi.transport import finalize_with, load_mpi
 
     comm = load_mpi().COMM_WORLD
@@ -96,16 +99,16 @@ def _connect_by_mpi(timeout_s):
     if comm.size == 1:
         return Group(0, 1)
     hosts = _mpi_all_gather(comm, host_identity().encode())
-    process, message = None, b""
+    process, told = None, b""
     if comm.rank == 0:
         # A failure is broadcast too, so that no rank waits for what will never come.
         try:
             token = secrets.token_hex(16)
-            process = StoreProcess(token, listen_address(len(set(hosts)) > 1), until="members")
-            message = f"{process.address[0]} {process.address[1]} {token}".encode()
+            process = StoreProcess(token, listen_address(several_hosts=len(set(hosts)) > 1), until="members")
+            told = f"{process.address[0]} {process.address[1]} {token}".encode()
         except (Unavailable, InputError) as error:
-            message = b"!" + str(error).encode()
-    message = _mpi_all_gather(comm, message)[0].decode()
+            told = b"!" + str(error).encode()
+    message = _mpi_all_gather(comm, told)[0].decode()
     unlink_segments()
     if message.startswith("!"):
         raise Unavailable(message[1:])
@@ -115,7 +118,7 @@ def _connect_by_mpi(timeout_s):
     return group
 
 
-def _mpi_all_gather(comm, payload):
+def _mpi_all_gather(comm: "MPI.Intracomm", payload: bytes) -> list[bytes]:
     """The first 512 bytes of every rank, by rank; buffers only: mpi4py's lower-case verbs would unpickle."""
     import numpy as np
 
@@ -128,7 +131,7 @@ def _mpi_all_gather(comm, payload):
     return [slot.tobytes().rstrip(b"\0") for slot in slots]
 
 
-def _connect_by_torchrun(timeout_s):
+def _connect_by_torchrun(timeout_s: float | None) -> Group:
     rank, world_size = _rank_and_world_size()
     if world_size == 1:
         return Group(0, 1)
@@ -153,7 +156,7 @@ def _connect_by_torchrun(timeout_s):
     return Group(rank, world_size, StoreClient(address, token, timeout_s, early=True), process, timeout_s)
 
 
-def _rank_and_world_size():
+def _rank_and_world_size() -> tuple[int, int]:
     numbers = []
     for name in ("RANK", "WORLD_SIZE"):
         text = os.environ.get(name, "")
@@ -166,21 +169,21 @@ def _rank_and_world_size():
     return rank, world_size
 
 
-def _port(name, text):
+def _port(name: str, text: str) -> int:
     if not (text.isascii() and text.isdigit() and 0 < int(text) < 1 << 16):
         raise InputError(f"{name}: got port {text!r}, expected 1 to 65535")
     return int(text)
 
 
-def _is_loopback(host):
+def _is_loopback(host: str) -> bool:
     try:
-        found = {info[4][0] for info in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
+        found = {str(info[4][0]) for info in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
     except OSError as error:
         raise InputError(f"MASTER_ADDR: got {host!r}, which has no address: {error.strerror}") from error
     return all(ip_address(address.partition("%")[0]).is_loopback for address in found)
 
 
-def address_of(name):
+def address_of(name: str) -> str:
     """The address of the interface `name`; any other name as it is."""
     if name not in [interface for _index, interface in socket.if_nameindex()]:
         return name
@@ -192,7 +195,7 @@ def address_of(name):
     return socket.inet_ntoa(answer[20:24])
 
 
-def listen_address(several_hosts):
+def listen_address(*, several_hosts: bool) -> str:
     """The one address that the store listens on: LANTERNE_BIND, loopback on a single host, else this host's own."""
     if asked := address_of(os.environ.get("LANTERNE_BIND", "")):
         return asked
@@ -200,8 +203,9 @@ def listen_address(several_hosts):
         return "127.0.0.1"
     with suppress(socket.gaierror):  # A host may not know its own name.
         for info in socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM):
-            if not ip_address(info[4][0].partition("%")[0]).is_loopback:
-                return info[4][0]
+            address = str(info[4][0])
+            if not ip_address(address.partition("%")[0]).is_loopback:
+                return address
     raise Unavailable(
         f"address: {socket.gethostname()} names no address but loopback; set LANTERNE_BIND to one the other hosts reach"
     )

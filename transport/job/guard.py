@@ -16,7 +16,7 @@ import time
 from contextlib import suppress
 
 from lanterne.errors import InputError, LanterneError, TransportError
-from lanterne.transport.mpi.mpich_memory import unlink_segments
+from lanterne.transport.mpi.library import unlink_segments
 from lanterne.transport.store.client import StoreClient
 from lanterne.transport.wire import Kind, unpack_fields
 
@@ -39,7 +39,7 @@ STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _LIBC = ctypes.CDLL(None)  # loaded here: a forked child may not
 
 
-def survivors_s():
+def survivors_s() -> float:
     """How long survivors of a death may take to end by themselves, seconds: LANTERNE_GRACE_S, or 10.
 
     Raises:
@@ -55,16 +55,16 @@ def survivors_s():
     return time_s
 
 
-def set_parent_death_signal(number, parent):
+def set_parent_death_signal(number: int, parent: int) -> None:
     """Let this process get signal `number` when `parent` (a pid) dies, also if it has died already."""
     _LIBC.prctl(PR_SET_PDEATHSIG, number)
     if os.getppid() != parent:
         os.kill(os.getpid(), number)
 
 
-def descendants(pid):
+def descendants(pid: int) -> list[int]:
     """The pids of the processes below `pid`."""
-    children = {}
+    children: dict[int, list[int]] = {}
     for name in filter(str.isdigit, os.listdir("/proc")):
         try:
             with open(f"/proc/{name}/stat", "rb") as file:
@@ -72,7 +72,8 @@ def descendants(pid):
         except OSError:
             continue
         children.setdefault(parent, []).append(int(name))
-    found, rest = [], [pid]
+    found: list[int] = []
+    rest = [pid]
     while rest:
         below = children.get(rest.pop(), [])
         found += below
@@ -80,7 +81,7 @@ def descendants(pid):
     return found
 
 
-def exit_code(status):
+def exit_code(status: int) -> tuple[int, str]:
     """The exit code of a wait status as shells give it, 128 + n for signal n, and the words for it."""
     code = os.waitstatus_to_exitcode(status)
     if code >= 0:
@@ -89,18 +90,24 @@ def exit_code(status):
 
 
 class Guard:
-    """Runs `command` as rank `rank` and sees to its end; `run()` returns this process's exit code."""
+    """Runs `command` as rank `rank` and sees to its end.
 
-    def __init__(self, command, rank, client, wakeup):
+    Args:
+        wakeup: readable once a signal has come.
+    """
+
+    def __init__(self, command: list[str], rank: int, client: StoreClient, wakeup: socket.socket) -> None:
         self._rank = rank
         self._client = client
         self._wakeup = wakeup
         self._child = _start(command)
         self._ended = False
-        self._terminate_at = self._kill_at = float("inf")
+        self._terminate_at = float("inf")
+        self._kill_at = float("inf")
         self._why = ""  # we end the rank
 
-    def run(self):
+    def run(self) -> int:
+        """See to the rank's end and tell it; this process's exit code."""
         poll = select.poll()
         poll.register(self._wakeup, select.POLLIN)
         poll.register(self._client, select.POLLIN)
@@ -120,7 +127,7 @@ class Guard:
         finally:
             self._end_descendants()
 
-    def _handle_signals(self):
+    def _handle_signals(self) -> None:
         try:
             numbers = self._wakeup.recv(64)
         except BlockingIOError:
@@ -128,7 +135,7 @@ class Guard:
         if any(number in STOPPING for number in numbers):
             self._end_rank(0.0, "its launcher asked for it")
 
-    def _reap(self):
+    def _reap(self) -> None:
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -145,7 +152,7 @@ class Guard:
                 self._client.call(Kind.ENDED, [self._rank, code, reason.encode()])
                 self._end_descendants()
 
-    def _finished(self):
+    def _finished(self) -> bool:
         self._client.pump()
         while self._client.notices:
             kind, body = self._client.notices.popleft()
@@ -157,12 +164,12 @@ class Guard:
                 self._end_rank(grace_s, f"it still ran {grace_s:g} s after rank {dead} had failed")
         return False
 
-    def _end_rank(self, delay_s, why):
+    def _end_rank(self, delay_s: float, why: str) -> None:
         at = time.monotonic() + delay_s
         if at < self._terminate_at and self._kill_at == float("inf"):
             self._terminate_at, self._why = at, why
 
-    def _keep_deadlines(self):
+    def _keep_deadlines(self) -> None:
         now = time.monotonic()
         if now >= self._terminate_at:
             self._terminate_at, self._kill_at = float("inf"), now + TERMINATE_S
@@ -173,7 +180,7 @@ class Guard:
             self._kill_at = float("inf")
             _signal_group(self._child, signal.SIGKILL)
 
-    def _end_descendants(self):
+    def _end_descendants(self) -> None:
         # Orphans below us come to us (we are their subreaper), so a few turns find all of them.
         while pids := descendants(os.getpid()):
             for pid in pids:
@@ -185,7 +192,7 @@ class Guard:
                 pass
 
 
-def _finalize_pmi():
+def _finalize_pmi() -> None:
     """Say PMI's hello and goodbye for a rank that could not, or Hydra takes our end for a crash, kills the others."""
     fd = int(os.environ.get("PMI_FD", "-1"))
     if fd < 0:
@@ -204,7 +211,7 @@ def _finalize_pmi():
         pass
 
 
-def _start(command):
+def _start(command: list[str]) -> int:
     guard = os.getpid()
     pid = os.fork()
     if pid:
@@ -222,17 +229,17 @@ def _start(command):
         os._exit(127)
 
 
-def _signal_group(pid, number):
+def _signal_group(pid: int, number: int) -> None:
     with suppress(ProcessLookupError):
         os.killpg(pid, number)
 
 
-def _signal(pid, number):
+def _signal(pid: int, number: int) -> None:
     with suppress(ProcessLookupError):
         os.kill(pid, number)
 
 
-def _signals_to_a_socket():
+def _signals_to_a_socket() -> tuple[socket.socket, socket.socket]:
     reader, writer = socket.socketpair()
     reader.setblocking(False)
     writer.setblocking(False)
@@ -242,15 +249,16 @@ def _signals_to_a_socket():
     return reader, writer
 
 
-def _place():
+def _place() -> tuple[int, int, int] | None:
     """This rank's (rank, world_size, local_rank), as the launcher that started us says; None if it does not."""
     for names in MPI_NAMES if os.environ["LANTERNE_LAUNCHER"] == "mpi" else DIRECT_NAMES:
         if all(os.environ.get(name, "").isdigit() for name in names):
-            return tuple(int(os.environ[name]) for name in names)
+            rank, world_size, local_rank = (int(os.environ[name]) for name in names)
+            return rank, world_size, local_rank
     return None
 
 
-def main(command):
+def main(command: list[str]) -> int:
     parent = os.getppid()
     set_parent_death_signal(signal.SIGTERM, parent)
     _LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1)

@@ -15,12 +15,14 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TypeAlias
 
 from lanterne.errors import InputError, TransportError, TransportTimeout, Unavailable
 from lanterne.transport.job.guard import STARTED_KEY, set_parent_death_signal, survivors_s
-from lanterne.transport.mpi.mpich_memory import unlink_segments
+from lanterne.transport.mpi.library import unlink_segments
 from lanterne.transport.own_python import own_python
 from lanterne.transport.store.client import StoreClient
 from lanterne.transport.store.members import UNKNOWN_CODE
@@ -53,11 +55,19 @@ MPI_ENVIRONMENT = {
 
 OUTER_JOB = re.compile("PMI_|PMIX_(?!MCA)|HYDI_|MPI_LOCAL|OMPI_COMM_WORLD_")
 
+Process: TypeAlias = subprocess.Popen[bytes]
+
 log = logging.getLogger(__name__)
 
 
-def launch(command, world_size, launcher="mpi", timeout_s=None, env=None):
-    """Run `command` (list of str) as `world_size` ranks on this host and return the job's exit code.
+def launch(
+    command: Sequence[str],
+    world_size: int,
+    launcher: str = "mpi",
+    timeout_s: float | None = None,
+    env: Mapping[str, str] | None = None,
+) -> int:
+    """Run `command` as `world_size` ranks on this host and return the job's exit code.
 
     It is 0 if every rank's is, else that of the first rank that failed, 128 + n if signal n killed it. When a rank
     dies, the others learn it through their Group; who still runs LANTERNE_GRACE_S (10) seconds later is ended.
@@ -65,7 +75,7 @@ def launch(command, world_size, launcher="mpi", timeout_s=None, env=None):
     Args:
         launcher: "mpi" (through mpiexec) or "direct" (no MPI; ranks find the job by `bootstrap.connect`).
         timeout_s: end the job after so many seconds; None: never.
-        env: dict of variables that the ranks get beside ours.
+        env: variables that the ranks get beside ours.
 
     Raises:
         InputError: no such command or launcher, or a world size that is none.
@@ -84,7 +94,7 @@ def launch(command, world_size, launcher="mpi", timeout_s=None, env=None):
     job = secrets.token_hex(8)
     token = secrets.token_hex(16)
     with _stopping_signals() as stopped, StoreProcess(token) as store:
-        variables = {
+        variables: dict[str, str] = {
             **RANK_ENVIRONMENT,
             **MPI_ENVIRONMENT,
             # Without the traces of an MPI job that we are ourselves a rank of.
@@ -99,7 +109,7 @@ def launch(command, world_size, launcher="mpi", timeout_s=None, env=None):
             JOB_VARIABLE: job,
         }
         watch = JobWatch(StoreClient(store.address, token), world_size, mpiexec or "launch", stopped)
-        processes = []
+        processes: list[Process] = []
         try:
             _start_guards(processes, command, world_size, mpiexec, variables)
             return watch.run(processes, timeout_s)
@@ -111,7 +121,7 @@ def launch(command, world_size, launcher="mpi", timeout_s=None, env=None):
             _end(processes, job)
 
 
-def find_mpiexec():
+def find_mpiexec() -> str:
     """The mpiexec beside this Python, else the one on PATH.
 
     Raises:
@@ -129,16 +139,16 @@ def find_mpiexec():
 class JobWatch:
     """Follows a job through the store until it has ended."""
 
-    def __init__(self, client, world_size, starter, stopped):
+    def __init__(self, client: StoreClient, world_size: int, starter: str, stopped: Sequence[int]) -> None:
         self._client = client
         self._starter = starter
         self._stopped = stopped
-        self._codes = {}  # of the ranks that have ended, first end first
+        self._codes: dict[int, int] = {}  # of the ranks that have ended, first end first
         self._world_size = world_size
         self._start_s = START_S + START_RANK_S * world_size
         client.call(Kind.WATCH)
 
-    def run(self, processes, timeout_s):
+    def run(self, processes: Sequence[Process], timeout_s: float | None) -> int:
         """The job's exit code, once all `processes` (mpiexec, or the guards) have ended."""
         deadline = time.monotonic() + (float("inf") if timeout_s is None else timeout_s)
         started_by = time.monotonic() + self._start_s
@@ -170,17 +180,18 @@ class JobWatch:
             for pidfd in pidfds:
                 os.close(pidfd)
 
-    def close(self):
+    def close(self) -> None:
+        """Close the connection to the store."""
         self._client.close()
 
-    def _check_started(self):
+    def _check_started(self) -> None:
         started = self._client.add(STARTED_KEY, 0)
         if started < self._world_size:
             raise Unavailable(
                 f"{self._starter}: started {started} ranks in {self._start_s:g} s, expected {self._world_size}"
             )
 
-    def _read_notices(self):
+    def _read_notices(self) -> None:
         try:
             self._client.pump()
         except TransportError as error:
@@ -197,7 +208,7 @@ class JobWatch:
                 level = logging.INFO if 0 <= code < 128 else logging.WARNING
                 log.log(level, "lanterne: rank %d %s", rank, reason.decode(errors="replace"))
 
-    def _exit_code(self, processes):
+    def _exit_code(self, processes: Sequence[Process]) -> int:
         launcher_code = next((process.returncode for process in processes if process.returncode != 0), 0)
         failures = [code for code in self._codes.values() if code != 0]
         if not failures and len(self._codes) < self._world_size:
@@ -207,21 +218,23 @@ class JobWatch:
         code = next((code for code in failures if code != UNKNOWN_CODE), launcher_code or 1) if failures else 0
         return code if code >= 0 else 128 - code
 
-    def _overdue(self, timeout_s):
+    def _overdue(self, timeout_s: float | None) -> int:
         running = self._running()
         if not running:
             return self._exit_code(())
         raise TransportTimeout(f"launch: rank {_join(running)} still ran after {timeout_s:g} s and was ended", running)
 
-    def _running(self):
+    def _running(self) -> list[int]:
         return [rank for rank in range(self._world_size) if rank not in self._codes]
 
 
-def _join(ranks):
+def _join(ranks: Iterable[int]) -> str:
     return ", ".join(map(str, ranks))
 
 
-def _start_guards(processes, command, world_size, mpiexec, variables):
+def _start_guards(
+    processes: list[Process], command: Sequence[str], world_size: int, mpiexec: str | None, variables: dict[str, str]
+) -> None:
     guard = [*own_python(), "-m", "lanterne.transport.job.guard", *command]
     if mpiexec is not None:
         processes.append(_popen([mpiexec, "-n", str(world_size), *guard], variables))
@@ -231,7 +244,7 @@ def _start_guards(processes, command, world_size, mpiexec, variables):
         processes.append(_popen(guard, variables | place))
 
 
-def _popen(command, variables):
+def _popen(command: Sequence[str], variables: Mapping[str, str]) -> Process:
     launcher = os.getpid()
     return subprocess.Popen(
         command,
@@ -244,9 +257,9 @@ def _popen(command, variables):
 
 
 @contextmanager
-def _stopping_signals():
+def _stopping_signals() -> Iterator[list[int]]:
     """A list that gets the number of a SIGTERM or SIGHUP that comes meanwhile; only the main thread sees them."""
-    stopped = []
+    stopped: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield stopped
         return
@@ -259,7 +272,7 @@ def _stopping_signals():
             signal.signal(number, handler)
 
 
-def _stop(processes, job, number):
+def _stop(processes: Sequence[Process], job: str, number: int) -> None:
     """End a job that still runs, which was interrupted or is overdue, in silence; MPICH's shared memory too.
 
     Args:
@@ -279,7 +292,7 @@ def _stop(processes, job, number):
         time.sleep(0.01)
 
 
-def lives(pid):
+def lives(pid: int) -> bool:
     """Whether process `pid` runs: it is there, and has not ended."""
     try:
         with open(f"/proc/{pid}/stat") as file:
@@ -288,7 +301,7 @@ def lives(pid):
         return False
 
 
-def _end(processes, job):
+def _end(processes: Sequence[Process], job: str) -> None:
     """End what is left: give guards that have lost their store time to end their ranks, then kill by the job's name."""
     deadline = time.monotonic() + END_S
     for process in processes:
@@ -304,7 +317,7 @@ def _end(processes, job):
         time.sleep(0.01)
 
 
-def processes_of(job):
+def processes_of(job: str) -> list[int]:
     """The pids of our processes that carry the job's id in their environment."""
     marker = f"{JOB_VARIABLE}={job}".encode()
     found = []

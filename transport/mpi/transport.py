@@ -5,30 +5,39 @@ import os
 import sys
 import time
 import warnings
+from collections.abc import Collection, Iterable, Sequence
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from lanterne.errors import InputError, TransportError, Unavailable
 from lanterne.transport.base import (
     COMMUNICATOR_BITS,
     LANE_BITS,
     Capabilities,
+    Operation,
     Recv,
+    Region,
     Request,
     Send,
     Transport,
     check_ops,
 )
-from lanterne.transport.mpi.library import is_cuda_aware
-from lanterne.transport.mpi.mpich_memory import unlink_segments
+from lanterne.transport.mpi.library import is_cuda_aware, unlink_segments
 from lanterne.transport.pauses import Pauses
-from lanterne.transport.rank_group import FOREVER_S
+from lanterne.transport.rank_group import FOREVER_S, Group
 
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+    from lanterne.transport.board.seat import StoreSeat
+    from lanterne.transport.store.client import StoreClient
 # MPI messages of up to 2^31-1 bytes work everywhere; MPI 4 lifts the limit.
 INT_MAX = 2**31 - 1
 # How long after an MPI error the notice of a death may still come.
 NOTICE_S = 1.0
 
 
-def load_mpi():
+def load_mpi() -> ModuleType:
     """`mpi4py.MPI`, set up so that a dead peer cannot hang our exit.
 
     MPI_Finalize waits for every rank, a dead one included, so it must not run after a failure. Where MPI is not loaded
@@ -58,29 +67,30 @@ def load_mpi():
     return _loaded
 
 
-_loaded = None
+_loaded: ModuleType | None = None
 _failed = False
 # How long this process waits at its end for the others, and for how long once one of them did not come in time.
-_patience_s, PATIENCE_S = FOREVER_S, 2.0
+_patience_s: float = FOREVER_S
+PATIENCE_S = 2.0
 
 
-def skip_finalize():
+def skip_finalize() -> None:
     """A peer died: nobody can finalize MPI any more. Leave the process without it."""
     global _failed
     _failed = True
 
 
-def finalize_with(group):
-    """Finalize MPI at exit only if every rank of `group` (a bootstrap.Group) is able to."""
+def finalize_with(group: Group) -> None:
+    """Finalize MPI at exit only if every rank of `group` is able to."""
     group.ends_together = True
     if group not in _groups:
         _groups.append(group)
 
 
-_groups = []
+_groups: list[Group] = []
 
 
-def _at_exit(MPI, ours):
+def _at_exit(MPI: Any, ours: bool) -> None:
     willing = not _failed and not hasattr(sys, "last_value")
     together = all([group.end_together(willing, _patience_s) for group in _groups]) if _groups else willing
     if together and ours and not MPI.Is_finalized():
@@ -96,7 +106,7 @@ class MpiTransport(Transport):
     """Point to point over a duplicate of MPI.COMM_WORLD.
 
     Args:
-        group: the bootstrap.Group of this process; it tells who died, since MPI never does. None: nobody tells.
+        group: it tells who died, since MPI never does. None: nobody tells.
         timeout_s: the default of every wait.
 
     Raises:
@@ -105,7 +115,7 @@ class MpiTransport(Transport):
 
     name = "mpi"
 
-    def __init__(self, group=None, timeout_s=None):
+    def __init__(self, group: Group | None = None, timeout_s: float | None = None) -> None:
         MPI = load_mpi()
         world = MPI.COMM_WORLD
         if group is not None:
@@ -115,10 +125,10 @@ class MpiTransport(Transport):
         self._group = group
         self._comm = world.Dup()
         # Of posts that failed, or that nobody holds any more: what of them is under way uses its memory still.
-        self._abandoned = []
+        self._abandoned: list[object] = []
         unlink_segments()
-        self.rank = world.rank
-        self.world_size = world.size
+        self.rank = int(world.rank)
+        self.world_size = int(world.size)
         self._lane_bits = _lane_bits(self._comm.Get_attr(MPI.TAG_UB))
         large = MPI.Get_version() >= (4, 0)
         self.capabilities = Capabilities(
@@ -131,9 +141,10 @@ class MpiTransport(Transport):
         if timeout_s is not None:
             self.timeout_s = timeout_s
 
-    def post(self, ops):
+    def post(self, ops: Sequence[Operation]) -> "MpiRequest":
         check_ops(self, ops)
-        comm, requests = self._comm, []
+        comm = self._comm
+        requests: list[MPI.Request] = []
         tags = [self._fold_tag(op.tag) for op in ops]
         try:
             for op, tag in zip(ops, tags, strict=True):
@@ -145,13 +156,14 @@ class MpiTransport(Transport):
             self.explain(error, {op.peer for op in ops})
         return MpiRequest(self, ops, requests)
 
-    def _memory(self, region, offset, nbytes):
+    def _memory(self, region: Region, offset: int, nbytes: int) -> Any:
         """What mpi4py takes for `nbytes` of `region` from `offset`."""
         if region.device:
             return self._mpi.buffer.fromaddress(region.address + offset, nbytes)
+        assert region.buffer is not None
         return region.buffer[offset : offset + nbytes]
 
-    def _fold_tag(self, tag):
+    def _fold_tag(self, tag: int) -> int:
         """MPI's tag: it matches the source itself; communicator and lane share what it offers."""
         lane = tag & ((1 << LANE_BITS) - 1)
         if lane >> self._lane_bits:
@@ -159,18 +171,18 @@ class MpiTransport(Transport):
         return tag >> LANE_BITS << self._lane_bits | lane
 
     @property
-    def mpi_communicator(self):
+    def mpi_communicator(self) -> "MPI.Intracomm":
         """The mpi4py communicator under this transport, for MPI's own collectives."""
         return self._comm
 
-    def open_board(self, key, rank, world_size):
+    def open_board(self, key: str, rank: int, world_size: int) -> StoreSeat | None:
         return None if self._group is None else self._group.open_board(key, rank, world_size)
 
     @property
-    def store(self):
+    def store(self) -> "StoreClient | None":
         return None if self._group is None else self._group.store
 
-    def check_peers(self, peers):
+    def check_peers(self, peers: Iterable[int]) -> None:
         if self._group is not None:
             try:
                 self._group.check_peers(peers)
@@ -179,22 +191,23 @@ class MpiTransport(Transport):
                 if self._group.failed():
                     skip_finalize()
 
-    def abandon(self, peer, requests):
+    def abandon(self, peer: int, requests: Sequence[Request]) -> None:
         # A dead path would keep MPI_Finalize waiting. What is half-way in may still be written, if the path revives.
         skip_finalize()
         self.adopt(requests)
         for request in requests:
+            assert isinstance(request, MpiRequest)
             request.cancel_receives()
 
-    def end_soon(self):
+    def end_soon(self) -> None:
         global _patience_s
         _patience_s = PATIENCE_S
 
-    def adopt(self, requests):
-        """Keep the memory of MPI requests that nobody holds any more."""
+    def adopt(self, requests: object) -> None:
+        """Keep the memory of MPI requests, or of lists of them, that nobody holds any more."""
         self._abandoned.append(requests)
 
-    def explain(self, error, peers):
+    def explain(self, error: "MPI.Exception", peers: Collection[int]) -> NoReturn:
         """Raise what the MPI error in an exchange with `peers` means: often the first sign of a death."""
         skip_finalize()
         deadline = time.monotonic() + NOTICE_S
@@ -205,12 +218,12 @@ class MpiTransport(Transport):
         text = error.Get_error_string().splitlines()[0].removesuffix(", error stack:")
         raise TransportError(f"mpi rank {self.rank}, with rank {', '.join(map(str, sorted(peers)))}: {text}") from error
 
-    def close(self):
+    def close(self) -> None:
         # Freeing the communicator would be collective: a dead peer would hang it, and the process ends soon.
         self.closed = True
 
 
-def _lane_bits(tag_ub):
+def _lane_bits(tag_ub: int) -> int:
     """How many bits of an MPI tag are left for the lane."""
     bits = (tag_ub + 1).bit_length() - 1 - COMMUNICATOR_BITS
     if bits < 8:
@@ -222,16 +235,17 @@ class MpiRequest(Request):
     """All MPI requests of one post."""
 
     __slots__ = ("_done", "_error", "_ops", "_requests", "_statuses", "transport")
+    transport: MpiTransport
 
-    def __init__(self, transport, ops, requests):
+    def __init__(self, transport: MpiTransport, ops: Sequence[Operation], requests: "list[MPI.Request]") -> None:
         self.transport = transport
         self._ops = ops
         self._requests = requests
         self._statuses = [transport._mpi.Status() for _ in ops]
         self._done = False
-        self._error = None
+        self._error: str | None = None
 
-    def test(self):
+    def test(self) -> bool:
         if self._error:
             # Asked again, it says so again: nobody may take half a message for a whole one.
             raise TransportError(self._error)
@@ -249,7 +263,7 @@ class MpiRequest(Request):
             self._check_lengths()
         return self._done
 
-    def _check_lengths(self):
+    def _check_lengths(self) -> None:
         for op, status in zip(self._ops, self._statuses, strict=True):
             if type(op) is Recv and status.count != op.nbytes:
                 rank = self.transport.rank
@@ -258,25 +272,25 @@ class MpiRequest(Request):
                 )
                 raise TransportError(self._error)
 
-    def cancel_receives(self):
+    def cancel_receives(self) -> None:
         """Take back the receives that no message has matched yet."""
         for op, request in zip(self._ops, self._requests, strict=True):
             if type(op) is Recv and request:
                 request.Cancel()
                 request.Test()
 
-    def pending_peers(self):
+    def pending_peers(self) -> list[int]:
         if self._done:
             return []
         return sorted(
             {op.peer for op, request in zip(self._ops, self._requests, strict=True) if not self._is_complete(request)}
         )
 
-    def __del__(self):
+    def __del__(self) -> None:
         if not self._done and any(self._requests):
             self.transport.adopt(self._requests)
 
-    def _is_complete(self, request):
+    def _is_complete(self, request: "MPI.Request") -> bool:
         try:
             return request.Get_status()
         except self.transport._mpi.Exception:

@@ -5,8 +5,8 @@ from collections import OrderedDict
 
 from lanterne.transport.board.late_policy import from_text
 from lanterne.transport.board.seat import pack_record, unpack_arrivals
-from lanterne.transport.board.sequencer import Sequencer
-from lanterne.transport.store.values import Refusal
+from lanterne.transport.board.sequencer import Sequencer, Told
+from lanterne.transport.store.handler import Connection, Refusal, Service
 from lanterne.transport.wire import MAX_KEY_NBYTES, Kind
 
 MAX_WORLD_SIZE = 1 << 16
@@ -17,15 +17,26 @@ MAX_POLICY_NBYTES = 4096
 class Board:
     """Takes arrivals and sends records, as notices, to whoever has arrived."""
 
-    def __init__(self, store):
+    def __init__(self, store: Service) -> None:
         self._store = store
-        self._boards = OrderedDict()  # key -> (Sequencer, {rank: connection})
-        self._timed = set()  # (key, deadline) for which a timer runs
+        # By key; the connections by rank.
+        self._boards: OrderedDict[bytes, tuple[Sequencer, dict[int, Connection]]] = OrderedDict()
+        self._timed: set[tuple[bytes, float]] = set()  # (key, deadline) for which a timer runs
         store.route(Kind.ARRIVE, "biiibb", self._arrive)
         store.route(Kind.REPORT, "biiib", self._report)
         store.route(Kind.GIVE_UP, "bii", self._give_up)
 
-    def _arrive(self, connection, _request_id, key, rank, world_size, number, signature, policy):
+    def _arrive(
+        self,
+        connection: Connection,
+        _request_id: int,
+        key: bytes,
+        rank: int,
+        world_size: int,
+        number: int,
+        signature: bytes,
+        policy: bytes,
+    ) -> None:
         if len(signature) > MAX_KEY_NBYTES or len(policy) > MAX_POLICY_NBYTES:
             raise Refusal("got an arrival with too long a text")
         sequencer = self._find(connection, key, rank, world_size)
@@ -36,7 +47,16 @@ class Board:
         self._tell(key, sequencer.arrive(rank, number, signature.decode(errors="replace"), parsed, time.monotonic()))
         self._wind(key, sequencer)
 
-    def _report(self, connection, _request_id, key, rank, world_size, now_ns, arrivals):
+    def _report(
+        self,
+        connection: Connection,
+        _request_id: int,
+        key: bytes,
+        rank: int,
+        world_size: int,
+        now_ns: int,
+        arrivals: bytes,
+    ) -> None:
         sequencer = self._find(connection, key, rank, world_size)
         try:
             parsed = unpack_arrivals(arrivals)
@@ -44,7 +64,7 @@ class Board:
             raise Refusal(str(error)) from None
         self._tell(key, sequencer.report(rank, now_ns / 1e9, parsed, time.monotonic()))
 
-    def _find(self, connection, key, rank, world_size):
+    def _find(self, connection: Connection, key: bytes, rank: int, world_size: int) -> Sequencer:
         """The Sequencer of board `key`, for `rank`, which speaks on `connection`."""
         if len(key) > MAX_KEY_NBYTES:
             raise Refusal("got an arrival with too long a text")
@@ -60,30 +80,31 @@ class Board:
             raise Refusal(f"got the arrival of rank {rank} of {world_size}, which it is not")
         return sequencer
 
-    def _give_up(self, connection, _request_id, key, rank, number):
+    def _give_up(self, connection: Connection, _request_id: int, key: bytes, rank: int, number: int) -> None:
         if key in self._boards and self._boards[key][1].get(rank) is connection:
             self._tell(key, self._boards[key][0].give_up(rank, number))
 
-    def _tell(self, key, told):
+    def _tell(self, key: bytes, told: Told) -> None:
         connections = self._boards[key][1]
         for rank, record in told:
             self._store.send(connections[rank], Kind.RECORD_NOTICE, 0, pack_record(key, record))
 
-    def _wind(self, key, sequencer):
+    def _wind(self, key: bytes, sequencer: Sequencer) -> None:
         """Have a timer run for the next window that ends."""
         deadline_s = sequencer.deadline_s()
         if deadline_s is not None and (key, deadline_s) not in self._timed:
             self._timed.add((key, deadline_s))
             self._store.after(max(0.0, deadline_s - time.monotonic()), lambda: self._ring(key, deadline_s))
 
-    def _ring(self, key, deadline_s):
+    def _ring(self, key: bytes, deadline_s: float) -> None:
         self._timed.discard((key, deadline_s))
         if key in self._boards:
             sequencer = self._boards[key][0]
             self._tell(key, sequencer.expire(time.monotonic()))
             self._wind(key, sequencer)
 
-    def connection_closed(self, connection):
+    def connection_closed(self, connection: Connection) -> None:
+        """The client is gone: its ranks are dead to their boards."""
         for key, (sequencer, connections) in self._boards.items():
             for rank, theirs in connections.items():
                 if theirs is connection:

@@ -1,6 +1,8 @@
 """The store's list of a job's members: who is in it, who left, who died, and what they do all together."""
 
-from lanterne.transport.store.values import Refusal
+from collections.abc import Container
+
+from lanterne.transport.store.handler import Answer, Connection, Refusal, Service
 from lanterne.transport.wire import MAX_BODY_NBYTES, Kind
 
 # How long a lost connection waits for the rank's guard to say what happened to it.
@@ -17,14 +19,21 @@ class Members:
     member whose connection ends without goodbye has died.
     """
 
-    def __init__(self, store):
+    def __init__(self, store: Service) -> None:
         self._store = store
-        self._world_size = None
-        self._members, self._guards, self._watchers = {}, {}, set()
-        self._left, self._died, self._ended = set(), {}, {}
-        self._fault = None
-        self._willing, self._ending = {}, {}  # by rank: its vote on how to end; (connection, request_id) of who waits
-        self._gathers = {}  # name -> {rank: (connection, request_id, payload)}
+        self._world_size = 0  # as the first rank says
+        self._members: dict[int, Connection] = {}
+        self._guards: dict[int, Connection] = {}
+        self._watchers: set[Connection] = set()
+        self._left: set[int] = set()
+        self._died: dict[int, bytes] = {}  # why, by rank
+        self._ended: dict[int, int] = {}  # exit codes, by rank
+        self._fault: list[int | bytes] | None = None
+        # By rank: its vote on how to end; (connection, request_id) of who waits for the outcome.
+        self._willing: dict[int, bool] = {}
+        self._ending: dict[int, tuple[Connection, int]] = {}
+        # By name and rank: (connection, request_id, payload).
+        self._gathers: dict[bytes, dict[int, tuple[Connection, int, bytes]]] = {}
         store.route(Kind.JOIN, "ii", self._join)
         store.route(Kind.GUARD, "ii", self._guard)
         store.route(Kind.WATCH, "", self._watch)
@@ -35,13 +44,12 @@ class Members:
         store.route(Kind.GATHER, "bb", self._gather)
         store.route(Kind.ABSENT, "b", self._absent)
 
-    def _check_rank(self, connection, rank, world_size, taken):
+    def _check_rank(self, connection: Connection, rank: int, world_size: int, taken: Container[int]) -> None:
         if connection.rank is not None or connection.guards is not None:
             raise Refusal("got a second rank from one client")
         if not 1 <= world_size <= MAX_WORLD_SIZE:
             raise Refusal(f"got a world of {world_size} ranks, expected 1 to {MAX_WORLD_SIZE}")
-        if self._world_size is None:
-            self._world_size = world_size
+        self._world_size = self._world_size or world_size
         if world_size != self._world_size:
             raise Refusal(f"got a world of {world_size} ranks, expected {self._world_size} as on the other ranks")
         if not 0 <= rank < world_size:
@@ -49,7 +57,7 @@ class Members:
         if rank in taken:
             raise Refusal(f"got rank {rank} twice, expected each rank of the job once")
 
-    def _join(self, connection, request_id, rank, world_size):
+    def _join(self, connection: Connection, request_id: int, rank: int, world_size: int) -> None:
         self._check_rank(connection, rank, world_size, self._members.keys() | self._left | self._died.keys())
         self._members[rank] = connection
         connection.rank = rank
@@ -58,42 +66,44 @@ class Members:
             self._store.send(connection, Kind.LEFT_NOTICE, 0, [left])
         self._tell_deaths(connection)
 
-    def _guard(self, connection, request_id, rank, world_size):
+    def _guard(self, connection: Connection, request_id: int, rank: int, world_size: int) -> None:
         self._check_rank(connection, rank, world_size, self._guards)
         self._guards[rank] = connection
         connection.guards = rank
         self._store.reply(connection, request_id)
         self._tell_deaths(connection)
 
-    def _watch(self, connection, request_id):
+    def _watch(self, connection: Connection, request_id: int) -> None:
         self._watchers.add(connection)
         self._store.reply(connection, request_id)
         if self._fault is not None:
             self._store.send(connection, Kind.FAULT_NOTICE, 0, self._fault)
 
-    def _tell_deaths(self, connection):
+    def _tell_deaths(self, connection: Connection) -> None:
         for rank, reason in self._died.items():
             self._store.send(connection, Kind.DIED_NOTICE, 0, [rank, reason])
 
-    def _leave(self, connection, _request_id):
-        self._check_member(connection)
-        self._left.add(connection.rank)
-        self._members.pop(connection.rank)
+    def _leave(self, connection: Connection, _request_id: int) -> Answer:
+        rank = self._member(connection)
+        self._left.add(rank)
+        self._members.pop(rank)
         for member in self._members.values():
-            self._store.send(member, Kind.LEFT_NOTICE, 0, [connection.rank])
+            self._store.send(member, Kind.LEFT_NOTICE, 0, [rank])
         return ()
 
-    def _check_member(self, connection):
+    def _member(self, connection: Connection) -> int:
+        """The rank of a member."""
         if connection.rank is None or self._members.get(connection.rank) is not connection:
             raise Refusal("got a request of a member from a client that has not joined, or has left")
+        return connection.rank
 
-    def _end(self, connection, _request_id, rank, code, reason):
+    def _end(self, connection: Connection, _request_id: int, rank: int, code: int, reason: bytes) -> Answer:
         if connection.guards != rank:
             raise Refusal(f"got the end of rank {rank} from a client that is not its guard")
         self._record_end(rank, code, reason)
         return ()
 
-    def _record_end(self, rank, code, reason):
+    def _record_end(self, rank: int, code: int, reason: bytes) -> None:
         if rank in self._ended:
             return
         self._ended[rank] = code
@@ -105,14 +115,14 @@ class Members:
             for guard in self._guards.values():
                 self._store.send(guard, Kind.FINISHED_NOTICE, 0)
 
-    def _report_fault(self, _connection, _request_id, code, text):
+    def _report_fault(self, _connection: Connection, _request_id: int, code: int, text: bytes) -> Answer:
         if self._fault is None:
             self._fault = [code, text]
             for watcher in self._watchers:
                 self._store.send(watcher, Kind.FAULT_NOTICE, 0, self._fault)
         return ()
 
-    def _declare_dead(self, rank, reason):
+    def _declare_dead(self, rank: int, reason: bytes) -> None:
         if rank in self._died:
             return
         self._died[rank] = reason
@@ -120,39 +130,40 @@ class Members:
         for connection in [*self._members.values(), *self._guards.values(), *self._watchers]:
             self._store.send(connection, Kind.DIED_NOTICE, 0, [rank, reason])
 
-    def _vote(self, connection, request_id, willing):
+    def _vote(self, connection: Connection, request_id: int, willing: int) -> None:
         if connection.rank is None:
             raise Refusal("got a vote from a client that has not joined")
         self._ending[connection.rank] = (connection, request_id)
         self._willing.setdefault(connection.rank, bool(willing))
         self._count_votes()
 
-    def _count_votes(self):
+    def _count_votes(self) -> None:
         together = all(self._willing.values())
         if not together or len(self._willing) == self._world_size:
             for connection, request_id in self._ending.values():
                 self._store.reply(connection, request_id, [int(together)])
             self._ending.clear()
 
-    def _gather(self, connection, request_id, name, payload):
-        self._check_member(connection)
+    def _gather(self, connection: Connection, request_id: int, name: bytes, payload: bytes) -> None:
+        member = self._member(connection)
         if len(payload) * self._world_size > MAX_BODY_NBYTES // 2:
             raise Refusal(
                 f"got {len(payload)} bytes from each rank, expected at most {MAX_BODY_NBYTES // 2 // self._world_size}"
             )
         entries = self._gathers.setdefault(name, {})
-        entries[connection.rank] = (connection, request_id, payload)
+        entries[member] = (connection, request_id, payload)
         if len(entries) == self._world_size:
             del self._gathers[name]
             payloads = [entries[rank][2] for rank in range(self._world_size)]
             for waiting, its_request_id, _payload in entries.values():
                 self._store.reply(waiting, its_request_id, payloads)
 
-    def _absent(self, _connection, _request_id, name):
+    def _absent(self, _connection: Connection, _request_id: int, name: bytes) -> Answer:
         present = self._gathers.get(name, {})
-        return [rank for rank in range(self._world_size or 0) if rank not in present]
+        return [rank for rank in range(self._world_size) if rank not in present]
 
-    def connection_closed(self, connection):
+    def connection_closed(self, connection: Connection) -> None:
+        """The client is gone: a member that has not left is dead, unless its guard knows better."""
         self._watchers.discard(connection)
         if connection.guards is not None:
             del self._guards[connection.guards]

@@ -4,6 +4,7 @@ import os
 import select
 import subprocess
 from pathlib import Path
+from typing import Self
 
 from lanterne import __file__ as front_door
 from lanterne.errors import Unavailable
@@ -25,7 +26,7 @@ class StoreProcess:
         Unavailable: `bind` and `port` cannot be listened on.
     """
 
-    def __init__(self, token, bind="127.0.0.1", port=0, until="owner"):
+    def __init__(self, token: str, bind: str = "127.0.0.1", port: int = 0, until: str = "owner") -> None:
         command = [*own_python(), "-m", "lanterne.transport.store.server"]
         command += ["--bind", bind, "--port", str(port), "--until", until]
         wire.check_token(token)
@@ -40,32 +41,35 @@ class StoreProcess:
             cwd=Path(front_door).parents[1],
             start_new_session=True,
         )
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._owns, self._says = self._process.stdin, self._process.stdout
         said = self._first_line()
         if not said.isdigit():
             self.close()
             raise Unavailable(f"store: cannot listen on {bind} port {port}: {said or 'it ended at once'}")
-        self.address = (bind, int(said))
+        self.address: tuple[str, int] = (bind, int(said))
 
-    def _first_line(self):
-        if not select.select([self._process.stdout], [], [], START_S)[0]:
+    def _first_line(self) -> str:
+        if not select.select([self._says], [], [], START_S)[0]:
             return f"no answer within {START_S:g} s"
-        return self._process.stdout.readline().decode(errors="replace").removeprefix("error ").strip()
+        return self._says.readline().decode(errors="replace").removeprefix("error ").strip()
 
     @property
-    def pid(self):
+    def pid(self) -> int:
+        """Of the store's process."""
         return self._process.pid
 
-    def close(self):
+    def close(self) -> None:
         """End the store, or with `until` = "members" leave it to them; a second call does nothing."""
         if self._until == "owner" and self._process.poll() is None:
             self._process.terminate()
             self._process.wait()
-        self._process.stdin.close()
-        self._process.stdout.close()
+        self._owns.close()
+        self._says.close()
         self._process.returncode = self._process.returncode or 0  # nothing here waits for it any more
 
-    def __enter__(self):
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *exception):
+    def __exit__(self, *exception: object) -> None:
         self.close()

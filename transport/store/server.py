@@ -1,8 +1,8 @@
 """The store: a job's small key-value service, meeting point and membership list, in a process of its own.
 
-`python -m lanterne.transport.store.server` prints its port on standard output and serves from one thread until its owner
-closes its standard input (`--until owner`) or its last client is gone (`--until members`), so it never outlives its
-job. The token comes in LANTERNE_TOKEN. What it can do is in HANDLERS: a new service is one more class there.
+`python -m lanterne.transport.store.server` prints its port on standard output and serves from one thread until its
+owner closes its standard input (`--until owner`) or its last client is gone (`--until members`), so it never outlives
+its job. The token comes in LANTERNE_TOKEN. What it can do is in HANDLERS: a new service is one more class there.
 
 Strangers: a connection has AUTHENTICATION_S to prove that it knows the token, may send no more than the proof until
 then, and at most MAX_STRANGERS of them are open at a time, the oldest making room. Clients are bounded in number and in
@@ -19,14 +19,16 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Callable, Iterable, Sequence
 
 from lanterne.errors import InputError
 from lanterne.transport import wire
 from lanterne.transport.store.board_handler import Board
+from lanterne.transport.store.handler import Answer, Connection, Handler, Refusal, Service
 from lanterne.transport.store.members import Members
-from lanterne.transport.store.values import KeyValues, Refusal
+from lanterne.transport.store.values import KeyValues
 
-HANDLERS = (KeyValues, Members, Board)
+HANDLERS: tuple[Callable[[Service], Handler], ...] = (KeyValues, Members, Board)
 AUTHENTICATION_S = 5.0
 MAX_STRANGERS = 128
 MAX_CLIENTS = 8192
@@ -39,30 +41,20 @@ FIRST_CLIENT_S = 120.0
 LINGER_S = 1.0
 
 
-class Connection:
-    """One client. `rank` and `guards` are set once it has joined as a member, or as the parent, of a rank."""
-
-    __slots__ = ("guards", "inbox", "lost", "nonce", "outbox", "rank", "sock")
-
-    def __init__(self, sock, nonce):
-        self.sock = sock
-        self.nonce = nonce  # None once the client has proven that it knows the token
-        self.inbox = bytearray()
-        self.outbox = bytearray()
-        self.rank = self.guards = None
-        self.lost = "its connection ended without goodbye"
-
-
 class Store:
-    """The server: connections, frames and timers. `run()` returns when the store's time is over."""
+    """The server: connections, frames and timers.
 
-    def __init__(self, listener, token, until="owner", owner=None):
+    Args:
+        owner: the file descriptor whose end is that of the owner.
+    """
+
+    def __init__(self, listener: socket.socket, token: str, until: str = "owner", owner: int | None = None) -> None:
         self._key = wire.check_token(token)
         self._until = until
         self._selector = selectors.DefaultSelector()
-        self._strangers = {}  # insertion order is age
-        self._clients = set()
-        self._timers = []
+        self._strangers: dict[Connection, None] = {}  # insertion order is age
+        self._clients: set[Connection] = set()
+        self._timers: list[tuple[float, int, Callable[[], object]]] = []
         self._timer_count = itertools.count()
         self._running = True
         self._listener = listener
@@ -70,20 +62,21 @@ class Store:
         self._selector.register(listener, selectors.EVENT_READ, self._accept)
         if owner is not None:
             self._selector.register(owner, selectors.EVENT_READ, lambda _events: self._owner_gone(owner))
-        self._routes = {}
-        self.handlers = [handler(self) for handler in HANDLERS]
+        self._routes: dict[int, tuple[str, Callable[..., Answer]]] = {}
+        self.handlers: list[Handler] = [handler(self) for handler in HANDLERS]
         if until == "members":
             self.after(FIRST_CLIENT_S, self._stop_if_alone)
 
-    def route(self, kind, types, function):
+    def route(self, kind: wire.Kind, types: str, function: Callable[..., Answer]) -> None:
         """Answer `kind` by function(connection, request_id, *fields): the reply's fields, or None: later."""
         self._routes[kind] = (types, function)
 
-    def after(self, delay_s, function):
+    def after(self, delay_s: float, function: Callable[[], object]) -> None:
         """Call `function` in `delay_s` seconds."""
         heapq.heappush(self._timers, (time.monotonic() + delay_s, next(self._timer_count), function))
 
-    def run(self):
+    def run(self) -> None:
+        """Serve until the store's time is over."""
         spin_until = 0.0
         while True:
             now = time.monotonic()
@@ -104,17 +97,20 @@ class Store:
         self._listener.close()
         self._selector.close()
 
-    def send(self, connection, kind, request_id, fields=()):
+    def send(
+        self, connection: Connection, kind: wire.Kind, request_id: int, fields: Iterable[int | bytes] = ()
+    ) -> None:
         """Queue a frame; a client that reads too slowly for its own good is dropped."""
         if connection.sock.fileno() < 0:
             return
         connection.outbox += wire.pack_frame(kind, request_id, fields)
         self._flush(connection)
 
-    def reply(self, connection, request_id, fields=()):
+    def reply(self, connection: Connection, request_id: int, fields: Iterable[int | bytes] = ()) -> None:
+        """Queue the reply to a request."""
         self.send(connection, wire.Kind.REPLY, request_id, fields)
 
-    def _accept(self, _events):
+    def _accept(self, _events: int) -> None:
         try:
             sock, _address = self._listener.accept()
         except OSError:  # gone again, or out of file descriptors: the oldest stranger makes room
@@ -127,15 +123,19 @@ class Store:
         connection = Connection(sock, nonce)
         self._strangers[connection] = None
         self._selector.register(sock, selectors.EVENT_READ, lambda events: self._serve(connection, events))
-        self.after(AUTHENTICATION_S, lambda: connection in self._strangers and self._drop(connection))
+        self.after(AUTHENTICATION_S, lambda: self._drop_stranger(connection))
         connection.outbox += challenge
         self._flush(connection)
 
-    def _drop_oldest_stranger(self):
+    def _drop_stranger(self, connection: Connection) -> None:
+        if connection in self._strangers:
+            self._drop(connection)
+
+    def _drop_oldest_stranger(self) -> None:
         if self._strangers:
             self._drop(next(iter(self._strangers)))
 
-    def _serve(self, connection, events):
+    def _serve(self, connection: Connection, events: int) -> None:
         if connection.sock.fileno() < 0:
             return
         if events & selectors.EVENT_WRITE:
@@ -158,12 +158,12 @@ class Store:
         except wire.WireError:
             self._drop(connection)
 
-    def _consume(self, connection):
+    def _consume(self, connection: Connection) -> bool:
         """Act on what has arrived; False if the connection is to end."""
         if connection.nonce is not None:
             if len(connection.inbox) < wire.ANSWER_NBYTES:
                 return True
-            return self._authenticate(connection)
+            return self._authenticate(connection, connection.nonce)
         while connection.sock.fileno() >= 0 and (frame := wire.take_frame(connection.inbox)):
             kind, request_id, body = frame
             if kind not in self._routes:
@@ -178,10 +178,10 @@ class Store:
                 self.reply(connection, request_id, fields)
         return True
 
-    def _authenticate(self, connection):
+    def _authenticate(self, connection: Connection, nonce: bytes) -> bool:
         answer = bytes(connection.inbox[: wire.ANSWER_NBYTES])
         del connection.inbox[: wire.ANSWER_NBYTES]
-        verdict = wire.judge_answer(self._key, connection.nonce, answer)
+        verdict = wire.judge_answer(self._key, nonce, answer)
         accepted = verdict.startswith(wire.ACCEPTED) and len(self._clients) < MAX_CLIENTS
         connection.outbox += verdict if accepted else wire.REFUSED + bytes(wire.PROOF_NBYTES)
         if accepted:
@@ -191,7 +191,7 @@ class Store:
         self._flush(connection)
         return accepted
 
-    def _flush(self, connection):
+    def _flush(self, connection: Connection) -> None:
         try:
             while connection.outbox:
                 del connection.outbox[: connection.sock.send(connection.outbox)]
@@ -207,7 +207,7 @@ class Store:
         if key.events != events:
             self._selector.modify(connection.sock, events, key.data)
 
-    def _drop(self, connection):
+    def _drop(self, connection: Connection) -> None:
         if connection.sock.fileno() < 0:
             return
         self._selector.unregister(connection.sock)
@@ -221,19 +221,19 @@ class Store:
         if not self._clients and self._until == "members":
             self.after(LINGER_S, self._stop_if_alone)
 
-    def _owner_gone(self, owner):
+    def _owner_gone(self, owner: int) -> None:
         if os.read(owner, 1024):
             return
         self._selector.unregister(owner)
         if self._until == "owner" or not self._clients:
             self._running = False
 
-    def _stop_if_alone(self):
+    def _stop_if_alone(self) -> None:
         if not self._clients:
             self._running = False
 
 
-def listen(host, port):
+def listen(host: str, port: int) -> socket.socket:
     """A listening socket on `host` (a name or an address) only; port 0 for any free one."""
     family, kind, protocol, _name, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     listener = socket.socket(family, kind, protocol)
@@ -247,9 +247,9 @@ def listen(host, port):
     return listener
 
 
-def main(argv=None):
+def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m lanterne.transport.store.server", description=__doc__.split("\n", 1)[0]
+        prog="python -m lanterne.transport.store.server", description=str(__doc__).split("\n", 1)[0]
     )
     parser.add_argument(
         "--bind", default="127.0.0.1", help="the address to listen on, and on no other (default: %(default)s)"

@@ -1,31 +1,23 @@
-"""The store's values: set, get, add, delete.
+"""The store's values: set, get, add, delete."""
 
-A handler, such as this one, registers the requests it answers. It lives in the store's one thread, so what it does for
-one request is atomic. It answers at once by returning the reply's fields, or later by `store.reply`, and hears of every
-client that is gone.
-"""
-
+from lanterne.transport.store.handler import Answer, Connection, Refusal, Service
 from lanterne.transport.wire import MAX_KEY_NBYTES, Kind
-
-
-class Refusal(Exception):
-    """A request that cannot be granted; its text goes to the client."""
 
 
 class KeyValues:
     """set, get (which waits for the key), add and delete."""
 
-    def __init__(self, store):
+    def __init__(self, store: Service) -> None:
         self._store = store
-        self._values = {}
-        self._waiting = {}  # key -> {connection: request_id}
-        self._waits_for = {}  # connection -> key
+        self._values: dict[bytes, bytes] = {}
+        self._waiting: dict[bytes, dict[Connection, int]] = {}  # request ids by key
+        self._waits_for: dict[Connection, bytes] = {}
         store.route(Kind.SET, "bb", self._set)
         store.route(Kind.GET, "b", self._get)
         store.route(Kind.ADD, "bi", self._add)
         store.route(Kind.DELETE, "b", self._delete)
 
-    def _set(self, _connection, _request_id, key, value):
+    def _set(self, _connection: Connection, _request_id: int, key: bytes, value: bytes) -> Answer:
         if len(key) > MAX_KEY_NBYTES:
             raise Refusal(f"got a key of {len(key)} bytes, expected at most {MAX_KEY_NBYTES}")
         self._values[key] = value
@@ -34,7 +26,7 @@ class KeyValues:
             self._store.reply(connection, request_id, [value])
         return ()
 
-    def _get(self, connection, request_id, key):
+    def _get(self, connection: Connection, request_id: int, key: bytes) -> Answer:
         self._forget(connection)
         if key in self._values:
             return [self._values[key]]
@@ -42,7 +34,7 @@ class KeyValues:
         self._waits_for[connection] = key
         return None
 
-    def _add(self, connection, request_id, key, delta):
+    def _add(self, connection: Connection, request_id: int, key: bytes, delta: int) -> Answer:
         try:
             total = int(self._values.get(key, b"0")) + delta
         except ValueError:
@@ -52,10 +44,10 @@ class KeyValues:
         self._set(connection, request_id, key, str(total).encode())
         return [total]
 
-    def _delete(self, _connection, _request_id, key):
+    def _delete(self, _connection: Connection, _request_id: int, key: bytes) -> Answer:
         return [int(self._values.pop(key, None) is not None)]
 
-    def _forget(self, connection):
+    def _forget(self, connection: Connection) -> None:
         # A client has one request at a time: a new one means that it has given up waiting.
         key = self._waits_for.pop(connection, None)
         if key is not None:
@@ -63,5 +55,6 @@ class KeyValues:
             if not self._waiting[key]:
                 del self._waiting[key]
 
-    def connection_closed(self, connection):
+    def connection_closed(self, connection: Connection) -> None:
+        """The client is gone: it waits for nothing any more."""
         self._forget(connection)

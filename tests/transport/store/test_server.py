@@ -182,7 +182,7 @@ def test_no_store(store):
 def test_a_store_that_comes_late_is_waited_for():
     port = free_port()
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(StoreClient, ("127.0.0.1", port), TOKEN, 30, True)
+        waiting = pool.submit(StoreClient, ("127.0.0.1", port), TOKEN, 30, early=True)
         time.sleep(0.2)
         with StoreProcess(TOKEN, port=port):
             waiting.result(30).close()

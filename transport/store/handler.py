@@ -1,0 +1,48 @@
+"""What the store's handlers have in common: a client's connection, what they may do, and how they refuse.
+
+A handler registers the requests that it answers. It lives in the store's one thread, so what it does for one request is
+atomic. It answers at once by returning the reply's fields, or later by `reply`, and hears of every client that is gone.
+"""
+
+import socket
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol, TypeAlias
+
+from lanterne.transport.wire import Kind
+
+# The fields of a reply; None: later, or none at all.
+Answer: TypeAlias = Sequence[int | bytes] | None
+
+
+class Refusal(Exception):
+    """A request that cannot be granted; its text goes to the client."""
+
+
+class Connection:
+    """One client. `rank` and `guards` are set once it has joined as a member, or as the parent, of a rank."""
+
+    __slots__ = ("guards", "inbox", "lost", "nonce", "outbox", "rank", "sock")
+
+    def __init__(self, sock: socket.socket, nonce: bytes) -> None:
+        self.sock = sock
+        self.nonce: bytes | None = nonce  # None once the client has proven that it knows the token
+        self.inbox = bytearray()
+        self.outbox = bytearray()
+        self.rank: int | None = None
+        self.guards: int | None = None
+        self.lost = "its connection ended without goodbye"
+
+
+class Service(Protocol):
+    """What a handler may do: the Store."""
+
+    def route(self, kind: Kind, types: str, function: Callable[..., Answer]) -> None: ...
+    def after(self, delay_s: float, function: Callable[[], object]) -> None: ...
+    def send(self, connection: Connection, kind: Kind, request_id: int, fields: Iterable[int | bytes] = ()) -> None: ...
+    def reply(self, connection: Connection, request_id: int, fields: Iterable[int | bytes] = ()) -> None: ...
+
+
+class Handler(Protocol):
+    """What the store knows of a handler."""
+
+    def connection_closed(self, connection: Connection) -> None: ...
