@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 from lanterne import __version__
 from lanterne.bench.output.report import check_outputs
+from lanterne.bench.output.units import integer
 from lanterne.errors import InputError, LanterneError, PeerFailed, Unavailable, one_of
 from lanterne.transport.job.bootstrap import in_a_job, launched_rank
 
@@ -120,13 +121,15 @@ class Parser(argparse.ArgumentParser):
         super().__init__(**options)
         # So that the value in `--delay -5ms` is no option, and the command can say what is wrong with it.
         self._negative_number_matcher = re.compile(r"-\.?\d")
+        self.register("type", int, integer)
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
             raise argparse.ArgumentError(action, one_of(value, map(str, action.choices)))
 
-    def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:
-        found, left = self.parse_known_args(args, namespace)
+    def parse(self, words: Sequence[str]) -> argparse.Namespace:
+        """The options that `words` give; of one that there is not, the error names one that is close."""
+        found, left = self.parse_known_args(words)
         option = next((word.partition("=")[0] for word in left if word.startswith("-")), None)
         if option is not None:
             from difflib import get_close_matches
@@ -190,13 +193,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv[0] == "--version":
         print(f"lanterne {__version__}")
         return 0
+    text: object
     try:
         name, rest = find_command(argv)
         if name is None:
             raise InputError(unknown(argv))
         if name in STARTS_JOBS and in_a_job():
             raise InputError(f"{name}: got a job around it, expected none: it starts its own")
-        args = build_parser(name).parse_args(rest)
+        args = build_parser(name).parse(rest)
         check_outputs(args)
         code = args.run(args)
         sys.stdout.flush()

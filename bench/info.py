@@ -3,6 +3,7 @@
 Every answer is tried, not guessed: a library counts as there only if it loads.
 """
 
+import argparse
 import importlib
 import os
 import platform
@@ -11,6 +12,8 @@ import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
+from types import ModuleType
+from typing import TypedDict
 
 from lanterne.bench.output import report
 from lanterne.transport.own_python import own_python
@@ -31,11 +34,23 @@ print(f"{num_devices} x {name}, CUDA {version // 1000}.{version % 1000 // 10}")
 """
 
 
-def add_arguments(parser):
+class Component(TypedDict):
+    """A part that lanterne can use: what it is where it is there, else why it is not and what installs it."""
+
+    name: str
+    available: bool
+    detail: str | None
+    reason: str | None
+    install: str | None
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of this command."""
     parser.add_argument("--json", metavar="FILE", help="write the answer as JSON ('-' for standard output)")
 
 
-def run(args):
+def run(args: argparse.Namespace) -> int:
+    """Ask for all components, print and write what they say; the exit code."""
     components = [
         probe() for probe in (_mpi, _mpiexec, _ucx, _gpu, _cupy, _nccl, _numba_cuda, _solver, _torch, _redis, _lab)
     ]
@@ -46,7 +61,7 @@ def run(args):
     return 0
 
 
-def _print(components):
+def _print(components: list[Component]) -> None:
     print(f"lanterne {metadata.version('lanterne')} on {platform.node()}: Python {platform.python_version()}, ", end="")
     print(f"{len(os.sched_getaffinity(0))} cores, {_memory_gib():.0f} GiB of memory\n")
     rows = [
@@ -69,7 +84,7 @@ def _print(components):
         )
 
 
-def _transports(components):
+def _transports(components: list[Component]) -> dict[str, bool]:
     here = {part["name"]: part["available"] for part in components}
     return {
         "local": True,
@@ -79,7 +94,7 @@ def _transports(components):
     }
 
 
-def _part(name, available, detail, install=None):
+def _part(name: str, available: bool, detail: str | None, install: str | None = None) -> Component:
     return {
         "name": name,
         "available": available,
@@ -89,7 +104,7 @@ def _part(name, available, detail, install=None):
     }
 
 
-def _ask(command, **variables):
+def _ask(command: list[str], **variables: str) -> tuple[bool, str]:
     """(whether `command` answers, what it says, or why it does not); a driver that hangs is a reason, too."""
     try:
         result = subprocess.run(
@@ -105,7 +120,7 @@ def _ask(command, **variables):
     return False, lines[0] if lines else f"ended with exit code {result.returncode}"
 
 
-def _load(name):
+def _load(name: str) -> tuple[ModuleType | None, str | None]:
     """(module, None) or (None, why it does not load)."""
     try:
         return importlib.import_module(name), None
@@ -113,7 +128,7 @@ def _load(name):
         return None, str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
-def _mpi():
+def _mpi() -> Component:
     # In another process: loading MPI initialises it, and MPI can be initialised once only.
     code = (
         "from mpi4py import MPI; import mpi4py; from lanterne.transport.mpi.library import is_cuda_aware; "
@@ -124,13 +139,13 @@ def _mpi():
     return _part("MPI", here, " ".join(text.split()), "pip install mpi4py mpich")
 
 
-def _mpiexec():
+def _mpiexec() -> Component:
     beside = Path(sys.executable).parent / "mpiexec"
     found = str(beside) if beside.exists() else shutil.which("mpiexec")
     return _part("mpiexec", found is not None, found or "neither beside python nor on PATH", "pip install mpich")
 
 
-def _ucx():
+def _ucx() -> Component:
     install = "pip install 'lanterne[ucx]'; in a checkout: ./run bench --transport ucx"
     for distribution in ("ucxx-cu12", "ucxx-cu13"):
         try:
@@ -143,7 +158,7 @@ def _ucx():
     return _part("UCX", False, "ucxx is not installed", install)
 
 
-def _gpu():
+def _gpu() -> Component:
     """What nvidia-smi says, unless CUDA, whose answer counts where CuPy can ask it, has another one."""
     usable, found = _ask([*own_python(), "-c", _ASK_CUDA]) if _load("cupy")[0] else (None, "")
     if usable is False:
@@ -153,16 +168,16 @@ def _gpu():
         here, text = _ask(["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"])
         gpus = text.splitlines()
         text = f"{len(gpus)} x {gpus[0]}" if here else text
-    return _part("GPU", usable or here, text if here else found or text)
+    return _part("GPU", bool(usable) or here, text if here else found or text)
 
 
-def _cupy():
+def _cupy() -> Component:
     module, reason = _load("cupy")
     install = "pip install 'lanterne[cuda13]' (driver 580 or newer) or 'lanterne[cuda12]'"
     return _part("CuPy", module is not None, module.__version__ if module else reason, install)
 
 
-def _nccl():
+def _nccl() -> Component:
     module, reason = _load("cupy.cuda.nccl")
     if module is not None and getattr(module, "available", False):
         return _part("NCCL", True, str(module.get_version()))
@@ -171,21 +186,21 @@ def _nccl():
     )
 
 
-def _numba_cuda():
+def _numba_cuda() -> Component:
     try:
         return _part("numba-cuda", True, metadata.version("numba-cuda"))
     except metadata.PackageNotFoundError:
         return _part("numba-cuda", False, "not installed", "pip install 'lanterne[cuda13]' or 'lanterne[cuda12]'")
 
 
-def _solver():
+def _solver() -> Component:
     module, reason = _load("ortools")
     return _part(
         "CP-SAT", module is not None, f"ortools {module.__version__}" if module else reason, "pip install ortools"
     )
 
 
-def _torch():
+def _torch() -> Component:
     try:
         return _part("PyTorch", True, f"{metadata.version('torch')} (for Gloo comparisons and lanterne watch only)")
     except metadata.PackageNotFoundError:
@@ -194,7 +209,7 @@ def _torch():
         )
 
 
-def _redis():
+def _redis() -> Component:
     try:
         return _part("Redis client", True, metadata.version("redis"))
     except metadata.PackageNotFoundError:
@@ -203,7 +218,7 @@ def _redis():
         )
 
 
-def _lab():
+def _lab() -> Component:
     missing = [tool for tool in ("ip", "tc") if not shutil.which(tool)]
     if missing:
         return _part("lab", False, f"{' and '.join(missing)} not found", "apt-get install iproute2")
@@ -212,5 +227,5 @@ def _lab():
     return _part("lab", True, "root, ip and tc are here: lanterne lab can emulate a cluster")
 
 
-def _memory_gib():
+def _memory_gib() -> float:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30

@@ -5,7 +5,7 @@ import sys
 from lanterne.errors import InputError
 
 
-def main():
+def main() -> int:
     """Run the command of sys.argv; the exit code."""
     try:
         from lanterne.bench.cli import main as run

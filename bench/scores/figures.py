@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from lanterne.bench.output import report
 
@@ -35,7 +35,7 @@ class Module(NamedTuple):
     tree: ast.Module
 
 
-class Figure(NamedTuple):
+class Row(NamedTuple):
     """A row: `measure` gives (value, whether the bar is reached or None), or is the command that does, or NOT_BUILT."""
 
     topic: str
@@ -200,30 +200,30 @@ def completeness() -> tuple[str, bool]:
     command = (sys.executable, "-P", "-m", "basedpyright", "--verifytypes", "lanterne", "--ignoreexternal")
     said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout
     score = re.search(r"completeness score: ([\d.]+)%", said)
-    return f"{score[1]} %" if score else "no score", bool(score) and score[1] == "100"
+    return f"{score[1]} %" if score else "no score", score is not None and score[1] == "100"
 
 
-FIGURES = [
-    Figure("house", "public functions annotated", "100 %", annotated),
-    Figure("house", "largest flat folder", "17 files", largest_folder),
-    Figure("house", "public class names with several meanings", "0", shared_class_names),
-    Figure("house", "assignments that bear 3 attributes or more", "0", tuples_of_attributes),
-    Figure("house", "checks of imports: back arrows, circles", "0 failed", circles),
-    Figure("house", "lines of the product", "48,000", product_lines),
-    Figure("house", "ignores of type checkers", "40, each with its rule", ignored),
-    Figure("house", "mypy --strict", "0 errors", mypy, long=True),
-    Figure("house", "pyright", "0 errors", pyright, long=True),
-    Figure("house", "pyright --verifytypes", "100 %", completeness, long=True),
-    Figure("house", "the suite on two quiet cores", "10 minutes", "./run test"),
-    Figure("house", "the quick part of the suite", "90 s", "./run test -m quick"),
-    Figure("one way", "classes over 200 lines", "5", large_classes),
-    Figure("one way", "numeric module constants", "1 in 250 lines", constants),
-    Figure("one way", "loops of tests that hide asserts", "0", asserting_loops),
-    Figure("one way", "seeds of simulated ranks in 10 minutes", "10,000", NOT_BUILT),
-    Figure("one way", "mutations found within 1,000 seeds", "90 %", NOT_BUILT),
+FIGURES: list[Row] = [
+    Row("house", "public functions annotated", "100 %", annotated),
+    Row("house", "largest flat folder", "17 files", largest_folder),
+    Row("house", "public class names with several meanings", "0", shared_class_names),
+    Row("house", "assignments that bear 3 attributes or more", "0", tuples_of_attributes),
+    Row("house", "checks of imports: back arrows, circles", "0 failed", circles),
+    Row("house", "lines of the product", "48,000", product_lines),
+    Row("house", "ignores of type checkers", "40, each with its rule", ignored),
+    Row("house", "mypy --strict", "0 errors", mypy, long=True),
+    Row("house", "pyright", "0 errors", pyright, long=True),
+    Row("house", "pyright --verifytypes", "100 %", completeness, long=True),
+    Row("house", "the suite on two quiet cores", "10 minutes", "./run test"),
+    Row("house", "the quick part of the suite", "90 s", "./run test -m quick"),
+    Row("one way", "classes over 200 lines", "5", large_classes),
+    Row("one way", "numeric module constants", "1 in 250 lines", constants),
+    Row("one way", "loops of tests that hide asserts", "0", asserting_loops),
+    Row("one way", "seeds of simulated ranks in 10 minutes", "10,000", NOT_BUILT),
+    Row("one way", "mutations found within 1,000 seeds", "90 %", NOT_BUILT),
     # Of what is built next: a row gets its command, or a function, with it.
     *(
-        Figure(topic, name, bar, NOT_BUILT)
+        Row(topic, name, bar, NOT_BUILT)
         for topic, name, bar in (
             ("calls", "25 buckets at once, one rank late by 1.1 x total, over s/rate", "1.15"),
             ("calls", "the same, late by 0.5 x total", "1.45"),
@@ -275,9 +275,9 @@ FIGURES = [
 ]
 
 
-def measured(figure: Figure, *, long: bool) -> dict[str, object]:
+def measured(figure: Row, *, long: bool) -> dict[str, Any]:
     """The record of a row: its value as text, and whether the bar is reached (None: nobody can say)."""
-    record: dict[str, object] = {"topic": figure.topic, "figure": figure.name, "bar": figure.bar, "reached": None}
+    record: dict[str, Any] = {"topic": figure.topic, "figure": figure.name, "bar": figure.bar, "reached": None}
     if isinstance(figure.measure, str):
         return record | {"value": figure.measure}
     if figure.long and not long:
@@ -303,7 +303,7 @@ def main(argv: list[str] | None = None) -> int:
     if args.json:
         report.write_json(args.json, report.envelope(results=records))
     if args.json != "-":
-        words = {True: "reached", False: "missed", None: ""}
+        words: dict[object, str] = {True: "reached", False: "missed", None: ""}
         columns = [(name, "") for name in ("topic", "figure", "bar", "today", "")]
         rows = [
             [*(record[key] for key in ("topic", "figure", "bar", "value")), words[record["reached"]]]
