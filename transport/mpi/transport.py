@@ -175,7 +175,7 @@ class MpiTransport(Transport):
         """The mpi4py communicator under this transport, for MPI's own collectives."""
         return self._comm
 
-    def open_board(self, key: str, rank: int, world_size: int) -> StoreSeat | None:
+    def open_board(self, key: str, rank: int, world_size: int) -> "StoreSeat | None":
         return None if self._group is None else self._group.open_board(key, rank, world_size)
 
     @property
