@@ -7,7 +7,7 @@ import contextlib
 import functools
 import os
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, Union
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,7 +39,7 @@ class DLPackArray(Protocol):
 
 HostArray: TypeAlias = NDArray[Any]
 # What a user may pass to a collective or a reduction.
-Array: TypeAlias = "HostArray | DeviceArray | DLPackArray | Buffer"
+Array: TypeAlias = Union[HostArray, DeviceArray, DLPackArray, "Buffer"]  # noqa: UP007: what | cannot, before 3.12
 # CuPy's, which is untyped; where a user passes a stream, also torch's, Numba's, or its address.
 Stream: TypeAlias = Any
 Event: TypeAlias = Any
