@@ -24,6 +24,8 @@ _RATE |= {f"{prefix}ib/s": 1024.0**power for power, prefix in enumerate("kmgt", 
 
 # Clocks still take it.
 _LONGEST_S = 1e9
+# What has more digits is no count of anything: a loop over it would not end, an array of it would overflow.
+MAX_DIGITS = 18
 
 _NUMBER = re.compile(r"\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*([A-Za-zµ/]*)\s*")
 
@@ -138,11 +140,18 @@ def parse_rate_bytes_per_s(text: str, what: str = "rate") -> float:
     return number * factor
 
 
+def integer(text: str) -> int:
+    """For argparse, in place of int: a whole number of at most MAX_DIGITS digits."""
+    if len(text.strip().lstrip("+-")) > MAX_DIGITS:
+        raise argparse.ArgumentTypeError(f"got {text!r}, expected a whole number of at most {MAX_DIGITS} digits")
+    return int(text)
+
+
 def whole(least: int) -> Callable[[str], int]:
     """For argparse: a function that turns text into an int of at least `least`."""
 
     def parse(text: str) -> int:
-        if not (text.isascii() and text.isdecimal() and int(text) >= least):
+        if not (text.isascii() and text.isdecimal() and integer(text) >= least):
             raise argparse.ArgumentTypeError(f"got {text!r}, expected a whole number of at least {least}")
         return int(text)
 

@@ -7,6 +7,7 @@ from lanterne.bench.output.units import (
     format_count,
     format_nbytes,
     format_time,
+    integer,
     parse_nbytes,
     parse_rate_bytes_per_s,
     parse_time_s,
@@ -72,7 +73,7 @@ def test_formats():
     assert [format_count(n, "call") for n in (0, 1, 2)] == ["0 calls", "1 call", "2 calls"]
 
 
-@pytest.mark.parametrize(("text", "least", "number"), [("0", 0, 0), ("007", 1, 7), ("1" * 30, 1, int("1" * 30))])
+@pytest.mark.parametrize(("text", "least", "number"), [("0", 0, 0), ("007", 1, 7), ("1" * 18, 1, int("1" * 18))])
 def test_whole_numbers(text, least, number):
     assert whole(least)(text) == number
 
@@ -81,6 +82,19 @@ def test_whole_numbers(text, least, number):
 def test_what_is_no_whole_number_of_at_least_four(text):
     with pytest.raises(argparse.ArgumentTypeError, match="expected a whole number of at least 4"):
         whole(4)(text)
+
+
+@pytest.mark.parametrize("parse", [integer, whole(1)])
+@pytest.mark.parametrize("text", ["1" * 19, "1" * 40, "1" * 5000])
+def test_whole_numbers_that_are_no_count_of_anything(parse, text):
+    with pytest.raises(argparse.ArgumentTypeError, match="expected a whole number of at most 18 digits"):
+        parse(text)
+
+
+def test_integers():
+    assert [integer(text) for text in ("0", "-1", " 7 ", "1" * 18)] == [0, -1, 7, int("1" * 18)]
+    with pytest.raises(ValueError):
+        integer("1.5")
 
 
 def test_chosen_names():
