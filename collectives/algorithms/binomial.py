@@ -2,11 +2,11 @@
 
 import numpy as np
 
-from lanterne.collectives.schedule.ir import COPY, ScheduleBuilder
+from lanterne.collectives.schedule.ir import COPY, CollectiveSchedule, Ints, ScheduleBuilder
 from lanterne.collectives.schedule.passes import reverse
 
 
-def binomial_broadcast(world_size, root):
+def binomial_broadcast(world_size: int, root: int) -> CollectiveSchedule:
     """The number of ranks that have the buffer doubles every round.
 
     Cost (p = world_size): rounds = ceil(log2(p)); load = ceil(log2(p))
@@ -20,7 +20,7 @@ def binomial_broadcast(world_size, root):
     return build.build()
 
 
-def binomial_reduce(world_size, root):
+def binomial_reduce(world_size: int, root: int) -> CollectiveSchedule:
     """The broadcast reversed in time.
 
     Cost (p = world_size): rounds = ceil(log2(p)); load = ceil(log2(p))
@@ -28,6 +28,6 @@ def binomial_reduce(world_size, root):
     return reverse(binomial_broadcast(world_size, root), "reduce")
 
 
-def from_root(world_size, root):
+def from_root(world_size: int, root: int) -> Ints:
     """Ranks by role: role 0 is the root, the others follow around the circle."""
     return (np.arange(world_size) + root) % world_size

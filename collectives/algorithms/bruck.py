@@ -2,11 +2,11 @@
 
 import numpy as np
 
-from lanterne.collectives.schedule.ir import COPY, ScheduleBuilder
+from lanterne.collectives.schedule.ir import COPY, CollectiveSchedule, ScheduleBuilder
 from lanterne.collectives.schedule.passes import chain, reverse
 
 
-def bruck_all_gather(world_size):
+def bruck_all_gather(world_size: int) -> CollectiveSchedule:
     """Every rank hands all that it holds to the rank 1, 2, 4, ... places to its left.
 
     Cost (p = world_size): rounds = ceil(log2(p)); load = (p - 1) / p
@@ -17,7 +17,7 @@ def bruck_all_gather(world_size):
     return build.build()
 
 
-def bruck_reduce_scatter(world_size):
+def bruck_reduce_scatter(world_size: int) -> CollectiveSchedule:
     """The all-gather reversed in time.
 
     Cost (p = world_size): rounds = ceil(log2(p)); load = (p - 1) / p
@@ -26,7 +26,7 @@ def bruck_reduce_scatter(world_size):
     return reverse(bruck_all_gather(world_size), "reduce_scatter")
 
 
-def bruck_all_reduce(world_size):
+def bruck_all_reduce(world_size: int) -> CollectiveSchedule:
     """Reduce-scatter, then all-gather: fewest rounds among those that move fewest bytes, for any p.
 
     Cost (p = world_size): rounds = 2 * ceil(log2(p)); load = 2 * (p - 1) / p
@@ -36,7 +36,7 @@ def bruck_all_reduce(world_size):
     return chain("all_reduce", phases)
 
 
-def bruck_all_to_all(world_size):
+def bruck_all_to_all(world_size: int) -> CollectiveSchedule:
     """In round i every part whose way has bit i set moves 2 ** i places to the right; others pass it on.
 
     Cost (p = world_size): rounds = ceil(log2(p)); load = sum(bin(way).count("1") for way in range(p)) / p
@@ -52,7 +52,7 @@ def bruck_all_to_all(world_size):
     return build.build()
 
 
-def dissemination_barrier(world_size):
+def dissemination_barrier(world_size: int) -> CollectiveSchedule:
     """Every rank learns that all have come, from those it has heard of: Bruck's all-gather of nothing.
 
     Cost (p = world_size): rounds = ceil(log2(p)); load = 0
@@ -63,7 +63,7 @@ def dissemination_barrier(world_size):
     return build.build()
 
 
-def doubling_rounds(build, size):
+def doubling_rounds(build: ScheduleBuilder, size: int) -> None:
     """Append the rounds after which every role has the chunks of all: role r holds r, r + 1, ... before each."""
     held = 1
     while held < size:

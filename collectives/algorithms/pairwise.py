@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from lanterne.collectives.schedule.ir import COPY, ScheduleBuilder
+from lanterne.collectives.schedule.ir import COPY, CollectiveSchedule, ScheduleBuilder
 
 
-def pairwise_all_to_all(world_size):
+def pairwise_all_to_all(world_size: int) -> CollectiveSchedule:
     """In round i every rank sends to the rank i + 1 places to its right.
 
     Cost (p = world_size): rounds = p - 1; load = (p - 1) / p

@@ -3,11 +3,11 @@
 import numpy as np
 
 from lanterne.collectives.algorithms.binomial import from_root
-from lanterne.collectives.schedule.ir import COPY, ScheduleBuilder
+from lanterne.collectives.schedule.ir import COPY, CollectiveSchedule, ScheduleBuilder
 from lanterne.collectives.schedule.passes import reverse
 
 
-def chain_broadcast(world_size, root, num_chunks=None):
+def chain_broadcast(world_size: int, root: int, num_chunks: int | None = None) -> CollectiveSchedule:
     """Root to neighbour to neighbour; every rank sends one piece and receives the next in the same round.
 
     Cost (p = world_size, m = num_chunks): rounds = (m + p - 2) * (p > 1); load = rounds / m
@@ -23,7 +23,7 @@ def chain_broadcast(world_size, root, num_chunks=None):
     return build.build()
 
 
-def chain_reduce(world_size, root, num_chunks=None):
+def chain_reduce(world_size: int, root: int, num_chunks: int | None = None) -> CollectiveSchedule:
     """The broadcast reversed in time: partial sums flow to the root.
 
     Cost (p = world_size, m = num_chunks): rounds = (m + p - 2) * (p > 1); load = rounds / m

@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from lanterne.collectives.schedule.ir import COPY, REDUCE, ScheduleBuilder
+from lanterne.collectives.schedule.ir import COPY, REDUCE, CollectiveSchedule, ScheduleBuilder
 
 
-def recursive_doubling_all_reduce(world_size):
+def recursive_doubling_all_reduce(world_size: int) -> CollectiveSchedule:
     """Partners at distances 1, 2, 4, ... add each other's sums; beyond a power of two extra ranks use a partner.
 
     Cost (p = world_size): rounds = floor(log2(p)) + 2 * (p > 2 ** floor(log2(p))); load = rounds

@@ -6,7 +6,7 @@ tests then know it.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
 
 from lanterne.collectives.algorithms import (
     allpairs,
@@ -27,25 +27,29 @@ from lanterne.collectives.algorithms.late import hybrid as late_hybrid
 from lanterne.collectives.algorithms.late import join as late_join
 from lanterne.collectives.algorithms.late import join_allpairs as late_join_allpairs
 from lanterne.collectives.algorithms.late import stragglar
+from lanterne.collectives.algorithms.late.stragglar_matching import Progress
 from lanterne.collectives.schedule.contracts import CONTRACTS
-from lanterne.collectives.schedule.ir import late_set
+from lanterne.collectives.schedule.cost import CostModel
+from lanterne.collectives.schedule.ir import CollectiveSchedule, LateRank, late_set
 from lanterne.collectives.schedule.passes import split_chunks
 from lanterne.errors import InputError, one_of
 
 # The name under which benchmarks and the Communicator know the transport library's own collectives.
 NATIVE = "native"
 
+Generator: TypeAlias = Callable[..., CollectiveSchedule]
+Law: TypeAlias = Callable[[int], tuple[float, int, int, int]]
 
-def _any(p):
+
+def _any(p: int) -> None:
     return None
 
 
-def _levels(p):
+def _levels(p: int) -> int:
     return (p - 1).bit_length()
 
 
-@dataclass(frozen=True)
-class Algorithm:
+class Algorithm(NamedTuple):
     """A line of the registry.
 
     Attributes:
@@ -66,14 +70,14 @@ class Algorithm:
 
     collective: str
     name: str
-    generator: Callable
+    generator: Generator
     summary: str
-    refuses: Callable = _any
+    refuses: Callable[[int], str | None] = _any
     late: bool = False
     several: bool = False
     cut: bool = False
     chunked: bool = False
-    law: Callable | None = None
+    law: Law | None = None
     slow: bool = False
 
 
@@ -81,7 +85,7 @@ class Algorithm:
 MAX_RANKS, MAX_CELLS = 2048, 2**23
 
 # fmt: off
-_LINES = (
+_LINES: tuple[Algorithm, ...] = (
     Algorithm("all_reduce", "ring", ring.ring_all_reduce, "around the ring twice; fewest bytes, many rounds"),
     Algorithm("all_reduce", "rhd", rhd.rhd_all_reduce, "halving, then doubling; best for powers of two"),
     Algorithm("all_reduce", "bruck", bruck.bruck_all_reduce, "circulant; fewest rounds and bytes for any number"),
@@ -139,10 +143,10 @@ _LINES = (
     Algorithm("barrier", "dissemination", bruck.dissemination_barrier, "everybody hears of everybody by doubling"),
 )
 # fmt: on
-ALGORITHMS = {(line.collective, line.name): line for line in _LINES}
+ALGORITHMS: dict[tuple[str, str], Algorithm] = {(line.collective, line.name): line for line in _LINES}
 
 
-def algorithms_for(collective):
+def algorithms_for(collective: str) -> tuple[Algorithm, ...]:
     """The registry lines of `collective`, in the order of the registry.
 
     Raises:
@@ -153,7 +157,7 @@ def algorithms_for(collective):
     return tuple(line for line in _LINES if line.collective == collective)
 
 
-def find_algorithm(collective, name):
+def find_algorithm(collective: str, name: str) -> Algorithm:
     """The registry line of algorithm `name` for `collective`.
 
     Raises:
@@ -167,7 +171,16 @@ def find_algorithm(collective, name):
     return ALGORITHMS[collective, name]
 
 
-def make_schedule(collective, name, world_size, num_chunks=None, root=None, late_rank=None, progress=None, joined=None):
+def make_schedule(
+    collective: str,
+    name: str,
+    world_size: int,
+    num_chunks: int | None = None,
+    root: int | None = None,
+    late_rank: LateRank = None,
+    progress: Progress | None = None,
+    joined: int | None = None,
+) -> CollectiveSchedule:
     """The (unchecked) schedule of a registered algorithm.
 
     Args:
@@ -186,7 +199,7 @@ def make_schedule(collective, name, world_size, num_chunks=None, root=None, late
     reason = line.refuses(world_size)
     if reason:
         raise InputError(f"{name} {collective}: got {world_size} ranks, {reason}")
-    options = {}
+    options: dict[str, Any] = {}
     if CONTRACTS[collective].rooted:
         options["root"] = _rank("root", 0 if root is None else root, world_size)
     elif root is not None:
@@ -207,7 +220,7 @@ def make_schedule(collective, name, world_size, num_chunks=None, root=None, late
     return split_chunks(line.generator(world_size, **options), num_chunks)
 
 
-def _check_joined(line, joined, num_chunks):
+def _check_joined(line: Algorithm, joined: int, num_chunks: int | None) -> int:
     if not line.cut:
         raise InputError(f"joined: got {joined}, but {line.name} {line.collective} cuts nothing")
     if num_chunks is None or not 0 <= joined <= num_chunks:
@@ -215,7 +228,7 @@ def _check_joined(line, joined, num_chunks):
     return joined
 
 
-def _check_late(line, late_rank, world_size):
+def _check_late(line: Algorithm, late_rank: LateRank, world_size: int) -> LateRank:
     """`late_rank`, or where several ranks are late, the tuple of them in order."""
     late = late_set(late_rank)
     for rank in late:
@@ -229,17 +242,20 @@ def _check_late(line, late_rank, world_size):
     return late
 
 
-def _rank(what, rank, world_size):
+def _rank(what: str, rank: int, world_size: int) -> int:
     if not 0 <= rank < world_size:
         raise InputError(f"{what}: got {rank}, expected 0 to {world_size - 1}")
     return rank
 
 
-def best_num_chunks(line, world_size, nbytes, model, min_chunk_nbytes=1):
+def best_num_chunks(
+    line: Algorithm, world_size: int, nbytes: float, model: CostModel, min_chunk_nbytes: int = 1
+) -> int | None:
     """The chunk count of a pipelined algorithm that the model likes best; None where the algorithm has no choice.
 
     Args:
-        line: an Algorithm; nbytes: of the buffer; model: a CostModel; min_chunk_nbytes: no chunk shall be smaller.
+        nbytes: of the buffer.
+        min_chunk_nbytes: no chunk shall be smaller.
 
     Cost: (a m + c) (alpha + k nbytes beta / m) is least at m = sqrt(c k nbytes beta / (a alpha)).
     """
@@ -261,7 +277,7 @@ def best_num_chunks(line, world_size, nbytes, model, min_chunk_nbytes=1):
     steps = {int(1.2**i) for i in range(1 + int(math.log(most, 1.2)))}
     counts = {min(most, max(1, round(m / grain)) * int(grain) if m > grain else m) for m in steps} | {count}
 
-    def time_s(m):
+    def time_s(m: int) -> float:
         return (a * m + c) * float(model.message_s(k * nbytes / m, k))
 
     return min(sorted(counts), key=time_s)

@@ -2,11 +2,11 @@
 
 import numpy as np
 
-from lanterne.collectives.schedule.ir import COPY, REDUCE, ScheduleBuilder
+from lanterne.collectives.schedule.ir import COPY, REDUCE, CollectiveSchedule, ScheduleBuilder
 from lanterne.collectives.schedule.passes import reverse
 
 
-def rhd_all_reduce(world_size):
+def rhd_all_reduce(world_size: int) -> CollectiveSchedule:
     """Halving reduce-scatter, doubling all-gather; beyond a power of two extra ranks use a partner, before and after.
 
     Cost (p = world_size, f = 2 ** floor(log2(p))): rounds = 2 * log2(f) + 2 * (p > f); load = 2 * (f - 1) / f + 2 * (p
@@ -32,7 +32,7 @@ def rhd_all_reduce(world_size):
     return build.build()
 
 
-def rhd_all_gather(world_size):
+def rhd_all_gather(world_size: int) -> CollectiveSchedule:
     """Recursive doubling: partners at distances 1, 2, 4, ... exchange all that they hold.
 
     Cost (p = world_size): rounds = log2(p); load = (p - 1) / p
@@ -44,7 +44,7 @@ def rhd_all_gather(world_size):
     return build.build()
 
 
-def rhd_reduce_scatter(world_size):
+def rhd_reduce_scatter(world_size: int) -> CollectiveSchedule:
     """Recursive halving: partners at distances p/2, p/4, ... exchange the half that the other will own.
 
     Cost (p = world_size): rounds = log2(p); load = (p - 1) / p
@@ -53,16 +53,16 @@ def rhd_reduce_scatter(world_size):
     return reverse(rhd_all_gather(world_size), "reduce_scatter")
 
 
-def refuses_other_than_powers_of_two(world_size):
+def refuses_other_than_powers_of_two(world_size: int) -> str | None:
     """Why recursive halving or doubling cannot serve `world_size`, or None."""
     return None if world_size.bit_count() == 1 else "expected a power of two (bruck does the same for any number)"
 
 
-def _halves(size):
+def _halves(size: int) -> list[int]:
     return [size >> level for level in range(1, size.bit_length())]
 
 
-def _exchange(build, size, distance, op):
+def _exchange(build: ScheduleBuilder, size: int, distance: int, op: int) -> None:
     """One round with the partner at `distance`: of the 2 * distance chunks around the pair each sends half.
 
     A rank that reduces sends its partner's half, one that copies its own.

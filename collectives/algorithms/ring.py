@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from lanterne.collectives.schedule.ir import COPY, REDUCE, ScheduleBuilder
+from lanterne.collectives.schedule.ir import COPY, REDUCE, CollectiveSchedule, ScheduleBuilder
 
 
-def ring_all_reduce(world_size):
+def ring_all_reduce(world_size: int) -> CollectiveSchedule:
     """Reduce-scatter around the ring, then all-gather around it.
 
     Cost (p = world_size): rounds = 2 * (p - 1); load = 2 * (p - 1) / p
@@ -19,7 +19,7 @@ def ring_all_reduce(world_size):
     return build.build()
 
 
-def ring_reduce_scatter(world_size):
+def ring_reduce_scatter(world_size: int) -> CollectiveSchedule:
     """Every sum travels once around the ring and ends at its owner.
 
     Cost (p = world_size): rounds = p - 1; load = (p - 1) / p
@@ -30,7 +30,7 @@ def ring_reduce_scatter(world_size):
     return build.build()
 
 
-def ring_all_gather(world_size):
+def ring_all_gather(world_size: int) -> CollectiveSchedule:
     """Every part travels once around the ring.
 
     Cost (p = world_size): rounds = p - 1; load = (p - 1) / p
@@ -41,7 +41,7 @@ def ring_all_gather(world_size):
     return build.build()
 
 
-def ring_rounds(build, size, first, op):
+def ring_rounds(build: ScheduleBuilder, size: int, first: int, op: int) -> None:
     """Append size - 1 rounds among roles 0 to size - 1; in round i role r sends chunk r + first - i to its right."""
     roles = np.arange(size)
     for i in range(size - 1):

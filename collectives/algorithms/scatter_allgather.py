@@ -3,11 +3,11 @@
 import numpy as np
 
 from lanterne.collectives.algorithms.binomial import from_root
-from lanterne.collectives.schedule.ir import COPY, ScheduleBuilder
+from lanterne.collectives.schedule.ir import COPY, CollectiveSchedule, ScheduleBuilder
 from lanterne.collectives.schedule.passes import reverse
 
 
-def scatter_allgather_broadcast(world_size, root):
+def scatter_allgather_broadcast(world_size: int, root: int) -> CollectiveSchedule:
     """A binomial tree gives every rank its part, then Bruck's all-gather; nobody receives a part twice.
 
     Cost (p = world_size): rounds = 2 * ceil(log2(p)); load = 2 * (p - 1) / p
@@ -39,7 +39,7 @@ def scatter_allgather_broadcast(world_size, root):
     return build.build()
 
 
-def scatter_allgather_reduce(world_size, root):
+def scatter_allgather_reduce(world_size: int, root: int) -> CollectiveSchedule:
     """The broadcast reversed in time: reduce-scatter, then gather.
 
     Cost (p = world_size): rounds = 2 * ceil(log2(p)); load = 2 * (p - 1) / p

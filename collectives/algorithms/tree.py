@@ -3,11 +3,11 @@
 import numpy as np
 
 from lanterne.collectives.algorithms.binomial import from_root
-from lanterne.collectives.schedule.ir import COPY, ScheduleBuilder
+from lanterne.collectives.schedule.ir import COPY, CollectiveSchedule, Ints, ScheduleBuilder
 from lanterne.collectives.schedule.passes import chain, reverse
 
 
-def tree_broadcast(world_size, root, num_chunks=None):
+def tree_broadcast(world_size: int, root: int, num_chunks: int | None = None) -> CollectiveSchedule:
     """The root feeds both trees in turn; a rank hears its two parents in turn and sends to two children in turn.
 
     Cost (p = world_size, m = num_chunks): rounds <= (m + 1 + 2 * ceil(log2(p))) * (p > 1); load <= rounds / m
@@ -26,7 +26,7 @@ def tree_broadcast(world_size, root, num_chunks=None):
     return build.build()
 
 
-def tree_reduce(world_size, root, num_chunks=None):
+def tree_reduce(world_size: int, root: int, num_chunks: int | None = None) -> CollectiveSchedule:
     """The broadcast reversed in time.
 
     Cost (p = world_size, m = num_chunks): rounds <= (m + 1 + 2 * ceil(log2(p))) * (p > 1); load <= rounds / m
@@ -34,7 +34,7 @@ def tree_reduce(world_size, root, num_chunks=None):
     return reverse(tree_broadcast(world_size, root, num_chunks), "reduce")
 
 
-def tree_all_reduce(world_size, num_chunks=None):
+def tree_all_reduce(world_size: int, num_chunks: int | None = None) -> CollectiveSchedule:
     """Up both trees to rank 0, then down again.
 
     Cost (p = world_size, m = num_chunks): rounds <= 2 * (m + 1 + 2 * ceil(log2(p))) * (p > 1); load <= rounds / m
@@ -43,7 +43,7 @@ def tree_all_reduce(world_size, num_chunks=None):
     return chain("all_reduce", phases)
 
 
-def _two_trees(size):
+def _two_trees(size: int) -> tuple[Ints, Ints, Ints]:
     """Edges (tree, parent, child) of two binary trees over roles 1 to `size`, both fed by role 0.
 
     In the first tree the odd positions are leaves; the second shifts or mirrors the roles so that odd roles sit at even
@@ -53,15 +53,16 @@ def _two_trees(size):
     parent_position = np.array([_parent(p, size) for p in position.tolist()])
     second = np.r_[position[1:], 1] if size % 2 else position[::-1]
     # role_at[k]: role at position k; the feeder, role 0, is the parent of the root.
-    edges = []
+    edges: list[tuple[Ints, Ints, Ints]] = []
     for tree, position_of in enumerate((position, second)):
         role_at = np.zeros(size + 1, np.int64)
         role_at[position_of] = position
         edges.append((np.full(size, tree), role_at[parent_position], role_at[position]))
-    return tuple(np.concatenate(column) for column in zip(*edges, strict=True))
+    trees, parents, children = zip(*edges, strict=True)
+    return np.concatenate(trees), np.concatenate(parents), np.concatenate(children)
 
 
-def _parent(position, size):
+def _parent(position: int, size: int) -> int:
     """Parent of `position` in the in-order binary tree of positions 1 to `size`; 0 for the root."""
     if position & (position - 1) == 0 and 2 * position > size:
         return 0
@@ -70,35 +71,35 @@ def _parent(position, size):
     return parent if parent <= size else position ^ bit
 
 
-def _edge_colours(parent, child):
+def _edge_colours(parent: Ints, child: Ints) -> dict[int, int]:
     """0 or 1 for every edge, so that edges that leave one role differ, and so do edges that enter one role."""
-    of_port = {}
+    of_port: dict[tuple[str, int], list[int]] = {}
     for edge, (src, dst) in enumerate(zip(parent.tolist(), child.tolist(), strict=True)):
         of_port.setdefault(("out", src), []).append(edge)
         of_port.setdefault(("in", dst), []).append(edge)
-    neighbours = [[] for _ in parent]
+    neighbours: list[list[int]] = [[] for _ in parent]
     for edges in of_port.values():
         for edge in edges:
             neighbours[edge] += [other for other in edges if other != edge]
-    colour = [None] * len(parent)
+    colour: dict[int, int] = {}
     for start in range(len(parent)):
-        if colour[start] is None:
+        if start not in colour:
             colour[start], stack = 0, [start]
             while stack:
                 edge = stack.pop()
                 for other in neighbours[edge]:
-                    if colour[other] is None:
+                    if other not in colour:
                         colour[other] = 1 - colour[edge]
                         stack.append(other)
     return colour
 
 
-def _first_rounds(tree, parent, child, colour):
+def _first_rounds(tree: Ints, parent: Ints, child: Ints, colour: dict[int, int]) -> Ints:
     """The round in which every edge carries its tree's first chunk; the next ones follow every second round."""
     edge_into = {(t, dst): edge for edge, (t, dst) in enumerate(zip(tree.tolist(), child.tolist(), strict=True))}
-    first = {}
+    first: dict[int, int] = {}
 
-    def visit(edge):
+    def visit(edge: int) -> int:
         if edge not in first:
             above = edge_into.get((int(tree[edge]), int(parent[edge])))
             earliest = 0 if above is None else visit(above) + 1

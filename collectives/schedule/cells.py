@@ -9,8 +9,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from lanterne.collectives.schedule.contracts import EVERY, Contract, Parts, ends_at, starts_at
-from lanterne.collectives.schedule.ir import CollectiveSchedule
+from lanterne.collectives.schedule.contracts import EVERY, Contract, ends_at, starts_at
+from lanterne.collectives.schedule.ir import CollectiveSchedule, Ints
 
 # Words of sets, a row for each.
 Sets: TypeAlias = NDArray[np.uint64]
@@ -24,13 +24,13 @@ class Cells:
         from_keys = schedule.src.astype(np.int64) * schedule.num_chunks + schedule.chunk
         to_keys = schedule.dst.astype(np.int64) * schedule.num_chunks + schedule.chunk
         keys, places = number_keys(np.concatenate([from_keys, to_keys]), schedule.world_size * schedule.num_chunks)
-        self.keys: NDArray[np.int64] = keys
-        self.src: NDArray[np.int64] = places[:count]
-        self.dst: NDArray[np.int64] = places[count:]
-        self.rank: NDArray[np.int64] = keys // schedule.num_chunks
-        self.chunk: NDArray[np.int64] = keys % schedule.num_chunks
-        self.starts: Parts = starts_at(schedule, self.chunk)
-        self.ends: Parts = ends_at(schedule, self.chunk)
+        self.keys: Ints = keys
+        self.src: Ints = places[:count]
+        self.dst: Ints = places[count:]
+        self.rank: Ints = keys // schedule.num_chunks
+        self.chunk: Ints = keys % schedule.num_chunks
+        self.starts: Ints = starts_at(schedule, self.chunk)
+        self.ends: Ints = ends_at(schedule, self.chunk)
         self.full: Sets = full_set(schedule.world_size if contract.reduces else 1)
         self.sets: Sets = np.zeros((len(self.keys), len(self.full)), np.uint64)
         held = np.flatnonzero((self.starts == EVERY) | (self.starts == self.rank))
@@ -44,7 +44,7 @@ class Cells:
         return [64 * i + bit for i, word in enumerate(words.tolist()) for bit in range(64) if word >> bit & 1]
 
 
-def number_keys(keys: NDArray[np.int64], limit: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def number_keys(keys: Ints, limit: int) -> tuple[Ints, Ints]:
     """(distinct keys ascending, place of each key among them), as np.unique gives them; keys are below `limit`."""
     if limit > 8 * len(keys):
         return np.unique(keys, return_inverse=True)

@@ -14,12 +14,11 @@ from numpy.typing import NDArray
 
 from lanterne.collectives.schedule.cells import Cells, Sets
 from lanterne.collectives.schedule.contracts import EVERY, Contract, contract_of, ends_at, starts_at
-from lanterne.collectives.schedule.ir import COPY, OP_NAMES, REDUCE, CollectiveSchedule, Column, late_set
+from lanterne.collectives.schedule.ir import COPY, OP_NAMES, REDUCE, CollectiveSchedule, Column, Ints, late_set
 from lanterne.errors import ScheduleError
 
 # Of a transfer, from the first round on.
 Index: TypeAlias = "int | np.integer[Any]"
-Indices: TypeAlias = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -123,7 +122,7 @@ def _check_late_rank(schedule: CollectiveSchedule) -> None:
             _fail(schedule, _first(wrong), f"late rank {rank} takes part before the join")
 
 
-def _check_round(schedule: CollectiveSchedule, cells: Cells, marks: Indices, index: int) -> None:
+def _check_round(schedule: CollectiveSchedule, cells: Cells, marks: Ints, index: int) -> None:
     """Check one round and bring `cells` up to date. `marks`: int64 scratch, one per cell."""
     start, stop = schedule.offsets[index : index + 2]
     src, dst, op = cells.src[start:stop], cells.dst[start:stop], schedule.op[start:stop]
@@ -142,7 +141,7 @@ def _check_round(schedule: CollectiveSchedule, cells: Cells, marks: Indices, ind
     _check_ports(schedule, start, stop)
 
 
-def _layers(dst: Indices, marks: Indices) -> list[Indices]:
+def _layers(dst: Ints, marks: Ints) -> list[Ints]:
     """Positions of a round's transfers in groups: the first into each cell, the second into each cell, and so on."""
     count = len(dst)
     positions = np.arange(count)
@@ -160,8 +159,8 @@ def _reduce(
     schedule: CollectiveSchedule,
     cells: Cells,
     start: Index,
-    positions: Indices,
-    dst: Indices,
+    positions: Ints,
+    dst: Ints,
     read: Sets,
 ) -> None:
     if not len(positions):
@@ -181,9 +180,7 @@ def _reduce(
     cells.sets[to] = held | added
 
 
-def _check_single_writes(
-    schedule: CollectiveSchedule, start: Index, dst: Indices, op: Column, layers: list[Indices]
-) -> None:
+def _check_single_writes(schedule: CollectiveSchedule, start: Index, dst: Ints, op: Column, layers: list[Ints]) -> None:
     repeated = np.concatenate(layers[1:])
     crowded = np.isin(dst, dst[repeated])
     copied = np.isin(dst, dst[(op == COPY) & crowded])

@@ -8,13 +8,12 @@ own, as does every received chunk that is to be reduced.
 from collections.abc import Callable
 
 import numpy as np
-from numpy.typing import NDArray
 
-from lanterne.collectives.schedule.contracts import CONTRACTS, EVERY, Parts, ends_at, starts_at
-from lanterne.collectives.schedule.ir import CollectiveSchedule
+from lanterne.collectives.schedule.contracts import CONTRACTS, EVERY, ends_at, starts_at
+from lanterne.collectives.schedule.ir import CollectiveSchedule, Ints
 
 
-def chunk_counts(schedule: CollectiveSchedule, part_count: int, align: int = 1) -> NDArray[np.int64]:
+def chunk_counts(schedule: CollectiveSchedule, part_count: int, align: int = 1) -> Ints:
     """Elements of every chunk: (num_chunks,) int64, for parts of `part_count` elements each.
 
     A part is cut into its chunks as evenly as possible, the longer ones first; a chunk may be empty. With `align` above
@@ -28,18 +27,16 @@ def chunk_counts(schedule: CollectiveSchedule, part_count: int, align: int = 1) 
     return part_count // pieces + (index < part_count % pieces)
 
 
-def input_chunks(schedule: CollectiveSchedule, rank: int) -> NDArray[np.int64]:
+def input_chunks(schedule: CollectiveSchedule, rank: int) -> Ints:
     """The chunks that make up the input array of `rank`, in order: int64 array, empty where it gives nothing."""
     return _chunks_at(starts_at, schedule, rank)
 
 
-def output_chunks(schedule: CollectiveSchedule, rank: int) -> NDArray[np.int64]:
+def output_chunks(schedule: CollectiveSchedule, rank: int) -> Ints:
     """The chunks that make up the output array of `rank`, in order: int64 array, empty where it gets nothing."""
     return _chunks_at(ends_at, schedule, rank)
 
 
-def _chunks_at(
-    where: Callable[[CollectiveSchedule, Parts], Parts], schedule: CollectiveSchedule, rank: int
-) -> NDArray[np.int64]:
+def _chunks_at(where: Callable[[CollectiveSchedule, Ints], Ints], schedule: CollectiveSchedule, rank: int) -> Ints:
     at = where(schedule, np.arange(schedule.num_chunks))
     return np.flatnonzero((at == rank) | (at == EVERY))

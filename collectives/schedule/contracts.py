@@ -24,13 +24,12 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from lanterne.collectives.schedule.ir import CollectiveSchedule
+from lanterne.collectives.schedule.ir import CollectiveSchedule, Ints
 from lanterne.errors import ScheduleError
 
 EVERY = -1
-# Numbers of parts, and the rank of each.
-Parts: TypeAlias = NDArray[np.int64]
-Place: TypeAlias = Callable[[Parts, int, int | None], Parts]
+# From numbers of parts, p and root to the rank of each.
+Place: TypeAlias = Callable[[Ints, int, int | None], Ints]
 
 
 @dataclass(frozen=True)
@@ -62,16 +61,16 @@ def _p(p: int) -> int:
     return p
 
 
-def _every(part: Parts, p: int, root: int | None) -> Parts:
+def _every(part: Ints, p: int, root: int | None) -> Ints:
     return part * 0 + EVERY
 
 
-def _root(part: Parts, p: int, root: int | None) -> Parts:
+def _root(part: Ints, p: int, root: int | None) -> Ints:
     assert root is not None
     return part * 0 + root
 
 
-def _part(part: Parts, p: int, root: int | None) -> Parts:
+def _part(part: Ints, p: int, root: int | None) -> Ints:
     return part
 
 
@@ -110,16 +109,16 @@ def contract_of(schedule: CollectiveSchedule) -> Contract:
     return contract
 
 
-def starts_at(schedule: CollectiveSchedule, chunk: NDArray[np.integer[Any]]) -> Parts:
+def starts_at(schedule: CollectiveSchedule, chunk: NDArray[np.integer[Any]]) -> Ints:
     """Rank at which each of `chunk` (int array) starts, or EVERY."""
     return _ranks(schedule, chunk, CONTRACTS[schedule.collective].starts_at)
 
 
-def ends_at(schedule: CollectiveSchedule, chunk: NDArray[np.integer[Any]]) -> Parts:
+def ends_at(schedule: CollectiveSchedule, chunk: NDArray[np.integer[Any]]) -> Ints:
     """Rank at which each of `chunk` (int array) must end, or EVERY."""
     return _ranks(schedule, chunk, CONTRACTS[schedule.collective].ends_at)
 
 
-def _ranks(schedule: CollectiveSchedule, chunk: NDArray[np.integer[Any]], place: Place) -> Parts:
+def _ranks(schedule: CollectiveSchedule, chunk: NDArray[np.integer[Any]], place: Place) -> Ints:
     pieces = schedule.num_chunks // CONTRACTS[schedule.collective].parts(schedule.world_size)
     return place(np.asarray(chunk, np.int64) // pieces, schedule.world_size, schedule.root)

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lanterne.collectives.schedule.contracts import CONTRACTS
-from lanterne.collectives.schedule.ir import REDUCE, CollectiveSchedule, Column, LateRank, late_set
+from lanterne.collectives.schedule.ir import REDUCE, CollectiveSchedule, Column, Ints, LateRank, late_set
 from lanterne.errors import InputError
 
 # One number, or an array of them.
@@ -149,7 +149,7 @@ def price(
     return Cost(ready, end, end - float(start.max()), schedule.num_rounds, float(load * scale), float(added * scale))
 
 
-def _messages(src: Column, dst: Column, p: int) -> NDArray[np.int64]:
+def _messages(src: Column, dst: Column, p: int) -> Ints:
     """For every transfer, the messages at the busier of its two ports."""
     senders, receivers = np.divmod(np.unique(src.astype(np.int64) * p + dst), p)
     return np.maximum(np.bincount(senders, minlength=p)[src], np.bincount(receivers, minlength=p)[dst])

@@ -24,11 +24,12 @@ COPY, REDUCE = 0, 1
 OP_NAMES = ("copy", "reduce")
 # Of a schedule, one entry per transfer.
 Column: TypeAlias = NDArray[np.int32]
-Ranks: TypeAlias = NDArray[np.integer[Any]]
+Ints: TypeAlias = NDArray[np.int64]
 # The rank that is expected last, several of them, or none.
 LateRank: TypeAlias = int | tuple[int, ...] | None
 # Src, dst, chunk and op of transfers of one round, to be broadcast together.
-Group: TypeAlias = tuple[int | Ranks, int | Ranks, int | Ranks, int | Ranks]
+Entry: TypeAlias = int | NDArray[np.integer[Any]]
+Group: TypeAlias = tuple[Entry, Entry, Entry, Entry]
 # Far beyond any use; so that a broken file cannot exhaust the memory.
 MAX_WORLD_SIZE, MAX_CHUNKS = 2**16, 2**24
 
@@ -193,16 +194,16 @@ class ScheduleBuilder:
         world_size: int,
         num_chunks: int,
         *,
-        rank_of: Ranks | None = None,
+        rank_of: Ints | None = None,
         root: int | None = None,
         late_rank: LateRank = None,
         ports: int = 1,
         note: str = "",
     ):
         self._head = (collective, algorithm, world_size, num_chunks)
-        self._rank_of = np.arange(world_size) if rank_of is None else np.asarray(rank_of)
+        self._rank_of: Ints = np.arange(world_size) if rank_of is None else np.asarray(rank_of)
         self._labels: tuple[int | None, LateRank, int, str] = (root, late_rank, ports, note)
-        self._columns: tuple[list[Ranks], list[Ranks], list[Ranks], list[Ranks]] = ([], [], [], [])
+        self._columns: tuple[list[NDArray[np.integer[Any]]], ...] = ([], [], [], [])
         self._sizes: list[int] = []
         self._phases: list[tuple[str, int]] = []
 
@@ -220,7 +221,7 @@ class ScheduleBuilder:
             size += src.size
         self._sizes.append(size)
 
-    def rounds(self, index: Ranks, src: Ranks, dst: Ranks, chunk: Ranks, op: int | Ranks) -> None:
+    def rounds(self, index: Entry, src: Entry, dst: Entry, chunk: Entry, op: Entry) -> None:
         """Append as many rounds as `index` counts: transfer i goes into round index[i] of them, in listed order.
 
         Args:
@@ -254,7 +255,7 @@ def late_set(late_rank: LateRank) -> tuple[int, ...]:
     return tuple(sorted(late_rank)) if isinstance(late_rank, tuple) else (late_rank,)
 
 
-def late_last(world_size: int, late_rank: LateRank) -> NDArray[np.int64]:
+def late_last(world_size: int, late_rank: LateRank) -> Ints:
     """Ranks by role for algorithms in which the last roles are the late ones: the others keep their order."""
     late = late_set(late_rank)
     return np.array([*(rank for rank in range(world_size) if rank not in late), *late])

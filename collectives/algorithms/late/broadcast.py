@@ -3,10 +3,10 @@
 import numpy as np
 
 from lanterne.collectives.algorithms.ring import ring_rounds
-from lanterne.collectives.schedule.ir import COPY, REDUCE, ScheduleBuilder, late_last
+from lanterne.collectives.schedule.ir import COPY, REDUCE, CollectiveSchedule, ScheduleBuilder, late_last
 
 
-def late_broadcast_all_reduce(world_size, late_rank):
+def late_broadcast_all_reduce(world_size: int, late_rank: int) -> CollectiveSchedule:
     """Ring all-reduce among the early ranks; then the late rank and one other exchange whole buffers and broadcast.
 
     Cost (p = world_size): rounds = 2 * (p - 2) + ceil(log2(p)); load = 2 * (p - 2) / (p - 1) + ceil(log2(p))

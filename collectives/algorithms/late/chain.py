@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from lanterne.collectives.schedule.ir import COPY, REDUCE, ScheduleBuilder, late_last
+from lanterne.collectives.schedule.ir import COPY, REDUCE, CollectiveSchedule, ScheduleBuilder, late_last
 
 
-def late_chain_all_reduce(world_size, late_rank, num_chunks=None):
+def late_chain_all_reduce(world_size: int, late_rank: int, num_chunks: int | None = None) -> CollectiveSchedule:
     """The early ranks reduce, pipelined, to one; then pieces flow from the late rank to it, where they add, and around.
 
     Default chunk count 4 (p - 1).
@@ -28,7 +28,7 @@ def late_chain_all_reduce(world_size, late_rank, num_chunks=None):
     return build.build()
 
 
-def add_chain_reduce(build, early, num_chunks):
+def add_chain_reduce(build: ScheduleBuilder, early: int, num_chunks: int) -> None:
     """Append phase "reduce", num_chunks + early - 2 rounds: from role to role down to 0, which then holds all sums."""
     build.phase("reduce")
     for i in range(num_chunks + early - 2 if early > 1 else 0):
@@ -36,7 +36,7 @@ def add_chain_reduce(build, early, num_chunks):
         build.round((early - 1 - hop, early - 2 - hop, i - hop, REDUCE))
 
 
-def add_chain_join(build, early, num_chunks):
+def add_chain_join(build: ScheduleBuilder, early: int, num_chunks: int) -> None:
     """Append phase "join", num_chunks + early rounds: late role to role 0, which adds, to role 1, ..., back again."""
     build.phase("join")
     for i in range(num_chunks + early):

@@ -3,10 +3,18 @@
 import numpy as np
 
 from lanterne.collectives.algorithms.late.join import add_owner_reduce
-from lanterne.collectives.schedule.ir import COPY, REDUCE, ScheduleBuilder, late_last, late_set
+from lanterne.collectives.schedule.ir import (
+    COPY,
+    REDUCE,
+    CollectiveSchedule,
+    LateRank,
+    ScheduleBuilder,
+    late_last,
+    late_set,
+)
 
 
-def late_group_all_reduce(world_size, late_rank, num_chunks=None):
+def late_group_all_reduce(world_size: int, late_rank: LateRank, num_chunks: int | None = None) -> CollectiveSchedule:
     """Reduce-scatter among the early ranks; then the late ones send their chunks to the owners, which send the sums.
 
     A slice has a chunk for every early rank, its owner. In stage i the late ranks bring those of slice i, and the

@@ -3,10 +3,12 @@
 import numpy as np
 
 from lanterne.collectives.algorithms.late.join import add_join, add_owner_reduce, join_template
-from lanterne.collectives.schedule.ir import COPY, REDUCE, ScheduleBuilder, late_last
+from lanterne.collectives.schedule.ir import COPY, REDUCE, CollectiveSchedule, ScheduleBuilder, late_last
 
 
-def late_hybrid_all_reduce(world_size, late_rank, num_chunks=None, joined=None):
+def late_hybrid_all_reduce(
+    world_size: int, late_rank: int, num_chunks: int | None = None, joined: int | None = None
+) -> CollectiveSchedule:
     """Late-join the first `joined` chunks, which the early ranks have summed; then an ordinary ring for the others.
 
     Default chunk count 2 p; `joined` is half of them where it is not given. Without the wait for an unfinished

@@ -5,19 +5,23 @@ it meets the owner of one chunk after another, and every finished chunk spreads 
 early ranks play the same part in turn (see join_siteswap.py), so that any chunk count will do.
 """
 
+from collections.abc import Iterator
 from functools import lru_cache
+from typing import TypeAlias
 
 import numpy as np
 
 from lanterne.collectives.algorithms.late.chain import add_chain_join, add_chain_reduce
-from lanterne.collectives.algorithms.late.join_siteswap import find_siteswap
-from lanterne.collectives.algorithms.late.join_tail import find_tail
-from lanterne.collectives.schedule.ir import COPY, REDUCE, ScheduleBuilder, late_last
+from lanterne.collectives.algorithms.late.join_siteswap import Siteswap, find_siteswap
+from lanterne.collectives.algorithms.late.join_tail import Tail, find_tail
+from lanterne.collectives.schedule.ir import COPY, REDUCE, CollectiveSchedule, Group, ScheduleBuilder, late_last
+
+Template: TypeAlias = tuple[Siteswap, Tail]
 
 _TRIES = 400
 
 
-def late_join_all_reduce(world_size, late_rank, num_chunks=None):
+def late_join_all_reduce(world_size: int, late_rank: int, num_chunks: int | None = None) -> CollectiveSchedule:
     """Reduce-scatter among the early ranks; then num_chunks - 1 + ceil(log2(p)) rounds with the late rank.
 
     Default chunk count p - 1. With fewer, only the owners collect sums, by a halving reduce instead of a ring.
@@ -56,17 +60,18 @@ def late_join_all_reduce(world_size, late_rank, num_chunks=None):
 
 
 @lru_cache(maxsize=128)
-def join_template(world_size):
+def join_template(world_size: int) -> Template | None:
     """(Siteswap, tail) for `world_size` >= 4 ranks, or None where no try succeeds; kept for the next call."""
     for seed in range(_TRIES):
         siteswap = find_siteswap(world_size, seed)
-        tail = find_tail(siteswap.age, seed) if siteswap else None
-        if tail is not None:
-            return siteswap, tail
+        if siteswap is not None:
+            tail = find_tail(siteswap.age, seed)
+            if tail is not None:
+                return siteswap, tail
     return None
 
 
-def add_owner_reduce(build, early, num_chunks):
+def add_owner_reduce(build: ScheduleBuilder, early: int, num_chunks: int) -> None:
     """Append rounds after which role c mod `early` holds the sum of chunk c over all early roles.
 
     A ring where every role owns something; else the fewest rounds, halving, with the owners spread evenly.
@@ -91,7 +96,7 @@ def add_owner_reduce(build, early, num_chunks):
         reach = kept
 
 
-def add_join(build, world_size, num_chunks, template):
+def add_join(build: ScheduleBuilder, world_size: int, num_chunks: int, template: Template | None) -> None:
     """Append the num_chunks - 1 + ceil(log2(world_size)) rounds of the join, in roles, the last one late."""
     early = world_size - 1
     if world_size == 2:
@@ -103,10 +108,11 @@ def add_join(build, world_size, num_chunks, template):
         for groups in _three_ranks(num_chunks):
             build.round(*groups)
     else:
+        assert template is not None
         _turning_rounds(build, early, num_chunks, template)
 
 
-def _turning_rounds(build, early, num_chunks, template):
+def _turning_rounds(build: ScheduleBuilder, early: int, num_chunks: int, template: Template) -> None:
     siteswap, tail = template
     time = np.arange(num_chunks)[:, None]
     owner = time % early
@@ -129,7 +135,7 @@ def _turning_rounds(build, early, num_chunks, template):
         build.round((last[source[real]], last[destination[real]], num_chunks - 1 - tau[real], COPY))
 
 
-def _three_ranks(num_chunks):
+def _three_ranks(num_chunks: int) -> Iterator[list[Group]]:
     """The groups of every round for two early roles, 0 and 1, and the late one, 2.
 
     With three ranks an idle early one could not be fed while the other exchanges. Instead it sends its sum of the next
@@ -142,7 +148,7 @@ def _three_ranks(num_chunks):
         return
     for t in range(num_chunks):
         met, other = t % 2, 1 - t % 2
-        groups = [(2, met, t, COPY if t else REDUCE)]
+        groups: list[Group] = [(2, met, t, COPY if t else REDUCE)]
         if t >= 2:
             groups.append((met, other, t - 2, COPY))
         if t + 1 < num_chunks:
@@ -158,6 +164,6 @@ def _three_ranks(num_chunks):
         yield [(1, 0, last, COPY), (0, 1, last - 1, COPY)]
 
 
-def refuses_one(world_size):
+def refuses_one(world_size: int) -> str | None:
     """Why no rank can be late among `world_size`, or None."""
     return None if world_size > 1 else "expected 2 or more"

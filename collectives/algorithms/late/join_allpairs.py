@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from lanterne.collectives.schedule.ir import COPY, REDUCE, ScheduleBuilder, late_last
+from lanterne.collectives.schedule.ir import COPY, REDUCE, CollectiveSchedule, ScheduleBuilder, late_last
 
 
-def late_join_allpairs_all_reduce(world_size, late_rank, num_chunks=None):
+def late_join_allpairs_all_reduce(world_size: int, late_rank: int, num_chunks: int | None = None) -> CollectiveSchedule:
     """All-pairs reduce-scatter among the early ranks; then round i exchanges slice i and all-gathers slice i - 1.
 
     A slice has a chunk for every early rank, its owner. Default chunk count 4 (p - 1), so four slices.

@@ -15,6 +15,8 @@ from functools import lru_cache
 
 import numpy as np
 
+from lanterne.collectives.schedule.ir import Ints
+
 _PROFILES = 4
 
 
@@ -26,12 +28,12 @@ class Siteswap:
     from (its own number for role 0, whose partner is the late rank).
     """
 
-    age: np.ndarray
-    age_of_role: np.ndarray
-    source: np.ndarray
+    age: Ints
+    age_of_role: Ints
+    source: Ints
 
 
-def find_siteswap(world_size, seed):
+def find_siteswap(world_size: int, seed: int) -> Siteswap | None:
     """A Siteswap for `world_size` >= 4 ranks, or None if this seed finds none.
 
     Cost (p = world_size): about 2 p steps.
@@ -50,7 +52,7 @@ def find_siteswap(world_size, seed):
 
 
 @lru_cache(maxsize=1024)
-def level_profiles(world_size):
+def level_profiles(world_size: int) -> list[list[int]]:
     """The few best lists l, best first: l[a - 1] ranks receive a chunk at age a.
 
     Before age a X_a = 1 + l_1 + ... + l_(a-1) early ranks hold it; X at most doubles, and sums to 2 N, which is what
@@ -72,7 +74,7 @@ def level_profiles(world_size):
     return [np.trim_zeros(np.diff(holders), "b").tolist() for holders in best]
 
 
-def arrange(levels, world_size, choice):
+def arrange(levels: list[int], world_size: int, choice: random.Random) -> Ints:
     """Ages a(0), ..., a(N - 1) with a(0) = 0 and levels[i] times age i + 1, such that d - a(d) mod N is a permutation.
 
     From all ages q - 1 (a rotation) two ages change at a time, their sum staying the same: one becomes a wanted age,
@@ -86,8 +88,9 @@ def arrange(levels, world_size, choice):
     choice.shuffle(below)
     choice.shuffle(above)
     age = [common] * early
-    at_landing = [(landing + common) % early for landing in range(early)]
-    residual, place, candidates = common, 0, []
+    at_landing: list[int | None] = [(landing + common) % early for landing in range(early)]
+    residual, place = common, 0
+    candidates: list[int] = []
     while len(below) + len(above) > 1:
         target = (below if (residual <= common and below) or not above else above).pop()
         other = place
@@ -103,7 +106,9 @@ def arrange(levels, world_size, choice):
     return np.array(age[start:] + age[:start])
 
 
-def _insert(age, at_landing, place, other, target, residual, early):
+def _insert(
+    age: list[int], at_landing: list[int | None], place: int, other: int, target: int, residual: int, early: int
+) -> int:
     """Put `target` at `place`, evicting as needed, and `residual` at the position left free; return that."""
     for freed in (place, other):
         at_landing[(freed - age[freed]) % early] = None
@@ -120,7 +125,7 @@ def _insert(age, at_landing, place, other, target, residual, early):
     return other
 
 
-def assign_sources(age, choice):
+def assign_sources(age: Ints, choice: random.Random) -> Ints | None:
     """The role that each role receives from, or None where not all can be served.
 
     Every role but 0 sends one chunk that it holds, each age as often as it is received.
@@ -128,10 +133,10 @@ def assign_sources(age, choice):
     """
     early = len(age)
     roles = np.arange(early)
-    ages = np.unique(age[1:]).tolist()
+    ages: list[int] = np.unique(age[1:]).tolist()
     room = {a: int((age[1:] == a).sum()) for a in ages}
-    holds = {a: (age[(roles + a) % early] < a).tolist() for a in ages}
-    senders = {a: [] for a in ages}
+    holds: dict[int, list[bool]] = {a: (age[(roles + a) % early] < a).tolist() for a in ages}
+    senders: dict[int, list[int]] = {a: [] for a in ages}
     for role in sorted(range(1, early), key=lambda role: (sum(holds[a][role] for a in ages), choice.random())):
         if not _seat(role, senders, room, holds):
             return None
@@ -142,15 +147,15 @@ def assign_sources(age, choice):
     return source
 
 
-def _seat(role, senders, room, holds):
+def _seat(role: int, senders: dict[int, list[int]], room: dict[int, int], holds: dict[int, list[bool]]) -> bool:
     """Give `role` an age to send, moving others along a shortest chain where all are full; False if impossible."""
-    came_from = {a: None for a in senders if holds[a][role]}
+    came_from: dict[int, tuple[int, int] | None] = {a: None for a in senders if holds[a][role]}
     queue = list(came_from)
     for a in queue:
         if len(senders[a]) < room[a]:
             free = a
-            while came_from[free] is not None:
-                before, moved = came_from[free]
+            while step := came_from[free]:
+                before, moved = step
                 senders[before].remove(moved)
                 senders[free].append(moved)
                 free = before
@@ -158,8 +163,8 @@ def _seat(role, senders, room, holds):
             return True
         for b in senders:
             if b not in came_from:
-                moved = next((other for other in senders[a] if holds[b][other]), None)
-                if moved is not None:
-                    came_from[b] = (a, moved)
+                seated = next((other for other in senders[a] if holds[b][other]), None)
+                if seated is not None:
+                    came_from[b] = (a, seated)
                     queue.append(b)
     return False

@@ -11,17 +11,21 @@ must be with n / 2^(rounds left) after the round, or doubling cannot finish it.
 """
 
 import random
+from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
+
+from lanterne.collectives.schedule.ir import Ints
+
+# Of each round: source role, destination role, tau of every copy; role N is the late rank.
+Tail: TypeAlias = list[tuple[Ints, Ints, Ints]]
 
 _SCALE = 10_000
 
 
-def find_tail(age, seed):
-    """The tail for ages a(d), or None if this seed finds none.
-
-    A list of rounds, each three int arrays: source role, destination role, tau; role N is the late rank.
-    """
+def find_tail(age: Ints, seed: int) -> Tail | None:
+    """The tail for ages a(d), or None if this seed finds none."""
     early = len(age)
     world_size = early + 1
     rounds_left = (world_size - 1).bit_length() - 1
@@ -39,7 +43,7 @@ def find_tail(age, seed):
     return tail if not lacked.any() else None
 
 
-def lacked_after_injection(age):
+def lacked_after_injection(age: Ints) -> Ints:
     """(N,) bit masks: bit tau is set where the role lacks chunk tau."""
     early = len(age)
     roles = np.arange(early)
@@ -49,20 +53,22 @@ def lacked_after_injection(age):
     return lacked
 
 
-def chunk_scarcity(holders, world_size):
+def chunk_scarcity(holders: Ints, world_size: int) -> NDArray[np.float64]:
     """How much each holder of a chunk is needed to send it next, at most 1: array, like `holders`."""
     doubled = np.minimum(world_size, 2 * holders)
     return np.minimum(1.0, (world_size - doubled) / doubled)
 
 
-def _tail_round(lacked, world_size, rounds_left, noise):
+def _tail_round(
+    lacked: Ints, world_size: int, rounds_left: int, noise: random.Random
+) -> tuple[Ints, Ints, Ints] | None:
     """One round (sources, destinations, taus) from the masks `lacked`, or None."""
     early = len(lacked)
     chunks = [tau for tau in range(int(lacked.max()).bit_length()) if (lacked >> tau & 1).any()]
     holders = {tau: world_size - int((lacked >> tau & 1).sum()) for tau in chunks}
-    masks, class_of = np.unique(lacked, return_inverse=True)
-    counts = np.bincount(class_of).tolist()
-    masks = masks.tolist()
+    distinct, class_of = np.unique(lacked, return_inverse=True)
+    counts: list[int] = np.bincount(class_of).tolist()
+    masks: list[int] = distinct.tolist()
     arcs = _Arcs()
     source, sink = arcs.node(), arcs.node()
     receiver = [arcs.node() for _ in masks]
@@ -104,7 +110,7 @@ def _tail_round(lacked, world_size, rounds_left, noise):
     return np.concatenate(list(by.values())), np.concatenate(list(to.values())), taus
 
 
-def _take(members, counts):
+def _take(members: list[Ints], counts: list[int]) -> Ints:
     """The first counts[i] of members[i], for all i, in one array; they leave `members`."""
     taken = [roles[:count] for roles, count in zip(members, counts, strict=True)]
     members[:] = [roles[count:] for roles, count in zip(members, counts, strict=True)]
@@ -114,21 +120,21 @@ def _take(members, counts):
 class _Arcs:
     """A flow problem under construction: arcs (tail, head, capacity, unit cost)."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._nodes = 0
-        self._columns = ([], [], [], [])
+        self._columns: tuple[list[int], list[int], list[int], list[int]] = ([], [], [], [])
 
-    def node(self):
+    def node(self) -> int:
         """A new node."""
         self._nodes += 1
         return self._nodes - 1
 
-    def add(self, tail, head, capacity, cost=0.0):
+    def add(self, tail: int, head: int, capacity: int, cost: float = 0.0) -> None:
         """One arc."""
         for column, value in zip(self._columns, (tail, head, capacity, int(_SCALE * cost)), strict=True):
             column.append(value)
 
-    def add_many(self, tail, head, costs):
+    def add_many(self, tail: int, head: int, costs: NDArray[np.float64]) -> None:
         """Parallel arcs of capacity 1, one for each of `costs`."""
         values = (
             [tail] * len(costs),
@@ -139,18 +145,18 @@ class _Arcs:
         for column, more in zip(self._columns, values, strict=True):
             column.extend(more)
 
-    def solve(self, source, sink, amount):
+    def solve(self, source: int, sink: int, amount: int) -> dict[tuple[int, int], int] | None:
         """The flow {(tail, head): units} of least cost that carries `amount`, or None where so much cannot flow."""
         from ortools.graph.python import min_cost_flow
 
         tails, heads, capacities, costs = self._columns
-        problem = min_cost_flow.SimpleMinCostFlow()
+        problem: Any = min_cost_flow.SimpleMinCostFlow()
         arcs = problem.add_arcs_with_capacity_and_unit_cost(tails, heads, capacities, costs)
         problem.set_node_supply(source, amount)
         problem.set_node_supply(sink, -amount)
         if problem.solve() != problem.OPTIMAL:
             return None
-        flow = {}
+        flow: dict[tuple[int, int], int] = {}
         for tail, head, units in zip(tails, heads, problem.flows(arcs).tolist(), strict=True):
             if units:
                 flow[tail, head] = flow.get((tail, head), 0) + units

@@ -6,12 +6,12 @@ of the paper, other even numbers a matching in every round (its appendix E; see 
 
 import numpy as np
 
-from lanterne.collectives.algorithms.late.stragglar_matching import matching_rounds
+from lanterne.collectives.algorithms.late.stragglar_matching import Copy, Progress, matching_rounds
 from lanterne.collectives.algorithms.ring import ring_rounds
-from lanterne.collectives.schedule.ir import COPY, REDUCE, ScheduleBuilder, late_last
+from lanterne.collectives.schedule.ir import COPY, REDUCE, CollectiveSchedule, Group, ScheduleBuilder, late_last
 
 
-def stragglar_all_reduce(world_size, late_rank, progress=None):
+def stragglar_all_reduce(world_size: int, late_rank: int, progress: Progress | None = None) -> CollectiveSchedule:
     """Ring reduce-scatter among the early ranks; then, with the late rank there, one exchange with it in every round.
 
     Cost (p = world_size): rounds = 2 * (p - 2) + ceil(log2(p)); load = rounds / (p - 1); join = p - 2 + ceil(log2(p))
@@ -31,7 +31,9 @@ def stragglar_all_reduce(world_size, late_rank, progress=None):
     power_of_two = world_size.bit_count() == 1
     rounds = _algorithm_1(world_size) if power_of_two else matching_rounds(world_size, progress)
     for index, copies in enumerate(rounds):
-        groups = [(np.array([early, index]), np.array([index, early]), index, REDUCE)] if index < early else []
+        groups: list[Group] = []
+        if index < early:
+            groups.append((np.array([early, index]), np.array([index, early]), index, REDUCE))
         if copies:
             src, dst, chunk = np.array(copies).T
             groups.append((src, dst, chunk, COPY))
@@ -39,14 +41,14 @@ def stragglar_all_reduce(world_size, late_rank, progress=None):
     return build.build()
 
 
-def refuses_odd(world_size):
+def refuses_odd(world_size: int) -> str | None:
     """Why StragglAR cannot serve `world_size`, or None."""
     if world_size < 2:
         return "expected 2 or more"
     return "expected an even number (late_join does the same for any)" if world_size % 2 else None
 
 
-def _algorithm_1(world_size):
+def _algorithm_1(world_size: int) -> list[list[Copy]]:
     """The copies (src, dst, chunk) of every round of the join, for a power of two.
 
     Every early role holds one *active* chunk: finished, and not everywhere yet. In a round the holders of the oldest
@@ -54,7 +56,8 @@ def _algorithm_1(world_size):
     has doubled.
     """
     early, levels = world_size - 1, world_size.bit_length() - 1
-    active, rounds = {}, []
+    active: dict[int, int] = {}
+    rounds: list[list[Copy]] = []
     for index in range(early - 1 + levels):
         copies = _first_copies(index, active, early, levels) if index < levels else _swaps(index, active, early, levels)
         oldest = index - levels
@@ -67,7 +70,7 @@ def _algorithm_1(world_size):
     return rounds
 
 
-def _first_copies(index, active, early, levels):
+def _first_copies(index: int, active: dict[int, int], early: int, levels: int) -> list[Copy]:
     """Phase 1: holders send to roles that have nothing; role index - 1 to the one that must hold its chunk."""
     if index == 0:
         return []
@@ -77,7 +80,7 @@ def _first_copies(index, active, early, levels):
     return copies + [(src, free.pop(), chunk) for src, chunk in sorted(active.items()) if src != index - 1]
 
 
-def _swaps(index, active, early, levels):
+def _swaps(index: int, active: dict[int, int], early: int, levels: int) -> list[Copy]:
     """Phase 2: P and Q pair up; who soon meets the late rank gets the oldest chunks, which run out in time."""
     oldest = index - levels
     holders = sorted(role for role, chunk in active.items() if chunk == oldest and role != index)
@@ -87,7 +90,7 @@ def _swaps(index, active, early, levels):
     partners = [(-role, chunk) for chunk, role in others]
     if index >= early:
         partners.append((early, early - 1))
-    copies = []
+    copies: list[Copy] = []
     for role, (partner, chunk) in zip(pairs, partners, strict=True):
         copies += [(partner, role, chunk)] if partner == early else [(role, partner, oldest), (partner, role, chunk)]
     return copies

@@ -7,18 +7,27 @@ ceil(log2 n), where matching round by round needs up to 8 more.
 """
 
 import random
+from collections.abc import Callable
 from functools import lru_cache
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from lanterne.collectives.algorithms.late.join_siteswap import arrange, level_profiles
 from lanterne.collectives.algorithms.late.join_tail import chunk_scarcity, lacked_after_injection
+from lanterne.collectives.schedule.ir import Ints
 from lanterne.errors import LanterneError
+
+# Source, destination, and chunk or tau.
+Copy: TypeAlias = tuple[int, int, int]
+Pair: TypeAlias = tuple[int, int]
+# Called with a line of text now and then.
+Progress: TypeAlias = Callable[[str], object]
 
 _SEEDS, _TAILS = 5000, 4
 
 
-def matching_rounds(world_size, progress=None):
+def matching_rounds(world_size: int, progress: Progress | None = None) -> list[list[Copy]]:
     """The copies (src, dst, chunk) of every round of the join, in early roles; the last role is the late rank.
 
     Args:
@@ -41,14 +50,16 @@ def matching_rounds(world_size, progress=None):
 
 
 @lru_cache(maxsize=32)
-def _template(world_size, progress):
+def _template(world_size: int, progress: Progress | None) -> tuple[Ints, list[Pair], list[list[Copy]]]:
     """(age that each role receives, pairs of roles, last rounds of (source, destination, tau)); kept."""
     profiles = level_profiles(world_size)
     for seed in range(_SEEDS):
         choice = random.Random(seed)
         age = arrange(profiles[seed % len(profiles)], world_size, choice)
         age_of_role, pairs = _pair_roles(age)
-        for attempt in range(_TAILS if pairs else 0):
+        if pairs is None:
+            continue
+        for attempt in range(_TAILS):
             if progress:
                 progress(f"stragglar, {world_size} ranks: siteswap {seed + 1}, last rounds {attempt + 1}")
             tail = _last_rounds(age, choice)
@@ -57,7 +68,7 @@ def _template(world_size, progress):
     raise LanterneError(f"stragglar: found no matchings for {world_size} ranks in {_SEEDS} tries")
 
 
-def _pair_roles(age):
+def _pair_roles(age: Ints) -> tuple[Ints, list[Pair] | None]:
     """(age that each role receives, pairs of the roles but 0 that hold what the other receives, or None)."""
     import networkx
 
@@ -71,15 +82,16 @@ def _pair_roles(age):
     swap[0] = swap[:, 0] = False
     if not swap[1:].any(axis=1).all():
         return age_of_role, None
-    graph = networkx.Graph(np.argwhere(np.triu(swap)).tolist())
+    graph: Any = networkx.Graph()
+    graph.add_edges_from(np.argwhere(np.triu(swap)).tolist())
     pairs = networkx.max_weight_matching(graph, maxcardinality=True)
     return age_of_role, sorted(pairs) if 2 * len(pairs) == early - 1 else None
 
 
-def _last_rounds(age, choice):
+def _last_rounds(age: Ints, choice: random.Random) -> list[list[Copy]] | None:
     """The q - 1 matchings after the last exchange, as (source, destination, tau) in roles; None if this try fails."""
     world_size = len(age) + 1
-    lacked = np.append(lacked_after_injection(age), 0)
+    lacked: Ints = np.append(lacked_after_injection(age), 0)
     rounds = []
     for rounds_left in reversed(range((world_size - 1).bit_length() - 1)):
         copies = _matching(lacked, world_size, rounds_left, choice)
@@ -91,7 +103,7 @@ def _last_rounds(age, choice):
     return rounds
 
 
-def _matching(lacked, world_size, rounds_left, choice):
+def _matching(lacked: Ints, world_size: int, rounds_left: int, choice: random.Random) -> list[Copy] | None:
     """One perfect matching in which every early role gains a chunk, of greatest weight; None where there is none.
 
     A chunk is worth more the fewer hold it, above all where it cannot reach all by doubling otherwise, and less to a
@@ -105,7 +117,8 @@ def _matching(lacked, world_size, rounds_left, choice):
     scarcity = chunk_scarcity(holders, world_size)
     urgent = np.maximum(0, -(-world_size // 2**rounds_left) - holders) / holders
     worth = 1000 + 2 * world_size / (holders + 1) + 50 * urgent - scarcity * (~lacks @ scarcity)[:, None]
-    graph, best = networkx.Graph(), {}
+    graph: Any = networkx.Graph()
+    best: dict[Pair, Pair] = {}
     for i in range(world_size - 1):
         gain = np.where(lacks[i] & ~lacks, worth[i], -1)
         give = np.where(lacks & ~lacks[i], worth, -1)
@@ -120,7 +133,7 @@ def _matching(lacked, world_size, rounds_left, choice):
     pairs = networkx.max_weight_matching(graph, maxcardinality=True)
     if 2 * len(pairs) < world_size:
         return None
-    copies = []
+    copies: list[Copy] = []
     for i, j in map(sorted, pairs):
         tau_i, tau_j = best[i, j]
         copies += [(j, i, tau_i)] if j == world_size - 1 else [(j, i, tau_i), (i, j, tau_j)]
