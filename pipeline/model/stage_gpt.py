@@ -1,21 +1,35 @@
 """A small GPT to be cut into stages."""
 
+from collections.abc import Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from lanterne.errors import InputError
+from lanterne.kernels.arrays import HostArray
 from lanterne.pipeline.model.layer import LayerChain, Residual
 from lanterne.pipeline.model.layers import Attention, Embedding, Gelu, LayerNorm, Linear, check_tokens
 from lanterne.pipeline.model.losses import CrossEntropy
 from lanterne.pipeline.model.stage_layers import StageModel
 from lanterne.pipeline.model.tensor_parallel import column_linear, row_linear
 
+if TYPE_CHECKING:
+    from lanterne.collectives.communicator import Communicator
 
-def gpt(vocabulary, length, width, heads, blocks, rows, tensor=None):
+
+def gpt(
+    vocabulary: int,
+    length: int,
+    width: int,
+    heads: int,
+    blocks: int,
+    rows: int,
+    tensor: "Communicator | None" = None,
+) -> StageModel:
     """The StageModel of a GPT: an embedding; `blocks` times attention and MLP, each a layer of the model; a head.
 
-    `tensor` is the Communicator of the ranks that share each block, heads and MLP cut over them; None for one rank.
+    `tensor` is that of the ranks that share each block, heads and MLP cut over them; None for one rank.
     Inputs and targets of a microbatch are (rows, length) token numbers, targets one place ahead; the loss is the mean
     cross-entropy in nats per token.
 
@@ -58,7 +72,9 @@ def gpt(vocabulary, length, width, heads, blocks, rows, tensor=None):
     )
 
 
-def windows(tokens, microbatches, rows, length, seed):
+def windows(
+    tokens: HostArray, microbatches: int, rows: int, length: int, seed: int | Sequence[int]
+) -> tuple[HostArray, HostArray]:
     """Inputs and targets of an iteration, two (microbatches, rows, length) arrays: random windows of `tokens`, (n,).
 
     Raises:

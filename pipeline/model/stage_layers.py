@@ -1,14 +1,37 @@
 """Stages made of layers: a model is cut between any two of its layers, and computes the same however it is cut."""
 
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from types import ModuleType
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from lanterne.errors import InputError
 from lanterne.kernels.arrays import address_of
-from lanterne.pipeline.execute.stage import Stage
-from lanterne.pipeline.model.layer import LayerChain
+from lanterne.pipeline.execute.stage import Message, Samples, Stage
+from lanterne.pipeline.model.layer import Array, Ints, Kept, Layer, LayerChain
+from lanterne.pipeline.model.losses import Loss
+
+Shape: TypeAlias = tuple[int, ...]
+Check: TypeAlias = Callable[[Array], None]
+
+
+class Optimizer(Protocol):
+    """What turns gradients into new parameters, such as Adam.
+
+    What a checkpoint holds of it: `steps`, how many were made, and two vectors as long as the parameters, `mean` and
+    `square`, None before the first step.
+    """
+
+    steps: int
+    mean: Array | None
+    square: Array | None
+
+    def step(self, parameters: Array, gradients: Array) -> None:
+        """One update of `parameters` by `gradients`, of one shape."""
 
 
 @dataclass(frozen=True)
@@ -16,19 +39,19 @@ class StageModel:
     """Layers one after the other, and a loss.
 
     Attributes:
-        layers: tuple of Layer; what a stage holds is a run of these.
-        loss: CrossEntropy or SquaredError.
+        layers: what a stage holds is a run of these.
+        loss: of a microbatch, such as CrossEntropy.
         shapes: (len(layers) + 1,) shapes of one microbatch's activations before, between and after the layers.
         check_inputs, check_targets: functions called with all of an iteration's, which raise InputError; None for none.
     """
 
-    layers: tuple
-    loss: object
-    shapes: tuple
-    check_inputs: object = None
-    check_targets: object = None
+    layers: tuple[Layer, ...]
+    loss: Loss
+    shapes: tuple[Shape, ...]
+    check_inputs: Check | None = None
+    check_targets: Check | None = None
 
-    def starts(self, num_stages):
+    def starts(self, num_stages: int) -> tuple[int, ...]:
         """(num_stages + 1,) ints: stage i holds layers starts[i] to starts[i + 1] - 1, of equal numbers.
 
         Raises:
@@ -39,11 +62,20 @@ class StageModel:
         return tuple(len(self.layers) * stage // num_stages for stage in range(num_stages + 1))
 
 
-def make_stages(model, num_stages, make_optimizer, dtype=np.float32, seed=0, xp=np, starts=None, multiple=1):
-    """The model's stages, a list of LayerStage.
+def make_stages(
+    model: StageModel,
+    num_stages: int,
+    make_optimizer: Callable[[], Optimizer],
+    dtype: DTypeLike = np.float32,
+    seed: int = 0,
+    xp: ModuleType = np,
+    starts: Sequence[int] | None = None,
+    multiple: int = 1,
+) -> "list[LayerStage]":
+    """The model's stages.
 
     Args:
-        make_optimizer: a function that returns an object with step(parameters, gradients), such as Adam.
+        make_optimizer: returns the optimizer of one stage.
         dtype: of parameters and activations, float32 or float64.
         seed: of the parameters; each layer's depend on it and on the layer's place in the model, not on the cut.
         xp: the array module, numpy or cupy.
@@ -57,8 +89,8 @@ def make_stages(model, num_stages, make_optimizer, dtype=np.float32, seed=0, xp=
     return [LayerStage(model, a, b, make_optimizer(), dtype, seed, xp, multiple) for a, b in pairwise(starts)]
 
 
-def check_starts(model, num_stages, starts):
-    """`starts` as a tuple, if they cut the model into `num_stages` stages.
+def check_starts(model: StageModel, num_stages: int, starts: Sequence[int]) -> tuple[int, ...]:
+    """`starts`, if they cut the model into `num_stages` stages.
 
     Raises:
         InputError: they do not.
@@ -79,8 +111,8 @@ class _Microbatch:
     `state` is the kind that comes next; `passed` counts the layers that B has passed.
     """
 
-    entries: list
-    carried: object = None
+    entries: list[Kept]
+    carried: Any = None
     state: str = "F"
     passed: int = 0
 
@@ -101,28 +133,47 @@ class LayerStage(Stage):
         optimizer: what `step` asks.
     """
 
-    def __init__(self, model, start, stop, optimizer, dtype=np.float32, seed=0, xp=np, multiple=1):
+    def __init__(
+        self,
+        model: StageModel,
+        start: int,
+        stop: int,
+        optimizer: Optimizer,
+        dtype: DTypeLike = np.float32,
+        seed: int | None = 0,
+        xp: ModuleType = np,
+        multiple: int = 1,
+    ) -> None:
         self.chain = chain = LayerChain(model.layers[start:stop])
-        self.model, self.layers, self.optimizer, self._start = model, chain.layers, optimizer, start
-        self.dtype, self.xp = np.dtype(dtype), xp
-        self.input_shape = model.shapes[start] if start else None
-        self.output_shape = model.shapes[stop] if stop < len(model.layers) else None
-        self.parameters = xp.zeros(-(-chain.num_parameters // multiple) * multiple, self.dtype)
+        self.model = model
+        self.layers: tuple[Layer, ...] = chain.layers
+        self.optimizer = optimizer
+        self.dtype: np.dtype[Any] = np.dtype(dtype)
+        self.xp = xp
+        self.input_shape: Shape | None = model.shapes[start] if start else None
+        self.output_shape: Shape | None = model.shapes[stop] if stop < len(model.layers) else None
+        self.parameters: Array = xp.zeros(-(-chain.num_parameters // multiple) * multiple, self.dtype)
         if seed is not None:
             draws = [layer.initial(np.random.default_rng([seed, start + i])) for i, layer in enumerate(self.layers)]
             drawn = np.concatenate(draws).astype(self.dtype)
             self.parameters[: len(drawn)] = xp.asarray(drawn)
-        self.gradients = xp.zeros_like(self.parameters)
-        self._parameters, self._gradients = chain.split(self.parameters), chain.split(self.gradients)
-        self._held, self._aside, self._losses, self._scale = {}, {}, {}, 1.0
-        self._inputs = self._targets = None
+        self.gradients: Array = xp.zeros_like(self.parameters)
+        self._start = start
+        self._parameters = chain.split(self.parameters)
+        self._gradients = chain.split(self.gradients)
+        self._held: dict[int, _Microbatch] = {}
+        self._aside: dict[int, _Microbatch] = {}
+        self._losses: dict[int, Array] = {}
+        self._scale = 1.0
+        self._inputs: Any = None
+        self._targets: Any = None
 
-    def places(self):
+    def places(self) -> Ints:
         """(chain.num_parameters,) int64: where its parameters are in the vector of all of the model's, whole ones."""
         before = sum(layer.num_whole for layer in self.model.layers[: self._start])
         return before + self.chain.part_of(np.arange(self.chain.num_whole))
 
-    def begin(self, microbatches, inputs=None, targets=None):
+    def begin(self, microbatches: int, inputs: Samples = None, targets: Samples = None) -> None:
         """See Stage.
 
         Raises:
@@ -136,18 +187,20 @@ class LayerStage(Stage):
         if self.output_shape is None:
             self._targets = self._given("targets", targets, microbatches, self.model.check_targets)
 
-    def _given(self, what, arrays, microbatches, check):
-        if arrays is None or len(arrays) != microbatches:
-            got = "none" if arrays is None else len(arrays)
+    def _given(self, what: str, given: Samples, microbatches: int, check: Check | None) -> Array:
+        if given is None or len(given) != microbatches:
+            got = "none" if given is None else len(given)
             raise InputError(f"{what}: got {got}, expected one for each of {microbatches} microbatches")
-        arrays = self.xp.asarray(arrays)
+        arrays: Array = self.xp.asarray(given)
         if np.issubdtype(arrays.dtype, np.floating):
             arrays = arrays.astype(self.dtype, copy=False)
         if check is not None:
             check(arrays)
         return arrays
 
-    def forward(self, microbatch, x=None, out=None, part=1, parts=1):
+    def forward(
+        self, microbatch: int, x: Message = None, out: Message = None, part: int = 1, parts: int = 1
+    ) -> Message:
         """See Stage.
 
         Raises:
@@ -173,18 +226,20 @@ class LayerStage(Stage):
         self._losses[microbatch], held.entries[-1] = self.model.loss.forward(y, self._targets[microbatch])
         return None
 
-    def backward_input(self, microbatch, dy=None, out=None, part=1, parts=1):
+    def backward_input(
+        self, microbatch: int, dy: Message = None, out: Message = None, part: int = 1, parts: int = 1
+    ) -> Message:
         """See Stage.
 
         Raises:
             InputError: out of order, or an array of another shape or dtype.
         """
         held = self._state(microbatch, "B")
-        if part == 1 and self.output_shape is None:
+        if part == 1 and self.output_shape is not None:
+            held.carried = self._checked("dy", dy, self.output_shape)
+        elif part == 1:
             held.carried = self.model.loss.backward_input(held.entries[-1], self._scale)
             held.entries[-1] = None
-        elif part == 1:
-            held.carried = self._checked("dy", dy, self.output_shape)
         for index in self._run(part, parts, backward=True):
             target = None if index or self.input_shape is None else self._lent(out, self.input_shape)
             held.carried, held.entries[index] = self.layers[index].backward_input(
@@ -196,7 +251,7 @@ class LayerStage(Stage):
         dx, held.carried, held.state = held.carried, None, "W"
         return dx if self.input_shape is not None else None
 
-    def backward_weight(self, microbatch, part=1, parts=1):
+    def backward_weight(self, microbatch: int, part: int = 1, parts: int = 1) -> None:
         """See Stage. With the same parts as B, a part of W may follow the same part of B at once: BW in parts.
 
         Raises:
@@ -212,7 +267,7 @@ class LayerStage(Stage):
         if part == parts:
             del self._held[microbatch]
 
-    def step(self):
+    def step(self) -> None:
         """See Stage.
 
         Raises:
@@ -224,16 +279,16 @@ class LayerStage(Stage):
         self.gradients[...] = 0
 
     @property
-    def in_flight(self):
-        """The microbatches whose F has begun and whose W has not ended, ascending, a list."""
+    def in_flight(self) -> list[int]:
+        """The microbatches whose F has begun and whose W has not ended, ascending."""
         return sorted((*self._held, *self._aside))
 
     @property
-    def losses(self):
+    def losses(self) -> dict[int, float]:
         return {microbatch: float(loss) for microbatch, loss in self._losses.items()}
 
     @property
-    def nbytes_held(self):
+    def nbytes_held(self) -> int:
         """See Stage. Memory that several layers hold counts once; what is set aside does not."""
         arrays = {}
         for microbatch in self._held:
@@ -241,49 +296,49 @@ class LayerStage(Stage):
                 arrays[address_of(array), array.nbytes] = array.nbytes
         return sum(arrays.values())
 
-    def held_arrays(self, microbatch):
-        """The arrays held for a microbatch, a list; some may share memory."""
+    def held_arrays(self, microbatch: int) -> list[Array]:
+        """The arrays held for a microbatch; some may share memory."""
         held = self._held.get(microbatch)
         return [] if held is None else list(_arrays((held.entries, held.carried)))
 
-    def set_aside(self, microbatch, replace):
+    def set_aside(self, microbatch: int, replace: Callable[[Array], object]) -> None:
         """Hold replace(array), anything, in place of each array held for a microbatch, until it is brought back."""
         held = self._held.pop(microbatch)
         held.entries, held.carried = _replaced([held.entries, held.carried], replace)
         self._aside[microbatch] = held
 
-    def bring_back(self, microbatch, replace):
+    def bring_back(self, microbatch: int, replace: Callable[[Any], Array]) -> None:
         """Hold the array replace(x) in place of each x that `set_aside` put there."""
         held = self._aside.pop(microbatch)
         held.entries, held.carried = _replaced([held.entries, held.carried], replace)
         self._held[microbatch] = held
 
-    def _run(self, part, parts, backward=False):
+    def _run(self, part: int, parts: int, *, backward: bool = False) -> range:
         """The layers of a part, in the order in which they run."""
         count = len(self.layers)
         order = range(count)[::-1] if backward else range(count)
         return order[count * (part - 1) // parts : count * part // parts]
 
-    def _state(self, microbatch, kind):
+    def _state(self, microbatch: int, kind: str) -> _Microbatch:
         held = self._held.get(microbatch)
         if held is None or held.state != kind:
             got = "is not held" if held is None else f"waits for its {held.state}"
             raise InputError(f"{kind} of microbatch {microbatch}: it {got}, expected F, B and W in this order")
         return held
 
-    def _checked(self, what, array, shape):
+    def _checked(self, what: str, array: Message, shape: Shape) -> Array:
         if array is None or tuple(array.shape) != shape or array.dtype != self.dtype:
             got = "none" if array is None else f"{array.dtype} {tuple(array.shape)}"
             raise InputError(f"{what}: got {got}, expected {self.dtype} {shape}")
         return array
 
-    def _lent(self, out, shape):
+    def _lent(self, out: Message, shape: Shape) -> Message:
         if out is not None and not self._checked("out", out, shape).flags.c_contiguous:
             raise InputError("out: got a non-contiguous array, expected a C-contiguous one")
         return out
 
 
-def _arrays(held):
+def _arrays(held: Kept) -> Iterator[Array]:
     """The arrays in nested lists and tuples."""
     if isinstance(held, (list, tuple)):
         for item in held:
@@ -292,7 +347,7 @@ def _arrays(held):
         yield held
 
 
-def _replaced(held, replace):
+def _replaced(held: Kept, replace: Callable[[Any], Any]) -> Kept:
     """`held` with replace(array) for each array in its lists and tuples."""
     if isinstance(held, (list, tuple)):
         return type(held)(_replaced(item, replace) for item in held)

@@ -1,5 +1,6 @@
 """A multilayer perceptron to be cut into stages."""
 
+from collections.abc import Iterable
 from itertools import pairwise
 
 from lanterne.errors import InputError
@@ -9,7 +10,7 @@ from lanterne.pipeline.model.losses import SquaredError
 from lanterne.pipeline.model.stage_layers import StageModel
 
 
-def mlp(widths, rows):
+def mlp(widths: Iterable[int], rows: int) -> StageModel:
     """The StageModel of linear layers from widths[0] to widths[-1] numbers with a GELU after each but the last.
 
     A layer of the model is a linear one with its GELU. Inputs and targets of a microbatch are (rows, widths[0]) and

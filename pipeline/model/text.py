@@ -1,10 +1,12 @@
 """Text as tokens, and batches of it: what an iteration trains on depends on the seed and its number alone."""
 
 from dataclasses import dataclass
+from os import PathLike
 
 import numpy as np
 
 from lanterne.errors import InputError
+from lanterne.kernels.arrays import HostArray
 from lanterne.pipeline.model.stage_gpt import windows
 
 
@@ -18,12 +20,12 @@ class Text:
         symbols: the characters in the order of their numbers; "" for bytes.
     """
 
-    tokens: np.ndarray
+    tokens: HostArray
     vocabulary: int
     symbols: str = ""
 
 
-def read_text(path, unit="bytes"):
+def read_text(path: str | PathLike[str], unit: str = "bytes") -> Text:
     """The Text in file `path`, a token being a byte, or, with `unit` "chars", a character of UTF-8.
 
     Raises:
@@ -50,14 +52,14 @@ def read_text(path, unit="bytes"):
 class Batches:
     """Called with an iteration's number: inputs and targets, two (microbatches, rows, length) arrays of tokens."""
 
-    tokens: np.ndarray
+    tokens: HostArray
     microbatches: int
     rows: int
     length: int
     seed: int = 0
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         self(0)
 
-    def __call__(self, iteration):
+    def __call__(self, iteration: int) -> tuple[HostArray, HostArray]:
         return windows(self.tokens, self.microbatches, self.rows, self.length, [self.seed, iteration])
