@@ -48,14 +48,54 @@ crosspipe-table-5  M70 in two datacenters, seconds per microbatch, with more bat
 crosspipe-table-6  the same in four datacenters
 """
 
+import argparse
 import difflib
+from collections.abc import Sequence
 from importlib import import_module
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from lanterne.bench.output import report
+from lanterne.bench.output.bars import Bar
 from lanterne.errors import InputError
 from lanterne.pipeline.simulate.draw import save
 
-FIGURES = {
+if TYPE_CHECKING:
+    # Matplotlib takes a while to load, and only --plot needs it.
+    from matplotlib import axes, figure
+
+# One line of a table, as JSON has it.
+Record: TypeAlias = dict[str, Any]
+# (header, unit) of each column of the table.
+Columns: TypeAlias = Sequence[tuple[str, str]]
+Figure: TypeAlias = "figure.Figure"
+Axes: TypeAlias = "axes.Axes"
+
+
+class Experiment(Protocol):
+    """What the module of an experiment holds; the first line of its docstring is the title of its table.
+
+    It may also have `findings(records) -> list[str]`, lines below the table, and `bars(records) -> list[Bar]`, what its
+    figures have to reach.
+    """
+
+    COLUMNS: Columns
+    NOTES: str
+    FIGURE_INCHES: tuple[float, float]
+
+    def run(self, quick: bool) -> list[Record]:
+        """Measure or simulate; `quick`: fewer points and shorter time limits."""
+        ...
+
+    def row(self, record: Record) -> Sequence[object]:
+        """The cells of one record."""
+        ...
+
+    def draw(self, figure: Figure, records: Sequence[Record]) -> None:
+        """Draw all records."""
+        ...
+
+
+FIGURES: dict[str, tuple[str, ...]] = {
     "adaptra": ("1", "3", "14", "15", "16", "17", "18", "19", "20", "21", "21-measured"),
     "crosspipe": ("8", "9", "11", "12", "14", "15", "17", "table-5", "table-6"),
     "greyhound": (
@@ -65,23 +105,22 @@ FIGURES = {
 }
 
 
-def _module(figure):
+def _module(figure: str) -> str:
     name = figure.replace("-", "_")
     return name if name.startswith("table") else f"figure_{name}"
 
 
-# name -> module with run(quick) -> records, COLUMNS, row(record), NOTES, draw(figure, records), and perhaps
-# findings(records) -> lines below the table, and bars(records) -> Bars that they have to reach.
-EXPERIMENTS = {
+# name -> module, an Experiment.
+EXPERIMENTS: dict[str, str] = {
     f"{paper}-{figure}": f"{paper}.{_module(figure)}" for paper, figures in FIGURES.items() for figure in figures
 }
 # The figure that shows what the table sums up.
 EXPERIMENTS["greyhound-20"] = EXPERIMENTS["greyhound-table-6"]
 # What --help says of each.
-LIST = __doc__.split("\n\n", 2)[2]
+LIST = str(__doc__).split("\n\n", 2)[2]
 
 
-def add_arguments(parser):
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of this command."""
     parser.add_argument(
         "name", nargs="?", default="list", metavar="NAME", help="one of those above (default: list them)"
@@ -92,55 +131,52 @@ def add_arguments(parser):
     parser.add_argument("--json", metavar="FILE", help="write the records as JSON ('-' for standard output)")
 
 
-def run(args):
+def run(args: argparse.Namespace) -> int:
     """Measure, print, write and draw; the exit code."""
     if args.name == "list":
         print(LIST, end="")
         return 0
-    module = import_module(f"lanterne.bench.papers.{EXPERIMENTS[_known(args.name)]}")
-    if args.check and not hasattr(module, "bars"):
+    experiment = _load(args.name)
+    bars_of = getattr(experiment, "bars", None)
+    if args.check and bars_of is None:
         raise InputError(f"--check: got {args.name}, which has no bar, expected it without --check")
-    records = module.run(args.quick)
+    records = experiment.run(args.quick)
     report.progress("")
-    bars = module.bars(records) if hasattr(module, "bars") else []
+    bars: list[Bar] = bars_of(records) if bars_of is not None else []
     if args.json:
         reached = [bar._asdict() | {"met": bar.is_met} for bar in bars]
-        report.write_json(
-            args.json, report.envelope(experiment=args.name, quick=args.quick, results=records, bars=reached)
-        )
+        document = report.envelope(experiment=args.name, quick=args.quick, results=records, bars=reached)
+        report.write_json(args.json, document)
     if args.json != "-":
-        notes = module.NOTES.strip().splitlines()
-        report.print_table(
-            module.COLUMNS,
-            [module.row(record) for record in records],
-            title=module.__doc__.splitlines()[0],
-            notes=notes,
-        )
-        for line in getattr(module, "findings", lambda _: [])(records):
+        rows = [experiment.row(record) for record in records]
+        title = str(experiment.__doc__).partition("\n")[0]
+        report.print_table(experiment.COLUMNS, rows, title=title, notes=experiment.NOTES.strip().splitlines())
+        for line in getattr(experiment, "findings", lambda _: [])(records):
             print(line)
         for bar in bars:
             print(f"# bar {bar}")
     if args.plot:
-        _draw(module, args.plot, records)
+        _draw(experiment, args.plot, records)
     return int(args.check and not all(bar.is_met for bar in bars))
 
 
-def _known(name):
+def _load(name: str) -> Experiment:
     if name not in EXPERIMENTS:
         close = difflib.get_close_matches(name, EXPERIMENTS)
         hint = f" (did you mean {' or '.join(close)}?)" if close else ""
         raise InputError(
             f"experiment: got {name!r}{hint}, expected one of those that `lanterne experiment list` prints"
         )
-    return name
+    module: Any = import_module(f"lanterne.bench.papers.{EXPERIMENTS[name]}")
+    return module
 
 
-def _draw(module, path, records):
+def _draw(experiment: Experiment, path: str, records: Sequence[Record]) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    figure = plt.figure(figsize=module.FIGURE_INCHES, layout="constrained")
-    module.draw(figure, records)
+    figure = plt.figure(figsize=experiment.FIGURE_INCHES, layout="constrained")
+    experiment.draw(figure, records)
     save(figure, path)

@@ -1,8 +1,11 @@
 """Spells in which ranks or links of a job are slow, one after the other, with and without mitigation: their records."""
 
 import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from lanterne.bench.output.units import format_time
+from lanterne.bench.papers.experiment import Axes, Columns, Record
 from lanterne.bench.scores.mitigation_job import run_job, same_losses
 from lanterne.pipeline.adapt.injection import InjectedEvent
 
@@ -10,13 +13,20 @@ FIRST, GAP = 16, 8
 # What the mean of the paper's figure 14, 1.7, and 1.31 s of figure 15 after some 0.78 s, say of its severities.
 SEVERITIES = {"weak": 1.3, "medium": 1.7, "severe": 2.1}
 NEVER_S = 1e9
-COLUMNS = [
+COLUMNS: Columns = [
     ("job", ""), ("slow", ""), ("healthy", ""), ("slow", "x"), ("mitigated", "x"), ("gain", ""), ("paper", ""),
     ("named", "after"), ("strategy", ""),
 ]  # fmt: skip
 
 
-def spells(name, layout, cases, length, settings=None, paper=None):
+def spells(
+    name: str,
+    layout: tuple[int, int, int],
+    cases: Mapping[str, Sequence[dict[str, Any]]],
+    length: int,
+    settings: dict[str, Any] | None = None,
+    paper: Mapping[str, tuple[float, float]] | None = None,
+) -> list[Record]:
     """A record per case.
 
     Args:
@@ -26,7 +36,8 @@ def spells(name, layout, cases, length, settings=None, paper=None):
         settings: of Settings, where not the default.
         paper: label -> (slow, mitigated) over healthy, as far as printed.
     """
-    events, spans = [], []
+    events: list[InjectedEvent] = []
+    spans: list[tuple[int, int]] = []
     for index, slow in enumerate(cases.values()):
         first = FIRST + index * (length + GAP)
         spans.append((first, first + length))
@@ -58,7 +69,7 @@ def spells(name, layout, cases, length, settings=None, paper=None):
     return records
 
 
-def row(record):
+def row(record: Record) -> list[object]:
     """One line of the table."""
     healthy_s, plain_s, mitigated_s = (record[f"{key}_s"] for key in ("healthy", "plain", "mitigated"))
     paper = record["paper"]
@@ -75,7 +86,7 @@ def row(record):
     ]
 
 
-def draw(axes, records, title=""):
+def draw(axes: Axes, records: Sequence[Record], title: str = "") -> None:
     """Bars of slow and mitigated iterations over healthy ones; crosses where the paper's are."""
     at = range(len(records))
     for shift, key, color in ((-0.2, "plain_s", "C7"), (0.2, "mitigated_s", "C0")):

@@ -5,18 +5,22 @@ A system is a scheduler and a data plane. It plans for the links as they were, o
 
 import dataclasses
 import statistics
-from typing import NamedTuple
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 from lanterne.bench.output import report
-from lanterne.bench.output.bars import BLOCKED_LIMIT, LIMIT, near_simulator
+from lanterne.bench.output.bars import BLOCKED_LIMIT, LIMIT, Bar, near_simulator
 from lanterne.bench.output.units import format_time
-from lanterne.bench.pipeline.measure import PipelineCase, measure
+from lanterne.bench.papers.experiment import Axes, Columns, Figure, Record
+from lanterne.bench.pipeline.measure import MeasuredIterations, PipelineCase, measure
+from lanterne.pipeline.plan.plan import Plan
 from lanterne.pipeline.plan.problem import Problem
 from lanterne.pipeline.planes.registry import predict
 from lanterne.pipeline.planners.registry import plan
 from lanterne.pipeline.simulate.check import check
 from lanterne.pipeline.simulate.simulate import simulate
 
+Key = TypeVar("Key", bound=Hashable)
 UNIT_S = 1e-3
 # Of each case, whose median counts: some 2 % of them are disturbed by 2 % or more.
 ITERATIONS = 3
@@ -24,7 +28,7 @@ ITERATIONS = 3
 ZERO_BUBBLE = "zb_h2"
 
 
-def best_of_placements(problem):
+def best_of_placements(problem: Problem) -> Plan:
     """The better of our plans with one stage on each rank and with two, there and back."""
     plans = [plan(problem, "best", placement=placement) for placement in ("unidirectional", "wave")]
     return min(plans, key=lambda made: simulate(made, problem).makespan)
@@ -36,10 +40,10 @@ class System(NamedTuple):
     scheduler: str
     plane: str
     adapts: bool = False
-    options: dict = {}  # noqa: RUF012
+    options: dict[str, Any] = {}  # noqa: RUF012
 
 
-def adaptra_systems(queue):
+def adaptra_systems(queue: int) -> dict[str, System]:
     """The systems of ADAPTRA section 7.2, the first two with so many sends under way; and ours."""
     inline = {"queue": queue}
     return {
@@ -60,23 +64,23 @@ class Point(NamedTuple):
     label: str
     quiet: Problem
     slow: Problem
-    paper: dict = {}  # noqa: RUF012
+    paper: dict[str, float] = {}  # noqa: RUF012
 
 
-def slowed(problem, links):
+def slowed(problem: Problem, links: Mapping[int, float]) -> Problem:
     """The problem with `links`, {link: ms more latency}."""
-    latency = [value + links.get(i, 0) for i, value in enumerate(problem.link_latency)]
+    latency = tuple(problem.latency(i, i + 1) + links.get(i, 0) for i in range(problem.stages - 1))
     return dataclasses.replace(problem, link_latency=latency)
 
 
-def case_of(system, quiet, slow):
+def case_of(system: System, quiet: Problem, slow: Problem) -> PipelineCase:
     """The PipelineCase of `system` under `slow`."""
     known = slow if system.adapts else quiet
     checked = check(plan(known, system.scheduler), slow, memory=False)
     return PipelineCase(checked, slow, UNIT_S, system.plane, system.options)
 
 
-def study(points, systems, iterations=ITERATIONS):
+def study(points: Sequence[Point], systems: Mapping[Any, System], iterations: int = ITERATIONS) -> list[Record]:
     """One record per point and system: predicted and measured seconds, and both times as long as without slow links.
 
     All that run on as many ranks run in turn, `iterations` times.
@@ -110,9 +114,9 @@ def study(points, systems, iterations=ITERATIONS):
     return records
 
 
-def measured(cases, iterations, warmup=0):
+def measured(cases: Mapping[Key, PipelineCase], iterations: int, warmup: int = 0) -> dict[Key, Record]:
     """{key: predicted_s, measured_s and actions} of {key: PipelineCase}; those of as many ranks run in turn."""
-    found = {}
+    found: dict[Key, Record] = {}
     for ranks in sorted({case.ranks for case in cases.values()}):
         own = {key: case for key, case in cases.items() if case.ranks == ranks}
         outcomes = measure(list(own.values()), iterations, warmup)
@@ -126,7 +130,7 @@ def measured(cases, iterations, warmup=0):
     return found
 
 
-def actions_of(case, outcome):
+def actions_of(case: PipelineCase, outcome: MeasuredIterations) -> list[list[Any]]:
     """[rank, action, start_s, end_s] of each action of the median iteration."""
     plan, timeline = case.checked.plan, outcome.timeline
     words = [word for rank in plan.words() for word in rank]
@@ -134,7 +138,7 @@ def actions_of(case, outcome):
     return [list(each) for each in zip(plan.rank_of.tolist(), words, starts, ends, strict=True)]
 
 
-COLUMNS = [
+COLUMNS: Columns = [
     ("point", ""),
     ("system", ""),
     ("no slow link", "measured"),
@@ -147,7 +151,7 @@ COLUMNS = [
 ]
 
 
-def row(record):
+def row(record: Record) -> list[object]:
     """One line of the table."""
     median_s = statistics.median(record["measured_s"])
     return [
@@ -167,9 +171,9 @@ def row(record):
 BLOCKED = ("1F1B", "ZB")
 
 
-def bars(records):
+def bars(records: Sequence[Record]) -> list[Bar]:
     """How far from the simulator's the measured times may be."""
-    by_system = {}
+    by_system: dict[str, list[Record]] = {}
     for record in records:
         by_system.setdefault(record["system"], []).append(record)
     return [
@@ -178,14 +182,16 @@ def bars(records):
     ]
 
 
-def ratio(records, one, other, point=None):
+def ratio(records: Sequence[Record], one: str, other: str, point: str | None = None) -> float:
     """Measured time of system `one` over that of `other`, the mean over the points or at one."""
     time_s = {(r["point"], r["system"]): statistics.median(r["measured_s"]) for r in records}
     points = [point] if point is not None else dict.fromkeys(r["point"] for r in records)
     return statistics.mean(time_s[at, one] / time_s[at, other] for at in points)
 
 
-def draw_bars(axis, records, value="slowdown", predicted="predicted_slowdown"):
+def draw_bars(
+    axis: Axes, records: Sequence[Record], value: str = "slowdown", predicted: str = "predicted_slowdown"
+) -> None:
     """Grouped bars of what was measured; a line where the simulator is, a cross where the paper is."""
     points = list(dict.fromkeys(record["point"] for record in records))
     systems = list(dict.fromkeys(record["system"] for record in records))
@@ -194,7 +200,7 @@ def draw_bars(axis, records, value="slowdown", predicted="predicted_slowdown"):
         mine = [record for record in records if record["system"] == system]
         x = [points.index(record["point"]) + (i + 0.5) * width - 0.4 for record in mine]
         axis.bar(x, [record[value] for record in mine], width * 0.92, label=system, color=f"C{i}", alpha=0.85)
-        marks = {"color": "black", "linestyle": "none", "markersize": 9}
+        marks: dict[str, Any] = {"color": "black", "linestyle": "none", "markersize": 9}
         last = i == len(systems) - 1
         axis.plot(x, [r[predicted] for r in mine], marker="_", label="simulated" if last else None, **marks)
         told = [(at, record["paper"]) for at, record in zip(x, mine, strict=True) if record["paper"] is not None]
@@ -206,7 +212,7 @@ def draw_bars(axis, records, value="slowdown", predicted="predicted_slowdown"):
         axis.spines[side].set_visible(False)
 
 
-def draw_gantt(axis, record, limit_s):
+def draw_gantt(axis: Axes, record: Record, limit_s: float) -> set[str]:
     """The measured actions of a record, one row per rank; returns the kinds that there are."""
     from lanterne.pipeline.simulate.draw import COLOURS
 
@@ -224,7 +230,7 @@ def draw_gantt(axis, record, limit_s):
     return kinds
 
 
-def draw_kinds(figure, kinds):
+def draw_kinds(figure: Figure, kinds: Collection[str]) -> None:
     """The legend of Gantt charts, below them."""
     from matplotlib.patches import Patch
 

@@ -3,14 +3,18 @@
 import statistics
 import tempfile
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from lanterne.bench.output import report
+from lanterne.bench.papers.experiment import Record
 from lanterne.bench.pipeline.measure import from_first, on_ranks
 from lanterne.collectives import communicator
+from lanterne.collectives.communicator import Communicator
 from lanterne.failslow.record.adapters import LANTERNE, watch_communicator
 from lanterne.failslow.record.job_log import JobLog
 from lanterne.failslow.record.recorder import Recorder
@@ -23,7 +27,7 @@ from lanterne.pipeline.train.rank_layout import make_layout
 from lanterne.pipeline.train.trainer import Trainer, plans
 
 # Tensor-parallel ranks, copies, stages, on a node of 4, on 2 nodes of 4, on 4 of 2: as the paper's.
-SETTINGS = {
+SETTINGS: dict[str, tuple[int, int, int]] = {
     "1T1D4P (S)": (1, 1, 4), "1T2D2P (S)": (1, 2, 2), "1T4D1P (S)": (1, 4, 1), "2T1D2P (S)": (2, 1, 2),
     "2T2D1P (S)": (2, 2, 1), "2T2D2P (M)": (2, 2, 2), "2T4D1P (M)": (2, 4, 1),
 }  # fmt: skip
@@ -32,7 +36,7 @@ BLOCK, BLOCKS, QUICK_BLOCKS, EACH, PACE_S = 10, 12, 6, 4, 2e-3
 TEXT = dict(vocabulary=64, length=16, width=32, heads=4, blocks=4, rows=1)
 
 
-def records(quick):
+def records(quick: bool) -> list[Record]:
     """A record per setting: seconds of iterations, as they were and by the call log, and of blocks with and without."""
     found = []
     for name, (parts, copies, places) in SETTINGS.items():
@@ -45,7 +49,7 @@ def records(quick):
     return found
 
 
-def train(comm, work):
+def train(comm: Communicator, work: dict[str, Any]) -> Record | None:
     """The work on one rank; the record on rank 0."""
     copies, places, parts = work["copies"], work["places"], work["parts"]
     total = EACH * copies
@@ -58,9 +62,10 @@ def train(comm, work):
     # Paced, so that ranks that share cores take the time that ranks with cores of their own would.
     execute, paced = trainer.execute, {number: SlowStage(stage, PACE_S) for number, stage in trainer.stages.items()}
     trainer.execute = lambda checked, stages, *args, **options: execute(checked, paced, *args, **options)
-    folder = tempfile.mkdtemp(prefix="lanterne-watched-") if comm.rank == 0 else None
-    folder = Path(from_first(comm, folder))
-    recorder, iteration_s, block_s = Recorder(folder), [], {True: [], False: []}
+    folder = Path(from_first(comm, tempfile.mkdtemp(prefix="lanterne-watched-") if comm.rank == 0 else None))
+    recorder = Recorder(folder)
+    iteration_s: list[float] = []
+    block_s: dict[bool, list[float]] = {True: [], False: []}
     reader = Reader(JobLog(folder, comm.world_size), lambda notice: None) if comm.rank == 0 else None
     for block in range(2 * work["blocks"]):
         # In pairs, whose order changes; the time of the first pair, which warms up, does not count.
@@ -80,6 +85,7 @@ def train(comm, work):
     if reader is None:
         return None
     found = reader.finish()
+    assert found is not None
     for path in folder.iterdir():
         path.unlink()
     folder.rmdir()
@@ -94,7 +100,7 @@ def train(comm, work):
     }
 
 
-def iterate(trainer):
+def iterate(trainer: Trainer) -> list[float]:
     """A block; the seconds from each iteration's beginning to the next's, by this rank's clock."""
     began_s = [time.monotonic()]
     for _ in range(BLOCK):
@@ -104,7 +110,7 @@ def iterate(trainer):
 
 
 @contextmanager
-def recorded(recorder):
+def recorded(recorder: Recorder) -> Iterator[None]:
     """All Communicators of this process are recorded in the block."""
     kind = communicator.Communicator
     bare = {name: kind.__dict__[name] for name in LANTERNE if name in kind.__dict__}

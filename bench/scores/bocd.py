@@ -7,7 +7,9 @@ them instead would make a false change every time the bin is reached.
 Paper: Wu et al. (GREYHOUND), section 4.2; Adams and MacKay 2007, arXiv 0710.3742.
 """
 
-from math import lgamma, log, pi
+from math import lgamma, log, nan, pi
+
+import numpy as np
 
 from lanterne.errors import InputError
 from lanterne.failslow.detect.events import LevelEvent
@@ -23,24 +25,20 @@ class BocdTracker:
     Attributes: `events`, as in track.Tracker. Cost: 40 us an update with NumPy, for LONGEST_RUN = 200.
     """
 
-    def __init__(self, threshold=0.9, verify=0.10):
-        import numpy as np
-
-        self._np = np
-        self.events = []
-        self.row = 0
+    def __init__(self, threshold: float = 0.9, verify: float = 0.10) -> None:
+        self.events: list[LevelEvent] = []
+        self.row: int = 0
         self._threshold, self._verify = threshold, verify
-        self._history = []
+        self._history: list[float] = []
         self._half = np.array([lgamma((k + 1) / 2 + 0.5) - lgamma((k + 1) / 2) for k in range(LONGEST_RUN + 2)])
-        self._base = self._healthy = None
+        self._base = self._healthy = nan
 
-    def _begin(self, x):
-        np = self._np
+    def _begin(self, x: float) -> None:
         self._prior = (x, 1.0, 0.5, 0.5 * (0.02 * x) ** 2)
         self._log_run = np.zeros(1)
         self._mean, self._kappa, self._alpha, self._beta = (np.array([value]) for value in self._prior)
 
-    def update(self, time_s):
+    def update(self, time_s: float) -> LevelEvent | None:
         """Take the next iteration's time in seconds; return the LevelEvent that it confirms, or None."""
         if not 0.0 < time_s < float("inf"):
             raise InputError(f"iteration {self.row}: got {time_s!r}, expected a positive time in seconds")
@@ -57,9 +55,8 @@ class BocdTracker:
             return None
         return self._check(row)
 
-    def _recent_share(self, x):
+    def _recent_share(self, x: float) -> float:
         """Advance the posterior over run lengths by `x`; the share of runs shorter than RECENT."""
-        np = self._np
         alpha, beta, kappa, mean = self._alpha, self._beta, self._kappa, self._mean
         scale2 = beta * (kappa + 1) / (alpha * kappa)
         half = self._half[np.minimum((2 * alpha - 1).astype(int), LONGEST_RUN + 1)]
@@ -88,9 +85,9 @@ class BocdTracker:
         self._log_run = run - np.logaddexp.reduce(run)
         return float(np.exp(self._log_run[1 : RECENT + 1]).sum())
 
-    def _check(self, row):
+    def _check(self, row: int) -> LevelEvent | None:
         """Verification: the mean since the change against the mean of the run before it."""
-        length = int(self._np.argmax(self._log_run[1 : RECENT + 1])) + 1
+        length = int(np.argmax(self._log_run[1 : RECENT + 1])) + 1
         new = sum(self._history[-length:]) / length
         shift = new / self._base - 1
         if abs(shift) < self._verify:

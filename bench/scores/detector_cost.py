@@ -10,6 +10,8 @@ timed by itself, some 0.1 us for the clock included.
 import argparse
 import sys
 import time
+from collections.abc import Sequence
+from typing import Any
 
 from lanterne.bench.output import report
 from lanterne.bench.scores import detector_families, detector_jobs
@@ -17,9 +19,10 @@ from lanterne.errors import InputError
 from lanterne.failslow.detect.tracker import Tracker
 
 
-def costs_s(jobs):
+def costs_s(jobs: Sequence[detector_jobs.Job]) -> dict[str, list[float]]:
     """{kind: seconds that every single update of a fresh Tracker over each of its `jobs` took, in ascending order}."""
-    clock, spent_ns = time.perf_counter_ns, {job.kind: [] for job in jobs}
+    clock = time.perf_counter_ns
+    spent_ns: dict[str, list[int]] = {job.kind: [] for job in jobs}
     for job in jobs:
         update, spent = Tracker().update, spent_ns[job.kind].append
         for time_s in job.seconds:
@@ -29,7 +32,7 @@ def costs_s(jobs):
     return {kind: [ns / 1e9 for ns in sorted(spent)] for kind, spent in spent_ns.items()}
 
 
-def measure(count, first_seed):
+def measure(count: int, first_seed: int) -> list[dict[str, Any]]:
     """One record of plain numbers for plain jobs and for each family, of `count` jobs in all."""
     each = max(1, count // (1 + len(detector_families.FAMILIES)))
     jobs = detector_families.make_jobs(each * len(detector_families.FAMILIES), first_seed)
@@ -51,7 +54,7 @@ def measure(count, first_seed):
     return sorted(found, key=lambda record: record["mean_s"])
 
 
-def main():
+def main() -> int:
     """Entry point of `python -m`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", type=int, default=130, metavar="N", help="number of jobs (default 130)")

@@ -6,52 +6,51 @@ and goes. Half of the jobs are healthy; the others have one slow spell, of at le
 iterations of that very series, so that it stands clear of whatever the family does.
 """
 
+from collections.abc import Callable
 from math import exp, log
+from typing import TypeAlias
+
+import numpy as np
+from numpy.random import Generator
+from numpy.typing import NDArray
 
 from lanterne.bench.scores.detector_jobs import SEED, Job, Label
 
+# (rows,) log levels of a healthy job.
+Series: TypeAlias = NDArray[np.float64]
 
-def _heavy(rng, rows):
+
+def _heavy(rng: Generator, rows: int) -> Series:
     """Extremes without end in both directions: Student t with 1.2 degrees of freedom."""
     return rng.uniform(0.003, 0.02) * rng.standard_t(1.2, size=rows)
 
 
-def _bursty(rng, rows):
+def _bursty(rng: Generator, rows: int) -> Series:
     """A spread that triples for some 30 iterations at a time."""
-    import numpy as np
-
     loud = np.repeat(rng.random(rows // 30 + 1) < 0.4, 30)[:rows]
     return rng.uniform(0.004, 0.02) * np.where(loud, 3.0, 1.0) * rng.normal(size=rows)
 
 
-def _skewed(rng, rows):
+def _skewed(rng: Generator, rows: int) -> Series:
     """Iterations as long as their data: gamma distributed, with a long upper tail."""
-    import numpy as np
-
     return np.log1p(rng.uniform(0.02, 0.1) * rng.gamma(2.0, 1.0, size=rows))
 
 
-def _alternating(rng, rows):
+def _alternating(rng: Generator, rows: int) -> Series:
     """Two sequence lengths in turn, or at random."""
-    import numpy as np
-
     long = np.arange(rows) % 2 == 0 if rng.random() < 0.5 else rng.random(rows) < rng.uniform(0.2, 0.8)
     return rng.uniform(0.15, 0.6) * long + rng.uniform(0.002, 0.01) * rng.normal(size=rows)
 
 
-def _rounded(rng, rows):
+def _rounded(rng: Generator, rows: int) -> Series:
     """A timer that rounds to 1 to 4 % of an iteration."""
-    import numpy as np
-
     exact = np.exp(rng.uniform(0.002, 0.01) * rng.standard_t(2, size=rows).clip(-3, 30))
     step = rng.uniform(0.01, 0.04)
     return np.log(np.maximum(np.round(exact / step), 1) * step)
 
 
-def _markers(rng, rows):
+def _markers(rng: Generator, rows: int) -> Series:
     """Iterations whose marker was lost, and are counted as one of twice the time, or was found twice, half way."""
-    import numpy as np
-
     y = rng.uniform(0.003, 0.015) * rng.standard_t(3, size=rows).clip(-5, 30)
     y[rng.random(rows) < 0.02] += log(2)
     halves = np.flatnonzero(rng.random(rows - 1) < 0.01)
@@ -60,10 +59,8 @@ def _markers(rng, rows):
     return y
 
 
-def _pauses(rng, rows):
+def _pauses(rng: Generator, rows: int) -> Series:
     """Garbage collection every few iterations, a checkpoint every hundred or so."""
-    import numpy as np
-
     y = rng.uniform(0.002, 0.01) * rng.standard_t(2, size=rows).clip(-3, 30)
     y[int(rng.integers(5)) :: int(rng.integers(4, 12))] += rng.uniform(0.05, 0.5)
     checkpoint = np.arange(int(rng.integers(50, 200)), rows, int(rng.integers(50, 200)))
@@ -71,18 +68,14 @@ def _pauses(rng, rows):
     return y
 
 
-def _daily(rng, rows):
+def _daily(rng: Generator, rows: int) -> Series:
     """A swing of 2 to 5 % up and down with the day's load."""
-    import numpy as np
-
     swing = rng.uniform(0.01, 0.025) * np.sin(2 * np.pi * (np.arange(rows) / rng.uniform(250, 800) + rng.random()))
     return swing + rng.uniform(0.003, 0.012) * rng.standard_t(2, size=rows).clip(-3, 30)
 
 
-def _wander(rng, rows):
+def _wander(rng: Generator, rows: int) -> Series:
     """A level that wanders by 1 to 2.5 % (standard deviation), forgetting itself over some 100 iterations."""
-    import numpy as np
-
     keep = exp(-1 / rng.uniform(50, 150))
     level, last = np.empty(rows), rng.normal()
     for row, shock in enumerate(rng.normal(size=rows)):
@@ -90,49 +83,41 @@ def _wander(rng, rows):
     return rng.uniform(0.01, 0.025) * level + rng.uniform(0.003, 0.012) * rng.standard_t(2, size=rows).clip(-3, 30)
 
 
-def _hopping(rng, rows):
+def _hopping(rng: Generator, rows: int) -> Series:
     """Another job on the same network: 2 to 4.5 % more while it runs, some 40 iterations at a time."""
-    import numpy as np
-
     hops = np.cumsum(rng.random(rows) < 1 / 40) % 2
     return rng.uniform(0.02, 0.045) * hops + rng.uniform(0.002, 0.01) * rng.standard_t(2, size=rows).clip(-3, 30)
 
 
-def _slow_start(rng, rows):
+def _slow_start(rng: Generator, rows: int) -> Series:
     """The first 20 to 100 iterations are up to three times as slow: compilation, caches, data."""
-    import numpy as np
-
     start = rng.uniform(0.2, 2.0) * np.exp(-3 * np.arange(rows) / rng.uniform(20, 100))
     return np.log1p(start) + rng.uniform(0.003, 0.02) * rng.standard_t(2, size=rows).clip(-3, 30)
 
 
-def _averaged(rng, rows):
+def _averaged(rng: Generator, rows: int) -> Series:
     """Every logged time is the mean of 10 iterations, of which one may be a checkpoint."""
-    import numpy as np
-
     times = np.exp(rng.uniform(0.005, 0.03) * rng.standard_t(2, size=(rows, 10)).clip(-3, 30))
     times[:, 0] += (rng.random(rows) < rng.uniform(0.02, 0.12)) * rng.uniform(0.5, 8.0, size=rows)
     return np.log(times.mean(axis=1))
 
 
-_FAMILIES = {
+_FAMILIES: dict[str, Callable[[Generator, int], Series]] = {
     "heavy": _heavy, "bursty": _bursty, "skewed": _skewed, "alternating": _alternating, "rounded": _rounded,
     "markers": _markers, "pauses": _pauses, "daily": _daily, "wander": _wander, "hopping": _hopping,
     "slow_start": _slow_start, "averaged": _averaged,
 }  # fmt: skip
-FAMILIES = tuple(_FAMILIES)
+FAMILIES: tuple[str, ...] = tuple(_FAMILIES)
 # Rows before the spell may begin, and after its end.
 MARGIN_ROWS = 120
 
 
-def make_job(family, seed, slow):
+def make_job(family: str, seed: int, slow: bool) -> Job:
     """The job of that family and seed, with a spell where `slow`: a pure function of all three."""
-    import numpy as np
-
     rng = np.random.default_rng([SEED, seed, 1000 + FAMILIES.index(family)])
     rows = int(rng.integers(500, 1500))
     y = _FAMILIES[family](rng, rows)
-    labels = ()
+    labels: tuple[Label, ...] = ()
     if slow:
         length = int(rng.integers(20, 200))
         start = int(rng.integers(MARGIN_ROWS, rows - length - MARGIN_ROWS))
@@ -144,7 +129,7 @@ def make_job(family, seed, slow):
     return Job(f"{family}-{seed}", family, tuple(seconds.tolist()), labels)
 
 
-def make_jobs(count, first_seed=0):
+def make_jobs(count: int, first_seed: int = 0) -> list[Job]:
     """`count` jobs of all families in turn, healthy ones and slow ones alternating."""
     turns = [(i // len(FAMILIES), FAMILIES[i % len(FAMILIES)]) for i in range(count)]
     return [make_job(family, first_seed + i, turn % 2 == 1) for i, (turn, family) in enumerate(turns)]

@@ -10,8 +10,13 @@ raised until the shift is six standard errors of a median (eight in spells of fe
 autocorrelation included, over at most 16 iterations (`discernible`).
 """
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from math import exp, log, sqrt
+
+import numpy as np
+from numpy.random import Generator
+from numpy.typing import NDArray
 
 HEALTHY = ("plain", "warm_up", "jitter", "spiky", "drift", "correlated", "bump", "periodic")
 SEED = 20260
@@ -43,7 +48,7 @@ class Truth:
     """What only an oracle knows: the noise, and the log level of every row as it would be without slow spells."""
 
     noise: JobNoise
-    healthy: tuple
+    healthy: tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -52,13 +57,13 @@ class Job:
 
     name: str
     kind: str
-    seconds: tuple
-    labels: tuple = field(default=())
+    seconds: tuple[float, ...]
+    labels: tuple[Label, ...] = ()
     loose: bool = False
     truth: Truth | None = None
 
 
-def _draw_noise(rng, kind):
+def _draw_noise(rng: Generator, kind: str) -> JobNoise:
     # Median 1 %; the extremes, 0.02 and 7 %, lie 2.4 standard deviations below and above in log scale.
     deviate = rng.normal()
     sigma = min(max(10 ** (-2.0 + deviate * (0.35 if deviate > 0 else 0.7)), 0.0002), 0.07)
@@ -76,15 +81,13 @@ def _draw_noise(rng, kind):
     return JobNoise(sigma, dof, correlation, rate, jitters)
 
 
-def _core(rng, rows, noise):
+def _core(rng: Generator, rows: int, noise: JobNoise) -> NDArray[np.float64]:
     """Student-t noise with autocorrelation: a Gaussian AR(1), each value over its own chi.
 
     So the marginal is exactly a t and the sign lingers, while an extreme value is extreme alone, as in real series.
     Quartiles are those of a Gaussian of `sigma`. Iterations cannot take much less than usual: the low tail ends at 3
     sigma.
     """
-    import numpy as np
-
     shocks = rng.normal(size=rows) * sqrt(1 - noise.correlation**2)
     gauss = np.empty(rows)
     last = rng.normal()
@@ -95,14 +98,14 @@ def _core(rng, rows, noise):
     return np.clip(noise.sigma * 0.6745 / quartile * student, -3 * noise.sigma, None)
 
 
-def discernible(noise, severity, rows):
+def discernible(noise: JobNoise, severity: float, rows: int) -> float:
     """`severity` (log ratio), raised to 6 standard errors of a median of `rows` samples; 8 below 16 rows."""
     inflation = (1 + noise.correlation) / (1 - noise.correlation)
     errors = 6 if rows >= 16 else 8
     return max(severity, errors * 1.25 * noise.sigma * sqrt(inflation / min(rows, 16)))
 
 
-def _severity(rng):
+def _severity(rng: Generator) -> float:
     return log(
         1
         + float(
@@ -116,23 +119,23 @@ def _severity(rng):
 class _JobBuilder:
     """Log levels of a job under construction, and the labels that follow from them."""
 
-    def __init__(self, rng, rows, noise):
-        import numpy as np
+    def __init__(self, rng: Generator, rows: int, noise: JobNoise) -> None:
+        self.rng = rng
+        self.rows = rows
+        self.noise = noise
+        self.level: NDArray[np.float64] = np.zeros(rows)
+        self.labels: list[Label] = []
 
-        self.rng, self.rows, self.noise = rng, rows, noise
-        self.level = np.zeros(rows)
-        self.labels = []
-
-    def shift(self, row, amount):
+    def shift(self, row: int, amount: float) -> None:
         self.level[row:] += amount
 
-    def label(self, kind, row, amount, tolerance=4):
+    def label(self, kind: str, row: int, amount: float, tolerance: int = 4) -> None:
         """Label a change of `amount`; the best split of noisy levels is off by some (noise / amount)^2 rows."""
         inflation = (1 + self.noise.correlation) / (1 - self.noise.correlation)
         blur = 8 * inflation * (1.25 * self.noise.sigma / amount) ** 2
         self.labels.append(Label(kind, row, exp(amount), tolerance + min(round(blur), 20)))
 
-    def spell(self, start, stop, amount, tolerance=4):
+    def spell(self, start: int, stop: int | None, amount: float, tolerance: int = 4) -> None:
         """A slow spell of rows [start, stop); open-ended where `stop` is None."""
         self.shift(start, amount)
         self.label("onset", start, amount, tolerance)
@@ -140,29 +143,25 @@ class _JobBuilder:
             self.shift(stop, -amount)
             self.label("relief", stop, -amount, tolerance)
 
-    def amount(self, rows, at_least=0.0):
+    def amount(self, rows: int, at_least: float = 0.0) -> float:
         return discernible(self.noise, max(_severity(self.rng), at_least), rows)
 
 
-def _warm_up(build):
-    import numpy as np
-
+def _warm_up(build: _JobBuilder) -> None:
     length = build.rng.uniform(100, 300)
     build.level += np.log1p(build.rng.uniform(0.10, 0.35) * np.exp(-3 * np.arange(build.rows) / length))
 
 
-def _drift(build):
-    import numpy as np
-
+def _drift(build: _JobBuilder) -> None:
     walk = np.cumsum(np.repeat(build.rng.choice([-1.0, 1.0], size=build.rows // 100 + 1), 100)[: build.rows])
     build.level += build.rng.uniform(0.02, 0.05) * walk / max(np.ptp(walk), 1)
 
 
-def _plain(build):
+def _plain(build: _JobBuilder) -> None:
     return None
 
 
-def _bump(build):
+def _bump(build: _JobBuilder) -> None:
     """Small lasting steps of 2 to 4 %, less than a third of what counts."""
     for first in (0.15, 0.55)[: int(build.rng.integers(1, 3))]:
         start = int(build.rows * build.rng.uniform(first, first + 0.2))
@@ -171,31 +170,31 @@ def _bump(build):
         build.shift(start + int(build.rng.integers(20, 60)), -size)
 
 
-def _periodic(build):
+def _periodic(build: _JobBuilder) -> None:
     """An evaluation or a checkpoint of 1 to 3 iterations, every 20 to 60."""
     period, length = int(build.rng.integers(20, 60)), int(build.rng.integers(1, 4))
     for start in range(period, build.rows - length, period):
         build.level[start : start + length] += log(build.rng.uniform(1.5, 4.0))
 
 
-def _step(build):
+def _step(build: _JobBuilder) -> None:
     length = int(build.rng.integers(40, 250))
     start = int(build.rng.integers(60, build.rows - length - 40))
     build.spell(start, start + length, build.amount(length))
 
 
-def _permanent(build):
+def _permanent(build: _JobBuilder) -> None:
     start = int(build.rng.integers(60, build.rows - 60))
     build.spell(start, None, build.amount(60))
 
 
-def _short(build):
+def _short(build: _JobBuilder) -> None:
     length = int(build.rng.integers(6, 16))
     start = int(build.rng.integers(60, build.rows - 60))
     build.spell(start, start + length, build.amount(length, log(1.15)))
 
 
-def _repeated(build):
+def _repeated(build: _JobBuilder) -> None:
     row = int(build.rng.integers(60, 120))
     for _ in range(int(build.rng.integers(2, 5))):
         length = int(build.rng.integers(20, 90))
@@ -205,7 +204,7 @@ def _repeated(build):
         row += length + int(build.rng.integers(40, 150))
 
 
-def _adding_up(build):
+def _adding_up(build: _JobBuilder) -> None:
     """Two or three steps of 5.5 to 7 % in low noise; with the second the level is 10 % above the start."""
     row, total, steps = int(build.rng.integers(80, 160)), 0.0, int(build.rng.integers(2, 4))
     for _ in range(steps):
@@ -222,7 +221,7 @@ def _adding_up(build):
         build.label("relief", row, -total, 8)
 
 
-def _ladder(build):
+def _ladder(build: _JobBuilder) -> None:
     start = int(build.rng.integers(60, build.rows - 260))
     first, second = build.amount(40), build.amount(40, log(1.2))
     build.shift(start, first)
@@ -235,7 +234,7 @@ def _ladder(build):
     build.label("relief", end, -first - second)
 
 
-def _noisy(build):
+def _noisy(build: _JobBuilder) -> None:
     """A natural incident: the level wanders between healthy and several times as slow, mostly slow."""
     length = int(build.rng.integers(16, 80))
     start = int(build.rng.integers(60, build.rows - length - 60))
@@ -248,10 +247,8 @@ def _noisy(build):
     build.label("relief", start + length, -amount, 12)
 
 
-def _ramp(build):
+def _ramp(build: _JobBuilder) -> None:
     """Throttling: the slowdown builds up over 10 to 40 iterations and stays a while."""
-    import numpy as np
-
     length, rise = int(build.rng.integers(80, 200)), int(build.rng.integers(10, 40))
     start = int(build.rng.integers(60, build.rows - length - 60))
     amount = build.amount(60, log(1.25))
@@ -260,21 +257,21 @@ def _ramp(build):
     build.label("relief", start + length, -amount)
 
 
-def _faster(build):
+def _faster(build: _JobBuilder) -> None:
     row = int(build.rng.integers(340, build.rows - 60))
     amount = build.amount(60, log(1.15))
     build.shift(row, -amount)
     build.label("change", row, -amount)
 
 
-def _weak(build):
+def _weak(build: _JobBuilder) -> None:
     """A long spell of 10 to 12 % only."""
     length = int(build.rng.integers(60, 250))
     start = int(build.rng.integers(60, build.rows - length - 40))
     build.spell(start, start + length, discernible(build.noise, log(build.rng.uniform(1.10, 1.12)), 16), 6)
 
 
-def _quiet_short(build):
+def _quiet_short(build: _JobBuilder) -> None:
     """Six to nine iterations of 15 to 40 % in a quiet job: long for a jitter, short for a window."""
     length = int(build.rng.integers(6, 10))
     start = int(build.rng.integers(60, build.rows - 60))
@@ -282,19 +279,17 @@ def _quiet_short(build):
 
 
 # What each kind puts under the noise; jitter, spiky and correlated jobs differ by their noise.
-_SHAPES = {
+_SHAPES: dict[str, Callable[[_JobBuilder], None]] = {
     "plain": _plain, "jitter": _plain, "spiky": _plain, "correlated": _plain, "warm_up": _warm_up, "drift": _drift,
     "bump": _bump, "step": _step, "permanent": _permanent, "short": _short, "repeated": _repeated,
     "adding_up": _adding_up, "ladder": _ladder, "noisy": _noisy, "ramp": _ramp, "faster": _faster, "weak": _weak,
     "quiet_short": _quiet_short, "periodic": _periodic, "spiky_step": _step, "spiky_repeated": _repeated,
 }  # fmt: skip
-KINDS = tuple(_SHAPES)
+KINDS: tuple[str, ...] = tuple(_SHAPES)
 
 
-def _add_spikes(build):
+def _add_spikes(build: _JobBuilder) -> None:
     """Spikes and jitters, but not within 8 rows of a label or a jitter: nobody could tell those apart."""
-    import numpy as np
-
     free = np.ones(build.rows, bool)
     free[0] = False
     for label in build.labels:
@@ -310,10 +305,8 @@ def _add_spikes(build):
     build.level[spikes] += np.where(free[spikes], sizes, 0.0)
 
 
-def make_job(kind, seed):
+def make_job(kind: str, seed: int) -> Job:
     """The job of that kind and seed: a pure function of both."""
-    import numpy as np
-
     rng = np.random.default_rng([SEED, seed, KINDS.index(kind)])
     rows = int(rng.integers(500, 1500))
     noise = _draw_noise(rng, kind)
@@ -334,6 +327,6 @@ def make_job(kind, seed):
     return Job(f"{kind}-{seed}", kind, tuple(seconds.tolist()), tuple(build.labels), kind in ("noisy", "ramp"), truth)
 
 
-def make_jobs(count, first_seed=0):
+def make_jobs(count: int, first_seed: int = 0) -> list[Job]:
     """`count` jobs of all kinds in turn; other values of `first_seed` give other jobs of the same distribution."""
     return [make_job(KINDS[i % len(KINDS)], first_seed + i) for i in range(count)]

@@ -11,11 +11,17 @@ Not exact: the latent Gaussian has 20 values, heights 11 (a height between two i
 inside spells are single rows, and it does not use that no spike lies within 8 rows of a label.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import log, pi, sqrt
+from typing import TypeAlias
 
-from lanterne.bench.scores.detector_jobs import HEALTHY, discernible
+import numpy as np
+from numpy.typing import NDArray
 
+from lanterne.bench.scores.detector_jobs import HEALTHY, Job, JobNoise, discernible
+
+Array: TypeAlias = NDArray[np.float64]
 HEIGHTS = 11
 JITTER_ROWS = 3
 # Per row: a spell begins, ends, changes its height.
@@ -38,22 +44,20 @@ class Bound:
     latency_rows_p90: float
 
 
-def probabilities(jobs):
+def probabilities(jobs: Sequence[Job]) -> list[Array]:
     """For each job, the probability of every row that the job is slow, given the rows up to it: list of arrays."""
     # Jobs of like length together: a batch takes as long as its longest.
     order = sorted(range(len(jobs)), key=lambda i: len(jobs[i].seconds))
-    found = [None] * len(jobs)
+    found: dict[int, Array] = {}
     for first in range(0, len(jobs), BATCH):
         batch = order[first : first + BATCH]
         for i, slow in zip(batch, _filter([jobs[i] for i in batch]), strict=True):
             found[i] = slow
-    return found
+    return [found[i] for i in range(len(jobs))]
 
 
-def bound(jobs, slow, alarms):
+def bound(jobs: Sequence[Job], slow: Sequence[Array], alarms: float) -> Bound:
     """The Bound for a share `alarms` of healthy jobs, from `slow`, the probabilities of `jobs`."""
-    import numpy as np
-
     peaks = sorted((p.max() for job, p in zip(jobs, slow, strict=True) if job.kind in HEALTHY), reverse=True)
     allowed = int(alarms * len(peaks))
     limit = peaks[allowed] if peaks else 0.5
@@ -77,16 +81,17 @@ def bound(jobs, slow, alarms):
     return Bound(float(limit), share, missed / max(onsets, 1), missed_15 / max(strong, 1), float(p50), float(p90))
 
 
-def _filter(jobs):
+def _filter(jobs: Sequence[Job]) -> list[Array]:
     """The forward recursion over a batch of jobs at once; states are (job, height, latent Gaussian)."""
-    import numpy as np
-
     rows = max(len(job.seconds) for job in jobs)
     z = np.zeros((len(jobs), rows))
+    noises = []
     for i, job in enumerate(jobs):
+        assert job.truth is not None
         z[i, : len(job.seconds)] = np.log(job.seconds) - np.array(job.truth.healthy)
+        noises.append(job.truth.noise)
     z[:, 0] = 0.0
-    model = _Model([job.truth.noise for job in jobs], [len(job.seconds) for job in jobs])
+    model = _Model(noises, [len(job.seconds) for job in jobs])
     belief = np.zeros((*model.heights.shape, len(model.gauss)))
     belief[:, 0] = model.stationary
     slow = np.zeros((len(jobs), rows))
@@ -102,9 +107,7 @@ def _filter(jobs):
 class _Model:
     """Arrays of the hidden Markov model, one leading row a job."""
 
-    def __init__(self, noises, rows):
-        import numpy as np
-
+    def __init__(self, noises: Sequence[JobNoise], rows: Sequence[int]) -> None:
         self.gauss = np.array([-g for g in reversed(_GRID)] + list(_GRID))
         width = np.gradient(self.gauss)
         self.stationary = np.exp(-(self.gauss**2) / 2) * width
@@ -127,10 +130,8 @@ class _Model:
         rates = [noise.jitters / count for noise, count in zip(noises, rows, strict=True)]
         self.next_height = np.array([_next_height(h, rate).T for h, rate in zip(spells, rates, strict=True)])
 
-    def emission(self, z):
+    def emission(self, z: Array) -> Array:
         """Density of `z`, one value a job, in every state: (jobs, heights, latent Gaussian)."""
-        import numpy as np
-
         rest = z[:, None] - self.heights
         # Where the spread is that of the noise and no wider.
         low = np.where(self.spread == self.core, -3 * self.sigma, -np.inf)
@@ -152,10 +153,8 @@ class _Model:
         return (1 - self.spikes) * density + self.spikes * spike + 1e-12
 
 
-def _next_height(heights, jitter_rate):
+def _next_height(heights: Array, jitter_rate: float) -> Array:
     """Chances from each state to each: healthy, a spell of each height, a jitter of each height and age."""
-    import numpy as np
-
     states = 1 + HEIGHTS * (1 + JITTER_ROWS)
     chances = np.zeros((states, states))
     spells, jitters = slice(1, 1 + HEIGHTS), slice(1 + HEIGHTS, None, JITTER_ROWS)
@@ -173,14 +172,12 @@ def _next_height(heights, jitter_rate):
     return chances + np.diag(1 - chances.sum(axis=1))
 
 
-def _spike_density(height):
+def _spike_density(height: Array) -> Array:
     """Density of a spike's log height: log(1 + x) of a log-normal x."""
-    import numpy as np
-
     x = np.expm1(np.maximum(height, 1e-3))
     return np.where(height > 0, np.exp(-((np.log(x) + 0.7) ** 2) / (2 * 0.81)) / (0.9 * sqrt(2 * pi)) * (1 + 1 / x), 0)
 
 
-def _erf(x):
+def _erf(x: Array) -> Array:
     """The error function of an array, within 5e-4 (Abramowitz and Stegun 7.1.27)."""
     return 1 - (1 + x * (0.278393 + x * (0.230389 + x * (0.000972 + x * 0.078108)))) ** -4

@@ -41,9 +41,11 @@ class Detector(Protocol):
     @property
     def events(self) -> Sequence[LevelEvent]:
         """Those so far, in order."""
+        ...
 
     def update(self, time_s: float) -> LevelEvent | None:
         """Take the next iteration's time in seconds; return the event that it confirms, or None."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -76,14 +78,14 @@ def judge(job: Job, events: Iterable[LevelEvent]) -> DetectorVerdict:
             event = min(near, key=lambda e: abs(e.index - label.index))
             left.remove(event)
             if label.kind in ("onset", "relief") and not job.loose:
-                latencies.append(event.confirmed_at - label.index + 1)
+                latencies.append(_told_at(event) - label.index + 1)
                 provisional.append(event.provisional_at - label.index + 1)
         elif label.kind != "step":
             right = False
             missed += label.kind == "onset"
             if label.kind == "onset" and label.ratio >= 1.15:
                 missed_15 += 1
-                misplaced_15 += any(e.ratio > 1 and label.index <= e.confirmed_at and e.index < end for e in left)
+                misplaced_15 += any(e.ratio > 1 and label.index <= _told_at(e) and e.index < end for e in left)
     if job.loose and job.labels:
         first, last = job.labels[0], job.labels[-1]
         left = [e for e in left if not first.index - first.tolerance <= e.index <= last.index + last.tolerance]
@@ -91,6 +93,12 @@ def judge(job: Job, events: Iterable[LevelEvent]) -> DetectorVerdict:
     return DetectorVerdict(
         right and not left, alarm, onsets, missed, missed_15, misplaced_15, tuple(latencies), tuple(provisional)
     )
+
+
+def _told_at(event: LevelEvent) -> int:
+    """The row at which a confirmed event was confirmed."""
+    assert event.confirmed_at is not None
+    return event.confirmed_at
 
 
 def detectors() -> dict[str, Callable[[], Detector]]:

@@ -7,6 +7,8 @@ about it, and the job is as it was within 5 iterations of the end. `--beside N` 
 """
 
 import sys
+from collections.abc import Sequence
+from typing import Any
 
 from lanterne.bench.output.units import format_time
 from lanterne.bench.scores.beside import score_jobs
@@ -18,12 +20,13 @@ SMALL, WIDE, DEEP = (2, 2, 16), (4, 2, 48), (2, 4, 16)
 HEALTHY_ITERATIONS = 150
 FIRST, LAST, REST = 24, 64, 12
 WITHIN = 5
-SLOW = {
+SLOW: dict[str, dict[str, Any]] = {
     "link 0-1": {"links": ((0, 1),), "latency_s": 20e-3},
     "link 0-2": {"links": ((0, 2),), "latency_s": 20e-3},
     "rank 1": {"rank": 1, "slowdown": 2.0},
 }
-KINDS = {
+# What is slow, of SLOW.
+KINDS: dict[str, tuple[tuple[int, int, int], str | None]] = {
     "healthy 2 x 2": (SMALL, None),
     "healthy 4 x 2": (WIDE, None),
     "healthy 2 x 4": (DEEP, None),
@@ -42,7 +45,7 @@ COLUMNS = [
 ]
 
 
-def judge(run, wanted=None):
+def judge(run: dict[str, Any], wanted: str | None = None) -> dict[str, Any]:
     """A record of what run_job gave of a job in which `wanted`, of SLOW, or nothing, was slow."""
     found = [one for one in run["incidents"] if one["what"] == wanted and one["named"] >= FIRST]
     named, ended = (found[0]["named"], found[0]["ended"]) if found else (None, None)
@@ -54,7 +57,8 @@ def judge(run, wanted=None):
     back_after = None if ended is None else ended - LAST + 1
     is_right = not needless and len(found) == bool(wanted)
     if wanted and is_right:
-        is_right = mitigated and named_after <= WITHIN and back_after is not None and 0 < back_after <= WITHIN
+        is_right = mitigated and named_after is not None and named_after <= WITHIN
+        is_right = is_right and back_after is not None and 0 < back_after <= WITHIN
     return {
         "right": is_right,
         "needless": needless,
@@ -66,7 +70,7 @@ def judge(run, wanted=None):
     }
 
 
-def score(kind):
+def score(kind: str) -> dict[str, Any]:
     """Run one job of a kind and judge it: a record."""
     layout, what = KINDS[kind]
     events = [InjectedEvent(FIRST, LAST, **SLOW[what])] if what else []
@@ -74,7 +78,7 @@ def score(kind):
     return {"kind": kind, "job": run} | judge(run, what)
 
 
-def row(kind, records):
+def row(kind: str, records: Sequence[dict[str, Any]]) -> list[object]:
     """One line of the table, of all records of a kind."""
     after = [
         ", ".join("-" if one[key] is None else str(one[key]) for one in records)
@@ -92,7 +96,7 @@ def row(kind, records):
     ]
 
 
-def main(arguments=None):
+def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; 1 if a job was not right."""
     return score_jobs("loop_score", __doc__, KINDS, score, COLUMNS, row, "the closed loop", arguments)
 

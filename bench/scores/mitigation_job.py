@@ -7,26 +7,41 @@ slows one is known exactly, and the losses show that nothing else changed.
 import json
 import statistics
 import time
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lanterne.bench.output import report
 from lanterne.bench.pipeline.measure import on_ranks
 from lanterne.bench.train.disturbances import Disturbances
+from lanterne.collectives.communicator import Communicator
 from lanterne.failslow.mitigate.closed_loop import ClosedLoop, observed
 from lanterne.failslow.mitigate.decision import ControllerSettings
 from lanterne.pipeline.adapt.injection import InjectedEvent
 from lanterne.pipeline.model.stage_mlp import mlp
 from lanterne.pipeline.plan.problem import Problem
+from lanterne.pipeline.simulate.check import CheckedPlan
 from lanterne.pipeline.train.adam import Adam
-from lanterne.pipeline.train.rank_layout import make_layout
+from lanterne.pipeline.train.rank_layout import Layout, make_layout
 from lanterne.pipeline.train.trainer import Trainer, plans
 
 ROWS, WIDTH = 4, 16
 PACE_S, SCHEDULER = 2.5e-3, "zb_h1"
 
 
-def run_job(copies, places, microbatches, events, iterations, acts=True, settings=None, transport="mpi", pace_s=None):
+def run_job(
+    copies: int,
+    places: int,
+    microbatches: int,
+    events: Iterable[InjectedEvent],
+    iterations: int,
+    acts: bool = True,
+    settings: dict[str, Any] | None = None,
+    transport: str = "mpi",
+    pace_s: float | None = None,
+) -> dict[str, Any]:
     """What `train` gives, of a job on copies x places ranks.
 
     Args:
@@ -48,17 +63,17 @@ def run_job(copies, places, microbatches, events, iterations, acts=True, setting
     return on_ranks(train, work, copies * places, transport, 60.0)
 
 
-def train(comm, work):
+def train(comm: Communicator, work: dict[str, Any]) -> dict[str, Any] | None:
     """The work on one rank; on rank 0 a dict: seconds and loss per iteration, what was done, and why."""
     copies, places, total, pace_s = (work[key] for key in ("copies", "places", "microbatches", "pace_s"))
     disturbances = Disturbances(comm, [InjectedEvent.from_dict(event) for event in work["events"]], pace_s)
 
-    def batches(number):
+    def batches(number: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         draw = np.random.default_rng(number)
         inputs = draw.standard_normal((total, ROWS, WIDTH))
         return inputs, np.tanh(inputs)
 
-    def make(comm, planned, layout):
+    def make(comm: Communicator, planned: Sequence[CheckedPlan], layout: Layout) -> Trainer:
         model = mlp((WIDTH,) * (2 * places + 1), ROWS)
         return Trainer(
             comm, model, batches, planned, layout=layout, optimizer=lambda: Adam(0.01), plane=observed,
@@ -87,7 +102,7 @@ def train(comm, work):
         times_s.append(time.monotonic() - began_s)
         losses.append(done.loss if done else None)
     loop.close()
-    if comm.rank:
+    if loop.controller is None:
         return None
     state = loop.controller.state()
     return {
@@ -98,7 +113,7 @@ def train(comm, work):
     }
 
 
-def name_of(event):
+def name_of(event: InjectedEvent) -> str:
     """What a Controller calls the place of an InjectedEvent: its first one."""
     if event.rank is not None:
         return f"rank {event.rank}"
@@ -106,7 +121,7 @@ def name_of(event):
     return "link {}-{}".format(*((link, link + 1) if type(link) is int else sorted(link)))
 
 
-def outcomes(events, plain, mitigated):
+def outcomes(events: Iterable[InjectedEvent], plain: dict[str, Any], mitigated: dict[str, Any]) -> list[dict[str, Any]]:
     """Per InjectedEvent, a record: what was found of it, when, what was done, and what it took with and without."""
     records = []
     for event in events:
@@ -136,7 +151,7 @@ def outcomes(events, plain, mitigated):
     return records
 
 
-def same_losses(one, other, tolerance=1e-5):
+def same_losses(one: dict[str, Any], other: dict[str, Any], tolerance: float = 1e-5) -> bool:
     """Whether two runs have the same losses, as far as both know them."""
     pairs = [(a, b) for a, b in zip(one["losses"], other["losses"], strict=True) if a is not None and b is not None]
     return bool(pairs) and all(abs(a - b) <= tolerance * abs(a) for a, b in pairs)

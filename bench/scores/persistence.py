@@ -17,12 +17,15 @@ long, beside the model's. For 1 GiB, 3 us and 450 GB/s the paper's formula gives
 = 256 (its figure 7a); what the schedules themselves give is printed beside it.
 """
 
+import argparse
 import io
 import math
 import random
 import statistics
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from lanterne.bench.collective.cost_plot import STYLES
 from lanterne.bench.collective.settings import known_rate_bytes_per_s
@@ -34,6 +37,10 @@ from lanterne.collectives.schedule.cost import CostModel, late_start, price
 from lanterne.errors import InputError
 from lanterne.transport.job.bootstrap import in_a_job
 
+if TYPE_CHECKING:
+    from lanterne.bench.collective.measure import CollectiveCase
+    from lanterne.collectives.communicator import Communicator
+
 ALGORITHMS = ("ring", "stragglar", "late_join", "auto")
 # What auto could have chosen between, had it known.
 KNOWING = ("ring", "late_join", "late_chain")
@@ -44,7 +51,7 @@ LEAST_RANKS = 4
 PAPER = CostModel(3e-6, 1 / 450e9)
 
 
-def add_arguments(parser):
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-n", "--ranks", type=int, metavar="N", help="a trial with N ranks that are threads here")
     parser.add_argument("--transport", help="mpi or ucx, inside a job")
     parser.add_argument("--bytes", default="1MiB", metavar="SIZE", help="of the buffer (default 1MiB)")
@@ -59,7 +66,7 @@ def add_arguments(parser):
     parser.add_argument("--plot", metavar="FILE", help="draw it (png, svg, pdf)")
 
 
-def run(args):
+def run(args: argparse.Namespace) -> int:
     settings = parse(args)
     if not in_a_job():
         from lanterne.collectives.jobs import spawn
@@ -77,7 +84,7 @@ def run(args):
         return run_rank(comm, comm.tuning.model, settings, args)
 
 
-def parse(args):
+def parse(args: argparse.Namespace) -> dict[str, Any]:
     """{nbytes, model, delay_s, shares, calls} of a command line.
 
     Raises:
@@ -108,7 +115,7 @@ def parse(args):
     }
 
 
-def _emulated(comm, settings, args):
+def _emulated(comm: "Communicator", settings: dict[str, Any], args: argparse.Namespace) -> int:
     """As `run_rank`, over emulated links with the settings' alpha and beta."""
     from lanterne.transport.shaped import Link, ShapedTransport
 
@@ -119,9 +126,11 @@ def _emulated(comm, settings, args):
         return run_rank(linked, model, settings, args)
 
 
-def run_rank(comm, model, settings, args):
+def run_rank(comm: "Communicator", model: CostModel, settings: dict[str, Any], args: argparse.Namespace) -> int:
     """Both parts on this rank; rank 0 prints, writes and draws. The exit code."""
-    from lanterne.bench.collective.measure import CollectiveCase, np
+    import numpy as np
+
+    from lanterne.bench.collective.measure import CollectiveCase
 
     case = CollectiveCase(comm, "all_reduce", settings["nbytes"] // ITEMSIZE, np.dtype(np.float32), "sum")
     predictor = Predictor(comm, model, settings["nbytes"])
@@ -153,7 +162,7 @@ def run_rank(comm, model, settings, args):
     return int(any(record["wrong"] for record in mixes))
 
 
-def options_of(algorithm, late_rank):
+def options_of(algorithm: str, late_rank: int | None) -> dict[str, Any]:
     """Keyword arguments of a call by `algorithm`."""
     told = algorithm != "auto" and find_algorithm("all_reduce", algorithm).late
     return {"late_rank": late_rank} if told else {}
@@ -162,13 +171,15 @@ def options_of(algorithm, late_rank):
 class Predictor:
     """Times of calls by the model, with the chunk counts that `comm` uses."""
 
-    def __init__(self, comm, model, nbytes):
-        self._model, self._nbytes, self._n, self._cache = model, nbytes, comm.world_size, {}
+    def __init__(self, comm: "Communicator", model: CostModel, nbytes: int) -> None:
+        self._model, self._nbytes = model, nbytes
+        self._n = comm.world_size
+        self._cache: dict[tuple[str, int, int | None, float], float] = {}
         self._chunks = {
             name: comm.tuning.num_chunks("all_reduce", name, nbytes) for name in {*ALGORITHMS, *KNOWING} - {"auto"}
         }
 
-    def time_s(self, algorithm, named, late_rank, delay_s):
+    def time_s(self, algorithm: str, named: int, late_rank: int | None, delay_s: float) -> float:
         """From the common call to the end, when `late_rank` (None: nobody) is late and `named` is expected to be."""
         if algorithm == "auto":
             expected = self._n - 1 if late_rank is None else late_rank
@@ -184,23 +195,26 @@ class Predictor:
         return self._cache[key]
 
 
-def late_ranks(world_size, named, share, calls):
+def late_ranks(world_size: int, named: int, share: float, calls: int) -> list[int | None]:
     """Who is late in each call: `named` in `share` of them, in the others another rank or nobody; shuffled."""
     chosen = random.Random(f"{world_size} {share} {calls}")
     wrong = calls - round(share * calls)
     others = [rank for rank in range(world_size) if rank != named]
-    found = [named] * (calls - wrong) + [chosen.choice(others) if index % 2 == 0 else None for index in range(wrong)]
+    found: list[int | None] = [named] * (calls - wrong)
+    found += [chosen.choice(others) if index % 2 == 0 else None for index in range(wrong)]
     chosen.shuffle(found)
     return found
 
 
-def mix(case, predictor, named, share, settings):
+def mix(
+    case: "CollectiveCase", predictor: Predictor, named: int, share: float, settings: dict[str, Any]
+) -> list[dict[str, Any]]:
     """Part 1 for one share: a record for each algorithm; they take turns in every call."""
     from lanterne.bench.collective.measure import timed_call
 
     comm, delay_s = case.comm, settings["delay_s"]
     sequence = late_ranks(comm.world_size, named, share, settings["calls"])
-    found = {
+    found: dict[str, dict[str, Any]] = {
         name: {"algorithm": name, "share": share, "late_rank": [], "time_s": [], "exposed_s": [], "wrong": 0}
         for name in ALGORITHMS
     }
@@ -229,7 +243,7 @@ def mix(case, predictor, named, share, settings):
     return list(found.values())
 
 
-def _total(comm, number):
+def _total(comm: "Communicator", number: int) -> int:
     import numpy as np
 
     total = np.array([number], np.int64)
@@ -237,7 +251,7 @@ def _total(comm, number):
     return int(total[0])
 
 
-def critical_delays(case, predictor, named):
+def critical_delays(case: "CollectiveCase", predictor: Predictor, named: int) -> list[dict[str, Any]]:
     """Part 2: a record for each algorithm but the ring, with the named rank late in every call."""
     from lanterne.bench.collective.measure import measure
 
@@ -248,7 +262,7 @@ def critical_delays(case, predictor, named):
     unit_s = max(predicted.values())
     if not unit_s:
         return []
-    differences = {name: [] for name in predicted}
+    differences: dict[str, list[float]] = {name: [] for name in predicted}
     for index, step in enumerate(STEPS):
         if case.comm.rank == 0:
             report.progress(f"critical delay: {index + 1}/{len(STEPS)}")
@@ -270,7 +284,7 @@ def critical_delays(case, predictor, named):
     ]
 
 
-def crossing(x, y):
+def crossing(x: Sequence[float], y: Sequence[float]) -> float | None:
     """Where the polyline (x, y) first falls to 0: 0 if it begins there, None if it never does."""
     if y[0] <= 0:
         return 0.0
@@ -280,7 +294,7 @@ def crossing(x, y):
     return None
 
 
-def paper_critical_delay(world_size, nbytes=1 << 30):
+def paper_critical_delay(world_size: int, nbytes: int = 1 << 30) -> dict[str, Any]:
     """The paper's critical delay of StragglAR (section 4.3: 3 us, 450 GB/s), by its formula, and of our schedules."""
     n, log = world_size, math.log2(world_size)
     formula_s = (log - 2) * PAPER.alpha_s + (
@@ -293,7 +307,7 @@ def paper_critical_delay(world_size, nbytes=1 << 30):
     return {"ranks": n, "nbytes": nbytes, "formula_s": formula_s, "schedules_s": found["stragglar"] - found["ring"]}
 
 
-def print_document(document):
+def print_document(document: dict[str, Any]) -> None:
     """Both tables, for people."""
     notes = [
         f"{document['ranks']} ranks, {format_nbytes(document['nbytes'])}; named: rank {document['late_rank']}; "
@@ -337,7 +351,7 @@ def print_document(document):
     report.print_table([("algorithm", ""), ("predicted", ""), ("measured", "")], rows, notes=notes)
 
 
-def plot(path, document):
+def plot(path: str, document: dict[str, Any]) -> None:
     """Draw both parts into `path`: exposed time over the share, and time over the ring's over the delay."""
     import matplotlib
 

@@ -18,13 +18,14 @@ class SlidingMedian:
     Attributes: `events`, as in track.Tracker.
     """
 
-    def __init__(self, rows=9):
-        self.events = []
-        self.row = 0
+    def __init__(self, rows: int = 9) -> None:
+        self.events: list[LevelEvent] = []
+        self.row: int = 0
         self._window = SortedWindow(rows)
-        self._reference = self._healthy = None
+        self._reference: float | None = None
+        self._healthy = 0.0
 
-    def update(self, time_s):
+    def update(self, time_s: float) -> LevelEvent | None:
         """Take the next iteration's time in seconds; return the LevelEvent that it confirms, or None."""
         if not 0.0 < time_s < inf:
             raise InputError(f"iteration {self.row}: got {time_s!r}, expected a positive time in seconds")

@@ -1,17 +1,26 @@
 """Synthetic traces: 1F1B steps of which one thing is slow, as records in columns. Made by its own small simulation."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 
-def one_f_one_b(stage, stages, microbatches):
+def one_f_one_b(stage: int, stages: int, microbatches: int) -> list[tuple[str, int]]:
     """The operations of `stage`, in order: (kind, microbatch)."""
     warm_up = min(stages - stage - 1, microbatches)
     order = [("F", m) for m in range(warm_up)]
     for m in range(microbatches - warm_up):
         order += [("F", warm_up + m), ("B", m)]
     return order + [("B", m) for m in range(microbatches - warm_up, microbatches)]
+
+
+# (replica, stage), or (replica, boundary between two stages).
+Place: TypeAlias = tuple[int, int]
+# dp_rank, stage, step, optype, start_ts, duration, mb_id, seq_id.
+TraceRow: TypeAlias = tuple[int, int, int, str, float, float, int, int]
 
 
 @dataclass(frozen=True)
@@ -24,26 +33,26 @@ class SlowWorker:
     stop: int | None = None
     share: float = 1.0
 
-    def steps(self, rng, count):
+    def steps(self, rng: np.random.Generator, count: int) -> NDArray[np.bool_]:
         """(count,) bool: the steps in which it is slow."""
         step = np.arange(count)
         return (step >= self.first) & (step < (self.stop or count)) & (rng.random(count) < self.share)
 
 
 def make_trace(
-    replicas=4,
-    stages=4,
-    microbatches=8,
-    steps=20,
-    workers=None,
-    links=None,
-    stage_factors=None,
-    uneven=0.0,
-    long_replicas=None,
-    noise=0.01,
-    stalls=0.0,
-    seed=1,
-):
+    replicas: int = 4,
+    stages: int = 4,
+    microbatches: int = 8,
+    steps: int = 20,
+    workers: Mapping[Place, float | SlowWorker] | None = None,
+    links: Mapping[Place, float] | None = None,
+    stage_factors: Mapping[int, float] | None = None,
+    uneven: float = 0.0,
+    long_replicas: Mapping[int, float] | None = None,
+    noise: float = 0.01,
+    stalls: float = 0.0,
+    seed: int = 1,
+) -> dict[str, NDArray[Any]]:
     """Columns of a trace.
 
     Args:
@@ -62,7 +71,7 @@ def make_trace(
     usual = np.ones((replicas, stages, microbatches))
     usual *= np.array([(stage_factors or {}).get(stage, 1.0) for stage in range(stages)])[:, None]
     usual *= np.array([(long_replicas or {}).get(replica, 1.0) for replica in range(replicas)])[:, None, None]
-    records = []
+    records: list[TraceRow] = []
     for step in range(steps):
         lengths = usual * np.exp(uneven * rng.normal(size=(replicas, 1, microbatches)))
         took = {}
@@ -87,11 +96,18 @@ def make_trace(
     return columns
 
 
-def _pipeline(records, step, replica, took, hops):
+def _pipeline(
+    records: list[TraceRow],
+    step: int,
+    replica: int,
+    took: Mapping[str, Sequence[Sequence[float]]],
+    hops: Sequence[float],
+) -> list[float]:
     """Run one replica's step, append its records, and return when each stage ends; `took`: kind, stage, microbatch."""
     stages, microbatches = len(hops) + 1, len(took["F"][0])
     orders = [one_f_one_b(stage, stages, microbatches) for stage in range(stages)]
-    now, following, done = [0.0] * stages, [0] * stages, {}
+    now, following = [0.0] * stages, [0] * stages
+    done: dict[tuple[int, str, int], float] = {}
     while any(following[s] < len(orders[s]) for s in range(stages)):
         for stage in range(stages):
             while following[stage] < len(orders[stage]):

@@ -2,7 +2,9 @@
 
 import math
 import time
+from typing import Any
 
+from lanterne.collectives.communicator import Communicator
 from lanterne.failslow.validate.suspects import Examiner
 from lanterne.failslow.validate.validate import Injected, validate
 from lanterne.pipeline.planes.registry import shaped
@@ -13,7 +15,7 @@ SLOW_RANK, SLOWDOWN, SLOW_LINK, LATENCY_S = 1, 2.0, (0, 1), 5e-3
 SUSPECTS = ("rank 1", "rank 2", "link 0-1", "link 2-3")
 
 
-def measure(comm, work):
+def measure(comm: Communicator, work: dict[str, Any]) -> dict[str, Any] | None:
     """The work on one rank; the record on rank 0."""
     kind = work["kind"]
     links = {ends: Link(LATENCY_S) for ends in (SLOW_LINK, SLOW_LINK[::-1])} if kind == "slow link" else {}

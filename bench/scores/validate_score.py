@@ -6,6 +6,8 @@ among them a healthy rank and a healthy link. A job is right where what is slow 
 """
 
 import sys
+from collections.abc import Sequence
+from typing import Any
 
 from lanterne.bench.output.units import format_time
 from lanterne.bench.pipeline.measure import on_ranks
@@ -13,7 +15,7 @@ from lanterne.bench.scores.beside import score_jobs
 from lanterne.bench.scores.validate_job import measure
 
 RANKS = 4
-KINDS = {"healthy": None, "slow rank": "rank 1", "slow link": "link 0-1"}
+KINDS: dict[str, str | None] = {"healthy": None, "slow rank": "rank 1", "slow link": "link 0-1"}
 COLUMNS = [
     ("job", ""), ("jobs", ""), ("right", ""), ("named", ""), ("blamed", "needlessly"), ("not sure", "of"),
 ("validate", "median"), ("longest", ""), ("suspects", "named"), ("blamed", "needlessly"),
@@ -21,7 +23,7 @@ COLUMNS = [
 ]  # fmt: skip
 
 
-def judge(kind, found):
+def judge(kind: str, found: dict[str, Any]) -> dict[str, Any]:
     """A record of what `measure` gave of a job of that kind."""
     wanted = KINDS[kind]
     named = {name for finding in found["validation"]["findings"] for name in names(finding)}
@@ -38,14 +40,14 @@ def judge(kind, found):
     }
 
 
-def names(finding):
+def names(finding: dict[str, Any]) -> list[str]:
     """What a Finding, as a dict, blames: "rank R", "link A-B", or "links of rank R"."""
     if finding["kind"] == "link":
         return ["link {}-{}".format(*sorted(finding["links"][0]))]
     return [("links of " if finding["kind"] == "links" else "") + f"rank {rank}" for rank in finding["ranks"]]
 
 
-def row(kind, records):
+def row(kind: str, records: Sequence[dict[str, Any]]) -> list[object]:
     """One line of the table, of all records of a kind."""
     took_s, examined_s = (sorted(one[key] for one in records) for key in ("took_s", "examined_s"))
     middle = len(records) // 2
@@ -66,13 +68,13 @@ def row(kind, records):
     ]
 
 
-def score(kind):
+def score(kind: str) -> dict[str, Any]:
     """Run one job of a kind and judge it: a record."""
     found = on_ranks(measure, {"kind": kind}, RANKS, "mpi", 60.0)
     return {"kind": kind} | judge(kind, found) | found
 
 
-def main(arguments=None):
+def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; 1 if a job was not right."""
     return score_jobs("validate_score", __doc__, KINDS, score, COLUMNS, row, "lanterne validate", arguments)
 

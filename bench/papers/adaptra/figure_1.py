@@ -5,10 +5,12 @@ the slow link: the first difference is blocking, the second dependencies.
 """
 
 import statistics
+from collections.abc import Sequence
 
-from lanterne.bench.output.bars import near_simulator
+from lanterne.bench.output.bars import Bar, near_simulator
 from lanterne.bench.output.units import format_time
 from lanterne.bench.papers.adaptra.figure_15 import QUIET, SLOW_LINK
+from lanterne.bench.papers.experiment import Columns, Figure, Record
 from lanterne.bench.papers.study import Point, System, slowed, study
 
 DELAYS_MS = (10, 20, 30, 40, 50, 60)
@@ -23,7 +25,7 @@ FIGURE_INCHES = (10, 4.5)
 NOTES = """
 paper, no figures printed but in section 7.2: over its settings dependencies are 39 % of the slowdown, blocking 23 %
 """
-COLUMNS = [
+COLUMNS: Columns = [
     ("delay", ""),
     ("system", ""),
     ("no slow link", ""),
@@ -34,7 +36,7 @@ COLUMNS = [
 ]
 
 
-def run(quick):
+def run(quick: bool) -> list[Record]:
     """One record per delay and schedule."""
     delays = DELAYS_MS[2::3] if quick else DELAYS_MS
     points = [Point(f"{delay} ms", QUIET, slowed(QUIET, {SLOW_LINK: delay})) for delay in delays]
@@ -58,18 +60,18 @@ def run(quick):
     return records
 
 
-def row(record):
+def row(record: Record) -> list[object]:
     """One line of the table."""
     keys = ("normal_s", "dependencies_s", "blocking_s", "measured_s", "predicted_s")
     return [record["point"], record["system"], *(format_time(record[key]) for key in keys)]
 
 
-def bars(records):
+def bars(records: Sequence[Record]) -> list[Bar]:
     """How near the simulator's in-order mode is."""
     return [near_simulator(records, 0.05)]
 
 
-def draw(figure, records):
+def draw(figure: Figure, records: Sequence[Record]) -> None:
     """Stacked bars, a panel per schedule."""
     axes = figure.subplots(1, len(SCHEDULERS), sharey=True)
     for axis, name in zip(axes, SCHEDULERS, strict=True):

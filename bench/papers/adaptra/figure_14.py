@@ -5,9 +5,11 @@ measured on processes whose stages wait as long as those would compute, over emu
 """
 
 import statistics
+from collections.abc import Sequence
 
-from lanterne.bench.output.bars import at_least
+from lanterne.bench.output.bars import Bar, at_least
 from lanterne.bench.papers import study
+from lanterne.bench.papers.experiment import Figure, Record
 from lanterne.bench.papers.study import COLUMNS, Point, adaptra_systems, draw_gantt, draw_kinds, ratio, row, slowed
 from lanterne.pipeline.plan.problem import Problem
 
@@ -25,13 +27,13 @@ ADAPTRA: delegates and a plan for the slow link; best: ours; slowdown: over the 
 """
 
 
-def run(quick):
+def run(quick: bool) -> list[Record]:
     """One record per system."""
     point = Point(f"{DELAY_MS} ms", QUIET, slowed(QUIET, {SLOW_LINK: DELAY_MS}), PAPER_S)
     return study.study([point], SYSTEMS, 2 if quick else 5)
 
 
-def findings(records):
+def findings(records: Sequence[Record]) -> list[str]:
     """The two ratios of the paper, and ours."""
     return [
         f"over ADAPTRA: ZB {ratio(records, 'ZB', 'ADAPTRA'):.2f} (paper 1.77), "
@@ -40,14 +42,14 @@ def findings(records):
     ]
 
 
-def bars(records):
+def bars(records: Sequence[Record]) -> list[Bar]:
     """The paper's ratios."""
     ratios = {name: ratio(records, name, "ADAPTRA") for name in PAPER_RATIOS}
     told = [at_least(f"{name} over ADAPTRA", ratios[name], PAPER_RATIOS[name]) for name in PAPER_RATIOS]
     return [*told, *study.bars(records)]
 
 
-def draw(figure, records):
+def draw(figure: Figure, records: Sequence[Record]) -> None:
     """The measured timelines, one below the other."""
     limit_s = max(end_s for record in records for *_, end_s in record["actions"])
     axes, kinds = figure.subplots(len(records), sharex=True), set()

@@ -4,6 +4,9 @@ Durations as for figure 14, since a stage is as large; microbatches and queue ar
 slowdowns that the paper prints.
 """
 
+from collections.abc import Sequence
+
+from lanterne.bench.papers.experiment import Figure, Record
 from lanterne.bench.papers.study import COLUMNS, Point, adaptra_systems, bars, ratio, row, slowed, study
 from lanterne.pipeline.plan.problem import Problem
 
@@ -23,14 +26,14 @@ proportions of F, B and W, ZB-H1 and -H2, 0 to 2 sends under way) simulated send
 """
 
 
-def run(quick):
+def run(quick: bool) -> list[Record]:
     """One record per delay and system."""
     delays = DELAYS_MS[1::2] if quick else DELAYS_MS
     points = [Point(f"{delay} ms", QUIET, slowed(QUIET, {SLOW_LINK: delay}), PAPER.get(delay, {})) for delay in delays]
     return study(points, SYSTEMS)
 
 
-def findings(records):
+def findings(records: Sequence[Record]) -> list[str]:
     """What delegates and what re-planning take away at the longest delay."""
     last = records[-1]["point"]
     delegated = 1 - ratio(records, "ADAPTRA-CPU", "ZB", last)
@@ -41,7 +44,7 @@ def findings(records):
     ]
 
 
-def draw(figure, records):
+def draw(figure: Figure, records: Sequence[Record]) -> None:
     """Slowdown over the delay: measured lines, simulated dots, crosses of the paper."""
     axis = figure.subplots()
     for i, system in enumerate(dict.fromkeys(record["system"] for record in records)):

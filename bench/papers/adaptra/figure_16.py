@@ -5,9 +5,11 @@ models as long as those of the 14B one, so these would be the same here.
 """
 
 import statistics
+from collections.abc import Sequence
 
 from lanterne.bench.papers.adaptra.figure_14 import QUIET as GPT_7B
 from lanterne.bench.papers.adaptra.figure_15 import QUIET as GPT_14B
+from lanterne.bench.papers.experiment import Figure, Record
 from lanterne.bench.papers.study import COLUMNS, Point, adaptra_systems, bars, draw_bars, ratio, row, slowed, study
 
 __all__ = ["COLUMNS", "bars", "row"]
@@ -21,7 +23,7 @@ paper, few figures printed: up to 3.71 times faster than 1F1B (7B, 60 ms, last) 
 """
 
 
-def run(quick):
+def run(quick: bool) -> list[Record]:
     """One record per model, place, delay and system."""
     points = [
         Point(f"{model}\n{place}\n{delay} ms", quiet, slowed(quiet, {link: delay}))
@@ -33,7 +35,7 @@ def run(quick):
     return [record | {"point": record["point"].replace("\n", " ")} for record in found]
 
 
-def findings(records):
+def findings(records: Sequence[Record]) -> list[str]:
     """The paper's averages, and ours."""
     time_s = {(r["point"], r["system"]): statistics.median(r["measured_s"]) for r in records}
     pairs = [(point, point.replace(" 30 ms", " 60 ms")) for point, _ in time_s if point.endswith(" 30 ms")]
@@ -49,7 +51,7 @@ def findings(records):
     return [f"60 ms over 30 ms, mean: {told}", most]
 
 
-def draw(figure, records):
+def draw(figure: Figure, records: Sequence[Record]) -> None:
     """Slowdowns as bars."""
     axis = figure.subplots()
     draw_bars(axis, [record | {"point": record["point"].replace(" ", "\n", 2)} for record in records])

@@ -3,7 +3,10 @@
 As figure 3. Falcon only moves the link; ADAPTRA also sends by delegates and plans for it; best is our plan for it.
 """
 
+from collections.abc import Sequence
+
 from lanterne.bench.papers.adaptra.figure_3 import COLUMNS, FIGURE_INCHES, NOTES, ZB, bars, draw, records_of, row
+from lanterne.bench.papers.experiment import Record
 from lanterne.bench.papers.study import System
 
 __all__ = ["COLUMNS", "FIGURE_INCHES", "NOTES", "bars", "draw", "row"]
@@ -16,12 +19,12 @@ SYSTEMS = {
 }
 
 
-def run(quick):
+def run(quick: bool) -> list[Record]:
     """One record per packet delay and system."""
     return records_of(SYSTEMS, "all-reduce", quick)
 
 
-def findings(records):
+def findings(records: Sequence[Record]) -> list[str]:
     """What each step gains at the longest delay, and in the paper."""
     longest = max(record["packet_delay_s"] for record in records)
     time_s = {r["system"]: r["measured_s"] for r in records if r["packet_delay_s"] == longest}

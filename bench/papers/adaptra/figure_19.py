@@ -9,14 +9,17 @@ which the paper leaves open.
 import math
 import random
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from statistics import mean
+from typing import Any
 
 from lanterne.bench.output import report
-from lanterne.bench.output.bars import at_most
+from lanterne.bench.output.bars import Bar, at_most
+from lanterne.bench.papers.experiment import Columns, Figure, Record
 from lanterne.pipeline.plan.problem import Problem
 from lanterne.pipeline.planners.adaptra import adaptra
-from lanterne.pipeline.planners.optimal import solve
+from lanterne.pipeline.planners.optimal import Solution, solve
 from lanterne.pipeline.simulate.simulate import simulate
 
 SIZES = ((3, 6), (4, 12), (6, 24), (8, 32))
@@ -27,7 +30,7 @@ gap: makespan over the proved lower bound, less 1
 paper, without a memory limit: below 1 % at 30 steps, in less than 100 ms
 steps: time steps per longest action; `events` is this library's planner
 """
-COLUMNS = [
+COLUMNS: Columns = [
     ("stages", ""),
     ("microbatches", ""),
     ("memory", "activations"),
@@ -39,7 +42,7 @@ COLUMNS = [
 ]
 
 
-def run(quick):
+def run(quick: bool) -> list[Record]:
     """One record per size, memory limit and step."""
     profiles, time_limit_s = (3, 2.0) if quick else (10, 5.0)
     records = []
@@ -53,10 +56,10 @@ def run(quick):
     return records
 
 
-def random_problem(source, stages, microbatches, memory):
+def random_problem(source: random.Random, stages: int, microbatches: int, memory: bool) -> Problem:
     """A random profile: actions of 6 to 14 ms, two thirds of the links free, the others delayed by up to 40 ms."""
 
-    def times():
+    def times() -> list[float]:
         return [source.randint(60, 140) / 10 for _ in range(stages)]
 
     delays = [source.choice((0, 0, source.randint(1, 400) / 10)) for _ in range(stages - 1)]
@@ -65,7 +68,7 @@ def random_problem(source, stages, microbatches, memory):
     )
 
 
-def _record(cases, solutions, steps):
+def _record(cases: Sequence[Problem], solutions: Sequence[Solution], steps: int | None) -> Record:
     gaps, planning_s = [], []
     for problem, solution in zip(cases, solutions, strict=True):
         planned = problem if steps is None else discretised(problem, steps)
@@ -83,18 +86,19 @@ def _record(cases, solutions, steps):
     }
 
 
-def discretised(problem, steps):
+def discretised(problem: Problem, steps: int) -> Problem:
     """`problem` with every time rounded up to whole steps, `steps` of which make the longest action."""
     step = max(*problem.forward, *problem.backward_input, *problem.backward_weight) / steps
 
-    def up(times):
+    def up(times: Sequence[float]) -> list[float]:
         return [step * math.ceil(value / step * (1 - 1e-12)) for value in times]
 
     keys = ("forward", "backward_input", "backward_weight", "link_latency")
-    return replace(problem, **{key: up(getattr(problem, key)) for key in keys})
+    changes: dict[str, Any] = {key: up(getattr(problem, key)) for key in keys}
+    return replace(problem, **changes)
 
 
-def row(record):
+def row(record: Record) -> list[object]:
     """One line of the table."""
     gaps, memory = record["gaps"], record["max_inflight_activations"]
     return [
@@ -109,13 +113,13 @@ def row(record):
     ]
 
 
-def bars(records):
+def bars(records: Sequence[Record]) -> list[Bar]:
     """Without a memory limit, at the paper's time step or finer."""
     free = [r for r in records if r["max_inflight_activations"] is None and (r["steps_per_action"] or 30) >= 30]
     return [at_most("mean gap", max(mean(record["gaps"]) for record in free), 0.01, "{:.2%}")]
 
 
-def draw(figure, records):
+def draw(figure: Figure, records: Sequence[Record]) -> None:
     """The gap over the time step, without and with a memory limit."""
     axes = figure.subplots(1, 2, sharey=True)
     for axis, memory in zip(axes, (False, True), strict=True):

@@ -4,9 +4,11 @@ Four processes, eight microbatches, 20 ms for each of F, B and W, messages of re
 """
 
 import statistics
+from collections.abc import Sequence
 
-from lanterne.bench.output.bars import at_most
+from lanterne.bench.output.bars import Bar, at_most
 from lanterne.bench.output.units import format_nbytes, format_time
+from lanterne.bench.papers.experiment import Columns, Figure, Record
 from lanterne.bench.papers.study import UNIT_S, measured
 from lanterne.bench.pipeline.measure import PipelineCase
 from lanterne.pipeline.plan.problem import Problem
@@ -22,7 +24,7 @@ FIGURE_INCHES = (8, 4.5)
 NOTES = """
 paper: below 5 % for models to 30B, 17 % at 60B; its baselines send from GPU memory, past the CPU
 """
-COLUMNS = [
+COLUMNS: Columns = [
     ("message", ""),
     ("schedule", ""),
     ("simulated", ""),
@@ -32,7 +34,7 @@ COLUMNS = [
 ]
 
 
-def run(quick):
+def run(quick: bool) -> list[Record]:
     """One record per size of a message and schedule."""
     cases = {}
     for nbytes in SIZES[:2] if quick else SIZES:
@@ -60,7 +62,7 @@ def run(quick):
     return records
 
 
-def row(record):
+def row(record: Record) -> list[object]:
     """One line of the table."""
     times = (statistics.median(record[f"{plane}_s"]) for plane in PLANES)
     return [
@@ -72,12 +74,12 @@ def row(record):
     ]
 
 
-def bars(records):
+def bars(records: Sequence[Record]) -> list[Bar]:
     """The most that delegates may cost."""
     return [at_most("overhead of delegates", max(record["overhead"] for record in records), 0.05, "{:.1%}")]
 
 
-def draw(figure, records):
+def draw(figure: Figure, records: Sequence[Record]) -> None:
     """Overhead over the size."""
     axis = figure.subplots()
     for name in SCHEDULERS:

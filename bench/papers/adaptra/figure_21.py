@@ -4,7 +4,10 @@ All simulated. The paper prints neither microbatches nor durations: 24 and those
 33.2 minutes for ADAPTRA. A schedule that must restart from a checkpoint loses RESTART_S.
 """
 
-from lanterne.bench.output.bars import at_least
+from collections.abc import Sequence
+
+from lanterne.bench.output.bars import Bar, at_least
+from lanterne.bench.papers.experiment import Columns, Figure, Record
 from lanterne.bench.papers.study import UNIT_S, System, adaptra_systems, slowed
 from lanterne.pipeline.plan.problem import Problem
 from lanterne.pipeline.planes.registry import predict
@@ -35,7 +38,7 @@ paper: it prints neither microbatches, durations, sends under way nor the second
 64 microbatches, 3 proportions and 4 lengths of F, B and W, ZB-H1 and -H2, 0 or 1 sends, restarts of 0 to 240 s) the
 nearest to its 1.37 and 1.41 over ADAPTRA are 1.46 and 1.30: its 1F1B loses less and its ZB more than is simulated
 """
-COLUMNS = [
+COLUMNS: Columns = [
     ("system", ""),
     ("all", "min"),
     ("paper", "min"),
@@ -45,14 +48,14 @@ COLUMNS = [
 ]
 
 
-def run(quick):
+def run(quick: bool) -> list[Record]:
     """One record per system, with the seconds of each iteration."""
     records = [_record(name, system) for name, system in SYSTEMS.items() if not (quick and name == "best")]
     adaptra_s = next(record["total_s"] for record in records if record["system"] == "ADAPTRA")
     return [record | {"over_adaptra": record["total_s"] / adaptra_s} for record in records]
 
 
-def _record(name, system):
+def _record(name: str, system: System) -> Record:
     quiet_s = iteration_s(system, QUIET)
     times_s = [quiet_s] * ITERATIONS
     for first, stop, links, latency in EVENTS:
@@ -63,13 +66,13 @@ def _record(name, system):
     return {"system": name, "iteration_s": times_s, "total_s": sum(times_s), "paper_min": PAPER_MIN.get(name)}
 
 
-def iteration_s(system: System, problem):
+def iteration_s(system: System, problem: Problem) -> float:
     """Seconds of an iteration under `problem`, planned for the quiet links or, by one that adapts, for these."""
     checked = check(plan(problem if system.adapts else QUIET, system.scheduler), problem, memory=False)
     return predict(system.plane, checked, problem, **system.options).makespan * UNIT_S
 
 
-def row(record):
+def row(record: Record) -> list[object]:
     """One line of the table."""
     paper = record["paper_min"]
     least = SAMPLES / max(second for second in record["iteration_s"] if second < RESTART_S)
@@ -83,7 +86,7 @@ def row(record):
     ]
 
 
-def bars(records):
+def bars(records: Sequence[Record]) -> list[Bar]:
     """As much longer than ADAPTRA's as in the paper."""
     return [
         at_least(f"{r['system']} over ADAPTRA", r["over_adaptra"], r["paper_min"] / PAPER_MIN["ADAPTRA"])
@@ -92,7 +95,7 @@ def bars(records):
     ]
 
 
-def draw(figure, records):
+def draw(figure: Figure, records: Sequence[Record]) -> None:
     """Throughput over the iterations."""
     axis = figure.subplots()
     for record in records:

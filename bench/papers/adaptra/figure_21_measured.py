@@ -5,10 +5,12 @@ fourth of the paper's, 12 microbatches; the delays keep their ratio to the durat
 """
 
 import statistics
+from collections.abc import Sequence
 
-from lanterne.bench.output.bars import at_least
+from lanterne.bench.output.bars import Bar, at_least
 from lanterne.bench.output.units import format_count
 from lanterne.bench.papers.adaptra.figure_21 import DEAD_NIC_AT, EVENTS, ITERATIONS, PAPER_MIN, QUIET, RESTART_S
+from lanterne.bench.papers.experiment import Columns, Figure, Record
 from lanterne.bench.pipeline.adaptation import ADAPT, FIXED, KNOWN, Mode
 from lanterne.bench.pipeline.adaptation_report import bars as document_bars
 from lanterne.bench.pipeline.adaptation_report import draw as draw_document
@@ -20,15 +22,13 @@ from lanterne.pipeline.simulate.check import check
 
 SHORTER, FASTER = 10, 4
 UNIT_S = 1e-3 / FASTER
-PROBLEM = Problem(
-    8, 12, *(time * UNIT_S for time in (QUIET.forward[0], QUIET.backward_input[0], QUIET.backward_weight[0]))
-)
+PROBLEM = Problem(8, 12, QUIET.forward[0] * UNIT_S, QUIET.backward_input[0] * UNIT_S, QUIET.backward_weight[0] * UNIT_S)
 # --quick stops behind the fifth event.
 QUICK_ITERATIONS = 560 // SHORTER
 # The links of the stage whose NIC dies.
 DEAD_LINKS = (1, 2)
 # Name -> scheduler, kind, name in the paper.
-SYSTEMS = {
+SYSTEMS: dict[str, tuple[str, str, str | None]] = {
     "1F1B": ("1f1b", FIXED, "1F1B"),
     "ZB": ("zb_h1", FIXED, "ZB"),
     "adapting": ("zb_h2", ADAPT, "ADAPTRA"),
@@ -41,7 +41,7 @@ restart after the dead NIC as in adaptra-21
 between: agreeing, planning, starting delegates for slow links: seconds whatever the job's scale, so beside events that
 are 40 times shorter than the paper's they weigh 40 times as much as in its job
 """
-COLUMNS = [
+COLUMNS: Columns = [
     ("system", ""),
     ("iterations", "s"),
     ("over adapting", ""),
@@ -53,7 +53,7 @@ COLUMNS = [
 ]
 
 
-def events():
+def events() -> tuple[InjectedEvent, ...]:
     """The Events, shorter and faster."""
     found = [
         InjectedEvent(first // SHORTER, last // SHORTER, links, latency * UNIT_S)
@@ -62,7 +62,7 @@ def events():
     return (*found, InjectedEvent(DEAD_NIC_AT // SHORTER, links=DEAD_LINKS, down=True))
 
 
-def run(quick):
+def run(quick: bool) -> list[Record]:
     """One record per system."""
     iterations = QUICK_ITERATIONS if quick else ITERATIONS // SHORTER
     modes = [
@@ -72,6 +72,7 @@ def run(quick):
     ]
     happened = [event for event in events() if event.first < iterations]
     document = run_with_events(modes, happened, iterations, "mpi", 60.0)
+    assert document is not None
     records = document.pop("results")
     quiet_s = records[0]["undisturbed_s"]
     for record in records:
@@ -87,9 +88,10 @@ def run(quick):
 QUIET_S_OF_PAPER = 1.56
 
 
-def row(record):
+def row(record: Record) -> list[object]:
     """One line of the table."""
-    paper = PAPER_MIN.get(SYSTEMS[record["mode"]][2])
+    name = SYSTEMS[record["mode"]][2]
+    paper = PAPER_MIN[name] if name else None
     return [
         record["mode"],
         f"{record['iterations_s']:.1f}",
@@ -102,7 +104,7 @@ def row(record):
     ]
 
 
-def findings(records):
+def findings(records: Sequence[Record]) -> list[str]:
     """What adapting reached per event, and in all."""
     outcomes = next(record["outcomes"] for record in records if record["kind"] == ADAPT)
     lines = []
@@ -119,13 +121,13 @@ def findings(records):
     return lines
 
 
-def bars(records):
+def bars(records: Sequence[Record]) -> list[Bar]:
     """How soon a new plan runs, and what it reaches."""
     outcomes = next(record["outcomes"] for record in records if record["kind"] == ADAPT)
     median = statistics.median(outcome["share_of_known"] for outcome in outcomes)
     return [*document_bars(records, must_change=True), at_least("the same, median", median, 0.9, "{:.1%}")]
 
 
-def draw(figure, records):
+def draw(figure: Figure, records: Sequence[Record]) -> None:
     """Time over iterations."""
     draw_document(figure.subplots(), {**records[0], "results": records})

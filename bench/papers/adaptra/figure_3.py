@@ -7,19 +7,24 @@ the all-reduce is ours, a ring.
 
 import statistics
 import time
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from lanterne.bench.collective.measure import agree_start_s
 from lanterne.bench.output import report
-from lanterne.bench.output.bars import near_simulator_by_plane
+from lanterne.bench.output.bars import Bar, near_simulator_by_plane
 from lanterne.bench.output.units import format_time
 from lanterne.bench.papers.adaptra.figure_14 import QUIET
+from lanterne.bench.papers.experiment import Columns, Figure, Record
 from lanterne.bench.papers.study import UNIT_S, System, case_of, slowed
 from lanterne.bench.pipeline.measure import PipelineCase, Planes, on_ranks
+from lanterne.collectives.communicator import Communicator
 from lanterne.kernels.cpu.delay import wait_until
 from lanterne.pipeline.execute.execute import execute
 from lanterne.pipeline.execute.stage_timed import timed_stages
+from lanterne.pipeline.planes.base import DataPlane
 from lanterne.pipeline.planes.registry import predict, shaped
 from lanterne.transport.shaped import Link
 
@@ -34,7 +39,7 @@ FIGURE_INCHES = (8, 4.5)
 NOTES = f"""
 gradients: {PACKETS_OF_GRADIENTS} packets, fitted; slowdown: over no delay
 """
-COLUMNS = [
+COLUMNS: Columns = [
     ("packet delay", ""),
     ("slow link in", ""),
     ("iteration", "measured"),
@@ -44,12 +49,12 @@ COLUMNS = [
 ]
 
 
-def run(quick):
+def run(quick: bool) -> list[Record]:
     """One record per packet delay and use of the slow link."""
     return records_of(SYSTEMS, "all-reduce", quick)
 
 
-def records_of(systems, reducing, quick):
+def records_of(systems: Mapping[str, System], reducing: str, quick: bool) -> list[Record]:
     """The records; in system `reducing` the slow link is one of the gradients'."""
     delays = (0.0, *(PACKET_DELAYS_MS[-1:] if quick else PACKET_DELAYS_MS))
     cases = {}
@@ -77,11 +82,11 @@ def records_of(systems, reducing, quick):
     ]
 
 
-def observe(comm, work):
+def observe(comm: Communicator, work: dict[str, Any]) -> list[list[float]] | None:
     """A list per round of each case's seconds, on rank 0; every rank calls it."""
     stages = comm.world_size // REPLICAS
     pipeline, copies = comm.split(comm.rank // stages), comm.split(comm.rank % stages)
-    found = []
+    found: list[list[float]] = []
     with shaped(copies, {pair: Link() for pair in ((0, 1), (1, 0))}) as gradients:
         planes = Planes(pipeline)
         for _ in range(work["rounds"]):
@@ -98,7 +103,14 @@ def observe(comm, work):
     return found if comm.rank == 0 else None
 
 
-def _iteration_s(comm, pipeline, gradients, plane, case, reduce_s):
+def _iteration_s(
+    comm: Communicator,
+    pipeline: Communicator,
+    gradients: Communicator,
+    plane: DataPlane,
+    case: PipelineCase,
+    reduce_s: float,
+) -> float:
     """Seconds from the agreed start until the last rank has its gradients."""
     link = Link(0.0, GRADIENT_NBYTES / reduce_s) if reduce_s else Link()
     for pair in ((0, 1), (1, 0)):
@@ -115,7 +127,7 @@ def _iteration_s(comm, pipeline, gradients, plane, case, reduce_s):
     return float(end_s[0]) - begin_s
 
 
-def row(record):
+def row(record: Record) -> list[object]:
     """One line of the table."""
     return [
         format_time(record["packet_delay_s"]),
@@ -127,19 +139,19 @@ def row(record):
     ]
 
 
-def bars(records):
+def bars(records: Sequence[Record]) -> list[Bar]:
     """How near the simulator is."""
     return near_simulator_by_plane(records)
 
 
-def draw(figure, records):
+def draw(figure: Figure, records: Sequence[Record]) -> None:
     """Slowdown over the packet delay, crosses where the paper is."""
     axis = figure.subplots()
     for i, name in enumerate(dict.fromkeys(record["system"] for record in records)):
         mine = [record for record in records if record["system"] == name]
         x = [1e3 * record["packet_delay_s"] for record in mine]
         # Later lines may lie on earlier ones, and then must let them through.
-        style = {"color": f"C{i}", "marker": "os^D"[i % 4], "linestyle": ("-", "--", "-", ":")[i % 4]}
+        style: dict[str, Any] = {"color": f"C{i}", "marker": "os^D"[i % 4], "linestyle": ("-", "--", "-", ":")[i % 4]}
         axis.plot([0, *x], [1, *(record["slowdown"] for record in mine)], label=name, **style)
         told = [(at, record["paper"]) for at, record in zip(x, mine, strict=True) if record["paper"]]
         axis.plot([at for at, _ in told], [value for _, value in told], "x", color=f"C{i}", markersize=10)

@@ -5,10 +5,12 @@ processes whose stages wait; F is 10 ms where M70's is 38, B and W are in its pr
 """
 
 import statistics
+from collections.abc import Sequence
 
 from lanterne.bench.output import report
-from lanterne.bench.output.bars import at_most
+from lanterne.bench.output.bars import Bar, at_most
 from lanterne.bench.papers.crosspipe.table_5 import B_S, F_S, W_S
+from lanterne.bench.papers.experiment import Columns, Figure, Record
 from lanterne.bench.papers.study import UNIT_S, best_of_placements, measured
 from lanterne.bench.pipeline.measure import PipelineCase
 from lanterne.pipeline.plan.problem import Problem
@@ -36,21 +38,28 @@ times in ms; delay: latency and time of a message on the link between the datace
 paper, no figures printed but: planned schedules up to 33.6 % shorter than static, 21.9 % than static _O (M70, 0 and 2)
 best: ours, on the better of both placements
 """
-COLUMNS = [("model", ""), ("delay", "lat, bw"), *((name, "ms") for name in SYSTEMS), ("off by", "median"), ("", "most")]
+COLUMNS: Columns = [
+    ("model", ""),
+    ("delay", "lat, bw"),
+    *((name, "ms") for name in SYSTEMS),
+    ("off by", "median"),
+    ("", "most"),
+]
 
 
-def problem_of(stages, delay):
+def problem_of(stages: int, delay: tuple[float, float]) -> Problem:
     """The Problem, in ms."""
     slow = stages // 2 - 1
     links = [delay[0] * F_MS if link == slow else 0 for link in range(stages - 1)]
     rates = [MESSAGE_NBYTES / (delay[1] * F_MS) if link == slow and delay[1] else None for link in range(stages - 1)]
-    times = [F_MS * value / F_S for value in (F_S, B_S, W_S)]
+    f_ms, b_ms, w_ms = (F_MS * value / F_S for value in (F_S, B_S, W_S))
+    bandwidth = rates if delay[1] else None
     return Problem(
-        stages, 2 * stages, *times, links, rates if delay[1] else None, MESSAGE_NBYTES, max_inflight_activations=stages
+        stages, 2 * stages, f_ms, b_ms, w_ms, links, bandwidth, MESSAGE_NBYTES, max_inflight_activations=stages
     )
 
 
-def run(quick):
+def run(quick: bool) -> list[Record]:
     """One record per model and delay."""
     report.progress("planning")
     models = {"M8": MODELS["M8"]} if quick else MODELS
@@ -77,7 +86,7 @@ def run(quick):
     return records
 
 
-def row(record):
+def row(record: Record) -> list[object]:
     """One line of the table."""
     measured_s, predicted_s = record["measured_s"], record["predicted_s"]
     off = [abs(measured_s[name] / predicted_s[name] - 1) for name in SYSTEMS]
@@ -86,7 +95,7 @@ def row(record):
     return [record["model"], f"{record['delay'][0]:g}, {record['delay'][1]:g}", *cells]
 
 
-def findings(records):
+def findings(records: Sequence[Record]) -> list[str]:
     """How much shorter the best planned schedule is than the best static one, late and ahead."""
     lines = []
     for model in dict.fromkeys(record["model"] for record in records):
@@ -99,7 +108,7 @@ def findings(records):
     return lines
 
 
-def bars(records):
+def bars(records: Sequence[Record]) -> list[Bar]:
     """How near the simulator is."""
     off = [abs(r["measured_s"][name] / r["predicted_s"][name] - 1) for r in records for name in SYSTEMS]
     return [
@@ -108,7 +117,7 @@ def bars(records):
     ]
 
 
-def draw(figure, records):
+def draw(figure: Figure, records: Sequence[Record]) -> None:
     """Iteration time over the delay, a panel per model and kind: measured lines, simulated dots."""
     models = list(dict.fromkeys(record["model"] for record in records))
     axes = figure.subplots(len(models), 2, squeeze=False, sharey="row")

@@ -6,7 +6,10 @@ per device, and the same latency. Delay ratios are those at 4 stages. Activation
 layer and microbatch 34 s h bytes over the tensor-parallel ranks, on devices of 96 GB.
 """
 
+from collections.abc import Sequence
+
 from lanterne.bench.output import report
+from lanterne.bench.papers.experiment import Columns, Figure, Record
 from lanterne.pipeline.plan.problem import Problem
 from lanterne.pipeline.planners.registry import plan
 from lanterne.pipeline.simulate.check import check
@@ -23,7 +26,7 @@ NOTES = """
 time: of one iteration, in forwards of a stage at 4 stages; best: of the planned schedules; work: of one device
 paper, no figures printed: planned schedules take about as long at 4, 8 and 16 stages in all four settings
 """
-COLUMNS = [
+COLUMNS: Columns = [
     ("latency", "F"),
     ("message", "F"),
     ("parameters", "%"),
@@ -35,7 +38,7 @@ COLUMNS = [
 ]
 
 
-def problem_of(latency, message, parameters, stages):
+def problem_of(latency: float, message: float, parameters: float, stages: int) -> Problem:
     """The problem on `stages` stages; times in forwards of a stage at 4 stages."""
     share = STAGES[0] / stages
     activation = LAYERS / stages * 34 * SEQUENCE * HIDDEN / TENSOR_PARALLEL
@@ -55,7 +58,7 @@ def problem_of(latency, message, parameters, stages):
     )
 
 
-def run(quick):
+def run(quick: bool) -> list[Record]:
     """One record per setting and number of stages."""
     records = []
     for latency, message, parameters in SETTINGS[:2] if quick else SETTINGS:
@@ -70,7 +73,7 @@ def run(quick):
                     "message": message,
                     "parameters": parameters,
                     "stages": stages,
-                    "max_inflight_activations": problem.max_inflight_activations[0],
+                    "max_inflight_activations": problem.limits.capacity[0],
                     "work": problem.microbatches * 3 * problem.forward[0],
                     "makespan": times,
                     "best": min(times[name] for name in PLANNED),
@@ -79,14 +82,14 @@ def run(quick):
     return records
 
 
-def row(record):
+def row(record: Record) -> list[object]:
     """One line of the table."""
     times = [record["work"], *record["makespan"].values(), record["best"]]
     place = [f"{record['latency']:g}", f"{record['message']:g}", f"{100 * record['parameters']:g}", record["stages"]]
     return [*place, f"{record['max_inflight_activations']:g}", *(f"{value:.1f}" for value in times)]
 
 
-def draw(figure, records):
+def draw(figure: Figure, records: Sequence[Record]) -> None:
     """One panel per setting: time over the number of stages."""
     settings = list(dict.fromkeys((r["latency"], r["message"], r["parameters"]) for r in records))
     axes = figure.subplots(1, len(settings), sharey=True, squeeze=False)[0]

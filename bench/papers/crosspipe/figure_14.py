@@ -6,18 +6,25 @@ of Qi et al. 2023 (zero bubble, appendix), in minutes. CP-SAT starts cold in one
 """
 
 import time
+from collections.abc import Callable, Sequence
 from importlib import import_module
+from typing import Any, TypeAlias
 
 from lanterne.bench.output import report
+from lanterne.bench.papers.experiment import Columns, Figure, Record
 from lanterne.pipeline.plan.action import Action
 from lanterne.pipeline.plan.placement import unidirectional
 from lanterne.pipeline.plan.plan import Plan
 from lanterne.pipeline.plan.problem import Problem
 from lanterne.pipeline.planners.bounds import lower_bound
-from lanterne.pipeline.planners.optimal import solve
+from lanterne.pipeline.planners.optimal import Solution, solve
 from lanterne.pipeline.simulate.check import check
 from lanterne.pipeline.simulate.simulate import simulate
 
+# (makespan, None where no plan was found; proved bound; [seconds, makespan, bound] of each improvement).
+Solved: TypeAlias = tuple[float | None, float, list[list[float]]]
+# (kind, stage, microbatch) of an action.
+Start: TypeAlias = tuple[str, int, int]
 GAP = 0.01
 SIZES = (4, 6, 8, 16, 32)
 FIGURE_INCHES = (12, 4.2)
@@ -26,7 +33,7 @@ makespan, bound: of the best plan and what was proved, in 1 % of F; time: until 
 cold: from the plan with one microbatch at a time; hinted: from the best quick plan; all know the planners' lower bound
 paper, no figures printed: constraints scale better; the mixed-integer solver runs out of memory at 32 stages
 """
-COLUMNS = [
+COLUMNS: Columns = [
     ("stages", ""),
     ("microbatches", ""),
     ("solver", ""),
@@ -38,13 +45,13 @@ COLUMNS = [
 ]
 
 
-def problem_of(stages):
+def problem_of(stages: int) -> Problem:
     """F, B, W of 100, 110, 80 and a middle link of 150."""
     delays = [150 if link == stages // 2 - 1 else 0 for link in range(stages - 1)]
     return Problem(stages, 2 * stages, 100, 110, 80, delays, max_inflight_activations=stages)
 
 
-def run(quick):
+def run(quick: bool) -> list[Record]:
     """One record per size and solver, with the moments of improvement."""
     limit_s = 10.0 if quick else 30.0
     # Here, or the first solver timed would pay for it.
@@ -72,37 +79,37 @@ def run(quick):
     return records
 
 
-def one_at_a_time(problem):
+def one_at_a_time(problem: Problem) -> Plan:
     """The trivial plan: each stage ends a microbatch before it begins the next."""
     ranks = [[Action(kind, s, m) for m in range(problem.microbatches) for kind in "FBW"] for s in range(problem.stages)]
     return Plan.from_actions(ranks, unidirectional(problem.stages), problem.microbatches)
 
 
-def _hinted(problem, limit_s):
+def _hinted(problem: Problem, limit_s: float) -> Solved:
     return _told(solve(problem, time_limit_s=limit_s, gap=GAP), problem)
 
 
-def _cold(problem, limit_s):
+def _cold(problem: Problem, limit_s: float) -> Solved:
     return _told(solve(problem, hint=one_at_a_time(problem), time_limit_s=limit_s, gap=GAP), problem)
 
 
-def _told(solution, problem):
+def _told(solution: Solution, problem: Problem) -> Solved:
     assert simulate(check(solution.plan, problem), problem).makespan == solution.makespan
     return solution.makespan, solution.lower_bound, [list(moment) for moment in solution.improvements]
 
 
-def _mixed_integer(problem, limit_s):
+def _mixed_integer(problem: Problem, limit_s: float) -> Solved:
     """The mixed-integer program: starts are continuous; a binary variable orders each pair that nothing else does."""
     from ortools.linear_solver import pywraplp
 
     solver = pywraplp.Solver.CreateSolver("SCIP")
-    stages, count, memory = problem.stages, problem.microbatches, int(problem.max_inflight_activations[0])
+    stages, count, memory = problem.stages, problem.microbatches, int(problem.limits.capacity[0])
     durations = problem.durations
     horizon = simulate(one_at_a_time(problem), problem).makespan
     start = {(k, s, m): solver.NumVar(0, horizon, "") for k in "FBW" for s in range(stages) for m in range(count)}
     makespan = solver.NumVar(lower_bound(problem, unidirectional(stages)), horizon, "")
 
-    def after(later, earlier, lag=0.0, unless=0):
+    def after(later: Start, earlier: Start, lag: float = 0.0, unless: Any = 0) -> None:
         solver.Add(start[later] >= start[earlier] + durations[earlier[0]][earlier[1]] + lag - horizon * unless)
 
     for s in range(stages):
@@ -139,10 +146,14 @@ def _mixed_integer(problem, limit_s):
     )
 
 
-SOLVERS = {"CP-SAT hinted": _hinted, "CP-SAT cold": _cold, "mixed-integer": _mixed_integer}
+SOLVERS: dict[str, Callable[[Problem, float], Solved]] = {
+    "CP-SAT hinted": _hinted,
+    "CP-SAT cold": _cold,
+    "mixed-integer": _mixed_integer,
+}
 
 
-def row(record):
+def row(record: Record) -> list[object]:
     """One line of the table."""
     shown = "-" if record["makespan"] is None else f"{record['makespan']:.0f}"
     gap = "-" if record["gap"] is None else f"{100 * record['gap']:.2f}"
@@ -151,7 +162,7 @@ def row(record):
     return [*place, "-" if near is None else f"{near:.2f}", f"{record['solve_s']:.2f}"]
 
 
-def draw(figure, records):
+def draw(figure: Figure, records: Sequence[Record]) -> None:
     """The makespan over the bound as time passes, one panel per size."""
     sizes = list(dict.fromkeys(record["stages"] for record in records))
     for axis, stages in zip(figure.subplots(1, len(sizes), squeeze=False)[0], sizes, strict=True):

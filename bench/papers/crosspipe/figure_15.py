@@ -4,7 +4,10 @@
 static schedules; below them are three that were planned for the link, in the same memory of 16 activations.
 """
 
+from collections.abc import Sequence
+
 from lanterne.bench.output import report
+from lanterne.bench.papers.experiment import Columns, Figure, Record
 from lanterne.pipeline.plan.problem import Problem
 from lanterne.pipeline.planners.registry import plan
 from lanterne.pipeline.simulate.analysis import bubble_rate
@@ -18,7 +21,7 @@ NOTES = """
 lost: what the link adds to the makespan, in units of its latency; a plan that met it once there and back would lose 2
 paper, no figures printed: the delay of 1f1b, interleaved_1f1b, zb_h1 and zb_v accumulates throughout the schedule
 """
-COLUMNS = [
+COLUMNS: Columns = [
     ("schedule", ""),
     ("no delay", "F"),
     ("delay", "F"),
@@ -28,12 +31,12 @@ COLUMNS = [
 ]
 
 
-def problem_of(latency):
+def problem_of(latency: float) -> Problem:
     """The problem with `latency` on the middle link."""
     return Problem(16, 32, 1, 1, 1, [latency if link == 7 else 0 for link in range(15)], max_inflight_activations=16)
 
 
-def run(quick):
+def run(quick: bool) -> list[Record]:
     """One record per schedule, with the busy spans of every rank for the picture."""
     records = []
     for name in NAMES:
@@ -60,20 +63,21 @@ def run(quick):
     return records
 
 
-def row(record):
+def row(record: Record) -> list[object]:
     """One line of the table."""
     times = [f"{record[key]:.1f}" for key in ("makespan_without_delay", "makespan", "lost_latencies")]
     return [record["schedule"], *times, f"{100 * record['bubble_rate']:.1f}", f"{record['peak_inflight']:g}"]
 
 
-def draw(figure, records):
+def draw(figure: Figure, records: Sequence[Record]) -> None:
     """One chart per schedule, on one time axis; idle time is white."""
     from matplotlib.patches import Patch
 
     from lanterne.pipeline.simulate.draw import COLOURS, MEANING
 
     end = max(record["makespan"] for record in records)
-    for axis, record in zip(figure.subplots(len(records), 1, sharex=True, squeeze=False)[:, 0], records, strict=True):
+    charts = figure.subplots(len(records), 1, sharex=True, squeeze=False)[:, 0]
+    for axis, record in zip(charts, records, strict=True):
         for kind, colour in COLOURS.items():
             for rank in range(16):
                 spans = [
@@ -92,7 +96,7 @@ def draw(figure, records):
             loc="left",
             fontsize=10,
         )
-    axis.set_xlabel("time (F)")
+    charts[-1].set_xlabel("time (F)")
     kinds = ("F", "B", "W", "BW")
     figure.legend(
         [Patch(color=COLOURS[kind]) for kind in kinds],

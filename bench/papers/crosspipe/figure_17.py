@@ -7,13 +7,17 @@ is asked for, and a message that is late already is not delayed again.
 
 import statistics
 import time
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
 from lanterne.bench.output import report
-from lanterne.bench.output.bars import at_most
+from lanterne.bench.output.bars import Bar, at_most
 from lanterne.bench.output.units import format_time
+from lanterne.bench.papers.experiment import Columns, Figure, Record
 from lanterne.bench.pipeline.measure import on_ranks
+from lanterne.collectives.communicator import Communicator, core_of
 from lanterne.kernels.cpu.delay import wait_until
 from lanterne.pipeline.planes.registry import shaped
 from lanterne.transport.shaped import SPIN_S, Link
@@ -28,7 +32,7 @@ messages of {NBYTES >> 10} KiB; error: of the delay observed, over that asked fo
 paper: violins, no figures printed
 waited: how much too long a rank waits that has no message but only as long to wait: other programs take the cores
 """
-COLUMNS = [
+COLUMNS: Columns = [
     ("kind", ""),
     ("no delay", ""),
     ("asked", ""),
@@ -40,16 +44,16 @@ COLUMNS = [
 ]
 
 
-def run(quick):
+def run(quick: bool) -> list[Record]:
     """One record per kind of delay and its length."""
     return on_ranks(observe, {"samples": 5 if quick else 15}, 2, "mpi", 60.0)
 
 
-def observe(comm, work):
+def observe(comm: Communicator, work: dict[str, Any]) -> list[Record] | None:
     """The records, on rank 0; both ranks call it."""
     links = dict.fromkeys(((0, 1), (1, 0)))
     with shaped(comm, {pair: Link() for pair in links}) as group:
-        samples = {}
+        samples: dict[tuple[str, float], list[float]] = {}
         for _ in range(-1, work["samples"]):
             for kind, one_way in KINDS.items():
                 for delay_s in (0.0, *DELAYS_S):
@@ -57,8 +61,8 @@ def observe(comm, work):
                         group.transport.set_link(*pair, link_of(kind, delay_s))
                     turns = max(1, round(SAMPLE_S / delay_s)) if delay_s else 1
                     group.barrier()
-                    observed_s = statistics.median(one_way(group) for _ in range(turns))
-                    samples.setdefault((kind, delay_s), []).append(observed_s)
+                    typical_s = statistics.median(one_way(group) for _ in range(turns))
+                    samples.setdefault((kind, delay_s), []).append(typical_s)
             for delay_s in DELAYS_S:
                 begin_s = time.monotonic()
                 wait_until(begin_s + delay_s, SPIN_S)
@@ -77,24 +81,25 @@ def observe(comm, work):
     return records if comm.rank == 0 else None
 
 
-def link_of(kind, delay_s):
+def link_of(kind: str, delay_s: float) -> Link:
     """The Link that delays a message by so much."""
     if not delay_s:
         return Link()
     return Link(delay_s) if kind == "latency" else Link(0.0, NBYTES / delay_s)
 
 
-def half_round_trip_s(group):
+def half_round_trip_s(group: Communicator) -> float:
     """Seconds that a message takes one way; messages are prepared, as a pipeline's are."""
     buffer, peer = np.zeros(NBYTES, np.uint8), 1 - group.rank
-    starts = group.prepare_send(buffer, peer), group.prepare_recv(buffer, peer)
+    core = core_of(group)
+    starts = core.prepare_send(buffer, peer), core.prepare_recv(buffer, peer)
     begin_s = time.monotonic()
     for turn in range(2):
         starts[group.rank != turn]().wait()
     return (time.monotonic() - begin_s) / 2
 
 
-def per_message_s(group):
+def per_message_s(group: Communicator) -> float:
     """Seconds of each of several messages that are sent at once."""
     buffers = [np.zeros(NBYTES, np.uint8) for _ in range(MESSAGES)]
     group.barrier()
@@ -105,10 +110,10 @@ def per_message_s(group):
     return (time.monotonic() - begin_s) / MESSAGES
 
 
-KINDS = {"latency": half_round_trip_s, "bandwidth": per_message_s}
+KINDS: dict[str, Callable[[Communicator], float]] = {"latency": half_round_trip_s, "bandwidth": per_message_s}
 
 
-def row(record):
+def row(record: Record) -> list[object]:
     """One line of the table."""
     errors = sorted(record["error"])
     cells = [f"{100 * value:+.2f} %" for value in (statistics.median(errors), errors[0], errors[-1])]
@@ -116,14 +121,14 @@ def row(record):
     return [record["kind"], *map(format_time, times), *cells, f"{100 * record['waited']:+.2f} %"]
 
 
-def bars(records):
+def bars(records: Sequence[Record]) -> list[Bar]:
     """The largest median error."""
     errors = {(r["kind"], r["asked_s"]): abs(statistics.median(r["error"])) for r in records}
-    kind, asked_s = worst = max(errors, key=errors.get)
+    kind, asked_s = worst = max(errors, key=lambda at: errors[at])
     return [at_most(f"median error, largest, of {kind} {format_time(asked_s)}", errors[worst], 0.02, "{:.2%}")]
 
 
-def draw(figure, records):
+def draw(figure: Figure, records: Sequence[Record]) -> None:
     """Errors as violins, a panel per kind."""
     axes = figure.subplots(1, 2, sharey=True)
     for axis, kind in zip(axes, KINDS, strict=True):

@@ -3,8 +3,13 @@
 Four stages, two in each datacenter, eight microbatches, F = B = W, and the memory of 1F1B: four activations.
 """
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
 from lanterne.bench.output import report
+from lanterne.bench.papers.experiment import Columns, Figure, Record
 from lanterne.pipeline.plan.placement import make_placement
+from lanterne.pipeline.plan.plan import Plan
 from lanterne.pipeline.plan.problem import Problem
 from lanterne.pipeline.planners.crosspipe import crosspipe, crosspipe_wave
 from lanterne.pipeline.planners.optimal import solve
@@ -13,7 +18,7 @@ from lanterne.pipeline.simulate.check import check
 from lanterne.pipeline.simulate.simulate import simulate
 
 STATIC = ("1f1b", "interleaved_1f1b", "zb_h1", "zb_v")
-GREEDY = {"crosspipe": crosspipe, "crosspipe_wave": crosspipe_wave}
+GREEDY: dict[str, Callable[[Problem], Plan]] = {"crosspipe": crosspipe, "crosspipe_wave": crosspipe_wave}
 OPTIMAL = {"optimal": "unidirectional", "optimal_wave": "wave"}
 NAMES = (*STATIC, *GREEDY, *OPTIMAL)
 RATIOS = (0, 0.25, 0.5, 0.75, 1, 1.25, 1.5, 2, 2.5, 3, 4)
@@ -23,12 +28,12 @@ slowdown: makespan over that of zb_v without delay; ratio: the link's latency, o
 paper, no figures printed: wave best at low delay, unidirectional at high; loop (interleaved_1f1b) worst; greedy as good
 as optimal in most places; latency and bandwidth cost alike until a message takes longer than a forward
 """
-COLUMNS = [("delay", ""), ("ratio", "of F"), *((name, "slowdown") for name in NAMES), ("proved", "")]
+COLUMNS: Columns = [("delay", ""), ("ratio", "of F"), *((name, "slowdown") for name in NAMES), ("proved", "")]
 
 
-def problem_of(kind, ratio):
+def problem_of(kind: str, ratio: float) -> Problem:
     """The problem with a link whose latency, or time per message, is `ratio` of a stage's F."""
-    delays = (
+    delays: dict[str, Any] = (
         {"link_latency": [0, ratio, 0]}
         if kind == "latency"
         else {"link_bandwidth": [None, 1, None], "message_nbytes": ratio}
@@ -36,7 +41,7 @@ def problem_of(kind, ratio):
     return Problem(4, 8, 1, 1, 1, max_inflight_activations=4, **(delays if ratio else {}))
 
 
-def run(quick):
+def run(quick: bool) -> list[Record]:
     """One record per kind of delay and ratio."""
     time_limit_s = 2.0 if quick else 10.0
     base = simulate(plan(problem_of("latency", 0), "zb_v"), problem_of("latency", 0)).makespan
@@ -60,13 +65,13 @@ def run(quick):
     return records
 
 
-def row(record):
+def row(record: Record) -> list[object]:
     """One line of the table."""
     cells = [f"{record['slowdown'][name]:.2f}" for name in NAMES]
     return [record["delay"], f"{record['ratio']:g}", *cells, f"{record['proved']}/{len(OPTIMAL)}"]
 
 
-def draw(figure, records):
+def draw(figure: Figure, records: Sequence[Record]) -> None:
     """Slowdown over the ratio, latency left and bandwidth right."""
     axes = figure.subplots(1, 2, sharey=True)
     for axis, kind in zip(axes, ("latency", "bandwidth"), strict=True):

@@ -3,7 +3,10 @@
 What the model of the paper's section 5.2 and appendix E gives; see pipeline/planners/performance_model.py.
 """
 
+from collections.abc import Sequence
+
 from lanterne.bench.output import report
+from lanterne.bench.papers.experiment import Columns, Figure, Record
 from lanterne.pipeline.planners.performance_model import TwoDatacenters, compare
 
 LATENCIES_S = (4e-3, 8e-3, 16e-3, 32e-3, 64e-3, 128e-3)
@@ -14,7 +17,7 @@ speedup: data parallelism's time over the pipeline's; slowdown: the pipeline's t
 paper: speedup up to 3.05 at 4 GB/s, about 1 from 1024 GB/s; slowdown 1.3 at 64 GB/s; latency hardly matters
 the printed setting gives 1.5 at 4 GB/s: 32 microbatches of 17 GB against 2 x 406 GB of gradients through one link
 """
-COLUMNS = [
+COLUMNS: Columns = [
     ("latency", "ms"),
     ("bandwidth", "GB/s"),
     ("pipeline", "s"),
@@ -26,7 +29,7 @@ COLUMNS = [
 ]
 
 
-def run(quick):
+def run(quick: bool) -> list[Record]:
     """One record per latency and bandwidth."""
     records = []
     for latency_s in LATENCIES_S[::5] if quick else LATENCIES_S:
@@ -41,13 +44,13 @@ def run(quick):
     return records
 
 
-def row(record):
+def row(record: Record) -> list[object]:
     """One line of the table."""
     times = [f"{record[key]:.2f}" for key in ("pipeline_s", "data_parallel_s", "single_s", "speedup", "slowdown")]
     return [f"{1e3 * record['latency_s']:g}", f"{record['bandwidth_bytes_per_s'] / 1e9:g}", *times, record["scheduler"]]
 
 
-def draw(figure, records):
+def draw(figure: Figure, records: Sequence[Record]) -> None:
     """Two maps over latency and bandwidth: speedup over data parallelism, slowdown against one datacenter."""
     latencies = sorted({record["latency_s"] for record in records})
     bandwidths = sorted({record["bandwidth_bytes_per_s"] for record in records})

@@ -5,9 +5,12 @@ twice the memory. All simulated, at the paper's scale: F 38 ms as it prints; B a
 """
 
 import statistics
+from collections.abc import Callable, Collection, Sequence
 
 from lanterne.bench.output import report
+from lanterne.bench.papers.experiment import Columns, Figure, Record
 from lanterne.bench.papers.study import best_of_placements
+from lanterne.pipeline.plan.plan import Plan
 from lanterne.pipeline.plan.problem import Problem
 from lanterne.pipeline.planners.crosspipe import crosspipe, crosspipe_wave
 from lanterne.pipeline.planners.registry import plan
@@ -24,7 +27,7 @@ CASES = {1: (16, 8, False, True), 2: (32, 8, True, True), 3: (32, 16, False, Fal
 DELAYS = ((0, 0), (0.25, 0.25), (0.25, 2), (2, 0.25), (2, 2))
 SLOW_LINKS = (3,)
 STATIC = {"1F1B": "1f1b", "ZBH1": "zb_h1", "ZBV": "zb_v"}
-DYNAMIC = {
+DYNAMIC: dict[str, Callable[[Problem], Plan]] = {
     "UDSub": crosspipe,
     "UD": lambda problem: crosspipe(problem, weight_parts=1),
     "Wave": crosspipe_wave,
@@ -46,15 +49,15 @@ ours/paper, seconds per microbatch; delay: latency and time of a message on the 
 static schedules post their receives late (data plane `paired`), the planned ones ahead; UD, UDSub: greedy, W whole or
 in pieces, where the paper has a solver's plans too; best: ours, on the better of both placements
 """
-COLUMNS = [("delay", "lat, bw"), ("case", ""), *((name, "s") for name in NAMES)]
+COLUMNS: Columns = [("delay", "lat, bw"), ("case", ""), *((name, "s") for name in NAMES)]
 
 
-def run(quick):
+def run(quick: bool) -> list[Record]:
     """One record per delay and case."""
     return rows_of(SLOW_LINKS, PAPER, quick)
 
 
-def rows_of(slow_links, paper, quick):
+def rows_of(slow_links: Collection[int], paper: str, quick: bool) -> list[Record]:
     """The records of one table."""
     delays = DELAYS[::2] if quick else DELAYS
     told = dict(zip(((delay, case) for delay in DELAYS for case in CASES), _paper(paper), strict=True))
@@ -63,7 +66,7 @@ def rows_of(slow_links, paper, quick):
         for case, (_, _, _, static) in CASES.items():
             report.progress(f"delay {delay}, case {case}")
             problem = problem_of(slow_links, delay, case)
-            found = {name: None for name in NAMES}
+            found: dict[str, float | None] = dict.fromkeys(NAMES)
             if static:
                 for name, scheduler in STATIC.items():
                     checked = check(plan(problem, scheduler), problem, memory=False)
@@ -75,7 +78,7 @@ def rows_of(slow_links, paper, quick):
     return records
 
 
-def problem_of(slow_links, delay, case):
+def problem_of(slow_links: Collection[int], delay: tuple[float, float], case: int) -> Problem:
     """The Problem, in seconds, of a delay (latency and message time over F) on `slow_links`."""
     microbatches, memory, recompute, _ = CASES[case]
     latency = [delay[0] * F_S if link in slow_links else 0 for link in range(STAGES - 1)]
@@ -94,14 +97,14 @@ def problem_of(slow_links, delay, case):
     )
 
 
-def _paper(text):
+def _paper(text: str) -> list[dict[str, float | None]]:
     """{name: seconds or None} of each row."""
     words = [None if word == "-" else float(word) for word in text.split()]
     count = len(PAPER_NAMES)
     return [dict(zip(PAPER_NAMES, words[at : at + count], strict=True)) for at in range(0, len(words), count)]
 
 
-def row(record):
+def row(record: Record) -> list[object]:
     """One line of the table."""
     cells = []
     for name in NAMES:
@@ -110,7 +113,7 @@ def row(record):
     return [f"{record['delay'][0]:g}, {record['delay'][1]:g}", record["case"], *cells]
 
 
-def findings(records):
+def findings(records: Sequence[Record]) -> list[str]:
     """How near the paper's figures are, and what planning gains over the best static schedule."""
     lines = []
     for name in PAPER_NAMES:
@@ -119,7 +122,7 @@ def findings(records):
     return ["ours over the paper's, median (range): " + ", ".join(lines)]
 
 
-def draw(figure, records):
+def draw(figure: Figure, records: Sequence[Record]) -> None:
     """Bars per delay and case, crosses where the paper is."""
     axis = figure.subplots()
     width = 0.85 / len(NAMES)

@@ -4,6 +4,7 @@ All simulated, at the paper's scale.
 """
 
 from lanterne.bench.papers.crosspipe.table_5 import COLUMNS, FIGURE_INCHES, NOTES, draw, findings, row, rows_of
+from lanterne.bench.papers.experiment import Record
 
 __all__ = ["COLUMNS", "FIGURE_INCHES", "NOTES", "draw", "findings", "row"]
 
@@ -17,6 +18,6 @@ PAPER = """
 """
 
 
-def run(quick):
+def run(quick: bool) -> list[Record]:
     """One record per delay and case."""
     return rows_of(SLOW_LINKS, PAPER, quick)

@@ -4,11 +4,14 @@ Measured: a small GPT, paced, that trains on 4 or 8 ranks with tensor, data and 
 its collectives, as `lanterne watch` records them.
 """
 
+from collections.abc import Sequence
+
 from lanterne.bench.output.units import format_time
+from lanterne.bench.papers.experiment import Columns, Figure, Record
 from lanterne.bench.papers.watched_training import records
 
 PAPER = {"S": 1.2, "2T2D2P (M)": 0.7, "2T4D1P (M)": 0.1}
-COLUMNS = [
+COLUMNS: Columns = [
     ("job", ""), ("iteration", ""), ("by its calls", ""), ("calls", "an iteration"), ("error", "%"), ("paper", "%"),
 ]  # fmt: skip
 FIGURE_INCHES = (7, 4)
@@ -17,17 +20,17 @@ job: xTyDzP has x tensor-parallel ranks, y copies, z stages; paper: at most 1.2 
 """
 
 
-def run(quick):
+def run(quick: bool) -> list[Record]:
     """A record per parallelism."""
     return [record | {"paper": paper(record["setting"])} for record in records(quick)]
 
 
-def paper(setting):
+def paper(setting: str) -> float:
     """What the paper prints, %."""
     return PAPER.get(setting, PAPER["S"])
 
 
-def row(record):
+def row(record: Record) -> list[object]:
     """One line of the table."""
     error = record["error"]
     return [
@@ -40,7 +43,7 @@ def row(record):
     ]
 
 
-def draw(figure, records):
+def draw(figure: Figure, records: Sequence[Record]) -> None:
     """Bars, crosses where the paper's are."""
     axes = figure.subplots()
     at = range(len(records))

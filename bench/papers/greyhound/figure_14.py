@@ -4,8 +4,10 @@ Measured on a job that trains, of 2, 4 or 8 ranks, a copy each, 12 microbatches 
 """
 
 import statistics
+from collections.abc import Sequence
 
 from lanterne.bench.papers import mitigation_study
+from lanterne.bench.papers.experiment import Figure, Record
 from lanterne.bench.papers.mitigation_study import COLUMNS, NEVER_S, SEVERITIES, row, spells
 
 COPIES, LENGTH, QUICK_LENGTH = (2, 4, 8), 16, 12
@@ -20,7 +22,7 @@ which it does not print; 1.3, 1.7 and 2.1 have its mean
 __all__ = ["COLUMNS", "FIGURE_INCHES", "NOTES", "draw", "findings", "row", "run"]
 
 
-def run(quick):
+def run(quick: bool) -> list[Record]:
     """A record per number of copies and severity."""
     cases = {name: ({"rank": 1, "slowdown": factor},) for name, factor in SEVERITIES.items()}
     settings = {"topology_s": NEVER_S, "restart_s": NEVER_S}
@@ -31,7 +33,7 @@ def run(quick):
     return found
 
 
-def findings(records):
+def findings(records: Sequence[Record]) -> list[str]:
     """The means over the severities, as the paper has them, and the best gain."""
     lines = []
     for job in dict.fromkeys(record["job"] for record in records):
@@ -46,6 +48,6 @@ def findings(records):
     return [*lines, f"best gain {best:.2f} (paper 1.52)"]
 
 
-def draw(figure, records):
+def draw(figure: Figure, records: Sequence[Record]) -> None:
     """Bars."""
     mitigation_study.draw(figure.subplots(), records, "S2: microbatches moved from the slow copy")

@@ -5,7 +5,10 @@ ends of 1 to 3 congested links are slow: iterations by the pipeline simulator, g
 microbatches that suit that as well.
 """
 
+from collections.abc import Sequence
+
 from lanterne.bench.papers import mitigation_study
+from lanterne.bench.papers.experiment import Figure, Record
 from lanterne.bench.papers.mitigation_study import NEVER_S, SEVERITIES, row, spells
 from lanterne.bench.scores.mitigation_job import PACE_S
 from lanterne.failslow.mitigate.grid import consolidate
@@ -28,7 +31,7 @@ paper, left: 1.31 s to 0.83 s with one slow copy, less with more, nothing with f
 __all__ = ["COLUMNS", "FIGURE_INCHES", "NOTES", "draw", "row", "run"]
 
 
-def run(quick):
+def run(quick: bool) -> list[Record]:
     """A record per number of slow copies, then one per number of slow links and strategy."""
     slow = {"slowdown": SEVERITIES["medium"]}
     cases = {f"{count} of {COPIES}": tuple({"rank": rank} | slow for rank in range(count)) for count in (1, 2, 3, 4)}
@@ -38,7 +41,7 @@ def run(quick):
     return measured + [record for count in (1, 2, 3) for record in gathered(count)]
 
 
-def gathered(count):
+def gathered(count: int) -> list[Record]:
     """With `count` slow links: slow ranks gathered, and gathered with microbatches that suit it."""
     forecaster = Forecaster(Problem(STAGES, OWN, PACE_S, PACE_S, PACE_S), "zb_h1")
     ranks = tuple(tuple((copy * STAGES + place,) for place in range(STAGES)) for copy in range(COPIES))
@@ -63,7 +66,7 @@ def gathered(count):
     ]
 
 
-def draw(figure, records):
+def draw(figure: Figure, records: Sequence[Record]) -> None:
     """Both halves."""
     left, right = figure.subplots(1, 2)
     mitigation_study.draw(left, [r for r in records if r["job"] == "ranks"], "S2: several slow copies")

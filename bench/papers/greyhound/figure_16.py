@@ -4,7 +4,10 @@ Simulated on 16 ranks, 4 copies x 4 stages and 2 copies x 8 stages, as in the pa
 ranks, 4 copies x 2 stages.
 """
 
+from collections.abc import Sequence
+
 from lanterne.bench.papers import mitigation_study
+from lanterne.bench.papers.experiment import Figure, Record
 from lanterne.bench.papers.mitigation_study import NEVER_S, row, spells
 from lanterne.bench.scores.mitigation_job import PACE_S
 from lanterne.failslow.mitigate.strategies import Arrangement, Forecaster, Slowness
@@ -26,7 +29,7 @@ paper: gains of 1.23 with 4 stages and 1.14 with 8 under severe congestion
 __all__ = ["COLUMNS", "FIGURE_INCHES", "NOTES", "draw", "findings", "row", "run"]
 
 
-def run(quick):
+def run(quick: bool) -> list[Record]:
     """Simulated records, then measured ones."""
     found = [simulated(stages, name, delay) for stages in PAPER_GAIN for name, delay in DELAYS.items()]
     copies, places, _ = MEASURED
@@ -39,7 +42,7 @@ def run(quick):
     return found + spells(name, MEASURED, cases, length, {"restart_s": NEVER_S})
 
 
-def simulated(stages, name, delay):
+def simulated(stages: int, name: str, delay: float) -> Record:
     """One congested link of `delay` between the first ranks of two copies, and S3."""
     copies = WORLD_SIZE // stages
     forecaster = Forecaster(Problem(stages, OWN, PACE_S, PACE_S, PACE_S), "zb_h1")
@@ -58,7 +61,7 @@ def simulated(stages, name, delay):
     }
 
 
-def findings(records):
+def findings(records: Sequence[Record]) -> list[str]:
     """The gains under severe congestion."""
     return [
         f"{record['job']}: {record['plain_s'] / record['mitigated_s']:.2f} times under severe congestion"
@@ -67,7 +70,7 @@ def findings(records):
     ] + [f"paper: {PAPER_GAIN[4]} with 4 stages, {PAPER_GAIN[8]} with 8"]
 
 
-def draw(figure, records):
+def draw(figure: Figure, records: Sequence[Record]) -> None:
     """Simulated and measured."""
     left, right = figure.subplots(1, 2, width_ratios=(2, 1))
     for axes, word in ((left, "simulated"), (right, "measured")):

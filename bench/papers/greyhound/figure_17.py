@@ -6,9 +6,13 @@ two iterations; nothing slow, a rank that is slow on purpose, and an emulated sl
 
 import statistics
 import time
+from collections.abc import Sequence
+from typing import Any
 
 from lanterne.bench.output.units import format_time
+from lanterne.bench.papers.experiment import Columns, Figure, Record
 from lanterne.bench.pipeline.measure import on_ranks
+from lanterne.collectives.communicator import Communicator
 from lanterne.failslow.validate.suspects import Examiner
 from lanterne.failslow.validate.validate import Injected, validate
 from lanterne.pipeline.planes.registry import shaped
@@ -19,8 +23,12 @@ RANKS, LIMIT_S = 4, 5.0
 SLOW_RANK, SLOWDOWN, SLOW_LINK, SLOW_BYTES_PER_S, SLOW_LATENCY_S = 1, 3.3, (0, 1), 2e8, 5e-3
 CASES = ("healthy", "slow rank", "slow link")
 # Computing: A10, A100, H800, healthy and slow; transfers: at most.
-PAPER = {"healthy": ((0.59, 0.51, 0.24), 3.04), "slow rank": ((1.94, 1.23, 0.87), 3.04), "slow link": ((), 3.04)}
-COLUMNS = [
+PAPER: dict[str, tuple[tuple[float, ...], float]] = {
+    "healthy": ((0.59, 0.51, 0.24), 3.04),
+    "slow rank": ((1.94, 1.23, 0.87), 3.04),
+    "slow link": ((), 3.04),
+}
+COLUMNS: Columns = [
     ("group", ""), ("computing", ""), ("paper", "s"), ("transfers", ""), ("paper", "s at most"), ("validate", "in all"),
     ("found", ""), ("validate", "suspects"), ("severity", ""),
 ]  # fmt: skip
@@ -30,13 +38,13 @@ computing, transfers: of the repetitions of one rank, of all links; paper: A10, 
 """
 
 
-def run(quick):
+def run(quick: bool) -> list[Record]:
     """A record per case."""
     work = {"limit_s": LIMIT_S / 2 if quick else LIMIT_S}
     return on_ranks(measure, work, RANKS, "mpi", 60.0)
 
 
-def measure(comm, work):
+def measure(comm: Communicator, work: dict[str, Any]) -> list[Record] | None:
     """The records, on rank 0 of a group."""
     records = []
     for case in CASES:
@@ -69,7 +77,7 @@ def measure(comm, work):
     return records if comm.rank == 0 else None
 
 
-def row(record):
+def row(record: Record) -> list[object]:
     """One line of the table."""
     computing, transfers = record["paper_s"]
     severities = [
@@ -93,7 +101,7 @@ def row(record):
     ]
 
 
-def draw(figure, records):
+def draw(figure: Figure, records: Sequence[Record]) -> None:
     """Bars of computing, transfers and all."""
     axes = figure.subplots()
     for index, key in enumerate(("compute_s", "transfer_s", "took_s", "examined_s")):

@@ -4,12 +4,14 @@ Blocks of iterations of the jobs of figure 13, in turn with and without; the rea
 """
 
 import statistics
+from collections.abc import Sequence
 
 from lanterne.bench.output.units import format_time
+from lanterne.bench.papers.experiment import Columns, Figure, Record
 from lanterne.bench.papers.watched_training import BLOCK, records
 
 PAPER_MEAN, PAPER_MOST = 0.39, 1.1
-COLUMNS = [
+COLUMNS: Columns = [
     ("job", ""), ("iteration", ""), ("overhead", "median %"), ("quartiles", "%"), ("reader", "%"), ("paper", "%"),
 ]  # fmt: skip
 FIGURE_INCHES = (7, 4)
@@ -18,12 +20,12 @@ overhead: of a block's time over the next's; reader: its core time over the iter
 """
 
 
-def run(quick):
+def run(quick: bool) -> list[Record]:
     """A record per parallelism."""
     return records(quick)
 
 
-def row(record):
+def row(record: Record) -> list[object]:
     """One line of the table."""
     low, middle, high = statistics.quantiles(record["overheads"], n=4)
     return [
@@ -36,19 +38,19 @@ def row(record):
     ]
 
 
-def reader_share(record):
+def reader_share(record: Record) -> float:
     """The reader's core time over the time of the recorded iterations, those that warm up included."""
     recorded = BLOCK * (len(record["overheads"]) + 1)
     return record["reader_s"] / (recorded * record["iteration_s"])
 
 
-def findings(records):
+def findings(records: Sequence[Record]) -> list[str]:
     """The mean, as the paper has it."""
     mean = statistics.mean(statistics.median(record["overheads"]) for record in records)
     return [f"mean overhead {100 * mean:+.2f} % (paper {PAPER_MEAN} %)"]
 
 
-def draw(figure, records):
+def draw(figure: Figure, records: Sequence[Record]) -> None:
     """The overheads of all blocks, and the paper's mean."""
     axes = figure.subplots()
     axes.boxplot([[100 * value for value in record["overheads"]] for record in records])

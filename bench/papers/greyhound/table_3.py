@@ -1,13 +1,17 @@
 """GREYHOUND table 3: detectors on 392 single-node jobs, 6 of which have a rank that computes slowly.
 
-The paper's traces are not public; these jobs are drawn (scores/detector_jobs.py, fixed seeds) with as many slow ones, in the
-noise of real series: spikes, jitters and heavy tails, which the paper's figures do not show. So its method does worse.
+The paper's traces are not public; these jobs are drawn (scores/detector_jobs.py, fixed seeds) with as many slow ones,
+in the noise of real series (spikes, jitters, heavy tails), which the paper's figures do not show. So its method does
+worse.
 """
 
+from collections.abc import Callable, Mapping, Sequence
+
 from lanterne.bench.output import report
+from lanterne.bench.papers.experiment import Columns, Figure, Record
 from lanterne.bench.scores.bocd import BocdTracker
 from lanterne.bench.scores.detector_jobs import HEALTHY, make_job
-from lanterne.bench.scores.detector_score import judge
+from lanterne.bench.scores.detector_score import Detector, judge
 from lanterne.bench.scores.sliding import SlidingMedian
 from lanterne.failslow.detect.tracker import Tracker
 
@@ -15,7 +19,7 @@ from lanterne.failslow.detect.tracker import Tracker
 JOBS, SLOW, QUICK_SHARE = 392, 6, 4
 SLOW_KINDS = ("step", "short", "ramp")
 FIRST_SEED = 5_000_000
-DETECTORS = {
+DETECTORS: dict[str, Callable[[], Detector]] = {
     "sliding median of 9": SlidingMedian,
     "BOCD": lambda: BocdTracker(verify=0.0),
     "BOCD+V": BocdTracker,
@@ -27,19 +31,26 @@ NOTES = """
 right: jobs where all was found and nothing else was reported; FPR: false alarms over those and the healthy jobs; FNR:
 onsets missed over those and the slow jobs: so the paper's fractions read
 """
-COLUMNS = [
+COLUMNS: Columns = [
     ("detector", ""), ("jobs", ""), ("right", "%"), ("paper", ""), ("FPR", "%"), ("paper", ""), ("FNR", "%"),
     ("paper", ""),
 ]  # fmt: skip
 FIGURE_INCHES = (8, 3.5)
 
 
-def run(quick):
+def run(quick: bool) -> list[Record]:
     """A record per detector."""
     return evaluate(JOBS, SLOW, SLOW_KINDS, FIRST_SEED, PAPER, quick)
 
 
-def evaluate(count, slow, slow_kinds, first_seed, paper, quick):
+def evaluate(
+    count: int,
+    slow: int,
+    slow_kinds: Sequence[str],
+    first_seed: int,
+    paper: Mapping[str, tuple[float, float, float]],
+    quick: bool,
+) -> list[Record]:
     """A record per detector, on `count` jobs of which `slow` are of `slow_kinds`, in turn."""
     if quick:
         count, slow = count // QUICK_SHARE, max(len(slow_kinds), slow // QUICK_SHARE)
@@ -73,14 +84,14 @@ def evaluate(count, slow, slow_kinds, first_seed, paper, quick):
     return records
 
 
-def row(record):
+def row(record: Record) -> list[object]:
     """One line of the table."""
     paper = record["paper"] or ("-",) * 3
     ours = [f"{100 * record[key]:.1f}" for key in ("accuracy", "fpr", "fnr")]
     return [record["detector"], record["jobs"], *(cell for pair in zip(ours, paper, strict=True) for cell in pair)]
 
 
-def draw(figure, records):
+def draw(figure: Figure, records: Sequence[Record]) -> None:
     """Bars of the three shares, crosses where the paper's are."""
     shares = {"accuracy": "jobs right", "fpr": "false positives", "fnr": "false negatives"}
     for index, (axes, (key, title)) in enumerate(zip(figure.subplots(1, 3), shares.items(), strict=True)):

@@ -3,6 +3,7 @@
 Drawn as those of table 3; congestion lasts longer, comes again, in steps, or adds up from steps below 10 %.
 """
 
+from lanterne.bench.papers.experiment import Record
 from lanterne.bench.papers.greyhound.table_3 import COLUMNS, FIGURE_INCHES, NOTES, draw, evaluate, row
 
 JOBS, SLOW = 107, 43
@@ -13,6 +14,6 @@ PAPER = {"sliding median of 9": (93.5, 1.5, 12.2), "BOCD": (69.2, 34.0, 0.0), "B
 __all__ = ["COLUMNS", "FIGURE_INCHES", "NOTES", "draw", "row", "run"]
 
 
-def run(quick):
+def run(quick: bool) -> list[Record]:
     """A record per detector."""
     return evaluate(JOBS, SLOW, SLOW_KINDS, FIRST_SEED, PAPER, quick)

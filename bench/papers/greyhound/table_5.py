@@ -5,17 +5,19 @@ The paper's is a quadratic program; ours is exact by bisection. Times of copies 
 
 import statistics
 import time
+from collections.abc import Sequence
 
 import numpy as np
 
-from lanterne.bench.output.bars import at_most
+from lanterne.bench.output.bars import Bar, at_most
 from lanterne.bench.output.units import format_time
+from lanterne.bench.papers.experiment import Columns, Figure, Record
 from lanterne.failslow.mitigate.rebalance import rebalance
 
 BARS_MS = {512: 0.3, 4096: 1.0}
-PAPER_S = {16: 0.01, 32: 0.01, 64: 0.01, 128: 0.11, 256: 6.78, 512: 35.93, 4096: None}
+PAPER_S: dict[int, float | None] = {16: 0.01, 32: 0.01, 64: 0.01, 128: 0.11, 256: 6.78, 512: 35.93, 4096: None}
 EACH, SLOWDOWN, REPETITIONS, QUICK_REPETITIONS = 16, 2.0, 51, 11
-COLUMNS = [
+COLUMNS: Columns = [
     ("copies", ""), ("microbatches", ""), ("median", ""), ("slowest", ""), ("paper", ""), ("over the bound", "%"),
 ]  # fmt: skip
 FIGURE_INCHES = (6, 4)
@@ -24,12 +26,12 @@ over the bound: of the slowest copy, over what it would be if microbatches could
 """
 
 
-def run(quick):
+def run(quick: bool) -> list[Record]:
     """A record per number of copies."""
     return [_record(copies, QUICK_REPETITIONS if quick else REPETITIONS) for copies in PAPER_S]
 
 
-def _record(copies, repetitions):
+def _record(copies: int, repetitions: int) -> Record:
     rng, total, solve_s, over = np.random.default_rng(copies), EACH * copies, [], []
     for _ in range(repetitions):
         times = rng.normal(1.0, 0.02, copies) * np.where(rng.random(copies) < 0.1, SLOWDOWN, 1.0)
@@ -43,7 +45,7 @@ def _record(copies, repetitions):
     return record | {"over_bound": statistics.median(over)}
 
 
-def row(record):
+def row(record: Record) -> list[object]:
     """One line of the table."""
     paper_s = record["paper_s"]
     return [
@@ -56,7 +58,7 @@ def row(record):
     ]
 
 
-def bars(records):
+def bars(records: Sequence[Record]) -> list[Bar]:
     """Seconds, for the sizes that have a bar."""
     solve_s = {record["copies"]: statistics.median(record["solve_s"]) for record in records}
     return [
@@ -66,7 +68,7 @@ def bars(records):
     ]
 
 
-def draw(figure, records):
+def draw(figure: Figure, records: Sequence[Record]) -> None:
     """Seconds over copies."""
     axes = figure.subplots()
     copies = [record["copies"] for record in records]

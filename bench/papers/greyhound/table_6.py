@@ -8,14 +8,18 @@ here, chosen to lose as much throughput without mitigation as its events do, ite
 did lose is printed.
 """
 
-from lanterne.bench.output.bars import at_least
+from collections.abc import Sequence
+
+from lanterne.bench.output.bars import Bar, at_least
 from lanterne.bench.output.units import format_time
+from lanterne.bench.papers.experiment import Columns, Figure, Record
 from lanterne.bench.scores.mitigation_job import outcomes, run_job, same_losses
 from lanterne.pipeline.adapt.injection import InjectedEvent
 
 COPIES, PLACES, MICROBATCHES = 4, 2, 48
 WEAK, MEDIUM, SEVERE = range(3)
-FACTORS, MEDIUM_LINK_S, PACE_S = (1.5, 2.3, 3.5), 80e-3, 5e-3
+FACTORS = (1.5, 2.3, 3.5)
+MEDIUM_LINK_S, PACE_S = 80e-3, 5e-3
 FIRST, LENGTH, GAP, REST = 20, 40, 4, 4
 # (rank, severity) in turn; a link from LEAD iterations before the third and the eighth until they end: compound.
 LEAD = 10
@@ -32,7 +36,7 @@ named, over: iterations from its beginning until it was named, and from its end 
 paper: 37.4 iterations a minute, 18.9 with events, 29.8 mitigated: 1.58 times; all 12 named after 10.56 s or some 6.6
 iterations
 """
-COLUMNS = [
+COLUMNS: Columns = [
     ("what", ""),
     ("severity", ""),
     ("from", "iteration"),
@@ -46,7 +50,7 @@ COLUMNS = [
 ]
 
 
-def schedule(quick, factors=FACTORS):
+def schedule(quick: bool, factors: tuple[float, float, float] = FACTORS) -> list[InjectedEvent]:
     """The Events, in order; `factors` of weak, medium and severe ones."""
     events, first = [], FIRST
     for index, (rank, severity) in enumerate(COMPUTE[:3] if quick else COMPUTE):
@@ -58,7 +62,7 @@ def schedule(quick, factors=FACTORS):
     return events
 
 
-def run(quick, factors=FACTORS):
+def run(quick: bool, factors: tuple[float, float, float] = FACTORS) -> list[Record]:
     """One record per event, and one of the whole run, which comes last."""
     events = schedule(quick, factors)
     iterations = int(max(event.last for event in events)) + REST
@@ -79,7 +83,7 @@ def run(quick, factors=FACTORS):
     return [*outcomes(events, plain, mitigated), total]
 
 
-def row(record):
+def row(record: Record) -> list[object]:
     """One line of the table."""
     gain = f"{record['plain_s'] / record['mitigated_s']:.2f}"
     times = format_time(record["plain_s"]), format_time(record["mitigated_s"]), gain
@@ -92,7 +96,7 @@ def row(record):
     return [record["what"], severity, record["first"], record["last"], *after, strategies, *times]
 
 
-def findings(records):
+def findings(records: Sequence[Record]) -> list[str]:
     """The throughput of the whole run, beside the paper's."""
     *events, total = records
     rates = {key: 60 / total[f"{key}_s"] for key in ("healthy", "plain", "mitigated")}
@@ -107,7 +111,7 @@ def findings(records):
     ]
 
 
-def bars(records):
+def bars(records: Sequence[Record]) -> list[Bar]:
     """The gain, and that all events are named."""
     *events, total = records
     named = sum(record["named_after"] is not None for record in events)
@@ -117,7 +121,7 @@ def bars(records):
     ]
 
 
-def draw(figure, records):
+def draw(figure: Figure, records: Sequence[Record]) -> None:
     """Throughput over iterations, events shaded, what was done marked."""
     *events, total = records
     axes = figure.subplots()

@@ -3,6 +3,7 @@
 Beside greyhound-table-6, whose factors were chosen to lose as much as the paper's events: what is gained depends on it.
 """
 
+from lanterne.bench.papers.experiment import Record
 from lanterne.bench.papers.greyhound import table_6
 from lanterne.bench.papers.greyhound.table_6 import COLUMNS, FIGURE_INCHES, NOTES, draw, findings, row
 
@@ -11,6 +12,6 @@ FACTORS = (1.5, 2.0, 3.0)
 __all__ = ["COLUMNS", "FIGURE_INCHES", "NOTES", "draw", "findings", "row", "run"]
 
 
-def run(quick):
+def run(quick: bool) -> list[Record]:
     """Records as those of table 6."""
     return table_6.run(quick, FACTORS)

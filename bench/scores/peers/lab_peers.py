@@ -300,7 +300,7 @@ class Session:
         if team.prepared != count:
             team.order("prepare", count=count)
             team.prepared = count
-        options = {} if algorithm is None else {"algorithm": algorithm}
+        options: dict[str, Any] = {} if algorithm is None else {"algorithm": algorithm}
         if algorithm not in (None, "auto") and find_algorithm("all_reduce", algorithm).late:
             options["late_rank"] = late_rank
         start_s = time.monotonic() + MARGIN_S

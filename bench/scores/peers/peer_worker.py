@@ -10,88 +10,108 @@ import os
 import socket
 import sys
 import time
+from collections.abc import Callable
+from typing import Any, Protocol, TextIO, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
+Floats: TypeAlias = NDArray[np.float32]
 # Values repeat after a prime number of elements, so that no chunk holds what belongs elsewhere.
 PERIOD = 65537
 # The last part of a wait yields instead of sleeping.
 SPIN_S = 1e-3
 
 
+class Library(Protocol):
+    """What is compared; each of the following is one."""
+
+    rank: int
+    world_size: int
+    version: str
+    barrier: Callable[[], object]
+    close: Callable[[], object]
+
+    def all_reduce(self, x: Floats, y: Floats, options: dict[str, Any]) -> None:
+        """The sum of all ranks' `x`, in `y`."""
+        ...
+
+
 class Lanterne:
     """This project, over UCX."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         import lanterne
 
-        self.comm = lanterne.init(transport="ucx")
-        self.rank, self.world_size, self.version = (
-            self.comm.rank,
-            self.comm.world_size,
-            f"lanterne {lanterne.__version__}",
-        )
-        self.barrier, self.close = self.comm.barrier, self.comm.close
+        self.comm: lanterne.Communicator = lanterne.init(transport="ucx")
+        self.rank: int = self.comm.rank
+        self.world_size: int = self.comm.world_size
+        self.version: str = f"lanterne {lanterne.__version__}"
+        self.barrier: Callable[[], object] = self.comm.barrier
+        self.close: Callable[[], object] = self.comm.close
 
-    def all_reduce(self, x, y, options):
+    def all_reduce(self, x: Floats, y: Floats, options: dict[str, Any]) -> None:
         self.comm.all_reduce(x, y, **options)
 
 
 class Mpi:
     """MPI_Allreduce of whatever MPI mpi4py finds."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         from mpi4py import MPI
 
-        self.comm = MPI.COMM_WORLD
-        self.rank, self.world_size = self.comm.rank, self.comm.size
-        self.version = " ".join(MPI.Get_library_version().split("\n")[0].split(",")[0].split())
-        self.barrier, self.close = self.comm.Barrier, MPI.Finalize
+        self.comm: MPI.Intracomm = MPI.COMM_WORLD
+        self.rank: int = self.comm.rank
+        self.world_size: int = self.comm.size
+        self.version: str = " ".join(MPI.Get_library_version().split("\n")[0].split(",")[0].split())
+        self.barrier: Callable[[], object] = self.comm.Barrier
+        self.close: Callable[[], object] = MPI.Finalize
 
-    def all_reduce(self, x, y, options):
+    def all_reduce(self, x: Floats, y: Floats, options: dict[str, Any]) -> None:
         self.comm.Allreduce(x, y)
 
 
 class Gloo:
     """Gloo, through torch.distributed. It works in place: the copy before the call is not timed."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         import torch
         from torch import distributed
 
         torch.set_num_threads(1)
         distributed.init_process_group("gloo")
-        self._torch, self._distributed = torch, distributed
-        self.rank, self.world_size, self.version = (
-            distributed.get_rank(),
-            distributed.get_world_size(),
-            f"torch {torch.__version__}",
-        )
-        self.barrier, self.close = distributed.barrier, distributed.destroy_process_group
+        self._torch: Any = torch
+        self._distributed: Any = distributed
+        self.rank: int = distributed.get_rank()
+        self.world_size: int = distributed.get_world_size()
+        self.version: str = f"torch {torch.__version__}"
+        self.barrier: Callable[[], object] = distributed.barrier
+        self.close: Callable[[], object] = distributed.destroy_process_group
 
-    def all_reduce(self, x, y, options):
+    def all_reduce(self, x: Floats, y: Floats, options: dict[str, Any]) -> None:
         self._distributed.all_reduce(self._torch.from_numpy(y))
 
 
-KINDS = {"lanterne": Lanterne, "mpi": Mpi, "gloo": Gloo}
+KINDS: dict[str, Callable[[], Library]] = {"lanterne": Lanterne, "mpi": Mpi, "gloo": Gloo}
 
 
 class Worker:
     """Carries out the orders: `prepare`, then any number of `call`."""
 
-    def __init__(self, contender):
+    def __init__(self, contender: Library) -> None:
         self._contender = contender
-        self._x = self._y = self._total = None
+        self._x: Floats = np.empty(0, np.float32)
+        self._y = self._total = self._x
 
-    def prepare(self, count):
+    def prepare(self, count: int) -> dict[str, Any]:
         """Buffers of `count` float32, and what must come out."""
         parts = [pattern(rank) for rank in range(self._contender.world_size)]
         self._x = np.resize(parts[self._contender.rank], count)
-        self._y, self._total = np.empty_like(self._x), sum(parts)
+        self._y, self._total = np.empty_like(self._x), np.sum(parts, axis=0)
         self._reset()
         return {}
 
-    def call(self, at_s, options):
+    def call(self, at_s: float, options: dict[str, Any]) -> dict[str, Any]:
         """Call at the instant `at_s` of CLOCK_MONOTONIC; when it began and ended, and how many elements are wrong."""
         wait_until(at_s)
         called_s = time.monotonic()
@@ -103,27 +123,27 @@ class Worker:
         self._reset()
         return {"called_s": called_s, "ended_s": ended_s, "wrong": wrong}
 
-    def _reset(self):
+    def _reset(self) -> None:
         if isinstance(self._contender, Gloo):
             np.copyto(self._y, self._x)
         else:
             self._y.view(np.uint8).fill(0xA5)
 
 
-def pattern(rank):
+def pattern(rank: int) -> Floats:
     """(PERIOD,) float32 of small whole numbers, whose sums are exact."""
     index = np.arange(PERIOD, dtype=np.int64)
     return ((index * index * 7 + index * (rank + 3) + 13 * rank) % 17 - 8).astype(np.float32)
 
 
-def count_wrong(array, total):
+def count_wrong(array: Floats, total: Floats) -> int:
     """How many elements of `array` are not those of `total`, repeated."""
     whole = len(array) // PERIOD * PERIOD
     wrong = np.count_nonzero(array[:whole].reshape(-1, PERIOD) != total)
     return int(wrong + np.count_nonzero(array[whole:] != total[: len(array) - whole]))
 
 
-def wait_until(at_s):
+def wait_until(at_s: float) -> None:
     """Return at the instant `at_s` of CLOCK_MONOTONIC."""
     while (left_s := at_s - time.monotonic()) > 0:
         if left_s > SPIN_S:
@@ -132,10 +152,10 @@ def wait_until(at_s):
             os.sched_yield()
 
 
-def serve(contender, stream):
+def serve(contender: Library, stream: TextIO) -> None:
     """Answer the orders that come over `stream` until it ends."""
 
-    def say(answer):
+    def say(answer: dict[str, Any]) -> None:
         stream.write(json.dumps(answer) + "\n")
         stream.flush()
 
@@ -151,7 +171,7 @@ def serve(contender, stream):
         say(answer)
 
 
-def main(kind, path):
+def main(kind: str, path: str) -> None:
     """Join the contender's job, then serve."""
     contender = KINDS[kind]()
     with socket.socket(socket.AF_UNIX) as sock:

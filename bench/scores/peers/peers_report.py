@@ -2,13 +2,15 @@
 
 import shlex
 import statistics
+from collections.abc import Iterable
+from typing import Any
 
 from lanterne.bench.output import report
 from lanterne.bench.output.units import format_nbytes
 from lanterne.bench.scores.peers.team import CONTENDERS
 
 # (hosts, nbytes, delay) -> (bar, aim) of auto: what this project wants to reach.
-BARS = {
+BARS: dict[tuple[int, int, float], tuple[float, float]] = {
     (8, 4 << 20, 1.1): (1.12, 1.05),
     (8, 16 << 20, 1.1): (1.08, 1.04),
     (8, 64 << 20, 1.1): (1.08, 1.04),
@@ -33,7 +35,7 @@ on {cpus} cores ({platform}).
 """
 
 
-def table(document):
+def table(document: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     """(columns, rows) of texts: a row per case, a column per contender or algorithm."""
     results = [record for record in document["results"] if record["x"]]
     makers = list(dict.fromkeys((record["contender"], record["algorithm"]) for record in results))
@@ -53,15 +55,15 @@ def table(document):
     return ["hosts", "size", "D", *titles, "best peer", "bar", "aim"], rows
 
 
-def _case(record):
+def _case(record: dict[str, Any]) -> tuple[int, int, float]:
     return record["hosts"], record["nbytes"], record["delay"]
 
 
-def _x(record):
+def _x(record: dict[str, Any]) -> float:
     return statistics.median(record["x"])
 
 
-def notes(document):
+def notes(document: dict[str, Any]) -> list[str]:
     """Lines about who took part, who is missing and what failed."""
     lines = [f"{CONTENDERS[name].title}: {version}" for name, version in document["versions"].items()]
     for name, command in document["missing"].items():
@@ -73,13 +75,13 @@ def notes(document):
     return [*lines, f"{turns} calls counted {sessions}, {wrong} wrong elements; code {document['code']}"]
 
 
-def print_results(document):
+def print_results(document: dict[str, Any]) -> None:
     """The table for people."""
     titles, rows = table(document)
     report.print_table([(title, "") for title in titles], rows, notes=notes(document), left=(1,))
 
 
-def markdown(document):
+def markdown(document: dict[str, Any]) -> str:
     """The whole report."""
     titles, rows = table(document)
     environment = document["environment"]
@@ -111,11 +113,11 @@ def markdown(document):
     return "\n".join(lines) + "\n"
 
 
-def _texts(record):
+def _texts(record: dict[str, Any]) -> list[str]:
     delay = f"{record['delay']:g}" if record["delay"] else "none"
     who = record["algorithm"] or CONTENDERS[record["contender"]].title
     return [str(record["hosts"]), format_nbytes(record["nbytes"]), delay, who]
 
 
-def _line(cells):
+def _line(cells: Iterable[str]) -> str:
     return f"| {' | '.join(cells)} |"

@@ -8,12 +8,13 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Hashable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, TextIO
 
 from lanterne.bench.lab.command import environment, mpi_environment, mpiexec_words
-from lanterne.bench.lab.network import INTERFACE
+from lanterne.bench.lab.network import INTERFACE, Network
 from lanterne.errors import TransportError
 
 START_S = 60.0
@@ -27,7 +28,7 @@ class Contender(NamedTuple):
 
     Attributes:
         title: for people.
-        kind: of lab_worker.KINDS.
+        kind: of peer_worker.KINDS.
         launcher: "none", "mpich" or "openmpi".
         packages: what its Python must have.
         folder: of the virtual environment that has them, if it is not ours.
@@ -37,12 +38,12 @@ class Contender(NamedTuple):
     title: str
     kind: str
     launcher: str
-    packages: tuple
+    packages: tuple[str, ...]
     folder: str = ""
-    settings: dict = {}  # noqa: RUF012 - never changed
+    settings: dict[str, str] = {}  # noqa: RUF012 - never changed
 
     @property
-    def install(self):
+    def install(self) -> str:
         """The command that installs it."""
         return f"python3 -m venv {self.folder} && {self.folder}/bin/pip install {' '.join(self.packages)} numpy"
 
@@ -63,11 +64,12 @@ CONTENDERS = {
 }
 
 
-def find_python(contender, given=None):
+def find_python(contender: Contender, given: str | None = None) -> str | None:
     """Path of a Python that has the contender's packages; None: there is none. `given` is the only one looked at."""
     roots = (Path.cwd(), Path(__file__).resolve().parents[3])
     own = [root / contender.folder / "bin/python" for root in roots] if contender.folder else []
-    for python in [given] if given else [sys.executable, *own]:
+    pythons: list[str | Path] = [given] if given else [sys.executable, *own]
+    for python in pythons:
         code = f"from importlib.metadata import version; [version(name) for name in {contender.packages!r}]"
         with suppress(OSError):
             if not subprocess.run([python, "-c", code], capture_output=True, check=False).returncode:
@@ -89,10 +91,13 @@ class Team:
         TransportError: it did not start; with the end of what it printed.
     """
 
-    def __init__(self, contender, python, network, folder, number):
-        self.contender, self.prepared, self.warm = contender, None, set()
+    def __init__(self, contender: Contender, python: str, network: Network, folder: Path, number: int) -> None:
+        self.contender = contender
+        self.prepared: int | None = None
+        self.warm: set[Hashable] = set()
         self._log = folder / f"{number}.log"
-        self._processes, self._streams = [], {}
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._streams: dict[int, TextIO] = {}
         path = folder / f"{number}"
         command = [python, "-P", str(WORKER), contender.kind, str(path)]
         with socket.socket(socket.AF_UNIX) as listener, self._log.open("wb") as log:
@@ -109,13 +114,13 @@ class Team:
                 )
                 self._processes.append(process)
             try:
-                self.version = self._meet(listener, network.num_hosts)
+                self.version: str = self._meet(listener, network.num_hosts)
             except BaseException:
                 self.close()
                 raise
 
-    def _meet(self, listener, num_hosts):
-        deadline = time.monotonic() + START_S
+    def _meet(self, listener: socket.socket, num_hosts: int) -> str:
+        deadline, version = time.monotonic() + START_S, ""
         listener.settimeout(0.2)
         while len(self._streams) < num_hosts:
             try:
@@ -128,9 +133,10 @@ class Team:
             stream = connection.makefile("rw")
             hello = json.loads(stream.readline())
             self._streams[hello["rank"]] = stream
-        return hello["version"]
+            version = hello["version"]
+        return version
 
-    def order(self, verb, **arguments):
+    def order(self, verb: str, **arguments: Any) -> list[dict[str, Any]]:
         """Have every rank do `verb`; an argument that is a list has one value for each rank. The answers, by rank.
 
         Raises:
@@ -153,11 +159,11 @@ class Team:
                 raise TransportError(f"{self.contender.title}, rank {rank}: {reason}")
         return answers
 
-    def _printed(self):
+    def _printed(self) -> str:
         lines = self._log.read_text(errors="replace").strip().splitlines()
         return " / ".join(lines[-3:])[-400:] or "it said nothing"
 
-    def close(self):
+    def close(self) -> None:
         """End its processes."""
         for stream in self._streams.values():
             with suppress(OSError):
@@ -172,12 +178,14 @@ class Team:
                 process.wait()
 
 
-def _starts(contender, python, network, folder, number, command):
+def _starts(
+    contender: Contender, python: str, network: Network, folder: Path, number: int, command: Sequence[str]
+) -> list[tuple[list[str], dict[str, str]]]:
     """(words, environment) of each process that starts the contender."""
     if contender.launcher != "none":
         own = folder / f"agent-{number}"
         own.mkdir()
-        words = mpiexec_words(network, Path(python).parent / "mpiexec", contender.launcher, own)
+        words = mpiexec_words(network, str(Path(python).parent / "mpiexec"), contender.launcher, own)
         return [([*words, *command], mpi_environment(network))]
     token = secrets.token_hex(16)
     meeting = {

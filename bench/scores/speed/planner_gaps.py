@@ -9,9 +9,12 @@ between the makespan of the best plan known and the proved bound; --solver lets 
 from the plan of `best`. Planning is timed as processor time of this process.
 """
 
+import argparse
 import random
 import time
+from collections.abc import Sequence
 from statistics import mean
+from typing import Any
 
 from lanterne.bench.output import report
 from lanterne.errors import InputError
@@ -25,7 +28,7 @@ COLUMNS = [("problem", "seed"), ("stages", ""), ("microbatches", ""), ("memory",
 COLUMNS += [("best known", ""), ("bound", ""), ("gap", "%"), ("to bound", "%"), ("planned in", "s")]
 
 
-def add_arguments(parser):
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of this command."""
     parser.add_argument("--problems", type=int, default=24, metavar="N", help="how many, seeds from 0 (default 24)")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="the first seed (default 0)")
@@ -34,7 +37,7 @@ def add_arguments(parser):
     parser.add_argument("--json", metavar="FILE", help="write the records as JSON ('-' for standard output)")
 
 
-def run(args):
+def run(args: argparse.Namespace) -> int:
     """Plan, print and write; exit code 0."""
     if args.problems < 1 or args.seed < 0:
         raise InputError(f"--problems, --seed: got {args.problems}, {args.seed}, expected at least 1, 0")
@@ -54,7 +57,7 @@ def run(args):
     return 0
 
 
-def random_problem(seed):
+def random_problem(seed: int) -> Problem:
     """One problem; times are whole numbers, F of a stage about 100."""
     source = random.Random(seed)
     stages, microbatches = source.choice((4, 6, 8, 12, 16)), source.choice((8, 12, 16, 24, 32))
@@ -70,10 +73,13 @@ def random_problem(seed):
     delays = [source.choice((25, 50, 100, 200, 400)) if source.random() < slow else 0 for _ in range(stages - 1)]
     delays[source.randrange(stages - 1)] = source.choice((100, 200, 300))
     memory = source.randint(max(2, stages // 2), stages + stages // 4)
-    return Problem(stages, microbatches, *times, delays, max_inflight_activations=memory)
+    forward, backward_input, backward_weight = times
+    return Problem(
+        stages, microbatches, forward, backward_input, backward_weight, delays, max_inflight_activations=memory
+    )
 
 
-def measure(seed, effort=1.0, solver_s=None):
+def measure(seed: int, effort: float = 1.0, solver_s: float | None = None) -> dict[str, Any]:
     """The record of one problem."""
     problem = random_problem(seed)
     begin = time.process_time()
@@ -88,7 +94,7 @@ def measure(seed, effort=1.0, solver_s=None):
         "seed": seed,
         "stages": problem.stages,
         "microbatches": problem.microbatches,
-        "max_inflight_activations": problem.max_inflight_activations[0],
+        "max_inflight_activations": problem.limits.capacity[0],
         "makespan": makespan,
         "best_known": known,
         "lower_bound": bound,
@@ -96,7 +102,7 @@ def measure(seed, effort=1.0, solver_s=None):
     }
 
 
-def _row(record):
+def _row(record: dict[str, Any]) -> list[str]:
     values = [record[key] for key in ("seed", "stages", "microbatches", "max_inflight_activations")]
     values += [record[key] for key in ("makespan", "best_known", "lower_bound")]
     gaps = _gaps(record)
@@ -104,11 +110,11 @@ def _row(record):
     return [*texts, f"{record['planning_cpu_s']:.2f}"]
 
 
-def _gaps(record):
+def _gaps(record: dict[str, Any]) -> tuple[float, float]:
     return record["makespan"] / record["best_known"] - 1, record["makespan"] / record["lower_bound"] - 1
 
 
-def _notes(records):
+def _notes(records: Sequence[dict[str, Any]]) -> list[str]:
     to_known, to_bound = zip(*map(_gaps, records), strict=True)
     times = [record["planning_cpu_s"] for record in records]
     proved = sum(gap <= 1e-9 for gap in to_bound)
