@@ -19,26 +19,36 @@ over delay, at the largest size; with --arrivals also who came last and by how m
 paper).
 """
 
+from __future__ import annotations
+
+import argparse
 import statistics
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import TYPE_CHECKING, Any, TextIO
 
 from lanterne.bench.collective.arrivals_report import print_arrivals
 from lanterne.bench.collective.plot import plot
-from lanterne.bench.collective.settings import add_arguments, dtype_of, parse
+from lanterne.bench.collective.settings import BenchSettings, add_arguments, dtype_of, parse
 from lanterne.bench.output import report
 from lanterne.bench.output.units import format_nbytes, format_time
 from lanterne.collectives.algorithms.registry import find_algorithm
 from lanterne.collectives.auto.trials import usual_s
 from lanterne.collectives.execute import native
-from lanterne.errors import InputError
+from lanterne.errors import InputError, one_of
+from lanterne.kernels.dtypes import Dtype
 from lanterne.transport.job.bootstrap import in_a_job
 from lanterne.transport.own_python import own_python
+
+if TYPE_CHECKING:
+    from lanterne.bench.collective.measure import CollectiveCase
+    from lanterne.collectives.communicator import Communicator
 
 __all__ = ["add_arguments", "run"]
 
 
-def run(args):
+def run(args: argparse.Namespace) -> int:
     settings = parse(args)
     if settings.transport == "local":
         from lanterne.collectives.jobs import spawn
@@ -62,7 +72,7 @@ def run(args):
         return run_rank(comm, settings, args.json)
 
 
-def run_rank(comm, settings, json_file):
+def run_rank(comm: Communicator, settings: BenchSettings, json_file: str | None) -> int:
     """Every case on this rank; rank 0 prints and writes. The exit code."""
     n = comm.world_size
     if settings.ranks not in (None, n):
@@ -85,14 +95,22 @@ def run_rank(comm, settings, json_file):
     return int(below or any(record["wrong"] for record in records))
 
 
-def _tick(rank, case, text):
+def _tick(rank: int, case: str, text: str) -> None:
     if rank == 0:
         report.progress(f"{case} {text}")
 
 
-def measured(comm, settings, algorithms, nbytes, delay_s, tick):
+def measured(
+    comm: Communicator,
+    settings: BenchSettings,
+    algorithms: Sequence[str],
+    nbytes: int,
+    delay_s: float,
+    tick: Callable[[str], None],
+) -> list[dict[str, Any]]:
     """A record for each algorithm on buffers of `nbytes`, or a little more, where all ranks must have as many."""
     from lanterne.bench.collective.measure import BUS_FACTOR, REDUCING, measure
+    from lanterne.collectives.communicator import core_of
 
     n, dtype, collective = comm.world_size, dtype_of(settings.dtype), settings.collective
     count = -(-nbytes // dtype.nbytes)
@@ -101,10 +119,11 @@ def measured(comm, settings, algorithms, nbytes, delay_s, tick):
     buffer_nbytes = count * dtype.nbytes
     late_rank = settings.late_rank if delay_s > 0 else None
     case, told = make_case(comm, settings, count, dtype), told_late_rank(settings, algorithms)
-    before = comm.late.ran.copy()
+    ran = core_of(comm).late.ran
+    before = ran.copy()
     found = measure(case, algorithms, late_rank, delay_s, settings.iterations, settings.warmup, told, tick)
     case.close()
-    choice = chosen(comm, collective, buffer_nbytes, comm.late.ran - before) if "auto" in algorithms else None
+    choice = chosen(comm, collective, buffer_nbytes, ran - before) if "auto" in algorithms else None
     records = []
     for algorithm, (times_s, lates_s, wrong) in found.items():
         algbw = buffer_nbytes / statistics.median(times_s) / 1e9 if late_rank is None else None
@@ -133,7 +152,7 @@ def measured(comm, settings, algorithms, nbytes, delay_s, tick):
     return records
 
 
-def tell(comm, settings, records, json_file):
+def tell(comm: Communicator, settings: BenchSettings, records: list[dict[str, Any]], json_file: str | None) -> None:
     """Write, print and draw what was measured."""
     arrivals = comm.arrivals() if settings.arrivals else None
     document = report.envelope(
@@ -142,7 +161,7 @@ def tell(comm, settings, records, json_file):
         **({"arrivals": arrivals.to_json()} if arrivals else {}),
     )
 
-    def show(document, file):
+    def show(document: dict[str, Any], file: TextIO) -> None:
         print_records(document, file)
         if arrivals:
             print_arrivals(arrivals, file=file)
@@ -152,7 +171,7 @@ def tell(comm, settings, records, json_file):
         plot(settings.plot, document, arrivals)
 
 
-def algorithms_of(comm, settings):
+def algorithms_of(comm: Communicator, settings: BenchSettings) -> tuple[str, ...]:
     """The algorithm names to run, the default where none was named; 'all' is every one that can run here and now.
 
     Raises:
@@ -168,14 +187,13 @@ def algorithms_of(comm, settings):
         return ("auto", *(name for name in ("ring", "native") if name in offered))
     for name in settings.algorithms:
         if name not in ("auto", *offered):
-            raise InputError(
-                f"--algorithm: got {name!r} for {settings.collective} of {settings.dtype} on {comm.world_size} ranks "
-                f"over {comm.transport.name}, expected one of auto, {', '.join(offered)}, or all"
-            )
+            what = f" for {settings.collective} of {settings.dtype}"
+            where = f"{what} on {comm.world_size} ranks over {comm.transport.name}"
+            raise InputError(f"--algorithm: {one_of(name, ('auto', *offered), where)}, or all")
     return settings.algorithms
 
 
-def make_case(comm, settings, count, dtype):
+def make_case(comm: Communicator, settings: BenchSettings, count: int, dtype: Dtype) -> CollectiveCase:
     """The CollectiveCase of these settings, on the device they name."""
     from lanterne.bench.collective.measure import CollectiveCase
 
@@ -186,7 +204,7 @@ def make_case(comm, settings, count, dtype):
     return DeviceCase(comm, settings.collective, count, dtype, settings.op, settings.graph)
 
 
-def told_late_rank(settings, algorithms):
+def told_late_rank(settings: BenchSettings, algorithms: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Options of the algorithms that must be told who is late: {algorithm: {"late_rank": rank}}."""
     return {
         name: {"late_rank": settings.late_rank}
@@ -195,20 +213,21 @@ def told_late_rank(settings, algorithms):
     }
 
 
-def chosen(comm, collective, nbytes, ran):
+def chosen(comm: Communicator, collective: str, nbytes: int, ran: Mapping[str, int]) -> dict[str, Any]:
     """What "auto" stands for where nobody is late, {algorithm, num_chunks, reason}, and `ran`: {algorithm: calls}.
 
     Args:
         ran: calls by choice (collectives/late/calls.py), warm-ups included; none where the calls asked nobody.
     """
-    ordinary, calls = comm.tuning.choose(collective, nbytes), {}
+    ordinary = comm.tuning.choose(collective, nbytes)
+    calls: dict[str, int] = {}
     for choice, number in ran.items():
         name = choice.partition("/")[0] or ordinary.algorithm
         calls[name] = calls.get(name, 0) + number
     return ordinary._asdict() | {"ran": calls}
 
 
-def name_of(record):
+def name_of(record: dict[str, Any]) -> str:
     """The record's algorithm, for people; of "auto" also the one that ran most."""
     name, choice = record["algorithm"], record["chosen"]
     if not choice:
@@ -237,7 +256,7 @@ COLUMNS = [
 ]
 
 
-def print_records(document, file):
+def print_records(document: dict[str, Any], file: TextIO) -> None:
     """The table of a bench document."""
     results = document["results"]
     first = results[0]
@@ -257,7 +276,7 @@ def print_records(document, file):
     report.print_table(columns, rows, notes=notes, file=file)
 
 
-def over_best(results, record):
+def over_best(results: Sequence[dict[str, Any]], record: dict[str, Any]) -> float | None:
     """Median of the record's times over those, in the same rounds, of the fastest fixed algorithm of ours in its case.
 
     None if there is none. What disturbs a round disturbs both, so this varies less than the ratio of their medians.
@@ -270,7 +289,7 @@ def over_best(results, record):
     return statistics.median(time_s / least_s for time_s, least_s in zip(record["time_s"], best_s, strict=True))
 
 
-def _row(record, rate_bytes_per_s, ratio):
+def _row(record: dict[str, Any], rate_bytes_per_s: float | None, ratio: float | None) -> list[object]:
     times_s = sorted(record["time_s"])
     bandwidths = (record["algbw_gbytes_per_s"], record["busbw_gbytes_per_s"])
     late_s = statistics.median(record["late_s"]) if record["late_s"] else None

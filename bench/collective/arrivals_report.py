@@ -1,7 +1,11 @@
 """`lanterne bench --arrivals`: who came last, how often, by how much; printed, drawn, and read back as a profile."""
 
+from __future__ import annotations
+
 import json
+import re
 from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
 
 import numpy as np
 
@@ -10,10 +14,13 @@ from lanterne.bench.output.units import format_time
 from lanterne.collectives.late.arrivals import Arrivals
 from lanterne.errors import InputError
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 COLUMNS = [("last", "rank"), ("calls", ""), ("share", "%"), ("delay", "median"), ("p90", ""), ("max", "")]
 
 
-def print_arrivals(arrivals, file):
+def print_arrivals(arrivals: Arrivals, file: TextIO) -> None:
     """A row for each rank that came last: how often, and how long after the last but one."""
     rows = []
     for rank in np.flatnonzero(arrivals.last).tolist():
@@ -28,13 +35,13 @@ def print_arrivals(arrivals, file):
     report.print_table(COLUMNS, rows, notes=notes, file=file)
 
 
-def late_rank_of(text):
+def late_rank_of(text: str | None) -> int | None:
     """The rank that `text` names: a number, or a file that `bench --arrivals --json FILE` wrote: who mostly came last.
 
     Raises:
         InputError: neither; or no rank came last in more than half of the calls of the file.
     """
-    if text is None or text.removeprefix("-").isdigit():
+    if text is None or re.fullmatch("-?[0-9]{1,18}", text):
         return None if text is None else int(text)
     try:
         arrivals = Arrivals.from_json(json.loads(Path(text).read_text())["arrivals"])
@@ -48,7 +55,7 @@ def late_rank_of(text):
     return rank
 
 
-def draw(who, delays, arrivals):
+def draw(who: Axes, delays: Axes, arrivals: Arrivals) -> None:
     """Draw who came last, and the distribution of by how much, as the StragglAR paper's figures 2a and 8."""
     ranks = np.arange(len(arrivals.last))
     who.bar(ranks, 100 * arrivals.last / max(1, arrivals.calls), color="#0072B2")

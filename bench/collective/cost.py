@@ -15,13 +15,25 @@ Pipelined algorithms take the chunk count that the model likes best. The plot re
 even rank counts that are no powers of two, 9 of the StragglAR paper (arXiv 2505.23523).
 """
 
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
 from lanterne.bench.collective.schedule import model_from
 from lanterne.bench.output.report import envelope, print_table, progress, write_json
 from lanterne.bench.output.units import format_nbytes, format_time, parse_nbytes, parse_time_s
 from lanterne.errors import InputError
 
+if TYPE_CHECKING:
+    from lanterne.collectives.algorithms.registry import Algorithm
+    from lanterne.collectives.schedule.cost import CostModel
+    from lanterne.collectives.schedule.ir import CollectiveSchedule
 
-def add_arguments(parser):
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("collective", metavar="COLLECTIVE", help="all_reduce, broadcast, ...")
     parser.add_argument("-n", "--ranks", default="4,8,16,32,64,128,256", metavar="N,N,...", help="default: %(default)s")
     parser.add_argument("--nbytes", default="1GiB", metavar="SIZE,...", help="buffer sizes (default: 1GiB)")
@@ -34,7 +46,7 @@ def add_arguments(parser):
     parser.add_argument("--plot", metavar="FILE", help="draw them (png, svg)")
 
 
-def run(args):
+def run(args: argparse.Namespace) -> int:
     from lanterne.collectives.algorithms.registry import algorithms_for, find_algorithm
 
     model = model_from(args)
@@ -43,7 +55,7 @@ def run(args):
     delays = [parse_time_s(text, "--delay") for text in args.delay.split(",") if text]
     lines = algorithms_for(args.collective)
     if args.algorithm != "all":
-        lines = [find_algorithm(args.collective, name) for name in args.algorithm.split(",")]
+        lines = tuple(find_algorithm(args.collective, name) for name in args.algorithm.split(","))
     results = [record for size in sizes for n in ranks for record in study(lines, n, size, model, delays)]
     progress("")
     if not results:
@@ -61,19 +73,22 @@ def run(args):
     return 0
 
 
-def _count(text):
-    if not text.strip().isdigit() or not 1 <= int(text) <= 1024:
+def _count(text: str) -> int:
+    if not re.fullmatch("[0-9]{1,4}", text.strip()) or not 1 <= int(text) <= 1024:
         raise InputError(f"-n: got {text!r}, expected rank counts from 1 to 1024, separated by commas")
     return int(text)
 
 
-def study(lines, ranks, nbytes, model, delays=()):
+def study(
+    lines: Sequence[Algorithm], ranks: int, nbytes: int, model: CostModel, delays: Sequence[float] = ()
+) -> list[dict[str, Any]]:
     """One record (dict) per algorithm of `lines` that can be used with `ranks` ranks; see this module's docstring."""
     from lanterne.collectives.algorithms.registry import best_num_chunks, make_schedule
     from lanterne.collectives.schedule.check import check
     from lanterne.collectives.schedule.cost import late_start, price
 
-    records, ring_s = [], None
+    records: list[dict[str, Any]] = []
+    ring_s = None
     for line in lines:
         if line.refuses(ranks):
             continue
@@ -87,7 +102,7 @@ def study(lines, ranks, nbytes, model, delays=()):
         ideal_delay_s = price(_before(schedule, join[0]), nbytes, model).makespan_s if join else 0.0
         ideal = price(schedule, nbytes, model, late_start(ranks, late, ideal_delay_s))
         ring_s = together.makespan_s if line.name == "ring" else ring_s
-        record = {
+        record: dict[str, Any] = {
             "collective": line.collective,
             "algorithm": line.name,
             "ranks": ranks,
@@ -109,16 +124,18 @@ def study(lines, ranks, nbytes, model, delays=()):
     return records
 
 
-def _before(schedule, stop):
+def _before(schedule: CollectiveSchedule, stop: int) -> CollectiveSchedule:
     """The rounds before round `stop`, as a schedule that is priced but promises nothing."""
     from dataclasses import replace
 
+    from lanterne.collectives.schedule.ir import Phase
+
     end = schedule.offsets[stop]
     columns = {name: getattr(schedule, name)[:end] for name in ("src", "dst", "chunk", "op")}
-    return replace(schedule, offsets=schedule.offsets[: stop + 1], phases=(("before", 0, stop),), **columns)
+    return replace(schedule, offsets=schedule.offsets[: stop + 1], phases=(Phase("before", 0, stop),), **columns)
 
 
-def _print(results, delays, model):
+def _print(results: Sequence[dict[str, Any]], delays: Sequence[float], model: CostModel) -> None:
     columns = [("ranks", ""), ("algorithm", ""), ("size", ""), ("chunks", ""), ("rounds", "alpha"), ("load", "s beta"),
                ("no delay", ""), ("ideal", ""), ("ideal delay", ""), ("critical delay", "")]  # fmt: skip
     columns += [(f"at {format_time(delay)}", "") for delay in delays]

@@ -1,23 +1,32 @@
 """The plot of `lanterne cost`: a row of panels per buffer size, after the StragglAR paper's figures 6c, 9, 7 and 2b."""
 
+from __future__ import annotations
+
 import io
 import math
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from lanterne.bench.output.report import write_atomically
 from lanterne.bench.output.units import format_nbytes
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 # Okabe and Ito's palette, distinct for colour-blind readers, twice: solid for the first eight, dashed for the others.
 _COLOURS = ["#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8B6914"]
-STYLES = [
+STYLES: list[dict[str, Any]] = [
     {"color": colour, "linestyle": dash, "marker": mark}
     for dash, mark in (("-", "o"), ("--", "s"))
     for colour in _COLOURS
 ]
 _SHARES = [i / 100 for i in range(0, 101, 2)]
+# The records of cost.study by algorithm.
+ByName: TypeAlias = dict[str, list[dict[str, Any]]]
 
 
-def plot(path, results):
+def plot(path: str, results: Sequence[dict[str, Any]]) -> None:
     """Draw the records of cost.study into `path`.
 
     Raises:
@@ -35,7 +44,7 @@ def plot(path, results):
     size = (5 * len(panels) + 1, 4.6 * len(sizes))
     figure, axes = plt.subplots(len(sizes), len(panels), figsize=size, squeeze=False, layout="constrained")
     for row, nbytes in zip(axes, sizes, strict=True):
-        by_name = {}
+        by_name: ByName = {}
         for record in results:
             if record["nbytes"] == nbytes:
                 by_name.setdefault(record["algorithm"], []).append(record)
@@ -49,14 +58,14 @@ def plot(path, results):
     write_atomically(path, buffer.getvalue())
 
 
-def _rank_axis(axis, by_name):
+def _rank_axis(axis: Axes, by_name: ByName) -> None:
     ranks = sorted({record["ranks"] for records in by_name.values() for record in records})
     axis.set_xscale("log", base=2)
     axis.set_xticks(ranks, [str(n) for n in ranks], minor=False)
     axis.set_xlabel("ranks")
 
 
-def _times(axis, by_name):
+def _times(axis: Axes, by_name: ByName) -> None:
     """Figure 6c (and 9): time over ranks; a late-rank algorithm has a band from its best to its worst case."""
     late = _late(by_name)
     for style, (name, records) in zip(STYLES, by_name.items(), strict=False):
@@ -74,11 +83,11 @@ def _times(axis, by_name):
     axis.legend(fontsize=7, ncols=3, loc="upper center")
 
 
-def _late(by_name):
+def _late(by_name: ByName) -> ByName:
     return {name: records for name, records in by_name.items() if any(record["ideal_delay_s"] for record in records)}
 
 
-def _critical_delays(axis, by_name):
+def _critical_delays(axis: Axes, by_name: ByName) -> None:
     """Figure 7a: the delay from which on an algorithm beats the ring."""
     axis.set_title("delay from which on it beats the ring (fig. 7a)")
     late = _late(by_name)
@@ -91,7 +100,7 @@ def _critical_delays(axis, by_name):
     axis.set_ylabel("critical delay, ms")
 
 
-def _ratios(axis, by_name):
+def _ratios(axis: Axes, by_name: ByName) -> None:
     """Figure 7b: the beta part of StragglAR's critical delay, log2(p) / p, beside what its schedules give."""
     axis.set_title("beta part of the critical delay, log2(p) / p (fig. 7b)")
     ranks = sorted({record["ranks"] for records in by_name.values() for record in records if record["ranks"] > 1})
@@ -109,12 +118,12 @@ def _ratios(axis, by_name):
         axis.legend(fontsize=7)
 
 
-def _end_to_end(axis, by_name):
+def _end_to_end(axis: Axes, by_name: ByName) -> None:
     """Figure 2b: gain of a whole job over the ring, by the share of its time in the collective."""
     axis.set_title("gain of a job over the ring (fig. 2b)")
     name = next((name for name in ("stragglar", "late_join") if name in by_name), None)
     ring = {record["ranks"]: record["time_s"] for record in by_name.get("ring", [])}
-    for colour, record in zip(_COLOURS * 4, by_name.get(name, []), strict=False):
+    for colour, record in zip(_COLOURS * 4, by_name[name] if name else [], strict=False):
         if ring.get(record["ranks"]):
             ideal, worst = (record[key] / ring[record["ranks"]] for key in ("ideal_s", "time_s"))
             gains = [[100 * (1 / (1 - share + share * ratio) - 1) for share in _SHARES] for ratio in (ideal, worst)]
@@ -125,7 +134,7 @@ def _end_to_end(axis, by_name):
                 label=f"{name}, {record['ranks']} ranks",
                 linewidth=1,
             )
-            axis.fill_between([100 * s for s in _SHARES], *gains, color=colour, alpha=0.1)
+            axis.fill_between([100 * s for s in _SHARES], gains[0], gains[1], color=colour, alpha=0.1)
             axis.legend(fontsize=7)
     axis.set_xlabel("share of the job's time in the collective, %")
     axis.set_ylabel("gain, % (band: no delay to ideal delay)")

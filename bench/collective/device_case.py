@@ -1,44 +1,65 @@
-"""The buffers and calls of a benchmarked collective on a GPU: measure.Case with device arrays, eager or captured."""
+"""The buffers and calls of a benchmarked collective on a GPU: device arrays, eager calls or captured ones."""
 
-from lanterne.bench.collective.measure import ROOT, CollectiveCase
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from numpy.typing import NDArray
+
+from lanterne.bench.collective.measure import ROOT, CollectiveCase, DtypeName
+
+if TYPE_CHECKING:
+    from lanterne.collectives.captured import Captured
+    from lanterne.collectives.communicator import Communicator
 
 
 class DeviceCase(CollectiveCase):
-    """As CollectiveCase, with arrays on this rank's device. A call ends when its stream has: like a CPU's, it can be timed.
+    """A CollectiveCase with arrays on this rank's device. A call ends when its stream has, so that it can be timed.
 
     Args:
         graph: capture each algorithm's call at its first use, and launch the graph from then on.
         memory: a CudaMemory, or a stand-in.
     """
 
-    def __init__(self, comm, collective, count, dtype, op, graph=False, memory=None):
+    def __init__(
+        self,
+        comm: Communicator,
+        collective: str,
+        count: int,
+        dtype: DtypeName,
+        op: str,
+        graph: bool = False,
+        memory: CudaMemory | None = None,
+    ) -> None:
         super().__init__(comm, collective, count, dtype, op)
         self._memory = memory or CudaMemory(comm)
-        self.source, self.out = self._memory.put(self.source), self._memory.put(self.out)
-        self._graph, self._captured = graph, {}
+        self.source = self._memory.put(self.source)
+        self.out = self._memory.put(self.out)
+        self._graph = graph
+        self._captured: dict[tuple[str, tuple[tuple[str, Any], ...]], Captured] = {}
 
-    def reset(self):
+    def reset(self) -> None:
         if self.collective == "broadcast" and self.comm.rank == ROOT:
             self._memory.copy(self.out, self.source)
         else:
             self._memory.fill(self.out, 0xA5)
 
-    def call(self, algorithm, **options):
+    def call(self, algorithm: str, **options: Any) -> None:
         if self._graph and algorithm != "native":
             self._launch(algorithm, options)
         else:
             super().call(algorithm, **options)
         self._memory.synchronize()
 
-    def result(self):
+    def result(self) -> NDArray[Any]:
         return self._memory.get(self.out)
 
-    def close(self):
+    def close(self) -> None:
         for captured in self._captured.values():
             captured.close()
         self._captured = {}
 
-    def _launch(self, algorithm, options):
+    def _launch(self, algorithm: str, options: dict[str, Any]) -> None:
         key = algorithm, tuple(sorted(options.items()))
         if key not in self._captured:
             given = self.out if self.collective == "broadcast" else self.source
@@ -54,26 +75,26 @@ class DeviceCase(CollectiveCase):
 class CudaMemory:
     """CuPy's arrays on this rank's device; work is ordered on the current stream."""
 
-    def __init__(self, comm):
+    def __init__(self, comm: Communicator) -> None:
         import cupy
 
         from lanterne.kernels.cuda.runtime import own_device
 
-        self._cupy = cupy
+        self._cupy: Any = cupy
         if comm.transport.runtime is None:
             own_device(comm.rank)
 
-    def put(self, array):
+    def put(self, array: NDArray[Any]) -> Any:
         return self._cupy.asarray(array)
 
-    def fill(self, array, byte):
+    def fill(self, array: Any, byte: int) -> None:
         array.view(self._cupy.uint8).fill(byte)
 
-    def copy(self, out, array):
+    def copy(self, out: Any, array: Any) -> None:
         self._cupy.copyto(out, array)
 
-    def get(self, array):
+    def get(self, array: Any) -> NDArray[Any]:
         return array.get()
 
-    def synchronize(self):
+    def synchronize(self) -> None:
         self._cupy.cuda.get_current_stream().synchronize()

@@ -1,19 +1,32 @@
 """Time one collective on all ranks of a communicator, late ranks included, and check every element of every result."""
 
+from __future__ import annotations
+
 import os
 import random
 import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lanterne.errors import InputError
 from lanterne.kernels.cpu.delay import wait_until
-from lanterne.kernels.dtypes import find_dtype
+from lanterne.kernels.dtypes import Dtype, find_dtype
+
+if TYPE_CHECKING:
+    from lanterne.collectives.communicator import Communicator
+
+# What names a dtype; arrays of bfloat16 are of uint16.
+DtypeName: TypeAlias = str | np.dtype[Any] | Dtype
+# Of one algorithm: time_s and late_s samples, and the wrong elements over all ranks and calls.
+Measured: TypeAlias = tuple[list[float], list[float], int]
 
 # Every rank has returned from the agreement on the start within this time for each rank that shares its core.
 START_MARGIN_S = 3e-3
 # nccl-tests: bus bandwidth over algorithm bandwidth, by collective, for n ranks.
-BUS_FACTOR = {
+BUS_FACTOR: dict[str, Callable[[int], float]] = {
     "all_reduce": lambda n: 2 * (n - 1) / n,
     "reduce_scatter": lambda n: (n - 1) / n,
     "all_gather": lambda n: (n - 1) / n,
@@ -32,12 +45,17 @@ class CollectiveCase:
         collective: a key of BUS_FACTOR.
         count: elements of the whole buffer: what all_reduce, broadcast and reduce work on, and what is scattered,
             gathered or exchanged in all (a multiple of the world size then).
-        dtype: whatever `find_dtype` takes; arrays of bfloat16 are of uint16.
         op: the reduction.
+
+    Attributes: `source` and `out`, the buffers; `expected`, what must come out, None where that is nothing.
     """
 
-    def __init__(self, comm, collective, count, dtype, op):
-        self.comm, self.collective, self.op = comm, collective, op
+    def __init__(self, comm: Communicator, collective: str, count: int, dtype: DtypeName, op: str) -> None:
+        self.comm = comm
+        self.collective = collective
+        self.op = op
+        self.source: NDArray[Any]
+        self.expected: NDArray[Any] | None
         n, me = comm.world_size, comm.rank
         if collective in ("reduce_scatter", "all_gather", "all_to_all") and count % n:
             raise InputError(f"{collective}: got {count} elements, expected a multiple of {n} ranks")
@@ -59,18 +77,18 @@ class CollectiveCase:
             self.source = pattern(count, dtype, "sum", me)
             self.expected = np.concatenate([pattern(count, dtype, "sum", rank)[mine] for rank in range(n)])
         size = count if self.expected is None else self.expected.size
-        self.out = np.empty(size, storage(dtype))
-        self.named = {"dtype": "bfloat16"} if find_dtype(dtype).name == "bfloat16" else {}
+        self.out: NDArray[Any] = np.empty(size, storage(dtype))
+        self.named: dict[str, Any] = {"dtype": "bfloat16"} if find_dtype(dtype).name == "bfloat16" else {}
 
-    def reset(self):
+    def reset(self) -> None:
         """Put what no right result holds into the output (a broadcast's root keeps its data)."""
         if self.collective == "broadcast" and self.comm.rank == ROOT:
             np.copyto(self.out, self.source)
         else:
             self.out.view(np.uint8).fill(0xA5)
 
-    def call(self, algorithm, **options):
-        """The collective itself."""
+    def call(self, algorithm: str, **options: Any) -> None:
+        """The collective itself, with `options` of the communicator's method."""
         method, options = getattr(self.comm, self.collective), options | self.named
         if self.collective == "broadcast":
             method(self.out, root=ROOT, algorithm=algorithm, **options)
@@ -81,14 +99,14 @@ class CollectiveCase:
         else:
             method(self.source, self.out, op=self.op, algorithm=algorithm, **options)
 
-    def result(self):
+    def result(self) -> NDArray[Any]:
         """The output, on the host."""
         return self.out
 
-    def close(self):
+    def close(self) -> None:
         """Let go of what calls have left; the arrays are not."""
 
-    def wrong(self):
+    def wrong(self) -> int:
         """How many elements of the output are wrong on this rank."""
         if self.expected is None:
             return 0
@@ -99,46 +117,46 @@ class CollectiveCase:
         return int(np.count_nonzero(out != self.expected))
 
 
-def storage(dtype):
+def storage(dtype: DtypeName) -> np.dtype[Any]:
     """The NumPy dtype of arrays of `dtype`: uint16 for bfloat16, which NumPy does not have."""
     name = find_dtype(dtype).name
     return np.dtype(np.uint16 if name == "bfloat16" else name)
 
 
-def to_bfloat16(values):
+def to_bfloat16(values: NDArray[Any]) -> NDArray[np.uint16]:
     """The bits, uint16, of float32 `values` rounded to bfloat16, to even where two are as near."""
     bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
     return ((bits + np.uint32(0x7FFF) + (bits >> 16 & 1)) >> 16).astype(np.uint16)
 
 
-def from_bfloat16(bits):
+def from_bfloat16(bits: NDArray[Any]) -> NDArray[np.float32]:
     """The values, float32, of bfloat16 `bits`, uint16."""
     return (bits.astype(np.uint32) << 16).view(np.float32)
 
 
-def pattern(count, dtype, op, rank):
+def pattern(count: int, dtype: DtypeName, op: str, rank: int) -> NDArray[Any]:
     """Rank's input: small whole numbers whose reduction over up to 128 ranks is exact in every dtype, float16 too.
 
-    Args:
-        dtype: a name, or whatever `find_dtype` takes; an array of "bfloat16", exact up to 256, is of uint16.
+    In bfloat16 it is exact up to 256.
     """
     if find_dtype(dtype).name == "bfloat16":
         values = pattern(count, "float32", op, rank)
         return to_bfloat16(values if op == "prod" else np.fmod(values, 3))
-    dtype = storage(dtype)
+    stored = storage(dtype)
     index = np.arange(count, dtype=np.uint32)
     if op == "prod":
         signs = np.where(index % 5 == rank % 5, 1, -1)
-        return signs.astype(dtype) if dtype.kind != "u" else np.ones(count, dtype)
+        return signs.astype(stored) if stored.kind != "u" else np.ones(count, stored)
     values = (index * np.uint32(7) + np.uint32(13 * rank)) % np.uint32(17)
-    return values.astype(dtype) if dtype.kind == "u" else (values.astype(np.int8) - 8).astype(dtype)
+    return values.astype(stored) if stored.kind == "u" else (values.astype(np.int8) - 8).astype(stored)
 
 
-def expected_reduction(count, dtype, op, world_size):
+def expected_reduction(count: int, dtype: DtypeName, op: str, world_size: int) -> NDArray[Any]:
     """The reduction of every rank's pattern, in `dtype`."""
-    combine = {"sum": np.add, "mean": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum}[op]
+    ufuncs = {"sum": np.add, "mean": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum}
+    combine: np.ufunc = ufuncs[op]
     is_bfloat16 = find_dtype(dtype).name == "bfloat16"
-    values = from_bfloat16 if is_bfloat16 else np.asarray
+    values: Callable[[NDArray[Any]], NDArray[Any]] = from_bfloat16 if is_bfloat16 else np.asarray
     total = values(pattern(count, dtype, op, 0))
     for rank in range(1, world_size):
         combine(total, values(pattern(count, dtype, op, rank)), out=total)
@@ -147,14 +165,16 @@ def expected_reduction(count, dtype, op, world_size):
     return to_bfloat16(total) if is_bfloat16 else total
 
 
-def agree_start_s(comm):
+def agree_start_s(comm: Communicator) -> float:
     """An instant of CLOCK_MONOTONIC a little ahead, the same on all ranks of one host; call after a barrier."""
     start = np.array([time.monotonic() + START_MARGIN_S * -(-comm.world_size // len(os.sched_getaffinity(0)))])
     comm.broadcast(start, root=ROOT)
     return float(start[0])
 
 
-def timed_call(case, algorithm, late_rank, delay_s, options):
+def timed_call(
+    case: CollectiveCase, algorithm: str, late_rank: int | None, delay_s: float, options: Mapping[str, Any]
+) -> tuple[float, float | None]:
     """Call once from an agreed instant t0, the late rank at t0 + delay_s.
 
     Returns:
@@ -176,20 +196,25 @@ def timed_call(case, algorithm, late_rank, delay_s, options):
 
 
 def measure(
-    case, algorithms, late_rank=None, delay_s=0.0, iterations=5, warmup=1, options=None, tick=lambda text: None
-):
+    case: CollectiveCase,
+    algorithms: Sequence[str],
+    late_rank: int | None = None,
+    delay_s: float = 0.0,
+    iterations: int = 5,
+    warmup: int = 1,
+    options: Mapping[str, Mapping[str, Any]] | None = None,
+    tick: Callable[[str], None] = lambda text: None,
+) -> dict[str, Measured]:
     """Time `algorithms` in turn, `iterations` rounds, so that what disturbs one disturbs all.
 
     Their order is another one in every round, since what goes before a call tells in its time.
 
     Args:
         options: {algorithm: keyword arguments of its call}.
-
-    Returns:
-        {algorithm: (time_s samples, late_s samples, wrong elements over all ranks and calls)}.
     """
     comm = case.comm
-    samples, shuffled = {algorithm: ([], [], [0]) for algorithm in algorithms}, random.Random(0)
+    samples: dict[str, tuple[list[float], list[float], list[int]]] = {name: ([], [], [0]) for name in algorithms}
+    shuffled = random.Random(0)
     for iteration in range(-warmup, iterations):
         for algorithm in shuffled.sample(algorithms, len(algorithms)):
             tick(f"{algorithm} {max(iteration, 0) + 1}/{iterations}")

@@ -1,16 +1,24 @@
 """The plot of `lanterne bench`: what a late rank still costs, over size and over delay, and who came last."""
 
+from __future__ import annotations
+
 import io
 import statistics
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from lanterne.bench.collective.arrivals_report import draw as draw_arrivals
 from lanterne.bench.collective.cost_plot import STYLES
 from lanterne.bench.output.report import write_atomically
 from lanterne.bench.output.units import format_nbytes, format_time
+from lanterne.collectives.late.arrivals import Arrivals
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 
-def plot(path, document, arrivals=None):
+def plot(path: str, document: dict[str, Any], arrivals: Arrivals | None = None) -> None:
     """Draw a bench document into `path`, and below it `arrivals`, if there are any.
 
     Raises:
@@ -23,16 +31,16 @@ def plot(path, document, arrivals=None):
 
     rows = 1 if arrivals is None else 2
     figure, axes = plt.subplots(rows, 2, figsize=(11, 4.4 * rows), squeeze=False, layout="constrained")
-    draw(*axes[0], document)
+    draw(axes[0, 0], axes[0, 1], document)
     if arrivals is not None:
-        draw_arrivals(*axes[1], arrivals)
+        draw_arrivals(axes[1, 0], axes[1, 1], arrivals)
     buffer = io.BytesIO()
     figure.savefig(buffer, format=Path(path).suffix[1:].lower(), dpi=120)
     plt.close(figure)
     write_atomically(path, buffer.getvalue())
 
 
-def draw(over_size, over_delay, document):
+def draw(over_size: Axes, over_delay: Axes, document: dict[str, Any]) -> None:
     """Draw a bench document on two axes: a line for each algorithm, medians with the range of the samples."""
     results, rate = document["results"], document.get("rate_bytes_per_s")
     longest_s = max(record["delay_s"] for record in results)
@@ -50,7 +58,7 @@ def draw(over_size, over_delay, document):
     over_size.minorticks_off()
     over_size.set(xlabel="size", ylabel=f"{what}, {unit}")
 
-    def delay(record):
+    def delay(record: dict[str, Any]) -> float:
         return record["delay_s"] * rate / record["nbytes"] if rate else 1e3 * record["delay_s"]
 
     _lines(over_delay, [r for r in results if r["nbytes"] == largest], delay, styles, rate)
@@ -68,7 +76,13 @@ def draw(over_size, over_delay, document):
         axis.legend(fontsize=8, title="line: median, band: least to most", title_fontsize=7)
 
 
-def _lines(axis, records, place, styles, rate):
+def _lines(
+    axis: Axes,
+    records: Iterable[dict[str, Any]],
+    place: Callable[[dict[str, Any]], float],
+    styles: dict[str, dict[str, Any]],
+    rate: float | None,
+) -> None:
     """A line per algorithm over `place(record)`; a record without a late rank counts from the common call."""
     for name, style in styles.items():
         mine = sorted((record for record in records if record["algorithm"] == name), key=place)

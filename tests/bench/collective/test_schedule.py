@@ -86,7 +86,7 @@ def test_an_invalid_file_names_round_and_transfer(capsys, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["all_reduced"], "collective: got 'all_reduced', expected one of all_reduce"),
+        (["all_reduced"], "collective: got 'all_reduced' (did you mean 'all_reduce'?), expected one of all_reduce"),
         (["nowhere.json"], "cannot read nowhere.json: No such file"),
         (["all_reduce", "--algorithm", "rings"], "algorithm: got 'rings'"),
         (["all_reduce", "-n", "0"], "-n: got 0, expected 1 to 2048"),
