@@ -23,8 +23,10 @@ import argparse
 import json
 import sys
 import traceback
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import TypeVar
 
 from lanterne.bench.collective import kernels
 from lanterne.bench.collective.kernels import KernelComparison
@@ -41,10 +43,11 @@ from lanterne.bench.output import report
 from lanterne.bench.output.units import format_figure, format_nbytes, parse_nbytes
 from lanterne.errors import InputError, LanterneError
 
+Measured = TypeVar("Measured", KernelComparison, Figure)
 SECTIONS = ("kernels", "grids", "staging", "delegates", "gemm", "delays", "collectives")
 
 
-def add_arguments(parser):
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--name", required=True, help="of this machine's GPU, for the files' names: letters, digits, - and _"
     )
@@ -65,7 +68,7 @@ def add_arguments(parser):
     parser.add_argument("--check", action="store_true", help="exit 1 where a bar is missed, too")
 
 
-def run(args):
+def run(args: argparse.Namespace) -> int:
     nbytes = parse_nbytes(args.bytes, "--bytes")
     if not args.name.replace("-", "").replace("_", "").isalnum():
         raise InputError(f"--name: got {args.name!r}, expected letters, digits, - and _")
@@ -85,52 +88,50 @@ def run(args):
     # Asked for now: a device with a fault tells nothing more.
     stem, environment = Path(args.out) / f"gpu-{args.name}", report.environment() | device_environment()
     comparisons, figures, failures = ([], [], {}) if set(only) == set(SECTIONS) else read(stem)
-    measured, failed = {KernelComparison: [], Figure: []}, False
+    measured: list[KernelComparison] = []
+    taken: list[Figure] = []
+    failed = False
     for name in (name for name in SECTIONS if name in only):
         failures.pop(name, None)
         try:
-            found = _section(name, args, nbytes)
+            if name == "kernels":
+                measured += _kernels(args)
+            else:
+                taken += _figures(name, args, nbytes)
         except Exception as error:
-            failed, found = True, []
+            failed = True
             failures[name] = str(error) if isinstance(error, LanterneError) else traceback.format_exc()
             print(f"lanterne: gpu: {name}: {failures[name]}", file=sys.stderr)
-        for item in found:
-            measured[type(item)].append(item)
-        everything = replaced(comparisons, measured[KernelComparison]), replaced(figures, measured[Figure])
-        write(stem, *everything, failures, environment)
-    if measured[KernelComparison]:
-        kernels.print_comparisons(measured[KernelComparison])
-    if measured[Figure]:
-        print_figures(measured[Figure])
-    wrong = any(c.wrong for c in measured[KernelComparison])
-    missed = any(not figure.ok for figure in measured[Figure])
-    missed |= any(c.bar is not None and c.ratio < c.bar for c in measured[KernelComparison])
+        write(stem, replaced(comparisons, measured), replaced(figures, taken), failures, environment)
+    if measured:
+        kernels.print_comparisons(measured)
+    if taken:
+        print_figures(taken)
+    wrong = any(c.wrong for c in measured)
+    missed = any(not figure.ok for figure in taken)
+    missed |= any(c.bar is not None and c.ratio < c.bar for c in measured)
     return 1 if failed or wrong or (args.check and missed) else 0
 
 
-def _section(name, args, nbytes):
-    """What section `name` measures: Comparisons of "kernels", else Figures."""
-    if name == "kernels":
-        return kernels.measure(
-            argparse.Namespace(
-                device="cuda",
-                bytes=args.bytes,
-                dtype="float32,float16,bfloat16,int8",
-                inputs=7,
-                iterations=args.iterations,
-            )
-        )
-    return {
+def _kernels(args: argparse.Namespace) -> list[KernelComparison]:
+    own = {"device": "cuda", "dtype": "float32,float16,bfloat16,int8", "inputs": 7}
+    return kernels.measure(argparse.Namespace(bytes=args.bytes, iterations=args.iterations, **own))
+
+
+def _figures(name: str, args: argparse.Namespace, nbytes: int) -> list[Figure]:
+    """The Figures of section `name`."""
+    sections: dict[str, Callable[[], list[Figure]]] = {
         "grids": lambda: grid_figures(nbytes, args.iterations),
         "staging": lambda: staging_figures(nbytes, args.iterations),
         "delegates": lambda: delegate_figures(args.iterations),
         "gemm": lambda: gemm_figures(nbytes, args.iterations),
         "delays": delay_figures,
         "collectives": lambda: collective_figures(args.ranks),
-    }[name]()
+    }
+    return sections[name]()
 
 
-def figure_rows(figures):
+def figure_rows(figures: Sequence[Figure]) -> list[tuple[str, str, str, str]]:
     """(name, value, bar, verdict) of each figure, as text; no verdict where there is no bar."""
     return [
         (f.name, format_figure(f.value, f.unit, f.bar), f.bar, "MISSED" if not f.ok else "" if f.bar == "-" else "ok")
@@ -138,11 +139,16 @@ def figure_rows(figures):
     ]
 
 
-def print_figures(figures):
+def print_figures(figures: Sequence[Figure]) -> None:
     report.print_table([("figure", ""), ("value", ""), ("bar", ""), ("", "")], figure_rows(figures))
 
 
-def markdown(comparisons, figures, failures, environment):
+def markdown(
+    comparisons: Sequence[KernelComparison],
+    figures: Sequence[Figure],
+    failures: Mapping[str, str],
+    environment: Mapping[str, object],
+) -> str:
     """The report as a Markdown document."""
     lines = ["# GPU path", "", f"Environment: {', '.join(f'{key} {value}' for key, value in environment.items())}.", ""]
     for name, text in failures.items():
@@ -162,7 +168,7 @@ def markdown(comparisons, figures, failures, environment):
     return "\n".join(lines) + "\n"
 
 
-def read(stem):
+def read(stem: Path) -> tuple[list[KernelComparison], list[Figure], dict[str, str]]:
     """(Comparisons, Figures, failures) of STEM.json, all empty where there is none.
 
     Raises:
@@ -179,20 +185,26 @@ def read(stem):
         raise InputError(f"{file}: got {error!r}, expected what `bench gpu` has written; remove it") from None
 
 
-def replaced(before, found):
+def replaced(before: list[Measured], found: list[Measured]) -> list[Measured]:
     """`found`, after what of `before` it does not measure anew."""
     names = {_subject(item) for item in found}
     return [item for item in before if _subject(item) not in names] + found
 
 
-def _subject(item):
+def _subject(item: KernelComparison | Figure) -> object:
     """What was measured."""
     if isinstance(item, Figure):
         return item.name
     return item.comparison, item.kernel, item.dtype, item.nbytes, item.inputs
 
 
-def write(stem, comparisons, figures, failures, environment):
+def write(
+    stem: Path,
+    comparisons: Sequence[KernelComparison],
+    figures: Sequence[Figure],
+    failures: Mapping[str, str],
+    environment: Mapping[str, object],
+) -> None:
     """Write STEM.json and STEM.md. `failures`: section -> text of its error.
 
     Raises:
@@ -205,7 +217,7 @@ def write(stem, comparisons, figures, failures, environment):
     report.write_atomically(f"{stem}.md", markdown(comparisons, figures, failures, environment).encode())
 
 
-def device_environment():
+def device_environment() -> dict[str, str | int]:
     """Name of the GPU, driver and runtime versions."""
     import cupy
 

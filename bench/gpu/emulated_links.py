@@ -6,15 +6,20 @@ Paper: Chen et al. 2025 (CrossPipe), appendix F.2.
 """
 
 import statistics
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 
 from lanterne.bench.gpu.figures import DELAY_ABSOLUTE_BAR_S, DELAY_RELATIVE_BAR
 from lanterne.bench.output.units import format_nbytes, format_time
+from lanterne.collectives.communicator import Communicator
 from lanterne.errors import LanterneError
 from lanterne.kernels.cuda import delay as cuda_delay
 from lanterne.kernels.staging import wait_for
+from lanterne.pipeline.device.device_stage import Device
 from lanterne.pipeline.planes.registry import make_plane
+from lanterne.pipeline.planes.streams import Streams
 from lanterne.transport.shaped import FREE, Link
 
 NBYTES, TURNS = 4 << 20, 9
@@ -22,11 +27,12 @@ HEAD_START_S = 3e-3
 LINKS = {"1 ms": Link(1e-3), "1 GB/s": Link(0.0, 1e9), "1 ms and 1 GB/s": Link(1e-3, 1e9)}
 
 
-def link_figures(comm, device, slowest, nbytes=NBYTES, turns=TURNS):
-    """Yields figures as dicts (gpu_figures.Figure), alike on all ranks of `comm`, over nccl; all of them call it.
+def link_figures(
+    comm: Communicator, device: Device, slowest: Callable[[float], float], nbytes: int = NBYTES, turns: int = TURNS
+) -> Iterator[dict[str, Any]]:
+    """Yields the fields of Figures (figures.py), alike on all ranks of `comm`, over nccl; all of them call it.
 
     Args:
-        device: a Device.
         slowest: a function of a number that gives the largest of all ranks'.
 
     Raises:
@@ -38,7 +44,7 @@ def link_figures(comm, device, slowest, nbytes=NBYTES, turns=TURNS):
         plane.stage_on(device)
         _load(device)
 
-        def message_s(link):
+        def message_s(link: Link) -> list[float]:
             for pair in ((0, 1), (1, 0)):
                 plane.set_link(*pair, link)
             return [slowest(_turn_s(comm, device, plane, nbytes)) for _ in range(turns + 1)][1:]
@@ -61,7 +67,7 @@ def link_figures(comm, device, slowest, nbytes=NBYTES, turns=TURNS):
             }
 
 
-def _load(device):
+def _load(device: Device) -> None:
     """Launch what is launched beside messages: a first launch may wait for all streams."""
     cuda_delay.delay(0.0, device.runtime.current_stream())
     array = device.xp.empty((2,), np.uint8)
@@ -71,7 +77,7 @@ def _load(device):
         raise LanterneError("links: the device does not add")
 
 
-def _turn_s(comm, device, plane, nbytes):
+def _turn_s(comm: Communicator, device: Device, plane: Streams, nbytes: int) -> float:
     """Seconds that a message takes from rank 0 to 1, or back; 0 on other ranks."""
     comm.barrier()
     if comm.rank > 1:

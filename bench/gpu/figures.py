@@ -1,17 +1,28 @@
 """The figures of `lanterne bench gpu`: each is taken beside its peer, in turn, and says what it has to reach."""
 
+from __future__ import annotations
+
 import json
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from lanterne.bench.output.units import format_time
 from lanterne.errors import LanterneError
 from lanterne.transport.own_python import own_python
+
+if TYPE_CHECKING:
+    from lanterne.collectives.communicator import Communicator
+    from lanterne.kernels.staging import Copy
+    from lanterne.pipeline.device.device_stage import Device
+    from lanterne.pipeline.planes.base import DataPlane
 
 STAGING_BAR = 0.9
 GEMM_BAR = 1.03
@@ -33,10 +44,10 @@ class Figure:
     unit: str
     bar: str
     ok: bool
-    samples: tuple
+    samples: tuple[float, ...]
 
 
-def grid_figures(nbytes, iterations):
+def grid_figures(nbytes: int, iterations: int) -> list[Figure]:
     """Bandwidth of float32 reductions of two and of seven inputs over that of a copy, by blocks per multiprocessor."""
     import cupy
 
@@ -49,19 +60,19 @@ def grid_figures(nbytes, iterations):
     cupy.cuda.Device().synchronize()
     figures = []
 
-    def copy():
+    def copy() -> None:
         with stream:
             cupy.copyto(arrays[0], arrays[1])
 
     for num_inputs in (2, 7):
         ours = prepare("sum", "float32", num_inputs)
-        calls = {0: copy}
+        calls: dict[int, Callable[[], object]] = {0: copy}
         for blocks in GRIDS:
             processors = ours.num_multiprocessors * blocks / BLOCKS_PER_MULTIPROCESSOR
             kernel = Kernel(ours.element_nbytes, ours.num_arrays, int(processors), ours.launch)
             inputs = (addresses[0], *addresses[:num_inputs])
-            calls[blocks] = lambda kernel=kernel, inputs=inputs: kernel(arrays[0].size, *inputs, stream=stream)
-        times_s = {blocks: [] for blocks in calls}
+            calls[blocks] = partial(kernel, arrays[0].size, *inputs, stream=stream)
+        times_s: dict[int, list[float]] = {blocks: [] for blocks in calls}
         for i in range(iterations + 1):
             for blocks, call in calls.items():
                 time_s = elapsed_s(stream, call)
@@ -75,7 +86,7 @@ def grid_figures(nbytes, iterations):
     return figures
 
 
-def staging_figures(nbytes, iterations):
+def staging_figures(nbytes: int, iterations: int) -> list[Figure]:
     """Bandwidth of staged copies over that of a plain pinned copy, each direction.
 
     Raises:
@@ -98,8 +109,8 @@ def staging_figures(nbytes, iterations):
     if int((device != sent).sum()):
         raise LanterneError("staging: the bytes did not arrive as they were")
 
-    def ratio_of(dst, src, start):
-        def plain():
+    def ratio_of(dst: int, src: int, start: Callable[[], Copy]) -> tuple[float, ...]:
+        def plain() -> None:
             runtime.copy(dst, src, host.nbytes, stream)
             stream.synchronize()
 
@@ -116,7 +127,9 @@ def staging_figures(nbytes, iterations):
     ]
 
 
-def delegate_figures(iterations, nbytes=DELEGATED_NBYTES, make_device=None):
+def delegate_figures(
+    iterations: int, nbytes: int = DELEGATED_NBYTES, make_device: Callable[[Communicator], Device] | None = None
+) -> list[Figure]:
     """What a message of a device costs the rank that computes, over a blocking copy to ordinary memory.
 
     Two ranks, threads of this process; delegates send over TCP what has landed.
@@ -134,8 +147,9 @@ def delegate_figures(iterations, nbytes=DELEGATED_NBYTES, make_device=None):
     shape, dtype = (nbytes,), np.dtype(np.uint8)
     content = (np.arange(nbytes) % 251).astype(np.uint8)
 
-    def job(comm):
-        device, ratios = make_device(comm) if make_device else cuda_device(comm, own_stream=True), []
+    def job(comm: Communicator) -> tuple[float, ...]:
+        device = make_device(comm) if make_device else cuda_device(comm, own_stream=True)
+        ratios: list[float] = []
         array, ordinary = device.xp.asarray(content), np.empty_like(content)
         with make_plane("delegate", comm, rails=("tcp",)) as plane:
             plane.stage_on(device)
@@ -149,7 +163,7 @@ def delegate_figures(iterations, nbytes=DELEGATED_NBYTES, make_device=None):
                 else:
                     buffer = plane.lend(shape, dtype, 1)
                     blocking_s = _time_s(lambda: device.xp.asnumpy(array, out=ordinary))
-                    handed_s = _time_s(lambda buffer=buffer: plane.send(device.fill(buffer, array), 1))
+                    handed_s = _time_s(partial(_send, plane, device, buffer, array))
                     ratios += [handed_s / blocking_s] if iteration else []
                 plane.finish()
         return tuple(ratios)
@@ -159,7 +173,11 @@ def delegate_figures(iterations, nbytes=DELEGATED_NBYTES, make_device=None):
     return [Figure(name, statistics.median(ratios), "", "-", True, ratios)]
 
 
-def gemm_figures(nbytes, iterations, size=8192):
+def _send(plane: DataPlane, device: Device, buffer: Any, array: Any) -> None:
+    plane.send(device.fill(buffer, array), 1)
+
+
+def gemm_figures(nbytes: int, iterations: int, size: int = 8192) -> list[Figure]:
     """Time of a float16 matrix product while messages are staged both ways, over its time alone.
 
     Raises:
@@ -180,12 +198,12 @@ def gemm_figures(nbytes, iterations, size=8192):
     compute, idle = runtime.new_stream(), runtime.new_stream()
     cupy.cuda.Device().synchronize()
 
-    def products():
+    def products() -> None:
         with compute:
             for _ in range(5):
                 cupy.matmul(a, b, out=c)
 
-    def gemm_s():
+    def gemm_s() -> float:
         return elapsed_s(compute, products)
 
     gemm_s()
@@ -203,7 +221,7 @@ def gemm_figures(nbytes, iterations, size=8192):
     return [Figure(name, ratio, "", f"<= {GEMM_BAR}", ratio <= GEMM_BAR, tuple(ratios))]
 
 
-def delay_figures(num_samples=20):
+def delay_figures(num_samples: int = 20) -> list[Figure]:
     """Error of a delay of each length, median, by both timers."""
     from lanterne.kernels.cuda.delay import TIMERS, measure_delay
 
@@ -218,7 +236,7 @@ def delay_figures(num_samples=20):
     return figures
 
 
-def collective_figures(num_ranks=None):
+def collective_figures(num_ranks: int | None = None) -> list[Figure]:
     """What ranks.py measures on `num_ranks` ranks over nccl; None: as many as there are GPUs, at least three.
 
     Of two ranks none is ever late.
@@ -252,13 +270,13 @@ def collective_figures(num_ranks=None):
     return figures
 
 
-def _ratio_figure(name, ratios, least=None):
+def _ratio_figure(name: str, ratios: tuple[float, ...], least: float | None = None) -> Figure:
     """The Figure of how many times better ours is, by sample, and has to be."""
     value = statistics.median(ratios)
     return Figure(name, value, "", "-" if least is None else f">= {least}", least is None or value >= least, ratios)
 
 
-def _time_s(call):
+def _time_s(call: Callable[[], object]) -> float:
     start = time.perf_counter()
     call()
     return time.perf_counter() - start

@@ -9,13 +9,19 @@ import faulthandler
 import statistics
 import sys
 import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import chain
+from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lanterne.bench.gpu.emulated_links import link_figures
 from lanterne.bench.output.report import write_json
+from lanterne.collectives.captured import Captured
+from lanterne.collectives.communicator import Communicator, core_of
 from lanterne.collectives.late import calls as late
 from lanterne.pipeline.device.device_stage import cuda_device
 
@@ -27,9 +33,12 @@ LAUNCHES, ITERATIONS = 200, 7
 LAUNCH_BAR_S = DECISION_BAR_S = 20e-6
 # Calls whose records are timed, and how late one rank of each comes.
 DECISIONS, LATE_S = 48, 5e-3
+# Host array to device array; `Call` returns once something is done.
+Put: TypeAlias = Callable[[NDArray[Any]], Any]
+Call: TypeAlias = Callable[[], object]
 
 
-def main(file):
+def main(file: str) -> None:
     import lanterne
     from lanterne.bench.gpu.figures import JOB_S
 
@@ -42,10 +51,10 @@ def main(file):
 
         stream = cupy.cuda.Stream(non_blocking=True)
 
-        def put(array):
+        def put(array: NDArray[Any]) -> Any:
             return cupy.asarray(array)
 
-        records = []
+        records: list[dict[str, Any]] = []
         with stream:
             found = figures(comm, put, lambda array: array.get(), stream.synchronize)
             links = link_figures(comm, cuda_device(comm), lambda value: _slowest(comm, value))
@@ -56,8 +65,15 @@ def main(file):
                     write_json(file, records)
 
 
-def figures(comm, put, get, synchronize, nbytes=NBYTES, launches=LAUNCHES):
-    """Yields the figures as dicts (gpu_figures.Figure), alike on all ranks, which call it together; launches first.
+def figures(
+    comm: Communicator,
+    put: Put,
+    get: Callable[[Any], NDArray[Any]],
+    synchronize: Call,
+    nbytes: int = NBYTES,
+    launches: int = LAUNCHES,
+) -> Iterator[dict[str, Any]]:
+    """Yields the fields of Figures (figures.py), alike on all ranks, which call it together; launches first.
 
     Args:
         put, get: host array to device array and back; synchronize: returns once the current stream is done.
@@ -71,11 +87,11 @@ def figures(comm, put, get, synchronize, nbytes=NBYTES, launches=LAUNCHES):
     expected = np.zeros(source.size, np.float32)
     comm.all_reduce(source.astype(np.float32), expected, algorithm="ring")
     captured = {name: comm.capture("all_reduce", x, out, algorithm=name) for name in algorithms}
-    calls = {"nccl": lambda: comm.all_reduce(x, out, algorithm="native")}
+    calls: dict[str, Call] = {"nccl": partial(comm.all_reduce, x, out, algorithm="native")}
     for name in algorithms:
-        calls[name] = lambda name=name: comm.all_reduce(x, out, algorithm=name)
+        calls[name] = partial(comm.all_reduce, x, out, algorithm=name)
         calls[f"{name}, captured"] = captured[name].launch
-    times_s = {name: [] for name in calls}
+    times_s: dict[str, list[float]] = {name: [] for name in calls}
     for iteration in range(-1, ITERATIONS):
         for name, call in calls.items():
             comm.barrier()
@@ -86,7 +102,7 @@ def figures(comm, put, get, synchronize, nbytes=NBYTES, launches=LAUNCHES):
             if iteration >= 0:
                 times_s[name].append(elapsed_s)
             else:
-                wrong = int(_slowest(comm, np.count_nonzero(get(out) != expected)))
+                wrong = int(_slowest(comm, int(np.count_nonzero(get(out) != expected))))
                 yield _figure(f"{name}: elements that differ from the CPU's", wrong, "", "0", wrong == 0, [wrong])
     ranks = f"{comm.world_size} ranks{' that share a GPU' if comm.transport.shares_devices else ''}"
     for name in calls:
@@ -94,11 +110,13 @@ def figures(comm, put, get, synchronize, nbytes=NBYTES, launches=LAUNCHES):
             ratios = [peer / ours for peer, ours in zip(times_s["nccl"], times_s[name], strict=True)]
             label = f"{name} all_reduce of {nbytes >> 20} MiB on {ranks}: ncclAllReduce's time over ours"
             yield _figure(label, statistics.median(ratios), "", "-", True, ratios)
-    for call in captured.values():
-        call.close()
+    for graph in captured.values():
+        graph.close()
 
 
-def _launch_figures(comm, algorithms, source, put, synchronize, launches):
+def _launch_figures(
+    comm: Communicator, algorithms: Sequence[str], source: NDArray[np.int64], put: Put, synchronize: Call, launches: int
+) -> Iterator[dict[str, Any]]:
     x, out = put(source.astype(np.float32)), put(np.zeros(source.size, np.float32))
     for name in algorithms:
         captured = comm.capture("all_reduce", x, out, algorithm=name)
@@ -108,12 +126,14 @@ def _launch_figures(comm, algorithms, source, put, synchronize, launches):
         yield _figure(f"launch of a captured {name}", value, "s", "<= 20 us", value <= LAUNCH_BAR_S, samples)
 
 
-def _decision_figures(comm, source, put, synchronize):
+def _decision_figures(
+    comm: Communicator, source: NDArray[np.int64], put: Put, synchronize: Call
+) -> Iterator[dict[str, Any]]:
     """What a rank needs to pick a graph once it knows who is late; two ranks are never asked."""
     x, out = put(source.astype(np.float32)), put(np.zeros(source.size, np.float32))
     captured = comm.capture("all_reduce", x, out)
     if captured.asks:
-        times_s = []
+        times_s: list[float] = []
         with _timed_decisions(comm, times_s):
             for call in range(DECISIONS):
                 if call % comm.world_size == comm.rank:
@@ -128,18 +148,20 @@ def _decision_figures(comm, source, put, synchronize):
 
 
 @contextmanager
-def _timed_decisions(comm, times_s):
+def _timed_decisions(comm: Communicator, times_s: list[float]) -> Iterator[None]:
     """Appends to `times_s` the seconds from each record to the launch that it leads to."""
-    runtime, board, known_s = comm.device_side().runtime, comm.late, []
+    runtime: Any = core_of(comm).device_side().runtime
+    board: Any = core_of(comm).late
+    known_s: list[float] = []
     take, launch = board.take, runtime.launch
 
-    def timed_take():
+    def timed_take() -> Any:
         record = take()
         if record is not None:
             known_s[:] = [time.perf_counter()]
         return record
 
-    def timed_launch(graph, stream):
+    def timed_launch(graph: Any, stream: Any) -> None:
         if known_s:
             times_s.append(time.perf_counter() - known_s.pop())
         launch(graph, stream)
@@ -151,7 +173,7 @@ def _timed_decisions(comm, times_s):
         board.take, runtime.launch = take, launch
 
 
-def _launch_times_s(captured, synchronize, launches):
+def _launch_times_s(captured: Captured, synchronize: Call, launches: int) -> list[float]:
     """Seconds of the CPU in each of `launches` launches; few at a time, so that no queue fills up."""
     times_s = []
     for index in range(launches):
@@ -163,15 +185,15 @@ def _launch_times_s(captured, synchronize, launches):
     return times_s
 
 
-def _slowest(comm, value):
+def _slowest(comm: Communicator, value: float) -> float:
     found = np.array([value], np.float64)
     comm.all_reduce(found, found, op="max", algorithm="ring")
     return float(found[0])
 
 
-def _figure(name, value, unit, bar, ok, samples):
+def _figure(name: str, value: float, unit: str, bar: str, ok: bool, samples: Sequence[float]) -> dict[str, Any]:
     return {"name": name, "value": float(value), "unit": unit, "bar": bar, "ok": bool(ok), "samples": list(samples)}
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    main(*sys.argv[1:])

@@ -21,9 +21,11 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from lanterne.bench.output import report
 from lanterne.bench.output.units import format_figure, format_time
@@ -56,7 +58,7 @@ class SessionStep:
     """
 
     name: str
-    arguments: tuple
+    arguments: tuple[str, ...]
     limit_s: float
     tests: float = 0.0
     needs: str = ""
@@ -72,38 +74,38 @@ class StepOutcome:
     command: str
     code: int | None
     took_s: float
-    failed: tuple = ()
-    skipped: tuple = ()
-    lines: tuple = ()
-    where: tuple = ()
+    failed: tuple[tuple[str, str], ...] = ()
+    skipped: tuple[str, ...] = ()
+    lines: tuple[str, ...] = ()
+    where: tuple[str, ...] = ()
 
     @property
-    def ended(self):
+    def ended(self) -> str:
         """In a word."""
         if self.code is None:
             return "time was over" if self.took_s else "left out"
         return "ok" if self.code == 0 else f"code {self.code}"
 
     @property
-    def last(self):
+    def last(self) -> str:
         return self.lines[-1] if self.lines else ""
 
 
-def steps(name, folder):
-    """The Steps, those that tell most first."""
+def steps(name: str, folder: Path) -> tuple[SessionStep, ...]:
+    """The steps, those that tell most first."""
     bench = ("-m", "lanterne", "bench", "gpu", "--check", "--iterations", "5")
-    bench += ("--out", str(folder), "--name", name, "--only")
+    into = ("--out", str(folder), "--name", name, "--only")
     collectives, two = "tests/gpu/test_gpu_collectives.py", "nccl, 2 ranks"
     return (
         SessionStep("environment", ("-c", VERSIONS), 40),
         SessionStep("delays and staging", ("tests/gpu/test_gpu_delay.py", "tests/gpu/test_gpu_staging.py"), 70, 25),
         SessionStep("nccl, 1 rank", (collectives, "-k", "over_nccl and 1-"), 60, 60),
         # A process each: after a fault on the device it can do nothing more.
-        SessionStep("figures of kernels", (*bench, "kernels,grids"), 60),
-        SessionStep("figures of staging", (*bench, "staging,gemm,delegates"), 40),
-        SessionStep("figures of delays", (*bench, "delays"), 30),
+        SessionStep("figures of kernels", (*bench, *into, "kernels,grids"), 60),
+        SessionStep("figures of staging", (*bench, *into, "staging,gemm,delegates"), 40),
+        SessionStep("figures of delays", (*bench, *into, "delays"), 30),
         SessionStep(two, (collectives, "-k", "over_nccl and 2-"), 75, 75),
-        SessionStep("figures over nccl", (*bench, "collectives"), 70, needs=two),
+        SessionStep("figures over nccl", (*bench, *into, "collectives"), 70, needs=two),
         SessionStep("staged", (collectives, "-k", "staged"), 60, 25),
         SessionStep("reductions", ("tests/gpu/test_gpu_reduce.py", *_workers()), 100, 30),
         SessionStep("nccl, 3 ranks", (collectives, "-k", "over_nccl and 3-"), 75, 75, needs=two),
@@ -113,7 +115,7 @@ def steps(name, folder):
     )
 
 
-def _workers():
+def _workers() -> tuple[str, ...]:
     """Options that spread tests over the cores, where pytest-xdist is there."""
     return ("-n", str(min(8, os.cpu_count() or 1))) if importlib.util.find_spec("xdist") else ()
 
@@ -166,7 +168,7 @@ sys.exit(bool(failed))
 """
 
 
-def environment(limit_s):
+def environment(limit_s: float) -> dict[str, str]:
     """The variables of a step that may take `limit_s`."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     found = os.environ | {
@@ -186,7 +188,7 @@ def environment(limit_s):
     return found
 
 
-def command_of(step, limit_s):
+def command_of(step: SessionStep, limit_s: float) -> list[str]:
     """The command line of `step`."""
     if not step.tests:
         return [sys.executable, *step.arguments]
@@ -196,8 +198,8 @@ def command_of(step, limit_s):
     return [sys.executable, "-m", "pytest", *step.arguments, *options]
 
 
-def run_step(step, limit_s, log):
-    """Run `step` for `limit_s` at most, its output to the file `log`; an StepOutcome."""
+def run_step(step: SessionStep, limit_s: float, log: BinaryIO) -> StepOutcome:
+    """Run `step` for `limit_s` at most, its output to the file `log`."""
     command = command_of(step, limit_s)
     started = time.monotonic()
     log.write(f"\n===== {step.name}: at most {limit_s:.0f} s\n".encode())
@@ -228,14 +230,14 @@ def run_step(step, limit_s, log):
     return StepOutcome(step.name, shown, code, took_s, tuple(failed), skipped, tuple(lines[-LINES:]), where)
 
 
-def _text(log, begin, stop):
+def _text(log: BinaryIO, begin: int, stop: int | None) -> str:
     """What is in the file `log` from byte `begin` up to `stop`; None: its end."""
     content = Path(log.name).read_bytes()[begin:stop]
     log.seek(0, os.SEEK_END)
     return content.decode(errors="replace")
 
 
-def _end(process, aborts):
+def _end(process: subprocess.Popen[bytes], *, aborts: bool) -> None:
     """Kill `process` and all that it has started, in sessions of their own too; `aborts`: let them tell where they are.
 
     What the driver does not let go of is left behind.
@@ -250,15 +252,15 @@ def _end(process, aborts):
         process.wait(KILL_S)
 
 
-def _send(pids, number):
+def _send(pids: Iterable[int], number: int) -> None:
     for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, number)
 
 
-def _descendants(pid):
+def _descendants(pid: int) -> list[int]:
     """The pids of all processes that `pid` has started, and those these have; without those whose parent has ended."""
-    children = {}
+    children: dict[int, list[int]] = {}
     for folder in filter(str.isdigit, os.listdir("/proc")):
         try:
             # The name before the last parenthesis may hold anything.
@@ -266,7 +268,8 @@ def _descendants(pid):
         except OSError:
             continue
         children.setdefault(int(parent), []).append(int(folder))
-    found, todo = [], [pid]
+    found: list[int] = []
+    todo = [pid]
     while todo:
         below = children.get(todo.pop(), [])
         found += below
@@ -274,7 +277,7 @@ def _descendants(pid):
     return found
 
 
-def markdown(outcomes, folder):
+def markdown(outcomes: Sequence[StepOutcome], folder: Path) -> str:
     """The session as a Markdown document, with the figures of `folder`."""
     lines = ["# GPU session", "", "| step | ended | took | last line |", "|---|---|---|---|"]
     for outcome in outcomes:
@@ -294,9 +297,9 @@ def markdown(outcomes, folder):
     return "\n".join(_cut(lines, MAX_CHARS)) + "\n"
 
 
-def _failures(outcome):
+def _failures(outcome: StepOutcome) -> list[str]:
     """Tests by why they failed, most first; of what is no test, the end of its output."""
-    tests = defaultdict(list)
+    tests: defaultdict[str, list[str]] = defaultdict(list)
     for test, why in outcome.failed:
         tests[why].append(test.rpartition("::")[2])
     groups = sorted(tests.items(), key=lambda group: -len(group[1]))
@@ -304,9 +307,9 @@ def _failures(outcome):
     return found or [f"    {line[:200]}" for line in outcome.lines[-LAST_LINES:]]
 
 
-def _cut(lines, max_chars):
+def _cut(lines: Sequence[str], max_chars: int) -> list[str]:
     """As many of `lines` as fit."""
-    kept = []
+    kept: list[str] = []
     for number, line in enumerate(lines):
         max_chars -= len(line) + 1
         if max_chars < 0:
@@ -315,7 +318,7 @@ def _cut(lines, max_chars):
     return kept
 
 
-def figure_lines(folder):
+def figure_lines(folder: Path) -> list[str]:
     """What the gpu-*.json of `folder` have measured, a line each; what missed its bar first."""
     lines = []
     for file in sorted(Path(folder).glob("gpu-*.json")):
@@ -333,9 +336,10 @@ def figure_lines(folder):
     return [f"{'MISSED ' * bool(missed)}{text}" for missed, text in sorted(lines, key=lambda line: not line[0])]
 
 
-def run(folder, budget_s, chosen):
-    """Run `chosen` Steps within `budget_s`, report after each; the Outcomes."""
-    deadline, outcomes = time.monotonic() + budget_s, []
+def run(folder: Path, budget_s: float, chosen: Iterable[SessionStep]) -> list[StepOutcome]:
+    """Run `chosen` within `budget_s`, report after each; how they ended."""
+    deadline = time.monotonic() + budget_s
+    outcomes: list[StepOutcome] = []
     with (folder / "session.log").open("w+b") as log:
         for step in chosen:
             limit_s = min(step.limit_s, deadline - time.monotonic())
@@ -353,7 +357,7 @@ def run(folder, budget_s, chosen):
     return outcomes
 
 
-def main(argv=None):
+def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="gpu_session", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

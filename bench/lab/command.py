@@ -2,7 +2,7 @@
 
   lanterne lab --hosts 8 --rate 200mbit -- lanterne bench all_reduce --transport ucx --bytes 16MiB
   lanterne lab --hosts 4 --rate 200mbit --rate 3=50mbit -- lanterne bench all_reduce --transport ucx    one slow NIC
-  lanterne lab --hosts 4 --rate 1gbit --launcher mpich -- python pipeline/train/trainer.py       under MPICH's mpiexec (or openmpi)
+  lanterne lab --hosts 4 --rate 1gbit --launcher mpich -- python job.py       under MPICH's mpiexec (or openmpi)
 
 Each host runs the command once, with RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT and a LANTERNE_TOKEN; UCX
 is told to use TCP on the emulated NIC. The links limit each direction to the rate; messages of up to some 4 MiB profit
@@ -10,6 +10,7 @@ visibly from the bucket's first 128 kB. Needs root, ip and tc, and removes every
 Exit code: the first of a host that is not 0.
 """
 
+import argparse
 import os
 import secrets
 import shutil
@@ -17,9 +18,10 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
-from lanterne.bench.lab.network import INTERFACE, Network, Undertaker, check_available, create
+from lanterne.bench.lab.network import INTERFACE, Network, Undertaker, check_available, check_num_hosts, create
 from lanterne.bench.output.units import parse_rate_bytes_per_s
 from lanterne.errors import InputError, Unavailable
 from lanterne.transport.own_python import own_python
@@ -29,7 +31,7 @@ MASTER_PORT = 29500
 GRACE_S = 15.0
 
 
-def add_arguments(parser):
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--hosts", type=int, default=4, metavar="N", help="hosts of the cluster (default 4)")
     parser.add_argument(
         "--rate",
@@ -43,7 +45,8 @@ def add_arguments(parser):
     parser.add_argument("command", nargs="+", metavar="COMMAND", help="what every host runs, after --")
 
 
-def run(args):
+def run(args: argparse.Namespace) -> int:
+    check_num_hosts(args.hosts)
     rates = parse_rates(args.rate or ["200mbit"], args.hosts)
     check_available()
     # Names of devices and namespaces are short; the process id keeps labs apart.
@@ -62,19 +65,20 @@ def run(args):
         undertaker.close()
 
 
-def end_in_order():
+def end_in_order() -> None:
     """From now on a TERM or HUP ends this process as Ctrl-C does, through every `finally`, with exit code 128 + n."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, _frame: sys.exit(128 + number))
 
 
-def parse_rates(texts, num_hosts):
+def parse_rates(texts: Sequence[str], num_hosts: int) -> tuple[float, ...]:
     """Bytes per second of every host's link, from texts like "200mbit" and "3=50mbit".
 
     Raises:
         InputError: no rate, or a host that is not there.
     """
-    common, special = None, {}
+    common = None
+    special: dict[int, float] = {}
     for text in texts:
         host, equals, rate = text.rpartition("=")
         if not equals:
@@ -88,7 +92,7 @@ def parse_rates(texts, num_hosts):
     return tuple(special.get(host, common) for host in range(num_hosts))
 
 
-def resolve(command):
+def resolve(command: Sequence[str]) -> list[str]:
     """`command` with `lanterne` and `python` being those of this installation.
 
     Raises:
@@ -106,7 +110,7 @@ def resolve(command):
     return [found, *command[1:]]
 
 
-def environment(network, token, rank):
+def environment(network: Network, token: str, rank: int) -> dict[str, str]:
     """The environment of the command on host `rank`."""
     own = {
         "LANTERNE_TOKEN": token,
@@ -125,7 +129,7 @@ def environment(network, token, rank):
     return {"LANTERNE_CACHE": "off", **os.environ, **own}
 
 
-def run_ranks(network, command):
+def run_ranks(network: Network, command: list[str]) -> int:
     """Run `command` on every host as one rank of a torchrun-style job; the first exit code that is not 0."""
     token = secrets.token_hex(16)
     processes = []
@@ -141,8 +145,13 @@ def run_ranks(network, command):
     return wait_for_all(processes)
 
 
-def wait_for_all(processes):
+def wait_for_all(processes: Sequence[subprocess.Popen[bytes]]) -> int:
     """The first exit code that is not 0; waits for all, or GRACE_S after the first that failed, and ends the rest."""
+
+    def end_others(*_: object) -> None:
+        for late in running.values():
+            late.kill()
+
     failed = 0
     running = {process.pid: process for process in processes}
     while running:
@@ -153,13 +162,13 @@ def wait_for_all(processes):
         process.returncode = os.waitstatus_to_exitcode(status)
         if process.returncode and not failed:
             failed = process.returncode if process.returncode > 0 else 128 - process.returncode
-            signal.signal(signal.SIGALRM, lambda *_: [late.kill() for late in running.values()])
+            signal.signal(signal.SIGALRM, end_others)
             signal.setitimer(signal.ITIMER_REAL, GRACE_S)
     signal.setitimer(signal.ITIMER_REAL, 0)
     return failed
 
 
-def run_mpi(network, command, launcher):
+def run_mpi(network: Network, command: list[str], launcher: str) -> int:
     """Run `command` under an mpiexec on host 0, one rank per host; the mpiexec's exit code."""
     mpiexec = resolve(["mpiexec"])[0]
     version = subprocess.run([mpiexec, "--version"], capture_output=True, text=True, check=False).stdout
@@ -171,7 +180,7 @@ def run_mpi(network, command, launcher):
         return wait_for_all([subprocess.Popen(words, env=mpi_environment(network))])
 
 
-def mpiexec_words(network, mpiexec, launcher, folder):
+def mpiexec_words(network: Network, mpiexec: str, launcher: str, folder: Path) -> list[str]:
     """The words that start a command by `mpiexec` on every host of `network`; an agent is written to `folder`."""
     # What mpiexec believes to be ssh: AGENT [-x] HOST COMMAND...
     agent = folder / "agent"
@@ -198,7 +207,7 @@ def mpiexec_words(network, mpiexec, launcher, folder):
     return [*network.run_in(0), str(mpiexec), "-n", str(network.num_hosts), *how]
 
 
-def mpi_environment(network):
+def mpi_environment(network: Network) -> dict[str, str]:
     """The environment of an mpiexec on host 0."""
     child = environment(network, secrets.token_hex(16), 0)
     # Each host names itself (see the agent); the launcher's own value would make them all host 0.

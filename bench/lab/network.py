@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,29 +43,29 @@ class Network:
     """An emulated cluster: `name` begins the names of all that is its own; `rates_bytes_per_s` has one per host."""
 
     name: str
-    rates_bytes_per_s: tuple
+    rates_bytes_per_s: tuple[float, ...]
 
     @property
-    def num_hosts(self):
+    def num_hosts(self) -> int:
         return len(self.rates_bytes_per_s)
 
     @property
-    def switch(self):
+    def switch(self) -> str:
         return f"{self.name}-switch"
 
-    def host(self, index):
+    def host(self, index: int) -> str:
         """The namespace of a host, which is also its host name inside."""
         return f"{self.name}-{index}"
 
-    def address(self, index):
+    def address(self, index: int) -> str:
         return f"10.77.0.{index + 1}"
 
-    def run_in(self, index):
+    def run_in(self, index: int) -> list[str]:
         """The words before a command that run it on host `index`."""
         return ["ip", "netns", "exec", self.host(index)]
 
 
-def check_available():
+def check_available() -> None:
     """Raise Unavailable if this machine cannot emulate a cluster."""
     for tool in ("ip", "tc"):
         if not shutil.which(tool):
@@ -73,15 +74,20 @@ def check_available():
         raise Unavailable("lab: network namespaces need root; run it with sudo")
 
 
-def create(network):
+def check_num_hosts(num_hosts: int) -> None:
+    """Raise InputError unless a cluster may have so many hosts."""
+    if not 1 <= num_hosts <= MAX_HOSTS:
+        raise InputError(f"--hosts: got {num_hosts}, expected 1 to {MAX_HOSTS}")
+
+
+def create(network: Network) -> None:
     """Make the namespaces, links and limits of `network`.
 
     Raises:
         InputError: too few or too many hosts.
         Unavailable: this machine does not allow it; what was made is removed again.
     """
-    if not 1 <= network.num_hosts <= MAX_HOSTS:
-        raise InputError(f"--hosts: got {network.num_hosts}, expected 1 to {MAX_HOSTS}")
+    check_num_hosts(network.num_hosts)
     try:
         _ip("netns", "add", network.switch)
         _ip("-n", network.switch, "link", "add", "switch", "mtu", str(MTU), "type", "bridge")
@@ -96,7 +102,7 @@ def create(network):
         raise
 
 
-def _create_host(network, index, rate_bytes_per_s, hosts):
+def _create_host(network: Network, index: int, rate_bytes_per_s: float, hosts: str) -> None:
     name, port = network.host(index), f"port{index}"
     folder = Path("/etc/netns") / name
     folder.mkdir(parents=True)
@@ -124,7 +130,7 @@ def _create_host(network, index, rate_bytes_per_s, hosts):
         subprocess.run([*network.run_in(index), "sysctl", "-qw", f"{key}={value}"], capture_output=True, check=False)
 
 
-def remove(name):
+def remove(name: str) -> None:
     """Remove all that belongs to the network `name`, processes first. What is gone already is no error."""
     spaces = [space for space in namespaces() if space.startswith(f"{name}-")]
     _end_processes(spaces)
@@ -136,15 +142,15 @@ def remove(name):
         Path("/etc/netns").rmdir()
 
 
-def namespaces():
+def namespaces() -> list[str]:
     """Names of all network namespaces."""
     listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=False).stdout
     return [line.split()[0] for line in listed.splitlines() if line.strip()]
 
 
-def _end_processes(spaces):
+def _end_processes(spaces: Iterable[str]) -> None:
     for _ in range(50):
-        pids = set()
+        pids: set[int] = set()
         for space in spaces:
             listed = subprocess.run(["ip", "netns", "pids", space], capture_output=True, text=True, check=False)
             pids.update(map(int, listed.stdout.split()))
@@ -156,11 +162,11 @@ def _end_processes(spaces):
         time.sleep(0.05)
 
 
-def _ip(*words):
+def _ip(*words: str) -> None:
     _run("ip", *words)
 
 
-def _run(*command):
+def _run(*command: str) -> None:
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     if result.returncode:
         reason = (result.stderr.strip() or str(result.returncode)).splitlines()[0]
@@ -170,13 +176,14 @@ def _run(*command):
 class Undertaker:
     """Removes the network when this process ends, even by SIGKILL; or at once, by `close`."""
 
-    def __init__(self, name):
+    def __init__(self, name: str) -> None:
         # Its own session, so that a Ctrl-C on the terminal does not end it before its work.
         command = [*own_python(), "-m", "lanterne.bench.lab.network", name]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
 
-    def close(self):
+    def close(self) -> None:
         """Have the network removed and wait until it is."""
+        assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait()
 
