@@ -1,4 +1,4 @@
-"""Runs a checked plan on the ranks of a communicator: each its own actions, in order, receives posted ahead.
+"""Runs a checked plan on the ranks of a communicator: each its own actions in order, with receives posted ahead.
 
 What an action needs of its own rank is handed over in memory; what comes from another rank is a message. Messages from
 one rank to another go in the order of the sender's plan, and their receives are posted in it, so that no tags are
@@ -6,44 +6,62 @@ needed to tell them apart.
 """
 
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
+from lanterne.collectives.communicator import Communicator, core_of
 from lanterne.errors import InputError, LanterneError, TransportTimeout
-from lanterne.pipeline.plan.action import KINDS
+from lanterne.pipeline.execute.stage import Message, Samples, Stage, StageArray
+from lanterne.pipeline.plan.action import KINDS, Action
 from lanterne.pipeline.plan.costs import costs
 from lanterne.pipeline.plan.plan import PART, PARTS
+from lanterne.pipeline.planes.base import DataPlane, Receive
 from lanterne.pipeline.planes.inline import Inline
 from lanterne.pipeline.simulate.check import CheckedPlan
 from lanterne.pipeline.simulate.program import LAST_KINDS
 
+After: TypeAlias = Callable[[Action], object]
+Result = TypeVar("Result")
+
 
 @dataclass(frozen=True, eq=False)
 class Measured:
-    """What one rank did: `actions`, a tuple, and about each an entry of these arrays, (num_actions,).
+    """What one rank did: `actions`, and about each an entry of these arrays, (num_actions,).
 
     Times are those of time.monotonic(); on one host all ranks' have one origin.
 
     Attributes:
-        ready_s: float64, when the rank had what the action waits for; for one that waits for no message, its start.
-        waited: bool, whether the rank waited for that message: it then came at `ready_s`, else some time before.
-        start_s, end_s: float64.
-        sent_s: float64, when the rank had handed over the action's message and could go on; nan where it sends none.
-        blocked: bool, whether it had to wait for that.
+        ready_s: when the rank had what the action waits for; for one that waits for no message, its start.
+        waited: whether the rank waited for that message: it then came at `ready_s`, else some time before.
+        sent_s: when the rank had handed over the action's message and could go on; nan where it sends none.
+        blocked: whether it had to wait for that.
     """
 
     rank: int
-    actions: tuple
-    ready_s: np.ndarray
-    waited: np.ndarray
-    start_s: np.ndarray
-    end_s: np.ndarray
-    sent_s: np.ndarray
-    blocked: np.ndarray
+    actions: tuple[Action, ...]
+    ready_s: NDArray[np.float64]
+    waited: NDArray[np.bool_]
+    start_s: NDArray[np.float64]
+    end_s: NDArray[np.float64]
+    sent_s: NDArray[np.float64]
+    blocked: NDArray[np.bool_]
 
 
-def execute(checked, stages, comm, inputs=None, targets=None, *, plane=None, timeout_s=None, after=None):
+def execute(
+    checked: CheckedPlan,
+    stages: Mapping[int, Stage],
+    comm: Communicator,
+    inputs: Samples = None,
+    targets: Samples = None,
+    *,
+    plane: DataPlane | None = None,
+    timeout_s: float | None = None,
+    after: After | None = None,
+) -> Measured:
     """Run one iteration of a plan, all F, B and W, and return this rank's Measured; every rank of `comm` calls it.
 
     The weights stay as they are: reduce the stages' gradients if there are copies, then call their `step`.
@@ -72,11 +90,11 @@ def execute(checked, stages, comm, inputs=None, targets=None, *, plane=None, tim
         return _IterationRun(checked, stages, comm, plane, timeout_s, after).iteration(inputs, targets)
     except LanterneError as error:
         plane.fail(error)
-        comm.fail(error)
+        core_of(comm).fail(error)
         raise
 
 
-def _check_fits(checked, comm):
+def _check_fits(checked: CheckedPlan, comm: Communicator) -> None:
     if not isinstance(checked, CheckedPlan):
         raise InputError(f"execute: got a {type(checked).__name__}, expected a CheckedPlan, which check() gives")
     if checked.plan.placement.num_ranks != comm.world_size:
@@ -88,23 +106,39 @@ def _check_fits(checked, comm):
 class _IterationRun:
     """One iteration on one rank."""
 
-    def __init__(self, checked, stages, comm, plane, timeout_s, after):
-        self.plan, self.stages, self.comm, self.plane, self.timeout_s = checked.plan, stages, comm, plane, timeout_s
+    def __init__(
+        self,
+        checked: CheckedPlan,
+        stages: Mapping[int, Stage],
+        comm: Communicator,
+        plane: DataPlane,
+        timeout_s: float | None,
+        after: After | None,
+    ) -> None:
+        self.plan = checked.plan
+        self.stages = stages
+        self.comm = comm
+        self.plane = plane
+        self.timeout_s = timeout_s
         self.after = after
         held = self.plan.placement.stages_of(comm.rank)
         if sorted(stages) != list(held):
             raise InputError(f"execute: got stages {sorted(stages)} on rank {comm.rank}, expected {list(held)}")
         table = costs(checked.problem, self.plan.placement)
-        self.always, ids = table.always, self.plan.ids
+        self.always = table.always
+        ids = self.plan.ids
         # The slots (see costs) that columns wait for with their first part, and fill with their last.
         self.waits = np.where(self.plan.columns[PART] == 1, table.slot[ids], self.always)
         fills = self.plan.columns[PART] == self.plan.columns[PARTS]
         self.fills = np.where(fills, table.target[ids], -1)
         self.receiver = {slot: column for column, slot in enumerate(self.waits.tolist()) if slot != self.always}
-        # By slot: results of this rank's own actions, and messages to come. By (stage, microbatch): what W may read.
-        self.here, self.receives, self.read = {}, {}, {}
+        # By slot: results of this rank's own actions, and messages to come, with the rank that sends them.
+        self.here: dict[int, Message] = {}
+        self.receives: dict[int, tuple[Receive, int]] = {}
+        # By (stage, microbatch): what W may read.
+        self.read: dict[tuple[int, int], list[StageArray]] = {}
 
-    def iteration(self, inputs, targets):
+    def iteration(self, inputs: Samples, targets: Samples) -> Measured:
         rank, plan = self.comm.rank, self.plan
         actions, first = plan.ranks[rank], int(plan.offsets[rank])
         ready_s, start_s, end_s = (np.empty(len(actions)) for _ in range(3))
@@ -123,6 +157,7 @@ class _IterationRun:
             if KINDS.index(action.kind) in LAST_KINDS and action.part == action.parts:
                 self.release(action)
             if peer is not None:
+                assert result is not None
                 blocked[index] = self.plane.send(result, peer, self.timeout_s)
                 sent_s[index] = time.monotonic()
                 if blocked[index]:
@@ -134,7 +169,7 @@ class _IterationRun:
         self.plane.finish(self.timeout_s)
         return Measured(rank, actions, ready_s, waited, start_s, end_s, sent_s, blocked)
 
-    def post_receives(self):
+    def post_receives(self) -> None:
         """Post the receives of the whole iteration, those from one rank in the order in which it sends."""
         rank_of, rank = self.plan.rank_of, self.comm.rank
         for column, slot in enumerate(self.fills.tolist()):
@@ -144,14 +179,16 @@ class _IterationRun:
             peer = int(rank_of[column])
             self.receives[slot] = self.plane.receive(*message, peer), peer
 
-    def message(self, column, received):
+    def message(self, column: int, *, received: bool) -> tuple[tuple[int, ...], np.dtype[Any]]:
         """(shape, dtype) of what the action of `column` on this rank receives, or else sends."""
         action = self.plan.ranks[self.comm.rank][column - int(self.plan.offsets[self.comm.rank])]
         stage = self.stages[action.stage]
         forward = action.kind == "F"
-        return (stage.input_shape if forward == received else stage.output_shape), stage.dtype
+        shape = stage.input_shape if forward == received else stage.output_shape
+        assert shape is not None
+        return shape, stage.dtype
 
-    def take(self, column, action):
+    def take(self, column: int, action: Action) -> tuple[Message, bool]:
         """What the action of `column` waits for, once it is there, None if it waits for nothing; whether it waited."""
         slot = int(self.waits[column])
         if slot == self.always:
@@ -170,12 +207,12 @@ class _IterationRun:
         self.read.setdefault((action.stage, action.microbatch), []).append(buffer)
         return buffer, waited
 
-    def release(self, action):
+    def release(self, action: Action) -> None:
         """The last action of a microbatch on a stage has ended: its messages may be overwritten."""
         for buffer in self.read.pop((action.stage, action.microbatch), ()):
             self.plane.release(buffer)
 
-    def lend(self, column):
+    def lend(self, column: int) -> tuple[StageArray, int] | tuple[None, None]:
         """(the buffer, the rank) for what the action of `column` sends to another rank; (None, None) if it does not."""
         slot = int(self.fills[column])
         if slot < 0:
@@ -185,19 +222,19 @@ class _IterationRun:
             return None, None
         return self.plane.lend(*self.message(column, received=False), peer), peer
 
-    def perform(self, action, given, lent):
+    def perform(self, action: Action, given: Message, lent: Message) -> Message:
         """Call the stage; what it returns goes to the next one."""
         kind, stage, microbatch, part, parts = action
-        stage, result = self.stages[stage], None
+        held, result = self.stages[stage], None
         if kind == "F":
-            result = self.call(action, stage.forward, microbatch, given, lent, part, parts)
+            result = self.call(action, held.forward, microbatch, given, lent, part, parts)
         if kind in ("B", "BW"):
-            result = self.call(action, stage.backward_input, microbatch, given, lent, part, parts)
+            result = self.call(action, held.backward_input, microbatch, given, lent, part, parts)
         if kind in ("W", "BW"):
-            self.call(action, stage.backward_weight, microbatch, part, parts)
+            self.call(action, held.backward_weight, microbatch, part, parts)
         return result
 
-    def call(self, what, function, *args):
+    def call(self, what: object, function: Callable[..., Result], *args: Any) -> Result:
         """function(*args), an exception of which becomes a LanterneError that names the place."""
         try:
             return function(*args)

@@ -1,14 +1,21 @@
 """What the ranks of a pipeline did in an iteration, put together: a Timeline like the simulator's."""
 
-import numpy as np
+from collections.abc import Mapping
 
+import numpy as np
+from numpy.typing import NDArray
+
+from lanterne.collectives.communicator import Communicator
+from lanterne.pipeline.execute.execute import Measured
 from lanterne.pipeline.plan.costs import costs
+from lanterne.pipeline.plan.problem import Problem
+from lanterne.pipeline.simulate.check import CheckedPlan
 from lanterne.pipeline.simulate.simulate import Timeline
 
 COLUMNS = ("ready_s", "waited", "start_s", "end_s", "sent_s", "blocked")
 
 
-def gather(measured, checked, comm):
+def gather(measured: Measured, checked: CheckedPlan, comm: Communicator) -> dict[str, NDArray[np.float64]]:
     """The Measured of all ranks as one, on every rank; all call it after `execute`.
 
     Returns:
@@ -26,7 +33,9 @@ def gather(measured, checked, comm):
     return dict(zip(COLUMNS, rows, strict=True))
 
 
-def timeline(gathered, checked, problem, unit_s, in_order=False):
+def timeline(
+    gathered: Mapping[str, NDArray[np.float64]], checked: CheckedPlan, problem: Problem, unit_s: float
+) -> Timeline:
     """The Timeline of what `gather` gave, in units of `unit_s` seconds from the first action's start.
 
     Where a rank did not wait for a message it may have come earlier than `arrival` says. A message over a link that
@@ -37,4 +46,4 @@ def timeline(gathered, checked, problem, unit_s, in_order=False):
     times = ("start_s", "end_s", "ready_s", "sent_s")
     start, end, ready, sent = ((gathered[name] - origin_s) / unit_s for name in times)
     sent[(table.latency[ids] == 0) & (table.occupancy[ids] == 0)] = np.nan
-    return Timeline(checked.plan, problem, start, end, ready, sent, (), float(end.max()), in_order)
+    return Timeline(checked.plan, problem, start, end, ready, sent, (), float(end.max()))

@@ -6,6 +6,19 @@ into a buffer that it is lent, and reads what it was sent where it was received.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+# NumPy's, or CuPy's, which have the same operations, where stages compute on a device.
+StageArray: TypeAlias = NDArray[Any]
+# An activation or its gradient; None where a route begins or ends, and for a part of an action that has none.
+Message: TypeAlias = StageArray | None
+# Inputs or targets, indexed by microbatch; None for stages that need none.
+Batch: TypeAlias = NDArray[Any] | Sequence[Any]
+Samples: TypeAlias = Batch | None
 
 
 class Stage(ABC):
@@ -19,15 +32,15 @@ class Stage(ABC):
     Attributes:
         input_shape, output_shape: shapes of the activations that it receives and sends; None where a route begins and
             ends. The gradients of an activation have its shape.
-        dtype: NumPy dtype of both.
+        dtype: of both.
     """
 
-    input_shape: tuple | None = None
-    output_shape: tuple | None = None
-    dtype = None
+    input_shape: tuple[int, ...] | None = None
+    output_shape: tuple[int, ...] | None = None
+    dtype: np.dtype[Any]
 
     @abstractmethod
-    def begin(self, microbatches, inputs=None, targets=None):
+    def begin(self, microbatches: int, inputs: Samples = None, targets: Samples = None) -> None:
         """Begin an iteration of `microbatches` microbatches.
 
         Args:
@@ -36,30 +49,34 @@ class Stage(ABC):
         """
 
     @abstractmethod
-    def forward(self, microbatch, x=None, out=None, part=1, parts=1):
+    def forward(
+        self, microbatch: int, x: Message = None, out: Message = None, part: int = 1, parts: int = 1
+    ) -> Message:
         """F: the activation that the next stage receives, in `out` if that is given; None where a route ends."""
 
     @abstractmethod
-    def backward_input(self, microbatch, dy=None, out=None, part=1, parts=1):
+    def backward_input(
+        self, microbatch: int, dy: Message = None, out: Message = None, part: int = 1, parts: int = 1
+    ) -> Message:
         """B: the gradient of the loss by `x`, in `out` if that is given; None where a route begins."""
 
     @abstractmethod
-    def backward_weight(self, microbatch, part=1, parts=1):
+    def backward_weight(self, microbatch: int, part: int = 1, parts: int = 1) -> None:
         """W: add the microbatch's gradients of the weights; what was kept for it is let go."""
 
     @abstractmethod
-    def step(self):
+    def step(self) -> None:
         """End an iteration: update the weights by the gradients summed over the microbatches."""
 
-    def waited(self):
-        """Told by the executor when the rank had nothing to do before the next action."""
+    def waited(self) -> None:
+        """The executor calls it when the rank had nothing to do before the next action."""
 
     @property
-    def losses(self):
+    def losses(self) -> dict[int, float]:
         """Microbatch -> loss, a float, of this iteration; empty but where a route ends."""
         return {}
 
     @property
-    def nbytes_held(self):
+    def nbytes_held(self) -> int:
         """Bytes of the arrays held for B and W, those of other owners included."""
         return 0

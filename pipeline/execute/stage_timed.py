@@ -1,14 +1,19 @@
 """A stage that only waits, for studies of schedules."""
 
 import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
+from lanterne.kernels.arrays import Stream
 from lanterne.kernels.cpu.delay import wait_until
-from lanterne.pipeline.execute.stage import Stage
+from lanterne.pipeline.execute.stage import Message, Samples, Stage
 from lanterne.pipeline.plan.action import KINDS
 from lanterne.pipeline.plan.costs import costs
+from lanterne.pipeline.plan.placement import Placement
+from lanterne.pipeline.plan.problem import Problem
 
 # The last part of a wait polls and yields. More would take the core from the ranks that share it, and an action that
 # ends late costs nothing while another follows: deadlines are absolute.
@@ -27,12 +32,12 @@ class Clock:
 
     deadline_s: float | None = None
 
-    def work(self, duration_s):
+    def work(self, duration_s: float) -> None:
         """Return once work of `duration_s` that follows is due to have ended."""
         self.deadline_s = (time.monotonic() if self.deadline_s is None else self.deadline_s) + duration_s
         wait_until(self.deadline_s, SPIN_S)
 
-    def restart(self):
+    def restart(self) -> None:
         """The rank had nothing to do."""
         self.deadline_s = None
 
@@ -45,14 +50,15 @@ class StreamClock:
         delay: a function (duration_s, stream), such as cuda_delay's.
     """
 
-    def __init__(self, stream, delay):
-        self._stream, self._delay = stream, delay
+    def __init__(self, stream: Stream, delay: Callable[[float, Stream], object]) -> None:
+        self._stream = stream
+        self._delay = delay
 
-    def work(self, duration_s):
+    def work(self, duration_s: float) -> None:
         """Hold the stream up for `duration_s`."""
         self._delay(duration_s, self._stream)
 
-    def restart(self):
+    def restart(self) -> None:
         """The stream waits by itself."""
 
 
@@ -67,38 +73,61 @@ class TimedStage(Stage):
         xp: the array module, numpy or cupy.
     """
 
-    def __init__(self, durations_s, clock, nbytes=0, begins=False, ends=False, xp=np):
-        self.durations_s, self.clock, self.dtype, self.xp = tuple(durations_s), clock, np.dtype(np.uint8), xp
+    def __init__(
+        self,
+        durations_s: Iterable[float],
+        clock: Clock | StreamClock,
+        nbytes: int = 0,
+        *,
+        begins: bool = False,
+        ends: bool = False,
+        xp: Any = np,
+    ) -> None:
+        self.durations_s: tuple[float, ...] = tuple(durations_s)
+        self.clock = clock
+        self.dtype = np.dtype(np.uint8)
+        self.xp = xp
         self.input_shape = None if begins else (nbytes,)
         self.output_shape = None if ends else (nbytes,)
 
-    def begin(self, microbatches, inputs=None, targets=None):
+    def begin(self, microbatches: int, inputs: Samples = None, targets: Samples = None) -> None:
         self.clock.restart()
 
-    def forward(self, microbatch, x=None, out=None, part=1, parts=1):
+    def forward(
+        self, microbatch: int, x: Message = None, out: Message = None, part: int = 1, parts: int = 1
+    ) -> Message:
         self.clock.work(self.durations_s[0] / parts)
         return self._message(self.output_shape, out, part == parts)
 
-    def backward_input(self, microbatch, dy=None, out=None, part=1, parts=1):
+    def backward_input(
+        self, microbatch: int, dy: Message = None, out: Message = None, part: int = 1, parts: int = 1
+    ) -> Message:
         self.clock.work(self.durations_s[1] / parts)
         return self._message(self.input_shape, out, part == parts)
 
-    def backward_weight(self, microbatch, part=1, parts=1):
+    def backward_weight(self, microbatch: int, part: int = 1, parts: int = 1) -> None:
         self.clock.work(self.durations_s[2] / parts)
 
-    def step(self):
+    def step(self) -> None:
         """Nothing to update."""
 
-    def waited(self):
+    def waited(self) -> None:
         self.clock.restart()
 
-    def _message(self, shape, out, is_last):
+    def _message(self, shape: tuple[int, ...] | None, out: Message, is_last: bool) -> Message:
         if shape is None or not is_last:
             return None
         return self.xp.zeros(shape, self.dtype) if out is None else out
 
 
-def timed_stages(problem, placement, rank, unit_s, clock=None, xp=np):
+def timed_stages(
+    problem: Problem,
+    placement: Placement,
+    rank: int,
+    unit_s: float,
+    clock: Clock | StreamClock | None = None,
+    xp: Any = np,
+) -> dict[int, TimedStage]:
     """The stages that `rank` holds, stage -> TimedStage on one clock, with the problem's durations times `unit_s`.
 
     Messages have the problem's number of bytes, the larger of its two, rounded down.
@@ -111,5 +140,6 @@ def timed_stages(problem, placement, rank, unit_s, clock=None, xp=np):
     for stage in placement.stages_of(rank):
         durations_s = [unit_s * float(table.duration[table.id(KINDS.index(kind), stage, 0)]) for kind in "FBW"]
         begins, ends = placement.step(stage, -1) is None, placement.step(stage, 1) is None
-        stages[stage] = TimedStage(durations_s, clock, int(max(problem.message_nbytes)), begins, ends, xp)
+        nbytes = int(max(problem.message_nbytes))
+        stages[stage] = TimedStage(durations_s, clock, nbytes, begins=begins, ends=ends, xp=xp)
     return stages

@@ -2,6 +2,7 @@
 
 from lanterne.errors import InputError
 from lanterne.kernels.arrays import array_module
+from lanterne.pipeline.execute.stage import StageArray
 
 
 class Adam:
@@ -13,25 +14,38 @@ class Adam:
     Hutter 2019, algorithm 2.
     """
 
-    def __init__(self, learning_rate=1e-3, mean_decay=0.9, square_decay=0.999, epsilon=1e-8, weight_decay=0.0):
+    def __init__(
+        self,
+        learning_rate: float = 1e-3,
+        mean_decay: float = 0.9,
+        square_decay: float = 0.999,
+        epsilon: float = 1e-8,
+        weight_decay: float = 0.0,
+    ) -> None:
         for name, decay in (("mean_decay", mean_decay), ("square_decay", square_decay)):
             if not 0 <= decay < 1:
                 raise InputError(f"Adam: got {name} {decay}, expected 0 or more, below 1")
         if not (learning_rate > 0 and epsilon > 0):
             raise InputError(f"Adam: got learning_rate {learning_rate}, epsilon {epsilon}, expected both above 0")
-        self.learning_rate, self.epsilon, self.weight_decay = learning_rate, epsilon, weight_decay
-        self.mean_decay, self.square_decay = mean_decay, square_decay
-        self.steps, self.mean, self.square = 0, None, None
+        self.learning_rate = learning_rate
+        self.epsilon = epsilon
+        self.weight_decay = weight_decay
+        self.mean_decay = mean_decay
+        self.square_decay = square_decay
+        self.steps = 0
+        self.mean: StageArray | None = None
+        self.square: StageArray | None = None
 
-    def step(self, parameters, gradients):
+    def step(self, parameters: StageArray, gradients: StageArray) -> None:
         """One update of `parameters` by `gradients`, two arrays of one shape."""
         xp = array_module(parameters)
-        if self.mean is None:
-            self.mean, self.square = xp.zeros_like(parameters), xp.zeros_like(parameters)
+        mean, square = self.mean, self.square
+        if mean is None or square is None:
+            mean, square = self.mean, self.square = xp.zeros_like(parameters), xp.zeros_like(parameters)
         self.steps += 1
-        self.mean += (1 - self.mean_decay) * (gradients - self.mean)
-        self.square += (1 - self.square_decay) * (gradients * gradients - self.square)
+        mean += (1 - self.mean_decay) * (gradients - mean)
+        square += (1 - self.square_decay) * (gradients * gradients - square)
         correction = (1 - self.square_decay**self.steps) ** 0.5
         rate = self.learning_rate * correction / (1 - self.mean_decay**self.steps)
         parameters *= 1 - self.learning_rate * self.weight_decay
-        parameters -= rate * self.mean / (xp.sqrt(self.square) + self.epsilon * correction)
+        parameters -= rate * mean / (xp.sqrt(square) + self.epsilon * correction)

@@ -4,10 +4,13 @@ import contextlib
 import json
 import os
 import zipfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lanterne.errors import InputError
 
@@ -26,12 +29,12 @@ class TrainingState:
 
     iteration: int
     steps: int
-    parameters: np.ndarray
-    mean: np.ndarray
-    square: np.ndarray
+    parameters: NDArray[Any]
+    mean: NDArray[Any]
+    square: NDArray[Any]
 
 
-def save(path, state, about):
+def save(path: str | Path, state: TrainingState, about: Mapping[str, Any]) -> None:
     """Replace file `path` by `state` and `about`, a JSON object; whoever reads it finds the old file or the new one.
 
     Also after a power failure: the data are on the disk before the name is.
@@ -60,7 +63,7 @@ def save(path, state, about):
         raise InputError(f"cannot write {path}: {error.strerror}") from error
 
 
-def load(path, about):
+def load(path: str | Path, about: Mapping[str, Any]) -> TrainingState:
     """The TrainingState in file `path`, saved of a run with the same `about`.
 
     Raises:

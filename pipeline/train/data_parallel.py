@@ -5,6 +5,12 @@ still has to do (`progress`), and are waited for at the end (`step`). A copy's g
 own microbatches; they count by its share of all microbatches, so copies may have different numbers of them.
 """
 
+from collections.abc import Mapping
+
+from lanterne.collectives.communicator import Communicator, core_of
+from lanterne.collectives.execute.requests import CollectiveRequest
+from lanterne.pipeline.model.stage_layers import LayerStage
+
 
 class Copies:
     """The copies of one rank's stages.
@@ -20,11 +26,21 @@ class Copies:
     Paper: weighted aggregation: GREYHOUND section 5.2, S2; ZeRO-1: Rajbhandari et al. 2020, section 5.1.
     """
 
-    def __init__(self, comms, stages, share, sharded=False):
-        self.comms, self.stages, self.share, self.sharded = comms, stages, share, sharded
-        self._requests = {}
+    def __init__(
+        self,
+        comms: Mapping[int, Communicator],
+        stages: Mapping[int, LayerStage],
+        share: float,
+        *,
+        sharded: bool = False,
+    ) -> None:
+        self.comms = comms
+        self.stages = stages
+        self.share = share
+        self.sharded = sharded
+        self._requests: dict[int, CollectiveRequest] = {}
 
-    def part(self, stage):
+    def part(self, stage: int) -> slice:
         """The slice of stage's vectors whose averages this copy keeps."""
         if not self.sharded:
             return slice(0, len(self.stages[stage].parameters))
@@ -32,7 +48,7 @@ class Copies:
         count = len(self.stages[stage].parameters) // comm.world_size
         return slice(comm.rank * count, (comm.rank + 1) * count)
 
-    def start(self, stage):
+    def start(self, stage: int) -> None:
         """The gradients of `stage` are complete here: send them on their way."""
         gradients, comm = self.stages[stage].gradients, self.comms[stage]
         if comm.world_size == 1:
@@ -43,12 +59,12 @@ class Copies:
         else:
             self._requests[stage] = comm.start_all_reduce(gradients, gradients)
 
-    def progress(self):
+    def progress(self) -> None:
         """Move what is on its way."""
         for stage in self._requests:
-            self.comms[stage].progress()
+            core_of(self.comms[stage]).progress()
 
-    def step(self):
+    def step(self) -> None:
         """Wait for the gradients, then update the weights of all stages, each of which was started."""
         # In one order on all copies: who waits moves nothing but what it waits for.
         for stage in sorted(self.stages):
@@ -58,7 +74,7 @@ class Copies:
         for stage in sorted(self._requests):
             self._requests.pop(stage).wait()
 
-    def _step(self, number):
+    def _step(self, number: int) -> None:
         stage, comm = self.stages[number], self.comms[number]
         if not self.sharded or comm.world_size == 1:
             stage.step()

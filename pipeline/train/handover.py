@@ -6,33 +6,44 @@ and nothing touches a disk.
 Paper: Wu et al. (GREYHOUND), section 5.2, strategy S3, steps 2 and 3.
 """
 
+from typing import TypeAlias
+
 import numpy as np
+
+from lanterne.collectives.communicator import Communicator
+from lanterne.pipeline.execute.stage import StageArray
+from lanterne.pipeline.train.data_parallel import Copies
+from lanterne.pipeline.train.rank_layout import Layout
 
 # The communicator's tag of these messages.
 TAG = 28
+# The optimizer's steps, and by stage the parameters and the averages that a rank keeps.
+Held: TypeAlias = tuple[int, dict[int, list[StageArray]]]
 
 
-def hold(copies):
-    """(steps, {stage: (3, count) parameters, mean, square}) of this rank; `mean` and `square` are of its part alone.
+def hold(copies: Copies) -> Held:
+    """(steps, {stage: [parameters, mean, square]}) of this rank; `mean` and `square` are of its part alone.
 
-    Where copies share the averages (ZeRO-1), these are shorter than the parameters: a list of three arrays.
+    Where copies share the averages (ZeRO-1), these are shorter than the parameters.
     """
-    held, steps = {}, 0
+    held: dict[int, list[StageArray]] = {}
+    steps = 0
     for number, stage in copies.stages.items():
         optimizer, own = stage.optimizer, copies.part(number)
         kept = (optimizer.mean, optimizer.square)
         averages = [np.zeros_like(stage.parameters[own]) if x is None else x for x in kept]
-        held[number], steps = [stage.parameters, *averages], optimizer.steps
+        held[number] = [stage.parameters, *averages]
+        steps = optimizer.steps
     return steps, held
 
 
-def moves(before, after):
+def moves(before: Layout, after: Layout) -> list[tuple[int, int]]:
     """(source, destination) of every seat of two Layouts of one shape whose rank changes."""
     pairs = zip(np.ravel(before.ranks).tolist(), np.ravel(after.ranks).tolist(), strict=True)
     return [(source, destination) for source, destination in pairs if source != destination]
 
 
-def move_state(comm, before, after, held, copies):
+def move_state(comm: Communicator, before: Layout, after: Layout, held: Held, copies: Copies) -> None:
     """Bring what `hold` gave under Layout `before` to where `after` wants it, into the stages of `copies`.
 
     Every rank of `comm` calls it. A seat whose rank stays keeps what it has.
@@ -42,11 +53,12 @@ def move_state(comm, before, after, held, copies):
     steps, mine = held
     sources = {destination: source for source, destination in moves(before, after)}
     targets = {source: destination for source, destination in moves(before, after)}
-    receives = {}
+    receives: dict[int, list[StageArray]] = {}
     for number, stage in sorted(copies.stages.items()):
         own = stage.parameters[copies.part(number)]
-        stage.optimizer.mean, stage.optimizer.square = np.zeros_like(own), np.zeros_like(own)
-        receives[number] = [stage.parameters, stage.optimizer.mean, stage.optimizer.square]
+        mean, square = np.zeros_like(own), np.zeros_like(own)
+        stage.optimizer.mean, stage.optimizer.square = mean, square
+        receives[number] = [stage.parameters, mean, square]
         stage.optimizer.steps = steps
     requests = []
     if comm.rank in sources:

@@ -16,25 +16,26 @@ class Layout:
             `place` in it, `part` of what is there (tensor parallelism).
     """
 
-    ranks: tuple
+    ranks: tuple[tuple[tuple[int, ...], ...], ...]
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         array = np.array(self.ranks)
         if array.ndim != 3 or sorted(array.reshape(-1).tolist()) != list(range(array.size)):
             raise InputError(f"layout: got {self.ranks}, expected [copy][place][part] with each rank once")
         object.__setattr__(self, "ranks", tuple(tuple(map(tuple, copy)) for copy in array.tolist()))
 
     @property
-    def shape(self):
+    def shape(self) -> tuple[int, int, int]:
         """(copies, places, parts)."""
         return len(self.ranks), len(self.ranks[0]), len(self.ranks[0][0])
 
-    def where(self, rank):
+    def where(self, rank: int) -> tuple[int, int, int]:
         """(copy, place, part) of `rank`."""
-        return tuple(int(index) for index in np.argwhere(np.array(self.ranks) == rank)[0])
+        copy, place, part = np.argwhere(np.array(self.ranks) == rank)[0].tolist()
+        return copy, place, part
 
 
-def make_layout(world_size, places=None, copies=None, parts=1):
+def make_layout(world_size: int, places: int | None = None, copies: int | None = None, parts: int = 1) -> Layout:
     """The Layout with parts of a place next to each other, then places of a copy; what is None follows from the rest.
 
     Raises:

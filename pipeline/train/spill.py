@@ -7,14 +7,20 @@ Paper: ADAPTRA, section 5.2, second benefit of delegates; differs: what is spill
 
 import math
 from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lanterne.errors import InputError
 from lanterne.kernels.arrays import address_of
-from lanterne.kernels.staging import Stager, wait_for
-from lanterne.pipeline.execute.stage import Stage
+from lanterne.kernels.cuda.runtime import CudaRuntime
+from lanterne.kernels.staging import Copy, Stager, wait_for
+from lanterne.pipeline.execute.stage import Message, Samples, Stage, StageArray
+from lanterne.pipeline.model.stage_layers import LayerStage
+from lanterne.pipeline.plan.plan import Plan
 from lanterne.transport.rails.delegate_memory import Arena
 
 # For the error of a full store; a cache line.
@@ -22,12 +28,20 @@ ROOM, ALIGN = "room for all activations that are spilled at one time", 64
 # Copies of what has been computed take no longer on any link to the host.
 CLOSE_S = 10.0
 
+# (stage, microbatch).
+Key: TypeAlias = tuple[int, int]
+# Where a store has an array: offset, number of elements, dtype.
+Slot: TypeAlias = tuple[int, int, np.dtype[Any]]
+# Equal for arrays that are the same bytes; it also tells the shape and strides of those with gaps.
+Identity: TypeAlias = tuple[Any, ...]
+Result = TypeVar("Result")
+
 
 class Spill:
     """The stages of one rank under one cap.
 
     Args:
-        stages: stage -> Stage with `held_arrays`, `set_aside` and `bring_back`, as LayerStage has them.
+        stages: those of the rank, by stage.
         cap_nbytes: the most that they may hold between two actions.
         store: a HostStore or DeviceStore.
 
@@ -36,30 +50,35 @@ class Spill:
         peak_nbytes: the most held between two actions so far; `spilled_nbytes`, moved to the store so far.
     """
 
-    def __init__(self, stages, cap_nbytes, store):
+    def __init__(self, stages: Mapping[int, LayerStage], cap_nbytes: int, store: "HostStore | DeviceStore") -> None:
         if cap_nbytes < 1:
             raise InputError(f"spill: got a cap of {cap_nbytes} bytes, expected at least 1")
-        self.cap_nbytes, self.store = cap_nbytes, store
+        self.cap_nbytes = cap_nbytes
+        self.store = store
         self.stages = {number: SpilledStage(self, number, stage) for number, stage in stages.items()}
-        self.peak_nbytes = self.spilled_nbytes = 0
-        self._positions, self._order, self._position = {}, (), 0
-        # (stage, microbatch) -> bytes held on the device; -> what the store has of it.
-        self._sizes, self._away = {}, {}
+        self.peak_nbytes = 0
+        self.spilled_nbytes = 0
+        self._positions: dict[Key, list[int]] = {}
+        self._order: list[tuple[str, Key]] = []
+        self._position = 0
+        # Bytes held on the device, and what the store has.
+        self._sizes: dict[Key, int] = {}
+        self._away: dict[Key, _Kept] = {}
         # (stage, kind) -> how much more an action left than it found, at most.
-        self._growth = {}
+        self._growth: dict[tuple[int, str], int] = {}
 
-    def follow(self, plan, rank):
+    def follow(self, plan: Plan, rank: int) -> None:
         """From the next iteration on, the stages run their part of `plan` on `rank`."""
         self._order = [(kind, (action.stage, action.microbatch)) for action in plan.ranks[rank] for kind in action.kind]
         self._positions = {}
         for position, (_, key) in enumerate(self._order):
             self._positions.setdefault(key, []).append(position)
 
-    def begin(self):
+    def begin(self) -> None:
         """An iteration begins."""
         self._position = 0
 
-    def before(self, kind, key):
+    def before(self, kind: str, key: Key) -> None:
         """An action of `kind`, F, B or W, on `key`, a (stage, microbatch), is about to run.
 
         Raises:
@@ -72,7 +91,7 @@ class Spill:
         self._fetch(key)
         self._make_room(self._growth.get((key[0], kind), 0), keep=key)
 
-    def after(self, kind, key):
+    def after(self, kind: str, key: Key) -> None:
         """The action has ended.
 
         Raises:
@@ -95,26 +114,26 @@ class Spill:
             self._fetch(following)
         self.peak_nbytes = max(self.peak_nbytes, self.held_nbytes)
 
-    def nbytes_of(self, stage):
+    def nbytes_of(self, stage: int) -> int:
         """Bytes that `stage` holds on the device."""
         return sum(nbytes for (number, _), nbytes in self._sizes.items() if number == stage)
 
     @property
-    def kept_nbytes(self):
+    def kept_nbytes(self) -> int:
         """Bytes held on the device and in the store together."""
         return self.held_nbytes + sum(kept.nbytes for kept in self._away.values())
 
     @property
-    def room_nbytes(self):
+    def room_nbytes(self) -> int:
         """How many of them to plan for: arrays of several sizes fill a store before all of it is in use."""
         return self.cap_nbytes + self.store.nbytes // 2
 
     @property
-    def held_nbytes(self):
+    def held_nbytes(self) -> int:
         """Bytes held on the device by all stages."""
         return sum(self._sizes.values())
 
-    def _make_room(self, nbytes, keep=None):
+    def _make_room(self, nbytes: int, keep: Key | None = None) -> None:
         """Spill what is needed last, but for `keep`, until `nbytes` more fit, or nothing is left to spill."""
         while self.held_nbytes + nbytes > self.cap_nbytes:
             victims = [key for key in self._sizes if key != keep]
@@ -122,15 +141,16 @@ class Spill:
                 return
             self._spill(max(victims, key=self._next_use))
 
-    def _next_use(self, key):
+    def _next_use(self, key: Key) -> float:
         positions = self._positions[key]
         index = bisect_left(positions, self._position)
         return positions[index] if index < len(positions) else math.inf
 
-    def _spill(self, key):
-        nbytes, slots = self._sizes.pop(key), {}
+    def _spill(self, key: Key) -> None:
+        nbytes = self._sizes.pop(key)
+        slots: dict[Identity, Slot] = {}
 
-        def away(array):
+        def away(array: StageArray) -> ArrayPlace:
             place = ArrayPlace.of(array)
             if place.identity not in slots:
                 slots[place.identity] = self.store.put(place.dense(array))
@@ -140,14 +160,14 @@ class Spill:
         self._away[key] = _Kept(slots, nbytes)
         self.spilled_nbytes += nbytes
 
-    def _fetch(self, key):
+    def _fetch(self, key: Key) -> None:
         kept = self._away.pop(key, None)
         if kept is None:
             return
         self._make_room(kept.nbytes, keep=key)
-        back = {}
+        back: dict[Identity, StageArray] = {}
 
-        def here(place):
+        def here(place: ArrayPlace) -> StageArray:
             if place.identity not in back:
                 back[place.identity] = self.store.take(kept.slots[place.identity])
             return place.laid(back[place.identity])
@@ -160,37 +180,37 @@ class Spill:
 class _Kept:
     """What the store has of a microbatch: identity -> slot; and how many bytes it held on the device."""
 
-    slots: dict
+    slots: dict[Identity, Slot]
     nbytes: int
 
 
 @dataclass(frozen=True)
 class ArrayPlace:
-    """How an array lies in memory: `identity`, equal for arrays that are the same bytes; its axes in their order there,
-    with the shape that they have then; and the axes that lead back.
+    """How an array lies in memory: its `identity`; its axes in their order there, with the shape that they have then;
+    and the axes that lead back.
     """
 
-    identity: tuple
-    order: tuple
-    shape: tuple
-    back: tuple
+    identity: Identity
+    order: tuple[int, ...]
+    shape: tuple[int, ...]
+    back: tuple[int, ...]
 
     @classmethod
-    def of(cls, array):
+    def of(cls, array: StageArray) -> "ArrayPlace":
         """The ArrayPlace of `array`, of host or device."""
         order = tuple(sorted(range(array.ndim), key=lambda axis: -abs(array.strides[axis])))
         dense = array.transpose(order)
-        identity = (address_of(array), array.nbytes)
+        identity: Identity = (address_of(array), array.nbytes)
         if not dense.flags.c_contiguous:
             identity = (*identity, array.shape, array.strides)
         return cls(identity, order, dense.shape, tuple(order.index(axis) for axis in range(array.ndim)))
 
-    def dense(self, array):
+    def dense(self, array: StageArray) -> StageArray:
         """The bytes of `array` as they lie, contiguous: one axis, of its dtype; a copy only where there are gaps."""
         flat = array.transpose(self.order).reshape(-1)
         return flat if flat.flags.c_contiguous else flat.copy()
 
-    def laid(self, dense):
+    def laid(self, dense: StageArray) -> StageArray:
         """The array that `dense` came from."""
         return dense.reshape(self.shape).transpose(self.back)
 
@@ -198,45 +218,53 @@ class ArrayPlace:
 class SpilledStage(Stage):
     """A stage whose rank spills; see Spill."""
 
-    def __init__(self, spill, number, inner):
-        self._spill, self._number, self.inner = spill, number, inner
-        self.input_shape, self.output_shape, self.dtype = inner.input_shape, inner.output_shape, inner.dtype
+    def __init__(self, spill: Spill, number: int, inner: LayerStage) -> None:
+        self._spill = spill
+        self._number = number
+        self.inner = inner
+        self.input_shape = inner.input_shape
+        self.output_shape = inner.output_shape
+        self.dtype = inner.dtype
 
-    def begin(self, microbatches, inputs=None, targets=None):
+    def begin(self, microbatches: int, inputs: Samples = None, targets: Samples = None) -> None:
         self._spill.begin()
         self.inner.begin(microbatches, inputs, targets)
 
-    def forward(self, microbatch, x=None, out=None, part=1, parts=1):
+    def forward(
+        self, microbatch: int, x: Message = None, out: Message = None, part: int = 1, parts: int = 1
+    ) -> Message:
         return self._run("F", self.inner.forward, microbatch, x, out, part, parts)
 
-    def backward_input(self, microbatch, dy=None, out=None, part=1, parts=1):
+    def backward_input(
+        self, microbatch: int, dy: Message = None, out: Message = None, part: int = 1, parts: int = 1
+    ) -> Message:
         return self._run("B", self.inner.backward_input, microbatch, dy, out, part, parts)
 
-    def backward_weight(self, microbatch, part=1, parts=1):
+    def backward_weight(self, microbatch: int, part: int = 1, parts: int = 1) -> None:
         self._run("W", self.inner.backward_weight, microbatch, part, parts)
 
-    def _run(self, kind, function, microbatch, *args):
+    def _run(self, kind: str, function: Callable[..., Result], microbatch: int, *args: Any) -> Result:
         key = self._number, microbatch
         self._spill.before(kind, key)
         result = function(microbatch, *args)
         self._spill.after(kind, key)
         return result
 
-    def step(self):
+    def step(self) -> None:
         self.inner.step()
 
-    def waited(self):
+    def waited(self) -> None:
         self.inner.waited()
 
     @property
-    def losses(self):
+    def losses(self) -> dict[int, float]:
         return self.inner.losses
 
     @property
-    def nbytes_held(self):
+    def nbytes_held(self) -> int:
         return self._spill.nbytes_of(self._number)
 
-    def __getattr__(self, name):
+    def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
 
 
@@ -249,20 +277,21 @@ class HostStore:
     Attributes: `nbytes`; `used_nbytes`.
     """
 
-    def __init__(self, nbytes):
-        self.nbytes, self._arena = nbytes, Arena(nbytes, ROOM, ALIGN)
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes = nbytes
+        self._arena = Arena(nbytes, ROOM, ALIGN)
 
     @property
-    def used_nbytes(self):
+    def used_nbytes(self) -> int:
         return self._arena.used_nbytes
 
-    def put(self, array):
+    def put(self, array: StageArray) -> Slot:
         """Store a copy of the contiguous `array` (count,); returns its slot. Raises InputError if the store is full."""
         offset = self._arena.allocate(array.nbytes)
         self._bytes(offset, array.nbytes)[:] = array.view(np.uint8)
         return offset, array.size, array.dtype
 
-    def take(self, slot):
+    def take(self, slot: Slot) -> NDArray[Any]:
         """The array of a slot, in memory of its own; the slot is free again."""
         offset, count, dtype = slot
         array = np.empty(count, dtype)
@@ -270,10 +299,10 @@ class HostStore:
         self._arena.free(offset, array.nbytes)
         return array
 
-    def _bytes(self, offset, nbytes):
+    def _bytes(self, offset: int, nbytes: int) -> NDArray[np.uint8]:
         return np.frombuffer(self._arena.view, np.uint8, nbytes, offset)
 
-    def close(self):
+    def close(self) -> None:
         self._arena.close()
 
 
@@ -287,19 +316,23 @@ class DeviceStore:
         nbytes: of pinned memory, at most.
     """
 
-    def __init__(self, runtime, xp, nbytes):
-        self.nbytes, self._runtime, self._xp, self._arena = nbytes, runtime, xp, Arena(nbytes, ROOM, ALIGN)
+    def __init__(self, runtime: CudaRuntime, xp: Any, nbytes: int) -> None:
+        self.nbytes = nbytes
+        self._runtime = runtime
+        self._xp = xp
+        self._arena = Arena(nbytes, ROOM, ALIGN)
         self._bytes = np.frombuffer(self._arena.view, np.uint8)
         runtime.pin(self._bytes.ctypes.data, nbytes)
         self._stager = Stager(runtime)
         # Copies under way: offset -> (copy, the array that it reads); (copy, offset, nbytes) of a slot that it empties.
-        self._going, self._coming = {}, []
+        self._going: dict[int, tuple[Copy, StageArray]] = {}
+        self._coming: list[tuple[Copy, int, int]] = []
 
     @property
-    def used_nbytes(self):
+    def used_nbytes(self) -> int:
         return self._arena.used_nbytes
 
-    def put(self, array):
+    def put(self, array: StageArray) -> Slot:
         """As HostStore.put; `array` is kept until its copy has ended."""
         self._settle()
         offset = self._arena.allocate(array.nbytes)
@@ -307,7 +340,7 @@ class DeviceStore:
         self._going[offset] = self._stager.to_host(host, address_of(array)), array
         return offset, array.size, array.dtype
 
-    def take(self, slot):
+    def take(self, slot: Slot) -> StageArray:
         """As HostStore.take; work given to the current stream from now on finds the array whole."""
         offset, count, dtype = slot
         array = self._xp.empty(count, dtype)
@@ -319,7 +352,7 @@ class DeviceStore:
         self._coming.append((copy, offset, array.nbytes))
         return array
 
-    def _settle(self):
+    def _settle(self) -> None:
         """Let go of what copies that have ended needed."""
         self._going = {offset: entry for offset, entry in self._going.items() if not entry[0].test()}
         coming, self._coming = self._coming, []
@@ -330,22 +363,22 @@ class DeviceStore:
             else:
                 self._coming.append((copy, offset, nbytes))
 
-    def close(self):
+    def close(self) -> None:
         """Release the memory, once no copy uses it.
 
         Raises:
             TransportTimeout: one does not end; the memory stays.
         """
-        copies = [copy for copy, *_ in (*self._going.values(), *self._coming)]
+        copies = [copy for copy, _ in self._going.values()] + [copy for copy, _, _ in self._coming]
         wait_for(lambda: all(copy.test() for copy in copies), "copies of spilled activations", CLOSE_S)
         self._runtime.unpin(self._bytes.ctypes.data)
         self._arena.close()
 
 
-def _name(kind, key):
+def _name(kind: str, key: Key) -> str:
     return f"{kind}{key[0]}.{key[1]}"
 
 
-def distinct(arrays):
+def distinct(arrays: Iterable[StageArray]) -> Collection[StageArray]:
     """`arrays` without those that are the same memory as one before."""
     return {(address_of(array), array.nbytes): array for array in arrays}.values()

@@ -1,16 +1,23 @@
 """The state of training, collected from ranks that each have a part of it, and put back."""
 
-import numpy as np
+from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from lanterne.collectives.communicator import Communicator
 from lanterne.errors import InputError
 from lanterne.kernels.arrays import is_device_array
+from lanterne.pipeline.execute.stage import StageArray
+from lanterne.pipeline.model.stage_layers import LayerStage
 from lanterne.pipeline.train.checkpoint import VECTORS, TrainingState
+from lanterne.pipeline.train.data_parallel import Copies
 
 # The communicator's tag of these messages.
 TAG = 30
 
 
-def gather_state(comm, copies, copy, iteration):
+def gather_state(comm: Communicator, copies: Copies, copy: int, iteration: int) -> TrainingState:
     """The TrainingState on every rank of `comm`; `copies` and `copy` are this rank's."""
     places, values = _own(copies, copy)
     model = next(iter(copies.stages.values())).model
@@ -33,7 +40,7 @@ def gather_state(comm, copies, copy, iteration):
     return TrainingState(iteration, steps, *whole)
 
 
-def _own(copies, copy):
+def _own(copies: Copies, copy: int) -> tuple[NDArray[np.int64], StageArray]:
     """(places (k,) int64, values (3, k)) of what this rank, and no copy of it, answers for."""
     places, values = [np.empty(0, np.int64)], []
     for number, stage in copies.stages.items():
@@ -48,15 +55,15 @@ def _own(copies, copy):
     return np.concatenate(places), np.ascontiguousarray(np.concatenate(values, axis=1))
 
 
-def _on_host(array):
+def _on_host(array: Any) -> Any:
     return array.get() if array is not None and is_device_array(array) else array
 
 
-def _averages(stage):
+def _averages(stage: LayerStage) -> tuple[StageArray | None, StageArray | None]:
     return stage.optimizer.mean, stage.optimizer.square
 
 
-def put_state(state, copies):
+def put_state(state: TrainingState, copies: Copies) -> None:
     """Put what this rank needs of `state` into its stages.
 
     Raises:

@@ -9,23 +9,39 @@ Between iterations plans, layout and data plane may change; the state of trainin
 
 import hashlib
 import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
+from numpy.typing import DTypeLike, NDArray
 
+from lanterne.collectives.communicator import Communicator, core_of
 from lanterne.collectives.execute.control import STALL_S
 from lanterne.errors import InputError, LanterneError
 from lanterne.pipeline.execute.execute import Measured, execute
-from lanterne.pipeline.model.stage_layers import LayerStage, check_starts
+from lanterne.pipeline.execute.stage import Batch, Stage
+from lanterne.pipeline.model.stage_layers import LayerStage, Optimizer, StageModel, check_starts
+from lanterne.pipeline.plan.action import Action
+from lanterne.pipeline.plan.problem import Problem
+from lanterne.pipeline.planes.base import DataPlane
 from lanterne.pipeline.planes.inline import Inline
 from lanterne.pipeline.planners.registry import plan
 from lanterne.pipeline.simulate.check import CheckedPlan, check
 from lanterne.pipeline.train.adam import Adam
+from lanterne.pipeline.train.checkpoint import TrainingState
 from lanterne.pipeline.train.data_parallel import Copies
 from lanterne.pipeline.train.handover import hold, move_state
-from lanterne.pipeline.train.rank_layout import make_layout
+from lanterne.pipeline.train.rank_layout import Layout, make_layout
 from lanterne.pipeline.train.spill import DeviceStore, HostStore, Spill
 from lanterne.pipeline.train.state import gather_state, put_state
+from lanterne.transport.base import Transport
+
+if TYPE_CHECKING:
+    from lanterne.pipeline.device.device_stage import Device
+
+# A CheckedPlan of each copy of a pipeline.
+Plans: TypeAlias = tuple[CheckedPlan, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,18 +58,18 @@ class Iteration:
     """
 
     number: int
-    losses: np.ndarray
+    losses: NDArray[np.float64]
     seconds: float
-    gradients_s: tuple
+    gradients_s: tuple[float, float]
     measured: Measured
     votes: float = 0.0
 
     @property
-    def loss(self):
+    def loss(self) -> float:
         return float(self.losses.mean())
 
 
-def plans(problem, scheduler, microbatches=None, **options):
+def plans(problem: Problem, scheduler: str, microbatches: Sequence[int] | None = None, **options: Any) -> Plans:
     """A CheckedPlan per copy of the pipeline: what Trainer takes.
 
     Args:
@@ -64,7 +80,7 @@ def plans(problem, scheduler, microbatches=None, **options):
     Raises:
         InputError: the scheduler cannot plan it.
     """
-    made = {}
+    made: dict[int, CheckedPlan] = {}
     for count in microbatches or (problem.microbatches,):
         if count not in made:
             own = replace(problem, microbatches=count)
@@ -107,31 +123,41 @@ class Trainer:
 
     def __init__(
         self,
-        comm,
-        model,
-        data,
-        plans,
+        comm: Communicator,
+        model: StageModel | Callable[[Communicator | None], StageModel],
+        data: Callable[[int], tuple[Batch, Batch]],
+        plans: CheckedPlan | Sequence[CheckedPlan],
         *,
-        layout=None,
-        optimizer=Adam,
-        dtype=np.float32,
-        seed=0,
-        starts=None,
-        sharded=False,
-        plane=None,
-        timeout_s=None,
-        transport=None,
-        cap_nbytes=None,
-        spill_nbytes=1 << 30,
-        device=None,
-    ):
+        layout: Layout | None = None,
+        optimizer: Callable[[], Optimizer] = Adam,
+        dtype: DTypeLike = np.float32,
+        seed: int = 0,
+        starts: Sequence[int] | None = None,
+        sharded: bool = False,
+        plane: Callable[[Communicator], DataPlane] | None = None,
+        timeout_s: float | None = None,
+        transport: Transport | None = None,
+        cap_nbytes: int | None = None,
+        spill_nbytes: int = 1 << 30,
+        device: "Device | None" = None,
+    ) -> None:
+        self.comm = comm
+        self.data = data
+        self.timeout_s = timeout_s
         self.device = device
-        self._cap_nbytes, self._spill_nbytes, self.spill = cap_nbytes, spill_nbytes, None
-        self.comm, self.data, self.timeout_s, self.execute, self.vote = comm, data, timeout_s, execute, None
+        self.execute: Callable[..., Measured] = execute
+        self.vote: Callable[[Measured, tuple[float, float]], float] | None = None
+        self.iterations = 0
+        self.spill: Spill | None = None
+        self._cap_nbytes = cap_nbytes
+        self._spill_nbytes = spill_nbytes
         self._transport = transport
-        self._model, self._optimizer, self._dtype = model, optimizer, np.dtype(dtype)
-        self._sharded, self._make_plane = sharded, plane or Inline
-        self.iterations, self.plane, self._comms = 0, None, []
+        self._model = model
+        self._optimizer = optimizer
+        self._dtype = np.dtype(dtype)
+        self._sharded = sharded
+        self._make_plane = plane or Inline
+        self._comms: list[Communicator] = []
         if isinstance(plans, CheckedPlan):
             layout = layout or make_layout(comm.world_size, plans.plan.placement.num_ranks)
             plans = (plans,) * layout.shape[0]
@@ -139,11 +165,11 @@ class Trainer:
         self._open(tuple(plans), layout or make_layout(comm.world_size, places, len(plans)), starts, seed)
 
     @property
-    def microbatches(self):
+    def microbatches(self) -> tuple[int, ...]:
         """(copies,) ints: the microbatches of each copy."""
         return tuple(checked.plan.microbatches for checked in self.plans)
 
-    def iteration(self):
+    def iteration(self) -> Iteration:
         """Train on the next batch; every rank calls it, and gets an Iteration.
 
         Raises:
@@ -180,18 +206,19 @@ class Trainer:
         self.iterations += 1
         return Iteration(self.iterations - 1, losses, time.monotonic() - start_s, gradients_s, measured, votes)
 
-    def _load(self, inputs, targets):
+    def _load(self, inputs: Batch, targets: Batch) -> None:
         """Run the stages once on zeros: a kernel's first launch may wait for all streams, and so for other ranks."""
+        assert self.device is not None
         zeros = self.device.xp.zeros
         for stage in self.stages.values():
             stage.begin(len(inputs), inputs, targets)
-            stage.forward(0, stage.input_shape and zeros(stage.input_shape, stage.dtype))
-            stage.backward_input(0, stage.output_shape and zeros(stage.output_shape, stage.dtype))
+            stage.forward(0, None if stage.input_shape is None else zeros(stage.input_shape, stage.dtype))
+            stage.backward_input(0, None if stage.output_shape is None else zeros(stage.output_shape, stage.dtype))
             stage.backward_weight(0)
             stage.gradients[...] = 0
         self._is_loaded = True
 
-    def _after(self, action):
+    def _after(self, action: Action) -> None:
         """The gradients of a stage start on their way once its last W has ended, and go on after every action."""
         if "W" in action.kind and action.part == action.parts:
             self._left[action.stage] -= 1
@@ -199,14 +226,14 @@ class Trainer:
                 self.copies.start(action.stage)
         self.copies.progress()
 
-    def _fail(self, error):
+    def _fail(self, error: LanterneError) -> None:
         """Tell the ranks of all groups, and stay until they have looked: who is gone by then looks like a death."""
         self.plane.fail(error)
         for comm in (*self._comms, self.comm):
-            comm.fail(error)
+            core_of(comm).fail(error)
         time.sleep(3 * STALL_S)
 
-    def _all_losses(self, first, total, vote):
+    def _all_losses(self, first: int, total: int, vote: float) -> tuple[NDArray[np.float64], float]:
         """The losses of all copies, and the sum of the votes."""
         losses = np.zeros(total + 1)
         losses[-1] = vote
@@ -217,7 +244,12 @@ class Trainer:
         self.comm.all_reduce(losses, losses)
         return losses[:-1], float(losses[-1])
 
-    def change(self, plans=None, layout=None, starts=None):
+    def change(
+        self,
+        plans: Iterable[CheckedPlan] | None = None,
+        layout: Layout | None = None,
+        starts: Sequence[int] | None = None,
+    ) -> None:
         """Go on with other plans, one per copy, or on another layout or cut; between iterations, on all ranks.
 
         Other plans of the same placement cost nothing. On a layout of the same shape every rank hands the state of its
@@ -241,17 +273,17 @@ class Trainer:
         self._open(plans, layout, starts, seed=None)
         self.restore(state)
 
-    def _move(self, plans, layout):
+    def _move(self, plans: Plans, layout: Layout) -> None:
         """Go on with the same stages on other ranks."""
         before, held = self.layout, hold(self.copies)
         self._open(plans, layout, self.starts, seed=None)
         move_state(self.comm, before, layout, held, self.copies)
 
-    def state(self):
+    def state(self) -> TrainingState:
         """The State of training, on the host of every rank; every rank calls it."""
         return gather_state(self.comm, self.copies, self.copy, self.iterations)
 
-    def restore(self, state):
+    def restore(self, state: TrainingState) -> None:
         """Go on from `state`, which any trainer of this model gave.
 
         Raises:
@@ -260,9 +292,9 @@ class Trainer:
         put_state(state, self.copies)
         self.iterations = state.iteration
 
-    def close(self):
+    def close(self) -> None:
         """Release the data plane and the communicators that it made."""
-        if self.plane is not None:
+        if self._comms:
             self.plane.close()
         for comm in self._comms:
             comm.close()
@@ -271,13 +303,17 @@ class Trainer:
             self.spill.store.close()
             self.spill = None
 
-    def _open(self, plans, layout, starts, seed):
+    def _open(self, plans: Plans, layout: Layout, starts: Sequence[int] | None, seed: int | None) -> None:
         """Communicators and stages for these plans; seed None: their state is going to be put there."""
         starts = self._check(plans, layout, starts)
         self.close()
-        self.layout, self.starts = layout, starts
+        self.layout = layout
+        self.starts: tuple[int, ...] = starts
         copies, places, parts = layout.shape
-        self.copy, self.place, self.part = copy, place, part = layout.where(self.comm.rank)
+        copy, place, part = layout.where(self.comm.rank)
+        self.copy = copy
+        self.place = place
+        self.part = part
         self.pipeline = self._split(copy * parts + part, place)
         tensor = self._split(copy * places + place, part) if parts > 1 else None
         if tensor is not None:
@@ -286,43 +322,45 @@ class Trainer:
         placement = plans[0].plan.placement
         held = placement.stages_of(place)
         multiple, xp = copies if self._sharded else 1, self.device.xp if self.device else np
-        self.stages = {
-            stage: LayerStage(model, *starts[stage : stage + 2], self._optimizer(), self._dtype, seed, xp, multiple)
-            for stage in held
-        }
-        self.running = self.stages
+        self.stages: dict[int, LayerStage] = {}
+        for stage in held:
+            start, stop = starts[stage : stage + 2]
+            made = LayerStage(model, start, stop, self._optimizer(), self._dtype, seed, xp, multiple)
+            self.stages[stage] = made
+        self.running: Mapping[int, Stage] = self.stages
         if self._cap_nbytes is not None:
             self.spill = Spill(self.stages, self._cap_nbytes, self._store())
             self.running = self.spill.stages
         slots = max(map(len, map(placement.stages_of, range(places))))
         comms = [self._split(place * parts + part, copy) for _ in range(slots)]
         self._copy_comms = dict(zip(held, comms, strict=False))
-        self.plane, self._is_loaded = self._make_plane(self.pipeline), False
+        self.plane: DataPlane = self._make_plane(self.pipeline)
+        self._is_loaded = False
         if self.device:
             self.plane.stage_on(self.device)
             self.running = {number: self.device.run(stage, self.plane) for number, stage in self.running.items()}
         self._plan(plans)
 
-    def _store(self):
+    def _store(self) -> HostStore | DeviceStore:
         """Where saved activations go that do not fit."""
         if self.device:
             return DeviceStore(self.device.runtime, self.device.xp, self._spill_nbytes)
         return HostStore(self._spill_nbytes)
 
-    def _plan(self, plans):
+    def _plan(self, plans: Plans) -> None:
         """Run `plans`, of the placement that the stages are for."""
-        self.plans = plans
+        self.plans: Plans = plans
         if self.spill:
             self.spill.follow(plans[self.copy].plan, self.place)
         share = self.microbatches[self.copy] / sum(self.microbatches)
-        self.copies = Copies(self._copy_comms, self.stages, share, self._sharded)
+        self.copies = Copies(self._copy_comms, self.stages, share, sharded=self._sharded)
 
-    def _split(self, color, key):
+    def _split(self, color: int, key: int) -> Communicator:
         comm = self.comm.split(color, key, self._transport)
         self._comms.append(comm)
         return comm
 
-    def _check(self, plans, layout, starts):
+    def _check(self, plans: Plans, layout: Layout, starts: Sequence[int] | None) -> tuple[int, ...]:
         """The starts, if all fit each other and the ranks, and are the same on all of them; else InputError."""
         copies, places, parts = layout.shape
         placement = plans[0].plan.placement

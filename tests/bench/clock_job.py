@@ -28,7 +28,9 @@ def main(off_s, nbytes):
         _off_s = off_s * comm.rank
         problem = Problem(2, 4, 0.005, 0.005, 0.005)
         checked = check(plan(problem, "1f1b"), problem)
-        stages = {comm.rank: TimedStage((0.005, 0.005, 0.005), Clock(), nbytes, comm.rank == 0, comm.rank == 1)}
+        stages = {
+            comm.rank: TimedStage((0.005, 0.005, 0.005), Clock(), nbytes, begins=comm.rank == 0, ends=comm.rank == 1)
+        }
         plane = ObservedPlane(comm.rank, Inline(comm))
         settings = AdaptSettings(scheduler="1f1b", divert=False)
         with Adapter(comm, checked, plane, problem, settings) as adapter:

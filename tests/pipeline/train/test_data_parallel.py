@@ -34,7 +34,7 @@ def test_gradients_are_the_mean_by_shares(shares, sharded):
         stage.gradients[:] = np.random.default_rng(comm.rank).normal(size=len(stage.gradients))
         stage.gradients[stage.chain.num_parameters :] = 0
         given = stage.gradients[: stage.chain.num_parameters].copy()
-        copies = Copies({0: comm}, {0: stage}, shares[comm.rank], sharded)
+        copies = Copies({0: comm}, {0: stage}, shares[comm.rank], sharded=sharded)
         copies.start(0)
         copies.progress()
         copies.step()
