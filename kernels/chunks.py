@@ -4,6 +4,8 @@ A stream copies the chunks of its messages in order and writes after each how ma
 this counter knows what is there: a delegate process, too, which loads neither NumPy nor CUDA.
 """
 
+from typing import SupportsInt
+
 CHUNK_NBYTES = 1 << 20
 # Of one message. 1 MiB takes 20 us over PCIe 5.0; between two chunks the copy engine stands still while the flag is
 # written, and the CPU queues them one by one.
@@ -12,12 +14,12 @@ MAX_CHUNKS = 16
 FLAG_MODULUS = 1 << 32
 
 
-def chunk_nbytes_of(nbytes, least=CHUNK_NBYTES):
+def chunk_nbytes_of(nbytes: int, least: int = CHUNK_NBYTES) -> int:
     """Bytes of each chunk but the last of a message of `nbytes`: `least`, or a multiple where that would be many."""
     return least * max(1, -(-nbytes // (MAX_CHUNKS * least)))
 
 
-def landed_nbytes(counter, first, nbytes, chunk_nbytes):
+def landed_nbytes(counter: SupportsInt, first: int, nbytes: int, chunk_nbytes: int) -> int:
     """Bytes, from the start of a message, that are there.
 
     Args:

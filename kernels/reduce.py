@@ -10,16 +10,19 @@ element.
 
 import ctypes
 import functools
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
 
 import numpy as np
 
 from lanterne.errors import InputError
-from lanterne.kernels.arrays import host_array, is_device_array
+from lanterne.kernels.arrays import Array, HostArray, host_array, is_device_array
 from lanterne.kernels.cpu.jit import divide_function, fold_function
-from lanterne.kernels.dtypes import check_op, dtype_of, find_dtype
+from lanterne.kernels.dtypes import Dtype, check_op, dtype_of, find_dtype
 
 
-def reduce(op, out, *inputs, dtype=None):
+def reduce(op: str, out: Array, *inputs: Array, dtype: object = None) -> None:
     """out = out op inputs[0] op inputs[1] op ...
 
     Args:
@@ -40,7 +43,7 @@ def reduce(op, out, *inputs, dtype=None):
         _fold_host(op, out, inputs, dtype, in_place=True)
 
 
-def fold(op, out, *inputs, dtype=None):
+def fold(op: str, out: Array, *inputs: Array, dtype: object = None) -> None:
     """out = inputs[0] op inputs[1] op ...; what `out` held before is not read, unless it is itself one of the inputs.
 
     Arguments and errors as for `reduce`, but there is at least one input. A received message can so be combined with a
@@ -54,15 +57,17 @@ def fold(op, out, *inputs, dtype=None):
         _fold_host(op, out, inputs, dtype, in_place=False)
 
 
-def _fold_host(op, out, inputs, dtype, in_place):
-    out, element = _check_out(out, dtype)
+def _fold_host(op: str, given_out: Array, inputs: Sequence[Array], dtype: object, *, in_place: bool) -> None:
+    out, element = _check_out(given_out, dtype)
     kernel = prepare(op, element, len(inputs) + in_place)
     start = _address(out)
     stop = start + out.nbytes
     addresses = [start] if in_place else []
     for i, given in enumerate(inputs):
-        is_fine = type(given) is np.ndarray and given.flags.c_contiguous
-        array = given if is_fine else host_array(given, f"input {i}")
+        if type(given) is np.ndarray and given.flags.c_contiguous:
+            array: HostArray = given
+        else:
+            array = host_array(given, f"input {i}")
         if array.shape != out.shape:
             raise InputError(f"input {i}: got shape {array.shape}, expected that of the output, {out.shape}")
         if array.dtype is not out.dtype and dtype_of(array, dtype, f"input {i}") is not element:
@@ -74,7 +79,7 @@ def _fold_host(op, out, inputs, dtype, in_place):
     kernel(out.size, start, *addresses)
 
 
-def divide(out, divisor, dtype=None):
+def divide(out: Array, divisor: float, dtype: object = None) -> None:
     """out = out / divisor, rounded once: the step that ends a mean.
 
     Args:
@@ -87,16 +92,16 @@ def divide(out, divisor, dtype=None):
     if is_device_array(out):
         _cuda().divide(out, divisor, dtype=dtype)
         return
-    out, element = _check_out(out, dtype)
+    array, element = _check_out(out, dtype)
     check_op("mean", element)
     if divisor == 0:
         raise InputError("divide: got a divisor of 0")
-    address = _address(out)
-    divide_function(element)(out.size, address, address, divisor)
+    address = _address(array)
+    divide_function(element)(array.size, address, address, divisor)
 
 
 @functools.cache
-def prepare(op, dtype, num_inputs):
+def prepare(op: str, dtype: object, num_inputs: int) -> Callable[..., None]:
     """Compile the kernel of `fold` for `num_inputs` inputs (`reduce` has one more: its output) and return it.
 
     An executor calls this before it posts its first message, since a rank that compiles is a late rank. The kernel is a
@@ -121,20 +126,20 @@ def prepare(op, dtype, num_inputs):
     return fold_function("sum" if op == "mean" else op, element, num_inputs)
 
 
-def _check_out(out, dtype):
-    out = host_array(out, "out")
+def _check_out(given: Array, dtype: object) -> tuple[HostArray, Dtype]:
+    out = host_array(given, "out")
     if not out.flags.writeable:
         raise InputError("out: got a read-only array, expected a writable one")
     return out, dtype_of(out, dtype, "out")
 
 
-def _cuda():
+def _cuda() -> ModuleType:
     from lanterne.kernels.cuda import reduce as cuda_reduce
 
     return cuda_reduce
 
 
-def _address(array):
+def _address(array: Any) -> int:
     try:
         # Five times faster than array.ctypes.data, but refuses read-only and empty arrays and foreign dtypes.
         return ctypes.addressof(ctypes.c_char.from_buffer(array))

@@ -13,12 +13,12 @@ SPIN_S = 1e-3
 _POLLS_PER_YIELD = 8
 
 
-def delay(duration_s):
+def delay(duration_s: float) -> None:
     """Return `duration_s` seconds after the call, microseconds late on an idle core; at once if it is not positive."""
     wait_until(time.monotonic() + duration_s)
 
 
-def wait_until(deadline_s, spin_s=SPIN_S):
+def wait_until(deadline_s: float, spin_s: float = SPIN_S) -> None:
     """Return once time.monotonic() has reached `deadline_s`, never before; at once if it has passed.
 
     Args:
@@ -47,17 +47,17 @@ class DelayAccuracy:
     error_s: tuple[float, ...]
 
     @property
-    def median_s(self):
+    def median_s(self) -> float:
         """The middle error."""
         return statistics.median(self.error_s)
 
     @property
-    def max_s(self):
+    def max_s(self) -> float:
         """The largest error."""
         return max(self.error_s)
 
 
-def measure_delay(duration_s, num_samples=20):
+def measure_delay(duration_s: float, num_samples: int = 20) -> DelayAccuracy:
     """Call `delay(duration_s)` `num_samples` times and return its DelayAccuracy.
 
     Raises:

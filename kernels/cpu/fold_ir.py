@@ -5,6 +5,10 @@ it writes it (so the output may be one of the inputs), and stores canonical valu
 min and max. 16-bit floats are widened to float32, combined there, and rounded once.
 """
 
+from collections.abc import Callable
+
+from lanterne.kernels.dtypes import Dtype
+
 # Bytes of accumulator per turn of the main loop, by the number of streams it reads: the memory's prefetchers follow two
 # streams best line by line (46 against 41 GB/s), and many streams better in runs of lines (39 against 35 GB/s for
 # eight).
@@ -20,7 +24,7 @@ _COMPUTE = {"float16": "float", "bfloat16": "float", "float32": "float", "float6
 _COMPUTE_NBYTES = {"float": 4, "double": 8}
 
 
-def fold_ir(op, dtype, num_inputs):
+def fold_ir(op: str, dtype: Dtype, num_inputs: int) -> str:
     """IR of `void kernel(i64 count, ptr out, ptr in0, ptr in1, ...)`: out = in0 op in1 op ..., in that order.
 
     Args:
@@ -30,7 +34,7 @@ def fold_ir(op, dtype, num_inputs):
     """
     names = [f"in{i}" for i in range(num_inputs)]
 
-    def body(vector):
+    def body(vector: "_Vector") -> None:
         accumulator = vector.load(names[0])
         for name in names[1:]:
             accumulator = vector.combine(op, accumulator, vector.load(name))
@@ -40,16 +44,16 @@ def fold_ir(op, dtype, num_inputs):
     return _kernel([f"ptr %{name}" for name in names], body, dtype, wide_nbytes)
 
 
-def divide_ir(dtype):
+def divide_ir(dtype: Dtype) -> str:
     """IR of `void kernel(i64 count, ptr out, ptr in, double divisor)`: out = in / divisor, rounded once, for floats."""
 
-    def body(vector):
+    def body(vector: "_Vector") -> None:
         vector.store(vector.divide(vector.load("in")))
 
     return _kernel(["ptr %in", "double %divisor"], body, dtype, FEW_WIDE_NBYTES)
 
 
-def _kernel(parameters, body, dtype, wide_nbytes):
+def _kernel(parameters: list[str], body: Callable[["_Vector"], None], dtype: Dtype, wide_nbytes: int) -> str:
     """A loop of wide vectors, then one of single elements, both with the same `body(vector)`."""
     wide, tail = (_Vector(dtype, width) for width in (wide_nbytes // _compute_nbytes(dtype), 1))
     body(wide)
@@ -74,7 +78,7 @@ def _kernel(parameters, body, dtype, wide_nbytes):
     )
 
 
-def _loop(label, vector, first, stop, after):
+def _loop(label: str, vector: "_Vector", first: str, stop: str, after: str) -> list[str]:
     width = vector.width
     return [
         f"{label}:",
@@ -86,35 +90,35 @@ def _loop(label, vector, first, stop, after):
     ]
 
 
-def _compute_nbytes(dtype):
+def _compute_nbytes(dtype: Dtype) -> int:
     return _COMPUTE_NBYTES[_COMPUTE[dtype.name]] if dtype.kind == "float" else dtype.nbytes
 
 
 class _Vector:
     """Writes instructions on vectors of `width` elements of one Dtype into `lines`; values are SSA names."""
 
-    def __init__(self, dtype, width):
+    def __init__(self, dtype: Dtype, width: int):
         self.dtype = dtype
         self.width = width
-        self.lines = []
-        self.declarations = set()
+        self.lines: list[str] = []
+        self.declarations: set[str] = set()
         self.integer = f"i{8 * dtype.nbytes}"
         self.compute = _COMPUTE.get(dtype.name, self.integer)
 
-    def of(self, scalar):
+    def of(self, scalar: str) -> str:
         """The vector type of `scalar`."""
         return f"<{self.width} x {scalar}>"
 
-    def set(self, expression):
+    def set(self, expression: str) -> str:
         """Emit `expression` and return the name of its value."""
         name = f"%v{self.width}.{len(self.lines)}"
         self.lines.append(f"{name} = {expression}")
         return name
 
-    def address(self, name):
+    def address(self, name: str) -> str:
         return self.set(f"getelementptr inbounds {self.integer}, ptr %{name}, i64 %i{self.width}")
 
-    def load(self, name):
+    def load(self, name: str) -> str:
         """Elements of pointer `name`, widened to the type of computation."""
         memory = self.of(_MEMORY.get(self.dtype.name, self.integer))
         value = self.set(f"load {memory}, ptr {self.address(name)}, align 1")
@@ -126,7 +130,7 @@ class _Vector:
             return self.set(f"bitcast {self.of('i32')} {value} to {self.of('float')}")
         return value
 
-    def combine(self, op, left, right):
+    def combine(self, op: str, left: str, right: str) -> str:
         """left op right, element by element."""
         kind, vector = self.dtype.kind, self.of(self.compute)
         if op in ("sum", "prod"):
@@ -139,7 +143,7 @@ class _Vector:
         self.declarations.add(f"declare {function}({vector}, {vector})")
         return self.set(f"call {function}({vector} {left}, {vector} {right})")
 
-    def divide(self, value):
+    def divide(self, value: str) -> str:
         """value / %divisor."""
         vector, scalar = self.of(self.compute), "%divisor"
         if self.compute == "float":
@@ -148,7 +152,7 @@ class _Vector:
         every = self.set(f"shufflevector {vector} {one}, {vector} poison, {self.of('i32')} zeroinitializer")
         return self.set(f"fdiv {vector} {value}, {every}")
 
-    def store(self, value):
+    def store(self, value: str) -> None:
         """Round `value` to the dtype, make its NaNs canonical, and store it to pointer `out`."""
         vector = self.of(self.integer)
         if self.dtype.kind == "float":
@@ -157,7 +161,7 @@ class _Vector:
             value = self.set(f"select {self.of('i1')} {is_nan}, {nan}, {vector} {self.round(value)}")
         self.lines.append(f"store {vector} {value}, ptr {self.address('out')}, align 1")
 
-    def round(self, value):
+    def round(self, value: str) -> str:
         """The bits of `value` in the dtype, rounded to nearest even."""
         if self.dtype.name == "float16":
             value = self.set(f"fptrunc {self.of('float')} {value} to {self.of('half')}")

@@ -9,15 +9,18 @@ import ctypes
 import functools
 import platform
 import threading
+from collections.abc import Callable
+from typing import Any
 
 from lanterne.errors import Unavailable
 from lanterne.kernels.cpu.fold_ir import divide_ir, fold_ir
+from lanterne.kernels.dtypes import Dtype
 
 _lock = threading.Lock()
 
 
 @functools.cache
-def fold_function(op, dtype, num_inputs):
+def fold_function(op: str, dtype: Dtype, num_inputs: int) -> Callable[..., None]:
     """The C function `(count, out, in0, in1, ...)` of fold_ir, addresses as ints; compiled on first use, kept for good.
 
     Raises:
@@ -28,7 +31,7 @@ def fold_function(op, dtype, num_inputs):
 
 
 @functools.cache
-def divide_function(dtype):
+def divide_function(dtype: Dtype) -> Callable[..., None]:
     """The C function `(count, out, in, divisor)` of divide_ir; the divisor is a float.
 
     Raises:
@@ -39,7 +42,7 @@ def divide_function(dtype):
 
 
 @functools.cache
-def _llvm():
+def _llvm() -> Any:
     import llvmlite.binding as llvm
 
     llvm.initialize_native_target()
@@ -47,14 +50,14 @@ def _llvm():
     return llvm
 
 
-def _target_machine(cpu):
+def _target_machine(cpu: str | None) -> Any:
     llvm = _llvm()
     features = "" if cpu else llvm.get_host_cpu_features().flatten()
     target = llvm.Target.from_default_triple()
     return target.create_target_machine(cpu=cpu or llvm.get_host_cpu_name(), features=features, opt=3)
 
 
-def _compile(ir, argument_types, cpu=None):
+def _compile(ir: str, argument_types: list[Any], cpu: str | None = None) -> Callable[..., None]:
     """The C function of `ir`; `cpu` names another instruction set than this machine's best, for tests."""
     with _lock:
         llvm = _llvm()
@@ -62,13 +65,14 @@ def _compile(ir, argument_types, cpu=None):
         module.verify()
         engine = llvm.create_mcjit_compiler(module, _target_machine(cpu))
         engine.finalize_object()
-        function = ctypes.CFUNCTYPE(None, ctypes.c_size_t, *argument_types)(engine.get_function_address("kernel"))
+        prototype = ctypes.CFUNCTYPE(None, ctypes.c_size_t, *argument_types)
+        function: Any = prototype(engine.get_function_address("kernel"))
     # The engine owns the machine code, so it has to live as long as the function.
     function.engine = engine
     return function
 
 
-def _check_cpu(dtype):
+def _check_cpu(dtype: Dtype) -> None:
     # Without the instruction LLVM would call a library function that is not there, and abort the process.
     if dtype.name != "float16" or platform.machine() not in ("x86_64", "AMD64"):
         return

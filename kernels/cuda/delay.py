@@ -10,13 +10,18 @@ Paper: CrossPipe, section 6.4 and appendix F.1.
 import contextlib
 import functools
 import statistics
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from lanterne.errors import InputError, one_of
-from lanterne.kernels.arrays import import_cupy, on_stream, require_device
+from lanterne.kernels.arrays import Event, Stream, import_cupy, on_stream, require_device
 from lanterne.kernels.cuda.compile import raw_kernel
+
+if TYPE_CHECKING:
+    from lanterne.kernels.cuda.runtime import CudaRuntime
 
 TIMERS = ("globaltimer", "clock64")
 # Longer spins are cut into kernels of this length, so that none meets a watchdog.
@@ -74,12 +79,12 @@ extern "C" __global__ void measure_tick(int num_ticks, Time* slot) {
 
 
 @functools.cache
-def _kernel(name):
+def _kernel(name: str) -> Callable[..., None]:
     require_device()
     return raw_kernel(SOURCE, name, OPTIONS)
 
 
-def _launch(name, arguments, stream):
+def _launch(name: str, arguments: tuple[object, ...], stream: Stream) -> None:
     _kernel(name)((1,), (1,), arguments, stream=stream)
 
 
@@ -96,17 +101,17 @@ class Calibration:
     tick_ns: float
 
     @property
-    def timer(self):
+    def timer(self) -> str:
         """The timer to use: the global one unless its steps are too coarse."""
         return "globaltimer" if self.tick_ns <= MAX_TICK_NS else "clock64"
 
-    def spin_ns(self, duration_s):
+    def spin_ns(self, duration_s: float) -> int:
         """Nanoseconds to spin so that the stream is held up by `duration_s`."""
         return max(0, round((duration_s - self.overhead_s) * 1e9))
 
 
 @functools.cache
-def calibrate(device_id=None, num_samples=21):
+def calibrate(device_id: int | None = None, num_samples: int = 21) -> Calibration:
     """Measure the Calibration of a device (default: the current one); medians of `num_samples` spins."""
     require_device()
     cupy = import_cupy()
@@ -114,7 +119,10 @@ def calibrate(device_id=None, num_samples=21):
         stream = cupy.cuda.Stream(non_blocking=True)
         slot = cupy.zeros(1, cupy.uint64)
         cupy.cuda.Device().synchronize()
-        cycles, elapsed_ns, empty_s, ticks_ns = 2_000_000, [], [], []
+        cycles = 2_000_000
+        elapsed_ns: list[int] = []
+        empty_s: list[float] = []
+        ticks_ns: list[int] = []
         # A device that was idle takes tens of milliseconds to raise its clock; delays by cycles would come out short.
         _launch("spin_globaltimer", (round(CLOCK_RISE_S * 1e9),), stream)
         # Loaded now, not at the first delay.
@@ -132,7 +140,7 @@ def calibrate(device_id=None, num_samples=21):
     )
 
 
-def elapsed_s(stream, call):
+def elapsed_s(stream: Stream, call: Callable[[], object]) -> float:
     """Seconds of the device in what `call()` queues on `stream`, by CUDA events.
 
     The stream is kept busy while the CPU queues it, at most HEAD_START_S, or the CPU's time would count too.
@@ -147,7 +155,7 @@ def elapsed_s(stream, call):
     return cupy.cuda.get_elapsed_time(start, stop) * 1e-3
 
 
-def delay(duration_s, stream=None, timer=None):
+def delay(duration_s: float, stream: Stream = None, timer: str | None = None) -> None:
     """Queue a kernel that holds `stream` (default: the current one) up for `duration_s` seconds; returns at once.
 
     Args:
@@ -169,13 +177,13 @@ def delay(duration_s, stream=None, timer=None):
         _launch(f"spin_{timer}", (amount,), stream)
 
 
-def spin_parts_ns(duration_ns):
+def spin_parts_ns(duration_ns: int) -> list[int]:
     """`duration_ns` in parts of at most MAX_SPIN_NS."""
     whole, rest = divmod(duration_ns, MAX_SPIN_NS)
     return [MAX_SPIN_NS] * whole + ([rest] if rest else [])
 
 
-def measure_delay(duration_s, num_samples=20, timer=None):
+def measure_delay(duration_s: float, num_samples: int = 20, timer: str | None = None) -> list[float]:
     """Seconds that a stream was held up by `delay(duration_s)`, by CUDA events: one value per sample."""
     stream = import_cupy().cuda.Stream(non_blocking=True)
     # The first launch compiles.
@@ -189,9 +197,10 @@ class SpinKernels:
     The slots are used in turn: a stamp is good for the next NUM_SLOTS - 1 of them.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         require_device()
-        cupy, self._next = import_cupy(), 0
+        cupy = import_cupy()
+        self._next = 0
         stream = cupy.cuda.Stream(non_blocking=True)
         # Not zeroed, and of a stream of its own: work on another, such as what used the memory before, is unordered
         # with the stamps.
@@ -203,17 +212,17 @@ class SpinKernels:
         self.spin_until(slot, 0.0, stream)
         stream.synchronize()
 
-    def new_slot(self):
+    def new_slot(self) -> int:
         """The address of a slot."""
-        slot = self._slots.data.ptr + 8 * (self._next % NUM_SLOTS)
+        slot: int = self._slots.data.ptr + 8 * (self._next % NUM_SLOTS)
         self._next += 1
         return slot
 
-    def stamp(self, slot, stream):
+    def stamp(self, slot: int, stream: Stream) -> None:
         """Note the time in `slot` once `stream` gets here."""
         _launch("stamp", (slot,), stream)
 
-    def spin_until(self, slot, duration_s, stream):
+    def spin_until(self, slot: int, duration_s: float, stream: Stream) -> None:
         """Hold `stream` back until `duration_s` after the time in `slot`; not at all if that has passed."""
         _launch("spin_until", (slot, round(duration_s * 1e9)), stream)
 
@@ -222,22 +231,27 @@ class SpinKernels:
 class ShapedTransfer:
     """A shaped transfer: `event` is done when it is, `slot` holds the time at which it was; None without a latency."""
 
-    event: object
-    slot: object
+    event: Event
+    slot: int | None
 
 
 class StreamShaper:
     """Emulates a link of `latency_s` and `bandwidth_bytes_per_s` (None: as it is) on the streams of one device.
 
     Args:
-        runtime: a CudaRuntime.
-        spins: a SpinKernels; None for its own.
+        spins: None for its own.
 
     Raises:
         InputError: a negative latency, or a bandwidth that is not positive.
     """
 
-    def __init__(self, runtime, latency_s=0.0, bandwidth_bytes_per_s=None, spins=None):
+    def __init__(
+        self,
+        runtime: "CudaRuntime",
+        latency_s: float = 0.0,
+        bandwidth_bytes_per_s: float | None = None,
+        spins: SpinKernels | None = None,
+    ):
         if not 0 <= latency_s < float("inf"):
             raise InputError(f"StreamShaper: got a latency of {latency_s} s, expected a finite time of at least 0")
         if bandwidth_bytes_per_s is not None and not bandwidth_bytes_per_s > 0:
@@ -245,31 +259,31 @@ class StreamShaper:
         self.latency_s = latency_s
         self.bandwidth_bytes_per_s = bandwidth_bytes_per_s
         self._runtime = runtime
-        shapes = latency_s or bandwidth_bytes_per_s is not None
-        self._spins = spins or (SpinKernels() if shapes else None)
+        # None where nothing is shaped.
+        self._spins: Any = spins or (SpinKernels() if latency_s or bandwidth_bytes_per_s is not None else None)
 
     @contextlib.contextmanager
-    def transfer(self, nbytes, stream):
+    def transfer(self, nbytes: int, stream: Stream) -> Iterator[list[ShapedTransfer]]:
         """Run the body, which queues a transfer of `nbytes` on `stream`: busy for nbytes / bandwidth in all.
 
         Both sides do this, and their streams get here together: a receiver that is early would else count its waiting
         for the sender as transfer. Yields a list that holds the ShapedTransfer afterwards.
         """
-        done = []
-        shaped = self.bandwidth_bytes_per_s is not None
-        if shaped:
-            start = self._spins.new_slot()
-            self._spins.stamp(start, stream)
+        done: list[ShapedTransfer] = []
+        bandwidth = self.bandwidth_bytes_per_s
+        start = None if bandwidth is None else self._stamped(stream)
         yield done
-        if shaped:
-            self._spins.spin_until(start, nbytes / self.bandwidth_bytes_per_s, stream)
-        slot = None
-        if self.latency_s:
-            slot = self._spins.new_slot()
-            self._spins.stamp(slot, stream)
+        if bandwidth is not None:
+            self._spins.spin_until(start, nbytes / bandwidth, stream)
+        slot = self._stamped(stream) if self.latency_s else None
         done.append(ShapedTransfer(self._runtime.record(stream), slot))
 
-    def hold(self, transfer, stream):
+    def _stamped(self, stream: Stream) -> int:
+        slot: int = self._spins.new_slot()
+        self._spins.stamp(slot, stream)
+        return slot
+
+    def hold(self, transfer: ShapedTransfer, stream: Stream) -> None:
         """Hold `stream` back until the transfer is done and `latency_s` has passed since; the receiving side does this.
 
         What the stream computed in the meantime counts: a message that is old enough is not delayed again.

@@ -4,12 +4,14 @@ An array is asked through `__cuda_array_interface__`; who has only DLPack, throu
 """
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from lanterne.errors import InputError
-from lanterne.kernels.arrays import import_cupy, is_device_array
+from lanterne.kernels.arrays import Stream, import_cupy, is_device_array
 
 _LEGACY_STREAM = 1  # cudaStreamLegacy
 
@@ -25,18 +27,18 @@ class DeviceView:
 
     address: int
     size: int
-    dtype: np.dtype
+    dtype: np.dtype[Any]
     element: str | None = None
     readonly: bool = False
     stream: int | None = None
     owner: object = None
 
     @property
-    def nbytes(self):
+    def nbytes(self) -> int:
         return self.size * self.dtype.itemsize
 
     @property
-    def __cuda_array_interface__(self):
+    def __cuda_array_interface__(self) -> dict[str, Any]:
         return {
             "shape": (self.size,),
             "typestr": self.dtype.str,
@@ -46,7 +48,7 @@ class DeviceView:
         }
 
 
-def view_device(x, what="array"):
+def view_device(x: Any, what: str = "array") -> DeviceView:
     """The DeviceView of the device array `x`.
 
     Raises:
@@ -73,7 +75,7 @@ def view_device(x, what="array"):
     return DeviceView(address or 0, size, dtype, "bfloat16" if is_bfloat16 else None, readonly, stream, x)
 
 
-def stream_address(stream):
+def stream_address(stream: Stream) -> int:
     """The address of a CUDA stream: an int, CuPy's, torch's, Numba's, or one that speaks `__cuda_stream__`.
 
     Raises:
@@ -90,7 +92,7 @@ def stream_address(stream):
     raise InputError(f"stream: got {type(stream).__name__}, expected a CUDA stream or its address")
 
 
-def _is_contiguous(shape, strides, itemsize):
+def _is_contiguous(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> bool:
     expected = itemsize
     for extent, stride in zip(reversed(shape), reversed(strides), strict=True):
         if extent == 0:
@@ -101,7 +103,7 @@ def _is_contiguous(shape, strides, itemsize):
     return True
 
 
-def _untold_stream(x):
+def _untold_stream(x: Any) -> int | None:
     """The stream of an array of a library that does not name it; None if that is not known.
 
     torch's is the thread's current one. Numba's is the default one, on which its copies from the host may be under way
@@ -109,5 +111,6 @@ def _untold_stream(x):
     """
     library = type(x).__module__.partition(".")[0]
     if library == "torch":
-        return sys.modules["torch"].cuda.current_stream(x.device).cuda_stream
+        stream: int = sys.modules["torch"].cuda.current_stream(x.device).cuda_stream
+        return stream
     return _LEGACY_STREAM if library in ("numba", "numba_cuda") else None

@@ -8,13 +8,19 @@ these are intrinsics; in the simulator, which has none, plain functions do the s
 
 import functools
 import os
-from typing import NamedTuple
+from importlib import import_module
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from lanterne.kernels.arrays import HostArray
 from lanterne.kernels.cpu.fold_ir import NAN_BITS
 from lanterne.kernels.cuda.source import VECTOR_NBYTES
+from lanterne.kernels.dtypes import Dtype
 
+# llvmlite and Numba are untyped.
+Builder: TypeAlias = Any
+Value: TypeAlias = Any
 SIMULATED = os.environ.get("NUMBA_ENABLE_CUDASIM") == "1"
 STORAGE = {"float16": "uint16", "bfloat16": "uint16", "bool": "uint8"}
 
@@ -22,14 +28,14 @@ STORAGE = {"float16": "uint16", "bfloat16": "uint16", "bool": "uint8"}
 class Lanes(NamedTuple):
     """The accesses of one dtype: `load_vector(array, at)`, `store_vector(array, at, values)`, and of one element."""
 
-    load_vector: object
-    store_vector: object
-    load_one: object
-    store_one: object
+    load_vector: Any
+    store_vector: Any
+    load_one: Any
+    store_one: Any
 
 
 @functools.cache
-def lanes_of(dtype):
+def lanes_of(dtype: Dtype) -> Lanes:
     """The Lanes of a Dtype, for the simulator where it is on."""
     make = _simulated if SIMULATED else _intrinsics
     width = VECTOR_NBYTES // dtype.nbytes
@@ -38,32 +44,31 @@ def lanes_of(dtype):
     return Lanes(load_vector, store_vector, load_one, store_one)
 
 
-def storage_of(dtype):
+def storage_of(dtype: Dtype) -> np.dtype[Any]:
     """The NumPy dtype that holds a Dtype in the kernels' arrays."""
     return np.dtype(STORAGE.get(dtype.name, dtype.name))
 
 
-def _simulated(dtype, width):
-    def load(array, at):
+def _simulated(dtype: Dtype, width: int) -> tuple[Any, Any]:
+    def load(array: HostArray, at: int) -> Any:
         bits = np.array([array[at + lane] for lane in range(width)], storage_of(dtype))
         values = tuple(_widen(bits, dtype))
         return values if width > 1 else values[0]
 
-    def store(array, at, values):
-        values = np.array(values if width > 1 else [values])
-        for lane, bits in enumerate(_narrow(values, dtype)):
+    def store(array: HostArray, at: int, values: Any) -> None:
+        for lane, bits in enumerate(_narrow(np.array(values if width > 1 else [values]), dtype)):
             array[at + lane] = bits
 
     return load, store
 
 
-def _widen(bits, dtype):
+def _widen(bits: HostArray, dtype: Dtype) -> HostArray:
     if dtype.name == "bfloat16":
         return (bits.astype(np.uint32) << 16).view(np.float32)
     return bits.view(np.float16).astype(np.float32) if dtype.name == "float16" else bits
 
 
-def _narrow(values, dtype):
+def _narrow(values: HostArray, dtype: Dtype) -> HostArray:
     if dtype.kind != "float":
         return values.astype(storage_of(dtype))
     if dtype.name == "bfloat16":
@@ -75,9 +80,10 @@ def _narrow(values, dtype):
     return bits.view(storage_of(dtype))
 
 
-def _intrinsics(dtype, width):
+def _intrinsics(dtype: Dtype, width: int) -> tuple[Any, Any]:
     from llvmlite import ir
-    from numba.cuda import types
+
+    types: Any = import_module("numba.cuda.types")
     from numba.cuda.extending import intrinsic
 
     value_type = (
@@ -87,8 +93,8 @@ def _intrinsics(dtype, width):
     element = ir.IntType(8 * dtype.nbytes)
 
     @intrinsic
-    def load(typing_context, array, at):
-        def codegen(context, builder, signature, arguments):
+    def load(typing_context: Any, array: Any, at: Any) -> Any:
+        def codegen(context: Any, builder: Builder, signature: Any, arguments: Any) -> Value:
             address = _address(context, builder, signature, arguments)
             if width == 1:
                 return _widen_ir(builder, dtype, builder.load(builder.bitcast(address, element.as_pointer())))
@@ -99,11 +105,11 @@ def _intrinsics(dtype, width):
         return result_type(array, at), codegen
 
     @intrinsic
-    def store(typing_context, array, at, values):
+    def store(typing_context: Any, array: Any, at: Any, values: Any) -> Any:
         # Sums of narrow integers come in wider types.
         given = values.dtype if width > 1 else values
 
-        def codegen(context, builder, signature, arguments):
+        def codegen(context: Any, builder: Builder, signature: Any, arguments: Any) -> Value:
             address = _address(context, builder, signature, arguments)
             lanes = (
                 [builder.extract_value(arguments[2], lane) for lane in range(width)] if width > 1 else [arguments[2]]
@@ -120,25 +126,25 @@ def _intrinsics(dtype, width):
     return load, store
 
 
-def _index(lane):
+def _index(lane: int) -> Value:
     from llvmlite import ir
 
     return ir.Constant(ir.IntType(32), lane)
 
 
-def _address(context, builder, signature, arguments):
+def _address(context: Any, builder: Builder, signature: Any, arguments: Any) -> Value:
     array = context.make_array(signature.args[0])(context, builder, arguments[0])
     return builder.gep(array.data, [arguments[1]])
 
 
-def _global_address(builder, address):
+def _global_address(builder: Builder, address: Value) -> Value:
     from llvmlite import ir
 
     pointer = builder.addrspacecast(builder.bitcast(address, ir.IntType(8).as_pointer()), ir.IntType(8).as_pointer(1))
     return builder.ptrtoint(pointer, ir.IntType(64))
 
 
-def _load_words(builder, address, vector_type):
+def _load_words(builder: Builder, address: Value, vector_type: Any) -> Value:
     # By hand: the compiler would split a vector of small elements into several loads.
     from llvmlite import ir
 
@@ -154,7 +160,7 @@ def _load_words(builder, address, vector_type):
     return builder.bitcast(words, vector_type)
 
 
-def _store_words(builder, address, lanes, vector_type):
+def _store_words(builder: Builder, address: Value, lanes: list[Value], vector_type: Any) -> None:
     from llvmlite import ir
 
     bits = ir.Constant(vector_type, ir.Undefined)
@@ -169,7 +175,7 @@ def _store_words(builder, address, lanes, vector_type):
     )
 
 
-def _widen_ir(builder, dtype, bits):
+def _widen_ir(builder: Builder, dtype: Dtype, bits: Value) -> Value:
     from llvmlite import ir
 
     if dtype.name == "float16":
@@ -182,7 +188,7 @@ def _widen_ir(builder, dtype, bits):
     return bits
 
 
-def _narrow_ir(builder, dtype, value):
+def _narrow_ir(builder: Builder, dtype: Dtype, value: Value) -> Value:
     """The bits of `value` rounded to nearest even, with one NaN."""
     from llvmlite import ir
 

@@ -7,13 +7,17 @@ instructions give 16-byte loads and stores; in Numba's simulator (NUMBA_ENABLE_C
 import functools
 import math
 import warnings
+from collections.abc import Callable, Sequence
 from importlib import import_module
+from typing import Any
 
 import numpy as np
 
 from lanterne.errors import Unavailable
-from lanterne.kernels.cuda.lanes import SIMULATED
+from lanterne.kernels.arrays import Stream, import_cupy
+from lanterne.kernels.cuda.lanes import SIMULATED, lanes_of, storage_of
 from lanterne.kernels.cuda.source import THREADS_PER_BLOCK, VECTOR_NBYTES
+from lanterne.kernels.dtypes import Dtype
 
 _COMBINE = {
     "sum": "a + b",
@@ -29,7 +33,7 @@ _FLOAT_ORDER = {
 
 
 @functools.cache
-def load_numba_cuda():
+def load_numba_cuda() -> Any:
     """The module numba.cuda, complete.
 
     Raises:
@@ -56,7 +60,7 @@ def load_numba_cuda():
 
 
 @functools.cache
-def fold_function(op, dtype, num_inputs):
+def fold_function(op: str, dtype: Dtype, num_inputs: int) -> Callable[..., None]:
     """The Python function `fold(count, head, out, in0, in1, ...)` to be compiled by `numba.cuda.jit`; see fold_source.
 
     Args:
@@ -65,33 +69,26 @@ def fold_function(op, dtype, num_inputs):
         num_inputs: int, at least 1.
     """
     cuda = load_numba_cuda()
-    from lanterne.kernels.cuda import lanes as cuda_lanes
-
-    lanes = cuda_lanes.lanes_of(dtype)
-    namespace = {"cuda": cuda, "copysign": math.copysign, **lanes._asdict()}
+    namespace: dict[str, Any] = {"cuda": cuda, "copysign": math.copysign, **lanes_of(dtype)._asdict()}
     exec(_source(op, dtype, num_inputs), namespace)
     namespace["combine"] = cuda.jit(device=True, inline="always")(namespace["combine"])
-    return namespace["fold"]
+    fold: Callable[..., None] = namespace["fold"]
+    return fold
 
 
-def fold_signature(dtype, num_inputs):
+def fold_signature(dtype: Dtype, num_inputs: int) -> tuple[Any, ...]:
     """The Numba types of the arguments of `fold_function`."""
-    from numba.cuda import types
-
-    from lanterne.kernels.cuda.lanes import storage_of
-
+    types: Any = import_module("numba.cuda.types")
     array = types.Array(getattr(types, storage_of(dtype).name), 1, "C")
     return (types.int64, types.int64, *[array] * (num_inputs + 1))
 
 
-def fold_launcher(op, dtype, num_inputs, device_id):
+def fold_launcher(op: str, dtype: Dtype, num_inputs: int, device_id: int) -> Callable[..., None]:
     """Compile `fold_function` for a device and return `launch(num_blocks, count, head, addresses, stream)`.
 
     Raises:
         Unavailable: Numba CUDA is not installed, or lacks something to compile with, such as NVVM.
     """
-    from lanterne.kernels.cuda.lanes import storage_of
-
     cuda = load_numba_cuda()
     try:
         with cuda.gpus[device_id]:
@@ -104,7 +101,7 @@ def fold_launcher(op, dtype, num_inputs, device_id):
     # Small arrays have small grids.
     warnings.filterwarnings("ignore", message="Grid size .* will likely result in GPU under-utilization")
 
-    def launch(blocks, count, head, addresses, stream):
+    def launch(blocks: int, count: int, head: int, addresses: Sequence[int], stream: Stream) -> None:
         # All of it: in a thread without a context Numba would make device 0's the thread's own.
         with cuda.gpus[device_id]:
             arrays = [cuda.as_cuda_array(NumbaView(address, count, typestr), sync=False) for address in addresses]
@@ -113,10 +110,8 @@ def fold_launcher(op, dtype, num_inputs, device_id):
     return launch
 
 
-def _numba_stream(stream):
+def _numba_stream(stream: Stream) -> Any:
     from numba import cuda
-
-    from lanterne.kernels.arrays import import_cupy
 
     return cuda.external_stream((stream or import_cupy().cuda.get_current_stream()).ptr)
 
@@ -124,8 +119,8 @@ def _numba_stream(stream):
 class NumbaView:
     """`count` elements at a device address, as any library sees them."""
 
-    def __init__(self, address, count, typestr):
-        self.__cuda_array_interface__ = {
+    def __init__(self, address: int, count: int, typestr: str):
+        self.__cuda_array_interface__: dict[str, Any] = {
             "data": (address, False),
             "shape": (count,),
             "strides": None,
@@ -134,7 +129,7 @@ class NumbaView:
         }
 
 
-def _source(op, dtype, num_inputs):
+def _source(op: str, dtype: Dtype, num_inputs: int) -> str:
     width = VECTOR_NBYTES // dtype.nbytes
     names = [f"in{i}" for i in range(num_inputs)]
     body = []

@@ -6,12 +6,14 @@ argument `implementation` for one call. Everything is ordered on a stream and re
 
 import functools
 import os
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from lanterne.errors import InputError, one_of
-from lanterne.kernels.arrays import device_array, import_cupy, require_device
+from lanterne.kernels.arrays import Array, Stream, device_array, import_cupy, require_device
 from lanterne.kernels.cuda.compile import raw_kernel
 from lanterne.kernels.cuda.source import OPTIONS, THREADS_PER_BLOCK, VECTOR_NBYTES, divide_source, fold_source
-from lanterne.kernels.dtypes import check_op, dtype_of, find_dtype
+from lanterne.kernels.dtypes import Dtype, check_op, dtype_of, find_dtype
 
 IMPLEMENTATIONS = ("cuda-c", "numba")
 # Four times what a multiprocessor holds at best: kernels of many inputs need more registers, so that only 4 to 6 blocks
@@ -19,7 +21,14 @@ IMPLEMENTATIONS = ("cuda-c", "numba")
 BLOCKS_PER_MULTIPROCESSOR = 4 * 2048 // THREADS_PER_BLOCK
 
 
-def reduce(op, out, *inputs, dtype=None, implementation=None, stream=None):
+def reduce(
+    op: str,
+    out: Array,
+    *inputs: Array,
+    dtype: object = None,
+    implementation: str | None = None,
+    stream: Stream = None,
+) -> None:
     """out = out op inputs[0] op ... on the device of `out`; see `lanterne.kernels.reduce.reduce`.
 
     Args:
@@ -33,14 +42,30 @@ def reduce(op, out, *inputs, dtype=None, implementation=None, stream=None):
     _run(op, out, inputs, dtype, implementation, stream, in_place=True)
 
 
-def fold(op, out, *inputs, dtype=None, implementation=None, stream=None):
+def fold(
+    op: str,
+    out: Array,
+    *inputs: Array,
+    dtype: object = None,
+    implementation: str | None = None,
+    stream: Stream = None,
+) -> None:
     """out = inputs[0] op inputs[1] op ... on the device of `out`; arguments and errors as for `reduce`."""
     if not inputs:
         raise InputError("fold: got no input, expected at least one")
     _run(op, out, inputs, dtype, implementation, stream, in_place=False)
 
 
-def _run(op, out, inputs, dtype, implementation, stream, in_place):
+def _run(
+    op: str,
+    out: Array,
+    inputs: Sequence[Array],
+    dtype: object,
+    implementation: str | None,
+    stream: Stream,
+    *,
+    in_place: bool,
+) -> None:
     arrays, element = adopt_all(out, inputs, dtype)
     addresses = [array.data.ptr for array in arrays]
     if in_place:
@@ -50,7 +75,7 @@ def _run(op, out, inputs, dtype, implementation, stream, in_place):
         kernel(arrays[0].size, *addresses, stream=stream)
 
 
-def divide(out, divisor, dtype=None, stream=None):
+def divide(out: Array, divisor: float, dtype: object = None, stream: Stream = None) -> None:
     """out = out / divisor, rounded once, on the device of `out`; see `lanterne.kernels.reduce.divide`."""
     (array,), element = adopt_all(out, (), dtype)
     check_op("mean", element)
@@ -61,12 +86,12 @@ def divide(out, divisor, dtype=None, stream=None):
         kernel(array.size, array.data.ptr, array.data.ptr, float(divisor), stream=stream)
 
 
-def prepare_divide(dtype):
+def prepare_divide(dtype: object) -> "Kernel":
     """The kernel of `divide`, compiled for the device: `(count, out_address, in_address, divisor, stream=None)`."""
     return _divide_kernel(find_dtype(dtype), import_cupy().cuda.Device().id)
 
 
-def prepare(op, dtype, num_inputs, implementation=None):
+def prepare(op: str, dtype: object, num_inputs: int, implementation: str | None = None) -> "Kernel":
     """Compile the kernel of `fold` for the current device and return it; see `lanterne.kernels.reduce.prepare`.
 
     The kernel is a function `(count, out_address, in0_address, ..., stream=None)` of device addresses (or addresses of
@@ -82,7 +107,7 @@ def prepare(op, dtype, num_inputs, implementation=None):
     )
 
 
-def implementation_of(name=None):
+def implementation_of(name: str | None = None) -> str:
     """The implementation called `name`, or the process's own.
 
     Raises:
@@ -94,7 +119,7 @@ def implementation_of(name=None):
     return name
 
 
-def adopt_all(out, inputs, dtype):
+def adopt_all(out: Array, inputs: Sequence[Array], dtype: object) -> tuple[list[Any], Dtype]:
     """([out, *inputs] as CuPy arrays, their Dtype), checked.
 
     Raises:
@@ -106,7 +131,7 @@ def adopt_all(out, inputs, dtype):
     return arrays, element
 
 
-def check_arrays(arrays, element, dtype):
+def check_arrays(arrays: Sequence[Any], element: Dtype, dtype: object) -> None:
     """Raise unless `arrays`, the output first, can be reduced together as elements of the Dtype `element`."""
     out = arrays[0]
     start, stop = out.data.ptr, out.data.ptr + out.nbytes
@@ -129,7 +154,7 @@ def check_arrays(arrays, element, dtype):
             raise InputError(f"{name}: overlaps the output by part; expected separate memory or the same array")
 
 
-def head_count(addresses, element_nbytes, count):
+def head_count(addresses: Sequence[int], element_nbytes: int, count: int) -> int:
     """Elements before the first 16-byte boundary that all `addresses` share; `count` where they share none."""
     offset = addresses[0] % VECTOR_NBYTES
     if any(address % VECTOR_NBYTES != offset for address in addresses):
@@ -137,7 +162,7 @@ def head_count(addresses, element_nbytes, count):
     return min(count, -offset % VECTOR_NBYTES // element_nbytes)
 
 
-def num_blocks(count, head, element_nbytes, num_multiprocessors):
+def num_blocks(count: int, head: int, element_nbytes: int, num_multiprocessors: int) -> int:
     """Blocks to launch: a thread for each vector or single element, up to BLOCKS_PER_MULTIPROCESSOR."""
     width = VECTOR_NBYTES // element_nbytes
     vectors = (count - head) // width
@@ -148,14 +173,14 @@ def num_blocks(count, head, element_nbytes, num_multiprocessors):
 class Kernel:
     """A compiled kernel on one device: `(count, out_address, *in_addresses, [divisor,] stream=None)` launches it."""
 
-    def __init__(self, element_nbytes, num_arrays, num_multiprocessors, launch):
+    def __init__(self, element_nbytes: int, num_arrays: int, num_multiprocessors: int, launch: Callable[..., None]):
         """`launch(num_blocks, count, head, arguments, stream)` starts it; `num_arrays` arguments are addresses."""
         self.element_nbytes = element_nbytes
         self.num_arrays = num_arrays
         self.num_multiprocessors = num_multiprocessors
         self.launch = launch
 
-    def __call__(self, count, *arguments, stream=None):
+    def __call__(self, count: int, *arguments: Any, stream: Stream = None) -> None:
         if count == 0:
             return
         head = head_count(arguments[: self.num_arrays], self.element_nbytes, count)
@@ -164,7 +189,7 @@ class Kernel:
 
 
 @functools.cache
-def _fold_kernel(op, element, num_inputs, implementation, device_id):
+def _fold_kernel(op: str, element: Dtype, num_inputs: int, implementation: str, device_id: int) -> Kernel:
     check_op(op, element)
     if num_inputs < 1:
         raise InputError(f"prepare: got {num_inputs} inputs, expected at least 1")
@@ -180,13 +205,13 @@ def _fold_kernel(op, element, num_inputs, implementation, device_id):
 
 
 @functools.cache
-def _divide_kernel(element, device_id):
+def _divide_kernel(element: Dtype, device_id: int) -> Kernel:
     launch = _raw_launcher(divide_source(element), "divide")
     _load(launch, 0, 0, 1.0)
     return Kernel(element.nbytes, 2, _num_multiprocessors(device_id), launch)
 
 
-def _load(launch, *arguments):
+def _load(launch: Callable[..., None], *arguments: float) -> None:
     """Launch a kernel with nothing to do.
 
     A device loads a kernel at its first launch and may wait for all streams then: for ever, if one of them waits for a
@@ -195,14 +220,14 @@ def _load(launch, *arguments):
     launch(1, 0, 0, arguments, import_cupy().cuda.Stream(non_blocking=True))
 
 
-def _num_multiprocessors(device_id):
-    return import_cupy().cuda.Device(device_id).attributes["MultiProcessorCount"]
+def _num_multiprocessors(device_id: int) -> int:
+    return int(import_cupy().cuda.Device(device_id).attributes["MultiProcessorCount"])
 
 
-def _raw_launcher(source, name):
+def _raw_launcher(source: str, name: str) -> Callable[..., None]:
     kernel = raw_kernel(source, name, OPTIONS)
 
-    def launch(blocks, count, head, arguments, stream):
+    def launch(blocks: int, count: int, head: int, arguments: tuple[object, ...], stream: Stream) -> None:
         kernel((blocks,), (THREADS_PER_BLOCK,), (count, head, *arguments), stream=stream)
 
     return launch

@@ -6,12 +6,16 @@ Tests put a stand-in with the same verbs in its place, so what is built on them 
 import atexit
 import functools
 import os
+from collections.abc import Callable
 from contextlib import suppress
+from importlib import import_module
+from types import TracebackType
+from typing import Any
 
 import numpy as np
 
 from lanterne.errors import InputError, TransportError, Unavailable
-from lanterne.kernels.arrays import import_cupy, on_stream, require_device
+from lanterne.kernels.arrays import Event, Stream, import_cupy, on_stream, require_device
 from lanterne.kernels.cuda.device_view import DeviceView, stream_address
 
 _COPY_ANY_DIRECTION = 4  # cudaMemcpyDefault
@@ -24,7 +28,7 @@ _REGISTER_PORTABLE_MAPPED = 1 | 2  # cudaHostRegisterPortable, cudaHostRegisterM
 _WRITE_AFTER_EARLIER_WRITES = 0  # CU_STREAM_WRITE_VALUE_DEFAULT
 
 
-def own_device(place):
+def own_device(place: int) -> "CudaRuntime":
     """The CudaRuntime of a rank's device, made the current one of this thread.
 
     Args:
@@ -44,7 +48,7 @@ def own_device(place):
     return runtime
 
 
-def runtime_of(address):
+def runtime_of(address: int) -> "CudaRuntime":
     """The CudaRuntime of the device whose memory `address` is in; 0, that of an empty array: of the current device.
 
     Nothing is done on any other device: a process that only looks at one would keep memory there.
@@ -61,13 +65,13 @@ def runtime_of(address):
 
 
 @functools.cache
-def _leave_in_order(cuda, device_id):
+def _leave_in_order(cuda: Any, device_id: int) -> None:
     """As Python ends, have a device for the main thread, where CuPy then unloads kernels: which CUDA refuses without.
 
     Where the ranks are threads, only those may have used one.
     """
 
-    def adopt_main_thread():
+    def adopt_main_thread() -> None:
         # A driver that has failed refuses; nothing is left to be told.
         with suppress(Exception):
             if not cuda.driver.ctxGetCurrent():
@@ -76,7 +80,7 @@ def _leave_in_order(cuda, device_id):
     atexit.register(adopt_main_thread)
 
 
-def _device_of(cupy, address):
+def _device_of(cupy: Any, address: int) -> int:
     attributes = cupy.cuda.runtime.pointerGetAttributes(address)
     return attributes.device if attributes.type in _ON_A_DEVICE else -1
 
@@ -92,34 +96,33 @@ class CudaRuntime:
         TransportError: of every verb: CUDA refuses, as it does all once work on the device has failed.
     """
 
-    def __init__(self, device_id=0):
+    def __init__(self, device_id: int = 0):
         num_devices = require_device()
         if not 0 <= device_id < num_devices:
             raise InputError(f"device: got {device_id}, expected 0 to {num_devices - 1}")
         try:
-            from cuda.bindings import driver
+            self._driver: Any = import_module("cuda.bindings.driver")
         except ImportError as error:
             raise Unavailable(f"cuda.bindings: {error}; install lanterne[cuda12] or lanterne[cuda13]") from error
-        self._driver = driver
         self._cupy = import_cupy()
-        self._pinned = {}
+        self._pinned: dict[int, tuple[int, int]] = {}
         self.device_id = device_id
-        self.device = self._cupy.cuda.Device(device_id)
+        self.device: Any = self._cupy.cuda.Device(device_id)
         self._here = _Here(self.device if num_devices > 1 else None, device_id, self._cupy.cuda)
         # Nothing runs on it: memory that the pool gives it was never another stream's, and is reused only once freed.
         self._memory_stream = self.new_stream()
         _leave_in_order(self._cupy.cuda, device_id)
 
-    def new_stream(self):
+    def new_stream(self) -> Stream:
         """A stream that does not wait for the default stream."""
         with self._here:
             return self._cupy.cuda.Stream(non_blocking=True)
 
-    def current_stream(self):
+    def current_stream(self) -> Stream:
         """This thread's current stream of the device."""
         return self._cupy.cuda.get_current_stream(self.device_id)
 
-    def adopt_thread(self):
+    def adopt_thread(self) -> None:
         """Make this thread, which lanterne has started, work on the device, and disturb no capture of other threads.
 
         While one captures in CUDA's strictest mode, as torch does, a question about an event on any other thread would
@@ -132,11 +135,11 @@ class CudaRuntime:
             self._check(self._driver.cuThreadExchangeStreamCaptureMode(relaxed))
 
     @property
-    def identity(self):
+    def identity(self) -> str:
         """What tells this device from the others of its host: its PCI address."""
-        return self.device.pci_bus_id
+        return str(self.device.pci_bus_id)
 
-    def as_stream(self, stream):
+    def as_stream(self, stream: Stream) -> Stream:
         """The stream object of `stream`: CuPy's, another library's, or an address; None for the current one.
 
         Raises:
@@ -157,11 +160,11 @@ class CudaRuntime:
             )
         return stream
 
-    def _is_captured(self, stream):
+    def _is_captured(self, stream: Stream) -> bool:
         runtime = self._cupy.cuda.runtime
         with self._here:
             try:
-                return runtime.streamIsCapturing(stream.ptr)
+                return bool(runtime.streamIsCapturing(stream.ptr))
             except runtime.CUDARuntimeError as error:
                 # Of the default stream, while one is captured that waits for it.
                 if error.status == _CAPTURE_IMPLICIT:
@@ -176,12 +179,12 @@ class CudaRuntime:
                 # A capture that something has broken: CuPy's own error.
                 return True
 
-    def device_of(self, address):
+    def device_of(self, address: int) -> int:
         """The number of the device whose memory `address` is in; -1 for host memory."""
         with self._here:
             return _device_of(self._cupy, address)
 
-    def empty(self, nbytes, what="scratch"):
+    def empty(self, nbytes: int, what: str = "scratch") -> DeviceView:
         """A DeviceView of `nbytes` new bytes.
 
         Raises:
@@ -204,52 +207,52 @@ class CudaRuntime:
             self._memory_stream.synchronize()
         return DeviceView(memory.ptr, nbytes, np.dtype(np.uint8), owner=memory)
 
-    def prepare_fold(self, op, dtype, num_inputs):
+    def prepare_fold(self, op: str, dtype: object, num_inputs: int) -> Callable[..., None]:
         """The compiled kernel `(count, out_address, in0_address, ..., stream=...)`; see cuda_reduce.prepare."""
         from lanterne.kernels.cuda.reduce import prepare
 
         with self._here:
             return self._launched_here(prepare(op, dtype, num_inputs))
 
-    def prepare_divide(self, dtype):
+    def prepare_divide(self, dtype: object) -> Callable[..., None]:
         """The compiled kernel `(count, out_address, in_address, divisor, stream=...)`."""
         from lanterne.kernels.cuda.reduce import prepare_divide
 
         with self._here:
             return self._launched_here(prepare_divide(dtype))
 
-    def _launched_here(self, kernel):
+    def _launched_here(self, kernel: Callable[..., None]) -> Callable[..., None]:
         """`kernel`, launched on this device whichever is the current one; CuPy launches on that."""
 
-        def launch(*arguments, stream):
+        def launch(*arguments: float, stream: Stream) -> None:
             with self._here:
                 kernel(*arguments, stream=stream)
 
         return launch
 
-    def begin_capture(self, stream):
+    def begin_capture(self, stream: Stream) -> None:
         """From now on, what `stream` is given becomes a graph instead of running; also streams that wait for it."""
         with self._here:
             stream.begin_capture()
 
-    def end_capture(self, stream):
+    def end_capture(self, stream: Stream) -> Any:
         """The graph of what `stream` was given since `begin_capture`; the device has it already."""
         with self._here:
             graph = stream.end_capture()
             graph.upload(stream)
             return graph
 
-    def launch(self, graph, stream):
+    def launch(self, graph: Any, stream: Stream) -> None:
         """Queue all that `graph` holds on `stream`."""
         with self._here:
             graph.launch(stream)
 
-    def copy(self, dst, src, nbytes, stream):
+    def copy(self, dst: int, src: int, nbytes: int, stream: Stream) -> None:
         """Copy between any memories, asynchronously where the host's is pinned."""
         with self._here:
             self._cupy.cuda.runtime.memcpyAsync(dst, src, nbytes, _COPY_ANY_DIRECTION, stream.ptr)
 
-    def record(self, stream, timed=False):
+    def record(self, stream: Stream, *, timed: bool = False) -> Event:
         """An event that is done once all that `stream` has been given so far is; `timed` for `elapsed_s`."""
         # An event belongs to the device that is current when it is made, a default stream to that when it is used.
         with self._here:
@@ -257,17 +260,17 @@ class CudaRuntime:
             event.record(stream)
             return event
 
-    def elapsed_s(self, start, stop):
+    def elapsed_s(self, start: Event, stop: Event) -> float:
         """Seconds of the device between two timed events that are done."""
         with self._here:
-            return 1e-3 * self._cupy.cuda.get_elapsed_time(start, stop)
+            return 1e-3 * float(self._cupy.cuda.get_elapsed_time(start, stop))
 
-    def wait_event(self, event, stream):
+    def wait_event(self, event: Event, stream: Stream) -> None:
         """Hold `stream` back until `event` is done."""
         with self._here:
             self._cupy.cuda.runtime.streamWaitEvent(stream.ptr, event.ptr)
 
-    def is_done(self, event):
+    def is_done(self, event: Event) -> bool:
         """Whether `event` is done.
 
         Raises:
@@ -275,11 +278,11 @@ class CudaRuntime:
         """
         return self._is_done(self._cupy.cuda.runtime.eventQuery(event.ptr))
 
-    def is_idle(self, stream):
+    def is_idle(self, stream: Stream) -> bool:
         """Whether all that `stream` was given is done; raises as `is_done`."""
         return self._is_done(self._cupy.cuda.runtime.streamQuery(stream.ptr))
 
-    def _is_done(self, status):
+    def _is_done(self, status: int) -> bool:
         # CuPy's own `done` takes every error for "not yet", so that a wait for failed work would never end.
         if status == 0:
             return True
@@ -292,13 +295,13 @@ class CudaRuntime:
             runtime.check_status(status)
         return False
 
-    def write_flag(self, address, value, stream):
+    def write_flag(self, address: int, value: int, stream: Stream) -> None:
         """Write the uint32 `value` to pinned host memory after everything before it on `stream`, copies included."""
         with self._here:
             flag = self.device_address(address)
             self._check(self._driver.cuStreamWriteValue32(stream.ptr, flag, value, _WRITE_AFTER_EARLIER_WRITES))
 
-    def pin(self, address, nbytes):
+    def pin(self, address: int, nbytes: int) -> None:
         """Make host memory known to the device, so that copies to it are asynchronous; `unpin` before it is freed.
 
         Raises:
@@ -315,13 +318,13 @@ class CudaRuntime:
             mapped = self._check(self._driver.cuMemHostGetDevicePointer(address, 0))
         self._pinned[address] = nbytes, int(mapped)
 
-    def unpin(self, address):
+    def unpin(self, address: int) -> None:
         """Undo `pin` of the memory that begins at `address`."""
         del self._pinned[address]
         with self._here:
             self._cupy.cuda.runtime.hostUnregister(address)
 
-    def device_address(self, address):
+    def device_address(self, address: int) -> int:
         """Where the device sees the pinned host memory at `address`.
 
         Raises:
@@ -333,7 +336,7 @@ class CudaRuntime:
                 return mapped + address - start
         raise InputError(f"device_address: got {address:#x}, expected an address in pinned memory")
 
-    def _check(self, returned):
+    def _check(self, returned: tuple[Any, ...]) -> Any:
         status, *values = returned
         if int(status) != 0:
             raise TransportError(f"device {self.device_id}: CUDA driver: got {status.name}, expected CUDA_SUCCESS")
@@ -345,12 +348,13 @@ class _Here:
 
     __slots__ = ("_device", "_device_id", "errors")
 
-    def __init__(self, device, device_id, cuda):
+    def __init__(self, device: Any, device_id: int, cuda: Any):
         """`device`: None where there is but one, which is the current one anyway."""
-        self._device, self._device_id = device, device_id
-        self.errors = (cuda.runtime.CUDARuntimeError, cuda.driver.CUDADriverError)
+        self._device = device
+        self._device_id = device_id
+        self.errors: tuple[type[Exception], ...] = (cuda.runtime.CUDARuntimeError, cuda.driver.CUDADriverError)
 
-    def __enter__(self):
+    def __enter__(self) -> None:
         if self._device is not None:
             try:
                 self._device.__enter__()
@@ -358,7 +362,7 @@ class _Here:
                 # One that has failed refuses even to become the current one.
                 raise self._ours(error) from error
 
-    def __exit__(self, _, error, __):
+    def __exit__(self, _: type[BaseException] | None, error: BaseException | None, __: TracebackType | None) -> None:
         try:
             if self._device is not None:
                 self._device.__exit__()
@@ -368,7 +372,7 @@ class _Here:
         if error is not None and isinstance(error, self.errors):
             raise self._ours(error) from error
 
-    def _ours(self, error):
+    def _ours(self, error: BaseException) -> TransportError:
         return TransportError(f"device {self._device_id}: {error}")
 
 
@@ -378,5 +382,6 @@ class _ForeignStream:
     __slots__ = ("owner", "ptr")
     device_id = -1
 
-    def __init__(self, address, owner):
-        self.ptr, self.owner = address, owner
+    def __init__(self, address: int, owner: object):
+        self.ptr = address
+        self.owner = owner

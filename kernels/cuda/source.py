@@ -8,7 +8,10 @@ CuPy compiles with -ftz=true, whatever the options: the operators of C would tak
 are added, multiplied and divided in PTX, and compared by their bits.
 """
 
+from collections.abc import Sequence
+
 from lanterne.kernels.cpu.fold_ir import NAN_BITS
+from lanterne.kernels.dtypes import Dtype
 
 OPTIONS = ("-std=c++17", "--fmad=false")
 THREADS_PER_BLOCK = 256
@@ -45,7 +48,7 @@ _ORDER = {
 }
 
 
-def fold_source(op, dtype, num_inputs):
+def fold_source(op: str, dtype: Dtype, num_inputs: int) -> str:
     """Source of the kernel `fold(count, head, out, in0, in1, ...)`: out = in0 op in1 op ..., in that order.
 
     Args:
@@ -63,7 +66,7 @@ def fold_source(op, dtype, num_inputs):
     )
 
 
-def divide_source(dtype):
+def divide_source(dtype: Dtype) -> str:
     """Source of the kernel `divide(count, head, out, in0, divisor)`: out = in0 / divisor, rounded once."""
     return "\n".join(
         [
@@ -80,7 +83,7 @@ def divide_source(dtype):
     )
 
 
-def _element(dtype):
+def _element(dtype: Dtype) -> str:
     """The types and conversions of one element; NaNs become canonical in `narrow`."""
     bits = (_SIGNED if dtype.kind == "int" else _UNSIGNED)[dtype.nbytes]
     value = _FLOAT_VALUE.get(dtype.name, bits)
@@ -107,7 +110,7 @@ def _element(dtype):
     return "\n".join(lines)
 
 
-def _combine(op, dtype):
+def _combine(op: str, dtype: Dtype) -> str:
     if op in ("sum", "prod"):
         if dtype.kind == "float":
             return _function("Value combine(Value a, Value b)", _rounded({"sum": "add", "prod": "mul"}[op], dtype))
@@ -125,7 +128,7 @@ def _combine(op, dtype):
     return _function(f"{whole} order(Value value)", order) + "\n" + _function("Value combine(Value a, Value b)", body)
 
 
-def _rounded(instruction, dtype):
+def _rounded(instruction: str, dtype: Dtype) -> str:
     """The body of a function of two values: their sum, product or quotient, rounded to nearest even, subnormal or not.
 
     Args:
@@ -136,20 +139,20 @@ def _rounded(instruction, dtype):
     return f'float found; asm("{instruction}.rn.f32 %0, %1, %2;" : "=f"(found) : "f"(a), "f"(b)); return found;'
 
 
-def _function(signature, body):
+def _function(signature: str, body: str) -> str:
     return f"static __device__ __forceinline__ {signature} {{ {body} }}"
 
 
-def _load(name):
+def _load(name: str) -> list[str]:
     return [f"Vector vector_{name}; vector_{name}.words = *(const uint4*)({name} + at);"]
 
 
-def _each_lane(statement):
+def _each_lane(statement: str) -> list[str]:
     return ["#pragma unroll", f"for (int lane = 0; lane < LANES; ++lane) {statement}"]
 
 
-def _fold_vector(names):
-    lines = []
+def _fold_vector(names: Sequence[str]) -> list[str]:
+    lines: list[str] = []
     for first in range(0, len(names), LOADS_TOGETHER):
         group = names[first : first + LOADS_TOGETHER]
         for name in group:
@@ -160,14 +163,16 @@ def _fold_vector(names):
     return lines
 
 
-def _fold_one(names):
+def _fold_one(names: Sequence[str]) -> list[str]:
     return [
         f"Value value = widen({names[0]}[at]);",
         *(f"value = combine(value, widen({name}[at]));" for name in names[1:]),
     ]
 
 
-def _kernel(name, inputs, vector_lines, one_lines, others=()):
+def _kernel(
+    name: str, inputs: Sequence[str], vector_lines: list[str], one_lines: list[str], others: Sequence[str] = ()
+) -> str:
     """The kernel `name` of arrays `inputs` and parameters `others`.
 
     Args:

@@ -2,7 +2,7 @@
 
 import sys
 from contextlib import contextmanager
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import pytest
 
@@ -106,13 +106,11 @@ def make_runtime(monkeypatch):
 
     def make(device_id, num_devices):
         cuda = Cuda(num_devices)
-        bindings = ModuleType("cuda.bindings")
-        bindings.driver = SimpleNamespace(
+        driver = SimpleNamespace(
             CUstreamCaptureMode=SimpleNamespace(CU_STREAM_CAPTURE_MODE_RELAXED="relaxed"),
             cuThreadExchangeStreamCaptureMode=lambda mode: cuda.log.append((mode, cuda.current)) or (0, "global"),
         )
-        monkeypatch.setitem(sys.modules, "cuda", ModuleType("cuda"))
-        monkeypatch.setitem(sys.modules, "cuda.bindings", bindings)
+        monkeypatch.setitem(sys.modules, "cuda.bindings.driver", driver)
         monkeypatch.setattr(cuda_runtime, "require_device", lambda: num_devices)
         monkeypatch.setattr(cuda_runtime, "import_cupy", lambda: SimpleNamespace(cuda=cuda))
         kernel = lambda *arguments, stream: cuda.log.append(("launch", cuda.current))  # noqa: E731
