@@ -277,7 +277,7 @@ class Transport(ABC):
 
     def keep(self, thing: object) -> None:
         """Keep `thing` as long as this transport lives: operations that stay posted use its memory."""
-        self.__dict__.setdefault("_kept", []).append(thing)
+        vars(self).setdefault("_kept", []).append(thing)
 
     def abandon(self, peer: int, requests: Sequence[Request]) -> None:
         """Give up the path to rank `peer`, which is dead: nothing is posted with it any more, nothing waited for.

@@ -144,19 +144,22 @@ def _move(send: Operation, recv: Operation) -> TransportError | None:
 class LocalRequest(Request):
     """Counts its operations down; whichever thread matches one finishes it."""
 
-    __slots__ = ("error", "event", "remaining", "transport", "waiting")
-    transport: LocalTransport
+    __slots__ = ("_transport", "error", "event", "remaining", "waiting")
 
     def __init__(self, transport: LocalTransport, count: int) -> None:
-        self.transport = transport
+        self._transport = transport
         self.remaining = count
         self.waiting: list[int] = []
         self.error: TransportError | None = None
         self.event: threading.Event | None = None
 
+    @property
+    def transport(self) -> LocalTransport:
+        return self._transport
+
     def finish(self, peer: int, error: TransportError | None, *, waited: bool = True) -> None:
         """One operation with `peer` is complete, or failed with `error`."""
-        with self.transport.world.lock:
+        with self._transport.world.lock:
             self.remaining -= 1
             if waited:
                 self.waiting.remove(peer)
@@ -172,11 +175,11 @@ class LocalRequest(Request):
         return self.remaining == 0
 
     def pending_peers(self) -> list[int]:
-        with self.transport.world.lock:
+        with self._transport.world.lock:
             return sorted(set(self.waiting))
 
     def wait(self, timeout_s: float | None = None) -> None:
-        transport = self.transport
+        transport = self._transport
         limit_s = transport.timeout_s if timeout_s is None else check_timeout_s(timeout_s)
         deadline = time.monotonic() + limit_s
         for _ in range(SPINS):

@@ -207,8 +207,7 @@ _Arrival: TypeAlias = tuple[int, int, Region, float]
 class ShapedRequest(Request):
     """Complete once the inner request is and the emulated links have let the last byte through."""
 
-    __slots__ = ("_arrivals", "_held", "_inner", "_words", "transport")
-    transport: ShapedTransport
+    __slots__ = ("_arrivals", "_held", "_inner", "_transport", "_words")
 
     def __init__(
         self,
@@ -218,11 +217,15 @@ class ShapedRequest(Request):
         arrivals: list[_Arrival],
         words: list[Region],
     ) -> None:
-        self.transport = transport
+        self._transport = transport
         self._inner = inner
         self._held = releases
         self._arrivals = arrivals
         self._words = words
+
+    @property
+    def transport(self) -> ShapedTransport:
+        return self._transport
 
     @property
     def due_s(self) -> float:
@@ -233,14 +236,14 @@ class ShapedRequest(Request):
         if not self._inner.test():
             return False
         if self._arrivals:
-            transport = self.transport
+            transport = self._transport
             for peer, nbytes, word, posted_s in self._arrivals:
                 assert word.buffer is not None
                 (departure_s,) = DEPARTURE.unpack(word.buffer)
                 self._held.append((transport.ends.arrive(peer, nbytes, departure_s, posted_s), peer))
             self._arrivals = []
         if self._words:
-            self.transport.give_back(self._words)
+            self._transport.give_back(self._words)
             self._words = []
         if self._held:
             now_s = time.monotonic()
@@ -253,14 +256,14 @@ class ShapedRequest(Request):
 
     def wait(self, timeout_s: float | None = None) -> None:
         # What the inner transport has is safe even if its sender is gone by now: only the clock is waited for.
-        limit_s = self.transport.timeout_s if timeout_s is None else check_timeout_s(timeout_s)
+        limit_s = self._transport.timeout_s if timeout_s is None else check_timeout_s(timeout_s)
         deadline_s = time.monotonic() + limit_s
         self._inner.wait(limit_s)
         while not self.test():
             release_s = max(release_s for release_s, _ in self._held)
             if release_s > deadline_s:
                 time.sleep(max(0.0, deadline_s - time.monotonic()))
-                raise timeout_error(self.transport, sorted({peer for _, peer in self._held}), limit_s)
+                raise timeout_error(self._transport, sorted({peer for _, peer in self._held}), limit_s)
             time.sleep(max(0.0, release_s - time.monotonic() - SPIN_S))
             os.sched_yield()
 

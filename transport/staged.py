@@ -6,11 +6,19 @@ Paper: ADAPTRA, section 5.2 (transfers that the compute stream does not wait for
 """
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
-from lanterne.kernels.staging import Stager, pinned_empty
-from lanterne.transport.base import Recv, Request, Send, check_ops
+import numpy as np
+from numpy.typing import NDArray
+
+from lanterne.kernels.staging import Copy, Stager, pinned_empty
+from lanterne.transport.base import Operation, Recv, Request, Send, Transport, check_ops
 from lanterne.transport.wrapper import Wrapper
+
+if TYPE_CHECKING:
+    from lanterne.kernels.cuda.runtime import CudaRuntime
 
 # Buffers are kept for the next message of their size, a power of two.
 LEAST_BUFFER_NBYTES = 4096
@@ -21,25 +29,25 @@ class StagedTransport(Wrapper):
 
     Args:
         inner: a transport of host memory; closed by whoever opened it.
-        runtime: a CudaRuntime.
         stream: the one that makes the data: copies to the host come after what it was given before the post.
     """
 
-    def __init__(self, inner, runtime, stream):
+    def __init__(self, inner: Transport, runtime: "CudaRuntime", stream: Any) -> None:
         super().__init__(inner, inner.name, replace(inner.capabilities, device_memory=True))
-        self.runtime, self.stream = runtime, stream
+        self.runtime = self._runtime = runtime
+        self.stream = stream
         self._stager = Stager(runtime)
-        self._free = {}
+        self._free: dict[int, list[NDArray[np.uint8]]] = {}
         # (peer, tag) -> sends not yet posted on `inner`, oldest first.
-        self._outbox = {}
+        self._outbox: dict[tuple[int, int], deque[_StagedSend]] = {}
 
-    def post(self, ops):
+    def post(self, ops: Sequence[Operation]) -> Request:
         check_ops(self, ops)
         if not any(op.region.device or self._outbox.get((op.peer, op.tag)) for op in ops):
             return self.inner.post(ops)
         return StagedRequest(self, [self._start(op) for op in ops])
 
-    def pump(self):
+    def pump(self) -> None:
         """Post the sends whose copies have landed."""
         for key, waiting in list(self._outbox.items()):
             while waiting and waiting[0].copy_is_done():
@@ -47,20 +55,20 @@ class StagedTransport(Wrapper):
             if not waiting:
                 del self._outbox[key]
 
-    def take(self, nbytes):
+    def take(self, nbytes: int) -> NDArray[np.uint8]:
         """A pinned buffer of at least `nbytes`."""
         size = max(LEAST_BUFFER_NBYTES, 1 << max(0, nbytes - 1).bit_length())
         free = self._free.setdefault(size, [])
-        return free.pop() if free else pinned_empty(self.runtime, size)
+        return free.pop() if free else pinned_empty(self._runtime, size)
 
-    def give_back(self, buffer):
+    def give_back(self, buffer: NDArray[np.uint8]) -> None:
         """The buffer is not used any more."""
         self._free[buffer.nbytes].append(buffer)
 
-    def close(self):
+    def close(self) -> None:
         self.closed = True
 
-    def _start(self, op):
+    def _start(self, op: Operation) -> "_StagedSend | _Receive":
         if type(op) is Recv:
             return _Receive(self, op)
         send = _StagedSend(self, op)
@@ -71,24 +79,27 @@ class StagedTransport(Wrapper):
 class _StagedSend:
     """A send: copied to the host (device memory), then posted."""
 
-    def __init__(self, transport, op):
-        self._transport, self.op = transport, op
-        self._request = self._buffer = self._copy = None
+    def __init__(self, transport: StagedTransport, op: Operation) -> None:
+        self._transport = transport
+        self.op = op
+        self._request: Request | None = None
+        self._buffer: NDArray[np.uint8] | None = None
+        self._copy: Copy | None = None
         if op.region.device:
             self._buffer = transport.take(op.nbytes)
             host, address = self._buffer[: op.nbytes], op.region.address + op.offset
             self._copy = transport._stager.to_host(host, address, transport.stream)
 
-    def copy_is_done(self):
+    def copy_is_done(self) -> bool:
         return self._copy is None or self._copy.test()
 
-    def post(self):
+    def post(self) -> None:
         inner, op = self._transport.inner, self.op
         if self._buffer is not None:
             op = Send(inner.register(self._buffer), 0, op.nbytes, op.peer, op.tag)
         self._request = inner.post((op,))
 
-    def test(self):
+    def test(self) -> bool:
         if self._request is None or not self._request.test():
             return False
         if self._buffer is not None:
@@ -100,16 +111,18 @@ class _StagedSend:
 class _Receive:
     """A receive: posted, then copied to the device (device memory)."""
 
-    def __init__(self, transport, op):
-        self._transport, self.op = transport, op
+    def __init__(self, transport: StagedTransport, op: Operation) -> None:
+        self._transport = transport
+        self.op = op
         inner = transport.inner
-        self._buffer = self._copy = None
+        self._buffer: NDArray[np.uint8] | None = None
+        self._copy: Copy | None = None
         if op.region.device:
             self._buffer = transport.take(op.nbytes)
             op = Recv(inner.register(self._buffer), 0, op.nbytes, op.peer, op.tag)
         self._request = inner.post((op,))
 
-    def test(self):
+    def test(self) -> bool:
         if not self._request.test():
             return False
         if self._buffer is None:
@@ -128,15 +141,20 @@ class _Receive:
 class StagedRequest(Request):
     """All operations of one post of which some are staged."""
 
-    __slots__ = ("_operations", "transport")
+    __slots__ = ("_operations", "_transport")
 
-    def __init__(self, transport, operations):
-        self.transport, self._operations = transport, operations
+    def __init__(self, transport: StagedTransport, operations: "list[_StagedSend | _Receive]") -> None:
+        self._transport = transport
+        self._operations = operations
 
-    def test(self):
-        self.transport.pump()
+    @property
+    def transport(self) -> StagedTransport:
+        return self._transport
+
+    def test(self) -> bool:
+        self._transport.pump()
         self._operations = [operation for operation in self._operations if not operation.test()]
         return not self._operations
 
-    def pending_peers(self):
+    def pending_peers(self) -> list[int]:
         return sorted({operation.op.peer for operation in self._operations})

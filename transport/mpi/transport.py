@@ -234,16 +234,19 @@ def _lane_bits(tag_ub: int) -> int:
 class MpiRequest(Request):
     """All MPI requests of one post."""
 
-    __slots__ = ("_done", "_error", "_ops", "_requests", "_statuses", "transport")
-    transport: MpiTransport
+    __slots__ = ("_done", "_error", "_ops", "_requests", "_statuses", "_transport")
 
     def __init__(self, transport: MpiTransport, ops: Sequence[Operation], requests: "list[MPI.Request]") -> None:
-        self.transport = transport
+        self._transport = transport
         self._ops = ops
         self._requests = requests
         self._statuses = [transport._mpi.Status() for _ in ops]
         self._done = False
         self._error: str | None = None
+
+    @property
+    def transport(self) -> MpiTransport:
+        return self._transport
 
     def test(self) -> bool:
         if self._error:
@@ -251,14 +254,14 @@ class MpiRequest(Request):
             raise TransportError(self._error)
         if self._done:
             return True
-        MPI = self.transport._mpi
+        MPI = self._transport._mpi
         try:
             if len(self._requests) == 1:
                 self._done = self._requests[0].Test(self._statuses[0])
             else:
                 self._done = MPI.Request.Testall(self._requests, self._statuses)
         except MPI.Exception as error:
-            self.transport.explain(error, {op.peer for op in self._ops})
+            self._transport.explain(error, {op.peer for op in self._ops})
         if self._done:
             self._check_lengths()
         return self._done
@@ -266,7 +269,7 @@ class MpiRequest(Request):
     def _check_lengths(self) -> None:
         for op, status in zip(self._ops, self._statuses, strict=True):
             if type(op) is Recv and status.count != op.nbytes:
-                rank = self.transport.rank
+                rank = self._transport.rank
                 self._error = (
                     f"mpi: rank {op.peer} sent {status.count} bytes to rank {rank}, which expected {op.nbytes}"
                 )
@@ -288,10 +291,10 @@ class MpiRequest(Request):
 
     def __del__(self) -> None:
         if not self._done and any(self._requests):
-            self.transport.adopt(self._requests)
+            self._transport.adopt(self._requests)
 
     def _is_complete(self, request: "MPI.Request") -> bool:
         try:
             return request.Get_status()
-        except self.transport._mpi.Exception:
+        except self._transport._mpi.Exception:
             return False  # the next test says what is wrong with it

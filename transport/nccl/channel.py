@@ -10,13 +10,19 @@ import logging
 import threading
 import time
 import weakref
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from lanterne.errors import TransportError
-from lanterne.transport.base import Send, timeout_error
+from lanterne.kernels.arrays import Stream
+from lanterne.transport.base import Operation, Send, Transport, timeout_error
 from lanterne.transport.nccl.library import OPS, UINT8, LimitedCall, call_with_limit, reported
-from lanterne.transport.nccl.watchdog import LOOK_S, ChannelRequest, ChannelWatch, Pending
+from lanterne.transport.nccl.watchdog import LOOK_S, ChannelRequest, ChannelWatch, Event, Pending
+
+if TYPE_CHECKING:
+    from lanterne.kernels.cuda.runtime import CudaRuntime
 
 # The lane of a communicator on which its members meet before NCCL's start-up (plans.py hands out those from 0 to 255).
 MEETING_LANE = 256
@@ -28,12 +34,24 @@ MAX_QUEUED = 256
 
 log = logging.getLogger(__name__)
 
+# Whether it is sent, its address, its bytes, and with which member.
+Message: TypeAlias = tuple[bool, int, int, int]
+# (sends, member) where there is one; (None, what it goes by) for those of NCCL's own collectives.
+Connection: TypeAlias = tuple[bool | None, Any]
+
+
+class GraphHolder(Protocol):
+    """What holds graphs of a communicator."""
+
+    def drop_graphs(self) -> object: ...
+
 
 class NcclChannel:
     """The NCCL communicator of some ranks of a transport.
 
     Args:
         transport: the NcclTransport.
+        library: cupy.cuda.nccl, or a stand-in.
         communicator: cupy's NcclCommunicator, or a stand-in.
         ranks: transport rank of every member.
 
@@ -41,42 +59,47 @@ class NcclChannel:
     channel, or None.
     """
 
-    def __init__(self, transport, communicator, ranks):
-        self.transport, self.ranks, self.world_size = transport, tuple(ranks), len(ranks)
-        self.runtime, self.library = transport.runtime, transport.library
-        self.stream = self.runtime.new_stream()
-        self.failure = None
+    def __init__(
+        self, transport: Transport, library: Any, runtime: "CudaRuntime", communicator: Any, ranks: Sequence[int]
+    ) -> None:
+        self.transport = transport
+        self.library = library
+        self.runtime = runtime
+        self.ranks = tuple(ranks)
+        self.world_size = len(ranks)
+        self.stream: Stream = runtime.new_stream()
+        self.failure: TransportError | None = None
         # Whether it still has to be raised: the watch saw it, between calls.
         self._unraised = False
-        self._abort, self._aborted_by = None, 0.0
+        self._abort: LimitedCall[object] | None = None
+        self._aborted_by = 0.0
         self.closed = False
         self._communicator = communicator
         # CuPy's object would destroy it once more when it goes, and hang where an abort or a destroy has hung: never.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(communicator))
         self._ending = threading.Lock()
-        # (sends, member) of every connection there is; (None, what it goes by) for those of NCCL's own collectives.
-        self._connected = set()
-        # What holds graphs of this communicator: they must go before it does.
-        self._graphs = weakref.WeakSet()
+        self._connected: set[Connection] = set()
+        # They must go before the communicator does.
+        self._graphs: weakref.WeakSet[GraphHolder] = weakref.WeakSet()
         self._watch = ChannelWatch(self)
         # Groups since the last call was queued whole.
         self._num_issued = 0
 
     # -- work
 
-    def has_room(self):
+    def has_room(self) -> bool:
         """Whether another call may be queued: a stream that is full would hold the CPU up inside CUDA.
 
         Nobody could then ask CUDA whether the others have come, and end the wait for one that does not.
         """
         return self._watch.queued <= MAX_QUEUED or self._watch.look() <= MAX_QUEUED
 
-    def overdue(self, what, limit_s):
+    def overdue(self, what: str, limit_s: float) -> TransportError:
         """The error of `what`, which its stream has not reached within `limit_s`; see ChannelWatch.overdue."""
         return self._watch.overdue(what, limit_s)
 
-    def group(self, messages):
-        """Queue messages (sends, address, nbytes, member) that go together, on the channel's stream.
+    def group(self, messages: Iterable[Message]) -> None:
+        """Queue messages that go together, on the channel's stream.
 
         Raises:
             TransportError: the channel has failed, or NCCL refuses.
@@ -84,24 +107,24 @@ class NcclChannel:
         """
         self.check_open()
         messages = [message for message in messages if message[2]]
-        pairs = {(sends, member) for sends, _, _, member in messages}
+        pairs: set[Connection] = {(sends, member) for sends, _, _, member in messages}
         if pairs <= self._connected:
             self._issue(self._group, messages)
         else:
             self._connect(pairs, partial(self._group, messages))
 
-    def all_reduce(self, source, target, count, datatype, op):
+    def all_reduce(self, source: int, target: int, count: int, datatype: int, op: str) -> None:
         """Queue NCCL's own all-reduce of `count` elements (ncclDataType_t), by address; op is ours."""
         self.check_open()
         arguments = source, target, count, datatype, OPS[op], self.stream.ptr
         # NCCL connects for an algorithm (ring, tree, NVLS) when it first takes it, and picks it by these.
-        kind = None, (datatype, op, count.bit_length())
+        kind: Connection = None, (datatype, op, count.bit_length())
         if kind in self._connected:
             self._issue(self._communicator.allReduce, *arguments)
         else:
             self._connect({kind}, partial(self._communicator.allReduce, *arguments))
 
-    def _group(self, messages):
+    def _group(self, messages: Iterable[Message]) -> None:
         library, communicator, stream = self.library, self._communicator, self.stream.ptr
         library.groupStart()
         try:
@@ -111,14 +134,14 @@ class NcclChannel:
         finally:
             library.groupEnd()
 
-    def _issue(self, function, *arguments):
+    def _issue(self, function: Callable[..., object], *arguments: object) -> None:
         self._num_issued += 1
         try:
             function(*arguments)
         except Exception as error:
             raise self.fail(reported(self._name(), error)) from error
 
-    def _connect(self, pairs, function):
+    def _connect(self, pairs: set[Connection], function: Callable[[], object]) -> None:
         """Call `function`, which makes new connections: NCCL returns only once the others have come as well."""
         collective = any(sends is None for sends, _ in pairs)
         members = range(self.world_size) if collective else {member for _, member in pairs - self._connected}
@@ -135,8 +158,8 @@ class NcclChannel:
             raise self.fail(error) from None
         self._connected |= pairs
 
-    def post(self, ops, stream=None):
-        """Start a batch of Send and Recv of device memory together; a Request.
+    def post(self, ops: Sequence[Operation], stream: Stream = None) -> ChannelRequest:
+        """Start a batch of Send and Recv of device memory together.
 
         Args:
             stream: whose earlier work comes first and whose later work waits; None for the current one.
@@ -160,7 +183,7 @@ class NcclChannel:
 
     # -- failure
 
-    def check_open(self):
+    def check_open(self) -> None:
         """Raise what ended the channel, if anything did."""
         if self.failure is not None:
             self._unraised = False
@@ -168,7 +191,7 @@ class NcclChannel:
         if self.closed:
             raise TransportError(f"{self._name()}: closed")
 
-    def check(self, raised=True):
+    def check(self, *, raised: bool = True) -> None:
         """Raise if the channel has failed; asks NCCL. `raised`: as of `fail`."""
         try:
             # An abort on another thread frees what NCCL is asked about here: it comes before or after.
@@ -176,11 +199,11 @@ class NcclChannel:
                 if self.failure is None and not self.closed:
                     self._communicator.check_async_error()
         except Exception as error:
-            self.fail(reported(self._name(), error), raised)
+            self.fail(reported(self._name(), error), raised=raised)
         if raised:
             self.check_open()
 
-    def fail(self, error, raised=True):
+    def fail(self, error: TransportError, *, raised: bool = True) -> TransportError:
         """End the channel because of `error`, from any thread: frees its stream. Returns what ended it first.
 
         Args:
@@ -200,25 +223,27 @@ class NcclChannel:
         # It frees the stream, and then waits until no graph holds the communicator.
         self._drop_graphs()
         if raised:
-            self._await_abort()
+            self._await_abort(self._abort)
         return error
 
-    def _await_abort(self):
+    def _await_abort(self, abort: LimitedCall[object]) -> None:
         with suppress(TransportError):
-            self._abort.result(max(0.0, self._aborted_by - time.monotonic()))
+            abort.result(max(0.0, self._aborted_by - time.monotonic()))
 
-    def watch(self, entry, done, peers, what, regions=()):
+    def watch(
+        self, entry: Event, done: Event, peers: Iterable[int], what: str, regions: Iterable[object] = ()
+    ) -> Pending:
         """Look after queued work: it must be `done` within the transport's timeout from `entry` on. A Pending."""
         pending = Pending(entry, done, tuple(peers), what, regions, 1 + self._num_issued)
         self._num_issued = 0
         self._watch.add(pending)
         return pending
 
-    def keep_graphs(self, holder):
+    def keep_graphs(self, holder: GraphHolder) -> None:
         """Call `holder.drop_graphs()` before the communicator goes."""
         self._graphs.add(holder)
 
-    def settle(self):
+    def settle(self) -> None:
         """Wait for all that is queued; call it before the end, since nobody else may ask whether that went well.
 
         Raises:
@@ -229,7 +254,7 @@ class NcclChannel:
         if self._unraised:
             self.check_open()
 
-    def close(self):
+    def close(self) -> None:
         """Finish what is queued, then destroy the communicator, each within a limit; else abort. Idempotent.
 
         Graphs go first: a graph that is dropped after its communicator hangs or crashes.
@@ -244,24 +269,24 @@ class NcclChannel:
         self.closed = True
         self._watch.stop(2 * ABORT_S)
         if self._abort is not None:
-            self._await_abort()
+            self._await_abort(self._abort)
         elif self.failure is None:
             with suppress(TransportError):
                 call_with_limit(self._communicator.destroy, f"{self._name()} destroy", DESTROY_S)
 
-    def _settle(self):
+    def _settle(self) -> None:
         if self.failure is None and not self.closed:
             self._watch.settle(self.transport.timeout_s)
 
-    def _log_unraised(self):
+    def _log_unraised(self) -> None:
         if self._unraised:
             self._unraised = False
             log.error("%s: the outputs of the calls that were under way are undefined", self.failure)
 
-    def _drop_graphs(self):
+    def _drop_graphs(self) -> None:
         for holder in list(self._graphs):
             with suppress(TransportError):
                 call_with_limit(holder.drop_graphs, f"{self._name()} end of graphs", ABORT_S, self.runtime)
 
-    def _name(self):
+    def _name(self) -> str:
         return f"nccl rank {self.transport.rank}"

@@ -6,10 +6,17 @@ so whatever may hang is called on a thread that nobody waits for longer than a l
 
 import os
 import threading
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from lanterne.errors import TransportError, TransportTimeout, Unavailable
 from lanterne.kernels.arrays import require_device
+from lanterne.transport.rank_group import Group
 
+if TYPE_CHECKING:
+    from lanterne.kernels.cuda.runtime import CudaRuntime
+
+T = TypeVar("T")
 # Point to point came with 2.7, several ranks on one GPU with 2.30.
 LEAST_VERSION, SHARED_GPU_VERSION = 20700, 23000
 SHARED_GPU_VARIABLE, HOST_VARIABLE = "NCCL_MULTI_RANK_GPU_ENABLE", "NCCL_HOSTID"
@@ -24,7 +31,7 @@ OPS = {"sum": 0, "prod": 1, "max": 2, "min": 3, "mean": 4}
 UINT8 = DATATYPES["uint8"]
 
 
-def load_nccl():
+def load_nccl() -> Any:
     """The module cupy.cuda.nccl.
 
     Raises:
@@ -40,7 +47,7 @@ def load_nccl():
     return check_version(nccl)
 
 
-def check_version(nccl):
+def check_version(nccl: Any) -> Any:
     """`nccl`, if it is new enough.
 
     Raises:
@@ -52,13 +59,13 @@ def check_version(nccl):
     return nccl
 
 
-def check_devices(seats, nccl_version):
+def check_devices(seats: Iterable[tuple[str, str]], nccl_version: int) -> None:
     """Raise unless the ranks' GPUs can be a communicator. `seats`: (host, device identity) of every rank, equal on all.
 
     Raises:
         Unavailable: ranks share a GPU, and this NCCL cannot do that, or is not told to.
     """
-    first = {}
+    first: dict[tuple[str, str], int] = {}
     for rank, seat in enumerate(seats):
         if first.setdefault(seat, rank) == rank:
             continue
@@ -73,7 +80,7 @@ def check_devices(seats, nccl_version):
             )
 
 
-def pose_as_host(nccl_version, group, num_devices):
+def pose_as_host(nccl_version: int, group: Group, num_devices: int) -> None:
     """Where this host's ranks are to share its GPUs, and NCCL cannot yet, let NCCL take each of them for a host.
 
     Their messages then go through sockets: good for a test, slow. Sets variables of this process that are not set.
@@ -86,14 +93,14 @@ def pose_as_host(nccl_version, group, num_devices):
             os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
 
 
-def version_text(version):
+def version_text(version: int) -> str:
     """NCCL's version number as people write it: 21805 is 2.18.5, 2708 is 2.7.8."""
     base = 10000 if version >= 10000 else 1000
     return f"{version // base}.{version % base // 100}.{version % 100}"
 
 
-def make_communicator(nccl, world_size, unique_id, rank):
-    """The NcclCommunicator of `rank`; `unique_id` as bytes. Returns once all ranks have called it, or never."""
+def make_communicator(nccl: Any, world_size: int, unique_id: bytes, rank: int) -> Any:
+    """The NcclCommunicator of `rank`. Returns once all ranks have called it, or never."""
     try:
         return nccl.NcclCommunicator(world_size, unique_id, rank)
     except TypeError:
@@ -102,29 +109,31 @@ def make_communicator(nccl, world_size, unique_id, rank):
         return nccl.NcclCommunicator(world_size, signed, rank)
 
 
-class LimitedCall:
+class LimitedCall(Generic[T]):
     """`function()`, begun on a daemon thread, which `runtime` adopts, if it is given."""
 
-    def __init__(self, function, what, runtime=None):
-        self._what, self._results = what, []
+    def __init__(self, function: Callable[[], T], what: str, runtime: "CudaRuntime | None" = None) -> None:
+        self._what = what
+        self._results: list[T] = []
+        self._errors: list[Exception] = []
 
-        def run():
+        def run() -> None:
             try:
                 if runtime is not None:
                     runtime.adopt_thread()
-                self._results.append((function(), None))
+                self._results.append(function())
             except Exception as error:
-                self._results.append((None, error))
+                self._errors.append(error)
 
         self._thread = threading.Thread(target=run, daemon=True, name=f"lanterne-{what}")
         self._thread.start()
 
-    def has_ended(self, limit_s):
+    def has_ended(self, limit_s: float) -> bool:
         """Whether it has returned or raised, after `limit_s` seconds at most."""
         self._thread.join(limit_s)
-        return bool(self._results)
+        return bool(self._results or self._errors)
 
-    def result(self, limit_s):
+    def result(self, limit_s: float) -> T:
         """What it returned.
 
         Raises:
@@ -133,32 +142,31 @@ class LimitedCall:
         """
         if not self.has_ended(limit_s):
             raise TransportTimeout(f"{self._what}: did not return within {limit_s:g} s")
-        result, error = self._results[0]
-        if isinstance(error, TransportError):
-            raise error
-        if error is not None:
+        for error in self._errors:
+            if isinstance(error, TransportError):
+                raise error
             raise reported(self._what, error) from error
-        return result
+        return self._results[0]
 
 
-def call_with_limit(function, what, limit_s, runtime=None):
+def call_with_limit(function: Callable[[], T], what: str, limit_s: float, runtime: "CudaRuntime | None" = None) -> T:
     """The result of `function()`, run on a daemon thread; arguments and errors as LimitedCall's."""
     return LimitedCall(function, what, runtime).result(limit_s)
 
 
-def reported(what, error):
+def reported(what: str, error: Exception) -> TransportError:
     """The TransportError of what NCCL has raised. It names no rank, though it may be of one that is gone."""
     found = TransportError(f"{what}: {describe(error)}")
     found.rank_unknown = True
     return found
 
 
-def describe(error):
+def describe(error: Exception) -> str:
     """One line about an error of CuPy's binding, which looks some of NCCL's codes up in a table without them."""
     if isinstance(error, KeyError):
         return {"6": "NCCL_ERROR_REMOTE_ERROR", "7": "NCCL_ERROR_IN_PROGRESS"}.get(str(error), f"NCCL error {error}")
     return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
-def _advice():
+def _advice() -> str:
     return "pip install --upgrade nvidia-nccl-cu12 (or -cu13), which lanterne[cuda12] (or [cuda13]) brings"

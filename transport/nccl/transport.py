@@ -8,14 +8,17 @@ host transport first, compare what could go wrong (devices, versions), and start
 
 import os
 import struct
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lanterne.errors import InputError, LanterneError, PeerFailed, TransportError, TransportTimeout, Unavailable
 from lanterne.kernels.arrays import require_device
-from lanterne.transport.base import Capabilities, Recv, Send, Transport, check_ops, make_tag
+from lanterne.transport.base import Capabilities, Operation, Recv, Request, Send, Transport, check_ops, make_tag
 from lanterne.transport.job.bootstrap import MPI_VARIABLES
 from lanterne.transport.local import LocalWorld
 from lanterne.transport.nccl.channel import MEETING_LANE, NcclChannel
@@ -29,6 +32,12 @@ from lanterne.transport.nccl.library import (
     pose_as_host,
     version_text,
 )
+from lanterne.transport.rank_group import Group
+
+if TYPE_CHECKING:
+    from lanterne.kernels.cuda.runtime import CudaRuntime
+    from lanterne.transport.board.seat import Seat
+    from lanterne.transport.store.client import StoreClient
 
 # NCCL's point to point is erratic for sizes that are no multiple of a page (StragglAR, section 4.1). The paper pads the
 # buffer; here chunks are of as many pages as there, from the start of the array, and only the last one ends where the
@@ -48,9 +57,8 @@ class NcclTransport(Transport):
     """NCCL between the GPUs of a job's ranks.
 
     Args:
-        group: a bootstrap.Group.
         timeout_s: the default of every wait.
-        host, runtime, library: the host transport, a CudaRuntime and cupy.cuda.nccl; None: opened here. The device is
+        host, runtime, library: the host transport, the device, and cupy.cuda.nccl; None: opened here. The device is
             LANTERNE_DEVICE, else the one whose number is this rank's among those of its host.
 
     Raises:
@@ -63,14 +71,24 @@ class NcclTransport(Transport):
         device_memory=True, stream_ordered=True, device_alignment_nbytes=ALIGNMENT_NBYTES, max_message_nbytes=2**62
     )
 
-    def __init__(self, group, timeout_s=None, host=None, runtime=None, library=None):
-        self.rank, self.world_size, self.host_name = group.rank, group.world_size, group.host
+    def __init__(
+        self,
+        group: Group,
+        timeout_s: float | None = None,
+        host: Transport | None = None,
+        runtime: "CudaRuntime | None" = None,
+        library: Any = None,
+    ) -> None:
+        self.rank = group.rank
+        self.world_size = group.world_size
+        self.host_name = group.host
         self.host = host or _open_host(group, timeout_s)
         self.pauses = self.host.pauses
         self.timeout_s = self.host.timeout_s if timeout_s is None else timeout_s
-        self._channels = []
+        self._channels: list[NcclChannel] = []
+        self.library: Any = library
         try:
-            unavailable = None
+            unavailable: LanterneError | None = None
             try:
                 self.library = library or _open_library(group)
                 self.runtime = runtime or _open_device(group)
@@ -81,7 +99,7 @@ class NcclTransport(Transport):
             self.close()
             raise
 
-    def open_channel(self, ranks, tag, unavailable=None):
+    def open_channel(self, ranks: Iterable[int], tag: int, unavailable: LanterneError | None = None) -> NcclChannel:
         """The NcclChannel of the transport ranks `ranks`, all of whom call this; they meet with `tag` first.
 
         Args:
@@ -101,12 +119,14 @@ class NcclTransport(Transport):
             raise Unavailable(
                 f"nccl: got versions {', '.join(map(version_text, sorted(versions)))}, expected one on all"
             )
-        devices = [tuple(found.device.split("/", 1)) for found in seats]
-        check_devices(devices, min(versions))
+        devices = [found.device.partition("/") for found in seats]
+        check_devices([(host, identity) for host, _, identity in devices], min(versions))
         self.shares_devices = any(found.shares for found in seats)
 
         start = partial(make_communicator, self.library, len(ranks), seats[0].unique_id, me)
-        failed, communicator = None, None
+        failed: TransportError | None = None
+        communicator = None
+        assert self.runtime is not None
         try:
             communicator = call_with_limit(start, f"nccl rank {self.rank} start-up", self.timeout_s, self.runtime)
         except TransportError as error:
@@ -118,11 +138,11 @@ class NcclTransport(Transport):
             if communicator is not None:
                 call_with_limit(communicator.abort, f"nccl rank {self.rank} abort", self.timeout_s)
             raise failed or TransportError(next(filter(None, texts)))
-        channel = NcclChannel(self, communicator, ranks)
+        channel = NcclChannel(self, self.library, self.runtime, communicator, ranks)
         self._channels.append(channel)
         return channel
 
-    def post(self, ops):
+    def post(self, ops: Sequence[Operation]) -> Request:
         """As Transport.post. Device memory goes on all ranks' channel and the current stream; see NcclChannel.post.
 
         Raises:
@@ -137,31 +157,33 @@ class NcclTransport(Transport):
             raise InputError("nccl: got host and device memory in one post, expected one of them")
         return self.channel.post(ops)
 
-    def open_board(self, key, rank, world_size):
+    def open_board(self, key: str, rank: int, world_size: int) -> "Seat | None":
         return self.host.open_board(key, rank, world_size)
 
     @property
-    def store(self):
+    def store(self) -> "StoreClient | None":
         return self.host.store
 
-    def check_peers(self, peers):
+    def check_peers(self, peers: Iterable[int]) -> None:
         self.host.check_peers(peers)
 
-    def end_soon(self):
+    def end_soon(self) -> None:
         self.host.end_soon()
 
-    def settle(self):
+    def settle(self) -> None:
         for channel in self._channels:
             channel.settle()
 
-    def close(self):
+    def close(self) -> None:
         self.closed = True
         for channel in self._channels:
             channel.close()
         self.host.close()
 
 
-def meet(transport, ranks, me, tag, payload, timeout_s):
+def meet(
+    transport: Transport, ranks: Sequence[int], me: int, tag: int, payload: bytes, timeout_s: float
+) -> list[bytes]:
     """Every member's `payload` (at most SLOT_NBYTES), by member: to the first of `ranks`, and from there to all.
 
     Raises:
@@ -195,7 +217,9 @@ def meet(transport, ranks, me, tag, payload, timeout_s):
     return [row.tobytes() for row in table[:n]]
 
 
-def _tell_absence(transport, row, error, messages):
+def _tell_absence(
+    transport: Transport, row: NDArray[np.uint8], error: TransportError, messages: Sequence[Operation]
+) -> None:
     """Send the others, of whom some may be gone, the table whose last row says so."""
     if isinstance(error, PeerFailed):
         kind, rank, text = _DIED, error.rank, error.reason
@@ -208,35 +232,40 @@ def _tell_absence(transport, row, error, messages):
             transport.post((message,)).wait(TOLD_S / len(messages))
 
 
-class _Seat:
+class _Seat(NamedTuple):
     """What a rank says of itself at a meeting."""
 
-    def __init__(self, shares, version, device, unique_id, error):
-        self.shares, self.version, self.device, self.unique_id, self.error = shares, version, device, unique_id, error
+    shares: bool
+    version: int
+    device: str
+    unique_id: bytes
+    error: str
 
 
-def _seat(transport, leads, unavailable):
+def _seat(transport: NcclTransport, leads: bool, unavailable: LanterneError | None) -> bytes:
     """This rank's seat as bytes; who `leads` brings the unique id."""
     if unavailable is not None:
         text = str(unavailable).encode()[:300]
         return _SEAT.pack(False, 0, 0, 0, len(text)) + text
     library, runtime = transport.library, transport.runtime
+    assert runtime is not None
     device = f"{os.environ.get(HOST_VARIABLE, transport.host_name)}/{runtime.identity}".encode()[:200]
     unique_id = bytes(byte % 256 for byte in library.get_unique_id()) if leads else b""
     shares = os.environ.get(SHARED_GPU_VARIABLE) == "1"
     return _SEAT.pack(shares, library.get_version(), len(device), len(unique_id), 0) + device + unique_id
 
 
-def _unpack(slot):
+def _unpack(slot: bytes) -> _Seat:
     shares, version, device, unique_id, text = _SEAT.unpack_from(slot)
-    fields, at = [], _SEAT.size
+    fields: list[bytes] = []
+    at = _SEAT.size
     for nbytes in (device, unique_id, text):
         fields.append(slot[at : at + nbytes])
         at += nbytes
     return _Seat(shares, version, fields[0].decode(), fields[1], fields[2].decode(errors="replace"))
 
 
-def _open_host(group, timeout_s):
+def _open_host(group: Group, timeout_s: float | None) -> Transport:
     """The transport for host memory: mpi under an MPI launcher, else ucx where every rank has it, else plain TCP."""
     from lanterne.transport.registry import open_transport
 
@@ -251,7 +280,7 @@ def _open_host(group, timeout_s):
     return TcpTransport(group, timeout_s)
 
 
-def _has_ucx():
+def _has_ucx() -> bool:
     from lanterne.transport.ucx.worker import load_ucxx
 
     try:
@@ -261,13 +290,13 @@ def _has_ucx():
     return True
 
 
-def _open_library(group):
+def _open_library(group: Group) -> Any:
     library = load_nccl()
     pose_as_host(library.get_version(), group, require_device())
     return library
 
 
-def _open_device(group):
+def _open_device(group: Group) -> "CudaRuntime":
     """The CudaRuntime of this rank's device; see own_device."""
     from lanterne.kernels.cuda.runtime import own_device
 

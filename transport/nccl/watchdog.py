@@ -3,22 +3,52 @@
 import threading
 import time
 import weakref
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from lanterne.errors import TransportError, TransportTimeout
-from lanterne.transport.base import Request, timeout_error
+from lanterne.transport.base import Request, Transport, timeout_error
+
+if TYPE_CHECKING:
+    from lanterne.kernels.cuda.runtime import CudaRuntime
 
 # How often the watch looks, and how often it asks NCCL for asynchronous errors.
 LOOK_S = 0.02
 
 
+# Of CuPy.
+Event: TypeAlias = Any
+
+
+class Watched(Protocol):
+    """What this file needs of an NcclChannel."""
+
+    @property
+    def transport(self) -> Transport: ...
+    @property
+    def runtime(self) -> "CudaRuntime": ...
+    @property
+    def failure(self) -> TransportError | None: ...
+    def check(self, *, raised: bool = True) -> None: ...
+    def fail(self, error: TransportError, *, raised: bool = True) -> TransportError: ...
+    def overdue(self, what: str, limit_s: float) -> TransportError: ...
+
+
 class Pending:
-    """`size` pieces of work on a channel: `entry` and `done` are events, `peers` whom it needs, `what` it is."""
+    """`size` pieces of work on a channel: events of its `entry` and of when it is `done`; `peers` whom it needs."""
 
     __slots__ = ("done", "entered_s", "entry", "is_done", "peers", "regions", "size", "what")
 
-    def __init__(self, entry, done, peers, what, regions, size):
-        self.entry, self.done, self.peers, self.what, self.regions = entry, done, peers, what, regions
-        self.entered_s, self.size = None, size
+    def __init__(
+        self, entry: Event, done: Event, peers: tuple[int, ...], what: str, regions: Iterable[object], size: int
+    ) -> None:
+        self.entry = entry
+        self.done = done
+        self.peers = peers
+        self.what = what
+        self.regions = regions
+        self.size = size
+        self.entered_s: float | None = None
         self.is_done = False
 
 
@@ -30,13 +60,22 @@ class ChannelWatch:
     Attributes: `queued`, pieces of work that were not done when somebody last looked.
     """
 
-    def __init__(self, channel):
+    def __init__(self, channel: Watched) -> None:
         self._channel = weakref.ref(channel)
-        self._pending, self._lock, self.queued = [], threading.Lock(), 0
+        self._pending: list[Pending] = []
+        self._lock = threading.Lock()
+        self.queued = 0
         self._stopped = threading.Event()
-        self._thread = None
+        self._thread: threading.Thread | None = None
 
-    def add(self, pending):
+    def _its_channel(self) -> Watched:
+        """The channel, asked for by itself."""
+        channel = self._channel()
+        assert channel is not None
+        return channel
+
+    def add(self, pending: Pending) -> None:
+        """Look after it, too."""
         with self._lock:
             self._pending.append(pending)
             self.queued += pending.size
@@ -44,7 +83,7 @@ class ChannelWatch:
                 self._thread = threading.Thread(target=self._run, daemon=True, name="lanterne-nccl-watch")
                 self._thread.start()
 
-    def look(self):
+    def look(self) -> int:
         """`queued`, as of now.
 
         Raises:
@@ -53,9 +92,9 @@ class ChannelWatch:
         self._look()
         return self.queued
 
-    def settle(self, limit_s, most=0):
+    def settle(self, limit_s: float, most: int = 0) -> None:
         """Return once at most `most` pieces of work are queued, or the channel has failed: after `limit_s`, it does."""
-        deadline, channel = time.monotonic() + limit_s, self._channel()
+        deadline, channel = time.monotonic() + limit_s, self._its_channel()
         try:
             while (oldest := self._look()) is not None and self.queued > most and channel.failure is None:
                 if time.monotonic() > deadline:
@@ -64,12 +103,12 @@ class ChannelWatch:
         except TransportError as error:
             channel.fail(error, raised=False)
 
-    def overdue(self, what, limit_s):
+    def overdue(self, what: str, limit_s: float) -> TransportError:
         """The error of `what`, which its stream has not reached within `limit_s`, or which is not done.
 
         That stream may wait for an earlier call, and so for other ranks: those are named then.
         """
-        channel, oldest = self._channel(), self._look()
+        channel, oldest = self._its_channel(), self._look()
         if channel.failure is not None:
             # The watch was faster, and what it has freed looks done.
             return channel.failure
@@ -77,13 +116,13 @@ class ChannelWatch:
             return timeout_error(channel.transport, oldest.peers, limit_s)
         return stuck_stream(channel.transport, what, limit_s)
 
-    def stop(self, limit_s):
+    def stop(self, limit_s: float) -> None:
         """End the thread, and wait for that, `limit_s` at most."""
         self._stopped.set()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(limit_s)
 
-    def _run(self):
+    def _run(self) -> None:
         channel = self._channel()
         if channel is None:
             return
@@ -94,7 +133,7 @@ class ChannelWatch:
             if not self._watch_once():
                 return
 
-    def _watch_once(self):
+    def _watch_once(self) -> bool:
         """Look, and fail the channel for what is wrong; False if there is no channel to watch any more."""
         channel = self._channel()
         if channel is None or channel.failure is not None:
@@ -107,9 +146,9 @@ class ChannelWatch:
             channel.fail(error, raised=False)
         return True
 
-    def _look(self):
+    def _look(self) -> Pending | None:
         """The Pending of the oldest work, or None if there is none left. Fails the channel when its time is over."""
-        channel = self._channel()
+        channel = self._its_channel()
         with self._lock:
             while self._pending and _is_done(channel.runtime, self._pending[0]):
                 self.queued -= self._pending.pop(0).size
@@ -124,7 +163,7 @@ class ChannelWatch:
         return pending
 
 
-def _is_done(runtime, pending):
+def _is_done(runtime: "CudaRuntime", pending: Pending) -> bool:
     if not pending.is_done and runtime.is_done(pending.done):
         pending.is_done = True
         pending.regions = ()
@@ -136,23 +175,24 @@ class ChannelRequest(Request):
 
     __slots__ = ("_channel", "_pending")
 
-    def __init__(self, channel, pending):
-        self._channel, self._pending = channel, pending
+    def __init__(self, channel: Watched, pending: Pending) -> None:
+        self._channel = channel
+        self._pending = pending
 
     @property
-    def transport(self):
+    def transport(self) -> Transport:
         return self._channel.transport
 
-    def test(self):
+    def test(self) -> bool:
         if _is_done(self._channel.runtime, self._pending) and self._channel.failure is None:
             return True
         self._channel.check()
         return False
 
-    def pending_peers(self):
+    def pending_peers(self) -> list[int]:
         return [] if self._pending.is_done else list(self._pending.peers)
 
-    def wait(self, timeout_s=None):
+    def wait(self, timeout_s: float | None = None) -> None:
         """As Request.wait; whatever it raises ends the channel, since NCCL takes nothing back.
 
         Raises:
@@ -169,7 +209,7 @@ class ChannelRequest(Request):
             raise self._channel.fail(error) from None
 
 
-def stuck_stream(transport, what, limit_s):
+def stuck_stream(transport: Transport, what: str, limit_s: float) -> TransportTimeout:
     """The error of a rank whose own stream hangs: the other ranks are not to blame."""
     return TransportTimeout(
         f"{transport.name} rank {transport.rank}: its own stream has not reached {what} within {limit_s:g} s; look at "

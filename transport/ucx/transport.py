@@ -8,8 +8,11 @@ A UCX receive does not filter its source, so the tag holds it: communicator 16 b
 """
 
 import atexit
+import math
 import os
 import time
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 from lanterne.errors import InputError, PeerFailed, TransportError
 from lanterne.transport.base import (
@@ -17,15 +20,22 @@ from lanterne.transport.base import (
     LANE_BITS,
     POLLS_PER_CHECK,
     Capabilities,
+    Operation,
     Recv,
     Region,
+    Request,
     Send,
     Transport,
     check_ops,
+    timeout_error,
 )
-from lanterne.transport.rank_group import LEFT_GRACE_S
-from lanterne.transport.ucx.request import UcxRequest
+from lanterne.transport.rank_group import LEFT_GRACE_S, Group
+from lanterne.transport.timeouts import check_timeout_s
 from lanterne.transport.ucx.worker import flush, load_ucxx, make_worker, receiver_paced_nbytes, settings
+
+if TYPE_CHECKING:
+    from lanterne.transport.board.seat import StoreSeat
+    from lanterne.transport.store.client import StoreClient
 
 SOURCE_BITS = 15
 # Of a base.make_tag().
@@ -37,9 +47,17 @@ NOTICE_S = LEFT_GRACE_S + 0.5
 LAST_FLUSH_S = 1.0
 # Descriptions of memory that a region keeps; making one costs 1 us, and schedules post the same slices again and again.
 MAX_SPANS = 1024
+# How long a wait spins, giving way to others, after the last thing that moved: waking up costs some 30 us. With four
+# ranks a core it halves the time of small exchanges still; longer spins take the core from those that have work.
+SPIN_S = 50e-6
+# How long a wait sleeps at most before it looks for deaths and at the clock.
+SLEEP_MS = 50
+
+# (its UCXRequest, the operation).
+Started: TypeAlias = tuple[Any, Operation]
 
 
-def ucx_tag(tag, source):
+def ucx_tag(tag: int, source: int) -> int:
     """The 64-bit UCX tag of base.make_tag()'s `tag` from rank `source`."""
     return tag >> LANE_BITS << SOURCE_BITS + 1 + LANE_BITS | source << LANE_BITS | tag & (1 << LANE_BITS) - 1
 
@@ -48,7 +66,6 @@ class UcxTransport(Transport):
     """Point to point over UCX. All ranks of `group` make it together.
 
     Args:
-        group: the bootstrap.Group of this process.
         timeout_s: the default of every wait.
 
     Raises:
@@ -57,8 +74,10 @@ class UcxTransport(Transport):
     """
 
     name = "ucx"
+    _context: Any
+    _worker: Any
 
-    def __init__(self, group, timeout_s=None):
+    def __init__(self, group: Group, timeout_s: float | None = None) -> None:
         if group.world_size > 1 << SOURCE_BITS:
             raise InputError(f"ucx: got {group.world_size} ranks, expected at most {1 << SOURCE_BITS}")
         self._ucxx, self._array = load_ucxx()
@@ -70,8 +89,10 @@ class UcxTransport(Transport):
             self.timeout_s = timeout_s
         self._context, self._worker = make_worker(self._ucxx, settings(group.hosts, group.rank, os.environ))
         self._addresses = group.exchange("lanterne/ucx", bytes(self._worker.address), timeout_s)
-        self._peers, self._orphans = {}, []
-        self._moved, self._polls = False, 0
+        self._peers: dict[int, tuple[Any, Any]] = {}
+        self._orphans: list[Started] = []
+        self._moved = False
+        self._polls = 0
         self.capabilities = Capabilities(
             # A UCX with CUDA says so even where there is no driver; its context then has no CUDA component.
             device_memory=self._context.cuda_support and "cuda" in self._context.info,
@@ -80,7 +101,7 @@ class UcxTransport(Transport):
         self._pid = os.getpid()
         atexit.register(self.close)
 
-    def post(self, ops):
+    def post(self, ops: Sequence[Operation]) -> "UcxRequest":
         check_ops(self, ops)
         for op in ops:
             if op.tag >> TAG_BITS:
@@ -91,25 +112,25 @@ class UcxTransport(Transport):
                 self._peers[op.peer] = self._connect(op.peer)
         return UcxRequest(self, self._start_all(ops))
 
-    def _start_all(self, ops, internal=0):
+    def _start_all(self, ops: Sequence[Operation], internal: int = 0) -> list[Started]:
         """[(UCXRequest, operation)] of `ops`. Where one cannot start, the memory of those before it is kept."""
-        pending = []
-        try:
-            for op in ops:
+        pending: list[Started] = []
+        for op in ops:
+            try:
                 pending.append((self._start(op, internal), op))
-        except self._ucxx.UCXError as error:
-            self.adopt(pending)
-            self._explain(op.peer, "cannot send to" if type(op) is Send else "cannot receive from", error)
+            except self._ucxx.UCXError as error:
+                self.adopt(pending)
+                self._explain(op.peer, "cannot send to" if type(op) is Send else "cannot receive from", error)
         return pending
 
-    def _start(self, op, internal):
+    def _start(self, op: Operation, internal: int) -> Any:
         region, offset, nbytes, peer, tag = op
         span = (region.native and region.native.get((offset, nbytes))) or self._span(region, offset, nbytes)
         if type(op) is Send:
             return self._peers[peer][0].tag_send(span, self._tag(ucx_tag(tag, self.rank) | internal))
         return self._peers[peer][1].tag_recv(span, self._tag(ucx_tag(tag, peer) | internal))
 
-    def _connect(self, peer):
+    def _connect(self, peer: int) -> tuple[Any, Any]:
         """The endpoints to `peer`, for sends and for receives; made when first needed: n ranks could have n * n.
 
         Between hosts there are two connections, one for each direction. On a single one, the reply that lets one side
@@ -127,7 +148,7 @@ class UcxTransport(Transport):
             self._explain(peer, "cannot connect to", error)
         return (ends[0], ends[-1]) if self.rank < peer else (ends[-1], ends[0])
 
-    def _explain(self, peer, what, error):
+    def _explain(self, peer: int, what: str, error: Exception) -> NoReturn:
         """Raise what UCX's `error` means: often the first sign of a death whose notice is on its way."""
         give_up = time.monotonic() + NOTICE_S
         while time.monotonic() < give_up:
@@ -135,15 +156,19 @@ class UcxTransport(Transport):
             time.sleep(0.01)
         raise TransportError(f"ucx rank {self.rank}: {what} rank {peer}: {error}") from error
 
-    def _span(self, region, offset, nbytes):
+    def _span(self, region: Region, offset: int, nbytes: int) -> Any:
         """The memory of an operation as ucxx wants it, kept by the region."""
         if region.native is None or len(region.native) >= MAX_SPANS:
             region.native = {}
-        memory = DeviceSpan(region, offset, nbytes) if region.device else region.buffer[offset : offset + nbytes]
-        span = region.native[offset, nbytes] = self._array(memory)
+        if region.device:
+            span = self._array(DeviceSpan(region, offset, nbytes))
+        else:
+            assert region.buffer is not None
+            span = self._array(region.buffer[offset : offset + nbytes])
+        region.native[offset, nbytes] = span
         return span
 
-    def barrier(self, timeout_s=None):
+    def barrier(self, timeout_s: float | None = None) -> None:
         """See Transport. log2(world_size) rounds of empty messages, so that posted operations progress meanwhile."""
         deadline = time.monotonic() + (self.timeout_s if timeout_s is None else timeout_s)
         check_ops(self, ())
@@ -157,36 +182,36 @@ class UcxTransport(Transport):
             request = UcxRequest(self, self._start_all(ops, INTERNAL), everyone=True)
             request.wait(max(deadline - time.monotonic(), 0.0))
 
-    def progress(self):
+    def progress(self) -> bool:
         """Let UCX work; remember whether something moved. True each POLLS_PER_CHECK-th time: look closer."""
         self._moved = self._worker.progress_once()
         self._polls += 1
         return self._polls % POLLS_PER_CHECK == 0
 
-    def open_board(self, key, rank, world_size):
+    def open_board(self, key: str, rank: int, world_size: int) -> "StoreSeat | None":
         return self._group.open_board(key, rank, world_size)
 
     @property
-    def store(self):
+    def store(self) -> "StoreClient | None":
         return self._group.store
 
-    def check_peers(self, peers):
+    def check_peers(self, peers: Iterable[int]) -> None:
         self._group.check_peers(peers)
         for peer in peers:
             for end in self._peers.get(peer, ()):
                 if not end.alive:
                     raise PeerFailed(peer, "its connection is closed")
 
-    def adopt(self, pending):
+    def adopt(self, pending: list[Started]) -> None:
         """Keep the memory of operations whose request nobody holds any more, until they are complete."""
         self._orphans = [(request, op) for request, op in self._orphans + pending if not request.completed]
 
-    def abandon(self, peer, requests):
+    def abandon(self, peer: int, requests: Sequence[Request]) -> None:
         # Closing by force ends what is under way on them.
         for end in {id(end): end for end in self._peers.pop(peer, ())}.values():
             end.close_blocking()
 
-    def close(self):
+    def close(self) -> None:
         """See Transport. What was sent has left this process; receives that are still posted are dropped."""
         if self.closed:
             return
@@ -201,13 +226,108 @@ class UcxTransport(Transport):
             end.close_blocking()
         self._peers.clear()
         self._orphans.clear()
-        self._worker = self._context = None
+        self._worker = None
+        self._context = None
+
+
+class UcxRequest(Request):
+    """The UCX requests of one post. A failed or cancelled one raises; its memory is kept until UCX has let go of it.
+
+    Args:
+        everyone: the death of any rank fails the request, not only that of its peers.
+    """
+
+    __slots__ = ("_everyone", "_pending", "_transport")
+
+    def __init__(self, transport: UcxTransport, pending: list[Started], *, everyone: bool = False) -> None:
+        self._transport = transport
+        self._pending = pending
+        self._everyone = everyone
+
+    @property
+    def transport(self) -> UcxTransport:
+        return self._transport
+
+    def test(self) -> bool:
+        if self._reap():
+            return True
+        self._check_open()
+        if self._transport.progress():
+            return self._look()
+        return self._reap()
+
+    def _reap(self) -> bool:
+        """Drop the last operations, as far as they are complete; True if none is left."""
+        pending = self._pending
+        while pending:
+            request, op = pending[-1]
+            if not request.completed:
+                return False
+            self._finish(request, op)
+            pending.pop()
+        return True
+
+    def _look(self) -> bool:
+        """As `test`, for all operations, those of dead peers included."""
+        transport = self._transport
+        # Drains what has come before it cancels the requests of a peer that closed: nothing that arrived is lost.
+        transport._worker.progress()
+        for request, op in self._pending:
+            if request.completed:
+                self._finish(request, op)
+        self._pending[:] = [(request, op) for request, op in self._pending if not request.completed]
+        if self._pending:
+            transport.check_peers(range(transport.world_size) if self._everyone else self.pending_peers())
+        return not self._pending
+
+    def _finish(self, request: Any, op: Operation) -> None:
+        """Raise if a completed operation failed."""
+        try:
+            request.check_error()
+        except self._transport._ucxx.UCXError as error:
+            self._check_open()
+            self._transport.check_peers((op.peer,))
+            verb = "send to" if type(op) is Send else "receive from"
+            raise TransportError(
+                f"ucx rank {self._transport.rank}: {verb} rank {op.peer} of {op.nbytes} bytes failed: {error}"
+            ) from error
+
+    def _check_open(self) -> None:
+        if self._transport.closed:
+            raise TransportError(f"ucx rank {self._transport.rank}: closed before this request was complete")
+
+    def pending_peers(self) -> list[int]:
+        return sorted({op.peer for request, op in self._pending if not request.completed})
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        if self.test():
+            return
+        transport = self._transport
+        limit_s = transport.timeout_s if timeout_s is None else check_timeout_s(timeout_s)
+        quiet_from = time.monotonic()
+        deadline = quiet_from + limit_s
+        while not self.test():
+            now = time.monotonic()
+            if now >= deadline:
+                if self._look():
+                    return
+                raise timeout_error(transport, self.pending_peers(), limit_s)
+            if transport._moved:
+                quiet_from = now
+            elif now - quiet_from < SPIN_S:
+                os.sched_yield()
+            elif not self._look():
+                transport._worker.progress_worker_event(min(SLEEP_MS, math.ceil((deadline - now) * 1e3)))
+
+    def __del__(self) -> None:
+        if self._pending and not self._transport.closed:
+            self._transport.adopt(self._pending)
 
 
 class DeviceSpan:
     """Some bytes of a device region, for ucxx."""
 
-    def __init__(self, region, offset, nbytes):
+    def __init__(self, region: Region, offset: int, nbytes: int) -> None:
         self.region = region
         self.__cuda_array_interface__ = {
             "data": (region.address + offset, False),

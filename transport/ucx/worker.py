@@ -19,7 +19,9 @@ import ctypes
 import os
 import sys
 import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from lanterne.errors import InputError, Unavailable
 
@@ -41,7 +43,7 @@ SETTINGS = {
 }
 
 
-def load_ucxx():
+def load_ucxx() -> tuple[Any, Callable[[object], Any]]:
     """`ucxx._lib.libucxx`, UCXX's core API, and its Array, the view of memory that it takes.
 
     Raises:
@@ -64,7 +66,7 @@ def load_ucxx():
 
 
 @contextmanager
-def one_ucx():
+def one_ucx() -> Iterator[None]:
     """Within it, ucxx is imported over the UCX that this process has already, if it has one.
 
     The MPICH wheel brings a UCX (1.20, with InfiniBand), and so may any MPI. Of libraries with the same name only the
@@ -75,19 +77,18 @@ def one_ucx():
     except OSError:
         yield
         return
-    missing = object()
-    before = sys.modules.get("libucx", missing)
-    sys.modules["libucx"] = None  # the package that loads them; ucxx takes what is there when it is absent
+    modules: dict[str, Any] = sys.modules
+    before = {name: modules[name] for name in ("libucx",) if name in modules}
+    modules["libucx"] = None  # the package that loads them; ucxx takes what is there when it is absent
     try:
         yield
     finally:
-        del sys.modules["libucx"]
-        if before is not missing:
-            sys.modules["libucx"] = before
+        del modules["libucx"]
+        modules.update(before)
 
 
-def settings(hosts, rank, environment):
-    """The UCX settings of `rank`, {name without UCX_: value}; see the module.
+def settings(hosts: Sequence[str], rank: int, environment: Mapping[str, str]) -> dict[str, str]:
+    """The UCX settings of `rank`, by their names without UCX_; see the module.
 
     Args:
         hosts: the host identity of every rank.
@@ -101,7 +102,7 @@ def settings(hosts, rank, environment):
     return {name: value for name, value in chosen.items() if f"UCX_{name}" not in environment}
 
 
-def receiver_paced_nbytes(environment):
+def receiver_paced_nbytes(environment: Mapping[str, str]) -> int | None:
     """The size from which a sender waits for its receive; ucxx sets UCX_RNDV_THRESH to 8192 when it is loaded.
 
     None where the user's settings leave that open, or turn rendezvous off over TCP.
@@ -112,7 +113,7 @@ def receiver_paced_nbytes(environment):
     return int(threshold) if threshold.isascii() and threshold.isdigit() else None
 
 
-def make_worker(libucxx, options):
+def make_worker(libucxx: Any, options: Mapping[str, str]) -> tuple[Any, Any]:
     """A UCXWorker in blocking progress mode, and its context.
 
     Raises:
@@ -129,7 +130,7 @@ def make_worker(libucxx, options):
     return context, worker
 
 
-def flush(worker, deadline):
+def flush(worker: Any, deadline: float) -> bool:
     """Return once every message that was sent has left this process's memory, or after `deadline` (time.monotonic()).
 
     ucxx has no flush, and an endpoint that handles errors drops what it has queued when it is closed; so UCX is called
