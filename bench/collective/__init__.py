@@ -1,1 +1,5 @@
-"""bench/collective."""
+"""This folder holds the commands about collectives: bench, bench p2p, bench deaths, bench kernels and bench mpi measure
+on ranks that they start, over MPI, UCX or NCCL; schedule and cost are pure. Others may import measure (a benchmarked
+call, an agreed start), kernels (comparisons of reductions, for bench gpu), settings.known_rate_bytes_per_s and
+cost_plot.STYLES.
+"""

@@ -1,1 +1,4 @@
-"""bench/lab."""
+"""This folder holds `lanterne lab`: network makes namespaces and links with ip and tc, as root, and removes them; command
+runs a program on every host. Others may import network (Network, Undertaker, create), and of command resolve,
+end_in_order, environment, mpi_environment and mpiexec_words.
+"""
