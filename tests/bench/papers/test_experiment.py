@@ -15,7 +15,11 @@ from lanterne.pipeline.planes.registry import predict
 
 SHORT = Problem(3, 3, 2, 2, 1, [1, 1])
 DATA_PARALLEL = {"QUIET": Problem(2, 2, 2, 2, 1, [1]), "SLOW_LINK": 0, "SLOW_GROUP": 1, "PACKETS_OF_GRADIENTS": 200}
-WATCHED = {"watched_training:QUICK": ("1T2D2P (S)",), "watched_training:QUICK_BLOCKS": 3, "watched_training:BLOCK": 4}
+WATCHED = {
+    "papers.watched_training:QUICK": ("1T2D2P (S)",),
+    "papers.watched_training:QUICK_BLOCKS": 3,
+    "papers.watched_training:BLOCK": 4,
+}
 FAST = {"scores.mitigation_job:PACE_S": 1e-3, "papers.mitigation_study:GAP": 4}
 EVENTFUL = {
     "COMPUTE": ((1, 1),),
