@@ -1,5 +1,6 @@
-"""This folder holds the commands about collectives: bench, bench p2p, bench deaths, bench kernels and bench mpi measure
-on ranks that they start, over MPI, UCX or NCCL; schedule and cost are pure. Others may import measure (a benchmarked
-call, an agreed start), kernels (comparisons of reductions, for bench gpu), settings.known_rate_bytes_per_s and
-cost_plot.STYLES.
+"""This folder holds the commands about collectives: bench, bench p2p, deaths, kernels and mpi, schedule, and cost.
+
+Those of bench measure on ranks that they start, over MPI, UCX or NCCL; schedule and cost are pure but for their files.
+Others may import `measure` (a benchmarked call, an agreed start), `kernels` (comparisons of reductions, for bench gpu),
+`settings.known_rate_bytes_per_s` and `cost_plot.STYLES`.
 """
