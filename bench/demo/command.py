@@ -39,6 +39,7 @@ from lanterne.transport.job.bootstrap import launched_rank
 EXPECTED = ("slowed", "noticed", "located", "swapped", "recovered", "healed", "reverted", "restored")
 # Iterations: what the detector needs to know the job, to see the slow stretch, and to see it over.
 LEAST_HEALTHY, LEAST_AFTER, LEAST_SLOW = 40, 20, 25
+MOST_HELD = 100_000
 HEALTHY_SHARE, SLOW_SHARE = 0.3, 0.4
 NOTHING, LOCAL = "none", "local"
 TRANSPORTS = ("mpi", "ucx")
@@ -119,6 +120,8 @@ def job_of(args: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Any]]:
         raise InputError(f"--timeout: got {args.timeout}, expected more than 0")
     if args.transport != LOCAL and args.transport not in TRANSPORTS:
         raise InputError(f"--transport: {one_of(args.transport, (LOCAL, *TRANSPORTS))}")
+    if args.hold > MOST_HELD:
+        raise InputError(f"--hold: got {args.hold}, expected 1 to {MOST_HELD}")
     if args.limit is not None and parse_time_s(args.limit, "--limit") <= 0:
         raise InputError(f"--limit: got {args.limit}, expected more than 0")
     link, latency_s = _slow_link(args)

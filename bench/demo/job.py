@@ -1,32 +1,37 @@
 """What the ranks of `lanterne demo` do: train, be slowed, notice, find the place, change the plan, and go back.
 
-Rank 0 tells what happens, as it happens, line by line in a file; who shows it reads that (view.py).
+Rank 0 tells what happens, as it happens, line by line in a file; the View of picture.py reads that.
 """
 
 import argparse
 import json
 import time
+from collections.abc import Iterable
+from typing import Any, TextIO
 
 import numpy as np
 
+from lanterne.bench.demo.picture import Gathered, trace
 from lanterne.bench.demo.steps import Observer
-from lanterne.bench.demo.trace import trace
 from lanterne.bench.train.adapt import Disturbed, observed_plane
 from lanterne.bench.train.job import add_model_arguments, make_setup
+from lanterne.collectives.communicator import Communicator
 from lanterne.pipeline.adapt.estimate import pair_delays
 from lanterne.pipeline.adapt.injection import InjectedEvent
+from lanterne.pipeline.adapt.profile import Profile
 from lanterne.pipeline.execute.measured import gather
 from lanterne.pipeline.model.text import read_text
 from lanterne.pipeline.plan.problem import Problem
 from lanterne.pipeline.train import trainer as own_text
+from lanterne.pipeline.train.trainer import Iteration, Trainer
 
 MICROBATCHES = 8
 MODEL = f"--width 32 --heads 2 --length 32 --rows 2 --microbatches {MICROBATCHES}".split()
 SCHEDULER = "zb_h1"
 
 
-def run_demo(comm, work):
-    """Train on this rank; what was measured on rank 0, a dict, None on the others. `work` as command.py makes it."""
+def run_demo(comm: Communicator, work: dict[str, Any]) -> dict[str, Any] | None:
+    """Train on this rank; what was measured on rank 0, None on the others. `work` as command.py makes it."""
     job = _Job(comm, work)
     until_s = time.monotonic() + work["limit_s"]
     try:
@@ -39,20 +44,20 @@ def run_demo(comm, work):
         job.close()
 
 
-def _agreed(comm, is_so):
+def _agreed(comm: Communicator, is_so: bool) -> bool:
     """What rank 0 says."""
     said = np.array([is_so], np.int64)
     comm.broadcast(said)
     return bool(said[0])
 
 
-def nominal(ranks, pace_s):
+def nominal(ranks: int, pace_s: float) -> Problem:
     """The Problem that the job begins with."""
     return Problem(ranks, MICROBATCHES, pace_s, pace_s, pace_s)
 
 
-def make_trainer(comm, work):
-    """The Trainer of a small GPT that learns this library's own source text, one block a stage."""
+def make_trainer(comm: Communicator, work: dict[str, Any]) -> tuple[Trainer, int]:
+    """(Trainer, tokens of an iteration) of a small GPT on this library's own source text, one block a stage."""
     parser = argparse.ArgumentParser()
     add_model_arguments(parser, str(MICROBATCHES))
     parser.set_defaults(seed=work["seed"])
@@ -67,18 +72,21 @@ def make_trainer(comm, work):
 class _Job:
     """One rank."""
 
-    def __init__(self, comm, work):
-        self.comm, self.work = comm, work
+    def __init__(self, comm: Communicator, work: dict[str, Any]) -> None:
+        self.comm = comm
+        self.work = work
         self.trainer, self.tokens = make_trainer(comm, work)
         self.disturbed = Disturbed(self.trainer, [InjectedEvent.from_dict(work["event"])], adapts=True)
-        replay = self.disturbed.replay
-        for stage in replay.stages.values():
+        for stage in self.disturbed.replay.stages.values():
             stage.pace_s = work["pace_s"]
-        self.adapter, self.timelines, self.records = self.disturbed.adapter, [], []
+        assert self.disturbed.adapter is not None
+        self.adapter = self.disturbed.adapter
+        self.timelines: list[Gathered] = []
+        self.records: list[dict[str, Any]] = []
         self.observer = Observer(work) if comm.rank == 0 else None
-        self.feed = open(work["feed"], "a", encoding="utf-8") if comm.rank == 0 else None
+        self.feed: TextIO | None = open(work["feed"], "a", encoding="utf-8") if comm.rank == 0 else None
 
-    def iteration(self):
+    def iteration(self) -> None:
         """One iteration and what comes of it; rank 0 tells."""
         before = self.trainer.plans[0]
         self.disturbed.begin()
@@ -97,31 +105,38 @@ class _Job:
             self.records.append(record)
             self._tell([record, *self.observer.ended(record, self.adapter.found[0], changes)])
 
-    def found(self):
+    def found(self) -> dict[str, Any] | None:
         """All that is known at the end, on rank 0."""
         if not self.observer:
             return None
         changes = [change._asdict() for change in self.adapter.changes]
-        found = {"results": self.records, "steps": self.observer.steps, "changes": changes, "tokens": self.tokens}
+        found: dict[str, Any] = {
+            "results": self.records,
+            "steps": self.observer.steps,
+            "changes": changes,
+            "tokens": self.tokens,
+        }
         if self.timelines:
             found["trace"] = trace(self.timelines, self.records, self.observer.steps)
         return found
 
-    def close(self):
+    def close(self) -> None:
         if self.feed:
             self.feed.close()
         self.disturbed.close()
         self.trainer.close()
 
-    def _tell(self, records):
+    def _tell(self, records: Iterable[dict[str, Any]]) -> None:
+        assert self.feed is not None
         for record in records:
             self.feed.write(json.dumps(record) + "\n")
         self.feed.flush()
 
 
-def iteration_record(done, tokens, settle_s, profile):
+def iteration_record(done: Iteration, tokens: int, settle_s: float, profile: Profile | None) -> dict[str, Any]:
     """What is told of an Iteration, with the delays and the work that the last Profile showed."""
-    links, busy = {}, []
+    links: dict[str, float] = {}
+    busy: list[float] = []
     if profile is not None:
         pairs = sorted({(min(pair), max(pair)) for pair in profile.links})
         for one, other in pairs:

@@ -1,8 +1,39 @@
-"""The picture of a demo: throughput and link delays over its iterations, with what happened when."""
+"""How a demo is shown: live, on a terminal or in a pipe (View); afterwards as a picture (plot) and a trace (trace).
 
-from lanterne.bench.demo.screen import MARKS
+The job writes records to a file while it runs, which the View reads.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lanterne.bench.demo.screen import BLOCKS, MARKS, plain_line, screen
+from lanterne.pipeline.execute.measured import timeline
+from lanterne.pipeline.simulate.check import CheckedPlan
+from lanterne.pipeline.simulate.chrome_trace import chrome_trace
 from lanterne.pipeline.simulate.draw import save
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+# The plan of an iteration, and what all ranks measured of it (pipeline.execute.measured.gather).
+Gathered: TypeAlias = tuple[CheckedPlan, Mapping[str, NDArray[np.float64]]]
+# Between looks at the file.
+LOOK_S = 0.1
+EVERY = 10
+# Another screen, no cursor; and back.
+ENTER, LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
 NAMES = {
     "slowed": "link slowed",
     "noticed": "noticed",
@@ -13,7 +44,85 @@ NAMES = {
 }
 
 
-def plot(path, document):
+class View:
+    """Follows a feed in a thread of its own, as a context.
+
+    Args:
+        path: the file with the records; it exists.
+        about: as `screen` takes it.
+        file: where to show.
+    """
+
+    def __init__(self, path: Path, about: dict[str, Any], file: TextIO) -> None:
+        self.about = about
+        self.file = file
+        self.records: list[dict[str, Any]] = []
+        self.is_screen = file.isatty() and os.environ.get("TERM") != "dumb" and _can_show(BLOCKS, file.encoding)
+        self.colour = self.is_screen and not os.environ.get("NO_COLOR")
+        self._feed = open(path, encoding="utf-8")
+        self._began_s = time.monotonic()
+        self._rest = ""
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._follow, daemon=True)
+
+    def __enter__(self) -> View:
+        if self.is_screen:
+            self.file.write(ENTER)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._ended.set()
+        self._thread.join()
+        self._feed.close()
+        if self.is_screen:
+            self.file.write(LEAVE)
+            if self.records:
+                # What was on the screen stays above the summary.
+                self.file.write("\n".join(self._lines()) + "\n\n")
+        self.file.flush()
+
+    def _follow(self) -> None:
+        ended = False
+        try:
+            while not ended:
+                ended = self._ended.wait(LOOK_S)
+                self._show(self._read())
+        except BrokenPipeError:
+            # Nobody looks any more: the job ends as `kill` would end it.
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def _read(self) -> list[dict[str, Any]]:
+        """The records that have come."""
+        *lines, self._rest = (self._rest + self._feed.read()).split("\n")
+        return [json.loads(line) for line in lines]
+
+    def _show(self, came: list[dict[str, Any]]) -> None:
+        self.records += came
+        if self.is_screen:
+            # Every line to its end, and what is below: no flicker, nothing left of the screen before.
+            self.file.write("\x1b[H" + "\n".join(line + "\x1b[K" for line in self._lines()) + "\x1b[J")
+        else:
+            for record in came:
+                if line := plain_line(record, EVERY):
+                    self.file.write(line + "\n")
+        self.file.flush()
+
+    def _lines(self) -> list[str]:
+        width, height = shutil.get_terminal_size()
+        elapsed_s = time.monotonic() - self._began_s
+        return screen(self.about, self.records, width, height - 1, self.colour, elapsed_s)
+
+
+def _can_show(text: str, encoding: str) -> bool:
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def plot(path: str, document: dict[str, Any]) -> None:
     """Draw a document of command.py into a file.
 
     Raises:
@@ -51,11 +160,11 @@ def plot(path, document):
     save(figure, path)
 
 
-def _mark(top, bottom, document):
+def _mark(top: Axes, bottom: Axes, document: dict[str, Any]) -> None:
     """The slow stretch, and a line for each iteration with steps, with their names."""
     for axes in (top, bottom):
         axes.axvspan(document["about"]["first"] - 0.5, document["about"]["last"] - 0.5, color="0.93", zorder=0)
-    names = {}
+    names: dict[int, list[str]] = {}
     for step in document["steps"]:
         if step["name"] in MARKS and not any(step["name"] in known for known in names.values()):
             names.setdefault(step["iteration"], []).append(step["name"])
@@ -63,5 +172,45 @@ def _mark(top, bottom, document):
         for axes in (top, bottom):
             axes.axvline(iteration, color="0.5", linewidth=0.7, linestyle=":")
         words = f"{iteration} {', '.join(NAMES[name] for name in some)}"
-        place = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points", "rotation": 90, "va": "top"}
+        place: dict[str, Any] = {
+            "xycoords": ("data", "axes fraction"),
+            "textcoords": "offset points",
+            "rotation": 90,
+            "va": "top",
+        }
         top.annotate(words, (iteration, 1), (2, -4), fontsize=7, **place)
+
+
+def trace(
+    timelines: Sequence[Gathered], records: Sequence[dict[str, Any]], steps: Sequence[dict[str, Any]]
+) -> dict[str, Any]:
+    """The whole run in the Chrome trace format: actions and messages of all ranks, steps, throughput and delays."""
+    start_s = min(float(gathered["start_s"].min()) for _, gathered in timelines)
+    events: list[dict[str, Any]] = []
+    arrows = 0
+    for number, (checked, gathered) in enumerate(timelines):
+        shift_us = (float(gathered["start_s"].min()) - start_s) * 1e6
+        ids = 0
+        shown = chrome_trace(timeline(gathered, checked, checked.problem, 1.0), 1e6)
+        for event in shown["traceEvents"]:
+            if event["ph"] == "C" or (event["ph"] == "M" and number):
+                continue
+            moved = event | ({"ts": round(event["ts"] + shift_us, 1)} if "ts" in event else {})
+            if "id" in event:
+                moved["id"] += arrows
+                ids = max(ids, event["id"] + 1)
+            events.append(moved)
+        arrows += ids
+    for record in records:
+        at_us = (record["ended_s"] - start_s) * 1e6
+        values = {"tokens/s": record["tokens_per_s"]}
+        values |= {f"link {link} ms": delay_s * 1e3 for link, delay_s in record["link_delay_s"].items()}
+        events += [
+            {"ph": "C", "name": name, "pid": 0, "tid": 0, "ts": at_us, "args": {name: value}}
+            for name, value in values.items()
+        ]
+    for step in steps:
+        at_us = max(step["at_s"] - start_s, 0.0) * 1e6
+        name = f"{step['name']}: {step['text']}"
+        events.append({"ph": "i", "s": "g", "name": name, "pid": 0, "tid": 0, "ts": at_us})
+    return {"displayTimeUnit": "ms", "traceEvents": events}

@@ -2,7 +2,8 @@
 
 import statistics
 import time
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 from lanterne.bench.output.units import format_time
 
@@ -11,6 +12,8 @@ CHART_ROWS = 4
 MARKS = {"slowed": "S", "noticed": "N", "located": "L", "swapped": "P", "healed": "H", "reverted": "R"}
 COLOURS = {"red": "31", "green": "32", "yellow": "33", "bold": "1", "dim": "2"}
 STEP_COLOURS = {"slowed": "red", "healed": "red", "suspected": "dim", "calibrated": "dim"}
+# A line of the screen, and its colour of COLOURS, if any.
+Line: TypeAlias = tuple[str, str | None]
 PHASES = ("healthy", "slow, plan kept", "slow, adapted", "healed, before going back", "back to normal")
 
 
@@ -24,8 +27,10 @@ class DemoPhase(NamedTuple):
     tokens_per_s: float
 
 
-def phases(results, steps, tokens, skipped):
-    """The Phases that a run had, in order: those that its steps delimit.
+def phases(
+    results: Sequence[dict[str, Any]], steps: Sequence[dict[str, Any]], tokens: int, skipped: int
+) -> list[DemoPhase]:
+    """The DemoPhases that a run had, in order: those that its steps delimit.
 
     Args:
         results: the iterations' records.
@@ -46,12 +51,12 @@ def phases(results, steps, tokens, skipped):
     return found
 
 
-def first_of(steps, name):
+def first_of(steps: Sequence[dict[str, Any]], name: str) -> int | None:
     """The iteration of the first step of that name, or None."""
     return next((step["iteration"] for step in steps if step["name"] == name), None)
 
 
-def chart(values, width, rows=CHART_ROWS):
+def chart(values: Sequence[float | None], width: int, rows: int = CHART_ROWS) -> list[str]:
     """Lines of text, the top one first: a column for each value, as high as it is beside the largest; None is empty."""
     top = max((value for value in values if value is not None), default=0.0) or 1.0
     lines = []
@@ -61,17 +66,17 @@ def chart(values, width, rows=CHART_ROWS):
     return lines
 
 
-def columns(values, total, width):
+def columns(values: Sequence[float], total: int, width: int) -> list[float | None]:
     """`values` of the first of `total` iterations as the values of `width` columns: the median of each column's."""
     width = min(width, total)
-    found = [None] * width
+    found: list[float | None] = [None] * width
     for column in range(width):
         some = values[column * total // width : (column + 1) * total // width]
         found[column] = statistics.median(some) if some else None
     return found
 
 
-def mark_line(steps, total, width):
+def mark_line(steps: Sequence[dict[str, Any]], total: int, width: int) -> str:
     """The line below the chart: a letter where something happened; the next free column where one is taken."""
     width = min(width, total)
     line = [" "] * width
@@ -86,12 +91,19 @@ def mark_line(steps, total, width):
     return "".join(line).rstrip()
 
 
-def paint(text, colour, wanted):
+def paint(text: str, colour: str | None, wanted: bool) -> str:
     """`text` in a colour of COLOURS, where colours are wanted."""
     return f"\x1b[{COLOURS[colour]}m{text}\x1b[0m" if wanted and colour else text
 
 
-def screen(about, records, width=80, height=24, colour=False, elapsed_s=0.0):
+def screen(
+    about: dict[str, Any],
+    records: Sequence[dict[str, Any]],
+    width: int = 80,
+    height: int = 24,
+    colour: bool = False,
+    elapsed_s: float = 0.0,
+) -> list[str]:
     """The lines of the screen, none longer than `width` as shown, at most `height`.
 
     Args:
@@ -103,7 +115,7 @@ def screen(about, records, width=80, height=24, colour=False, elapsed_s=0.0):
     total = about["iterations"]
     clock = time.strftime("%M:%S", time.gmtime(elapsed_s))
     title = "lanterne demo: a link becomes slow and heals while ranks train"
-    lines = [(title.ljust(width - len(clock) - 1)[: width - len(clock) - 1] + " " + clock, "bold")]
+    lines: list[Line] = [(title.ljust(width - len(clock) - 1)[: width - len(clock) - 1] + " " + clock, "bold")]
     if not results:
         return [paint(text[:width], kind, colour) for text, kind in [*lines, ("starting the ranks ...", "dim")]]
     lines += [(_now(results, total), None), ("", None), *_ranks(about, results[-1], steps), ("", None)]
@@ -117,7 +129,7 @@ def screen(about, records, width=80, height=24, colour=False, elapsed_s=0.0):
     return [paint(text[:width], kind, colour) for text, kind in lines[:height]]
 
 
-def _now(results, total):
+def _now(results: Sequence[dict[str, Any]], total: int) -> str:
     last = results[-1]
     rate = statistics.median(record["tokens_per_s"] for record in results[-3:])
     return (
@@ -126,16 +138,16 @@ def _now(results, total):
     )
 
 
-def _ranks(about, last, steps):
+def _ranks(about: dict[str, Any], last: dict[str, Any], steps: Sequence[dict[str, Any]]) -> list[Line]:
     """A line per rank, and beside it the link to the next one."""
     diverted = current_links(steps)
-    found = []
+    found: list[Line] = []
     for rank in range(about["ranks"]):
         busy = last["busy"][rank] if rank < len(last["busy"]) else 0.0
         bar = ("█" * round(busy * 16)).ljust(16, "·")
         text = f"rank {rank} {bar} {busy:4.0%} busy"
         name = f"{rank}-{rank + 1}"
-        kind = None
+        kind: str | None = None
         if rank + 1 < about["ranks"]:
             delay_s = last["link_delay_s"].get(name)
             text += f"   link {name}{'' if delay_s is None else f' {format_time(max(delay_s, 1e-6)):>7}'}"
@@ -146,21 +158,21 @@ def _ranks(about, last, steps):
     return found
 
 
-def current_links(steps):
+def current_links(steps: Sequence[dict[str, Any]]) -> set[str]:
     """The links whose messages go by delegates now, "0-1"."""
     swaps = [step for step in steps if "links" in step]
     return {"{}-{}".format(*pair) for pair in swaps[-1]["links"]} if swaps else set()
 
 
-def is_slow(steps, name):
+def is_slow(steps: Sequence[dict[str, Any]], name: str) -> bool:
     """Whether the job has found that link slow, and has not gone back yet."""
     located = any(f"link {name}" in step.get("found", ()) for step in steps)
     return located and first_of(steps, "reverted") is None
 
 
-def step_lines(steps, width, most):
+def step_lines(steps: Sequence[dict[str, Any]], width: int, most: int) -> list[Line]:
     """(line, colour) of each step, wrapped to `width`; what does not fit in `most` lines is left out at the top."""
-    found = []
+    found: list[Line] = []
     for step in shown_steps(steps):
         letter = MARKS.get(step["name"], " ")
         head = f"{letter} {step['iteration']:>4} {step['name']:<10} "
@@ -176,7 +188,7 @@ def step_lines(steps, width, most):
     return found[-most:] if most > 0 else []
 
 
-def shown_steps(steps):
+def shown_steps(steps: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Without suspicions that something certain followed."""
     return [
         step
@@ -185,7 +197,7 @@ def shown_steps(steps):
     ]
 
 
-def plain_line(record, every):
+def plain_line(record: dict[str, Any], every: int) -> str | None:
     """The line of a record where there is no screen; None for iterations between `every`th ones."""
     if record["kind"] == "step":
         return f"iteration {record['iteration']:>3}  {record['name']:<10}  {record['text']}"

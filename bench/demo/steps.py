@@ -2,9 +2,13 @@
 
 import statistics
 import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 from lanterne.bench.output.units import format_time
+from lanterne.failslow.detect.events import LevelEvent
 from lanterne.failslow.detect.tracker import Tracker
+from lanterne.pipeline.adapt.decide import Change
 from lanterne.pipeline.adapt.injection import InjectedEvent, ends
 
 # The first iterations are not counted: caches fill, connections open, undisturbed times get measured. In a run that
@@ -12,23 +16,31 @@ from lanterne.pipeline.adapt.injection import InjectedEvent, ends
 HEALTHY = 8
 # What follows a change is known from so many iterations.
 SETTLED = 6
+Steps: TypeAlias = list[dict[str, Any]]
 
 
 class Observer:
     """Follows the job on rank 0: when a change is due, and what has happened, as steps.
 
-    Attributes: `steps`, dicts so far; `holds`: nothing is to be changed now.
+    Attributes: `steps` so far; `holds`: nothing is to be changed now.
 
     The decisions are those of Tracker and Adapter. It knows when the link is slowed, for the record alone.
     """
 
-    def __init__(self, work):
-        self.event, self.hold = InjectedEvent.from_dict(work["event"]), work["hold"]
+    def __init__(self, work: dict[str, Any]) -> None:
+        self.event = InjectedEvent.from_dict(work["event"])
+        self.hold: int = work["hold"]
         self.link = "{}-{}".format(*ends(self.event.links[0]))
-        self.tracker, self.steps, self.holds = Tracker(), [], True
-        self._times_s, self._delays_s, self._due, self._onset, self._healed = [], {}, {}, None, False
+        self.tracker = Tracker()
+        self.steps: Steps = []
+        self.holds = True
+        self._times_s: list[float] = []
+        self._delays_s: dict[str, list[float]] = {}
+        self._due: dict[str, int] = {}
+        self._onset: int | None = None
+        self._healed = False
 
-    def begins(self, iteration):
+    def begins(self, iteration: int) -> Steps:
         """The steps before `iteration`: what is done to the link, by us."""
         if iteration == self.event.first:
             delay = format_time(self.event.latency_s)
@@ -37,11 +49,11 @@ class Observer:
             return self._step("healed", iteration, f"by us: link {self.link} is as it was")
         return []
 
-    def ended(self, record, found, changes):
-        """The steps that an iteration gave, as dicts; `found` and `changes` are the Adapter's."""
+    def ended(self, record: dict[str, Any], found: Mapping[str, int], changes: Iterable[Change]) -> Steps:
+        """The steps that an iteration gave; `found` and `changes` are the Adapter's."""
         iteration, time_s = record["iteration"], record["time_s"]
         self._times_s.append(time_s)
-        steps = []
+        steps: Steps = []
         for change in changes:
             steps += self._changed(change)
         if iteration >= HEALTHY:
@@ -59,7 +71,7 @@ class Observer:
                 steps += self._result(name, iteration)
         return steps
 
-    def _hold(self, iteration, found):
+    def _hold(self, iteration: int, found: Mapping[str, int]) -> None:
         """Changes are due once a slow job's place is known and the slow stretch was long enough, and when it is well.
 
         `hold` iterations from the Tracker's onset on are left slow on purpose, to measure them.
@@ -70,9 +82,9 @@ class Observer:
             self._healed |= any(found.get("link {}-{}".format(*pair)) == -1 for pair in links)
             self.holds = self._has("reverted") or not self._healed
         else:
-            self.holds = not self._has("located") or iteration + 2 < self._onset + self.hold
+            self.holds = self._onset is None or not self._has("located") or iteration + 2 < self._onset + self.hold
 
-    def _changed(self, change):
+    def _changed(self, change: Change) -> Steps:
         if "calibrated" in change.findings:
             words = f"undisturbed links and stages measured; an iteration should take {format_time(change.predicted_s)}"
             return self._step("calibrated", change.running_from, words)
@@ -87,7 +99,7 @@ class Observer:
         self._due["recovered" if ways else "restored"] = change.running_from + SETTLED - 1
         return self._step(name, change.running_from, words, links=change.slow_links)
 
-    def _tracked(self, iteration, event):
+    def _tracked(self, iteration: int, event: LevelEvent | None) -> Steps:
         """What the Tracker says, until the place is known; an alarm without a place has no consequence."""
         if event is None or event.ratio < 1 or event.kind == "relief" or self._has("located"):
             return []
@@ -98,7 +110,7 @@ class Observer:
         self._onset = onset
         return self._step("noticed", iteration, words, onset=onset)
 
-    def _evidence(self, slow, record):
+    def _evidence(self, slow: Sequence[str], record: dict[str, Any]) -> str:
         told = []
         for name in slow:
             kind, which = name.split()
@@ -110,7 +122,7 @@ class Observer:
         others = "" if any(name.startswith("rank") for name in slow) else "; no rank computes longer"
         return "; ".join(told) + others
 
-    def _result(self, name, iteration):
+    def _result(self, name: str, iteration: int) -> Steps:
         """Throughput behind a change, beside that before anything was slow."""
         healthy_s = statistics.median(self._times_s[HEALTHY : self._at("slowed", iteration)])
         now_s = statistics.median(self._times_s[-SETTLED:])
@@ -121,13 +133,13 @@ class Observer:
             words += f", {slow_s / now_s:.2f} times that of the slow stretch"
         return self._step(name, iteration, words)
 
-    def _has(self, name):
+    def _has(self, name: str) -> bool:
         return any(step["name"] == name for step in self.steps)
 
-    def _at(self, name, default):
+    def _at(self, name: str, default: int) -> int:
         return next((step["iteration"] for step in self.steps if step["name"] == name), default)
 
-    def _step(self, name, iteration, text, **more):
+    def _step(self, name: str, iteration: int, text: str, **more: Any) -> Steps:
         step = {"kind": "step", "name": name, "iteration": iteration, "at_s": time.monotonic(), "text": text, **more}
         self.steps.append(step)
         return [step]

@@ -10,17 +10,20 @@ equal microbatches. A worker is blamed only if it is slower than its peers by 5 
 of at least 5 steps, and if that costs time.
 """
 
+import argparse
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from lanterne.bench.output import report
 from lanterne.bench.output.units import format_count
 from lanterne.errors import InputError
-from lanterne.failslow.locate.locate import MIN_STEPS, locate
-from lanterne.failslow.locate.trace import read_trace
+from lanterne.failslow.locate.locate import MIN_STEPS, Verdict, locate
+from lanterne.failslow.locate.trace import Trace, read_trace
 
 
-def add_arguments(parser):
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of this command."""
     parser.add_argument("file", metavar="TRACE", help="parquet, csv or json file of operations")
     parser.add_argument(
@@ -29,7 +32,7 @@ def add_arguments(parser):
     parser.add_argument("--json", metavar="FILE", help="write the verdicts as JSON ('-' for standard output)")
 
 
-def run(args):
+def run(args: argparse.Namespace) -> int:
     """Locate and print; exit code 0 whatever the verdict."""
     meta = read_meta(args.meta) if args.meta else {}
     report.progress(f"reading {args.file}")
@@ -48,7 +51,7 @@ def run(args):
     return 0
 
 
-def read_meta(path):
+def read_meta(path: str) -> dict[str, int | str]:
     """The 'key: value' lines of a file, whole numbers as int.
 
     Raises:
@@ -58,19 +61,19 @@ def read_meta(path):
         lines = Path(path).read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
-    meta = {}
+    meta: dict[str, int | str] = {}
     for number, line in enumerate(lines, start=1):
         if not line.strip() or line.lstrip().startswith("#"):
             continue
         key, colon, value = line.partition(":")
         if not colon:
-            raise InputError(f"{path}: line {number}: got {line!r}, expected 'key: value'")
+            raise InputError(f"{path}: line {number}: got a line without a colon, expected 'key: value'")
         value = value.strip()
-        meta[key.strip()] = int(value) if value.lstrip("-").isdigit() else value
+        meta[key.strip()] = int(value) if re.fullmatch(r"-?[0-9]{1,18}", value) else value
     return meta
 
 
-def _notes(trace, meta):
+def _notes(trace: Trace, meta: Mapping[str, int | str]) -> list[str]:
     """What a reader should know before the verdicts."""
     expected = (meta.get("dp_size", trace.replicas), meta.get("pp_size", trace.stages))
     found, notes = (trace.replicas, trace.stages), list(trace.notes)
@@ -83,7 +86,7 @@ def _notes(trace, meta):
     return notes
 
 
-def _print(verdicts, notes):
+def _print(verdicts: Sequence[Verdict], notes: Sequence[str]) -> None:
     rows = []
     for verdict in verdicts:
         ranks = ", ".join(map(str, verdict.ranks[:8])) + (", ..." if len(verdict.ranks) > 8 else "")
@@ -94,7 +97,7 @@ def _print(verdicts, notes):
     )
 
 
-def _because(verdict):
+def _because(verdict: Verdict) -> str:
     """The evidence in a few words."""
     evidence = verdict.evidence
     if verdict.cause == "worker":

@@ -7,13 +7,19 @@ Times are those of one microbatch per group, in any one unit. The answer is exac
 by its weight (column 3) and sum: the gradient of the whole batch is then what it was.
 """
 
+import argparse
 import time
+from collections.abc import Sequence
 
 from lanterne.bench.output import report, units
+from lanterne.errors import InputError
 from lanterne.failslow.mitigate.rebalance import gradient_weights, rebalance
 
+# Of every count: beyond, sums of counts and times would not be exact.
+MOST = 10**9
 
-def add_arguments(parser):
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of this command."""
     parser.add_argument("--times", required=True, metavar="T1,T2,...", help="time of one microbatch per group")
     parser.add_argument("--microbatches", required=True, type=int, metavar="M", help="microbatches of the global batch")
@@ -22,8 +28,12 @@ def add_arguments(parser):
     parser.add_argument("--json", metavar="FILE", help="write the answer as JSON ('-' for standard output)")
 
 
-def run(args):
+def run(args: argparse.Namespace) -> int:
     """Solve and print; exit code 0."""
+    for option in ("microbatches", "multiple_of", "stages"):
+        if getattr(args, option) > MOST:
+            got = getattr(args, option)
+            raise InputError(f"--{option.replace('_', '-')}: got {got}, expected a whole number of at most {MOST}")
     times, shown = units.parse_times(args.times, "--times")
     # NumPy loads on first use; that is not the solver's time.
     rebalance([1.0], 1)
@@ -47,7 +57,7 @@ def run(args):
     return 0
 
 
-def _even(times, args):
+def _even(times: Sequence[float], args: argparse.Namespace) -> float | None:
     """Makespan of even shares; None where the count cannot be divided evenly."""
     share, rest = divmod(args.microbatches, len(times))
     if rest or share % args.multiple_of:

@@ -23,9 +23,13 @@ GPU; transfers are of host memory.
 Exit codes: 0 nothing slow, 1 something is slow.
 """
 
+from __future__ import annotations
+
+import argparse
 import os
 import re
 import sys
+from typing import TYPE_CHECKING, Any, TextIO, TypeAlias
 
 from lanterne.bench.output import report
 from lanterne.bench.output.units import format_nbytes, format_time, parse_nbytes, parse_rate_bytes_per_s, parse_time_s
@@ -34,8 +38,17 @@ from lanterne.transport.job.bootstrap import in_a_job
 from lanterne.transport.job.launch import MAX_WORLD_SIZE
 from lanterne.transport.own_python import own_python
 
+if TYPE_CHECKING:
+    from lanterne.collectives.communicator import Communicator
+    from lanterne.failslow.validate.validate import Injected
+    from lanterne.failslow.validate.validation import Validation
+    from lanterne.transport.shaped import Link
 
-def add_arguments(parser):
+# What report.print_table takes: (header, unit) pairs, and rows.
+Table: TypeAlias = tuple[list[tuple[str, str]], list[list[object]]]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of this command."""
     parser.add_argument("-n", "--world-size", type=int, metavar="N", help="start N ranks here")
     parser.add_argument("--transport", default=None, help="mpi (default), ucx or local")
@@ -52,7 +65,7 @@ def add_arguments(parser):
     parser.add_argument("--json", metavar="FILE", help="write everything, raw samples too ('-' for standard output)")
 
 
-def run(args):
+def run(args: argparse.Namespace) -> int:
     """Validate; exit code 1 if something is slow."""
     # Before NumPy loads: one core for each rank, or co-located ranks would measure each other.
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
@@ -84,7 +97,7 @@ def run(args):
         return run_rank(comm, options, args)
 
 
-def parse(args):
+def parse(args: argparse.Namespace) -> dict[str, Any]:
     """The arguments of failslow.validate, and `slow_ranks`, `slow_links` to rehearse, from the command line's."""
     limit_s = parse_time_s(args.limit, "--limit")
     if limit_s <= 0 or args.repetitions < 1:
@@ -104,7 +117,7 @@ def parse(args):
     }
 
 
-def slow_rank(text):
+def slow_rank(text: str) -> tuple[int, Injected]:
     """(rank, Injected) of "3=1.5x" or "3=1.5x@together".
 
     Raises:
@@ -112,14 +125,14 @@ def slow_rank(text):
     """
     from lanterne.failslow.validate.validate import Injected
 
-    match = re.fullmatch(r"(\d+)=(\d+\.?\d*)x(@together)?", text.strip())
+    match = re.fullmatch(r"(\d{1,18})=(\d+\.?\d*)x(@together)?", text.strip())
     if not match or float(match[2]) < 1.0:
         raise InputError(f"--slow-rank: got {text!r}, expected R=1.5x or R=1.5x@together, with a factor of at least 1")
     factor = float(match[2])
     return int(match[1]), Injected(1.0 if match[3] else factor, factor)
 
 
-def slow_link(text):
+def slow_link(text: str) -> dict[tuple[int, int], Link]:
     """{(src, dst): Link} of "0-1=20ms", "0>1=50mbit" (one direction).
 
     Raises:
@@ -138,20 +151,20 @@ def slow_link(text):
     return {(a, b): link, (b, a): link} if both else {(a, b): link}
 
 
-def _ends(text, what):
-    match = re.fullmatch(r"\s*(\d+)\s*([->])\s*(\d+)\s*", text)
+def _ends(text: str, what: str) -> tuple[int, int, bool]:
+    match = re.fullmatch(r"\s*(\d{1,18})\s*([->])\s*(\d{1,18})\s*", text)
     if not match or match[1] == match[3]:
         raise InputError(f"{what}: got {text!r}, expected two different ranks, as in 0-1")
     return int(match[1]), int(match[3]), match[2] == "-"
 
 
-def _number(text, what):
-    if not text.strip().isdigit():
+def _number(text: str, what: str) -> int:
+    if not re.fullmatch("[0-9]{1,18}", text.strip()):
         raise InputError(f"{what}: got {text!r}, expected a rank")
     return int(text)
 
 
-def run_rank(comm, options, args):
+def run_rank(comm: Communicator, options: dict[str, Any], args: argparse.Namespace) -> int:
     """Validate on this rank; rank 0 prints and writes. The exit code."""
     from lanterne.failslow.validate import loads as gemm
     from lanterne.failslow.validate.validate import Injected, validate
@@ -172,7 +185,7 @@ def run_rank(comm, options, args):
         own_device(comm.rank)
     under_test = shaped(comm, slow_links) if slow_links else comm
 
-    def tick(text):
+    def tick(text: str) -> None:
         if comm.rank == 0:
             report.progress(text)
 
@@ -187,7 +200,7 @@ def run_rank(comm, options, args):
     return int(bool(found.findings))
 
 
-def print_validation(found, comm, file, left_out=""):
+def print_validation(found: Validation, comm: Communicator, file: TextIO, left_out: str = "") -> None:
     """The tables of a Validation: computing by rank, links by kind, findings; `left_out`: what was not tested."""
     hosts = len(set(found.hosts))
     sizes = ", ".join(format_nbytes(nbytes) for nbytes in found.sizes)
@@ -197,9 +210,11 @@ def print_validation(found, comm, file, left_out=""):
         "median time; core: of the thread itself, which sharing the core does not lengthen",
         *filter(None, [left_out]),
     ]
-    report.print_table(*_compute_table(found), notes=notes, file=file)
+    columns, rows = _compute_table(found)
+    report.print_table(columns, rows, notes=notes, file=file)
     print(file=file)
-    report.print_table(*_link_table(found), file=file)
+    columns, rows = _link_table(found)
+    report.print_table(columns, rows, file=file)
     print(file=file)
     if not found.findings:
         print("nothing is slow", file=file)
@@ -212,14 +227,14 @@ def print_validation(found, comm, file, left_out=""):
         print(f"BUSY cores of {ranks}: {finding.evidence}", file=file)
 
 
-def _compute_table(found):
+def _compute_table(found: Validation) -> Table:
     from statistics import median
 
     columns = list(dict.fromkeys((record["load"], record["when"]) for record in found.compute))
     latest = {(record["rank"], record["load"], record["when"]): record for record in found.compute}
     header = [("rank", ""), ("host", "")]
     header += [(f"{load}{'' if when == 'alone' else ', together'}", "clock; core") for load, when in columns]
-    rows = []
+    rows: list[list[object]] = []
     for rank, host in zip(found.ranks, found.hosts, strict=True):
         cells = []
         for load, when in columns:
@@ -230,9 +245,9 @@ def _compute_table(found):
     return header, rows
 
 
-def _link_table(found):
+def _link_table(found: Validation) -> Table:
     host = dict(zip(found.ranks, found.hosts, strict=True))
-    rows = []
+    rows: list[list[object]] = []
     for when in ("alone", "together"):
         for inside in (True, False):
             some = [r for r in found.links if r["when"] == when and (host[r["src"]] == host[r["dst"]]) == inside]
@@ -249,7 +264,7 @@ def _link_table(found):
     ], rows
 
 
-def _link_row(records):
+def _link_row(records: list[dict[str, Any]]) -> list[object]:
     from statistics import median
 
     largest = max(record["nbytes"] for record in records)

@@ -15,6 +15,9 @@ Calls that do not pass Python are not seen, such as the all-reduces of torch's D
 calls before them are, which tell its iterations and who comes last. The exit code is the program's.
 """
 
+from __future__ import annotations
+
+import argparse
 import ctypes
 import os
 import shutil
@@ -23,8 +26,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
 
 from lanterne.bench.lab.command import resolve
 from lanterne.bench.output import report
@@ -33,6 +38,10 @@ from lanterne.errors import InputError
 from lanterne.failslow.record.recorder import FOLDER_VARIABLE
 from lanterne.transport.job.bootstrap import MPI_SIZE_VARIABLES
 from lanterne.transport.job.launch import MAX_WORLD_SIZE, lives
+
+if TYPE_CHECKING:
+    from lanterne.failslow.record.job_log import Notice
+    from lanterne.failslow.record.watch import Reader
 
 # How long the ranks of others may take to end after ours.
 END_S = 3.0
@@ -60,7 +69,7 @@ if spec is not None and spec.loader is not None:
 """
 
 
-def add_arguments(parser):
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of this command."""
     parser.add_argument("-n", "--world-size", type=int, metavar="N", help="start N ranks here")
     parser.add_argument(
@@ -71,7 +80,7 @@ def add_arguments(parser):
     parser.add_argument("command", nargs="+", metavar="COMMAND", help="the program, after --")
 
 
-def run(args):
+def run(args: argparse.Namespace) -> int:
     """Run the program, watched; its exit code."""
     command = resolve(args.command)
     if args.world_size is not None and not 1 <= args.world_size <= MAX_WORLD_SIZE:
@@ -94,7 +103,7 @@ def run(args):
     os.execvpe(command[0], command, variables)
 
 
-def _name(ours, shared):
+def _name(ours: bool, shared: str | None) -> str:
     """The name of the folder of a job's logs: the same on all ranks that another launcher started."""
     if ours:
         return f"lanterne-watch-{os.getuid()}-{os.getpid()}-{time.monotonic_ns()}"
@@ -103,7 +112,7 @@ def _name(ours, shared):
     return f"lanterne-watch-{os.getuid()}-{os.getppid()}-{_start_of(os.getppid())}"
 
 
-def _world_size():
+def _world_size() -> int:
     for name in (*MPI_SIZE_VARIABLES, "WORLD_SIZE"):
         text = os.environ.get(name, "")
         if text.isascii() and text.isdigit():
@@ -111,21 +120,23 @@ def _world_size():
     return 1
 
 
-def _start_of(pid):
+def _start_of(pid: int) -> str:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     except (OSError, IndexError):
-        return 0
+        return "0"
 
 
-def _path(folder):
+def _path(folder: Path) -> str:
     """PYTHONPATH with the folder of our sitecustomize first."""
     return os.pathsep.join(filter(None, [str(folder / "site"), os.environ.get("PYTHONPATH")]))
 
 
-def prepare(folder):
+def prepare(folder: Path) -> bool:
     """Make `folder`, with the sitecustomize that starts the recorder; False where another rank has made it."""
-    root = str(Path(sys.modules["lanterne"].__file__).resolve().parent.parent)
+    package = sys.modules["lanterne"].__file__
+    assert package is not None
+    root = str(Path(package).resolve().parent.parent)
     try:
         partial = Path(tempfile.mkdtemp(prefix=".lanterne-watch-", dir=folder.parent))
         (partial / "site").mkdir()
@@ -143,7 +154,7 @@ def prepare(folder):
         raise InputError(f"watch: cannot make {folder}: {error.strerror}") from error
 
 
-def _detach(task):
+def _detach(task: Callable[[int], None]) -> None:
     """Run `task(pid of this process)` in a process of its own that outlives us, whoever ends us, and how."""
     program = os.getpid()
     if (child := os.fork()) != 0:
@@ -160,7 +171,7 @@ def _detach(task):
         os._exit(0)
 
 
-def follow(args, command, folder, program):
+def follow(args: argparse.Namespace, command: list[str], folder: Path, program: int) -> None:
     """Read the logs of a job that another launcher started until process `program` and the other ranks have ended."""
     from lanterne.failslow.record.job_log import JobLog
     from lanterne.failslow.record.watch import Reader
@@ -175,7 +186,7 @@ def follow(args, command, folder, program):
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def lead(args, command, folder, variables):
+def lead(args: argparse.Namespace, command: list[str], folder: Path, variables: dict[str, str]) -> int:
     """Run the program and read the logs of its ranks; print the report; the program's exit code."""
     from lanterne.failslow.record.job_log import JobLog
     from lanterne.failslow.record.watch import Reader
@@ -189,7 +200,7 @@ def lead(args, command, folder, variables):
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _finish(args, command, reader, code=None):
+def _finish(args: argparse.Namespace, command: list[str], reader: Reader, code: int | None = None) -> None:
     """Write and print the report; `code` is the program's exit code, None where only its launcher knows it."""
     found = reader.finish() | {"exit_code": code}
     # Whoever reads standard error may be gone; the file is written first.
@@ -200,12 +211,12 @@ def _finish(args, command, reader, code=None):
         print_report(found, sys.stderr)
 
 
-def _say(notice):
+def _say(notice: Notice) -> None:
     because = f"\nlanterne watch:   {notice.cause.evidence}" if notice.cause else ""
     print(f"lanterne watch: {time.strftime('%H:%M:%S')} {notice.text}{because}", file=sys.stderr, flush=True)
 
 
-def _start_ranks(args, command, variables):
+def _start_ranks(args: argparse.Namespace, command: list[str], variables: dict[str, str]) -> int:
     from lanterne.transport.job.launch import launch
 
     ours = {name: variables[name] for name in (FOLDER_VARIABLE, "PYTHONPATH")}
@@ -214,7 +225,7 @@ def _start_ranks(args, command, variables):
     return launch(command, args.world_size, launcher=args.launcher, env=ours)
 
 
-def _free_port():
+def _free_port() -> int:
     import socket
 
     with socket.socket() as sock:
@@ -222,11 +233,11 @@ def _free_port():
         return sock.getsockname()[1]
 
 
-def _run_here(command, variables):
+def _run_here(command: list[str], variables: dict[str, str]) -> int:
     """Run the program as a child that gets our signals and ends with us; its exit code, 128 + n for signal n."""
     libc, us = ctypes.CDLL(None), os.getpid()
 
-    def die_with_us():
+    def die_with_us() -> None:
         libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
         if os.getppid() != us:
             os._exit(1)
@@ -244,17 +255,17 @@ def _run_here(command, variables):
             continue
 
 
-def _wait_for_others(folder):
+def _wait_for_others(folder: Path) -> None:
     """Let the other ranks come to their ends."""
     deadline_s = time.monotonic() + END_S
     while time.monotonic() < deadline_s:
         pids = [path.stem.rpartition("-")[2] for path in folder.glob("rank-*.calls")]
-        if not any(lives(pid) for pid in pids):
+        if not any(lives(int(pid)) for pid in pids):
             return
         time.sleep(0.05)
 
 
-def print_report(found, file):
+def print_report(found: dict[str, Any], file: TextIO) -> None:
     """The tables of a report: iterations, incidents, arrivals, calls."""
     iterations = found["iterations"]
     ranks = found["ranks"]

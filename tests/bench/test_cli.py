@@ -1,5 +1,6 @@
 """The command line: help without heavy imports, one line for every error, exit codes."""
 
+import argparse
 import importlib
 import os
 import subprocess
@@ -96,7 +97,7 @@ def test_a_closed_output_is_one_line(argv):
         ),
         (["schedule", "all_reduce", "--format", "jsn"], "--format: got 'jsn' (did you mean 'json'?), expected one of"),
         (
-            ["pipeline", "plan", "--scheduler", "zbv", "--stages", "2"],
+            ["pipeline", "plan", *"--scheduler zbv --stages 2 --microbatches 2 --forward 1ms".split()],
             "got 'zbv' (did you mean 'zb_v'?), expected one of",
         ),
         (["pipeline"], "command: got 'pipeline', expected one of pipeline plan, pipeline simulate"),
@@ -150,6 +151,17 @@ def test_what_starts_jobs_is_not_for_inside_of_one(name, monkeypatch, capsys):
     assert capsys.readouterr().err == f"lanterne: {name}: got a job around it, expected none: it starts its own\n"
 
 
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_forty_digits_are_no_whole_number(name):
+    parser = cli.build_parser(name)
+    for action in parser._actions:
+        if action.type is not None and action.type is not float:
+            with pytest.raises(
+                argparse.ArgumentError, match="^argument .*: got '1{40}', expected a whole number of at most"
+            ):
+                parser._get_value(action, "1" * 40)
+
+
 @pytest.mark.parametrize("text", ["abc", "-1", "nan", ""])
 def test_a_default_timeout_that_cannot_be(text):
     environment = {**os.environ, "LANTERNE_TIMEOUT_S": text}
@@ -165,6 +177,6 @@ def test_a_default_timeout_that_cannot_be(text):
 )
 def test_a_rank_that_a_signal_ended_is_a_failure(command, ended, code, monkeypatch):
     args = SimpleNamespace(run=lambda args: ended)
-    monkeypatch.setattr(cli, "build_parser", lambda name: SimpleNamespace(parse_args=lambda rest: args))
+    monkeypatch.setattr(cli, "build_parser", lambda name: SimpleNamespace(parse=lambda rest: args))
     monkeypatch.setattr(cli, "check_outputs", lambda args: None)
     assert cli.main(command.split()) == code

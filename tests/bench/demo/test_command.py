@@ -17,9 +17,9 @@ from processes import MARK, assert_none_left, new_mark
 from lanterne.bench import cli
 from lanterne.bench.demo import screen as demo_screen
 from lanterne.bench.demo.command import summed_up
+from lanterne.bench.demo.picture import View
 from lanterne.bench.demo.screen import PHASES, chart, columns, mark_line, phases, plain_line, screen, step_lines
 from lanterne.bench.demo.steps import Observer
-from lanterne.bench.demo.view import View
 
 COMMAND = [sys.executable, "-m", "lanterne", "demo"]
 ORDER = ("slowed", "noticed", "located", "swapped", "recovered", "healed", "reverted", "restored")

@@ -84,6 +84,26 @@ def test_detect_bad_input(capsys, tmp_path, content, text):
     assert err.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        "root:x:0:0:root:/root:/bin/bash\nbin:x:2:2:bin:/bin:/usr/sbin/nologin\n",
+        "secret\n",
+        "secret,password\none,two\n",
+        "secret,password\n1\n",
+        "1.5,secret\n1.5,2\n",
+        "-----BEGIN PRIVATE KEY-----\nc2VjcmV0\n",
+    ],
+)
+def test_detect_tells_nothing_from_what_is_no_table_of_numbers(capsys, tmp_path, content):
+    path = tmp_path / "some.txt"
+    path.write_text(content)
+    assert main(["detect", str(path)]) == 2
+    err = capsys.readouterr().err.replace(str(path), "")
+    assert "got a first line that does not look like column names" in err and "expected CSV with a header" in err
+    assert err.count("\n") == 1 and not any(part in err for part in ("root", "secret", "PRIVATE", "1.5"))
+
+
 def test_detect_standard_input(capsys, monkeypatch, incident):
     with open(incident, newline="") as file:
         monkeypatch.setattr("sys.stdin", io.StringIO(file.read()))
@@ -148,6 +168,15 @@ def test_rebalance_bad_input(capsys, argv):
     assert capsys.readouterr().err.count("\n") == 1
 
 
+@pytest.mark.parametrize("option", ["--microbatches", "--multiple-of", "--stages"])
+@pytest.mark.parametrize("count", [str(10**9 + 1), "1" * 18, "1" * 40])
+def test_rebalance_refuses_counts_that_it_could_not_count(capsys, option, count):
+    words = {"--microbatches": "4"} | {option: count}
+    assert main(["rebalance", "--times", "1,2", *(word for pair in words.items() for word in pair)]) == 2
+    err = capsys.readouterr().err
+    assert f"{option}: got" in err and "expected a whole number of at most" in err and err.count("\n") == 1
+
+
 def test_rebalance_says_what_a_time_may_be(capsys):
     assert main(["rebalance", "--times", "1.0,x", "--microbatches", "4"]) == 2
     assert "--times: got 'x', expected a number, or a time with its unit" in capsys.readouterr().err
@@ -183,13 +212,14 @@ def test_locate_nothing_and_meta(capsys, tmp_path):
     assert "none" in out
 
 
-@pytest.mark.parametrize("meta", ["dp_size 3\n", None])
+@pytest.mark.parametrize("meta", ["dp_size 3\n", "secret\n", None])
 def test_locate_bad_meta(capsys, tmp_path, meta):
     path = tmp_path / "meta.yaml"
     if meta is not None:
         path.write_text(meta)
     assert main(["locate", trace_csv(tmp_path / "t.csv"), "--meta", str(path)]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
+    err = capsys.readouterr().err.replace(str(path), "")
+    assert err.count("\n") == 1 and "secret" not in err
 
 
 def test_locate_reads_what_it_may_not_write(capsys, tmp_path):
