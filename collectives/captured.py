@@ -4,15 +4,21 @@ A graph is static: addresses, sizes, late rank and cut. NCCL wants an operation 
 so capturing is a collective call of its own, not a cache behind the others.
 """
 
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 
-from lanterne.collectives.execute.arguments import resolve
-from lanterne.collectives.execute.plans import SIGNATURE_NBYTES, padded
-from lanterne.collectives.execute.requests import CallRequest
+from lanterne.collectives.core import CommunicatorCore
+from lanterne.collectives.execute.arguments import CallOptions, CheckedCall, Key, resolve
+from lanterne.collectives.execute.plans import SIGNATURE_NBYTES, AnyExecution, SignatureExchange, padded
+from lanterne.collectives.execute.requests import CallRequest, CollectiveRequest
+from lanterne.collectives.execute.stream_execution import StreamExecution
 from lanterne.collectives.late.calls import LateRequest, key_of
 from lanterne.errors import InputError, LanterneError, Unavailable
+from lanterne.kernels.arrays import Array, Stream
+from lanterne.kernels.cuda.device_view import DeviceView
 from lanterne.transport.board.late_policy import from_text, to_text
 
 
@@ -22,16 +28,31 @@ class Captured:
     The arrays are read and written at every launch; keep them. `close` it before the communicator, or leave that to it.
     """
 
-    def __init__(self, communicator, collective, in_array, out_array, options):
-        options.setdefault("op", "sum" if collective in ("all_reduce", "reduce_scatter", "reduce") else None)
-        self._call = resolve(communicator, collective, in_array, out_array, **options)
+    def __init__(
+        self,
+        communicator: CommunicatorCore,
+        collective: str,
+        in_array: Array,
+        out_array: "Array | None",
+        op: str | None,
+        root: int | None,
+        stream: Stream,
+        options: CallOptions,
+    ) -> None:
+        if op is None and collective in ("all_reduce", "reduce_scatter", "reduce"):
+            op = "sum"
+        self._call = resolve(communicator, collective, in_array, out_array, op, root, stream, options)
         side = communicator.device_side(in_array) if self._call.entry is not None else None
         if side is None or side.channel is None or self._call.algorithm == "native":
             raise InputError(f"capture: got {_what(communicator, self._call)}, expected device arrays over nccl")
-        self._communicator, self._side, self._arrays = communicator, side, (in_array, out_array)
-        self._policy, choices = None, [("", -1)]
-        dynamic = options.get("algorithm", "auto") == "auto" and not options.get("num_chunks")
-        if collective == "all_reduce" and dynamic:
+        self._communicator = communicator
+        self._side = side
+        self._channel = side.channel
+        self._arrays = in_array, out_array
+        self._policy: str | None = None
+        choices = [("", -1)]
+        if collective == "all_reduce" and options.algorithm == "auto" and not options.num_chunks:
+            assert self._call.in_array is not None
             self._policy = communicator.late.policy(collective, self._call.in_array.nbytes)
         if self._policy is not None:
             # Graphs for every set of late ranks would be too many.
@@ -41,10 +62,11 @@ class Captured:
             choices += [(option.choice, rank) for option in policy.options for rank in range(communicator.world_size)]
         plans = [communicator.plan(self._key(*choice), self._call.dtype) for choice in choices]
         _agree(communicator, self._call.key)
-        executions = [plan.make(self._call.in_place) for plan in plans]
+        made = [plan.make(self._call.in_place) for plan in plans]
+        executions = [execution for execution in made if isinstance(execution, StreamExecution)]
         # What one rank has no room for, or CUDA refuses it, is no rank's; else the others would wait for its messages.
         with _together(communicator):
-            ours = side.runtime.empty(1 + side.channel.world_size)
+            ours = side.runtime.empty(1 + self._channel.world_size)
             side.region(max(execution.program.scratch_nbytes for execution in executions))
         with communicator.failing:
             self._warm_up(executions, ours)
@@ -56,18 +78,18 @@ class Captured:
             for execution in executions:
                 execution.drop_graphs()
             raise
-        self._plans = {
+        self._plans: dict[tuple[str, int], _CapturedPlan] | None = {
             choice: _CapturedPlan(plan.signature, execution)
             for choice, plan, execution in zip(choices, plans, executions, strict=True)
         }
 
     @property
-    def asks(self):
+    def asks(self) -> bool:
         """Whether each launch finds out who is late, and picks among graphs by it."""
         return self._policy is not None
 
-    def launch(self, stream=None):
-        """Launch the call in the order of `stream` (None: the one that the arrays came with); a request.
+    def launch(self, stream: Stream = None) -> CollectiveRequest:
+        """Launch the call in the order of `stream` (None: the one that the arrays came with), and return its request.
 
         Returns once it is queued: with a board, once that has spoken, else at once.
         """
@@ -76,9 +98,12 @@ class Captured:
         if self._plans is None:
             raise InputError("launch: got a captured call that is closed")
         call = self._call
-        entry = self._side.entry(stream, call.in_array or call.out_array)
-        if self.asks:
-            request = LateRequest(communicator, call._replace(entry=entry), self._policy, self._find)
+        view = call.in_array or call.out_array
+        assert isinstance(view, DeviceView)
+        entry = self._side.entry(stream, view)
+        request: LateRequest | CallRequest
+        if self._policy is not None:
+            request = LateRequest(communicator, communicator.late, call._replace(entry=entry), self._policy, self._find)
         else:
             plan = self._find("", -1)
             plan.execution.bind(call.in_array, call.out_array, entry)
@@ -86,33 +111,37 @@ class Captured:
         communicator.begin(request).wait(queued=True)
         return request
 
-    def close(self):
+    def close(self) -> None:
         """Let go of the graphs; a second call does nothing. All launches must be done."""
         for plan in (self._plans or {}).values():
             plan.execution.drop_graphs()
         self._plans = None
 
-    def _find(self, choice, late_rank):
+    def _find(self, choice: str, late_rank: int) -> "_CapturedPlan":
+        assert self._plans is not None, "a closed one is not launched"
         return self._plans[choice, late_rank]
 
-    def _key(self, choice, late_rank):
+    def _key(self, choice: str, late_rank: int) -> Key:
         """The Key of the plan that a record's choice stands for."""
         if not choice:
             return self._call.key
         return key_of(self._call.key, choice, late_rank)
 
-    def _warm_up(self, executions, scratch):
+    def _warm_up(self, executions: Sequence[StreamExecution], scratch: Any) -> None:
         """Exchange a byte with everybody whom a graph will have to do with: connections are made now."""
         side = self._side
-        sends, receives = (set().union(*sets) for sets in zip(*(e.neighbours() for e in executions), strict=True))
+        neighbours = [execution.neighbours() for execution in executions]
+        sends, receives = (set[int]().union(*sets) for sets in zip(*neighbours, strict=True))
         messages = [(False, scratch.address + 1 + peer, 1, peer) for peer in sorted(receives)]
         messages += [(True, scratch.address, 1, peer) for peer in sorted(sends)]
-        side.enter(self._call.entry)
-        side.channel.group(messages)
-        peers = sorted(side.channel.ranks[peer] for peer in sends | receives)
-        side.leave(self._call.entry, peers, "the warm-up of a capture", scratch).wait()
+        entry = self._call.entry
+        assert entry is not None
+        side.enter(entry)
+        self._channel.group(messages)
+        peers = sorted(self._channel.ranks[peer] for peer in sends | receives)
+        side.leave(entry, peers, "the warm-up of a capture", scratch).wait()
 
-    def _capture(self, execution):
+    def _capture(self, execution: StreamExecution) -> None:
         execution.bind(self._call.in_array, self._call.out_array)
         execution.capture()
 
@@ -120,19 +149,19 @@ class Captured:
 class _CapturedPlan:
     """What a request needs of a plan (plans.Plan): agreed on, with one execution that is never given away."""
 
-    agreement = None
+    def __init__(self, signature: str, execution: StreamExecution) -> None:
+        self.signature = signature
+        self.execution = execution
+        self.agreement: SignatureExchange | None = None
 
-    def __init__(self, signature, execution):
-        self.signature, self.execution = signature, execution
-
-    def take(self, _):
+    def take(self, _: bool) -> StreamExecution:
         return self.execution
 
-    def give_back(self, *_):
+    def give_back(self, _: AnyExecution, __: bool) -> None:
         pass
 
 
-def _agree(communicator, key):
+def _agree(communicator: CommunicatorCore, key: Key) -> None:
     """Raise InputError unless all ranks capture the same call."""
     for rank, text in enumerate(_gather(communicator, str(key))):
         if text != str(key):
@@ -142,9 +171,9 @@ def _agree(communicator, key):
 
 
 @contextmanager
-def _together(communicator):
+def _together(communicator: CommunicatorCore) -> Iterator[None]:
     """A block that every rank runs: where one raises an error of lanterne, all do, and the communicator goes on."""
-    mine = None
+    mine: LanterneError | None = None
     try:
         yield
     except LanterneError as error:
@@ -158,15 +187,15 @@ def _together(communicator):
             raise Unavailable(f"capture: rank {rank}: {text}")
 
 
-def _gather(communicator, text):
+def _gather(communicator: CommunicatorCore, text: str) -> list[str]:
     """Every rank's `text`, which fills SIGNATURE_NBYTES at most."""
     mine = padded(text)
     everyone = np.empty((communicator.world_size, mine.size), np.uint8)
-    communicator.all_gather(mine, everyone.reshape(-1))
+    communicator.call("all_gather", mine, everyone.reshape(-1))
     return [theirs.tobytes().rstrip(b"\0").decode(errors="replace") for theirs in everyone]
 
 
-def _what(communicator, call):
+def _what(communicator: CommunicatorCore, call: CheckedCall) -> str:
     if call.algorithm == "native":
         return "the library's own algorithm"
     return f"{'host' if call.entry is None else 'device'} arrays over {communicator.transport.name}"

@@ -7,56 +7,62 @@
 One thread per communicator. All members make the same calls in the same order.
 """
 
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Self
+
 import numpy as np
 
 from lanterne.collectives.algorithms.registry import algorithms_for
 from lanterne.collectives.auto.tuning import Tuning
-from lanterne.collectives.execute import native
-from lanterne.collectives.execute.arguments import check_options, resolve
-from lanterne.collectives.execute.control import Control
-from lanterne.collectives.execute.plans import CONTROL_LANE, Plans, offered_algorithms
-from lanterne.collectives.execute.requests import CallRequest, Failing
-from lanterne.collectives.execute.scratch import Scratch
-from lanterne.collectives.late.calls import LateRanks, LateRequest
-from lanterne.collectives.point_to_point import StartedMessages
-from lanterne.collectives.split import CLOSED, OPEN, split
-from lanterne.errors import PeerFailed, TransportError, TransportTimeout
-from lanterne.kernels.arrays import is_device_array
-from lanterne.transport.base import Recv, Send, make_tag
+from lanterne.collectives.captured import Captured
+from lanterne.collectives.core import Closing, CommunicatorCore
+from lanterne.collectives.execute.arguments import CallOptions
+from lanterne.collectives.execute.native import algorithm_names
+from lanterne.collectives.execute.requests import CollectiveRequest, MessageRequest
+from lanterne.collectives.late.arrivals import Arrivals
+from lanterne.collectives.schedule.ir import LateRank
+from lanterne.errors import PeerFailed
+from lanterne.kernels.arrays import Array, Stream
+from lanterne.transport.base import Recv, Send, Transport
 from lanterne.transport.pauses import Pauses
-from lanterne.transport.timeouts import check_timeout_s
 
 
 class Communicator:
-    """A group of ranks that communicate.
+    """A group of ranks that communicate; `lanterne.init` and `lanterne.spawn` make that of all ranks, `split` others.
 
     Args:
         transport: the Transport of this rank.
         ranks: transport ranks of the members, in rank order; None for all.
         communicator_id: 16 bits, equal on all members, unlike that of any other group with a member of this one.
-        used_ids: id -> OPEN or CLOSED, of this transport's communicators, which share it.
         ranks_here: how many ranks of the job run on this host; None: as many as members.
         closes: objects to close with this communicator, in order.
-        board_key: of its arrival board: equal on all members, unlike that of any other communicator of the job.
 
-    Attributes: `rank`; `world_size`; `transport`; `timeout_s`, the default of waits; `tuning`, what "auto" goes by;
-    `deterministic`, False: where it matters, an all_reduce by "auto" finds out who is late (late/calls.py), and so in which
-    order to sum; set it alike on all ranks.
+    Attributes:
+        rank, world_size: this rank's place among the members, and how many they are.
+        ranks: transport ranks of the members; those in errors are these.
+        transport, communicator_id: as above.
+        timeout_s: the default of waits, seconds; may be set.
+        tuning: what "auto" goes by.
+        deterministic: False: where it matters, an all_reduce by "auto" finds out who is late (late/calls.py), and so in
+            which order to sum. May be set, alike on all ranks.
 
     Every collective has a blocking form and a started one (`start_all_reduce`, ...), which returns a request with
     `wait` and `test`. Calls run in the order in which they were started, one after the other, and advance only while
     one of them is waited for or tested. Arrays are C-contiguous NumPy arrays or other host buffers, or device arrays of
     any library (`__cuda_array_interface__`, DLPack), in the order of `stream` (None: the one that made the array, else
     the current one). Over nccl a call with device arrays returns once it is queued on streams, over other transports
-    once it is complete. Ranks in errors are those of the transport.
+    once it is complete.
 
-    Options of every collective:
+    Options of collectives:
         algorithm: a name of `algorithms(collective)`, or "auto".
         timeout_s: seconds to wait at most; None for the communicator's. "native" only has one if it is given.
         dtype: "bfloat16" where the arrays are uint16.
-        late_rank, num_chunks, joined: as in collectives/algorithms/registry.py.
+        num_chunks: parts that each rank's data is cut into, as the algorithm takes them; None for its own choice.
         segment_nbytes: bytes of a message, at most; None for the executor's choice.
         credits: receives posted at once, at most; None: the executor's choice (execute/compile.py says where it helps).
+        late_rank: the rank, or a tuple of ranks, that a late-rank algorithm expects last; None: the last one.
+        joined: of "late_hybrid", with num_chunks: how many chunks join late; None for its own choice.
 
     Raises, in every call:
         InputError: arrays, op or algorithm that cannot be (nothing was sent then); another rank called with other
@@ -66,113 +72,305 @@ class Communicator:
     """
 
     def __init__(
-        self, transport, ranks=None, communicator_id=0, used_ids=None, ranks_here=None, closes=(), board_key="0"
-    ):
-        self.transport = transport
-        self.ranks = tuple(range(transport.world_size)) if ranks is None else tuple(ranks)
-        self.rank = self.ranks.index(transport.rank)
-        self.world_size = len(self.ranks)
-        self.timeout_s = transport.timeout_s
-        self.communicator_id = communicator_id
-        self.control = Control(transport, self.ranks, self.rank, make_tag(communicator_id, CONTROL_LANE))
-        self.used_ids = {} if used_ids is None else used_ids
-        self.used_ids[communicator_id] = OPEN
-        self._closes = closes
-        self.scratch = Scratch(transport)
-        self._plans = Plans(self)
-        self._messages = StartedMessages(self)
-        self.tuning = Tuning(self)
-        self.deterministic = False
-        self.late = LateRanks(self, board_key)
-        # Calls not yet complete, in order; after a failure they stay, since the transport may still use their buffers.
-        self._calls = []
-        self.number = 0
-        self._failure = None
-        # A context in which an error of lanterne ends this communicator.
-        self.failing = Failing(self)
-        self.pauses = Pauses(self.world_size if ranks_here is None else ranks_here)
-        self.native = None
-        self._device = None
+        self,
+        transport: Transport,
+        ranks: Sequence[int] | None = None,
+        communicator_id: int = 0,
+        *,
+        ranks_here: int | None = None,
+        closes: Sequence[Closing] = (),
+    ) -> None:
+        pauses = None if ranks_here is None else Pauses(ranks_here)
+        self._show(CommunicatorCore(transport, ranks, communicator_id, pauses=pauses, closes=closes))
+
+    def _show(self, core: CommunicatorCore) -> None:
+        """Be the face of `core`."""
+        self._core = core
+        # Bound once, so that a call passes through no more functions than it needs.
+        self._call = core.call
+        self._start = core.start
+        self.rank = core.rank
+        self.world_size = core.world_size
+        self.ranks = core.ranks
+        self.transport = core.transport
+        self.communicator_id = core.communicator_id
+        self.tuning = core.tuning = Tuning(self)
+
+    @property
+    def timeout_s(self) -> float:
+        """The default of waits, seconds; may be set."""
+        return self._core.timeout_s
+
+    @timeout_s.setter
+    def timeout_s(self, timeout_s: float) -> None:
+        self._core.timeout_s = timeout_s
+
+    @property
+    def deterministic(self) -> bool:
+        """Whether nobody finds out who is late; may be set, alike on all ranks."""
+        return self._core.deterministic
+
+    @deterministic.setter
+    def deterministic(self, deterministic: bool) -> None:
+        self._core.deterministic = deterministic
 
     # -- collectives
 
-    def all_reduce(self, in_array, out_array, op="sum", stream=None, **options):
+    def all_reduce(
+        self,
+        in_array: Array,
+        out_array: Array,
+        op: str = "sum",
+        stream: Stream = None,
+        *,
+        algorithm: str = "auto",
+        timeout_s: float | None = None,
+        dtype: object = None,
+        num_chunks: int | None = None,
+        segment_nbytes: int | None = None,
+        credits: int | None = None,
+        late_rank: LateRank = None,
+        joined: int | None = None,
+    ) -> None:
         """out_array = in_array of rank 0 op in_array of rank 1 op ..., the same bits on every rank.
 
         Args:
             in_array, out_array: (count,), or any other shape; one array or two that do not overlap.
             op: "sum", "prod", "min", "max", or "mean" (of floats: the sum, divided by world_size).
         """
-        self._call("all_reduce", in_array, out_array, op=op, stream=stream, **options)
+        options = CallOptions(algorithm, dtype, num_chunks, segment_nbytes, credits, late_rank, joined)
+        self._call("all_reduce", in_array, out_array, op, None, stream, options, timeout_s)
 
-    def start_all_reduce(self, in_array, out_array, op="sum", stream=None, **options):
+    def start_all_reduce(
+        self,
+        in_array: Array,
+        out_array: Array,
+        op: str = "sum",
+        stream: Stream = None,
+        *,
+        algorithm: str = "auto",
+        dtype: object = None,
+        num_chunks: int | None = None,
+        segment_nbytes: int | None = None,
+        credits: int | None = None,
+        late_rank: LateRank = None,
+        joined: int | None = None,
+    ) -> CollectiveRequest:
         """As `all_reduce`, but returns a request."""
-        return self._start("all_reduce", in_array, out_array, op=op, stream=stream, **options)
+        options = CallOptions(algorithm, dtype, num_chunks, segment_nbytes, credits, late_rank, joined)
+        return self._start("all_reduce", in_array, out_array, op, None, stream, options)
 
-    def reduce_scatter(self, in_array, out_array, op="sum", stream=None, **options):
+    def reduce_scatter(
+        self,
+        in_array: Array,
+        out_array: Array,
+        op: str = "sum",
+        stream: Stream = None,
+        *,
+        algorithm: str = "auto",
+        timeout_s: float | None = None,
+        dtype: object = None,
+        num_chunks: int | None = None,
+        segment_nbytes: int | None = None,
+        credits: int | None = None,
+    ) -> None:
         """out_array = this rank's part of the reduction.
 
         Args:
             in_array: (world_size * count,).
             out_array: (count,), separate or in place: this rank's part of in_array, which is the only one that changes.
+            op: as `all_reduce` has it.
         """
-        self._call("reduce_scatter", in_array, out_array, op=op, stream=stream, **options)
+        options = CallOptions(algorithm, dtype, num_chunks, segment_nbytes, credits)
+        self._call("reduce_scatter", in_array, out_array, op, None, stream, options, timeout_s)
 
-    def start_reduce_scatter(self, in_array, out_array, op="sum", stream=None, **options):
+    def start_reduce_scatter(
+        self,
+        in_array: Array,
+        out_array: Array,
+        op: str = "sum",
+        stream: Stream = None,
+        *,
+        algorithm: str = "auto",
+        dtype: object = None,
+        num_chunks: int | None = None,
+        segment_nbytes: int | None = None,
+        credits: int | None = None,
+    ) -> CollectiveRequest:
         """As `reduce_scatter`, but returns a request."""
-        return self._start("reduce_scatter", in_array, out_array, op=op, stream=stream, **options)
+        options = CallOptions(algorithm, dtype, num_chunks, segment_nbytes, credits)
+        return self._start("reduce_scatter", in_array, out_array, op, None, stream, options)
 
-    def all_gather(self, in_array, out_array, stream=None, **options):
+    def all_gather(
+        self,
+        in_array: Array,
+        out_array: Array,
+        stream: Stream = None,
+        *,
+        algorithm: str = "auto",
+        timeout_s: float | None = None,
+        dtype: object = None,
+        num_chunks: int | None = None,
+        segment_nbytes: int | None = None,
+        credits: int | None = None,
+    ) -> None:
         """out_array = the in_arrays of all ranks, in order.
 
         Args:
             in_array: (count,) of any dtype, separate or in place: this rank's part of out_array.
             out_array: (world_size * count,).
         """
-        self._call("all_gather", in_array, out_array, stream=stream, **options)
+        options = CallOptions(algorithm, dtype, num_chunks, segment_nbytes, credits)
+        self._call("all_gather", in_array, out_array, None, None, stream, options, timeout_s)
 
-    def start_all_gather(self, in_array, out_array, stream=None, **options):
+    def start_all_gather(
+        self,
+        in_array: Array,
+        out_array: Array,
+        stream: Stream = None,
+        *,
+        algorithm: str = "auto",
+        dtype: object = None,
+        num_chunks: int | None = None,
+        segment_nbytes: int | None = None,
+        credits: int | None = None,
+    ) -> CollectiveRequest:
         """As `all_gather`, but returns a request."""
-        return self._start("all_gather", in_array, out_array, stream=stream, **options)
+        options = CallOptions(algorithm, dtype, num_chunks, segment_nbytes, credits)
+        return self._start("all_gather", in_array, out_array, None, None, stream, options)
 
-    def broadcast(self, in_out_array, root=0, stream=None, **options):
+    def broadcast(
+        self,
+        in_out_array: Array,
+        root: int = 0,
+        stream: Stream = None,
+        *,
+        algorithm: str = "auto",
+        timeout_s: float | None = None,
+        dtype: object = None,
+        num_chunks: int | None = None,
+        segment_nbytes: int | None = None,
+        credits: int | None = None,
+    ) -> None:
         """in_out_array = that of rank `root`; any dtype."""
-        self._call("broadcast", in_out_array, in_out_array, root=root, stream=stream, **options)
+        options = CallOptions(algorithm, dtype, num_chunks, segment_nbytes, credits)
+        self._call("broadcast", in_out_array, in_out_array, None, root, stream, options, timeout_s)
 
-    def start_broadcast(self, in_out_array, root=0, stream=None, **options):
+    def start_broadcast(
+        self,
+        in_out_array: Array,
+        root: int = 0,
+        stream: Stream = None,
+        *,
+        algorithm: str = "auto",
+        dtype: object = None,
+        num_chunks: int | None = None,
+        segment_nbytes: int | None = None,
+        credits: int | None = None,
+    ) -> CollectiveRequest:
         """As `broadcast`, but returns a request."""
-        return self._start("broadcast", in_out_array, in_out_array, root=root, stream=stream, **options)
+        options = CallOptions(algorithm, dtype, num_chunks, segment_nbytes, credits)
+        return self._start("broadcast", in_out_array, in_out_array, None, root, stream, options)
 
-    def reduce(self, in_array, out_array, root=0, op="sum", stream=None, **options):
+    def reduce(
+        self,
+        in_array: Array,
+        out_array: "Array | None",
+        root: int = 0,
+        op: str = "sum",
+        stream: Stream = None,
+        *,
+        algorithm: str = "auto",
+        timeout_s: float | None = None,
+        dtype: object = None,
+        num_chunks: int | None = None,
+        segment_nbytes: int | None = None,
+        credits: int | None = None,
+    ) -> None:
         """As `all_reduce`, for rank `root` only; out_array is not touched on the others and may be None."""
-        self._call("reduce", in_array, out_array, op=op, root=root, stream=stream, **options)
+        options = CallOptions(algorithm, dtype, num_chunks, segment_nbytes, credits)
+        self._call("reduce", in_array, out_array, op, root, stream, options, timeout_s)
 
-    def start_reduce(self, in_array, out_array, root=0, op="sum", stream=None, **options):
+    def start_reduce(
+        self,
+        in_array: Array,
+        out_array: "Array | None",
+        root: int = 0,
+        op: str = "sum",
+        stream: Stream = None,
+        *,
+        algorithm: str = "auto",
+        dtype: object = None,
+        num_chunks: int | None = None,
+        segment_nbytes: int | None = None,
+        credits: int | None = None,
+    ) -> CollectiveRequest:
         """As `reduce`, but returns a request."""
-        return self._start("reduce", in_array, out_array, op=op, root=root, stream=stream, **options)
+        options = CallOptions(algorithm, dtype, num_chunks, segment_nbytes, credits)
+        return self._start("reduce", in_array, out_array, op, root, stream, options)
 
-    def all_to_all(self, in_array, out_array, stream=None, **options):
+    def all_to_all(
+        self,
+        in_array: Array,
+        out_array: Array,
+        stream: Stream = None,
+        *,
+        algorithm: str = "auto",
+        timeout_s: float | None = None,
+        dtype: object = None,
+        num_chunks: int | None = None,
+        segment_nbytes: int | None = None,
+        credits: int | None = None,
+    ) -> None:
         """Part r of out_array = this rank's part of rank r's in_array.
 
         Args:
             in_array, out_array: (world_size * count,) of any dtype; one array or two that do not overlap.
         """
-        self._call("all_to_all", in_array, out_array, stream=stream, **options)
+        options = CallOptions(algorithm, dtype, num_chunks, segment_nbytes, credits)
+        self._call("all_to_all", in_array, out_array, None, None, stream, options, timeout_s)
 
-    def start_all_to_all(self, in_array, out_array, stream=None, **options):
+    def start_all_to_all(
+        self,
+        in_array: Array,
+        out_array: Array,
+        stream: Stream = None,
+        *,
+        algorithm: str = "auto",
+        dtype: object = None,
+        num_chunks: int | None = None,
+        segment_nbytes: int | None = None,
+        credits: int | None = None,
+    ) -> CollectiveRequest:
         """As `all_to_all`, but returns a request."""
-        return self._start("all_to_all", in_array, out_array, stream=stream, **options)
+        options = CallOptions(algorithm, dtype, num_chunks, segment_nbytes, credits)
+        return self._start("all_to_all", in_array, out_array, None, None, stream, options)
 
-    def barrier(self, **options):
+    def barrier(self, *, algorithm: str = "auto", timeout_s: float | None = None) -> None:
         """Return once every rank has called it."""
-        self._call("barrier", _EMPTY, _EMPTY, **options)
+        self._call("barrier", _EMPTY, _EMPTY, options=CallOptions(algorithm), timeout_s=timeout_s)
 
-    def algorithms(self, collective):
+    def algorithms(self, collective: str) -> tuple[str, ...]:
         """Names of the algorithms that `collective` can use here; "native" last, where the transport has one."""
-        names = offered_algorithms(collective, self.world_size)
-        return (*names, "native") if native.offers(self.transport, collective) else names
+        return algorithm_names(self._core, collective)
 
-    def capture(self, collective, in_array, out_array, **options):
+    def capture(
+        self,
+        collective: str,
+        in_array: Array,
+        out_array: "Array | None",
+        *,
+        op: str | None = None,
+        root: int | None = None,
+        stream: Stream = None,
+        algorithm: str = "auto",
+        dtype: object = None,
+        num_chunks: int | None = None,
+        segment_nbytes: int | None = None,
+        credits: int | None = None,
+        late_rank: LateRank = None,
+        joined: int | None = None,
+    ) -> Captured:
         """A Captured call: device arrays and algorithm fixed, made a CUDA graph once, launched many times. Over nccl.
 
         All ranks capture, and launch, alike. Where `all_reduce` by "auto" finds out who is late, there is a graph for
@@ -180,191 +378,83 @@ class Communicator:
         the caller's graph would have to go before NCCL's communicator does.
 
         Args:
-            collective: a name, such as "all_reduce"; arrays and options as its method's.
+            collective: a name, such as "all_reduce"; arrays and options as its method's. Op None: the method's default.
 
         Raises:
             InputError: no such collective, host arrays, or a transport that is not ordered on streams.
             Unavailable: a rank has no room for it, or its CUDA refuses; then no rank has it, and all can go on.
         """
-        from lanterne.collectives.captured import Captured
-
-        self.check_open()
+        self._core.check_open()
         algorithms_for(collective)
-        return Captured(self, collective, in_array, out_array, options)
+        options = CallOptions(algorithm, dtype, num_chunks, segment_nbytes, credits, late_rank, joined)
+        return Captured(self._core, collective, in_array, out_array, op, root, stream, options)
 
-    def arrivals(self):
-        """Who came last to the calls that found it out, how often, by how much: an Arrivals.
+    def arrivals(self) -> Arrivals:
+        """Who came last to the calls that found it out, how often, by how much.
 
         Counted is all_reduce by auto on three ranks or more: of two, the other one can do nothing before the last.
         Any rank may call it. The same on all ranks, but for the latest calls that did not ask: a rank reports those
         some at a time, or here, and they count once every rank has. For all of them: `arrivals()`, `barrier()`, then
         `arrivals()` again.
         """
-        return self.late.look()
-
-    def _call(self, collective, in_array, out_array, *, algorithm="auto", timeout_s=None, **options):
-        check_timeout_s(timeout_s)
-        if algorithm == "native" and timeout_s is None and not is_device_array(in_array):
-            check_options(collective, options)
-            self._drain()
-            native.call(self, resolve(self, collective, in_array, out_array, algorithm=algorithm, **options))
-            return
-        # What is queued on streams is ordered by them: the CPU does not wait for it.
-        self._start(collective, in_array, out_array, algorithm=algorithm, **options).wait(timeout_s, queued=True)
-
-    def _start(self, collective, in_array, out_array, **options):
-        self.check_open()
-        check_options(collective, options)
-        try:
-            call = resolve(self, collective, in_array, out_array, **options)
-        except TransportError as error:
-            # The device has failed: no later call can succeed.
-            self.fail(error)
-            raise
-        policy, late = None, self.late
-        if collective == "all_reduce" and options.get("algorithm", "auto") == "auto" and not options.get("num_chunks"):
-            policy = late.policy(collective, call.in_array.nbytes)
-            if policy is None and late.reports(collective):
-                late.came()
-        if policy is not None:
-            request = LateRequest(self, call, policy)
-        elif call.algorithm == "native" and not native.is_queued(self, call):
-            request = native.start(self, call)
-        else:
-            request = self._planned(call)
-        return self.begin(request)
-
-    def begin(self, request):
-        """Start `request` after the calls before it, and return it."""
-        with self.failing:
-            self.number += 1
-            self.control.begin(self.number, request.signature)
-            self._calls.append(request)
-            if len(self._calls) == 1:
-                request.begin()
-        return request
-
-    def plan(self, key, dtype):
-        """The Plan of `key` (arguments.Key)."""
-        return self._plans.find(key) or self._plans.add(key, dtype)
-
-    def _planned(self, call):
-        plan = self.plan(call.key, call.dtype)
-        execution = plan.take(call.in_place)
-        execution.bind(call.in_array, call.out_array, call.entry)
-        with self.failing:
-            plan.agree()
-        return CallRequest(self, plan, execution, call.in_place, call.entry)
-
-    def progress(self):
-        """Advance the calls that were started, in order, as far as they go now; False if nothing has happened."""
-        calls = self._calls
-        if not calls:
-            return False
-        self.check_open()
-        with self.failing:
-            while calls[0].advance():
-                del calls[0]
-                if not calls:
-                    return True
-                calls[0].begin()
-            return calls[0].moved
-
-    @property
-    def busy(self):
-        """Whether a call that was started is not yet complete on this rank."""
-        return bool(self._calls)
-
-    def _drain(self):
-        self.check_open()
-        while self._calls:
-            self._calls[-1].wait()
-
-    # -- failure
-
-    def fail(self, error):
-        """End this communicator because of `error`: the others are told, every later call on it raises it."""
-        if self._failure is None:
-            self._failure = error
-            if isinstance(error, TransportTimeout):
-                self.transport.end_soon()
-            # First, since the others' NCCL sees an abort at once, and knows no reason.
-            self.control.tell_failure(error)
-            if self._device is not None:
-                self._device.fail(error)
-
-    def check_open(self):
-        """Raise what has ended this communicator, if anything has."""
-        device = self._device
-        if self._failure is None and device is not None and not device.is_open:
-            with self.failing:
-                device.check()
-        if self._failure is not None:
-            raise self._failure
-
-    # -- device arrays
-
-    def device_side(self, array=None):
-        """The DeviceSide of this rank; made at the first call with device arrays, of which `array` is one.
-
-        Raises:
-            Unavailable: no GPU, driver or CuPy here.
-        """
-        if self._device is None:
-            from lanterne.collectives.execute.device import DeviceSide
-
-            self._device = DeviceSide(self, array)
-        return self._device
+        return self._core.late.look()
 
     # -- messages
 
-    def send(self, array, peer, stream=None, *, tag=0, timeout_s=None):
+    def send(
+        self, array: Array, peer: int, stream: Stream = None, *, tag: int = 0, timeout_s: float | None = None
+    ) -> None:
         """Send `array` to rank `peer`, which receives as many bytes with the same `tag` (0 to 31)."""
         self.start_send(array, peer, stream, tag=tag).wait(timeout_s)
 
-    def start_send(self, array, peer, stream=None, *, tag=0):
+    def start_send(self, array: Array, peer: int, stream: Stream = None, *, tag: int = 0) -> MessageRequest:
         """As `send`, but returns a request. Messages with one peer and tag arrive in the order of their starts."""
-        return self._messages.start(((Send, array),), peer, tag, stream)
+        return self._core.messages.start(((Send, array),), peer, tag, stream)
 
-    def prepare_send(self, array, peer, *, tag=0):
-        """A function that starts to send `array`, of the host, each time it is called, and returns a request.
-
-        As `start_send`, which takes twice as long (0.2 ms) where a program's own work has swept the caches: it looks at
-        the array anew.
-        """
-        return self._messages.prepare(Send, array, peer, tag)
-
-    def recv(self, out_array, peer, stream=None, *, tag=0, timeout_s=None):
+    def recv(
+        self, out_array: Array, peer: int, stream: Stream = None, *, tag: int = 0, timeout_s: float | None = None
+    ) -> None:
         """Receive from rank `peer` into `out_array`."""
         self.start_recv(out_array, peer, stream, tag=tag).wait(timeout_s)
 
-    def start_recv(self, out_array, peer, stream=None, *, tag=0):
+    def start_recv(self, out_array: Array, peer: int, stream: Stream = None, *, tag: int = 0) -> MessageRequest:
         """As `recv`, but returns a request."""
-        return self._messages.start(((Recv, out_array),), peer, tag, stream)
+        return self._core.messages.start(((Recv, out_array),), peer, tag, stream)
 
-    def prepare_recv(self, out_array, peer, *, tag=0):
-        """A function that starts to receive into `out_array`; otherwise as `prepare_send`."""
-        return self._messages.prepare(Recv, out_array, peer, tag)
-
-    def send_recv(self, in_array, out_array, peer, stream=None, *, tag=0, timeout_s=None):
+    def send_recv(
+        self,
+        in_array: Array,
+        out_array: Array,
+        peer: int,
+        stream: Stream = None,
+        *,
+        tag: int = 0,
+        timeout_s: float | None = None,
+    ) -> None:
         """Send `in_array` to rank `peer` and receive `out_array` from it, at the same time."""
-        self._messages.start(((Recv, out_array), (Send, in_array)), peer, tag, stream).wait(timeout_s)
+        self._core.messages.start(((Recv, out_array), (Send, in_array)), peer, tag, stream).wait(timeout_s)
 
     # -- groups
 
-    def split(self, color, key=0, transport=None):
+    def split(self, color: int, key: int = 0, transport: Transport | None = None) -> Self | Any:
         """The Communicator of the ranks that call with the same `color`, by `key`, then rank. All ranks call it.
 
         Args:
-            color: int; a negative one gets None.
-            key: int.
+            color: a negative one gets None, which whoever gives none need not ask for (so the type is not optional).
             transport: over this one's, such as a ShapedTransport: what the new communicator's messages go over.
 
         Cost: two small collectives. The new communicator has tags of its own and shares the transport; close it or not.
         """
-        return split(self, color, key, transport)
+        core = self._core.split(color, key, transport)
+        if core is None:
+            return None
+        child = type(self).__new__(type(self))
+        child._show(core)
+        tuning = self.tuning
+        child.tuning.adopt(tuning.model, tuning.source, tuning.factors if core.world_size == self.world_size else ())
+        return child
 
-    def close(self):
+    def close(self) -> None:
         """Release everything; a second call does nothing, any other method raises TransportError afterwards.
 
         The communicator of all ranks waits for calls that are queued on streams first, on its groups too.
@@ -372,33 +462,26 @@ class Communicator:
         Raises:
             TransportTimeout, PeerFailed, TransportError: such a call failed, and nobody was told; all is released then.
         """
-        try:
-            if self._failure is None and self._closes:
-                with self.failing:
-                    self.transport.settle()
-        finally:
-            self._release()
+        self._core.close()
 
-    def _release(self):
-        if self._failure is None:
-            self._failure = TransportError(f"communicator {self.communicator_id} rank {self.rank}: closed")
-        self.used_ids[self.communicator_id] = CLOSED
-        self.transport.keep(self.control)  # Its receives stay posted.
-        closes, self._closes = self._closes, ()
-        for closing in closes:
-            closing.close()
-
-    def __repr__(self):
+    def __repr__(self) -> str:
         return f"<Communicator: rank {self.rank} of {self.world_size} over {self.transport.name}>"
 
-    def __enter__(self):
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, _, error, __):
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         # A program that ends with sys.exit(0) has not failed.
         if error is not None and getattr(error, "code", 1) not in (0, None):
-            self.fail(PeerFailed(self.transport.rank, f"{type(error).__name__}: {error}"))
+            self._core.fail(PeerFailed(self.transport.rank, f"{type(error).__name__}: {error}"))
         self.close()
+
+
+def core_of(communicator: Communicator) -> CommunicatorCore:
+    """What lanterne's own modules use of `communicator` beside what users do."""
+    return communicator._core
 
 
 _EMPTY = np.empty(0, np.uint8)

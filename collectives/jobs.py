@@ -6,10 +6,10 @@ import threading
 
 from lanterne.collectives.auto.tuning import GPUS, THREADS
 from lanterne.errors import InputError, LanterneError
-from lanterne.transport.timeouts import check_timeout_s
 from lanterne.transport.job.bootstrap import MPI_VARIABLES, connect
 from lanterne.transport.local import LocalWorld
 from lanterne.transport.registry import TRANSPORTS, find_transport, open_transport
+from lanterne.transport.timeouts import check_timeout_s
 
 _thread = threading.local()
 

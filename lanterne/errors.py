@@ -7,7 +7,12 @@ from collections.abc import Iterable
 
 
 class LanterneError(Exception):
-    """Base of every error that lanterne raises on purpose."""
+    """Base of every error that lanterne raises on purpose.
+
+    Attributes: `told`: another rank has raised it first, and told this one.
+    """
+
+    told: bool = False
 
 
 class InputError(LanterneError, ValueError):

@@ -10,14 +10,14 @@ def trial_array(communicator, count):
     """(count,) float32, of whatever values where it is device memory."""
     if not _is_on_device(communicator):
         return np.ones(count, np.float32)
-    memory = communicator.device_side().runtime.empty(4 * count, "trial")
+    memory = communicator.transport.runtime.empty(4 * count, "trial")
     return DeviceView(memory.address, count, np.dtype(np.float32), owner=memory)
 
 
 def finish(communicator):
     """Return once a call with such arrays is done, which over nccl has returned before."""
     if _is_on_device(communicator):
-        runtime = communicator.device_side().runtime
+        runtime = communicator.transport.runtime
         done = runtime.record(runtime.current_stream())
         wait_for(lambda: runtime.is_done(done), "trial", communicator.timeout_s)
 

@@ -1,17 +1,27 @@
 """The arguments of a collective call, checked, and reduced to what all ranks must agree on."""
 
 import operator
-from typing import NamedTuple
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from lanterne.collectives.schedule.ir import late_set
+from lanterne.collectives.execute.base import CommunicatorBase
+from lanterne.collectives.schedule.ir import LateRank, late_set
 from lanterne.errors import InputError
-from lanterne.kernels.arrays import host_array, is_device_array
+from lanterne.kernels.arrays import Array, HostArray, Stream, host_array, is_device_array
+from lanterne.kernels.cuda.device_view import DeviceView
 from lanterne.kernels.dtypes import Dtype, check_op, dtype_of, find_dtype
 
+if TYPE_CHECKING:
+    from lanterne.collectives.execute.device import DeviceSide, Entry
+
+# The user's, as all that follows sees it.
+CallArray: TypeAlias = HostArray | DeviceView
+
 # Elements of the input and output array, in parts, by collective: of p ranks.
-_PARTS = {
+_PARTS: dict[str, Callable[[int], tuple[int, int]]] = {
     "all_reduce": lambda p: (1, 1),
     "reduce": lambda p: (1, 1),
     "broadcast": lambda p: (1, 1),
@@ -25,16 +35,16 @@ _PARTS = {
 class CheckedCall(NamedTuple):
     """A checked call of this rank. `key` is what all ranks must have in common; `entry` is of device arrays."""
 
-    key: tuple
-    in_array: np.ndarray | None
-    out_array: np.ndarray | None
+    key: "Key"
+    in_array: CallArray | None
+    out_array: CallArray | None
     in_place: bool
     dtype: Dtype
-    entry: object = None
+    entry: "Entry | None" = None
 
     @property
-    def algorithm(self):
-        return self.key[1]
+    def algorithm(self) -> str:
+        return self.key.algorithm
 
 
 class Key(NamedTuple):
@@ -46,15 +56,15 @@ class Key(NamedTuple):
     dtype: str
     part_count: int
     root: int | None
-    late_rank: int | tuple | None
+    late_rank: LateRank
     num_chunks: int | None
     segment_nbytes: int | None
     credits: int | None
     memory: str | None = None
     joined: int | None = None
 
-    def __str__(self):
-        named = {
+    def __str__(self) -> str:
+        named: dict[str, object] = {
             "algorithm": self.algorithm,
             "op": self.op,
             "dtype": self.dtype,
@@ -68,28 +78,28 @@ class Key(NamedTuple):
         )
 
 
-OPTIONS = frozenset(
-    ("op", "root", "stream", "algorithm", "dtype", "late_rank", "num_chunks", "joined", "segment_nbytes", "credits")
-)
+class CallOptions(NamedTuple):
+    """What a user may say of how a call is to run; see Communicator."""
+
+    algorithm: str = "auto"
+    dtype: object = None
+    num_chunks: int | None = None
+    segment_nbytes: int | None = None
+    credits: int | None = None
+    late_rank: LateRank = None
+    joined: int | None = None
 
 
 def resolve(
-    communicator,
-    collective,
-    in_array,
-    out_array,
-    *,
-    op=None,
-    root=None,
-    stream=None,
-    algorithm="auto",
-    dtype=None,
-    late_rank=None,
-    num_chunks=None,
-    joined=None,
-    segment_nbytes=None,
-    credits=None,
-):
+    communicator: CommunicatorBase,
+    collective: str,
+    in_array: Array,
+    out_array: "Array | None",
+    op: str | None,
+    root: int | None,
+    stream: Stream,
+    options: CallOptions,
+) -> CheckedCall:
     """The CheckedCall of these arguments.
 
     Raises:
@@ -97,6 +107,7 @@ def resolve(
         Unavailable: device arrays, and no GPU, driver or CuPy here.
     """
     size, rank = communicator.world_size, communicator.rank
+    algorithm, dtype, num_chunks, segment_nbytes, credits, late_rank, joined = options
     on_device = type(in_array) is not np.ndarray and is_device_array(in_array)
     if stream is not None and not on_device:
         raise InputError(f"{collective}: got a stream with host arrays, expected None")
@@ -107,27 +118,24 @@ def resolve(
         raise InputError(f"{collective}: got algorithm {algorithm!r}, expected a name")
     if collective == "reduce" and rank != root:
         out_array = None
-    adopt = _host
+    adopt: Callable[[str, str, Any], CallArray] = _host
     if on_device:
         side = communicator.device_side(in_array)
-
-        def adopt(collective, what, array):
-            return side.adopt(f"{collective}: {what}", array)
-
-    in_array, given = adopt(collective, "in_array", in_array), in_array
-    element = _element(collective, in_array, op, dtype)
+        adopt = partial(_on_device, side)
+    given = in_array
+    source = adopt(collective, "in_array", in_array)
+    target: CallArray | None = None
+    element = _element(collective, source, op, dtype)
     in_parts, out_parts = _PARTS[collective](size)
-    part_count, rest = divmod(in_array.size, in_parts)
+    part_count, rest = divmod(source.size, in_parts)
     if rest:
-        raise InputError(f"{collective}: got in_array of {in_array.size} elements, expected a multiple of {in_parts}")
+        raise InputError(f"{collective}: got in_array of {source.size} elements, expected a multiple of {in_parts}")
     in_place = False
     if out_array is not None:
-        out_array = in_array if out_array is given else adopt(collective, "out_array", out_array)
-        _check_out(collective, in_array, out_array, part_count * out_parts)
-        in_array, in_place = _in_place(collective, in_array, out_array, in_parts, out_parts, rank)
-    entry = side.entry(stream, in_array) if on_device else None
-    if collective == "broadcast" and rank != root:
-        in_array = None
+        target = source if out_array is given else adopt(collective, "out_array", out_array)
+        _check_out(collective, source, target, part_count * out_parts)
+        source, in_place = _in_place(collective, source, target, in_parts, out_parts, rank)
+    entry = side.entry(stream, source) if on_device else None
     if algorithm == "auto":
         nbytes = part_count * max(in_parts, out_parts) * element.nbytes
         choice = communicator.tuning.choose(collective, nbytes)
@@ -139,17 +147,11 @@ def resolve(
         key = key._replace(joined=joined)
     if on_device:
         key = key._replace(memory="device")
-    return CheckedCall(key, in_array, out_array, in_place, element, entry)
+    read = None if collective == "broadcast" and rank != root else source
+    return CheckedCall(key, read, target, in_place, element, entry)
 
 
-def check_options(collective, options):
-    """Raise InputError unless all keys of `options` are of OPTIONS."""
-    if not options.keys() <= OPTIONS:
-        unknown = ", ".join(sorted(options.keys() - OPTIONS))
-        raise InputError(f"{collective}: got option {unknown}, expected some of {', '.join(sorted(OPTIONS))}")
-
-
-def check_whole(what, value, least, most=None):
+def check_whole(what: str, value: Any, least: int, most: int | None = None) -> None:
     """Raise InputError, beginning with `what`, unless `value` is a whole number from `least` to `most` (None: any)."""
     try:
         good = least <= operator.index(value) and (most is None or value <= most)
@@ -159,7 +161,7 @@ def check_whole(what, value, least, most=None):
         raise InputError(f"{what} {value!r}, expected {least} {'or more' if most is None else f'to {most}'}")
 
 
-def _check_root(collective, root, size):
+def _check_root(collective: str, root: Any, size: int) -> None:
     if root is None:
         return
     if collective not in ("broadcast", "reduce"):
@@ -167,15 +169,16 @@ def _check_root(collective, root, size):
     check_whole(f"{collective}: got root", root, 0, size - 1)
 
 
-def _checked_late(collective, late_rank):
+def _checked_late(collective: str, late_rank: LateRank) -> LateRank:
     """`late_rank`, of several a late_set."""
-    several = isinstance(late_rank, tuple)
-    for number in late_rank if several else late_set(late_rank):
+    for number in late_rank if isinstance(late_rank, tuple) else late_set(late_rank):
         check_whole(f"{collective}: got late_rank", number, 0)
-    return late_set(late_rank) if several else late_rank
+    return late_set(late_rank) if isinstance(late_rank, tuple) else late_rank
 
 
-def _check_numbers(collective, num_chunks, joined, segment_nbytes, credits):
+def _check_numbers(
+    collective: str, num_chunks: int | None, joined: int | None, segment_nbytes: int | None, credits: int | None
+) -> None:
     for name, number, least in (
         ("num_chunks", num_chunks, 1),
         ("joined", joined, 0),
@@ -186,13 +189,17 @@ def _check_numbers(collective, num_chunks, joined, segment_nbytes, credits):
             check_whole(f"{collective}: got {name}", number, least)
 
 
-def _host(collective, what, array):
+def _host(collective: str, what: str, array: Any) -> HostArray:
     if type(array) is np.ndarray and array.flags.c_contiguous:
         return array
     return host_array(array, f"{collective}: {what}")
 
 
-def _element(collective, array, op, dtype):
+def _on_device(side: "DeviceSide", collective: str, what: str, array: Any) -> DeviceView:
+    return side.adopt(f"{collective}: {what}", array)
+
+
+def _element(collective: str, array: CallArray, op: str | None, dtype: object) -> Dtype:
     """The Dtype; of collectives that do not reduce it may be anything of fixed size."""
     dtype = getattr(array, "element", None) if dtype is None else dtype
     if op is None:
@@ -204,7 +211,7 @@ def _element(collective, array, op, dtype):
     return element
 
 
-def _check_out(collective, in_array, out_array, count):
+def _check_out(collective: str, in_array: CallArray, out_array: CallArray, count: int) -> None:
     if out_array.dtype is not in_array.dtype and out_array.dtype != in_array.dtype:
         raise InputError(f"{collective}: got out_array of {out_array.dtype}, expected {in_array.dtype} as in_array")
     if out_array.size != count:
@@ -213,7 +220,9 @@ def _check_out(collective, in_array, out_array, count):
         raise InputError(f"{collective}: got a read-only out_array, expected a writable one")
 
 
-def _in_place(collective, in_array, out_array, in_parts, out_parts, rank):
+def _in_place(
+    collective: str, in_array: CallArray, out_array: CallArray, in_parts: int, out_parts: int, rank: int
+) -> tuple[CallArray, bool]:
     """(the input array to read, whether the parts that both arrays have are the same memory)."""
     if in_array is out_array and in_parts == out_parts == 1:
         return in_array, True
@@ -232,5 +241,5 @@ def _in_place(collective, in_array, out_array, in_parts, out_parts, rank):
     )
 
 
-def _address(array):
+def _address(array: CallArray) -> int:
     return array.ctypes.data if type(array) is np.ndarray else array.address

@@ -13,11 +13,14 @@ import contextlib
 import struct
 import time
 from collections import deque
+from collections.abc import Iterator
+from typing import TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
-from lanterne.errors import InputError, PeerFailed, TransportError, TransportTimeout
-from lanterne.transport.base import Recv, Send
+from lanterne.errors import InputError, LanterneError, PeerFailed, TransportError, TransportTimeout
+from lanterne.transport.base import Recv, Request, Send, Transport
 
 STALL_S = 0.1
 READ_EVERY_S = 1.0
@@ -28,6 +31,9 @@ NOTICE_NBYTES = 512
 # kind, subject (a rank, or -1), number of the call; then text, padded with zeros.
 HEADER = struct.Struct("<iiq")
 IN_CALL, MISMATCH, TIMEOUT, PEER_FAILED, FAILED = range(5)
+
+# A posted receive of a notice, and where it will be.
+Expected: TypeAlias = tuple[Request, NDArray[np.uint8]]
 
 
 class Control:
@@ -40,16 +46,21 @@ class Control:
         tag: of the lane.
     """
 
-    def __init__(self, transport, ranks, rank, tag):
-        self._transport, self._ranks, self._rank, self._tag = transport, ranks, rank, tag
-        self._receives = {}
-        self._sends = deque()
-        self._told = {}
-        self._reports = {}
-        self._calls = deque(maxlen=HISTORY)
+    def __init__(self, transport: Transport, ranks: tuple[int, ...], rank: int, tag: int) -> None:
+        self._transport = transport
+        self._ranks = ranks
+        self._rank = rank
+        self._tag = tag
+        self._receives: dict[int, Expected] = {}
+        self._sends: deque[Request] = deque()
+        # By peer: of which call it was told and when; which call it has told of.
+        self._told: dict[int, tuple[int, float]] = {}
+        self._reports: dict[int, tuple[int, str]] = {}
+        # (number, signature) of this rank's latest calls.
+        self._calls: deque[tuple[int, str]] = deque(maxlen=HISTORY)
         self._next_read_s = time.monotonic() + READ_EVERY_S
 
-    def begin(self, number, signature):
+    def begin(self, number: int, signature: str) -> None:
         """This rank starts its call `number` (rising) with `signature`.
 
         Raises:
@@ -61,7 +72,7 @@ class Control:
         if time.monotonic() > self._next_read_s:
             self.read()
 
-    def report(self):
+    def report(self) -> None:
         """Tell the others in which call this rank is, and read what they have told.
 
         Raises:
@@ -78,7 +89,7 @@ class Control:
                     self._send(peer, IN_CALL, -1, number, signature)
         self.read()
 
-    def read(self):
+    def read(self) -> None:
         """Take in what the others have told. Raises as `report`."""
         self._next_read_s = time.monotonic() + READ_EVERY_S
         for peer in self._others():
@@ -99,12 +110,12 @@ class Control:
             self._sends.popleft()
         self._compare()
 
-    def absent(self):
+    def absent(self) -> list[int]:
         """Transport ranks that have not told of the current call, or a later one."""
         number, _ = self._calls[-1]
-        return [self._ranks[peer] for peer in self._others() if self._reports.get(peer, (-1,))[0] < number]
+        return [self._ranks[peer] for peer in self._others() if self._reports.get(peer, (-1, ""))[0] < number]
 
-    def tell_failure(self, error):
+    def tell_failure(self, error: LanterneError) -> None:
         """Tell all others that this rank failed with `error`; returns once that has left, or after FAREWELL_S."""
         kind, subject = _kind(error, self._ranks[self._rank])
         for peer in self._others():
@@ -119,7 +130,7 @@ class Control:
                 self._sends.popleft()
             time.sleep(1e-3)
 
-    def listen(self, limit_s):
+    def listen(self, limit_s: float) -> None:
         """Read for up to `limit_s`: whoever caused what this rank suffers from may have told so. Raises as `report`."""
         deadline = time.monotonic() + limit_s
         while True:
@@ -128,7 +139,7 @@ class Control:
                 return
             time.sleep(1e-3)
 
-    def _compare(self):
+    def _compare(self) -> None:
         calls = dict(self._calls)
         for peer, (number, theirs) in self._reports.items():
             mine = calls.get(number)
@@ -138,17 +149,17 @@ class Control:
                     f"call {number}: rank {first} got {one}, rank {second} got {other}, expected the same on every rank"
                 )
 
-    def _others(self):
+    def _others(self) -> Iterator[int]:
         return (peer for peer in range(len(self._ranks)) if peer != self._rank)
 
-    def _lives(self, peer):
+    def _lives(self, peer: int) -> bool:
         try:
             self._transport.check_peers((self._ranks[peer],))
         except PeerFailed:
             return False
         return True
 
-    def _send(self, peer, kind, subject, number, text):
+    def _send(self, peer: int, kind: int, subject: int, number: int, text: str) -> None:
         if not self._lives(peer):
             return
         buffer = np.zeros(NOTICE_NBYTES, np.uint8)
@@ -160,13 +171,13 @@ class Control:
         with contextlib.suppress(TransportError):
             self._sends.append(self._transport.post((Send(region, 0, NOTICE_NBYTES, self._ranks[peer], self._tag),)))
 
-    def _receive(self, peer):
+    def _receive(self, peer: int) -> Expected:
         buffer = np.zeros(NOTICE_NBYTES, np.uint8)
         region = self._transport.register(buffer)
         return self._transport.post((Recv(region, 0, NOTICE_NBYTES, self._ranks[peer], self._tag),)), buffer
 
 
-def _kind(error, rank):
+def _kind(error: LanterneError, rank: int) -> tuple[int, int]:
     """(kind, subject) of the notice that stands for `error` of transport rank `rank`."""
     if isinstance(error, InputError):
         return MISMATCH, -1
@@ -174,19 +185,19 @@ def _kind(error, rank):
         return TIMEOUT, error.peers[0] if error.peers else -1
     if isinstance(error, PeerFailed):
         return PEER_FAILED, error.rank
-    if getattr(error, "told", False) or getattr(error, "rank_unknown", False):
+    if error.told or getattr(error, "rank_unknown", False):
         return FAILED, -1
     return PEER_FAILED, rank
 
 
-def _error(kind, subject, text):
+def _error(kind: int, subject: int, text: str) -> LanterneError:
     """The error that a notice stands for; `told` on it says that another rank has it to show."""
     error = _of_notice(kind, subject, text)
     error.told = True
     return error
 
 
-def _of_notice(kind, subject, text):
+def _of_notice(kind: int, subject: int, text: str) -> LanterneError:
     if kind == MISMATCH:
         return InputError(text)
     if kind == TIMEOUT:

@@ -6,14 +6,16 @@ runs them, and folds read what has arrived where it is: in pinned memory.
 """
 
 import contextlib
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
-from lanterne.errors import InputError
-from lanterne.kernels.cuda.device_view import view_device
-from lanterne.kernels.cuda.runtime import runtime_of
+from lanterne.errors import InputError, LanterneError
+from lanterne.kernels.arrays import Event, Stream
+from lanterne.kernels.cuda.device_view import DeviceView, view_device
+from lanterne.kernels.cuda.runtime import CudaRuntime, runtime_of
 from lanterne.kernels.staging import pinned_empty, wait_for
-from lanterne.transport.base import make_tag
-from lanterne.transport.nccl.channel import MEETING_LANE
+from lanterne.transport.base import Recv, Region, Request, Send, Transport, make_tag
+from lanterne.transport.nccl.channel import MEETING_LANE, NcclChannel
 from lanterne.transport.nccl.transport import NcclTransport
 from lanterne.transport.nccl.watchdog import ChannelRequest, stuck_stream
 
@@ -21,40 +23,39 @@ from lanterne.transport.nccl.watchdog import ChannelRequest, stuck_stream
 class Entry(NamedTuple):
     """Where a call stands on the user's stream: `event` is done once the stream has reached it."""
 
-    stream: object
-    event: object
+    stream: Stream
+    event: Event
 
 
 class DeviceSide:
     """The device of one rank of a communicator. All members make one at their first call with device arrays.
 
     Args:
-        communicator: the group.
+        transport, ranks, communicator_id: the communicator's.
         array: the first device array, which says which device it is where the transport does not.
 
     Attributes: `runtime`, a CudaRuntime; `channel`, an NcclChannel or None; `transport`, which takes device regions;
     `streams`, of messages and of work.
     """
 
-    def __init__(self, communicator, array):
-        transport = communicator.transport
-        self.runtime = transport.runtime or runtime_of(view_device(array).address)
-        self.channel = None
+    def __init__(self, transport: Transport, ranks: tuple[int, ...], communicator_id: int, array: Any) -> None:
+        self.runtime: CudaRuntime = transport.runtime or runtime_of(view_device(array).address)
+        self.channel: NcclChannel | None = None
         if isinstance(transport, NcclTransport):
             whole = transport.channel
-            tag = make_tag(communicator.communicator_id, MEETING_LANE)
-            mine = whole.ranks == communicator.ranks and communicator.communicator_id == 0
-            self.channel = whole if mine else transport.open_channel(communicator.ranks, tag)
-            self.streams = (self.channel.stream, self.runtime.new_stream())
+            tag = make_tag(communicator_id, MEETING_LANE)
+            mine = whole.ranks == ranks and communicator_id == 0
+            self.channel = whole if mine else transport.open_channel(ranks, tag)
+            self.streams: tuple[Stream, Stream] = (self.channel.stream, self.runtime.new_stream())
         else:
             self.streams = (self.runtime.new_stream(), self.runtime.new_stream())
         self.direct = transport.capabilities.device_memory
         self.transport = transport if self.direct else _staged(transport, self.runtime, self.streams[1])
-        self._scratch = None
+        self._scratch: Region | None = None
 
     # -- arrays and streams of the user's
 
-    def adopt(self, what, array):
+    def adopt(self, what: str, array: Any) -> DeviceView:
         """The DeviceView of `array`.
 
         Raises:
@@ -74,16 +75,16 @@ class DeviceSide:
             )
         return view
 
-    def entry(self, stream, view):
+    def entry(self, stream: Stream, view: DeviceView) -> Entry:
         """The Entry of a call on `stream` (None: the one that made `view`, else the current one)."""
         found = self.runtime.as_stream(view.stream if stream is None else stream)
         return Entry(found, self.runtime.record(found))
 
-    def has_reached(self, entry):
+    def has_reached(self, entry: Entry) -> bool:
         """True once the user's stream has reached the call."""
         return self.runtime.is_done(entry.event)
 
-    def check_reached(self, entry, what, limit_s):
+    def check_reached(self, entry: Entry, what: str, limit_s: float) -> None:
         """Raise TransportTimeout if the user's stream, after `limit_s`, has not reached the call `what`."""
         if not self.has_reached(entry):
             channel = self.channel
@@ -92,54 +93,56 @@ class DeviceSide:
     # -- failure
 
     @property
-    def is_open(self):
+    def is_open(self) -> bool:
         """Whether nothing has ended the channel: what the watch saw, too."""
         channel = self.channel
         return channel is None or (channel.failure is None and not channel.closed)
 
-    def check(self):
+    def check(self) -> None:
         """Raise what has ended the channel, if anything has."""
         if self.channel is not None:
             self.channel.check_open()
 
-    def fail(self, error):
+    def fail(self, error: LanterneError) -> None:
         """End the channel: what is queued on it is given up, so that no stream hangs."""
         if self.channel is not None:
             self.channel.fail(error)
 
     # -- the order of calls on the streams
 
-    def has_room(self):
+    def has_room(self) -> bool:
         """False while so much is queued that CUDA would keep the CPU waiting for a place for more."""
         return self.channel is None or self.channel.has_room()
 
-    def enter(self, entry):
+    def enter(self, entry: Entry) -> None:
         """Let what is queued from now on come after `entry`, and after all calls before; see `joined`."""
         self.runtime.wait_event(entry.event, self.streams[0])
 
     @contextlib.contextmanager
-    def joined(self):
+    def joined(self) -> Iterator[None]:
         """A block of queued work: both streams start it together, and the stream of messages ends it."""
         messages, work = self.streams
         self.runtime.wait_event(self.runtime.record(messages), work)
         yield
         self.runtime.wait_event(self.runtime.record(work), messages)
 
-    def leave(self, entry, peers, what, held):
+    def leave(self, entry: Entry, peers: Sequence[int], what: str, held: Any) -> ChannelRequest:
         """Let the user's stream wait for all that was queued; the ChannelRequest of it. `held`: memory to keep."""
         done = self.runtime.record(self.streams[0])
         self.runtime.wait_event(done, entry.stream)
+        assert self.channel is not None, "without a channel nothing is queued"
         return ChannelRequest(self.channel, self.channel.watch(entry.event, done, peers, what, held))
 
-    def is_idle(self):
+    def is_idle(self) -> bool:
         """True once all that was queued before is done."""
         return all(map(self.runtime.is_idle, self.streams))
 
-    def poster(self, view, stream):
+    def poster(self, view: DeviceView, stream: Stream) -> Callable[[tuple[Send | Recv, ...]], Request]:
         """A function of operations that posts them in the order of the user's stream: of a message of `view`."""
-        if self.channel is not None:
+        channel = self.channel
+        if channel is not None:
             user = self.runtime.as_stream(view.stream if stream is None else stream)
-            return lambda ops: self.channel.post(ops, user)
+            return lambda ops: channel.post(ops, user)
         entry = self.entry(stream, view)
         if self.direct:
             # The library reads and writes the memory when it likes.
@@ -150,7 +153,7 @@ class DeviceSide:
 
     # -- memory
 
-    def region(self, nbytes):
+    def region(self, nbytes: int) -> Region:
         """Scratch of at least `nbytes`: a Region, of device memory, or of pinned host memory where messages are staged.
 
         Raises:
@@ -162,11 +165,11 @@ class DeviceSide:
             self._scratch = self.transport.register(memory)
         return self._scratch
 
-    def event(self):
+    def event(self) -> "EventRequest":
         """An EventRequest of all work queued so far."""
         return EventRequest(self.runtime, self.streams[1])
 
-    def address_of(self, region):
+    def address_of(self, region: Region) -> int:
         """Where kernels see `region`."""
         return region.address if region.device else self.runtime.device_address(region.address)
 
@@ -176,17 +179,18 @@ class EventRequest:
 
     __slots__ = ("_event", "_runtime")
 
-    def __init__(self, runtime, stream):
-        self._runtime, self._event = runtime, runtime.record(stream)
+    def __init__(self, runtime: CudaRuntime, stream: Stream) -> None:
+        self._runtime = runtime
+        self._event: Event = runtime.record(stream)
 
-    def test(self):
+    def test(self) -> bool:
         return self._runtime.is_done(self._event)
 
-    def pending_peers(self):
+    def pending_peers(self) -> list[int]:
         return []
 
 
-def _staged(transport, runtime, stream):
+def _staged(transport: Transport, runtime: CudaRuntime, stream: Stream) -> Transport:
     from lanterne.transport.staged import StagedTransport
 
     return StagedTransport(transport, runtime, stream)

@@ -4,7 +4,17 @@ The blocking call is the library's blocking call, as its users know it: it has n
 `timeout_s` for its nonblocking form, which has both), and nothing checks that the ranks agree.
 """
 
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from lanterne.collectives.execute.arguments import CheckedCall, Key
+from lanterne.collectives.execute.base import CommunicatorBase
+from lanterne.collectives.execute.plans import offered_algorithms
+from lanterne.collectives.execute.requests import NativeRequest
 from lanterne.errors import InputError, TransportError
+from lanterne.kernels.dtypes import Dtype
+from lanterne.transport.base import Transport
 
 _MPI_COLLECTIVES = {
     "all_reduce": "Allreduce",
@@ -19,7 +29,7 @@ _MPI_HAS_NO = ("bfloat16", "float16")
 _MPI_OPS = {"sum": "SUM", "mean": "SUM", "prod": "PROD", "min": "MIN", "max": "MAX"}
 
 
-def offers(transport, collective, dtype_name=None):
+def offers(transport: Transport, collective: str, dtype_name: str | None = None) -> bool:
     """True if `transport` has a `collective` of its own; of elements of `dtype_name`, if given."""
     computes = collective in ("all_reduce", "reduce_scatter", "reduce")
     if transport.name == "nccl":
@@ -27,7 +37,13 @@ def offers(transport, collective, dtype_name=None):
     return transport.name == "mpi" and collective in _MPI_COLLECTIVES and not (computes and dtype_name in _MPI_HAS_NO)
 
 
-def is_queued(communicator, call):
+def algorithm_names(communicator: CommunicatorBase, collective: str) -> tuple[str, ...]:
+    """What Communicator.algorithms gives."""
+    names = offered_algorithms(collective, communicator.world_size)
+    return (*names, "native") if offers(communicator.transport, collective) else names
+
+
+def is_queued(communicator: CommunicatorBase, call: CheckedCall) -> bool:
     """True where `call` is one of NCCL's, which is queued on streams like a plan.
 
     Raises:
@@ -44,8 +60,8 @@ def is_queued(communicator, call):
     return name == "nccl"
 
 
-def call(communicator, call):
-    """Run `call` (arguments.Call) with the library's blocking call.
+def call(communicator: CommunicatorBase, call: CheckedCall) -> None:
+    """Run `call` with the library's blocking call.
 
     Raises:
         InputError: the transport's library has no such collective, or not of this dtype.
@@ -55,10 +71,8 @@ def call(communicator, call):
     _end_mean(communicator, call)
 
 
-def start(communicator, call):
+def start(communicator: CommunicatorBase, call: CheckedCall) -> NativeRequest:
     """Start `call` with the library's nonblocking call and return its request; errors as `call`."""
-    from lanterne.collectives.execute.requests import NativeRequest
-
     comm, arguments = _prepare(communicator, call)
     verb = getattr(comm, "I" + _MPI_COLLECTIVES[call.key.collective].lower())
     return NativeRequest(
@@ -66,7 +80,7 @@ def start(communicator, call):
     )
 
 
-def _run(verb, arguments):
+def _run(verb: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
     from mpi4py import MPI
 
     try:
@@ -75,7 +89,7 @@ def _run(verb, arguments):
         raise TransportError(f"mpi: {error.Get_error_string()}") from error
 
 
-def _prepare(communicator, call):
+def _prepare(communicator: CommunicatorBase, call: CheckedCall) -> tuple[Any, tuple[Any, ...]]:
     """The MPI communicator and the arguments of the MPI call."""
     key = call.key
     if not offers(communicator.transport, key.collective):
@@ -87,7 +101,7 @@ def _prepare(communicator, call):
     if key.collective == "barrier":
         return comm, ()
     kind = _datatype(MPI, key, call.dtype)
-    source = None if call.in_array is None else [call.in_array, kind]
+    source: Any = None if call.in_array is None else [call.in_array, kind]
     target = None if call.out_array is None else [call.out_array, kind]
     if call.in_place and key.collective != "broadcast":
         source = MPI.IN_PLACE if key.collective != "reduce_scatter" else source
@@ -101,14 +115,14 @@ def _prepare(communicator, call):
     return comm, (source, target, op) if key.root is None else (source, target, op, key.root)
 
 
-def _refuse(communicator, collective):
+def _refuse(communicator: CommunicatorBase, collective: str) -> None:
     raise InputError(
         f"algorithm: got 'native' over {communicator.transport.name}, which has no {collective} of its own; "
-        f"expected one of {', '.join(communicator.algorithms(collective))}"
+        f"expected one of {', '.join(algorithm_names(communicator, collective))}"
     )
 
 
-def _datatype(MPI, key, dtype):
+def _datatype(MPI: ModuleType, key: Key, dtype: Dtype) -> Any:
     """The MPI datatype of the elements; bytes in groups where nothing is computed.
 
     Raises:
@@ -126,16 +140,16 @@ def _datatype(MPI, key, dtype):
     return found
 
 
-def _mpi_communicator(communicator):
+def _mpi_communicator(communicator: CommunicatorBase) -> Any:
     """An MPI communicator of exactly these ranks, apart from the point-to-point messages of the transport."""
-    if communicator.native is None:
+    if communicator.mpi_communicator is None:
         base = communicator.transport.mpi_communicator
         group = base.Get_group().Incl(communicator.ranks)
-        communicator.native = base.Create_group(group, communicator.communicator_id % 4096)
-    return communicator.native
+        communicator.mpi_communicator = base.Create_group(group, communicator.communicator_id % 4096)
+    return communicator.mpi_communicator
 
 
-def _end_mean(communicator, call):
+def _end_mean(communicator: CommunicatorBase, call: CheckedCall) -> None:
     if call.key.op == "mean" and call.out_array is not None:
         from lanterne.kernels.reduce import divide
 

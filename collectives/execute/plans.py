@@ -10,33 +10,61 @@ kind.
 import functools
 import threading
 from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Protocol, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lanterne.collectives.algorithms.registry import NATIVE, algorithms_for, find_algorithm, make_schedule
 from lanterne.collectives.auto.pacing import credits, segment_nbytes, traffic_of
+from lanterne.collectives.execute.arguments import Key
+from lanterne.collectives.execute.base import CommunicatorBase
 from lanterne.collectives.execute.compile import compile_program
 from lanterne.collectives.execute.executor import Execution
+from lanterne.collectives.execute.rank_program import RankProgram
 from lanterne.collectives.execute.stream_execution import NativeExecution, StreamExecution
-from lanterne.collectives.schedule.check import check
+from lanterne.collectives.schedule.check import CheckedSchedule, check
 from lanterne.collectives.schedule.contracts import CONTRACTS
+from lanterne.collectives.schedule.ir import LateRank
 from lanterne.errors import InputError
+from lanterne.kernels.dtypes import Dtype
 from lanterne.transport.base import Recv, Send, make_tag
 
-# Lanes of a communicator: control, first agreement, messages of the user, then one per signature: of calls that find
-# out who is late their own, since they take theirs when the board has spoken, the others when they are started.
-CONTROL_LANE, AGREEMENT_LANE, USER_LANES, PLAN_LANES, BOARD_LANES = 0, 1, range(2, 34), range(64, 192), range(192, 256)
+# Lanes of a communicator after the control lane: first agreement, messages of the user, then one per signature: of
+# calls that find out who is late their own, since they take theirs when the board has spoken, the others when they are
+# started.
+AGREEMENT_LANE, USER_LANES, PLAN_LANES, BOARD_LANES = 1, range(2, 34), range(64, 192), range(192, 256)
 SIGNATURE_NBYTES = 256
 
 _checking = threading.Lock()
 
+# What runs a call: the host's executor, or what queues it on streams.
+AnyExecution: TypeAlias = Execution | StreamExecution | NativeExecution
+
 
 @functools.lru_cache(256)
-def _checked(collective, algorithm, world_size, num_chunks, root, late_rank, joined):
+def _checked(
+    collective: str,
+    algorithm: str,
+    world_size: int,
+    num_chunks: int | None,
+    root: int | None,
+    late_rank: LateRank,
+    joined: int | None,
+) -> CheckedSchedule:
     return check(make_schedule(collective, algorithm, world_size, num_chunks, root, late_rank, joined=joined))
 
 
-def checked_schedule(collective, algorithm, world_size, num_chunks=None, root=None, late_rank=None, joined=None):
+def checked_schedule(
+    collective: str,
+    algorithm: str,
+    world_size: int,
+    num_chunks: int | None = None,
+    root: int | None = None,
+    late_rank: LateRank = None,
+    joined: int | None = None,
+) -> CheckedSchedule:
     """The CheckedSchedule of a registered algorithm, made once per process.
 
     Raises:
@@ -44,6 +72,19 @@ def checked_schedule(collective, algorithm, world_size, num_chunks=None, root=No
     """
     with _checking:
         return _checked(collective, algorithm, world_size, num_chunks, root, late_rank, joined)
+
+
+class AnyPlan(Protocol):
+    """What a request needs of a plan: a CallPlan, or a captured one."""
+
+    signature: str
+    agreement: "SignatureExchange | None"
+
+    def take(self, in_place: bool, /) -> AnyExecution:
+        """An execution that is not in use."""
+
+    def give_back(self, execution: AnyExecution, in_place: bool, /) -> None:
+        """It is done."""
 
 
 class CallPlan:
@@ -54,35 +95,45 @@ class CallPlan:
         agreement: the SignatureExchange on it while it is under way, else None.
     """
 
-    def __init__(self, group, key, dtype, lane, checked):
-        self.signature, self._key, self._dtype, self._checked = str(key), key, dtype, checked
-        self._group, self._tag = group, make_tag(group.communicator_id, lane)
+    def __init__(
+        self, group: CommunicatorBase, key: Key, dtype: Dtype, lane: int, checked: CheckedSchedule | None
+    ) -> None:
+        self.signature = str(key)
+        self._key = key
+        self._dtype = dtype
+        self._checked = checked
+        self._group = group
+        self._tag = make_tag(group.communicator_id, lane)
         # Device arrays; over a channel, all is queued on streams.
         self._side = group.device_side() if key.memory else None
         self._channel = None if self._side is None else self._side.channel
-        # By in_place: the Program, and the Executions of it that are not in use.
-        self._programs, self._free = {}, {False: [], True: []}
-        self._agreed, self.agreement = group.world_size == 1, None
+        # By in_place: the RankProgram, and the Executions of it that are not in use.
+        self._programs: dict[bool, RankProgram] = {}
+        self._free: dict[bool, list[AnyExecution]] = {False: [], True: []}
+        self._agreed = group.world_size == 1
+        self.agreement: SignatureExchange | None = None
 
-    def agree(self):
+    def agree(self) -> None:
         """Start the agreement on the signature, unless that was done."""
         if not self._agreed:
-            self._agreed, self.agreement = True, SignatureExchange(self._group, self.signature)
+            self._agreed = True
+            self.agreement = SignatureExchange(self._group, self.signature)
 
-    def take(self, in_place):
+    def take(self, in_place: bool) -> AnyExecution:
         """An Execution of this plan that is not in use."""
         free = self._free[in_place]
         return free.pop() if free else self.make(in_place)
 
-    def give_back(self, execution, in_place):
+    def give_back(self, execution: AnyExecution, in_place: bool) -> None:
         """The Execution is done: the next call may use it."""
         execution.unbind()
         self._free[in_place].append(execution)
 
-    def make(self, in_place):
+    def make(self, in_place: bool) -> AnyExecution:
         """A new Execution."""
         key, dtype, group, side = self._key, self._dtype, self._group, self._side
-        if key.algorithm == NATIVE:
+        if self._checked is None:
+            assert side is not None, "over MPI the library's own have no plan"
             return NativeExecution(side, key)
         if in_place not in self._programs:
             schedule, model = self._checked.schedule, group.tuning.model
@@ -104,7 +155,7 @@ class CallPlan:
                 align=max(1, alignment_nbytes // dtype.nbytes),
             )
         program = self._programs[in_place]
-        if self._channel is not None:
+        if side is not None and self._channel is not None:
             return StreamExecution(program, side, key.op, dtype, self.signature)
         transport = group.transport if side is None else side.transport
         return Execution(program, transport, group.scratch, group.ranks, self._tag, key.op, dtype, side)
@@ -114,24 +165,24 @@ class Plans:
     """The plans of one communicator: least recently used out first, alike on all ranks.
 
     Args:
-        group: the Communicator: transport, scratch, ranks, rank, communicator_id.
+        group: the communicator.
         lanes: one for each plan that is kept.
     """
 
-    def __init__(self, group, lanes=PLAN_LANES):
+    def __init__(self, group: CommunicatorBase, lanes: Sequence[int] = PLAN_LANES) -> None:
         self._group = group
-        self._plans = OrderedDict()
+        self._plans: OrderedDict[Key, CallPlan] = OrderedDict()
         self._lanes = list(reversed(lanes))
-        self._lane_of = {}
+        self._lane_of: dict[Key, int] = {}
 
-    def find(self, key):
+    def find(self, key: Key) -> CallPlan | None:
         """The CallPlan of `key` (arguments.Key), or None."""
         plan = self._plans.get(key)
         if plan is not None:
             self._plans.move_to_end(key)
         return plan
 
-    def add(self, key, dtype):
+    def add(self, key: Key, dtype: Dtype) -> CallPlan:
         """Make the CallPlan of a new `key`, in the place of the least recently used one if there is no room.
 
         Raises:
@@ -159,17 +210,19 @@ class Plans:
 class SignatureExchange:
     """Exchanges `signature` with the neighbours in rank order; somewhere in the ring two that differ are neighbours."""
 
-    def __init__(self, group, signature):
-        self._rank, self._signature = group.rank, signature
+    def __init__(self, group: CommunicatorBase, signature: str) -> None:
+        self._rank = group.rank
+        self._signature = signature
         n, transport = group.world_size, group.transport
         self._left = (group.rank - 1) % n
-        mine, self._theirs = padded(signature), np.zeros(SIGNATURE_NBYTES, np.uint8)
+        mine = padded(signature)
+        self._theirs = np.zeros(SIGNATURE_NBYTES, np.uint8)
         tag = make_tag(group.communicator_id, AGREEMENT_LANE)
         receive = Recv(transport.register(self._theirs), 0, SIGNATURE_NBYTES, group.ranks[self._left], tag)
         send = Send(transport.register(mine), 0, SIGNATURE_NBYTES, group.ranks[(group.rank + 1) % n], tag)
         self._request = transport.post((receive, send))
 
-    def test(self):
+    def test(self) -> bool:
         """True once the left neighbour is known to have the same signature.
 
         Raises:
@@ -183,11 +236,11 @@ class SignatureExchange:
             raise InputError(f"rank {first} got {one}, rank {second} got {other}, expected the same on every rank")
         return True
 
-    def pending_peers(self):
+    def pending_peers(self) -> Sequence[int]:
         return self._request.pending_peers()
 
 
-def padded(signature):
+def padded(signature: str) -> NDArray[np.uint8]:
     """`signature` as SIGNATURE_NBYTES bytes: a uint8 array."""
     encoded = signature.encode()
     if len(encoded) > SIGNATURE_NBYTES:
@@ -197,6 +250,6 @@ def padded(signature):
     return padded
 
 
-def offered_algorithms(collective, world_size):
+def offered_algorithms(collective: str, world_size: int) -> tuple[str, ...]:
     """Names of the registered algorithms of `collective` that can run on `world_size` ranks."""
     return tuple(line.name for line in algorithms_for(collective) if not line.refuses(world_size))

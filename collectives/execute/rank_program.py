@@ -7,7 +7,7 @@ in the same order.
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 IN, OUT, SCRATCH = 0, 1, 2
 
@@ -32,7 +32,7 @@ class Fold(NamedTuple):
     """out = inputs[0] op inputs[1] op ..., over `count` elements; then divided by world_size where `divides` (mean)."""
 
     out: BufferPlace
-    inputs: tuple
+    inputs: tuple[BufferPlace, ...]
     count: int
     divides: bool
 
@@ -45,12 +45,15 @@ class Move(NamedTuple):
     nbytes: int
 
 
+Action: TypeAlias = Message | Fold | Move
+
+
 @dataclass(frozen=True)
 class RankProgram:
     """The actions of one rank.
 
     Attributes:
-        actions: tuple of Message, Fold and Move.
+        actions: in the order of the rounds.
         waits: per action, how many events it waits for.
         successors: per action, the actions that wait for its completion.
         next_post: per action, the message that waits for this one to be posted, or -1.
@@ -60,12 +63,12 @@ class RankProgram:
         join_start: the first action of phase "join", which needs the late rank; the number of actions if there is none.
     """
 
-    actions: tuple
-    waits: tuple
-    successors: tuple
-    next_post: tuple
+    actions: tuple[Action, ...]
+    waits: tuple[int, ...]
+    successors: tuple[tuple[int, ...], ...]
+    next_post: tuple[int, ...]
     in_count: int
     out_count: int
     scratch_nbytes: int
-    batches: tuple
+    batches: tuple[int, ...]
     join_start: int

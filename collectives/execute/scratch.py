@@ -3,12 +3,17 @@
 import heapq
 from bisect import bisect_right
 from collections import Counter
+from collections.abc import Iterable
+from typing import TypeAlias
 
 import numpy as np
 
 from lanterne.collectives.execute.rank_program import SCRATCH, BufferPlace
+from lanterne.transport.base import Region, Transport
 
 SLOT_ALIGNMENT = 64
+# (round, segment).
+SlotKey: TypeAlias = tuple[int, int]
 
 
 class Slots:
@@ -21,16 +26,18 @@ class Slots:
         received: per segment of each round, the bytes of the messages that land in scratch to be folded.
     """
 
-    def __init__(self, received):
+    def __init__(self, received: Iterable[Iterable[int]]) -> None:
         self.nbytes = 0
-        self._starts = []
+        self._starts: list[int] = []
         # By size: slots to take at least, slots taken, heap of (key up to which one is used, place).
-        self._least, self._taken, self._used = Counter(), Counter(), {}
+        self._least: Counter[int] = Counter()
+        self._taken: Counter[int] = Counter()
+        self._used: dict[int, list[tuple[SlotKey, BufferPlace]]] = {}
         for segment_nbytes in received:
             for size, count in Counter(map(_size, segment_nbytes)).items():
                 self._least[size] = max(self._least[size], 2 * count)
 
-    def take(self, nbytes, key, last_key):
+    def take(self, nbytes: int, key: SlotKey, last_key: SlotKey) -> BufferPlace:
         """The BufferPlace of a slot of at least `nbytes` that is free at `key`; it is used up to `last_key`."""
         size = _size(nbytes)
         used = self._used.setdefault(size, [])
@@ -44,12 +51,12 @@ class Slots:
         heapq.heappush(used, (last_key, place))
         return place
 
-    def index(self, place):
+    def index(self, place: BufferPlace) -> int:
         """Number of the slot that scratch place `place` lies in."""
         return bisect_right(self._starts, place.offset) - 1
 
 
-def _size(nbytes):
+def _size(nbytes: int) -> int:
     return max(SLOT_ALIGNMENT, 1 << max(0, nbytes - 1).bit_length())
 
 
@@ -57,11 +64,11 @@ class Scratch:
     """The scratch memory of a communicator: one buffer for all its programs, since its calls run one after the
     other."""
 
-    def __init__(self, transport):
+    def __init__(self, transport: Transport) -> None:
         self._transport = transport
-        self._region = None
+        self._region: Region | None = None
 
-    def region(self, nbytes):
+    def region(self, nbytes: int) -> Region:
         """A Region of at least `nbytes`. Whoever had one before must be done with it."""
         if self._region is None or self._region.nbytes < nbytes:
             self._region = self._transport.register(np.empty(nbytes, np.uint8))

@@ -1,9 +1,10 @@
 """Who came last to the calls of a communicator, how often, and by how much."""
 
 from collections import deque
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 # Delays that are kept; counts go on.
 MAX_DELAYS = 1 << 16
@@ -15,17 +16,17 @@ class Arrivals(NamedTuple):
     Attributes:
         calls: how many.
         begun_early: how many of them the others began without the last rank.
-        last: (world_size,) int64, how often each rank came last.
+        last: (world_size,), how often each rank came last.
         ranks, delays_s: of the latest calls, oldest first: who came last, and how long after the last but one (s).
     """
 
     calls: int
     begun_early: int
-    last: np.ndarray
-    ranks: np.ndarray
-    delays_s: np.ndarray
+    last: NDArray[np.int64]
+    ranks: NDArray[np.int64]
+    delays_s: NDArray[np.float64]
 
-    def late_rank(self, share=0.5, delay_s=0.0):
+    def late_rank(self, share: float = 0.5, delay_s: float = 0.0) -> int | None:
         """The rank that came last, by over `delay_s`, in more than `share` of the calls kept; None: there is none.
 
         For `late_rank=` of calls that name it.
@@ -36,7 +37,7 @@ class Arrivals(NamedTuple):
         rank = int(counts.argmax())
         return rank if counts[rank] > share * len(self.ranks) else None
 
-    def to_json(self):
+    def to_json(self) -> dict[str, Any]:
         """A document that `from_json` reads."""
         return {
             "schema_version": 1,
@@ -48,7 +49,7 @@ class Arrivals(NamedTuple):
         }
 
     @classmethod
-    def from_json(cls, document):
+    def from_json(cls, document: dict[str, Any]) -> "Arrivals":
         """The Arrivals that `to_json` wrote: a recorded profile."""
         last, ranks = (np.array(document[name], np.int64) for name in ("last", "ranks"))
         calls, begun_early = int(document["calls"]), int(document["begun_early"])
@@ -58,19 +59,20 @@ class Arrivals(NamedTuple):
 class ArrivalLog:
     """Collects; bounded."""
 
-    def __init__(self, world_size):
+    def __init__(self, world_size: int) -> None:
         self._begun_early = 0
         self._last = np.zeros(world_size, np.int64)
-        self._ranks, self._delays_s = deque(maxlen=MAX_DELAYS), deque(maxlen=MAX_DELAYS)
+        self._ranks: deque[int] = deque(maxlen=MAX_DELAYS)
+        self._delays_s: deque[float] = deque(maxlen=MAX_DELAYS)
 
-    def note(self, rank, delay_s, begun_early):
+    def note(self, rank: int, delay_s: float, begun_early: bool) -> None:
         """`rank` came last, `delay_s` after the last but one; whether these began without it."""
         self._begun_early += begun_early
         self._last[rank] += 1
         self._ranks.append(rank)
         self._delays_s.append(delay_s)
 
-    def snapshot(self):
+    def snapshot(self) -> Arrivals:
         """The Arrivals up to now."""
         ranks, delays_s = np.array(self._ranks, np.int64), np.array(self._delays_s, float)
         return Arrivals(int(self._last.sum()), self._begun_early, self._last.copy(), ranks, delays_s)

@@ -17,19 +17,35 @@ import functools
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from lanterne.collectives.algorithms.registry import find_algorithm
 from lanterne.collectives.auto.pacing import sustained
 from lanterne.collectives.auto.predict import priced_schedule
 from lanterne.collectives.auto.tuning import MAX_PRICED_RANKS, late_num_chunks, override
-from lanterne.collectives.execute.plans import BOARD_LANES, Plans
+from lanterne.collectives.execute.arguments import CheckedCall, Key
+from lanterne.collectives.execute.base import CommunicatorBase
+from lanterne.collectives.execute.executor import Execution
+from lanterne.collectives.execute.plans import BOARD_LANES, AnyPlan, Plans
 from lanterne.collectives.execute.requests import CollectiveRequest
-from lanterne.collectives.late.arrivals import ArrivalLog
-from lanterne.collectives.schedule.cost import late_start, price
+from lanterne.collectives.execute.stream_execution import NativeExecution, StreamExecution
+from lanterne.collectives.late.arrivals import ArrivalLog, Arrivals
+from lanterne.collectives.schedule.cost import CostModel, late_start, price
 from lanterne.errors import InputError, PeerFailed, TransportTimeout
 from lanterne.transport.board.late_policy import MAX_LATE, Option, Policy, to_text
-from lanterne.transport.board.sequencer import ABORT, DIED, JOIN, MAX_SIGNATURES, MISMATCH, SEEN, TIMEOUT, WITHOUT
+from lanterne.transport.board.seat import Seat
+from lanterne.transport.board.sequencer import (
+    ABORT,
+    DIED,
+    JOIN,
+    MAX_SIGNATURES,
+    MISMATCH,
+    SEEN,
+    TIMEOUT,
+    WITHOUT,
+    Record,
+)
 
 # The board costs some 0.05 ms a call, up to 1 ms where ranks share cores, and scheduling keeps those apart by a few ms
 # without any being late: below this predicted time, SHARED times as much there, or this size, it is not asked.
@@ -60,44 +76,46 @@ class LateRanks:
     """What a communicator keeps for such calls: its seat at the board, policies, plans with lanes of their own.
 
     Args:
-        communicator: the group.
-        key: str, of the board: like that of no other communicator of the job.
+        key: of the board: like that of no other communicator of the job.
 
-    Attributes: `arrivals`, an ArrivalLog; `ran`, calls by choice (late_policy.Option), "" being the ordinary algorithm.
+    Attributes: `number`, calls that asked; `ran`, calls by choice (late_policy.Option), "" being the ordinary algorithm.
     """
 
-    def __init__(self, communicator, key):
-        self._communicator, self.key = communicator, key
-        self._seat = None
-        self._policies = {}
+    def __init__(self, communicator: CommunicatorBase, key: str) -> None:
+        self._communicator = communicator
+        self.key = key
+        self._seat: Seat | None = None
+        self._policies: dict[tuple[str, int, CostModel], str | None] = {}
         self.number = 0
-        self._free, self._unreported = {}, []
+        self._free: dict[str, int] = {}
+        self._unreported: list[tuple[float, str]] = []
         self.plans = Plans(communicator, BOARD_LANES)
-        self.arrivals, self.ran = ArrivalLog(communicator.world_size), Counter()
+        self.arrivals = ArrivalLog(communicator.world_size)
+        self.ran: Counter[str] = Counter()
 
     @property
-    def seat(self):
+    def seat(self) -> Seat | None:
         """This rank's seat at the board (transport/board/seat.py), taken when first needed; None where there is no board."""
         if self._seat is None:
             communicator = self._communicator
             self._seat = communicator.transport.open_board(self.key, communicator.rank, communicator.world_size)
         return self._seat
 
-    def is_free(self, signature):
+    def is_free(self, signature: str) -> bool:
         """Whether the call that begins now is not to be asked about, by an earlier record; alike on all ranks."""
         left = self._free.pop(signature, 0)
         if left > 1:
             self._free[signature] = left - 1
         return left > 0
 
-    def set_free(self, signature, calls):
+    def set_free(self, signature: str, calls: int) -> None:
         """The next `calls` calls of `signature` are not to be asked about."""
         if calls:
             self._free[signature] = calls
             if len(self._free) > MAX_SIGNATURES:
                 del self._free[next(iter(self._free))]
 
-    def came(self, signature=""):
+    def came(self, signature: str = "") -> None:
         """This rank comes to a call that is not asked about; "" if none of its signature ever is.
 
         Cost: under 1 us.
@@ -106,15 +124,31 @@ class LateRanks:
         if len(self._unreported) >= MAX_UNREPORTED:
             self.report()
 
-    def report(self):
+    def report(self) -> None:
         """Tell the board of the calls that were not asked about."""
         if self._unreported:
             arrivals, self._unreported = self._unreported, []
-            self.seat.report(arrivals)
+            seat = self.seat
+            assert seat is not None, "policy() and reports() found it"
+            seat.report(arrivals)
 
-    def take(self):
+    def arrive(self, number: int, signature: str, policy: str) -> None:
+        """This rank comes to call `number`, which the board is asked about."""
+        self.report()
+        seat = self.seat
+        assert seat is not None, "policy() found it"
+        seat.arrive(number, signature, policy)
+
+    def give_up(self, number: int) -> None:
+        """The time of call `number` is over here."""
+        if self._seat is not None:
+            self._seat.give_up(number)
+
+    def take(self) -> Record | None:
         """The next Record about a call, or None; those of calls that were reported are noted."""
-        while (record := self.seat.take()) is not None:
+        seat = self.seat
+        assert seat is not None, "policy() and reports() found it"
+        while (record := seat.take()) is not None:
             if record.verdict != SEEN:
                 return record
             numbers = list(map(int, record.text.split()))
@@ -122,20 +156,20 @@ class LateRanks:
                 self.arrivals.note(rank, delay_ns / 1e9, False)
         return None
 
-    def look(self):
+    def look(self) -> Arrivals:
         """The Arrivals up to now, after a look at what the board has sent, if no call is under way."""
         if self._seat is not None and not self._communicator.busy:
             self.report()
             self.take()
         return self.arrivals.snapshot()
 
-    def reports(self, collective):
+    def reports(self, collective: str) -> bool:
         """Whether calls that never ask are reported: only of what larger ones would ask about."""
         communicator = self._communicator
         known = communicator.tuning.model is not None and not communicator.deterministic
         return known and collective == "all_reduce" and communicator.world_size > 2 and self.seat is not None
 
-    def policy(self, collective, nbytes):
+    def policy(self, collective: str, nbytes: int) -> str | None:
         """What the board goes by for `collective` of `nbytes`, as text; None: it is not asked. Alike on all ranks."""
         communicator = self._communicator
         model, size = communicator.tuning.model, 1 << max(0, nbytes - 1).bit_length()
@@ -146,7 +180,7 @@ class LateRanks:
             self._policies[key] = self._make(collective, size, model)
         return self._policies[key]
 
-    def _make(self, collective, nbytes, model):
+    def _make(self, collective: str, nbytes: int, model: CostModel) -> str | None:
         communicator = self._communicator
         n = communicator.world_size
         if not 3 <= n <= MAX_PRICED_RANKS or override(collective, n) is not None:
@@ -165,13 +199,13 @@ class LateRanks:
         return to_text(Policy(normal_s, tuple(options)))
 
 
-def make_option(collective, name, world_size, nbytes, model, late=1):
+def make_option(collective: str, name: str, world_size: int, nbytes: int, model: CostModel, late: int = 1) -> Option:
     """The Option of the late algorithm `name` for `late` ranks, made once for all threads; see `_option`."""
     with _making:
         return _option(collective, name, world_size, nbytes, model, late)
 
 
-def cut_options(whole, world_size):
+def cut_options(whole: Option, world_size: int) -> list[Option]:
     """Options of late_hybrid from `whole`, late_join's: the sooner the late rank comes, the fewer chunks are summed.
 
     Those join it, the rest goes around a ring of all. What the cut takes off the reduce-scatter, (p - 2) / (p - 1) of
@@ -191,7 +225,7 @@ def cut_options(whole, world_size):
 
 
 @functools.lru_cache(256)
-def _option(collective, name, world_size, nbytes, model, late):
+def _option(collective: str, name: str, world_size: int, nbytes: int, model: CostModel, late: int) -> Option:
     """The Option of the late algorithm `name`, with the chunk count that `model` likes best."""
     line = find_algorithm(collective, name)
     chunks = late_num_chunks(line, world_size, nbytes, model)
@@ -208,142 +242,167 @@ def _option(collective, name, world_size, nbytes, model, late):
     return Option(f"{name}/{chunks}", max(0.0, together_s - join_s), join_s, late)
 
 
-def key_of(key, choice, late_rank):
-    """`key` (arguments.Key) of the algorithm that a record's `choice` names; `late_rank` where it names no ranks."""
+def key_of(key: Key, choice: str, late_rank: int | tuple[int, ...]) -> Key:
+    """`key` of the algorithm that a record's `choice` names; `late_rank` where it names no ranks."""
     choice, several, ranks = choice.partition("@")
     if several:
         late_rank = tuple(map(int, ranks.split(",")))
-    algorithm, chunks, *joined = choice.split("/")
-    joined = int(joined[0]) if joined else None
+    algorithm, chunks, *cut = choice.split("/")
+    joined = int(cut[0]) if cut else None
     return key._replace(algorithm=algorithm, num_chunks=int(chunks), late_rank=late_rank, joined=joined)
 
 
 class LateRequest(CollectiveRequest):
-    """A call that asks the board; begin, advance and pending_peers as CallRequest's."""
+    """A call that asks the board.
 
-    __slots__ = ("_call", "_error", "_execution", "_gave_up_s", "_held", "_plan", "_policy")
-    __slots__ += ("_arrived", "_captured", "completion", "entry", "moved", "number", "signature")
+    Args:
+        policy: what the board goes by.
+        captured: gives the plan of a choice and a late rank, where graphs were made of them.
+    """
 
-    def __init__(self, communicator, call, policy, captured=None):
+    __slots__ = (
+        *("_arrived", "_call", "_captured", "_completion", "_entry", "_error", "_execution", "_gave_up_s", "_held"),
+        *("_late", "_moved", "_number", "_plan", "_policy", "_signature"),
+    )
+
+    def __init__(
+        self,
+        communicator: CommunicatorBase,
+        late: LateRanks,
+        call: CheckedCall,
+        policy: str,
+        captured: Callable[[str, int], AnyPlan] | None = None,
+    ) -> None:
         super().__init__(communicator)
+        self._late = late
         self._captured = captured
-        self.entry, self.completion, self._arrived = call.entry, None, False
-        self._call, self._policy = call, policy
+        self._entry = call.entry
+        self._completion = None
+        self._arrived = False
+        self._call: CheckedCall | None = call
+        self._policy = policy
         # A call of the same size by a named algorithm is another call.
-        self.signature = str(call.key._replace(algorithm="auto"))
-        communicator.late.number += 1
-        self.number = communicator.late.number
-        self._execution = self._plan = self._error = self._gave_up_s = None
+        self._signature = str(call.key._replace(algorithm="auto"))
+        late.number += 1
+        self._number = late.number
+        self._execution: Execution | StreamExecution | None = None
+        self._plan: AnyPlan | None = None
+        self._error: TransportTimeout | None = None
+        self._gave_up_s: float | None = None
         self._held = False
 
-    def begin(self):
+    def _begin(self) -> None:
         """Tell the board that this rank has come (device arrays: once the stream has), or start if the call is free."""
-        entry, communicator, late = self.entry, self.communicator, self.communicator.late
-        if entry is not None and not communicator.device_side().has_reached(entry):
+        entry, late = self._entry, self._late
+        if entry is not None and not self._communicator.device_side().has_reached(entry):
             return
         self._arrived = True
-        if late.is_free(self.signature):
-            late.came(self.signature)
+        if late.is_free(self._signature):
+            late.came(self._signature)
             self._run("", -1)
             return
-        late.report()
-        late.seat.arrive(self.number, self.signature, self._policy)
+        late.arrive(self._number, self._signature, self._policy)
 
-    def advance(self):
+    def _advance(self) -> bool:
         """Make progress; True once complete, queued on streams, or aborted."""
-        self.moved = False
+        self._moved = False
         if not self._arrived:
-            self.begin()
+            self._begin()
         if self._error is None and (self._execution is None or self._held):
-            record = self.communicator.late.take()
+            record = self._late.take()
             if record is not None:
-                self.moved = True
+                self._moved = True
                 self._obey(record)
         execution = self._execution
         if execution is None:
             return self._end() if self._error is not None else False
         before = execution.remaining
         done = execution.advance()
-        self.moved = self.moved or execution.remaining != before
+        self._moved = self._moved or execution.remaining != before
         if done or (self._error is not None and execution.drained):
-            self.completion = execution.completion if done else None
+            self._completion = execution.completion if done else None
+            assert self._plan is not None and self._call is not None
             self._plan.give_back(execution, self._call.in_place)
             return self._end()
         return False
 
-    def _end(self):
-        self.done = self.completion is None
+    def _end(self) -> bool:
+        self.done = self._completion is None
         self._call = None
         return True
 
-    poll = CollectiveRequest.poll_completion
+    _poll = CollectiveRequest._poll_completion
 
-    def _obey(self, record):
-        late = self.communicator.late
+    def _obey(self, record: Record) -> None:
+        late = self._late
         if record.verdict == ABORT:
             self._abort(record)
             return
         if record.verdict != WITHOUT:
             late.arrivals.note(record.rank, record.delay_s, record.verdict == JOIN)
-        if self._held:
+        if self._held and self._execution is not None:
             self._held = False
             self._execution.release()
             return
-        late.set_free(self.signature, record.free)
+        late.set_free(self._signature, record.free)
         self._held = record.verdict == WITHOUT
         self._run(record.choice, record.rank if record.choice else -1)
 
-    def _run(self, choice, late_rank):
-        self.communicator.late.ran[choice.partition("@")[0]] += 1
-        self._plan = self._find_plan(choice, late_rank)
-        self._execution = self._plan.take(self._call.in_place)
-        self._execution.bind(self._call.in_array, self._call.out_array, self.entry)
-        self._execution.start(held=self._held and late_rank != self.communicator.rank)
+    def _run(self, choice: str, late_rank: int) -> None:
+        self._late.ran[choice.partition("@")[0]] += 1
+        call = self._call
+        assert call is not None
+        self._plan = self._find_plan(call, choice, late_rank)
+        execution = self._plan.take(call.in_place)
+        assert not isinstance(execution, NativeExecution), "the library's own ask nobody"
+        self._execution = execution
+        execution.bind(call.in_array, call.out_array, self._entry)
+        execution.start(held=self._held and late_rank != self._communicator.rank)
 
-    def _find_plan(self, choice, late_rank):
+    def _find_plan(self, call: CheckedCall, choice: str, late_rank: int) -> AnyPlan:
         """The plan of the record. Made in the order of the calls, so that all ranks give it the same lane."""
         if self._captured is not None:
             return self._captured(choice, late_rank)
-        key, plans = self._call.key, self.communicator.late.plans
+        key, plans = call.key, self._late.plans
         if choice:
             key = key_of(key, choice, late_rank)
-        return plans.find(key) or plans.add(key, self._call.dtype)
+        return plans.find(key) or plans.add(key, call.dtype)
 
-    def _abort(self, record):
-        ranks, me = self.communicator.ranks, self.communicator.rank
+    def _abort(self, record: Record) -> None:
+        ranks, me = self._communicator.ranks, self._communicator.rank
         if record.cause == MISMATCH:
-            raise InputError(f"call {self.number}: {record.text}")
+            raise InputError(f"call {self._number}: {record.text}")
         if record.cause == DIED:
             raise PeerFailed(ranks[record.rank], record.text)
         if record.cause != TIMEOUT:
-            raise TransportTimeout(f"call {self.number}: {record.text}")
+            raise TransportTimeout(f"call {self._number}: {record.text}")
         absent = tuple(ranks[int(rank)] for rank in record.text.split())
         names = ", ".join(map(str, absent))
-        if record.choice and self._execution is None:
+        if record.choice and self._execution is None and self._call is not None:
             # The others have made this plan: the lanes must stay in step.
-            self._find_plan(record.choice, record.late)
-        name = f"{self.communicator.transport.name} rank {ranks[me]}"
+            self._find_plan(self._call, record.choice, record.late)
+        name = f"{self._communicator.transport.name} rank {ranks[me]}"
         text = f"rank {names} did not come in time"
         if ranks[me] in absent:
             text = "this rank came after the others had given it up"
-        self._error = TransportTimeout(f"{name}: call {self.number}: {text}", absent)
+        self._error = TransportTimeout(f"{name}: call {self._number}: {text}", absent)
 
-    def pending_peers(self):
+    def _pending_peers(self) -> Sequence[int]:
         """Transport ranks that this call waits for now; before the board has spoken, all."""
-        communicator = self.communicator
+        communicator = self._communicator
         if self._execution is None or self._held:
             return [rank for rank in communicator.ranks if rank != communicator.ranks[communicator.rank]]
         return self._execution.pending_peers()
 
-    def expire(self, limit_s):
+    def _expire(self, limit_s: float) -> None:
         """The time of a wait is over: before everybody has come, ask the board to end the call, for all alike."""
         if self._gave_up_s is None and (self._execution is None or self._held):
             self._gave_up_s = time.monotonic()
-            self.communicator.late.seat.give_up(self.number)
+            self._late.give_up(self._number)
         if self._gave_up_s is None or time.monotonic() > self._gave_up_s + GRACE_S:
-            super().expire(limit_s)
+            super()._expire(limit_s)
 
-    def test(self):
+    def test(self) -> bool:
         """As CollectiveRequest.test.
 
         Raises:
@@ -351,12 +410,12 @@ class LateRequest(CollectiveRequest):
         """
         return super().test() and self._succeeded()
 
-    def wait(self, timeout_s=None, queued=False):
+    def wait(self, timeout_s: float | None = None, queued: bool = False) -> None:
         """As CollectiveRequest.wait; a TransportTimeout before every rank has come leaves the communicator open."""
         super().wait(timeout_s, queued)
         self._succeeded()
 
-    def _succeeded(self):
+    def _succeeded(self) -> bool:
         if self._error is not None:
             raise self._error
         return True

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from lanterne.collectives.communicator import core_of
 from lanterne.errors import InputError, LanterneError
 from lanterne.failslow.record.adapters import LANTERNE, number_of, watch_communicator
 from lanterne.failslow.record.job_log import JobLog
@@ -101,7 +102,7 @@ class CallWatch:
 
     def _make_trap(self, folder):
         comm = self._comm
-        return Trap(Path(folder, "trap"), comm.rank, comm.world_size, progress=comm.progress)
+        return Trap(Path(folder, "trap"), comm.rank, comm.world_size, progress=core_of(comm).progress)
 
     def _notice(self, notice):
         """On rank 0, in the reader's thread."""

@@ -10,6 +10,7 @@ import time
 
 import numpy as np
 
+from lanterne.collectives.communicator import core_of
 from lanterne.transport.rank_group import host_identity
 
 # User tags of the probe's own communicator.
@@ -83,8 +84,7 @@ class Probe:
             time.sleep(nap_s)
             nap_s = min(2 * nap_s, LONGEST_NAP_S)
             if nap_s == LONGEST_NAP_S:
-                with self.comm.failing:
-                    self.comm.transport.check_peers(request.pending_peers())
+                core_of(self.comm).check_peers(request)
             if time.monotonic() > deadline_s:
                 request.wait(0.0)
 

@@ -14,6 +14,7 @@ from time import monotonic_ns as now_ns
 
 import numpy as np
 
+from lanterne.collectives.communicator import core_of
 from lanterne.collectives.execute.requests import CollectiveRequest
 from lanterne.errors import InputError, Unavailable
 from lanterne.pipeline.device.message_staging import MessageStaging
@@ -52,7 +53,9 @@ class DelegatePlane(DataPlane):
     """
 
     def __init__(self, comm, direct=None, links=None, pairs=None, queues=1, rails=DEFAULT_RAILS, memory_nbytes=None):
-        self.comm, self.direct = comm, direct
+        self.comm = comm
+        self.direct = direct
+        self._failing = core_of(comm).failing
         self._peers = _delegated_peers(pairs, direct, comm.rank, comm.world_size)
         self._ends = Ends(comm.rank, links or {}, separate=True)
         if memory_nbytes is None:
@@ -158,11 +161,11 @@ class DelegatePlane(DataPlane):
             released, self._copied = self._copied, []
             for buffer in released:
                 self.release(buffer)
-        with self.comm.failing:
+        with self._failing:
             self.delegates.progress()
 
     def fail(self, error):
-        self.comm.fail(error)
+        core_of(self.comm).fail(error)
 
     def close(self):
         try:
@@ -293,35 +296,32 @@ class DelegateReceive(Receive):
         delivery = _Wait(self._plane, lambda: self._arrival_s is not None, (self._peer,))
         delivery.wait(limit_s)
         late = timeout_error(comm.transport, (comm.ranks[self._peer],), limit_s)
-        with comm.failing:
-            self._looked_s = max(delivery.looked_s, _wait_until(self._arrival_s, deadline_s, late), self._looked_s)
+        with self._plane._failing:
+            self._looked_s = max(delivery._looked_s, _wait_until(self._arrival_s, deadline_s, late), self._looked_s)
         return self._buffer
 
 
 class _Wait(CollectiveRequest):
-    """Waits as all requests of a communicator do, for delegates to have done something.
+    """Waits as all requests of a communicator do, for delegates to have done something; `_looked_s` as Receive's."""
 
-    Attributes: `looked_s`, as Receive has it.
-    """
-
-    __slots__ = ("_is_done", "_peers", "_plane", "looked_s")
+    __slots__ = ("_is_done", "_looked_s", "_peers", "_plane")
 
     def __init__(self, plane, is_done, peers):
-        super().__init__(plane.comm)
-        self._plane, self._is_done, self._peers, self.looked_s = plane, is_done, peers, -math.inf
+        super().__init__(core_of(plane.comm))
+        self._plane, self._is_done, self._peers, self._looked_s = plane, is_done, peers, -math.inf
 
-    def poll(self):
+    def _poll(self):
         now_s = time.monotonic()
         self._plane.progress()
         self.done = self._is_done()
         if not self.done:
-            self.looked_s = now_s
+            self._looked_s = now_s
         return self.done
 
-    def expire(self, limit_s):
-        raise timeout_error(self.communicator.transport, self.pending_peers(), limit_s)
+    def _expire(self, limit_s):
+        raise timeout_error(self._communicator.transport, self._pending_peers(), limit_s)
 
-    def pending_peers(self):
+    def _pending_peers(self):
         self._plane.delegates.check()
         return [self._plane.comm.ranks[peer] for peer in self._peers]
 

@@ -2,6 +2,7 @@
 
 from collections import deque
 
+from lanterne.collectives.communicator import core_of
 from lanterne.errors import InputError
 from lanterne.pipeline.device.message_staging import MessageStaging
 from lanterne.pipeline.planes.base import DataPlane, Pool, Receive
@@ -39,7 +40,7 @@ class Inline(DataPlane):
             self._staging.land(buffer, self._limit_s(timeout_s))
         start = self._send_starts.get((id(buffer), peer))
         if start is None:
-            start = self._send_starts[id(buffer), peer] = self.comm.prepare_send(buffer, peer, tag=self.tag)
+            start = self._send_starts[id(buffer), peer] = core_of(self.comm).prepare_send(buffer, peer, tag=self.tag)
         self._sends.append((start(), buffer))
         return self._wait(self.in_order, timeout_s)
 
@@ -47,7 +48,7 @@ class Inline(DataPlane):
         buffer = self._pool.take(shape, dtype)
         start = self._receive_starts.get((id(buffer), peer))
         if start is None:
-            start = self._receive_starts[id(buffer), peer] = self.comm.prepare_recv(buffer, peer, tag=self.tag)
+            start = self._receive_starts[id(buffer), peer] = core_of(self.comm).prepare_recv(buffer, peer, tag=self.tag)
         return InlineReceive(start(), buffer)
 
     def release(self, buffer):
@@ -67,7 +68,7 @@ class Inline(DataPlane):
         self._pool = Pool(self._staging.empty)
 
     def fail(self, error):
-        self.comm.fail(error)
+        core_of(self.comm).fail(error)
 
     def close(self):
         try:
@@ -105,7 +106,7 @@ class InlineReceive(Receive):
 
     @property
     def looked_s(self):
-        return self._request.looked_s
+        return self._request._looked_s
 
     def test(self):
         return self._request.test()

@@ -7,6 +7,7 @@ A maker is a function `f(comm, links, **options) -> DataPlane` that all ranks of
 from importlib import import_module
 from typing import NamedTuple
 
+from lanterne.collectives.communicator import core_of
 from lanterne.errors import InputError, one_of
 from lanterne.pipeline.planes.delegate import DelegatePlane, near_pairs
 from lanterne.pipeline.planes.inline import Inline
@@ -90,7 +91,8 @@ def shaped(comm, links, in_order=False, rendezvous=False):
 def _own(comm, transport=None):
     """A Communicator of the ranks of `comm` for a plane alone. Who waits late for a message delays all that follow."""
     own = comm.split(0, comm.rank, transport)
-    own.pauses = own.pauses.finer()
+    core = core_of(own)
+    core.pauses = core.pauses.finer()
     return own
 
 

@@ -25,6 +25,7 @@ import os
 from collections import deque
 from math import inf
 
+from lanterne.collectives.communicator import core_of
 from lanterne.collectives.execute.requests import MessageRequest
 from lanterne.errors import InputError
 from lanterne.kernels.arrays import CONNECTIONS_VARIABLE, address_of
@@ -127,7 +128,7 @@ class Streams(DataPlane):
         self._load()
 
     def fail(self, error):
-        self.comm.fail(error)
+        core_of(self.comm).fail(error)
         for direction in (*self._to.values(), *self._from.values()):
             direction.channel.fail(error)
 
@@ -241,14 +242,14 @@ class Carried(MessageRequest):
     def __init__(self, comm, direction, reached, transfer, array):
         channel, peer = direction.channel, direction.peer
         pending = channel.watch(reached, transfer.event, (peer,), direction.about, regions=(array,))
-        super().__init__(comm, ChannelRequest(channel, pending))
+        super().__init__(core_of(comm), ChannelRequest(channel, pending))
         self._direction, self._reached = direction, reached
 
-    def expire(self, limit_s):
+    def _expire(self, limit_s):
         channel = self._direction.channel
         if not channel.runtime.is_done(self._reached):
             raise stuck_stream(channel.transport, self._direction.about, limit_s)
-        super().expire(limit_s)
+        super()._expire(limit_s)
 
 
 class StreamReceive(Receive):

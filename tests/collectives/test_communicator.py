@@ -11,6 +11,7 @@ import pytest
 from outcomes import frozen, outcome, sum_of_ranks
 
 import lanterne
+from lanterne.collectives.communicator import core_of
 from lanterne.collectives.execute import plans
 from lanterne.collectives.execute.requests import MessageRequest
 from lanterne.errors import InputError, PeerFailed, TransportError, TransportTimeout
@@ -210,7 +211,7 @@ def test_a_message_holds_its_array_though_its_request_is_dropped():
 def test_prepared_messages_start_again_and_again():
     def run(comm):
         array, peer = np.empty(2), 1 - comm.rank
-        start = (comm.prepare_recv if comm.rank else comm.prepare_send)(array, peer, tag=3)
+        start = (core_of(comm).prepare_recv if comm.rank else core_of(comm).prepare_send)(array, peer, tag=3)
         got = []
         for value in range(4):
             if comm.rank == 0:
@@ -239,7 +240,7 @@ def test_only_an_exit_code_of_0_is_no_failure(code, heard):
         comm.barrier()
         if comm.rank == 0:
             sys.exit(code)
-        seen.append(outcome(comm, lambda comm: comm.control.listen(0.5)))
+        seen.append(outcome(comm, lambda comm: core_of(comm).control.listen(0.5)))
 
     with pytest.raises(SystemExit):
         lanterne.spawn(2, run)
@@ -291,7 +292,7 @@ def test_an_id_is_used_again_only_when_there_is_no_other():
         for _ in range(3):
             with comm.split(0) as group:
                 ids.append(group.communicator_id)
-        comm.used_ids.update(dict.fromkeys(range(4, (1 << 16) - 1), 2))
+        core_of(comm).used_ids.update(dict.fromkeys(range(4, (1 << 16) - 1), 2))
         ids += [comm.split(0).communicator_id for _ in range(3)]
         with pytest.raises(InputError, match="got no free communicator id, expected fewer than 65535 open"):
             comm.split(0)
@@ -336,8 +337,8 @@ def test_algorithms_without_a_native_one():
 
 
 def test_a_start_looks_at_few_of_many_open_messages(monkeypatch):
-    polls, poll = [], MessageRequest.poll
-    monkeypatch.setattr(MessageRequest, "poll", lambda self: polls.append(self) or poll(self))
+    polls, poll = [], MessageRequest._poll
+    monkeypatch.setattr(MessageRequest, "_poll", lambda self: polls.append(self) or poll(self))
 
     def job(comm):
         words = np.arange(200)

@@ -7,6 +7,7 @@ import time
 import numpy as np
 
 import lanterne
+from lanterne.collectives.communicator import core_of
 from lanterne.errors import LanterneError
 from lanterne.pipeline.planes.registry import make_plane
 
@@ -34,7 +35,7 @@ def main():
     except LanterneError as error:
         say(f"rank {comm.rank} sees: {error}")
         plane.fail(error)
-        comm.fail(error)
+        core_of(comm).fail(error)
         os._exit(7)
 
 

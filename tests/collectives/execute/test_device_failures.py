@@ -7,7 +7,8 @@ import pytest
 from device_ranks import PATHS, over_nccl, synchronize
 from nccl_ranks import HostArray, Job
 
-from lanterne.collectives.execute import requests
+from lanterne.collectives.communicator import core_of
+from lanterne.collectives.execute import base
 from lanterne.errors import InputError, PeerFailed, TransportError, TransportTimeout, Unavailable
 from lanterne.transport.nccl.channel import MAX_QUEUED
 
@@ -40,7 +41,7 @@ def test_a_missing_rank_is_named():
 @pytest.mark.parametrize("how", ["died", "told", "unknown"])
 def test_who_failed_is_found_where_nccl_only_says_that_somebody_did(monkeypatch, how):
     """NCCL sees that a connection is gone before the launcher has told whose process is."""
-    monkeypatch.setattr(requests, "DEATH_S", 0.3)
+    monkeypatch.setattr(base, "DEATH_S", 0.3)
     died_s = []
 
     def check(peers):
@@ -58,7 +59,7 @@ def test_who_failed_is_found_where_nccl_only_says_that_somebody_did(monkeypatch,
                 comm.all_reduce(x, x, algorithm="ring")
                 time.sleep(0.01)
         if how == "told":
-            comm.fail(TransportTimeout("nccl rank 1: no message from or to rank 2", (2,)))
+            core_of(comm).fail(TransportTimeout("nccl rank 1: no message from or to rank 2", (2,)))
         time.sleep(1.0)
 
     error = over_nccl(2, program)[0]

@@ -8,7 +8,7 @@ import time
 import numpy as np
 import pytest
 
-from lanterne.collectives.communicator import Communicator
+from lanterne.collectives.communicator import Communicator, core_of
 from lanterne.collectives.execute.arguments import Key
 from lanterne.collectives.jobs import spawn
 from lanterne.collectives.late import calls as late
@@ -128,7 +128,7 @@ def run_two_late(comm, calls, delay_s):
         if comm.rank in (1, 3):
             time.sleep(delay_s + 0.01 * (comm.rank == 3))
         wrong += check(comm, number, 4 * COUNT)
-    return wrong, dict(comm.late.ran), comm.arrivals()
+    return wrong, dict(core_of(comm).late.ran), comm.arrivals()
 
 
 def test_others_begin_without_two_late_ranks():
@@ -183,14 +183,14 @@ def test_the_group_goes_on_after_a_timeout(absent):
 def stays_away_from_a_free_call(comm, absent):
     """Calls until one is free, which `absent` misses: it is named, and the communicator is closed."""
     comm.tuning.adopt(SLOW, "test")
-    while not comm.late._free:
+    while not core_of(comm).late._free:
         comm.barrier()
         assert check(comm, 0) == 0
     with pytest.raises(TransportTimeout) as raised:
         if comm.rank == absent:
             time.sleep(1.0)
         check(comm, 1, timeout_s=0.3)
-    assert raised.value.peers == (absent,) and comm.late.number
+    assert raised.value.peers == (absent,) and core_of(comm).late.number
     with pytest.raises(TransportTimeout):
         check(comm, 2)
     return comm.rank
@@ -201,7 +201,7 @@ def test_a_free_call_that_a_rank_misses_names_it_and_closes(absent, monkeypatch)
     monkeypatch.setattr(sequencer, "FREE_BELOW_S", 1.0)
     monkeypatch.setattr(sequencer, "ASKING_S", 1.0)
     with pytest.raises(TransportTimeout, match=f"rank {absent}"):
-        spawn(3, lambda comm: stays_away_from_a_free_call(comm, absent) and comm.check_open(), timeout_s=20)
+        spawn(3, lambda comm: stays_away_from_a_free_call(comm, absent) and core_of(comm).check_open(), timeout_s=20)
 
 
 def two_stay_away(comm):
@@ -324,14 +324,14 @@ def small(comm, calls):
         if comm.rank == 1:
             time.sleep(0.02)
         assert check(comm, number, 1 << 13) == 0
-    assert comm.late.number == 0, "one asked"
+    assert core_of(comm).late.number == 0, "one asked"
     return settled(comm)
 
 
 def asks(comm, ranks_here):
     comm.tuning.adopt(SLOW, "test")
-    comm.pauses = Pauses(ranks_here)
-    return [comm.late.policy("all_reduce", nbytes) is not None for nbytes in (128 << 10, 512 << 10)]
+    core_of(comm).pauses = Pauses(ranks_here)
+    return [core_of(comm).late.policy("all_reduce", nbytes) is not None for nbytes in (128 << 10, 512 << 10)]
 
 
 def test_where_ranks_share_cores_only_longer_calls_ask(monkeypatch):

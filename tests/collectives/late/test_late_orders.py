@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from ordered_world import World
 
-from lanterne.collectives.communicator import Communicator
+from lanterne.collectives.communicator import Communicator, core_of
 from lanterne.collectives.execute import control
 from lanterne.collectives.late import calls as late
 from lanterne.collectives.schedule.cost import CostModel
@@ -85,14 +85,14 @@ class Rank:
 
     def die(self):
         """Make no further call; the board learns of it."""
-        self.comm.transport.world.lose(self.comm.late.key, self.comm.rank)
+        self.comm.transport.world.lose(core_of(self.comm).late.key, self.comm.rank)
         self._calls = self._calls[: self.started]
 
     def give_up(self):
         """Ask the board to end the call that this rank is in, as a wait does whose time is over."""
         number = len(self.outcomes)
         if number in self._requests:
-            self.comm.late.seat.give_up(self._requests[number][0].number)
+            core_of(self.comm).late.seat.give_up(self._requests[number][0]._number)
 
 
 @pytest.fixture
@@ -173,7 +173,7 @@ def test_every_order_with_several_late_ranks(run, several, n):
         ranks = run(seed, [[CALL, CALL, (COUNT + 7, "float32")]] * n)
         check_alike(ranks, seed)
         assert all(outcome is None for rank in ranks for outcome in rank.outcomes)
-        ran = [rank.comm.late.ran for rank in ranks]
+        ran = [core_of(rank.comm).late.ran for rank in ranks]
         assert all(its == ran[0] for its in ran), f"seed {seed}"
         grouped += sum(count for choice, count in ran[0].items() if choice.startswith("late_group/"))
     assert grouped > 5

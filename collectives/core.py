@@ -1,0 +1,206 @@
+"""What is behind a Communicator: its parts put together, and the way of a call through them."""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from lanterne.collectives.execute import native
+from lanterne.collectives.execute.arguments import CallOptions, CheckedCall, Key, check_whole, resolve
+from lanterne.collectives.execute.base import CommunicatorBase
+from lanterne.collectives.execute.plans import CallPlan, Plans
+from lanterne.collectives.execute.requests import CallRequest, CollectiveRequest, MessageRequest
+from lanterne.collectives.late.calls import LateRanks, LateRequest
+from lanterne.collectives.point_to_point import StartedMessages
+from lanterne.errors import InputError, TransportError
+from lanterne.kernels.arrays import Array, Stream, is_device_array
+from lanterne.kernels.dtypes import Dtype
+from lanterne.transport.base import COMMUNICATOR_BITS, Recv, Send, Transport
+from lanterne.transport.pauses import Pauses
+from lanterne.transport.timeouts import check_timeout_s
+
+# What is known of a communicator id; of none, 0.
+CLOSED, OPEN = 1, 2
+DEFAULTS = CallOptions()
+
+
+class Closing(Protocol):
+    """What can be closed."""
+
+    def close(self) -> object: ...
+
+
+class CommunicatorCore(CommunicatorBase):
+    """A communicator without its face: what lanterne's own modules use of it beside what users do.
+
+    Args:
+        transport, ranks, communicator_id, closes: as Communicator has them.
+        used_ids: id -> OPEN or CLOSED, of this transport's communicators, which share it.
+        board_key: of its arrival board: equal on all members, unlike that of any other communicator of the job.
+
+    Attributes: `late`, a LateRanks; `messages`, StartedMessages; see CommunicatorBase, too.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        ranks: Sequence[int] | None = None,
+        communicator_id: int = 0,
+        *,
+        pauses: Pauses | None = None,
+        closes: Sequence[Closing] = (),
+        used_ids: dict[int, int] | None = None,
+        board_key: str = "0",
+    ) -> None:
+        members = tuple(range(transport.world_size) if ranks is None else ranks)
+        super().__init__(transport, members, communicator_id, pauses or Pauses(len(members)))
+        self.used_ids: dict[int, int] = {} if used_ids is None else used_ids
+        self.used_ids[communicator_id] = OPEN
+        self._closes = tuple(closes)
+        self._plans = Plans(self)
+        self.messages = StartedMessages(self)
+        self.late = LateRanks(self, board_key)
+
+    # -- collective calls
+
+    def call(
+        self,
+        collective: str,
+        in_array: Array,
+        out_array: "Array | None",
+        op: str | None = None,
+        root: int | None = None,
+        stream: Stream = None,
+        options: CallOptions = DEFAULTS,
+        timeout_s: float | None = None,
+    ) -> None:
+        """Run the collective of this name; see Communicator."""
+        check_timeout_s(timeout_s)
+        if options.algorithm == "native" and timeout_s is None and not is_device_array(in_array):
+            self._drain()
+            native.call(self, resolve(self, collective, in_array, out_array, op, root, stream, options))
+            return
+        # What is queued on streams is ordered by them: the CPU does not wait for it.
+        self.start(collective, in_array, out_array, op, root, stream, options).wait(timeout_s, queued=True)
+
+    def start(
+        self,
+        collective: str,
+        in_array: Array,
+        out_array: "Array | None",
+        op: str | None = None,
+        root: int | None = None,
+        stream: Stream = None,
+        options: CallOptions = DEFAULTS,
+    ) -> CollectiveRequest:
+        """Start the collective of this name, and return its request."""
+        self.check_open()
+        try:
+            call = resolve(self, collective, in_array, out_array, op, root, stream, options)
+        except TransportError as error:
+            # The device has failed: no later call can succeed.
+            self.fail(error)
+            raise
+        policy, late = None, self.late
+        if collective == "all_reduce" and options.algorithm == "auto" and not options.num_chunks:
+            assert call.in_array is not None
+            policy = late.policy(collective, call.in_array.nbytes)
+            if policy is None and late.reports(collective):
+                late.came()
+        if policy is not None:
+            return self.begin(LateRequest(self, late, call, policy))
+        if call.algorithm == "native" and not native.is_queued(self, call):
+            return self.begin(native.start(self, call))
+        return self.begin(self._planned(call))
+
+    def plan(self, key: Key, dtype: Dtype) -> CallPlan:
+        """The plan of calls of `key`."""
+        return self._plans.find(key) or self._plans.add(key, dtype)
+
+    def _planned(self, call: CheckedCall) -> CallRequest:
+        plan = self.plan(call.key, call.dtype)
+        execution = plan.take(call.in_place)
+        execution.bind(call.in_array, call.out_array, call.entry)
+        with self.failing:
+            plan.agree()
+        return CallRequest(self, plan, execution, call.in_place, call.entry)
+
+    def _drain(self) -> None:
+        self.check_open()
+        while self._calls:
+            self._calls[-1].wait()
+
+    # -- messages
+
+    def prepare_send(self, array: Array, peer: int, *, tag: int = 0) -> Callable[[], MessageRequest]:
+        """A function that starts to send `array`, of the host, each time it is called; see StartedMessages.prepare."""
+        return self.messages.prepare(Send, array, peer, tag)
+
+    def prepare_recv(self, array: Array, peer: int, *, tag: int = 0) -> Callable[[], MessageRequest]:
+        """A function that starts to receive into `array`; otherwise as `prepare_send`."""
+        return self.messages.prepare(Recv, array, peer, tag)
+
+    def check_peers(self, request: CollectiveRequest) -> None:
+        """Raise what ends this communicator if a rank that `request` waits for is known to be dead."""
+        with self.failing:
+            self.transport.check_peers(request._pending_peers())
+
+    # -- groups
+
+    def split(self, color: int, key: int, transport: Transport | None) -> "CommunicatorCore | None":
+        """The core of what Communicator.split returns; its tuning is not set yet."""
+        check_whole("split: got color", color, -(2**63), 2**63 - 1)
+        check_whole("split: got key", key, -(2**63), 2**63 - 1)
+        mine = np.array([color, key], np.int64)
+        everyone = np.empty((self.world_size, 2), np.int64)
+        self.call("all_gather", mine, everyone)
+        free = self._free_id()
+        if color < 0:
+            return None
+        members = [rank for rank in range(self.world_size) if everyone[rank, 0] == color]
+        members.sort(key=lambda rank: (int(everyone[rank, 1]), rank))
+        child = CommunicatorCore(
+            transport or self.transport,
+            [self.ranks[rank] for rank in members],
+            free,
+            pauses=self.pauses,
+            used_ids=self.used_ids,
+            board_key=f"{self.late.key[-200:]}.{self.number}/{free}:{members[0]}",
+        )
+        child.timeout_s = self.timeout_s
+        child.deterministic = self.deterministic
+        return child
+
+    def _free_id(self) -> int:
+        """An id that no member uses, the same on all."""
+        used = np.zeros(1 << COMMUNICATOR_BITS, np.uint8)
+        used[list(self.used_ids)] = list(self.used_ids.values())
+        self.call("all_reduce", used, used, "max")
+        # The last id belongs to the transports. That of a closed one comes last: a notice (see execute/control.py) that
+        # nobody has read may still be on its way there.
+        free = int(used[:-1].argmin())
+        if used[free] == OPEN:
+            raise InputError(
+                f"split: got no free communicator id, expected fewer than {len(used) - 1} open communicators"
+            )
+        return free
+
+    # -- the end
+
+    def close(self) -> None:
+        """See Communicator.close."""
+        try:
+            if self._failure is None and self._closes:
+                with self.failing:
+                    self.transport.settle()
+        finally:
+            self._release()
+
+    def _release(self) -> None:
+        if self._failure is None:
+            self._failure = TransportError(f"communicator {self.communicator_id} rank {self.rank}: closed")
+        self.used_ids[self.communicator_id] = CLOSED
+        self.transport.keep(self.control)  # Its receives stay posted.
+        closes, self._closes = self._closes, ()
+        for closing in closes:
+            closing.close()

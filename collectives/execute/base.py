@@ -1,0 +1,194 @@
+"""What the parts of a communicator share on a rank: members, transport, the calls under way, and how all end together.
+
+A communicator's plans, requests, messages and late ranks know it as a CommunicatorBase; collectives/core.py adds them.
+"""
+
+import time
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from lanterne.collectives.auto.tuning import Tuning
+from lanterne.collectives.execute.control import Control
+from lanterne.collectives.execute.scratch import Scratch
+from lanterne.errors import InputError, LanterneError, PeerFailed, TransportTimeout
+from lanterne.transport.base import Transport, make_tag
+from lanterne.transport.pauses import Pauses
+
+if TYPE_CHECKING:
+    from lanterne.collectives.execute.device import DeviceSide
+
+# Lane 0 of a communicator; the others are in plans.py.
+CONTROL_LANE = 0
+# How long a rank whose peer is gone listens for the reason, which may be another rank's failure.
+REASON_S = 0.05
+# And for how long one whose library tells of a failure but not whose: it hears of a death before the launcher does.
+DEATH_S = 1.0
+
+
+class QueuedCall(Protocol):
+    """What a CommunicatorBase needs of a request of a collective call (requests.py)."""
+
+    # What the call is, equal on all ranks.
+    @property
+    def _signature(self) -> str: ...
+
+    # Whether the last `_advance` got anywhere.
+    @property
+    def _moved(self) -> bool: ...
+
+    def _begin(self) -> None:
+        """Start moving data, if nothing is in the way; called once, when all earlier calls are complete, or queued."""
+
+    def _advance(self) -> bool:
+        """Make progress; True once complete, or queued on streams."""
+
+
+Call = TypeVar("Call", bound=QueuedCall)
+
+
+class CommunicatorBase:
+    """The ranks of a communicator, as one of them sees them.
+
+    Args:
+        transport: that of this rank.
+        ranks: transport ranks of the members, in rank order.
+        communicator_id: 16 bits; see Communicator.
+        pauses: what waits do between polls.
+
+    Attributes:
+        rank, world_size: this rank's place among `ranks`, and how many they are.
+        timeout_s: the default of waits, seconds.
+        deterministic: nobody finds out who is late; see Communicator.
+        tuning: what "auto" goes by; the Communicator sets it, with whose collectives it measures.
+        control: the Control lane.
+        scratch: host memory that all programs share.
+        failing: a context in which an error of lanterne ends this communicator.
+        mpi_communicator: of exactly these ranks, for MPI's own collectives; made when first needed (native.py).
+        number: calls that were begun.
+    """
+
+    tuning: Tuning
+
+    def __init__(self, transport: Transport, ranks: tuple[int, ...], communicator_id: int, pauses: Pauses) -> None:
+        self.transport = transport
+        self.ranks = ranks
+        self.rank = ranks.index(transport.rank)
+        self.world_size = len(ranks)
+        self.communicator_id = communicator_id
+        self.timeout_s: float = transport.timeout_s
+        self.deterministic = False
+        self.pauses = pauses
+        self.control = Control(transport, ranks, self.rank, make_tag(communicator_id, CONTROL_LANE))
+        self.scratch = Scratch(transport)
+        self.failing = Failing(self)
+        self.mpi_communicator: Any = None
+        self.number = 0
+        # Calls not yet complete, in order; after a failure they stay, since the transport may still use their buffers.
+        self._calls: list[QueuedCall] = []
+        self._failure: LanterneError | None = None
+        self._device: DeviceSide | None = None
+
+    # -- calls, one after the other
+
+    def begin(self, request: Call) -> Call:
+        """Start `request` after the calls before it, and return it."""
+        with self.failing:
+            self.number += 1
+            self.control.begin(self.number, request._signature)
+            self._calls.append(request)
+            if len(self._calls) == 1:
+                request._begin()
+        return request
+
+    def progress(self) -> bool:
+        """Advance the calls that were started, in order, as far as they go now; False if nothing has happened."""
+        calls = self._calls
+        if not calls:
+            return False
+        self.check_open()
+        with self.failing:
+            while calls[0]._advance():
+                del calls[0]
+                if not calls:
+                    return True
+                calls[0]._begin()
+            return calls[0]._moved
+
+    @property
+    def busy(self) -> bool:
+        """Whether a call that was started is not yet complete on this rank."""
+        return bool(self._calls)
+
+    # -- failure
+
+    def fail(self, error: LanterneError) -> None:
+        """End this communicator because of `error`: the others are told, every later call on it raises it."""
+        if self._failure is None:
+            self._failure = error
+            if isinstance(error, TransportTimeout):
+                self.transport.end_soon()
+            # First, since the others' NCCL sees an abort at once, and knows no reason.
+            self.control.tell_failure(error)
+            if self._device is not None:
+                self._device.fail(error)
+
+    def check_open(self) -> None:
+        """Raise what has ended this communicator, if anything has."""
+        device = self._device
+        if self._failure is None and device is not None and not device.is_open:
+            with self.failing:
+                device.check()
+        if self._failure is not None:
+            raise self._failure
+
+    # -- device arrays
+
+    def device_side(self, array: Any = None) -> "DeviceSide":
+        """The DeviceSide of this rank; made at the first call with device arrays, of which `array` is one.
+
+        Raises:
+            Unavailable: no GPU, driver or CuPy here.
+        """
+        if self._device is None:
+            from lanterne.collectives.execute.device import DeviceSide
+
+            self._device = DeviceSide(self.transport, self.ranks, self.communicator_id, array)
+        return self._device
+
+
+class Failing:
+    """A block in which an error ends the communicator: the others are told, and every later call raises it."""
+
+    __slots__ = ("_communicator",)
+
+    def __init__(self, communicator: CommunicatorBase) -> None:
+        self._communicator = communicator
+
+    def __enter__(self) -> "Failing":
+        return self
+
+    def __exit__(self, _: object, error: BaseException | None, __: TracebackType | None) -> None:
+        if not isinstance(error, LanterneError):
+            return
+        looks = isinstance(error, PeerFailed) or getattr(error, "rank_unknown", False)
+        cause = _cause(self._communicator, error) if looks else error
+        self._communicator.fail(cause)
+        if cause is not error:
+            raise cause from error
+
+
+def _cause(communicator: CommunicatorBase, error: LanterneError) -> LanterneError:
+    """What `error` came from: a failure that another rank has told, or, if `error` names no rank, a death; else it."""
+    deadline = time.monotonic() + DEATH_S
+    while True:
+        try:
+            communicator.control.listen(REASON_S)
+            if not isinstance(error, PeerFailed):
+                communicator.transport.check_peers(communicator.ranks)
+        except (InputError, PeerFailed, TransportTimeout) as told:
+            return told
+        except LanterneError:
+            pass  # Another one that does not know.
+        if isinstance(error, PeerFailed) or time.monotonic() > deadline:
+            return error
+        time.sleep(1e-3)
