@@ -10,14 +10,16 @@ import json
 import logging
 import os
 import time
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from lanterne import __version__
 from lanterne.collectives.auto.predict import Factor
-from lanterne.collectives.auto.trial_memory import trial_array
-from lanterne.collectives.auto.trials import ENOUGH_S, measure_factors, time_calls, try_again
+from lanterne.collectives.auto.trial_memory import Group, trial_array
+from lanterne.collectives.auto.trials import ENOUGH_S, Call, measure_factors, time_calls, try_again
 from lanterne.collectives.schedule.cost import CostModel, Piece
 
 log = logging.getLogger("lanterne.collectives")
@@ -36,8 +38,8 @@ MAX_FILE_NBYTES = 16 << 10
 MAX_AGE_S, AGAIN_AFTER_S = 24 * 3600.0, 600.0
 
 
-def learn(communicator):
-    """(CostModel, tuple of Factor, "measured" or "cache"), the same on all ranks. A collective call.
+def learn(communicator: Group) -> tuple[CostModel, tuple[Factor, ...], str]:
+    """The model, the factors, and "measured" or "cache", the same on all ranks. A collective call.
 
     Cost: 7 to 15 s on one host, by its memory, most of it trials, up to a few ENOUGH_S on a slow network; where the
         cache knows it one broadcast, and some 0.5 s if nobody has tried again for AGAIN_AFTER_S.
@@ -52,35 +54,35 @@ def learn(communicator):
     communicator.broadcast(found, root=0, algorithm="binomial")
     known = _parse(found[1:].tobytes().rstrip(b"\0"))
     if known is None:
-        source, measured_s, model = "measured", time.time(), measure_model(communicator)
+        measured_s, model = time.time(), measure_model(communicator)
         factors = measure_factors(communicator, model) if found[0] else ()
     else:
-        source, measured_s, model, factors = "cache", *known
+        measured_s, model, factors = known
         if found[0]:
             # None are known where the job that measured tried none.
             factors = try_again(communicator, model, factors) if factors else measure_factors(communicator, model)
     if communicator.rank == 0 and file is not None and (known is None or found[0]):
         _write(file, measured_s, model, factors)
-    return model, factors, source
+    return model, factors, "measured" if known is None else "cache"
 
 
-def measure_model(communicator):
+def measure_model(communicator: Group) -> CostModel:
     """The CostModel fitted to the rounds of our own ring, the same on all ranks. A collective call.
 
     All ranks run at once, so that what a message costs the executor, and what sharing cores and links costs, is in it.
     """
     world_size = communicator.world_size
-    sizes, rounds_s, adding_s = [], [], []
+    sizes: list[int] = []
+    rounds_s: list[float] = []
+    adding_s: list[float] = []
     for nbytes in MESSAGE_NBYTES:
         if sizes and nbytes * world_size > MAX_BUFFER_NBYTES:
             break
         part = trial_array(communicator, nbytes // 4)
         whole = trial_array(communicator, part.size * world_size)
         calls = int(min(MAX_AT_ONCE, -(-AT_ONCE_NBYTES // (nbytes * (world_size - 1)))))
-        gather_s = _time(communicator, lambda p=part, w=whole: communicator.all_gather(p, w, algorithm="ring"), calls)
-        scatter_s = _time(
-            communicator, lambda p=part, w=whole: communicator.reduce_scatter(w, p, algorithm="ring"), calls
-        )
+        gather_s = _time(communicator, partial(communicator.all_gather, part, whole, algorithm="ring"), calls)
+        scatter_s = _time(communicator, partial(communicator.reduce_scatter, whole, part, algorithm="ring"), calls)
         sizes.append(nbytes)
         rounds_s.append(gather_s / (world_size - 1))
         adding_s.append((scatter_s - gather_s) / (world_size - 1) / nbytes)
@@ -93,46 +95,48 @@ def measure_model(communicator):
     return fit(sizes, rounds_s, max(0.0, adding_s[-1]), serial)
 
 
-def _time(communicator, call, calls=1):
+def _time(communicator: Group, call: Call, calls: int = 1) -> float:
     """Seconds of one of `calls` calls in a row on the slowest rank: the least of a few, some being disturbed."""
 
-    def row():
+    def row() -> None:
         for _ in range(calls):
             call()
 
     return float(time_calls(communicator, [row], REPEATS).min()) / calls
 
 
-def fit(sizes, times_s, gamma_s_per_byte=0.0, serial_messages=False):
+def fit(
+    sizes: Sequence[int], times_s: Sequence[float], gamma_s_per_byte: float = 0.0, serial_messages: bool = False
+) -> CostModel:
     """The CostModel of messages of `sizes` bytes that took `times_s`: a line where it misses none by over MISFIT.
 
     Otherwise pieces. The line is fitted by relative error, so that small messages count as much as large ones. Sizes
     ascend: what took longer than a larger one was disturbed, and counts as that.
     """
-    sizes, times_s = np.array(sizes, float), np.minimum.accumulate(times_s[::-1])[::-1]
-    design = np.stack([1 / times_s, sizes / times_s], axis=1)
-    (alpha, beta), *_ = np.linalg.lstsq(design, np.ones(len(sizes)), rcond=None)
-    misses = np.abs(alpha + beta * sizes - times_s) / times_s
+    x, y = np.array(sizes, float), np.minimum.accumulate(times_s[::-1])[::-1]
+    design = np.stack([1 / y, x / y], axis=1)
+    (alpha, beta), *_ = np.linalg.lstsq(design, np.ones(len(x)), rcond=None)
+    misses = np.abs(alpha + beta * x - y) / y
     if alpha >= 0 and beta >= 0 and misses.max() <= MISFIT:
         return CostModel(float(alpha), float(beta), gamma_s_per_byte, serial_messages=serial_messages)
     pieces = []
-    for i in range(len(sizes) - 1):
-        slope = max(0.0, (times_s[i + 1] - times_s[i]) / (sizes[i + 1] - sizes[i]))
-        start_s = times_s[i] - slope * sizes[i]
+    for i in range(len(x) - 1):
+        slope = max(0.0, (y[i + 1] - y[i]) / (x[i + 1] - x[i]))
+        start_s = y[i] - slope * x[i]
         if start_s < 0:  # worse than proportional here: a cost per byte alone comes nearest
-            slope, start_s = times_s[i] / sizes[i], 0.0
-        pieces.append(Piece(float(sizes[i]), float(start_s), float(slope)))
-    return CostModel(float(times_s[0]), 0.0, gamma_s_per_byte, tuple(pieces), serial_messages)
+            slope, start_s = y[i] / x[i], 0.0
+        pieces.append(Piece(float(x[i]), float(start_s), float(slope)))
+    return CostModel(float(y[0]), 0.0, gamma_s_per_byte, tuple(pieces), serial_messages)
 
 
-def _tries():
+def _tries() -> bool:
     return os.environ.get("LANTERNE_TRIALS") != "off"
 
 
 # -- the cache
 
 
-def _cache_file(communicator):
+def _cache_file(communicator: Group) -> Path | None:
     """Where the model of this group is kept, or None."""
     folder = os.environ.get("LANTERNE_CACHE", "")
     if folder == "off":
@@ -148,7 +152,7 @@ def _cache_file(communicator):
     return base / f"model-{transport.name}-{communicator.world_size}-{digest}.json"
 
 
-def _read(file):
+def _read(file: Path) -> tuple[bytes, bool]:
     """(text of a cache file, whether it is long since one was written); no text if it is of no use any more."""
     try:
         text, written_s = file.read_bytes(), file.stat().st_mtime
@@ -160,7 +164,7 @@ def _read(file):
     return text, abs(time.time() - written_s) > AGAIN_AFTER_S
 
 
-def _write(file, measured_s, model, factors):
+def _write(file: Path, measured_s: float, model: CostModel, factors: Sequence[Factor]) -> None:
     document = {"schema_version": 3, "measured_s": measured_s, "model": model.__dict__, "factors": factors}
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -171,7 +175,7 @@ def _write(file, measured_s, model, factors):
         log.info("cannot keep the cost model in %s: %s", file, error)
 
 
-def _parse(text):
+def _parse(text: bytes) -> tuple[float, CostModel, tuple[Factor, ...]] | None:
     """(time.time() when it was measured, CostModel, tuple of Factor) that a cache file holds.
 
     None if it is empty, broken or of another version.

@@ -10,6 +10,8 @@ from enum import Enum
 import numpy as np
 
 from lanterne.collectives.schedule.cost import CostModel
+from lanterne.collectives.schedule.ir import CollectiveSchedule
+from lanterne.transport.base import Transport
 
 
 class Traffic(Enum):
@@ -56,12 +58,12 @@ START_NBYTES = 4 << 10
 LARGE = 4
 
 
-def start_s(model):
+def start_s(model: CostModel) -> float:
     """What it takes to start a message, s, steadier than alpha."""
     return float(model.message_s(START_NBYTES)) if model.pieces else model.alpha_s
 
 
-def sustained(model):
+def sustained(model: CostModel) -> CostModel:
     """`model` for long series of messages that are posted ahead: one line, with a part of a start."""
     # Of about the largest that was measured: smaller ones may have had caches, or the credit of a token bucket.
     nbytes = LARGE * model.pieces[-1].nbytes if model.pieces else 1.0
@@ -69,17 +71,17 @@ def sustained(model):
     return CostModel(OVERLAPPED * start_s(model), beta, model.gamma_s_per_byte, (), model.serial_messages)
 
 
-def bytes_of_starts(model, starts):
+def bytes_of_starts(model: CostModel, starts: float) -> float:
     """Bytes that move in the time of `starts` start-ups; without end where a byte costs nothing."""
     return _bytes_within(model, starts * start_s(model))
 
 
-def _bytes_within(model, time_s):
+def _bytes_within(model: CostModel, time_s: float) -> float:
     beta = sustained(model).beta_s_per_byte
     return time_s / beta if beta else float("inf")
 
 
-def traffic_of(schedule, chunked):
+def traffic_of(schedule: CollectiveSchedule, chunked: bool) -> Traffic:
     """The Traffic of `schedule`, by an algorithm that takes any number of chunks or not."""
     if schedule.late_rank is not None:
         return PIECES if chunked else EXCHANGES
@@ -88,7 +90,7 @@ def traffic_of(schedule, chunked):
     return STREAM if (one[schedule.dst] == schedule.src).all() else ROUNDS
 
 
-def segment_nbytes(model, chunk_nbytes, traffic=ROUNDS):
+def segment_nbytes(model: CostModel | None, chunk_nbytes: int, traffic: Traffic = ROUNDS) -> int:
     """Bytes of a cell of a chunk of `chunk_nbytes`; all ranks must use the same."""
     most = SEGMENT_NBYTES
     if model is not None and traffic != EXCHANGES:
@@ -101,12 +103,12 @@ def segment_nbytes(model, chunk_nbytes, traffic=ROUNDS):
     return max(most, -(-chunk_nbytes // MAX_SEGMENTS))
 
 
-def piece_nbytes(model):
+def piece_nbytes(model: CostModel) -> int:
     """Bytes of a message of a late-rank algorithm, at most."""
     return int(max(LEAST_PIECE_NBYTES, min(bytes_of_starts(model, LOADED_STARTS) / CREDITS, SEGMENT_NBYTES)))
 
 
-def credits(model, transport, nbytes, traffic=PIECES):
+def credits(model: CostModel | None, transport: Transport, nbytes: int, traffic: Traffic = PIECES) -> int | None:
     """Receives of up to `nbytes` that are posted at once; None: any number.
 
     So few that two flows do not meet at one ingress for long, and that queues are short. None where posting a receive

@@ -8,11 +8,16 @@ call is compared with the others of its round: that tells the best apart in half
 
 import random
 import time
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import TypeAlias
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
-from lanterne.collectives.auto.predict import Factor, corrected, predictions
-from lanterne.collectives.auto.trial_memory import finish, trial_array
+from lanterne.collectives.auto.predict import Factor, Prediction, corrected, predictions
+from lanterne.collectives.auto.trial_memory import Group, finish, trial_array
+from lanterne.collectives.schedule.cost import CostModel
 from lanterne.kernels.cpu.delay import wait_until
 
 # The collective whose algorithms are tried, and the sizes: most programs wait for this one most.
@@ -44,21 +49,25 @@ MAX_TRIED_RANKS = 64
 PAUSE_S = 2.5e-3
 
 
-def measure_factors(communicator, model):
+Call: TypeAlias = Callable[[], object]
+
+
+def measure_factors(communicator: Group, model: CostModel) -> tuple[Factor, ...]:
     """Try the algorithms that `model` ranks close together; a tuple of Factor, equal on all ranks. A collective call.
 
     Those left out get the largest factor of those tried, so that what makes everything slower does not favour them.
     """
-    factors, spent_s = [], 0.0
+    factors: list[Factor] = []
+    spent_s = 0.0
     if communicator.world_size > MAX_TRIED_RANKS:
         return ()
     for nbytes in TRIED_NBYTES:
         rows = predictions(TRIED, communicator.world_size, nbytes, model)
-        near = [row for row in rows if row[2] <= TRIED_WITHIN * rows[0][2]][:MAX_TRIED]
-        if near[-1][2] > ENOUGH_S or nbytes * communicator.world_size > MAX_TRIED_NBYTES:
+        near = [row for row in rows if row.time_s <= TRIED_WITHIN * rows[0].time_s][:MAX_TRIED]
+        if near[-1].time_s > ENOUGH_S or nbytes * communicator.world_size > MAX_TRIED_NBYTES:
             break
         took_s, contest_s = _contest(communicator, _calls(communicator, near, nbytes))
-        found = {row[0]: time_s / row[2] for row, time_s in zip(near, took_s, strict=True)}
+        found = {row.algorithm: time_s / row.time_s for row, time_s in zip(near, took_s, strict=True)}
         factors += [Factor(TRIED, name, nbytes, found.get(name, max(found.values()))) for name, _, _ in rows]
         spent_s += contest_s
         if max(took_s) > ENOUGH_S or spent_s > MOST_S:
@@ -66,7 +75,7 @@ def measure_factors(communicator, model):
     return tuple(factors)
 
 
-def try_again(communicator, model, factors):
+def try_again(communicator: Group, model: CostModel, factors: Sequence[Factor]) -> tuple[Factor, ...]:
     """`factors`, turned towards what a short trial finds now; equal on all ranks. A collective call.
 
     So a job that was disturbed while it measured does not decide for the others for long. Disturbances only add: all of
@@ -75,31 +84,33 @@ def try_again(communicator, model, factors):
     updated = {row[:3]: row.factor for row in factors}
     for nbytes in sorted({row.nbytes for row in factors}):
         rows = corrected(predictions(TRIED, communicator.world_size, nbytes, model), factors, TRIED, nbytes)
-        near = [row for row in rows if row[2] <= AGAIN_WITHIN * rows[0][2]][:MAX_TRIED]
-        if AGAIN * sum(row[2] for row in near) > AGAIN_S:
+        near = [row for row in rows if row.time_s <= AGAIN_WITHIN * rows[0].time_s][:MAX_TRIED]
+        if AGAIN * sum(row.time_s for row in near) > AGAIN_S:
             break
         took_s = usual_s(time_calls(communicator, _calls(communicator, near, nbytes), AGAIN))
-        gains = np.log([time_s / row[2] for row, time_s in zip(near, took_s, strict=True)])
+        gains = np.log([time_s / row.time_s for row, time_s in zip(near, took_s, strict=True)])
         for key in updated:
             if key[2] == nbytes:
                 updated[key] *= float(np.exp(min(0.0, gains.mean())))
         for row, gain in zip(near, gains, strict=True):
-            updated[TRIED, row[0], nbytes] *= float(np.exp(AGAIN_WEIGHT * (gain - gains.mean())))
+            updated[TRIED, row.algorithm, nbytes] *= float(np.exp(AGAIN_WEIGHT * (gain - gains.mean())))
     return tuple(Factor(*key, factor) for key, factor in updated.items())
 
 
-def _calls(communicator, rows, nbytes):
-    """The algorithms of `rows`, (name, num_chunks, ...), as functions that call them on buffers of `nbytes`."""
+def _calls(communicator: Group, rows: Iterable[Prediction], nbytes: int) -> list[Call]:
+    """The algorithms of `rows` as functions that call them on buffers of `nbytes`."""
     source, out = trial_array(communicator, nbytes // 4), trial_array(communicator, nbytes // 4)
     return [
-        lambda a=name, m=chunks: communicator.all_reduce(source, out, algorithm=a, num_chunks=m)
-        for name, chunks, *_ in rows
+        partial(communicator.all_reduce, source, out, algorithm=row.algorithm, num_chunks=row.num_chunks)
+        for row in rows
     ]
 
 
-def _contest(communicator, calls):
+def _contest(communicator: Group, calls: Sequence[Call]) -> tuple[list[float], float]:
     """Seconds of each of `calls`, and of the contest; those near the quickest are called more often than the others."""
-    rounds_s, left, spent_s = [], list(range(len(calls))), 0.0
+    rounds_s: list[NDArray[np.float64]] = []
+    left = list(range(len(calls)))
+    spent_s = 0.0
     # The first round makes plans and connections; the second is slow still.
     first_s = round_s = _round(communicator, calls, 0).sum()
     if first_s < TRIALS_S:
@@ -119,7 +130,7 @@ def _contest(communicator, calls):
     return usual_s(rounds_s).tolist(), first_s + spent_s
 
 
-def usual_s(rounds_s):
+def usual_s(rounds_s: ArrayLike) -> NDArray[np.float64]:
     """Usual seconds of each call, (calls,), from those of some rounds, (rounds, calls); nan where one was left out.
 
     Each call is compared with every other of its round that is in all rounds: medians of ratios, and their mean.
@@ -130,7 +141,7 @@ def usual_s(rounds_s):
     return np.exp(np.median(always.mean(axis=1)) + ratios)
 
 
-def time_calls(communicator, calls, repeats):
+def time_calls(communicator: Group, calls: Sequence[Call], repeats: int) -> NDArray[np.float64]:
     """Seconds of each of `calls` on the slowest rank, in turn, `repeats` times: (repeats, len(calls)), equal on all.
 
     Calls that take long are made but LEAST_REPEATS times.
@@ -140,7 +151,7 @@ def time_calls(communicator, calls, repeats):
     return np.stack([_round(communicator, calls, i) for i in range(max(LEAST_REPEATS, min(repeats, in_time)))])
 
 
-def _round(communicator, calls, number):
+def _round(communicator: Group, calls: Sequence[Call], number: int) -> NDArray[np.float64]:
     """Seconds of each of `calls`, called once, on the slowest rank: (len(calls),), the same on all ranks.
 
     Each round, by its `number`, has its order: what goes before a call tells in its time, and is not to be the same.

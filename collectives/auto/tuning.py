@@ -11,10 +11,11 @@ import logging
 import os
 from typing import NamedTuple
 
-from lanterne.collectives.algorithms.registry import ALGORITHMS, best_num_chunks, find_algorithm
+from lanterne.collectives.algorithms.registry import ALGORITHMS, Algorithm, best_num_chunks, find_algorithm
 from lanterne.collectives.auto.learn import learn
 from lanterne.collectives.auto.pacing import sustained
-from lanterne.collectives.auto.predict import MIN_CHUNK_NBYTES, candidates, corrected, predictions
+from lanterne.collectives.auto.predict import MIN_CHUNK_NBYTES, Factor, Prediction, candidates, corrected, predictions
+from lanterne.collectives.auto.trial_memory import Group
 from lanterne.collectives.schedule.cost import CostModel
 from lanterne.errors import InputError
 
@@ -53,23 +54,26 @@ class Tuning:
         (predict.Factor); `source`, "measured", "cache", "threads" or "none".
     """
 
-    def __init__(self, communicator):
+    def __init__(self, communicator: Group):
         self._communicator = communicator
         self.adopt(None, "none")
 
-    def adopt(self, model, source, factors=()):
+    def adopt(self, model: CostModel | None, source: str, factors: tuple[Factor, ...] = ()) -> None:
         """Choose by `model` and `factors` from now on; call it alike on all ranks."""
-        self._choices = {}
-        self.model, self.source, self.factors = model, source, factors
+        self._choices: dict[tuple[str, int], Choice] = {}
+        self._chunk_counts: dict[tuple[str, int, str], int | None] = {}
+        self.model = model
+        self.source = source
+        self.factors = factors
 
-    def learn(self):
+    def learn(self) -> None:
         """Choose by what is measured now, or by the cache. A collective call."""
         if self._communicator.world_size > 1:
             model, factors, source = learn(self._communicator)
             self.adopt(model, source, factors)
             log.info("cost model (%s): %s", self.source, self.model)
 
-    def choose(self, collective, nbytes):
+    def choose(self, collective: str, nbytes: int) -> Choice:
         """The Choice for `collective` on buffers of `nbytes`, the larger of a rank's two; the same on all ranks.
 
         Sizes are rounded up to a power of two, so that there are few choices to make.
@@ -84,8 +88,8 @@ class Tuning:
             log.info("%s of %d bytes: %s, %s", collective, nbytes, choice.algorithm, choice.reason)
         return choice
 
-    def explain(self, collective, nbytes):
-        """Predicted seconds of every candidate, cheapest first: [(algorithm, num_chunks, seconds)].
+    def explain(self, collective: str, nbytes: int) -> list[Prediction]:
+        """What every candidate is predicted to take, cheapest first.
 
         Raises:
             InputError: there is no model yet.
@@ -95,18 +99,19 @@ class Tuning:
         rows = predictions(collective, self._communicator.world_size, nbytes, self.model)
         return corrected(rows, self.factors, collective, nbytes)
 
-    def num_chunks(self, collective, algorithm, nbytes):
+    def num_chunks(self, collective: str, algorithm: str, nbytes: int) -> int | None:
         """The chunk count for `algorithm` on buffers of `nbytes`; None: its own choice. The same on all ranks."""
         size = 1 << max(0, nbytes - 1).bit_length()
         key = collective, size, algorithm
-        if key not in self._choices:
+        if key not in self._chunk_counts:
             line = find_algorithm(collective, algorithm)
-            world_size = self._communicator.world_size
-            known = line.late and self.model is not None and not line.refuses(world_size)
-            self._choices[key] = late_num_chunks(line, world_size, size, self.model) if known else None
-        return self._choices[key]
+            world_size, count = self._communicator.world_size, None
+            if line.late and self.model is not None and not line.refuses(world_size):
+                count = late_num_chunks(line, world_size, size, self.model)
+            self._chunk_counts[key] = count
+        return self._chunk_counts[key]
 
-    def _make(self, collective, nbytes):
+    def _make(self, collective: str, nbytes: int) -> Choice:
         world_size = self._communicator.world_size
         named = override(collective, world_size)
         if named is not None:
@@ -118,21 +123,21 @@ class Tuning:
             return Choice(lines[0].name, None, "not measured")
         predicted = predictions(collective, world_size, nbytes, self.model)
         rows = corrected(predicted, self.factors, collective, nbytes)
-        near = {row[0]: row for row in rows if row[2] <= TIE * rows[0][2]}
+        near = {row.algorithm: row for row in rows if row.time_s <= TIE * rows[0].time_s}
         if self.factors and nbytes > max(row.nbytes for row in self.factors):
             names = [line.name for line in lines]
         else:
-            names = [name for name, _, _ in predicted]
+            names = [row.algorithm for row in predicted]
         algorithm, chunks, time_s = next(near[name] for name in names if name in near)
         return Choice(algorithm, chunks, f"predicted to take {time_s * 1e6:.1f} us ({self.source} model)")
 
 
-def late_num_chunks(line, world_size, nbytes, model):
+def late_num_chunks(line: Algorithm, world_size: int, nbytes: int, model: CostModel) -> int | None:
     """The chunk count of the late-rank algorithm `line`, whose messages are posted ahead."""
     return best_num_chunks(line, world_size, nbytes, sustained(model), MIN_CHUNK_NBYTES)
 
 
-def override(collective, world_size):
+def override(collective: str, world_size: int) -> str | None:
     """The algorithm that LANTERNE_ALGORITHM names for `collective`, or None.
 
     Raises:
