@@ -33,8 +33,8 @@ class DeviceCase(CollectiveCase):
     ) -> None:
         super().__init__(comm, collective, count, dtype, op)
         self._memory = memory or CudaMemory(comm)
-        self.source = self._memory.put(self.source)
-        self.out = self._memory.put(self.out)
+        self.source: NDArray[Any] = self._memory.put(self.source)
+        self.out: NDArray[Any] = self._memory.put(self.out)
         self._graph = graph
         self._captured: dict[tuple[str, tuple[tuple[str, Any], ...]], Captured] = {}
 

@@ -238,8 +238,8 @@ class _Cpu(_Arrays):
     def __init__(self) -> None:
         from lanterne.kernels.reduce import reduce
 
-        self.xp = np
-        self.kernels = {"llvm": reduce}
+        self.xp: Any = np
+        self.kernels: dict[str, Callable[..., None]] = {"llvm": reduce}
 
     def time(self, call: Callable[[], object]) -> float:
         start = time.perf_counter()
@@ -260,9 +260,9 @@ class _Cuda(_Arrays):
         from lanterne.kernels.cuda.delay import elapsed_s
         from lanterne.kernels.cuda.reduce import IMPLEMENTATIONS, prepare, reduce
 
-        self.xp = import_cupy()
+        self.xp: Any = import_cupy()
         self._elapsed_s: Callable[[Any, Callable[[], object]], float] = elapsed_s
-        self.kernels = {}
+        self.kernels: dict[str, Callable[..., None]] = {}
         for name in IMPLEMENTATIONS:
             try:
                 prepare("sum", "float32", 2, name)

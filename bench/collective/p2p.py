@@ -88,7 +88,7 @@ class Ours:
 
     def __init__(self, transport: Transport) -> None:
         self.transport = transport
-        self.peer = 1 - transport.rank
+        self.peer: int = 1 - transport.rank
         self._send: tuple[Send, ...] = ()
         self._recv: tuple[Recv, ...] = ()
 
@@ -120,7 +120,7 @@ class Bare:
 
         self._mpi = load_mpi()
         self._comm = self._mpi.COMM_WORLD.Dup()
-        self.peer = 1 - self._comm.rank
+        self.peer: int = 1 - self._comm.rank
 
     def prepare(self, out: NDArray[Any], into: NDArray[Any]) -> None:
         self._out = out

@@ -57,8 +57,8 @@ class View:
         self.about = about
         self.file = file
         self.records: list[dict[str, Any]] = []
-        self.is_screen = file.isatty() and os.environ.get("TERM") != "dumb" and _can_show(BLOCKS, file.encoding)
-        self.colour = self.is_screen and not os.environ.get("NO_COLOR")
+        self.is_screen: bool = file.isatty() and os.environ.get("TERM") != "dumb" and _can_show(BLOCKS, file.encoding)
+        self.colour: bool = self.is_screen and not os.environ.get("NO_COLOR")
         self._feed = open(path, encoding="utf-8")
         self._began_s = time.monotonic()
         self._rest = ""

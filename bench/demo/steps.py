@@ -28,12 +28,12 @@ class Observer:
     """
 
     def __init__(self, work: dict[str, Any]) -> None:
-        self.event = InjectedEvent.from_dict(work["event"])
+        self.event: InjectedEvent = InjectedEvent.from_dict(work["event"])
         self.hold: int = work["hold"]
-        self.link = "{}-{}".format(*ends(self.event.links[0]))
+        self.link: str = "{}-{}".format(*ends(self.event.links[0]))
         self.tracker = Tracker()
         self.steps: Steps = []
-        self.holds = True
+        self.holds: bool = True
         self._times_s: list[float] = []
         self._delays_s: dict[str, list[float]] = {}
         self._due: dict[str, int] = {}
