@@ -140,7 +140,7 @@ def planned(comm, setup, args):
     """(a CheckedPlan per copy, the layers that stages begin with): rank 0 times the layers and plans, all check."""
     import numpy as np
 
-    from lanterne.pipeline.adapt.share import from_first
+    from lanterne.pipeline.adapt.agreement import from_first
     from lanterne.pipeline.plan.plan import Plan
     from lanterne.pipeline.plan.problem import Problem
     from lanterne.pipeline.planners.layer_times import layer_times_s

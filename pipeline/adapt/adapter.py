@@ -18,16 +18,25 @@ detector of slow iterations; a new plan must be predicted to gain; a link that h
 
 import dataclasses
 import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Self
 
 import numpy as np
 
-from lanterne.pipeline.adapt.agreement import Agreement
-from lanterne.pipeline.adapt.clocks import clock_offsets, share_a_clock
+from lanterne.collectives.communicator import Communicator
+from lanterne.pipeline.adapt.agreement import Agreement, Report
+from lanterne.pipeline.adapt.clocks import Offsets, clock_offsets, share_a_clock
 from lanterne.pipeline.adapt.decide import AdaptSettings, Change, Decider, Held
-from lanterne.pipeline.adapt.profile import Profiler, make_profile, report_length, worst
-from lanterne.pipeline.execute.execute import execute
+from lanterne.pipeline.adapt.findings import Findings
+from lanterne.pipeline.adapt.link_delay import Pair
+from lanterne.pipeline.adapt.profile import Durations, Profile, Profiler, make_profile, report_length, worst
+from lanterne.pipeline.execute.execute import After, Measured, execute
+from lanterne.pipeline.execute.stage import Samples, Stage
+from lanterne.pipeline.plan.action import Action
 from lanterne.pipeline.plan.plan import Plan
 from lanterne.pipeline.plan.problem import Problem
+from lanterne.pipeline.planes.base import DataPlane
+from lanterne.pipeline.planes.observed import ObservedPlane
 from lanterne.pipeline.planners.best import load_search
 from lanterne.pipeline.simulate.check import CheckedPlan, check
 
@@ -62,28 +71,37 @@ class Adapter:
 
     def __init__(
         self,
-        comm,
-        plans,
-        plane,
-        problem=None,
-        settings=None,
-        where=None,
-        durations_s=None,
-        held_nbytes=None,
-        memory_nbytes=None,
-    ):
-        self.comm, self.plane, self.settings = comm, plane, settings or AdaptSettings()
+        comm: Communicator,
+        plans: CheckedPlan | Sequence[CheckedPlan],
+        plane: ObservedPlane,
+        problem: Problem | None = None,
+        settings: AdaptSettings | None = None,
+        where: tuple[int, int, int] | None = None,
+        durations_s: Durations | None = None,
+        held_nbytes: Callable[[], float] | None = None,
+        memory_nbytes: float | None = None,
+    ) -> None:
+        mine = (0, comm.rank, 0) if where is None else where
+        self.comm = comm
+        self.plane = plane
+        self.settings = settings or AdaptSettings()
         self.plans = (plans,) if isinstance(plans, CheckedPlan) else tuple(plans)
-        self.copy, _, _ = mine = (0, comm.rank, 0) if where is None else where
-        self.iteration, self.changes, self.held, self.profiles = 0, [], [], [[] for _ in self.plans]
-        self._slow, self._dead = set(), set()
+        self.copy = mine[0]
+        self.iteration = 0
+        self.changes: list[Change] = []
+        self.held: list[Held] = []
+        self.profiles: list[list[Profile]] = [[] for _ in self.plans]
         self.profiler = Profiler(plane, durations_s, held_nbytes)
+        self._slow: set[Pair] = set()
+        self._dead: set[Pair] = set()
         everyone = np.empty((comm.world_size, 3), np.int64)
         comm.all_gather(np.array(mine, np.int64), everyone.reshape(-1))
-        self._where = [tuple(row) for row in everyone.tolist()]
+        self._where = [(copy, place, part) for copy, place, part in everyone.tolist()]
         first = self._where.index((0, self.plans[0].plan.placement.stage_to_rank[0], 0))
         self.agreement = Agreement(comm.split(0, comm.rank), first)
-        self._lengths, self._ran, self._deciders = None, {}, []
+        self._lengths: list[int] | None = None
+        self._ran: dict[int, tuple[CheckedPlan, ...]] = {}
+        self._deciders: list[Decider] = []
         if self.agreement.is_root:
             for checked in self.plans:
                 own = problem and dataclasses.replace(problem, microbatches=checked.plan.microbatches)
@@ -91,28 +109,40 @@ class Adapter:
             if self.settings.scheduler == "best":
                 load_search()
         self.agreement.comm.barrier(timeout_s=COMPILE_S)  # Else they would wait in the middle of the first iteration.
-        self.clocks, self._shares_a_clock = None, share_a_clock(self.agreement.comm)
+        self.clocks: Offsets | None = None
+        self._shares_a_clock = share_a_clock(self.agreement.comm)
         self._compare_clocks()
 
     @property
-    def checked(self):
+    def checked(self) -> CheckedPlan:
         return self.plans[self.copy]
 
     @property
-    def found(self):
+    def found(self) -> list[Findings]:
         """On the coordinator: what the last Profiles confirm, per copy name -> +1 or -1; also what is held back."""
         return [decider.found for decider in self._deciders]
 
-    def hold(self, holds):
+    def hold(self, holds: bool) -> None:
         """On the coordinator: whether to go on measuring but change nothing, as somebody else says when it is due."""
         for decider in self._deciders:
             decider.holds = holds
 
-    def execute(self, checked, stages, comm, inputs=None, targets=None, *, plane=None, timeout_s=None, after=None):
+    def execute(
+        self,
+        checked: CheckedPlan,
+        stages: Mapping[int, Stage],
+        comm: Communicator,
+        inputs: Samples = None,
+        targets: Samples = None,
+        *,
+        plane: DataPlane | None = None,
+        timeout_s: float | None = None,
+        after: After | None = None,
+    ) -> Measured:
         """One iteration, as pipeline.execute.execute, of this rank's plan (`checked`) over its plane; and a report."""
         self.profiler.begin()
 
-        def ended(action):
+        def ended(action: Action) -> None:
             self.profiler.after(action)
             if after is not None:
                 after(action)
@@ -125,7 +155,7 @@ class Adapter:
         self.agreement.report(self.profiler.report(checked, measured, self.iteration), self._lengths)
         return measured
 
-    def agree(self):
+    def agree(self) -> list[Change]:
         """The Changes for the next iteration, a list, on all ranks alike; they hold once this has returned."""
         payload = self.agreement.verdict(self._decide() if self.agreement.is_root else None)
         self.iteration += 1
@@ -147,31 +177,31 @@ class Adapter:
         self.agreement.comm.barrier()  # Nobody is in the iteration before any more: what is not needed can be closed.
         for change in changes:
             if change.copy == self.copy:
-                self._slow = set(map(tuple, change.slow_links))
+                self._slow = {(one, other) for one, other in change.slow_links}
                 self.plane.divert(self._slow | self._dead)
         self.changes += changes
         return changes
 
-    def avoid(self, pairs):
+    def avoid(self, pairs: Iterable[Pair]) -> None:
         """Between iterations: the usual path between these pairs of ranks is dead; every rank is told so alike."""
-        if self._dead != set(pairs):
-            self._dead = set(pairs)
+        if self._dead != (dead := set(pairs)):
+            self._dead = dead
             self.agreement.comm.barrier()
             self.plane.divert(self._slow | self._dead)
 
-    def close(self):
+    def close(self) -> None:
         """Release what the agreement holds; not the plane."""
         self.agreement.close()
 
-    def __enter__(self):
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *exception):
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _decide(self):
+    def _decide(self) -> bytes:
         self._ran[self.iteration] = self.plans
-        verdicts = {}
+        verdicts: dict[int, dict[str, Any]] = {}
         for reports in self.agreement.collect():
             plans = self._ran.pop(int(reports[0][0]))
             for copy, decider in enumerate(self._deciders):
@@ -183,13 +213,13 @@ class Adapter:
                     verdicts[copy] = verdict
         return json.dumps(list(verdicts.values())).encode() if verdicts else b""
 
-    def _compare_clocks(self):
+    def _compare_clocks(self) -> None:
         if not self._shares_a_clock:
             self.clocks = clock_offsets(self.agreement.comm, self.agreement.root)
 
-    def _profile(self, reports, checked, copy):
+    def _profile(self, reports: Sequence[Report], checked: CheckedPlan, copy: int) -> Profile:
         """The Profile of one copy; of what several ranks share, the worst."""
-        parts = {}
+        parts: dict[int, dict[int, tuple[Report, float]]] = {}
         offsets_s = np.zeros(len(reports)) if self.clocks is None else self.clocks.offset_s
         for (its, place, part), report, offset_s in zip(self._where, reports, offsets_s, strict=True):
             if its == copy:

@@ -1,13 +1,24 @@
-"""How the ranks of a pipeline agree on a change: reports to a coordinator, which answers every rank with one verdict.
+"""How ranks agree: on a change, by a coordinator's verdict, or on what rank 0 finds out (`from_first`).
 
 Nobody waits for a report: the coordinator takes those that have come. Each rank waits for one verdict after each
 iteration; the coordinator is the rank that begins the next iteration anyway, so it is there before the first
 microbatch. The messages go around emulated links, and are small: 8 bytes where nothing changes.
 """
 
+import json
 from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
+
+from lanterne.collectives.communicator import Communicator
+from lanterne.collectives.execute.requests import MessageRequest
+from lanterne.errors import InputError, LanterneError
+
+# What a rank measured in an iteration, packed; see profile.py.
+Report: TypeAlias = NDArray[np.float64]
 
 REPORT_TAG, VERDICT_TAG = 30, 29
 
@@ -20,22 +31,25 @@ class Agreement:
         root: the coordinator.
     """
 
-    def __init__(self, comm, root=0):
-        self.comm, self.root = comm, root
-        # On the coordinator: per other rank the reports to come, oldest first, as (request, array).
-        self._coming = {rank: deque() for rank in range(comm.world_size) if rank != root}
-        self._own = deque()
+    def __init__(self, comm: Communicator, root: int = 0) -> None:
+        self.comm = comm
+        self.root = root
+        # On the coordinator: per other rank the reports to come, oldest first.
+        self._coming: dict[int, deque[tuple[MessageRequest, Report]]] = {
+            rank: deque() for rank in range(comm.world_size) if rank != root
+        }
+        self._own: deque[Report] = deque()
 
     @property
-    def is_root(self):
+    def is_root(self) -> bool:
         """Whether this rank is the coordinator."""
         return self.comm.rank == self.root
 
-    def report(self, array, lengths):
+    def report(self, array: Report, lengths: Sequence[int]) -> None:
         """Hand over this rank's report of an iteration.
 
         Args:
-            array: (length,) float64.
+            array: (length,).
             lengths: of the reports of all ranks, by rank.
         """
         if not self.is_root:
@@ -46,7 +60,7 @@ class Agreement:
             buffer = np.empty(lengths[rank])
             coming.append((self.comm.start_recv(buffer, rank, tag=REPORT_TAG), buffer))
 
-    def collect(self, wait=False):
+    def collect(self, *, wait: bool = False) -> list[list[Report]]:
         """On the coordinator: per iteration of which all reports have come, those of all ranks; oldest first.
 
         Args:
@@ -61,7 +75,7 @@ class Agreement:
             complete.append([reports[rank] for rank in range(self.comm.world_size)])
         return complete
 
-    def verdict(self, payload=None):
+    def verdict(self, payload: bytes | None = None) -> bytes:
         """The bytes that the coordinator gives, on every rank; b"" where nothing changes.
 
         Args:
@@ -71,6 +85,7 @@ class Agreement:
             TransportTimeout, PeerFailed: it did not come.
         """
         if self.is_root:
+            assert payload is not None
             head, body = np.array([len(payload)], np.int64), np.frombuffer(payload, np.uint8)
             for rank in self._coming:
                 self.comm.start_send(head, rank, tag=VERDICT_TAG)
@@ -84,6 +99,35 @@ class Agreement:
             self.comm.recv(body, self.root, tag=VERDICT_TAG)
         return body.tobytes()
 
-    def close(self):
+    def close(self) -> None:
         """Release the communicator."""
         self.comm.close()
+
+
+def from_first(comm: Communicator, make: Callable[[], Any], timeout_s: float | None = None) -> Any:
+    """The value that `make()`, called on rank 0 of `comm` only, returns, on every rank: anything that JSON holds.
+
+    Args:
+        timeout_s: how long the others wait for it; None for the communicator's.
+
+    Raises:
+        LanterneError: make raised it; an InputError on the other ranks too if it was one.
+    """
+    value: Any = None
+    error: LanterneError | None = None
+    if comm.rank == 0:
+        try:
+            value = make()
+        except LanterneError as raised:
+            error = raised
+    words = json.dumps([value, None if error is None else [isinstance(error, InputError), str(error)]]).encode()
+    size = np.array([len(words)])
+    comm.broadcast(size, timeout_s=timeout_s)
+    data = np.frombuffer(bytearray(words), np.uint8) if comm.rank == 0 else np.empty(size[0], np.uint8)
+    comm.broadcast(data)
+    value, told = json.loads(data.tobytes())
+    if error is not None:
+        raise error
+    if told is not None:
+        raise (InputError if told[0] else LanterneError)(told[1])
+    return value

@@ -9,7 +9,9 @@ import time
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
+from lanterne.collectives.communicator import Communicator
 from lanterne.transport.rank_group import host_identity
 
 PING_TAG, PINGS = 28, 8
@@ -21,11 +23,11 @@ class Offsets(NamedTuple):
     Attributes: (ranks,) float64, seconds: offset_s, and error_s, by how much that is off at most.
     """
 
-    offset_s: np.ndarray
-    error_s: np.ndarray
+    offset_s: NDArray[np.float64]
+    error_s: NDArray[np.float64]
 
 
-def share_a_clock(comm):
+def share_a_clock(comm: Communicator) -> bool:
     """Whether all ranks of `comm` are on one host; all call it."""
     mine = np.zeros(128, np.uint8)
     name = host_identity().encode()[:128]
@@ -35,7 +37,9 @@ def share_a_clock(comm):
     return bool((every == mine).all())
 
 
-def clock_offsets(comm, root=0, pings=PINGS, timeout_s=None):
+def clock_offsets(
+    comm: Communicator, root: int = 0, pings: int = PINGS, timeout_s: float | None = None
+) -> Offsets | None:
     """The Offsets on rank `root`, None on the others; every rank of `comm` calls it.
 
     Cost: `pings` round trips with each rank, one rank after the other.
@@ -50,7 +54,7 @@ def clock_offsets(comm, root=0, pings=PINGS, timeout_s=None):
     return Offsets(offset_s, error_s)
 
 
-def _ping(comm, rank, pings, timeout_s):
+def _ping(comm: Communicator, rank: int, pings: int, timeout_s: float | None) -> tuple[float, float]:
     """(offset, error) of a rank's clock."""
     word, answer, found = np.zeros(1), np.empty(2), []
     for _ in range(pings):
@@ -65,7 +69,7 @@ def _ping(comm, rank, pings, timeout_s):
     return offset_s, error_s
 
 
-def _answer(comm, root, pings, timeout_s):
+def _answer(comm: Communicator, root: int, pings: int, timeout_s: float | None) -> None:
     word, answer = np.empty(1), np.empty(2)
     for _ in range(pings):
         comm.recv(word, root, tag=PING_TAG, timeout_s=timeout_s)

@@ -7,7 +7,8 @@ Paper: Wu et al. 2025 (ADAPTRA), section 4.2; differs as adapter.py says.
 import dataclasses
 import math
 import time
-from typing import NamedTuple
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple
 
 from lanterne.errors import InputError, one_of
 from lanterne.pipeline.adapt.estimate import estimate, planned_delay, with_links_of, within_memory
@@ -15,16 +16,20 @@ from lanterne.pipeline.adapt.findings import (
     ONSET,
     RELIEF,
     REMEMBERED,
+    Findings,
     FindingWatch,
     IterationNoise,
     findings,
     pair_tolerances,
 )
-from lanterne.pipeline.adapt.link_delay import EXACT_S
+from lanterne.pipeline.adapt.link_delay import EXACT_S, Pair
+from lanterne.pipeline.adapt.profile import Profile
+from lanterne.pipeline.plan.plan import Plan
+from lanterne.pipeline.plan.problem import Problem
 from lanterne.pipeline.planners.best import best
 from lanterne.pipeline.planners.registry import SCHEDULERS
 from lanterne.pipeline.planners.registry import plan as make_plan
-from lanterne.pipeline.simulate.check import check
+from lanterne.pipeline.simulate.check import CheckedPlan, check
 from lanterne.pipeline.simulate.simulate import simulate
 
 # Delays that differ by less than this share of the time of one F and one B, or than what a look is off, are noise.
@@ -58,7 +63,7 @@ class AdaptSettings:
     calibrate: int = 6
     divert: bool = True
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.scheduler not in SCHEDULERS:
             raise InputError(f"scheduler: {one_of(self.scheduler, SCHEDULERS)}")
         for key in ("onset", "relief", "calibrate"):
@@ -83,9 +88,9 @@ class Change(NamedTuple):
 
     noticed: int
     running_from: int
-    findings: dict
-    delays_s: dict
-    slow_links: list
+    findings: Findings
+    delays_s: dict[str, float]
+    slow_links: list[list[int]]
     scheduler: str | None
     predicted_before_s: float
     predicted_s: float
@@ -104,8 +109,8 @@ class Held(NamedTuple):
     """
 
     noticed: int
-    findings: dict
-    delays_s: dict
+    findings: Findings
+    delays_s: dict[str, float]
     gain_s: float
     varies_s: float
     needed: int
@@ -113,28 +118,56 @@ class Held(NamedTuple):
 
 
 class Decider:
-    """What the coordinator decides; it sends nothing."""
+    """What the coordinator decides; it sends nothing.
 
-    def __init__(self, checked, problem, settings, in_order, memory_nbytes=None):
-        self.running, self.initial, self.settings, self.in_order = checked, checked, settings, in_order
-        self._memory_nbytes = memory_nbytes
+    Attributes:
+        running, initial: the CheckedPlan that runs, and the one for undisturbed links.
+        base, assumed: the undisturbed Problem, and what `running` is for; there once it is calibrated.
+        slow_links: pairs of ranks whose messages are off the usual plane.
+        predicted_s: of an iteration; found: what the last Profile confirmed; holds: whether to change nothing.
+    """
+
+    base: Problem
+    assumed: Problem
+    _noise: IterationNoise
+
+    def __init__(
+        self,
+        checked: CheckedPlan,
+        problem: Problem | None,
+        settings: AdaptSettings,
+        in_order: int | None,
+        memory_nbytes: float | None = None,
+    ) -> None:
+        self.running = checked
+        self.initial = checked
+        self.settings = settings
+        self.in_order = in_order
         self.watch = FindingWatch(settings.onset, settings.relief)
-        self.base = self.assumed = problem
-        self.slow_links, self.predicted_s, self.found, self.holds = [], None, {}, False
-        self._since, self._recent, self._noise = 0, [], problem and IterationNoise(_floor_s(problem))
-        self._worst_s = {}
+        self.slow_links: list[list[int]] = []
+        self.predicted_s: float | None = None
+        self.found: Findings = {}
+        self.holds = False
+        self._memory_nbytes = memory_nbytes
+        self._since = 0
+        self._recent: list[Profile] = []
+        self._worst_s: dict[Pair, float] = {}
+        self._is_calibrated = problem is not None
+        if problem is not None:
+            self.base = self.assumed = problem
+            self._noise = IterationNoise(_floor_s(problem))
 
-    def occupancy_s(self, source, destination):
+    def occupancy_s(self, source: int, destination: int) -> float:
         """Of a message of this pair, as the running plan assumes it."""
-        return planned_delay(self.assumed, source, destination)[1] if self.assumed else 0.0
+        return planned_delay(self.assumed, source, destination)[1] if self._is_calibrated else 0.0
 
-    def after(self, profile, next_iteration):
+    def after(self, profile: Profile, next_iteration: int) -> dict[str, Any] | None:
         """The verdict, for JSON, on `profile`, to hold from `next_iteration` on; None if nothing changes."""
         if profile.iteration < self._since:
             return None  # Of before the last change took effect.
         began_s = time.monotonic()
         self._recent.append(profile)
-        if self.base is None:
+        if not self._is_calibrated:
             found = self._calibrate()
         else:
             while len(self._recent) > max(self.settings.onset, self.settings.relief):
@@ -151,7 +184,7 @@ class Decider:
                 return verdict
         return None
 
-    def _calibrate(self):
+    def _calibrate(self) -> Findings:
         """Take the undisturbed problem from the first iterations; {"calibrated": 1} once it is known."""
         if len(self._recent) <= self.settings.calibrate:
             return {}
@@ -163,19 +196,19 @@ class Decider:
         self.base = estimate(profiles, timed, timed, self._noise.delay_s)
         if self._memory_nbytes is not None:
             self.base = within_memory(self.base, profiles, self.initial, self._memory_nbytes)
-        self._recent, self.assumed = profiles, self.base
+        self._recent, self.assumed, self._is_calibrated = profiles, self.base, True
         return {"calibrated": 1}
 
-    def _tolerances(self):
+    def _tolerances(self) -> dict[Pair, float]:
         """What the plan absorbs, per pair; on a plane whose sends block, not more than the shortest action."""
         found = pair_tolerances(self.running, self.assumed)
         if self.in_order is None or not self.settings.divert:
             return found
         shortest_s = min(*self.assumed.forward, *self.assumed.backward_input)
-        slow = [tuple(pair) for pair in self.slow_links]
-        return {pair: most_s if pair in slow else min(most_s, shortest_s) for pair, most_s in found.items()}
+        slow = self.slow_links
+        return {pair: most_s if list(pair) in slow else min(most_s, shortest_s) for pair, most_s in found.items()}
 
-    def _change(self, noticed, next_iteration, found, began_s):
+    def _change(self, noticed: int, next_iteration: int, found: Findings, began_s: float) -> dict[str, Any] | None:
         calibrated = "calibrated" in found
         # Nothing that is not confirmed comes along.
         names = None if calibrated else found
@@ -192,7 +225,7 @@ class Decider:
         shown = len(self._recent) if calibrated else self.watch.count(found)
         if is_new and (needed := self._needed(gain_s)) > shown:
             if needed <= REMEMBERED and not calibrated and +1 in found.values():
-                return self._hold_back(noticed, found, problem, gain_s, needed)
+                return self._hold_back(noticed, found, problem, gain_s, int(needed))
             links, swaps = still, False
             predicted_s = self._predicted(self.running.plan, problem, slow, links)
         self.assumed, self.predicted_s = problem, predicted_s
@@ -211,10 +244,10 @@ class Decider:
         scheduler = self.running.plan.scheduler if swaps else None
         planning_s = time.monotonic() - began_s
         change = Change(noticed, next_iteration, found, delays_s, links, scheduler, before_s, predicted_s, planning_s)
-        plan = self.running.plan.to_dict() if swaps else None
-        return {"change": change._asdict(), "plan": plan, "problem": self.running.problem.to_dict()}
+        made = self.running.plan.to_dict() if swaps else None
+        return {"change": change._asdict(), "plan": made, "problem": self.running.problem.to_dict()}
 
-    def _choose(self, plan, problem, slow):
+    def _choose(self, plan: Plan, problem: Problem, slow: Collection[Pair]) -> tuple[list[list[int]], bool, float]:
         """(links off the usual plane, whether `plan` is worth running, seconds of an iteration predicted then)."""
         settings, running = self.settings, self.running.plan
         still = [pair for pair in self.slow_links if tuple(pair) in slow]
@@ -231,32 +264,37 @@ class Decider:
         swaps = plan is not running and (goes_back or after_s < kept_s * (1 - settings.min_gain))
         return links, swaps, after_s if swaps else kept_s
 
-    def _times_s(self, plan, problem, slow, links):
+    def _times_s(
+        self, plan: Plan, problem: Problem, slow: Collection[Pair], links: Collection[list[int]]
+    ) -> tuple[float, float]:
         """Seconds predicted of an iteration with these links off the usual plane, of the running plan and of `plan`."""
-        return tuple(self._predicted(one, problem, slow, links) for one in (self.running.plan, plan))
+        running_s = self._predicted(self.running.plan, problem, slow, links)
+        return running_s, self._predicted(plan, problem, slow, links)
 
-    def _needed(self, gain_s):
+    def _needed(self, gain_s: float) -> float:
         """Iterations in a row that must show why, for what a change saves to be no noise.
 
         `onset` of them if one varies by no more than that; noise falls with the square root of their number.
         """
         return math.ceil(self.settings.onset * (self._noise.iteration_s() / gain_s) ** 2) if gain_s > 0 else math.inf
 
-    def _hold_back(self, noticed, found, problem, gain_s, needed):
+    def _hold_back(
+        self, noticed: int, found: Findings, problem: Problem, gain_s: float, needed: int
+    ) -> dict[str, Any] | None:
         """Wait for more iterations that show `found`; tells so, for JSON, when it does so first, else None."""
         if not self.watch.defer(found.keys(), needed):
             return None
         delays_s = _named(_unusual(problem, self.base))
         return {"held": Held(noticed, found, delays_s, gain_s, self._noise.iteration_s(), needed)._asdict()}
 
-    def _slow(self, delays_s):
+    def _slow(self, delays_s: Mapping[Pair, float]) -> list[Pair]:
         """The pairs whose delays are worth a path of their own: half the shortest action, and more than was healed."""
         half_s = min(*self.base.forward, *self.base.backward_input) / 2
-        excess_s = {}
+        excess_s: dict[Pair, float] = {}
         for pair, delay_s in delays_s.items():
-            key = tuple(sorted(pair))
+            key = min(pair), max(pair)
             excess_s[key] = max(excess_s.get(key, 0.0), delay_s - sum(planned_delay(self.base, *pair)))
-        slow = []
+        slow: list[Pair] = []
         for pair, value in excess_s.items():
             worst_s = self._worst_s.get(pair, 0.0) if list(pair) in self.slow_links else 0.0
             if value > max(half_s, HEALED_SHARE * worst_s):
@@ -264,47 +302,49 @@ class Decider:
                 self._worst_s[pair] = max(value, worst_s)
         return sorted(slow)
 
-    def _plan(self, problem):
+    def _plan(self, problem: Problem) -> Plan:
         settings, running = self.settings, self.running.plan
         if settings.scheduler == "best":
             return best(problem, placement=running.placement, start=running, effort=settings.effort)
         return make_plan(problem, settings.scheduler)
 
-    def _predicted(self, plan, problem, slow, delegated):
+    def _predicted(
+        self, plan: Plan, problem: Problem, slow: Collection[Pair], delegated: Collection[list[int]]
+    ) -> float:
         """Seconds of an iteration; slow links that are on a plane whose sends block do so in the simulator."""
         predicted_s = simulate(plan, problem).makespan
         if self.in_order is None or all(list(pair) in delegated for pair in slow):
             return predicted_s
-        blocking = with_links_of(self.base, problem, map(tuple, delegated))
+        blocking = with_links_of(self.base, problem, delegated)
         blocked_s = simulate(plan, blocking, in_order=True, queue=self.in_order).makespan
         return predicted_s + blocked_s - simulate(plan, blocking).makespan
 
 
-def _floor_s(problem):
+def _floor_s(problem: Problem) -> float:
     pairs = zip(problem.forward, problem.backward_input, strict=True)
     return max(FLOOR_S, FLOOR_SHARE * min(forward + backward for forward, backward in pairs))
 
 
-def _apart(found):
+def _apart(found: Findings) -> list[Findings]:
     """The findings that are judged together, so that what going back saves is no reason to leave another link.
 
     Slow links come first, as to plan for them gains most; then what is well again; ranks that are slower.
     """
-    parts = ({}, {}, {})
+    parts: tuple[Findings, Findings, Findings] = ({}, {}, {})
     for name, sign in found.items():
         parts[1 if sign < 0 else 2 if name.startswith("rank") else 0][name] = sign
     return [part for part in parts if part]
 
 
-def _named(delays):
+def _named(delays: Mapping[Pair, float]) -> dict[str, float]:
     """The delays, by pair of ranks, with keys for JSON."""
     return {f"{one}-{other}": delay_s for (one, other), delay_s in delays.items()}
 
 
-def _unusual(problem, base):
+def _unusual(problem: Problem, base: Problem) -> dict[Pair, float]:
     """(source, destination) -> the delay of a message, of pairs where that is not the one of `base`."""
     ranks = range(base.stages)
-    delays = {}
+    delays: dict[Pair, float] = {}
     for pair in ((one, other) for one in ranks for other in ranks if one != other):
         delay = planned_delay(problem, *pair)
         if delay != planned_delay(base, *pair):

@@ -7,17 +7,25 @@ problem again, exactly.
 """
 
 import dataclasses
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from lanterne.pipeline.adapt.link_delay import LinkDelay
+from lanterne.pipeline.adapt.link_delay import LinkDelay, Pair, Times
+from lanterne.pipeline.adapt.profile import Profile
+from lanterne.pipeline.plan.problem import Problem
+from lanterne.pipeline.simulate.check import CheckedPlan
+
+# Latency and occupancy of a message.
+Delay: TypeAlias = tuple[float, float]
 
 TIMES = {"F": "forward", "B": "backward_input", "W": "backward_weight"}
 # Durations within this share of the undisturbed ones are those.
 SAME_DURATION = 0.1
 
 
-def pair_delays(profile, one, other):
+def pair_delays(profile: Profile, one: int, other: int) -> tuple[LinkDelay, LinkDelay]:
     """The LinkDelay from rank `one` to `other` and back; a way that was not seen is taken to be as the other one.
 
     As far as its bounds allow: a cable or a switch that is slow mostly is so both ways.
@@ -26,25 +34,31 @@ def pair_delays(profile, one, other):
     return _narrowed(there, back), _narrowed(back, there)
 
 
-def _narrowed(delay, seen):
+def _narrowed(delay: LinkDelay, seen: LinkDelay) -> LinkDelay:
     if delay.is_seen or not seen.is_seen:
         return delay
     value_s = min(max(seen.low_s, delay.low_s), delay.high_s)
     return LinkDelay(value_s, value_s, min(seen.occupancy_s, max(value_s, 0.0)), seen.num_seen)
 
 
-def planned_delay(problem, source, destination):
+def planned_delay(problem: Problem, source: int, destination: int) -> Delay:
     """(latency, occupancy) of a message that the problem has for a pair of ranks, in its unit."""
     nbytes = max(problem.message_nbytes)
     return problem.latency(source, destination), problem.occupancy(source, destination, nbytes)
 
 
-def link_name(one, other):
+def link_name(one: int, other: int) -> str:
     """What a link between two ranks, the lower one first, is called in findings."""
     return f"link {one}-{other}"
 
 
-def estimate(profiles, base, assumed, floor_s, names=None):
+def estimate(
+    profiles: Sequence[Profile],
+    base: Problem,
+    assumed: Problem,
+    floor_s: Callable[[Pair], float],
+    names: Collection[str] | None = None,
+) -> Problem:
     """`base` with what `profiles` showed put in: a Problem, all in seconds; `base` itself if nothing differs.
 
     Args:
@@ -54,7 +68,7 @@ def estimate(profiles, base, assumed, floor_s, names=None):
         floor_s: a function of a pair of ranks: its delays are the same if they differ by less than that.
         names: "link 1-2" or "rank 2" of what may have changed; all else stays as assumed. None for everything.
     """
-    delays = {}
+    delays: dict[Pair, Delay] = {}
     for one, other in sorted({(min(pair), max(pair)) for pair in profiles[-1].links}):
         ways = [pair_delays(profile, one, other) for profile in profiles]
         for index, pair in enumerate(((one, other), (other, one))):
@@ -67,10 +81,11 @@ def estimate(profiles, base, assumed, floor_s, names=None):
     return dataclasses.replace(base, **changes) if changes else base
 
 
-def with_links_of(base, problem, pairs):
+def with_links_of(base: Problem, problem: Problem, pairs: Iterable[Sequence[int]]) -> Problem:
     """`problem` with the delays that `base` has between these pairs of ranks, both ways."""
     ways = {way for one, other in pairs for way in ((one, other), (other, one))}
-    ranks, delays = range(base.stages), {}
+    ranks = range(base.stages)
+    delays: dict[Pair, Delay] = {}
     for pair in ((one, other) for one in ranks for other in ranks if one != other):
         delay = planned_delay(problem, *pair)
         if pair not in ways and delay != planned_delay(base, *pair):
@@ -79,7 +94,7 @@ def with_links_of(base, problem, pairs):
     return dataclasses.replace(problem, **links | (_links(base, delays) if delays else {}))
 
 
-def within_memory(problem, profiles, checked, memory_nbytes):
+def within_memory(problem: Problem, profiles: Iterable[Profile], checked: CheckedPlan, memory_nbytes: float) -> Problem:
     """`problem` with as many activations on each rank as fit in `memory_nbytes`; none fewer than `checked` needs.
 
     An activation takes what the rank held at most, over how many the plan has there then.
@@ -94,7 +109,7 @@ def within_memory(problem, profiles, checked, memory_nbytes):
     return dataclasses.replace(problem, max_inflight_activations=tuple(most.tolist()))
 
 
-def _delay(seen, usual_s, latency_s, occupancy_s):
+def _delay(seen: Sequence[LinkDelay], usual_s: float, latency_s: float, occupancy_s: float) -> Delay:
     """(latency, occupancy) by what was seen, or as was assumed where nothing speaks against it, else as usual."""
     low_s, high_s = (float(np.median([way[bound] for way in seen])) for bound in (0, 1))
     whole_s = latency_s + occupancy_s
@@ -104,9 +119,11 @@ def _delay(seen, usual_s, latency_s, occupancy_s):
     return whole_s - occupancy_s, occupancy_s
 
 
-def _durations(profiles, base, assumed, names):
+def _durations(
+    profiles: Sequence[Profile], base: Problem, assumed: Problem, names: Collection[str] | None
+) -> dict[str, Any]:
     """The fields of `base` to be replaced by durations that differ from it."""
-    changes = {}
+    changes: dict[str, Any] = {}
     may_differ = [names is None or f"rank {rank}" in names for rank in range(base.stages)]
     for kind, name in TIMES.items():
         known = np.array(getattr(base, name))
@@ -118,7 +135,7 @@ def _durations(profiles, base, assumed, names):
     return changes
 
 
-def _apart(profile, kind, base):
+def _apart(profile: Profile, kind: str, base: Problem) -> Times:
     """(ranks,) durations of a kind; of ranks that do B and W in one, their parts of it as `base` has them."""
     durations_s = profile.durations_s[kind]
     if kind == "F" or "BW" not in profile.durations_s:
@@ -128,7 +145,7 @@ def _apart(profile, kind, base):
     return np.where(np.isnan(durations_s), profile.durations_s["BW"] * share, durations_s)
 
 
-def _links(base, delays):
+def _links(base: Problem, delays: Mapping[Pair, Delay]) -> dict[str, Any]:
     """The fields of `base` to be replaced where links have the (latency, occupancy) of `delays`, by pair."""
     ranks = range(base.stages)
     nbytes = max(base.message_nbytes) or 1.0
@@ -137,7 +154,7 @@ def _links(base, delays):
     for (one, other), (latency_s, occupancy_s) in delays.items():
         latency[one][other] = latency_s
         occupancy[one, other] = occupancy_s
-    changes = {"link_latency": tuple(map(tuple, latency))}
+    changes: dict[str, Any] = {"link_latency": tuple(map(tuple, latency))}
     if any(occupancy.values()):
         rows = [[nbytes / occupancy[one, other] if occupancy[one, other] else None for other in ranks] for one in ranks]
         given = base.message_nbytes if any(base.message_nbytes) else (nbytes, nbytes)

@@ -7,11 +7,20 @@ findings took turns before.
 """
 
 from collections import deque
+from collections.abc import Iterable, Mapping, Sequence, Set
+from typing import TypeAlias
 
 import numpy as np
 
 from lanterne.pipeline.adapt.estimate import link_name, pair_delays, planned_delay
+from lanterne.pipeline.adapt.link_delay import Pair
+from lanterne.pipeline.adapt.profile import Profile
+from lanterne.pipeline.plan.problem import Problem
 from lanterne.pipeline.planners.adaptra import tolerances, warmups_of
+from lanterne.pipeline.simulate.check import CheckedPlan
+
+# "link 1-2" or "rank 2" -> +1, it is slower than planned for, or -1, it is faster.
+Findings: TypeAlias = dict[str, int]
 
 # A delay has changed if it differs by this share of what is assumed, and by the floor.
 CHANGED_DELAY, CHANGED_DURATION = 0.25, 0.25
@@ -22,7 +31,7 @@ ONSET, RELIEF, MOST_RELIEF, CALM = 2, 3, 48, 60
 REMEMBERED, LEARNED, SPREAD, STEPS = 40, 4, 3.0, 2.5
 
 
-def pair_tolerances(checked, problem):
+def pair_tolerances(checked: CheckedPlan, problem: Problem) -> dict[Pair, float]:
     """(rank, rank) -> the delay, mean of both ways, that a plan absorbs, in the problem's unit.
 
     Equation 1 is about one stage per rank; with other placements nothing is taken to be absorbed.
@@ -33,19 +42,16 @@ def pair_tolerances(checked, problem):
     return {(link, link + 1): max(tolerance, 0.0) for link, tolerance in enumerate(found)}
 
 
-def findings(profile, base, assumed, tolerance, noise):
+def findings(
+    profile: Profile, base: Problem, assumed: Problem, tolerance: Mapping[Pair, float], noise: "IterationNoise"
+) -> Findings:
     """What one iteration shows that differs from what the running plan is for.
 
     Args:
-        profile: the Profile.
         base, assumed: the Problem, in seconds, when nothing is slow, and that which the plan is for.
         tolerance: of pair_tolerances; a smaller one where sends block computing.
-        noise: the IterationNoise.
-
-    Returns:
-        "link 1-2" or "rank 2" -> +1, it is slower, or -1, it is faster.
     """
-    found = {}
+    found: Findings = {}
     for one, other in sorted({(min(pair), max(pair)) for pair in profile.links}):
         ways, floor_s = pair_delays(profile, one, other), noise.delay_s((one, other))
         planned = [planned_delay(assumed, *pair) for pair in ((one, other), (other, one))]
@@ -70,7 +76,7 @@ def findings(profile, base, assumed, tolerance, noise):
     return found
 
 
-def busy_s(profile, rank):
+def busy_s(profile: Profile, rank: int) -> float:
     """Seconds of one F and one B of a rank; nan where they are not known apart."""
     return float(profile.durations_s["F"][rank] + profile.durations_s["B"][rank])
 
@@ -86,10 +92,11 @@ class IterationNoise:
         floor_s: of delays, at least.
     """
 
-    def __init__(self, floor_s):
-        self.floor_s, self._seen = floor_s, {}
+    def __init__(self, floor_s: float) -> None:
+        self.floor_s = floor_s
+        self._seen: dict[Pair | int | str, deque[float]] = {}
 
-    def add(self, profile):
+    def add(self, profile: Profile) -> None:
         """Learn from an iteration."""
         for pair in {(min(pair), max(pair)) for pair in profile.links}:
             ways = pair_delays(profile, *pair)
@@ -101,19 +108,19 @@ class IterationNoise:
                 self._add(rank, float(np.log(seconds)))
         self._add("iteration", profile.iteration_s)
 
-    def forget(self, name):
+    def forget(self, name: str) -> None:
         """What `findings` calls `name` has changed for good: its noise is to be learned again."""
-        kind, _, which = name.partition(" ")
-        self._seen.pop(tuple(map(int, which.split("-"))) if kind == "link" else int(which), None)
+        one, _, other = name.partition(" ")[2].partition("-")
+        self._seen.pop((int(one), int(other)) if other else int(one), None)
 
-    def delay_s(self, pair):
+    def delay_s(self, pair: Pair) -> float:
         """Delays of a pair of ranks that differ by less are the same."""
-        seen = self._seen.get(tuple(sorted(pair)), ())
+        seen = self._seen.get((min(pair), max(pair)), ())
         if len(seen) < LEARNED:
             return self.floor_s
         return max(self.floor_s, STEPS * _step(seen))
 
-    def duration(self, rank):
+    def duration(self, rank: int) -> float:
         """The share by which durations of a rank vary."""
         seen = self._seen.get(rank, ())
         if len(seen) < LEARNED:
@@ -121,16 +128,16 @@ class IterationNoise:
         low, high = np.quantile(seen, (0.25, 0.75))
         return SPREAD * float(high - low)
 
-    def iteration_s(self):
+    def iteration_s(self) -> float:
         """By how much the time of an iteration varies."""
         seen = self._seen.get("iteration", ())
         return _step(seen, 0.5) if len(seen) >= LEARNED else 0.0
 
-    def _add(self, key, value):
+    def _add(self, key: Pair | int | str, value: float) -> None:
         self._seen.setdefault(key, deque(maxlen=REMEMBERED)).append(value)
 
 
-def _step(values, share=0.75):
+def _step(values: Sequence[float], share: float = 0.75) -> float:
     """By how much that share of neighbouring values differs, at most; one step among them never counts."""
     return float(np.quantile(np.abs(np.diff(values)), share, method="lower"))
 
@@ -142,14 +149,20 @@ class FindingWatch:
         onset, relief: iterations in a row.
     """
 
-    def __init__(self, onset=ONSET, relief=RELIEF):
-        self.onset, self.relief = onset, relief
-        self._count, self._needed, self._relieved, self._deferred = {}, {}, {}, {}
+    def __init__(self, onset: int = ONSET, relief: int = RELIEF) -> None:
+        self.onset = onset
+        self.relief = relief
+        # By name: the sign and how many iterations in a row had it; how many a relief takes; when the last relief was;
+        # how many a finding that was put off takes.
+        self._count: dict[str, tuple[int, int]] = {}
+        self._needed: dict[str, int] = {}
+        self._relieved: dict[str, int] = {}
+        self._deferred: dict[str, int] = {}
 
-    def update(self, iteration, found):
+    def update(self, iteration: int, found: Mapping[str, int]) -> Findings:
         """The findings, out of `found` of this iteration, that are confirmed by it: name -> +1 or -1."""
         self._count = {
-            name: (sign, self._count[name][1] + 1 if self._count.get(name, (0,))[0] == sign else 1)
+            name: (sign, self._count[name][1] + 1 if self._count.get(name, (0, 0))[0] == sign else 1)
             for name, sign in found.items()
         }
         self._deferred = {name: least for name, least in self._deferred.items() if self.count([name]) > 1}
@@ -159,22 +172,22 @@ class FindingWatch:
                 self._note(iteration, name, sign)
         return confirmed
 
-    def count(self, names):
+    def count(self, names: Iterable[str]) -> int:
         """Iterations in a row, up to the last, that showed one of `names`, the one that most did."""
         return max(self._count.get(name, (0, 0))[1] for name in names)
 
-    def defer(self, names, iterations):
+    def defer(self, names: Set[str], iterations: int) -> bool:
         """Confirm `names` again once so many iterations in a row have shown them. Returns whether any was not yet."""
         is_new = not names <= self._deferred.keys()
         self._deferred |= dict.fromkeys(names, iterations)
         return is_new
 
-    def _enough(self, name, sign):
+    def _enough(self, name: str, sign: int) -> int:
         """A slow link comes first: to plan for it gains most, and its delay is the surest that is measured."""
         usual = self.onset if sign > 0 and name.startswith("link") else self._needed.get(name, self.relief)
         return self._deferred.get(name, usual)
 
-    def _note(self, iteration, name, sign):
+    def _note(self, iteration: int, name: str, sign: int) -> None:
         if sign < 0:
             self._relieved[name] = iteration
         elif iteration - self._relieved.get(name, -np.inf) < CALM:
@@ -182,7 +195,7 @@ class FindingWatch:
         else:
             self._needed.pop(name, None)
 
-    def restart(self, names):
+    def restart(self, names: Iterable[str]) -> None:
         """What is assumed of `names` has changed: what was counted of them is about the old assumptions."""
         for name in names:
             self._count.pop(name, None)

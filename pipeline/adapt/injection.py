@@ -5,14 +5,22 @@ A trace is a list of Events; at any iteration the conditions are those of all ev
 """
 
 import time
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from math import inf
+from typing import Any, TypeAlias, TypeVar
 
 from lanterne.errors import InputError
 from lanterne.kernels.cpu.delay import wait_until
-from lanterne.pipeline.execute.stage import Stage
+from lanterne.pipeline.adapt.link_delay import Pair
+from lanterne.pipeline.execute.stage import Message, Samples, Stage
 from lanterne.pipeline.plan.fields import as_number, check_keys
-from lanterne.transport.shaped import Link
+from lanterne.pipeline.planes.base import DataPlane
+from lanterne.transport.shaped import Link, Links
+
+# Link i is between ranks i and i + 1, link (a, b) between any two ranks.
+EventLink: TypeAlias = int | Pair
+Result = TypeVar("Result")
 
 # Ranks that share cores leave them to each other: a stage that is slow on purpose polls only so long before its time.
 SPIN_S = 100e-6
@@ -23,7 +31,7 @@ class InjectedEvent:
     """Something that is slow from iteration `first` until before iteration `last`.
 
     Attributes:
-        links: link i is between ranks i and i + 1, link (a, b) between any two ranks; both ways.
+        links: those that are slow, both ways.
         latency_s: added to the links'.
         bandwidth_bytes_per_s: at most that of the links; None: as it is.
         rank, slowdown: every action of this rank takes this many times as long; rank None: no rank is slow.
@@ -32,14 +40,14 @@ class InjectedEvent:
 
     first: int
     last: float = inf
-    links: tuple = ()
+    links: tuple[EventLink, ...] = ()
     latency_s: float = 0.0
     bandwidth_bytes_per_s: float | None = None
     rank: int | None = None
     slowdown: float = 1.0
     down: bool = False
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if not 0 <= self.first < self.last:
             raise InputError(f"event: got iterations {self.first} to {self.last:g}, expected the first before the last")
         if (self.rank is None) == (not self.links):
@@ -50,12 +58,12 @@ class InjectedEvent:
             raise InputError(f"event: got links {list(self.links)} alone, expected a latency, a bandwidth or down")
         Link(self.latency_s, self.bandwidth_bytes_per_s)
 
-    def holds(self, iteration):
+    def holds(self, iteration: int) -> bool:
         """Whether it is so in `iteration`."""
         return self.first <= iteration < self.last
 
     @classmethod
-    def from_dict(cls, document):
+    def from_dict(cls, document: Any) -> "InjectedEvent":
         """The event of an object with keys as the attributes above; `first` is needed, `last` may be missing or null.
 
         Raises:
@@ -63,7 +71,7 @@ class InjectedEvent:
         """
         names = tuple(cls.__dataclass_fields__)
         check_keys("event", document, names, ("first",))
-        given = {key: document[key] for key in names if key == "first" or document.get(key) is not None}
+        given: dict[str, Any] = {key: document[key] for key in names if key == "first" or document.get(key) is not None}
         for key in ("first", "last", "rank"):
             if key in given and (type(given[key]) is not int or given[key] < 0):
                 raise InputError(f"event: got {key} {given[key]!r}, expected a whole number of at least 0")
@@ -75,10 +83,10 @@ class InjectedEvent:
         links = given.get("links", ())
         if not isinstance(links, list | tuple) or not all(map(_is_link, links)):
             raise InputError(f"event: got links {links!r}, expected a list of whole numbers, or of pairs of them")
-        links = tuple(link if type(link) is int else tuple(link) for link in links)
-        return cls(**given | {"links": links})
+        given["links"] = tuple(link if type(link) is int else tuple(link) for link in links)
+        return cls(**given)
 
-    def to_dict(self):
+    def to_dict(self) -> dict[str, Any]:
         """A JSON object that `from_dict` turns into an equal event."""
         return {
             "first": self.first,
@@ -92,23 +100,23 @@ class InjectedEvent:
         }
 
 
-def _is_link(link):
+def _is_link(link: Any) -> bool:
     numbers = [link, link] if type(link) is int else link
     return isinstance(numbers, list | tuple) and len(numbers) == 2 and all(type(n) is int and n >= 0 for n in numbers)
 
 
-def ends(link):
+def ends(link: EventLink) -> Pair:
     """The two ranks of one of an InjectedEvent's links."""
-    return (link, link + 1) if type(link) is int else tuple(link)
+    return (link, link + 1) if isinstance(link, int) else link
 
 
-def check_events(events, num_ranks):
+def check_events(events: Iterable[InjectedEvent], num_ranks: int) -> None:
     """Raise InputError if an event is about a link or a rank that a pipeline of `num_ranks` has not."""
     for event in events:
         if event.rank is not None and event.rank >= num_ranks:
             raise InputError(f"event: got rank {event.rank}, expected 0 to {num_ranks - 1}")
         for link in event.links:
-            if type(link) is int and link >= num_ranks - 1:
+            if isinstance(link, int) and link >= num_ranks - 1:
                 raise InputError(
                     f"event: got link {link}, expected 0 to {num_ranks - 2}, link I being between ranks I and I+1"
                 )
@@ -117,13 +125,17 @@ def check_events(events, num_ranks):
                 raise InputError(f"event: got link {one}-{other}, expected two different ranks, 0 to {num_ranks - 1}")
 
 
-def conditions(events, iteration, usual=None):
+def conditions(
+    events: Iterable[InjectedEvent], iteration: int, usual: Links | None = None
+) -> tuple[dict[Pair, Link], dict[int, float], set[Pair]]:
     """What holds in `iteration`: ({(source, destination): Link}, {rank: slowdown}, pairs whose path is down).
 
     Args:
         usual: {(source, destination): Link} without events; pairs that are absent delay nothing.
     """
-    links, slowdowns, down = {}, {}, set()
+    links: dict[Pair, Link] = {}
+    slowdowns: dict[int, float] = {}
+    down: set[Pair] = set()
     for event in events:
         if not event.holds(iteration):
             continue
@@ -138,7 +150,7 @@ def conditions(events, iteration, usual=None):
     return links, slowdowns, down
 
 
-def _slowed(link, event):
+def _slowed(link: Link, event: InjectedEvent) -> Link:
     rates = [rate for rate in (link.bandwidth_bytes_per_s, event.bandwidth_bytes_per_s) if rate is not None]
     return replace(link, latency_s=link.latency_s + event.latency_s, bandwidth_bytes_per_s=min(rates, default=None))
 
@@ -154,12 +166,22 @@ class Replay:
         usual: as for `conditions`.
     """
 
-    def __init__(self, events, plane, rank, stages, usual=None):
-        self.events, self.plane, self.rank, self.usual = tuple(events), plane, rank, usual or {}
+    def __init__(
+        self,
+        events: Iterable[InjectedEvent],
+        plane: DataPlane,
+        rank: int,
+        stages: Mapping[int, Stage],
+        usual: Links | None = None,
+    ) -> None:
+        self.events = tuple(events)
+        self.plane = plane
+        self.rank = rank
+        self.usual: Links = usual or {}
         self.stages = {number: SlowStage(stage) for number, stage in stages.items()}
-        self._links = {}
+        self._links: dict[Pair, Link] = {}
 
-    def begin(self, iteration):
+    def begin(self, iteration: int) -> set[Pair]:
         """Set the conditions of `iteration`, which is about to begin; every rank calls it. Returns the pairs down."""
         links, slowdowns, down = conditions(self.events, iteration, self.usual)
         for pair in {**self._links, **links}:
@@ -179,34 +201,45 @@ class SlowStage(Stage):
         pace_s: what an action takes at least, before that: ranks that share cores then compute as if they did not.
     """
 
-    def __init__(self, stage, pace_s=0.0):
-        self.stage, self.slowdown, self.pace_s = stage, 1.0, pace_s
+    def __init__(self, stage: Stage, pace_s: float = 0.0) -> None:
+        self.stage = stage
+        self.slowdown = 1.0
+        self.pace_s = pace_s
+        self.input_shape = stage.input_shape
+        self.output_shape = stage.output_shape
+        self.dtype = stage.dtype
 
-    input_shape = property(lambda self: self.stage.input_shape)
-    output_shape = property(lambda self: self.stage.output_shape)
-    dtype = property(lambda self: self.stage.dtype)
-    losses = property(lambda self: self.stage.losses)
-    nbytes_held = property(lambda self: self.stage.nbytes_held)
+    @property
+    def losses(self) -> dict[int, float]:
+        return self.stage.losses
 
-    def begin(self, microbatches, inputs=None, targets=None):
+    @property
+    def nbytes_held(self) -> int:
+        return self.stage.nbytes_held
+
+    def begin(self, microbatches: int, inputs: Samples = None, targets: Samples = None) -> None:
         self.stage.begin(microbatches, inputs, targets)
 
-    def forward(self, microbatch, x=None, out=None, part=1, parts=1):
+    def forward(
+        self, microbatch: int, x: Message = None, out: Message = None, part: int = 1, parts: int = 1
+    ) -> Message:
         return self._slowly(self.stage.forward, microbatch, x, out, part, parts)
 
-    def backward_input(self, microbatch, dy=None, out=None, part=1, parts=1):
+    def backward_input(
+        self, microbatch: int, dy: Message = None, out: Message = None, part: int = 1, parts: int = 1
+    ) -> Message:
         return self._slowly(self.stage.backward_input, microbatch, dy, out, part, parts)
 
-    def backward_weight(self, microbatch, part=1, parts=1):
+    def backward_weight(self, microbatch: int, part: int = 1, parts: int = 1) -> None:
         return self._slowly(self.stage.backward_weight, microbatch, part, parts)
 
-    def step(self):
+    def step(self) -> None:
         self.stage.step()
 
-    def waited(self):
+    def waited(self) -> None:
         self.stage.waited()
 
-    def _slowly(self, work, *args):
+    def _slowly(self, work: Callable[..., Result], *args: Any) -> Result:
         began_s = time.monotonic()
         result = work(*args)
         took_s = time.monotonic() - began_s

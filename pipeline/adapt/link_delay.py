@@ -10,9 +10,14 @@ between its two. So each message gives two bounds, and what holds up ranks only 
 its messages were, and most provably.
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Times: TypeAlias = NDArray[np.float64]
+# Two ranks: where messages go from and to, or, the lower one first, a link.
+Pair: TypeAlias = tuple[int, int]
 
 # Seeing a message come takes a poll, a nap between two of them, or waking up: an arrival known so well counts as seen.
 EXACT_S = 500e-6
@@ -39,12 +44,12 @@ class LinkDelay(NamedTuple):
     num_seen: int = 0
 
     @property
-    def is_seen(self):
+    def is_seen(self) -> bool:
         """Whether the delay is known and not only bounded."""
         return self.num_seen > 0
 
     @property
-    def latency_s(self):
+    def latency_s(self) -> float:
         """The least latency that is possible; at least 0."""
         return max(self.low_s - self.occupancy_s, 0.0)
 
@@ -52,7 +57,9 @@ class LinkDelay(NamedTuple):
 UNKNOWN = LinkDelay(-np.inf, np.inf)
 
 
-def link_delay(given_s, gone_s, after_s, before_s, assumed_s=0.0):
+def link_delay(
+    given_s: ArrayLike, gone_s: ArrayLike, after_s: ArrayLike, before_s: ArrayLike, assumed_s: float = 0.0
+) -> LinkDelay:
     """The LinkDelay of messages that take one link, one after the other.
 
     Args:
@@ -62,7 +69,8 @@ def link_delay(given_s, gone_s, after_s, before_s, assumed_s=0.0):
 
     Cost: O(n^2 + 64 n), for the occupancy; 0.2 ms for 32 messages.
     """
-    given_s, gone_s, after_s, before_s = (np.asarray(times, float) for times in (given_s, gone_s, after_s, before_s))
+    given_s, gone_s = np.asarray(given_s, float), np.asarray(gone_s, float)
+    after_s, before_s = np.asarray(after_s, float), np.asarray(before_s, float)
     if not len(given_s):
         return UNKNOWN
     seen = before_s - after_s <= EXACT_S
@@ -77,13 +85,13 @@ def link_delay(given_s, gone_s, after_s, before_s, assumed_s=0.0):
     return LinkDelay(least_s, high_s, occupancy_s, max(int(seen.sum()), 1))
 
 
-def _through(left_s, occupancy_s):
+def _through(left_s: Times, occupancy_s: float) -> Times:
     """When each message is through a link that serves one after the other, `occupancy_s` each."""
-    turn = np.arange(len(left_s)) * occupancy_s
+    turn = np.arange(len(left_s), dtype=np.float64) * occupancy_s
     return np.maximum.accumulate(left_s - turn) + turn + occupancy_s
 
 
-def _occupancy(left_s, after_s, before_s, seen):
+def _occupancy(left_s: Times, after_s: Times, before_s: Times, seen: NDArray[np.bool_]) -> float:
     """The occupancy that explains the arrivals seen best; 0 unless it explains much more than none does."""
     gaps_s = np.diff(before_s[seen]) / np.diff(np.flatnonzero(seen))
     # No two messages of a link come closer than that.
@@ -99,14 +107,14 @@ def _occupancy(left_s, after_s, before_s, seen):
     return best_s
 
 
-def _closest_s(after_s, before_s):
+def _closest_s(after_s: Times, before_s: Times) -> float:
     """The least time between two messages, per message between them, that the looks allow."""
     apart_s = before_s[None, :] - after_s[:, None]
     first, second = np.triu_indices(len(after_s), 1)
     return float((apart_s[first, second] / (second - first)).min())
 
 
-def _misfit(left_s, came_s, seen, occupancy_s):
+def _misfit(left_s: Times, came_s: Times, seen: NDArray[np.bool_], occupancy_s: float) -> float:
     """Mean distance of the arrivals from those of a link of this occupancy, beyond what one look is off."""
     latency_s = (came_s - _through(left_s, occupancy_s))[seen]
     return float(np.abs(latency_s - np.median(latency_s)).mean()) + EXACT_S

@@ -6,14 +6,23 @@ of action takes as long as its quickest quarter: what the operating system held 
 """
 
 import time
+from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
+from numpy.typing import ArrayLike
 
-from lanterne.pipeline.adapt.link_delay import UNKNOWN, link_delay
-from lanterne.pipeline.plan.costs import costs
+from lanterne.pipeline.adapt.link_delay import UNKNOWN, LinkDelay, Pair, Times, link_delay
+from lanterne.pipeline.execute.execute import Measured
+from lanterne.pipeline.plan.action import Action
+from lanterne.pipeline.plan.costs import Ints, costs
 from lanterne.pipeline.plan.plan import PART, PARTS
+from lanterne.pipeline.planes.observed import ObservedPlane
+from lanterne.pipeline.simulate.check import CheckedPlan
+
+# Gives (num_actions,) seconds of what was measured.
+Durations: TypeAlias = Callable[[Measured], Times]
 
 KINDS = ("F", "B", "W", "BW")
 QUICKEST = 0.25
@@ -24,15 +33,15 @@ ITERATION, BEGAN, ENDED, HELD, HEAD = range(5)
 class PlanMessages(NamedTuple):
     """The messages of a plan, in the order of its columns, which is that of each rank's sends and receives.
 
-    Attributes: (num_messages,) int64 each: the ranks it goes from and to.
+    Attributes: (num_messages,) each: the ranks it goes from and to.
     """
 
-    source: np.ndarray
-    destination: np.ndarray
+    source: Ints
+    destination: Ints
 
 
 @lru_cache(maxsize=64)
-def messages(checked):
+def messages(checked: CheckedPlan) -> PlanMessages:
     """The PlanMessages of a CheckedPlan; to be read only."""
     plan = checked.plan
     table = costs(checked.problem, plan.placement)
@@ -47,12 +56,12 @@ def messages(checked):
     return PlanMessages(source[crosses], destination[crosses])
 
 
-def work_s(checked, rank, report):
+def work_s(checked: CheckedPlan, rank: int, report: Times) -> float:
     """Seconds of the F, B and W of one microbatch on all stages of `rank`, of its report alone."""
     return float(np.nansum(report[HEAD : HEAD + len(KINDS) * len(checked.plan.placement.stages_of(rank))]))
 
 
-def report_length(checked, rank):
+def report_length(checked: CheckedPlan, rank: int) -> int:
     """Entries of the report of `rank` under a CheckedPlan."""
     sent = messages(checked)
     own = len(KINDS) * len(checked.plan.placement.stages_of(rank))
@@ -69,22 +78,26 @@ class Profiler:
         held_nbytes: a function that gives the bytes that the rank's stages hold; None where that is not asked.
     """
 
-    def __init__(self, plane, durations_s=None, held_nbytes=None):
-        self.plane, self._held_nbytes, self._most_nbytes = plane, held_nbytes, 0
-        self._durations_s = durations_s or (lambda measured: measured.end_s - measured.start_s)
+    def __init__(
+        self, plane: ObservedPlane, durations_s: Durations | None = None, held_nbytes: Callable[[], float] | None = None
+    ) -> None:
+        self.plane = plane
+        self._held_nbytes = held_nbytes
+        self._most_nbytes = 0.0
+        self._durations_s: Durations = durations_s or (lambda measured: measured.end_s - measured.start_s)
 
-    def begin(self):
+    def begin(self) -> None:
         """An iteration begins."""
         self.plane.begin()
-        self._most_nbytes = 0
+        self._most_nbytes = 0.0
 
-    def after(self, action):
+    def after(self, action: Action) -> None:
         """An action has ended: look which messages have come (execute's `after`)."""
         self.plane.poll()
         if self._held_nbytes is not None and action.kind == "F":
             self._most_nbytes = max(self._most_nbytes, self._held_nbytes())
 
-    def report(self, checked, measured, iteration):
+    def report(self, checked: CheckedPlan, measured: Measured, iteration: int) -> Times:
         """The report of the iteration that has just ended: (report_length,) float64.
 
         Args:
@@ -93,9 +106,9 @@ class Profiler:
         head = [iteration, measured.ready_s[0], time.monotonic(), self._most_nbytes]
         return np.concatenate([head, self._durations(checked, measured), *self.plane.times()])
 
-    def _durations(self, checked, measured):
+    def _durations(self, checked: CheckedPlan, measured: Measured) -> list[float]:
         """The seconds of each kind on each stage of the rank; nan where there is none."""
-        found = {}
+        found: dict[tuple[str, int], list[float]] = {}
         for action, duration_s in zip(measured.actions, self._durations_s(measured).tolist(), strict=True):
             found.setdefault((action.kind, action.stage), []).append(duration_s * action.parts)
         stages = checked.plan.placement.stages_of(measured.rank)
@@ -114,23 +127,28 @@ class Profile(NamedTuple):
     """
 
     iteration: int
-    began_s: np.ndarray
-    ended_s: np.ndarray
-    durations_s: dict
-    links: dict
-    held_nbytes: np.ndarray
+    began_s: Times
+    ended_s: Times
+    durations_s: dict[str, Times]
+    links: dict[Pair, LinkDelay]
+    held_nbytes: Times
 
     @property
-    def iteration_s(self):
+    def iteration_s(self) -> float:
         """From the first action to the end of the last rank."""
         return float(self.ended_s.max() - self.began_s.min())
 
-    def link(self, source, destination):
+    def link(self, source: int, destination: int) -> LinkDelay:
         """The LinkDelay of a pair."""
         return self.links.get((source, destination), UNKNOWN)
 
 
-def make_profile(checked, reports, offsets_s=None, occupancy_s=None):
+def make_profile(
+    checked: CheckedPlan,
+    reports: Sequence[Times],
+    offsets_s: ArrayLike | None = None,
+    occupancy_s: Callable[[int, int], float] | None = None,
+) -> Profile:
     """The Profile of an iteration.
 
     Args:
@@ -143,7 +161,7 @@ def make_profile(checked, reports, offsets_s=None, occupancy_s=None):
     Cost: some 0.2 ms per pair of ranks.
     """
     ranks = len(reports)
-    offsets_s = np.zeros(ranks) if offsets_s is None else np.asarray(offsets_s)
+    offsets_s = np.zeros(ranks) if offsets_s is None else np.asarray(offsets_s, float)
     sent = messages(checked)
     given_s, gone_s, after_s, before_s = (np.empty(len(sent.source)) for _ in range(4))
     durations_s = {kind: np.empty(ranks) for kind in KINDS}
@@ -172,7 +190,7 @@ def make_profile(checked, reports, offsets_s=None, occupancy_s=None):
     )
 
 
-def worst(profiles):
+def worst(profiles: Sequence[Profile]) -> Profile:
     """One Profile of several of the same iteration and ranks: the longest durations and delays."""
     if len(profiles) == 1:
         return profiles[0]

@@ -4,7 +4,7 @@ import pytest
 
 import lanterne
 from lanterne.errors import InputError, LanterneError
-from lanterne.pipeline.adapt.share import from_first
+from lanterne.pipeline.adapt.agreement import from_first
 
 
 def test_all_get_what_the_first_made():
