@@ -11,6 +11,7 @@ import platform
 import struct
 import threading
 from collections import deque
+from typing import TypeAlias
 
 from lanterne.errors import InputError, Unavailable
 from lanterne.kernels.chunks import FLAG_MODULUS, chunk_nbytes_of, landed_nbytes
@@ -22,11 +23,12 @@ NUM_NOTES, NOTE, NOTE_NBYTES, NOTE_WORDS, _STAMP = 1024, struct.Struct("5q16xq")
 _CONSUMED, _SLEEPS, _NOTES = 0, 8, 16
 _NOTES_AT = 8 * _NOTES
 RING_WORDS = _NOTES + NUM_NOTES * NOTE_WORDS
-
+# What a note says: a kind, its subject, and three words.
+Note: TypeAlias = tuple[int, int, int, int, int]
 _lock = threading.Lock()
 
 
-def check_machine():
+def check_machine() -> None:
     """Raise Unavailable where stores may be seen in another order than made: a note before what it tells of."""
     if platform.machine() not in ("x86_64", "AMD64"):
         raise Unavailable(
@@ -34,7 +36,7 @@ def check_machine():
         )
 
 
-def fence():
+def fence() -> None:
     """Let no later load pass an earlier store: taking a lock does, in 50 ns."""
     with _lock:
         pass
@@ -56,17 +58,21 @@ class Arena:
         Unavailable: the system has no more memory.
     """
 
-    def __init__(self, nbytes, purpose, align=PAGE):
+    def __init__(self, nbytes: int, purpose: str, align: int = PAGE) -> None:
         if nbytes < PAGE:
             raise InputError(f"shared memory: got {nbytes} bytes, expected at least {PAGE}: {purpose}")
-        self.nbytes, self.used_nbytes, self._purpose, self._align = nbytes, 0, purpose, align
+        self.nbytes = nbytes
+        self.used_nbytes = 0
+        self._purpose = purpose
+        self._align = align
         whole = -(-nbytes // PAGE) * PAGE + PAGE
         self.fd = make_memory(whole)
         self._reserve(whole - PAGE, PAGE, PAGE)
         self.view = map_memory(self.fd, whole)
-        self._end, self._free = 0, {}
+        self._end = 0
+        self._free: dict[int, list[int]] = {}  # offsets by size
 
-    def allocate(self, nbytes):
+    def allocate(self, nbytes: int) -> int:
         """The offset of `nbytes` bytes.
 
         Raises:
@@ -81,10 +87,10 @@ class Arena:
         self.used_nbytes += size
         return offset
 
-    def _size(self, nbytes):
+    def _size(self, nbytes: int) -> int:
         return max(1, -(-nbytes // self._align)) * self._align
 
-    def _extend(self, size, nbytes):
+    def _extend(self, size: int, nbytes: int) -> int:
         if self._end + size > self.nbytes:
             raise InputError(
                 f"shared memory: got {self.nbytes} bytes, of which {self.used_nbytes} are in use, and {nbytes} more "
@@ -95,7 +101,7 @@ class Arena:
         self._end += size
         return offset
 
-    def _reserve(self, offset, size, nbytes):
+    def _reserve(self, offset: int, size: int, nbytes: int) -> None:
         """Take `size` bytes from the system, for `nbytes` that are asked for."""
         try:
             # A lack of memory is then an error here, and no SIGBUS when a page is touched.
@@ -103,18 +109,18 @@ class Arena:
         except OSError as error:
             raise Unavailable(f"shared memory: {nbytes} more bytes: {error.strerror}") from error
 
-    def free(self, offset, nbytes):
+    def free(self, offset: int, nbytes: int) -> None:
         """Take back what `allocate(nbytes)` gave."""
         size = self._size(nbytes)
         self._free.setdefault(size, []).append(offset)
         self.used_nbytes -= size
 
-    def close(self):
+    def close(self) -> None:
         """Let go of the memory; arrays in it keep it alive."""
         os.close(self.fd)
 
 
-def landed_counter(view):
+def landed_counter(view: memoryview) -> memoryview:
     """(1,) uint32, a memoryview: the chunks that a device has copied into the arena `view` of this or another process.
 
     A message that is handed over before it has landed has a ticket where else its departure is: see `ticket_of`.
@@ -123,24 +129,24 @@ def landed_counter(view):
     return view[start : start + 4].cast("I")
 
 
-def ticket_of(first_chunk):
+def ticket_of(first_chunk: int) -> int:
     """What stands for the departure of a message of which `first_chunk` is the first chunk: a negative int."""
     return -1 - first_chunk % FLAG_MODULUS
 
 
-def landed_of(counter, ticket, nbytes):
+def landed_of(counter: memoryview, ticket: int, nbytes: int) -> int:
     """Bytes, from its start, of a message of `nbytes` that have landed, by its `ticket` and the arena's counter."""
     return landed_nbytes(counter[0], -1 - ticket, nbytes, chunk_nbytes_of(nbytes))
 
 
-def make_memory(nbytes):
+def make_memory(nbytes: int) -> int:
     """The file descriptor of `nbytes` bytes of nameless shared memory."""
     fd = os.memfd_create("lanterne-delegate", os.MFD_CLOEXEC)
     os.ftruncate(fd, nbytes)
     return fd
 
 
-def map_memory(fd, nbytes, populate=False):
+def map_memory(fd: int, nbytes: int, *, populate: bool = False) -> memoryview:
     """The shared memory `fd` as a memoryview of bytes; unmapped when nothing refers to it any more.
 
     Args:
@@ -157,19 +163,21 @@ class Ring:
     Args:
         words: memoryview of 64-bit ints, RING_WORDS of them, zeros at first.
 
-    Attributes: `backlog`, a deque of the notes that there was no room for yet; the ring is full while there are any.
+    Attributes: `backlog`, the notes that there was no room for yet; the ring is full while there are any.
     """
 
     __slots__ = ("_bytes", "_full", "_number", "_words", "backlog")
 
-    def __init__(self, words):
-        self._words, self._bytes = words, words.cast("B")
+    def __init__(self, words: memoryview) -> None:
+        self._words = words
+        self._bytes = words.cast("B")
         # The number of the last note put, or taken, at this end.
         self._number = 0
         # What it is when the ring is full, as far as is known: the taker's counter is in another core's cache.
-        self._full, self.backlog = NUM_NOTES, deque()
+        self._full = NUM_NOTES
+        self.backlog: deque[Note] = deque()
 
-    def put(self, kind, subject, first=0, second=0, third=0):
+    def put(self, kind: int, subject: int, first: int = 0, second: int = 0, third: int = 0) -> None:
         """Put a note, at once or, where there is no room, with a `flush` to come.
 
         Cost: 0.5 us; where a stage has swept the caches 10 us, most of it code: Struct.pack_into took 9 us more.
@@ -188,7 +196,7 @@ class Ring:
         words[at + 4] = third
         words[at + _STAMP] = number
 
-    def flush(self):
+    def flush(self) -> None:
         """Put what there was no room for, as far as there is now."""
         while self.backlog:
             self._full = self._words[_CONSUMED] + NUM_NOTES
@@ -196,31 +204,31 @@ class Ring:
                 return
             self.put(*self.backlog.popleft())
 
-    def take(self):
-        """The oldest note, five ints; None if there is none."""
+    def take(self) -> Note | None:
+        """The oldest note; None if there is none."""
         if self.is_empty():
             return None
         self._number = number = self._number + 1
-        note = NOTE.unpack_from(self._bytes, _NOTES_AT + number % NUM_NOTES * NOTE_NBYTES)
+        note: Note = NOTE.unpack_from(self._bytes, _NOTES_AT + number % NUM_NOTES * NOTE_NBYTES)[:5]
         self._words[_CONSUMED] = number
-        return note[:5]
+        return note
 
-    def is_empty(self):
+    def is_empty(self) -> bool:
         """Whether there is nothing to take."""
         number = self._number + 1
         return self._words[_NOTES + _STAMP + number % NUM_NOTES * NOTE_WORDS] != number
 
-    def may_sleep(self):
+    def may_sleep(self) -> bool:
         """Tell, by the taker, that it goes to sleep; False if a note came meanwhile. `awake` afterwards."""
         self._words[_SLEEPS] = 1
         fence()
         return self.is_empty()
 
-    def awake(self):
+    def awake(self) -> None:
         """Tell, by the taker, that it does not sleep any more."""
         self._words[_SLEEPS] = 0
 
-    def sleeps(self):
+    def sleeps(self) -> bool:
         """Whether the taker must be woken for what was put."""
         fence()
         return self._words[_SLEEPS] == 1

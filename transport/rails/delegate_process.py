@@ -1,8 +1,8 @@
 """A delegate: the process that sends and receives one queue of a rank's messages, so that the rank never waits.
 
-Started by delegate_transport.py as `python -m lanterne.transport.rails.delegate_process FD ...`. It takes notes from its rank's ring
-("send these bytes of the arena to rank 2", "receive into these"), moves messages over its rails, and puts notes into
-the ring back. It ends when its rank closes the control socket, however that came about.
+Started by delegate_transport.py as `python -m lanterne.transport.rails.delegate_process FD ...`. It takes notes from
+its rank's ring ("send these bytes of the arena to rank 2", "receive into these"), moves messages over its rails, and
+puts notes into the ring back. It ends when its rank closes the control socket, however that came about.
 Paper: ADAPTRA, section 5.2, figure 10; differs: a delegate serves all neighbours and both directions, a slow one
 holding up no other.
 """
@@ -13,14 +13,16 @@ import select
 import socket
 import sys
 import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from typing import Any
 
 from lanterne.errors import LanterneError, TransportError
 from lanterne.transport.rails import rail as rails
 from lanterne.transport.rails.delegate_memory import RING_WORDS, Ring, landed_counter, landed_of, map_memory
 from lanterne.transport.rails.failover import Incoming, Outgoing
-from lanterne.transport.rails.rail import BYE, DATA, GRANT, PING, PONG, RECEIPT, SWITCH, Rail
+from lanterne.transport.rails.rail import BYE, DATA, GRANT, PING, PONG, RECEIPT, SWITCH, Address, Frame, Rail
 from lanterne.transport.rails.rail_return import RailReturn
 from lanterne.transport.wire import configure
 
@@ -44,12 +46,16 @@ class DelegatePeer:
 
     __slots__ = ("has_left", "incoming", "is_lost", "outgoing", "rails")
 
-    def __init__(self):
-        self.outgoing, self.incoming, self.rails = Outgoing(), Incoming(), []
-        self.has_left = self.is_lost = False
+    def __init__(self) -> None:
+        # Messages of (offset, nbytes, departure_ns), and places of (offset, nbytes).
+        self.outgoing: Outgoing[tuple[int, int, int]] = Outgoing()
+        self.incoming: Incoming[tuple[int, int]] = Incoming()
+        self.rails: list[Rail] = []
+        self.has_left = False
+        self.is_lost = False
 
     @property
-    def is_due(self):
+    def is_due(self) -> bool:
         """Whether something is to come from the peer, or to be received by it."""
         return bool(self.outgoing.unfinished) or self.incoming.granted > self.incoming.received
 
@@ -60,18 +66,33 @@ class DelegateLoop:
     Args:
         control: the socket whose other end the rank holds.
         wakeup: eventfd that the rank writes to when this process sleeps.
-        ring, back: Rings from the rank and to it.
-        arena: the rank's arena, memoryview.
-        found: list of Rail.
-        order: a function of a Rail: those where it is least are used first.
-        returns: the RailReturn, which makes dead rails anew.
+        ring, back: from the rank and to it.
+        arena: the rank's arena.
+        order: rails where it is least are used first.
+        returns: makes dead rails anew.
     """
 
-    def __init__(self, control, wakeup, ring, back, arena, found, order, returns):
-        self.order, self.returns = order, returns
-        self.control, self.wakeup, self.ring, self.back, self.arena = control, wakeup, ring, back, arena
+    def __init__(
+        self,
+        control: socket.socket,
+        wakeup: int,
+        ring: Ring,
+        back: Ring,
+        arena: memoryview,
+        found: Iterable[Rail],
+        order: Callable[[Rail], int],
+        returns: RailReturn,
+    ) -> None:
+        self.order = order
+        self.returns = returns
+        self.control = control
+        self.wakeup = wakeup
+        self.ring = ring
+        self.back = back
+        self.arena = arena
         self.landed = landed_counter(arena)
-        self.peers, self.rails = {}, {}
+        self.peers: dict[int, DelegatePeer] = {}
+        self.rails: dict[int, Rail] = {}
         self.poll = select.poll()
         self.poll.register(control, select.POLLIN)
         self.poll.register(wakeup, select.POLLIN)
@@ -81,7 +102,7 @@ class DelegateLoop:
             self.peers.setdefault(rail.peer, DelegatePeer())
             self.adopt(rail)
 
-    def run(self):
+    def run(self) -> None:
         """Serve until the rank says CLOSE, or is gone.
 
         It sleeps whenever nothing is to be done: polling on would take the core of a rank that computes.
@@ -104,7 +125,7 @@ class DelegateLoop:
             self.back.flush()
         self.say_goodbye()
 
-    def sleep_ms(self):
+    def sleep_ms(self) -> float | None:
         """How long to sleep at most; None: until something comes."""
         if self.back.backlog:
             return 1
@@ -112,20 +133,22 @@ class DelegateLoop:
             return 1e3 * PING_S
         return None
 
-    def take_notes(self):
+    def take_notes(self) -> bool:
         """Do what the rank has asked for; False once that is to end."""
-        sending, posted, goes_on = set(), set(), True
+        sending: set[int] = set()
+        posted: set[int] = set()
+        goes_on = True
         while (note := self.ring.take()) is not None:
-            kind, number, *words = note
+            kind, number, offset, nbytes, departure_ns = note
             if kind == CLOSE:
                 goes_on = False
                 break
             self.settle(self.peers[number])
             if kind == SEND:
-                self.peers[number].outgoing.submit(tuple(words))
+                self.peers[number].outgoing.submit((offset, nbytes, departure_ns))
                 sending.add(number)
             else:
-                self.peers[number].incoming.post(tuple(words[:2]))
+                self.peers[number].incoming.post((offset, nbytes))
                 posted.add(number)
         for number in sending | posted:
             peer = self.peers[number]
@@ -137,7 +160,7 @@ class DelegateLoop:
             self.push(peer.rails[0])
         return goes_on
 
-    def settle(self, peer):
+    def settle(self, peer: DelegatePeer) -> None:
         """Use the first of the living rails, one that came back too; only while nothing is on its way on another."""
         if len(peer.rails) > 1 and not peer.outgoing.unfinished:
             before = peer.rails[0]
@@ -145,13 +168,13 @@ class DelegateLoop:
             if peer.rails[0] is not before:
                 self.tell_counts(peer)
 
-    def tell_counts(self, peer):
+    def tell_counts(self, peer: DelegatePeer) -> None:
         """Another rail is used: say there what may have been lost with the one before."""
         peer.rails[0].put(RECEIPT, peer.incoming.received)
         peer.rails[0].put(GRANT, peer.incoming.granted)
         self.push(peer.rails[0])
 
-    def push(self, rail):
+    def push(self, rail: Rail) -> None:
         """Put on a rail what may be sent now, if it is the one in use, and write what the rail takes."""
         peer = self.peers[rail.peer]
         if rail not in peer.rails:
@@ -173,7 +196,7 @@ class DelegateLoop:
             return
         self.poll.modify(rail, select.POLLIN if rail.idle else select.POLLIN | select.POLLOUT)
 
-    def serve(self, rail, event):
+    def serve(self, rail: Rail, event: int) -> None:
         """Read and write a rail that poll() named."""
         try:
             # Room for more, where there was none, is a sign of life too.
@@ -185,7 +208,7 @@ class DelegateLoop:
             return
         self.push(rail)
 
-    def on_frame(self, rail, frame, is_whole):
+    def on_frame(self, rail: Rail, frame: Frame, is_whole: bool) -> memoryview | None:
         """See Rail.read."""
         kind, word, nbytes, departure_ns, _ = frame
         peer = self.peers[rail.peer]
@@ -215,7 +238,7 @@ class DelegateLoop:
             peer.has_left = True
         return None
 
-    def place(self, rail, peer, number, nbytes):
+    def place(self, rail: Rail, peer: DelegatePeer, number: int, nbytes: int) -> memoryview | None:
         """The memory for the message that begins to come; None: it has come before."""
         place = peer.incoming.place(number)
         # What is left of it on a rail that its sender gave up must not be written over what takes its place later.
@@ -229,14 +252,14 @@ class DelegateLoop:
             raise TransportError(f"got a message of {nbytes} bytes, expected {expected}")
         return self.arena[offset : offset + nbytes]
 
-    def adopt(self, rail):
+    def adopt(self, rail: Rail) -> None:
         """Serve a rail, after those that its peer has."""
         rail.alive_s = time.monotonic()
         self.peers[rail.peer].rails.append(rail)
         self.rails[rail.fileno()] = rail
         self.poll.register(rail, select.POLLIN)
 
-    def take_back(self, rail):
+    def take_back(self, rail: Rail) -> None:
         """A rail was made anew: it is used once nothing is on its way, see `settle`."""
         peer = self.peers.get(rail.peer)
         if peer is None or not peer.rails or peer.has_left:
@@ -248,7 +271,7 @@ class DelegateLoop:
             self.drop(other, tell=False)
         self.back.put(RETURNED, rail.peer, rail.index)
 
-    def drop(self, rail, tell=True):
+    def drop(self, rail: Rail, *, tell: bool = True) -> None:
         """A rail is dead: go on over the next. `tell`: the peer does not know."""
         peer = self.peers[rail.peer]
         if rail not in peer.rails:
@@ -274,13 +297,14 @@ class DelegateLoop:
         else:
             self.push(following)
 
-    def lose(self, number):
+    def lose(self, number: int) -> None:
+        """The last rail to a peer is dead: tell the rank, once."""
         peer = self.peers[number]
         if not peer.is_lost:
             peer.is_lost = True
             self.back.put(LOST, number, int(peer.has_left))
 
-    def look_for_silence(self):
+    def look_for_silence(self) -> None:
         """Ask silent rails for a sign of life, and drop those that did not give it."""
         now_s = time.monotonic()
         for peer in self.peers.values():
@@ -294,7 +318,7 @@ class DelegateLoop:
                 rail.put(PING)
                 self.push(rail)
 
-    def say_goodbye(self):
+    def say_goodbye(self) -> None:
         """Get out what is under way, and tell the peers that the end of this process is no death."""
         for rail in list(self.rails.values()):
             rail.put(BYE)
@@ -306,13 +330,15 @@ class DelegateLoop:
                     self.serve(self.rails[fd], event)
 
 
-def set_up(control, config):
-    """Listen, tell where, connect to the peers: (Rails, the order in which to use them, RailReturn), for DelegateLoop."""
-    token, rank, hosts = config["token"], config["rank"], config["rails"]
+def set_up(control: socket.socket, config: Mapping[str, Any]) -> tuple[list[Rail], Callable[[Rail], int], RailReturn]:
+    """Listen, tell where, connect to the peers: what DelegateLoop takes last."""
+    token: str = config["token"]
+    rank: int = config["rank"]
+    hosts: list[str | None] = config["rails"]
     listening = [None if host is None else rails.listen(host) for host in hosts]
     say(control, listen=[each and each[1] for each in listening])
     # Peer -> the address of each of its rails, None where there is no such rail between the two.
-    addresses = {int(peer): found for peer, found in hear(control).items()}
+    addresses: dict[int, list[Address | None]] = {int(peer): theirs for peer, theirs in hear(control).items()}
     meeting = [each[0] for each in listening if each], hosts, addresses, rank, token
     found = rails.join(*meeting, SETUP_S)
     for sock in found.values():
@@ -323,18 +349,21 @@ def set_up(control, config):
     return made, lambda rail: (rail.index - queue) % count, RailReturn(*meeting)
 
 
-def say(control, **content):
+def say(control: socket.socket, **content: object) -> None:
+    """Tell the rank."""
     control.sendall(json.dumps(content).encode())
 
 
-def hear(control):
+def hear(control: socket.socket) -> dict[str, Any]:
+    """What the rank tells; ends this process if it is gone."""
     data = control.recv(1 << 20)
     if not data:
         sys.exit(0)
-    return json.loads(data)
+    told: dict[str, Any] = json.loads(data)
+    return told
 
 
-def main(arguments):
+def main(arguments: Sequence[str]) -> None:
     control_fd, wakeup, arena_fd, ring_fd = map(int, arguments)
     control = socket.socket(fileno=control_fd)
     control.settimeout(None)

@@ -11,10 +11,13 @@ Paper: ADAPTRA, section 5.2 and 5.3; differs: within a host, as said.
 import json
 import math
 import os
+import socket
 import time
 from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import cycle
+from typing import Any
 
 from lanterne.errors import InputError, PeerFailed, TransportError
 from lanterne.transport.rails.delegate_handle import END_S, Handle
@@ -30,15 +33,23 @@ from lanterne.transport.rails.delegate_process import (
     SENT,
     SETUP_S,
 )
-from lanterne.transport.rails.neighbours import Neighbours, meet
-from lanterne.transport.rails.rail import MEMORY, listen
-from lanterne.transport.rails.rail_names import TCP, bind_address, check_agreed, joined, network_host, share_memory
+from lanterne.transport.rails.neighbours import Done, Neighbours, meet
+from lanterne.transport.rails.rail import MEMORY, Address, listen
+from lanterne.transport.rails.rail_names import (
+    TCP,
+    Exchange,
+    bind_address,
+    check_agreed,
+    joined,
+    network_host,
+    share_memory,
+)
 
 DEFAULT_RAILS = (MEMORY, TCP)
 MAX_QUEUES = 64
 
 
-def queues_needed(produced_per_s, carried_per_s):
+def queues_needed(produced_per_s: float, carried_per_s: float) -> int:
     """The number of queues that carry what is produced, if one carries `carried_per_s`, at least 1.
 
     Args:
@@ -63,7 +74,7 @@ class Delegates:
     Args:
         rank: this one's.
         peers: the other ranks that this one sends to or receives from.
-        exchange: a function that all ranks call alike: bytes -> the bytes of every rank, a list; called twice.
+        exchange: called twice.
         queues: delegates, the same number on every rank that needs them.
         rails: names, the first that lives being used; as many on every rank. With MEMORY the ranks of one host share
             memory, and need no other.
@@ -75,9 +86,9 @@ class Delegates:
             in 1 us to a neighbour, else 4, or 10 if the delegate must be woken; some 15 more where the caches hold
             nothing of ours. With a ticket for the departure (delegate_memory.py) a device may be copying them there.
         addresses: of the rails here; None for MEMORY.
-        arena: this rank's; `arenas`, by peer, of those that share memory, as memoryviews.
-        dropped: a list of (peer, queue, rail, time.monotonic()) of the rails that died; returned: of those of them that
-            were made anew, and are used again.
+        arena: this rank's; `arenas`, by peer, of those that share memory.
+        dropped: (peer, queue, rail, time.monotonic()) of the rails that died; returned: of those of them that were made
+            anew, and are used again.
 
     Raises:
         InputError: queues or rails that cannot be.
@@ -85,36 +96,61 @@ class Delegates:
         TransportError: a delegate did not start, or found no rail to a peer.
     """
 
-    def __init__(self, rank, peers, exchange, queues=1, rails=DEFAULT_RAILS, memory_nbytes=1 << 30, on_sent=id):
+    def __init__(
+        self,
+        rank: int,
+        peers: Iterable[int],
+        exchange: Exchange,
+        queues: int = 1,
+        rails: Sequence[str] = DEFAULT_RAILS,
+        memory_nbytes: int = 1 << 30,
+        on_sent: Callable[[int], object] = id,
+    ) -> None:
         check_machine()
         if not 1 <= queues <= MAX_QUEUES:
             raise InputError(f"queues: got {queues}, expected 1 to {MAX_QUEUES}")
         if not rails or len(set(rails)) < len(rails):
             raise InputError(f"rails: got {', '.join(rails) or 'none'}, expected different names, at least one")
-        self.rank, self.peers, self.dropped, self.returned = rank, tuple(sorted(peers)), [], []
+        self.rank = rank
+        self.peers = tuple(sorted(peers))
+        self.dropped: list[tuple[int, int, int, float]] = []
+        self.returned: list[tuple[int, int, int, float]] = []
         self._on_sent = on_sent
         self.arena = Arena(memory_nbytes, "room for all messages that a rank sends and receives in an iteration")
-        self.neighbours, self._under_way, self._closed = Neighbours(), 0, False
-        self.addresses, self._handles, self._flows, self._sends, self._receives = [], [], {}, {}, {}
-        self.senders = {}
+        self.neighbours = Neighbours()
+        self._under_way = 0
+        self._closed = False
+        self.addresses: list[str | None] = []
+        self._handles: list[Handle] = []
+        self._flows: dict[int, list[_Flow]] = {}
+        # By peer, without end: what is under way in a queue, and its delegate, whose turn it is.
+        self._sends: dict[int, Iterator[tuple[deque[int], Handle]]] = {}
+        self._receives: dict[int, Iterator[tuple[deque[Done], Handle]]] = {}
+        self.senders: dict[int, Callable[[int, int, int], object]] = {}
         try:
             self._start(exchange, queues, tuple(rails))
         except BaseException:
             self.close()
             raise
 
-    def _start(self, exchange, queues, rails):
+    def _start(self, exchange: Exchange, queues: int, rails: tuple[str, ...]) -> None:
         own = {"host": network_host(), "rails": list(rails), "peers": list(self.peers), "queues": queues}
         own["token"] = os.urandom(16).hex()
-        error, listener, told = None, None, {"listen": [], "inbox": None, "error": ""}
+        error: Exception | None = None
+        listener: socket.socket | None = None
+        told: dict[str, Any] = {"listen": [], "inbox": None, "error": ""}
         every = [json.loads(data) for data in exchange(json.dumps(own).encode())]
+        token: str = every[0]["token"]
+        near: list[int] = []
+        far: list[int] = []
         try:
             check_agreed(every)
             near = [peer for peer in self.peers if share_memory(own, every[peer])]
             far = [peer for peer in self.peers if peer not in near]
             several_hosts = len({other["host"] for other in every}) > 1
-            self.addresses = [None if name == MEMORY else bind_address(name, several_hosts) for name in rails]
-            token = every[0]["token"]
+            self.addresses = [
+                None if name == MEMORY else bind_address(name, several_hosts=several_hosts) for name in rails
+            ]
             if near:
                 listener, told["inbox"] = listen(MEMORY)
             for queue in range(queues if far else 0):
@@ -131,14 +167,13 @@ class Delegates:
                 raise TransportError(f"delegate: rank {rank}: {other['error']}")
         for queue, handle in enumerate(self._handles):
             handle.say(**{str(peer): _rails_to(own, every[peer], every_told[peer]["listen"][queue]) for peer in far})
-        if near:
+        if listener is not None:
             inboxes = {peer: every_told[peer]["inbox"] for peer in near}
             with listener:
                 meet(self.neighbours, self.rank, listener, inboxes, token, self.arena.fd, self._on_sent, SETUP_S)
         for handle in self._handles:
             handle.pid = handle.hear()["pid"]
         self._flows = {peer: [_Flow() for _ in range(queues)] for peer in far}
-        # By peer, without end: what is under way in a queue, and its delegate, whose turn it is.
         for peer, flows in self._flows.items():
             pairs = list(zip(flows, self._handles, strict=True))
             self._sends[peer] = cycle([(flow.sends, handle) for flow, handle in pairs])
@@ -148,22 +183,22 @@ class Delegates:
             self.senders[peer] = neighbour.outbox.put
 
     @property
-    def arenas(self):
-        """By neighbour its arena, a memoryview of bytes."""
+    def arenas(self) -> dict[int, memoryview]:
+        """By neighbour its arena, as bytes."""
         return {peer: neighbour.arena for peer, neighbour in self.neighbours.items()}
 
     @property
-    def under_way(self):
+    def under_way(self) -> int:
         """How many messages handed over have not come yet."""
         return self._under_way + sum(len(neighbour.outbox.backlog) for neighbour in self.neighbours.values())
 
-    def _send(self, peer, nbytes, offset, departure_ns):
+    def _send(self, peer: int, nbytes: int, offset: int, departure_ns: int) -> None:
         waiting, handle = next(self._sends[peer])
         waiting.append(offset)
         self._under_way += 1
         handle.put(SEND, peer, offset, nbytes, departure_ns)
 
-    def receive(self, offset, nbytes, peer, done):
+    def receive(self, offset: int, nbytes: int, peer: int, done: Done) -> None:
         """Receive the next message from `peer`, at `offset` if it is no neighbour.
 
         Once it is there `done(departure_s, None)` is called; from a neighbour `done(departure_s, place)`: it lies at
@@ -176,11 +211,11 @@ class Delegates:
         waiting.append(done)
         handle.put(RECEIVE, peer, offset, nbytes)
 
-    def release(self, peer, place):
+    def release(self, peer: int, place: int) -> None:
         """A message in a peer's arena is not read any more."""
         self.neighbours[peer].release(place)
 
-    def progress(self):
+    def progress(self) -> bool:
         """Call `on_sent`, or the receive's `done`, for all that is done by now; True if something is.
 
         Raises:
@@ -195,7 +230,7 @@ class Delegates:
                 self._hear(queue, *note)
         return moved
 
-    def _hear(self, queue, kind, peer, first, second, _):
+    def _hear(self, queue: int, kind: int, peer: int, first: int, second: int, _third: int) -> None:
         flow = self._flows[peer][queue]
         if kind == SENT:
             self._under_way -= first
@@ -212,18 +247,18 @@ class Delegates:
         elif kind == MISFIT:
             raise TransportError(f"delegate: got a message of {first} bytes from rank {peer}, expected {second}")
 
-    def check(self):
+    def check(self) -> None:
         """Raise TransportError if a delegate has died, PeerFailed if a neighbour has."""
         for handle in self._handles:
             handle.check(self.rank)
         self.neighbours.check()
 
     @property
-    def pids(self):
+    def pids(self) -> list[int | None]:
         """Of the delegates, by queue."""
         return [handle.pid for handle in self._handles]
 
-    def close(self):
+    def close(self) -> None:
         """End the delegates, once what they have to say has left; a second call does nothing."""
         if self._closed:
             return
@@ -242,10 +277,11 @@ class _Flow:
 
     __slots__ = ("receives", "sends")
 
-    def __init__(self):
-        self.sends, self.receives = deque(), deque()
+    def __init__(self) -> None:
+        self.sends: deque[int] = deque()
+        self.receives: deque[Done] = deque()
 
 
-def _rails_to(own, other, addresses):
+def _rails_to(own: Mapping[str, Any], other: Mapping[str, Any], addresses: Sequence[Address]) -> list[Address | None]:
     """The address of each rail to a peer that listens at `addresses`; None where there is none."""
     return [address if is_joined else None for address, is_joined in zip(addresses, joined(own, other), strict=True)]

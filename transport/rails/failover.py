@@ -10,33 +10,39 @@ Nothing here does input or output. Paper: ADAPTRA, section 5.3; differs: no mess
 """
 
 from collections import deque
+from typing import Generic, TypeVar
 
 from lanterne.errors import TransportError
 
+Message = TypeVar("Message")
+Place = TypeVar("Place")
 
-class Outgoing:
+
+class Outgoing(Generic[Message]):
     """The sending end of a flow."""
 
     __slots__ = ("_messages", "_next", "_received", "granted")
 
-    def __init__(self):
-        self._messages = deque()
-        self._received, self._next, self.granted = 0, 0, 0
+    def __init__(self) -> None:
+        self._messages: deque[Message] = deque()
+        self._received = 0
+        self._next = 0
+        self.granted = 0
 
     @property
-    def unfinished(self):
+    def unfinished(self) -> int:
         """Messages that are not received, as far as is known."""
         return len(self._messages)
 
-    def submit(self, message):
-        """Send `message`, anything, after those before."""
+    def submit(self, message: Message) -> None:
+        """Send `message` after those before."""
         self._messages.append(message)
 
-    def grant(self, count):
+    def grant(self, count: int) -> None:
         """The receiver has memory for `count` messages, ever."""
         self.granted = max(self.granted, count)
 
-    def take(self):
+    def take(self) -> tuple[int, Message] | None:
         """(number, message) of the one that is to be sent now; None if there is none, or no grant for it."""
         number = self._next
         if number >= min(self.granted, self._received + len(self._messages)):
@@ -44,7 +50,7 @@ class Outgoing:
         self._next += 1
         return number, self._messages[number - self._received]
 
-    def receipt(self, count):
+    def receipt(self, count: int) -> int:
         """The receiver has `count` messages, ever; returns how many of them are news."""
         news = count - self._received
         if news <= 0:
@@ -60,29 +66,30 @@ class Outgoing:
         self._next = max(self._next, count)
         return news
 
-    def rewind(self):
+    def rewind(self) -> None:
         """The rail is dead: send again, on another, what is not received."""
         self._next = self._received
 
 
-class Incoming:
+class Incoming(Generic[Place]):
     """The receiving end of a flow."""
 
     __slots__ = ("_places", "received")
 
-    def __init__(self):
-        self._places, self.received = deque(), 0
+    def __init__(self) -> None:
+        self._places: deque[Place] = deque()
+        self.received = 0
 
     @property
-    def granted(self):
+    def granted(self) -> int:
         """How many messages there has been memory for."""
         return self.received + len(self._places)
 
-    def post(self, place):
-        """Receive the next message in `place`, anything."""
+    def post(self, place: Place) -> None:
+        """Receive the next message in `place`."""
         self._places.append(place)
 
-    def place(self, number):
+    def place(self, number: int) -> Place | None:
         """Where message `number`, which now comes, is to go; None if it has come before and is to be dropped.
 
         Raises:
@@ -94,7 +101,7 @@ class Incoming:
             raise TransportError(f"flow: got message {number}, expected {self.received} of {self.granted} granted")
         return self._places[0]
 
-    def complete(self, number):
+    def complete(self, number: int) -> Place | None:
         """Message `number` has come whole; returns its place, None if it had come before."""
         if number < self.received:
             return None

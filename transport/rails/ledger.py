@@ -8,6 +8,7 @@ Nothing here does input or output.
 """
 
 from collections import deque
+from collections.abc import Iterator
 
 from lanterne.errors import TransportError
 
@@ -17,13 +18,17 @@ class Ledger:
 
     __slots__ = ("_came", "_pool", "_sent", "_touched")
 
-    def __init__(self):
-        # Tag -> _Sent, _Came; copies to be used again, by size; tags of which something came since the last `news`.
-        self._sent, self._came, self._pool, self._touched = {}, {}, {}, set()
+    def __init__(self) -> None:
+        # By tag.
+        self._sent: dict[int, _Sent] = {}
+        self._came: dict[int, _Came] = {}
+        # Copies to be used again, by size; tags of which something came since the last `news`.
+        self._pool: dict[int, list[memoryview]] = {}
+        self._touched: set[int] = set()
 
     # -- what this rank sends
 
-    def keep(self, tag, message):
+    def keep(self, tag: int, message: memoryview) -> tuple[int, memoryview]:
         """(number, copy) of a message (buffer of bytes) that is sent now."""
         free = self._pool.get(message.nbytes)
         copy = free.pop() if free else memoryview(bytearray(message.nbytes))
@@ -32,7 +37,7 @@ class Ledger:
         sent.copies.append(copy)
         return sent.count - 1, copy
 
-    def receipt(self, tag, count):
+    def receipt(self, tag: int, count: int) -> None:
         """The peer has the first `count` messages of a tag."""
         sent = self._sent.get(tag) or _Sent()
         if count > sent.count:
@@ -42,25 +47,25 @@ class Ledger:
             self._pool.setdefault(copy.nbytes, []).append(copy)
             sent.first += 1
 
-    def unreceipted(self):
+    def unreceipted(self) -> Iterator[tuple[int, int, memoryview]]:
         """(tag, number, copy) of all messages that the peer may lack, those of a tag in order."""
         for tag, sent in self._sent.items():
             for index, copy in enumerate(sent.copies):
                 yield tag, sent.first + index, copy
 
-    def sent(self):
+    def sent(self) -> list[tuple[int, int]]:
         """[(tag, how many messages were sent)] of the tags of which the peer may lack some."""
         return [(tag, sent.count) for tag, sent in self._sent.items() if sent.copies]
 
     # -- what it receives
 
-    def post(self, tag):
+    def post(self, tag: int) -> int:
         """The number of the message that a receive, posted now, is for."""
         came = self._came.setdefault(tag, _Came())
         came.posted += 1
         return came.posted - 1
 
-    def complete(self, tag, number):
+    def complete(self, tag: int, number: int) -> None:
         """A message has come."""
         came = self._came[tag]
         came.ahead.add(number)
@@ -69,21 +74,21 @@ class Ledger:
             came.count += 1
         self._touched.add(tag)
 
-    def has(self, tag, number):
+    def has(self, tag: int, number: int) -> bool:
         """Whether a message has come before."""
         came = self._came.get(tag)
         return came is not None and (number < came.count or number in came.ahead)
 
-    def lacks(self, tag, sent):
+    def lacks(self, tag: int, sent: int) -> bool:
         """Whether, of `sent` messages of a tag, one has not come that a receive waits for."""
         came = self._came.get(tag)
         return came is not None and came.count < min(sent, came.posted)
 
-    def counts(self):
+    def counts(self) -> list[tuple[int, int]]:
         """As `news`, of all tags."""
         return [(tag, came.count) for tag, came in self._came.items()]
 
-    def news(self):
+    def news(self) -> list[tuple[int, int]]:
         """[(tag, count)] to tell the sender: the first `count` messages have come; of tags where that has changed."""
         touched, self._touched = self._touched, set()
         return [(tag, self._came[tag].count) for tag in touched]
@@ -94,11 +99,12 @@ class _Sent:
 
     __slots__ = ("copies", "first")
 
-    def __init__(self):
-        self.copies, self.first = deque(), 0
+    def __init__(self) -> None:
+        self.copies: deque[memoryview] = deque()
+        self.first = 0
 
     @property
-    def count(self):
+    def count(self) -> int:
         return self.first + len(self.copies)
 
 
@@ -107,5 +113,7 @@ class _Came:
 
     __slots__ = ("ahead", "count", "posted")
 
-    def __init__(self):
-        self.posted, self.count, self.ahead = 0, 0, set()
+    def __init__(self) -> None:
+        self.posted = 0
+        self.count = 0
+        self.ahead: set[int] = set()

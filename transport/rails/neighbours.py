@@ -10,6 +10,9 @@ import select
 import socket
 import time
 from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import TypeAlias
 
 from lanterne.errors import PeerFailed, TransportError
 from lanterne.transport.rails.delegate_memory import (
@@ -20,12 +23,16 @@ from lanterne.transport.rails.delegate_memory import (
     make_memory,
     map_memory,
 )
-from lanterne.transport.rails.rail import MEMORY, join
+from lanterne.transport.rails.rail import MEMORY, Address, join
 
 # Notes. NBYTES offset departure_ns: a message of at least 0 bytes lies in the arena of who says so, or a device copies
 # it there, and a ticket stands for the departure; READ offset: it is not read any more; BYE: no further note comes.
 READ, BYE = -1, -2
 RING_NBYTES = 8 * RING_WORDS
+
+
+# Called with a message's departure, in s, and its offset in the peer's arena; None where it has come into this rank's.
+Done: TypeAlias = Callable[[float, int | None], object]
 
 
 class Neighbour:
@@ -36,35 +43,43 @@ class Neighbour:
         words: memory of the ring to it.
         on_sent: see Delegates.
 
-    Attributes: `outbox`, the Ring to it, for messages; `arena`, its own, a memoryview, once `hear` was called;
-        `awaited`, the receives that there is no message for.
+    Attributes: `outbox`, the Ring to it, for messages; `arena`, its own, once `hear` was called; `awaited`, the
+        receives that there is no message for: their bytes, and whom to tell.
     """
 
-    def __init__(self, rank, sock, words, on_sent):
-        self.rank, self.sock, self.arena, self._on_sent = rank, sock, None, on_sent
-        self.outbox, self._inbox = Ring(words), None
-        # Messages that no receive is there for, or the other way round.
-        self._early, self.awaited, self.has_left = deque(), deque(), False
-        # Messages that have not landed, oldest first, and those after them; how much of its arena has.
-        self._landing, self._landed = deque(), None
+    arena: memoryview
+    _inbox: Ring
+    _landed: memoryview  # how much of its arena has
 
-    def hear(self, arena_fd, ring_fd):
+    def __init__(self, rank: int, sock: socket.socket, words: memoryview, on_sent: Callable[[int], object]) -> None:
+        self.rank = rank
+        self.sock = sock
+        self._on_sent = on_sent
+        self.outbox = Ring(words)
+        # Messages, of (nbytes, offset, departure_ns), that no receive is there for, or the other way round.
+        self._early: deque[tuple[int, int, int]] = deque()
+        self.awaited: deque[tuple[int, Done]] = deque()
+        self.has_left = False
+        # Messages that have not landed, oldest first, and those after them.
+        self._landing: deque[tuple[int, int, int]] = deque()
+
+    def hear(self, arena_fd: int, ring_fd: int) -> None:
         """Take what it shares."""
         self.arena = map_memory(arena_fd, os.fstat(arena_fd).st_size)
         self._landed = landed_counter(self.arena)
         self._inbox = Ring(map_memory(ring_fd, RING_NBYTES, populate=True).cast("q"))
 
-    def receive(self, nbytes, done):
+    def receive(self, nbytes: int, done: Done) -> None:
         """See Delegates.receive."""
         self.awaited.append((nbytes, done))
         while self._early and self.awaited:
             self._arrive(*self._early.popleft())
 
-    def release(self, offset):
+    def release(self, offset: int) -> None:
         """The message at `offset` of its arena is not read any more."""
         self.outbox.put(READ, offset)
 
-    def progress(self):
+    def progress(self) -> bool:
         """Take its notes, and messages that have landed; True if there were some."""
         self.outbox.flush()
         moved = self._settle() if self._landing else False
@@ -83,7 +98,7 @@ class Neighbour:
         self._settle()
         return True
 
-    def _settle(self):
+    def _settle(self) -> bool:
         """Take the messages that have landed; True if there were some."""
         before = len(self._landing)
         while self._landing:
@@ -96,60 +111,73 @@ class Neighbour:
             self._come(nbytes, offset, departure_ns)
         return len(self._landing) < before
 
-    def _come(self, nbytes, offset, departure_ns):
+    def _come(self, nbytes: int, offset: int, departure_ns: int) -> None:
         if self.awaited:
             self._arrive(nbytes, offset, departure_ns)
         else:
             self._early.append((nbytes, offset, departure_ns))
 
-    def _arrive(self, nbytes, offset, departure_ns):
+    def _arrive(self, nbytes: int, offset: int, departure_ns: int) -> None:
         expected, done = self.awaited.popleft()
         if nbytes != expected:
             what = f"a message of {nbytes} bytes from rank {self.rank}"
             raise TransportError(f"delegate: got {what}, expected {expected}")
         done(departure_ns / 1e9, offset)
 
-    def check(self):
+    def check(self) -> None:
         """It has closed its socket: raise PeerFailed if this rank needs it still."""
         self.progress()
         if self.awaited or self.outbox.backlog:
             raise PeerFailed(self.rank, "its data plane has left" if self.has_left else "it is gone")
 
-    def close(self):
+    def close(self) -> None:
+        """Say that no further note comes."""
         self.outbox.put(BYE, 0)
         self.sock.close()
 
 
-class Neighbours(dict):
+class Neighbours(dict[int, Neighbour]):
     """Rank -> Neighbour, of those that `meet` has met."""
 
-    def __init__(self):
-        self._poll, self._ranks = select.poll(), {}
+    def __init__(self) -> None:
+        self._poll = select.poll()
+        self._ranks: dict[int, int] = {}  # by socket
 
-    def add(self, neighbour):
+    def add(self, neighbour: Neighbour) -> None:
+        """Serve it, too."""
         self[neighbour.rank] = neighbour
         self._ranks[neighbour.sock.fileno()] = neighbour.rank
         self._poll.register(neighbour.sock, select.POLLRDHUP)
 
-    def progress(self):
+    def progress(self) -> bool:
         """Take everybody's notes; True if there were some."""
         moved = False
         for neighbour in self.values():
             moved = neighbour.progress() or moved
         return moved
 
-    def check(self):
+    def check(self) -> None:
         """Raise PeerFailed if one is gone that this rank needs still."""
         for fd, _ in self._poll.poll(0):
             self[self._ranks[fd]].check()
 
-    def close(self):
+    def close(self) -> None:
+        """Part from everybody."""
         for neighbour in self.values():
             neighbour.close()
         self.clear()
 
 
-def meet(neighbours, rank, listener, addresses, token, arena_fd, on_sent, limit_s):
+def meet(
+    neighbours: Neighbours,
+    rank: int,
+    listener: socket.socket,
+    addresses: Mapping[int, Address],
+    token: str,
+    arena_fd: int,
+    on_sent: Callable[[int], object],
+    limit_s: float,
+) -> None:
     """Fill Neighbours with the ranks that `addresses` (rank -> where it listens) names; they all call it.
 
     Raises:
@@ -164,12 +192,11 @@ def meet(neighbours, rank, listener, addresses, token, arena_fd, on_sent, limit_
         os.close(ring_fd)
     for neighbour in neighbours.values():
         neighbour.sock.settimeout(limit_s)
-        try:
+        fds: list[int] = []
+        with suppress(OSError):
             fds = socket.recv_fds(neighbour.sock, 1, 2)[1]
-        except OSError:
-            fds = []
         if len(fds) != 2:
             raise TransportError(f"delegate: rank {neighbour.rank}, of this host, has not shared its memory")
-        neighbour.hear(*fds)
+        neighbour.hear(fds[0], fds[1])
         for fd in fds:
             os.close(fd)

@@ -12,6 +12,8 @@ import socket
 import struct
 import time
 from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, TypeAlias
 
 from lanterne.errors import TransportError
 from lanterne.transport import wire
@@ -27,6 +29,22 @@ RETRANSMITS_AT, MUTE_TIMEOUTS = 2, 2
 # Bytes read or written before others have their turn; parts of a message in one system call.
 TURN_NBYTES, PARTS = 8 << 20, 16
 MEMORY = "memory"
+
+# Of a listener, as JSON tells it: of a rail of memory one name, of TCP host and port.
+Address: TypeAlias = list[Any]
+# Of each rail to a peer, None where there is none; by peer.
+Addresses: TypeAlias = Mapping[int, Sequence[Address | None]]
+# Kind and words.
+Frame: TypeAlias = tuple[int, ...]
+
+
+class OnFrame(Protocol):
+    """What takes a rail's frames, each twice if it is a DATA: `is_whole` is False when it begins.
+
+    It then returns where the bytes of the message go; None: nowhere.
+    """
+
+    def __call__(self, rail: "Rail", frame: Frame, is_whole: bool, /) -> memoryview | None: ...
 
 
 class Rail:
@@ -44,25 +62,35 @@ class Rail:
         taking: the number of the message that is coming in; None between messages.
     """
 
-    def __init__(self, sock, peer, index, life=0):
-        self.sock, self.peer, self.index, self.life = sock, peer, index, life
-        self.alive_s, self.pinged_s, self.taking = 0.0, None, None
-        self._out = deque()
+    def __init__(self, sock: socket.socket, peer: int, index: int, life: int = 0) -> None:
+        self.sock = sock
+        self.peer = peer
+        self.index = index
+        self.life = life
+        self.alive_s = 0.0
+        self.pinged_s: float | None = None
+        self.taking: int | None = None
+        self._out: deque[memoryview] = deque()
         # A payload that is not all there yet, a function that tells how much is, and how much was put; frames after it.
-        self._landing, self._after = None, deque()
+        self._landing: tuple[memoryview, Callable[[], int], int] | None = None
+        self._after: deque[memoryview] = deque()
         self._header = memoryview(bytearray(HEADER.size))
-        self._target, self._left, self._frame = self._header, HEADER.size, None
+        self._target = self._header
+        self._left = HEADER.size
+        self._frame: Frame | None = None
         self._scrap = memoryview(bytearray(1 << 16))
 
-    def fileno(self):
+    def fileno(self) -> int:
         return self.sock.fileno()
 
     @property
-    def idle(self):
+    def idle(self) -> bool:
         """Whether all that was put has left."""
         return not self._out and self._landing is None
 
-    def put(self, kind, *words, payload=None, landed=None):
+    def put(
+        self, kind: int, *words: int, payload: memoryview | None = None, landed: Callable[[], int] | None = None
+    ) -> None:
         """Send a frame, after those before; `flush` moves it.
 
         Args:
@@ -76,9 +104,8 @@ class Rail:
             else:
                 self._landing = payload, landed, 0
 
-    def _take_landed(self):
+    def _take_landed(self, payload: memoryview, landed: Callable[[], int], before: int) -> None:
         """Put what has landed by now."""
-        payload, landed, before = self._landing
         here = landed()
         if here > before:
             self._out.append(payload[before:here])
@@ -88,12 +115,12 @@ class Rail:
             self._landing = None
             self._after.clear()
 
-    def flush(self):
+    def flush(self) -> bool:
         """Write what the connection takes now; True if it took something. Raises OSError if the rail is dead."""
         moved = 0
         while moved < TURN_NBYTES:
             if self._landing is not None:
-                self._take_landed()
+                self._take_landed(*self._landing)
             if not self._out:
                 break
             try:
@@ -110,12 +137,11 @@ class Rail:
                 self._out.popleft()
         return moved > 0
 
-    def read(self, on_frame):
+    def read(self, on_frame: OnFrame) -> bool:
         """Read what has come; True if something has. Raises OSError or EOFError if the rail is dead.
 
         Args:
-            on_frame: called as on_frame(rail, frame, place) with each frame, five ints: with `place` False when a DATA
-                begins, to return where its bytes go (a memoryview; None: nowhere), and True when a frame is whole.
+            on_frame: called with each frame, of five ints.
         """
         moved = 0
         while moved < TURN_NBYTES:
@@ -133,7 +159,7 @@ class Rail:
                 self._end_part(on_frame)
         return moved > 0
 
-    def _end_part(self, on_frame):
+    def _end_part(self, on_frame: OnFrame) -> None:
         """A header has come whole, or the bytes of a message."""
         frame, self._frame = self._frame, None
         if frame is None:
@@ -148,17 +174,17 @@ class Rail:
         on_frame(self, frame, True)
 
     @property
-    def is_mute(self):
+    def is_mute(self) -> bool:
         """Whether what was sent is not acknowledged, although the other end's process need do nothing for that."""
-        info = self.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, RETRANSMITS_AT + 1)
+        info: bytes = self.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, RETRANSMITS_AT + 1)
         return info[RETRANSMITS_AT] >= MUTE_TIMEOUTS
 
-    def close(self):
+    def close(self) -> None:
         self.sock.close()
 
 
-def listen(address):
-    """A socket that listens at `address`, MEMORY or the host of a TCP rail; and where peers connect to, a list."""
+def listen(address: str) -> tuple[socket.socket, Address]:
+    """A socket that listens at `address`, MEMORY or the host of a TCP rail; and where peers connect to."""
     if address == MEMORY:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         sock.bind("")  # the kernel picks a name that is no file
@@ -169,7 +195,9 @@ def listen(address):
     return sock, list(sock.getsockname()[:2])
 
 
-def connect(address, source, token, greeting, limit_s):
+def connect(
+    address: Address, source: str | None, token: str, greeting: Mapping[str, int], limit_s: float
+) -> socket.socket:
     """A connected socket to a listener's `address`, proven; says `greeting`, any JSON.
 
     Args:
@@ -185,7 +213,9 @@ def connect(address, source, token, greeting, limit_s):
                 sock.settimeout(limit_s)
                 sock.connect(address[0].encode("latin-1"))
             else:
-                sock = opened.enter_context(socket.create_connection(tuple(address), limit_s, (source, 0)))
+                sock = opened.enter_context(
+                    socket.create_connection((address[0], address[1]), limit_s, (source or "", 0))
+                )
             _introduce(sock, address, token, greeting)
         except OSError as error:
             raise TransportError(f"delegate: cannot connect to {_name(address)}: {error.strerror or error}") from error
@@ -193,7 +223,7 @@ def connect(address, source, token, greeting, limit_s):
     return sock
 
 
-def _introduce(sock, address, token, greeting):
+def _introduce(sock: socket.socket, address: Address, token: str, greeting: Mapping[str, int]) -> None:
     """Prove to the listener, and let it prove, that both know the token; then greet it."""
     answer, verdict = wire.answer_challenge(wire.check_token(token), _read(sock, wire.CHALLENGE_NBYTES))
     sock.sendall(answer)
@@ -203,7 +233,7 @@ def _introduce(sock, address, token, greeting):
     sock.sendall(HEADER.pack(len(data), 0, 0, 0, 0) + data)
 
 
-def accept(listener, token, limit_s):
+def accept(listener: socket.socket, token: str, limit_s: float) -> tuple[socket.socket, dict[str, int]] | None:
     """(socket, greeting) of the next who connects; None if it did not prove that it knows the token."""
     sock, _ = listener.accept()
     sock.settimeout(limit_s)
@@ -219,25 +249,32 @@ def accept(listener, token, limit_s):
     return None
 
 
-def join(listeners, hosts, addresses, rank, token, limit_s):
+def join(
+    listeners: Sequence[socket.socket],
+    hosts: Sequence[str | None],
+    addresses: Addresses,
+    rank: int,
+    token: str,
+    limit_s: float,
+) -> dict[tuple[int, int], socket.socket]:
     """Connect to the peers above `rank`, let those below connect: (peer, index of the rail) -> socket, proven.
 
     Args:
         listeners, hosts: of this end's rails: sockets, and what `listen` was given.
-        addresses: peer -> the address of each of its rails; None where the two have no such rail.
 
     Raises:
         TransportError: a peer cannot be reached, or does not come within `limit_s` seconds.
     """
-    deadline_s, found = time.monotonic() + limit_s, {}
+    deadline_s = time.monotonic() + limit_s
+    found: dict[tuple[int, int], socket.socket] = {}
     indexed = ((peer, index, at) for peer, theirs in addresses.items() for index, at in enumerate(theirs))
-    expected = {(peer, index) for peer, index, at in indexed if at is not None}
-    for peer, index in sorted(expected):
+    expected = {(peer, index): at for peer, index, at in indexed if at is not None}
+    for (peer, index), at in sorted(expected.items()):
         if peer > rank:
             left_s = max(0.1, deadline_s - time.monotonic())
             greeting = {"rank": rank, "rail": index}
-            found[peer, index] = connect(addresses[peer][index], hosts[index], token, greeting, left_s)
-    while missing := expected - found.keys():
+            found[peer, index] = connect(at, hosts[index], token, greeting, left_s)
+    while missing := expected.keys() - found.keys():
         ready, _, _ = select.select(listeners, [], [], max(0.0, deadline_s - time.monotonic()))
         if not ready:
             raise TransportError(f"rail: rank {min(missing)[0]} did not connect within {limit_s:g} s")
@@ -247,7 +284,7 @@ def join(listeners, hosts, addresses, rank, token, limit_s):
     return found
 
 
-def _read(sock, nbytes):
+def _read(sock: socket.socket, nbytes: int) -> bytes:
     data = b""
     while len(data) < nbytes:
         got = sock.recv(nbytes - len(data))
@@ -257,5 +294,5 @@ def _read(sock, nbytes):
     return data
 
 
-def _name(address):
+def _name(address: Address) -> str:
     return "a peer on this host" if len(address) == 1 else f"{address[0]}:{address[1]}"

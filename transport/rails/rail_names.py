@@ -1,24 +1,31 @@
-"""What ranks call their rails: memory, addresses, interfaces; and which of them join two ranks."""
+"""What ranks call their rails: memory, addresses, interfaces; which of them join two ranks, and how all ranks meet."""
 
+import json
 import os
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
 
-from lanterne.errors import InputError
+from lanterne.errors import InputError, LanterneError
 from lanterne.transport.job.bootstrap import address_of, listen_address
-from lanterne.transport.rails.rail import MEMORY, listen
+from lanterne.transport.rails.rail import MEMORY, Address, join, listen
 from lanterne.transport.rank_group import host_identity
 
 # Names of rails beside addresses and interfaces: MEMORY, between ranks of one host; TCP, the address of this host.
 TCP = "tcp"
+SETUP_S = 30.0
+# What all ranks call alike: the bytes of this one, and then those of every rank.
+Exchange: TypeAlias = Callable[[bytes], Sequence[bytes]]
 
 
-def network_host():
+def network_host() -> str:
     """Equal where memory is shared, and is to be used: not between the hosts of an emulated cluster."""
     return f"{host_identity()} {os.readlink('/proc/self/ns/net')}"
 
 
-def bind_address(name, several_hosts):
+def bind_address(name: str, *, several_hosts: bool) -> str:
     """The address to listen at for the rail `name`."""
-    address = listen_address(several_hosts) if name == TCP else address_of(name)
+    address = listen_address(several_hosts=several_hosts) if name == TCP else address_of(name)
     try:
         listen(address)[0].close()
     except OSError as error:
@@ -28,13 +35,13 @@ def bind_address(name, several_hosts):
     return address
 
 
-def check_rail(name):
+def check_rail(name: str) -> None:
     """Raise InputError if this host has no rail `name`."""
     if name != MEMORY:
         bind_address(name, several_hosts=False)
 
 
-def check_agreed(every):
+def check_agreed(every: Sequence[Mapping[str, Any]]) -> None:
     """Raise InputError, the same on every rank, if what the ranks ask for does not fit together."""
     for rank, other in enumerate(every):
         for what in ("queues", "rails"):
@@ -51,14 +58,50 @@ def check_agreed(every):
                 )
 
 
-def joined(here, there):
-    """Whether each rail joins two ranks, a list, from what they told."""
+def joined(here: Mapping[str, Any], there: Mapping[str, Any]) -> list[bool]:
+    """Whether each rail joins two ranks, from what they told."""
     return [
         here["host"] == there["host"] if mine == theirs == MEMORY else MEMORY not in (mine, theirs)
         for mine, theirs in zip(here["rails"], there["rails"], strict=True)
     ]
 
 
-def share_memory(here, there):
+def share_memory(here: Mapping[str, Any], there: Mapping[str, Any]) -> bool:
     """Whether messages between two ranks go through memory."""
     return MEMORY in [name for name, joins in zip(here["rails"], joined(here, there), strict=True) if joins]
+
+
+def connect_rails(rank: int, rails: Sequence[str], exchange: Exchange) -> dict[tuple[int, int], socket.socket]:
+    """The proven sockets of spare rails (spare.py), by peer and index: of all rails, to all ranks."""
+    own = {"host": network_host(), "rails": len(rails), "token": os.urandom(16).hex()}
+    every = [json.loads(data) for data in exchange(json.dumps(own).encode())]
+    listeners: list[socket.socket] = []
+    hosts: list[str] = []
+    addresses: list[Address] = []
+    error: Exception | None = None
+    try:
+        if not rails or len(set(rails)) < len(rails) or MEMORY in rails:
+            got = ", ".join(rails) or "none"
+            raise InputError(f"spare rails: got {got}, expected a tuple of different addresses or interfaces")
+        several_hosts = len({other["host"] for other in every}) > 1
+        hosts = [bind_address(name, several_hosts=several_hosts) for name in rails]
+        for host in hosts:
+            sock, address = listen(host)
+            listeners.append(sock)
+            addresses.append(address)
+    except (LanterneError, OSError) as failure:
+        error = failure
+    told = {"listen": addresses, "error": str(error or "")}
+    listening = [json.loads(data) for data in exchange(json.dumps(told).encode())]
+    try:
+        if error:
+            raise error
+        for other, (its, its_listening) in enumerate(zip(every, listening, strict=True)):
+            if its_listening["error"] or its["rails"] != len(rails):
+                why = its_listening["error"] or f"got {its['rails']} of them, expected {len(rails)}"
+                raise InputError(f"spare rails: rank {other}: {why}")
+        peers = {other: its["listen"] for other, its in enumerate(listening) if other != rank}
+        return join(listeners, hosts, peers, rank, every[0]["token"], SETUP_S)
+    finally:
+        for sock in listeners:
+            sock.close()

@@ -9,17 +9,24 @@ Paper: ADAPTRA, section 5.3, whose delegates choose a network card that works; d
 import heapq
 import os
 import select
+import socket
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 from contextlib import suppress
+from typing import TypeAlias
 
 from lanterne.errors import TransportError
-from lanterne.transport.rails.rail import Rail, accept, connect
+from lanterne.transport.rails.rail import Addresses, Rail, accept, connect
 from lanterne.transport.wire import configure
 
 # Before a dead rail is tried again, at first and at most; and for connecting and proving.
 RETRY_S, MOST_S, LIMIT_S = 0.5, 60.0, 2.0
+
+
+# (peer, index of the rail).
+Key: TypeAlias = tuple[int, int]
 
 
 class RailReturn:
@@ -29,35 +36,43 @@ class RailReturn:
         listeners, hosts, addresses, rank, token: as rail.join has them; the listeners are closed with the process.
     """
 
-    def __init__(self, listeners, hosts, addresses, rank, token):
-        self._listeners, self._hosts, self._addresses, self._rank, self._token = (
-            listeners,
-            hosts,
-            addresses,
-            rank,
-            token,
-        )
-        self._lost, self._found = deque(), deque()
-        self._poke, self._wakeup = os.eventfd(0), os.eventfd(0)
+    def __init__(
+        self,
+        listeners: Sequence[socket.socket],
+        hosts: Sequence[str | None],
+        addresses: Addresses,
+        rank: int,
+        token: str,
+    ) -> None:
+        self._listeners = listeners
+        self._hosts = hosts
+        self._addresses = addresses
+        self._rank = rank
+        self._token = token
+        self._lost: deque[tuple[int, int, int]] = deque()  # (peer, index, life) of what is to be made
+        self._found: deque[Rail] = deque()
+        self._poke = os.eventfd(0)
+        self._wakeup = os.eventfd(0)
         threading.Thread(target=self._run, name="rail-return", daemon=True).start()
 
-    def fileno(self):
+    def fileno(self) -> int:
         """Readable once a rail is back."""
         return self._wakeup
 
-    def lost(self, rail):
+    def lost(self, rail: Rail) -> None:
         """A rail is dead; called at both ends."""
         if rail.peer > self._rank:
             self._lost.append((rail.peer, rail.index, rail.life + 1))
             os.eventfd_write(self._poke, 1)
 
-    def take(self):
-        """The Rails that are back, a list."""
+    def take(self) -> list[Rail]:
+        """The Rails that are back."""
         os.eventfd_read(self._wakeup)
         return [self._found.popleft() for _ in range(len(self._found))]
 
-    def _run(self):
-        due, tries = [], {}  # (when, (peer, index), life), a heap; (peer, index) -> how often it was tried
+    def _run(self) -> None:
+        due: list[tuple[float, Key, int]] = []  # (when, which, life), a heap
+        tries: dict[Key, int] = {}  # how often it was tried
         while True:
             wait_s = max(0.0, due[0][0] - time.monotonic()) if due else None
             ready, _, _ = select.select([*self._listeners, self._poke], [], [], wait_s)
@@ -66,36 +81,38 @@ class RailReturn:
                 for _ in range(len(self._lost)):
                     peer, index, life = self._lost.popleft()
                     self._schedule(due, tries, (peer, index), life)
-            for listener in ready:
-                if listener is not self._poke:
+            for listener in self._listeners:
+                if listener in ready:
                     self._accept(listener)
             while due and due[0][0] <= time.monotonic():
                 _, key, life = heapq.heappop(due)
                 if not self._connect(*key, life):
                     self._schedule(due, tries, key, life)
 
-    def _schedule(self, due, tries, key, life):
+    def _schedule(self, due: list[tuple[float, Key, int]], tries: dict[Key, int], key: Key, life: int) -> None:
         """Try the rail `key` after a while, which doubles from try to try."""
         tries[key] = tries.get(key, -1) + 1
         heapq.heappush(due, (time.monotonic() + min(RETRY_S * 2 ** tries[key], MOST_S), key, life))
 
-    def _connect(self, peer, index, life):
+    def _connect(self, peer: int, index: int, life: int) -> bool:
         """Whether a rail could be made anew."""
         greeting = {"rank": self._rank, "rail": index, "life": life}
+        address = self._addresses[peer][index]
+        assert address is not None  # There was such a rail.
         try:
-            sock = connect(self._addresses[peer][index], self._hosts[index], self._token, greeting, LIMIT_S)
+            sock = connect(address, self._hosts[index], self._token, greeting, LIMIT_S)
         except TransportError:
             return False
         self._give(sock, peer, index, life)
         return True
 
-    def _accept(self, listener):
+    def _accept(self, listener: socket.socket) -> None:
         with suppress(OSError):  # Who came has left again.
             if (accepted := accept(listener, self._token, LIMIT_S)) is not None:
                 sock, greeting = accepted
                 self._give(sock, greeting["rank"], greeting["rail"], greeting["life"])
 
-    def _give(self, sock, peer, index, life):
+    def _give(self, sock: socket.socket, peer: int, index: int, life: int) -> None:
         configure(sock)
         sock.setblocking(False)
         self._found.append(Rail(sock, peer, index, life))

@@ -13,14 +13,15 @@ Paper: ADAPTRA, section 5.3; differs: collectives and control messages are saved
 
 import select
 import time
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
 from lanterne.errors import InputError, TransportError, one_of
-from lanterne.transport.base import Recv, Send, check_ops
-from lanterne.transport.rails.rail import BYE, DATA, PING, PONG, RECEIPT, SWITCH, Rail
-from lanterne.transport.rails.spare_peer import DIRECT, Operation, SparePeer, SpareRequest, Swallowed, view_of
-from lanterne.transport.rails.spare_rails import connect_rails
+from lanterne.transport.base import Operation, Recv, Request, Send, Transport, check_ops
+from lanterne.transport.rails.rail import BYE, DATA, PING, PONG, RECEIPT, SWITCH, Frame, Rail
+from lanterne.transport.rails.rail_names import Exchange, connect_rails
+from lanterne.transport.rails.spare_peer import DIRECT, SpareOperation, SparePeer, Swallowed, view_of
 from lanterne.transport.wire import configure
 from lanterne.transport.wrapper import Wrapper
 
@@ -46,22 +47,33 @@ class SpareTransport(Wrapper):
     Args:
         inner: a transport of host memory with tags.
         rails: addresses or interfaces of this host, or "tcp"; as many on every rank; the first that lives is used.
-        exchange: a function that all ranks call alike: bytes -> the bytes of every rank, a list; called twice.
+        exchange: called twice.
         check_dead: called with ranks, raises PeerFailed if one is known to be dead; None: nobody knows.
 
     Attributes:
-        moved: a list of (peer, name of the rail, why, time.monotonic()): the paths that died.
+        moved: the paths that died: (peer, name of the rail, why, time.monotonic()).
 
     Raises:
         InputError: rails that cannot be.
         TransportError: a rank did not come.
     """
 
-    def __init__(self, inner, rails, exchange, check_dead=None):
+    def __init__(
+        self,
+        inner: Transport,
+        rails: Iterable[str],
+        exchange: Exchange,
+        check_dead: Callable[[Iterable[int]], object] | None = None,
+    ) -> None:
         # Each message is copied, on the host.
         super().__init__(inner, f"spare-{inner.name}", replace(inner.capabilities, device_memory=False))
-        self.rails, self.moved, self._check_dead = tuple(rails), [], check_dead
-        self._poll, self._next_s, self._looked_s, self._by_fd = select.poll(), 0.0, 0.0, {}
+        self.rails = tuple(rails)
+        self.moved: list[tuple[int, str, str, float]] = []
+        self._check_dead = check_dead
+        self._poll = select.poll()
+        self._next_s = 0.0
+        self._looked_s = 0.0
+        self._by_fd: dict[int, Rail] = {}
         found = connect_rails(self.rank, self.rails, exchange)
         self.peers = {rank: SparePeer(rank) for rank in range(self.world_size) if rank != self.rank}
         for (rank, index), sock in sorted(found.items()):
@@ -73,29 +85,29 @@ class SpareTransport(Wrapper):
 
     # -- messages
 
-    def post(self, ops):
+    def post(self, ops: Sequence[Operation]) -> "SpareRequest":
         check_ops(self, ops)
         return SpareRequest(self, [self._start(op) for op in ops])
 
-    def _start(self, op):
+    def _start(self, op: Operation) -> SpareOperation:
         if op.peer == self.rank:
-            return Operation(op, None, 0, self.inner.post((op,)))
+            return SpareOperation(op, None, 0, self.inner.post((op,)))
         peer = self.peers[op.peer]
         if type(op) is Send:
             number, copy = peer.ledger.keep(op.tag, view_of(op))
-            operation = Operation(op, peer, number)
+            operation = SpareOperation(op, peer, number)
             if peer.path != DIRECT:
-                operation.done = True  # The copy is what is sent.
+                operation.done = peer.error is None  # The copy is what is sent.
                 if peer.is_ready:
                     self._put(peer, op.tag, number, copy)
                 return operation
             peer.sends.add(operation)
         else:
-            operation = Operation(op, peer, peer.ledger.post(op.tag))
+            operation = SpareOperation(op, peer, peer.ledger.post(op.tag))
             peer.receives[op.tag, operation.number] = operation
             if peer.path != DIRECT:
                 if (early := peer.early.pop(operation.key, None)) is not None:
-                    self._take(operation, early)
+                    self._take(peer, operation, early)
                 return operation
         try:
             operation.request = self.inner.post((op,)) if peer.cut is None else Swallowed()
@@ -105,17 +117,18 @@ class SpareTransport(Wrapper):
             self._give_up(peer, DIRECT, error)
         return operation
 
-    def test(self, operation):
+    def test(self, operation: SpareOperation) -> bool:
         """Whether an operation is done; moves to another path if this one turns out to be dead."""
         peer, request = operation.peer, operation.request
+        if peer is None:
+            assert request is not None
+            return request.test()
         if operation.done or request is None:
             if operation.error is not None:
                 raise operation.error
             if not operation.done and peer.error is not None:
-                self._fail(peer)
+                self._fail(peer, peer.error)
             return operation.done
-        if peer is None:
-            return request.test()
         try:
             if not (peer.test_cut() if peer.cut is not None else request.test()):
                 return False
@@ -125,14 +138,14 @@ class SpareTransport(Wrapper):
         operation.request, operation.done = None, True
         if type(operation.op) is Recv:
             peer.heard_s, peer.overdue_s = time.monotonic(), None
-            self._came(operation)
+            self._came(peer, operation)
         else:
             peer.sends.discard(operation)
         return True
 
-    def _came(self, operation):
+    def _came(self, peer: SparePeer, operation: SpareOperation) -> None:
         """A receive has its message."""
-        peer, operation.done = operation.peer, True
+        operation.done = True
         del peer.receives[operation.key]
         peer.ledger.complete(*operation.key)
         peer.news_nbytes += operation.op.nbytes
@@ -140,15 +153,15 @@ class SpareTransport(Wrapper):
         if peer.news_nbytes >= RECEIPT_NBYTES or peer.news_messages >= RECEIPT_MESSAGES:
             self._tell_receipts(peer, peer.ledger.news())
 
-    def _take(self, operation, message):
+    def _take(self, peer: SparePeer, operation: SpareOperation, message: memoryview) -> None:
         """A message has come on a rail before its receive was posted, or into memory of its own."""
         if not operation.misfits(len(message)):
             operation.view[:] = message
-        self._came(operation)
+        self._came(peer, operation)
 
     # -- paths
 
-    def cut(self, rank, how):
+    def cut(self, rank: int, how: str) -> None:
         """Break the path to a peer at this end, on purpose, as a failing card would; for tests and benchmarks.
 
         Args:
@@ -158,7 +171,7 @@ class SpareTransport(Wrapper):
             raise InputError(f"cut: {one_of(how, HOWS)}")
         self.peers[rank].cut = how
 
-    def _give_up(self, peer, path, why):
+    def _give_up(self, peer: SparePeer, path: int, why: TransportError) -> None:
         """The path with this index is dead: go on over the next one, or raise `why` if there is none."""
         if path != peer.path:
             return
@@ -170,11 +183,11 @@ class SpareTransport(Wrapper):
             if path == DIRECT:
                 raise why
 
-    def _switch(self, peer, path, why):
+    def _switch(self, peer: SparePeer, path: int, why: object) -> None:
         """Use the rail with index `path`: say what has come; the peer does so too, and then what is missing is sent."""
         if peer.path == DIRECT:
             pending = [each for each in (*peer.receives.values(), *peer.sends) if each.request is not None]
-            requests = [each.request for each in pending if not isinstance(each.request, Swallowed)]
+            requests = [each.request for each in pending if isinstance(each.request, Request)]
             self.inner.abandon(peer.rank, requests)
             for each in pending:
                 each.request, each.done = None, type(each.op) is Send
@@ -185,29 +198,31 @@ class SpareTransport(Wrapper):
             self._drop(rail, why)
         peer.coming = None
         self.moved.append((peer.rank, self.rails[path - 1], str(why), time.monotonic()))
-        rail = peer.rail
-        rail.put(SWITCH, path)
+        taken = peer.rail
+        assert taken is not None
+        taken.put(SWITCH, path)
         self._tell_receipts(peer, peer.ledger.counts())
-        rail.put(GO)
-        self._flush(rail)
+        taken.put(GO)
+        self._flush(taken)
 
-    def _put(self, peer, tag, number, copy):
-        peer.rail.put(DATA, number, copy.nbytes, tag, payload=copy)
-        self._flush(peer.rail)
+    def _put(self, peer: SparePeer, tag: int, number: int, copy: memoryview) -> None:
+        if (rail := peer.rail) is not None:
+            rail.put(DATA, number, copy.nbytes, tag, payload=copy)
+            self._flush(rail)
 
-    def _tell_receipts(self, peer, counts):
+    def _tell_receipts(self, peer: SparePeer, counts: Iterable[tuple[int, int]]) -> None:
         peer.news_nbytes = peer.news_messages = 0
-        if peer.rail is not None:
+        if (rail := peer.rail) is not None:
             for tag, count in counts:
-                peer.rail.put(RECEIPT, tag, count)
-            self._flush(peer.rail)
+                rail.put(RECEIPT, tag, count)
+            self._flush(rail)
 
-    def _flush(self, rail):
+    def _flush(self, rail: Rail) -> None:
         with suppress(OSError):  # What it still holds is read first, and then tells its end.
             rail.flush()
         self._poll.modify(rail, select.POLLIN if rail.idle else select.POLLIN | select.POLLOUT)
 
-    def _drop(self, rail, why):
+    def _drop(self, rail: Rail, why: object) -> None:
         peer = self.peers[rail.peer]
         if rail not in peer.rails:
             return
@@ -219,15 +234,15 @@ class SpareTransport(Wrapper):
             error = TransportError(f"{self.name} rank {self.rank}: the path to rank {rail.peer}: {why}")
             self._give_up(peer, rail.index, error)
 
-    def _fail(self, peer):
+    def _fail(self, peer: SparePeer, error: TransportError) -> None:
         """All paths to a peer are dead: raise why, the peer's death if it is that."""
         self.check_peers((peer.rank,))
         if time.monotonic() > peer.lost_s + NOTICE_S:
-            raise peer.error
+            raise error
 
     # -- what comes on rails
 
-    def progress(self):
+    def progress(self) -> None:
         """Read and write rails, and look for silence; for every poll of a waiting loop."""
         now_s = time.monotonic()
         if now_s < self._next_s:
@@ -257,7 +272,7 @@ class SpareTransport(Wrapper):
                 self._ask(peer, now_s)
         self._next_s = 0.0 if off else time.monotonic() + LOOK_S
 
-    def _ask(self, peer, now_s):
+    def _ask(self, peer: SparePeer, now_s: float) -> None:
         """Of a peer that has been quiet: ask what it has sent, or leave a rail that carries no question."""
         rail = peer.rail
         if rail is None or not (peer.receives or (peer.path != DIRECT and peer.ledger.sent())):
@@ -269,14 +284,14 @@ class SpareTransport(Wrapper):
             rail.put(PING)
             self._flush(rail)
 
-    def _on_frame(self, rail, frame, is_whole):
+    def _on_frame(self, rail: Rail, frame: Frame, is_whole: bool) -> memoryview | None:
         kind, *words = frame
         peer = self.peers[rail.peer]
         if kind == DATA:
             number, nbytes, tag, _ = words
             return self._on_data(peer, (tag, number), nbytes, is_whole)
         if kind == RECEIPT:
-            peer.ledger.receipt(*words[:2])
+            peer.ledger.receipt(words[0], words[1])
         elif kind == SWITCH:
             if words[0] > peer.path:
                 self._switch(peer, words[0], "the peer gave the path up")
@@ -299,7 +314,7 @@ class SpareTransport(Wrapper):
             self._tell_receipts(peer, peer.ledger.news())
         return None
 
-    def _on_data(self, peer, key, nbytes, is_whole):
+    def _on_data(self, peer: SparePeer, key: tuple[int, int], nbytes: int, is_whole: bool) -> memoryview | None:
         """Where a message that begins to come is to go; or it has come."""
         operation = peer.receives.get(key)
         if not is_whole:
@@ -313,15 +328,15 @@ class SpareTransport(Wrapper):
         if peer.ledger.has(*key) or key in peer.early:
             return None
         if operation is None:
-            peer.early[key] = message if message is not None else b""
+            peer.early[key] = message if message is not None else memoryview(b"")
         elif message is not None:
-            self._take(operation, message)
+            self._take(peer, operation, message)
         else:
             operation.misfits(nbytes)
-            self._came(operation)
+            self._came(peer, operation)
         return None
 
-    def _judge(self, peer):
+    def _judge(self, peer: SparePeer) -> None:
         """The peer has told what it has sent: is something of it overdue?"""
         told, peer.told = peer.told, {}
         if peer.path != DIRECT:
@@ -336,7 +351,7 @@ class SpareTransport(Wrapper):
             why = f"{self.inner.name} rank {self.rank}: nothing comes from rank {peer.rank}, which has sent"
             self._give_up(peer, DIRECT, TransportError(why))
 
-    def _look(self, peer):
+    def _look(self, peer: SparePeer) -> None:
         """What nobody has asked for yet may be here."""
         for operation in list(peer.receives.values()):
             if operation.request is not None:
@@ -344,7 +359,7 @@ class SpareTransport(Wrapper):
 
     # -- the rest of a transport
 
-    def check_peers(self, peers):
+    def check_peers(self, peers: Iterable[int]) -> None:
         if self._check_dead is not None:
             self._check_dead(peers)
         for rank in peers:
@@ -356,20 +371,20 @@ class SpareTransport(Wrapper):
             except TransportError as error:
                 self._give_up(peer, DIRECT, error)
 
-    def close(self):
+    def close(self) -> None:
         if self.closed:
             return
         self.closed = True
         # The path may die with the last messages on it; and what was sent on a rail is lost if this end closes first.
         deadline_s, ask_s = time.monotonic() + FAREWELL_S, 0.0
-        while (lacking := [peer for peer in self.peers.values() if peer.rail and peer.ledger.sent()]) and (
+        while (lacking := [rail for peer in self.peers.values() if peer.ledger.sent() and (rail := peer.rail)]) and (
             now_s := time.monotonic()
         ) < deadline_s:
             if now_s > ask_s:
                 ask_s = now_s + ASK_S
-                for peer in lacking:
-                    peer.rail.put(ASK)
-                    self._flush(peer.rail)
+                for rail in lacking:
+                    rail.put(ASK)
+                    self._flush(rail)
             self._next_s = 0.0
             self.progress()
             time.sleep(1e-4)
@@ -379,3 +394,26 @@ class SpareTransport(Wrapper):
                 rail.flush()
             rail.close()
         self.inner.close()
+
+
+class SpareRequest(Request):
+    """Complete once all its operations are, on whatever path."""
+
+    __slots__ = ("_pending", "_transport")
+
+    def __init__(self, transport: SpareTransport, pending: list[SpareOperation]) -> None:
+        self._transport = transport
+        self._pending = pending
+
+    @property
+    def transport(self) -> SpareTransport:
+        return self._transport
+
+    def test(self) -> bool:
+        if self._pending:
+            self._transport.progress()
+            self._pending = [operation for operation in self._pending if not self._transport.test(operation)]
+        return not self._pending
+
+    def pending_peers(self) -> list[int]:
+        return sorted({operation.op.peer for operation in self._pending if not operation.done})
