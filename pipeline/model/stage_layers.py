@@ -123,6 +123,7 @@ class LayerStage(Stage):
     Parts of an action are runs of layers, of as equal a number as can be.
 
     Args:
+        optimizer: None for a stage that is never asked to step.
         seed: of the parameters; None for zeros, where a state will be put.
         multiple: the vectors are this long or a multiple, zeros at their end, so that so many ranks can share them.
 
@@ -130,7 +131,6 @@ class LayerStage(Stage):
         chain: the LayerChain of its layers.
         parameters, gradients: (chain.num_parameters,) arrays, or longer; gradients are the sums of this iteration's W
             so far, of the mean of the microbatches' losses.
-        optimizer: what `step` asks.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class LayerStage(Stage):
         model: StageModel,
         start: int,
         stop: int,
-        optimizer: Optimizer,
+        optimizer: Optimizer | None,
         dtype: DTypeLike = np.float32,
         seed: int | None = 0,
         xp: ModuleType = np,
@@ -147,7 +147,7 @@ class LayerStage(Stage):
         self.chain = chain = LayerChain(model.layers[start:stop])
         self.model = model
         self.layers: tuple[Layer, ...] = chain.layers
-        self.optimizer = optimizer
+        self._optimizer = optimizer
         self.dtype: np.dtype[Any] = np.dtype(dtype)
         self.xp = xp
         self.input_shape: Shape | None = model.shapes[start] if start else None
@@ -167,6 +167,12 @@ class LayerStage(Stage):
         self._scale = 1.0
         self._inputs: Any = None
         self._targets: Any = None
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """What `step` asks."""
+        assert self._optimizer is not None, "this stage was made without an optimizer"
+        return self._optimizer
 
     def places(self) -> Ints:
         """(chain.num_parameters,) int64: where its parameters are in the vector of all of the model's, whole ones."""

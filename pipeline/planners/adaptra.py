@@ -8,17 +8,19 @@ along the pipeline. Differs: event-driven instead of in time steps, and with a m
 """
 
 import math
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 from lanterne.errors import InputError
 from lanterne.pipeline.plan.action import Action
 from lanterne.pipeline.plan.placement import unidirectional
 from lanterne.pipeline.plan.plan import Plan
-from lanterne.pipeline.planners.list_schedule import B, F, W, list_schedule
+from lanterne.pipeline.plan.problem import Problem
+from lanterne.pipeline.planners.list_schedule import B, F, ListState, W, list_schedule
 
 
-def initial_warmups(problem):
-    """Warm-up forwards per stage while no delay is known, (stages,) ints: as many as fit on the first, then even slack.
+def initial_warmups(problem: Problem) -> tuple[int, ...]:
+    """Warm-up forwards per stage while no delay is known: as many as fit on the first, then even slack.
 
     Paper: ADAPTRA, algorithm 1; differs: clipped, see clip_warmups.
     """
@@ -30,8 +32,8 @@ def initial_warmups(problem):
     return clip_warmups(warmups, problem)
 
 
-def adapted_warmups(problem):
-    """Warm-up forwards per stage that absorb the problem's link delays. (stages,) ints.
+def adapted_warmups(problem: Problem) -> tuple[int, ...]:
+    """Warm-up forwards per stage that absorb the problem's link delays.
 
     From the last stage backwards, each slack is the least that equation 1 asks for, and at least 2.
     Paper: ADAPTRA, algorithm 2; differs: clipped by the microbatches and the memory limit from the first stage on,
@@ -45,14 +47,14 @@ def adapted_warmups(problem):
     return clip_warmups(reversed(warmups), problem)
 
 
-def _steady_times(problem):
+def _steady_times(problem: Problem) -> list[float]:
     """Per stage the time of one F and one B."""
     return [
         forward + backward for forward, backward in zip(problem.durations["F"], problem.durations["B"], strict=True)
     ]
 
 
-def clip_warmups(warmups, problem):
+def clip_warmups(warmups: Iterable[int], problem: Problem) -> tuple[int, ...]:
     """`warmups` made feasible: from 1 to the microbatches and the memory limit, and never rising along the stages."""
     clipped, most = [], problem.microbatches
     for stage, count in enumerate(warmups):
@@ -61,14 +63,14 @@ def clip_warmups(warmups, problem):
     return tuple(clipped)
 
 
-def max_inflight(problem, stage):
-    """Activations that `stage` can hold beside what a B needs to run, at most one per microbatch: an int."""
+def max_inflight(problem: Problem, stage: int) -> int:
+    """Activations that `stage` can hold beside what a B needs to run, at most one per microbatch."""
     limits = problem.limits
     forward, room = limits.forward[stage], limits.capacity[stage] - max(limits.backward_input[stage], 0.0)
     return problem.microbatches if forward * problem.microbatches <= room else max(int(room / forward * (1 + 1e-9)), 1)
 
 
-def round_trip(problem, link):
+def round_trip(problem: Problem, link: int) -> float:
     """Delay of an activation from stage `link` to the next one plus that of a gradient back: the 2c of the paper."""
     ways = ((link, link + 1), (link + 1, link))
     return sum(
@@ -77,10 +79,10 @@ def round_trip(problem, link):
     )
 
 
-def tolerances(problem, warmups):
+def tolerances(problem: Problem, warmups: Sequence[int]) -> tuple[float, ...]:
     """Per link, the delay that a plan with these warm-up counts absorbs without cascading bubbles.
 
-    (stages - 1,) floats in the problem's unit; negative where even no delay is too much. Where every F and B takes t it
+    (stages - 1,) in the problem's unit; negative where even no delay is too much. Where every F and B takes t it
     is (slack - 1) t.
     Paper: ADAPTRA, equation 1 and theorem 1.
     """
@@ -89,8 +91,8 @@ def tolerances(problem, warmups):
     return tuple((slack[link] * busy[link + 1] - busy[link]) / 2 for link in range(problem.stages - 1))
 
 
-def warmups_of(plan):
-    """Per stage, the forwards that `plan` runs before the first backward: (stages,) ints."""
+def warmups_of(plan: Plan) -> tuple[int, ...]:
+    """Per stage, the forwards that `plan` runs before the first backward."""
     counts = []
     for stage, actions in enumerate(plan.ranks):
         kinds = [action.kind for action in actions if action.stage == stage]
@@ -98,7 +100,7 @@ def warmups_of(plan):
     return tuple(counts)
 
 
-def adaptra(problem, *, warmups=None):
+def adaptra(problem: Problem, *, warmups: Sequence[int] | None = None) -> Plan:
     """ADAPTRA's plan for `problem`, one stage per rank.
 
     Args:
@@ -117,7 +119,7 @@ def adaptra(problem, *, warmups=None):
             f"{problem.microbatches} and within the memory limit"
         )
 
-    def choose(state, rank):
+    def choose(state: ListState, rank: int) -> tuple[int, int] | None:
         warm = state.started[F][rank] < warmups[rank]
         for kind in (F,) if warm else (B, F, W):
             if state.available(kind, rank) and state.fits(kind, rank):
@@ -128,7 +130,7 @@ def adaptra(problem, *, warmups=None):
     return Plan.from_actions(list_schedule(problem, placement, choose), placement, problem.microbatches, "adaptra")
 
 
-def frozen(problem, warmups):
+def frozen(problem: Problem, warmups: Iterable[int]) -> Plan:
     """The plan in which each stage alternates strictly: warm-up F, then B and F, then B and W, then W.
 
     The plan that theorem 1 is about: its order does not react to delays, which shows what the slack absorbs.

@@ -5,21 +5,23 @@ Compiled by Numba when this module is imported the first time, and kept on disk:
 
 import numpy as np
 from numba import njit
+from numpy.typing import NDArray
 
-NONE = -1
+from lanterne.pipeline.plan.costs import Floats, Ints
+from lanterne.pipeline.planners.words import Letters
 
 
 @njit(cache=True)
-def simulate_words(words, letters, sample, arrival, start, came):
+def simulate_words(words: Ints, letters: Letters, sample: int, arrival: Floats, start: Floats, came: Floats) -> float:
     """The makespan of `words`; 1e300 where ranks wait for each other for ever.
 
     The same times as the simulator finds: ranks run as far as they go, or, where ranks share a link, in order of ends.
 
     Args:
         sample: row of the latencies.
-        arrival: (num_letters, microbatches) float64, overwritten: when the k-th of a letter may start.
-        start: (num_ranks, word_length) float64, overwritten.
-        came: (num_ranks, word_length) float64, overwritten: when what each action waited for was there.
+        arrival: (num_letters, microbatches), overwritten: when the k-th of a letter may start.
+        start: (num_ranks, word_length), overwritten.
+        came: (num_ranks, word_length), overwritten: when what each action waited for was there.
 
     Cost: about 10 ns per action.
     """
@@ -37,7 +39,7 @@ def simulate_words(words, letters, sample, arrival, start, came):
     finished = np.zeros(num_letters)
     stack = np.arange(num_ranks)
     waiting = np.zeros(num_ranks, np.bool_)
-    depth = num_ranks
+    depth = len(words)
     while True:
         if letters.shared:
             rank = _ends_first(words, letters, at, arrival, count, clock)
@@ -89,7 +91,7 @@ def simulate_words(words, letters, sample, arrival, start, came):
 
 
 @njit(cache=True)
-def _ends_first(words, letters, at, arrival, count, clock):
+def _ends_first(words: Ints, letters: Letters, at: Ints, arrival: Floats, count: Ints, clock: Floats) -> int:
     """The rank whose next action, which may start, ends first; -1 if none may."""
     rank, soonest = -1, 1e300
     for other in range(words.shape[0]):
@@ -104,7 +106,7 @@ def _ends_first(words, letters, at, arrival, count, clock):
 
 
 @njit(cache=True)
-def _end_of_reductions(letters, finished, lane):
+def _end_of_reductions(letters: Letters, finished: Floats, lane: Floats) -> float:
     """When the last data-parallel reduction ends, a rank's one after the other as its stages finish."""
     last = 0.0
     done = np.zeros(len(finished), np.bool_)
@@ -116,14 +118,14 @@ def _end_of_reductions(letters, finished, lane):
         if first < 0:
             break
         done[first] = True
-        rank = letters.rank[first]
+        rank = int(letters.rank[first])
         lane[rank] = max(lane[rank], finished[first]) + letters.reduce[first]
         last = max(last, lane[rank])
     return last
 
 
 @njit(cache=True)
-def is_feasible(word, rank, letters):
+def is_feasible(word: Ints, rank: int, letters: Letters) -> bool:
     """Whether a rank's word keeps B after F, W after B, and its memory."""
     count = np.zeros(len(letters.rank), np.int64)
     used, capacity = 0.0, letters.capacity[rank]
@@ -140,7 +142,9 @@ def is_feasible(word, rank, letters):
 
 
 @njit(cache=True)
-def score(words, letters, quantile, arrival, start, came):
+def score(
+    words: Ints, letters: Letters, quantile: float, arrival: Floats, start: Floats, came: Floats
+) -> tuple[float, float]:
     """(what the search minimises, the makespan): with samples, half the makespans' quantile and half their mean.
 
     The quantile of a few samples alone would be fitted to them. If it is below 0 the mean alone counts. A little
@@ -169,7 +173,7 @@ def score(words, letters, quantile, arrival, start, came):
 
 
 @njit(cache=True)
-def critical_path(words, letters, start, came, path):
+def critical_path(words: Ints, letters: Letters, start: Floats, came: Floats, path: Ints) -> int:
     """Write the (rank, position) pairs of a longest chain of waiting into `path`, last first; return how many."""
     num_ranks, length = words.shape
     rank, i, latest = -1, -1, -1.0
@@ -216,7 +220,7 @@ def critical_path(words, letters, start, came, path):
 
 
 @njit(cache=True)
-def _next(state):
+def _next(state: NDArray[np.uint64]) -> float:
     """One step of xorshift64*: a float in [0, 1)."""
     x = state[0]
     x ^= x >> np.uint64(12)
@@ -227,7 +231,7 @@ def _next(state):
 
 
 @njit(cache=True)
-def _rotate(word, source, goal):
+def _rotate(word: Ints, source: int, goal: int) -> None:
     """Move the letter at `source` to `goal`."""
     letter = word[source]
     step = 1 if goal > source else -1
@@ -239,7 +243,9 @@ def _rotate(word, source, goal):
 
 
 @njit(cache=True)
-def anneal(words, letters, quantile, steps, hot, cold, bound, seed):
+def anneal(
+    words: Ints, letters: Letters, quantile: float, steps: int, hot: float, cold: float, bound: float, seed: int
+) -> tuple[Ints, float, int]:
     """(the best words found, their makespan, steps done): simulated annealing along the critical path.
 
     A letter on the path moves to before those that keep it waiting, or the one before it moves behind it; now and then

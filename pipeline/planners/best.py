@@ -3,16 +3,17 @@
 import dataclasses
 import math
 import time
-from typing import NamedTuple
+from collections.abc import Callable
 
 from lanterne.errors import InputError, ScheduleError
-from lanterne.pipeline.plan.placement import PLACEMENTS, as_placement
+from lanterne.pipeline.plan.placement import PLACEMENTS, Placement, as_placement
+from lanterne.pipeline.plan.plan import Plan
 from lanterne.pipeline.plan.problem import Problem
 from lanterne.pipeline.planners.bounds import lower_bound
 from lanterne.pipeline.planners.crosspipe import crosspipe
-from lanterne.pipeline.planners.registry import SCHEDULERS, load
+from lanterne.pipeline.planners.registry import SCHEDULERS, Improvement, load
 from lanterne.pipeline.planners.search import improve
-from lanterne.pipeline.simulate.check import check
+from lanterne.pipeline.simulate.check import CheckedPlan, check
 from lanterne.pipeline.simulate.simulate import simulate
 
 # Schedulers not asked for a plan to start from: itself, a solver, and those asked with the placement at hand.
@@ -23,26 +24,18 @@ ELSEWHERE = {"interleaved_1f1b": "loop", "zb_v": "wave"}
 LARGE, SLOW = 20_000, ("adaptra",)
 
 
-class Found(NamedTuple):
-    """What the planner knew at one moment; times of the plan in the problem's unit."""
-
-    elapsed_s: float
-    makespan: float
-    lower_bound: float
-
-
 def best(
-    problem,
+    problem: Problem,
     *,
-    placement=None,
-    effort=None,
-    seed=0,
-    start=None,
-    robust=None,
-    jitter=0.5,
-    time_limit_s=None,
-    progress=None,
-):
+    placement: Placement | str | None = None,
+    effort: float | None = None,
+    seed: int = 0,
+    start: Plan | None = None,
+    robust: float | str | None = None,
+    jitter: float = 0.5,
+    time_limit_s: float | None = None,
+    progress: Callable[[Improvement], object] | None = None,
+) -> Plan:
     """The best Plan found for `problem` on a placement; its `proved_bound` says what none can be below.
 
     On the placement it is never worse than `start` if that is given; else never worse than any other scheduler whose
@@ -51,15 +44,15 @@ def best(
     it meets the bound it stops: that is optimal.
 
     Args:
-        placement: a Placement or the name of one; unidirectional by default.
+        placement: unidirectional by default.
         effort: how much to try; 0 only compares. 1 by default, and 0.015, to re-plan in 50 ms, with `start`.
         seed: of the search.
-        start: a Plan to start from instead of the other schedulers', such as the one running when a delay changed.
+        start: a plan to start from instead of the other schedulers', such as the one running when a delay changed.
         robust: plan against jitter of the link latencies: "mean", or a quantile of the makespan in (0, 1], over sampled
             latencies. The plan may then be worse than others without jitter.
         jitter: standard deviation of each link's latency, as a share of it.
         time_limit_s: what is left of it after the search goes to the solver.
-        progress: called with a Found whenever there is an improvement.
+        progress: called with each Improvement.
 
     Raises:
         InputError: an option that cannot be; ScheduleError: `start` is not a plan of the problem on the placement.
@@ -74,9 +67,9 @@ def best(
     placement = as_placement(placement, problem.stages)
     bound = lower_bound(problem, placement)
 
-    def tell(makespan):
+    def tell(makespan: float) -> None:
         if progress:
-            progress(Found(time.monotonic() - began, makespan, bound))
+            progress(Improvement(time.monotonic() - began, makespan, bound))
 
     plans = _given(problem, placement) if start is None else [_checked_start(start, problem, placement)]
     made, plan = min(((simulate(each, problem).makespan, each.plan) for each in plans), key=lambda pair: pair[0])
@@ -89,7 +82,7 @@ def best(
     return dataclasses.replace(plan, placement=placement, scheduler="best", proved_bound=bound)
 
 
-def load_search():
+def load_search() -> None:
     """Compile what the search runs, once per machine, and load it in this process: else the first plan waits for that.
 
     Cost: some 15 s the first time, then half a second per process.
@@ -100,7 +93,9 @@ def load_search():
     improve(plans, problem, target=0.0, effort=1e-3, seed=0, quantile=None, jitter=0.0, tell=lambda makespan: None)
 
 
-def _check_options(effort, seed, robust, jitter, time_limit_s):
+def _check_options(
+    effort: float, seed: int, robust: float | str | None, jitter: float, time_limit_s: float | None
+) -> float | None:
     """The quantile that `robust` asks for: None for no jitter, -1 for the mean."""
     for key, value in (("effort", effort), ("jitter", jitter)):
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
@@ -118,8 +113,8 @@ def _check_options(effort, seed, robust, jitter, time_limit_s):
     return float(robust)
 
 
-def _given(problem, placement):
-    """The other schedulers' plans that are on this placement and fit in memory, as CheckedPlans; at least one."""
+def _given(problem: Problem, placement: Placement) -> list[CheckedPlan]:
+    """The other schedulers' plans that are on this placement and fit in memory; at least one."""
     is_large = 3 * placement.route_length * problem.microbatches > LARGE and placement.name == "unidirectional"
     plans = []
     for name in SCHEDULERS:
@@ -138,7 +133,7 @@ def _given(problem, placement):
     return found
 
 
-def _fitting(plan, problem, placement):
+def _fitting(plan: Plan, problem: Problem, placement: Placement) -> CheckedPlan | None:
     """The CheckedPlan, or None if it is on another placement or does not fit."""
     try:
         return check(plan, problem) if _is_same(plan.placement, placement) else None
@@ -146,18 +141,24 @@ def _fitting(plan, problem, placement):
         return None
 
 
-def _checked_start(start, problem, placement):
+def _checked_start(start: Plan, problem: Problem, placement: Placement) -> CheckedPlan:
     if not _is_same(start.placement, placement):
         raise ScheduleError(f"start: got a plan on the {start.placement.name} placement, expected {placement.name}")
     return check(start, problem)
 
 
-def _is_same(one, other):
+def _is_same(one: Placement, other: Placement) -> bool:
     """Whether two placements are the same but for their names."""
     return (one.stage_to_rank, one.num_routes) == (other.stage_to_rank, other.num_routes)
 
 
-def _polished(plan, problem, bound, time_limit_s, progress):
+def _polished(
+    plan: Plan,
+    problem: Problem,
+    bound: float,
+    time_limit_s: float,
+    progress: Callable[[Improvement], object] | None,
+) -> tuple[Plan, float]:
     """(plan, bound) after the solver went on from `plan` for what is left of the time."""
     from lanterne.pipeline.planners.optimal import least_limit_s, solve
 

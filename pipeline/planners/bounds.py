@@ -13,18 +13,24 @@ Bound. On each rank, the pieces with their heads and tails are a one-machine pro
 rule) is at most the makespan. So is that of the messages on each link, and of a rank's data-parallel communication.
 """
 
+from collections.abc import Iterable
 from functools import lru_cache
 from heapq import heappop, heappush, heapreplace
 from math import inf
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
 from lanterne.pipeline.plan.action import KINDS
-from lanterne.pipeline.plan.costs import costs
+from lanterne.pipeline.plan.costs import Costs, Ints, costs
+from lanterne.pipeline.plan.placement import Placement
+from lanterne.pipeline.plan.problem import Problem
 from lanterne.pipeline.planners.heads import MessageChain, memory_coupling, releases_of, reversed_chain
 
 F, B, W = (KINDS.index(kind) for kind in ("F", "B", "W"))
+
+# (head, duration, tail)
+Job: TypeAlias = tuple[float, float, float]
 
 
 class Bounds(NamedTuple):
@@ -36,30 +42,30 @@ class Bounds(NamedTuple):
         lane: (num_ranks,) the same for the data-parallel communication of each rank.
     """
 
-    work: tuple
-    link: tuple
-    lane: tuple
+    work: tuple[float, ...]
+    link: tuple[float, ...]
+    lane: tuple[float, ...]
 
     @property
-    def lower_bound(self):
+    def lower_bound(self) -> float:
         return max(*self.work, *self.link, *self.lane)
 
 
-def lower_bound(problem, placement):
+def lower_bound(problem: Problem, placement: Placement) -> float:
     """A makespan that no plan of `problem` on `placement` can be below."""
     return bounds(problem, placement).lower_bound
 
 
 @lru_cache(maxsize=64)
-def bounds(problem, placement):
+def bounds(problem: Problem, placement: Placement) -> Bounds:
     """The Bounds of `problem` on `placement`.
 
     Cost: some 5 ms for 8 ranks x 32 microbatches, 0.5 s for 64 x 256.
     """
     table = costs(problem, placement)
-    work = [[] for _ in range(placement.num_ranks)]
-    link = [[] for _ in range(table.num_links)]
-    lane = [[] for _ in range(placement.num_ranks)]
+    work: list[list[Job]] = [[] for _ in range(placement.num_ranks)]
+    link: list[list[Job]] = [[] for _ in range(table.num_links)]
+    lane: list[list[Job]] = [[] for _ in range(placement.num_ranks)]
     for route in range(placement.num_routes):
         stages = np.arange(placement.route_length) + route * placement.route_length
         count = len(placement.microbatches_of(stages[0], problem.microbatches))
@@ -68,8 +74,10 @@ def bounds(problem, placement):
     return Bounds(*(tuple(map(preemptive_makespan, jobs)) for jobs in (work, link, lane)))
 
 
-def _add_route(table, stages, count, work, link, lane):
-    """Append the (head, duration, tail) of all pieces and messages of one route to the lists of their rank or link."""
+def _add_route(
+    table: Costs, stages: Ints, count: int, work: list[list[Job]], link: list[list[Job]], lane: list[list[Job]]
+) -> None:
+    """Append the Jobs of all pieces and messages of one route to the lists of their rank or link."""
     at = {kind: table.id(kind, stages, 0) for kind in (F, B, W)}
     duration = {kind: table.duration[at[kind]] for kind in at}
     occupancy, latency = ({kind: column[at[kind]] for kind in (F, B)} for column in (table.occupancy, table.latency))
@@ -102,26 +110,24 @@ def _add_route(table, stages, count, work, link, lane):
                 link[used] += zip(heads.tolist(), [float(occupancy[kind][i])] * count, tails.tolist(), strict=True)
 
 
-def preemptive_makespan(jobs):
+def preemptive_makespan(jobs: Iterable[Job]) -> float:
     """The least possible largest end + tail on one machine that may interrupt its jobs; exact, by Jackson's rule.
-
-    Args:
-        jobs: (head, duration, tail) tuples.
 
     Cost: O(n log n).
     Paper: Carlier 1982, section 2.
     """
-    jobs = sorted(jobs)
-    now, best, waiting, coming = 0.0, 0.0, [], 0
-    while waiting or coming < len(jobs):
+    ordered = sorted(jobs)
+    now, best, coming = 0.0, 0.0, 0
+    waiting: list[tuple[float, float]] = []
+    while waiting or coming < len(ordered):
         if not waiting:
-            now = max(now, jobs[coming][0])
-        while coming < len(jobs) and jobs[coming][0] <= now:
-            _, duration, tail = jobs[coming]
+            now = max(now, ordered[coming][0])
+        while coming < len(ordered) and ordered[coming][0] <= now:
+            _, duration, tail = ordered[coming]
             heappush(waiting, (-tail, duration))
             coming += 1
         minus_tail, left = waiting[0]
-        until = jobs[coming][0] if coming < len(jobs) else inf
+        until = ordered[coming][0] if coming < len(ordered) else inf
         if now + left > until:
             heapreplace(waiting, (minus_tail, left - (until - now)))
             now = until

@@ -2,12 +2,13 @@
 
 from dataclasses import replace
 
-from lanterne.pipeline.plan.placement import as_placement, wave
+from lanterne.pipeline.plan.placement import Placement, as_placement, wave
 from lanterne.pipeline.plan.plan import Plan
-from lanterne.pipeline.planners.list_schedule import B, F, W, list_schedule
+from lanterne.pipeline.plan.problem import Problem
+from lanterne.pipeline.planners.list_schedule import B, F, ListState, W, list_schedule
 
 
-def crosspipe(problem, *, placement=None, weight_parts=4):
+def crosspipe(problem: Problem, *, placement: Placement | str | None = None, weight_parts: int = 4) -> Plan:
     """CrossPipe's greedy plan: CrossUDSub on the unidirectional placement, the greedy CrossWave on a wave.
 
     Whenever a rank is free it takes, of what is there and fits in memory: before its first B, an F; then F and B in
@@ -15,7 +16,7 @@ def crosspipe(problem, *, placement=None, weight_parts=4):
     Among equals the oldest microbatch goes first. Messages take their link as they become ready.
 
     Args:
-        placement: a Placement or the name of one; unidirectional by default.
+        placement: unidirectional by default.
         weight_parts: pieces of each W.
 
     Cost: O(A log A) for A actions and pieces.
@@ -25,14 +26,14 @@ def crosspipe(problem, *, placement=None, weight_parts=4):
     placement = as_placement(placement, problem.stages)
     last = [W] * placement.num_ranks
 
-    def oldest(state, rank, kind):
+    def oldest(state: ListState, rank: int, kind: int) -> tuple[int | None, bool]:
         """(The stage with the oldest microbatch of `kind` that could start, whether one is kept out by memory)."""
         there = [stage for stage in state.stages[rank] if state.available(kind, stage)]
         fitting = [stage for stage in there if state.fits(kind, stage)]
         first = min(fitting, key=lambda stage: (state.started[kind][stage], -stage), default=None)
         return first, len(fitting) < len(there)
 
-    def choose(state, rank):
+    def choose(state: ListState, rank: int) -> tuple[int, int] | None:
         forward, no_room_for_forward = oldest(state, rank, F)
         backward, _ = oldest(state, rank, B)
         weight, _ = oldest(state, rank, W)
@@ -49,7 +50,7 @@ def crosspipe(problem, *, placement=None, weight_parts=4):
     return Plan.from_actions(ranks, placement, problem.microbatches, "crosspipe")
 
 
-def crosspipe_wave(problem, *, weight_parts=4):
+def crosspipe_wave(problem: Problem, *, weight_parts: int = 4) -> Plan:
     """CrossPipe's greedy CrossWave plan: two half-size stages per rank, there and back. See crosspipe."""
     plan = crosspipe(problem, placement=wave(problem.stages), weight_parts=weight_parts)
     return replace(plan, scheduler="crosspipe_wave")

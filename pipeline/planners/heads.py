@@ -4,23 +4,30 @@ A piece is the k-th F, B or W to end on a stage. Pieces come in three levels, ea
 with time reversed W, B, F. All stages are computed at once, microbatch by microbatch.
 """
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
+
+from lanterne.pipeline.plan.costs import Costs, Floats, Ints
 
 
 class MessageChain(NamedTuple):
     """Messages from each stage to the one `step` (1 or -1) further: link time and latency, (num_stages,) by sender."""
 
     step: int
-    occupancy: np.ndarray
-    latency: np.ndarray
+    occupancy: Floats
+    latency: Floats
 
 
-def reversed_chain(chain):
+# Of a level: the duration of its pieces by stage, and the chain along which each needs the one before it, if any.
+Level: TypeAlias = tuple[Floats, MessageChain | None]
+
+
+def reversed_chain(chain: MessageChain) -> MessageChain:
     """`chain` with time reversed: messages go the other way, and each belongs to the stage that received it."""
-    shifted = (np.roll(column, chain.step) for column in (chain.occupancy, chain.latency))
-    return MessageChain(-chain.step, *shifted)
+    return MessageChain(-chain.step, np.roll(chain.occupancy, chain.step), np.roll(chain.latency, chain.step))
 
 
 class RouteMemory(NamedTuple):
@@ -30,25 +37,25 @@ class RouteMemory(NamedTuple):
     of them until its B ends, if B gives memory back, or from B on, if it takes some.
 
     Attributes:
-        room: (num_stages,) int, microbatches that can hold the lesser amount at once.
-        more_room: (num_stages,) int, the same for the larger.
-        taker, giver: (num_stages,) int, levels of the pieces between whose start and end it is held.
+        room: (num_stages,), microbatches that can hold the lesser amount at once.
+        more_room: (num_stages,), the same for the larger.
+        taker, giver: (num_stages,), levels of the pieces between whose start and end it is held.
         before: for each stage that is not its rank's first, the rank's stages up to it.
         level: of the piece that cannot start on such a stage before its microbatch holds memory on all of them.
     """
 
-    room: np.ndarray
-    more_room: np.ndarray
-    taker: np.ndarray
-    giver: np.ndarray
-    before: dict
+    room: Ints
+    more_room: Ints
+    taker: Ints
+    giver: Ints
+    before: dict[int, Ints]
     level: int
 
-    def freed(self, level, k, ends):
-        """(num_stages,) float64: when memory lets the k-th piece (from 0) of `level` start.
+    def freed(self, level: int, k: int, ends: Floats) -> Floats:
+        """(num_stages,): when memory lets the k-th piece (from 0) of `level` start.
 
         Args:
-            ends: (3, num_stages, count) float64, of the pieces by level, known up to the k-th.
+            ends: (3, num_stages, count), of the pieces by level, known up to the k-th.
 
         Of j stages that hold memory for k + 1 microbatches, less those that have ended on each, at least j (k + 1) -
         room must have ended, and at most k can have on each.
@@ -67,7 +74,7 @@ class RouteMemory(NamedTuple):
         return times
 
 
-def memory_coupling(table, stages, count, is_reversed):
+def memory_coupling(table: Costs, stages: Ints, count: int, *, is_reversed: bool) -> RouteMemory:
     """The RouteMemory of a route's `stages` with `count` microbatches, under the Costs `table`."""
     limits, rank = table.problem.limits, table.stage_rank[stages]
     share = np.array(table.placement.shares())[stages]
@@ -90,26 +97,22 @@ def memory_coupling(table, stages, count, is_reversed):
     )
 
 
-def _room(capacity, held, enough):
+def _room(capacity: Floats, held: Floats, enough: Ints) -> Ints:
     """How often `held` fits in `capacity`, at most `enough`: with so much even all of a rank's stages never wait."""
     with np.errstate(divide="ignore", invalid="ignore"):
         room = np.floor(capacity / held * (1 + 1e-9))
     return np.where(np.isfinite(room), np.minimum(room, enough), enough).astype(int)
 
 
-def releases_of(levels, first, memory, rank, count):
-    """The release of the k-th piece of each level on each stage.
+def releases_of(levels: Sequence[Level], first: Floats, memory: RouteMemory, rank: Ints, count: int) -> Floats:
+    """The release of the k-th piece of each level on each stage: (3, num_stages, count).
 
     Args:
-        levels: three (duration, MessageChain or None); a piece needs that of the level before on its stage, and of its own
-            level along the chain.
+        levels: three; a piece needs that of the level before on its stage, and of its own level along the chain.
         first: (num_stages,) release of everything at level 0.
         memory: the RouteMemory that pieces of level 0 take and pieces of level 2 give back.
         rank: (num_stages,) the rank of each stage.
         count: pieces per stage and level.
-
-    Returns:
-        (3, num_stages, count) float64.
     """
     stages = len(first)
     releases, ends = np.zeros((3, stages, count)), np.zeros((3, stages, count))
@@ -133,14 +136,13 @@ def releases_of(levels, first, memory, rank, count):
     return releases
 
 
-def _others_before(levels, rank):
+def _others_before(levels: Sequence[Level], rank: Ints) -> list[list[list[Ints]]]:
     """By level and by that of earlier pieces: which other stages of its rank have pieces that each of its pieces needs.
 
-    Returns:
-        A list of lists of lists of (num_stages,) ints, -1 where a stage needs fewer.
+    Each is (num_stages,), -1 where a stage needs fewer.
     """
     stages = len(rank)
-    found = [[[] for _ in range(3)] for _ in range(3)]
+    found: list[list[list[Ints]]] = [[[] for _ in range(3)] for _ in range(3)]
     for level in range(3):
         for earlier in range(level + 1):
             steps = {chain.step for _, chain in levels[earlier : level + 1] if chain is not None}
@@ -158,7 +160,9 @@ def _others_before(levels, rank):
     return found
 
 
-def _add_freed(machines, levels, memory, k, releases):
+def _add_freed(
+    machines: "Sequence[Machines]", levels: Sequence[Level], memory: RouteMemory, k: int, releases: Floats
+) -> None:
     """The pieces that the k-th of level 0 must wait for to have memory: its rank has worked on those too."""
     nth = k - memory.room
     for level in (1, 2):
@@ -168,12 +172,14 @@ def _add_freed(machines, levels, memory, k, releases):
                 machine.add(*_where(nth >= 0, freed, levels[level][0]))
 
 
-def _where(mask, release, duration):
+def _where(mask: NDArray[np.bool_], release: Floats, duration: Floats) -> tuple[Floats, Floats]:
     """Release and duration where there is a piece; elsewhere one that changes nothing."""
     return np.where(mask, release, -np.inf), np.where(mask, duration, 0.0)
 
 
-def _along(chain, ready, busy, duration, link_free):
+def _along(
+    chain: MessageChain | None, ready: Floats, busy: Floats, duration: Floats, link_free: Floats
+) -> tuple[Floats, Floats, Floats]:
     """Release and end of one piece on every stage, where each needs the one before it along `chain`.
 
     An end is max(ready, busy, end before + message) + duration; solved for all stages at once, because less the sum
@@ -203,14 +209,14 @@ class Machines:
     `added`, all work so far, so that a piece changes only what was released after it.
     """
 
-    def __init__(self, stages, size):
-        self.release = np.full((size, stages), -np.inf)
-        self.work = np.zeros((size, stages))
-        self.through = np.full((size, stages), -np.inf)
-        self.added = np.zeros(stages)
+    def __init__(self, stages: int, size: int) -> None:
+        self.release: Floats = np.full((size, stages), -np.inf)
+        self.work: Floats = np.zeros((size, stages))
+        self.through: Floats = np.full((size, stages), -np.inf)
+        self.added: Floats = np.zeros(stages)
         self.used = 0
 
-    def add(self, release, duration):
+    def add(self, release: Floats, duration: Floats) -> None:
         """One more piece per stage."""
         n = self.used
         later = self.release[:n] > release
@@ -222,6 +228,6 @@ class Machines:
         self.release[n], self.work[n] = release, duration
         self.used = n + 1
 
-    def finish(self):
-        """(num_stages,) float64."""
+    def finish(self) -> Floats:
+        """(num_stages,): when each machine ends."""
         return self.through[: self.used].max(axis=0, initial=-np.inf) + self.added

@@ -1,22 +1,25 @@
 """How long the layers of a model take here: what a fair cut into stages, and a plan, go by."""
 
 import time
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
+from numpy.typing import DTypeLike
 
-from lanterne.pipeline.model.stage_layers import LayerStage
+from lanterne.pipeline.model.stage_layers import LayerStage, StageModel
+from lanterne.pipeline.plan.costs import Floats
 
 
-def layer_times_s(model, dtype=np.float32, repeats=3):
-    """(layers, 3) float64: the shortest F, B and W of each layer out of `repeats`, seconds; the loss is in the last.
+def layer_times_s(model: StageModel, dtype: DTypeLike = np.float32, repeats: int = 3) -> Floats:
+    """(layers, 3): the shortest F, B and W of each layer out of `repeats`, seconds; the loss is in the last.
 
     Cost: `repeats` microbatches of the whole model, one layer in memory at a time.
     """
     return np.array([_times_s(model, index, dtype, repeats) for index in range(len(model.layers))])
 
 
-def _times_s(model, index, dtype, repeats):
+def _times_s(model: StageModel, index: int, dtype: DTypeLike, repeats: int) -> Floats:
     stage = LayerStage(model, index, index + 1, None, dtype)
     last = index == len(model.layers) - 1
     # Any tokens, or any numbers, take as long as others.
@@ -27,7 +30,7 @@ def _times_s(model, index, dtype, repeats):
     for repeat in found:
         stage.begin(1, inputs, targets)
         given = inputs[0] if index else None
-        works = (
+        works: tuple[Callable[[], object], ...] = (
             partial(stage.forward, 0, given),
             partial(stage.backward_input, 0, dy),
             partial(stage.backward_weight, 0),
@@ -39,9 +42,9 @@ def _times_s(model, index, dtype, repeats):
     return found.min(axis=0)
 
 
-def _input_dtype(model, dtype):
+def _input_dtype(model: StageModel, dtype: DTypeLike) -> DTypeLike:
     return dtype if model.check_inputs is None else np.int64
 
 
-def _target_shape(model):
+def _target_shape(model: StageModel) -> tuple[int, ...]:
     return model.shapes[-1] if model.check_targets is None else model.shapes[0]

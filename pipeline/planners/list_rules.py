@@ -3,11 +3,15 @@
 A rank that is free looks at what has come, what fits in memory, and what it knows to be on the way.
 """
 
+from collections.abc import Sequence
 from itertools import product
 from typing import NamedTuple
 
 import numpy as np
 from numba import njit
+
+from lanterne.pipeline.plan.costs import Floats, Ints
+from lanterne.pipeline.planners.words import Letters
 
 B_FIRST, ALTERNATE, BY_LEAD = range(3)
 
@@ -16,7 +20,7 @@ class Rule(NamedTuple):
     """How a free rank chooses.
 
     Attributes:
-        leads: (num_ranks,) int64: F begun less B begun that BY_LEAD, and any rule before its first B, aims at.
+        leads: (num_ranks,), F begun less B begun that BY_LEAD, and any rule before its first B, aims at.
         limit: whether no F may go beyond that.
         prefer: B_FIRST; ALTERNATE, F after a B and B after an F; or BY_LEAD, F below the lead and B from it on.
         room_first: when memory keeps the preferred F out, a W that makes room goes before a B.
@@ -25,7 +29,7 @@ class Rule(NamedTuple):
         most_waiting: with so many W waiting, a W comes first.
     """
 
-    leads: np.ndarray
+    leads: Ints
     limit: bool
     prefer: int
     room_first: bool
@@ -34,7 +38,7 @@ class Rule(NamedTuple):
     most_waiting: int
 
 
-def rules(leads, most):
+def rules(leads: Sequence[Ints], most: int) -> list[Rule]:
     """All combinations, the most promising first, at most `most` of them; `leads` are lead vectors to try."""
     shapes = [
         *product((True,), (ALTERNATE, B_FIRST, BY_LEAD), (True, False), (0.0, 1.0, 0.5), (0.0, 0.4), (10**9,)),
@@ -45,8 +49,8 @@ def rules(leads, most):
 
 
 @njit(cache=True)
-def list_words(letters, rule, words):
-    """Fill `words`, (num_ranks, 3 * microbatches) int64, by `rule`.
+def list_words(letters: Letters, rule: Rule, words: Ints) -> bool:
+    """Fill `words`, (num_ranks, 3 * microbatches), by `rule`; whether that was possible.
 
     Cost: O(A num_ranks) for A actions, about 60 ns each at 8 ranks.
     """
@@ -63,7 +67,7 @@ def list_words(letters, rule, words):
     link_free, last = np.zeros(letters.num_links + 1), np.zeros(ranks, np.int64)
     instant = 1e-9 * letters.duration.max()
     while True:
-        rank = np.argmin(wake)
+        rank = int(np.argmin(wake))
         now = wake[rank]
         if now >= 1e300:
             break
@@ -97,7 +101,9 @@ def list_words(letters, rule, words):
 
 
 @njit(cache=True)
-def _choose(letters, rule, rank, now, count, arrival, used, last):
+def _choose(
+    letters: Letters, rule: Rule, rank: int, now: float, count: Ints, arrival: Floats, used: float, last: int
+) -> tuple[int, float]:
     """(kind, 0) to start, or (-1, when to look again; 1e300 if only a new message can change anything)."""
     ranks, total = len(letters.capacity), letters.total[0]
     forwards, backwards, weights = count[0, rank], count[1, rank], count[2, rank]

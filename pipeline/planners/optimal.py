@@ -2,20 +2,23 @@
 
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import inf
-from typing import NamedTuple
+from typing import Any
 
 from lanterne.errors import InputError, ScheduleError
+from lanterne.pipeline.plan.action import Action
 from lanterne.pipeline.plan.costs import costs
-from lanterne.pipeline.plan.placement import as_placement
+from lanterne.pipeline.plan.placement import Placement, as_placement
 from lanterne.pipeline.plan.plan import Plan
+from lanterne.pipeline.plan.problem import Problem
 from lanterne.pipeline.planners.bounds import lower_bound
 from lanterne.pipeline.planners.crosspipe import crosspipe
-from lanterne.pipeline.planners.optimal_model import SPLIT_KINDS, build_model
-from lanterne.pipeline.planners.registry import plan
-from lanterne.pipeline.simulate.check import check
-from lanterne.pipeline.simulate.simulate import simulate
+from lanterne.pipeline.planners.optimal_model import SPLIT_KINDS, SolverModel, build_model
+from lanterne.pipeline.planners.registry import Improvement, plan
+from lanterne.pipeline.simulate.check import CheckedPlan, check
+from lanterne.pipeline.simulate.simulate import Timeline, simulate
 
 # The share of the time that the solver may look for a plan that reaches the lower bound.
 REACH_SHARE = 0.4
@@ -25,25 +28,16 @@ MODEL_S_PER_ACTION = 2e-4
 QUICK = {"unidirectional": ("adaptra", "zb_h1", "zb_h2"), "wave": ("zb_v",)}
 
 
-class Improvement(NamedTuple):
-    """What the solver knew at one moment; the final plan may be better still: simulation takes idle time out."""
-
-    elapsed_s: float
-    makespan: float
-    lower_bound: float
-
-
 @dataclass(frozen=True, eq=False)
 class Solution:
     """The best plan found, and the proof.
 
     Attributes:
-        plan: a Plan.
-        makespan: its simulated makespan.
+        makespan: the plan's, simulated.
         lower_bound: no plan of whole actions on this placement has a smaller makespan; one with W in pieces may.
         is_optimal: whether the two are equal.
         solve_s: seconds that it took.
-        improvements: every Improvement on the way, the hint first.
+        improvements: on the way, the hint first; the plan may be better than the last: simulation takes idle time out.
     """
 
     plan: Plan
@@ -51,25 +45,40 @@ class Solution:
     lower_bound: float
     is_optimal: bool
     solve_s: float
-    improvements: tuple
+    improvements: tuple[Improvement, ...]
 
 
-def optimal(problem, *, placement=None, time_limit_s=60.0, progress=None):
+def optimal(
+    problem: Problem,
+    *,
+    placement: Placement | str | None = None,
+    time_limit_s: float = 60.0,
+    progress: Callable[[Improvement], object] | None = None,
+) -> Plan:
     """The plan of `solve`, which carries the bound that was proved."""
     solution = solve(problem, placement=placement, time_limit_s=time_limit_s, progress=progress)
     return replace(solution.plan, scheduler="optimal", proved_bound=solution.lower_bound)
 
 
-def solve(problem, *, placement=None, hint=None, time_limit_s=60.0, gap=0.0, workers=None, progress=None):
+def solve(
+    problem: Problem,
+    *,
+    placement: Placement | str | None = None,
+    hint: Plan | None = None,
+    time_limit_s: float = 60.0,
+    gap: float = 0.0,
+    workers: int | None = None,
+    progress: Callable[[Improvement], object] | None = None,
+) -> Solution:
     """The Solution of least makespan of whole actions on a placement, or the best found in `time_limit_s` and a bound.
 
     Args:
-        placement: a Placement or the name of one; unidirectional by default.
-        hint: a Plan of whole actions to start from; best_hint by default. From a cold start the solver finds nothing at
+        placement: unidirectional by default.
+        hint: a plan of whole actions to start from; best_hint by default. From a cold start the solver finds nothing at
             32 stages x 64 microbatches.
         gap: stop when the plan is proved to be within this share of the optimum.
         workers: threads of the solver; all processors by default.
-        progress: called with an Improvement whenever there is one.
+        progress: called with each Improvement.
 
     Raises:
         ScheduleError: the hint is not a plan of this problem that fits in memory.
@@ -100,12 +109,12 @@ def solve(problem, *, placement=None, hint=None, time_limit_s=60.0, gap=0.0, wor
     return search.solution()
 
 
-def least_limit_s(problem, placement):
+def least_limit_s(problem: Problem, placement: Placement) -> float:
     """Seconds in which `solve` can do no more than make its model, about."""
     return MODEL_S_PER_ACTION * len(SPLIT_KINDS) * placement.route_length * problem.microbatches
 
 
-def best_hint(problem, placement):
+def best_hint(problem: Problem, placement: Placement) -> Plan:
     """The best plan that a quick scheduler makes on this placement and that fits in memory."""
     plans = [crosspipe(problem, placement=placement, weight_parts=1)]
     plans += [plan(problem, name) for name in QUICK.get(placement.name, ())]
@@ -117,8 +126,8 @@ def best_hint(problem, placement):
     return plans[min(found)[1]]
 
 
-def _fitting(made, problem, placement):
-    """The CheckedPlan of `made`, or None."""
+def _fitting(made: Plan, problem: Problem, placement: Placement) -> CheckedPlan | None:
+    """`made`, checked, if it is on the placement and fits in memory."""
     try:
         return check(made, problem) if made.placement.stage_to_rank == placement.stage_to_rank else None
     except ScheduleError:
@@ -128,16 +137,22 @@ def _fitting(made, problem, placement):
 class _Search:
     """The best plan and bound so far, each a fact: plans are simulated, bounds proved."""
 
-    def __init__(self, timeline, bound, began, progress):
-        self.problem, self.plan, self.timeline = timeline.problem, timeline.plan, timeline
-        self.bound, self.began, self.progress = bound, began, progress
-        self.improvements = []
+    def __init__(
+        self, timeline: Timeline, bound: float, began: float, progress: Callable[[Improvement], object] | None
+    ) -> None:
+        self.problem = timeline.problem
+        self.plan = timeline.plan
+        self.timeline = timeline
+        self.bound = bound
+        self.began = began
+        self.progress = progress
+        self.improvements: list[Improvement] = []
         self.note(timeline.makespan, bound)
 
-    def is_closed(self, gap):
+    def is_closed(self, gap: float) -> bool:
         return self.timeline.makespan - self.bound <= max(gap, 1e-9) * self.timeline.makespan
 
-    def note(self, makespan=inf, lower_bound=0.0):
+    def note(self, makespan: float = inf, lower_bound: float = 0.0) -> None:
         """Tell of an Improvement, if it is one."""
         before = self.improvements[-1] if self.improvements else Improvement(0.0, inf, 0.0)
         now = Improvement(
@@ -148,7 +163,7 @@ class _Search:
             if self.progress:
                 self.progress(now)
 
-    def solve(self, ends, model_s, gap, workers):
+    def solve(self, ends: float, model_s: float, gap: float, workers: int | None) -> None:
         """Look for a plan that reaches the bound for a share of the time until `ends`, then for the best in the rest.
 
         Asked for nothing longer than the bound, the solver prunes most: it finds such a plan, and there often is one,
@@ -167,7 +182,7 @@ class _Search:
             if ends - now > model_s and not self.is_closed(gap):
                 self.attempt(solver, horizon, now + share * (ends - now))
 
-    def attempt(self, solver, horizon, ends):
+    def attempt(self, solver: Any, horizon: float, ends: float) -> None:
         """Let `solver` look for the best plan no longer than `horizon` until `ends`."""
         from ortools.sat.python import cp_model
 
@@ -176,7 +191,7 @@ class _Search:
         note, unit = self.note, model.grain / model.scale
 
         class Watcher(cp_model.CpSolverSolutionCallback):
-            def on_solution_callback(self):
+            def on_solution_callback(self) -> None:
                 note(self.objective_value * unit, self.best_objective_bound * unit)
 
         solver.parameters.max_time_in_seconds = max(0.0, ends - time.monotonic())
@@ -190,13 +205,13 @@ class _Search:
         if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
             self.take(_plan(model, solver, self.plan.placement, self.problem.microbatches))
 
-    def take(self, plan):
+    def take(self, plan: Plan) -> None:
         """Keep `plan` if it is better."""
         timeline = simulate(plan, self.problem)
         if timeline.makespan < self.timeline.makespan:
             self.plan, self.timeline = plan, timeline
 
-    def solution(self):
+    def solution(self) -> Solution:
         makespan, bound = self.timeline.makespan, min(self.bound, self.timeline.makespan)
         # Times that are not exact in whole numbers leave a gap of less than that.
         is_optimal = makespan - bound <= 1e-5 * makespan
@@ -204,7 +219,7 @@ class _Search:
         return Solution(self.plan, makespan, bound, is_optimal, elapsed_s, tuple(self.improvements))
 
 
-def _add_hint(model, timeline):
+def _add_hint(model: SolverModel, timeline: Timeline) -> None:
     """Give the solver a whole solution to start from: a simulated timeline."""
     actions = [action for rank in timeline.plan.ranks for action in rank]
     start, end = (
@@ -221,11 +236,11 @@ def _add_hint(model, timeline):
         model.model.add_hint(variable, value)
 
 
-def _plan(model, solver, placement, microbatches):
+def _plan(model: SolverModel, solver: Any, placement: Placement, microbatches: int) -> Plan:
     """The plan whose actions and messages are in the order of the solver's times."""
     start = {action: solver.value(variable) for action, variable in model.start.items()}
     message = {action: solver.value(variable) for action, variable in model.message.items()}
-    ranks = [[] for _ in range(placement.num_ranks)]
+    ranks: list[list[Action]] = [[] for _ in range(placement.num_ranks)]
     # A W that takes no time may share its start with an action that comes after it.
     for action in sorted(start, key=lambda action: (start[action], -SPLIT_KINDS.index(action.kind))):
         ranks[placement.stage_to_rank[action.stage]].append(action)

@@ -5,19 +5,23 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
 from math import inf, lcm
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from lanterne.pipeline.plan.action import KINDS, Action, dependencies
-from lanterne.pipeline.plan.costs import Costs
+from lanterne.pipeline.plan.costs import Costs, Floats
 
 SPLIT_KINDS = ("F", "B", "W")
 # Whole numbers per unit of time are chosen so that every time is exact if the horizon then has at most 100 times as
-# many, else
-# so that it has as many.
+# many, else so that it has as many.
 FINEST = 10_000_000
 # The solver takes actions of one unit for an assignment problem, which it presolves for seconds; so none is shorter.
 SHORTEST = 16
+
+# OR-tools' own; a place in the model, such as a variable or a sum with one.
+Model: TypeAlias = Any
+Variable: TypeAlias = Any
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,19 +40,19 @@ class SolverModel:
         longest: the largest value of `makespan`.
     """
 
-    model: object
-    makespan: object
-    start: dict
-    message: dict
-    shared_links: list
-    sizes: list
-    orders: list
+    model: Model
+    makespan: Variable
+    start: dict[Action, Variable]
+    message: dict[Action, Variable]
+    shared_links: list[list[Action]]
+    sizes: list[tuple[Variable, Action, Action]]
+    orders: list[tuple[Variable, Action, Action]]
     scale: float
     grain: int
     longest: int
 
 
-def time_scale(tables: Costs, horizon):
+def time_scale(tables: Costs, horizon: float) -> tuple[float, int]:
     """(Whole numbers per unit of time, how many of them divide every time, or 1 where times must be rounded)."""
     times = np.concatenate([tables.duration, tables.latency, tables.occupancy, tables.all_gather, tables.reduce])
     fractions = [Fraction(value).limit_denominator(10**6) for value in np.unique(times).tolist()]
@@ -63,8 +67,8 @@ def time_scale(tables: Costs, horizon):
     return scale * finer, finer * int(np.gcd.reduce(whole))
 
 
-def build_model(tables: Costs, horizon, lower_bound):
-    """The SolverModel of a problem on a placement, with no plan longer than `horizon` and none shorter than `lower_bound`.
+def build_model(tables: Costs, horizon: float, lower_bound: float) -> SolverModel:
+    """The SolverModel of a problem on a placement, with plans no longer than `horizon` nor shorter than `lower_bound`.
 
     Where times are not exact in whole numbers they are rounded down, so that what the solver proves holds for the true
     ones.
@@ -84,34 +88,44 @@ def build_model(tables: Costs, horizon, lower_bound):
 
 
 class _Builder:
-    def __init__(self, model, tables, scale, horizon):
-        self.model, self.tables, self.horizon, self.scale = model, tables, horizon, scale
+    def __init__(self, model: Model, tables: Costs, scale: float, horizon: int) -> None:
+        self.model = model
+        self.tables = tables
+        self.horizon = horizon
         self.placement = tables.placement
-        self.start, self.message, self.shared_links, self.sizes, self.orders = {}, {}, [], [], []
+        self.start: dict[Action, Variable] = {}
+        self.message: dict[Action, Variable] = {}
+        self.shared_links: list[list[Action]] = []
+        self.sizes: list[tuple[Variable, Action, Action]] = []
+        self.orders: list[tuple[Variable, Action, Action]] = []
 
-        def whole(times):
-            return np.floor(times * scale + 1e-6).astype(int).tolist()
+        def whole(times: Floats) -> list[int]:
+            found: list[int] = np.floor(times * scale + 1e-6).astype(int).tolist()
+            return found
 
-        self.duration, self.latency, self.occupancy = map(whole, (tables.duration, tables.latency, tables.occupancy))
-        self.all_gather, self.reduce = map(whole, (tables.all_gather, tables.reduce))
+        self.duration = whole(tables.duration)
+        self.latency = whole(tables.latency)
+        self.occupancy = whole(tables.occupancy)
+        self.all_gather = whole(tables.all_gather)
+        self.reduce = whole(tables.reduce)
 
-    def id(self, action):
+    def id(self, action: Action) -> int:
         return self.tables.id(KINDS.index(action.kind), action.stage, action.microbatch)
 
-    def stream(self, kind, stage):
+    def stream(self, kind: str, stage: int) -> list[Action]:
         """The actions of a kind on a stage, in the order of their microbatches."""
         microbatches = self.placement.microbatches_of(stage, self.tables.microbatches)
         return [Action(kind, stage, microbatch) for microbatch in microbatches]
 
-    def variable(self, latest=None):
+    def variable(self, latest: int | None = None) -> Variable:
         return self.model.new_int_var(0, self.horizon if latest is None else latest, "")
 
-    def end(self, action):
+    def end(self, action: Action) -> Variable:
         return self.start[action] + self.duration[self.id(action)]
 
-    def add_ranks(self):
+    def add_ranks(self) -> None:
         """One action at a time on each rank; those of one kind and stage in the order of microbatches, all alike."""
-        intervals = [[] for _ in range(self.placement.num_ranks)]
+        intervals: list[list[Variable]] = [[] for _ in range(self.placement.num_ranks)]
         for stage, rank in enumerate(self.placement.stage_to_rank):
             for kind in SPLIT_KINDS:
                 stream = self.stream(kind, stage)
@@ -124,7 +138,7 @@ class _Builder:
         for mine in intervals:
             self.model.add_no_overlap(mine)
 
-    def add_needs(self):
+    def add_needs(self) -> None:
         """Each action after what it needs, and after the message that brings it."""
         for action in self.start:
             for need in dependencies(action, self.placement):
@@ -139,13 +153,13 @@ class _Builder:
                     self.model.add(
                         self.start[action] >= self.message[need] + self.occupancy[number] + self.latency[number]
                     )
-        streams = defaultdict(lambda: defaultdict(list))
+        streams: dict[int, dict[tuple[str, int], list[Action]]] = defaultdict(lambda: defaultdict(list))
         for action in self.message:
             streams[int(self.tables.link[self.id(action)])][action.kind, action.stage].append(action)
         for link in streams.values():
             self.add_link(list(link.values()))
 
-    def add_link(self, streams):
+    def add_link(self, streams: list[list[Action]]) -> None:
         """One message at a time on a link.
 
         Where one rank sends they go in the order in which their actions end, as the simulator has it; where several do,
@@ -169,7 +183,7 @@ class _Builder:
                 for other in (action for later in streams[i + 1 :] for action in later):
                     self.add_same_order(one, other)
 
-    def add_same_order(self, one, other):
+    def add_same_order(self, one: Action, other: Action) -> None:
         """`one` before `other` on their rank and on their link, or the other way round on both."""
         first = self.model.new_bool_var("")
         self.orders.append((first, one, other))
@@ -178,12 +192,12 @@ class _Builder:
             size = self.occupancy[self.id(before)]
             self.model.add(self.message[before] + size <= self.message[after]).only_enforce_if(when)
 
-    def add_memory(self):
+    def add_memory(self) -> None:
         for rank, capacity in enumerate(self.tables.problem.limits.capacity):
             if capacity < inf:
                 self.add_memory_of(rank, capacity)
 
-    def add_memory_of(self, rank, capacity):
+    def add_memory_of(self, rank: int, capacity: float) -> None:
         """What actions take from their start and give back at their end never exceeds the rank's capacity.
 
         With one stage on the rank and a B that changes nothing: F m starts after W m - M, M being how many activations
@@ -195,8 +209,8 @@ class _Builder:
         if len(stages) == 1 and changes[stages[0]][1] == 0:
             forward = changes[stages[0]][0]
             room = int(capacity / forward * (1 + 1e-9)) if forward else self.tables.microbatches
-            for weight, action in zip(self.stream("W", stages[0]), self.stream("F", stages[0])[room:], strict=False):
-                self.model.add(self.start[action] >= self.end(weight))
+            for before, action in zip(self.stream("W", stages[0]), self.stream("F", stages[0])[room:], strict=False):
+                self.model.add(self.start[action] >= self.end(before))
             return
         scale = lcm(
             *(Fraction(value).limit_denominator(10**4).denominator for change in changes.values() for value in change)
@@ -216,19 +230,19 @@ class _Builder:
                     amounts.append(round(amount * scale))
         self.model.add_cumulative(held, amounts, int(capacity * scale * (1 + 1e-9)))
 
-    def memory_change(self, kind, stage):
+    def memory_change(self, kind: str, stage: int) -> float:
         """Memory that an action of `kind` takes, negative if it gives back."""
         number = self.tables.id(KINDS.index(kind), stage, 0)
         return float(self.tables.alloc[number] - self.tables.free[number])
 
-    def add_makespan(self, grain, least, longest):
+    def add_makespan(self, grain: int, least: int, longest: int) -> Variable:
         """The end of the last action or data-parallel communication, one of the latter at a time on each rank.
 
         A stage's first F waits for its all-gather; its all-reduce or reduce-scatter for its last W. Some plan of least
         makespan has no idle time but that which times make, so its makespan is a multiple of `grain`.
         """
         makespan = self.model.new_int_var(least, longest, "makespan")
-        lanes = [[] for _ in range(self.placement.num_ranks)]
+        lanes: list[list[Variable]] = [[] for _ in range(self.placement.num_ranks)]
         for stage, rank in enumerate(self.placement.stage_to_rank):
             first, last = self.stream("F", stage)[:1], self.stream("W", stage)[-1:]
             gather = self.add_communication(lanes[rank], self.all_gather[stage])
@@ -243,7 +257,7 @@ class _Builder:
         self.model.minimize(makespan)
         return makespan
 
-    def add_communication(self, lane, duration):
+    def add_communication(self, lane: list[Variable], duration: int) -> Variable:
         """The start of a data-parallel communication on a rank's `lane`."""
         begins = self.variable(self.horizon - duration)
         if duration:

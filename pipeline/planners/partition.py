@@ -1,11 +1,14 @@
 """Which layers go on which stage: contiguous runs of layers that balance stages of unequal devices."""
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from lanterne.errors import InputError
+from lanterne.pipeline.plan.costs import Floats
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,23 +19,28 @@ class Partition:
     stage_times: tuple[float, ...]
 
     @property
-    def bottleneck(self):
+    def bottleneck(self) -> float:
         """Time of the slowest stage, which sets the rate of the steady pipeline."""
         return max(self.stage_times)
 
     @property
-    def num_layers(self):
+    def num_layers(self) -> tuple[int, ...]:
         """Layers on each stage."""
         return tuple(end - start for start, end in pairwise(self.starts))
 
-    def stage_sums(self, per_layer):
+    def stage_sums(self, per_layer: Sequence[float]) -> tuple[float, ...]:
         """Sum of `per_layer` (one number per layer, such as F times or activation bytes) over each stage's layers."""
         if len(per_layer) != self.starts[-1]:
             raise InputError(f"values per layer: got {len(per_layer)}, expected {self.starts[-1]}")
         return tuple(sum(per_layer[start:end]) for start, end in pairwise(self.starts))
 
 
-def partition_layers(layer_times, stage_speeds, layer_memory=None, stage_memory=None):
+def partition_layers(
+    layer_times: ArrayLike,
+    stage_speeds: ArrayLike,
+    layer_memory: ArrayLike | None = None,
+    stage_memory: ArrayLike | None = None,
+) -> Partition:
     """The contiguous partition, one layer or more per stage in order, whose slowest stage is fastest.
 
     Args:
@@ -70,15 +78,16 @@ def partition_layers(layer_times, stage_speeds, layer_memory=None, stage_memory=
         bound *= 2
     # Of those with that slowest stage, the most even: its other stages idle less and hold alike.
     best = max(_stage_times(times, speeds, starts))
-    starts = _search(times, speeds, memory, limits, best, even=True)
-    return Partition(starts, _stage_times(times, speeds, starts))
+    evened = _search(times, speeds, memory, limits, best, even=True)
+    assert evened is not None, "the partition found before is within this bound"
+    return Partition(evened, _stage_times(times, speeds, evened))
 
 
-def _stage_times(times, speeds, starts):
+def _stage_times(times: Floats, speeds: Floats, starts: Iterable[int]) -> tuple[float, ...]:
     return tuple(float(times[i:j].sum() / speed) for (i, j), speed in zip(pairwise(starts), speeds, strict=True))
 
 
-def _positive(values, what, strictly=False):
+def _positive(values: ArrayLike, what: str, *, strictly: bool = False) -> Floats:
     array = np.asarray(values, dtype=np.float64)
     wrong = ~np.isfinite(array) | (array <= 0 if strictly else array < 0)
     if array.ndim != 1 or not array.size or wrong.any():
@@ -87,7 +96,9 @@ def _positive(values, what, strictly=False):
     return array
 
 
-def _search(times, speeds, memory, limits, bound, *, even=False):
+def _search(
+    times: Floats, speeds: Floats, memory: Floats, limits: Floats, bound: float, *, even: bool = False
+) -> tuple[int, ...] | None:
     """Stage starts of the best partition in which every stage takes at most `bound`, or None.
 
     The best has the fastest slowest stage or, if `even`, the least sum of squared stage times.

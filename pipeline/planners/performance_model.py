@@ -24,17 +24,17 @@ class Transformer:
     vocabulary: int
 
     @property
-    def layer_parameters(self):
+    def layer_parameters(self) -> int:
         """Parameters of one layer: query, key, value and output projections, three feed-forward matrices."""
         kv_width = self.hidden * self.num_kv_heads // self.num_heads
         return 2 * self.hidden * (self.hidden + kv_width) + 3 * self.hidden * self.feedforward
 
     @property
-    def parameters(self):
+    def parameters(self) -> int:
         """Parameters of the whole model, embedding and output matrices included."""
         return self.num_layers * self.layer_parameters + 2 * self.vocabulary * self.hidden
 
-    def layer_flops(self, sequence_length):
+    def layer_flops(self, sequence_length: int) -> tuple[int, int]:
         """(matrix products, attention) floating-point operations of one layer's forward for one causal sequence."""
         return 2 * self.layer_parameters * sequence_length, 2 * sequence_length**2 * self.hidden
 
@@ -63,7 +63,7 @@ class TwoDatacenters:
     flops_per_s: float = 500e12
 
     @property
-    def stage_times_s(self):
+    def stage_times_s(self) -> tuple[float, float, float]:
         """(F, B, W) seconds of a stage and microbatch: B does the products once and attention twice, W the products."""
         layers = (self.model.num_layers + 2) / self.num_stages
         rate = self.flops_per_s * self.tensor_parallel
@@ -71,17 +71,17 @@ class TwoDatacenters:
         return products + attention, products + 2 * attention, products
 
     @property
-    def message_nbytes(self):
+    def message_nbytes(self) -> int:
         """Bytes that one microbatch sends over the link, all data-parallel pipelines together."""
         return self.sequence_length * self.model.hidden * BYTES_PER_VALUE * self.data_parallel
 
     @property
-    def message_time_s(self):
+    def message_time_s(self) -> float:
         """Seconds that one microbatch occupies one direction of the link, without latency."""
         return self.message_nbytes / self.bandwidth_bytes_per_s
 
     @property
-    def data_parallel_sync_s(self):
+    def data_parallel_sync_s(self) -> float:
         """Seconds of the gradients' ring all-reduce between two datacenters, not overlapped.
 
         Cost: 2 (latency + 2 N/2 / bandwidth) with N parameters of 2 bytes.
@@ -90,7 +90,7 @@ class TwoDatacenters:
         return 2 * (self.latency_s + BYTES_PER_VALUE * self.model.parameters / 2 / self.bandwidth_bytes_per_s)
 
     @property
-    def pipeline_problem(self):
+    def pipeline_problem(self) -> Problem:
         """The Problem, in seconds, of a pipeline through both datacenters in the memory of 1F1B.
 
         Its middle link is the one between the datacenters: each direction of it carries the messages of all pipelines.
@@ -120,18 +120,18 @@ class IterationComparison(NamedTuple):
     single_s: float
 
     @property
-    def speedup(self):
+    def speedup(self) -> float:
         """Data parallelism's time over the pipeline's."""
         return self.data_parallel_s / self.pipeline_s
 
     @property
-    def slowdown(self):
+    def slowdown(self) -> float:
         """The pipeline's time over that in one datacenter."""
         return self.pipeline_s / self.single_s
 
 
-def compare(setting):
-    """The IterationComparison of the ways to run `setting`, a TwoDatacenters.
+def compare(setting: TwoDatacenters) -> IterationComparison:
+    """What the ways to run `setting` take.
 
     Across: the best of `SCHEDULERS` plans for the link. Data parallelism across: ZB-V in each datacenter, then the
     gradients, not overlapped. One datacenter: ZB-V or the best plan for a link without delay.
@@ -140,7 +140,7 @@ def compare(setting):
         activations against 203 s of gradients.
     """
     problem = setting.pipeline_problem
-    alone = replace(problem, link_latency=0.0, link_bandwidth=None)
+    alone = replace(problem, link_latency=(0.0,) * (problem.stages - 1), link_bandwidth=None)
     local = simulate(plan(alone, "zb_v"), alone).makespan
     pipeline_s, scheduler = min((simulate(plan(problem, name), problem).makespan, name) for name in SCHEDULERS)
     single_s = min(local, *(simulate(plan(alone, name), alone).makespan for name in SCHEDULERS))

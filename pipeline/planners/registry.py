@@ -1,48 +1,73 @@
 """Every scheduler by name.
 
-A scheduler is a function `f(problem, **options) -> Plan`. It names itself in the plan's `scheduler`, chooses the
+A scheduler is a function `f(problem: Problem, *, ...) -> Plan`. It names itself in the plan's `scheduler`, chooses the
 placement, and raises InputError for a problem that it cannot plan. Its options are keyword-only and have defaults; one
-that takes long has `time_limit_s`. A plan that a static schedule makes may exceed the problem's memory: `check` tells.
+that takes long has `time_limit_s`, and `progress`, which it calls with each Improvement. A plan that a static schedule
+makes may exceed the problem's memory: `check` tells.
 """
 
+from collections.abc import Callable
 from importlib import import_module
+from typing import Any, NamedTuple
 
 from lanterne.errors import InputError, one_of
+from lanterne.pipeline.plan.plan import Plan
+from lanterne.pipeline.plan.problem import Problem
 
-# name -> (module of lanterne, function, one line of help); a module is imported when its scheduler is asked for.
-SCHEDULERS = {
-    "gpipe": ("pipeline.schedules.gpipe", "gpipe", "all forwards, then all backwards"),
-    "1f1b": ("pipeline.schedules.one_f_one_b", "one_f_one_b", "one forward, one backward; backward fused"),
-    "interleaved_1f1b": (
+
+class Scheduler(NamedTuple):
+    """Where a scheduler is: its module, of lanterne, is imported when it is asked for."""
+
+    module: str
+    function: str
+    summary: str
+
+
+class Improvement(NamedTuple):
+    """What a scheduler that searches knew at one moment: its best plan's makespan, and what none can be below."""
+
+    elapsed_s: float
+    makespan: float
+    lower_bound: float
+
+
+SCHEDULERS: dict[str, Scheduler] = {
+    "gpipe": Scheduler("pipeline.schedules.gpipe", "gpipe", "all forwards, then all backwards"),
+    "1f1b": Scheduler("pipeline.schedules.one_f_one_b", "one_f_one_b", "one forward, one backward; backward fused"),
+    "interleaved_1f1b": Scheduler(
         "pipeline.schedules.interleaved_1f1b",
         "interleaved_1f1b",
         "1F1B with two smaller stages per rank, around the loop",
     ),
-    "zb_h1": ("pipeline.schedules.zb_h1", "zb_h1", "1F1B with W put off, in the same memory"),
-    "zb_h2": ("pipeline.schedules.zb_h2", "zb_h2", "twice the warm-up, no bubbles without delays"),
-    "zb_v": ("pipeline.schedules.zb_v", "zb_v", "two smaller stages per rank in a V, no bubbles in the memory of 1F1B"),
-    "alternating": (
+    "zb_h1": Scheduler("pipeline.schedules.zb_h1", "zb_h1", "1F1B with W put off, in the same memory"),
+    "zb_h2": Scheduler("pipeline.schedules.zb_h2", "zb_h2", "twice the warm-up, no bubbles without delays"),
+    "zb_v": Scheduler(
+        "pipeline.schedules.zb_v", "zb_v", "two smaller stages per rank in a V, no bubbles in the memory of 1F1B"
+    ),
+    "alternating": Scheduler(
         "pipeline.schedules.alternating",
         "alternating",
         "B and F strictly in turn, W last, with a given slack",
     ),
-    "adaptra": ("pipeline.planners.adaptra", "adaptra", "ADAPTRA: warm-up counts that absorb the links' delays"),
-    "crosspipe": (
+    "adaptra": Scheduler(
+        "pipeline.planners.adaptra", "adaptra", "ADAPTRA: warm-up counts that absorb the links' delays"
+    ),
+    "crosspipe": Scheduler(
         "pipeline.planners.crosspipe",
         "crosspipe",
         "CrossPipe's greedy: knows latency, bandwidth, memory; W in pieces",
     ),
-    "crosspipe_wave": (
+    "crosspipe_wave": Scheduler(
         "pipeline.planners.crosspipe",
         "crosspipe_wave",
         "the same with two half-size stages per rank, there and back",
     ),
-    "optimal": (
+    "optimal": Scheduler(
         "pipeline.planners.optimal",
         "optimal",
         "CrossPipe's optimal of whole actions: a constraint solver, within a time limit",
     ),
-    "best": (
+    "best": Scheduler(
         "pipeline.planners.best",
         "best",
         "ours: the best of many, then searched, with a bound; one stage per rank unless told",
@@ -50,7 +75,7 @@ SCHEDULERS = {
 }
 
 
-def load(name):
+def load(name: str) -> Callable[..., Plan]:
     """The function of scheduler `name`.
 
     Raises:
@@ -58,10 +83,11 @@ def load(name):
     """
     if name not in SCHEDULERS:
         raise InputError(f"scheduler: {one_of(name, SCHEDULERS)}")
-    module, function, _ = SCHEDULERS[name]
-    return getattr(import_module(f"lanterne.{module}"), function)
+    found = SCHEDULERS[name]
+    function: Callable[..., Plan] = getattr(import_module(f"lanterne.{found.module}"), found.function)
+    return function
 
 
-def plan(problem, scheduler, **options):
+def plan(problem: Problem, scheduler: str, **options: Any) -> Plan:
     """The plan that `scheduler` makes for `problem`; `options` as the scheduler has them."""
     return load(scheduler)(problem, **options)

@@ -1,14 +1,17 @@
 """The compiled part of `best`: list rules by the hundred, then annealing from the best of them."""
 
 import math
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from lanterne.pipeline.plan.costs import costs
+from lanterne.pipeline.plan.costs import Floats, Ints, costs
+from lanterne.pipeline.plan.plan import Plan
+from lanterne.pipeline.plan.problem import Problem
 from lanterne.pipeline.planners.adaptra import adapted_warmups, initial_warmups, max_inflight, round_trip
 from lanterne.pipeline.planners.annealing import anneal, score
 from lanterne.pipeline.planners.list_rules import list_words, rules
-from lanterne.pipeline.planners.words import NONE, has_parts, letters_of, plan_of, word_length, words_of
+from lanterne.pipeline.planners.words import NONE, Letters, has_parts, letters_of, plan_of, word_length, words_of
 from lanterne.pipeline.simulate.simulate import simulate
 
 # Actions simulated per unit of effort: by rules (which look at all ranks for each), and by the search.
@@ -20,7 +23,16 @@ FEWEST_RULES = 24
 SAMPLES = 32
 
 
-def improve(plans, problem, target, effort, seed, quantile, jitter, tell):
+def improve(
+    plans: Sequence[Plan],
+    problem: Problem,
+    target: float,
+    effort: float,
+    seed: int,
+    quantile: float | None,
+    jitter: float,
+    tell: Callable[[float], object],
+) -> tuple[Plan, float]:
     """(the best plan found from `plans` and by rules, its makespan or, with a quantile, that of the samples).
 
     Args:
@@ -43,13 +55,13 @@ def improve(plans, problem, target, effort, seed, quantile, jitter, tell):
     if table.placement.name == "unidirectional":
         search.add_rules(_leads(problem), effort)
     search.anneal(effort)
-    made, plan = min(pieces, key=lambda pair: pair[0], default=(math.inf, None))
+    made, plan = min(pieces, key=lambda pair: pair[0], default=(math.inf, plans[-1]))
     if search.found and search.makespan < made * (1 + 1e-12):
         return plan_of(search.found[0][1], table, "best"), search.makespan
     return plan, made
 
 
-def sampled(letters, jitter, seed, samples=SAMPLES):
+def sampled(letters: Letters, jitter: float, seed: int, samples: int = SAMPLES) -> Letters:
     """`letters` with `samples` rows of latencies: each link's, one for both ways, is gamma distributed around its own.
 
     Args:
@@ -68,19 +80,26 @@ def sampled(letters, jitter, seed, samples=SAMPLES):
 class _WordSearch:
     """The best words so far, (makespan, words) in ascending order."""
 
-    def __init__(self, letters, quantile, target, seed, tell):
-        self.letters, self.quantile, self.target = letters, quantile or 0.0, target
-        self.seed, self.tell, self.found = seed, tell, []
-        self.actions, self.ranks = int(letters.total.sum()), len(letters.capacity)
+    def __init__(
+        self, letters: Letters, quantile: float | None, target: float, seed: int, tell: Callable[[float], object]
+    ) -> None:
+        self.letters = letters
+        self.quantile = quantile or 0.0
+        self.target = target
+        self.seed = seed
+        self.tell = tell
+        self.found: list[tuple[float, Ints]] = []
+        self.actions = int(letters.total.sum())
+        self.ranks = len(letters.capacity)
         shape = self.ranks, word_length(letters)
         arrival = np.empty((len(letters.rank), int(letters.total.max())))
-        self.scratch = arrival, np.zeros(shape), np.zeros(shape)
+        self.scratch: tuple[Floats, Floats, Floats] = (arrival, np.zeros(shape), np.zeros(shape))
 
     @property
-    def makespan(self):
+    def makespan(self) -> float:
         return self.found[0][0] if self.found else math.inf
 
-    def add(self, words):
+    def add(self, words: Ints) -> None:
         """Keep `words` if no others with their makespan are known."""
         _, span = score(words, self.letters, self.quantile, *self.scratch)
         if span >= 1e300 or any(span == known for known, _ in self.found):
@@ -89,7 +108,7 @@ class _WordSearch:
             self.tell(span)
         self.found = sorted([*self.found, (span, words)], key=lambda pair: pair[0])[:8]
 
-    def add_rules(self, leads, effort):
+    def add_rules(self, leads: Sequence[Ints], effort: float) -> None:
         """The words of as many list rules as the effort allows."""
         most = max(int(effort * RULE_ACTIONS / (self.actions * (8 + self.ranks))), FEWEST_RULES)
         for rule in rules(leads, most):
@@ -99,7 +118,7 @@ class _WordSearch:
             if list_words(self.letters, rule, words):
                 self.add(words)
 
-    def anneal(self, effort):
+    def anneal(self, effort: float) -> None:
         """Short searches from each of the best words, then longer ones from the best of them."""
         moves = int(effort * SEARCH_ACTIONS / self.actions / self.letters.latency.shape[0])
         if moves < max(FEWEST_MOVES, FEWEST_SHARE * self.actions) or not self.found:
@@ -110,13 +129,13 @@ class _WordSearch:
         self._anneal(self.found[0][1], moves // 4, 0.2 * unit, 8)
         self._anneal(self.found[0][1], moves // 4, 0.05 * unit, 9)
 
-    def _anneal(self, words, moves, hot, salt):
+    def _anneal(self, words: Ints, moves: int, hot: float, salt: int) -> None:
         if self.makespan > self.target:
             run = self.seed * 16 + salt
             self.add(anneal(words, self.letters, self.quantile, moves, hot, hot / 50, self.target, run)[0])
 
 
-def _leads(problem):
+def _leads(problem: Problem) -> list[Ints]:
     """Lead vectors for the rules: what memory allows, ADAPTRA's, and slacks that cover a share of the links' delays."""
     most = [max_inflight(problem, stage) for stage in range(problem.stages)]
     busy = [sum(times) for times in zip(problem.durations["F"], problem.durations["B"], strict=True)]

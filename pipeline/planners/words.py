@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from lanterne.pipeline.plan.action import FUSED, KINDS
+from lanterne.pipeline.plan.costs import Costs, Floats, Ints
 from lanterne.pipeline.plan.plan import KIND, PARTS, STAGE, Plan
 from lanterne.pipeline.planners.list_schedule import B, F, W
 
@@ -20,36 +21,36 @@ class Letters(NamedTuple):
     """A problem on a placement by letter, as arrays that compiled code reads.
 
     Attributes, (num_letters,) if not said otherwise:
-        rank, total: the rank that runs a letter and how often; int64.
-        before: the letter of which the rank must have run as many, NONE for an F; int64.
-        target: the letter whose message it sends, NONE for none; waits: whether it waits for one; int64.
+        rank, total: the rank that runs a letter and how often.
+        before: the letter of which the rank must have run as many, NONE for an F.
+        target: the letter whose message it sends, NONE for none; waits: whether it waits for one.
         link: that the message occupies, NONE for none; int64.
-        duration, occupancy, alloc, free: float64, as in Costs.
-        latency: (num_samples, num_letters) float64: the nominal ones, or sampled ones.
-        gather, reduce: float64, data-parallel time before the first of an F and after the last of a W.
-        capacity: (num_ranks,) float64.
-        num_links, shared: ints, of links and whether ranks share one.
+        duration, occupancy, alloc, free: as in Costs.
+        latency: (num_samples, num_letters): the nominal ones, or sampled ones.
+        gather, reduce: data-parallel time before the first of an F and after the last of a W.
+        capacity: (num_ranks,).
+        num_links, shared: how many links, and whether ranks share one.
     """
 
-    rank: np.ndarray
-    total: np.ndarray
-    before: np.ndarray
-    target: np.ndarray
-    waits: np.ndarray
-    link: np.ndarray
-    duration: np.ndarray
-    occupancy: np.ndarray
-    alloc: np.ndarray
-    free: np.ndarray
-    latency: np.ndarray
-    gather: np.ndarray
-    reduce: np.ndarray
-    capacity: np.ndarray
+    rank: Ints
+    total: Ints
+    before: Ints
+    target: Ints
+    waits: Ints
+    link: Ints
+    duration: Floats
+    occupancy: Floats
+    alloc: Floats
+    free: Floats
+    latency: Floats
+    gather: Floats
+    reduce: Floats
+    capacity: Floats
     num_links: int
     shared: int
 
 
-def letters_of(table):
+def letters_of(table: Costs) -> Letters:
     """The Letters of the Costs `table`."""
     placement, stages = table.placement, table.placement.num_stages
     stage = np.arange(stages)
@@ -85,13 +86,13 @@ def letters_of(table):
     )
 
 
-def word_length(letters):
+def word_length(letters: Letters) -> int:
     """Length of the longest rank's word."""
     return int(np.bincount(letters.rank, letters.total).max())
 
 
-def words_of(plan, letters):
-    """(num_ranks, word_length) int64 of a plan whose actions are whole; NONE behind the end of a word.
+def words_of(plan: Plan, letters: Letters) -> Ints:
+    """(num_ranks, word_length) of a plan whose actions are whole; NONE behind the end of a word.
 
     A fused backward becomes a B and its W: that can only end sooner and never holds more memory.
     """
@@ -104,7 +105,7 @@ def words_of(plan, letters):
     return words
 
 
-def plan_of(words, table, scheduler):
+def plan_of(words: Ints, table: Costs, scheduler: str) -> Plan:
     """The Plan that `words` spell."""
     placement, orders = table.placement, []
     for word in words:
@@ -118,6 +119,6 @@ def plan_of(words, table, scheduler):
     return Plan.from_ids(orders, placement, table.microbatches, scheduler)
 
 
-def has_parts(plan):
+def has_parts(plan: Plan) -> bool:
     """Whether a plan has split actions, which no word spells."""
     return bool((plan.columns[PARTS] > 1).any())

@@ -3,10 +3,12 @@
 from dataclasses import replace
 
 from lanterne.errors import InputError
+from lanterne.pipeline.plan.plan import Plan
+from lanterne.pipeline.plan.problem import Problem
 from lanterne.pipeline.planners.adaptra import frozen
 
 
-def alternating(problem, *, slack=2):
+def alternating(problem: Problem, *, slack: int = 2) -> Plan:
     """The plan whose stages warm up with `slack` forwards more than the next one, the last with one.
 
     Warm-up counts are clipped to the microbatches and the memory; as W is last, peak activations are all microbatches.

@@ -3,9 +3,10 @@
 from lanterne.pipeline.plan.action import Action
 from lanterne.pipeline.plan.placement import unidirectional
 from lanterne.pipeline.plan.plan import Plan
+from lanterne.pipeline.plan.problem import Problem
 
 
-def gpipe(problem):
+def gpipe(problem: Problem) -> Plan:
     """The GPipe plan of `problem`, backward fused (BW) and last microbatch first, as back-propagation finds them.
 
     Cost (no delays, equal stages): makespan (m + p - 1)(F + BW), bubble rate (p - 1) / (m + p - 1); peak activations m.

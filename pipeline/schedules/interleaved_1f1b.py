@@ -3,9 +3,10 @@
 from lanterne.pipeline.plan.action import Action
 from lanterne.pipeline.plan.placement import loop
 from lanterne.pipeline.plan.plan import Plan
+from lanterne.pipeline.plan.problem import Problem
 
 
-def interleaved_1f1b(problem, *, stages_per_rank=2):
+def interleaved_1f1b(problem: Problem, *, stages_per_rank: int = 2) -> Plan:
     """The interleaved 1F1B plan of `problem` with v = `stages_per_rank` stages on each rank, backward fused (BW).
 
     Microbatches go in groups of p through all of a rank's stages. It is made for a multiple of p microbatches, and
@@ -27,7 +28,7 @@ def interleaved_1f1b(problem, *, stages_per_rank=2):
     return Plan.from_actions(ranks, loop(p, stages_per_rank), m, "interleaved_1f1b")
 
 
-def _nth(kind, k, rank, p, stages_per_rank):
+def _nth(kind: str, k: int, rank: int, p: int, stages_per_rank: int) -> Action:
     """The k-th F or BW of `rank`: p microbatches on one stage, then on the next; BW from the last to the first."""
     group, within = divmod(k, p * stages_per_rank)
     turn = within // p

@@ -2,10 +2,11 @@
 
 from lanterne.pipeline.plan.placement import unidirectional
 from lanterne.pipeline.plan.plan import Plan
+from lanterne.pipeline.plan.problem import Problem
 from lanterne.pipeline.schedules.warmup import alternate
 
 
-def one_f_one_b(problem):
+def one_f_one_b(problem: Problem) -> Plan:
     """The 1F1B plan of `problem`, backward fused (BW).
 
     Cost (no delays, equal stages): makespan (m + p - 1)(F + BW), bubble rate (p - 1) / (m + p - 1); peak activations

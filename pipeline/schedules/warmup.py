@@ -3,7 +3,7 @@
 from lanterne.pipeline.plan.action import Action
 
 
-def alternate(stage, microbatches, warmup, backward, weight_lag=None):
+def alternate(stage: int, microbatches: int, warmup: int, backward: str, weight_lag: int | None = None) -> list[Action]:
     """The actions of one stage: `warmup` F, then F and backward in turn while there are F, then the backwards that are
     left.
 
@@ -12,9 +12,6 @@ def alternate(stage, microbatches, warmup, backward, weight_lag=None):
         warmup: forwards before the first pair.
         backward: kind of the backward, B or BW.
         weight_lag: with B, the W of microbatch i comes right after the B of microbatch i + weight_lag, or at the end.
-
-    Returns:
-        A list of Actions.
     """
     warmup = min(warmup, microbatches)
     actions = [Action("F", stage, i) for i in range(warmup)]

@@ -2,10 +2,11 @@
 
 from lanterne.pipeline.plan.placement import unidirectional
 from lanterne.pipeline.plan.plan import Plan
+from lanterne.pipeline.plan.problem import Problem
 from lanterne.pipeline.schedules.warmup import alternate
 
 
-def zb_h1(problem):
+def zb_h1(problem: Problem) -> Plan:
     """The ZB-H1 plan of `problem`: the warm-up of 1F1B, and rank r puts W off by r microbatches.
 
     Cost (no delays, equal stages, F >= W): bubbles (p - 1)(F + B - W) on each rank, a third of 1F1B's where F = B = W;

@@ -2,10 +2,11 @@
 
 from lanterne.pipeline.plan.placement import unidirectional
 from lanterne.pipeline.plan.plan import Plan
+from lanterne.pipeline.plan.problem import Problem
 from lanterne.pipeline.schedules.warmup import alternate
 
 
-def zb_h2(problem):
+def zb_h2(problem: Problem) -> Plan:
     """The ZB-H2 plan of `problem`: rank r warms up with 2 (p - r) - 1 forwards and puts W off by 2 r microbatches.
 
     Cost (no delays, equal stages, F = B = W, m >= 2 p - 1): no bubbles once a rank has begun; peak activations 2 p - 1.

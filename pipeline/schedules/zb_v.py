@@ -5,9 +5,10 @@ from itertools import count
 from lanterne.pipeline.plan.action import Action
 from lanterne.pipeline.plan.placement import wave
 from lanterne.pipeline.plan.plan import Plan
+from lanterne.pipeline.plan.problem import Problem
 
 
-def zb_v(problem):
+def zb_v(problem: Problem) -> Plan:
     """The ZB-V plan of `problem`.
 
     It is made for at least 2 p microbatches, and those beyond the problem's are left out again.
@@ -21,13 +22,13 @@ def zb_v(problem):
     return Plan.from_actions(ranks, wave(p), m, "zb_v")
 
 
-def _rank(rank, p, m):
+def _rank(rank: int, p: int, m: int) -> list[Action]:
     """One rank's actions for m >= 2 p microbatches; words name the leg, 0 down and 1 up the V, each with its count."""
     stage = rank, 2 * p - 1 - rank
     following = {(kind, leg): count() for kind in "FBW" for leg in (0, 1)}
-    actions = []
+    actions: list[Action] = []
 
-    def add(*words):
+    def add(*words: tuple[str, int]) -> None:
         for kind, leg in words:
             actions.append(Action(kind, stage[leg], next(following[kind, leg])))
 

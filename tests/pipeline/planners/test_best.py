@@ -101,6 +101,13 @@ def test_replanning_is_never_worse_than_going_on():
     assert makespan(best(slower, start=running, effort=0), slower) <= makespan(running, slower)
 
 
+def test_planning_against_jitter_from_pieces_alone_keeps_the_best_plan_without_jitter():
+    problem = Problem(3, 6, 10, 10, 10, [3, 4])
+    start = plan(problem, "crosspipe_wave")
+    made = best(problem, placement="wave", start=start, robust="mean")
+    assert made.words() == best(problem, placement="wave", start=start).words() == start.words()
+
+
 def test_planning_against_jitter_improves_the_sampled_quantile():
     """On latencies that were not planned with, and over all of them the mean."""
 
