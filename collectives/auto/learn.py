@@ -18,11 +18,18 @@ import numpy as np
 
 from lanterne import __version__
 from lanterne.collectives.auto.predict import Factor
-from lanterne.collectives.auto.trial_memory import Group, trial_array
-from lanterne.collectives.auto.trials import ENOUGH_S, Call, measure_factors, time_calls, try_again
+from lanterne.collectives.auto.trials import (
+    ENOUGH_S,
+    Call,
+    Group,
+    measure_factors,
+    time_calls,
+    trial_array,
+    try_again,
+)
 from lanterne.collectives.schedule.cost import CostModel, Piece
 
-log = logging.getLogger("lanterne.collectives")
+log: logging.Logger = logging.getLogger("lanterne.collectives")
 
 # Bytes of the messages that are timed; the linear model must fit all of them within MISFIT, or it gets pieces.
 MESSAGE_NBYTES = (64, 4 << 10, 32 << 10, 256 << 10, 1 << 20, 4 << 20)

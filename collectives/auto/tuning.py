@@ -15,11 +15,11 @@ from lanterne.collectives.algorithms.registry import ALGORITHMS, Algorithm, best
 from lanterne.collectives.auto.learn import learn
 from lanterne.collectives.auto.pacing import sustained
 from lanterne.collectives.auto.predict import MIN_CHUNK_NBYTES, Factor, Prediction, candidates, corrected, predictions
-from lanterne.collectives.auto.trial_memory import Group
+from lanterne.collectives.auto.trials import Group
 from lanterne.collectives.schedule.cost import CostModel
 from lanterne.errors import InputError
 
-log = logging.getLogger("lanterne.collectives")
+log: logging.Logger = logging.getLogger("lanterne.collectives")
 
 # A schedule of more ranks is priced in seconds; from there on the first of the registry that can run stands for auto.
 MAX_PRICED_RANKS = 128

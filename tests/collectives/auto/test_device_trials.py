@@ -9,7 +9,7 @@ from nccl_ranks import Job
 
 from lanterne.collectives import jobs
 from lanterne.collectives.auto import learn, trials
-from lanterne.collectives.auto.trial_memory import finish, trial_array
+from lanterne.collectives.auto.trials import finish, trial_array
 from lanterne.collectives.auto.tuning import Tuning
 from lanterne.transport.nccl.library import SHARED_GPU_VARIABLE
 
