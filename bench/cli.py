@@ -39,7 +39,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "rebalance": ("failslow.rebalance", "distribute microbatches over groups of different speed"),
     "experiment": ("papers.experiment", "redo a figure of the papers: table, JSON and plot"),
     "bench p2p": ("collective.p2p", "benchmark point to point: latency, one way, both ways, against bare mpi4py"),
-    "bench deaths": ("collective.deaths", "benchmark how soon survivors learn that a rank was killed"),
+    "bench deaths": ("scores.deaths", "benchmark how soon survivors learn that a rank was killed"),
     "bench persistence": ("scores.persistence", "benchmark a late rank that is named wrongly, or absent"),
     "bench mpi": ("collective.mpi_peers", "benchmark all-reduce against MPI's own and a plain ring over mpi4py"),
     "bench lab-peers": ("scores.peers.lab_peers", "compare with MPICH, Open MPI and Gloo on the emulated cluster"),
@@ -57,7 +57,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "benchmark what it costs to be watched and to redistribute microbatches",
     ),
     "bench kernels": ("collective.kernels", "benchmark the reductions of one CPU or GPU against a plain copy"),
-    "bench gpu": ("gpu.command", "measure the GPU path: reductions, staging, delays; writes a report"),
+    "bench gpu": ("scores.gpu.command", "measure the GPU path: reductions, staging, delays; writes a report"),
 }
 
 # These run the user's program, whose exit code they pass on; codes of a `lanterne` that was told to stop.

@@ -1,13 +1,13 @@
 """CrossPipe figure 9: Llama 3 405B in two datacenters, by a pipeline across their link or data parallelism across it.
 
-What the model of the paper's section 5.2 and appendix E gives; see pipeline/planners/performance_model.py.
+What the model of the paper's section 5.2 and appendix E gives; see bench/papers/crosspipe/performance_model.py.
 """
 
 from collections.abc import Sequence
 
 from lanterne.bench.output import report
+from lanterne.bench.papers.crosspipe.performance_model import TwoDatacenters, compare
 from lanterne.bench.papers.experiment import Columns, Figure, Record
-from lanterne.pipeline.planners.performance_model import TwoDatacenters, compare
 
 LATENCIES_S = (4e-3, 8e-3, 16e-3, 32e-3, 64e-3, 128e-3)
 BANDWIDTHS = tuple(4e9 * 2**power for power in range(9))

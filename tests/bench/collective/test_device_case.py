@@ -96,8 +96,8 @@ def test_without_a_gpu(transport):
 
 def test_figures_of_collectives_on_stand_ins(monkeypatch):
     """`lanterne bench gpu`'s job: every figure is there, and no element differs from the CPU's."""
-    from lanterne.bench.gpu.figures import Figure
-    from lanterne.bench.gpu.ranks import ALGORITHMS, figures
+    from lanterne.bench.scores.gpu.figures import Figure
+    from lanterne.bench.scores.gpu.ranks import ALGORITHMS, figures
 
     monkeypatch.setattr(late, "LEAST_NORMAL_S", 0.0)
 

@@ -11,11 +11,11 @@ from host_spins import HostSpins, Waiting
 from nccl_ranks import Job
 
 from lanterne.bench.cli import build_parser
-from lanterne.bench.gpu import emulated_links as gpu_links
-from lanterne.bench.gpu import ranks as gpu_ranks
-from lanterne.bench.gpu.figures import Figure
 from lanterne.bench.pipeline import measure as pipeline_measure
 from lanterne.bench.pipeline.measure import PipelineCase, run_cases
+from lanterne.bench.scores.gpu import emulated_links as gpu_links
+from lanterne.bench.scores.gpu import ranks as gpu_ranks
+from lanterne.bench.scores.gpu.figures import Figure
 from lanterne.bench.train import train as pipeline_train
 from lanterne.collectives.communicator import Communicator
 from lanterne.errors import InputError

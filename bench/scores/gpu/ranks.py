@@ -18,8 +18,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from lanterne.bench.gpu.emulated_links import link_figures
 from lanterne.bench.output.report import write_json
+from lanterne.bench.scores.gpu.emulated_links import link_figures
 from lanterne.collectives.captured import Captured
 from lanterne.collectives.communicator import Communicator, core_of
 from lanterne.collectives.late import calls as late
@@ -40,7 +40,7 @@ Call: TypeAlias = Callable[[], object]
 
 def main(file: str) -> None:
     import lanterne
-    from lanterne.bench.gpu.figures import JOB_S
+    from lanterne.bench.scores.gpu.figures import JOB_S
 
     # Where each thread is, shortly before the job is given up.
     faulthandler.dump_traceback_later(JOB_S - 4.0)

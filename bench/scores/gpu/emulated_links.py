@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from lanterne.bench.gpu.figures import DELAY_ABSOLUTE_BAR_S, DELAY_RELATIVE_BAR
 from lanterne.bench.output.units import format_nbytes, format_time
+from lanterne.bench.scores.gpu.figures import DELAY_ABSOLUTE_BAR_S, DELAY_RELATIVE_BAR
 from lanterne.collectives.communicator import Communicator
 from lanterne.errors import LanterneError
 from lanterne.kernels.cuda import delay as cuda_delay

@@ -255,7 +255,7 @@ def collective_figures(num_ranks: int | None = None) -> list[Figure]:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "figures.json"
         environment = SHARED_GPU_ENVIRONMENT if num_ranks > num_devices else {}
-        command = [*own_python(), "-m", "lanterne.bench.gpu.ranks", str(file)]
+        command = [*own_python(), "-m", "lanterne.bench.scores.gpu.ranks", str(file)]
         try:
             code = launch(command, num_ranks, "direct", timeout_s=JOB_S, env=environment)
             ended = f"ended with {code}" if code else ""

@@ -3,7 +3,7 @@
   lanterne bench gpu --name h200                     everything, in about three minutes
   lanterne bench gpu --name h200 --bytes 256MiB      smaller arrays
   lanterne bench gpu --name h200 --only kernels,grids
-  python -m lanterne.bench.gpu.session --help        all of tests/gpu and this, on a machine that one has for minutes
+  python -m lanterne.bench.scores.gpu.session --help        all of tests/gpu and this, on a machine that one has for minutes
 
 The files are written anew after each section (kernels, grids, staging, delegates, gemm, delays, collectives); one that
 fails is named in them, the others go on, and the exit code is 1. With --only, what the files hold of other sections
@@ -30,7 +30,9 @@ from typing import TypeVar
 
 from lanterne.bench.collective import kernels
 from lanterne.bench.collective.kernels import KernelComparison
-from lanterne.bench.gpu.figures import (
+from lanterne.bench.output import report
+from lanterne.bench.output.units import format_figure, format_nbytes, parse_nbytes
+from lanterne.bench.scores.gpu.figures import (
     Figure,
     collective_figures,
     delay_figures,
@@ -39,8 +41,6 @@ from lanterne.bench.gpu.figures import (
     grid_figures,
     staging_figures,
 )
-from lanterne.bench.output import report
-from lanterne.bench.output.units import format_figure, format_nbytes, parse_nbytes
 from lanterne.errors import InputError, LanterneError
 
 Measured = TypeVar("Measured", KernelComparison, Figure)

@@ -74,7 +74,7 @@ def run_trial(ranks: int, nbytes: int, name: str, own_hosts: bool, direction: st
     from lanterne.transport.job.launch import launch
 
     with tempfile.TemporaryDirectory() as folder:
-        code = "import sys; from lanterne.bench.collective.deaths import rank_main; rank_main(*sys.argv[1:])"
+        code = "import sys; from lanterne.bench.scores.deaths import rank_main; rank_main(*sys.argv[1:])"
         command = [*own_python(), "-c", code, name, str(int(own_hosts)), direction, str(nbytes), folder]
         # The launcher reports each death; that is no news here, unless a survivor has nothing to report.
         with redirect_stderr(io.StringIO()) as said:

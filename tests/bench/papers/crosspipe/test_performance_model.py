@@ -2,9 +2,9 @@
 
 import pytest
 
+from lanterne.bench.papers.crosspipe.performance_model import LLAMA3_405B, Transformer, TwoDatacenters, compare
 from lanterne.pipeline.plan.placement import unidirectional
 from lanterne.pipeline.planners.bounds import lower_bound
-from lanterne.pipeline.planners.performance_model import LLAMA3_405B, Transformer, TwoDatacenters, compare
 
 SLOW = TwoDatacenters(latency_s=4e-3, bandwidth_bytes_per_s=4e9)
 

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from lanterne.bench.collective.deaths import record
+from lanterne.bench.scores.deaths import record
 
 
 def run(*arguments):

@@ -11,8 +11,8 @@ import time
 import pytest
 
 from lanterne.bench.collective.kernels import KernelComparison
-from lanterne.bench.gpu import session as gpu_session
-from lanterne.bench.gpu.session import SessionStep
+from lanterne.bench.scores.gpu import session as gpu_session
+from lanterne.bench.scores.gpu.session import SessionStep
 
 ROOT = gpu_session.ROOT
 
@@ -189,7 +189,7 @@ def test_unknown_steps_are_refused(tmp_path, capsys):
 
 def test_help():
     result = subprocess.run(
-        [sys.executable, "-m", "lanterne.bench.gpu.session", "--help"],
+        [sys.executable, "-m", "lanterne.bench.scores.gpu.session", "--help"],
         cwd=ROOT, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert result.returncode == 0 and "session.md" in result.stdout

@@ -8,8 +8,8 @@ import pytest
 
 from lanterne.bench.cli import main
 from lanterne.bench.collective import kernels
-from lanterne.bench.gpu import command as gpu
-from lanterne.bench.gpu.figures import Figure
+from lanterne.bench.scores.gpu import command as gpu
+from lanterne.bench.scores.gpu.figures import Figure
 from lanterne.errors import InputError, LanterneError, TransportTimeout, Unavailable
 from lanterne.kernels import arrays
 

@@ -1,6 +1,6 @@
 """Everything that a GPU has to prove, in one command for a machine that one has for minutes: tests, then figures.
 
-  PYTHONPATH=. python3 -m lanterne.bench.gpu.session --out FOLDER --name h200
+  PYTHONPATH=. python3 -m lanterne.bench.scores.gpu.session --out FOLDER --name h200
 
 Runs in a checkout under the Python that it is started with, which needs NumPy, llvmlite, CuPy, Numba CUDA, NCCL and
 pytest: what is missing fails by name. Nothing is installed, and no MPI is needed: ranks meet over UCX, or TCP without
@@ -30,7 +30,7 @@ from typing import BinaryIO
 from lanterne.bench.output import report
 from lanterne.bench.output.units import format_figure, format_time
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 BUDGET_S = 570.0
 # How much sooner than its step a job of several ranks is ended, so that what it has found is still read.
 JOB_MARGIN_S = 12.0
