@@ -82,7 +82,7 @@ def test_under_a_foreign_mpiexec(tmp_path):
 @pytest.mark.parametrize(
     ("argv", "part"),
     [
-        (["all_redcue"], "bench: got 'all_redcue', expected one of all_reduce, "),
+        (["all_redcue"], "bench: got 'all_redcue' (did you mean 'all_reduce'?), expected one of all_reduce, "),
         (["all_reduce", "-n", "0"], "-n: got 0, expected 1 to"),
         (["all_reduce", "-n", "two"], "-n/--ranks: got 'two', expected a whole number"),
         (["all_reduce", "-n", "2", "--transport", "pigeon"], "got 'pigeon', expected one of"),
@@ -93,7 +93,7 @@ def test_under_a_foreign_mpiexec(tmp_path):
         (["all_reduce", "-n", "2", "--late-rank", "2"], "--late-rank: got 2, expected 0 to 1"),
         (["all_reduce", "-n", "2", "--late-rank", "-1"], "--late-rank: got -1, expected 0 to 1"),
         (["all_reduce", "-n", "2", "--bytes", "1K,0"], "--bytes: got 1K,0, expected sizes of at least 1"),
-        (["all_reduce", "-n", "2", "--op", "avg"], "--op: got 'avg', expected one of 'sum', 'prod'"),
+        (["all_reduce", "-n", "2", "--op", "avg"], "--op: got 'avg', expected one of sum, prod"),
         (["all_reduce", "-n", "2", "--delay", "5ms"], "without --late-rank"),
         (["all_reduce", "-n", "2", "--late-rank", "0", "--delay", "soon"], "--delay: got 'soon', expected a time"),
         (["all_reduce", "-n", "2", "--bytes", "100TiB"], "--bytes, --max-bytes: got 100 TiB, expected at most"),
