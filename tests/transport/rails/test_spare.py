@@ -207,6 +207,22 @@ def test_without_a_rail_left_the_error_is_told():
         assert isinstance(result, TransportError)
 
 
+def test_a_send_that_has_no_path_left_says_why():
+    def send(transport):
+        peer = transport.peers[1 - transport.rank]
+        word = transport.register(np.zeros(1))
+        transport.cut(peer.rank, "reset")
+        transport.post((Send(word, 0, 8, peer.rank), Recv(word, 0, 8, peer.rank))).wait(10)
+        if transport.rank == 0:
+            peer.rail.sock.shutdown(2)
+        while peer.error is None:
+            transport.progress()
+        transport.post((Send(word, 0, 8, peer.rank),)).wait(10)
+
+    for result in World(2, rails=RAILS[:1]).run(send):
+        assert isinstance(result, TransportError) and "the path to rank" in str(result), result
+
+
 def test_a_path_that_is_only_idle_is_left_alone():
     def idle(transport):
         if transport.rank == 0:
