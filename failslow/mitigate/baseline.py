@@ -1,13 +1,18 @@
-"""What is usual in a job, and what of an iteration is not: whose computing, which messages, which all-reduces.
+"""What is usual in a job, and what of an iteration is not: which rank's computing, which messages, which all-reduces.
 
 Paper: Wu et al. (GREYHOUND), section 4.3, "profiling"; differs: against the job's own health, and what all ranks share
 is nobody's fault.
 """
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import isfinite
+from math import isfinite, nan
 from statistics import mean, median
 from typing import NamedTuple
+
+from lanterne.failslow.mitigate.decision import ControllerSettings, Seen
+from lanterne.failslow.mitigate.strategies import Arrangement, Slowness
+from lanterne.failslow.validate.links import Link
 
 # Share of the all-reduces in health that tells how long one may take.
 ORDINARY = 0.9
@@ -27,22 +32,23 @@ class Baseline:
     """
 
     iteration_s: float
-    work_s: tuple
+    work_s: tuple[float, ...]
     link_s: float
-    group_s: tuple
-    group_most_s: tuple
+    group_s: tuple[float, ...]
+    group_most_s: tuple[float, ...]
 
     @property
-    def unit_s(self):
+    def unit_s(self) -> float:
         """The mean work on a microbatch of a stage."""
         return mean(self.work_s)
 
 
-def baseline(seen, home):
+def baseline(seen: Sequence[Seen], home: Arrangement) -> Baseline | None:
     """The Baseline of some healthy iterations; None where the ranks of some place report nothing.
 
     Args:
-        seen: Seen, of each iteration. home: the Arrangement that ran.
+        seen: each iteration.
+        home: what ran.
     """
     work_s, group_s, group_most_s = [], [], []
     for place in range(len(home.ranks[0])):
@@ -64,21 +70,22 @@ class Evidence(NamedTuple):
     """What an iteration said of ranks and links, by name.
 
     Attributes: `found`: name -> (severity, whether that makes it a suspect), of what is slower than in health; `well`:
-    who was seen to be as in health. Who is in neither was not seen, or not well enough.
+    what was seen to be as in health. What is in neither was not seen, or not well enough.
     """
 
-    found: dict
-    well: frozenset
+    found: dict[str, tuple[float, bool]]
+    well: frozenset[str]
 
 
-def evidence(seen, usual, now, slow, settings):
+def evidence(seen: Seen, usual: Baseline, now: Arrangement, slow: Slowness, settings: ControllerSettings) -> Evidence:
     """The Evidence of an iteration.
 
     Args:
-        seen: Seen. usual: the Baseline. now: the Arrangement that ran.
-        slow: the Slowness that is blamed by now. settings: Settings.
+        now: what ran.
+        slow: what is blamed by now.
     """
-    found, well = {}, set()
+    found: dict[str, tuple[float, bool]] = {}
+    well: set[str] = set()
     for name, factor in _factors(seen, usual, now).items():
         if factor > settings.well_rank:
             found[name] = factor, factor >= settings.slow_rank
@@ -104,7 +111,7 @@ def evidence(seen, usual, now, slow, settings):
     return Evidence(found, frozenset(well - found.keys()))
 
 
-def _factors(seen, usual, now):
+def _factors(seen: Seen, usual: Baseline, now: Arrangement) -> dict[str, float]:
     """Name -> how many times as long as usual a rank computes, where that is known, beyond what all do."""
     ratios = {
         rank: seen.compute_s[rank] / usual.work_s[place]
@@ -117,14 +124,14 @@ def _factors(seen, usual, now):
     return found | {f"rank {rank}": seen.tested[rank] for rank in seen.tested if known(seen.tested, rank)}
 
 
-def group_took_s(seen, now, place):
+def group_took_s(seen: Seen, now: Arrangement, place: int) -> float | None:
     """Seconds of the all-reduce of a place's gradients from when the last rank came; None if that is not known."""
-    waits = [seen.gradients_s.get(rank, (float("nan"),) * 2) for rank in now.group(place)]
+    waits = [seen.gradients_s.get(rank, (nan, nan)) for rank in now.group(place)]
     took_s = max(ended for _, ended in waits) - max(began for began, _ in waits)
     return took_s if len(waits) > 1 and all(isfinite(time_s) for wait in waits for time_s in wait) else None
 
 
-def group_links(now, place, settings):
+def group_links(now: Arrangement, place: int, settings: ControllerSettings) -> list[Link]:
     """The links in the group of a place; where nothing is validated, only of two: more cannot be told apart."""
     group = sorted(now.group(place))
     if len(group) > 2 and not settings.validates:
@@ -132,13 +139,13 @@ def group_links(now, place, settings):
     return [(a, b) for i, a in enumerate(group) for b in group[i + 1 :]]
 
 
-def known(values, rank):
+def known(values: Mapping[int, float], rank: int) -> bool:
     """Whether there is a finite number of `rank`."""
     return rank in values and isfinite(values[rank])
 
 
-def in_words(found, suspects):
-    """What was found of suspects: name -> severity."""
+def in_words(found: Mapping[str, float], suspects: Iterable[str]) -> str:
+    """What was found of suspects; `found`: name -> severity."""
     told = []
     for name in suspects:
         if name.startswith("rank"):
@@ -148,11 +155,11 @@ def in_words(found, suspects):
     return "; ".join(told)
 
 
-def blamed_and_idle(now, slow):
+def blamed_and_idle(now: Arrangement, slow: Slowness) -> tuple[Link, ...]:
     """The links that a Slowness blames and that carry nothing now: to be measured by themselves."""
     seats = now.seats()
 
-    def carries(link):
+    def carries(link: Link) -> bool:
         if not set(link) <= seats.keys():
             return False
         (copy, place), (other_copy, other_place) = (seats[rank] for rank in link)

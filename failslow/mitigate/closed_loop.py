@@ -9,32 +9,47 @@ restarted for S2 and S3: microbatches change at once, ranks change places by mov
 disk, and a new trainer of the remaining ranks takes it from there; the others wait.
 """
 
+from __future__ import annotations
+
 import json
 import os
 import tempfile
 import time
 from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from pathlib import Path
 from statistics import median
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lanterne.failslow.mitigate.controller import Controller
-from lanterne.failslow.mitigate.loop_state import StoreState
+from lanterne.failslow.mitigate.decision import ControllerSettings, Decision
+from lanterne.failslow.mitigate.loop_state import LoopState, StoreState
 from lanterne.failslow.mitigate.reports import make_row, see
 from lanterne.failslow.mitigate.strategies import Arrangement, Forecaster
+from lanterne.failslow.validate.links import Link
 from lanterne.failslow.validate.probe_message import LinkProbes
 from lanterne.failslow.validate.suspects import Examiner
 from lanterne.pipeline.adapt.agreement import Agreement
 from lanterne.pipeline.adapt.profile import Profiler, report_length
-from lanterne.pipeline.execute.execute import execute
+from lanterne.pipeline.execute.execute import After, Measured, execute
+from lanterne.pipeline.execute.stage import Stage
+from lanterne.pipeline.plan.action import Action
 from lanterne.pipeline.planes.inline import Inline
 from lanterne.pipeline.planes.observed import ObservedPlane
+from lanterne.pipeline.simulate.check import CheckedPlan
 from lanterne.pipeline.train.checkpoint import load, save
 from lanterne.pipeline.train.rank_layout import Layout
+from lanterne.pipeline.train.trainer import Iteration, Trainer
 from lanterne.pipeline.train.trainer import plans as make_plans
+
+if TYPE_CHECKING:
+    from lanterne.collectives.communicator import Communicator
+    from lanterne.transport.base import Transport
 
 # A rank calls for attention when an iteration takes so many times the median of the latest.
 UNUSUAL, LATEST = 1.1, 16
@@ -42,7 +57,7 @@ UNUSUAL, LATEST = 1.1, 16
 LEAST_NBYTES = 4 << 10
 
 
-def observed(pipeline):
+def observed(pipeline: Communicator) -> ObservedPlane:
     """The data plane of a pipeline's ranks, as a ClosedLoop wants it."""
     return ObservedPlane(pipeline.rank, Inline(pipeline))
 
@@ -54,12 +69,11 @@ class ClosedLoop:
         comm: the Communicator of all ranks; every rank makes the same calls.
         make_trainer: a function of (comm, plans, layout) that makes a Trainer whose plane is `observed`.
         plans: a CheckedPlan per copy. layout: the Layout.
-        settings: Settings.
         transport: what the work goes over, as the trainers have it.
         wrap: a function of {stage: Stage} that gives those to run; to slow them on purpose.
         slowdown: a function that gives this rank's, for experiments.
         checkpoint: where S4 keeps the state: a file; None for a temporary one.
-        state: where rank 0 keeps what it knows (loop_state.py), with `set` and `close`; None for the job's store.
+        state: where rank 0 keeps what it knows; None for the job's store.
         acts: False: only train, and watch nothing.
 
     Attributes: `trainer`, None on a rank that is out; `controller`, on rank 0; `iterations`; `acted`, dicts of what was
@@ -69,28 +83,48 @@ class ClosedLoop:
     """
 
     def __init__(
-        self, comm, make_trainer, plans, layout, *, settings=None, transport=None, wrap=None, slowdown=None,
-        checkpoint=None, state=None, acts=True,
-    ):  # fmt: skip
-        self.comm, self._make, self._acts = comm, make_trainer, acts
-        self._wrap, self._checkpoint = wrap or (lambda stages: stages), checkpoint
-        self.iterations, self.acted, self._recent_s = 0, [], deque(maxlen=LATEST)
-        self.scheduler, self._problem = plans[0].plan.scheduler, plans[0].problem
+        self,
+        comm: Communicator,
+        make_trainer: Callable[[Communicator, Sequence[CheckedPlan], Layout], Trainer],
+        plans: Sequence[CheckedPlan],
+        layout: Layout,
+        *,
+        settings: ControllerSettings | None = None,
+        transport: Transport | None = None,
+        wrap: Callable[[Mapping[int, Stage]], Mapping[int, Stage]] | None = None,
+        slowdown: Callable[[], float] | None = None,
+        checkpoint: str | Path | None = None,
+        state: LoopState | None = None,
+        acts: bool = True,
+    ) -> None:
+        self.comm = comm
+        self._make = make_trainer
+        self._acts = acts
+        self._wrap = wrap or (lambda stages: stages)
+        self._checkpoint = checkpoint
+        self.iterations = 0
+        self.acted: list[dict[str, Any]] = []
+        self._recent_s: deque[float] = deque(maxlen=LATEST)
+        self.scheduler = plans[0].plan.scheduler
+        self._problem = plans[0].problem
         self.wire = comm.split(0, comm.rank, transport)
         self.agreement = Agreement(comm.split(0, comm.rank), 0)
         self.now = Arrangement(layout.ranks, tuple(checked.plan.microbatches for checked in plans))
-        self._members, self._team = tuple(range(comm.world_size)), None
-        self._probed = ()
-        self._decision, self._judged = None, 0
-        self._state = state or StoreState(comm.transport.store)
+        self._members = tuple(range(comm.world_size))
+        self._team: Communicator | None = None
+        self._probed: tuple[Link, ...] = ()
+        self._decision: Decision | None = None
+        self._judged = 0
+        self._state: LoopState = state or StoreState(comm.transport.store)
         self.controller = Controller(self.now, self._forecaster, settings) if comm.rank == 0 else None
-        self.trainer = make_trainer(comm, plans, layout)
-        nbytes = self._message_nbytes()
+        trainer = make_trainer(comm, plans, layout)
+        self.trainer: Trainer | None = trainer
+        nbytes = self._message_nbytes(trainer)
         self._probes = LinkProbes(self.wire, nbytes)
         self._examiner = Examiner(comm, transport, nbytes, slowdown or (lambda: 1.0))
-        self._adopt()
+        self._adopt(trainer)
 
-    def iteration(self):
+    def iteration(self) -> Iteration | None:
         """Train on the next batch, as Trainer.iteration; None on a rank that is out. Then agree, and act."""
         done, links = None, self._probed
         self._probes.begin(links[self.iterations % len(links)] if links else None)
@@ -103,11 +137,11 @@ class ClosedLoop:
             self._report(make_row(self._length, tested=self._examiner.retest(), probed=self._probes.take()))
         self.iterations += 1
         if self._acts:
-            # Who is out hears no votes, and asks every time.
-            self._agree(urgent=len(self._members) < self.comm.world_size or done.votes > 0)
+            # A rank that is out hears no votes, and asks every time.
+            self._agree(urgent=len(self._members) < self.comm.world_size or done is None or done.votes > 0)
         return done
 
-    def close(self):
+    def close(self) -> None:
         """Release trainer, planes and communicators."""
         if self.trainer is not None:
             self.trainer.close()
@@ -120,8 +154,16 @@ class ClosedLoop:
 
     # -- observing
 
-    def _execute(self, checked, stages, comm, *args, after=None, **options):
-        def ended(action):
+    def _execute(
+        self,
+        checked: CheckedPlan,
+        stages: Mapping[int, Stage],
+        comm: Communicator,
+        *args: Any,
+        after: After | None = None,
+        **options: Any,
+    ) -> Measured:
+        def ended(action: Action) -> None:
             self._profiler.after(action)
             self._probes.look()
             if after is not None:
@@ -129,9 +171,10 @@ class ClosedLoop:
 
         return execute(checked, self._stages, comm, *args, after=ended, **options)
 
-    def _vote(self, measured, gradients_s):
+    def _vote(self, measured: Measured, gradients_s: tuple[float, float]) -> float:
         """Hand over what this rank saw, and say whether this iteration must be judged at once."""
         trainer, seconds = self.trainer, time.monotonic() - self._began_s
+        assert trainer is not None
         self._probes.finish()
         profile = self._profiler.report(trainer.plans[trainer.copy], measured, trainer.iterations)
         self._report(
@@ -143,16 +186,16 @@ class ClosedLoop:
         self._recent_s.append(seconds)
         return float(is_unusual or self._decision is not None)
 
-    def _report(self, row):
+    def _report(self, row: NDArray[np.float64]) -> None:
         self.agreement.report(row, [len(row)] * self.comm.world_size)
 
     # -- deciding
 
-    def _agree(self, urgent):
+    def _agree(self, *, urgent: bool) -> None:
         """Judge what has come; if it is urgent, all of it, and tell every rank."""
         if self.controller is not None:
             tables = self.agreement.collect(wait=urgent)
-            self._decision = self._decision or self._judge(tables, urgent)
+            self._decision = self._decision or self._judge(self.controller, tables, urgent)
             self._judged += len(tables)
         if not urgent:
             return
@@ -162,22 +205,24 @@ class ClosedLoop:
             began_s = time.monotonic()
             measured = self._examiner.examine(verdict["suspects"])
             self._note(verdict, began_s)
-            verdict = self._told(self.controller and self.controller.validated(measured))
+            verdict = self._told(self.controller.validated(measured) if self.controller is not None else None)
         if verdict is not None and verdict["arrangement"] is not None:
             self._rearrange(verdict)
         elif verdict is not None:
             self._note(verdict, time.monotonic())
 
-    def _judge(self, tables, urgent):
+    def _judge(
+        self, controller: Controller, tables: Sequence[Sequence[NDArray[np.float64]]], urgent: bool
+    ) -> Decision | None:
         """The first Decision that iterations lead to, or None; what came after it is of no interest."""
         for number, rows in enumerate(tables, self._judged):
-            with_links = urgent or self.controller.heeds_links
-            decision = self.controller.update(see(number, rows, self.now, self.plans, self._lengths, with_links))
+            with_links = urgent or controller.heeds_links
+            decision = controller.update(see(number, rows, self.now, self.plans, self._lengths, with_links))
             if decision is not None:
                 return decision
         return None
 
-    def _told(self, decision):
+    def _told(self, decision: Decision | None) -> dict[str, Any] | None:
         """What rank 0 decided, a dict, or None, on every rank."""
         payload = None
         if self.controller is not None:
@@ -190,15 +235,15 @@ class ClosedLoop:
         if not payload:
             return None
         verdict, probed = json.loads(payload)
-        self._probed = tuple(map(tuple, probed))
+        self._probed = tuple((a, b) for a, b in probed)
         return verdict
 
-    def _forecaster(self, work_s, gradients_s):
+    def _forecaster(self, work_s: Sequence[float], gradients_s: float) -> Forecaster:
         """A Forecaster for stages that take `work_s` a microbatch, F, B and W in the proportions of the plan."""
         problem = self._problem
         parts = (problem.forward, problem.backward_input, problem.backward_weight)
         planned = [sum(times) for times in zip(*parts, strict=True)]
-        changes = {
+        changes: dict[str, Any] = {
             name: tuple(t * now / then for t, now, then in zip(getattr(problem, name), work_s, planned, strict=True))
             for name in ("forward", "backward_input", "backward_weight")
         }
@@ -206,7 +251,7 @@ class ClosedLoop:
 
     # -- acting
 
-    def _rearrange(self, verdict):
+    def _rearrange(self, verdict: dict[str, Any]) -> None:
         began_s = time.monotonic()
         wanted = verdict["arrangement"]
         ranks = tuple(tuple(tuple(parts) for parts in copy) for copy in wanted["ranks"])
@@ -216,7 +261,7 @@ class ClosedLoop:
         if members == self._members:
             if self.trainer is not None:
                 self.trainer.change(plans, self._layout())
-                self._adopt()
+                self._adopt(self.trainer)
         else:
             self._restart(plans, members)
         self._lengths_of()
@@ -226,9 +271,9 @@ class ClosedLoop:
         if self.controller is not None and verdict["kind"] == "mitigate":
             self.controller.took(verdict["strategy"], self.acted[-1]["seconds"])
 
-    def _restart(self, plans, members):
+    def _restart(self, plans: Sequence[CheckedPlan], members: tuple[int, ...]) -> None:
         """Through a checkpoint to a trainer on other ranks."""
-        path = self._checkpoint or Path(tempfile.gettempdir(), f"lanterne-{self._job()}.npz")
+        path = Path(self._checkpoint or Path(tempfile.gettempdir(), f"lanterne-{self._job()}.npz"))
         if self.trainer is not None:
             state = self.trainer.state()
             if self.comm.rank == self._members[0]:
@@ -238,43 +283,47 @@ class ClosedLoop:
         self._examiner.compare(members)
         if self._team is not None:
             self._team.close()
-        self._members, self.trainer = members, None
+        self._members = members
+        self.trainer = None
         self._team = self.comm.split(0 if self.comm.rank in members else -1, self.comm.rank)
         if self._team is not None:
-            self.trainer = self._make(self._team, plans, self._layout())
-            self.trainer.restore(load(path, {}))
-            self._adopt()
+            self.trainer = trainer = self._make(self._team, plans, self._layout())
+            trainer.restore(load(path, {}))
+            self._adopt(trainer)
         self.comm.barrier()
         if self._checkpoint is None and self.comm.rank == members[0]:
             path.unlink()
 
-    def _job(self):
+    def _job(self) -> int:
         """A number that the ranks have in common, and no other job of this host has."""
         number = np.array([os.getpid()])
         self.comm.broadcast(number)
         return int(number[0])
 
-    def _message_nbytes(self):
+    def _message_nbytes(self, trainer: Trainer) -> int:
         """Bytes of the largest activation that a stage of any rank hands on."""
-        stages = [stage for stage in self.trainer.stages.values() if stage.output_shape is not None]
-        nbytes = np.array([max((prod(stage.output_shape) * stage.dtype.itemsize for stage in stages), default=0)])
+        stages = trainer.stages.values()
+        sizes = [prod(stage.output_shape) * stage.dtype.itemsize for stage in stages if stage.output_shape is not None]
+        nbytes = np.array([max(sizes, default=0)])
         self.comm.all_reduce(nbytes, nbytes, op="max")
         return max(int(nbytes[0]), LEAST_NBYTES)
 
-    def _layout(self):
+    def _layout(self) -> Layout:
         """The Layout among the ranks that are in."""
         at = {rank: index for index, rank in enumerate(sorted(self.now.seats()))}
         return Layout(tuple(tuple(tuple(at[rank] for rank in parts) for parts in copy) for copy in self.now.ranks))
 
-    def _adopt(self):
+    def _adopt(self, trainer: Trainer) -> None:
         """The trainer has other stages or planes."""
-        self.trainer.execute, self.trainer.vote = self._execute, self._vote if self._acts else None
-        self._stages = self._wrap(self.trainer.stages)
-        self._profiler = Profiler(self.trainer.plane)
+        trainer.execute = self._execute
+        trainer.vote = self._vote if self._acts else None
+        self._stages = self._wrap(trainer.stages)
+        assert isinstance(trainer.plane, ObservedPlane)
+        self._profiler = Profiler(trainer.plane)
         self._lengths_of()
 
-    def _lengths_of(self):
-        self.plans = (
+    def _lengths_of(self) -> None:
+        self.plans: Sequence[CheckedPlan] = (
             self.trainer.plans
             if self.trainer is not None
             else make_plans(self._problem, self.scheduler, self.now.microbatches)
@@ -284,6 +333,6 @@ class ClosedLoop:
         }
         self._length = max(self._lengths.values())
 
-    def _note(self, verdict, began_s):
+    def _note(self, verdict: dict[str, Any], began_s: float) -> None:
         seconds = time.monotonic() - began_s
         self.acted.append(verdict | {"at": self.iterations, "seconds": seconds})

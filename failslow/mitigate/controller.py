@@ -7,7 +7,7 @@ it. So every order of events can be played through without a job.
 2. *Profiling*: whose computing takes longer than it did, against what the others' does; which messages, and which
    all-reduces of gradients, take longer than they did (baseline.py). Nobody is suspected but who is so several times in
    a row while the job is slow (suspicion.py).
-3. *Validation* of the suspects alone, and only once. Who passes is not blamed.
+3. *Validation* of the suspects alone, and only once. What passes is not blamed.
 4. *Mitigation* by the ski-rental rule: what costs more is done once as much has been lost.
 5. *Relief*: what was slow is as it was, several times in a row: home.
 
@@ -15,15 +15,18 @@ Paper: Wu et al. (GREYHOUND), sections 4 and 5; differs: evidence before blame i
 """
 
 from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from math import isfinite, isnan
+from typing import Any
 
 from lanterne.failslow.detect.tracker import Tracker
-from lanterne.failslow.mitigate.baseline import baseline, blamed_and_idle, evidence, in_words
-from lanterne.failslow.mitigate.decision import ControllerSettings, Decision, names, severity
+from lanterne.failslow.mitigate.baseline import Baseline, baseline, blamed_and_idle, evidence, in_words
+from lanterne.failslow.mitigate.decision import ControllerSettings, Decision, Seen, link_of, names, severity
 from lanterne.failslow.mitigate.ski_rental import MitigationPlanner, paper_strategies
-from lanterne.failslow.mitigate.strategies import Slowness, arrange
+from lanterne.failslow.mitigate.strategies import Arrangement, Forecaster, Slowness, arrange
 from lanterne.failslow.mitigate.suspicion import Suspicion
+from lanterne.failslow.validate.links import Link
 
 # Healthy iterations that prime a Tracker when the job is home again.
 REMEMBERED = 32
@@ -41,41 +44,57 @@ class Controller:
     """The core.
 
     Args:
-        home: the Arrangement in health.
+        home: what runs in health.
         make_forecaster: a function of ((places,) seconds of work on a microbatch, seconds of the gradients' all-reduce)
             that makes a Forecaster.
-        settings: ControllerSettings.
 
-    Attributes: `now`, the Arrangement that runs; `slow`, the Slowness that is blamed; `decisions`, all so far;
-    `incidents`, dicts: what, first suspected, named, ended (None while it lasts), severity.
+    Attributes: `now`, what runs; `slow`, what is blamed; `decisions`, all so far; `forecaster`, None until it is known
+    what is healthy; `incidents`, dicts: what, first suspected, named, ended (None while it lasts), severity.
     """
 
-    def __init__(self, home, make_forecaster, settings=None):
-        self.home = self.now = home
-        self.settings, self._make_forecaster = settings or ControllerSettings(), make_forecaster
-        self.slow, self.decisions, self.incidents = WELL, [], []
-        self.forecaster, self._usual, self._model_s = None, None, 1.0
-        self._first, self._healthy = [], deque(maxlen=REMEMBERED)
-        self._tracker, self._alarm_at, self._unknown = Tracker(), None, False
-        self._suspicion, self._planner, self._waits = Suspicion(self.settings), None, None
-        self._costs_s = {name: getattr(self.settings, f"{name}_s") for name in COSTLY}
+    def __init__(
+        self,
+        home: Arrangement,
+        make_forecaster: Callable[[Sequence[float], float], Forecaster],
+        settings: ControllerSettings | None = None,
+    ) -> None:
+        self.home = home
+        self.now = home
+        self.settings = settings or ControllerSettings()
+        self._make_forecaster = make_forecaster
+        self.slow = WELL
+        self.decisions: list[Decision] = []
+        self.incidents: list[dict[str, Any]] = []
+        self.forecaster: Forecaster | None = None
+        self._usual: Baseline | None = None
+        self._model_s = 1.0
+        self._first: list[Seen] = []
+        self._healthy: deque[float] = deque(maxlen=REMEMBERED)
+        self._tracker = Tracker()
+        self._alarm_at: int | None = None
+        self._unknown = False
+        self._suspicion = Suspicion(self.settings)
+        self._planner: MitigationPlanner | None = None
+        # The suspects that are to be validated, and what made them suspects.
+        self._waits: tuple[tuple[str, ...], Seen] | None = None
+        self._costs_s: dict[str, float] = {name: getattr(self.settings, f"{name}_s") for name in COSTLY}
 
     @property
-    def probes(self):
+    def probes(self) -> tuple[Link, ...]:
         """Links that are blamed and carry nothing now: their delays are to be measured by themselves."""
         return blamed_and_idle(self.now, self.slow)
 
     @property
-    def heeds_links(self):
+    def heeds_links(self) -> bool:
         """Whether the next iteration's messages may matter: else a Seen may lack them, which spares most of it."""
         learns = self.forecaster is None
         return learns or bool(self.slow.links) or bool(self._suspicion) or self._alarm_at is not None
 
-    def update(self, seen):
+    def update(self, seen: Seen) -> Decision | None:
         """The Decision that `seen` leads to, or None."""
         if not isfinite(seen.iteration_s) or seen.iteration_s <= 0:
             return None
-        if self.forecaster is None:
+        if self.forecaster is None or self._usual is None:
             self._calibrate(seen)
             return None
         found = evidence(seen, self._usual, self.now, self.slow, self.settings)
@@ -98,13 +117,14 @@ class Controller:
             return self._more(seen)
         return self._nobody(seen)
 
-    def validated(self, measured):
+    def validated(self, measured: Mapping[str, float]) -> Decision | None:
         """What the validation of the suspects found; the Decision that it leads to, or None.
 
         Args:
             measured: name -> severity, as Evidence has it; what is absent could not be tested, nor blamed, and where it
                 is nan, that cannot be said yet.
         """
+        assert self._waits is not None and self._usual is not None
         suspects, seen = self._waits
         self._waits = None
         confirmed = []
@@ -120,12 +140,12 @@ class Controller:
                 self._suspicion.measured(name, measured[name])
         return self._blame(tuple(confirmed), seen) if confirmed else None
 
-    def took(self, strategy, seconds):
+    def took(self, strategy: str, seconds: float) -> None:
         """What carrying out a strategy cost: the next decision goes by it."""
         if strategy in self._costs_s:
             self._costs_s[strategy] = seconds
 
-    def state(self):
+    def state(self) -> dict[str, Any]:
         """All that is known now, as JSON: what is slow, what runs, what was decided."""
         return {
             "slow": [{"what": name, "severity": severity(self.slow, name)} for name in names(self.slow)],
@@ -136,23 +156,24 @@ class Controller:
 
     # -- what is healthy
 
-    def _calibrate(self, seen):
+    def _calibrate(self, seen: Seen) -> None:
         self._first.append(seen)
         self._tracker.update(seen.iteration_s)
         self._healthy.append(seen.iteration_s)
         if len(self._first) < self.settings.calibrate + 2:
             return
-        self._usual = baseline(self._first[2:], self.home)
-        if self._usual is None:
-            self._first.pop(0)  # Some rank reports nothing: who knows what is healthy? Wait.
+        usual = baseline(self._first[2:], self.home)
+        if usual is None:
+            self._first.pop(0)  # Some rank reports nothing, and nobody knows what is healthy: wait.
             return
-        self.forecaster = self._make_forecaster(self._usual.work_s, max(self._usual.group_s))
-        self._model_s = self._usual.iteration_s / self.forecaster.iteration_s(self.home, WELL)
+        self._usual = usual
+        self.forecaster = self._make_forecaster(usual.work_s, max(usual.group_s))
+        self._model_s = usual.iteration_s / self.forecaster.iteration_s(self.home, WELL)
         self._first = []
 
     # -- tracking
 
-    def _track(self, seen):
+    def _track(self, seen: Seen) -> None:
         if self.slow:
             return
         event = self._tracker.update(seen.iteration_s)
@@ -165,14 +186,15 @@ class Controller:
         if self._alarm_at is None and not self._suspicion:
             self._healthy.append(seen.iteration_s)
 
-    def _restart_tracker(self):
-        self._tracker, self._alarm_at = Tracker(), None
+    def _restart_tracker(self) -> None:
+        self._tracker = Tracker()
+        self._alarm_at = None
         for time_s in self._healthy:
             self._tracker.update(time_s)
 
     # -- blame, and what follows
 
-    def _blame(self, suspects, seen):
+    def _blame(self, suspects: Sequence[str], seen: Seen) -> Decision | None:
         ranks, links = dict(self.slow.ranks), dict(self.slow.links)
         for name in suspects:
             found = self._suspicion.severity(name)
@@ -184,11 +206,11 @@ class Controller:
             if kind == "rank":
                 ranks[int(which)] = found
             else:
-                links[tuple(map(int, which.split("-")))] = found
+                links[link_of(which)] = found
         self.slow = Slowness(ranks, links)
         return self._rearrange(seen, self._words(suspects))
 
-    def _relieved(self, seen):
+    def _relieved(self, seen: Seen) -> bool:
         """Whether something that was blamed is well again."""
         over = self._suspicion.take_relieved()
         if not over:
@@ -201,7 +223,7 @@ class Controller:
         )
         return True
 
-    def _rearrange(self, seen, because):
+    def _rearrange(self, seen: Seen, because: str) -> Decision | None:
         """Something is blamed or relieved: as high a strategy as before, for what is slow now."""
         if not self.slow:
             self._planner = None
@@ -209,29 +231,29 @@ class Controller:
             return self._go_home(seen, because) if self.now != self.home else None
         before, costs_s = self._planner, self._costs_s
         strategies = paper_strategies(**{f"{name}_s": cost_s for name, cost_s in costs_s.items()})
-        self._planner = MitigationPlanner(strategies, self.slow.cause)
+        self._planner = planner = MitigationPlanner(strategies, self.slow.cause)
         if before is not None:
             done = [costs_s[name] for name in before.applied if name in ("rebalance", "topology")]
-            self._planner.lost_s = max([before.lost_s, *done[-1:]])
+            planner.lost_s = max([before.lost_s, *done[-1:]])
         return self._more(seen, because)
 
-    def _go_home(self, seen, because):
+    def _go_home(self, seen: Seen, because: str) -> Decision:
         self.now = self.home
         predicted_s = self._forecast_s(self.home, WELL)
         return self._decided(
             Decision("revert", seen.iteration, (), None, self.home, seen.iteration_s, predicted_s, because)
         )
 
-    def _more(self, seen, because=""):
+    def _more(self, seen: Seen, because: str = "") -> Decision | None:
         """One more slow iteration: the strategy whose time has come."""
+        planner, forecaster = self._planner, self.forecaster
+        assert planner is not None and forecaster is not None
         healthy_s, now_s = self._forecast_s(self.home, WELL), self._forecast_s(self.now, self.slow)
-        made = {}
-        if self._planner.lost_s + max(now_s - healthy_s, 0.0) >= self._planner.next_cost_s:
-            made = {
-                name: arrange(name, self.forecaster, self.home, self._base(name), self.slow) for name in self._costs_s
-            }
+        made: dict[str, Arrangement | None] = {}
+        if planner.lost_s + max(now_s - healthy_s, 0.0) >= planner.next_cost_s:
+            made = {name: arrange(name, forecaster, self.home, self._base(name), self.slow) for name in self._costs_s}
         forecast_s = {name: self._forecast_s(to, self.slow) if to else float("inf") for name, to in made.items()}
-        while (strategy := self._planner.observe(now_s, healthy_s, forecast_s)) is not None:
+        while (strategy := planner.observe(now_s, healthy_s, forecast_s)) is not None:
             to = made.get(strategy.name)
             if to is None or to == self.now or forecast_s[strategy.name] > (1 - self.settings.gain) * now_s:
                 healthy_s = now_s  # Counted once only.
@@ -245,18 +267,19 @@ class Controller:
             )  # fmt: skip
         return None
 
-    def _forecast_s(self, arrangement, slow):
+    def _forecast_s(self, arrangement: Arrangement, slow: Slowness) -> float:
+        assert self.forecaster is not None
         return self._model_s * self.forecaster.iteration_s(arrangement, slow)
 
-    def _expected_s(self):
+    def _expected_s(self) -> float:
         """What an iteration may take, with what is blamed, before something else must be suspected."""
         return LONGER * self._forecast_s(self.now, self.slow)
 
-    def _base(self, strategy):
+    def _base(self, strategy: str) -> Arrangement:
         """S2 leaves ranks where they are, the others begin from home."""
         return self.now if strategy == "rebalance" and len(self.now.ranks) == len(self.home.ranks) else self.home
 
-    def _nobody(self, seen):
+    def _nobody(self, seen: Seen) -> Decision | None:
         """The job is slow for certain, and nobody is to blame: say so, once."""
         if not self._tracker.slow:
             self._unknown = False
@@ -266,9 +289,9 @@ class Controller:
             return self._decided(Decision("report", seen.iteration, before_s=seen.iteration_s, evidence=words))
         return None
 
-    def _decided(self, decision):
+    def _decided(self, decision: Decision) -> Decision:
         self.decisions.append(decision)
         return decision
 
-    def _words(self, suspects):
+    def _words(self, suspects: Sequence[str]) -> str:
         return in_words({name: self._suspicion.severity(name) for name in suspects}, suspects)

@@ -1,8 +1,11 @@
 """What a Controller is told, what it answers, and what it goes by: values."""
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
-from lanterne.failslow.mitigate.strategies import Arrangement
+from lanterne.failslow.mitigate.strategies import Arrangement, Slowness
+from lanterne.failslow.validate.links import Link
 
 
 @dataclass(frozen=True)
@@ -53,10 +56,10 @@ class Seen:
 
     iteration: int
     iteration_s: float
-    compute_s: dict
-    links: dict = field(default_factory=dict)
-    gradients_s: dict = field(default_factory=dict)
-    tested: dict = field(default_factory=dict)
+    compute_s: Mapping[int, float]
+    links: Mapping[Link, tuple[float, float]] = field(default_factory=dict)
+    gradients_s: Mapping[int, tuple[float, float]] = field(default_factory=dict)
+    tested: Mapping[int, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -74,24 +77,30 @@ class Decision:
 
     kind: str
     iteration: int
-    suspects: tuple = ()
+    suspects: tuple[str, ...] = ()
     strategy: str | None = None
     arrangement: Arrangement | None = None
     before_s: float | None = None
     predicted_s: float | None = None
     evidence: str = ""
 
-    def to_dict(self):
+    def to_dict(self) -> dict[str, Any]:
         """As JSON."""
         return asdict(self)
 
 
-def names(slow):
+def names(slow: Slowness) -> tuple[str, ...]:
     """What a Slowness blames, by name."""
     return tuple([f"rank {rank}" for rank in slow.ranks] + [f"link {a}-{b}" for a, b in slow.links])
 
 
-def severity(slow, name):
+def link_of(which: str) -> Link:
+    """(a, b) of "a-b"."""
+    a, b = map(int, which.split("-"))
+    return a, b
+
+
+def severity(slow: Slowness, name: str) -> float:
     """What a Slowness says of `name`: a factor of a rank, seconds of a link."""
     kind, which = name.split()
-    return slow.ranks[int(which)] if kind == "rank" else slow.links[tuple(map(int, which.split("-")))]
+    return slow.ranks[int(which)] if kind == "rank" else slow.links[link_of(which)]

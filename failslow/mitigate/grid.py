@@ -7,50 +7,59 @@ Paper: Wu et al. (GREYHOUND), section 5.2, strategy S3, figures 11 and 12; diffe
 starting points, and a search by a cost function decides.
 """
 
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from lanterne.errors import InputError
+
+# grid[stage][replica], devices
+Grid: TypeAlias = tuple[tuple[int, ...], ...]
+Pair: TypeAlias = tuple[int, int]
 
 
 @dataclass(frozen=True)
 class GridPlacement:
-    """A grid, its cost in seconds, and the exchanges (device, device) that lead to it, in order."""
+    """A grid, its cost in seconds, and the exchanges of devices that lead to it, in order."""
 
-    grid: tuple
+    grid: Grid
     cost_s: float
-    swaps: tuple
+    swaps: tuple[Pair, ...]
 
 
-def stages_needed(stragglers, ranks_per_stage):
+def stages_needed(stragglers: int, ranks_per_stage: int) -> int:
     """The fewest stages that hold so many stragglers."""
     return -(-stragglers // ranks_per_stage)
 
 
-def consolidate(grid, stragglers):
+def consolidate(grid: Grid, stragglers: Iterable[int]) -> Grid:
     """`grid` with `stragglers` in as few stages as can hold them, interior ones first, by few exchanges."""
-    stragglers = [device for stage in grid for device in stage if device in set(stragglers)]
-    needed = stages_needed(len(stragglers), len(grid[0]))
-    held = [sum(device in stragglers for device in stage) for stage in grid]
+    slow = {device for stage in grid for device in stage} & set(stragglers)
+    needed = stages_needed(len(slow), len(grid[0]))
+    held = [sum(device in slow for device in stage) for stage in grid]
 
-    def preference(stage):
+    def preference(stage: int) -> tuple[bool, int, int]:
         return (stage in (0, len(grid) - 1), -held[stage], stage)
 
     chosen = sorted(range(len(grid)), key=preference)[:needed]
     stages = [list(stage) for stage in grid]
-    room = [(s, i) for s in chosen for i, device in enumerate(stages[s]) if device not in stragglers]
+    room = [(s, i) for s in chosen for i, device in enumerate(stages[s]) if device not in slow]
     outside = [
-        (s, i)
-        for s in range(len(grid))
-        if s not in chosen
-        for i, device in enumerate(stages[s])
-        if device in stragglers
+        (s, i) for s in range(len(grid)) if s not in chosen for i, device in enumerate(stages[s]) if device in slow
     ]
     for (s, i), (other, j) in zip(outside, room, strict=False):
         stages[s][i], stages[other][j] = stages[other][j], stages[s][i]
     return tuple(map(tuple, stages))
 
 
-def best_placement(grid, cost_s, stragglers=(), slow_links=(), gain=0.01, beam=8):
+def best_placement(
+    grid: Grid,
+    cost_s: Callable[[Grid], float],
+    stragglers: Sequence[int] = (),
+    slow_links: Sequence[Pair] = (),
+    gain: float = 0.01,
+    beam: int = 8,
+) -> GridPlacement:
     """Search for the cheapest grid, by exchanges that involve a straggler or an end of a slow link.
 
     Args:
@@ -81,7 +90,9 @@ def best_placement(grid, cost_s, stragglers=(), slow_links=(), gain=0.01, beam=8
     return GridPlacement(found, found_s, exchanges(grid, found))
 
 
-def _search(starts, cost_s, suspects, beam):
+def _search(
+    starts: Iterable[tuple[float, Grid]], cost_s: Callable[[Grid], float], suspects: Sequence[int], beam: int
+) -> list[tuple[float, Grid]]:
     """Every grid that a beam search from `starts` prices, with its cost."""
     priced = {grid: cost for cost, grid in starts}
     frontier, idle = list(priced), 0
@@ -95,12 +106,12 @@ def _search(starts, cost_s, suspects, beam):
     return [(cost, grid) for grid, cost in priced.items()]
 
 
-def _swapped(grid, a, b):
+def _swapped(grid: Grid, a: int, b: int) -> Grid:
     renamed = {a: b, b: a}
     return tuple(tuple(renamed.get(device, device) for device in stage) for stage in grid)
 
 
-def exchanges(before, after):
+def exchanges(before: Grid, after: Grid) -> tuple[Pair, ...]:
     """The fewest pairwise exchanges of devices that turn grid `before` into `after`, in order."""
     current = [device for stage in before for device in stage]
     wanted = [device for stage in after for device in stage]

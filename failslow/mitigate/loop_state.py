@@ -1,15 +1,29 @@
 """Where the state of a ClosedLoop is kept for others to read: the job's own store, or a Redis server beside it."""
 
 import logging
-from urllib.parse import unquote, urlsplit
+from typing import TYPE_CHECKING, Protocol
+from urllib.parse import SplitResult, unquote, urlsplit
 
 from lanterne.errors import InputError, Unavailable
+
+if TYPE_CHECKING:
+    from lanterne.transport.store.client import StoreClient
 
 KEY = "lanterne/mitigation"
 # A server that hangs stops a job no longer than this.
 TIMEOUT_S = 2.0
 
 logger = logging.getLogger(__name__)
+
+
+class LoopState(Protocol):
+    """Keeps what a ClosedLoop knows."""
+
+    def set(self, value: bytes) -> None:
+        """Keep the bytes `value`."""
+
+    def close(self) -> None:
+        """Release what is held."""
 
 
 class RedisState:
@@ -23,14 +37,16 @@ class RedisState:
         Unavailable: the client is not installed, or nothing answers there.
     """
 
-    def __init__(self, url):
+    def __init__(self, url: str) -> None:
         parts = _split(url)
         try:
             import redis
         except ImportError:
             raise Unavailable("redis: the client is not installed: pip install 'lanterne[redis]'") from None
-        self._failed, self._errors = False, redis.RedisError
-        self.key, self._where = unquote(parts.path[1:]) or KEY, f"{parts.hostname}:{parts.port or 6379}"
+        self._failed = False
+        self._errors: type[Exception] = redis.RedisError
+        self.key = unquote(parts.path[1:]) or KEY
+        self._where = f"{parts.hostname}:{parts.port or 6379}"
         self._client = redis.Redis.from_url(
             f"{parts.scheme}://{parts.netloc}",
             protocol=2,
@@ -42,7 +58,7 @@ class RedisState:
         except redis.RedisError as error:
             raise Unavailable(f"redis: no answer from {self._where}: {error}") from None
 
-    def set(self, value):
+    def set(self, value: bytes) -> None:
         """Keep the bytes `value`. A server that is gone by now is logged, once: the job goes on."""
         try:
             self._client.set(self.key, value)
@@ -51,7 +67,7 @@ class RedisState:
                 logger.warning("redis: %s does not take the state any more: %s", self._where, error)
             self._failed = True
 
-    def close(self):
+    def close(self) -> None:
         """Close the connection."""
         self._client.close()
 
@@ -59,19 +75,19 @@ class RedisState:
 class StoreState:
     """The same in the store of a job, a StoreClient; None: nowhere."""
 
-    def __init__(self, store):
+    def __init__(self, store: "StoreClient | None") -> None:
         self._store = store
 
-    def set(self, value):
+    def set(self, value: bytes) -> None:
         """Keep the bytes `value`."""
         if self._store is not None:
             self._store.set(KEY, value)
 
-    def close(self):
+    def close(self) -> None:
         """The store is its job's."""
 
 
-def _split(url):
+def _split(url: str) -> SplitResult:
     try:
         parts = urlsplit(url)
         if parts.scheme in ("redis", "rediss") and parts.hostname and parts.port != 0:

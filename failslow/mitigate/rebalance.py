@@ -4,20 +4,28 @@ Paper: Wu et al. (GREYHOUND), section 5.2, strategy S2; differs: exact in micros
 that minimises the variance (which is another optimum: up to 1.2 times slower), and pipelines count their warm-up.
 """
 
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from lanterne.errors import InputError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import ArrayLike, NDArray
 
 
 @dataclass(frozen=True)
 class Balance:
     """`microbatches` per group (ints) and the `makespan`, in the unit of the times."""
 
-    microbatches: tuple
+    microbatches: tuple[int, ...]
     makespan: float
 
 
-def rebalance(times, microbatches, multiple_of=1, pipeline_stages=1):
+def rebalance(times: ArrayLike, microbatches: int, multiple_of: int = 1, pipeline_stages: int = 1) -> Balance:
     """The distribution of `microbatches` that minimises the time of the slowest group.
 
     Minimises max (m_i + pipeline_stages - 1) t_i with sum m_i = microbatches, m_i >= 1 and m_i a multiple of
@@ -37,7 +45,7 @@ def rebalance(times, microbatches, multiple_of=1, pipeline_stages=1):
     """
     import numpy as np
 
-    t = _checked_times(np, times)
+    t = _checked_times(times)
     if multiple_of < 1 or pipeline_stages < 1:
         raise InputError(f"rebalance: got multiple_of {multiple_of}, stages {pipeline_stages}, expected 1 or more")
     if microbatches % multiple_of or microbatches < multiple_of * len(t):
@@ -64,7 +72,9 @@ def rebalance(times, microbatches, multiple_of=1, pipeline_stages=1):
     return Balance(tuple(counts.tolist()), float(np.max((counts + (pipeline_stages - 1)) * t)))
 
 
-def _checked_times(np, times):
+def _checked_times(times: ArrayLike) -> NDArray[np.float64]:
+    import numpy as np
+
     try:
         t = np.asarray(times, dtype=float)
     except (TypeError, ValueError) as error:
@@ -80,15 +90,16 @@ def _checked_times(np, times):
     return t
 
 
-def _counts(np, limit, t, offset):
+def _counts(np: Any, limit: float, t: NDArray[np.float64], offset: float) -> NDArray[np.int64]:
     """How many units each group ends by `limit`, at least 1 each. The two corrections undo rounding of the division."""
     counts = np.maximum(np.floor(limit / t - offset), 1.0)
     counts += (counts + 1 + offset) * t <= limit
     counts -= ((counts + offset) * t > limit) & (counts > 1)
-    return counts.astype(np.int64)
+    whole: NDArray[np.int64] = counts.astype(np.int64)
+    return whole
 
 
-def refine(microbatches, price_s):
+def refine(microbatches: Sequence[int], price_s: Callable[[int, int], float]) -> tuple[int, ...]:
     """`microbatches` after moves of one, each from the slowest group to the one that then ends first, while that gains.
 
     Args:
@@ -109,7 +120,7 @@ def refine(microbatches, price_s):
         taken_s[slowest], taken_s[taker] = price_s(slowest, counts[slowest]), least_s
 
 
-def gradient_weights(microbatches):
+def gradient_weights(microbatches: Sequence[int]) -> tuple[float, ...]:
     """Factors that keep the gradient of the whole batch right: group i's mean gradient counts m_i / sum(m).
 
     Multiply each group's *mean* gradient by its weight and all-reduce with "sum". Where the all-reduce averages over

@@ -7,6 +7,7 @@ Paper: Wu et al. (GREYHOUND), section 5.1, algorithm 1, table 2; differs: strate
 help are passed over, and the end of the incident is part of the planner.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from lanterne.errors import InputError
@@ -21,13 +22,15 @@ class Strategy:
 
     name: str
     overhead_s: float
-    causes: frozenset = frozenset({"compute", "communication"})
+    causes: frozenset[str] = frozenset({"compute", "communication"})
 
 
 IGNORE = Strategy("ignore", 0.0)
 
 
-def paper_strategies(rebalance_s=1.0, topology_s=60.0, restart_s=1800.0):
+def paper_strategies(
+    *, rebalance_s: float = 1.0, topology_s: float = 60.0, restart_s: float = 1800.0
+) -> tuple[Strategy, ...]:
     """S1 to S4 with their overheads in seconds; S2 moves work between groups, which does not help a slow link."""
     return (
         IGNORE,
@@ -43,7 +46,7 @@ class MitigationPlanner:
     Attributes: `lost_s`: seconds lost so far; `applied`: names of the strategies asked for, in order.
     """
 
-    def __init__(self, strategies, cause):
+    def __init__(self, strategies: Sequence[Strategy], cause: str) -> None:
         """Plan for an incident of root cause `cause` ("compute" or "communication").
 
         Raises:
@@ -57,15 +60,17 @@ class MitigationPlanner:
             raise InputError(f"no strategy against cause {cause!r}; expected 'compute' or 'communication'")
         self._next = 0
         self.lost_s = 0.0
-        self.applied = []
+        self.applied: list[str] = []
 
     @property
-    def next_cost_s(self):
+    def next_cost_s(self) -> float:
         """The overhead of the strategy whose time comes next; inf when there is none left."""
         left = self._candidates[self._next :]
         return left[0].overhead_s if left else float("inf")
 
-    def observe(self, iteration_s, healthy_s, forecast_s=None):
+    def observe(
+        self, iteration_s: float, healthy_s: float, forecast_s: Mapping[str, float] | None = None
+    ) -> Strategy | None:
         """Take one slow iteration; return the Strategy to apply now, or None.
 
         Args:

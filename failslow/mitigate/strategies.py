@@ -9,31 +9,40 @@ Paper: Wu et al. (GREYHOUND), section 5.2; differs: S3 is priced with the microb
 ranks may gather in one copy as well as in one stage, whichever is faster.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import pairwise
 from math import ceil, log2
 from operator import mul
+from typing import Any, TypeAlias
 
 from lanterne.errors import InputError
-from lanterne.failslow.mitigate.grid import best_placement
+from lanterne.failslow.mitigate.grid import Grid, best_placement
 from lanterne.failslow.mitigate.rebalance import rebalance, refine
+from lanterne.failslow.validate.links import Link
+from lanterne.pipeline.plan.plan import Plan
+from lanterne.pipeline.plan.problem import Problem
 from lanterne.pipeline.simulate.simulate import simulate
 from lanterne.pipeline.train.trainer import plans
+
+# pipeline[place][part], ranks of the job
+Pipeline: TypeAlias = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True)
 class Arrangement:
-    """Who does what.
+    """Which rank does what.
 
     Attributes:
         ranks: ranks[copy][place][part], ranks of the job; not all need be there.
         microbatches: (copies,) ints.
     """
 
-    ranks: tuple
-    microbatches: tuple
+    ranks: tuple[Pipeline, ...]
+    microbatches: tuple[int, ...]
 
-    def seats(self):
+    def seats(self) -> dict[int, tuple[int, int]]:
         """rank -> (copy, place)."""
         return {
             rank: (copy, place)
@@ -42,7 +51,7 @@ class Arrangement:
             for rank in parts
         }
 
-    def group(self, place, part=0):
+    def group(self, place: int, part: int = 0) -> tuple[int, ...]:
         """The ranks that hold a place in each copy, and all-reduce its gradients."""
         return tuple(pipeline[place][part] for pipeline in self.ranks)
 
@@ -51,14 +60,14 @@ class Arrangement:
 class Slowness:
     """What is slow: `ranks`, rank -> factor of its computing; `links`, (a, b), a < b -> seconds more for a message."""
 
-    ranks: dict
-    links: dict
+    ranks: Mapping[int, float]
+    links: Mapping[Link, float]
 
-    def __bool__(self):
+    def __bool__(self) -> bool:
         return bool(self.ranks or self.links)
 
     @property
-    def cause(self):
+    def cause(self) -> str:
         """What makes it slow: "compute" if a rank is, else "communication"."""
         return "compute" if self.ranks else "communication"
 
@@ -72,12 +81,17 @@ class Forecaster:
         gradients_s: seconds of the gradients' all-reduces in health.
     """
 
-    def __init__(self, problem, scheduler, gradients_s=0.0):
-        self.problem, self.scheduler, self.gradients_s = problem, scheduler, gradients_s
-        self._plan = lru_cache(maxsize=None)(lambda count: plans(problem, scheduler, (count,))[0].plan)
+    def __init__(self, problem: Problem, scheduler: str, gradients_s: float = 0.0) -> None:
+        self.problem = problem
+        self.scheduler = scheduler
+        self.gradients_s = gradients_s
+        self._plan = lru_cache(maxsize=None)(self._planned)
         self._copy_s = lru_cache(maxsize=None)(self._simulated)
 
-    def iteration_s(self, arrangement, slow):
+    def _planned(self, count: int) -> Plan:
+        return plans(self.problem, self.scheduler, (count,))[0].plan
+
+    def iteration_s(self, arrangement: Arrangement, slow: Slowness) -> float:
         """Seconds of an iteration: the slowest copy, then the slowest all-reduce of gradients."""
         copies = [
             self._copy_s(*self._conditions(pipeline, slow), count)
@@ -85,7 +99,7 @@ class Forecaster:
         ]
         return max(copies) + self.gradients_s + self._gradients_extra_s(arrangement, slow)
 
-    def rebalanced(self, ranks, total, slow):
+    def rebalanced(self, ranks: tuple[Pipeline, ...], total: int, slow: Slowness) -> Arrangement:
         """S2: the Arrangement of `ranks` with the microbatches that suit what is slow."""
         stages, problem = len(ranks[0]), self.problem
         parts = (problem.forward, problem.backward_input, problem.backward_weight)
@@ -96,14 +110,14 @@ class Forecaster:
         first = rebalance(times, total, pipeline_stages=stages).microbatches
         return Arrangement(ranks, refine(first, lambda copy, count: self._copy_s(*conditions[copy], count)))
 
-    def moved(self, arrangement, slow):
+    def moved(self, arrangement: Arrangement, slow: Slowness) -> Arrangement:
         """S3: the cheapest Arrangement of the same ranks, found by exchanges; of one part per place."""
         total = sum(arrangement.microbatches)
 
-        def as_ranks(grid):
+        def as_ranks(grid: Grid) -> tuple[Pipeline, ...]:
             return tuple(tuple((rank,) for rank in copy) for copy in zip(*grid, strict=True))
 
-        def cost_s(grid):
+        def cost_s(grid: Grid) -> float:
             return self.iteration_s(self.rebalanced(as_ranks(grid), total, slow), slow)
 
         grid = tuple(arrangement.group(place) for place in range(len(arrangement.ranks[0])))
@@ -112,7 +126,7 @@ class Forecaster:
         found = best_placement(grid, cost_s, stragglers, links, beam=4)
         return self.rebalanced(as_ranks(found.grid), total, slow)
 
-    def without(self, arrangement, slow):
+    def without(self, arrangement: Arrangement, slow: Slowness) -> Arrangement | None:
         """S4: without the copies that have slow ranks, and one end of slow links; None if none would be left."""
         out = set(slow.ranks) | {max(link) for link in slow.links}
         kept = tuple(
@@ -123,18 +137,18 @@ class Forecaster:
             return None
         return self.rebalanced(kept, total, Slowness({}, {}))
 
-    def _conditions(self, pipeline, slow):
+    def _conditions(self, pipeline: Pipeline, slow: Slowness) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """(factor of each place, seconds more of each hop) of one copy."""
         factors = tuple(max(slow.ranks.get(rank, 1.0) for rank in parts) for parts in pipeline)
         extra_s = tuple(
             max(slow.links.get((min(a, b), max(a, b)), 0.0) for a, b in zip(parts, following, strict=True))
-            for parts, following in zip(pipeline, pipeline[1:], strict=False)
+            for parts, following in pairwise(pipeline)
         )
         return factors, extra_s
 
-    def _simulated(self, factors, extra_s, count):
+    def _simulated(self, factors: Sequence[float], extra_s: Sequence[float], count: int) -> float:
         problem = replace(self.problem, microbatches=count)
-        scaled = {
+        scaled: dict[str, Any] = {
             name: tuple(time_s * factor for time_s, factor in zip(getattr(problem, name), factors, strict=True))
             for name in ("forward", "backward_input", "backward_weight")
         }
@@ -142,7 +156,7 @@ class Forecaster:
             scaled["link_latency"] = tuple(problem.latency(i, i + 1) + extra for i, extra in enumerate(extra_s))
         return simulate(self._plan(count), replace(problem, **scaled)).makespan
 
-    def _gradients_extra_s(self, arrangement, slow):
+    def _gradients_extra_s(self, arrangement: Arrangement, slow: Slowness) -> float:
         """Recursive halving and doubling: so many rounds, each as slow as the slowest of its links."""
         copies = len(arrangement.ranks)
         if copies < 2:
@@ -154,7 +168,9 @@ class Forecaster:
         return 2 * ceil(log2(copies)) * worst_s
 
 
-def arrange(strategy, forecaster, home, now, slow):
+def arrange(
+    strategy: str, forecaster: Forecaster, home: Arrangement, now: Arrangement, slow: Slowness
+) -> Arrangement | None:
     """The Arrangement that `strategy`, by its name in ski_rental.py, leads to from `now`; None if it has none.
 
     Args:

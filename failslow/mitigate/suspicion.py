@@ -1,12 +1,16 @@
-"""Who has been slow for how many iterations in a row, and who has been well for how many: nothing is judged by one."""
+"""How many iterations in a row something has been slow, and how many well: nothing is judged by one."""
 
 from collections import deque
+from collections.abc import Collection, Mapping
 from statistics import median
 from typing import NamedTuple
 
+from lanterne.failslow.mitigate.baseline import Evidence
+from lanterne.failslow.mitigate.decision import ControllerSettings
+
 # Iterations whose severities are kept of each.
 RECENT = 5
-# Iterations until a suspect is examined again of whom the first examination could not say whether it is slow.
+# Iterations until a suspect is examined again of which the first examination could not say whether it is slow.
 UNSURE = 3
 # Times what a suspect was acquitted of that make it one again at once.
 MUCH_WORSE = 3
@@ -21,33 +25,35 @@ class Acquittal(NamedTuple):
 
 
 class Suspicion:
-    """Counts of what Evidence said.
+    """Counts of what Evidence said."""
 
-    Args:
-        settings: Settings.
-    """
-
-    def __init__(self, settings):
+    def __init__(self, settings: ControllerSettings) -> None:
         self._settings = settings
-        self._slow, self._well, self._recent, self._acquitted = {}, {}, {}, {}
+        # By name: iterations in a row that it was slow, or well.
+        self._slow: dict[str, int] = {}
+        self._well: dict[str, int] = {}
+        self._recent: dict[str, deque[float]] = {}
+        self._acquitted: dict[str, Acquittal] = {}
 
-    def __bool__(self):
+    def __bool__(self) -> bool:
         """Whether the latest iteration showed anything that may become a suspect."""
         return bool(self._slow)
 
-    def count(self, evidence, blamed):
+    def count(self, evidence: Evidence, blamed: Collection[str]) -> None:
         """Take the Evidence of one more iteration; `blamed`: the names of what is blamed by now."""
         self._slow = {name: self._slow.get(name, 0) + 1 for name, (_, slow) in evidence.found.items() if slow}
         for name in self._slow:
             self._recent.setdefault(name, deque(maxlen=RECENT)).append(evidence.found[name][0])
         for name in self._recent.keys() - self._slow.keys() - set(blamed):
             del self._recent[name]
-        # Who was not seen is where he was.
+        # What was not seen keeps its count.
         self._well = {
             name: 0 if name in evidence.found else self._well.get(name, 0) + (name in evidence.well) for name in blamed
         }
 
-    def suspects(self, evidence, iteration, blamed, alarmed):
+    def suspects(
+        self, evidence: Evidence, iteration: int, blamed: Mapping[str, float], alarmed: bool
+    ) -> tuple[str, ...]:
         """The names that are to be examined now.
 
         Args:
@@ -62,7 +68,7 @@ class Suspicion:
             and not self._is_acquitted(name, iteration)
         )
 
-    def _is_other(self, name, blamed):
+    def _is_other(self, name: str, blamed: float) -> bool:
         """Whether a blamed rank is slow, but not as slow as was planned for. Of links only an examination knows."""
         return (
             name.startswith("rank")
@@ -70,15 +76,15 @@ class Suspicion:
             and not 0.7 < median(self._recent[name]) / blamed < 1.4
         )
 
-    def severity(self, name):
+    def severity(self, name: str) -> float:
         """Of a suspect, the median of the latest iterations."""
         return median(self._recent[name])
 
-    def since(self, name, iteration):
+    def since(self, name: str, iteration: int) -> int:
         """The iteration since which a suspect of `iteration` has been slow."""
         return iteration - self._slow.get(name, 1) + 1
 
-    def acquit(self, name, iteration, is_sure):
+    def acquit(self, name: str, iteration: int, *, is_sure: bool) -> None:
         """An examination in `iteration` found `name` well: leave it alone, each time for twice as long.
 
         If that was not sure, at first for some iterations only.
@@ -87,7 +93,7 @@ class Suspicion:
         patience = max(2 * self._acquitted[name].patience, first) if name in self._acquitted else first
         self._acquitted[name] = Acquittal(iteration + patience, patience, _excess(name, self.severity(name)))
 
-    def _is_acquitted(self, name, iteration):
+    def _is_acquitted(self, name: str, iteration: int) -> bool:
         """Whether `name` is left alone: it looks as it did when it was found well, or not much worse."""
         last = self._acquitted.get(name)
         return (
@@ -96,11 +102,11 @@ class Suspicion:
             and _excess(name, self.severity(name)) < MUCH_WORSE * last.excess
         )
 
-    def measured(self, name, severity):
+    def measured(self, name: str, severity: float) -> None:
         """An examination knows the severity of `name` better."""
         self._recent[name] = deque([severity], maxlen=RECENT)
 
-    def take_relieved(self):
+    def take_relieved(self) -> list[str]:
         """The blamed names that have been well for long enough; they are forgotten."""
         over = [name for name, count in self._well.items() if count >= self._settings.relief]
         for name in over:
@@ -109,6 +115,6 @@ class Suspicion:
         return over
 
 
-def _excess(name, severity):
+def _excess(name: str, severity: float) -> float:
     """What a severity is beyond health: that of a rank is a factor."""
     return severity - 1 if name.startswith("rank") else severity

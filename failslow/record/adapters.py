@@ -8,11 +8,19 @@ same on all of them; and its bytes. Calls that do not pass Python cannot be seen
 DistributedDataParallel issues from C++, whose iterations are known by its `forward`.
 """
 
+from __future__ import annotations
+
 import os
 import sys
 import zlib
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from lanterne.failslow.record.recorder import FOLDER_VARIABLE, Recorder, environment_rank, timed
+from lanterne.failslow.record.recorder import FOLDER_VARIABLE, Note, Recorder, environment_rank, timed
+
+if TYPE_CHECKING:
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
 
 COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "all_to_all", "barrier")
 LANTERNE = (*COLLECTIVES, *(f"start_{name}" for name in COLLECTIVES[:-1]))
@@ -34,8 +42,11 @@ NCCL = ("allReduce", "reduce", "broadcast", "bcast", "reduceScatter", "allGather
 NCCL_NBYTES = {0: 1, 1: 1, 2: 4, 3: 4, 4: 8, 5: 8, 6: 2, 7: 4, 8: 8, 9: 2, 10: 1, 11: 1}
 DDP_FORWARD = "DistributedDataParallel.forward"
 
+# Wraps the calls of a module, which is of any library and so of any kind.
+Adapt: TypeAlias = Callable[[Any, Recorder], None]
 
-def start():
+
+def start() -> None:
     """Record this program's calls into the folder that LANTERNE_WATCH names; for sitecustomize."""
     folder = os.environ.get(FOLDER_VARIABLE)
     # A call that is recorded twice would look like two, and lanterne's own like the program's.
@@ -44,7 +55,7 @@ def start():
         install(Recorder(folder))
 
 
-def install(recorder):
+def install(recorder: Recorder) -> None:
     """Record, by `recorder`, the calls of every known library that is imported from now on."""
     sys.meta_path.insert(0, Finder(recorder))
 
@@ -52,21 +63,24 @@ def install(recorder):
 class Finder:
     """A finder of sys.meta_path that has the adapter of a module run once the module is loaded."""
 
-    def __init__(self, recorder):
+    def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._waiting = dict(ADAPTERS)
 
-    def find_spec(self, name, path=None, target=None):
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
         """The spec that the other finders have for `name`, with a loader that adapts; None for other modules."""
         adapt = self._waiting.pop(name, None)
         if adapt is None:
             return None
         for finder in sys.meta_path:
             find = getattr(finder, "find_spec", None)
-            spec = None if finder is self or find is None else find(name, path, target)
+            spec: ModuleSpec | None = None if finder is self or find is None else find(name, path, target)
             if spec is not None:
                 if spec.loader is not None:
-                    spec.loader = Loader(spec.loader, adapt, self._recorder)
+                    adapting: Any = Loader(spec.loader, adapt, self._recorder)
+                    spec.loader = adapting
                 return spec
         return None
 
@@ -74,17 +88,19 @@ class Finder:
 class Loader:
     """A loader that runs `adapt(module, recorder)` after the module's own."""
 
-    def __init__(self, loader, adapt, recorder):
-        self._loader, self._adapt, self._recorder = loader, adapt, recorder
+    def __init__(self, loader: Any, adapt: Adapt, recorder: Recorder) -> None:
+        self._loader = loader
+        self._adapt = adapt
+        self._recorder = recorder
 
-    def __getattr__(self, name):
+    def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
 
-    def create_module(self, spec):
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         """As the module's own loader."""
         return self._loader.create_module(spec)
 
-    def exec_module(self, module):
+    def exec_module(self, module: Any) -> None:
         """Load the module, then adapt it; a module that is not as expected is left as it is."""
         if getattr(module, "__spec__", None) is not None:
             module.__spec__.loader = module.__loader__ = self._loader
@@ -95,12 +111,12 @@ class Loader:
             self._recorder.note(f"{module.__name__} could not be recorded: {type(error).__name__}: {error}")
 
 
-def number_of(value):
+def number_of(value: object) -> int:
     """A number of 32 bits for anything with a repr that is the same on all ranks."""
     return zlib.crc32(repr(value).encode())
 
 
-def nbytes_of(buffers):
+def nbytes_of(buffers: Iterable[object]) -> int:
     """Bytes of the first of `buffers` that knows its own; -1 where none does."""
     for buffer in buffers:
         if isinstance(buffer, (list, tuple)):
@@ -118,13 +134,14 @@ def nbytes_of(buffers):
 # -- lanterne
 
 
-def watch_communicator(target, name, recorder, communicator=None):
+def watch_communicator(
+    target: object, name: str, recorder: Recorder, communicator: object = None
+) -> Callable[..., Any]:
     """Wrap method `name` of `target`: a Communicator, or the class (then each call's first argument is one)."""
-
     first = 0 if communicator is not None else 1
 
-    def note(args, kwargs, start_s, end_s):
-        comm = communicator if first == 0 else args[0]
+    def note(args: tuple[Any, ...], kwargs: dict[str, Any], start_s: float, end_s: float) -> None:
+        comm: Any = communicator if first == 0 else args[0]
         try:
             rank, ranks, number = comm.lanterne_identity
         except AttributeError:
@@ -135,13 +152,13 @@ def watch_communicator(target, name, recorder, communicator=None):
             nbytes = nbytes_of((*args[first:], *kwargs.values()))
         recorder.call(rank, name, ranks, number, nbytes, start_s, end_s)
 
-    def identity(comm):
+    def identity(comm: Any) -> tuple[int, int, int]:
         return comm.transport.rank, comm.world_size, number_of((comm.communicator_id, comm.ranks))
 
     return timed(getattr(target, name), note, recorder)
 
 
-def adapt_lanterne(module, recorder):
+def adapt_lanterne(module: Any, recorder: Recorder) -> None:
     """lanterne.collectives.communicator"""
     for name in LANTERNE:
         setattr(module.Communicator, name, watch_communicator(module.Communicator, name, recorder))
@@ -150,11 +167,11 @@ def adapt_lanterne(module, recorder):
 # -- mpi4py
 
 
-def adapt_mpi4py(module, recorder):
+def adapt_mpi4py(module: Any, recorder: Recorder) -> None:
     """mpi4py.MPI: its classes cannot be changed, so COMM_WORLD and what is made of it are of subclasses from now on."""
-    kinds = {}
+    kinds: dict[type, type] = {}
 
-    def identity(comm):
+    def identity(comm: Any) -> tuple[int, int]:
         try:
             return comm.lanterne_identity
         except AttributeError:
@@ -163,25 +180,25 @@ def adapt_mpi4py(module, recorder):
             comm.lanterne_identity = len(ranks), number_of(list(ranks))
             return comm.lanterne_identity
 
-    def collective(name):
-        def note(args, kwargs, start_s, end_s):
+    def collective(name: str) -> Note:
+        def note(args: tuple[Any, ...], kwargs: dict[str, Any], start_s: float, end_s: float) -> None:
             size, number = identity(args[0])
             recorder.call(rank(), name, size, number, nbytes_of((*args[1:], *kwargs.values())), start_s, end_s)
 
         return note
 
-    def message(name):
-        def note(args, kwargs, start_s, end_s):
+    def message(name: str) -> Note:
+        def note(args: tuple[Any, ...], kwargs: dict[str, Any], start_s: float, end_s: float) -> None:
             number = identity(args[0])[1]
             recorder.call(rank(), name, 0, number, nbytes_of((*args[1:], *kwargs.values())), start_s, end_s)
 
         return note
 
-    def rank():
+    def rank() -> int:
         return world.Get_rank()
 
-    def made(make):
-        def watched(*args, **kwargs):
+    def made(make: Callable[..., Any]) -> Callable[..., Any]:
+        def watched(*args: Any, **kwargs: Any) -> Any:
             found = make(*args, **kwargs)
             kind = kinds.get(type(found))
             return kind(found) if kind is not None else found
@@ -189,7 +206,9 @@ def adapt_mpi4py(module, recorder):
         return watched
 
     for base in (module.Intracomm, module.Cartcomm):
-        methods = {name: timed(getattr(base, name), collective(name), recorder) for name in MPI if hasattr(base, name)}
+        methods: dict[str, Any] = {
+            name: timed(getattr(base, name), collective(name), recorder) for name in MPI if hasattr(base, name)
+        }
         methods |= {
             name: timed(getattr(base, name), message(name), recorder) for name in MPI_MESSAGES if hasattr(base, name)
         }
@@ -201,22 +220,23 @@ def adapt_mpi4py(module, recorder):
 # -- torch
 
 
-def adapt_torch(module, recorder):
+def adapt_torch(module: Any, recorder: Recorder) -> None:
     """torch.distributed.distributed_c10d, from which torch.distributed takes its functions."""
-    groups = {}
+    # Each is kept, so that its id stays its own.
+    groups: dict[int, tuple[Any, int, int]] = {}
 
-    def identity(group):
+    def identity(group: Any) -> tuple[int, int]:
         if group is None:
             return module.get_world_size(), 0
         if id(group) not in groups and len(groups) < 4096:
-            # Kept, so that its id stays its own.
-            groups[id(group)] = group, len(ranks := module.get_process_group_ranks(group)), number_of(list(ranks))
+            ranks = list(module.get_process_group_ranks(group))
+            groups[id(group)] = group, len(ranks), number_of(ranks)
         return groups.get(id(group), (None, 0, 1))[1:]
 
-    def noting(name, collective):
+    def noting(name: str, collective: bool) -> Note:
         position = _position(getattr(module, name), "group")
 
-        def note(args, kwargs, start_s, end_s):
+        def note(args: tuple[Any, ...], kwargs: dict[str, Any], start_s: float, end_s: float) -> None:
             group = kwargs.get("group", args[position] if position is not None and len(args) > position else None)
             size, number = identity(group)
             nbytes = nbytes_of((*args[:2], *kwargs.values()))
@@ -230,14 +250,15 @@ def adapt_torch(module, recorder):
             setattr(module, name, timed(getattr(module, name), note, recorder, inside=module.__name__))
 
 
-def adapt_ddp(module, recorder):
+def adapt_ddp(module: Any, recorder: Recorder) -> None:
     """torch.nn.parallel.distributed: its all-reduces do not pass Python; a forward that will be followed by them does.
 
     Such a forward is recorded as a call of all the model's ranks, one in `no_sync` or without gradients as one of none.
     """
-    kind, models = module.DistributedDataParallel, {}
+    kind = module.DistributedDataParallel
+    models: dict[int, tuple[int, int, int]] = {}
 
-    def note(args, kwargs, start_s, end_s):
+    def note(args: tuple[Any, ...], kwargs: dict[str, Any], start_s: float, end_s: float) -> None:
         model = args[0]
         if id(model) not in models:
             number = number_of((DDP_FORWARD, len(models)))
@@ -249,7 +270,7 @@ def adapt_ddp(module, recorder):
     kind.forward = timed(kind.forward, note, recorder)
 
 
-def _position(function, parameter):
+def _position(function: Callable[..., Any], parameter: str) -> int | None:
     import inspect
 
     try:
@@ -262,26 +283,26 @@ def _position(function, parameter):
 # -- NCCL
 
 
-def adapt_nccl(module, recorder):
+def adapt_nccl(module: Any, recorder: Recorder) -> None:
     """cupy.cuda.nccl: its communicator's class cannot be changed either; the name stands for a subclass from now on.
 
     The subclass, where CuPy has taken the name from its cupy_backends, which is adapted already.
     """
-    base = module.NcclCommunicator
+    base: Any = module.NcclCommunicator
     if hasattr(base, "lanterne_identity"):
         return
 
     class NcclCommunicator(base):
         """As its base, and recorded."""
 
-        lanterne_identity = None
+        lanterne_identity: tuple[int, int, int] | None = None
 
-        def __init__(self, ndev, commId, rank, *config, **named):
+        def __init__(self, ndev: int, commId: Any, rank: int, *config: Any, **named: Any) -> None:
             super().__init__(ndev, commId, rank, *config, **named)
             self.lanterne_identity = ndev, number_of(tuple(commId)), environment_rank()
 
-    def noting(name, collective):
-        def note(args, kwargs, start_s, end_s):
+    def noting(name: str, collective: bool) -> Note:
+        def note(args: tuple[Any, ...], kwargs: dict[str, Any], start_s: float, end_s: float) -> None:
             ranks, number, rank = args[0].lanterne_identity
             count, kind = args[3:5] if name not in ("bcast", "send", "recv") else args[2:4]
             nbytes = int(count) * NCCL_NBYTES.get(int(kind), 1)
@@ -295,7 +316,7 @@ def adapt_nccl(module, recorder):
     module.NcclCommunicator = NcclCommunicator
 
 
-ADAPTERS = {
+ADAPTERS: dict[str, Adapt] = {
     "lanterne.collectives.communicator": adapt_lanterne,
     "mpi4py.MPI": adapt_mpi4py,
     "torch.distributed.distributed_c10d": adapt_torch,

@@ -5,12 +5,18 @@ from one that has not, and one that it came too late for. What was written stays
 Standard library only: it is loaded into programs that know nothing of lanterne.
 """
 
+from __future__ import annotations
+
 import json
 import mmap
 import os
 import struct
+from collections.abc import Callable, Mapping
 from itertools import count
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 # number (from 1), name, ranks that take part, communicator, bytes, start, end
 RECORD = struct.Struct("<QHHIqdd")
@@ -20,6 +26,9 @@ ENDED_OFFSET = 4095
 FAULTS = struct.Struct("<Q")
 FAULTS_OFFSET = ENDED_OFFSET - FAULTS.size
 CAPACITY = 16_384
+
+# Writes a call: (nbytes, start_s, end_s).
+Write: TypeAlias = Callable[[int, float, float], None]
 
 
 class RecordedCall(NamedTuple):
@@ -47,7 +56,7 @@ class RingWriter:
     Cost: 0.4 us a call; memory and file: 40 bytes a record.
     """
 
-    def __init__(self, path, header, capacity=CAPACITY):
+    def __init__(self, path: str | Path, header: Mapping[str, Any], capacity: int = CAPACITY) -> None:
         text = json.dumps({**header, "capacity": capacity}).encode()
         if len(text) >= FAULTS_OFFSET:
             raise ValueError(f"call log: got a header of {len(text)} bytes, expected fewer than {FAULTS_OFFSET}")
@@ -61,21 +70,21 @@ class RingWriter:
         os.rename(partial, path)
         self._capacity = capacity
         self._numbers = count()
-        self._names = {}
+        self._names: dict[str, int] = {}
 
-    def channel(self, name, ranks, communicator):
-        """A function (nbytes, start_s, end_s) that writes a call of these; any thread may call it."""
+    def channel(self, name: str, ranks: int, communicator: int) -> Write:
+        """A function that writes a call of these; any thread may call it."""
         number, numbers, capacity, memory = self._name_number(name), self._numbers, self._capacity, self._map
         pack, size = RECORD.pack_into, RECORD.size
 
-        def write(nbytes, start_s, end_s):
+        def write(nbytes: int, start_s: float, end_s: float) -> None:
             index = next(numbers)
             offset = HEADER_NBYTES + index % capacity * size
             pack(memory, offset, index + 1, number, ranks, communicator, nbytes, start_s, end_s)
 
         return write
 
-    def _name_number(self, name):
+    def _name_number(self, name: str) -> int:
         """The number of a call's name; names beyond the last share its number."""
         number = self._names.get(name)
         if number is None:
@@ -85,12 +94,12 @@ class RingWriter:
             self._map[offset : offset + len(encoded)] = encoded
         return number
 
-    def fault(self):
+    def fault(self) -> None:
         """Say that a call could not be written."""
         (faults,) = FAULTS.unpack_from(self._map, FAULTS_OFFSET)
         FAULTS.pack_into(self._map, FAULTS_OFFSET, faults + 1)
 
-    def end(self):
+    def end(self) -> None:
         """Say that the program ended in order."""
         self._map[ENDED_OFFSET] = 1
 
@@ -104,35 +113,37 @@ class RingReader:
         ValueError, OSError: no such log.
     """
 
-    def __init__(self, path):
+    def __init__(self, path: str | Path) -> None:
         with open(path, "rb") as file:
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        self.header = json.loads(self._map[:FAULTS_OFFSET].rstrip(b"\0"))
-        self._capacity = self.header["capacity"]
+        self.header: dict[str, Any] = json.loads(self._map[:FAULTS_OFFSET].rstrip(b"\0"))
+        self._capacity: int = self.header["capacity"]
         self._next = 1
-        self._names = {}
+        self._names: dict[int, str] = {}
         self.lost = 0
 
     @property
-    def ended(self):
+    def ended(self) -> bool:
         """Whether the program has said that it ended in order."""
         return self._map[ENDED_OFFSET] == 1
 
     @property
-    def faults(self):
+    def faults(self) -> int:
         """Calls that the program made and its recorder failed to write."""
-        return FAULTS.unpack_from(self._map, FAULTS_OFFSET)[0]
+        (faults,) = FAULTS.unpack_from(self._map, FAULTS_OFFSET)
+        return int(faults)
 
-    def take(self):
-        """The Calls since the last take, oldest first."""
-        found, begin = [], None
+    def take(self) -> list[RecordedCall]:
+        """The RecordedCalls since the last take, oldest first."""
+        found: list[RecordedCall] = []
+        begin = 0
         # Again after each end of the ring, and after having been overtaken.
         while begin != self._next:
             begin = self._next
             self._take_on(found)
         return found
 
-    def _take_on(self, found):
+    def _take_on(self, found: list[RecordedCall]) -> None:
         """Append to `found` what there is up to the end of the ring."""
         first = HEADER_NBYTES + (self._next - 1) % self._capacity * RECORD.size
         # Most of what a watched job pays for: as few steps for each call as there can be.
@@ -151,11 +162,11 @@ class RingReader:
                 due += 1
         self._next = due
 
-    def _name(self, number):
+    def _name(self, number: int) -> str:
         offset = 4096 + number * NAME_NBYTES
         name = self._names[number] = self._map[offset : offset + NAME_NBYTES].rstrip(b"\0").decode()
         return name
 
-    def close(self):
+    def close(self) -> None:
         """Unmap the file."""
         self._map.close()

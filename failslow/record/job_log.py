@@ -1,18 +1,19 @@
-"""A job as its call logs show it: iteration times, incidents as they happen, who comes last, and a report.
+"""A job as its call logs show it: iteration times, incidents as they happen, which rank comes last, and a report.
 
 One rank, the lead, gives the iterations: synchronous jobs have the same on every rank. It is the lowest that reports.
 """
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from lanterne.failslow.detect.events import LevelEvent
+from lanterne.failslow.detect.events import Incident, LevelEvent
 from lanterne.failslow.detect.tracker import SKIPPED_ROWS, Tracker
 from lanterne.failslow.record.adapters import DDP_FORWARD
-from lanterne.failslow.record.call_ring import RingReader
+from lanterne.failslow.record.call_ring import RecordedCall, RingReader
 from lanterne.failslow.record.lateness import Cause, Matcher, attribute
 from lanterne.failslow.record.period import PeriodTracker
 
@@ -45,23 +46,28 @@ class JobLog:
     Memory is bounded: the logs are rings, and so is what is kept of them.
     """
 
-    def __init__(self, folder, world_size=None):
-        self.folder, self.world_size = Path(folder), world_size
-        self.lead = None
-        self.iterations = deque(maxlen=MAX_ITERATIONS)
-        self.notices, self.filled = [], 0.0
-        self._readers = {}
-        self._seen = set()
+    def __init__(self, folder: str | Path, world_size: int | None = None) -> None:
+        self.folder = Path(folder)
+        self.world_size = world_size
+        self.lead: int | None = None
+        self.iterations: deque[tuple[int, float, float]] = deque(maxlen=MAX_ITERATIONS)
+        self.notices: list[Notice] = []
+        self.filled = 0.0
+        self._readers: dict[int, RingReader] = {}
+        self._seen: set[Path] = set()
         self._matcher = Matcher()
-        self._calls = {}
-        self._per_rank = {}
-        self._tracker, self._first_row, self._spacing = Tracker(), 0, None
-        self._earlier = deque(maxlen=256)
+        # (name, bytes) -> (calls, seconds).
+        self._calls: dict[tuple[str, int], tuple[int, float]] = {}
+        self._per_rank: dict[int, int] = {}
+        self._tracker = Tracker()
+        self._first_row = 0
+        self._spacing: int | None = None
+        self._earlier: deque[dict[str, Any]] = deque(maxlen=256)
         self._generation = self._polls = self._forwards = 0
         self._period = PeriodTracker()
-        self._refused = []
+        self._refused: list[str] = []
 
-    def _new_marker(self, calls):
+    def _new_marker(self, calls: int) -> None:
         """Iterations begin elsewhere, or are longer, than was thought: what is known of them counts no more.
 
         Incidents of before remain, which end where these iterations do, if they had not ended.
@@ -70,19 +76,24 @@ class JobLog:
             record = self._incident(incident)
             end = self._first_row + self._tracker.row
             self._earlier.append(record | {"lasts": False, "relief": end if record["lasts"] else record["relief"]})
-        self._generation, self._spacing = self._period.generation, self._period.marker.spacing
+        marker = self._period.marker
+        assert marker is not None
+        self._generation = self._period.generation
+        self._spacing = marker.spacing
         self._tracker = Tracker()
-        self._first_row = calls // self._period.marker.spacing
+        self._first_row = calls // marker.spacing
         self.iterations.clear()
 
-    def poll(self):
+    def poll(self) -> list[Notice]:
         """Read what is new; return the Notices of it."""
         self._polls += 1
         if len(self._readers) != self.world_size or self._polls % LOOK_EVERY == 0:
             self._find_logs()
         if self.lead is None and self._readers:
             self.lead = min(self._readers)
-        found, leading, before = [], (), self._per_rank.get(self.lead, 0)
+        found: list[Notice] = []
+        leading: Sequence[RecordedCall] = ()
+        before = self._per_rank.get(self.lead, 0) if self.lead is not None else 0
         self.filled = 0.0
         for rank, reader in sorted(self._readers.items()):
             lost = reader.lost
@@ -104,7 +115,7 @@ class JobLog:
         self.notices = (self.notices + found)[-256:]
         return found
 
-    def _find_logs(self):
+    def _find_logs(self) -> None:
         for path in sorted(self.folder.glob("rank-*.calls")):
             if path in self._seen:
                 continue
@@ -122,19 +133,20 @@ class JobLog:
             self._readers[rank] = reader
             self._matcher.add_rank(rank, reader.header.get("boot"))
 
-    def _count(self, call):
+    def _count(self, call: RecordedCall) -> None:
         key = call.name, call.nbytes
         if key in self._calls or len(self._calls) < MAX_SYMBOLS:
             count, total_s = self._calls.get(key, (0, 0.0))
             self._calls[key] = count + 1, total_s + call.end_s - call.start_s
 
-    def _iterate(self, call, calls):
+    def _iterate(self, call: RecordedCall, calls: int) -> Notice | None:
         symbol = call.name, call.nbytes, call.communicator
         if call.name == DDP_FORWARD and call.ranks:
             # Marks an iteration, whatever its batch; other calls come less often, as those that sum up a loss do.
             symbol = call.name, 0, call.communicator
             if not self._forwards:
-                self._period, self._generation = PeriodTracker(), 0
+                self._period = PeriodTracker()
+                self._generation = 0
             self._forwards = calls = self._forwards + 1
         elif self._forwards:
             return None
@@ -150,22 +162,23 @@ class JobLog:
             return None
         return Notice(event, self._words(event), None)
 
-    def _words(self, event):
+    def _words(self, event: LevelEvent) -> str:
         at = self._first_row + event.index
         slower = event.ratio >= 1
         level = f"{event.ratio:.2f} times as long as before" if slower else f"{1 / event.ratio:.2f} times faster"
-        if event.kind == "relief":
-            level = f"back to {self._tracker.level_s * 1e3:.4g} ms"
+        level_s = self._tracker.level_s
+        if event.kind == "relief" and level_s is not None:
+            level = f"back to {level_s * 1e3:.4g} ms"
         sure = "" if event.confirmed_at is not None else "perhaps "
         return f"iteration {self._first_row + self._tracker.row - 1}: {sure}{event.kind} at {at}: {level}"
 
-    def _cause(self, event):
+    def _cause(self, event: LevelEvent) -> Cause | None:
         """Why the job is slow since a confirmed onset; None for other events."""
         if event.confirmed_at is None or event.kind != "onset":
             return None
         return self._attribute(self._first_row + event.index, None)
 
-    def _attribute(self, onset, relief):
+    def _attribute(self, onset: int, relief: int | None) -> Cause:
         if not self.iterations:  # Another marker was found since: its iterations are not those of before.
             return attribute((), (), 0, 0, 0.0)
         rows = {index: (end_s, time_s) for index, end_s, time_s in self.iterations}
@@ -182,7 +195,7 @@ class JobLog:
         slow_s = median(rows[i][1] for i in range(onset, last + 1))
         return attribute(before, during, onset - first, last + 1 - onset, slow_s - usual_s)
 
-    def report(self):
+    def report(self) -> dict[str, Any]:
         """What is known up to now, as a document of lists, dicts, numbers and texts."""
         times_s = [time_s for _, _, time_s in self.iterations]
         ordered = sorted(times_s)
@@ -208,20 +221,20 @@ class JobLog:
             "notes": self._notes(),
         }
 
-    def _shifted(self, record):
+    def _shifted(self, record: dict[str, Any]) -> dict[str, Any]:
         """A record whose rows are counted from the first iteration of the job."""
         rows = ("index", "provisional_at", "confirmed_at", "onset", "relief")
         known = {name: self._first_row + record[name] for name in rows if record.get(name) is not None}
         return record | known
 
-    def _incident(self, incident):
+    def _incident(self, incident: Incident) -> dict[str, Any]:
         record = self._shifted(asdict(incident))
         cause = self._attribute(record["onset"], record["relief"])
         return record | {"lasts": record["relief"] is None, "calls": self._spacing, "cause": cause._asdict()}
 
-    def _arrivals(self):
+    def _arrivals(self) -> dict[str, Any]:
         matcher, ranks = self._matcher, []
-        delays = {}
+        delays: dict[int, list[float]] = {}
         for call in matcher.matched:
             delays.setdefault(call.last, []).append(call.late_s)
         for rank in sorted(self._readers):
@@ -239,7 +252,7 @@ class JobLog:
             )
         return {"matched": matcher.calls, "ranks": ranks}
 
-    def _notes(self):
+    def _notes(self) -> list[str]:
         notes = list(self._refused)
         expected = range(self.world_size or 0)
         if silent := [rank for rank in expected if rank not in self._readers]:
@@ -266,11 +279,11 @@ class JobLog:
             notes.append(f"torch's DistributedDataParallel issues its all-reduces from C++: {seen}")
         return notes
 
-    def close(self):
+    def close(self) -> None:
         """Unmap the logs."""
         for reader in self._readers.values():
             reader.close()
 
 
-def _join(ranks):
+def _join(ranks: Sequence[int]) -> str:
     return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))

@@ -1,4 +1,4 @@
-"""Who comes last to the calls that all ranks make, and whether that, or the calls themselves, makes iterations long.
+"""Which rank comes last to calls that all ranks make, and whether that, or the calls themselves, make iterations long.
 
 Ranks' logs are matched call by call: the k-th collective of a communicator on one rank is the k-th on every other. The
 last rank's arrival begins the work; from there to the first end is what the call itself takes at least. Clocks of
@@ -7,8 +7,11 @@ different machines are aligned by the ends of calls, which nearly coincide.
 
 import random
 from collections import deque
+from collections.abc import Iterable, Sequence
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeAlias
+
+from lanterne.failslow.record.call_ring import RecordedCall
 
 # Calls that wait for their other ranks; beyond, the oldest is given up: a rank that reports nothing ends nothing.
 MAX_OPEN = 4096
@@ -18,6 +21,9 @@ MAX_RATE_PER_S = 50
 RATE_CALLS = 128
 # Ends of calls that align another machine's clock.
 LEAST_ENDS, MAX_ENDS = 16, 255
+
+# (communicator, number of the call on it)
+CallKey: TypeAlias = tuple[int, int]
 
 
 class Matched(NamedTuple):
@@ -43,27 +49,35 @@ class Matcher:
     Cost: 0.4 us a call of each rank, 3 us one that is matched; memory is bounded.
     """
 
-    def __init__(self):
-        self.matched = deque(maxlen=MAX_MATCHED)
+    def __init__(self) -> None:
+        self.matched: deque[Matched] = deque(maxlen=MAX_MATCHED)
         self.calls = 0
-        self.last, self.waited_s = {}, {}
-        self._clocks, self._ends = {}, {}
-        self._numbers, self._decided, self._sampled = {}, {}, {}
-        self._random, self._stride, self._paced, self._since_s = random.Random(0), 1.0, 0, None
-        self._broken = set()
+        self.last: dict[int, int] = {}
+        self.waited_s: dict[int, float] = {}
+        self._clocks: dict[int, Any] = {}
+        self._ends: dict[tuple[int, int], deque[float]] = {}
+        # rank -> communicator -> calls so far; communicator -> the last call that was decided on.
+        self._numbers: dict[int, dict[int, int]] = {}
+        self._decided: dict[int, int] = {}
+        self._sampled: dict[CallKey, tuple[float, dict[int, RecordedCall]]] = {}
+        self._random = random.Random(0)
+        self._stride = 1.0
+        self._paced = 0
+        self._since_s: float | None = None
+        self._broken: set[int] = set()
 
-    def add_rank(self, rank, clock):
+    def add_rank(self, rank: int, clock: Any) -> None:
         """Expect calls of `rank`, whose times are of `clock` (equal: the same clock)."""
         self._clocks[rank] = clock
         self.last.setdefault(rank, 0)
         self.waited_s.setdefault(rank, 0.0)
 
-    def lose(self, rank):
+    def lose(self, rank: int) -> None:
         """Calls of `rank` were lost: from now on nobody knows which of its calls is which."""
         self._broken.add(rank)
 
-    def add(self, rank, calls):
-        """Take the Calls of `rank`, in its order."""
+    def add(self, rank: int, calls: Iterable[RecordedCall]) -> None:
+        """Take the calls of `rank`, in its order."""
         if rank in self._broken:
             return
         numbers = self._numbers.setdefault(rank, {})
@@ -85,7 +99,7 @@ class Matcher:
                     del sampled[key]
                     self._complete(seen, weight)
 
-    def _decide(self, key, now_s):
+    def _decide(self, key: CallKey, now_s: float) -> None:
         """Whether call `key` is of the sample; every RATE_CALLS calls, see how fast they come."""
         if self._since_s is None:
             self._since_s = now_s
@@ -99,16 +113,17 @@ class Matcher:
             if len(self._sampled) > MAX_OPEN:
                 del self._sampled[next(iter(self._sampled))]
 
-    def offset_s(self, rank, reference):
+    def offset_s(self, rank: int, reference: int) -> float | None:
         """What to add to times of `rank` to have those of `reference`; None while it is not known."""
         if self._clocks[rank] == self._clocks[reference]:
             return 0.0
         ends = self._ends.get((rank, reference), ())
         return median(ends) if len(ends) >= LEAST_ENDS else None
 
-    def _complete(self, seen, weight):
+    def _complete(self, seen: dict[int, RecordedCall], weight: float) -> None:
         reference = min(seen)
-        starts, ends = {}, []
+        starts: dict[int, float] = {}
+        ends: list[float] = []
         for rank, call in seen.items():
             # An instant has no end that coincides with those of others.
             if self._clocks[rank] != self._clocks[reference] and call.end_s > call.start_s:
@@ -119,7 +134,7 @@ class Matcher:
                 return
             starts[rank] = call.start_s + offset_s
             ends.append(call.end_s + offset_s)
-        ordered = sorted(starts, key=starts.get)
+        ordered = sorted(starts, key=starts.__getitem__)
         last_s = starts[ordered[-1]]
         late_s = last_s - starts[ordered[-2]]
         self.calls += 1
@@ -137,7 +152,13 @@ class Cause(NamedTuple):
     evidence: str
 
 
-def attribute(before, during, iterations_before, iterations_during, extra_s):
+def attribute(
+    before: Sequence[Matched],
+    during: Sequence[Matched],
+    iterations_before: int,
+    iterations_during: int,
+    extra_s: float,
+) -> Cause:
     """The Cause of a slow spell, from the Matched calls before it and in it.
 
     Args:
@@ -152,7 +173,7 @@ def attribute(before, during, iterations_before, iterations_during, extra_s):
     grown = {rank: -per_s for rank, per_s in _late_s(before, iterations_before).items()}
     for rank, per_s in _late_s(during, iterations_during).items():
         grown[rank] = grown.get(rank, 0.0) + per_s
-    rank = max(grown, key=grown.get)
+    rank = max(grown, key=grown.__getitem__)
     calls_s = _transfer_s(during) / iterations_during - _transfer_s(before) / iterations_before
     if grown[rank] >= max(extra_s / 2, calls_s):
         came = sum(call.last == rank for call in during)
@@ -170,12 +191,12 @@ def attribute(before, during, iterations_before, iterations_during, extra_s):
     return Cause("unknown", None, "no rank comes late and no call takes longer: all are slow alike, or between calls")
 
 
-def _late_s(calls, iterations):
-    late_s = {}
+def _late_s(calls: Iterable[Matched], iterations: int) -> dict[int, float]:
+    late_s: dict[int, float] = {}
     for call in calls:
         late_s[call.last] = late_s.get(call.last, 0.0) + call.late_s * call.weight
     return {rank: total_s / iterations for rank, total_s in late_s.items()}
 
 
-def _transfer_s(calls):
+def _transfer_s(calls: Iterable[Matched]) -> float:
     return sum(call.transfer_s * call.weight for call in calls)

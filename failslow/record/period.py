@@ -12,11 +12,15 @@ iterations, locks onto inner loops, and breaks on foreign calls, on reordered ti
 
 import functools
 from collections import Counter
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import log
 from statistics import median
+from typing import TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lanterne.errors import InputError
 
@@ -39,6 +43,9 @@ LOST_PERIODS = 8
 SETTLED_PERIODS = 32
 SETTLED_S = 300.0
 
+# One to four symbols in a row.
+Gram: TypeAlias = tuple[Hashable, ...]
+
 
 @dataclass(frozen=True)
 class Marker:
@@ -48,13 +55,13 @@ class Marker:
     symbol only, the marker is a call after a longer pause than this; else None.
     """
 
-    gram: tuple
+    gram: Gram
     spacing: int
     even: float
     gap_s: float | None = None
 
 
-def find_marker(symbols, times_s):
+def find_marker(symbols: Sequence[Hashable], times_s: Sequence[float]) -> Marker | None:
     """The Marker of a call log, or None where nothing recurs evenly yet.
 
     Args:
@@ -71,12 +78,12 @@ def find_marker(symbols, times_s):
     gap_s = _pause(times_s)
     if gap_s is None:
         return marker
-    after_pause = [i + 1 for i, (a, b) in enumerate(zip(times_s, times_s[1:], strict=False)) if b - a > gap_s]
+    after_pause = [i + 1 for i, (a, b) in enumerate(pairwise(times_s)) if b - a > gap_s]
     found = _even(after_pause, len(symbols), MIN_OCCURRENCES - 1)
     return marker if found is None else Marker((symbols[0],), found[0], found[1], gap_s)
 
 
-def iteration_times(symbols, times_s):
+def iteration_times(symbols: Sequence[Hashable], times_s: Sequence[float]) -> list[float]:
     """Seconds of each whole iteration of a call log, between the occurrences of its marker; empty where it has none.
 
     Args: as find_marker.
@@ -89,12 +96,12 @@ def iteration_times(symbols, times_s):
     return [iteration_s for iteration_s in found if iteration_s is not None]
 
 
-def _candidates(symbols):
-    """gram -> positions, of all symbols, and of sequences of common symbols that occur often enough."""
-    numbers = {}
+def _candidates(symbols: Sequence[Hashable]) -> dict[Gram, NDArray[np.intp]]:
+    """The positions of all symbols, and of sequences of common symbols that occur often enough."""
+    numbers: dict[Hashable, int] = {}
     # Each symbol as a number, then each sequence: -1 where not all of it is common.
     codes = np.array([numbers.setdefault(symbol, len(numbers)) for symbol in symbols])
-    found = {(symbols[where[0]],): where for where in _positions(codes, 1)}
+    found: dict[Gram, NDArray[np.intp]] = {(symbols[where[0]],): where for where in _positions(codes, 1)}
     # Common ones are few: four of them make a number of 64 bits.
     common = np.bincount(codes) >= COMMON
     last = codes = np.where(common, np.cumsum(common) - 1, -1)[codes]
@@ -107,7 +114,7 @@ def _candidates(symbols):
     return found
 
 
-def _positions(codes, least):
+def _positions(codes: NDArray[np.intp], least: int) -> list[NDArray[np.intp]]:
     """Of each code but -1 that occurs `least` times or more, where it does: arrays, by the first of each."""
     order = np.argsort(codes, kind="stable")
     ends = np.flatnonzero(np.diff(codes[order], append=-2)) + 1
@@ -117,7 +124,7 @@ def _positions(codes, least):
     return [order[start:end] for start, end in zip(starts[chosen].tolist(), ends[chosen].tolist(), strict=True)]
 
 
-def _even(positions, calls, least):
+def _even(positions: Sequence[int] | NDArray[np.intp], calls: int, least: int) -> tuple[int, float] | None:
     """(spacing, share of spacings that agree with it) where `positions` recur evenly over the whole log; else None."""
     if len(positions) < least:
         return None
@@ -130,7 +137,9 @@ def _even(positions, calls, least):
     return (spacing, even) if covered and even >= EVEN_SHARE else None
 
 
-def _longest(positions, symbols, times_s):
+def _longest(
+    positions: Mapping[Gram, NDArray[np.intp]], symbols: Sequence[Hashable], times_s: Sequence[float]
+) -> Marker | None:
     """The marker of the longest even spacing between whose occurrences the calls are the same, and that adds time."""
     found = []
     for gram, where in positions.items():
@@ -141,7 +150,7 @@ def _longest(positions, symbols, times_s):
     found.sort(key=lambda m: (-round(log(m.spacing) / TOLERANCE), -m.even, len(m.gram), m.spacing))
 
     @functools.cache
-    def is_steady(marker):
+    def is_steady(marker: Marker) -> bool:
         return _is_steady(positions[marker.gram], symbols)
 
     marker = _first_steady(found, is_steady)
@@ -156,7 +165,7 @@ def _longest(positions, symbols, times_s):
     return None
 
 
-def _first_steady(found, is_steady):
+def _first_steady(found: Sequence[Marker], is_steady: Callable[[Marker], bool]) -> Marker | None:
     """The first of the Markers `found` that is steady; None where none of the first MAX_CHECKS is."""
     found = found[:MAX_CHECKS]
     for marker in found:
@@ -168,13 +177,15 @@ def _first_steady(found, is_steady):
     return None
 
 
-def _adds_time(positions, shorter, spacing, times_s):
+def _adds_time(positions: Sequence[int], shorter: Sequence[int], spacing: int, times_s: Sequence[float]) -> bool:
     """Whether a period between `positions` has, beside those of a `shorter` marker in it, something that takes time.
 
     Looked at are its places where the shorter period is nearly always of other than `spacing` calls.
     """
-    places, ordinary, part = {}, [], 0
-    for begin, end in zip(shorter, shorter[1:], strict=False):
+    places: dict[int, list[tuple[bool, float]]] = {}
+    ordinary: list[float] = []
+    part = place = 0
+    for begin, end in pairwise(shorter):
         while part < len(positions) and positions[part] <= begin:
             part, place = part + 1, 0
         if part == 0:
@@ -196,14 +207,15 @@ def _adds_time(positions, shorter, spacing, times_s):
     )
 
 
-def _is_steady(positions, symbols):
+def _is_steady(positions: NDArray[np.intp], symbols: Sequence[Hashable]) -> bool:
     """Whether nearly all calls are of symbols that occur equally often between any two of `positions`.
 
     A sequence with a foreign call in it may recur evenly by chance; what lies between then differs.
     """
-    segments = [Counter(symbols[a:b]) for a, b in zip(positions, positions[1:], strict=False)]
+    segments = [Counter(symbols[a:b]) for a, b in pairwise(positions)]
     steady = total = 0
-    for symbol in set().union(*segments):
+    everything: set[Hashable] = set()
+    for symbol in everything.union(*segments):
         counts = sorted(segment[symbol] for segment in segments)
         usual = counts[len(counts) // 2]
         agree = sum(abs(count - usual) <= max(1, 0.005 * usual) for count in counts)
@@ -212,16 +224,16 @@ def _is_steady(positions, symbols):
     return steady >= STEADY_SHARE * total
 
 
-def _is_multiple(marker, other):
+def _is_multiple(marker: Marker, other: Marker) -> bool:
     """Whether its spacing is 2 to 4 times that of `other`: a sequence that shuffled ties make now and then."""
     near = 0.01 * marker.spacing
     return any(abs(marker.spacing - k * other.spacing) <= near for k in (2, 3, 4))
 
 
-def _pause(times_s):
+def _pause(times_s: Sequence[float]) -> float | None:
     """A gap, seconds, between the log's short gaps and its long ones; None where they are not of two kinds."""
-    gaps = sorted(b - a for a, b in zip(times_s, times_s[1:], strict=False) if b > a)
-    steps = [(b / a, (a * b) ** 0.5) for a, b in zip(gaps[len(gaps) // 2 :], gaps[len(gaps) // 2 + 1 :], strict=False)]
+    gaps = sorted(b - a for a, b in pairwise(times_s) if b > a)
+    steps = [(b / a, (a * b) ** 0.5) for a, b in pairwise(gaps[len(gaps) // 2 :])]
     ratio, middle = max(steps, default=(1.0, 0.0))
     return middle if ratio > 2.0 else None
 
@@ -236,21 +248,24 @@ class PeriodTracker:
     the log. Memory: MAX_CALLS calls while learning, none afterwards.
     """
 
-    def __init__(self, marker=None):
+    def __init__(self, marker: Marker | None = None) -> None:
         """Start to learn, or with a `marker` that is known and stays."""
-        self.marker = marker
+        self.marker: Marker | None = marker
         self.generation = 0 if marker is None else 1
         self._fixed = marker is not None
         self.dropped = 0
-        self._symbols, self._times_s = [], []
+        self._symbols: list[Hashable] = []
+        self._times_s: list[float] = []
         self._next_look = MIN_OCCURRENCES
-        self._recent = ()
+        self._recent: Gram = ()
         self._since = 0
-        self._last_s = self._before_s = self._found_s = None
+        self._last_s: float | None = None
+        self._before_s: float | None = None
+        self._found_s = 0.0
         self._periods = self._misses = 0
         self._early = False
 
-    def record(self, symbol, time_s):
+    def record(self, symbol: Hashable, time_s: float) -> float | None:
         """Take a call made at `time_s` (seconds of one clock); return the iteration's time if it ends one, else None.
 
         Raises:
@@ -261,23 +276,27 @@ class PeriodTracker:
         if self._before_s is not None and time_s < self._before_s:
             # The clock jumped: what spans the jump is unknown.
             self.dropped += 1
-            self._before_s, self._last_s, self._since = time_s, None, 0
+            self._before_s = time_s
+            self._last_s = None
+            self._since = 0
             return None
         if not self._settled(time_s):
             self._learn(symbol, time_s)
-        ended = self._match(symbol, time_s)
+        self._since += 1
+        marker = self.marker
+        ended = marker if marker is not None and self._match(marker, symbol, time_s) else None
         self._before_s = time_s
-        return self._end(time_s) if ended else None
+        return self._end(ended, time_s) if ended is not None else None
 
-    def _settled(self, time_s):
+    def _settled(self, time_s: float) -> bool:
         if self._fixed:
             return True
         held = self.marker is not None and self._periods >= SETTLED_PERIODS
         if held and time_s - self._found_s >= SETTLED_S and self._symbols:
-            self._symbols, self._times_s = [], []
+            self._forget()
         return held and not self._symbols
 
-    def _learn(self, symbol, time_s):
+    def _learn(self, symbol: Hashable, time_s: float) -> None:
         """Keep the call; look for a marker whenever the log has grown by a quarter, or doubled, once one has held."""
         self._symbols.append(symbol)
         self._times_s.append(time_s)
@@ -288,18 +307,15 @@ class PeriodTracker:
         if found is not None and abs(found.spacing - old) > TOLERANCE * old:
             self.marker = found
             self.generation += 1
-            self._last_s, self._found_s = None, time_s
+            self._last_s = None
+            self._found_s = time_s
             self._since = self._periods = self._misses = 0
         if len(self._symbols) >= MAX_CALLS:
             del self._symbols[: MAX_CALLS // 2], self._times_s[: MAX_CALLS // 2]
         held = self.marker is not None and self._periods >= SETTLED_PERIODS
         self._next_look = len(self._symbols) * (8 if held else 5) // 4 + 1
 
-    def _match(self, symbol, time_s):
-        marker = self.marker
-        self._since += 1
-        if marker is None:
-            return False
+    def _match(self, marker: Marker, symbol: Hashable, time_s: float) -> bool:
         gone = self._since > max(LOST_PERIODS * marker.spacing + COMMON, 2 * len(self._symbols) / 3)
         if gone and not self._fixed:
             self._restart()
@@ -311,26 +327,32 @@ class PeriodTracker:
         self._recent = (*self._recent[1 - len(marker.gram) :], symbol)
         return self._recent == marker.gram
 
-    def _end(self, time_s):
+    def _end(self, marker: Marker, time_s: float) -> float | None:
         """An occurrence of the marker: the end of an iteration if it comes where it is due."""
-        due = self.marker.spacing
+        due, last_s = marker.spacing, self._last_s
         slack = max(2.0, 0.1 * due)
-        if self._last_s is not None and self._since < due - slack:
+        if last_s is not None and self._since < due - slack:
             # A foreign call that looks like the marker; if they persist, the program has changed.
             self._misses += 1
             self._early = True
             if self._misses > SETTLED_PERIODS and not self._fixed:
                 self._restart()
             return None
-        on_time = self._last_s is not None and self._since <= due + slack
-        iteration_s = time_s - self._last_s if on_time else None
+        iteration_s = time_s - last_s if last_s is not None and self._since <= due + slack else None
+        on_time = iteration_s is not None
         self._periods += on_time
         self._misses = 0 if on_time and not self._early else self._misses + (not on_time)
-        self._last_s, self._since, self._early = time_s, 0, False
+        self._last_s = time_s
+        self._since = 0
+        self._early = False
         return iteration_s
 
-    def _restart(self):
+    def _restart(self) -> None:
         self.marker = None
-        self._symbols, self._times_s = [], []
+        self._forget()
         self._next_look = MIN_OCCURRENCES
         self._misses = 0
+
+    def _forget(self) -> None:
+        self._symbols = []
+        self._times_s = []

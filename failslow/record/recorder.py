@@ -5,6 +5,8 @@ begins. It does nothing until a library is imported whose calls are known, and n
 wrong in here, the program goes on without being recorded. Standard library only.
 """
 
+from __future__ import annotations
+
 import atexit
 import os
 import socket
@@ -12,35 +14,48 @@ import sys
 import time
 import weakref
 from collections import defaultdict
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from lanterne.failslow.record.call_ring import CAPACITY, RingWriter
+from lanterne.failslow.record.call_ring import CAPACITY, RingWriter, Write
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 FOLDER_VARIABLE = "LANTERNE_WATCH"
 # Modules whose calls carry out others, or are tests of ours.
 INTERNAL = (
     "lanterne.transport.",
     "lanterne.collectives.",
-    *(f"lanterne.failslow.{name}" for name in ("validate", "probe", "link_probe", "watch")),
+    "lanterne.failslow.validate.",
+    "lanterne.failslow.record.watch",
 )
 # Communicators come and go in some programs; beyond so many channels all are made anew.
 MAX_CHANNELS = 4096
 RANK_VARIABLES = ("RANK", "PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")
 
+# Is told of a call: (args, kwargs, start_s, end_s).
+Note: TypeAlias = Callable[[tuple[Any, ...], dict[str, Any], float, float], None]
+
 
 class Recorder:
     """The call logs of this process, one for each rank that it holds; made in `folder` at a rank's first call."""
 
-    def __init__(self, folder, capacity=CAPACITY):
-        self._folder, self._capacity = folder, capacity
+    def __init__(self, folder: str | Path, capacity: int = CAPACITY) -> None:
+        self._folder = folder
+        self._capacity = capacity
+        self._rings: dict[int, RingWriter] = {}
         # (rank, name, ranks, communicator) -> what writes such a call.
-        self._rings, self._channels = {}, {}
-        self.notes = set()
+        self._channels: dict[tuple[int, str, int, int], Write] = {}
+        self.notes: set[str] = set()
         # A forked child shares the pages: its calls would mix with ours.
         itself = weakref.ref(self)
-        os.register_at_fork(after_in_child=lambda: itself() and itself()._stop())
+        os.register_at_fork(after_in_child=lambda: _stop(itself()))
 
-    def call(self, rank, name, ranks, communicator, nbytes, start_s, end_s):
-        """Record one call of `rank`; arguments as ring.Call. Who calls it sees to what it raises (`timed`)."""
+    def call(
+        self, rank: int, name: str, ranks: int, communicator: int, nbytes: int, start_s: float, end_s: float
+    ) -> None:
+        """Record one call of `rank`; arguments as RecordedCall. The caller sees to what it raises (`timed`)."""
         key = rank, name, ranks, communicator
         try:
             write = self._channels[key]
@@ -48,23 +63,23 @@ class Recorder:
             write = self._channel(*key)
         write(nbytes, start_s, end_s)
 
-    def fault(self):
+    def fault(self) -> None:
         """A call could not be recorded: the reader is told how many."""
         for ring in self._rings.values():
             ring.fault()
 
-    def note(self, text):
+    def note(self, text: str) -> None:
         """Tell the reader something, once; before the first call."""
         self.notes.add(text)
 
-    def _channel(self, rank, name, ranks, communicator):
+    def _channel(self, rank: int, name: str, ranks: int, communicator: int) -> Write:
         if rank not in self._rings and len(self._rings) >= 1024:
             return _ignore
         try:
             ring = self._rings.get(rank) or self._open(rank)
         except (OSError, ValueError):
             # No room for a log: the program goes on without.
-            self._stop()
+            self.stop()
             return _ignore
         if len(self._channels) >= MAX_CHANNELS:
             self._channels.clear()
@@ -72,7 +87,7 @@ class Recorder:
         self._channels[rank, name, ranks, communicator] = write
         return write
 
-    def _open(self, rank):
+    def _open(self, rank: int) -> RingWriter:
         header = {
             "version": 1,
             "rank": rank,
@@ -88,22 +103,29 @@ class Recorder:
             atexit.register(self.end)
         return ring
 
-    def end(self):
+    def end(self) -> None:
         """The program, or the watched block, has ended in order: nothing is recorded any more."""
         atexit.unregister(self.end)
         for ring in self._rings.values():
             ring.end()
-        self._stop()
+        self.stop()
 
-    def _stop(self):
-        self._rings, self._channels = {}, defaultdict(lambda: _ignore)
-
-
-def _ignore(nbytes, start_s, end_s):
-    """What writes the calls of who records no more."""
+    def stop(self) -> None:
+        """Record nothing any more."""
+        self._rings = {}
+        self._channels = defaultdict(lambda: _ignore)
 
 
-def environment_rank():
+def _stop(recorder: Recorder | None) -> None:
+    if recorder is not None:
+        recorder.stop()
+
+
+def _ignore(nbytes: int, start_s: float, end_s: float) -> None:
+    """Stands for the writer of a Recorder that records no more."""
+
+
+def environment_rank() -> int:
     """The rank that a launcher gave this process in its environment; 0 where it gave none."""
     for name in RANK_VARIABLES:
         text = os.environ.get(name, "")
@@ -112,7 +134,7 @@ def environment_rank():
     return 0
 
 
-def boot_id():
+def boot_id() -> str:
     """What processes have in common whose time.monotonic() is one clock."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
@@ -121,8 +143,10 @@ def boot_id():
         return socket.gethostname()
 
 
-def timed(call, note, recorder, inside="lanterne.transport."):
-    """`call`, wrapped: after it, `note(args, kwargs, start_s, end_s)` is told, also when it raises.
+def timed(
+    call: Callable[..., Any], note: Note, recorder: Recorder, inside: str = "lanterne.transport."
+) -> Callable[..., Any]:
+    """`call`, wrapped: after it, `note` is told, also when it raises.
 
     Calls that lanterne itself makes, or a module whose name begins with `inside`, to carry out one that has been
     recorded, pass through. What `note` raises is not the program's fault and not its concern: `recorder` counts it.
@@ -131,10 +155,10 @@ def timed(call, note, recorder, inside="lanterne.transport."):
     """
     internal = (*INTERNAL, inside)
     # Module -> whether its calls pass through.
-    passes = {}
+    passes: dict[str, bool] = {}
     frame, now = sys._getframe, time.monotonic
 
-    def watched(*args, **kwargs):
+    def watched(*args: Any, **kwargs: Any) -> Any:
         module = frame(1).f_globals.get("__name__", "")
         if module not in passes:
             passes[module] = str(module).startswith(internal)
@@ -155,5 +179,5 @@ def timed(call, note, recorder, inside="lanterne.transport."):
         except (AttributeError, TypeError):
             continue
     # What inspect.signature shows.
-    watched.__wrapped__ = call
+    watched.__dict__["__wrapped__"] = call
     return watched

@@ -11,6 +11,9 @@ call, so that nobody is caught in the middle of another, and an end to waiting f
 import mmap
 import sys
 import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 from lanterne.failslow.record.recorder import INTERNAL
 
@@ -35,7 +38,14 @@ class Trap:
     Cost: 0.3 us a call that is not held.
     """
 
-    def __init__(self, path, rank, world_size, patience_s=PATIENCE_S, progress=lambda: None):
+    def __init__(
+        self,
+        path: str | Path,
+        rank: int,
+        world_size: int,
+        patience_s: float = PATIENCE_S,
+        progress: Callable[[], object] = lambda: None,
+    ) -> None:
         size = 8 * (SLOTS + world_size)
         with open(path, "w+b" if rank == 0 else "r+b") as file:
             if rank == 0:
@@ -43,15 +53,17 @@ class Trap:
             self._map = mmap.mmap(file.fileno(), size)
         # Whole words: nobody sees half of a number.
         self._words = memoryview(self._map).cast("Q")
-        self._rank, self._world_size = rank, world_size
-        self._patience_s, self._progress = patience_s, progress
+        self._rank = rank
+        self._world_size = world_size
+        self._patience_s = patience_s
+        self._progress = progress
         self._count = self._held = self._asked = 0
 
-    def ask(self):
+    def ask(self) -> None:
         """Have all ranks held as soon as may be; any process or thread may call it."""
         self._words[WANTED] += 1
 
-    def holds(self):
+    def holds(self) -> bool:
         """Count a call that is about to begin; True where all ranks are held before it now, until they return to it.
 
         Every rank calls it before each blocking call of SYNCHRONIZING in which all ranks take part.
@@ -68,7 +80,7 @@ class Trap:
         self._held = at
         return self._all_come(at)
 
-    def _all_come(self, at):
+    def _all_come(self, at: int) -> bool:
         words = self._words
         words[SLOTS + self._rank] = at
         limit_s = time.monotonic() + self._patience_s * (1 if self._rank == 0 else 2)
@@ -82,20 +94,22 @@ class Trap:
             words[OFF] = at
         return words[GO] == at
 
-    def close(self):
+    def close(self) -> None:
         """Unmap the page."""
         self._words.release()
         self._map.close()
 
 
-def trapped(plain, recorded, trap, pause):
+def trapped(
+    plain: Callable[..., Any], recorded: Callable[..., Any], trap: Trap, pause: Callable[[], None]
+) -> Callable[..., Any]:
     """`recorded`, a method of a communicator, before which `trap` may hold this rank: it then calls `pause()`.
 
     What lanterne itself calls, to make communicators or to validate, is `plain`: no place to be held, nor recorded.
     """
     frame = sys._getframe
 
-    def held(*args, **kwargs):
+    def held(*args: Any, **kwargs: Any) -> Any:
         if str(frame(1).f_globals.get("__name__", "")).startswith(INTERNAL):
             return plain(*args, **kwargs)
         if trap.holds():

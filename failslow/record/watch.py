@@ -1,4 +1,6 @@
-"""`with lanterne.watch(comm):` around a training loop: iteration times, incidents as they happen, who comes last."""
+"""`with lanterne.watch(comm):` around a training loop: iteration times, incidents as they happen, late ranks."""
+
+from __future__ import annotations
 
 import json
 import logging
@@ -6,17 +8,24 @@ import shutil
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from lanterne.collectives.communicator import core_of
 from lanterne.errors import InputError, LanterneError
 from lanterne.failslow.record.adapters import LANTERNE, number_of, watch_communicator
-from lanterne.failslow.record.job_log import JobLog
+from lanterne.failslow.record.job_log import JobLog, Notice
 from lanterne.failslow.record.recorder import Recorder, boot_id
 from lanterne.failslow.record.trap import SYNCHRONIZING, Trap, trapped
-from lanterne.failslow.validate.validate import validate
+from lanterne.failslow.validate.validate import ValidateOptions, validate
+from lanterne.failslow.validate.validation import Validation
+
+if TYPE_CHECKING:
+    from lanterne.collectives.communicator import Communicator
 
 # Between looks at the call logs: as often as they fill to a part, and no more often or seldom than this. A thread that
 # wakes up finds its caches cold: few looks cost less.
@@ -29,91 +38,114 @@ VALIDATION_S, APART = 5.0, 50
 log = logging.getLogger(__name__)
 
 
-def watch(comm, on_notice=None, folder=None, validates=False):
+def watch(
+    comm: Communicator,
+    *,
+    on_notice: Callable[[Notice], object] | None = None,
+    folder: str | Path | None = None,
+    validates: bool | ValidateOptions = False,
+) -> CallWatch:
     """A CallWatch of the collectives that `comm`'s ranks call inside its block. All of them enter and leave it.
 
     Args:
-        comm: a Communicator.
-        on_notice: called on rank 0, from a thread of its own, with each job_log.Notice; None: they are logged.
+        comm: whose collectives.
+        on_notice: called on rank 0, from a thread of its own, with each Notice; None: they are logged.
         folder: where the ranks' call logs meet; None for a temporary one, which ranks of one machine share.
-        validates: True, or a dict of options of `lanterne.validate`: whenever the job has become slow for certain, all
+        validates: True, or options of `lanterne.validate` by name: whenever the job has become slow for certain, all
             ranks are held before a collective, validated for some 5 s, and let go (trap.py); a fiftieth of the time at
             most. The ranks must be of one machine. Collectives that are only started do not hold them.
     """
     return CallWatch(comm, on_notice or _log, folder, validates)
 
 
-def _log(notice):
+def _log(notice: Notice) -> None:
     level = logging.INFO if notice.event.confirmed_at is None else logging.WARNING
     log.log(level, "%s%s", notice.text, f" ({notice.cause.evidence})" if notice.cause else "")
 
 
 class CallWatch:
-    """Records the calls of a communicator; rank 0 reads along.
+    """Records the calls of a communicator inside its `with` block; rank 0 reads along.
 
-    Attributes: `report`: after the block, what was seen (job_log.JobLog.report), the same on all ranks; None where an
-    exception ended the block. Inside it, rank 0 has the report up to now, the others None. `validations`: the
-    Validation of each time that the job was held. `reader_s`: core time that reading took, on rank 0.
+    Attributes: `validations`: the Validation of each time that the job was held.
     """
 
-    def __init__(self, comm, on_notice, folder, validates):
-        self._comm, self._on_notice = comm, on_notice
-        self._validates = {} if validates is True else validates
-        self._trap, self._next_s = None, 0.0
-        self.validations = []
-        self._folder, self._made = folder, None
-        self._recorder = self._reader = None
-        self._final, self._reader_s = None, 0.0
+    def __init__(
+        self,
+        comm: Communicator,
+        on_notice: Callable[[Notice], object],
+        folder: str | Path | None,
+        validates: bool | ValidateOptions,
+    ) -> None:
+        self._comm = comm
+        self._on_notice = on_notice
+        # None: the job is not held.
+        self._options: ValidateOptions | None = {} if validates is True else None if validates is False else validates
+        self._trap: Trap | None = None
+        self._next_s = 0.0
+        self.validations: list[Validation] = []
+        self._folder = folder
+        self._made: str | None = None
+        self._recorder: Recorder | None = None
+        self._reader: Reader | None = None
+        self._final: dict[str, Any] | None = None
+        self._reader_s = 0.0
 
     @property
-    def reader_s(self):
+    def reader_s(self) -> float:
+        """Core time that reading took, on rank 0."""
         return self._reader.used_s if self._reader is not None else self._reader_s
 
     @property
-    def report(self):
+    def report(self) -> dict[str, Any] | None:
+        """After the block, what was seen (JobLog.report), the same on all ranks; None where an exception ended it.
+
+        Inside the block, rank 0 has the report up to now, the others None.
+        """
         return self._reader.report() if self._reader is not None else self._final
 
-    def __enter__(self):
-        comm, holds = self._comm, self._validates is not False
+    def __enter__(self) -> CallWatch:
+        comm, holds = self._comm, self._options is not None
         if holds:
             _check_machine(comm)
-        if comm.rank == 0 and self._folder is None:
-            self._folder = self._made = tempfile.mkdtemp(prefix="lanterne-watch-")
-        if comm.rank == 0 and holds:
-            self._trap = self._make_trap(self._folder)
         path = np.zeros(PATH_NBYTES, np.uint8)
         if comm.rank == 0:
+            if self._folder is None:
+                self._folder = self._made = tempfile.mkdtemp(prefix="lanterne-watch-")
+            if holds:
+                self._trap = self._make_trap(self._folder)
             encoded = str(Path(self._folder).resolve()).encode()
             path[: len(encoded)] = np.frombuffer(encoded, np.uint8)
         comm.broadcast(path)
         folder = path.tobytes().rstrip(b"\0").decode()
         if comm.rank > 0 and holds:
             self._trap = self._make_trap(folder)
-        self._recorder = Recorder(folder)
+        recorder = self._recorder = Recorder(folder)
         for name in LANTERNE:
-            plain, recorded = getattr(comm, name), watch_communicator(comm, name, self._recorder, comm)
-            is_trapped = holds and name in SYNCHRONIZING
-            setattr(comm, name, trapped(plain, recorded, self._trap, self._validate) if is_trapped else recorded)
+            plain, recorded = getattr(comm, name), watch_communicator(comm, name, recorder, comm)
+            if self._trap is not None and name in SYNCHRONIZING:
+                recorded = trapped(plain, recorded, self._trap, self._validate)
+            setattr(comm, name, recorded)
         if comm.rank == 0:
             self._reader = Reader(JobLog(folder, comm.world_size), self._notice if holds else self._on_notice)
         return self
 
     # -- holding the job
 
-    def _make_trap(self, folder):
+    def _make_trap(self, folder: str | Path) -> Trap:
         comm = self._comm
         return Trap(Path(folder, "trap"), comm.rank, comm.world_size, progress=core_of(comm).progress)
 
-    def _notice(self, notice):
+    def _notice(self, notice: Notice) -> None:
         """On rank 0, in the reader's thread."""
         is_certain = notice.event.kind == "onset" and notice.event.confirmed_at is not None
-        if is_certain and time.monotonic() >= self._next_s:
+        if is_certain and self._trap is not None and time.monotonic() >= self._next_s:
             self._trap.ask()
         self._on_notice(notice)
 
-    def _validate(self):
+    def _validate(self) -> None:
         began_s = time.monotonic()
-        found = validate(self._comm, **{"limit_s": VALIDATION_S, "thorough": False} | self._validates)
+        options: ValidateOptions = {"limit_s": VALIDATION_S, "thorough": False, **(self._options or {})}
+        found = validate(self._comm, **options)
         self.validations.append(found)
         now_s = time.monotonic()
         self._next_s = now_s + APART * (now_s - began_s)
@@ -121,10 +153,13 @@ class CallWatch:
             told = "; ".join(f"{finding.about}: {finding.evidence}" for finding in found.findings)
             log.warning("the job was held and validated in %.3g s: %s", now_s - began_s, told or "nothing is slow")
 
-    def __exit__(self, kind, error, trace):
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         for name in LANTERNE:
             delattr(self._comm, name)
-        self._recorder.end()
+        if self._recorder is not None:
+            self._recorder.end()
         try:
             if kind is None:
                 self._finish_together()
@@ -144,7 +179,7 @@ class CallWatch:
             if self._made is not None:
                 shutil.rmtree(self._made, ignore_errors=True)
 
-    def _finish_together(self):
+    def _finish_together(self) -> None:
         comm = self._comm
         comm.barrier()
         text = b""
@@ -158,7 +193,7 @@ class CallWatch:
         self._final = json.loads(data.tobytes())
 
 
-def _check_machine(comm):
+def _check_machine(comm: Communicator) -> None:
     """Raise InputError where the ranks cannot be held and compared."""
     if comm.world_size < 2:
         raise InputError("watch: got validates and 1 rank, expected at least 2: a rank is slow beside others only")
@@ -171,25 +206,29 @@ def _check_machine(comm):
 class Reader:
     """Polls a JobLog in a thread of its own and passes its Notices to `on_notice`; `finish()` ends it.
 
-    Whatever fails in here is logged, and reading then ends; nobody who is watched notices.
+    Whatever fails in here is logged, and reading then ends; the watched program does not notice.
 
     Attributes: `used_s`, the core time that reading took.
     """
 
-    def __init__(self, job, on_notice):
-        self._job, self._on_notice = job, on_notice
-        self._lock, self._ended = threading.Lock(), threading.Event()
-        self._last, self.used_s, self._failures = None, 0.0, []
+    def __init__(self, job: JobLog, on_notice: Callable[[Notice], object]) -> None:
+        self._job = job
+        self._on_notice = on_notice
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self._last: dict[str, Any] = {}
+        self.used_s = 0.0
+        self._failures: list[str] = []
         self._thread = threading.Thread(target=self._run, name="lanterne-watch", daemon=True)
         self._thread.start()
 
-    def report(self):
+    def report(self) -> dict[str, Any]:
         """The JobLog's report up to now, with a note if reading has failed."""
         with self._lock:
             found = self._job.report()
         return found | {"notes": [*found["notes"], *self._failures]}
 
-    def finish(self):
+    def finish(self) -> dict[str, Any]:
         """Read what is left, end, and return the last report."""
         if not self._ended.is_set():
             self._ended.set()
@@ -201,14 +240,14 @@ class Reader:
             self._job.close()
         return self._last
 
-    def _run(self):
+    def _run(self) -> None:
         wait_s = SHORTEST_POLL_S
         while not self._ended.wait(wait_s):
             self._poll()
             wait_s = next_wait_s(wait_s, self._job.filled)
             self.used_s = time.thread_time()
 
-    def _poll(self):
+    def _poll(self) -> None:
         if self._failures:
             return
         try:
@@ -227,6 +266,6 @@ class Reader:
                 log.exception("watch: on_notice failed")
 
 
-def next_wait_s(wait_s, filled):
+def next_wait_s(wait_s: float, filled: float) -> float:
     """How long to wait for the next look at call logs that filled to the share `filled` in the last `wait_s`."""
     return min(max(SHORTEST_POLL_S, min(2 * wait_s, wait_s * FILLED / max(filled, 1e-9))), LONGEST_POLL_S)

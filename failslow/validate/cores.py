@@ -3,12 +3,13 @@
 import contextlib
 import os
 import threading
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 SIBLINGS = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
 
 
-def waited_s(threads=()):
+def waited_s(threads: Iterable[int] = ()) -> float:
     """Seconds that this thread and `threads` (native ids) were ready to run and had to wait for a core.
 
     Since they began; 0.0 of those of which the system does not tell.
@@ -23,14 +24,14 @@ def waited_s(threads=()):
     return total_ns / 1e9
 
 
-def spread_cores(at_once):
+def spread_cores(at_once: int) -> list[int]:
     """The cores that this thread may use, in order; of the halves of one only the first, if `at_once` are left."""
     mine = sorted(os.sched_getaffinity(0))
     firsts = [core for core in mine if core == min(_halves(core) & set(mine))]
     return firsts if len(firsts) >= at_once else mine
 
 
-def _halves(core):
+def _halves(core: int) -> set[int]:
     """The numbers of what shares the core that `core` is a part of."""
     try:
         text = Path(SIBLINGS.format(core)).read_text()
@@ -41,7 +42,7 @@ def _halves(core):
 
 
 @contextlib.contextmanager
-def pinned(core):
+def pinned(core: int | None) -> Iterator[None]:
     """This thread runs on `core` alone in the block; None, or where the system forbids it: wherever it may."""
     before = os.sched_getaffinity(0)
     try:

@@ -4,12 +4,18 @@ Every rank and link is compared with its peers only: devices of one name, links 
 hosts). Nothing is slow by itself: where there is no peer, there is no verdict.
 """
 
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from math import inf, isnan
 from statistics import median, median_low
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from lanterne.failslow.validate.links import split_blame
+from lanterne.failslow.validate.links import Link, split_blame
 from lanterne.failslow.validate.loads import Samples
+
+if TYPE_CHECKING:
+    from lanterne.failslow.validate.link_probe import LinkSamples
 
 # Multiples of the peers' time from which something counts as slow.
 SLOW_COMPUTE = 1.2
@@ -33,6 +39,11 @@ LEAST_TRANSFER_S, LEAST_TRANSFER_CROWDED_S = 100e-6, 1e-3
 # Up to the directions between 4 ranks, one slow network card makes half of all links slow, or more.
 FEW_LINKS = 12
 
+# A measurement of computing: Samples by (rank, load name).
+Computed: TypeAlias = dict[tuple[int, str], Samples]
+# A machine and its cores: equal of ranks that share them.
+Place: TypeAlias = tuple[int, int]
+
 
 class SlowQuantity(NamedTuple):
     """One quantity that exceeds its peers': `ratio` times, `own_s` against `peers_s`; `text` says it in words.
@@ -51,16 +62,18 @@ class SlowQuantity(NamedTuple):
     is_contended: bool = False
 
 
-def slow_ranks(rounds, devices, cores, starved=False):
+def slow_ranks(
+    rounds: Sequence[Computed], devices: Sequence[int], cores: Sequence[Place], starved: bool = False
+) -> dict[int, SlowQuantity]:
     """Ranks that compute slowly.
 
     Disturbances come and go: each measurement is compared with the peers' of the same one, and the best of all with
-    the peers' best; whoever is slow is so in most of the first, and in the second.
+    the peers' best; a slow rank is slow in most of the first, and in the second.
 
     Args:
-        rounds: {(rank, load name): Samples} of each measurement; all ranks are in the first.
+        rounds: the measurements; all ranks are in the first.
         devices: the device of each rank; equal ones are peers.
-        cores: (machine, cores) of each rank, equal where ranks share their cores: what else runs there slows all of
+        cores: the Place of each rank: what else runs there slows all of
             them by the clock, so they are judged by the clock together, and by their own core time one by one. Core
             time counts only of repetitions that nothing interrupted: others find their caches cold.
         starved: none can be expected to be uninterrupted: all count, and more is needed.
@@ -68,7 +81,8 @@ def slow_ranks(rounds, devices, cores, starved=False):
     Returns:
         {rank: SlowQuantity}, the worst load of each slow rank.
     """
-    found, least = {}, SLOW_COMPUTE_STARVED if starved else SLOW_COMPUTE
+    found: dict[int, SlowQuantity] = {}
+    least = SLOW_COMPUTE_STARVED if starved else SLOW_COMPUTE
     for load, ranks, picked in _peers(rounds, devices):
         own = _compared([_core_times_s(one, starved) for one in picked], least)
         clock_s = [{rank: median(samples.wall_s) for rank, samples in one.items()} for one in picked]
@@ -85,12 +99,13 @@ def slow_ranks(rounds, devices, cores, starved=False):
     return found
 
 
-def unknown_ranks(rounds, devices):
-    """{rank: SlowQuantity} of those that take longer than their peers by the clock, and were interrupted whatever they did.
+def unknown_ranks(rounds: Sequence[Computed], devices: Sequence[int]) -> dict[int, SlowQuantity]:
+    """Ranks that take longer than their peers by the clock, and were interrupted whatever they did.
 
     Whether their cores are slow, or only busy, nobody knows.
     """
-    found, known = {}, set()
+    found: dict[int, SlowQuantity] = {}
+    known: set[int] = set()
     for load, ranks, picked in _peers(rounds, devices):
         if not _is_timed(picked):
             continue
@@ -102,17 +117,18 @@ def unknown_ranks(rounds, devices):
     return {rank: slow._replace(text=text.format(slow.text)) for rank, slow in found.items() if rank not in known}
 
 
-def contended(measured, cores):
+def contended(measured: Computed, cores: Sequence[Place]) -> tuple[Finding, ...]:
     """Findings of ranks that other work kept from their cores, whoever else it did that to; no blame.
 
     Args:
-        measured: {(rank, load name): Samples} of ranks that computed in turns, each on a core of its own.
-        cores: as slow_ranks has it: those who share their cores are one Finding.
+        measured: of ranks that computed in turns, each on a core of its own.
+        cores: as slow_ranks has it: ranks that share their cores are one Finding.
     """
     found = []
     for place in dict.fromkeys(cores):
         here = {key: samples for key, samples in measured.items() if cores[key[0]] == place}
-        wall_s, cpu_s = (sum(map(sum, column)) for column in zip(Samples((), ()), *here.values(), strict=True))
+        wall_s = sum(sum(samples.wall_s) for samples in here.values())
+        cpu_s = sum(sum(samples.cpu_s) for samples in here.values())
         if cpu_s > 0 and wall_s >= CONTENDED * cpu_s:
             ranks = tuple(sorted({rank for rank, _ in here}))
             text = f"other work runs on its cores: computing had them {cpu_s / wall_s:.0%} of the time"
@@ -120,7 +136,9 @@ def contended(measured, cores):
     return tuple(found)
 
 
-def _peers(rounds, devices):
+def _peers(
+    rounds: Sequence[Computed], devices: Sequence[int]
+) -> Iterator[tuple[str, list[int], list[dict[int, Samples]]]]:
     """(load, ranks, {rank: Samples} of each measurement) of those that are compared: two or more, of one device."""
     for load in dict.fromkeys(name for _, name in rounds[0]):
         for device in set(devices):
@@ -136,32 +154,33 @@ def _peers(rounds, devices):
                 yield load, list(picked[0]), picked
 
 
-def _is_timed(picked):
+def _is_timed(picked: Sequence[Mapping[int, Samples]]) -> bool:
     return not any(isnan(samples.cpu_s[0]) for samples in picked[0].values())
 
 
-def _core_times_s(picked, starved=False):
-    """{rank: core_time_s}, of those of whom it is known."""
+def _core_times_s(picked: Mapping[int, Samples], starved: bool = False) -> dict[int, float]:
+    """{rank: core_time_s}, of the ranks of which it is known."""
     times_s = {rank: core_time_s(samples, starved) for rank, samples in picked.items()}
     return {rank: time_s for rank, time_s in times_s.items() if time_s is not None}
 
 
-def core_time_s(samples, starved=False):
+def core_time_s(samples: Samples, starved: bool = False) -> float | None:
     """The least core time of a repetition that nothing interrupted; None where every one was, or it is not known."""
     pairs = [pair for pair in zip(samples.wall_s, samples.cpu_s, strict=True) if not isnan(pair[1])]
     return min((cpu_s for wall_s, cpu_s in pairs if starved or wall_s <= UNDISTURBED * cpu_s), default=None)
 
 
-def _shared_s(rank, times_s, cores):
-    """The median of those who share the cores of `rank`."""
+def _shared_s(rank: int, times_s: Mapping[int, float], cores: Sequence[Place]) -> float:
+    """The median of the ranks that share the cores of `rank`."""
     return median(time_s for other, time_s in times_s.items() if cores[other] == cores[rank])
 
 
-def _compared(rounds, least):
+def _compared(rounds: Sequence[Mapping[int, float]], least: float) -> dict[int, SlowQuantity]:
     """{rank: SlowQuantity, without text} of all ranks in `rounds`, the {rank: seconds} of each measurement."""
-    ratios, best_s = {}, {}
+    ratios: dict[int, list[float]] = {}
+    best_s: dict[int, float] = {}
     for times_s in rounds:
-        peers_s = median_low(times_s.values()) if times_s else None
+        peers_s = median_low(times_s.values()) if times_s else inf
         for rank, time_s in times_s.items():
             ratios.setdefault(rank, []).append(time_s / peers_s)
             best_s[rank] = min(time_s, best_s.get(rank, time_s))
@@ -175,8 +194,8 @@ def _compared(rounds, least):
     }
 
 
-def _slow_load(load, own, clock, least):
-    """The SlowQuantity of a rank and load, by its core time if that is known, else by the clock; None where it is not slow."""
+def _slow_load(load: str, own: SlowQuantity | None, clock: SlowQuantity, least: float) -> SlowQuantity | None:
+    """What is slow of a rank and load, by its core time if that is known, else by the clock; None where nothing is."""
     text = ""
     if own is not None:
         if own.ratio >= least:
@@ -189,28 +208,30 @@ def _slow_load(load, own, clock, least):
     return clock._replace(text=words, is_contended=own is not None)
 
 
-def slow_links(samples, hosts, least_ratio=SLOW_LINK, crowded=False):
+def slow_links(
+    samples: Mapping[Link, LinkSamples], hosts: Sequence[int], least_ratio: float = SLOW_LINK, crowded: bool = False
+) -> dict[Link, SlowQuantity]:
     """Directed links that are slow: their best transfer beside the peers' best, and their median beside the medians.
 
     And so even without all that their ends waited for their cores.
 
     Args:
-        samples: {(src, dst): LinkSamples}.
+        samples: of directed links.
         hosts: the host of each rank.
         least_ratio: multiple of the peers' time from which a transfer counts as slow.
         crowded: some ranks share a core.
-
-    Returns:
-        {(src, dst): SlowQuantity}.
     """
     best, ordinary = (_links_by(statistic, samples, hosts, least_ratio, crowded) for statistic in (min, median))
     both = [link for link in best if link in ordinary and not best[link].is_explained]
     return {link: best[link]._replace(ratio=min(best[link].ratio, ordinary[link].ratio)) for link in both}
 
 
-def unknown_links(samples, hosts, least_ratio=SLOW_LINK, crowded=False):
-    """{(src, dst): SlowQuantity} of those whose best transfer looks slow, though most are no slower than the peers', or would
-    not be if their ends had had their cores.
+def unknown_links(
+    samples: Mapping[Link, LinkSamples], hosts: Sequence[int], least_ratio: float = SLOW_LINK, crowded: bool = False
+) -> dict[Link, SlowQuantity]:
+    """Directed links whose best transfer looks slow, though most are no slower than the peers'.
+
+    Or would not be if their ends had had their cores.
     """
     best = _links_by(min, samples, hosts, least_ratio, crowded)
     slow = slow_links(samples, hosts, least_ratio, crowded)
@@ -222,9 +243,15 @@ def unknown_links(samples, hosts, least_ratio=SLOW_LINK, crowded=False):
     }
 
 
-def _links_by(statistic, samples, hosts, least_ratio, crowded):
-    """{(src, dst): SlowQuantity} by one statistic of the transfers over each link."""
-    found = {}
+def _links_by(
+    statistic: Callable[[Iterable[float]], float],
+    samples: Mapping[Link, LinkSamples],
+    hosts: Sequence[int],
+    least_ratio: float,
+    crowded: bool,
+) -> dict[Link, SlowQuantity]:
+    """Slow directed links by one statistic of the transfers over each link."""
+    found: dict[Link, SlowQuantity] = {}
     for inside in (True, False):
         links = [link for link in samples if (hosts[link[0]] == hosts[link[1]]) == inside]
         if len(links) < 2:
@@ -232,14 +259,15 @@ def _links_by(statistic, samples, hosts, least_ratio, crowded):
         own_s = {link: {size: statistic(times_s) for size, times_s in samples[link].times_s.items()} for link in links}
         usual_s = {size: reference(own_s[link][size] for link in links) for size in own_s[links[0]]}
         latency_s = reference(samples[link].latency_s for link in links)
-        least, slow_here = max(least_ratio, SLOW_LINK_CROWDED) if inside and crowded else least_ratio, {}
+        least = max(least_ratio, SLOW_LINK_CROWDED) if inside and crowded else least_ratio
+        slow_here: dict[Link, SlowQuantity] = {}
         for link in links:
             slow = _slow_transfer(own_s[link], usual_s, least, crowded)
             late = _slow_latency(samples[link].latency_s, latency_s, crowded)
             if slow and late:
                 slow_here[link] = slow._replace(text=f"{slow.text}; {late.text}")
-            elif slow or late:
-                slow_here[link] = slow or late
+            elif found_here := slow or late:
+                slow_here[link] = found_here
         alone_s = {link: {size: median(samples[link].least_s(size)) for size in usual_s} for link in links}
         healthy = [alone_s[link] for link in links if link not in slow_here]
         worst_s = {size: max((times_s[size] for times_s in healthy), default=inf) for size in usual_s}
@@ -255,7 +283,9 @@ def _links_by(statistic, samples, hosts, least_ratio, crowded):
     return found
 
 
-def _slow_transfer(own_s, usual_s, least_ratio, crowded):
+def _slow_transfer(
+    own_s: Mapping[int, float], usual_s: Mapping[int, float], least_ratio: float, crowded: bool
+) -> SlowQuantity | None:
     ratios = sorted((own_s[size] / usual_s[size], size) for size in usual_s)
     ratio, size = ratios[len(ratios) // 2]
     excess_s = own_s[size] - usual_s[size]
@@ -265,7 +295,7 @@ def _slow_transfer(own_s, usual_s, least_ratio, crowded):
     return SlowQuantity(ratio, own_s[size], usual_s[size], text)
 
 
-def _slow_latency(own_s, peers_s, crowded):
+def _slow_latency(own_s: float, peers_s: float, crowded: bool) -> SlowQuantity | None:
     least_s = LEAST_LATENCY_CROWDED_S if crowded else LEAST_LATENCY_S
     # Between hosts whose clocks differ, a small latency may come out as none.
     ratio = own_s / max(peers_s, 1e-6)
@@ -276,7 +306,7 @@ def _slow_latency(own_s, peers_s, crowded):
     )
 
 
-def reference(values):
+def reference(values: Iterable[float]) -> float:
     """What is usual among `values`: the middle one; the lower quartile of few, half of which one rank may have."""
     ordered = sorted(values)
     return ordered[(len(ordered) - 1) // 4] if len(ordered) <= FEW_LINKS else median_low(ordered)
@@ -295,14 +325,14 @@ class Finding(NamedTuple):
     """
 
     kind: str
-    ranks: tuple
-    links: tuple
+    ranks: tuple[int, ...]
+    links: tuple[Link, ...]
     when: str
     ratio: float
     evidence: str
 
     @property
-    def about(self):
+    def about(self) -> str:
         """What it is, in words."""
         when = " while it computes and transfers at once" if self.when == "together" else ""
         if self.kind == "link":
@@ -311,8 +341,10 @@ class Finding(NamedTuple):
         return f"rank {self.ranks[0]}, {what[self.kind]}{when}"
 
 
-def findings(ranks, links, tested, when):
-    """The Findings of slow ranks {rank: SlowQuantity} and slow links {(src, dst): SlowQuantity} among the directed links `tested`."""
+def findings(
+    ranks: Mapping[int, SlowQuantity], links: Mapping[Link, SlowQuantity], tested: Collection[Link], when: str
+) -> tuple[Finding, ...]:
+    """The Findings of slow ranks and of slow links among the directed links `tested`."""
     kinds = {rank: "contention" if slow.is_contended else "compute" for rank, slow in ranks.items()}
     found = [Finding(kinds[rank], (rank,), (), when, slow.ratio, slow.text) for rank, slow in sorted(ranks.items())]
     cards, cables = split_blame(tested, set(links))
@@ -325,5 +357,5 @@ def findings(ranks, links, tested, when):
     return tuple(found)
 
 
-def _arrow(link):
+def _arrow(link: Link) -> str:
     return f"{link[0]} -> {link[1]}"

@@ -6,21 +6,36 @@ The latency is that of small messages: one way where both ends share a clock, el
 What its ends wait for their cores meanwhile, on a machine that has other work, is taken down beside it.
 """
 
+from __future__ import annotations
+
 import contextlib
 import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from math import inf
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 
 from lanterne.failslow.validate.cores import waited_s
-from lanterne.failslow.validate.probe import DATA, HEAD, READY
+from lanterne.failslow.validate.links import Link
+from lanterne.failslow.validate.probe import DATA, HEAD, READY, Probe
+
+if TYPE_CHECKING:
+    from lanterne.collectives.communicator import Communicator
+    from lanterne.collectives.execute.requests import MessageRequest
 
 # Small messages: so many, but no more than the fewest once they have taken so long.
 PINGS, FEWEST_PINGS, PINGS_S = 20, 3, 0.1
 # Polls without a nap; a load in the background needs the interpreter, which a poll holds. Longer transfers are polled
 # less often: who hardly computes need not wait for his core.
 NAP_S, NAP_SHARE = 20e-6, 0.02
+
+# What computes beside transfers: makes a context that gives the native ids of its threads.
+Beside: TypeAlias = Callable[[], AbstractContextManager[Sequence[int]]]
+# Of what came from a peer: (least difference of the clocks at the ends of a message, [by repetition] [by size]
+# (that of a transfer, what this end waited for a core)).
+Received: TypeAlias = tuple[float, list[list[tuple[float, float]]]]
 
 
 class LinkSamples(NamedTuple):
@@ -31,44 +46,49 @@ class LinkSamples(NamedTuple):
     """
 
     latency_s: float
-    times_s: dict
-    waits_s: dict
+    times_s: dict[int, tuple[float, ...]]
+    waits_s: dict[int, tuple[float, ...]]
 
-    def least_s(self, nbytes):
+    def least_s(self, nbytes: int) -> tuple[float, ...]:
         """What each transfer took at least: without all waits for a core."""
         pairs = zip(self.times_s[nbytes], self.waits_s[nbytes], strict=True)
         return tuple(max(time_s - wait_s, 0.0) for time_s, wait_s in pairs)
 
 
-def pooled(parts):
+def pooled(parts: Sequence[LinkSamples]) -> LinkSamples:
     """The LinkSamples of several measurements of one link, as one."""
-    times_s, waits_s = (
-        {nbytes: sum((getattr(one, name)[nbytes] for one in parts), ()) for nbytes in parts[0].times_s}
-        for name in ("times_s", "waits_s")
-    )
+    times_s = {nbytes: tuple(s for one in parts for s in one.times_s[nbytes]) for nbytes in parts[0].times_s}
+    waits_s = {nbytes: tuple(s for one in parts for s in one.waits_s[nbytes]) for nbytes in parts[0].times_s}
     return LinkSamples(min(one.latency_s for one in parts), times_s, waits_s)
 
 
-def nothing():
-    """No work beside transfers: the context, and the native ids of its threads."""
+def nothing() -> AbstractContextManager[Sequence[int]]:
+    """No work beside transfers."""
     return contextlib.nullcontext(())
 
 
-def measure_links(probe, passes, sizes, repetitions, background=nothing, patience_s=inf):
+def measure_links(
+    probe: Probe,
+    passes: Sequence[Sequence[Link]],
+    sizes: Sequence[int],
+    repetitions: int,
+    background: Beside = nothing,
+    patience_s: float = inf,
+) -> dict[Link, LinkSamples]:
     """Time every link of `passes`, pass by pass; all ranks of `probe` call it.
 
     Args:
         passes: of links (a, b), no rank twice in a pass.
         sizes: bytes of the transfers.
-        background: makes the context in which a rank's own transfers run, and which gives the threads that compute
-            in it.
+        background: what computes beside a rank's own transfers.
         patience_s: where even the quickest small message takes longer, further repetitions are spared: what else could
             have disturbed one is little beside it. All small messages take twice as long at most, but for the fewest.
 
     Returns:
-        {(src, dst): LinkSamples}, both directions of every link, on all ranks.
+        LinkSamples by (src, dst), both directions of every link, on all ranks.
     """
-    comm, mine = probe.comm, {}
+    comm = probe.comm
+    mine: dict[int, Received] = {}
     if not passes:
         return {}
     for batch in passes:
@@ -82,10 +102,9 @@ def measure_links(probe, passes, sizes, repetitions, background=nothing, patienc
     return _collect(probe, passes, mine, sizes, repetitions)
 
 
-def _measure(probe, peer, sizes, repetitions, patience_s, threads):
-    """(least difference of the clocks at the ends of a message from `peer`, [by repetition] [by size]
-    (that of a transfer, what this end waited for a core)).
-    """
+def _measure(
+    probe: Probe, peer: int, sizes: Sequence[int], repetitions: int, patience_s: float, threads: Iterable[int]
+) -> Received:
     least_s, quickest_s = _ping(probe.wire, peer, min(PINGS_S, 2 * patience_s))
     if quickest_s > patience_s:
         repetitions = 1
@@ -94,14 +113,15 @@ def _measure(probe, peer, sizes, repetitions, patience_s, threads):
     return least_s, [[_exchange(probe, peer, nbytes, threads) for nbytes in sizes] for _ in range(repetitions)]
 
 
-def _ping(comm, peer, limit_s):
+def _ping(comm: Communicator, peer: int, limit_s: float) -> tuple[float, float]:
     """Small messages both ways at once, for `limit_s`.
 
     Returns:
         (the least difference of the clocks at the ends of one from `peer`, the least that the lower rank's exchanges
         took by its own clock: the same on both). The lower rank says how many.
     """
-    first, least_s, took_s, began_s = comm.rank < peer, inf, inf, time.monotonic()
+    first, began_s = comm.rank < peer, time.monotonic()
+    least_s = took_s = told_s = inf
     stamp, count, more = np.empty(3), 0, True
     while more:
         start_s, told_s = time.monotonic(), took_s
@@ -115,7 +135,7 @@ def _ping(comm, peer, limit_s):
     return least_s, told_s
 
 
-def _exchange(probe, peer, nbytes, threads):
+def _exchange(probe: Probe, peer: int, nbytes: int, threads: Iterable[int]) -> tuple[float, float]:
     """Send `nbytes` to `peer` and receive as many.
 
     Returns:
@@ -138,7 +158,7 @@ def _exchange(probe, peer, nbytes, threads):
     return ended_s - float(stamp[0]), waited_s(threads) - before_s
 
 
-def _arrival_s(comm, request):
+def _arrival_s(comm: Communicator, request: MessageRequest) -> float:
     began_s = now_s = time.monotonic()
     while not request.test():
         time.sleep(max(NAP_S, NAP_SHARE * (now_s - began_s)))
@@ -148,7 +168,13 @@ def _arrival_s(comm, request):
     return time.monotonic()
 
 
-def _collect(probe, passes, mine, sizes, repetitions):
+def _collect(
+    probe: Probe,
+    passes: Sequence[Sequence[Link]],
+    mine: Mapping[int, Received],
+    sizes: Sequence[int],
+    repetitions: int,
+) -> dict[Link, LinkSamples]:
     comm = probe.comm
     table = np.full((comm.world_size, 1 + 2 * repetitions * len(sizes)), np.nan)
     for peer, (least_s, measured) in mine.items():

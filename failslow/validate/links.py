@@ -6,13 +6,22 @@ links of the ring and of both trees are deduplicated, and an edge colouring pack
 busiest rank has links: 6 at most.
 """
 
+from collections.abc import Collection, Iterable, Sequence
+from itertools import pairwise
+from typing import TypeAlias
+
 from lanterne.errors import InputError
 
 # Links of the suspects' kind that are measured again beside them.
 WITNESSES = 4
 
+# (a, b) of ranks; directed links are (src, dst).
+Link: TypeAlias = tuple[int, int]
+# By rank, the other end of its link of each colour.
+_Colouring: TypeAlias = dict[int, dict[int, int]]
 
-def tree_parents(world_size, tree):
+
+def tree_parents(world_size: int, tree: int) -> tuple[int | None, ...]:
     """Parent of each rank (None for the root) in NCCL's double binary tree.
 
     Tree 0 hangs rank r, whose lowest set bit is b, below the rank with b cleared and 2b set, or with b cleared where
@@ -30,7 +39,7 @@ def tree_parents(world_size, tree):
     return tuple(None if parent is None else from_first[parent] for parent in parents)
 
 
-def _parent(rank, world_size):
+def _parent(rank: int, world_size: int) -> int | None:
     if rank == 0:
         return None
     bit = rank & -rank
@@ -38,7 +47,7 @@ def _parent(rank, world_size):
     return above if above < world_size else rank ^ bit
 
 
-def collective_links(world_size):
+def collective_links(world_size: int) -> tuple[Link, ...]:
     """The links (a, b), a < b, that a ring and both trees over ranks 0 to world_size - 1 use, sorted."""
     links = {(rank, (rank + 1) % world_size) for rank in range(world_size)}
     for tree in (0, 1):
@@ -46,7 +55,7 @@ def collective_links(world_size):
     return tuple(sorted({(min(link), max(link)) for link in links if link[0] != link[1]}))
 
 
-def link_passes(ranks):
+def link_passes(ranks: Iterable[int]) -> tuple[tuple[Link, ...], ...]:
     """Passes that test every link of a ring and both trees over `ranks` (in ring order), each rank in one link a pass.
 
     In a pass the two ends of each link (a, b) send and receive at once, so both directions are measured.
@@ -63,7 +72,7 @@ def link_passes(ranks):
     return tuple(tuple((ranks[a], ranks[b]) for a, b in batch) for batch in colour_edges(links))
 
 
-def colour_edges(links):
+def colour_edges(links: Iterable[Link]) -> tuple[tuple[Link, ...], ...]:
     """Partition `links` into matchings: as many as the largest degree, or one more where the search does not find that.
 
     Each edge takes a colour free at both ends; where there is none, an alternating path of two colours is swapped to
@@ -72,7 +81,7 @@ def colour_edges(links):
     """
     import random
 
-    degree = {}
+    degree: dict[int, int] = {}
     for link in links:
         for end in link:
             degree[end] = degree.get(end, 0) + 1
@@ -85,15 +94,16 @@ def colour_edges(links):
             at = _colour(order, colours)
             if at is not None:
                 batches = [
-                    sorted({tuple(sorted((end, at[end][c]))) for end in at if c in at[end]}) for c in range(colours)
+                    sorted({(min(end, at[end][c]), max(end, at[end][c])) for end in at if c in at[end]})
+                    for c in range(colours)
                 ]
                 return tuple(tuple(batch) for batch in batches if batch)
     return ()
 
 
-def _colour(order, colours):
-    """Vertex -> colour -> other end, or None where an edge finds no colour."""
-    at = {end: {} for link in order for end in link}
+def _colour(order: Iterable[Link], colours: int) -> _Colouring | None:
+    """The links of each rank by colour, or None where an edge finds no colour."""
+    at: _Colouring = {end: {} for link in order for end in link}
     for a, b in order:
         free_a = [c for c in range(colours) if c not in at[a]]
         free_b = [c for c in range(colours) if c not in at[b]]
@@ -106,7 +116,7 @@ def _colour(order, colours):
     return at
 
 
-def _swap_path(at, start, first, second, avoid):
+def _swap_path(at: _Colouring, start: int, first: int, second: int, avoid: int) -> bool:
     """Swap two colours along the path from `start`, to free `first` there; False where it ends at `avoid`."""
     path, vertex, colour = [start], start, first
     while colour in at[vertex]:
@@ -115,7 +125,7 @@ def _swap_path(at, start, first, second, avoid):
         colour = second if colour == first else first
     if vertex == avoid:
         return False
-    edges = [(a, b, first if i % 2 == 0 else second) for i, (a, b) in enumerate(zip(path, path[1:], strict=False))]
+    edges = [(a, b, first if i % 2 == 0 else second) for i, (a, b) in enumerate(pairwise(path))]
     for a, b, colour in edges:
         del at[a][colour], at[b][colour]
     for a, b, colour in edges:
@@ -124,17 +134,17 @@ def _swap_path(at, start, first, second, avoid):
     return True
 
 
-def neighbours(ranks):
+def neighbours(ranks: Sequence[int]) -> list[Link]:
     """Links that give each of `ranks` another one, few to a rank."""
     return sorted({(min(pair), max(pair)) for pair in zip(ranks[::2], [*ranks[1::2], ranks[0]], strict=False)})
 
 
-def both_ways(passes):
+def both_ways(passes: Iterable[Iterable[Link]]) -> list[Link]:
     """Both directions (src, dst) of every link of `passes`."""
     return [way for batch in passes for a, b in batch for way in ((a, b), (b, a))]
 
 
-def with_witnesses(samples, suspects, hosts):
+def with_witnesses(samples: Iterable[Link], suspects: Collection[Link], hosts: Sequence[int]) -> list[Link]:
     """Links (a, b): the suspects, and up to WITNESSES links of each of their kinds that look healthy both ways."""
     chosen = {(min(link), max(link)) for link in suspects}
     for inside in {hosts[a] == hosts[b] for a, b in suspects}:
@@ -143,13 +153,13 @@ def with_witnesses(samples, suspects, hosts):
     return sorted(chosen)
 
 
-def split_blame(tested, bad):
+def split_blame(tested: Collection[Link], bad: Collection[Link]) -> tuple[tuple[int, ...], tuple[Link, ...]]:
     """(ranks, links) to blame for the slow links `bad` among the directed links `tested`.
 
     A rank is blamed where it has at least two links and all of them are slow in a direction (outgoing or incoming);
     what is slow beyond that is a link.
     """
-    ranks = set()
+    ranks: set[int] = set()
     for end in (0, 1):
         for rank in {link[end] for link in tested}:
             own = [link for link in tested if link[end] == rank]

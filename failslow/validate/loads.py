@@ -8,8 +8,10 @@ Paper: Wu et al. (GREYHOUND), section 4.3, "computation validation"; differs: ow
 
 import threading
 import time
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
-from typing import NamedTuple
+from types import TracebackType
+from typing import NamedTuple, Self
 
 from lanterne.errors import Unavailable
 from lanterne.kernels.gemm import product
@@ -17,7 +19,7 @@ from lanterne.kernels.gemm import product
 # By device and dtype, the side of the matrices and the products of a repetition. On a core it takes 0.6 ms, less than
 # what a scheduler lets run, and each is so small that BLAS takes no second thread, for which the first would spin; on
 # a GPU of the day, some ms, and on others the matrices are made smaller.
-PRODUCTS = {
+PRODUCTS: dict[str, dict[str, tuple[int, int]]] = {
     "cpu": {"float64": (64, 55), "float32": (64, 100)},
     "cuda": {"float64": (2048, 1), "float32": (4096, 1), "float16": (8192, 1), "bfloat16": (8192, 1)},
 }
@@ -35,24 +37,26 @@ class Load(NamedTuple):
     """Something to compute: `name`, and `run()`, which returns when one repetition is complete."""
 
     name: str
-    run: object
+    run: Callable[[], object]
 
 
 class Samples(NamedTuple):
     """Repetitions of a load, seconds: by the clock, and of the thread's own core (NaN for a GPU)."""
 
-    wall_s: tuple
-    cpu_s: tuple
+    wall_s: tuple[float, ...]
+    cpu_s: tuple[float, ...]
 
 
-def loads(device="cpu", which=None, sides=None):
+def loads(
+    device: str = "cpu", which: Collection[str] | None = None, sides: Mapping[str, int] | None = None
+) -> tuple[Load, ...]:
     """The Loads of `device` ("cpu" or "cuda"), each run once.
 
     Args:
         which: only those of these dtypes; None for all.
         sides: {dtype: side of its matrices}; None for PRODUCTS'.
     """
-    makers = {
+    makers: dict[str, Callable[[], Callable[[], object]]] = {
         f"{dtype} product": partial(_products, device, dtype, sides[dtype] if sides else side, count)
         for dtype, (side, count) in PRODUCTS[device].items()
     }
@@ -65,7 +69,7 @@ def loads(device="cpu", which=None, sides=None):
     return found
 
 
-def fitting_sides(limit_s, which=None):
+def fitting_sides(limit_s: float, which: Collection[str] | None = None) -> dict[str, int]:
     """{dtype: side} of products of which this rank's GPU does one within `limit_s` and has room for, PRODUCTS' at most.
 
     A throttled GPU takes a hundred times as long as another, and one of float64 for graphics not much less.
@@ -77,7 +81,7 @@ def fitting_sides(limit_s, which=None):
     }
 
 
-def _fitting_side(dtype, most, limit_s):
+def _fitting_side(dtype: str, most: int, limit_s: float) -> int:
     side = most // FIRST_SHRINK
     multiply, _ = product(side, dtype, "cuda")
     while side < most:
@@ -98,31 +102,31 @@ def _fitting_side(dtype, most, limit_s):
     return side
 
 
-def _products(device, dtype, side, count):
+def _products(device: str, dtype: str, side: int, count: int) -> Callable[[], None]:
     multiply, _ = product(side, dtype, device)
 
-    def repetition():
+    def repetition() -> None:
         for _ in range(count):
             multiply()
 
     return repetition
 
 
-def _half_sum():
+def _half_sum() -> Callable[[], None]:
     import numpy as np
 
     from lanterne.kernels.reduce import reduce
 
     halves = [np.full(SUM_COUNT, value, np.float16) for value in (0.0, 1.0, 2.0)]
 
-    def add():
+    def add() -> None:
         for _ in range(SUM_REPEATS):
             reduce("sum", *halves)
 
     return add
 
 
-def left_out(device="cpu"):
+def left_out(device: str = "cpu") -> str:
     """What `device` computes and no Load does, and why, in a line; "" if there is nothing."""
     if device == "cuda":
         import cupy as cp
@@ -132,12 +136,13 @@ def left_out(device="cpu"):
     return ""
 
 
-def name_of_device(device="cpu"):
+def name_of_device(device: str = "cpu") -> str:
     """What the device is called; only devices of one name are compared."""
     if device == "cuda":
         import cupy as cp
 
-        return cp.cuda.runtime.getDeviceProperties(cp.cuda.Device().id)["name"].decode()
+        name: bytes = cp.cuda.runtime.getDeviceProperties(cp.cuda.Device().id)["name"]
+        return name.decode()
     try:
         with open("/proc/cpuinfo") as file:
             return next(line.partition(":")[2].strip() for line in file if line.startswith("model name"))
@@ -147,7 +152,15 @@ def name_of_device(device="cpu"):
         return platform.machine()
 
 
-def sample(load, limit_s, slowdown=1.0, stop=lambda: False, own_time=True, parts=1):
+def sample(
+    load: Load,
+    limit_s: float,
+    slowdown: float = 1.0,
+    stop: Callable[[], bool] = lambda: False,
+    *,
+    own_time: bool = True,
+    parts: int = 1,
+) -> Samples:
     """Samples of `load`: repetitions for `limit_s`, 8 to 96 of them, or until `stop()`.
 
     Args:
@@ -155,7 +168,8 @@ def sample(load, limit_s, slowdown=1.0, stop=lambda: False, own_time=True, parts
         own_time: whether the thread's time says anything: not for a GPU.
         parts: this is one of so many, which have 8 to 96 repetitions together.
     """
-    wall_s, cpu_s = [], []
+    wall_s: list[float] = []
+    cpu_s: list[float] = []
     deadline_s = time.monotonic() + limit_s
     least, most = -(-LEAST_SAMPLES // parts), MAX_SAMPLES // parts
     slowed_time_s = time.thread_time if own_time else time.monotonic
@@ -173,35 +187,41 @@ def sample(load, limit_s, slowdown=1.0, stop=lambda: False, own_time=True, parts
     return Samples(tuple(wall_s), tuple(cpu_s))
 
 
-def latest(parts):
+def latest(parts: Iterable[Samples]) -> Samples:
     """The last MAX_SAMPLES repetitions of several Samples of one load, in order."""
-    return Samples(*(sum(column, ())[-MAX_SAMPLES:] for column in zip(Samples((), ()), *parts, strict=True)))
+    wall_s, cpu_s = Samples((), ())
+    for part in parts:
+        wall_s += part.wall_s
+        cpu_s += part.cpu_s
+    return Samples(wall_s[-MAX_SAMPLES:], cpu_s[-MAX_SAMPLES:])
 
 
 class Background:
     """Computes a load in a thread of its own while the block runs; `samples` has its repetitions afterwards."""
 
-    def __init__(self, load, slowdown=1.0, own_time=True):
+    def __init__(self, load: Load, slowdown: float = 1.0, *, own_time: bool = True) -> None:
         self.samples = Samples((), ())
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, args=(load, slowdown, own_time), name="lanterne-load")
 
     @property
-    def thread(self):
-        """The native id of its thread."""
+    def thread(self) -> int:
+        """The native id of its thread, once it has begun."""
+        assert self._thread.native_id is not None
         return self._thread.native_id
 
-    def _run(self, load, slowdown, own_time):
-        wall_s, cpu_s = [], []
+    def _run(self, load: Load, slowdown: float, own_time: bool) -> None:
+        parts: list[Samples] = []
         while not self._ended.is_set():
-            more = sample(load, 0.0, slowdown, self._ended.is_set, own_time)
-            wall_s, cpu_s = (wall_s + list(more.wall_s))[-MAX_SAMPLES:], (cpu_s + list(more.cpu_s))[-MAX_SAMPLES:]
-        self.samples = Samples(tuple(wall_s), tuple(cpu_s))
+            parts = [latest([*parts, sample(load, 0.0, slowdown, self._ended.is_set, own_time=own_time)])]
+        self.samples = latest(parts)
 
-    def __enter__(self):
+    def __enter__(self) -> Self:
         self._thread.start()
         return self
 
-    def __exit__(self, *exception):
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._ended.set()
         self._thread.join()

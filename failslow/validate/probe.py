@@ -1,23 +1,35 @@
-"""How the ranks of a validation take turns: waits that leave the cores alone, and who shares cores with whom.
+"""How the ranks of a validation take turns: waits that leave the cores alone, and which ranks share cores.
 
 Where a machine has fewer cores than ranks, tests that run at once measure each other. There, as many ranks compute at
 a time as there are cores, and as many pairs exchange as there are pairs of cores; all others sleep.
 """
 
+from __future__ import annotations
+
 import hashlib
 import os
 import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lanterne.collectives.communicator import core_of
 from lanterne.transport.rank_group import host_identity
+
+if TYPE_CHECKING:
+    from lanterne.collectives.communicator import Communicator
+    from lanterne.collectives.execute.requests import MessageRequest
 
 # User tags of the probe's own communicator.
 HEAD, DATA, READY, BARRIER = range(4)
 SHORTEST_NAP_S, LONGEST_NAP_S = 50e-6, 2e-3
 KNOWN_CORES = 62
 START_MARGIN_S = 5e-3
+
+# Ranks that do something together: one, or the two of a link.
+Ranks = TypeVar("Ranks", bound=tuple[int, ...])
 
 
 class Probe:
@@ -33,15 +45,19 @@ class Probe:
     ranks than cores; `starved`: or fewer than two for each rank.
     """
 
-    def __init__(self, comm, device_name, wire=None):
-        self.comm, self.wire = comm, wire or comm
+    def __init__(self, comm: Communicator, device_name: str, wire: Communicator | None = None) -> None:
+        self.comm = comm
+        self.wire = wire or comm
         mask, count = _cores()
         mine = [_number(host_identity()), _number(_boot()), _number(device_name), mask, count]
         table = np.empty((comm.world_size, len(mine)), np.int64)
         comm.all_gather(np.array(mine, np.int64), table)
-        self.hosts, self.machines, self.devices, cores = (tuple(table[:, i].tolist()) for i in range(4))
-        self.places = tuple(zip(self.machines, cores, strict=True))
-        self._cores_of = {}
+        hosts, machines, devices, cores = (tuple(table[:, i].tolist()) for i in range(4))
+        self.hosts: tuple[int, ...] = hosts
+        self.machines: tuple[int, ...] = machines
+        self.devices: tuple[int, ...] = devices
+        self.places: tuple[tuple[int, int], ...] = tuple(zip(machines, cores, strict=True))
+        self._cores_of: dict[int, int] = {}
         for machine in set(self.machines):
             here = table[table[:, 1] == machine]
             masks = here[:, 3]
@@ -51,32 +67,32 @@ class Probe:
         ranks_on = self.machines.count
         self.crowded = any(ranks_on(machine) > cores for machine, cores in self._cores_of.items())
         self.starved = any(2 * ranks_on(machine) > cores for machine, cores in self._cores_of.items())
-        self._buffers = None
+        self._buffers: tuple[NDArray[np.uint8], NDArray[np.uint8]] | None = None
 
-    def turns(self, groups):
+    def turns(self, groups: Sequence[Ranks]) -> tuple[tuple[Ranks, ...], ...]:
         """`groups` (ranks, or links), no rank in two of them, in the batches that can run at once."""
         least = max(map(len, groups), default=1)
         cores_of = {machine: max(least, cores) for machine, cores in self._cores_of.items()}
         return take_turns(groups, self.machines, cores_of)
 
-    def start_together(self):
+    def start_together(self) -> float:
         """An instant of time.monotonic(), a little ahead, the same on all ranks of a machine; a barrier."""
         now_s = self.gather(np.array([time.monotonic()]))[:, 0]
         here = self.machines[self.comm.rank]
-        return START_MARGIN_S + max(now_s[rank] for rank, machine in enumerate(self.machines) if machine == here)
+        return START_MARGIN_S + max(float(now_s[rank]) for rank, machine in enumerate(self.machines) if machine == here)
 
-    def close(self):
+    def close(self) -> None:
         """Release its communicators."""
         self.wire.close()
         self.comm.close()
 
-    def buffers(self, nbytes):
+    def buffers(self, nbytes: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
         """(out, in): bytes to send and to receive into, at least `nbytes` of each."""
         if self._buffers is None or len(self._buffers[0]) < nbytes:
             self._buffers = np.ones(nbytes, np.uint8), np.zeros(nbytes, np.uint8)
         return self._buffers
 
-    def wait(self, request):
+    def wait(self, request: MessageRequest) -> None:
         """As request.wait(), for a wait that may be long: it naps, so that those who are measured have the cores."""
         nap_s = SHORTEST_NAP_S
         deadline_s = time.monotonic() + self.comm.timeout_s
@@ -88,7 +104,7 @@ class Probe:
             if time.monotonic() > deadline_s:
                 request.wait(0.0)
 
-    def barrier(self):
+    def barrier(self) -> None:
         """Return once every rank of the probe has called it."""
         comm, distance = self.comm, 1
         while distance < comm.world_size:
@@ -98,25 +114,28 @@ class Probe:
             self.wait(arrived)
             distance *= 2
 
-    def gather(self, array):
+    def gather(self, array: NDArray[Any]) -> NDArray[Any]:
         """Every rank's `array` (all of one shape and dtype), stacked by rank."""
         out = np.empty((self.comm.world_size, *array.shape), array.dtype)
         self.comm.all_gather(np.ascontiguousarray(array), out)
         return out
 
 
-def take_turns(groups, machines, cores_of):
-    """Partition `groups` (tuples of ranks) into batches that leave each rank a core.
+def take_turns(
+    groups: Iterable[Ranks], machines: Sequence[int], cores_of: Mapping[int, int]
+) -> tuple[tuple[Ranks, ...], ...]:
+    """Partition `groups` into batches that leave each rank a core.
 
     Args:
         machines: the machine of each rank.
-        cores_of: {machine: cores}.
+        cores_of: the cores of each machine.
 
     Machines that have a core for each of their ranks are never a reason to wait.
     """
-    batches, loads = [], []
+    batches: list[list[Ranks]] = []
+    loads: list[dict[int, int]] = []
     for group in groups:
-        need = {}
+        need: dict[int, int] = {}
         for rank in group:
             machine = machines[rank]
             if machines.count(machine) > cores_of[machine]:
@@ -132,13 +151,13 @@ def take_turns(groups, machines, cores_of):
     return tuple(tuple(batch) for batch in batches)
 
 
-def _cores():
+def _cores() -> tuple[int, int]:
     """(bit mask, number) of the cores that this rank may use; no mask where their numbers are too high for one."""
     cores = os.sched_getaffinity(0)
     return sum(1 << core for core in cores) if max(cores) < KNOWN_CORES else 0, len(cores)
 
 
-def _boot():
+def _boot() -> str:
     """What processes have in common whose time.monotonic() is one clock: the boot."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
@@ -147,7 +166,7 @@ def _boot():
         return host_identity()
 
 
-def _number(text):
+def _number(text: str) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
 
 

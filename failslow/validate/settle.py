@@ -1,19 +1,35 @@
 """Repeat a test that says that something is slow, until it no longer does, or has said so often enough."""
 
+from collections.abc import Callable
+from typing import TypeAlias, TypeVar
+
+from lanterne.failslow.validate.judge import SlowQuantity
+
+Round = TypeVar("Round")
+# A rank, or a directed link.
+Key = TypeVar("Key")
+SlowOnes: TypeAlias = dict[Key, SlowQuantity]
+
 # What never became clear is blamed only if it is slow by more than a busy machine was seen to explain.
 LEAST_UNCLEAR = 2.5
 
 
-def settle(first, verdict, again, least, most):
+def settle(
+    first: Round,
+    verdict: Callable[[list[Round]], tuple[SlowOnes[Key], SlowOnes[Key]]],
+    again: Callable[[SlowOnes[Key]], Round],
+    least: int,
+    most: int,
+) -> tuple[SlowOnes[Key], SlowOnes[Key]]:
     """What is slow by all measurements, and of what that cannot be said.
 
-    What else runs on a machine makes a test slow now and then, hardly ever fast: so further measurements acquit who was
-    only disturbed.
+    What else runs on a machine makes a test slow now and then, hardly ever fast: so further measurements acquit what
+    was only disturbed.
 
     Args:
         first: a measurement of everything.
-        verdict: of [measurement, ...] gives (slow, unsure): Slow by what they are about.
-        again: of {what is slow or unsure: Slow} measures that once more, beside healthy peers.
+        verdict: of [measurement, ...] gives (slow, unsure), by what they are about.
+        again: of what is slow or unsure measures that once more, beside healthy peers.
         least, most: further measurements where all is clear, and where that never comes.
 
     Returns:

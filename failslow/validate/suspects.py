@@ -1,17 +1,28 @@
 """The validation of suspects alone, while the job is paused: a few peers beside them, and how severe it is."""
 
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
 from math import nan
 from statistics import mean, median, median_low
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from lanterne.failslow.validate import loads as gemm
+from lanterne.failslow.validate.judge import Finding
+from lanterne.failslow.validate.links import Link
 from lanterne.failslow.validate.probe import Probe
-from lanterne.failslow.validate.validate import Injected, validate
+from lanterne.failslow.validate.validate import Injected, validate_suspects
+from lanterne.failslow.validate.validation import Validation
+
+if TYPE_CHECKING:
+    from lanterne.collectives.communicator import Communicator
+    from lanterne.transport.base import Transport
 
 # Healthy ones beside the suspects; fewer links, down to one, where suspects are many, most of which are healthy.
 WITNESSES = 3
-QUICK = {"limit_s": 0.2, "repetitions": 2, "thorough": False}
+LIMIT_S, REPETITIONS = 0.2, 2
 SAMPLE_S = 5e-3
 
 
@@ -27,16 +38,25 @@ class Examiner:
     Cost: a few small collectives and 15 ms for a rank; for a link some ms and five times its delay.
     """
 
-    def __init__(self, comm, transport=None, nbytes=1 << 16, slowdown=lambda: 1.0):
-        self.comm, self._nbytes, self._slowdown = comm, nbytes, slowdown
+    def __init__(
+        self,
+        comm: Communicator,
+        transport: Transport | None = None,
+        nbytes: int = 1 << 16,
+        slowdown: Callable[[], float] = lambda: 1.0,
+    ) -> None:
+        self.comm = comm
+        self._nbytes = nbytes
+        self._slowdown = slowdown
         wire = comm.split(0, comm.rank, transport) if transport is not None else None
         self._probe = Probe(comm.split(0, comm.rank), gemm.name_of_device(), wire)
-        self._load, self._usual_s = gemm.loads(which=(gemm.USUAL,))[0], nan
+        self._load = gemm.loads(which=(gemm.USUAL,))[0]
+        self._usual_s = nan
 
-    def examine(self, suspects):
+    def examine(self, suspects: Sequence[str]) -> dict[str, float]:
         """{name: severity} of suspects: the factor of a "rank R"'s time, the seconds more of a "link A-B"; 0: well.
 
-        Every rank has the result. Who cannot be tested is absent; nan: a busy machine may hide or explain it.
+        Every rank has the result. What cannot be tested is absent; nan: a busy machine may hide or explain it.
         """
         everyone, slowdown = range(self.comm.world_size), self._slowdown()
         ranks = [int(name.split()[1]) for name in suspects if name.startswith("rank")]
@@ -47,34 +67,33 @@ class Examiner:
         taken = {end for link in links for end in link}
         others.sort(key=lambda link: len(taken & set(link)))
         witnesses = others[: max(1, WITNESSES + 1 - len(links))]
-        ranks, links = ranks and peers and ranks + peers, links and witnesses and links + witnesses
+        ranks = ranks + peers if ranks and peers else []
+        links = links + witnesses if links and witnesses else []
         if not ranks and not links:
             return {}
-        found = validate(
-            self.comm, ranks, links, sizes=(self._nbytes,), probe=self._probe,
-            injected=Injected(slowdown, slowdown), **QUICK,
-        )  # fmt: skip
+        injected = Injected(slowdown, slowdown)
+        found = validate_suspects(self._probe, ranks, links, LIMIT_S, (self._nbytes,), REPETITIONS, injected)
         return severities(found, suspects)
 
-    def close(self):
+    def close(self) -> None:
         """Release its communicators."""
         self._probe.close()
 
-    def compare(self, peers):
+    def compare(self, peers: Iterable[int]) -> None:
         """The ranks `peers` tell what `retest` compares with."""
         table = np.empty(self.comm.world_size)
         self.comm.all_gather(np.array([self._load_s()]), table)
         self._usual_s = median_low(table[list(peers)].tolist())
 
-    def retest(self):
+    def retest(self) -> float:
         """The factor of this rank's core time now over its peers' at the last comparison; only this rank calls it."""
         return self._load_s() / self._usual_s
 
-    def _load_s(self):
+    def _load_s(self) -> float:
         return min(gemm.sample(self._load, SAMPLE_S, self._slowdown()).cpu_s)
 
 
-def severities(found, suspects):
+def severities(found: Validation, suspects: Iterable[str]) -> dict[str, float]:
     """{name: severity} of those of `suspects` that a Validation tested, as Examiner.examine has it."""
     ranks = dict.fromkeys((record["rank"] for record in found.compute), 0.0)
     links = dict.fromkeys((link for batch in found.passes for link in batch), 0.0)
@@ -89,29 +108,30 @@ def severities(found, suspects):
     return {name: measured[name] for name in suspects if name in measured}
 
 
-def _ranks(finding):
-    """Those whose computing it is about."""
+def _ranks(finding: Finding) -> tuple[int, ...]:
+    """The ranks whose computing it is about."""
     return finding.ranks if finding.kind in ("compute", "contention") else ()
 
 
-def _links(finding, links):
+def _links(finding: Finding, links: Collection[Link]) -> list[Link]:
     """Those of `links` that it is about, in either direction."""
     card = finding.ranks if finding.kind == "links" else ()
     return [link for link in links if {link, link[::-1]} & set(finding.links) or set(card) & set(link)]
 
 
-def _excess_s(found, link, when):
+def _excess_s(found: Validation, link: Link, when: str) -> float:
     """Seconds that a transfer over `link` takes more than over the others, of both ways the mean."""
-    best_s = {}
+    best_s: dict[Link, float] = {}
     for record in found.links:
         if record["when"] == when:
             way = record["src"], record["dst"]
             best_s[way] = min(best_s.get(way, np.inf), *record["time_s"])
-    own = (link, link[::-1])
+    own = (link, (link[1], link[0]))
     usual_s = median(seconds for way, seconds in best_s.items() if way not in own)
     return max(mean(best_s[way] for way in own) - usual_s, 0.0)
 
 
-def ends(name):
+def ends(name: str) -> Link:
     """(a, b) of "link a-b"."""
-    return tuple(map(int, name.split()[1].split("-")))
+    a, b = map(int, name.split()[1].split("-"))
+    return a, b

@@ -12,12 +12,16 @@ only where nothing was slow.
 Paper: Wu et al. (GREYHOUND), section 4.3; differs: both directions, both trees, step 3, the confirmations.
 """
 
+from __future__ import annotations
+
 import contextlib
 import itertools
 import json
 import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, isnan
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
 import numpy as np
 
@@ -28,18 +32,25 @@ from lanterne.failslow.validate.cores import pinned, spread_cores
 from lanterne.failslow.validate.judge import (
     SLOW_LINK,
     SLOW_LINK_STARVED,
+    Computed,
+    Finding,
+    SlowQuantity,
     findings,
     slow_links,
     slow_ranks,
     unknown_links,
     unknown_ranks,
 )
-from lanterne.failslow.validate.link_probe import measure_links, nothing, pooled
-from lanterne.failslow.validate.links import both_ways, colour_edges, link_passes, neighbours, with_witnesses
+from lanterne.failslow.validate.link_probe import Beside, LinkSamples, measure_links, nothing, pooled
+from lanterne.failslow.validate.links import Link, both_ways, colour_edges, link_passes, neighbours, with_witnesses
 from lanterne.failslow.validate.probe import Probe
 from lanterne.failslow.validate.settle import settle
 from lanterne.failslow.validate.validation import Validation
 from lanterne.kernels.cpu.delay import wait_until
+
+if TYPE_CHECKING:
+    from lanterne.collectives.communicator import Communicator
+    from lanterne.transport.base import Transport
 
 SIZES = (16 << 20, 32 << 20, 64 << 20)
 REPETITIONS = 3
@@ -64,6 +75,13 @@ WITNESSES = 4
 # Small messages that take longer than this are enough to tell a slow link where it must be told quickly.
 PATIENCE_S = 10e-3
 
+Passes: TypeAlias = tuple[tuple[Link, ...], ...]
+SlowRanks: TypeAlias = dict[int, SlowQuantity]
+SlowLinks: TypeAlias = dict[Link, SlowQuantity]
+SlowOnes: TypeAlias = dict[int | Link, SlowQuantity]
+# slow_links, or unknown_links.
+LinkJudge: TypeAlias = Callable[[Mapping[Link, LinkSamples], Sequence[int], float, bool], SlowLinks]
+
 
 @dataclass(frozen=True)
 class Injected:
@@ -73,41 +91,49 @@ class Injected:
     together: float = 1.0
 
 
+class ValidateOptions(TypedDict, total=False):
+    """Options of `validate` by name."""
+
+    ranks: Sequence[int] | None
+    links: Sequence[Link] | None
+    device: str
+    limit_s: float
+    sizes: Sequence[int]
+    repetitions: int
+    thorough: bool
+    transport: Transport | None
+
+
 def validate(
-    comm,
-    ranks=None,
-    links=None,
+    comm: Communicator,
+    ranks: Sequence[int] | None = None,
+    links: Sequence[Link] | None = None,
     *,
-    device="cpu",
-    limit_s=20.0,
-    sizes=SIZES,
-    repetitions=REPETITIONS,
-    thorough=True,
-    transport=None,
-    probe=None,
-    injected=Injected(),
-    tick=lambda text: None,
-):
+    device: str = "cpu",
+    limit_s: float = 20.0,
+    sizes: Sequence[int] = SIZES,
+    repetitions: int = REPETITIONS,
+    thorough: bool = True,
+    transport: Transport | None = None,
+    injected: Injected = Injected(),
+    tick: Callable[[str], object] | None = None,
+) -> Validation:
     """Find slow ranks and links. Every rank of `comm` calls it, with the same arguments, while the job is paused.
 
     Args:
-        comm: a Communicator.
+        comm: of the job; the tests run on communicators of their own.
         ranks: whose computing to test, in ring order; None for all, or for the ends of `links`; () for nobody's.
             Suspects need healthy peers among them.
         links: (a, b) to test; None for the ring and both trees over `ranks`; () for none.
         device: what computes: "cpu" or "cuda". Transfers are of host memory.
         limit_s: about how long it may take; large transfers shrink to fit.
         sizes: bytes of the transfers.
+        repetitions: transfers of each size over each link.
         thorough: False: one dtype, fewer confirmations, and step 3 only where nothing was slow before it and begun
             again only within `limit_s`; links whose small messages take 10 ms are timed once.
         transport: what the transfers go over, as Trainer has it; None for that of `comm`.
-        probe: a Probe of all ranks of `comm`, made before, with its wire over `transport`: then no communicators are
-            made, which takes longer than a quick test; None for one of those tested.
-        injected: Injected, for experiments.
+        injected: slowness of this rank, for experiments.
         tick: called on every tested rank with what is being done.
-
-    Returns:
-        a Validation.
 
     Raises:
         InputError: ranks or links that are none of this communicator.
@@ -117,23 +143,40 @@ def validate(
     computing, members = _tested(comm, ranks, links)
     passes = link_passes(computing) if links is None else colour_edges(_distinct(links))
     sizes = tuple(sorted(sizes))
-    if probe is not None:
-        run = _ValidationRun(probe, tuple(range(comm.world_size)), computing, device, limit_s, thorough, injected, tick)
-        return run.validate(passes, sizes, repetitions, start_s)
     color, key = (0, members.index(comm.rank)) if comm.rank in members else (-1, 0)
     probe_comm = comm.split(color, key)
     wire = probe_comm if transport is None else comm.split(color, key, transport)
     outcome = None
-    if probe_comm is not None:
+    if probe_comm is not None and wire is not None:
         with probe_comm, wire:
             probe = Probe(probe_comm, gemm.name_of_device(device), wire)
             run = _ValidationRun(probe, members, computing, device, limit_s, thorough, injected, tick)
             outcome = run.validate(passes, sizes, repetitions, start_s)
-    return outcome if len(members) == comm.world_size else _spread(comm, members[0], outcome, limit_s)
+    if outcome is not None and len(members) == comm.world_size:
+        return outcome
+    return _spread(comm, members[0], outcome, limit_s)
 
 
-def _tested(comm, ranks, links):
-    """(whose computing is tested, all that take part), ranks."""
+def validate_suspects(
+    probe: Probe,
+    ranks: Sequence[int],
+    links: Sequence[Link],
+    limit_s: float,
+    sizes: Sequence[int],
+    repetitions: int,
+    injected: Injected = Injected(),
+) -> Validation:
+    """As `validate`, not thorough, by a Probe of all ranks: making communicators takes longer than testing suspects."""
+    start_s, comm = time.monotonic(), probe.comm
+    computing, _ = _tested(comm, ranks, links)
+    run = _ValidationRun(probe, tuple(range(comm.world_size)), computing, "cpu", limit_s, False, injected, None)
+    return run.validate(colour_edges(_distinct(links)), tuple(sorted(sizes)), repetitions, start_s)
+
+
+def _tested(
+    comm: Communicator, ranks: Sequence[int] | None, links: Sequence[Link] | None
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """(ranks whose computing is tested, all that take part)."""
     everyone = range(comm.world_size)
     for link in links or ():
         if len(link) != 2 or link[0] == link[1] or not set(link) <= set(everyone):
@@ -141,18 +184,19 @@ def _tested(comm, ranks, links):
     ends = sorted({end for link in links or () for end in link})
     if ranks is None:
         ranks = everyone if links is None else ends
-    ranks = tuple(ranks)
-    members = (*ranks, *(end for end in ends if end not in ranks))
-    if len(members) < 2 or len(ranks) == 1 or len(set(ranks)) < len(ranks) or not set(ranks) <= set(everyone):
-        raise InputError(f"validate: got ranks {ranks}, expected at least 2 of the {comm.world_size}, each once")
-    return ranks, members
+    computing = tuple(ranks)
+    members = (*computing, *(end for end in ends if end not in computing))
+    alone, all_there = len(computing) == 1, set(computing) <= set(everyone)
+    if len(members) < 2 or alone or len(set(computing)) < len(computing) or not all_there:
+        raise InputError(f"validate: got ranks {computing}, expected at least 2 of the {comm.world_size}, each once")
+    return computing, members
 
 
-def _distinct(links):
+def _distinct(links: Iterable[Link]) -> list[Link]:
     return sorted({(min(link), max(link)) for link in links})
 
 
-def _spread(comm, root, outcome, limit_s):
+def _spread(comm: Communicator, root: int, outcome: Validation | None, limit_s: float) -> Validation:
     """The outcome on all ranks, also those that were not tested; as JSON, since nothing received is unpickled."""
     data = np.frombuffer(json.dumps(outcome.to_json()).encode() if outcome else b"", np.uint8)
     size = np.array([len(data)], np.int64)
@@ -165,12 +209,27 @@ def _spread(comm, root, outcome, limit_s):
 class _ValidationRun:
     """One validation, on a rank that is tested. Inside, ranks are those of the probe: positions in `members`."""
 
-    def __init__(self, probe, members, computing, device, limit_s, thorough, injected, tick):
-        self.probe, self.members, self.limit_s, self.thorough, self.tick = probe, members, limit_s, thorough, tick
+    def __init__(
+        self,
+        probe: Probe,
+        members: tuple[int, ...],
+        computing: Iterable[int],
+        device: str,
+        limit_s: float,
+        thorough: bool,
+        injected: Injected,
+        tick: Callable[[str], object] | None,
+    ) -> None:
+        self.probe = probe
+        self.members = members
+        self.limit_s = limit_s
+        self.thorough = thorough
+        self.tick = tick or (lambda text: None)
         self.computing = tuple(members.index(rank) for rank in computing)
         turns = probe.turns([(rank,) for rank in self.computing])
         self.turn_s = min(TURN_S, COMPUTE_SHARE * limit_s / 2 / max(len(turns), 1))
-        self.injected, self.own_time = injected, device == "cpu"
+        self.injected = injected
+        self.own_time = device == "cpu"
         self.parts = PARTS if thorough else QUICK_PARTS
         self.confirmations = (
             (CONFIRMATIONS, MOST_CONFIRMATIONS) if thorough else (QUICK_CONFIRMATIONS, MOST_QUICK_CONFIRMATIONS)
@@ -178,16 +237,18 @@ class _ValidationRun:
         which = None if thorough else (gemm.USUAL,)
         self.loads = gemm.loads(device, which, self._agreed_sides(which) if device == "cuda" else None)
         self.usual = next(load for load in self.loads if load.name.startswith(gemm.USUAL))
-        self.compute, self.links, self.busy = [], [], ()
+        self.compute: list[dict[str, Any]] = []
+        self.links: list[dict[str, Any]] = []
+        self.busy: tuple[Finding, ...] = ()
 
-    def _agreed_sides(self, which):
+    def _agreed_sides(self, which: Collection[str] | None) -> dict[str, int]:
         """{dtype: side} of the products: alike on all ranks, so that a turn lasts about as long as it may on each."""
         share_s = self.turn_s / len(which or gemm.PRODUCTS["cuda"]) / gemm.LEAST_SAMPLES
         mine = gemm.fitting_sides(max(LEAST_PRODUCT_S, share_s), which)
         fitting = self.probe.gather(np.array(list(mine.values()))).min(axis=0)
         return dict(zip(mine, fitting.tolist(), strict=True))
 
-    def validate(self, passes, sizes, repetitions, start_s):
+    def validate(self, passes: Passes, sizes: tuple[int, ...], repetitions: int, start_s: float) -> Validation:
         at = {rank: position for position, rank in enumerate(self.members)}
         passes = tuple(tuple((at[a], at[b]) for a, b in batch) for batch in passes)
         alone_ranks, unknown_ranks = self._settled_ranks() if self.computing else ({}, {})
@@ -201,7 +262,7 @@ class _ValidationRun:
             smallest = _shrunk(sizes[:1], turns_s * REPETITIONS, TOGETHER_SHARE * self.limit_s)
             passes = passes or colour_edges(neighbours(self.computing))
             slow, doubtful = self._settled_together(passes, smallest, repetitions)
-            # Who computes slowly is late to take in what has come: that is not the link's fault.
+            # A rank that computes slowly is late to take in what has come: that is not the link's fault.
             late = {key for key in alone_ranks.keys() | slow.keys() if not isinstance(key, tuple)}
             known = alone_ranks.keys() | alone_links.keys()
             found, unsure = (
@@ -221,50 +282,56 @@ class _ValidationRun:
             self._agreed_s(time.monotonic() - start_s),
         )
 
-    def _agreed_s(self, took_s):
+    def _agreed_s(self, took_s: float) -> float:
         return float(self.probe.gather(np.array([took_s])).max())
 
-    def _renamed(self, finding):
+    def _renamed(self, finding: Finding) -> Finding:
         links = tuple((self.members[a], self.members[b]) for a, b in finding.links)
         return finding._replace(ranks=tuple(self.members[rank] for rank in finding.ranks), links=links)
 
     # -- computing
 
-    def _compute(self, ranks, turn_s):
-        """{(rank, load): Samples} of `ranks`, in turns, while the others sleep.
+    def _compute(self, ranks: Sequence[int], turn_s: float) -> Computed:
+        """The computing of `ranks`, in turns, while the others sleep.
 
         A turn has several parts, on different cores and beside different ranks: what is slow there and then, or is in
         use, is no fault of the rank.
         """
         probe, turns = self.probe, self.probe.turns([(rank,) for rank in ranks])
         self.tick(f"computing, {len(turns)} turns")
-        start_s, parts, part_s = probe.start_together(), [], turn_s / self.parts
+        start_s, part_s = probe.start_together(), turn_s / self.parts
+        parts: list[list[gemm.Samples]] = []
         for number, turn in enumerate(turns * self.parts):
             if (probe.comm.rank,) in turn:
                 wait_until(start_s + number * part_s)
                 with pinned(self._core(turn, number // len(turns))):
                     parts.append([self._sample(load, 0.8 * part_s / len(self.loads)) for load in self.loads])
         wait_until(start_s + len(turns) * turn_s)
-        # Napping, until all have done: who has is not to be in the way.
+        # Napping, until all have done: a rank that has is not to be in the way.
         probe.barrier()
         return self._collect_compute(list(map(gemm.latest, zip(*parts, strict=True))), self.loads, "alone", ranks)
 
-    def _sample(self, load, share_s):
+    def _sample(self, load: gemm.Load, share_s: float) -> gemm.Samples:
         return gemm.sample(load, share_s, self.injected.alone, own_time=self.own_time, parts=self.parts)
 
-    def _core(self, turn, part):
+    def _core(self, turn: Collection[tuple[int]], part: int) -> int | None:
         """The core on which this rank computes in a part of a `turn`: none that another of its machine has then."""
         machines, me = self.probe.machines, self.probe.comm.rank
         here = [rank for (rank,) in turn if machines[rank] == machines[me]]
-        cores = spread_cores(len(here)) if self.own_time else [None]
+        if not self.own_time:
+            return None
+        cores = spread_cores(len(here))
         return cores[(here.index(me) + part) % len(cores)]
 
-    def _collect_compute(self, mine, loads, when, ranks):
+    def _collect_compute(
+        self, mine: Iterable[gemm.Samples], loads: Sequence[gemm.Load], when: str, ranks: Iterable[int]
+    ) -> Computed:
         table = np.full((len(loads), 2, gemm.MAX_SAMPLES), np.nan)
         for row, samples in zip(table, mine, strict=False):
             for values, column in zip(samples, row, strict=True):
                 column[: len(values)] = values
-        everyone, found = self.probe.gather(table), {}
+        everyone = self.probe.gather(table)
+        found: Computed = {}
         for rank in ranks:
             for load, (wall_s, cpu_s) in zip(loads, everyone[rank], strict=True):
                 count = int((~np.isnan(wall_s)).sum())
@@ -275,17 +342,17 @@ class _ValidationRun:
                 self.compute.append(record | {"cpu_s": own_s})
         return found
 
-    def _slow_ranks(self, rounds, starved=False):
+    def _slow_ranks(self, rounds: Sequence[Computed], starved: bool = False) -> SlowRanks:
         return slow_ranks(rounds, self.probe.devices, self.probe.places, starved)
 
-    def _settled_ranks(self):
-        """({rank: Slow} of the slow ranks, and of those of whom it cannot be said)."""
+    def _settled_ranks(self) -> tuple[SlowRanks, SlowRanks]:
+        """(the slow ranks, those of which it cannot be said)."""
         turn = itertools.count(1)
 
-        def verdict(rounds):
+        def verdict(rounds: list[Computed]) -> tuple[SlowRanks, SlowRanks]:
             return self._slow_ranks(rounds), unknown_ranks(rounds, self.probe.devices)
 
-        def again(doubtful):
+        def again(doubtful: SlowRanks) -> Computed:
             healthy = [rank for rank in self.computing if rank not in doubtful]
             # In another order each time: nobody computes beside the same rank always.
             ranks = rotated([*doubtful, *healthy[:WITNESSES]], next(turn))
@@ -298,7 +365,7 @@ class _ValidationRun:
 
     # -- links
 
-    def _fit(self, passes, sizes, repetitions):
+    def _fit(self, passes: Passes, sizes: tuple[int, ...], repetitions: int) -> tuple[tuple[int, ...], float]:
         """(`sizes` as they fit into their share of the time, seconds that a byte takes over all turns)."""
         if min(sizes) <= LEAST_NBYTES:
             return sizes, 0.0
@@ -311,7 +378,9 @@ class _ValidationRun:
                 turns_s += max(one.times_s[FIRST_NBYTES][0] - one.latency_s for one in some) / FIRST_NBYTES
         return _shrunk(sizes, turns_s * (repetitions + 1), LINK_SHARE * self.limit_s), turns_s
 
-    def _transfer(self, passes, sizes, repetitions, when, background=nothing):
+    def _transfer(
+        self, passes: Passes, sizes: Sequence[int], repetitions: int, when: str, background: Beside = nothing
+    ) -> dict[Link, LinkSamples]:
         patience_s = inf if self.thorough else PATIENCE_S
         found = measure_links(self.probe, passes, sizes, repetitions, background, patience_s)
         for (src, dst), samples in found.items():
@@ -320,20 +389,22 @@ class _ValidationRun:
                 self.links.append(ends | {"latency_s": samples.latency_s, "nbytes": nbytes, "time_s": times_s})
         return found
 
-    def _judged_links(self, judge, rounds, least_ratio=SLOW_LINK):
+    def _judged_links(
+        self, judge: LinkJudge, rounds: Sequence[Mapping[Link, LinkSamples]], least_ratio: float = SLOW_LINK
+    ) -> SlowLinks:
         samples = {way: pooled([one[way] for one in rounds if way in one]) for way in rounds[0]}
         return judge(samples, self.probe.hosts, least_ratio, self.probe.crowded)
 
-    def _settled_links(self, passes, sizes, repetitions):
-        """({(src, dst): Slow} of the slow links, and of those of which it cannot be said)."""
+    def _settled_links(self, passes: Passes, sizes: Sequence[int], repetitions: int) -> tuple[SlowLinks, SlowLinks]:
+        """(the slow directed links, those of which it cannot be said)."""
         if not passes:
             return {}, {}
         first = self._transfer(passes, sizes, repetitions, "alone")
 
-        def verdict(rounds):
+        def verdict(rounds: list[dict[Link, LinkSamples]]) -> tuple[SlowLinks, SlowLinks]:
             return self._judged_links(slow_links, rounds), self._judged_links(unknown_links, rounds)
 
-        def again(doubtful):
+        def again(doubtful: SlowLinks) -> dict[Link, LinkSamples]:
             # Judged beside all that was measured: the suspects alone may be too few to know what is usual.
             some = colour_edges(with_witnesses(first, doubtful, self.probe.hosts))
             return self._transfer(some, sizes, repetitions, "alone")
@@ -347,62 +418,68 @@ class _ValidationRun:
 
     # -- both at once
 
-    def _settled_together(self, passes, sizes, repetitions):
-        """(slow, unsure), {rank or (src, dst): Slow} each, while every rank computes and transfers at once."""
+    def _settled_together(self, passes: Passes, sizes: Sequence[int], repetitions: int) -> tuple[SlowOnes, SlowOnes]:
+        """(slow, unsure) ranks and directed links, while every rank computes and transfers at once."""
         starved = self.probe.starved
         least_ratio = SLOW_LINK_STARVED if starved else SLOW_LINK
         first = self._at_once(passes, sizes, repetitions)
 
-        def verdict(rounds):
+        def verdict(rounds: list[tuple[Computed, dict[Link, LinkSamples]]]) -> tuple[SlowOnes, SlowOnes]:
             computed, transfers = zip(*rounds, strict=True)
             slow = self._slow_ranks(computed, starved) | self._judged_links(slow_links, transfers, least_ratio)
-            return slow, self._judged_links(unknown_links, transfers, least_ratio)
+            no_ranks: SlowRanks = {}
+            return slow, no_ranks | self._judged_links(unknown_links, transfers, least_ratio)
 
-        def again(doubtful):
+        def again(doubtful: SlowOnes) -> tuple[Computed, dict[Link, LinkSamples]]:
             ranks = {key for key in doubtful if not isinstance(key, tuple)}
             ways = {way for way in first[1] if way in doubtful or ranks & set(way)}
             return self._at_once(colour_edges(with_witnesses(first[1], ways, self.probe.hosts)), sizes, repetitions)
 
         return settle(first, verdict, again, *self.confirmations)
 
-    def _at_once(self, passes, sizes, repetitions):
+    def _at_once(
+        self, passes: Passes, sizes: Sequence[int], repetitions: int
+    ) -> tuple[Computed, dict[Link, LinkSamples]]:
         """One measurement of `_together`: transfers, until every rank has computed often enough beside them."""
-        mine, began_s = [], time.monotonic()
+        mine: list[gemm.Samples] = []
+        began_s = time.monotonic()
         tested = sorted({end for batch in passes for link in batch for end in link})
 
         @contextlib.contextmanager
-        def background():
-            with gemm.Background(self.usual, max(self.injected.alone, self.injected.together), self.own_time) as load:
+        def background() -> Iterator[Sequence[int]]:
+            slowdown = max(self.injected.alone, self.injected.together)
+            with gemm.Background(self.usual, slowdown, own_time=self.own_time) as load:
                 yield (load.thread,)
             mine.append(load.samples)
 
-        for _ in range(ATTEMPTS):
+        attempts_left = ATTEMPTS
+        while True:
             transfers = self._transfer(passes, sizes, repetitions, "together", background)
             merged = gemm.latest(mine)
             is_over = not self.thorough and time.monotonic() - began_s > self.limit_s
             counts, over = self.probe.gather(np.array([len(merged.wall_s), is_over])).T
-            if counts[tested].min() >= gemm.LEAST_SAMPLES or over.any():
+            attempts_left -= 1
+            if not attempts_left or counts[tested].min() >= gemm.LEAST_SAMPLES or over.any():
                 break
         return self._collect_compute([merged], [self.usual], "together", tested), transfers
 
 
-def _by_kind(slow, known, late):
-    """({rank: Slow}, {(src, dst): Slow}) of `slow` but what is `known`, and links of ranks that are `late`."""
+def _by_kind(slow: SlowOnes, known: Collection[int | Link], late: set[int]) -> tuple[SlowRanks, SlowLinks]:
+    """The ranks, and the directed links, of `slow` but what is `known`, and links of ranks that are `late`."""
     fresh = {key: one for key, one in slow.items() if key not in known}
-    links = {key: one for key, one in fresh.items() if isinstance(key, tuple)}
     return (
-        {key: one for key, one in fresh.items() if key not in links},
-        {way: one for way, one in links.items() if not late & set(way)},
+        {rank: one for rank, one in fresh.items() if not isinstance(rank, tuple)},
+        {way: one for way, one in fresh.items() if isinstance(way, tuple) and not late & set(way)},
     )
 
 
-def rotated(items, count):
+def rotated(items: Sequence[int], count: int) -> list[int]:
     """`items` from the one at `count` on, and then those before it."""
     start = count % len(items)
     return [*items[start:], *items[:start]]
 
 
-def _shrunk(sizes, s_per_byte, limit_s):
+def _shrunk(sizes: tuple[int, ...], s_per_byte: float, limit_s: float) -> tuple[int, ...]:
     """`sizes`, halved alike until the transfers fit into `limit_s`."""
     while sum(sizes) * s_per_byte > limit_s and min(sizes) > LEAST_NBYTES:
         sizes = tuple(nbytes // 2 for nbytes in sizes)

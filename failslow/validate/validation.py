@@ -1,8 +1,10 @@
 """The outcome of a validation, as a value that can be written and read."""
 
 from dataclasses import asdict, dataclass
+from typing import Any, Self
 
 from lanterne.failslow.validate.judge import Finding
+from lanterne.failslow.validate.links import Link
 
 OF_FINDINGS = ("findings", "unsure", "busy")
 
@@ -18,29 +20,29 @@ class Validation:
     `links`, records {src, dst, when, latency_s, nbytes, time_s}; `took_s`.
     """
 
-    findings: tuple
-    unsure: tuple
-    busy: tuple
-    ranks: tuple
-    hosts: tuple
-    passes: tuple
-    sizes: tuple
-    compute: tuple
-    links: tuple
+    findings: tuple[Finding, ...]
+    unsure: tuple[Finding, ...]
+    busy: tuple[Finding, ...]
+    ranks: tuple[int, ...]
+    hosts: tuple[int, ...]
+    passes: tuple[tuple[Link, ...], ...]
+    sizes: tuple[int, ...]
+    compute: tuple[dict[str, Any], ...]
+    links: tuple[dict[str, Any], ...]
     took_s: float
 
-    def to_json(self):
+    def to_json(self) -> dict[str, Any]:
         """A document of lists, dicts, numbers and texts."""
         return asdict(self) | {name: [finding._asdict() for finding in getattr(self, name)] for name in OF_FINDINGS}
 
     @classmethod
-    def from_json(cls, document):
+    def from_json(cls, document: dict[str, Any]) -> Self:
         """The Validation that `to_json` wrote."""
         fields = _frozen(document)
         return cls(**fields | {name: tuple(Finding(**finding) for finding in fields[name]) for name in OF_FINDINGS})
 
 
-def _frozen(value):
+def _frozen(value: Any) -> Any:
     """`value` with tuples for the lists that JSON made of them."""
     if isinstance(value, dict):
         return {name: _frozen(item) for name, item in value.items()}
