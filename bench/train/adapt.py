@@ -1,13 +1,26 @@
 """Training whose links and ranks become slow on purpose, and that adapts if asked to."""
 
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
 from lanterne.bench.output.units import format_time
-from lanterne.pipeline.adapt.injection import Replay
-from lanterne.pipeline.execute.execute import execute
+from lanterne.pipeline.adapt.injection import InjectedEvent, Replay
+from lanterne.pipeline.execute.execute import Measured, execute
 from lanterne.pipeline.planes.observed import ObservedPlane
 from lanterne.pipeline.planes.registry import make_plane
 
+if TYPE_CHECKING:
+    from lanterne.collectives.communicator import Communicator
+    from lanterne.pipeline.adapt.adapter import Adapter
+    from lanterne.pipeline.adapt.decide import Change, Held
+    from lanterne.pipeline.execute.stage import Stage
+    from lanterne.pipeline.simulate.check import CheckedPlan
+    from lanterne.pipeline.train.trainer import Trainer
 
-def observed_plane(pipeline):
+
+def observed_plane(pipeline: Communicator) -> ObservedPlane:
     """The data plane of a pipeline's ranks: inline over links that can be slowed, delegates for those that are slow."""
     return ObservedPlane(
         pipeline.rank,
@@ -20,68 +33,74 @@ class Disturbed:
     """Makes events come true around the iterations of a Trainer whose plane is an `observed_plane`; adapts it.
 
     Args:
-        trainer: the Trainer; it runs its iterations through this from now on.
-        events: Events, about the links and ranks of every copy of the pipeline.
+        trainer: it runs its iterations through this from now on.
+        events: about the links and ranks of every copy of the pipeline.
         adapts: whether to measure, plan anew and swap plans and paths.
     """
 
-    def __init__(self, trainer, events, adapts):
+    def __init__(self, trainer: Trainer, events: Iterable[InjectedEvent], *, adapts: bool) -> None:
         self.trainer = trainer
         self.replay = Replay(events, trainer.plane, trainer.place, trainer.running)
-        self.adapter = None
+        self.adapter: Adapter | None = None
         if adapts:
             # It loads the compiler.
             from lanterne.pipeline.adapt.adapter import Adapter
 
             where = trainer.copy, trainer.place, trainer.part
-            durations_s = trainer.device and trainer.device.durations_s
-            memory = {}
-            if trainer.spill:
-                memory = {"held_nbytes": self._kept_nbytes, "memory_nbytes": trainer.spill.room_nbytes}
+            assert isinstance(trainer.plane, ObservedPlane)
             self.adapter = Adapter(
-                trainer.comm, trainer.plans, trainer.plane, where=where, durations_s=durations_s, **memory
+                trainer.comm,
+                trainer.plans,
+                trainer.plane,
+                where=where,
+                durations_s=trainer.device.durations_s if trainer.device else None,
+                held_nbytes=self._kept_nbytes if trainer.spill else None,
+                memory_nbytes=trainer.spill.room_nbytes if trainer.spill else None,
             )
             self.adapter.iteration = trainer.iterations
         trainer.execute = self._execute
 
     @property
-    def changes(self):
+    def changes(self) -> list[Change]:
         """The Changes so far."""
         return self.adapter.changes if self.adapter else []
 
-    def begin(self):
+    def begin(self) -> None:
         """The next iteration is about to begin."""
         down = self.replay.begin(self.trainer.iterations)
         if self.adapter:
             self.adapter.avoid(down)
 
     @property
-    def held(self):
+    def held(self) -> list[Held]:
         """The Helds so far."""
         return self.adapter.held if self.adapter else []
 
-    def end(self):
+    def end(self) -> tuple[list[Change], list[Held]]:
         """An iteration has ended: (the Changes, the Helds) that come of it."""
         known = len(self.held)
         changes = self.adapter.agree() if self.adapter else []
-        if changes:
+        if self.adapter and changes:
             self.trainer.change(plans=self.adapter.plans)
         return changes, self.held[known:]
 
-    def close(self):
+    def close(self) -> None:
         """Release what adapting holds."""
         if self.adapter:
             self.adapter.close()
 
-    def _kept_nbytes(self):
+    def _kept_nbytes(self) -> int:
+        assert self.trainer.spill is not None
         return self.trainer.spill.kept_nbytes
 
-    def _execute(self, checked, stages, comm, *args, **options):
+    def _execute(
+        self, checked: CheckedPlan, stages: Mapping[int, Stage], comm: Communicator, *args: Any, **options: Any
+    ) -> Measured:
         run = self.adapter.execute if self.adapter else execute
         return run(checked, self.replay.stages, comm, *args, **options)
 
 
-def told(change):
+def told(change: Change) -> str:
     """One line about a Change."""
     paths = ", ".join(f"{one}-{other}" for one, other in change.slow_links)
     return (
@@ -90,7 +109,7 @@ def told(change):
     )
 
 
-def told_held(held):
+def told_held(held: Held) -> str:
     """One line about a Held."""
     return (
         f"# iteration {held.noticed + 1}: {_told_found(held)}: not acted on before {held.needed} iterations in a row "
@@ -98,7 +117,7 @@ def told_held(held):
     )
 
 
-def _told_found(verdict):
+def _told_found(verdict: Change | Held) -> str:
     """What a Change or Held is about."""
     found = ", ".join(f"{name} {'slower' if sign > 0 else 'faster'}" for name, sign in verdict.findings.items())
     delays = ", ".join(f"{pair} {format_time(delay_s)}" for pair, delay_s in verdict.delays_s.items())

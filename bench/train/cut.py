@@ -2,13 +2,24 @@
 
 import re
 import statistics
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from lanterne.bench.output.units import format_time
 from lanterne.errors import InputError
-from lanterne.transport.rails.spare import HOWS
+from lanterne.transport.rails.spare import HOWS, SpareTransport
+
+if TYPE_CHECKING:
+    from lanterne.collectives.communicator import Communicator
+    from lanterne.pipeline.execute.execute import After, Measured
+    from lanterne.pipeline.execute.stage import Stage
+    from lanterne.pipeline.plan.action import Action
+    from lanterne.pipeline.simulate.check import CheckedPlan
+    from lanterne.pipeline.train.trainer import Trainer
+
+Record: TypeAlias = dict[str, Any]
 
 EXPECTED = "A-B@ITERATION or A-B@ITERATION=reset|silent, such as 0-1@15=silent"
 _SPEC = re.compile(r"(\d+)-(\d+)@(\d+)(?:=(\w+))?")
@@ -23,7 +34,7 @@ class Cut(NamedTuple):
     how: str
 
 
-def parse_cut(text, world_size):
+def parse_cut(text: str, world_size: int) -> Cut:
     """The Cut of `--cut`. Raises InputError."""
     match = _SPEC.fullmatch(text)
     how = (match and match[4]) or "reset"
@@ -40,19 +51,31 @@ class RailCutter:
 
     Args:
         trainer: on a transport with spare rails; it runs its iterations through this from now on.
-        cuts: Cuts.
+        cuts: those to make.
     """
 
-    def __init__(self, trainer, cuts):
-        self.trainer, self.transport, self.cuts = trainer, trainer.comm.transport, cuts
-        self._run, self._moves = trainer.execute, []
+    def __init__(self, trainer: "Trainer", cuts: Sequence[Cut]) -> None:
+        assert isinstance(trainer.comm.transport, SpareTransport)
+        self.trainer = trainer
+        self.transport = trainer.comm.transport
+        self.cuts = cuts
+        self._run = trainer.execute
+        self._moves: list[tuple[int, int, int]] = []
         trainer.execute = self._execute
 
-    def _execute(self, checked, stages, comm, *args, after=None, **options):
+    def _execute(
+        self,
+        checked: "CheckedPlan",
+        stages: "Mapping[int, Stage]",
+        comm: "Communicator",
+        *args: Any,
+        after: "After | None" = None,
+        **options: Any,
+    ) -> "Measured":
         now = [cut for cut in self.cuts if cut.iteration == self.trainer.iterations]
         left = len(checked.plan.ranks[comm.rank]) // 2
 
-        def ended(action):
+        def ended(action: "Action") -> None:
             nonlocal left
             left -= 1
             if not left:
@@ -64,19 +87,19 @@ class RailCutter:
 
         return self._run(checked, stages, comm, *args, after=ended, **options)
 
-    def ended(self, iteration):
+    def ended(self, iteration: int) -> None:
         """An iteration has ended."""
         rails = self.transport.rails
         for peer, rail, _why, _at_s in self.transport.moved[len(self._moves) :]:
             self._moves.append((iteration, peer, rails.index(rail)))
 
-    def moves(self, comm):
+    def moves(self, comm: "Communicator") -> list[Record]:
         """[{iteration, ranks, rail}] of all ranks; a collective call."""
         mine = np.full((comm.world_size * len(self.transport.rails), 3), -1, np.int64)
         mine[: len(self._moves)] = self._moves or np.empty((0, 3), np.int64)
         every = np.empty((comm.world_size, *mine.shape), np.int64)
         comm.all_gather(mine.reshape(-1), every.reshape(-1))
-        found = {}
+        found: dict[tuple[int, int, str], int] = {}
         for rank, rows in enumerate(every.tolist()):
             for iteration, peer, rail in rows:
                 if iteration >= 0:
@@ -88,7 +111,7 @@ class RailCutter:
         ]
 
 
-def told(move, results):
+def told(move: Record, results: Iterable[Record]) -> str:
     """One line about a move, with what the iteration took beside the others."""
     times_s = {record["iteration"]: record["time_s"] for record in results}
     took_s, usual_s = times_s.get(move["iteration"]), statistics.median(times_s.values())

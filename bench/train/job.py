@@ -1,12 +1,26 @@
 """What the commands that train share: the options of a model and its parallelism, and the trainer they describe."""
 
+from __future__ import annotations
+
+import argparse
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from lanterne.bench.output.report import read_json
 from lanterne.bench.output.units import whole
 from lanterne.errors import InputError, LanterneError
+
+if TYPE_CHECKING:
+    from lanterne.collectives.communicator import Communicator
+    from lanterne.pipeline.model.stage_layers import StageModel
+    from lanterne.pipeline.model.text import Batches, Text
+    from lanterne.pipeline.plan.plan import Plan
+    from lanterne.pipeline.simulate.check import CheckedPlan
+    from lanterne.pipeline.train.rank_layout import Layout
+    from lanterne.pipeline.train.trainer import Iteration, Trainer
 
 # What the losses of many ranks and of one may differ by, relative, over 50 iterations.
 TOLERANCES = {"float32": 1e-5, "float64": 1e-10}
@@ -32,7 +46,7 @@ class TrainSettings:
     text_sha256: str
 
 
-def add_model_arguments(parser, microbatches):
+def add_model_arguments(parser: argparse.ArgumentParser, microbatches: str) -> None:
     """The options of the model and of its parallelism; `microbatches` is the default."""
     group = parser.add_argument_group("model")
     group.add_argument("--model", default="gpt", choices=("gpt",))
@@ -71,19 +85,19 @@ class Setup:
     """What a run is made of, the same on every rank."""
 
     settings: TrainSettings
-    batches: object
-    layout: object
-    microbatches: tuple
+    batches: Batches
+    layout: Layout
+    microbatches: tuple[int, ...]
 
-    def model(self, tensor=None):
+    def model(self, tensor: Communicator | None = None) -> StageModel:
         """The Model, shared with the ranks of `tensor`."""
         from lanterne.pipeline.model.stage_gpt import gpt
 
         own = self.settings
         return gpt(own.vocabulary, own.length, own.width, own.heads, own.blocks, own.rows, tensor)
 
-    def trainer(self, comm, plans, **options):
-        """A Trainer of it."""
+    def trainer(self, comm: Communicator, plans: Sequence[CheckedPlan], **options: Any) -> Trainer:
+        """A Trainer of it; `options` are more of the Trainer's."""
         from lanterne.pipeline.train.adam import Adam
         from lanterne.pipeline.train.trainer import Trainer
 
@@ -94,7 +108,7 @@ class Setup:
         )
 
 
-def make_setup(args, world_size, text):
+def make_setup(args: argparse.Namespace, world_size: int, text: Text) -> Setup:
     """The Setup that the options describe, for a Text.
 
     Raises:
@@ -122,7 +136,7 @@ def make_setup(args, world_size, text):
     return setup
 
 
-def _distribution(text, copies):
+def _distribution(text: str, copies: int) -> tuple[int, ...]:
     """(copies,) ints: the microbatches of each."""
     counts = text.split(",")
     numbers = all(count.isascii() and count.isdecimal() and int(count) for count in counts)
@@ -136,7 +150,9 @@ def _distribution(text, copies):
     return tuple(total // copies + (copy < total % copies) for copy in range(copies))
 
 
-def planned(comm, setup, args):
+def planned(
+    comm: Communicator, setup: Setup, args: argparse.Namespace
+) -> tuple[tuple[CheckedPlan, ...], tuple[int, ...]]:
     """(a CheckedPlan per copy, the layers that stages begin with): rank 0 times the layers and plans, all check."""
     import numpy as np
 
@@ -150,7 +166,7 @@ def planned(comm, setup, args):
 
     places = setup.layout.shape[1]
 
-    def make():
+    def make() -> list[Any]:
         times_s = layer_times_s(setup.model(), np.dtype(setup.settings.dtype))
         cut = partition_layers(times_s.sum(axis=1), [1.0] * places)
         forward, backward_input, backward_weight = (cut.stage_sums(column.tolist()) for column in times_s.T)
@@ -170,7 +186,7 @@ def planned(comm, setup, args):
     return tuple(made), tuple(starts)
 
 
-def check_finite(done, tells=True):
+def check_finite(done: Iteration, *, tells: bool = True) -> None:
     """Raise unless the losses of an Iteration are finite, before they are compared, or a checkpoint is replaced.
 
     All ranks have the same losses and raise alike; the command line shows it of those that are to tell.
@@ -186,7 +202,7 @@ def check_finite(done, tells=True):
         raise error
 
 
-def _plan_of_file(path):
+def _plan_of_file(path: str) -> Plan:
     from lanterne.pipeline.plan.plan import Plan
 
     document = read_json(path)

@@ -1,10 +1,19 @@
 """Training that a ClosedLoop watches and mitigates, on links and ranks that are slow on purpose or by themselves."""
 
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
 from lanterne.bench.output.units import format_time
 from lanterne.bench.train.disturbances import Disturbances
+from lanterne.bench.train.job import Setup
+from lanterne.collectives.communicator import Communicator
 from lanterne.failslow.mitigate.closed_loop import ClosedLoop, observed
 from lanterne.failslow.mitigate.decision import ControllerSettings
 from lanterne.failslow.mitigate.loop_state import RedisState
+from lanterne.pipeline.adapt.injection import InjectedEvent
+from lanterne.pipeline.simulate.check import CheckedPlan
+from lanterne.pipeline.train.rank_layout import Layout
+from lanterne.pipeline.train.trainer import Iteration, Trainer
 
 
 class Mitigated:
@@ -12,18 +21,27 @@ class Mitigated:
 
     Args:
         comm: the Communicator of all ranks.
-        setup: the Setup. plans, options: those of its trainer.
-        events: Events, about ranks of the job and links between any two.
+        setup: what is trained. plans, options: those of its trainer.
+        events: about ranks of the job and links between any two.
         pace_s: what an action takes at least.
         state: URL of where rank 0 keeps what it knows; None for the job's store.
     """
 
-    def __init__(self, comm, setup, plans, options, events, pace_s=0.0, state=None):
+    def __init__(
+        self,
+        comm: Communicator,
+        setup: Setup,
+        plans: Sequence[CheckedPlan],
+        options: Mapping[str, Any],
+        events: Iterable[InjectedEvent],
+        pace_s: float = 0.0,
+        state: str | None = None,
+    ) -> None:
         self.disturbances = Disturbances(comm, events, pace_s)
-        options = options | {"plane": observed, "transport": self.disturbances.transport}
+        options = {**options, "plane": observed, "transport": self.disturbances.transport}
         del options["layout"]
 
-        def make(comm, plans, layout):
+        def make(comm: Communicator, plans: Sequence[CheckedPlan], layout: Layout) -> Trainer:
             return setup.trainer(comm, plans, layout=layout, **options)
 
         self.loop = ClosedLoop(
@@ -34,29 +52,30 @@ class Mitigated:
         self._told = 0
 
     @property
-    def trainer(self):
+    def trainer(self) -> Trainer | None:
         return self.loop.trainer
 
-    def iteration(self):
+    def iteration(self) -> Iteration | None:
         """An Iteration; None on a rank that is out."""
         self.disturbances.begin(self.loop.iterations)
         return self.loop.iteration()
 
-    def news(self):
+    def news(self) -> list[str]:
         """Lines about what was done since the last call."""
         acted, self._told = self.loop.acted[self._told :], len(self.loop.acted)
         return [told(act) for act in acted]
 
-    def summary(self):
+    def summary(self) -> dict[str, Any]:
         """On rank 0, for JSON: incidents, decisions, what they took."""
+        assert self.loop.controller is not None
         return self.loop.controller.state() | {"acted": self.loop.acted}
 
-    def close(self):
+    def close(self) -> None:
         """Release the trainer and all else."""
         self.loop.close()
 
 
-def told(act):
+def told(act: Mapping[str, Any]) -> str:
     """One line about what was done."""
     where = f"# iteration {act['iteration'] + 1}: "
     if act["kind"] == "report":
@@ -74,10 +93,12 @@ def told(act):
     )
 
 
-def incidents_table(incidents, iterations):
+def incidents_table(
+    incidents: Iterable[Mapping[str, Any]], iterations: int
+) -> tuple[list[tuple[str, str]], list[list[object]]]:
     """(columns, rows) of what a Controller blamed."""
     columns = [("what", ""), ("severity", ""), ("suspected", "iteration"), ("named", ""), ("over", ""), ("lasted", "")]
-    rows = []
+    rows: list[list[object]] = []
     for one in incidents:
         is_rank = one["what"].startswith("rank")
         severity = f"{one['severity']:.2f}x" if is_rank else f"+{format_time(one['severity'])}"

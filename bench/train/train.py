@@ -17,18 +17,22 @@ What is trained on depends on --seed and the number of the iteration only, so a 
 last checkpoint has the losses of one that was not, on any number of ranks.
 """
 
+from __future__ import annotations
+
 import argparse
 import os
 import statistics
 import sys
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from lanterne.bench.output import report
 from lanterne.bench.output.units import format_nbytes, format_time, parse_nbytes, parse_time_s, whole
 from lanterne.bench.pipeline.events_input import add_event_arguments, events_from
 from lanterne.bench.train.adapt import Disturbed, observed_plane, told, told_held
-from lanterne.bench.train.cut import RailCutter, parse_cut
+from lanterne.bench.train.cut import RailCutter, Record, parse_cut
 from lanterne.bench.train.cut import told as told_move
 from lanterne.bench.train.job import TOLERANCES, add_model_arguments, check_finite, make_setup, planned
 from lanterne.errors import InputError
@@ -37,10 +41,20 @@ from lanterne.transport.job.launch import MAX_WORLD_SIZE, RANK_ENVIRONMENT
 from lanterne.transport.own_python import own_python
 from lanterne.transport.registry import find_transport
 
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from lanterne.bench.train.job import Setup, TrainSettings
+    from lanterne.collectives.communicator import Communicator
+    from lanterne.pipeline.adapt.injection import InjectedEvent
+    from lanterne.pipeline.simulate.check import CheckedPlan
+    from lanterne.pipeline.train.trainer import Iteration, Trainer
+
 ROWS = 10
 
 
-def add_arguments(parser):
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of this command."""
     parser.add_argument("-n", "--ranks", type=int, metavar="N", help="start N ranks here")
     parser.add_argument("--transport", default="mpi", help="mpi (default), ucx, nccl or local")
@@ -86,35 +100,36 @@ def add_arguments(parser):
     parser.add_argument("--json", metavar="FILE", help="write everything ('-' for standard output)")
 
 
-def run(args):
+def run(args: argparse.Namespace) -> int:
     """Start the ranks, or train on this one; the exit code."""
     # As under our launcher: the threads of NumPy's products on all cores would wait for those of other ranks.
     for name, value in RANK_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    world_size = _check(args)
+    _check(args)
+    timeout_s, rails = parse_time_s(args.timeout, "--timeout"), _spare_rails(args)
     if args.transport == "local":
         from lanterne.collectives.jobs import spawn
 
-        return _finish(args, spawn(world_size, train, args, timeout_s=parse_time_s(args.timeout, "--timeout"))[0])
+        document = spawn(args.ranks, train, args, timeout_s=timeout_s)[0]
+        return _finish(args, document) if document is not None else 0
     if args.ranks is not None and not in_a_job():
         from lanterne.pipeline.train.checkpoint import load
         from lanterne.transport.job.launch import launch
 
-        setup = _setup(args, world_size)
+        setup = _setup(args, args.ranks)
         if args.resume:
             load(args.resume, asdict(setup.settings))
         command = [*own_python(), "-m", "lanterne", *sys.argv[1:]]
         return launch(command, args.ranks, launcher="mpi" if args.transport == "mpi" else "direct")
     from lanterne.collectives.jobs import init
 
-    timeout_s, rails = parse_time_s(args.timeout, "--timeout"), _spare_rails(args)
     with init(transport=args.transport, timeout_s=timeout_s, spare_rails=rails) as comm:
         document = train(comm, args)
-    return _finish(args, document) if comm.rank == 0 else 0
+    return _finish(args, document) if document is not None else 0
 
 
-def _check(args):
-    """The number of ranks, if it is known here."""
+def _check(args: argparse.Namespace) -> None:
+    """Raise InputError if the options do not fit each other."""
     if args.ranks is not None and not 1 <= args.ranks <= MAX_WORLD_SIZE:
         raise InputError(f"-n: got {args.ranks}, expected 1 to {MAX_WORLD_SIZE}")
     if parse_time_s(args.timeout, "--timeout") <= 0:
@@ -153,28 +168,27 @@ def _check(args):
         find_transport(args.transport)
     elif args.ranks is None:
         raise InputError("-n: got none, expected a number of ranks: --transport local has no launcher of its own")
-    return args.ranks
 
 
-def _on_streams(args):
+def _on_streams(args: argparse.Namespace) -> bool:
     """Whether activations and gradients go from GPU to GPU: --adapt goes by when the CPU sees messages come."""
     return args.device == "cuda" and args.transport == "nccl" and not args.adapt
 
 
-def _setup(args, world_size):
+def _setup(args: argparse.Namespace, world_size: int) -> Setup:
     from lanterne.pipeline.model.text import read_text
 
     return make_setup(args, world_size, read_text(args.data, args.tokens))
 
 
-def train(comm, args):
-    """Train; rank 0 gets what it found, a dict, the others None."""
+def train(comm: Communicator, args: argparse.Namespace) -> Record | None:
+    """Train; rank 0 gets what it found, the others None."""
     from lanterne.pipeline.train.checkpoint import load
 
     setup = _setup(args, comm.world_size)
     comm.deterministic = comm.deterministic or args.deterministic
     plans, starts = planned(comm, setup, args)
-    options = {"layout": setup.layout, "starts": starts, "sharded": args.zero1, **_memory(args)}
+    options: dict[str, Any] = {"layout": setup.layout, "starts": starts, "sharded": args.zero1, **_memory(args)}
     events = events_from(args, comm.world_size if args.mitigate else setup.layout.shape[1])
     if args.device == "cuda":
         from lanterne.pipeline.device.device_stage import cuda_device
@@ -195,10 +209,10 @@ def train(comm, args):
         trainer.restore(load(args.resume, about))
     elif path:
         _save(trainer, path, about)
-    disturbed = Disturbed(trainer, events, args.adapt) if events or args.adapt else None
+    disturbed = Disturbed(trainer, events, adapts=args.adapt) if events or args.adapt else None
     cuts = [parse_cut(text, comm.world_size) for text in args.cut]
     cutter = RailCutter(trainer, cuts) if args.spare_rails else None
-    results = []
+    results: list[Record] = []
     while trainer.iterations < args.iterations:
         if disturbed:
             disturbed.begin()
@@ -227,12 +241,20 @@ def train(comm, args):
     return {**document, "results": results} if comm.rank == 0 else None
 
 
-def _train_mitigated(comm, args, setup, plans, options, events):
+def _train_mitigated(
+    comm: Communicator,
+    args: argparse.Namespace,
+    setup: Setup,
+    plans: Sequence[CheckedPlan],
+    options: Mapping[str, Any],
+    events: Sequence[InjectedEvent],
+) -> Record | None:
     """As `train`, watched and mitigated by a ClosedLoop."""
     from lanterne.bench.train.mitigate import Mitigated
 
     pace_s = parse_time_s(args.pace, "--pace") if args.pace else 0.0
-    mitigated, results = Mitigated(comm, setup, plans, options, events, pace_s, args.state), []
+    mitigated = Mitigated(comm, setup, plans, options, events, pace_s, args.state)
+    results: list[Record] = []
     file = sys.stderr if args.json == "-" else sys.stdout
     for _ in range(args.iterations):
         done = mitigated.iteration()
@@ -250,20 +272,26 @@ def _train_mitigated(comm, args, setup, plans, options, events):
     return {**document, "mitigation": summary, "results": results} if comm.rank == 0 else None
 
 
-def _described(setup, plans, args, starts, events):
+def _described(
+    setup: Setup,
+    plans: Sequence[CheckedPlan],
+    args: argparse.Namespace,
+    starts: Sequence[int],
+    events: Iterable[InjectedEvent],
+) -> Record:
     copies, places, parts = setup.layout.shape
-    document = {"ranks": copies * places * parts, "stages": places, "data_parallel": copies, "tensor_parallel": parts}
-    plan = plans[0].plan
+    plan, ranks = plans[0].plan, copies * places * parts
+    document: Record = {"ranks": ranks, "stages": places, "data_parallel": copies, "tensor_parallel": parts}
     document |= {"scheduler": plan.scheduler, "placement": plan.placement.name, "starts": list(starts)}
     document |= {"microbatches_of_copies": list(setup.microbatches), "zero1": args.zero1}
     return document | {"events": [event.to_dict() for event in events], "settings": asdict(setup.settings)}
 
 
-def _spare_rails(args):
+def _spare_rails(args: argparse.Namespace) -> tuple[str, ...]:
     return tuple(args.spare_rails.split(",")) if args.spare_rails else ()
 
 
-def _memory(args):
+def _memory(args: argparse.Namespace) -> dict[str, int]:
     """The Trainer's options for saved activations."""
     if args.cap is None:
         if args.spill is not None:
@@ -275,7 +303,7 @@ def _memory(args):
     return {"cap_nbytes": cap_nbytes, "spill_nbytes": spill_nbytes}
 
 
-def _spilled(comm, trainer):
+def _spilled(comm: Communicator, trainer: Trainer) -> dict[str, list[int]] | None:
     """The most bytes that each rank held, and those moved to the host; None without --cap. A collective call."""
     import numpy as np
 
@@ -286,7 +314,7 @@ def _spilled(comm, trainer):
     return {"peak_nbytes": found[:, 0].tolist(), "spilled_nbytes": found[:, 1].tolist()}
 
 
-def _record(done, settings):
+def _record(done: Iteration, settings: TrainSettings) -> Record:
     tokens = settings.microbatches * settings.rows * settings.length
     return {
         "iteration": done.number,
@@ -297,7 +325,7 @@ def _record(done, settings):
     }
 
 
-def _show(results, args):
+def _show(results: Sequence[Record], args: argparse.Namespace) -> None:
     """One line of the table, for every tenth of the iterations; the others go by on a terminal."""
     record = results[-1]
     file = sys.stderr if args.json == "-" else sys.stdout
@@ -314,7 +342,7 @@ def _show(results, args):
         report.progress(line)
 
 
-def _finish(args, document):
+def _finish(args: argparse.Namespace, document: Record) -> int:
     """Check, write and sum up, on rank 0 or after all ranks; the exit code."""
     file = sys.stderr if args.json == "-" else sys.stdout
     if args.check:
@@ -352,7 +380,7 @@ def _finish(args, document):
     return 0 if found["same"] else 1
 
 
-def _save(trainer, path, about):
+def _save(trainer: Trainer, path: str, about: Record) -> None:
     from lanterne.pipeline.train.checkpoint import save
 
     state = trainer.state()
@@ -360,7 +388,7 @@ def _save(trainer, path, about):
         save(path, state, about)
 
 
-def compare(args, document):
+def compare(args: argparse.Namespace, document: Record) -> Record:
     """Train the same in one process: the largest relative difference of a microbatch's loss, and the verdict."""
     import numpy as np
 
@@ -372,7 +400,7 @@ def compare(args, document):
     alone = {"stages": 1, "data_parallel": 1, "tp": 1, "resume": None, "microbatches": microbatches}
     setup = _setup(argparse.Namespace(**vars(args) | alone), 1)
 
-    def reference(comm):
+    def reference(comm: Communicator) -> list[NDArray[np.float64]]:
         one = setup.trainer(comm, plans(Problem(1, setup.settings.microbatches, 1, 1, 1), "1f1b"))
         losses = []
         for number in range(args.iterations):
