@@ -118,7 +118,7 @@ def name_of(event: InjectedEvent) -> str:
     if event.rank is not None:
         return f"rank {event.rank}"
     link = event.links[0]
-    return "link {}-{}".format(*((link, link + 1) if type(link) is int else sorted(link)))
+    return "link {}-{}".format(*((link, link + 1) if isinstance(link, int) else sorted(link)))
 
 
 def outcomes(events: Iterable[InjectedEvent], plain: dict[str, Any], mitigated: dict[str, Any]) -> list[dict[str, Any]]:

@@ -81,7 +81,9 @@ def run(args: argparse.Namespace) -> int:
     with init(transport=args.transport) as comm:
         if comm.world_size < LEAST_RANKS:
             raise InputError(f"persistence: got a job of {comm.world_size} ranks, expected at least {LEAST_RANKS}")
-        return run_rank(comm, comm.tuning.model, settings, args)
+        model = comm.tuning.model
+        assert model is not None
+        return run_rank(comm, model, settings, args)
 
 
 def parse(args: argparse.Namespace) -> dict[str, Any]:

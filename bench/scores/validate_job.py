@@ -1,4 +1,7 @@
-"""The job of validate_score.py: one validation of all, and one of suspects alone, on ranks of which one may be slow."""
+"""The job of validate_score.py: one validation of all, and one of suspects alone, on ranks of which one may be slow.
+
+It stands apart because ranks import it by its name, and validate_score runs as a program, which has none.
+"""
 
 import math
 import time
@@ -31,5 +34,5 @@ def measure(comm: Communicator, work: dict[str, Any]) -> dict[str, Any] | None:
     if comm.rank:
         return None
     # JSON has no nan.
-    severities = {name: None if math.isnan(value) else value for name, value in severities.items()}
-    return {"validation": found.to_json(), "severities": severities, "examined_s": examined_s}
+    told = {name: None if math.isnan(value) else value for name, value in severities.items()}
+    return {"validation": found.to_json(), "severities": told, "examined_s": examined_s}

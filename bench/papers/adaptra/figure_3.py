@@ -26,7 +26,7 @@ from lanterne.pipeline.execute.execute import execute
 from lanterne.pipeline.execute.stage_timed import timed_stages
 from lanterne.pipeline.planes.base import DataPlane
 from lanterne.pipeline.planes.registry import predict, shaped
-from lanterne.transport.shaped import Link
+from lanterne.transport.shaped import Link, ShapedTransport
 
 PACKET_DELAYS_MS = (0.125, 0.25, 0.375)
 PACKETS_OF_A_MESSAGE, PACKETS_OF_GRADIENTS = 80, 7000
@@ -113,8 +113,10 @@ def _iteration_s(
 ) -> float:
     """Seconds from the agreed start until the last rank has its gradients."""
     link = Link(0.0, GRADIENT_NBYTES / reduce_s) if reduce_s else Link()
+    wire = gradients.transport
+    assert isinstance(wire, ShapedTransport)
     for pair in ((0, 1), (1, 0)):
-        gradients.transport.set_link(*(gradients.ranks[rank] for rank in pair), link)
+        wire.set_link(*(gradients.ranks[rank] for rank in pair), link)
     gradient = np.zeros(GRADIENT_NBYTES // 4, np.float32)
     stages = timed_stages(case.problem, case.checked.plan.placement, pipeline.rank, case.unit_s)
     comm.barrier()

@@ -20,7 +20,7 @@ from lanterne.bench.pipeline.measure import on_ranks
 from lanterne.collectives.communicator import Communicator, core_of
 from lanterne.kernels.cpu.delay import wait_until
 from lanterne.pipeline.planes.registry import shaped
-from lanterne.transport.shaped import SPIN_S, Link
+from lanterne.transport.shaped import SPIN_S, Link, ShapedTransport
 
 DELAYS_S = (1e-3, 2e-3, 5e-3, 10e-3, 20e-3, 50e-3)
 NBYTES, MESSAGES = 1 << 18, 8
@@ -53,12 +53,14 @@ def observe(comm: Communicator, work: dict[str, Any]) -> list[Record] | None:
     """The records, on rank 0; both ranks call it."""
     links = dict.fromkeys(((0, 1), (1, 0)))
     with shaped(comm, {pair: Link() for pair in links}) as group:
+        wire = group.transport
+        assert isinstance(wire, ShapedTransport)
         samples: dict[tuple[str, float], list[float]] = {}
         for _ in range(-1, work["samples"]):
             for kind, one_way in KINDS.items():
                 for delay_s in (0.0, *DELAYS_S):
                     for pair in links:
-                        group.transport.set_link(*pair, link_of(kind, delay_s))
+                        wire.set_link(*pair, link_of(kind, delay_s))
                     turns = max(1, round(SAMPLE_S / delay_s)) if delay_s else 1
                     group.barrier()
                     typical_s = statistics.median(one_way(group) for _ in range(turns))

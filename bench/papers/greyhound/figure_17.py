@@ -7,6 +7,7 @@ two iterations; nothing slow, a rank that is slow on purpose, and an emulated sl
 import statistics
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from lanterne.bench.output.units import format_time
@@ -54,7 +55,7 @@ def measure(comm: Communicator, work: dict[str, Any]) -> list[Record] | None:
         under_test = shaped(comm, links)
         found = validate(under_test, limit_s=work["limit_s"], injected=Injected(slowdown))
         comm.barrier()
-        examiner = Examiner(comm, under_test.transport, slowdown=lambda slowdown=slowdown: slowdown)
+        examiner = Examiner(comm, under_test.transport, slowdown=partial(float, slowdown))
         comm.barrier()
         began_s = time.monotonic()
         severities = examiner.examine((f"rank {SLOW_RANK}", "link {}-{}".format(*SLOW_LINK)))
