@@ -37,6 +37,7 @@ def run_job(
     microbatches: int,
     events: Iterable[InjectedEvent],
     iterations: int,
+    *,
     acts: bool = True,
     settings: dict[str, Any] | None = None,
     transport: str = "mpi",
