@@ -179,7 +179,7 @@ def _last_line(*command: str) -> str:
 
 def circles() -> tuple[str, bool]:
     """Circles of imports, between folders and inside them: what tests/test_imports.py finds."""
-    said = _last_line(sys.executable, "-P", "-m", "pytest", "-q", "tests/test_imports.py")
+    said = _last_line(sys.executable, "-P", "-m", "pytest", "tests/test_imports.py")
     return said, "failed" not in said and "passed" in said
 
 
