@@ -24,7 +24,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -42,7 +42,7 @@ from lanterne.transport.job.bootstrap import in_a_job
 from lanterne.transport.own_python import own_python
 
 if TYPE_CHECKING:
-    from lanterne.bench.collective.measure import CollectiveCase
+    from lanterne.bench.collective.measure import CollectiveCase, Tick
     from lanterne.collectives.communicator import Communicator
 
 __all__ = ["add_arguments", "run"]
@@ -101,12 +101,7 @@ def _tick(rank: int, case: str, text: str) -> None:
 
 
 def measured(
-    comm: Communicator,
-    settings: BenchSettings,
-    algorithms: Sequence[str],
-    nbytes: int,
-    delay_s: float,
-    tick: Callable[[str], None],
+    comm: Communicator, settings: BenchSettings, algorithms: Sequence[str], nbytes: int, delay_s: float, tick: Tick
 ) -> list[dict[str, Any]]:
     """A record for each algorithm on buffers of `nbytes`, or a little more, where all ranks must have as many."""
     from lanterne.bench.collective.measure import BUS_FACTOR, REDUCING, measure

@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def measure(args: argparse.Namespace) -> list[KernelComparison]:
-    """The Comparisons of every size and dtype asked for.
+    """The KernelComparisons of every size and dtype asked for.
 
     Raises:
         InputError: a size, dtype or count that cannot be.
@@ -122,10 +122,10 @@ def print_comparisons(comparisons: Sequence[KernelComparison]) -> None:
 
 
 def compare(bench: _Cpu | _Cuda, dtype: Dtype, nbytes: int, num_inputs: int, iterations: int) -> list[KernelComparison]:
-    """The Comparisons of one dtype and size: out = x0, then each contender on it, over and over.
+    """The KernelComparisons of one dtype and size: out = x0, then each contender on it, over and over.
 
     Args:
-        bench: a _Cpu or _Cuda: where arrays live and how a call is timed.
+        bench: where arrays live and how a call is timed.
     """
     count = nbytes // dtype.nbytes
     arrays = [bench.values(dtype, count, i) for i in range(num_inputs)]
@@ -150,47 +150,33 @@ def compare(bench: _Cpu | _Cuda, dtype: Dtype, nbytes: int, num_inputs: int, ite
             if i in (0, iterations):
                 wrong[name] += bench.count_wrong(dtype, out, summed)
     moved = {name: nbytes * factor for name, (factor, _, _) in contenders.items()}
-    return [
-        _comparison(label, kernel, ours, peer, times, moved, wrong, bench, dtype, nbytes, num_inputs)
-        for kernel in bench.kernels
+    found = []
+    for kernel in bench.kernels:
         for label, ours, peer in (
             ("reduce / copy", f"reduce {kernel}", "copy"),
             ("reduce / add", f"reduce {kernel}", "add"),
             ("fold / copy", f"fold {kernel}", "copy"),
             ("fold / adds", f"fold {kernel}", "adds"),
-        )
-        if peer in contenders
-    ]
-
-
-def _comparison(
-    label: str,
-    kernel: str,
-    ours: str,
-    peer: str,
-    times: dict[str, list[float]],
-    moved: dict[str, int],
-    wrong: dict[str, int],
-    bench: _Cpu | _Cuda,
-    dtype: Dtype,
-    nbytes: int,
-    num_inputs: int,
-) -> KernelComparison:
-    # Against a copy bandwidths are compared, since it moves less; against additions, which do the same, times.
-    weight = moved[ours] / moved[peer] if peer == "copy" else 1.0
-    return KernelComparison(
-        comparison=label,
-        kernel=kernel,
-        dtype=dtype.name,
-        nbytes=nbytes,
-        inputs=num_inputs if label.startswith("fold") else 2,
-        time_s=tuple(times[ours]),
-        peer_time_s=tuple(times[peer]),
-        bandwidth_gbytes_per_s=moved[ours] / statistics.median(times[ours]) / 1e9,
-        ratio=weight * statistics.median(p / t for p, t in zip(times[peer], times[ours], strict=True)),
-        bar=bench.bar(label, dtype.name, nbytes, num_inputs),
-        wrong=wrong[ours],
-    )
+        ):
+            if peer not in contenders:
+                continue
+            # Against a copy bandwidths are compared, since it moves less; against additions, which do the same, times.
+            weight = moved[ours] / moved[peer] if peer == "copy" else 1.0
+            comparison = KernelComparison(
+                comparison=label,
+                kernel=kernel,
+                dtype=dtype.name,
+                nbytes=nbytes,
+                inputs=num_inputs if label.startswith("fold") else 2,
+                time_s=tuple(times[ours]),
+                peer_time_s=tuple(times[peer]),
+                bandwidth_gbytes_per_s=moved[ours] / statistics.median(times[ours]) / 1e9,
+                ratio=weight * statistics.median(p / t for p, t in zip(times[peer], times[ours], strict=True)),
+                bar=bench.bar(label, dtype.name, nbytes, num_inputs),
+                wrong=wrong[ours],
+            )
+            found.append(comparison)
+    return found
 
 
 def _bench(device: str) -> _Cpu | _Cuda:

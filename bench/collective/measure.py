@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 # What names a dtype; arrays of bfloat16 are of uint16.
 DtypeName: TypeAlias = str | np.dtype[Any] | Dtype
+# Told what is being measured.
+Tick: TypeAlias = Callable[[str], None]
 # Of one algorithm: time_s and late_s samples, and the wrong elements over all ranks and calls.
 Measured: TypeAlias = tuple[list[float], list[float], int]
 
@@ -203,7 +205,7 @@ def measure(
     iterations: int = 5,
     warmup: int = 1,
     options: Mapping[str, Mapping[str, Any]] | None = None,
-    tick: Callable[[str], None] = lambda text: None,
+    tick: Tick = lambda text: None,
 ) -> dict[str, Measured]:
     """Time `algorithms` in turn, `iterations` rounds, so that what disturbs one disturbs all.
 

@@ -6,7 +6,7 @@ import io
 import statistics
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from lanterne.bench.collective.arrivals_report import draw as draw_arrivals
 from lanterne.bench.collective.cost_plot import STYLES
@@ -16,6 +16,8 @@ from lanterne.collectives.late.arrivals import Arrivals
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+Record: TypeAlias = dict[str, Any]
 
 
 def plot(path: str, document: dict[str, Any], arrivals: Arrivals | None = None) -> None:
@@ -78,9 +80,9 @@ def draw(over_size: Axes, over_delay: Axes, document: dict[str, Any]) -> None:
 
 def _lines(
     axis: Axes,
-    records: Iterable[dict[str, Any]],
-    place: Callable[[dict[str, Any]], float],
-    styles: dict[str, dict[str, Any]],
+    records: Iterable[Record],
+    place: Callable[[Record], float],
+    styles: dict[str, Record],
     rate: float | None,
 ) -> None:
     """A line per algorithm over `place(record)`; a record without a late rank counts from the common call."""

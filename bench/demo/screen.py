@@ -12,6 +12,8 @@ CHART_ROWS = 4
 MARKS = {"slowed": "S", "noticed": "N", "located": "L", "swapped": "P", "healed": "H", "reverted": "R"}
 COLOURS = {"red": "31", "green": "32", "yellow": "33", "bold": "1", "dim": "2"}
 STEP_COLOURS = {"slowed": "red", "healed": "red", "suspected": "dim", "calibrated": "dim"}
+Record: TypeAlias = dict[str, Any]
+Records: TypeAlias = Sequence[Record]
 # A line of the screen, and its colour of COLOURS, if any.
 Line: TypeAlias = tuple[str, str | None]
 PHASES = ("healthy", "slow, plan kept", "slow, adapted", "healed, before going back", "back to normal")
@@ -27,9 +29,7 @@ class DemoPhase(NamedTuple):
     tokens_per_s: float
 
 
-def phases(
-    results: Sequence[dict[str, Any]], steps: Sequence[dict[str, Any]], tokens: int, skipped: int
-) -> list[DemoPhase]:
+def phases(results: Records, steps: Records, tokens: int, skipped: int) -> list[DemoPhase]:
     """The DemoPhases that a run had, in order: those that its steps delimit.
 
     Args:
@@ -51,7 +51,7 @@ def phases(
     return found
 
 
-def first_of(steps: Sequence[dict[str, Any]], name: str) -> int | None:
+def first_of(steps: Records, name: str) -> int | None:
     """The iteration of the first step of that name, or None."""
     return next((step["iteration"] for step in steps if step["name"] == name), None)
 
@@ -76,7 +76,7 @@ def columns(values: Sequence[float], total: int, width: int) -> list[float | Non
     return found
 
 
-def mark_line(steps: Sequence[dict[str, Any]], total: int, width: int) -> str:
+def mark_line(steps: Records, total: int, width: int) -> str:
     """The line below the chart: a letter where something happened; the next free column where one is taken."""
     width = min(width, total)
     line = [" "] * width
@@ -97,12 +97,7 @@ def paint(text: str, colour: str | None, wanted: bool) -> str:
 
 
 def screen(
-    about: dict[str, Any],
-    records: Sequence[dict[str, Any]],
-    width: int = 80,
-    height: int = 24,
-    colour: bool = False,
-    elapsed_s: float = 0.0,
+    about: Record, records: Records, width: int = 80, height: int = 24, colour: bool = False, elapsed_s: float = 0.0
 ) -> list[str]:
     """The lines of the screen, none longer than `width` as shown, at most `height`.
 
@@ -129,7 +124,7 @@ def screen(
     return [paint(text[:width], kind, colour) for text, kind in lines[:height]]
 
 
-def _now(results: Sequence[dict[str, Any]], total: int) -> str:
+def _now(results: Records, total: int) -> str:
     last = results[-1]
     rate = statistics.median(record["tokens_per_s"] for record in results[-3:])
     return (
@@ -138,7 +133,7 @@ def _now(results: Sequence[dict[str, Any]], total: int) -> str:
     )
 
 
-def _ranks(about: dict[str, Any], last: dict[str, Any], steps: Sequence[dict[str, Any]]) -> list[Line]:
+def _ranks(about: Record, last: Record, steps: Records) -> list[Line]:
     """A line per rank, and beside it the link to the next one."""
     diverted = current_links(steps)
     found: list[Line] = []
@@ -158,19 +153,19 @@ def _ranks(about: dict[str, Any], last: dict[str, Any], steps: Sequence[dict[str
     return found
 
 
-def current_links(steps: Sequence[dict[str, Any]]) -> set[str]:
+def current_links(steps: Records) -> set[str]:
     """The links whose messages go by delegates now, "0-1"."""
     swaps = [step for step in steps if "links" in step]
     return {"{}-{}".format(*pair) for pair in swaps[-1]["links"]} if swaps else set()
 
 
-def is_slow(steps: Sequence[dict[str, Any]], name: str) -> bool:
+def is_slow(steps: Records, name: str) -> bool:
     """Whether the job has found that link slow, and has not gone back yet."""
     located = any(f"link {name}" in step.get("found", ()) for step in steps)
     return located and first_of(steps, "reverted") is None
 
 
-def step_lines(steps: Sequence[dict[str, Any]], width: int, most: int) -> list[Line]:
+def step_lines(steps: Records, width: int, most: int) -> list[Line]:
     """(line, colour) of each step, wrapped to `width`; what does not fit in `most` lines is left out at the top."""
     found: list[Line] = []
     for step in shown_steps(steps):
@@ -188,7 +183,7 @@ def step_lines(steps: Sequence[dict[str, Any]], width: int, most: int) -> list[L
     return found[-most:] if most > 0 else []
 
 
-def shown_steps(steps: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def shown_steps(steps: Records) -> list[Record]:
     """Without suspicions that something certain followed."""
     return [
         step
@@ -197,7 +192,7 @@ def shown_steps(steps: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def plain_line(record: dict[str, Any], every: int) -> str | None:
+def plain_line(record: Record, every: int) -> str | None:
     """The line of a record where there is no screen; None for iterations between `every`th ones."""
     if record["kind"] == "step":
         return f"iteration {record['iteration']:>3}  {record['name']:<10}  {record['text']}"

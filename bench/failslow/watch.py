@@ -134,9 +134,7 @@ def _path(folder: Path) -> str:
 
 def prepare(folder: Path) -> bool:
     """Make `folder`, with the sitecustomize that starts the recorder; False where another rank has made it."""
-    package = sys.modules["lanterne"].__file__
-    assert package is not None
-    root = str(Path(package).resolve().parent.parent)
+    root = str(Path(sys.modules["lanterne"].__path__[0]).resolve().parent)
     try:
         partial = Path(tempfile.mkdtemp(prefix=".lanterne-watch-", dir=folder.parent))
         (partial / "site").mkdir()

@@ -18,8 +18,8 @@ from lanterne.errors import LanterneError
 from lanterne.kernels.cuda import delay as cuda_delay
 from lanterne.kernels.staging import wait_for
 from lanterne.pipeline.device.device_stage import Device
+from lanterne.pipeline.planes.base import DataPlane
 from lanterne.pipeline.planes.registry import make_plane
-from lanterne.pipeline.planes.streams import Streams
 from lanterne.transport.shaped import FREE, Link
 
 NBYTES, TURNS = 4 << 20, 9
@@ -77,7 +77,7 @@ def _load(device: Device) -> None:
         raise LanterneError("links: the device does not add")
 
 
-def _turn_s(comm: Communicator, device: Device, plane: Streams, nbytes: int) -> float:
+def _turn_s(comm: Communicator, device: Device, plane: DataPlane, nbytes: int) -> float:
     """Seconds that a message takes from rank 0 to 1, or back; 0 on other ranks."""
     comm.barrier()
     if comm.rank > 1:
