@@ -41,7 +41,7 @@ class TransportTimeout(TransportError):
 
     def __init__(self, message: str, peers: Iterable[int] = ()) -> None:
         super().__init__(message)
-        self.peers = tuple(peers)
+        self.peers: tuple[int, ...] = tuple(peers)
 
 
 class PeerFailed(TransportError):

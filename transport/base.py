@@ -59,10 +59,10 @@ class Region:
     buffer: memoryview | None
 
     def __init__(self, array: Any, native: Any = None) -> None:
-        self.array = array
+        self.array: Any = array
         self.native: Any = native
         interface = getattr(array, "__cuda_array_interface__", None)
-        self.device = interface is not None
+        self.device: bool = interface is not None
         if self.device:
             from lanterne.kernels.cuda.device_view import view_device
 

@@ -38,12 +38,12 @@ class LocalWorld:
         if not isinstance(world_size, int) or world_size < 1:
             raise InputError(f"local world: got {world_size!r} ranks, expected at least 1")
         self.world_size = world_size
-        self.lock = threading.Lock()
+        self.lock: threading.Lock = threading.Lock()
         # By (source, destination, tag), all sends or all receives, oldest first.
         self.unmatched: defaultdict[tuple[int, int, int], deque[_Unmatched]] = defaultdict(deque)
         # Rank -> (why it left, when others are to know: time.monotonic()).
         self.gone: dict[int, tuple[str, float]] = {}
-        self.boards = LocalBoards()
+        self.boards: LocalBoards = LocalBoards()
 
     def transport(self, rank: int, timeout_s: float | None = None) -> "LocalTransport":
         """The transport of `rank`; `timeout_s` is the default of its waits."""
@@ -54,16 +54,16 @@ class LocalTransport(Transport):
     """One thread's end of a LocalWorld."""
 
     name = "local"
-    capabilities = Capabilities(receiver_paced_nbytes=0)
+    capabilities: Capabilities = Capabilities(receiver_paced_nbytes=0)
 
     def __init__(self, world: LocalWorld, rank: int, timeout_s: float | None = None) -> None:
         if not 0 <= rank < world.world_size:
             raise InputError(f"local transport: got rank {rank}, expected 0 to {world.world_size - 1}")
         self.world = world
         self.rank = rank
-        self.world_size = world.world_size
+        self.world_size: int = world.world_size
         if timeout_s is not None:
-            self.timeout_s = check_timeout_s(timeout_s)
+            self.timeout_s: float = check_timeout_s(timeout_s)
 
     def post(self, ops: Sequence[Operation]) -> "LocalRequest":
         check_ops(self, ops)
@@ -148,7 +148,7 @@ class LocalRequest(Request):
 
     def __init__(self, transport: LocalTransport, count: int) -> None:
         self._transport = transport
-        self.remaining = count
+        self.remaining: int = count
         self.waiting: list[int] = []
         self.error: TransportError | None = None
         self.event: threading.Event | None = None

@@ -38,10 +38,10 @@ class Pauses:
 
     def __init__(self, ranks_here: int = 1, longer_s: float = LONGER_S) -> None:
         self._ranks_here = ranks_here
-        self.longer_s = longer_s
+        self.longer_s: float = longer_s
         cores = os.cpu_count() or 1
-        self.shared = ranks_here > cores
-        self.yields = max(YIELDS_LEAST, YIELDS_SHARED * cores // ranks_here) if self.shared else YIELDS
+        self.shared: bool = ranks_here > cores
+        self.yields: int = max(YIELDS_LEAST, YIELDS_SHARED * cores // ranks_here) if self.shared else YIELDS
         self._nap_until_s = 0.0
 
     def finer(self) -> "Pauses":

@@ -48,7 +48,7 @@ class Group:
         self.rank = rank
         self.world_size = world_size
         self.store = store
-        self.host = host_identity()
+        self.host: str = host_identity()
         self.hosts: tuple[str, ...] = (self.host,)
         self.ends_together = False
         self._store_process = store_process

@@ -75,11 +75,11 @@ class Ends:
     def __init__(
         self, rank: int, links: Links, *, in_order: bool = False, separate: bool = False, rendezvous: bool = False
     ) -> None:
-        self.rank = rank
-        self.links = dict(links)
-        self.in_order = in_order
-        self.separate = separate
-        self.rendezvous = rendezvous
+        self.rank: int = rank
+        self.links: dict[tuple[int, int], Link] = dict(links)
+        self.in_order: bool = in_order
+        self.separate: bool = separate
+        self.rendezvous: bool = rendezvous
         # When this rank's end is free again, sending (by peer, where links are separate) and receiving; for rendezvous,
         # by peer.
         self._egress_free_s: dict[int | None, float] = {}
@@ -150,7 +150,7 @@ class ShapedTransport(Wrapper):
             n = inner.world_size
             links = {(a, b): links for a in range(n) for b in range(n) if a != b}
         super().__init__(inner, f"shaped-{inner.name}")
-        self.ends = Ends(inner.rank, links, in_order=in_order, separate=separate, rendezvous=rendezvous)
+        self.ends: Ends = Ends(inner.rank, links, in_order=in_order, separate=separate, rendezvous=rendezvous)
         self._words: list[Region] = []
 
     def link(self, source: int, destination: int) -> Link:

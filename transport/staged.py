@@ -34,7 +34,8 @@ class StagedTransport(Wrapper):
 
     def __init__(self, inner: Transport, runtime: "CudaRuntime", stream: Any) -> None:
         super().__init__(inner, inner.name, replace(inner.capabilities, device_memory=True))
-        self.runtime = self._runtime = runtime
+        self._runtime = runtime
+        self.runtime: CudaRuntime | None = runtime
         self.stream = stream
         self._stager = Stager(runtime)
         self._free: dict[int, list[NDArray[np.uint8]]] = {}

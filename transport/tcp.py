@@ -31,7 +31,7 @@ class TcpTransport(SpareTransport):
         super().__init__(inner, ("tcp",), lambda told: group.exchange("lanterne/tcp", told), group.check_peers)
         self.name = "tcp"
         self._group = group
-        self.pauses = Pauses(group.ranks_here)
+        self.pauses: Pauses = Pauses(group.ranks_here)
         for peer in self.peers.values():
             peer.path = peer.rails[0].index
             peer.is_ready = True

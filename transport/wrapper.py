@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from lanterne.transport.base import Capabilities, Transport
+from lanterne.transport.pauses import Pauses
 
 if TYPE_CHECKING:
     from lanterne.transport.board.seat import Seat
@@ -21,11 +22,11 @@ class Wrapper(Transport):
     def __init__(self, inner: Transport, name: str, capabilities: Capabilities | None = None) -> None:
         self.inner = inner
         self.name = name
-        self.rank = inner.rank
-        self.world_size = inner.world_size
-        self.capabilities = capabilities or inner.capabilities
-        self.timeout_s = inner.timeout_s
-        self.pauses = inner.pauses
+        self.rank: int = inner.rank
+        self.world_size: int = inner.world_size
+        self.capabilities: Capabilities = capabilities or inner.capabilities
+        self.timeout_s: float = inner.timeout_s
+        self.pauses: Pauses = inner.pauses
 
     def open_board(self, key: str, rank: int, world_size: int) -> "Seat | None":
         return self.inner.open_board(key, rank, world_size)

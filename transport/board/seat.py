@@ -91,7 +91,7 @@ class LocalBoards:
     """The boards of ranks that are threads of one process."""
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
+        self.lock: threading.Lock = threading.Lock()
         self._boards: OrderedDict[str, tuple[Sequencer, list[deque[Record]]]] = OrderedDict()
 
     def find(self, key: str, world_size: int) -> tuple[Sequencer, list[deque[Record]]]:

@@ -127,17 +127,17 @@ class MpiTransport(Transport):
         # Of posts that failed, or that nobody holds any more: what of them is under way uses its memory still.
         self._abandoned: list[object] = []
         unlink_segments()
-        self.rank = int(world.rank)
-        self.world_size = int(world.size)
+        self.rank: int = int(world.rank)
+        self.world_size: int = int(world.size)
         self._lane_bits = _lane_bits(self._comm.Get_attr(MPI.TAG_UB))
         large = MPI.Get_version() >= (4, 0)
-        self.capabilities = Capabilities(
+        self.capabilities: Capabilities = Capabilities(
             device_memory=is_cuda_aware(),
             max_message_nbytes=2**63 - 1 if large else INT_MAX,
             # Not the exact eager limit, which differs between MPIs, but a size that all of them send by rendezvous.
             receiver_paced_nbytes=1 << 20,
         )
-        self.pauses = Pauses(group.ranks_here if group is not None else world.size)
+        self.pauses: Pauses = Pauses(group.ranks_here if group is not None else world.size)
         if timeout_s is not None:
             self.timeout_s = timeout_s
 

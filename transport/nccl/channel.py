@@ -15,7 +15,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-from lanterne.errors import TransportError
+from lanterne.errors import LanterneError, TransportError
 from lanterne.kernels.arrays import Stream
 from lanterne.transport.base import Operation, Send, Transport, timeout_error
 from lanterne.transport.nccl.library import OPS, UINT8, LimitedCall, call_with_limit, reported
@@ -32,7 +32,7 @@ ABORT_S, DESTROY_S = 5.0, 5.0
 # is three of them (an event to wait for, messages, an event).
 MAX_QUEUED = 256
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 # Whether it is sent, its address, its bytes, and with which member.
 Message: TypeAlias = tuple[bool, int, int, int]
@@ -65,15 +65,15 @@ class NcclChannel:
         self.transport = transport
         self.library = library
         self.runtime = runtime
-        self.ranks = tuple(ranks)
-        self.world_size = len(ranks)
+        self.ranks: tuple[int, ...] = tuple(ranks)
+        self.world_size: int = len(ranks)
         self.stream: Stream = runtime.new_stream()
-        self.failure: TransportError | None = None
+        self.failure: LanterneError | None = None
         # Whether it still has to be raised: the watch saw it, between calls.
         self._unraised = False
         self._abort: LimitedCall[object] | None = None
         self._aborted_by = 0.0
-        self.closed = False
+        self.closed: bool = False
         self._communicator = communicator
         # CuPy's object would destroy it once more when it goes, and hang where an abort or a destroy has hung: never.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(communicator))
@@ -94,7 +94,7 @@ class NcclChannel:
         """
         return self._watch.queued <= MAX_QUEUED or self._watch.look() <= MAX_QUEUED
 
-    def overdue(self, what: str, limit_s: float) -> TransportError:
+    def overdue(self, what: str, limit_s: float) -> LanterneError:
         """The error of `what`, which its stream has not reached within `limit_s`; see ChannelWatch.overdue."""
         return self._watch.overdue(what, limit_s)
 
@@ -203,7 +203,7 @@ class NcclChannel:
         if raised:
             self.check_open()
 
-    def fail(self, error: TransportError, *, raised: bool = True) -> TransportError:
+    def fail(self, error: LanterneError, *, raised: bool = True) -> LanterneError:
         """End the channel because of `error`, from any thread: frees its stream. Returns what ended it first.
 
         Args:

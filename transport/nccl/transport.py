@@ -32,6 +32,7 @@ from lanterne.transport.nccl.library import (
     pose_as_host,
     version_text,
 )
+from lanterne.transport.pauses import Pauses
 from lanterne.transport.rank_group import Group
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ class NcclTransport(Transport):
     """
 
     name = "nccl"
-    capabilities = Capabilities(
+    capabilities: Capabilities = Capabilities(
         device_memory=True, stream_ordered=True, device_alignment_nbytes=ALIGNMENT_NBYTES, max_message_nbytes=2**62
     )
 
@@ -79,22 +80,24 @@ class NcclTransport(Transport):
         runtime: "CudaRuntime | None" = None,
         library: Any = None,
     ) -> None:
-        self.rank = group.rank
-        self.world_size = group.world_size
-        self.host_name = group.host
-        self.host = host or _open_host(group, timeout_s)
-        self.pauses = self.host.pauses
-        self.timeout_s = self.host.timeout_s if timeout_s is None else timeout_s
+        self.rank: int = group.rank
+        self.world_size: int = group.world_size
+        self.host_name: str = group.host
+        self.host: Transport = host or _open_host(group, timeout_s)
+        self.pauses: Pauses = self.host.pauses
+        self.timeout_s: float = self.host.timeout_s if timeout_s is None else timeout_s
         self._channels: list[NcclChannel] = []
         self.library: Any = library
         try:
             unavailable: LanterneError | None = None
             try:
                 self.library = library or _open_library(group)
-                self.runtime = runtime or _open_device(group)
+                self.runtime: CudaRuntime | None = runtime or _open_device(group)
             except LanterneError as error:
                 unavailable = error
-            self.channel = self.open_channel(range(self.world_size), make_tag(0, MEETING_LANE), unavailable)
+            self.channel: NcclChannel = self.open_channel(
+                range(self.world_size), make_tag(0, MEETING_LANE), unavailable
+            )
         except BaseException:
             self.close()
             raise
@@ -121,7 +124,7 @@ class NcclTransport(Transport):
             )
         devices = [found.device.partition("/") for found in seats]
         check_devices([(host, identity) for host, _, identity in devices], min(versions))
-        self.shares_devices = any(found.shares for found in seats)
+        self.shares_devices: bool = any(found.shares for found in seats)
 
         start = partial(make_communicator, self.library, len(ranks), seats[0].unique_id, me)
         failed: TransportError | None = None

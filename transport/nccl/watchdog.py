@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-from lanterne.errors import TransportError, TransportTimeout
+from lanterne.errors import LanterneError, TransportError, TransportTimeout
 from lanterne.transport.base import Request, Transport, timeout_error
 
 if TYPE_CHECKING:
@@ -28,10 +28,10 @@ class Watched(Protocol):
     @property
     def runtime(self) -> "CudaRuntime": ...
     @property
-    def failure(self) -> TransportError | None: ...
+    def failure(self) -> LanterneError | None: ...
     def check(self, *, raised: bool = True) -> None: ...
-    def fail(self, error: TransportError, *, raised: bool = True) -> TransportError: ...
-    def overdue(self, what: str, limit_s: float) -> TransportError: ...
+    def fail(self, error: LanterneError, *, raised: bool = True) -> LanterneError: ...
+    def overdue(self, what: str, limit_s: float) -> LanterneError: ...
 
 
 class Pending:
@@ -42,14 +42,14 @@ class Pending:
     def __init__(
         self, entry: Event, done: Event, peers: tuple[int, ...], what: str, regions: Iterable[object], size: int
     ) -> None:
-        self.entry = entry
-        self.done = done
-        self.peers = peers
-        self.what = what
-        self.regions = regions
-        self.size = size
+        self.entry: Event = entry
+        self.done: Event = done
+        self.peers: tuple[int, ...] = peers
+        self.what: str = what
+        self.regions: Iterable[object] = regions
+        self.size: int = size
         self.entered_s: float | None = None
-        self.is_done = False
+        self.is_done: bool = False
 
 
 class ChannelWatch:
@@ -64,7 +64,7 @@ class ChannelWatch:
         self._channel = weakref.ref(channel)
         self._pending: list[Pending] = []
         self._lock = threading.Lock()
-        self.queued = 0
+        self.queued: int = 0
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -103,7 +103,7 @@ class ChannelWatch:
         except TransportError as error:
             channel.fail(error, raised=False)
 
-    def overdue(self, what: str, limit_s: float) -> TransportError:
+    def overdue(self, what: str, limit_s: float) -> LanterneError:
         """The error of `what`, which its stream has not reached within `limit_s`, or which is not done.
 
         That stream may wait for an earlier call, and so for other ranks: those are named then.

@@ -32,7 +32,7 @@ class Handle:
         ring_fd = make_memory(16 * RING_WORDS)
         words = map_memory(ring_fd, 16 * RING_WORDS).cast("q")
         self._ring = Ring(words[:RING_WORDS])
-        self.back = Ring(words[RING_WORDS:])
+        self.back: Ring = Ring(words[RING_WORDS:])
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         fds = (theirs.fileno(), self._wakeup, arena_fd, ring_fd)
         self._process = subprocess.Popen(

@@ -62,13 +62,13 @@ class Arena:
         if nbytes < PAGE:
             raise InputError(f"shared memory: got {nbytes} bytes, expected at least {PAGE}: {purpose}")
         self.nbytes = nbytes
-        self.used_nbytes = 0
+        self.used_nbytes: int = 0
         self._purpose = purpose
         self._align = align
         whole = -(-nbytes // PAGE) * PAGE + PAGE
-        self.fd = make_memory(whole)
+        self.fd: int = make_memory(whole)
         self._reserve(whole - PAGE, PAGE, PAGE)
-        self.view = map_memory(self.fd, whole)
+        self.view: memoryview = map_memory(self.fd, whole)
         self._end = 0
         self._free: dict[int, list[int]] = {}  # offsets by size
 

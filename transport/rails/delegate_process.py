@@ -51,8 +51,8 @@ class DelegatePeer:
         self.outgoing: Outgoing[tuple[int, int, int]] = Outgoing()
         self.incoming: Incoming[tuple[int, int]] = Incoming()
         self.rails: list[Rail] = []
-        self.has_left = False
-        self.is_lost = False
+        self.has_left: bool = False
+        self.is_lost: bool = False
 
     @property
     def is_due(self) -> bool:
@@ -90,10 +90,10 @@ class DelegateLoop:
         self.ring = ring
         self.back = back
         self.arena = arena
-        self.landed = landed_counter(arena)
+        self.landed: memoryview = landed_counter(arena)
         self.peers: dict[int, DelegatePeer] = {}
         self.rails: dict[int, Rail] = {}
-        self.poll = select.poll()
+        self.poll: select.poll = select.poll()
         self.poll.register(control, select.POLLIN)
         self.poll.register(wakeup, select.POLLIN)
         self.poll.register(returns, select.POLLIN)

@@ -112,12 +112,12 @@ class Delegates:
         if not rails or len(set(rails)) < len(rails):
             raise InputError(f"rails: got {', '.join(rails) or 'none'}, expected different names, at least one")
         self.rank = rank
-        self.peers = tuple(sorted(peers))
+        self.peers: tuple[int, ...] = tuple(sorted(peers))
         self.dropped: list[tuple[int, int, int, float]] = []
         self.returned: list[tuple[int, int, int, float]] = []
         self._on_sent = on_sent
-        self.arena = Arena(memory_nbytes, "room for all messages that a rank sends and receives in an iteration")
-        self.neighbours = Neighbours()
+        self.arena: Arena = Arena(memory_nbytes, "room for all messages that a rank sends and receives in an iteration")
+        self.neighbours: Neighbours = Neighbours()
         self._under_way = 0
         self._closed = False
         self.addresses: list[str | None] = []

@@ -27,7 +27,7 @@ class Outgoing(Generic[Message]):
         self._messages: deque[Message] = deque()
         self._received = 0
         self._next = 0
-        self.granted = 0
+        self.granted: int = 0
 
     @property
     def unfinished(self) -> int:
@@ -78,7 +78,7 @@ class Incoming(Generic[Place]):
 
     def __init__(self) -> None:
         self._places: deque[Place] = deque()
-        self.received = 0
+        self.received: int = 0
 
     @property
     def granted(self) -> int:

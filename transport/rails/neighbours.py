@@ -55,11 +55,11 @@ class Neighbour:
         self.rank = rank
         self.sock = sock
         self._on_sent = on_sent
-        self.outbox = Ring(words)
+        self.outbox: Ring = Ring(words)
         # Messages, of (nbytes, offset, departure_ns), that no receive is there for, or the other way round.
         self._early: deque[tuple[int, int, int]] = deque()
         self.awaited: deque[tuple[int, Done]] = deque()
-        self.has_left = False
+        self.has_left: bool = False
         # Messages that have not landed, oldest first, and those after them.
         self._landing: deque[tuple[int, int, int]] = deque()
 

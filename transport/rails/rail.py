@@ -67,7 +67,7 @@ class Rail:
         self.peer = peer
         self.index = index
         self.life = life
-        self.alive_s = 0.0
+        self.alive_s: float = 0.0
         self.pinged_s: float | None = None
         self.taking: int | None = None
         self._out: deque[memoryview] = deque()

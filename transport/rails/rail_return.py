@@ -73,9 +73,10 @@ class RailReturn:
     def _run(self) -> None:
         due: list[tuple[float, Key, int]] = []  # (when, which, life), a heap
         tries: dict[Key, int] = {}  # how often it was tried
+        watched: list[socket.socket | int] = [*self._listeners, self._poke]
         while True:
             wait_s = max(0.0, due[0][0] - time.monotonic()) if due else None
-            ready, _, _ = select.select([*self._listeners, self._poke], [], [], wait_s)
+            ready, _, _ = select.select(watched, [], [], wait_s)
             if self._poke in ready:
                 os.eventfd_read(self._poke)
                 for _ in range(len(self._lost)):

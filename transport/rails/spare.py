@@ -67,7 +67,7 @@ class SpareTransport(Wrapper):
     ) -> None:
         # Each message is copied, on the host.
         super().__init__(inner, f"spare-{inner.name}", replace(inner.capabilities, device_memory=False))
-        self.rails = tuple(rails)
+        self.rails: tuple[str, ...] = tuple(rails)
         self.moved: list[tuple[int, str, str, float]] = []
         self._check_dead = check_dead
         self._poll = select.poll()
@@ -75,7 +75,9 @@ class SpareTransport(Wrapper):
         self._looked_s = 0.0
         self._by_fd: dict[int, Rail] = {}
         found = connect_rails(self.rank, self.rails, exchange)
-        self.peers = {rank: SparePeer(rank) for rank in range(self.world_size) if rank != self.rank}
+        self.peers: dict[int, SparePeer] = {
+            rank: SparePeer(rank) for rank in range(self.world_size) if rank != self.rank
+        }
         for (rank, index), sock in sorted(found.items()):
             configure(sock)
             rail = Rail(sock, rank, index + 1)

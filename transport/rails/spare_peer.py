@@ -27,7 +27,7 @@ class SparePeer:
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
-        self.ledger = Ledger()
+        self.ledger: Ledger = Ledger()
         self.rails: list[Rail] = []
         self.path = DIRECT
         self.is_ready = False
@@ -35,14 +35,14 @@ class SparePeer:
         self.sends: set[SpareOperation] = set()
         self.early: dict[tuple[int, int], memoryview] = {}
         self.coming: memoryview | None = None
-        self.heard_s = 0.0
-        self.asked_s = 0.0
+        self.heard_s: float = 0.0
+        self.asked_s: float = 0.0
         self.overdue_s: float | None = None
         self.told: dict[int, int] = {}
         self.news_nbytes = 0
         self.news_messages = 0
         self.error: TransportError | None = None
-        self.lost_s = 0.0
+        self.lost_s: float = 0.0
         self.cut: str | None = None
         self.has_left = False
 
@@ -66,11 +66,11 @@ class SpareOperation:
     def __init__(
         self, op: Operation, peer: SparePeer | None, number: int, request: "Request | Swallowed | None" = None
     ) -> None:
-        self.op = op
-        self.peer = peer
-        self.number = number
-        self.request = request
-        self.done = False
+        self.op: Operation = op
+        self.peer: SparePeer | None = peer
+        self.number: int = number
+        self.request: Request | Swallowed | None = request
+        self.done: bool = False
         self.error: TransportError | None = None
 
     @property

@@ -24,13 +24,13 @@ class Connection:
     __slots__ = ("guards", "inbox", "lost", "nonce", "outbox", "rank", "sock")
 
     def __init__(self, sock: socket.socket, nonce: bytes) -> None:
-        self.sock = sock
+        self.sock: socket.socket = sock
         self.nonce: bytes | None = nonce  # None once the client has proven that it knows the token
-        self.inbox = bytearray()
-        self.outbox = bytearray()
+        self.inbox: bytearray = bytearray()
+        self.outbox: bytearray = bytearray()
         self.rank: int | None = None
         self.guards: int | None = None
-        self.lost = "its connection ended without goodbye"
+        self.lost: str = "its connection ended without goodbye"
 
 
 class Service(Protocol):

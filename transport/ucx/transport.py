@@ -83,8 +83,8 @@ class UcxTransport(Transport):
         self._ucxx, self._array = load_ucxx()
         self._tag = self._ucxx.UCXXTag
         self._group = group
-        self.rank = group.rank
-        self.world_size = group.world_size
+        self.rank: int = group.rank
+        self.world_size: int = group.world_size
         if timeout_s is not None:
             self.timeout_s = timeout_s
         self._context, self._worker = make_worker(self._ucxx, settings(group.hosts, group.rank, os.environ))
@@ -93,7 +93,7 @@ class UcxTransport(Transport):
         self._orphans: list[Started] = []
         self._moved = False
         self._polls = 0
-        self.capabilities = Capabilities(
+        self.capabilities: Capabilities = Capabilities(
             # A UCX with CUDA says so even where there is no driver; its context then has no CUDA component.
             device_memory=self._context.cuda_support and "cuda" in self._context.info,
             receiver_paced_nbytes=receiver_paced_nbytes(os.environ),
@@ -329,7 +329,7 @@ class DeviceSpan:
 
     def __init__(self, region: Region, offset: int, nbytes: int) -> None:
         self.region = region
-        self.__cuda_array_interface__ = {
+        self.__cuda_array_interface__: dict[str, Any] = {
             "data": (region.address + offset, False),
             "shape": (nbytes,),
             "typestr": "|u1",
