@@ -44,7 +44,7 @@ class Weighing:
     __slots__ = ("_next_row", "bursts")
 
     def __init__(self) -> None:
-        self.bursts = Bursts()
+        self.bursts: Bursts = Bursts()
         self._next_row = 0
 
     def is_due(self, rows: int, row: int) -> bool:

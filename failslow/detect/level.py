@@ -46,8 +46,8 @@ class Level:
 
     def __init__(self, capacity: int, values: Sequence[float] = (), like: "Level | None" = None) -> None:
         """A level of `values`; its noise is that of Level `like` until there are enough of them to tell."""
-        self.window = SortedWindow(capacity, values)
-        self.median = self.window.median() if values else 0.0
+        self.window: SortedWindow = SortedWindow(capacity, values)
+        self.median: float = self.window.median() if values else 0.0
         self._set_scale(like.scale if like else MIN_SCALE)
         self._core: float = like._core if like else MIN_SCALE
         self._reviews = 0
@@ -74,9 +74,9 @@ class Level:
         self._wander2 += (beyond - self._wander2) / 8
 
     def _set_scale(self, scale: float) -> None:
-        self.scale = scale
-        self.spread2 = 2 * scale**2
-        self.shift = max(SHIFT, DISTINCT * scale)
+        self.scale: float = scale
+        self.spread2: float = 2 * scale**2
+        self.shift: float = max(SHIFT, DISTINCT * scale)
 
     @property
     def wander(self) -> float:
@@ -149,7 +149,8 @@ class Anchor:
 
     def drop(self, value: float) -> None:
         """Anchor at `value`."""
-        self.value = self.told = value
+        self.value: float = value
+        self.told: float = value
         self._reviews = 0
 
     def rises(self, level: Level) -> bool:
@@ -163,6 +164,7 @@ class Anchor:
             self._reviews += 1
             self.value += drift / (self._reviews + 2)
         if drift < -max(IGNORED, SIGNIFICANT * error):
-            self.value = self.told = level.median
+            self.value = level.median
+            self.told = level.median
         # What a small step has told already is no slow drift.
         return drift > max(SHIFT, SIGNIFICANT * error, self.told - self.value + IGNORED)

@@ -86,9 +86,9 @@ class Tracker:
 
     def __init__(self) -> None:
         self.events: list[LevelEvent] = []
-        self.row = 0
-        self.slow = False
-        self.warm = False
+        self.row: int = 0
+        self.slow: bool = False
+        self.warm: bool = False
         self._level = Level(SKIPPED_ROWS)
         self._anchor = Anchor()
         self._base = self._last = 0.0

@@ -39,18 +39,19 @@ class VoteRun:
     __slots__ = ("cap", "floor", "grew", "rate", "score", "start", "suspected")
 
     def __init__(self, rate: float) -> None:
-        self.score = 0.0
-        self.grew = False
-        self.start = 0
+        self.score: float = 0.0
+        self.grew: bool = False
+        self.start: int = 0
         self.suspected: int | None = None
         self.set_rate(rate)
 
     def set_rate(self, rate: float) -> None:
         """Expect a share `rate` of healthy samples to look shifted."""
-        self.rate = rate = MIN_RATE if rate < MIN_RATE else MAX_RATE if rate > MAX_RATE else rate
-        self.cap = log(SEEN / rate)
+        rate = MIN_RATE if rate < MIN_RATE else MAX_RATE if rate > MAX_RATE else rate
+        self.rate: float = rate
+        self.cap: float = log(SEEN / rate)
         # Where every other row looks shifted, one that does not says more than one that does.
-        self.floor = -self.cap if rate < 1 - SEEN else log((1 - SEEN) / (1 - rate))
+        self.floor: float = -self.cap if rate < 1 - SEEN else log((1 - SEEN) / (1 - rate))
 
     def forget(self, share: float) -> None:
         """Forget `share` of the healthy samples that looked shifted."""

@@ -17,7 +17,7 @@ class SortedWindow:
     __slots__ = ("_sorted", "capacity", "values")
 
     def __init__(self, capacity: int, values: Sequence[float] = ()) -> None:
-        self.capacity = capacity
+        self.capacity: int = capacity
         self.values: deque[float] = deque(values[-capacity:] if values else ())
         self._sorted = sorted(self.values)
 

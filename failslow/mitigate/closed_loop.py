@@ -102,21 +102,23 @@ class ClosedLoop:
         self._acts = acts
         self._wrap = wrap or (lambda stages: stages)
         self._checkpoint = checkpoint
-        self.iterations = 0
+        self.iterations: int = 0
         self.acted: list[dict[str, Any]] = []
         self._recent_s: deque[float] = deque(maxlen=LATEST)
-        self.scheduler = plans[0].plan.scheduler
+        self.scheduler: str = plans[0].plan.scheduler
         self._problem = plans[0].problem
-        self.wire = comm.split(0, comm.rank, transport)
-        self.agreement = Agreement(comm.split(0, comm.rank), 0)
-        self.now = Arrangement(layout.ranks, tuple(checked.plan.microbatches for checked in plans))
+        self.wire: Communicator = comm.split(0, comm.rank, transport)
+        self.agreement: Agreement = Agreement(comm.split(0, comm.rank), 0)
+        self.now: Arrangement = Arrangement(layout.ranks, tuple(checked.plan.microbatches for checked in plans))
         self._members = tuple(range(comm.world_size))
         self._team: Communicator | None = None
         self._probed: tuple[Link, ...] = ()
         self._decision: Decision | None = None
         self._judged = 0
         self._state: LoopState = state or StoreState(comm.transport.store)
-        self.controller = Controller(self.now, self._forecaster, settings) if comm.rank == 0 else None
+        self.controller: Controller | None = None
+        if comm.rank == 0:
+            self.controller = Controller(self.now, self._forecaster, settings)
         trainer = make_trainer(comm, plans, layout)
         self.trainer: Trainer | None = trainer
         nbytes = self._message_nbytes(trainer)

@@ -59,10 +59,10 @@ class Controller:
         settings: ControllerSettings | None = None,
     ) -> None:
         self.home = home
-        self.now = home
-        self.settings = settings or ControllerSettings()
+        self.now: Arrangement = home
+        self.settings: ControllerSettings = settings or ControllerSettings()
         self._make_forecaster = make_forecaster
-        self.slow = WELL
+        self.slow: Slowness = WELL
         self.decisions: list[Decision] = []
         self.incidents: list[dict[str, Any]] = []
         self.forecaster: Forecaster | None = None

@@ -13,7 +13,7 @@ KEY = "lanterne/mitigation"
 # A server that hangs stops a job no longer than this.
 TIMEOUT_S = 2.0
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 
 class LoopState(Protocol):
@@ -45,7 +45,7 @@ class RedisState:
             raise Unavailable("redis: the client is not installed: pip install 'lanterne[redis]'") from None
         self._failed = False
         self._errors: type[Exception] = redis.RedisError
-        self.key = unquote(parts.path[1:]) or KEY
+        self.key: str = unquote(parts.path[1:]) or KEY
         self._where = f"{parts.hostname}:{parts.port or 6379}"
         self._client = redis.Redis.from_url(
             f"{parts.scheme}://{parts.netloc}",

@@ -59,7 +59,7 @@ class MitigationPlanner:
         if not self._candidates:
             raise InputError(f"no strategy against cause {cause!r}; expected 'compute' or 'communication'")
         self._next = 0
-        self.lost_s = 0.0
+        self.lost_s: float = 0.0
         self.applied: list[str] = []
 
     @property

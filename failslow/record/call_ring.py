@@ -120,7 +120,7 @@ class RingReader:
         self._capacity: int = self.header["capacity"]
         self._next = 1
         self._names: dict[int, str] = {}
-        self.lost = 0
+        self.lost: int = 0
 
     @property
     def ended(self) -> bool:

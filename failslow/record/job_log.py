@@ -47,12 +47,12 @@ class JobLog:
     """
 
     def __init__(self, folder: str | Path, world_size: int | None = None) -> None:
-        self.folder = Path(folder)
+        self.folder: Path = Path(folder)
         self.world_size = world_size
         self.lead: int | None = None
         self.iterations: deque[tuple[int, float, float]] = deque(maxlen=MAX_ITERATIONS)
         self.notices: list[Notice] = []
-        self.filled = 0.0
+        self.filled: float = 0.0
         self._readers: dict[int, RingReader] = {}
         self._seen: set[Path] = set()
         self._matcher = Matcher()

@@ -51,7 +51,7 @@ class Matcher:
 
     def __init__(self) -> None:
         self.matched: deque[Matched] = deque(maxlen=MAX_MATCHED)
-        self.calls = 0
+        self.calls: int = 0
         self.last: dict[int, int] = {}
         self.waited_s: dict[int, float] = {}
         self._clocks: dict[int, Any] = {}

@@ -251,9 +251,9 @@ class PeriodTracker:
     def __init__(self, marker: Marker | None = None) -> None:
         """Start to learn, or with a `marker` that is known and stays."""
         self.marker: Marker | None = marker
-        self.generation = 0 if marker is None else 1
+        self.generation: int = 0 if marker is None else 1
         self._fixed = marker is not None
-        self.dropped = 0
+        self.dropped: int = 0
         self._symbols: list[Hashable] = []
         self._times_s: list[float] = []
         self._next_look = MIN_OCCURRENCES

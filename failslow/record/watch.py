@@ -35,7 +35,7 @@ PATH_NBYTES = 1024
 # About how long a job is held to be validated, and how many times as long it then runs before it may be held again.
 VALIDATION_S, APART = 5.0, 50
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 
 def watch(
@@ -217,7 +217,7 @@ class Reader:
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._last: dict[str, Any] = {}
-        self.used_s = 0.0
+        self.used_s: float = 0.0
         self._failures: list[str] = []
         self._thread = threading.Thread(target=self._run, name="lanterne-watch", daemon=True)
         self._thread.start()

@@ -200,7 +200,7 @@ class Background:
     """Computes a load in a thread of its own while the block runs; `samples` has its repetitions afterwards."""
 
     def __init__(self, load: Load, slowdown: float = 1.0, *, own_time: bool = True) -> None:
-        self.samples = Samples((), ())
+        self.samples: Samples = Samples((), ())
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, args=(load, slowdown, own_time), name="lanterne-load")
 

@@ -47,7 +47,7 @@ class Probe:
 
     def __init__(self, comm: Communicator, device_name: str, wire: Communicator | None = None) -> None:
         self.comm = comm
-        self.wire = wire or comm
+        self.wire: Communicator = wire or comm
         mask, count = _cores()
         mine = [_number(host_identity()), _number(_boot()), _number(device_name), mask, count]
         table = np.empty((comm.world_size, len(mine)), np.int64)
@@ -65,8 +65,8 @@ class Probe:
                 int(np.bitwise_or.reduce(masks)).bit_count() if (masks > 0).all() else int(here[:, 4].max())
             )
         ranks_on = self.machines.count
-        self.crowded = any(ranks_on(machine) > cores for machine, cores in self._cores_of.items())
-        self.starved = any(2 * ranks_on(machine) > cores for machine, cores in self._cores_of.items())
+        self.crowded: bool = any(ranks_on(machine) > cores for machine, cores in self._cores_of.items())
+        self.starved: bool = any(2 * ranks_on(machine) > cores for machine, cores in self._cores_of.items())
         self._buffers: tuple[NDArray[np.uint8], NDArray[np.uint8]] | None = None
 
     def turns(self, groups: Sequence[Ranks]) -> tuple[tuple[Ranks, ...], ...]:
