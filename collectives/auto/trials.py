@@ -56,7 +56,7 @@ PAUSE_S = 2.5e-3
 Call: TypeAlias = Callable[[], object]
 
 
-class Group(Protocol):
+class TrialGroup(Protocol):
     """What is measured: what `auto` uses of a Communicator."""
 
     @property
@@ -78,7 +78,7 @@ class Group(Protocol):
     def barrier(self, *, algorithm: str) -> None: ...
 
 
-def measure_factors(communicator: Group, model: CostModel) -> tuple[Factor, ...]:
+def measure_factors(communicator: TrialGroup, model: CostModel) -> tuple[Factor, ...]:
     """Try the algorithms that `model` ranks close together; a tuple of Factor, equal on all ranks. A collective call.
 
     Those left out get the largest factor of those tried, so that what makes everything slower does not favour them.
@@ -101,7 +101,7 @@ def measure_factors(communicator: Group, model: CostModel) -> tuple[Factor, ...]
     return tuple(factors)
 
 
-def try_again(communicator: Group, model: CostModel, factors: Sequence[Factor]) -> tuple[Factor, ...]:
+def try_again(communicator: TrialGroup, model: CostModel, factors: Sequence[Factor]) -> tuple[Factor, ...]:
     """`factors`, turned towards what a short trial finds now; equal on all ranks. A collective call.
 
     So a job that was disturbed while it measured does not decide for the others for long. Disturbances only add: all of
@@ -123,7 +123,7 @@ def try_again(communicator: Group, model: CostModel, factors: Sequence[Factor]) 
     return tuple(Factor(*key, factor) for key, factor in updated.items())
 
 
-def _calls(communicator: Group, rows: Iterable[Prediction], nbytes: int) -> list[Call]:
+def _calls(communicator: TrialGroup, rows: Iterable[Prediction], nbytes: int) -> list[Call]:
     """The algorithms of `rows` as functions that call them on buffers of `nbytes`."""
     source, out = trial_array(communicator, nbytes // 4), trial_array(communicator, nbytes // 4)
     return [
@@ -132,7 +132,7 @@ def _calls(communicator: Group, rows: Iterable[Prediction], nbytes: int) -> list
     ]
 
 
-def _contest(communicator: Group, calls: Sequence[Call]) -> tuple[list[float], float]:
+def _contest(communicator: TrialGroup, calls: Sequence[Call]) -> tuple[list[float], float]:
     """Seconds of each of `calls`, and of the contest; those near the quickest are called more often than the others."""
     rounds_s: list[NDArray[np.float64]] = []
     left = list(range(len(calls)))
@@ -167,7 +167,7 @@ def usual_s(rounds_s: ArrayLike) -> NDArray[np.float64]:
     return np.exp(np.median(always.mean(axis=1)) + ratios)
 
 
-def time_calls(communicator: Group, calls: Sequence[Call], repeats: int) -> NDArray[np.float64]:
+def time_calls(communicator: TrialGroup, calls: Sequence[Call], repeats: int) -> NDArray[np.float64]:
     """Seconds of each of `calls` on the slowest rank, in turn, `repeats` times: (repeats, len(calls)), equal on all.
 
     Calls that take long are made but LEAST_REPEATS times.
@@ -177,7 +177,7 @@ def time_calls(communicator: Group, calls: Sequence[Call], repeats: int) -> NDAr
     return np.stack([_round(communicator, calls, i) for i in range(max(LEAST_REPEATS, min(repeats, in_time)))])
 
 
-def _round(communicator: Group, calls: Sequence[Call], number: int) -> NDArray[np.float64]:
+def _round(communicator: TrialGroup, calls: Sequence[Call], number: int) -> NDArray[np.float64]:
     """Seconds of each of `calls`, called once, on the slowest rank: (len(calls),), the same on all ranks.
 
     Each round, by its `number`, has its order: what goes before a call tells in its time, and is not to be the same.
@@ -197,7 +197,7 @@ def _round(communicator: Group, calls: Sequence[Call], number: int) -> NDArray[n
 # -- the memory that is measured with: of the host, or of the device over nccl
 
 
-def trial_array(communicator: Group, count: int) -> NDArray[np.float32] | DeviceView:
+def trial_array(communicator: TrialGroup, count: int) -> NDArray[np.float32] | DeviceView:
     """(count,) float32, of whatever values where it is device memory."""
     runtime = _runtime(communicator)
     if runtime is None:
@@ -206,7 +206,7 @@ def trial_array(communicator: Group, count: int) -> NDArray[np.float32] | Device
     return DeviceView(memory.address, count, np.dtype(np.float32), owner=memory)
 
 
-def finish(communicator: Group) -> None:
+def finish(communicator: TrialGroup) -> None:
     """Return once a call with such arrays is done, which over nccl has returned before."""
     runtime = _runtime(communicator)
     if runtime is not None:
@@ -214,6 +214,6 @@ def finish(communicator: Group) -> None:
         wait_for(lambda: runtime.is_done(done), "trial", communicator.timeout_s)
 
 
-def _runtime(communicator: Group) -> CudaRuntime | None:
+def _runtime(communicator: TrialGroup) -> CudaRuntime | None:
     transport = communicator.transport
     return transport.runtime if transport.capabilities.stream_ordered else None

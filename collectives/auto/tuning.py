@@ -15,7 +15,7 @@ from lanterne.collectives.algorithms.registry import ALGORITHMS, Algorithm, best
 from lanterne.collectives.auto.learn import learn
 from lanterne.collectives.auto.pacing import sustained
 from lanterne.collectives.auto.predict import MIN_CHUNK_NBYTES, Factor, Prediction, candidates, corrected, predictions
-from lanterne.collectives.auto.trials import Group
+from lanterne.collectives.auto.trials import TrialGroup
 from lanterne.collectives.schedule.cost import CostModel
 from lanterne.errors import InputError
 
@@ -54,7 +54,7 @@ class Tuning:
         (predict.Factor); `source`, "measured", "cache", "threads" or "none".
     """
 
-    def __init__(self, communicator: Group):
+    def __init__(self, communicator: TrialGroup):
         self._communicator = communicator
         self.adopt(None, "none")
 
