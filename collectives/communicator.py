@@ -89,12 +89,13 @@ class Communicator:
         # Bound once, so that a call passes through no more functions than it needs.
         self._call = core.call
         self._start = core.start
-        self.rank = core.rank
-        self.world_size = core.world_size
-        self.ranks = core.ranks
-        self.transport = core.transport
-        self.communicator_id = core.communicator_id
-        self.tuning = core.tuning = Tuning(self)
+        self.rank: int = core.rank
+        self.world_size: int = core.world_size
+        self.ranks: tuple[int, ...] = core.ranks
+        self.transport: Transport = core.transport
+        self.communicator_id: int = core.communicator_id
+        self.tuning: Tuning = Tuning(self)
+        core.tuning = self.tuning
 
     @property
     def timeout_s(self) -> float:

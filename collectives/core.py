@@ -58,8 +58,8 @@ class CommunicatorCore(CommunicatorBase):
         self.used_ids[communicator_id] = OPEN
         self._closes = tuple(closes)
         self._plans = Plans(self)
-        self.messages = StartedMessages(self)
-        self.late = LateRanks(self, board_key)
+        self.messages: StartedMessages = StartedMessages(self)
+        self.late: LateRanks = LateRanks(self, board_key)
 
     # -- collective calls
 

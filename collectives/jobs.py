@@ -3,18 +3,32 @@
 import contextlib
 import os
 import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from lanterne.collectives.auto.tuning import GPUS, THREADS
 from lanterne.errors import InputError, LanterneError
+from lanterne.transport.base import Transport
 from lanterne.transport.job.bootstrap import MPI_VARIABLES, connect
 from lanterne.transport.local import LocalWorld
+from lanterne.transport.rank_group import Group
 from lanterne.transport.registry import TRANSPORTS, find_transport, open_transport
 from lanterne.transport.timeouts import check_timeout_s
+
+if TYPE_CHECKING:
+    from lanterne.collectives.communicator import Communicator
+
+Result = TypeVar("Result")
 
 _thread = threading.local()
 
 
-def init(transport=None, timeout_s=None, deterministic=False, spare_rails=()):
+def init(
+    transport: str | None = None,
+    timeout_s: float | None = None,
+    deterministic: bool = False,
+    spare_rails: Sequence[str] = (),
+) -> "Communicator":
     """The Communicator of all ranks of this job.
 
     A job is what an MPI launcher, `lanterne ... -n` or torchrun-style variables (RANK, WORLD_SIZE, MASTER_ADDR,
@@ -38,7 +52,7 @@ def init(transport=None, timeout_s=None, deterministic=False, spare_rails=()):
     name = transport or os.environ.get("LANTERNE_TRANSPORT")
     if name not in (None, "local"):
         find_transport(name)
-    spawned = getattr(_thread, "communicator", None)
+    spawned: Communicator | None = getattr(_thread, "communicator", None)
     if spawned is not None:
         if transport not in (None, "local"):
             raise InputError(f"transport: got {transport!r} inside spawn, expected local or none")
@@ -46,7 +60,7 @@ def init(transport=None, timeout_s=None, deterministic=False, spare_rails=()):
     group = connect(check_timeout_s(timeout_s))
     try:
         if group.world_size == 1 and name in (None, "local"):
-            opened = LocalWorld(1).transport(0, timeout_s)
+            opened: Transport = LocalWorld(1).transport(0, timeout_s)
         elif name == "local":
             raise InputError(
                 f"transport: got 'local' in a job of {group.world_size} processes, expected {' or '.join(TRANSPORTS)}"
@@ -62,7 +76,7 @@ def init(transport=None, timeout_s=None, deterministic=False, spare_rails=()):
     return open_communicator(opened, group, deterministic)
 
 
-def open_communicator(opened, group, deterministic=False):
+def open_communicator(opened: Transport, group: Group, deterministic: bool = False) -> "Communicator":
     """The Communicator of all ranks of `group` over the transport `opened`, with a cost model; closed with both."""
     from lanterne.collectives.communicator import Communicator
 
@@ -80,7 +94,7 @@ def open_communicator(opened, group, deterministic=False):
     return communicator
 
 
-def _with_spare_rails(opened, rails, group):
+def _with_spare_rails(opened: Transport, rails: Sequence[str], group: Group) -> Transport:
     from lanterne.transport.rails.spare import SpareTransport
 
     if not opened.capabilities.host_memory or opened.capabilities.stream_ordered:
@@ -88,7 +102,7 @@ def _with_spare_rails(opened, rails, group):
     return SpareTransport(opened, rails, lambda told: group.exchange("lanterne/spare", told), group.check_peers)
 
 
-def spawn(world_size, function, *args, timeout_s=None):
+def spawn(world_size: int, function: Callable[..., Result], *args: Any, timeout_s: float | None = None) -> list[Result]:
     """Run `function(communicator, *args)` on `world_size` threads, each one rank; return the list of results by rank.
 
     Inside, `lanterne.init()` returns the thread's communicator. When a rank raises, the others' waits end with
@@ -100,9 +114,10 @@ def spawn(world_size, function, *args, timeout_s=None):
         raise InputError(f"spawn: got {function!r}, expected a function of a Communicator")
     world = LocalWorld(world_size)
     transports = [world.transport(rank, timeout_s) for rank in range(world_size)]
-    results, errors = [None] * world_size, []
+    results: dict[int, Result] = {}
+    errors: list[BaseException] = []
 
-    def run(rank):
+    def run(rank: int) -> None:
         transport = transports[rank]
         communicator = _thread.communicator = Communicator(transport, closes=(transport,))
         communicator.tuning.adopt(THREADS, "threads")
@@ -127,4 +142,4 @@ def spawn(world_size, function, *args, timeout_s=None):
         raise
     if errors:
         raise errors[0]
-    return results
+    return [results[rank] for rank in range(world_size)]

@@ -48,7 +48,7 @@ class CheckedCall(NamedTuple):
 
 
 class Key(NamedTuple):
-    """What all ranks must agree on. `part_count` is elements of a part (schedule/contracts.py), `nbytes` of an element."""
+    """What all ranks must agree on. `part_count` is elements of a part (schedule/contracts.py)."""
 
     collective: str
     algorithm: str
@@ -119,8 +119,8 @@ def resolve(
     if collective == "reduce" and rank != root:
         out_array = None
     adopt: Callable[[str, str, Any], CallArray] = _host
-    if on_device:
-        side = communicator.device_side(in_array)
+    side = communicator.device_side(in_array) if on_device else None
+    if side is not None:
         adopt = partial(_on_device, side)
     given = in_array
     source = adopt(collective, "in_array", in_array)
@@ -135,7 +135,7 @@ def resolve(
         target = source if out_array is given else adopt(collective, "out_array", out_array)
         _check_out(collective, source, target, part_count * out_parts)
         source, in_place = _in_place(collective, source, target, in_parts, out_parts, rank)
-    entry = side.entry(stream, source) if on_device else None
+    entry = side.entry(stream, source) if side is not None and isinstance(source, DeviceView) else None
     if algorithm == "auto":
         nbytes = part_count * max(in_parts, out_parts) * element.nbytes
         choice = communicator.tuning.choose(collective, nbytes)
@@ -216,7 +216,7 @@ def _check_out(collective: str, in_array: CallArray, out_array: CallArray, count
         raise InputError(f"{collective}: got out_array of {out_array.dtype}, expected {in_array.dtype} as in_array")
     if out_array.size != count:
         raise InputError(f"{collective}: got out_array of {out_array.size} elements, expected {count}")
-    if not (out_array.flags.writeable if type(out_array) is np.ndarray else not out_array.readonly):
+    if out_array.readonly if isinstance(out_array, DeviceView) else not out_array.flags.writeable:
         raise InputError(f"{collective}: got a read-only out_array, expected a writable one")
 
 
@@ -242,4 +242,4 @@ def _in_place(
 
 
 def _address(array: CallArray) -> int:
-    return array.ctypes.data if type(array) is np.ndarray else array.address
+    return array.address if isinstance(array, DeviceView) else array.ctypes.data

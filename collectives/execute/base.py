@@ -41,6 +41,10 @@ class QueuedCall(Protocol):
 
     def _advance(self) -> bool:
         """Make progress; True once complete, or queued on streams."""
+        ...
+
+    def wait(self) -> None:
+        """Return once the call is complete on this rank."""
 
 
 Call = TypeVar("Call", bound=QueuedCall)
@@ -72,17 +76,17 @@ class CommunicatorBase:
     def __init__(self, transport: Transport, ranks: tuple[int, ...], communicator_id: int, pauses: Pauses) -> None:
         self.transport = transport
         self.ranks = ranks
-        self.rank = ranks.index(transport.rank)
-        self.world_size = len(ranks)
+        self.rank: int = ranks.index(transport.rank)
+        self.world_size: int = len(ranks)
         self.communicator_id = communicator_id
         self.timeout_s: float = transport.timeout_s
         self.deterministic = False
         self.pauses = pauses
-        self.control = Control(transport, ranks, self.rank, make_tag(communicator_id, CONTROL_LANE))
-        self.scratch = Scratch(transport)
-        self.failing = Failing(self)
+        self.control: Control = Control(transport, ranks, self.rank, make_tag(communicator_id, CONTROL_LANE))
+        self.scratch: Scratch = Scratch(transport)
+        self.failing: "Failing" = Failing(self)
         self.mpi_communicator: Any = None
-        self.number = 0
+        self.number: int = 0
         # Calls not yet complete, in order; after a failure they stay, since the transport may still use their buffers.
         self._calls: list[QueuedCall] = []
         self._failure: LanterneError | None = None

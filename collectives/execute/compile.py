@@ -10,27 +10,54 @@
 Scratch: two segments per reducing transfer of the fullest round, plus the cells that are passed on.
 """
 
+from collections.abc import Collection, Iterable, Sequence
 from itertools import groupby
+from typing import TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
-from lanterne.collectives.execute.messages import MessageCutter
-from lanterne.collectives.execute.rank_program import IN, OUT, SCRATCH, BufferPlace, Fold, Message, Move, RankProgram
-from lanterne.collectives.execute.scratch import Slots
+from lanterne.collectives.execute.messages import Cell, MessageCutter, Part
+from lanterne.collectives.execute.rank_program import (
+    IN,
+    OUT,
+    SCRATCH,
+    Action,
+    BufferPlace,
+    Fold,
+    Message,
+    Move,
+    RankProgram,
+)
+from lanterne.collectives.execute.scratch import SlotKey, Slots
+from lanterne.collectives.schedule.check import CheckedSchedule
 from lanterne.collectives.schedule.chunk_layout import input_chunks, output_chunks
-from lanterne.collectives.schedule.ir import REDUCE
+from lanterne.collectives.schedule.ir import REDUCE, CollectiveSchedule
 
 # More inputs than this are folded in several steps: the time to compile a kernel grows with their number.
 MAX_FOLD_INPUTS = 16
 
+# What two actions conflict on: a slot of scratch, or one cell of an array; by its buffer.
+Storage: TypeAlias = tuple[int, int | Cell]
+# A value to be added: where it lands, the action that receives it, whether it completes the sum.
+Operand: TypeAlias = tuple[BufferPlace, int, bool]
+
 
 def compile_program(
-    checked, rank, part_count, itemsize, *, segment_nbytes, credits=None, in_place=False, mean=False, align=1
-):
+    checked: CheckedSchedule,
+    rank: int,
+    part_count: int,
+    itemsize: int,
+    *,
+    segment_nbytes: int,
+    credits: int | None = None,
+    in_place: bool = False,
+    mean: bool = False,
+    align: int = 1,
+) -> RankProgram:
     """The RankProgram of `rank` for parts (schedule/contracts.py) of `part_count` elements of `itemsize` bytes.
 
     Args:
-        checked: a CheckedSchedule.
         segment_nbytes: most bytes of a cell; the same on every rank.
         credits: receives that are posted at once, at most; None: any number. Where a message leaves only once its
             receive is posted (Capabilities.receiver_paced_nbytes), this keeps flows from meeting at one ingress.
@@ -63,7 +90,7 @@ def compile_program(
     return compiler.finish(join_start)
 
 
-def _complete_sums(schedule):
+def _complete_sums(schedule: CollectiveSchedule) -> NDArray[np.bool_]:
     """Per transfer, whether it is a REDUCE after whose round the receiver holds all contributions."""
     held = np.ones((schedule.world_size, schedule.num_chunks), np.int32)
     complete = np.zeros(schedule.num_transfers, bool)
@@ -80,19 +107,28 @@ def _complete_sums(schedule):
 class _Compiler:
     """Walks the rounds; knows of every cell that this rank touches where it is and which actions may be using it."""
 
-    def __init__(self, cutter, rank, itemsize, in_place, rounds):
-        self.cutter, self.itemsize = cutter, itemsize
-        self.homes, self.totals = ({}, {}), [0, 0]
+    def __init__(
+        self, cutter: MessageCutter, rank: int, itemsize: int, in_place: bool, rounds: Sequence[tuple[int, list[Part]]]
+    ) -> None:
+        self.cutter = cutter
+        self.itemsize = itemsize
+        # By array, IN or OUT: where its chunks begin, in elements, and how many elements it has.
+        self.homes: tuple[dict[int, int], dict[int, int]] = ({}, {})
+        self.totals = [0, 0]
         for buffer, chunks in ((IN, input_chunks(cutter.schedule, rank)), (OUT, output_chunks(cutter.schedule, rank))):
             for chunk in chunks.tolist():
                 self.homes[buffer][chunk] = self.totals[buffer]
                 self.totals[buffer] += cutter.counts[chunk]
         self.in_place = in_place
-        self.actions, self.events, self.batches = [], [], []
+        self.actions: list[Action] = []
+        self.events: list[set[int]] = []
+        self.batches: list[int] = []
         # Of a cell that is no longer where it started: its place, and the action that put it there.
-        self.places, self.producers = {}, {}
+        self.places: dict[Cell, BufferPlace] = {}
+        self.producers: dict[Cell, int] = {}
         # Of a storage key: the last action to write it, and those that have read it since.
-        self.writers, self.readers = {}, {}
+        self.writers: dict[Storage, int] = {}
+        self.readers: dict[Storage, list[int]] = {}
         self.last_use = {
             cell.chunk: index
             for index, parts in rounds
@@ -101,35 +137,39 @@ class _Compiler:
             for cell in part.cells
         }
         segments = (list(group) for _, parts in rounds for _, group in groupby(parts, key=lambda part: part.segment))
-        self.slots = Slots([p.count * itemsize for p in parts if p.reduces and not p.sends] for parts in segments)
+        self.slots = Slots(
+            [p.num_elements * itemsize for p in parts if p.reduces and not p.sends] for parts in segments
+        )
 
     # -- where cells are
 
-    def home(self, cell, buffer):
+    def home(self, cell: Cell, buffer: int) -> BufferPlace | None:
         """The BufferPlace of `cell` in the input or output array; None if it has none there."""
         base = self.homes[buffer].get(cell.chunk)
         return None if base is None else BufferPlace(buffer, (base + cell.start) * self.itemsize)
 
-    def place(self, cell):
+    def place(self, cell: Cell) -> BufferPlace:
         """Where `cell` is now."""
         if cell in self.places:
             return self.places[cell]
-        return self.home(cell, OUT if self.in_place and cell.chunk in self.homes[OUT] else IN)
+        place = self.home(cell, OUT if self.in_place and cell.chunk in self.homes[OUT] else IN)
+        assert place is not None, "a rank holds what it has received, or what its input has"
+        return place
 
-    def passes_on(self, cell):
+    def passes_on(self, cell: Cell) -> bool:
         """True for a cell without a place in the output: what arrives of it stays in scratch until it is sent on."""
         return cell.chunk not in self.homes[OUT]
 
-    def storage(self, cell, place):
+    def storage(self, cell: Cell, place: BufferPlace) -> Storage:
         """What two actions conflict on: a slot of scratch, or one cell of an array."""
         return (SCRATCH, self.slots.index(place)) if place.buffer == SCRATCH else (place.buffer, cell)
 
-    def nbytes(self, cells):
+    def nbytes(self, cells: Iterable[Cell]) -> int:
         return sum(cell.stop - cell.start for cell in cells) * self.itemsize
 
-    def runs(self, cells, places):
+    def runs(self, cells: Sequence[Cell], places: Sequence[tuple[BufferPlace, ...]]) -> list[list[int]]:
         """Maximal runs of `cells` whose tuples of `places` are all adjacent in memory: lists of indices."""
-        runs = []
+        runs: list[list[int]] = []
         for i, places_i in enumerate(places):
             if i:
                 step = self.nbytes(cells[i - 1 : i])
@@ -144,11 +184,16 @@ class _Compiler:
 
     # -- actions
 
-    def add(self, action, after, reads=(), writes=()):
+    def add(
+        self,
+        action: Action,
+        after: Iterable[int | None],
+        reads: Iterable[Storage] = (),
+        writes: Iterable[Storage] = (),
+    ) -> int:
         """Append `action`: it starts after the actions `after` and after all that use the storage that it `writes`."""
         index = len(self.actions)
-        events = set(after)
-        events.discard(None)
+        events = {event for event in after if event is not None}
         for key in reads:
             self.readers.setdefault(key, []).append(index)
         for key in writes:
@@ -159,31 +204,34 @@ class _Compiler:
         self.events.append(events)
         return index
 
-    def users(self, key):
+    def users(self, key: Storage) -> list[int]:
         """The actions that use storage `key` up to now; forgets them, since the next writer waits for them all."""
         users = self.readers.pop(key, [])
         if key in self.writers:
             users.append(self.writers.pop(key))
         return users
 
-    def settle(self, cell, place, producer):
-        self.places[cell], self.producers[cell] = place, producer
+    def settle(self, cell: Cell, place: BufferPlace, producer: int) -> None:
+        self.places[cell] = place
+        self.producers[cell] = producer
 
-    def take_slot(self, part, resident=()):
+    def take_slot(self, part: Part, resident: Iterable[Cell] = ()) -> tuple[BufferPlace, list[int]]:
         """A free slot of scratch for `part`, and its former users; it holds `resident` cells until their last use."""
         last_key = max([self.key, *((self.last_use.get(cell.chunk, -1), cell.segment) for cell in resident)])
-        place = self.slots.take(part.count * self.itemsize, self.key, last_key)
+        place = self.slots.take(part.num_elements * self.itemsize, self.key, last_key)
         return place, self.users((SCRATCH, self.slots.index(place)))
 
     # -- one segment of one round; what is sent is read before anything is written
 
-    def add_segment(self, key, parts, sent, complete):
+    def add_segment(
+        self, key: SlotKey, parts: Iterable[Part], sent: Collection[Cell], complete: NDArray[np.bool_]
+    ) -> None:
         """Add what happens at `key` = (round, segment). `sent`: all cells that this rank sends in the round."""
         self.key = key
         for part in parts:
             if part.sends:
                 self.add_send(part)
-        operands = {}
+        operands: dict[Cell, list[Operand]] = {}
         for part in parts:
             if part.sends:
                 continue
@@ -193,18 +241,19 @@ class _Compiler:
                 self.add_copy(part, sent)
         self.add_folds(operands)
 
-    def add_send(self, part):
+    def add_send(self, part: Part) -> None:
         places = [self.place(cell) for cell in part.cells]
         keys = [self.storage(cell, place) for cell, place in zip(part.cells, places, strict=True)]
         producers = [self.producers.get(cell) for cell in part.cells]
-        nbytes = part.count * self.itemsize
+        nbytes = part.num_elements * self.itemsize
         runs = self.runs(part.cells, [(place,) for place in places])
         if len(runs) == 1:
             self.add(Message(True, part.peer, places[0], nbytes), producers, reads=set(keys))
             return
         slot, former = self.take_slot(part)
         slot_key = (SCRATCH, self.slots.index(slot))
-        packed, offset = [], slot.offset
+        packed: list[int] = []
+        offset = slot.offset
         for run in runs:
             size = self.nbytes([part.cells[i] for i in run])
             after = [*former, *(producers[i] for i in run)]
@@ -213,21 +262,22 @@ class _Compiler:
             offset += size
         self.add(Message(True, part.peer, slot, nbytes), packed, reads=[slot_key])
 
-    def receive(self, part, resident):
+    def receive(self, part: Part, resident: Iterable[Cell]) -> tuple[int, list[BufferPlace]]:
         """Receive `part` into scratch. Returns the action and where each cell lands."""
         slot, former = self.take_slot(part, resident)
-        key = (SCRATCH, self.slots.index(slot))
-        received = self.add(Message(False, part.peer, slot, part.count * self.itemsize), former, writes=[key])
+        key: Storage = (SCRATCH, self.slots.index(slot))
+        received = self.add(Message(False, part.peer, slot, part.num_elements * self.itemsize), former, writes=[key])
         offsets = np.cumsum([0, *(self.nbytes([cell]) for cell in part.cells[:-1])]).tolist()
         return received, [BufferPlace(SCRATCH, slot.offset + offset) for offset in offsets]
 
-    def add_copy(self, part, sent):
-        homes = [self.home(cell, OUT) for cell in part.cells]
+    def add_copy(self, part: Part, sent: Collection[Cell]) -> None:
+        found = [self.home(cell, OUT) for cell in part.cells]
+        homes = [home for home in found if home is not None]
         # A cell that is sent from its home in this very round is received elsewhere: were the receive to wait for the
         # send, two ranks that swap would wait for each other.
-        swapped = any(cell in sent and self.place(cell) == home for cell, home in zip(part.cells, homes, strict=True))
-        if not swapped and None not in homes and len(self.runs(part.cells, [(home,) for home in homes])) == 1:
-            message = Message(False, part.peer, homes[0], part.count * self.itemsize)
+        swapped = any(cell in sent and self.place(cell) == home for cell, home in zip(part.cells, found, strict=True))
+        if not swapped and len(homes) == len(found) and len(self.runs(part.cells, [(home,) for home in homes])) == 1:
+            message = Message(False, part.peer, homes[0], part.num_elements * self.itemsize)
             received = self.add(message, (), writes=[(OUT, cell) for cell in part.cells])
             for cell, home in zip(part.cells, homes, strict=True):
                 self.settle(cell, home, received)
@@ -238,15 +288,16 @@ class _Compiler:
             if not self.passes_on(cell):
                 self.move_home(cell)
 
-    def move_home(self, cell):
+    def move_home(self, cell: Cell) -> None:
         source, home = self.place(cell), self.home(cell, OUT)
+        assert home is not None, "it is of the output"
         reads = [self.storage(cell, source)]
         moved = self.add(
             Move(home, source, self.nbytes([cell])), [self.producers.get(cell)], reads, writes=[(OUT, cell)]
         )
         self.settle(cell, home, moved)
 
-    def add_contribution(self, part, operands, complete):
+    def add_contribution(self, part: Part, operands: dict[Cell, list[Operand]], complete: NDArray[np.bool_]) -> None:
         """Receive values to be added; `operands` collects (place, action, completes the sum) per cell, as listed."""
         resident = [
             cell
@@ -257,59 +308,65 @@ class _Compiler:
         for cell, place, transfer in zip(part.cells, places, part.transfers, strict=True):
             operands.setdefault(cell, []).append((place, received, bool(complete[transfer])))
 
-    def add_folds(self, operands):
-        cells, places = list(operands), []
+    def add_folds(self, operands: dict[Cell, list[Operand]]) -> None:
+        cells = list(operands)
+        places: list[tuple[BufferPlace, ...]] = []
         for cell in cells:
             own = self.place(cell)
             landed = [place for place, _, _ in operands[cell]]
-            if not self.passes_on(cell):
-                target = self.home(cell, OUT)
-            else:
-                target = own if own.buffer == SCRATCH else landed[0]
+            # A cell that is passed on has no home.
+            target = self.home(cell, OUT) or (own if own.buffer == SCRATCH else landed[0])
             places.append((target, own, *landed))
         for run in self.runs(cells, places):
             by_end = groupby(run, key=lambda i: any(completes for _, _, completes in operands[cells[i]]))
             for divides, group in by_end:
                 self.add_fold([(cells[i], places[i]) for i in group], operands, divides)
 
-    def add_fold(self, run, operands, divides):
+    def add_fold(
+        self,
+        run: Sequence[tuple[Cell, tuple[BufferPlace, ...]]],
+        operands: dict[Cell, list[Operand]],
+        divides: bool,
+    ) -> None:
         """Fold adjacent cells in one action. `run`: (cell, (target, own value, contributions...)) each."""
         target, *inputs = run[0][1]
         count = sum(cell.stop - cell.start for cell, _ in run)
-        after = {received for cell, _ in run for _, received, _ in operands[cell]}
+        after: set[int | None] = {received for cell, _ in run for _, received, _ in operands[cell]}
         after.update(self.producers.get(cell) for cell, _ in run)
         written = {self.storage(cell, places[0]) for cell, places in run}
         read = {self.storage(cell, place) for cell, places in run for place in places[1:]} - written
-        while inputs:
+        while True:
             head, inputs = inputs[:MAX_FOLD_INPUTS], inputs[MAX_FOLD_INPUTS:]
-            folded = self.add(
-                Fold(target, tuple(head), count, divides and not inputs), after, reads=read, writes=written
-            )
-            after = [folded]
-            inputs = [target, *inputs] if inputs else []
+            fold = Fold(target, tuple(head), count, divides and not inputs)
+            folded = self.add(fold, after, reads=read, writes=written)
+            if not inputs:
+                break
+            after = {folded}
+            inputs = [target, *inputs]
         for cell, places in run:
             self.settle(cell, places[0], folded)
 
     # -- the end
 
-    def add_results(self):
+    def add_results(self) -> None:
         """Bring home every cell of the output that is elsewhere: what no transfer wrote."""
         for chunk in self.homes[OUT]:
             for cell in self.cutter.cells(chunk):
                 if self.place(cell).buffer != OUT:
                     self.move_home(cell)
 
-    def limit_receives(self, credits):
+    def limit_receives(self, credits: int) -> None:
         """Let every receive wait for the completion of the one that comes `credits` before it."""
         receives = [i for i, action in enumerate(self.actions) if type(action) is Message and not action.sends]
         for before, receive in zip(receives, receives[credits:], strict=False):
             self.events[receive].add(before)
 
-    def finish(self, join_start):
+    def finish(self, join_start: int) -> RankProgram:
         """The RankProgram of the actions so far, of which those from `join_start` on need the late rank."""
-        successors = [[] for _ in self.actions]
+        successors: list[list[int]] = [[] for _ in self.actions]
         waits = [len(events) for events in self.events]
-        next_post, last = [-1] * len(self.actions), {}
+        next_post = [-1] * len(self.actions)
+        last: dict[tuple[bool, int], int] = {}
         for index, (action, events) in enumerate(zip(self.actions, self.events, strict=True)):
             for event in events:
                 successors[event].append(index)

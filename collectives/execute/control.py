@@ -100,7 +100,7 @@ class Control:
                 self._receives[peer] = self._receive(peer)
             request, buffer = self._receives[peer]
             while request.test():
-                kind, subject, number = HEADER.unpack_from(buffer)
+                kind, subject, number = HEADER.unpack_from(buffer.data)
                 text = buffer[HEADER.size :].tobytes().rstrip(b"\0").decode(errors="replace")
                 request, buffer = self._receives[peer] = self._receive(peer)
                 if kind != IN_CALL:
@@ -163,7 +163,7 @@ class Control:
         if not self._lives(peer):
             return
         buffer = np.zeros(NOTICE_NBYTES, np.uint8)
-        HEADER.pack_into(buffer, 0, kind, subject, number)
+        HEADER.pack_into(buffer.data, 0, kind, subject, number)
         encoded = text.encode()[: NOTICE_NBYTES - HEADER.size]
         buffer[HEADER.size : HEADER.size + len(encoded)] = np.frombuffer(encoded, np.uint8)
         region = self._transport.register(buffer)

@@ -49,8 +49,8 @@ class DeviceSide:
             self.streams: tuple[Stream, Stream] = (self.channel.stream, self.runtime.new_stream())
         else:
             self.streams = (self.runtime.new_stream(), self.runtime.new_stream())
-        self.direct = transport.capabilities.device_memory
-        self.transport = transport if self.direct else _staged(transport, self.runtime, self.streams[1])
+        self.direct: bool = transport.capabilities.device_memory
+        self.transport: Transport = transport if self.direct else _staged(transport, self.runtime, self.streams[1])
         self._scratch: Region | None = None
 
     # -- arrays and streams of the user's

@@ -7,20 +7,32 @@ arrays (`side`) they are kernels on a stream, and complete when that has come to
 
 import ctypes
 from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from lanterne.collectives.execute.rank_program import IN, OUT, SCRATCH, Fold, Message, Move
+from lanterne.collectives.execute.rank_program import IN, OUT, SCRATCH, Action, Fold, Message, Move, RankProgram
+from lanterne.collectives.execute.scratch import Scratch
 from lanterne.errors import TransportError
 from lanterne.kernels.cpu.jit import divide_function
+from lanterne.kernels.dtypes import Dtype
 from lanterne.kernels.reduce import prepare
-from lanterne.transport.base import Recv, Send
+from lanterne.transport.base import Recv, Region, Request, Send, Transport
+
+if TYPE_CHECKING:
+    from lanterne.collectives.execute.device import DeviceSide, Entry, EventRequest
+
+# A kernel, of addresses.
+Kernel: TypeAlias = Callable[..., Any]
+# What is under way, and the action that ends with it.
+UnderWay: TypeAlias = "deque[tuple[Request | EventRequest, int]]"
 
 _EMPTY = np.empty(0, np.uint8)
 
 
-def check_capabilities(program, transport):
+def check_capabilities(program: RankProgram, transport: Transport) -> None:
     """Raise if `transport` cannot carry `program`.
 
     Raises:
@@ -44,13 +56,12 @@ class Execution:
     """One call of a program, again and again but never twice at once.
 
     Args:
-        program: a Program.
         transport: carries its messages.
-        scratch: the communicator's Scratch.
+        scratch: the communicator's.
         ranks: transport rank of every rank of the program.
         tag: of all its messages (transport.make_tag).
-        op, dtype: of its folds; a kernels op and Dtype. Compiled here, before anything is posted.
-        side: the DeviceSide where arrays are on a device; its transport takes them.
+        op, dtype: of its folds. Compiled here, before anything is posted.
+        side: where arrays are on a device; its transport takes them.
 
     Attributes:
         remaining: actions not yet complete.
@@ -59,22 +70,35 @@ class Execution:
     Cost: some 2 us per action besides the transport and the reduction.
     """
 
-    completion = None
+    completion: Request | None = None
 
-    def __init__(self, program, transport, scratch, ranks, tag, op, dtype, side=None):
+    def __init__(
+        self,
+        program: RankProgram,
+        transport: Transport,
+        scratch: Scratch,
+        ranks: Sequence[int],
+        tag: int,
+        op: str | None,
+        dtype: Dtype,
+        side: "DeviceSide | None" = None,
+    ) -> None:
         check_capabilities(program, transport)
-        self._side, self._entry = side, None
-        self.program, self.transport = program, transport
+        self._side = side
+        self._entry: Entry | None = None
+        self.program = program
+        self.transport = transport
         self._scratch = scratch
         # Operations name these regions; a call points them at its arrays.
         self._regions = [transport.register(_EMPTY) for _ in range(3)]
         self._bases = [0, 0, 0]
         self._divisor = float(len(ranks))
         lanes = sorted({(action.sends, action.peer) for action in program.actions if type(action) is Message})
-        queues = {lane: deque() for lane in lanes}
+        queues: dict[tuple[bool, int], UnderWay] = {lane: deque() for lane in lanes}
         # Receives first: what waits for them waits longest.
         self._queues = list(queues.values())
-        self._steps = []
+        # Of a message, (the operation, its lane's queue); else (None, what to call, its arguments...).
+        self._steps: list[tuple[Any, ...]] = []
         for action in program.actions:
             if type(action) is Message:
                 verb, place = Send if action.sends else Recv, action.place
@@ -93,49 +117,50 @@ class Execution:
             if type(action) is Move and not program.successors[index]
         )
         # Of each lane, the first message of phase "join"; the others follow it.
-        first = {}
+        first: dict[tuple[bool, int], int] = {}
         for index in range(program.join_start, len(program.actions)):
             action = program.actions[index]
             if type(action) is Message:
                 first.setdefault((action.sends, action.peer), index)
         self._joining = sorted(first.values(), key=lambda index: _first_order(program.actions[index]))
-        self._idle = deque()
+        self._idle: deque[int] = deque()
         # Work on the side's stream that is not complete.
-        self._launched = deque()
+        self._launched: UnderWay = deque()
         if side is not None:
             self._queues.append(self._launched)
-        self.remaining = 0
+        self.remaining: int = 0
 
-    def _kernels(self, op, dtype, fold):
+    def _kernels(self, op: str | None, dtype: Dtype, fold: Fold) -> tuple[Kernel, Kernel | None]:
         """(kernel, division or None) of a Fold: functions of addresses."""
+        assert op is not None, "only a reduction folds"
         if self._side is None:
             return prepare(op, dtype, len(fold.inputs)), divide_function(dtype) if fold.divides else None
         runtime, stream = self._side.runtime, self._side.streams[1]
         kernel = partial(runtime.prepare_fold(op, dtype, len(fold.inputs)), stream=stream)
         return kernel, partial(runtime.prepare_divide(dtype), stream=stream) if fold.divides else None
 
-    def bind(self, in_array, out_array, entry=None):
+    def bind(self, in_array: Any, out_array: Any, entry: "Entry | None" = None) -> None:
         """Take the user's arrays: C-contiguous, of in_count and out_count elements; None where the program has none.
 
         Args:
-            entry: the device.Entry of a call with device arrays.
+            entry: of a call with device arrays.
         """
         self._entry = entry
         for buffer, array in ((IN, in_array), (OUT, out_array)):
             if array is not None:
                 self._point(buffer, self.transport.register(array))
 
-    def unbind(self):
+    def unbind(self) -> None:
         """Let go of the user's arrays. Not after a failure: the transport may still be using them."""
         self._entry = None
         for region in self._regions[:SCRATCH]:
             region.array = region.buffer = region.native = None
 
-    def is_ready(self):
+    def is_ready(self) -> bool:
         """True once the user's stream has reached the call; always, for host arrays."""
-        return self._side is None or self._side.has_reached(self._entry)
+        return self._side is None or self._entry is None or self._side.has_reached(self._entry)
 
-    def start(self, held=False):
+    def start(self, held: bool = False) -> None:
         """Start what waits for nothing; `held`: no message of phase "join" before `release`."""
         nbytes = self.program.scratch_nbytes
         if nbytes:
@@ -149,7 +174,7 @@ class Execution:
             ready = [index for index in ready if not self._waits[index]]
         self._begin(ready)
 
-    def release(self):
+    def release(self) -> None:
         """Start phase "join", which was held."""
         ready = []
         for index in self._joining:
@@ -159,17 +184,17 @@ class Execution:
         self._begin(ready)
 
     @property
-    def drained(self):
+    def drained(self) -> bool:
         """True once nothing is under way, so that an execution whose "join" is held may be given up."""
         return not self._idle and not any(self._queues)
 
-    def _point(self, buffer, region):
+    def _point(self, buffer: int, region: Region) -> None:
         target = self._regions[buffer]
         target.array, target.buffer, target.address = region.array, region.buffer, region.address
         target.nbytes, target.device, target.native = region.nbytes, region.device, region.native
         self._bases[buffer] = region.address if self._side is None else self._side.address_of(region)
 
-    def advance(self):
+    def advance(self) -> bool:
         """Complete what the transport has completed and start what waited for it; True once all is done.
 
         Raises:
@@ -184,11 +209,11 @@ class Execution:
             self._finish(self._idle.popleft(), run=True)
         return not self.remaining
 
-    def pending_peers(self):
+    def pending_peers(self) -> Sequence[int]:
         """Transport ranks that a posted message waits for, sorted."""
         return sorted({peer for queue in self._queues if queue for peer in queue[0][0].pending_peers()})
 
-    def _begin(self, ready):
+    def _begin(self, ready: Iterable[int]) -> None:
         """Start the actions `ready`, and all that can start as a consequence."""
         post, steps, next_post, waits = self.transport.post, self._steps, self.program.next_post, self._waits
         for index in ready:
@@ -209,7 +234,7 @@ class Execution:
                     break
                 step = steps[index]
 
-    def _finish(self, index, run=False):
+    def _finish(self, index: int, run: bool = False) -> None:
         """Action `index` is complete, or is to be run first: start what waited for it."""
         if run:
             step = self._steps[index]
@@ -229,14 +254,14 @@ class Execution:
         if ready:
             self._begin(ready)
 
-    def _fold(self, kernel, divide, fold):
+    def _fold(self, kernel: Kernel, divide: Kernel | None, fold: Fold) -> None:
         bases = self._bases
         out = bases[fold.out.buffer] + fold.out.offset
-        kernel(fold.count, out, *[bases[buffer] + offset for buffer, offset in fold.inputs])
+        kernel(fold.num_elements, out, *[bases[buffer] + offset for buffer, offset in fold.inputs])
         if divide is not None:
-            divide(fold.count, out, out, self._divisor)
+            divide(fold.num_elements, out, out, self._divisor)
 
-    def _move(self, move):
+    def _move(self, move: Move) -> None:
         bases = self._bases
         target, source = move.target, move.source
         to, of = bases[target.buffer] + target.offset, bases[source.buffer] + source.offset
@@ -246,6 +271,6 @@ class Execution:
             self._side.runtime.copy(to, of, move.nbytes, self._side.streams[1])
 
 
-def _first_order(action):
+def _first_order(action: Action) -> int:
     """Receives, then sends, then the rest."""
     return 2 if type(action) is not Message else int(action.sends)

@@ -36,7 +36,7 @@ class Part(NamedTuple):
     sends: bool
     peer: int
     reduces: bool
-    count: int
+    num_elements: int
 
 
 # A transfer of the schedule, its cell, and its op.
@@ -52,8 +52,8 @@ class MessageCutter:
         self.schedule = schedule
         self.align = align
         self.counts: list[int] = chunk_counts(schedule, part_count, align).tolist()
-        self.segment_count = max(1, segment_nbytes // itemsize // align) * align
-        self.pack_count = PACK_NBYTES // itemsize
+        self.segment_count: int = max(1, segment_nbytes // itemsize // align) * align
+        self.pack_count: int = PACK_NBYTES // itemsize
         self._cells: dict[int, tuple[Cell, ...]] = {}
 
     def cells(self, chunk: int) -> tuple[Cell, ...]:
@@ -91,9 +91,9 @@ class MessageCutter:
         for _, transfer, src, dst, chunk, op in transfers:
             lane = (True, dst) if src == rank else (False, src)
             lanes.setdefault(lane, []).append((transfer, chunk, op))
-        for (sends, peer), lane in lanes.items():
+        for (sends, peer), listed in lanes.items():
             small: list[Listed] = []
-            for transfer, chunk, op in lane:
+            for transfer, chunk, op in listed:
                 cells = self.cells(chunk)
                 if small and not (len(cells) == 1 and self._fits(small, chunk, op)):
                     yield _part(0, small, sends, peer)

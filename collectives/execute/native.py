@@ -143,7 +143,8 @@ def _datatype(MPI: ModuleType, key: Key, dtype: Dtype) -> Any:
 def _mpi_communicator(communicator: CommunicatorBase) -> Any:
     """An MPI communicator of exactly these ranks, apart from the point-to-point messages of the transport."""
     if communicator.mpi_communicator is None:
-        base = communicator.transport.mpi_communicator
+        transport: Any = communicator.transport  # An MpiTransport, by its name.
+        base = transport.mpi_communicator
         group = base.Get_group().Incl(communicator.ranks)
         communicator.mpi_communicator = base.Create_group(group, communicator.communicator_id % 4096)
     return communicator.mpi_communicator

@@ -82,6 +82,7 @@ class AnyPlan(Protocol):
 
     def take(self, in_place: bool, /) -> AnyExecution:
         """An execution that is not in use."""
+        ...
 
     def give_back(self, execution: AnyExecution, in_place: bool, /) -> None:
         """It is done."""
@@ -98,7 +99,7 @@ class CallPlan:
     def __init__(
         self, group: CommunicatorBase, key: Key, dtype: Dtype, lane: int, checked: CheckedSchedule | None
     ) -> None:
-        self.signature = str(key)
+        self.signature: str = str(key)
         self._key = key
         self._dtype = dtype
         self._checked = checked
@@ -133,8 +134,8 @@ class CallPlan:
         """A new Execution."""
         key, dtype, group, side = self._key, self._dtype, self._group, self._side
         if self._checked is None:
-            assert side is not None, "over MPI the library's own have no plan"
-            return NativeExecution(side, key)
+            assert side is not None and self._channel is not None, "over MPI the library's own have no plan"
+            return NativeExecution(side, self._channel, key)
         if in_place not in self._programs:
             schedule, model = self._checked.schedule, group.tuning.model
             pieces = schedule.num_chunks // CONTRACTS[schedule.collective].parts(schedule.world_size)
@@ -156,7 +157,7 @@ class CallPlan:
             )
         program = self._programs[in_place]
         if side is not None and self._channel is not None:
-            return StreamExecution(program, side, key.op, dtype, self.signature)
+            return StreamExecution(program, side, self._channel, key.op, dtype, self.signature)
         transport = group.transport if side is None else side.transport
         return Execution(program, transport, group.scratch, group.ranks, self._tag, key.op, dtype, side)
 

@@ -29,11 +29,11 @@ class Message(NamedTuple):
 
 
 class Fold(NamedTuple):
-    """out = inputs[0] op inputs[1] op ..., over `count` elements; then divided by world_size where `divides` (mean)."""
+    """out = inputs[0] op inputs[1] op ..., over so many elements; then divided by world_size where `divides` (mean)."""
 
     out: BufferPlace
     inputs: tuple[BufferPlace, ...]
-    count: int
+    num_elements: int
     divides: bool
 
 

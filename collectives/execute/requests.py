@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from lanterne.collectives.execute.base import CommunicatorBase
 from lanterne.collectives.execute.control import STALL_S
 from lanterne.collectives.execute.plans import AnyExecution, AnyPlan
-from lanterne.transport.base import POLLS_PER_CHECK, Request, check_timeout_s, timeout_error
+from lanterne.transport.base import POLLS_PER_CHECK, Request, timeout_error
+from lanterne.transport.timeouts import check_timeout_s
 
 if TYPE_CHECKING:
     from lanterne.collectives.execute.device import Entry
@@ -40,7 +41,7 @@ class CollectiveRequest:
 
     def __init__(self, communicator: CommunicatorBase) -> None:
         self._communicator = communicator
-        self.done = False
+        self.done: bool = False
 
     def test(self) -> bool:
         """Make progress; True once the call is complete on this rank.

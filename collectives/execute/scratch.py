@@ -27,7 +27,7 @@ class Slots:
     """
 
     def __init__(self, received: Iterable[Iterable[int]]) -> None:
-        self.nbytes = 0
+        self.nbytes: int = 0
         self._starts: list[int] = []
         # By size: slots to take at least, slots taken, heap of (key up to which one is used, place).
         self._least: Counter[int] = Counter()

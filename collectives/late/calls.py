@@ -78,7 +78,8 @@ class LateRanks:
     Args:
         key: of the board: like that of no other communicator of the job.
 
-    Attributes: `number`, calls that asked; `ran`, calls by choice (late_policy.Option), "" being the ordinary algorithm.
+    Attributes: `number`, calls that asked; `arrivals`, an ArrivalLog; `ran`, calls by choice (late_policy.Option), ""
+    being the ordinary algorithm.
     """
 
     def __init__(self, communicator: CommunicatorBase, key: str) -> None:
@@ -89,13 +90,13 @@ class LateRanks:
         self.number = 0
         self._free: dict[str, int] = {}
         self._unreported: list[tuple[float, str]] = []
-        self.plans = Plans(communicator, BOARD_LANES)
-        self.arrivals = ArrivalLog(communicator.world_size)
+        self.plans: Plans = Plans(communicator, BOARD_LANES)
+        self.arrivals: ArrivalLog = ArrivalLog(communicator.world_size)
         self.ran: Counter[str] = Counter()
 
     @property
     def seat(self) -> Seat | None:
-        """This rank's seat at the board (transport/board/seat.py), taken when first needed; None where there is no board."""
+        """This rank's seat at the board, taken when first needed; None where there is no board."""
         if self._seat is None:
             communicator = self._communicator
             self._seat = communicator.transport.open_board(self.key, communicator.rank, communicator.world_size)
@@ -231,7 +232,7 @@ def _option(collective: str, name: str, world_size: int, nbytes: int, model: Cos
     chunks = late_num_chunks(line, world_size, nbytes, model)
     absent = tuple(range(world_size - late, world_size)) if late > 1 else world_size - 1
     # Several late ranks bring slices of chunks: of more than so many the time hardly changes, and pricing takes longer.
-    priced = chunks if late == 1 else min(chunks, PRICED_SLICES * (world_size - late))
+    priced = chunks if late == 1 or chunks is None else min(chunks, PRICED_SLICES * (world_size - late))
     schedule = priced_schedule(collective, name, world_size, priced, absent)
     # A start-up time for each round, although most overlap: where ranks share cores they do not, and a rank is not to
     # be called late for less. Not for each chunk, since those of a round are posted together; and the same per byte

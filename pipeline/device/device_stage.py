@@ -5,12 +5,32 @@
     Adapter(comm, trainer.plans, trainer.plane, durations_s=trainer.device.durations_s)
 
 So every data plane of the host carries a device's messages as it does a host's, through pinned memory
-(message_staging.py); that of device memory (planes/streams.py) is given the stages as they are. Has not run on a GPU yet.
+(message_staging.py); that of device memory (planes/streams.py) is given the stages as they are. Has not run on a GPU
+yet.
 """
 
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lanterne.collectives.communicator import Communicator
 from lanterne.errors import InputError
-from lanterne.kernels.arrays import import_cupy
-from lanterne.pipeline.device.device_times import DeviceTimes
+from lanterne.kernels.arrays import HostArray, Stream, import_cupy
+from lanterne.kernels.cuda.runtime import CudaRuntime
+from lanterne.pipeline.device.device_times import AnyIteration, AnyStage, DeviceTimes, Iteration
+from lanterne.pipeline.device.message_staging import MessageStaging
+
+
+class Plane(Protocol):
+    """What a Device asks of a data plane."""
+
+    @property
+    def on_device(self) -> bool:
+        """See DataPlane."""
+        ...
 
 
 class Device:
@@ -18,7 +38,6 @@ class Device:
 
     Args:
         xp: the array module, cupy.
-        runtime: a CudaRuntime.
 
     Attributes:
         stream: that the stages compute on: the one that is current when this is made.
@@ -26,39 +45,42 @@ class Device:
         stagings: id of a data plane's buffer -> the MessageStaging that copies to and from it.
     """
 
-    def __init__(self, xp, runtime):
-        self.xp, self.runtime, self.stagings = xp, runtime, {}
+    def __init__(self, xp: ModuleType, runtime: CudaRuntime) -> None:
+        self.xp: Any = xp
+        self.runtime = runtime
+        self.stagings: dict[int, MessageStaging] = {}
         self._times = DeviceTimes(runtime)
-        self.stream = self._times.stream
-        self.durations_s = self._times.durations_s
+        self.stream: Stream = self._times.stream
+        self.durations_s: Callable[[Iteration], NDArray[np.float64]] = self._times.durations_s
 
-    def run(self, stage, plane):
+    def run(self, stage: AnyStage, plane: Plane) -> AnyStage:
         """What the executor is to be given in place of `stage`, over `plane`: timed by events, with messages there."""
         timed = self._times.watch(stage)
-        return timed if plane.on_device else HostEdges(timed, self)
+        edges: Any = timed if plane.on_device else HostEdges(timed, self)
+        return edges
 
-    def by_its_clock(self, measured):
+    def by_its_clock(self, measured: AnyIteration) -> AnyIteration:
         """The Measured of the iteration that has just ended, with the device's times; see DeviceTimes.placed."""
         return self._times.placed(measured)
 
-    def fetch(self, buffer):
+    def fetch(self, buffer: HostArray) -> Any:
         """The array of `buffer`, a host array that a data plane gave, on the device."""
-        array = self.xp.empty(buffer.shape, buffer.dtype)
+        array: Any = self.xp.empty(buffer.shape, buffer.dtype)
         self._staging(buffer).fetch(buffer, array)
         return array
 
-    def fill(self, buffer, array):
+    def fill(self, buffer: HostArray, array: Any) -> HostArray:
         """`buffer`, which a data plane lent, to be sent with what `array` on the device holds; waits for its work."""
         self._staging(buffer).fill(buffer, self.xp.ascontiguousarray(array))
         return buffer
 
-    def _staging(self, buffer):
+    def _staging(self, buffer: HostArray) -> MessageStaging:
         if id(buffer) not in self.stagings:
             raise InputError("device: got a buffer of a data plane without it, expected one after its `stage_on`")
         return self.stagings[id(buffer)]
 
 
-def cuda_device(comm, own_stream=False):
+def cuda_device(comm: Communicator, *, own_stream: bool = False) -> Device:
     """The Device of a rank: its transport's, where that has chosen one, else see own_device.
 
     Args:
@@ -83,23 +105,24 @@ class HostEdges:
     then, and not write it.
     """
 
-    def __init__(self, stage, device):
-        self._stage, self._device = stage, device
+    def __init__(self, stage: Any, device: Device) -> None:
+        self._stage = stage
+        self._device = device
 
-    def __getattr__(self, name):
+    def __getattr__(self, name: str) -> Any:
         return getattr(self._stage, name)
 
-    def forward(self, microbatch, x=None, out=None, part=1, parts=1):
+    def forward(self, microbatch: int, x: Any = None, out: Any = None, part: int = 1, parts: int = 1) -> Any:
         """As Stage.forward; waits for the device where `out` is given."""
         return self._given(self._stage.forward(microbatch, self._taken(x), None, part, parts), out)
 
-    def backward_input(self, microbatch, dy=None, out=None, part=1, parts=1):
+    def backward_input(self, microbatch: int, dy: Any = None, out: Any = None, part: int = 1, parts: int = 1) -> Any:
         """As Stage.backward_input; waits as `forward`."""
         return self._given(self._stage.backward_input(microbatch, self._taken(dy), None, part, parts), out)
 
-    def _taken(self, array):
+    def _taken(self, array: Any) -> Any:
         # What another stage of this rank has made is on the device.
         return self._device.fetch(array) if id(array) in self._device.stagings else array
 
-    def _given(self, result, out):
+    def _given(self, result: Any, out: Any) -> Any:
         return result if result is None or out is None else self._device.fill(out, result)

@@ -15,9 +15,22 @@ iteration. One thread calls a plane; a plane serves any number of iterations and
 
 import os
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
+
+from lanterne.errors import LanterneError
+from lanterne.transport.shaped import Link
+
+if TYPE_CHECKING:
+    from lanterne.pipeline.device.device_stage import Device
+
+# NumPy's; CuPy's, which has the same operations, in a plane of device memory.
+Buffer: TypeAlias = NDArray[Any]
+Shape: TypeAlias = tuple[int, ...]
 
 
 class Receive(ABC):
@@ -30,14 +43,14 @@ class Receive(ABC):
 
     @property
     @abstractmethod
-    def looked_s(self): ...
+    def looked_s(self) -> float: ...
 
     @abstractmethod
-    def test(self):
+    def test(self) -> bool:
         """Make progress; True once the message is here. Raises as `wait`, but for the timeout."""
 
     @abstractmethod
-    def wait(self, timeout_s=None):
+    def wait(self, timeout_s: float | None = None) -> Buffer:
         """The buffer with the message, once it is here: (shape) of dtype, as asked for, to be read and then released.
 
         Args:
@@ -57,14 +70,15 @@ class DataPlane(ABC):
         on_device: whether its buffers are of the device that stages compute on; else they are the host's.
     """
 
-    in_order, on_device = None, False
+    in_order: int | None = None
+    on_device: bool = False
 
     @abstractmethod
-    def lend(self, shape, dtype, peer):
+    def lend(self, shape: Shape, dtype: np.dtype[Any], peer: int) -> Buffer:
         """A writable array (shape) of dtype to compute a message to rank `peer` in; `send` gives it back."""
 
     @abstractmethod
-    def send(self, buffer, peer, timeout_s=None):
+    def send(self, buffer: Buffer, peer: int, timeout_s: float | None = None) -> bool:
         """Send the lent `buffer` to rank `peer`. Returns whether the rank had to wait for earlier sends.
 
         Raises:
@@ -72,37 +86,37 @@ class DataPlane(ABC):
         """
 
     @abstractmethod
-    def receive(self, shape, dtype, peer):
+    def receive(self, shape: Shape, dtype: np.dtype[Any], peer: int) -> Receive:
         """The Receive of the next message from rank `peer` not asked for yet."""
 
     @abstractmethod
-    def release(self, buffer):
+    def release(self, buffer: Buffer) -> None:
         """Take back a buffer that a Receive gave."""
 
     @abstractmethod
-    def finish(self, timeout_s=None):
+    def finish(self, timeout_s: float | None = None) -> None:
         """Return once all sends are done: nothing of this iteration is under way from here. Raises as `send`."""
 
     @abstractmethod
-    def set_link(self, source, destination, link):
+    def set_link(self, source: int, destination: int, link: Link) -> None:
         """Change an emulated Link of the ranks' from now on; every rank calls it alike, between iterations."""
 
     @abstractmethod
-    def stage_on(self, device):
-        """From now on stages on `device`, a Device, write and read this plane's buffers; before the first is lent."""
+    def stage_on(self, device: "Device") -> None:
+        """From now on stages on `device` write and read this plane's buffers; before the first is lent."""
 
     @abstractmethod
-    def fail(self, error):
-        """This rank cannot go on because of `error`, a LanterneError: all others' waits raise it, in bounded time."""
+    def fail(self, error: LanterneError) -> None:
+        """This rank cannot go on because of `error`: all others' waits raise it, in bounded time."""
 
     @abstractmethod
-    def close(self):
+    def close(self) -> None:
         """Release everything but the communicator that it was made for; a second call does nothing."""
 
-    def __enter__(self):
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *exception):
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
 
@@ -115,20 +129,21 @@ class Pool:
 
     __slots__ = ("_free", "_make")
 
-    def __init__(self, make=np.empty):
-        self._free, self._make = {}, make
+    def __init__(self, make: Callable[[Shape, np.dtype[Any]], Buffer] = np.empty) -> None:
+        self._free: dict[tuple[Shape, np.dtype[Any]], list[Buffer]] = {}
+        self._make = make
 
-    def take(self, shape, dtype):
+    def take(self, shape: Shape, dtype: np.dtype[Any]) -> Buffer:
         """An array whose content is anything."""
         free = self._free.get((shape, dtype))
         return free.pop() if free else self._make(shape, dtype)
 
-    def give(self, array):
+    def give(self, array: Buffer) -> None:
         """Take `array` back."""
         self._free.setdefault((array.shape, array.dtype), []).append(array)
 
 
-def free_nbytes():
+def free_nbytes() -> int:
     """Bytes of memory that this host could give."""
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):

@@ -1,11 +1,23 @@
 """The data plane of common frameworks: the computing rank itself sends, in order, and waits when its queue is full."""
 
 from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from lanterne.collectives.communicator import core_of
-from lanterne.errors import InputError
+import numpy as np
+
+from lanterne.collectives.communicator import Communicator, core_of
+from lanterne.collectives.execute.requests import MessageRequest
+from lanterne.errors import InputError, LanterneError
 from lanterne.pipeline.device.message_staging import MessageStaging
-from lanterne.pipeline.planes.base import DataPlane, Pool, Receive
+from lanterne.pipeline.planes.base import Buffer, DataPlane, Pool, Receive, Shape
+from lanterne.transport.shaped import Link, ShapedTransport
+
+if TYPE_CHECKING:
+    from lanterne.pipeline.device.device_stage import Device
+
+# Of each buffer, which comes again and again, by its id and the peer: what starts a message of it, and holds it.
+Starts: TypeAlias = dict[tuple[int, int], Callable[[], MessageRequest]]
 
 # Of the communicator's tags for messages of the user; the last, so as to be out of the way.
 TAG = 31
@@ -21,20 +33,24 @@ class Inline(DataPlane):
         owned: whether `close` closes `comm`.
     """
 
-    def __init__(self, comm, tag=TAG, queue=1, owned=False):
+    def __init__(self, comm: Communicator, tag: int = TAG, queue: int | None = 1, *, owned: bool = False) -> None:
         if queue is not None and queue < 0:
             raise InputError(f"queue: got {queue}, expected at least 0 sends")
-        self.comm, self.tag, self.in_order, self._owned = comm, tag, queue, owned
-        self._sends, self._pool = deque(), Pool()
-        # The MessageStaging of stages on a device.
-        self._staging = None
-        # (id of a buffer, which comes again and again, and peer) -> what starts a message of it; that holds the buffer.
-        self._send_starts, self._receive_starts = {}, {}
+        self.comm = comm
+        self.tag = tag
+        self.in_order = queue
+        self._owned = owned
+        self._sends: deque[tuple[MessageRequest, Buffer]] = deque()
+        self._pool = Pool()
+        # Of stages on a device.
+        self._staging: MessageStaging | None = None
+        self._send_starts: Starts = {}
+        self._receive_starts: Starts = {}
 
-    def lend(self, shape, dtype, peer):
+    def lend(self, shape: Shape, dtype: np.dtype[Any], peer: int) -> Buffer:
         return self._pool.take(shape, dtype)
 
-    def send(self, buffer, peer, timeout_s=None):
+    def send(self, buffer: Buffer, peer: int, timeout_s: float | None = None) -> bool:
         if self._staging is not None:
             # While the rank computes nobody would post the message.
             self._staging.land(buffer, self._limit_s(timeout_s))
@@ -44,33 +60,36 @@ class Inline(DataPlane):
         self._sends.append((start(), buffer))
         return self._wait(self.in_order, timeout_s)
 
-    def receive(self, shape, dtype, peer):
+    def receive(self, shape: Shape, dtype: np.dtype[Any], peer: int) -> Receive:
         buffer = self._pool.take(shape, dtype)
         start = self._receive_starts.get((id(buffer), peer))
         if start is None:
             start = self._receive_starts[id(buffer), peer] = core_of(self.comm).prepare_recv(buffer, peer, tag=self.tag)
         return InlineReceive(start(), buffer)
 
-    def release(self, buffer):
+    def release(self, buffer: Buffer) -> None:
         if self._staging is not None:
             # What has used the message was queued after its copy: there is hardly anything to wait for.
             self._staging.consume(buffer, self._limit_s(None))
         self._pool.give(buffer)
 
-    def finish(self, timeout_s=None):
+    def finish(self, timeout_s: float | None = None) -> None:
         self._wait(0, timeout_s)
 
-    def set_link(self, source, destination, link):
-        self.comm.transport.set_link(self.comm.ranks[source], self.comm.ranks[destination], link)
+    def set_link(self, source: int, destination: int, link: Link) -> None:
+        transport = self.comm.transport
+        if not isinstance(transport, ShapedTransport):
+            raise InputError(f"set_link: got transport {transport.name}, expected one with emulated links")
+        transport.set_link(self.comm.ranks[source], self.comm.ranks[destination], link)
 
-    def stage_on(self, device):
+    def stage_on(self, device: "Device") -> None:
         self._staging = MessageStaging(device)
         self._pool = Pool(self._staging.empty)
 
-    def fail(self, error):
+    def fail(self, error: LanterneError) -> None:
         core_of(self.comm).fail(error)
 
-    def close(self):
+    def close(self) -> None:
         try:
             if self._staging is not None:
                 self._staging.close()
@@ -78,10 +97,10 @@ class Inline(DataPlane):
             if self._owned:
                 self.comm.close()
 
-    def _limit_s(self, timeout_s):
+    def _limit_s(self, timeout_s: float | None) -> float:
         return self.comm.timeout_s if timeout_s is None else timeout_s
 
-    def _wait(self, most, timeout_s):
+    def _wait(self, most: int | None, timeout_s: float | None) -> bool:
         """Return once at most `most` sends are not done, and whether that took waiting."""
         waited, sends = False, self._sends
         while sends:
@@ -101,16 +120,17 @@ class InlineReceive(Receive):
 
     __slots__ = ("_buffer", "_request")
 
-    def __init__(self, request, buffer):
-        self._request, self._buffer = request, buffer
+    def __init__(self, request: MessageRequest, buffer: Buffer) -> None:
+        self._request = request
+        self._buffer = buffer
 
     @property
-    def looked_s(self):
+    def looked_s(self) -> float:
         return self._request._looked_s
 
-    def test(self):
+    def test(self) -> bool:
         return self._request.test()
 
-    def wait(self, timeout_s=None):
+    def wait(self, timeout_s: float | None = None) -> Buffer:
         self._request.wait(timeout_s)
         return self._buffer

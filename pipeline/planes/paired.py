@@ -14,12 +14,18 @@ Paper: Chen et al. 2025 (CrossPipe), sections 6.3 and 7.1.
 
 import time
 from collections import deque
+from collections.abc import Collection
 from math import inf
+from typing import Any
 
-from lanterne.pipeline.planes.base import Receive
+import numpy as np
+
+from lanterne.collectives.communicator import Communicator
+from lanterne.pipeline.planes.base import Buffer, Receive, Shape
 from lanterne.pipeline.planes.delegate import DelegatePlane, DelegateReceive
 from lanterne.pipeline.planes.inline import TAG, Inline
 from lanterne.transport.rails.rail import MEMORY
+from lanterne.transport.shaped import Links
 
 
 class Paired(Inline):
@@ -29,27 +35,29 @@ class Paired(Inline):
         comm, owned: as Inline has them; over a ShapedTransport with `rendezvous`.
     """
 
-    def __init__(self, comm, owned=False):
-        super().__init__(comm, TAG, None, owned)
-        self._coming = {}
+    def __init__(self, comm: Communicator, *, owned: bool = False) -> None:
+        super().__init__(comm, TAG, None, owned=owned)
+        # By peer, in order.
+        self._coming: dict[int, list[PairedReceive]] = {}
 
-    def receive(self, shape, dtype, peer):
+    def receive(self, shape: Shape, dtype: np.dtype[Any], peer: int) -> Receive:
         coming = self._coming.setdefault(peer, [])
         coming.append(PairedReceive(self, shape, dtype, peer, len(coming)))
         return coming[-1]
 
-    def finish(self, timeout_s=None):
+    def finish(self, timeout_s: float | None = None) -> None:
         super().finish(timeout_s)
         self._coming = {}
 
-    def post(self, receive):
+    def post(self, receive: "PairedReceive") -> bool:
         """Post what peers must match up to `receive`: it and all before it from its peer; True once it is here."""
-        before = self._coming[receive.peer][: receive.index + 1]
-        for each in before:
+        posted = []
+        for each in self._coming[receive.peer][: receive.index + 1]:
             if each.posted is None:
                 each.posted = super().receive(each.shape, each.dtype, each.peer)
+            posted.append(each.posted)
         # In order, for so the time of each is told: see ShapedTransport.
-        return all([each.posted.test() for each in before])
+        return all([each.test() for each in posted])
 
 
 class PairedReceive(Receive):
@@ -57,19 +65,24 @@ class PairedReceive(Receive):
 
     __slots__ = ("_plane", "dtype", "index", "peer", "posted", "shape")
 
-    def __init__(self, plane, shape, dtype, peer, index):
-        self._plane, self.shape, self.dtype, self.peer, self.index = plane, shape, dtype, peer, index
-        self.posted = None
+    def __init__(self, plane: Paired, shape: Shape, dtype: np.dtype[Any], peer: int, index: int) -> None:
+        self._plane = plane
+        self.shape: Shape = shape
+        self.dtype: np.dtype[Any] = dtype
+        self.peer: int = peer
+        self.index: int = index
+        self.posted: Receive | None = None
 
     @property
-    def looked_s(self):
+    def looked_s(self) -> float:
         return -inf if self.posted is None else self.posted.looked_s
 
-    def test(self):
+    def test(self) -> bool:
         return self._plane.post(self)
 
-    def wait(self, timeout_s=None):
+    def wait(self, timeout_s: float | None = None) -> Buffer:
         self.test()
+        assert self.posted is not None, "test() has posted it"
         return self.posted.wait(timeout_s)
 
 
@@ -82,17 +95,19 @@ class PairedInMemory(DelegatePlane):
         pairs: those that share memory.
     """
 
-    def __init__(self, comm, direct, links, pairs):
+    def __init__(
+        self, comm: Communicator, direct: Paired, links: Links | None, pairs: Collection[tuple[int, int]]
+    ) -> None:
         super().__init__(comm, direct, links, pairs, rails=(MEMORY,))
         self._ends.rendezvous = True
-        self._coming = {peer: deque() for peer in self._peers}
+        self._coming: dict[int, deque[MetReceive]] = {peer: deque() for peer in self._peers}
 
-    def _receive(self, shape, dtype, peer, buffer):
+    def _receive(self, shape: Shape, dtype: np.dtype[Any], peer: int, buffer: Buffer | None) -> "MetReceive":
         receive = MetReceive(self, shape, dtype, peer, buffer)
         self._coming[peer].append(receive)
         return receive
 
-    def post(self, receive, peer):
+    def post(self, receive: "MetReceive", peer: int) -> None:
         """As Paired.post."""
         now_s = time.monotonic()
         while receive.posted_s is None:
@@ -102,23 +117,27 @@ class PairedInMemory(DelegatePlane):
 class MetReceive(DelegateReceive):
     """A message that begins to cross its link once it is posted for, too."""
 
-    __slots__ = ("_departure_s", "posted_s")
+    __slots__ = ("_departure_s", "_pair", "posted_s")
 
-    def __init__(self, plane, shape, dtype, peer, buffer):
+    def __init__(
+        self, plane: PairedInMemory, shape: Shape, dtype: np.dtype[Any], peer: int, buffer: Buffer | None
+    ) -> None:
         super().__init__(plane, shape, dtype, peer, buffer)
-        self._departure_s = self.posted_s = None
+        self._pair = plane
+        self._departure_s: float | None = None
+        self.posted_s: float | None = None
 
-    def post(self, now_s):
+    def post(self, now_s: float) -> None:
         """Post for it at `now_s`; in order, for so the time of each is told."""
         self.posted_s = now_s
         if self._departure_s is not None:
             super()._left(max(self._departure_s, now_s))
 
-    def _left(self, departure_s):
+    def _left(self, departure_s: float) -> None:
         self._departure_s = departure_s
         if self.posted_s is not None:
             super()._left(max(departure_s, self.posted_s))
 
-    def test(self):
-        self._plane.post(self, self._peer)
+    def test(self) -> bool:
+        self._pair.post(self, self._peer)
         return super().test()

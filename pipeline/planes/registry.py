@@ -4,18 +4,23 @@ A maker is a function `f(comm, links, **options) -> DataPlane` that all ranks of
 {(source, destination): Link}, ranks of `comm`: the plane's messages then go over links of that latency and bandwidth.
 """
 
+from collections.abc import Collection
 from importlib import import_module
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from lanterne.collectives.communicator import core_of
+from lanterne.collectives.communicator import Communicator, core_of
 from lanterne.errors import InputError, one_of
+from lanterne.pipeline.plan.problem import Problem
+from lanterne.pipeline.planes.base import DataPlane
 from lanterne.pipeline.planes.delegate import DelegatePlane, near_pairs
 from lanterne.pipeline.planes.inline import Inline
 from lanterne.pipeline.planes.paired import Paired, PairedInMemory
+from lanterne.pipeline.simulate.check import CheckedPlan
 from lanterne.pipeline.simulate.rendezvous import simulate_rendezvous
-from lanterne.pipeline.simulate.simulate import simulate
+from lanterne.pipeline.simulate.simulate import Timeline, simulate
+from lanterne.transport.base import Transport
 from lanterne.transport.rails.rail import MEMORY
-from lanterne.transport.shaped import ShapedTransport
+from lanterne.transport.shaped import Links, ShapedTransport
 
 
 class Maker(NamedTuple):
@@ -26,11 +31,11 @@ class Maker(NamedTuple):
     module: str
     function: str
     about: str
-    simulated: dict
+    simulated: dict[str, Any]
 
 
 # A module is imported when its plane is asked for.
-PLANES = {
+PLANES: dict[str, Maker] = {
     "inline": Maker(
         "registry",
         "inline",
@@ -53,24 +58,25 @@ PLANES = {
 }
 
 
-def make_plane(name, comm, links=None, **options):
+def make_plane(name: str, comm: Communicator, links: Links | None = None, **options: Any) -> DataPlane:
     """The data plane `name` for the ranks of `comm`; all of them call it. Close it before `comm`.
 
     Raises:
         InputError: an unknown name.
     """
     maker = find_plane(name)
-    return getattr(import_module(f".{maker.module}", __package__), maker.function)(comm, links, **options)
+    plane: DataPlane = getattr(import_module(f".{maker.module}", __package__), maker.function)(comm, links, **options)
+    return plane
 
 
-def find_plane(name):
+def find_plane(name: str) -> Maker:
     """The Maker called `name`. Raises InputError for an unknown name."""
     if name not in PLANES:
         raise InputError(f"data plane: {one_of(name, PLANES)}")
     return PLANES[name]
 
 
-def predict(name, checked, problem, **options):
+def predict(name: str, checked: CheckedPlan, problem: Problem, **options: Any) -> Timeline:
     """The Timeline that `simulate` gives for a CheckedPlan over the data plane `name` with its `options`."""
     known = find_plane(name).simulated
     if "rendezvous" in known:
@@ -78,42 +84,50 @@ def predict(name, checked, problem, **options):
     return simulate(checked, problem, **known | {key: value for key, value in options.items() if key in known})
 
 
-def shaped(comm, links, in_order=False, rendezvous=False):
+def shaped(
+    comm: Communicator, links: Links | None, *, in_order: bool = False, rendezvous: bool = False
+) -> Communicator:
     """A Communicator of the ranks of `comm`, on its transport, with tags of its own and emulated links; all call it.
 
     Args:
         links, in_order, rendezvous: as ShapedTransport has them, but ranks of `comm`.
     """
-    links = {(comm.ranks[source], comm.ranks[peer]): link for (source, peer), link in (links or {}).items()}
-    return _own(comm, ShapedTransport(comm.transport, links, in_order=in_order, separate=True, rendezvous=rendezvous))
+    own = {(comm.ranks[source], comm.ranks[peer]): link for (source, peer), link in (links or {}).items()}
+    return _own(comm, ShapedTransport(comm.transport, own, in_order=in_order, separate=True, rendezvous=rendezvous))
 
 
-def _own(comm, transport=None):
+def _own(comm: Communicator, transport: Transport | None = None) -> Communicator:
     """A Communicator of the ranks of `comm` for a plane alone. Who waits late for a message delays all that follow."""
-    own = comm.split(0, comm.rank, transport)
+    own: Communicator = comm.split(0, comm.rank, transport)
     core = core_of(own)
     core.pauses = core.pauses.finer()
     return own
 
 
-def inline(comm, links=None, queue=1):
+def inline(comm: Communicator, links: Links | None = None, queue: int | None = 1) -> DataPlane:
     """What frameworks do: one message under way per rank, its latency included, and `queue` sends that may wait."""
     return Inline(shaped(comm, links, in_order=True), queue=queue, owned=True)
 
 
-def unbounded(comm, links=None):
+def unbounded(comm: Communicator, links: Links | None = None) -> DataPlane:
     """Sends leave at once, side by side, and nobody waits for them; between ranks of one host in memory."""
     direct, pairs = Inline(shaped(comm, links), queue=None, owned=True), near_pairs(comm)
     return DelegatePlane(_own(comm), direct, links, pairs, rails=(MEMORY,)) if pairs else direct
 
 
-def delegate(comm, links=None, pairs=None, direct="inline", **options):
-    """Delegates for `pairs` of ranks, or all; the data plane `direct` for the others. Options as DelegatePlane has them."""
+def delegate(
+    comm: Communicator,
+    links: Links | None = None,
+    pairs: Collection[tuple[int, int]] | None = None,
+    direct: str = "inline",
+    **options: Any,
+) -> DataPlane:
+    """Delegates for `pairs` of ranks, or all; the data plane `direct` for the others. Options are DelegatePlane's."""
     others = None if pairs is None else make_plane(direct, comm, links)
     return DelegatePlane(_own(comm), others, links, pairs, **options)
 
 
-def streams(comm, links=None, **options):
+def streams(comm: Communicator, links: Links | None = None, **options: Any) -> DataPlane:
     """Messages of device memory, by NCCL; options as Streams has them."""
     from lanterne.pipeline.planes.streams import Streams
 
@@ -122,7 +136,7 @@ def streams(comm, links=None, **options):
     return Streams(_own(comm), links, **options)
 
 
-def paired(comm, links=None):
+def paired(comm: Communicator, links: Links | None = None) -> DataPlane:
     """Messages move once both ends have posted them; see paired.py."""
     direct, pairs = Paired(shaped(comm, links, rendezvous=True), owned=True), near_pairs(comm)
     return PairedInMemory(_own(comm), direct, links, pairs) if pairs else direct

@@ -98,7 +98,7 @@ def _start(ranks, rank, rng, sends, receives, dtype, op, eager):
             state.event(state.program.next_post[index])
         return
     if type(action) is Fold:
-        nbytes = action.count * dtype.itemsize
+        nbytes = action.num_elements * dtype.itemsize
         total = state.bytes_at(action.inputs[0], nbytes).view(dtype).copy()
         for place in action.inputs[1:]:
             COMBINE[op](total, state.bytes_at(place, nbytes).view(dtype), out=total)
