@@ -46,7 +46,7 @@ def add_arguments(parser):
     """The options of this command."""
     width = max(map(len, SCHEDULERS)) + 2
     parser.epilog = "schedulers:\n" + "".join(
-        f"  {name.ljust(width)}{summary}\n" for name, (_, _, summary) in SCHEDULERS.items()
+        f"  {name.ljust(width)}{scheduler.summary}\n" for name, scheduler in SCHEDULERS.items()
     )
     default = "best" if "best" in SCHEDULERS else ALL
     add_problem_arguments(parser)

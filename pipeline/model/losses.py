@@ -8,15 +8,10 @@ from lanterne.pipeline.model.layer import Array, Kept
 
 
 class Loss(Protocol):
-    """What a model ends in."""
+    """What a model ends in, such as those below."""
 
-    def forward(self, y: Array, target: Array, /) -> tuple[Array, Kept]:
-        """(loss, a 0-d array; saved)."""
-        ...
-
-    def backward_input(self, saved: Kept, scale: float) -> Array:
-        """The gradient of `scale` times the loss by `y`."""
-        ...
+    def forward(self, y: Array, target: Array, /) -> tuple[Array, Kept]: ...
+    def backward_input(self, saved: Kept, scale: float) -> Array: ...
 
 
 @dataclass(frozen=True)

@@ -19,13 +19,7 @@ if TYPE_CHECKING:
 
 
 def gpt(
-    vocabulary: int,
-    length: int,
-    width: int,
-    heads: int,
-    blocks: int,
-    rows: int,
-    tensor: "Communicator | None" = None,
+    vocabulary: int, length: int, width: int, heads: int, blocks: int, rows: int, tensor: "Communicator | None" = None
 ) -> StageModel:
     """The StageModel of a GPT: an embedding; `blocks` times attention and MLP, each a layer of the model; a head.
 

@@ -144,7 +144,8 @@ class LayerStage(Stage):
         xp: ModuleType = np,
         multiple: int = 1,
     ) -> None:
-        self.chain = chain = LayerChain(model.layers[start:stop])
+        chain = LayerChain(model.layers[start:stop])
+        self.chain: LayerChain = chain
         self.model = model
         self.layers: tuple[Layer, ...] = chain.layers
         self._optimizer = optimizer

@@ -3,6 +3,7 @@
 import difflib
 import reprlib
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from numbers import Real
 from typing import Any, TypeAlias, TypeVar
 
@@ -43,24 +44,13 @@ def _is_number(value: Any) -> bool:
     return issubclass(kind, Real) and not issubclass(kind, bool) and bool(abs(value) <= LARGEST)
 
 
-def as_positive(key: str, value: Any) -> float:
-    """`value` as a float above 0."""
-    return as_number(key, value, positive=True)
+as_positive: Callable[[str, Any], float] = partial(as_number, positive=True)
+as_signed: Callable[[str, Any], float] = partial(as_number, signed=True)
 
 
-def as_signed(key: str, value: Any) -> float:
-    """`value` as a float of either sign."""
-    return as_number(key, value, signed=True)
-
-
-def as_number_or_none(key: str, value: Any) -> float | None:
-    """`value` as a float of at least 0, or None as it is."""
-    return None if value is None else as_number(key, value)
-
-
-def as_positive_or_none(key: str, value: Any) -> float | None:
-    """`value` as a float above 0, or None as it is."""
-    return None if value is None else as_number(key, value, positive=True)
+def or_none(read: Callable[[str, Any], float]) -> Callable[[str, Any], float | None]:
+    """`read`, but None is left as it is."""
+    return lambda key, value: None if value is None else read(key, value)
 
 
 def as_numbers(key: str, value: Any, length: int, read: Callable[[str, Any], Value]) -> tuple[Value, ...]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from lanterne.errors import InputError, one_of
 
@@ -65,6 +66,10 @@ class Placement:
         return tuple(held.count(key) for key in held)
 
 
+# A placement, the name of one, or None for unidirectional.
+PlacementLike: TypeAlias = Placement | str | None
+
+
 def unidirectional(num_ranks: int) -> Placement:
     """Stage i on rank i."""
     return Placement("unidirectional", num_ranks, tuple(range(num_ranks)))
@@ -114,8 +119,8 @@ def make_placement(name: str, num_ranks: int, stages_per_rank: int = 2) -> Place
     return PLACEMENTS[name](num_ranks, stages_per_rank) if name in ("loop", "wave") else PLACEMENTS[name](num_ranks)
 
 
-def as_placement(given: Placement | str | None, num_ranks: int) -> Placement:
-    """`given`, a Placement, the name of one, or None for unidirectional, for `num_ranks` ranks.
+def as_placement(given: PlacementLike, num_ranks: int) -> Placement:
+    """The placement that is `given`, for `num_ranks` ranks.
 
     Raises:
         InputError: an unknown name.

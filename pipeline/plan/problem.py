@@ -12,20 +12,8 @@ from functools import cached_property
 from typing import Any, TypeAlias, TypeVar
 
 from lanterne.errors import InputError
-from lanterne.pipeline.plan.fields import (
-    MOST,
-    Pairs,
-    PerPair,
-    as_count,
-    as_number,
-    as_number_or_none,
-    as_numbers,
-    as_pairs,
-    as_per_pair,
-    as_positive,
-    as_positive_or_none,
-    check_keys,
-)
+from lanterne.pipeline.plan import fields
+from lanterne.pipeline.plan.fields import MOST, Pairs, PerPair, as_count, as_number, as_numbers, as_per_pair, check_keys
 from lanterne.pipeline.plan.resources import (
     DataParallel,
     Recompute,
@@ -113,22 +101,24 @@ class Problem:
             raise InputError(
                 f"microbatches: got {self.microbatches} on {self.stages} stages, expected at most {MOST} in all"
             )
-        put("forward", as_numbers("forward", forward, self.stages, as_positive))
-        put("backward_input", as_numbers("backward_input", backward_input, self.stages, as_positive))
+        put("forward", as_numbers("forward", forward, self.stages, fields.as_positive))
+        put("backward_input", as_numbers("backward_input", backward_input, self.stages, fields.as_positive))
         put("backward_weight", as_numbers("backward_weight", backward_weight, self.stages, as_number))
         put("link_latency", as_per_pair("link_latency", link_latency, self.stages, as_number, 0.0))
         if link_bandwidth is not None:
-            link_bandwidth = as_per_pair("link_bandwidth", link_bandwidth, self.stages, as_positive_or_none, 0.0)
+            link_bandwidth = as_per_pair(
+                "link_bandwidth", link_bandwidth, self.stages, fields.or_none(fields.as_positive), 0.0
+            )
         put("link_bandwidth", link_bandwidth)
         put("message_nbytes", _message_nbytes(message_nbytes))
         if link_bandwidth is not None and not any(self.message_nbytes):
             raise InputError("message_nbytes: got none beside a link_bandwidth, expected the bytes of a message")
-        put("shared_links", as_pairs("shared_links", shared_links, self.stages))
+        put("shared_links", fields.as_pairs("shared_links", shared_links, self.stages))
         if max_inflight_activations is not None:
             if memory is not None:
                 raise InputError("memory: got a max_inflight_activations too, expected one of them")
             key = "max_inflight_activations"
-            max_inflight_activations = as_numbers(key, max_inflight_activations, self.stages, as_number_or_none)
+            max_inflight_activations = as_numbers(key, max_inflight_activations, self.stages, fields.or_none(as_number))
         put("max_inflight_activations", max_inflight_activations)
         put("memory", read_memory(memory, self.stages))
         put("data_parallel", read_data_parallel(data_parallel, self.stages))

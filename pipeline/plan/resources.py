@@ -4,7 +4,7 @@ import math
 from typing import Any, NamedTuple
 
 from lanterne.errors import InputError
-from lanterne.pipeline.plan.fields import as_number, as_number_or_none, as_numbers, as_signed, check_keys
+from lanterne.pipeline.plan.fields import as_number, as_numbers, as_signed, check_keys, or_none
 
 
 class StageMemory(NamedTuple):
@@ -60,7 +60,7 @@ def read_memory(given: StageMemory | dict[str, Any] | None, stages: int) -> Stag
     check_keys("memory", given, StageMemory._fields, StageMemory._fields[:3])
     deltas = (as_numbers(f"memory.{key}", given[key], stages, as_signed) for key in StageMemory._fields[:3])
     forwards, backwards, weights = deltas
-    capacity = as_numbers("memory.capacity", given.get("capacity"), stages, as_number_or_none)
+    capacity = as_numbers("memory.capacity", given.get("capacity"), stages, or_none(as_number))
     memory = StageMemory(
         forwards, backwards, weights, tuple(math.inf if value is None else value for value in capacity)
     )

@@ -3,15 +3,14 @@
 import dataclasses
 import math
 import time
-from collections.abc import Callable
 
 from lanterne.errors import InputError, ScheduleError
-from lanterne.pipeline.plan.placement import PLACEMENTS, Placement, as_placement
+from lanterne.pipeline.plan.placement import PLACEMENTS, Placement, PlacementLike, as_placement
 from lanterne.pipeline.plan.plan import Plan
 from lanterne.pipeline.plan.problem import Problem
 from lanterne.pipeline.planners.bounds import lower_bound
 from lanterne.pipeline.planners.crosspipe import crosspipe
-from lanterne.pipeline.planners.registry import SCHEDULERS, Improvement, load
+from lanterne.pipeline.planners.registry import SCHEDULERS, Improvement, Progress, load
 from lanterne.pipeline.planners.search import improve
 from lanterne.pipeline.simulate.check import CheckedPlan, check
 from lanterne.pipeline.simulate.simulate import simulate
@@ -27,14 +26,14 @@ LARGE, SLOW = 20_000, ("adaptra",)
 def best(
     problem: Problem,
     *,
-    placement: Placement | str | None = None,
+    placement: PlacementLike = None,
     effort: float | None = None,
     seed: int = 0,
     start: Plan | None = None,
     robust: float | str | None = None,
     jitter: float = 0.5,
     time_limit_s: float | None = None,
-    progress: Callable[[Improvement], object] | None = None,
+    progress: Progress = None,
 ) -> Plan:
     """The best Plan found for `problem` on a placement; its `proved_bound` says what none can be below.
 
@@ -153,11 +152,7 @@ def _is_same(one: Placement, other: Placement) -> bool:
 
 
 def _polished(
-    plan: Plan,
-    problem: Problem,
-    bound: float,
-    time_limit_s: float,
-    progress: Callable[[Improvement], object] | None,
+    plan: Plan, problem: Problem, bound: float, time_limit_s: float, progress: Progress
 ) -> tuple[Plan, float]:
     """(plan, bound) after the solver went on from `plan` for what is left of the time."""
     from lanterne.pipeline.planners.optimal import least_limit_s, solve

@@ -2,13 +2,13 @@
 
 from dataclasses import replace
 
-from lanterne.pipeline.plan.placement import Placement, as_placement, wave
+from lanterne.pipeline.plan.placement import PlacementLike, as_placement, wave
 from lanterne.pipeline.plan.plan import Plan
 from lanterne.pipeline.plan.problem import Problem
 from lanterne.pipeline.planners.list_schedule import B, F, ListState, W, list_schedule
 
 
-def crosspipe(problem: Problem, *, placement: Placement | str | None = None, weight_parts: int = 4) -> Plan:
+def crosspipe(problem: Problem, *, placement: PlacementLike = None, weight_parts: int = 4) -> Plan:
     """CrossPipe's greedy plan: CrossUDSub on the unidirectional placement, the greedy CrossWave on a wave.
 
     Whenever a rank is free it takes, of what is there and fits in memory: before its first B, an F; then F and B in

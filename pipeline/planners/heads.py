@@ -214,7 +214,7 @@ class Machines:
         self.work: Floats = np.zeros((size, stages))
         self.through: Floats = np.full((size, stages), -np.inf)
         self.added: Floats = np.zeros(stages)
-        self.used = 0
+        self.used: int = 0
 
     def add(self, release: Floats, duration: Floats) -> None:
         """One more piece per stage."""

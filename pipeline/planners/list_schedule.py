@@ -35,7 +35,7 @@ class ListState:
         tables = costs(problem, placement)
         stages, microbatches = placement.num_stages, problem.microbatches
         self.placement = placement
-        self.parts = (1, 1, weight_parts)
+        self.parts: tuple[int, int, int] = (1, 1, weight_parts)
         self.rank_of: tuple[int, ...] = placement.stage_to_rank
         self.stages: list[tuple[int, ...]] = [placement.stages_of(rank) for rank in range(placement.num_ranks)]
         self.total: list[int] = [len(placement.microbatches_of(stage, microbatches)) for stage in range(stages)]
@@ -43,8 +43,8 @@ class ListState:
         self.started: list[list[int]] = [[0] * stages for _ in (F, B, W)]
         self.done: list[list[int]] = [[0] * stages for _ in (F, B, W)]
         self.capacity: list[float] = [value * (1 + 1e-9) for value in problem.limits.capacity]
-        self.used = [0.0] * placement.num_ranks
-        self.busy = [False] * placement.num_ranks
+        self.used: list[float] = [0.0] * placement.num_ranks
+        self.busy: list[bool] = [False] * placement.num_ranks
 
         def per_stage(table: NDArray[Any]) -> list[list[Any]]:
             by_id = table.tolist()

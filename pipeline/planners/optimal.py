@@ -2,7 +2,6 @@
 
 import os
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
@@ -10,13 +9,13 @@ from typing import Any
 from lanterne.errors import InputError, ScheduleError
 from lanterne.pipeline.plan.action import Action
 from lanterne.pipeline.plan.costs import costs
-from lanterne.pipeline.plan.placement import Placement, as_placement
+from lanterne.pipeline.plan.placement import Placement, PlacementLike, as_placement
 from lanterne.pipeline.plan.plan import Plan
 from lanterne.pipeline.plan.problem import Problem
 from lanterne.pipeline.planners.bounds import lower_bound
 from lanterne.pipeline.planners.crosspipe import crosspipe
 from lanterne.pipeline.planners.optimal_model import SPLIT_KINDS, SolverModel, build_model
-from lanterne.pipeline.planners.registry import Improvement, plan
+from lanterne.pipeline.planners.registry import Improvement, Progress, plan
 from lanterne.pipeline.simulate.check import CheckedPlan, check
 from lanterne.pipeline.simulate.simulate import Timeline, simulate
 
@@ -25,7 +24,7 @@ REACH_SHARE = 0.4
 # What making the solver's model takes, about.
 MODEL_S_PER_ACTION = 2e-4
 # Quick schedulers besides CrossPipe's greedy whose plans have F, B and W apart, by placement.
-QUICK = {"unidirectional": ("adaptra", "zb_h1", "zb_h2"), "wave": ("zb_v",)}
+QUICK: dict[str, tuple[str, ...]] = {"unidirectional": ("adaptra", "zb_h1", "zb_h2"), "wave": ("zb_v",)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,11 +48,7 @@ class Solution:
 
 
 def optimal(
-    problem: Problem,
-    *,
-    placement: Placement | str | None = None,
-    time_limit_s: float = 60.0,
-    progress: Callable[[Improvement], object] | None = None,
+    problem: Problem, *, placement: PlacementLike = None, time_limit_s: float = 60.0, progress: Progress = None
 ) -> Plan:
     """The plan of `solve`, which carries the bound that was proved."""
     solution = solve(problem, placement=placement, time_limit_s=time_limit_s, progress=progress)
@@ -63,12 +58,12 @@ def optimal(
 def solve(
     problem: Problem,
     *,
-    placement: Placement | str | None = None,
+    placement: PlacementLike = None,
     hint: Plan | None = None,
     time_limit_s: float = 60.0,
     gap: float = 0.0,
     workers: int | None = None,
-    progress: Callable[[Improvement], object] | None = None,
+    progress: Progress = None,
 ) -> Solution:
     """The Solution of least makespan of whole actions on a placement, or the best found in `time_limit_s` and a bound.
 
@@ -137,9 +132,7 @@ def _fitting(made: Plan, problem: Problem, placement: Placement) -> CheckedPlan 
 class _Search:
     """The best plan and bound so far, each a fact: plans are simulated, bounds proved."""
 
-    def __init__(
-        self, timeline: Timeline, bound: float, began: float, progress: Callable[[Improvement], object] | None
-    ) -> None:
+    def __init__(self, timeline: Timeline, bound: float, began: float, progress: Progress) -> None:
         self.problem = timeline.problem
         self.plan = timeline.plan
         self.timeline = timeline

@@ -8,7 +8,7 @@ makes may exceed the problem's memory: `check` tells.
 
 from collections.abc import Callable
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from lanterne.errors import InputError, one_of
 from lanterne.pipeline.plan.plan import Plan
@@ -16,11 +16,14 @@ from lanterne.pipeline.plan.problem import Problem
 
 
 class Scheduler(NamedTuple):
-    """Where a scheduler is: its module, of lanterne, is imported when it is asked for."""
+    """Where a scheduler is: a function called as it is, or `function`, of a module of lanterne.pipeline.
+
+    The module is imported when the scheduler is asked for.
+    """
 
     module: str
-    function: str
     summary: str
+    function: str = ""
 
 
 class Improvement(NamedTuple):
@@ -31,46 +34,26 @@ class Improvement(NamedTuple):
     lower_bound: float
 
 
+Progress: TypeAlias = Callable[[Improvement], object] | None
+
 SCHEDULERS: dict[str, Scheduler] = {
-    "gpipe": Scheduler("pipeline.schedules.gpipe", "gpipe", "all forwards, then all backwards"),
-    "1f1b": Scheduler("pipeline.schedules.one_f_one_b", "one_f_one_b", "one forward, one backward; backward fused"),
+    "gpipe": Scheduler("schedules.gpipe", "all forwards, then all backwards"),
+    "1f1b": Scheduler("schedules.one_f_one_b", "one forward, one backward; backward fused", "one_f_one_b"),
     "interleaved_1f1b": Scheduler(
-        "pipeline.schedules.interleaved_1f1b",
-        "interleaved_1f1b",
-        "1F1B with two smaller stages per rank, around the loop",
+        "schedules.interleaved_1f1b", "1F1B with two smaller stages per rank, around the loop"
     ),
-    "zb_h1": Scheduler("pipeline.schedules.zb_h1", "zb_h1", "1F1B with W put off, in the same memory"),
-    "zb_h2": Scheduler("pipeline.schedules.zb_h2", "zb_h2", "twice the warm-up, no bubbles without delays"),
-    "zb_v": Scheduler(
-        "pipeline.schedules.zb_v", "zb_v", "two smaller stages per rank in a V, no bubbles in the memory of 1F1B"
-    ),
-    "alternating": Scheduler(
-        "pipeline.schedules.alternating",
-        "alternating",
-        "B and F strictly in turn, W last, with a given slack",
-    ),
-    "adaptra": Scheduler(
-        "pipeline.planners.adaptra", "adaptra", "ADAPTRA: warm-up counts that absorb the links' delays"
-    ),
-    "crosspipe": Scheduler(
-        "pipeline.planners.crosspipe",
-        "crosspipe",
-        "CrossPipe's greedy: knows latency, bandwidth, memory; W in pieces",
-    ),
-    "crosspipe_wave": Scheduler(
-        "pipeline.planners.crosspipe",
-        "crosspipe_wave",
-        "the same with two half-size stages per rank, there and back",
-    ),
+    "zb_h1": Scheduler("schedules.zb_h1", "1F1B with W put off, in the same memory"),
+    "zb_h2": Scheduler("schedules.zb_h2", "twice the warm-up, no bubbles without delays"),
+    "zb_v": Scheduler("schedules.zb_v", "two smaller stages per rank in a V, no bubbles in the memory of 1F1B"),
+    "alternating": Scheduler("schedules.alternating", "B and F strictly in turn, W last, with a given slack"),
+    "adaptra": Scheduler("planners.adaptra", "ADAPTRA: warm-up counts that absorb the links' delays"),
+    "crosspipe": Scheduler("planners.crosspipe", "CrossPipe's greedy: knows latency, bandwidth, memory; W in pieces"),
+    "crosspipe_wave": Scheduler("planners.crosspipe", "the same with two half-size stages per rank, there and back"),
     "optimal": Scheduler(
-        "pipeline.planners.optimal",
-        "optimal",
-        "CrossPipe's optimal of whole actions: a constraint solver, within a time limit",
+        "planners.optimal", "CrossPipe's optimal of whole actions: a constraint solver, within a time limit"
     ),
     "best": Scheduler(
-        "pipeline.planners.best",
-        "best",
-        "ours: the best of many, then searched, with a bound; one stage per rank unless told",
+        "planners.best", "ours: the best of many, then searched, with a bound; one stage per rank unless told"
     ),
 }
 
@@ -83,9 +66,9 @@ def load(name: str) -> Callable[..., Plan]:
     """
     if name not in SCHEDULERS:
         raise InputError(f"scheduler: {one_of(name, SCHEDULERS)}")
-    found = SCHEDULERS[name]
-    function: Callable[..., Plan] = getattr(import_module(f"lanterne.{found.module}"), found.function)
-    return function
+    module, _, function = SCHEDULERS[name]
+    found: Callable[..., Plan] = getattr(import_module(f"lanterne.pipeline.{module}"), function or name)
+    return found
 
 
 def plan(problem: Problem, scheduler: str, **options: Any) -> Plan:

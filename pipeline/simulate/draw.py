@@ -61,10 +61,7 @@ def draw(
 
 
 def draw_all(
-    charts: Sequence[tuple[str, Timeline, bool]],
-    path: str | PathLike[str],
-    unit: str = "",
-    limit: float | None = None,
+    charts: Sequence[tuple[str, Timeline, bool]], path: str | PathLike[str], unit: str = "", limit: float | None = None
 ) -> None:
     """Draw several charts, one below the other, on one time axis.
 

@@ -86,9 +86,9 @@ class Events:
         self.queue = queue
         self.full: list[float] = list(initial)
         self.starts: list[list[float]] = [[] for _ in orders]
-        self.clock = [0.0] * len(orders)
+        self.clock: list[float] = [0.0] * len(orders)
         self.asleep: dict[int, int] = {}
-        self.busy_until = [0.0] * num_links
+        self.busy_until: list[float] = [0.0] * num_links
         self.turns: dict[int, deque[int]] = {used: deque(ids) for used, ids in (turns or {}).items()}
         self.early: dict[int, dict[int, int]] = {used: {} for used in self.turns}
         self.sending: list[deque[int]] = [deque() for _ in orders]

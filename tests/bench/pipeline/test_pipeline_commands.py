@@ -195,7 +195,7 @@ def test_what_a_problem_file_lacks_names_the_file(capsys, tmp_path):
         (["plan", __file__], "is no JSON"),
         (["plan", CASES], "holds several cases, expected --case with one of c01, c02"),
         (["plan", CASES, "--case", "c99"], "--case: got 'c99', expected one of c01"),
-        (["plan", *FLAGS, "--scheduler", "zb"], "scheduler: got 'zb', expected one of gpipe"),
+        (["plan", *FLAGS, "--scheduler", "zb"], "scheduler: got 'zb' (did you mean 'zb_v'?), expected one of gpipe"),
         (
             ["plan", *FLAGS, "--scheduler", "1f1b", "--option", "x=1"],
             "--option: got 'x', expected none for 1f1b",

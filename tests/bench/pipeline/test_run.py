@@ -75,7 +75,7 @@ def test_a_plan_file_runs_as_it_is(capsys, tmp_path):
     ("words", "message"),
     [
         (["--data-plane", "carrier"], "data plane: got 'carrier', expected one of inline"),
-        (["--scheduler", "zb"], "scheduler: got 'zb', expected one of gpipe"),
+        (["--scheduler", "zb"], "scheduler: got 'zb' (did you mean 'zb_v'?), expected one of gpipe"),
         (["--transport", "pigeon"], "--transport: got 'pigeon', expected one of local, mpi, ucx"),
         (["--iterations", "0"], "--iterations, --warmup: got 0 and 1"),
         (["--timeout", "0"], "--timeout: got 0, expected more than 0"),

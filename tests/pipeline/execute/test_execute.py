@@ -19,7 +19,7 @@ from lanterne.pipeline.simulate.check import check
 from lanterne.pipeline.train.adam import Adam
 from lanterne.transport.shaped import Link, ShapedTransport
 
-STATIC = [name for name, (module, _, _) in SCHEDULERS.items() if module.startswith("pipeline.schedules.")]
+STATIC = [name for name, (module, _, _) in SCHEDULERS.items() if module.startswith("schedules.")]
 MODEL, MICROBATCHES, ITERATIONS = mlp((3, 5, 4, 6, 5, 4, 3, 5, 2), rows=3), 5, 3
 
 

@@ -19,7 +19,7 @@ from lanterne.pipeline.planners.registry import SCHEDULERS, plan
 from lanterne.pipeline.simulate.check import check
 from lanterne.pipeline.train.adam import Adam
 
-STATIC = [name for name, (module, _, _) in SCHEDULERS.items() if module.startswith("pipeline.schedules.")]
+STATIC = [name for name, (module, _, _) in SCHEDULERS.items() if module.startswith("schedules.")]
 ONE_STAGE_PER_RANK = [name for name in STATIC if name not in ("interleaved_1f1b", "zb_v")]
 TEXT = np.frombuffer(b"the quick brown fox jumps over the lazy dog; " * 4, np.uint8).astype(np.int64) % 32
 MICROBATCHES, ITERATIONS = 6, 3

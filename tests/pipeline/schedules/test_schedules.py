@@ -11,7 +11,7 @@ from lanterne.pipeline.simulate.analysis import bubble_rate, busy_time
 from lanterne.pipeline.simulate.check import check
 from lanterne.pipeline.simulate.simulate import simulate
 
-STATIC = [name for name, (module, _, _) in SCHEDULERS.items() if module.startswith("pipeline.schedules.")]
+STATIC = [name for name, (module, _, _) in SCHEDULERS.items() if module.startswith("schedules.")]
 SHAPES = [(p, m) for p in (1, 2, 3, 4, 5, 8) for m in (1, 2, 3, 5, 8, 16, 17)]
 F, B, W = 1, 2, 3
 

@@ -18,7 +18,7 @@ from lanterne.pipeline.planners.registry import SCHEDULERS, plan
 from lanterne.pipeline.simulate.check import check, total_order
 from lanterne.pipeline.simulate.simulate import simulate
 
-STATIC = [name for name, (module, _, _) in SCHEDULERS.items() if module.startswith("pipeline.schedules.")]
+STATIC = [name for name, (module, _, _) in SCHEDULERS.items() if module.startswith("schedules.")]
 SMALL = Problem(3, 4, 1, 2, 3)
 
 
