@@ -6,7 +6,7 @@ dependency graph, replayed with the suspect at its peers' speed, must become sho
 explains is taken out before the structure of the job (stages, data) is judged.
 
 Paper: Wu et al. (GREYHOUND), section 4.3, profiling and cross-group comparison; differs: time in a collective is no
-sign of guilt (who is slow waits least), so groups are compared by their shortest member, and blame needs a replay.
+sign of guilt (a slow worker waits least), so groups are compared by their shortest member, and blame needs a replay.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from lanterne.failslow.locate.trace import Trace
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+    from lanterne.failslow.locate.replay import Array
 
 SLOW_WORKER = 1.05
 SLOW_LINK = 1.5
@@ -72,14 +74,14 @@ def locate(trace: Trace) -> list[Verdict]:
     return [Verdict("none", (), None, 0.0, {"steps": len(trace.steps), **variance_shares(trace.compute_s)})]
 
 
-def _log(durations_s: NDArray[np.float64]) -> NDArray[np.float64]:
+def _log(durations_s: Array) -> Array:
     """Their logarithms; what took no time at all counts as a nanosecond."""
     import numpy as np
 
     return np.log(np.maximum(durations_s, 1e-9))
 
 
-def _against_peers(values: NDArray[np.float64]) -> NDArray[np.float64]:
+def _against_peers(values: Array) -> Array:
     """log of (S, D) `values` over the median of the other replicas of the same step."""
     import numpy as np
 
@@ -88,7 +90,7 @@ def _against_peers(values: NDArray[np.float64]) -> NDArray[np.float64]:
     return logs - np.stack(others, axis=1)
 
 
-def _slowness(trace: Trace) -> NDArray[np.float64]:
+def _slowness(trace: Trace) -> Array:
     """Per stage (S, D): log of a worker's compute over its peers', without what its replica's data explains.
 
     Where microbatches are long or short at every stage alike, a replica whose other stages are slower as well has more
@@ -145,7 +147,7 @@ def _worst_span(slow: NDArray[np.bool_]) -> Span | None:
     return None
 
 
-def _workers(trace: Trace, base_s: NDArray[np.float64]) -> tuple[list[Verdict], list[NDArray[np.float64]]]:
+def _workers(trace: Trace, base_s: Array) -> tuple[list[Verdict], list[Array]]:
     """(verdicts on slow workers, compute durations with their slowness taken out)."""
     import numpy as np
 
@@ -192,13 +194,7 @@ def _workers(trace: Trace, base_s: NDArray[np.float64]) -> tuple[list[Verdict], 
 
 
 def _worker_evidence(
-    trace: Trace,
-    base_s: NDArray[np.float64],
-    slowness: NDArray[np.float64],
-    stage: int,
-    replica: int,
-    span: Span,
-    effect: float,
+    trace: Trace, base_s: Array, slowness: Array, stage: int, replica: int, span: Span, effect: float
 ) -> dict[str, Any]:
     import numpy as np
 
@@ -233,11 +229,11 @@ def _last_arriver(trace: Trace, stage: int, replica: int, span: Span) -> float |
     return float((np.argmin(longest, axis=1) == replica).mean())
 
 
-def _saving(base_s: NDArray[np.float64], changed_s: NDArray[np.float64]) -> float:
+def _saving(base_s: Array, changed_s: Array) -> float:
     return float(1 - changed_s.mean() / base_s.mean())
 
 
-def _links(trace: Trace, compute_s: Sequence[NDArray[np.float64]]) -> list[Verdict]:
+def _links(trace: Trace, compute_s: Sequence[Array]) -> list[Verdict]:
     """Verdicts on pipeline links that are slower than the same link of other replicas."""
     import numpy as np
 
@@ -284,7 +280,7 @@ def _joined(verdicts: Sequence[Verdict]) -> list[Verdict]:
     return list(joined.values())
 
 
-def _groups(trace: Trace, base_s: NDArray[np.float64]) -> list[Verdict]:
+def _groups(trace: Trace, base_s: Array) -> list[Verdict]:
     """Verdicts on collectives that take a stage's group longer than the groups of other stages, waiting excluded."""
     import numpy as np
 
@@ -314,7 +310,7 @@ def _groups(trace: Trace, base_s: NDArray[np.float64]) -> list[Verdict]:
     return verdicts
 
 
-def _structure(trace: Trace, compute_s: Sequence[NDArray[np.float64]]) -> list[Verdict]:
+def _structure(trace: Trace, compute_s: Sequence[Array]) -> list[Verdict]:
     """Verdicts on an uneven partition and on uneven data: the costlier one, the other where it is of the same order."""
     base_s = step_s(trace.order, compute_s, trace.links)
     found = [v for v in (_stage(trace, compute_s, base_s), _data(trace, compute_s, base_s)) if v is not None]
@@ -326,7 +322,7 @@ def _by_kind(order: Sequence[Operation]) -> dict[str, list[int]]:
     return {kind: [i for i, operation in enumerate(order) if operation[0] == kind] for kind in "FB"}
 
 
-def _stage(trace: Trace, compute_s: Sequence[NDArray[np.float64]], base_s: NDArray[np.float64]) -> Verdict | None:
+def _stage(trace: Trace, compute_s: Sequence[Array], base_s: Array) -> Verdict | None:
     """The stage with more work than the others; the saving is that of an even partition of the same work."""
     import numpy as np
 
@@ -353,13 +349,13 @@ def _stage(trace: Trace, compute_s: Sequence[NDArray[np.float64]], base_s: NDArr
     return Verdict("stage", (), heaviest, saving, evidence)
 
 
-def _data(trace: Trace, compute_s: Sequence[NDArray[np.float64]], base_s: NDArray[np.float64]) -> Verdict | None:
+def _data(trace: Trace, compute_s: Sequence[Array], base_s: Array) -> Verdict | None:
     """Microbatches of unequal work: long forwards have long backwards. The saving is that of equal microbatches."""
     import numpy as np
 
     correlations: list[float] = []
     within: list[float] = []
-    fixed: list[NDArray[np.float64]] = []
+    fixed: list[Array] = []
     for order, durations in zip(trace.order, compute_s, strict=True):
         kinds = _by_kind(order)
         level = durations.copy()
@@ -393,7 +389,7 @@ def _data(trace: Trace, compute_s: Sequence[NDArray[np.float64]], base_s: NDArra
     return Verdict("data", (), None, saving, evidence)
 
 
-def variance_shares(compute_s: Sequence[NDArray[np.float64]]) -> dict[str, dict[str, float]]:
+def variance_shares(compute_s: Sequence[Array]) -> dict[str, dict[str, float]]:
     """Shares of the variance of log compute time per step: of stages, of workers within them, and of worker x step.
 
     A slow GPU shows as worker share, partitioning as stage share, sequence lengths as worker x step.

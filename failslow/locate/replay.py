@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    Array: TypeAlias = NDArray[np.float64]
+
 # (kind "F" or "B", microbatch, chunk)
 Operation: TypeAlias = tuple[str, int, int]
 # (boundary: the lower of the stages at its ends, "forward" or "backward")
@@ -22,9 +24,9 @@ StageLink: TypeAlias = tuple[int, str]
 
 def pipeline_s(
     order: Sequence[Sequence[Operation]],
-    compute_s: Sequence[NDArray[np.float64]],
-    transfers_s: Mapping[StageLink, NDArray[np.float64]] | None = None,
-) -> NDArray[np.float64]:
+    compute_s: Sequence[Array],
+    transfers_s: Mapping[StageLink, Array] | None = None,
+) -> Array:
     """Seconds until each replica's last operation ends.
 
     Args:
@@ -48,7 +50,7 @@ def pipeline_s(
     stages = len(order)
     chunks = 1 + max(chunk for operations in order for _, _, chunk in operations)
     present = [set(operations) for operations in order]
-    ends: dict[tuple[int, Operation], NDArray[np.float64]] = {}
+    ends: dict[tuple[int, Operation], Array] = {}
     following = [0] * stages
     now = [np.zeros(compute_s[0].shape[:2]) for _ in range(stages)]
     left = sum(map(len, order))
@@ -97,9 +99,9 @@ def _needs(
 
 def step_s(
     order: Sequence[Sequence[Operation]],
-    compute_s: Sequence[NDArray[np.float64]],
-    transfers_s: Mapping[StageLink, NDArray[np.float64]] | None = None,
-) -> NDArray[np.float64]:
+    compute_s: Sequence[Array],
+    transfers_s: Mapping[StageLink, Array] | None = None,
+) -> Array:
     """(S,) seconds until the last worker of each step has ended; arguments as pipeline_s."""
-    last: NDArray[np.float64] = pipeline_s(order, compute_s, transfers_s).max(axis=(1, 2))
+    last: Array = pipeline_s(order, compute_s, transfers_s).max(axis=(1, 2))
     return last

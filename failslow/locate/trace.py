@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from lanterne.failslow.locate.replay import Array
+
 REQUIRED = ("dp_rank", "stage", "rank", "step", "optype", "start_ts", "duration", "mb_id")
 COMPUTE = {"forward-compute": "F", "backward-compute": "B"}
 TRANSFERS = ("forward-send", "forward-recv", "backward-send", "backward-recv")
@@ -38,9 +40,9 @@ class Trace:
     steps: NDArray[np.int64]
     ranks: NDArray[np.int64]
     order: tuple[tuple[Operation, ...], ...]
-    compute_s: tuple[NDArray[np.float64], ...]
-    links: dict[StageLink, NDArray[np.float64]]
-    groups: dict[str, NDArray[np.float64]]
+    compute_s: tuple[Array, ...]
+    links: dict[StageLink, Array]
+    groups: dict[str, Array]
     notes: tuple[str, ...]
 
     @property
@@ -224,7 +226,7 @@ class _Layout:
         chunk = columns.get("mc")
         self.chunk = np.maximum(chunk.astype(np.int64), 0) if chunk is not None else np.zeros(len(self.step), np.int64)
 
-    def compute(self, name: str) -> tuple[list[NDArray[np.float64]], list[tuple[Operation, ...]]]:
+    def compute(self, name: str) -> tuple[list[Array], list[tuple[Operation, ...]]]:
         """Per stage: (S, D, operations) durations, NaN where missing, and the operations in the usual order."""
         import numpy as np
 
@@ -260,7 +262,7 @@ class _Layout:
             durations.append(took[:, :, order])
         return durations, orders
 
-    def silent(self, durations: Sequence[NDArray[np.float64]]) -> NDArray[np.bool_]:
+    def silent(self, durations: Sequence[Array]) -> NDArray[np.bool_]:
         """(D, P): workers that lack operations in more than half of the steps."""
         import numpy as np
 
@@ -277,7 +279,7 @@ class _Layout:
         reports = "reports" if len(workers) == 1 else "report"
         return f"{', '.join(workers[:4])}{more} {reports} in fewer than half of the steps"
 
-    def links(self) -> dict[StageLink, NDArray[np.float64]]:
+    def links(self) -> dict[StageLink, Array]:
         """(S, D) of each: a message alone takes the shorter of what sender and receiver see."""
         import numpy as np
 
@@ -301,9 +303,7 @@ class _Layout:
                     found[boundary, direction] = np.nanmedian(alone, axis=2)
         return found
 
-    def _by_message(
-        self, kind: NDArray[np.bool_], stage: int, sequence: NDArray[np.intp]
-    ) -> NDArray[np.float64] | None:
+    def _by_message(self, kind: NDArray[np.bool_], stage: int, sequence: NDArray[np.intp]) -> Array | None:
         import numpy as np
 
         rows = np.flatnonzero(kind & (self.stage == stage))
@@ -313,7 +313,7 @@ class _Layout:
         seen[self.step[rows], self.replica[rows], sequence[rows]] = self.columns["duration"][rows]
         return seen
 
-    def groups(self) -> dict[str, NDArray[np.float64]]:
+    def groups(self) -> dict[str, Array]:
         """Collective -> (S, D, P) seconds that each worker spent in it, NaN where it took no part."""
         import numpy as np
 

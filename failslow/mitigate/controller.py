@@ -5,8 +5,8 @@ it. So every order of events can be played through without a job.
 
 1. *Tracking*: Tracker, on the time of iterations. It says that something is wrong, not what.
 2. *Profiling*: whose computing takes longer than it did, against what the others' does; which messages, and which
-   all-reduces of gradients, take longer than they did (baseline.py). Nobody is suspected but who is so several times in
-   a row while the job is slow (suspicion.py).
+   all-reduces of gradients, take longer than they did (baseline.py). Nothing is suspected unless it is so several times
+   in a row while the job is slow (suspicion.py).
 3. *Validation* of the suspects alone, and only once. What passes is not blamed.
 4. *Mitigation* by the ski-rental rule: what costs more is done once as much has been lost.
 5. *Relief*: what was slow is as it was, several times in a row: home.

@@ -48,10 +48,7 @@ class RedisState:
         self.key: str = unquote(parts.path[1:]) or KEY
         self._where = f"{parts.hostname}:{parts.port or 6379}"
         self._client = redis.Redis.from_url(
-            f"{parts.scheme}://{parts.netloc}",
-            protocol=2,
-            socket_timeout=TIMEOUT_S,
-            socket_connect_timeout=TIMEOUT_S,
+            f"{parts.scheme}://{parts.netloc}", protocol=2, socket_timeout=TIMEOUT_S, socket_connect_timeout=TIMEOUT_S
         )
         try:
             self._client.ping()

@@ -2,8 +2,8 @@
 
 Four strategies, by rising price: S1 ignore; S2 give the copy of a slow rank fewer microbatches; S3 put the ranks
 elsewhere, so that slow links carry what the schedule hides and slow ranks share a copy, which then gets fewer
-microbatches; S4 restart from a checkpoint without the copies of slow ranks. All of them are an Arrangement: who is
-where, and how many microbatches each copy has. The pipeline simulator prices it.
+microbatches; S4 restart from a checkpoint without the copies of slow ranks. All of them are an Arrangement: which rank
+is where, and how many microbatches each copy has. The pipeline simulator prices it.
 
 Paper: Wu et al. (GREYHOUND), section 5.2; differs: S3 is priced with the microbatches that S2 would then give, so slow
 ranks may gather in one copy as well as in one stage, whichever is faster.

@@ -153,11 +153,7 @@ class Cause(NamedTuple):
 
 
 def attribute(
-    before: Sequence[Matched],
-    during: Sequence[Matched],
-    iterations_before: int,
-    iterations_during: int,
-    extra_s: float,
+    before: Sequence[Matched], during: Sequence[Matched], iterations_before: int, iterations_during: int, extra_s: float
 ) -> Cause:
     """The Cause of a slow spell, from the Matched calls before it and in it.
 

@@ -48,7 +48,7 @@ def watch(
     """A CallWatch of the collectives that `comm`'s ranks call inside its block. All of them enter and leave it.
 
     Args:
-        comm: whose collectives.
+        comm: the Communicator whose collectives are recorded.
         on_notice: called on rank 0, from a thread of its own, with each Notice; None: they are logged.
         folder: where the ranks' call logs meet; None for a temporary one, which ranks of one machine share.
         validates: True, or options of `lanterne.validate` by name: whenever the job has become slow for certain, all

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 # Small messages: so many, but no more than the fewest once they have taken so long.
 PINGS, FEWEST_PINGS, PINGS_S = 20, 3, 0.1
 # Polls without a nap; a load in the background needs the interpreter, which a poll holds. Longer transfers are polled
-# less often: who hardly computes need not wait for his core.
+# less often: a rank that hardly computes need not wait for its core.
 NAP_S, NAP_SHARE = 20e-6, 0.02
 
 # What computes beside transfers: makes a context that gives the native ids of its threads.
@@ -148,10 +148,7 @@ def _exchange(probe: Probe, peer: int, nbytes: int, threads: Iterable[int]) -> t
     # Both ends have posted their receives: neither waits for the other any more.
     comm.send_recv(np.empty(0, np.uint8), np.empty(0, np.uint8), peer, tag=READY)
     before_s = waited_s(threads)
-    leaving = (
-        comm.start_send(np.array([time.monotonic()]), peer, tag=HEAD),
-        comm.start_send(outgoing, peer, tag=DATA),
-    )
+    leaving = (comm.start_send(np.array([time.monotonic()]), peer, tag=HEAD), comm.start_send(outgoing, peer, tag=DATA))
     ended_s = _arrival_s(comm, data)
     for request in (head, *leaving):
         probe.wait(request)
@@ -169,11 +166,7 @@ def _arrival_s(comm: Communicator, request: MessageRequest) -> float:
 
 
 def _collect(
-    probe: Probe,
-    passes: Sequence[Sequence[Link]],
-    mine: Mapping[int, Received],
-    sizes: Sequence[int],
-    repetitions: int,
+    probe: Probe, passes: Sequence[Sequence[Link]], mine: Mapping[int, Received], sizes: Sequence[int], repetitions: int
 ) -> dict[Link, LinkSamples]:
     comm = probe.comm
     table = np.full((comm.world_size, 1 + 2 * repetitions * len(sizes)), np.nan)

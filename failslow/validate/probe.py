@@ -93,7 +93,7 @@ class Probe:
         return self._buffers
 
     def wait(self, request: MessageRequest) -> None:
-        """As request.wait(), for a wait that may be long: it naps, so that those who are measured have the cores."""
+        """As request.wait(), for a wait that may be long: it naps, so that ranks under test have the cores."""
         nap_s = SHORTEST_NAP_S
         deadline_s = time.monotonic() + self.comm.timeout_s
         while not request.test():

@@ -7,6 +7,7 @@ the last have come, so that they do not pile up before a link that is slower tha
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -24,16 +25,14 @@ TAG, CAME_TAG = 26, 25
 MESSAGES = 4
 
 
+@dataclass(slots=True, eq=False)
 class _Expected:
     """A message over `link` that is to come, and when it had not come yet."""
 
-    __slots__ = ("after_s", "link", "message", "request")
-
-    def __init__(self, link: Link, request: MessageRequest, message: NDArray[np.float64]) -> None:
-        self.link = link
-        self.request = request
-        self.message = message
-        self.after_s = -inf
+    link: Link
+    request: MessageRequest
+    message: NDArray[np.float64]
+    after_s: float = -inf
 
 
 class LinkProbes:

@@ -91,7 +91,7 @@ def test_replay_of_a_circle():
     broken = ((("B", 0, 0), ("F", 0, 0)), (("F", 0, 0), ("B", 0, 0)))
     ones = [np.ones((1, 1, 2))] * 2
     assert step_s(order, ones).shape == (1,)
-    with pytest.raises(InputError, match="stage 1, operation .* waits for ever"):
+    with pytest.raises(InputError, match=r"stage 1, operation .* waits for ever"):
         step_s((*broken, ()), [*ones, np.ones((1, 1, 0))])
     with pytest.raises(InputError, match="waits for ever"):
         step_s(broken, ones)

@@ -3,6 +3,7 @@
 The stand-ins have the modules' names, their layout and the signatures that the adapters rely on, and nothing else.
 """
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 
 import lanterne
 from lanterne.failslow.record.call_ring import RingReader
+from lanterne.failslow.record.recorder import INTERNAL
 
 ROOT = Path(__file__).resolve().parents[3]
 PREAMBLE = "from lanterne.failslow.record.adapters import start; start()\n"
@@ -219,6 +221,7 @@ def test_a_module_that_is_not_as_expected_is_left_as_it_is(tmp_path):
 
 def test_a_forked_child_does_not_write_into_its_parents_log(tmp_path):
     program = """
+import importlib.util
 import os
 from mpi4py import MPI
 MPI.COMM_WORLD.Barrier()
@@ -231,6 +234,11 @@ if os.fork() == 0:
 os.wait()
 """
     assert [name for name, *_ in calls_of(tmp_path, program)[0]] == ["Barrier"]
+
+
+def test_what_is_internal_exists():
+    """Calls of these modules are not recorded: a module that has moved would be."""
+    assert all(importlib.util.find_spec(name.rstrip(".")) for name in INTERNAL)
 
 
 # -- lanterne.watch
