@@ -21,7 +21,7 @@ from lanterne.collectives.auto.predict import Factor
 from lanterne.collectives.auto.trials import (
     ENOUGH_S,
     Call,
-    Group,
+    TrialGroup,
     measure_factors,
     time_calls,
     trial_array,
@@ -45,7 +45,7 @@ MAX_FILE_NBYTES = 16 << 10
 MAX_AGE_S, AGAIN_AFTER_S = 24 * 3600.0, 600.0
 
 
-def learn(communicator: Group) -> tuple[CostModel, tuple[Factor, ...], str]:
+def learn(communicator: TrialGroup) -> tuple[CostModel, tuple[Factor, ...], str]:
     """The model, the factors, and "measured" or "cache", the same on all ranks. A collective call.
 
     Cost: 7 to 15 s on one host, by its memory, most of it trials, up to a few ENOUGH_S on a slow network; where the
@@ -73,7 +73,7 @@ def learn(communicator: Group) -> tuple[CostModel, tuple[Factor, ...], str]:
     return model, factors, "measured" if known is None else "cache"
 
 
-def measure_model(communicator: Group) -> CostModel:
+def measure_model(communicator: TrialGroup) -> CostModel:
     """The CostModel fitted to the rounds of our own ring, the same on all ranks. A collective call.
 
     All ranks run at once, so that what a message costs the executor, and what sharing cores and links costs, is in it.
@@ -102,7 +102,7 @@ def measure_model(communicator: Group) -> CostModel:
     return fit(sizes, rounds_s, max(0.0, adding_s[-1]), serial)
 
 
-def _time(communicator: Group, call: Call, calls: int = 1) -> float:
+def _time(communicator: TrialGroup, call: Call, calls: int = 1) -> float:
     """Seconds of one of `calls` calls in a row on the slowest rank: the least of a few, some being disturbed."""
 
     def row() -> None:
@@ -143,7 +143,7 @@ def _tries() -> bool:
 # -- the cache
 
 
-def _cache_file(communicator: Group) -> Path | None:
+def _cache_file(communicator: TrialGroup) -> Path | None:
     """Where the model of this group is kept, or None."""
     folder = os.environ.get("LANTERNE_CACHE", "")
     if folder == "off":

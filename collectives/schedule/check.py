@@ -155,14 +155,7 @@ def _layers(dst: Ints, marks: Ints) -> list[Ints]:
     return np.split(order[by_depth], np.flatnonzero(np.diff(depth[by_depth])) + 1)
 
 
-def _reduce(
-    schedule: CollectiveSchedule,
-    cells: Cells,
-    start: Index,
-    positions: Ints,
-    dst: Ints,
-    read: Sets,
-) -> None:
+def _reduce(schedule: CollectiveSchedule, cells: Cells, start: Index, positions: Ints, dst: Ints, read: Sets) -> None:
     if not len(positions):
         return
     to, added = dst[positions], read[positions]

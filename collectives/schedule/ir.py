@@ -255,7 +255,12 @@ def late_set(late_rank: LateRank) -> tuple[int, ...]:
     return tuple(sorted(late_rank)) if isinstance(late_rank, tuple) else (late_rank,)
 
 
-def late_last(world_size: int, late_rank: LateRank) -> Ints:
-    """Ranks by role for algorithms in which the last roles are the late ones: the others keep their order."""
+def late_builder(
+    algorithm: str, world_size: int, num_chunks: int, late_rank: LateRank, *, ports: int = 1, note: str = ""
+) -> ScheduleBuilder:
+    """A ScheduleBuilder of an all-reduce in roles: the last roles are the late ranks, the others keep their order."""
     late = late_set(late_rank)
-    return np.array([*(rank for rank in range(world_size) if rank not in late), *late])
+    rank_of = np.array([*(rank for rank in range(world_size) if rank not in late), *late])
+    return ScheduleBuilder(
+        "all_reduce", algorithm, world_size, num_chunks, rank_of=rank_of, late_rank=late_rank, ports=ports, note=note
+    )

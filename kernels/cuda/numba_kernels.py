@@ -1,6 +1,6 @@
-"""The device reductions as Numba CUDA kernels: the same loops, the same bits as the CUDA C of cuda_source.
+"""The device reductions as Numba CUDA kernels: the same loops, the same bits as the CUDA C of source.py.
 
-One function is written per (op, dtype, number of inputs). The element accesses come from `cuda_lanes`, whose
+One function is written per (op, dtype, number of inputs). The element accesses come from lanes.py, whose
 instructions give 16-byte loads and stores; in Numba's simulator (NUMBA_ENABLE_CUDASIM=1) NumPy does the same.
 """
 
@@ -19,12 +19,7 @@ from lanterne.kernels.cuda.lanes import SIMULATED, lanes_of, storage_of
 from lanterne.kernels.cuda.source import THREADS_PER_BLOCK, VECTOR_NBYTES
 from lanterne.kernels.dtypes import Dtype
 
-_COMBINE = {
-    "sum": "a + b",
-    "prod": "a * b",
-    "min": "min(a, b)",
-    "max": "max(a, b)",
-}
+_COMBINE = {"sum": "a + b", "prod": "a * b", "min": "min(a, b)", "max": "max(a, b)"}
 # NaN first; of two zeros the negative one is the smaller.
 _FLOAT_ORDER = {
     "min": "a if a != a or (b == b and (a < b or (a == b and copysign(1.0, a) < 0.0))) else b",

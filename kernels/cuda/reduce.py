@@ -1,4 +1,4 @@
-"""Reductions on CUDA devices: the checks and the launches; the kernels are those of cuda_source (CUDA C) or cuda_numba.
+"""Reductions on CUDA devices: the checks and the launches of the kernels of source.py (CUDA C) and numba_kernels.py.
 
 Both implementations give the bits of the CPU's. LANTERNE_CUDA_KERNELS=numba chooses Numba's for the whole process, the
 argument `implementation` for one call. Everything is ordered on a stream and returns before the device is done.
@@ -22,12 +22,7 @@ BLOCKS_PER_MULTIPROCESSOR = 4 * 2048 // THREADS_PER_BLOCK
 
 
 def reduce(
-    op: str,
-    out: Array,
-    *inputs: Array,
-    dtype: object = None,
-    implementation: str | None = None,
-    stream: Stream = None,
+    op: str, out: Array, *inputs: Array, dtype: object = None, implementation: str | None = None, stream: Stream = None
 ) -> None:
     """out = out op inputs[0] op ... on the device of `out`; see `lanterne.kernels.reduce.reduce`.
 
@@ -43,12 +38,7 @@ def reduce(
 
 
 def fold(
-    op: str,
-    out: Array,
-    *inputs: Array,
-    dtype: object = None,
-    implementation: str | None = None,
-    stream: Stream = None,
+    op: str, out: Array, *inputs: Array, dtype: object = None, implementation: str | None = None, stream: Stream = None
 ) -> None:
     """out = inputs[0] op inputs[1] op ... on the device of `out`; arguments and errors as for `reduce`."""
     if not inputs:

@@ -208,7 +208,7 @@ class CudaRuntime:
         return DeviceView(memory.ptr, nbytes, np.dtype(np.uint8), owner=memory)
 
     def prepare_fold(self, op: str, dtype: object, num_inputs: int) -> Callable[..., None]:
-        """The compiled kernel `(count, out_address, in0_address, ..., stream=...)`; see cuda_reduce.prepare."""
+        """The compiled kernel `(count, out_address, in0_address, ..., stream=...)`; see kernels/cuda/reduce.py."""
         from lanterne.kernels.cuda.reduce import prepare
 
         with self._here:

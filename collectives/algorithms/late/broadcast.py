@@ -3,7 +3,7 @@
 import numpy as np
 
 from lanterne.collectives.algorithms.ring import ring_rounds
-from lanterne.collectives.schedule.ir import COPY, REDUCE, CollectiveSchedule, ScheduleBuilder, late_last
+from lanterne.collectives.schedule.ir import COPY, REDUCE, CollectiveSchedule, late_builder
 
 
 def late_broadcast_all_reduce(world_size: int, late_rank: int) -> CollectiveSchedule:
@@ -13,9 +13,7 @@ def late_broadcast_all_reduce(world_size: int, late_rank: int) -> CollectiveSche
     Paper: StragglAR (arXiv 2505.23523), appendix F.
     """
     early = world_size - 1
-    build = ScheduleBuilder(
-        "all_reduce", "late_broadcast", world_size, early, rank_of=late_last(world_size, late_rank), late_rank=late_rank
-    )
+    build = late_builder("late_broadcast", world_size, early, late_rank)
     build.phase("reduce_scatter")
     ring_rounds(build, early, -1, REDUCE)
     build.phase("all_gather")

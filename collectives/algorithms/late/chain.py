@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from lanterne.collectives.schedule.ir import COPY, REDUCE, CollectiveSchedule, ScheduleBuilder, late_last
+from lanterne.collectives.schedule.ir import COPY, REDUCE, CollectiveSchedule, ScheduleBuilder, late_builder
 
 
 def late_chain_all_reduce(world_size: int, late_rank: int, num_chunks: int | None = None) -> CollectiveSchedule:
@@ -15,14 +15,7 @@ def late_chain_all_reduce(world_size: int, late_rank: int, num_chunks: int | Non
     """
     early = world_size - 1
     num_chunks = num_chunks or 4 * early
-    build = ScheduleBuilder(
-        "all_reduce",
-        "late_chain",
-        world_size,
-        num_chunks,
-        rank_of=late_last(world_size, late_rank),
-        late_rank=late_rank,
-    )
+    build = late_builder("late_chain", world_size, num_chunks, late_rank)
     add_chain_reduce(build, early, num_chunks)
     add_chain_join(build, early, num_chunks)
     return build.build()

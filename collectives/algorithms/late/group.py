@@ -8,8 +8,7 @@ from lanterne.collectives.schedule.ir import (
     REDUCE,
     CollectiveSchedule,
     LateRank,
-    ScheduleBuilder,
-    late_last,
+    late_builder,
     late_set,
 )
 
@@ -32,14 +31,7 @@ def late_group_all_reduce(world_size: int, late_rank: LateRank, num_chunks: int 
     late = late_set(late_rank)
     early = world_size - len(late)
     num_chunks = num_chunks or 4 * early
-    build = ScheduleBuilder(
-        "all_reduce",
-        "late_group",
-        world_size,
-        num_chunks,
-        rank_of=late_last(world_size, late_rank),
-        late_rank=late_rank,
-    )
+    build = late_builder("late_group", world_size, num_chunks, late_rank)
     build.phase("reduce_scatter")
     add_owner_reduce(build, early, num_chunks)
     build.phase("join")

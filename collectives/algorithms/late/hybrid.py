@@ -3,7 +3,7 @@
 import numpy as np
 
 from lanterne.collectives.algorithms.late.join import add_join, add_owner_reduce, join_template
-from lanterne.collectives.schedule.ir import COPY, REDUCE, CollectiveSchedule, ScheduleBuilder, late_last
+from lanterne.collectives.schedule.ir import COPY, REDUCE, CollectiveSchedule, late_builder
 
 
 def late_hybrid_all_reduce(
@@ -25,15 +25,7 @@ def late_hybrid_all_reduce(
     note = ""
     if template is None and world_size > 3:
         joined, note = 0, f"no late_join template found for {world_size} ranks: a ring takes its place"
-    build = ScheduleBuilder(
-        "all_reduce",
-        "late_hybrid",
-        world_size,
-        num_chunks,
-        rank_of=late_last(world_size, late_rank),
-        late_rank=late_rank,
-        note=note,
-    )
+    build = late_builder("late_hybrid", world_size, num_chunks, late_rank, note=note)
     build.phase("reduce_scatter")
     if joined:
         add_owner_reduce(build, early, joined)

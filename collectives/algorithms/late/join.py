@@ -14,7 +14,7 @@ import numpy as np
 from lanterne.collectives.algorithms.late.chain import add_chain_join, add_chain_reduce
 from lanterne.collectives.algorithms.late.join_siteswap import Siteswap, find_siteswap
 from lanterne.collectives.algorithms.late.join_tail import Tail, find_tail
-from lanterne.collectives.schedule.ir import COPY, REDUCE, CollectiveSchedule, Group, ScheduleBuilder, late_last
+from lanterne.collectives.schedule.ir import COPY, REDUCE, CollectiveSchedule, Group, ScheduleBuilder, late_builder
 
 Template: TypeAlias = tuple[Siteswap, Tail]
 
@@ -39,15 +39,7 @@ def late_join_all_reduce(world_size: int, late_rank: int, num_chunks: int | None
         if template or world_size <= 3
         else f"no late_join template found for {world_size} ranks: a chain takes its place"
     )
-    build = ScheduleBuilder(
-        "all_reduce",
-        "late_join",
-        world_size,
-        num_chunks,
-        rank_of=late_last(world_size, late_rank),
-        late_rank=late_rank,
-        note=note,
-    )
+    build = late_builder("late_join", world_size, num_chunks, late_rank, note=note)
     if note:
         add_chain_reduce(build, early, num_chunks)
         add_chain_join(build, early, num_chunks)

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from lanterne.collectives.schedule.ir import COPY, REDUCE, CollectiveSchedule, ScheduleBuilder, late_last
+from lanterne.collectives.schedule.ir import COPY, REDUCE, CollectiveSchedule, late_builder
 
 
 def late_join_allpairs_all_reduce(world_size: int, late_rank: int, num_chunks: int | None = None) -> CollectiveSchedule:
@@ -14,15 +14,7 @@ def late_join_allpairs_all_reduce(world_size: int, late_rank: int, num_chunks: i
     """
     early = world_size - 1
     num_chunks = num_chunks or 4 * early
-    build = ScheduleBuilder(
-        "all_reduce",
-        "late_join_allpairs",
-        world_size,
-        num_chunks,
-        rank_of=late_last(world_size, late_rank),
-        late_rank=late_rank,
-        ports=early,
-    )
+    build = late_builder("late_join_allpairs", world_size, num_chunks, late_rank, ports=early)
     chunks = np.arange(num_chunks)
     owner = chunks % early
     build.phase("reduce_scatter")

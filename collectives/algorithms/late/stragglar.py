@@ -8,7 +8,7 @@ import numpy as np
 
 from lanterne.collectives.algorithms.late.stragglar_matching import Copy, Progress, matching_rounds
 from lanterne.collectives.algorithms.ring import ring_rounds
-from lanterne.collectives.schedule.ir import COPY, REDUCE, CollectiveSchedule, Group, ScheduleBuilder, late_last
+from lanterne.collectives.schedule.ir import COPY, REDUCE, CollectiveSchedule, Group, late_builder
 
 
 def stragglar_all_reduce(world_size: int, late_rank: int, progress: Progress | None = None) -> CollectiveSchedule:
@@ -22,9 +22,7 @@ def stragglar_all_reduce(world_size: int, late_rank: int, progress: Progress | N
         progress: called with one line of text now and then while matchings are computed; None for silence.
     """
     early = world_size - 1
-    build = ScheduleBuilder(
-        "all_reduce", "stragglar", world_size, early, rank_of=late_last(world_size, late_rank), late_rank=late_rank
-    )
+    build = late_builder("stragglar", world_size, early, late_rank)
     build.phase("reduce_scatter")
     ring_rounds(build, early, -1, REDUCE)
     build.phase("join")
