@@ -120,6 +120,7 @@ def measured(cases: Mapping[Key, PipelineCase], iterations: int, warmup: int = 0
     for ranks in sorted({case.ranks for case in cases.values()}):
         own = {key: case for key, case in cases.items() if case.ranks == ranks}
         outcomes = measure(list(own.values()), iterations, warmup)
+        assert outcomes is not None
         for (key, case), outcome in zip(own.items(), outcomes, strict=True):
             predicted = predict(case.plane, case.checked, case.problem, **case.options)
             found[key] = {

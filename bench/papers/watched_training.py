@@ -12,13 +12,14 @@ import numpy as np
 
 from lanterne.bench.output import report
 from lanterne.bench.papers.experiment import Record
-from lanterne.bench.pipeline.measure import from_first, on_ranks
+from lanterne.bench.pipeline.measure import on_ranks
 from lanterne.collectives import communicator
 from lanterne.collectives.communicator import Communicator
 from lanterne.failslow.record.adapters import LANTERNE, watch_communicator
 from lanterne.failslow.record.job_log import JobLog
 from lanterne.failslow.record.recorder import Recorder
 from lanterne.failslow.record.watch import Reader
+from lanterne.pipeline.adapt.agreement import from_first
 from lanterne.pipeline.adapt.injection import SlowStage
 from lanterne.pipeline.model.stage_gpt import gpt
 from lanterne.pipeline.model.text import Batches
@@ -62,7 +63,7 @@ def train(comm: Communicator, work: dict[str, Any]) -> Record | None:
     # Paced, so that ranks that share cores take the time that ranks with cores of their own would.
     execute, paced = trainer.execute, {number: SlowStage(stage, PACE_S) for number, stage in trainer.stages.items()}
     trainer.execute = lambda checked, stages, *args, **options: execute(checked, paced, *args, **options)
-    folder = Path(from_first(comm, tempfile.mkdtemp(prefix="lanterne-watched-") if comm.rank == 0 else None))
+    folder = Path(from_first(comm, lambda: tempfile.mkdtemp(prefix="lanterne-watched-")))
     recorder = Recorder(folder)
     iteration_s: list[float] = []
     block_s: dict[bool, list[float]] = {True: [], False: []}

@@ -21,7 +21,8 @@ SUSPECTS = ("rank 1", "rank 2", "link 0-1", "link 2-3")
 def measure(comm: Communicator, work: dict[str, Any]) -> dict[str, Any] | None:
     """The work on one rank; the record on rank 0."""
     kind = work["kind"]
-    links = {ends: Link(LATENCY_S) for ends in (SLOW_LINK, SLOW_LINK[::-1])} if kind == "slow link" else {}
+    a, b = SLOW_LINK
+    links = {(a, b): Link(LATENCY_S), (b, a): Link(LATENCY_S)} if kind == "slow link" else {}
     slowdown = SLOWDOWN if kind == "slow rank" and comm.rank == SLOW_RANK else 1.0
     under_test = shaped(comm, links)
     found = validate(under_test, limit_s=LIMIT_S, injected=Injected(slowdown, slowdown))

@@ -115,8 +115,8 @@ def _iteration_s(
     link = Link(0.0, GRADIENT_NBYTES / reduce_s) if reduce_s else Link()
     wire = gradients.transport
     assert isinstance(wire, ShapedTransport)
-    for pair in ((0, 1), (1, 0)):
-        wire.set_link(*(gradients.ranks[rank] for rank in pair), link)
+    for source, peer in ((0, 1), (1, 0)):
+        wire.set_link(gradients.ranks[source], gradients.ranks[peer], link)
     gradient = np.zeros(GRADIENT_NBYTES // 4, np.float32)
     stages = timed_stages(case.problem, case.checked.plan.placement, pipeline.rank, case.unit_s)
     comm.barrier()

@@ -50,7 +50,7 @@ def measure(comm: Communicator, work: dict[str, Any]) -> list[Record] | None:
     records = []
     for case in CASES:
         links = {SLOW_LINK: Link(SLOW_LATENCY_S, SLOW_BYTES_PER_S)} if case == "slow link" else {}
-        links |= {pair[::-1]: link for pair, link in links.items()}
+        links |= {(b, a): link for (a, b), link in links.items()}
         slowdown = SLOWDOWN if case == "slow rank" and comm.rank == SLOW_RANK else 1.0
         under_test = shaped(comm, links)
         found = validate(under_test, limit_s=work["limit_s"], injected=Injected(slowdown))
