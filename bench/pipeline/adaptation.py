@@ -7,17 +7,21 @@ All modes run the same iterations in turn, in one job, so what disturbs one dist
 import dataclasses
 import statistics
 import time
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from lanterne.bench.collective.measure import agree_start_s
 from lanterne.bench.output import report
-from lanterne.bench.pipeline.measure import emulated_links, on_ranks
+from lanterne.bench.pipeline.measure import Document, emulated_links, on_ranks
+from lanterne.collectives.communicator import Communicator
 from lanterne.errors import InputError
 from lanterne.kernels.cpu.delay import wait_until
-from lanterne.pipeline.adapt.adapter import Adapter, AdaptSettings
+from lanterne.pipeline.adapt.adapter import Adapter
+from lanterne.pipeline.adapt.decide import AdaptSettings, Change
 from lanterne.pipeline.adapt.injection import InjectedEvent, Replay, conditions
+from lanterne.pipeline.adapt.link_delay import Pair
 from lanterne.pipeline.execute.execute import execute
 from lanterne.pipeline.execute.stage_timed import timed_stages
 from lanterne.pipeline.plan.plan import Plan
@@ -47,11 +51,11 @@ class Mode(NamedTuple):
     kind: str
     checked: CheckedPlan
     plane: str = "inline"
-    settings: dict = {}  # noqa: RUF012
-    options: dict = {}  # noqa: RUF012
-    delegates: dict = {}  # noqa: RUF012
+    settings: dict[str, Any] = {}  # noqa: RUF012
+    options: dict[str, Any] = {}  # noqa: RUF012
+    delegates: dict[str, Any] = {}  # noqa: RUF012
 
-    def to_dict(self, events, iterations):
+    def to_dict(self, events: Sequence[InjectedEvent], iterations: int) -> Document:
         """As JSON, for the ranks."""
         document = self._asdict() | {"plan": self.checked.plan.to_dict(), "problem": self.checked.problem.to_dict()}
         del document["checked"]
@@ -67,24 +71,26 @@ class Ran(NamedTuple):
         changes: the Changes of an ADAPT mode, as dicts.
     """
 
-    iteration_s: list
-    settle_s: list
-    changes: list
+    iteration_s: list[float]
+    settle_s: list[float]
+    changes: list[Document]
 
     @property
-    def total_s(self):
+    def total_s(self) -> float:
         return sum(self.iteration_s) + sum(self.settle_s)
 
 
-def in_seconds(problem, unit_s):
+def in_seconds(problem: Problem, unit_s: float) -> Problem:
     """The Problem with its times in seconds, those it has being in units of `unit_s` seconds."""
 
-    def scaled(value, factor):
+    def scaled(value: Any, factor: float) -> Any:
         if isinstance(value, tuple):
             return tuple(scaled(each, factor) for each in value)
         return None if value is None else value * factor
 
-    times = {name: scaled(getattr(problem, name), unit_s) for name in ("forward", "backward_input", "backward_weight")}
+    times: dict[str, Any] = {
+        name: scaled(getattr(problem, name), unit_s) for name in ("forward", "backward_input", "backward_weight")
+    }
     times |= {"link_latency": scaled(problem.link_latency, unit_s)}
     times |= {"link_bandwidth": scaled(problem.link_bandwidth, 1 / unit_s)}
     if problem.recompute is not None:
@@ -92,14 +98,14 @@ def in_seconds(problem, unit_s):
     return dataclasses.replace(problem, **times)
 
 
-def disturbed(problem, events, iteration):
+def disturbed(problem: Problem, events: Iterable[InjectedEvent], iteration: int) -> tuple[Problem, set[Pair]]:
     """(problem, pairs that are slow) under the conditions of an iteration: what there is to know."""
     links, slowdowns, down = conditions(events, iteration, emulated_links(problem, 1.0))
     ranks, nbytes = range(problem.stages), max(problem.message_nbytes)
-    changes = {}
+    changes: dict[str, Any] = {}
     if links:
         latency = [[problem.latency(one, other) for other in ranks] for one in ranks]
-        rates = [[None] * problem.stages for _ in ranks]
+        rates: list[list[float | None]] = [[None] * problem.stages for _ in ranks]
         for (one, other), link in emulated_links(problem, 1.0).items() | links.items():
             latency[one][other] = links.get((one, other), link).latency_s
             rates[one][other] = links.get((one, other), link).bandwidth_bytes_per_s
@@ -109,13 +115,14 @@ def disturbed(problem, events, iteration):
     for name in ("forward", "backward_input", "backward_weight") if slowdowns else ():
         times = getattr(problem, name)
         changes[name] = tuple(time_s * slowdowns.get(rank, 1.0) for rank, time_s in enumerate(times))
-    slow = {tuple(sorted(pair)) for pair in links}
+    slow = {(min(pair), max(pair)) for pair in links}
     return (dataclasses.replace(problem, **changes) if changes else problem), slow | down
 
 
-def known_plans(checked, events, iterations):
+def known_plans(checked: CheckedPlan, events: Sequence[InjectedEvent], iterations: int) -> list[list[Any]]:
     """[iteration, plan, slow pairs] wherever conditions change: the best plan for what then holds."""
-    found, made, last = [], {checked.problem: checked.plan}, None
+    found: list[list[Any]] = []
+    made, last = {checked.problem: checked.plan}, None
     for iteration in range(iterations):
         problem, slow = disturbed(checked.problem, events, iteration)
         if problem not in made:
@@ -128,7 +135,13 @@ def known_plans(checked, events, iterations):
     return found
 
 
-def run_modes(modes, events, iterations, transport="mpi", timeout_s=60.0):
+def run_modes(
+    modes: Sequence[Mode],
+    events: Sequence[InjectedEvent],
+    iterations: int,
+    transport: str = "mpi",
+    timeout_s: float = 60.0,
+) -> list[Ran] | None:
     """A Ran per mode; None on the ranks of a job but its first.
 
     Raises:
@@ -147,11 +160,11 @@ def run_modes(modes, events, iterations, transport="mpi", timeout_s=60.0):
     return found and [Ran(**document) for document in found]
 
 
-def run_work(comm, work):
+def run_work(comm: Communicator, work: Document) -> list[Document] | None:
     """The work on one rank; what was measured on rank 0, None on the others."""
     events = [InjectedEvent.from_dict(document) for document in work["events"]]
     runs = [_ModeRun(comm, document, events) for document in work["modes"]]
-    measured = [[] for _ in runs]
+    measured: list[list[tuple[float, float]]] = [[] for _ in runs]
     try:
         for iteration in range(work["iterations"]):
             if comm.rank == 0:
@@ -177,9 +190,10 @@ def run_work(comm, work):
 class _ModeRun:
     """One mode on one rank."""
 
-    def __init__(self, comm, document, events):
+    def __init__(self, comm: Communicator, document: Document, events: Sequence[InjectedEvent]) -> None:
         problem = Problem.from_dict(document["problem"])
-        self.comm, self.kind = comm, document["kind"]
+        self.comm = comm
+        self.kind = document["kind"]
         self.checked = check(Plan.from_dict(document["plan"]), problem, memory=False)
         links = emulated_links(problem, 1.0)
         usual, delegates = make_plane(document["plane"], comm, links, **document["options"]), document["delegates"]
@@ -189,16 +203,16 @@ class _ModeRun:
         stages = timed_stages(problem, self.checked.plan.placement, comm.rank, 1.0)
         self.replay = Replay(events, self.plane, comm.rank, stages, links)
         self.known = {iteration: rest for iteration, *rest in document["known"]}
-        self.adapter = None
+        self.adapter: Adapter | None = None
         if self.kind == ADAPT:
             settings = AdaptSettings(**document["settings"])
             self.adapter = Adapter(comm, self.checked, self.plane, problem, settings)
 
     @property
-    def changes(self):
+    def changes(self) -> list[Change]:
         return self.adapter.changes if self.adapter else []
 
-    def iteration(self, number):
+    def iteration(self, number: int) -> tuple[float, float]:
         """(seconds of the iteration, seconds to settle what comes of it), of all ranks together."""
         comm = self.comm
         down = self.replay.begin(number)
@@ -208,7 +222,7 @@ class _ModeRun:
         if number in self.known:
             document, slow = self.known[number]
             self.checked = check(Plan.from_dict(document), self.checked.problem, memory=False)
-            self.plane.divert(map(tuple, slow))
+            self.plane.divert([(one, other) for one, other in slow])
         changed_s = time.monotonic() - before_s
         comm.barrier()
         wait_until(agree_start_s(comm))
@@ -223,13 +237,15 @@ class _ModeRun:
         agreed_s = every[:, 2].max() - every[:, 1].max() if self.adapter else 0.0
         return float(every[:, 1].max() - every[:, 0].min()), float(agreed_s + every[:, 3].max())
 
-    def close(self):
+    def close(self) -> None:
         if self.adapter:
             self.adapter.close()
         self.plane.close()
 
 
-def outcomes(events, mode, ran, known, iterations):
+def outcomes(
+    events: Iterable[InjectedEvent], mode: Mode, ran: Ran, known: Ran | None, iterations: int
+) -> list[Document]:
     """Per event, a record of what an ADAPT mode made of it; `known` is the Ran of the KNOWN mode, or None.
 
     Keys: first, last; running_from and lag of the first change under the event, in iterations (None: nothing was
@@ -246,7 +262,7 @@ def outcomes(events, mode, ran, known, iterations):
         start = change["running_from"] if change else event.first
         after_s = statistics.median(ran.iteration_s[start:last])
         before = ran.iteration_s[event.first : start] or [after_s]
-        record = {
+        record: Document = {
             "mode": mode.label,
             "first": event.first,
             "last": last,

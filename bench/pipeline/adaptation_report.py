@@ -2,12 +2,20 @@
 
 import statistics
 import sys
+from collections.abc import Iterable, Sequence
 from math import inf
+from typing import TYPE_CHECKING, Any, TextIO
 
 from lanterne.bench.output import report
-from lanterne.bench.output.bars import at_least, at_most
+from lanterne.bench.output.bars import Bar, at_least, at_most
 from lanterne.bench.output.units import format_time
 from lanterne.bench.pipeline.adaptation import ADAPT, FIXED, KNOWN, Mode, outcomes, run_modes
+from lanterne.bench.pipeline.measure import Document
+from lanterne.pipeline.adapt.injection import InjectedEvent
+from lanterne.pipeline.simulate.check import CheckedPlan
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 # Iterations behind the last event, to see that all is as before.
 REST = 15
@@ -28,20 +36,22 @@ EVENT_COLUMNS = [
 ]
 
 
-def iterations_of(events, given):
+def iterations_of(events: Iterable[InjectedEvent], given: int | None) -> int:
     """How many to run: those asked for, or until REST behind the last event."""
     ends = [event.last if event.last < float("inf") else event.first + REST for event in events]
     return given if given is not None else int(max(ends, default=0)) + REST
 
 
-def side_by_side(checked, plane, adapts, **options):
+def side_by_side(checked: CheckedPlan, plane: str, *, adapts: bool, **options: Any) -> list[Mode]:
     """The Modes to compare for a CheckedPlan on a data plane: as it is, and adapting beside full knowledge."""
     name = f"{checked.plan.scheduler} {plane}"
     kinds = {name: FIXED} | ({f"{name} adapt": ADAPT, f"{name} full knowledge": KNOWN} if adapts else {})
     return [Mode(label, kind, checked, plane, **options) for label, kind in kinds.items()]
 
 
-def run_with_events(modes, events, iterations, transport, timeout_s):
+def run_with_events(
+    modes: Sequence[Mode], events: Sequence[InjectedEvent], iterations: int, transport: str, timeout_s: float
+) -> Document | None:
     """The records of `run_modes`, a dict for JSON; None on the ranks of a job but its first."""
     found = run_modes(modes, events, iterations, transport, timeout_s)
     if found is None:
@@ -67,13 +77,13 @@ def run_with_events(modes, events, iterations, transport, timeout_s):
     return {"iterations": iterations, "events": [event.to_dict() for event in events], "results": records}
 
 
-def _median(values_s, disturbed, which):
+def _median(values_s: Sequence[float], disturbed: Sequence[bool], which: bool) -> float | None:
     """The median of the iterations that are `disturbed` or not; None if there is none."""
     chosen = [value_s for value_s, is_so in zip(values_s, disturbed, strict=True) if is_so == which]
     return statistics.median(chosen) if chosen else None
 
 
-def print_document(document, file=None):
+def print_document(document: Document, file: TextIO | None = None) -> None:
     """The tables of what `run_with_events` gave."""
     file = file or sys.stdout
     count = document["iterations"]
@@ -101,7 +111,7 @@ def print_document(document, file=None):
         print(f"# bar {bar}", file=file)
 
 
-def bars(records, must_change=False):
+def bars(records: Iterable[Document], *, must_change: bool = False) -> list[Bar]:
     """How soon a new plan runs, and what it reaches: Bars of the records of modes, none where no event was met.
 
     `must_change`: whether it is a miss that no event was answered with a new plan; else they may all be absorbed.
@@ -114,7 +124,7 @@ def bars(records, must_change=False):
     return most + ([at_least(what, min(shares), 0.9, "{:.1%}")] if shares else [])
 
 
-def _event_row(outcome):
+def _event_row(outcome: Document) -> list[object]:
     change = outcome["change"]
     links = ", ".join(f"link {link}" for link in outcome["links"])
     return [
@@ -133,7 +143,7 @@ def _event_row(outcome):
     ]
 
 
-def draw(axes, document, unit_s=1e-3, unit="ms"):
+def draw(axes: "Axes", document: Document, unit_s: float = 1e-3, unit: str = "ms") -> None:
     """Seconds of each iteration by mode, events shaded, changes marked, on matplotlib axes."""
     axes.set_title(_title(document["events"]), loc="left", fontsize=10)
     for event in document["events"]:
@@ -153,7 +163,7 @@ def draw(axes, document, unit_s=1e-3, unit="ms"):
     axes.legend(frameon=False, fontsize=8, loc="lower right")
 
 
-def _title(events):
+def _title(events: Sequence[Document]) -> str:
     """What was slow, in words."""
     if len(events) > 3:
         return f"Time of an iteration while {len(events)} events slow links and ranks, by what is done about them"
@@ -164,7 +174,7 @@ def _title(events):
     return f"Time of an iteration while {' and '.join(told) or 'nothing'} is slow, by what is done about it"
 
 
-def plot(path, document):
+def plot(path: str, document: Document) -> None:
     """Draw a document into a file."""
     import matplotlib
 

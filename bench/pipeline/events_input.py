@@ -1,14 +1,17 @@
 """Options and files of events: --slow-link 1=20ms@50:120, --slow-rank 2=1.5x@50:120, --events trace.json or .csv."""
 
+import argparse
 import csv
 import re
+from collections.abc import Mapping
 from math import inf
 from pathlib import Path
+from typing import Any
 
 from lanterne.bench.output import units
 from lanterne.bench.output.report import read_json
 from lanterne.errors import InputError
-from lanterne.pipeline.adapt.injection import InjectedEvent, check_events
+from lanterne.pipeline.adapt.injection import EventLink, InjectedEvent, check_events
 
 # ADAPTRA section 2: 0.125, 0.25 and 0.375 ms per packet are 10, 20 and 30 ms for an activation.
 LINK_PRESETS = {"weak": "10ms", "medium": "20ms", "severe": "30ms"}
@@ -24,7 +27,7 @@ EXPECTED_RANK = "RANK=FACTORx or RANK=weak|medium|severe, with @FIRST:LAST, such
 _SPEC = re.compile(r"(\d+(?:-\d+)?(?:\+\d+(?:-\d+)?)*)=([^@]+)(?:@(\d+)?:(\d+)?)?")
 
 
-def add_event_arguments(parser):
+def add_event_arguments(parser: argparse.ArgumentParser) -> None:
     """The options that slow links and ranks, to a parser."""
     group = parser.add_argument_group(
         "slowed on purpose",
@@ -48,7 +51,7 @@ def add_event_arguments(parser):
     )
 
 
-def events_from(args, num_ranks):
+def events_from(args: argparse.Namespace, num_ranks: int) -> tuple[InjectedEvent, ...]:
     """The Events of a command line, a tuple.
 
     Raises:
@@ -63,7 +66,7 @@ def events_from(args, num_ranks):
     return tuple(events)
 
 
-def slow_link(text):
+def slow_link(text: str) -> InjectedEvent:
     """The InjectedEvent of `--slow-link`."""
     links, value, first, last = _parts(text, "--slow-link", EXPECTED_LINK)
     value = LINK_PRESETS.get(value, value)
@@ -71,26 +74,26 @@ def slow_link(text):
         raise InputError(f"--slow-link: got {text!r}, a time or rate without a unit, expected {EXPECTED_LINK}")
     for key, parse in (("latency_s", units.parse_time_s), ("bandwidth_bytes_per_s", units.parse_rate_bytes_per_s)):
         try:
-            given = {key: parse(value)}
+            given: dict[str, Any] = {key: parse(value)}
         except InputError:
             continue
         return InjectedEvent(first, last, links, **given)
     raise InputError(f"--slow-link: got {text!r}, expected {EXPECTED_LINK}")
 
 
-def slow_rank(text):
+def slow_rank(text: str) -> InjectedEvent:
     """The InjectedEvent of `--slow-rank`."""
     ranks, value, first, last = _parts(text, "--slow-rank", EXPECTED_RANK)
     try:
         slowdown = RANK_PRESETS[value] if value in RANK_PRESETS else float(value.removesuffix("x"))
     except ValueError:
         slowdown = 0.0
-    if len(ranks) != 1 or type(ranks[0]) is not int or not 1 <= slowdown < inf:
+    if len(ranks) != 1 or not isinstance(ranks[0], int) or not 1 <= slowdown < inf:
         raise InputError(f"--slow-rank: got {text!r}, expected {EXPECTED_RANK}")
     return InjectedEvent(first, last, rank=ranks[0], slowdown=slowdown)
 
 
-def _parts(text, option, expected):
+def _parts(text: str, option: str, expected: str) -> tuple[tuple[EventLink, ...], str, int, float]:
     """(numbers, value, first, last) of an option's text."""
     match = _SPEC.fullmatch(text)
     if not match:
@@ -99,13 +102,13 @@ def _parts(text, option, expected):
     return tuple(map(_link, numbers.split("+"))), value, int(first or 0), inf if last is None else int(last)
 
 
-def _link(text):
+def _link(text: str) -> EventLink:
     """3, or (3, 5) of "3-5"."""
-    numbers = tuple(map(int, text.split("-")))
-    return numbers if len(numbers) > 1 else numbers[0]
+    one, *others = map(int, text.split("-"))
+    return (one, others[0]) if others else one
 
 
-def read_events(path):
+def read_events(path: str | Path) -> list[InjectedEvent]:
     """The Events of a file: {"events": [...]}, such a list alone, or CSV with the columns of CSV_COLUMNS.
 
     A name of EXAMPLES stands for its file. CSV cells may be empty; links are joined by +; times and rates have units.
@@ -129,7 +132,7 @@ def read_events(path):
     return events
 
 
-def _read_csv(path):
+def _read_csv(path: str | Path) -> list[dict[str, Any]]:
     try:
         with open(path, encoding="utf-8", newline="") as file:
             reader = csv.DictReader(line for line in file if not line.startswith("#"))
@@ -144,10 +147,10 @@ def _read_csv(path):
     return rows
 
 
-def _of_csv(row):
+def _of_csv(row: Mapping[str, Any]) -> dict[str, Any]:
     """A row of text as the object that InjectedEvent.from_dict takes."""
     given = {key: text.strip() for key, text in row.items() if key and text and text.strip()}
-    found = {}
+    found: dict[str, Any] = {}
     for key, text in given.items():
         if key in ("first", "last", "rank"):
             found[key] = int(text) if text.isdecimal() else text

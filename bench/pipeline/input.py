@@ -1,8 +1,12 @@
 """What the `lanterne pipeline` commands share: the problem, from a file, from options, or from both."""
 
+import argparse
 import dataclasses
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
+from pathlib import Path
+from typing import Any
 
 from lanterne.bench.output import units
 from lanterne.bench.output.report import read_json
@@ -18,7 +22,7 @@ TIMES = {
 UNIT, UNIT_S = "ms", 1e-3
 
 
-def add_problem_arguments(parser):
+def add_problem_arguments(parser: argparse.ArgumentParser) -> None:
     """The problem file and the options that replace or change it."""
     parser.add_argument(
         "problem",
@@ -55,7 +59,7 @@ def add_problem_arguments(parser):
     group.add_argument("--memory", type=float, metavar="N", help="activations that a rank can hold")
 
 
-def problem_from(args, more=()):
+def problem_from(args: argparse.Namespace, more: Iterable[str] = ()) -> tuple[Problem, str, float | None]:
     """(Problem, unit of its times as text, seconds in it or None where that is not known).
 
     Args:
@@ -92,10 +96,10 @@ def problem_from(args, more=()):
         document["message_nbytes"] = units.parse_nbytes(args.message, "--message")
     with of_file(args.problem):
         problem = Problem.from_dict(document)
-    rates = dict(_assignment(text, "--bandwidth") for text in args.bandwidth)
-    rates = {link: units.parse_rate_bytes_per_s(text, "--bandwidth") * (unit_s or 1.0) for link, text in rates.items()}
+    given_rates = [_assignment(text, "--bandwidth") for text in args.bandwidth]
+    rates = {link: units.parse_rate_bytes_per_s(text, "--bandwidth") * (unit_s or 1.0) for link, text in given_rates}
     latencies = {link: one_time(text, "--link", unit_s) for link, text in links.items()}
-    changes = {
+    changes: dict[str, Any] = {
         key: set_links(problem, key, values)
         for key, values in (("link_latency", latencies), ("link_bandwidth", rates))
         if values
@@ -104,7 +108,7 @@ def problem_from(args, more=()):
 
 
 @contextmanager
-def of_file(path):
+def of_file(path: str | Path | None) -> Iterator[None]:
     """What is wrong with what file `path` holds names the file; None is no file."""
     try:
         yield
@@ -112,7 +116,7 @@ def of_file(path):
         raise type(error)(f"{path}: {error}") if path else error from None
 
 
-def _document(args):
+def _document(args: argparse.Namespace) -> dict[str, Any]:
     """The JSON object of the problem file, or of its case; empty without a file."""
     if not args.problem:
         return {}
@@ -130,7 +134,7 @@ def _document(args):
     return dict(document)
 
 
-def _unit(args, document, texts):
+def _unit(args: argparse.Namespace, document: Mapping[str, Any], texts: Sequence[str]) -> tuple[str, float | None]:
     """The unit of the problem's times and the seconds in it; options with units need a file that names its own."""
     unit = str(document.get("unit", ""))
     try:
@@ -146,22 +150,22 @@ def _unit(args, document, texts):
     return UNIT, UNIT_S
 
 
-def _assignment(text, option):
+def _assignment(text: str, option: str) -> tuple[str, str]:
     link, equals, value = text.partition("=")
     if not equals:
         raise InputError(f"{option}: got {text!r}, expected LINK=VALUE such as 3=20ms")
     return link, value
 
 
-def set_links(problem, key, values):
+def set_links(problem: Problem, key: str, values: Mapping[str, float | None]) -> tuple[Any, ...]:
     """The problem's `key` (link_latency or link_bandwidth) with `values` (text of link i -> value) put in, both ways.
 
     Raises:
         InputError: no such link.
     """
-    table = getattr(problem, key) or (None,) * (problem.stages - 1)
-    by_pair = bool(table) and isinstance(table[0], tuple)
-    table = [list(row) for row in table] if by_pair else list(table)
+    given: tuple[Any, ...] = getattr(problem, key) or (None,) * (problem.stages - 1)
+    by_pair = bool(given) and isinstance(given[0], tuple)
+    table: list[Any] = [list(row) for row in given] if by_pair else list(given)
     for text, value in values.items():
         if not (text.isdecimal() and int(text) < problem.stages - 1):
             raise InputError(
@@ -172,10 +176,10 @@ def set_links(problem, key, values):
             table[i][i + 1] = table[i + 1][i] = value
         else:
             table[i] = value
-    return table
+    return tuple(map(tuple, table)) if by_pair else tuple(table)
 
 
-def _case(path, document, wanted):
+def _case(path: str, document: Any, wanted: str) -> Any:
     if not isinstance(document, dict) or not isinstance(document.get("cases"), list):
         raise InputError(f"{path}: has no list of `cases`, expected one beside --case")
     for case in document["cases"]:
@@ -184,11 +188,11 @@ def _case(path, document, wanted):
     raise InputError(f"--case: got {wanted!r}, expected one of {', '.join(_ids(document))}")
 
 
-def _ids(document):
+def _ids(document: Mapping[str, Any]) -> list[str]:
     return [str(case.get("id")) for case in document["cases"] if isinstance(case, dict)]
 
 
-def one_time(text, what, unit_s):
+def one_time(text: str, what: str, unit_s: float | None) -> float:
     """`text` in the problem's unit, of `unit_s` seconds: a bare number, or one with a unit where that is known.
 
     Raises:

@@ -8,24 +8,30 @@ import json
 import statistics
 import sys
 import tempfile
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lanterne.bench.cli import STOPPED
 from lanterne.bench.collective.measure import agree_start_s
 from lanterne.bench.output import report
+from lanterne.collectives.communicator import Communicator
 from lanterne.errors import InputError, LanterneError, PeerFailed, TransportError, TransportTimeout, Unavailable, one_of
 from lanterne.kernels.cpu.delay import wait_until
+from lanterne.pipeline.adapt.agreement import from_first
 from lanterne.pipeline.device.device_stage import cuda_device
 from lanterne.pipeline.execute.execute import execute
 from lanterne.pipeline.execute.measured import COLUMNS, gather, timeline
+from lanterne.pipeline.execute.stage import Stage
 from lanterne.pipeline.execute.stage_timed import StreamClock, timed_stages
+from lanterne.pipeline.plan.placement import Placement
 from lanterne.pipeline.plan.plan import Plan
 from lanterne.pipeline.plan.problem import Problem
-from lanterne.pipeline.planes.base import free_nbytes
+from lanterne.pipeline.planes.base import DataPlane, free_nbytes
 from lanterne.pipeline.planes.registry import find_plane, make_plane
 from lanterne.pipeline.simulate.check import CheckedPlan, check
 from lanterne.pipeline.simulate.simulate import Timeline
@@ -40,6 +46,13 @@ ERRORS = (Unavailable, InputError, LanterneError)
 # Of what failed, the cause before what other ranks heard or saw of it.
 HEARD = (TransportError, TransportTimeout, PeerFailed)
 
+# A JSON object: work for the ranks, or what they found.
+Document: TypeAlias = dict[str, Any]
+Work: TypeAlias = Callable[[Communicator, Document], Any]
+# What `gather` gives; and as lists, for JSON, with None for nan.
+Columns: TypeAlias = dict[str, NDArray[np.float64]]
+Rows: TypeAlias = list[list[float | None]]
+
 
 class PipelineCase(NamedTuple):
     """A checked plan, the problem that it runs under, seconds in a unit of its times, and the data plane."""
@@ -48,13 +61,13 @@ class PipelineCase(NamedTuple):
     problem: Problem
     unit_s: float
     plane: str
-    options: dict = {}  # noqa: RUF012
+    options: dict[str, Any] = {}  # noqa: RUF012
 
     @property
-    def ranks(self):
+    def ranks(self) -> int:
         return self.checked.plan.placement.num_ranks
 
-    def to_dict(self):
+    def to_dict(self) -> Document:
         """As JSON; `from_dict` is the inverse."""
         return {
             "plan": self.checked.plan.to_dict(),
@@ -65,7 +78,7 @@ class PipelineCase(NamedTuple):
         }
 
     @classmethod
-    def from_dict(cls, document):
+    def from_dict(cls, document: Document) -> "PipelineCase":
         problem = Problem.from_dict(document["problem"])
         checked = check(Plan.from_dict(document["plan"]), problem, memory=False)
         return cls(checked, problem, document["unit_s"], document["plane"], document["options"])
@@ -76,16 +89,16 @@ class MeasuredIterations(NamedTuple):
     which is nearest to their median, as a Timeline and as the columns of measured.COLUMNS.
     """
 
-    makespan_s: list
+    makespan_s: list[float]
     timeline: Timeline
-    columns: dict
+    columns: Columns
 
     @property
-    def median_s(self):
+    def median_s(self) -> float:
         return statistics.median(self.makespan_s)
 
 
-def check_case(case):
+def check_case(case: PipelineCase) -> None:
     """Raise InputError if the ranks cannot run `case`."""
     find_plane(case.plane)
     if case.problem.shared_links:
@@ -110,7 +123,7 @@ def check_case(case):
         )
 
 
-def num_messages(plan):
+def num_messages(plan: Plan) -> int:
     """How many messages an iteration of `plan` sends from rank to rank."""
     placement = plan.placement
     ranks = placement.stage_to_rank
@@ -122,7 +135,7 @@ def num_messages(plan):
     return 2 * sum(forward)
 
 
-def emulated_links(problem, unit_s):
+def emulated_links(problem: Problem, unit_s: float) -> dict[tuple[int, int], Link]:
     """{(source, destination): Link} of every pair of the problem's ranks."""
     ranks = range(problem.stages)
     nbytes = max(problem.message_nbytes)
@@ -133,7 +146,14 @@ def emulated_links(problem, unit_s):
     return links
 
 
-def measure(cases, iterations, warmup=1, transport="mpi", timeout_s=60.0, device="cpu"):
+def measure(
+    cases: Sequence[PipelineCase],
+    iterations: int,
+    warmup: int = 1,
+    transport: str = "mpi",
+    timeout_s: float = 60.0,
+    device: str = "cpu",
+) -> list[MeasuredIterations] | None:
     """Run `cases`, all of as many ranks, `iterations` rounds, each round all of them in turn.
 
     Args:
@@ -153,7 +173,7 @@ def measure(cases, iterations, warmup=1, transport="mpi", timeout_s=60.0, device
     return found and [_outcome(case, *each) for case, each in zip(cases, found, strict=True)]
 
 
-def on_ranks(function, work, ranks, transport, timeout_s):
+def on_ranks(function: Work, work: Document, ranks: int, transport: str, timeout_s: float) -> Any:
     """What `function(comm, work)` returns on rank 0 of `ranks` ranks; None on the ranks of a job but its first.
 
     Args:
@@ -175,7 +195,7 @@ def on_ranks(function, work, ranks, transport, timeout_s):
     return _launched(function, work, ranks)
 
 
-def _launched(function, work, ranks):
+def _launched(function: Work, work: Document, ranks: int) -> Any:
     from lanterne.transport.job.launch import launch
 
     with tempfile.TemporaryDirectory() as folder:
@@ -195,7 +215,7 @@ def _launched(function, work, ranks):
         return json.loads(Path(folder, "found").read_text())
 
 
-def rank_main(function, folder):
+def rank_main(function: Work, folder: str) -> int:
     """One rank of a job that `on_ranks` started; its exit code."""
     work = json.loads(Path(folder, "work").read_text())
     try:
@@ -210,7 +230,7 @@ def rank_main(function, folder):
     return 0
 
 
-def run_rank(function, work):
+def run_rank(function: Work, work: Document) -> Any:
     """The work on this rank of a job; what was found on rank 0, None on the others.
 
     Raises:
@@ -224,15 +244,16 @@ def run_rank(function, work):
         return function(comm, work)
 
 
-def run_cases(comm, work):
+def run_cases(comm: Communicator, work: Document) -> list[tuple[list[float], Rows]] | None:
     """Of each case (makespans, rows of COLUMNS of the median iteration) on rank 0; else None."""
     # Plans that search have no two alike: those of rank 0 count.
-    cases = [PipelineCase.from_dict(document) for document in from_first(comm, work["cases"])]
+    cases = [PipelineCase.from_dict(document) for document in from_first(comm, lambda: work["cases"])]
     for case in cases:
         if case.ranks != comm.world_size:
             raise InputError(f"pipeline: got {comm.world_size} ranks, expected {case.ranks}, one per stage")
     timed = DeviceTimed(comm) if work["device"] == "cuda" else None
-    planes, samples = Planes(comm, timed), [[] for _ in cases]
+    planes = Planes(comm, timed)
+    samples: list[list[Columns]] = [[] for _ in cases]
     try:
         for iteration in range(-work["warmup"], work["iterations"]):
             for i, case in enumerate(cases):
@@ -252,7 +273,7 @@ def run_cases(comm, work):
     return None
 
 
-def run_once(comm, case, plane, timed=None):
+def run_once(comm: Communicator, case: PipelineCase, plane: DataPlane, timed: "DeviceTimed | None" = None) -> Columns:
     """One iteration of a case from an agreed instant, on every rank; the columns that `gather` gives.
 
     Args:
@@ -275,16 +296,20 @@ class DeviceTimed:
         Unavailable: no GPU, driver or CuPy.
     """
 
-    def __init__(self, comm):
+    def __init__(self, comm: Communicator) -> None:
         from lanterne.kernels.cuda.delay import delay
 
-        self.device, self._delay = cuda_device(comm, own_stream=True), delay
+        self.device = cuda_device(comm, own_stream=True)
+        self._delay = delay
         # The first measures what a delay is, and loads kernels.
         delay(0.0, self.device.stream)
 
-    def stages(self, plane, *which):
-        """stage -> what the executor is to be given, over `plane`; `which` as timed_stages has it."""
-        made = timed_stages(*which, StreamClock(self.device.stream, self._delay), self.device.xp)
+    def stages(
+        self, plane: DataPlane, problem: Problem, placement: Placement, rank: int, unit_s: float
+    ) -> dict[int, Stage]:
+        """stage -> what the executor is to be given, over `plane`; the other arguments as timed_stages has them."""
+        clock = StreamClock(self.device.stream, self._delay)
+        made = timed_stages(problem, placement, rank, unit_s, clock, self.device.xp)
         return {number: self.device.run(stage, plane) for number, stage in made.items()}
 
 
@@ -295,43 +320,34 @@ class Planes:
         timed: as `run_once` has it.
     """
 
-    def __init__(self, comm, timed=None):
-        self.comm, self._timed, self._made = comm, timed, {}
+    def __init__(self, comm: Communicator, timed: DeviceTimed | None = None) -> None:
+        self.comm = comm
+        self._timed = timed
+        self._made: dict[tuple[str, str], tuple[DataPlane, dict[tuple[int, int], Link]]] = {}
 
-    def take(self, case):
+    def take(self, case: PipelineCase) -> tuple[DataPlane, bool]:
         """(The plane of `case` with its links, whether it has just been made); every rank calls it."""
         key = case.plane, json.dumps(case.options, sort_keys=True)
         wanted = emulated_links(case.problem, case.unit_s)
         is_new = key not in self._made
         if is_new:
             plane = make_plane(case.plane, self.comm, wanted, **case.options)
-            self._made[key] = [plane, wanted]
+            self._made[key] = plane, wanted
             if self._timed is not None:
                 plane.stage_on(self._timed.device)
         plane, links = self._made[key]
         for pair, link in wanted.items():
             if links[pair] != link:
                 plane.set_link(*pair, link)
-        self._made[key][1] = wanted
+        self._made[key] = plane, wanted
         return plane, is_new
 
-    def close(self):
+    def close(self) -> None:
         for plane, _ in self._made.values():
             plane.close()
 
 
-def from_first(comm, document):
-    """What rank 0 calls with, a JSON document, on every rank."""
-    text = np.frombuffer(json.dumps(document).encode(), np.uint8).copy()
-    count = np.array([len(text)])
-    comm.broadcast(count)
-    if comm.rank:
-        text = np.empty(int(count[0]), np.uint8)
-    comm.broadcast(text)
-    return json.loads(text.tobytes())
-
-
-def _median(sample):
+def _median(sample: Sequence[Columns]) -> tuple[list[float], Rows]:
     """The makespans of a case's iterations, and the columns, as rows, of the one nearest to their median."""
     makespans = [float(columns["end_s"].max() - columns["start_s"].min()) for columns in sample]
     middle = statistics.median_low(makespans)
@@ -340,6 +356,6 @@ def _median(sample):
     return makespans, rows
 
 
-def _outcome(case, makespans, rows):
+def _outcome(case: PipelineCase, makespans: list[float], rows: Rows) -> MeasuredIterations:
     columns = {name: np.array(row, float) for name, row in zip(COLUMNS, rows, strict=True)}
     return MeasuredIterations(makespans, timeline(columns, case.checked, case.problem, case.unit_s), columns)

@@ -8,7 +8,9 @@ Every stage gets one or more consecutive layers. With --layers, embedding and ou
 layer. The slowest stage is as fast as it can be, and of such partitions this is the most even.
 """
 
+import argparse
 import time
+from collections.abc import Callable
 
 from lanterne.bench.output import report, units
 from lanterne.errors import InputError
@@ -18,7 +20,7 @@ from lanterne.pipeline.planners.partition import partition_layers
 MOST_LAYERS = 10_000
 
 
-def add_arguments(parser):
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of this command."""
     layers = parser.add_mutually_exclusive_group(required=True)
     layers.add_argument("--layers", type=int, metavar="N", help="transformer layers, all alike, each taking 1")
@@ -35,7 +37,7 @@ def add_arguments(parser):
     parser.add_argument("--json", metavar="FILE", help="write the answer as JSON ('-' for standard output)")
 
 
-def run(args):
+def run(args: argparse.Namespace) -> int:
     """Solve and print; exit code 0."""
     (times, shown), speeds = _layer_times(args), _speeds(args)
     memory = _sizes("--layer-memory", args.layer_memory, len(times))
@@ -75,7 +77,7 @@ def run(args):
     return 0
 
 
-def _layer_times(args):
+def _layer_times(args: argparse.Namespace) -> tuple[list[float], Callable[[float], str]]:
     if args.times is not None:
         if args.embedding is not None or args.output is not None:
             raise InputError("--times: got --embedding or --output too, expected them among the times")
@@ -89,7 +91,7 @@ def _layer_times(args):
     return times, "{:.4g}".format
 
 
-def _speeds(args):
+def _speeds(args: argparse.Namespace) -> list[float]:
     if args.speeds is None:
         if args.stages < 1:
             raise InputError(f"--stages: got {args.stages}, expected at least 1")
@@ -100,7 +102,7 @@ def _speeds(args):
         raise InputError(f"--speeds: got {args.speeds!r}, expected numbers such as 1,1,2.5") from None
 
 
-def _sizes(option, given, count):
+def _sizes(option: str, given: str | None, count: int) -> list[int] | None:
     if given is None:
         return None
     sizes = [units.parse_nbytes(text, option) for text in given.split(",")]

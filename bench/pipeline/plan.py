@@ -18,13 +18,17 @@ rank. What a link absorbs is the delay to the next rank, mean of both ways, up t
 no bubbles that cascade (ADAPTRA, equation 1).
 """
 
+import argparse
 import dataclasses
 import inspect
 import time
+from collections.abc import Mapping
+from typing import Any
 
 from lanterne.bench.output import report
 from lanterne.bench.pipeline.input import add_problem_arguments, problem_from
 from lanterne.bench.pipeline.plan_report import (
+    Evaluation,
     add_picture_arguments,
     described,
     evaluate,
@@ -34,6 +38,7 @@ from lanterne.bench.pipeline.plan_report import (
     write_pictures,
 )
 from lanterne.errors import InputError, ScheduleError
+from lanterne.pipeline.plan.problem import Problem
 from lanterne.pipeline.planners.registry import SCHEDULERS, load
 from lanterne.pipeline.simulate.check import check
 
@@ -42,7 +47,7 @@ ALL = "all"
 COMPARE_S = 10.0
 
 
-def add_arguments(parser):
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of this command."""
     width = max(map(len, SCHEDULERS)) + 2
     parser.epilog = "schedulers:\n" + "".join(
@@ -70,7 +75,7 @@ def add_arguments(parser):
     add_picture_arguments(parser)
 
 
-def run(args):
+def run(args: argparse.Namespace) -> int:
     """Plan, check, simulate and print; exit code 0."""
     problem, unit, unit_s = problem_from(args)
     if args.time_limit is not None and args.time_limit <= 0:
@@ -86,7 +91,14 @@ def run(args):
     return 0
 
 
-def make(name, problem, time_limit_s=None, options=None, memory=False):
+def make(
+    name: str,
+    problem: Problem,
+    time_limit_s: float | None = None,
+    options: Mapping[str, Any] | None = None,
+    *,
+    memory: bool = False,
+) -> Evaluation:
     """The Evaluation of the plan that scheduler `name` makes; a time limit is for those that have one.
 
     Raises:
@@ -118,7 +130,7 @@ def make(name, problem, time_limit_s=None, options=None, memory=False):
     return evaluation._replace(lower_bound=max(evaluation.lower_bound, plan.proved_bound))
 
 
-def _check_options(name, options, known):
+def _check_options(name: str, options: Mapping[str, Any], known: Mapping[str, inspect.Parameter]) -> None:
     names = [option for option in list(known)[1:] if option != "progress"]
     for option, value in options.items():
         if option not in names:
@@ -129,7 +141,7 @@ def _check_options(name, options, known):
             raise InputError(f"--option: got {option}={value!r}, expected a value such as {default!r}")
 
 
-def _compare(args, problem, unit, unit_s):
+def _compare(args: argparse.Namespace, problem: Problem, unit: str, unit_s: float | None) -> int:
     if args.option:
         raise InputError(f"--option: got {args.option[0]!r} with all schedulers, expected it with one")
     made, notes = [], []
@@ -160,7 +172,7 @@ def _compare(args, problem, unit, unit_s):
     return 0
 
 
-def _row(evaluation, first):
+def _row(evaluation: Evaluation, first: Evaluation) -> list[str]:
     values = record(evaluation)
     return [
         values["scheduler"],

@@ -1,12 +1,15 @@
 """How the `lanterne pipeline` commands report a simulated plan: records, tables, pictures, traces."""
 
+import argparse
 import json
+from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from lanterne.bench.output import report
 from lanterne.errors import InputError
 from lanterne.pipeline.adapt.findings import pair_tolerances
+from lanterne.pipeline.plan.problem import Problem
 from lanterne.pipeline.planners.bounds import lower_bound
 from lanterne.pipeline.simulate.analysis import bubble_rate, busy_time
 from lanterne.pipeline.simulate.check import CheckedPlan
@@ -24,30 +27,32 @@ class Evaluation(NamedTuple):
     planning_s: float | None = None
 
     @property
-    def gap(self):
+    def gap(self) -> float:
         """How far the makespan is above the bound, as a share of it."""
         return self.timeline.makespan / self.lower_bound - 1.0
 
     @property
-    def fits(self):
+    def fits(self) -> bool:
         """Whether every rank's memory suffices."""
         capacity = self.checked.problem.limits.capacity
         return all(peak <= limit * (1 + 1e-9) for peak, limit in zip(self.checked.peak_memory, capacity, strict=True))
 
     @property
-    def link_tolerance(self):
+    def link_tolerance(self) -> list[float]:
         """Per link to the next rank, the delay that the plan absorbs (ADAPTRA, equation 1); none for several stages a
         rank."""
         return list(pair_tolerances(self.checked, self.timeline.problem).values())
 
 
-def evaluate(checked, problem, planning_s=None, in_order=False, queue=1):
+def evaluate(
+    checked: CheckedPlan, problem: Problem, planning_s: float | None = None, *, in_order: bool = False, queue: int = 1
+) -> Evaluation:
     """The Evaluation of a checked plan under `problem`."""
     timeline = simulate(checked, problem, in_order=in_order, queue=queue)
     return Evaluation(checked, timeline, lower_bound(problem, checked.plan.placement), planning_s)
 
 
-def record(evaluation):
+def record(evaluation: Evaluation) -> dict[str, Any]:
     """What a plan file holds besides its envelope; times are in the problem's unit."""
     plan, timeline = evaluation.checked.plan, evaluation.timeline
     return {
@@ -63,12 +68,12 @@ def record(evaluation):
     }
 
 
-def described(problem, unit):
+def described(problem: Problem, unit: str) -> dict[str, Any]:
     """The problem as a plan file holds it."""
     return problem.to_dict() | ({"unit": unit} if unit else {})
 
 
-def print_evaluation(evaluation, problem, unit, notes=()):
+def print_evaluation(evaluation: Evaluation, problem: Problem, unit: str, notes: Iterable[str] = ()) -> None:
     """One row per rank, then the figures of the whole."""
     plan, timeline = evaluation.checked.plan, evaluation.timeline
     busy, capacity, tolerance = busy_time(timeline), problem.limits.capacity, evaluation.link_tolerance
@@ -109,7 +114,14 @@ def print_evaluation(evaluation, problem, unit, notes=()):
     )
 
 
-def write_pictures(evaluation, args, unit, unit_s, limit=None, label=""):
+def write_pictures(
+    evaluation: Evaluation,
+    args: argparse.Namespace,
+    unit: str,
+    unit_s: float | None,
+    limit: float | None = None,
+    label: str = "",
+) -> None:
     """The files that --plot and --trace ask for; `label` goes into their names."""
     plan = evaluation.checked.plan
     if args.plot:
@@ -119,13 +131,13 @@ def write_pictures(evaluation, args, unit, unit_s, limit=None, label=""):
         report.write_atomically(labelled(args.trace, label), json.dumps(document).encode())
 
 
-def labelled(path, label):
+def labelled(path: str | Path, label: str) -> Path:
     """`path` with `-label` before its ending."""
     path = Path(path)
     return path.with_name(f"{path.stem}-{label}{path.suffix}") if label else path
 
 
-def add_picture_arguments(parser):
+def add_picture_arguments(parser: argparse.ArgumentParser) -> None:
     """--plot and --trace."""
     parser.add_argument("--plot", metavar="FILE", help="draw the Gantt chart: plan.svg, plan.png or plan.pdf")
     parser.add_argument(
@@ -133,13 +145,13 @@ def add_picture_arguments(parser):
     )
 
 
-def parse_options(words):
+def parse_options(words: Iterable[str]) -> dict[str, Any]:
     """{name: value} of words such as stages_per_rank=4; values are JSON, or text where they are none.
 
     Raises:
         InputError: a word without "=".
     """
-    options = {}
+    options: dict[str, Any] = {}
     for word in words:
         name, equals, value = word.partition("=")
         if not equals or not name.isidentifier():

@@ -26,34 +26,38 @@ with --adapt, per event, which iteration ran the first new plan, beside a run th
 the delay of messages; a link slower than the plan tolerates gets delegates and a new plan, until it is well again.
 """
 
+import argparse
 import dataclasses
 import json
 import statistics
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any, TextIO
 
 from lanterne.bench.output import report
-from lanterne.bench.output.bars import near_simulator_by_plane
+from lanterne.bench.output.bars import Bar, near_simulator_by_plane
 from lanterne.bench.output.units import format_count, format_time, parse_time_s, whole
 from lanterne.bench.pipeline.events_input import add_event_arguments, events_from
 from lanterne.bench.pipeline.input import add_problem_arguments, of_file, problem_from
-from lanterne.bench.pipeline.measure import PipelineCase, check_case, measure
+from lanterne.bench.pipeline.measure import MeasuredIterations, PipelineCase, check_case, measure
 from lanterne.bench.pipeline.plan import make
 from lanterne.bench.pipeline.plan_report import described, labelled
 from lanterne.errors import InputError
 from lanterne.pipeline.plan.plan import Plan
+from lanterne.pipeline.plan.problem import Problem
 from lanterne.pipeline.planes.registry import PLANES, find_plane, predict
 from lanterne.pipeline.planners.registry import load
 from lanterne.pipeline.simulate.analysis import bubble_rate
-from lanterne.pipeline.simulate.check import check
+from lanterne.pipeline.simulate.check import CheckedPlan, check
 from lanterne.pipeline.simulate.chrome_trace import chrome_trace
 from lanterne.pipeline.simulate.draw import draw_all
-from lanterne.pipeline.simulate.simulate import simulate
+from lanterne.pipeline.simulate.simulate import Timeline, simulate
 from lanterne.transport.rails.rail_names import check_rail
 
 PLAN_FILE = ".json"
 
 
-def add_arguments(parser):
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of this command."""
     parser.epilog = "data planes:\n" + "".join(f"  {name.ljust(14)}{maker.about}\n" for name, maker in PLANES.items())
     add_problem_arguments(parser)
@@ -97,7 +101,7 @@ def add_arguments(parser):
     parser.add_argument("--trace", metavar="FILE", help="write the measured run for ui.perfetto.dev; likewise")
 
 
-def run(args):
+def run(args: argparse.Namespace) -> int:
     """Plan, run, print; exit code 0, or 1 for a bar missed."""
     cases, unit = cases_of(args)
     timeout_s = parse_time_s(args.timeout, "--timeout")
@@ -117,7 +121,7 @@ def run(args):
     return int(args.check and not all(bar.is_met for bar in bars(records)))
 
 
-def cases_of(args):
+def cases_of(args: argparse.Namespace) -> tuple[list[PipelineCase], str]:
     """(cases, unit of the problem's times) of a command line.
 
     Raises:
@@ -142,12 +146,12 @@ def cases_of(args):
     rails = args.rails.split(",") if args.rails else []
     for rail in rails:
         check_rail(rail)
-    cases = []
+    cases: list[PipelineCase] = []
     for name in schedulers:
         report.progress(f"planning with {name}")
         checked = read_plan(name, problem) if name.endswith(PLAN_FILE) else make(name, problem).checked
         for plane in planes:
-            options = {"queue": args.queue} if "queue" in find_plane(plane).simulated else {}
+            options: dict[str, Any] = {"queue": args.queue} if "queue" in find_plane(plane).simulated else {}
             if rails and plane == "delegate":
                 options["rails"] = rails
             cases.append(PipelineCase(checked, problem, unit_s, plane, options))
@@ -156,14 +160,14 @@ def cases_of(args):
     return cases, unit
 
 
-def planes_of(args):
+def planes_of(args: argparse.Namespace) -> list[str]:
     """The names of the data planes.
 
     Raises:
         InputError: one that is not known, or not on this device and transport; or a device that cannot be.
     """
     streams = args.device == "cuda" and args.transport == "nccl"
-    names = (args.data_plane or ("streams" if streams else "inline")).split(",")
+    names: list[str] = (args.data_plane or ("streams" if streams else "inline")).split(",")
     for name in names:
         find_plane(name)
     if "streams" in names and not streams:
@@ -178,7 +182,7 @@ def planes_of(args):
     return names
 
 
-def read_plan(path, problem):
+def read_plan(path: str, problem: Problem) -> CheckedPlan:
     """The plan of a file that `pipeline plan --json` wrote, checked; named like the file.
 
     Raises:
@@ -191,7 +195,7 @@ def read_plan(path, problem):
         return check(plan, problem, memory=False)
 
 
-def run_events(args, cases, timeout_s):
+def run_events(args: argparse.Namespace, cases: Sequence[PipelineCase], timeout_s: float) -> int:
     """Run the cases while links and ranks change; exit code 0, or 1 for a bar missed."""
     from lanterne.bench.pipeline.adaptation import in_seconds
     from lanterne.bench.pipeline.adaptation_report import (
@@ -212,7 +216,7 @@ def run_events(args, cases, timeout_s):
     modes = []
     for case in cases:
         checked = check(case.checked.plan, in_seconds(case.problem, case.unit_s), memory=False)
-        modes += side_by_side(checked, case.plane, args.adapt, options=case.options, delegates=delegates)
+        modes += side_by_side(checked, case.plane, adapts=args.adapt, options=case.options, delegates=delegates)
     document = run_with_events(modes, events, iterations_of(events, args.iterations), args.transport, timeout_s)
     if document is None:
         return 0
@@ -222,18 +226,18 @@ def run_events(args, cases, timeout_s):
     return int(args.check and not all(bar.is_met for bar in bars(document["results"])))
 
 
-def bars(records):
+def bars(records: Iterable[dict[str, Any]]) -> list[Bar]:
     """How far from the simulator's the measured times may be: a Bar for each data plane."""
     times = {"measured_s": "measured_makespan_s", "predicted_s": "predicted_makespan_s"}
     return near_simulator_by_plane([each | {key: each[name] for key, name in times.items()} for each in records])
 
 
-def undelayed(problem):
+def undelayed(problem: Problem) -> Problem:
     """The problem with links that take no time."""
-    return dataclasses.replace(problem, link_latency=0.0, link_bandwidth=None)
+    return dataclasses.replace(problem, link_latency=(0.0,) * (problem.stages - 1), link_bandwidth=None)
 
 
-def record(case, predicted, outcome):
+def record(case: PipelineCase, predicted: Timeline, outcome: MeasuredIterations) -> dict[str, Any]:
     """What the JSON file and the table say of a case."""
     plan, unit_s = case.checked.plan, case.unit_s
     no_delay_s = simulate(plan, undelayed(case.problem)).makespan * unit_s
@@ -274,7 +278,7 @@ COLUMNS = [
 ]
 
 
-def print_records(document, file):
+def print_records(document: dict[str, Any], file: TextIO) -> None:
     """The table of a document of `run`."""
     results, problem = document["results"], document["problem"]
     iterations = format_count(len(results[0]["measured_makespan_s"]), "iteration")
@@ -287,7 +291,7 @@ def print_records(document, file):
         print(f"# bar {bar}", file=file)
 
 
-def row(result):
+def row(result: Mapping[str, Any]) -> list[str]:
     """One line of the table."""
     measured = result["measured_makespan_s"]
     median_s, predicted_s = statistics.median(measured), result["predicted_makespan_s"]
@@ -306,7 +310,9 @@ def row(result):
     ]
 
 
-def write_pictures(args, case, predicted, outcome, several):
+def write_pictures(
+    args: argparse.Namespace, case: PipelineCase, predicted: Timeline, outcome: MeasuredIterations, *, several: bool
+) -> None:
     """The files that --plot and --trace ask for, of one case."""
     name = case.checked.plan.scheduler
     label = f"{name}-{case.plane}" if several else ""

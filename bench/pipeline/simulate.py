@@ -10,6 +10,8 @@ send in the order of the plan. The difference to the run without it is what bloc
 without it, what dependencies cost.
 """
 
+import argparse
+
 from lanterne.bench.output import report
 from lanterne.bench.output.units import whole
 from lanterne.bench.pipeline.input import add_problem_arguments, of_file, problem_from
@@ -26,7 +28,7 @@ from lanterne.pipeline.plan.plan import Plan
 from lanterne.pipeline.simulate.check import check
 
 
-def add_arguments(parser):
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of this command."""
     parser.add_argument("plan", metavar="PLAN.json", help="plan file")
     add_problem_arguments(parser)
@@ -44,7 +46,7 @@ def add_arguments(parser):
     add_picture_arguments(parser)
 
 
-def run(args):
+def run(args: argparse.Namespace) -> int:
     """Check, simulate and print; exit code 0."""
     document = report.read_json(args.plan)
     with of_file(args.plan):

@@ -15,8 +15,10 @@ first three commands are figures 8 and 15 of ADAPTRA and 8 of CrossPipe. Bandwid
 keeps the link. A star marks plans that do not fit in memory, a dash a value that the scheduler cannot plan for.
 """
 
+import argparse
 import dataclasses
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
 from lanterne.bench.output import report
 from lanterne.bench.output.units import whole
@@ -25,6 +27,7 @@ from lanterne.bench.pipeline.plan import make
 from lanterne.bench.pipeline.plan_report import described, evaluate, parse_options
 from lanterne.errors import InputError, ScheduleError
 from lanterne.pipeline.plan.placement import unidirectional
+from lanterne.pipeline.plan.problem import Problem
 from lanterne.pipeline.planners.bounds import lower_bound
 from lanterne.pipeline.planners.registry import SCHEDULERS, load
 from lanterne.pipeline.simulate.check import check
@@ -39,12 +42,12 @@ class Line(NamedTuple):
 
     label: str
     scheduler: str
-    options: dict
+    options: dict[str, Any]
     in_order: bool
     frozen: bool
 
 
-def add_arguments(parser):
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of this command."""
     add_problem_arguments(parser)
     parser.add_argument("--over", choices=OVER, default="latency", help="what changes (default latency)")
@@ -67,14 +70,14 @@ def add_arguments(parser):
     parser.add_argument("--plot", metavar="FILE", help="draw the lines: sweep.svg, sweep.png or sweep.pdf")
 
 
-def run(args):
+def run(args: argparse.Namespace) -> int:
     """Sweep and print; exit code 0."""
     texts, over_time = args.at.split(","), args.over in OVER[:2]
     problem, unit, unit_s = problem_from(args, texts if over_time else ())
     lines = [parse_line(text) for texts in args.scheduler or SCHEDULERS for text in texts.split(",")]
     values = [one_time(text, "--at", unit_s if over_time else None) for text in texts]
     swept = [changed(problem, args.over, value, args.on) for value in values]
-    results = []
+    results: list[dict[str, Any]] = []
     for line in lines:
         report.progress(f"sweeping {line.label}")
         results.append({"line": line.label, "points": sweep_line(line, swept, args)})
@@ -104,7 +107,7 @@ def run(args):
     return 0
 
 
-def parse_line(text):
+def parse_line(text: str) -> Line:
     """The Line that `text` describes.
 
     Raises:
@@ -119,16 +122,18 @@ def parse_line(text):
     return Line(text, scheduler, parse_options(options), "in-order" in modes, "frozen" in modes)
 
 
-def changed(problem, over, value, on=None):
+def changed(problem: Problem, over: str, value: float, on: str | None = None) -> Problem:
     """`problem` with what is swept set to `value`, on the links of text `on` or all.
 
     Raises:
         InputError: no such link, or a value that cannot be.
     """
-    if over == "memory":
-        return dataclasses.replace(problem, max_inflight_activations=value, memory=None)
-    if over == "microbatches":
-        return dataclasses.replace(problem, microbatches=value)
+    if over in ("memory", "microbatches"):
+        # One number stands for all ranks; what it may be, Problem says.
+        changes: dict[str, Any] = {"microbatches": value}
+        if over == "memory":
+            changes = {"max_inflight_activations": value, "memory": None}
+        return dataclasses.replace(problem, **changes)
     links = on.split(",") if on else [str(i) for i in range(problem.stages - 1)]
     if over == "latency":
         return dataclasses.replace(
@@ -139,9 +144,10 @@ def changed(problem, over, value, on=None):
     return dataclasses.replace(problem, link_bandwidth=bandwidth, message_nbytes=nbytes)
 
 
-def sweep_line(line, swept, args):
+def sweep_line(line: Line, swept: Iterable[Problem], args: argparse.Namespace) -> list[dict[str, Any]]:
     """One point per problem: {makespan, fits_memory}, the makespan None where there is no plan."""
-    points, kept = [], None
+    points: list[dict[str, Any]] = []
+    kept = None
     for problem in swept:
         try:
             if kept is None or not line.frozen:
@@ -155,11 +161,11 @@ def sweep_line(line, swept, args):
     return points
 
 
-def _base(args, first):
+def _base(args: argparse.Namespace, first: Problem) -> float:
     return make(args.relative_to, first, args.time_limit).timeline.makespan if args.relative_to else 1.0
 
 
-def _cell(point, args):
+def _cell(point: Mapping[str, Any], args: argparse.Namespace) -> str:
     if point["makespan"] is None:
         return "-"
     text = f"{point['relative']:.3f}" if args.relative_to else f"{point['makespan']:.6g}"

@@ -1,5 +1,9 @@
 """The picture of `lanterne pipeline sweep`."""
 
+from collections.abc import Mapping
+from typing import Any
+
+from lanterne.pipeline.plan.problem import Problem
 from lanterne.pipeline.simulate.draw import save
 
 STYLES = ("-", "--", "-.", ":")
@@ -8,7 +12,7 @@ WIDEST, NARROWEST = 6.0, 1.2
 MARKERS = "osD^vP*Xdph"
 
 
-def draw(path, content, problem, unit):
+def draw(path: str, content: Mapping[str, Any], problem: Problem, unit: str) -> None:
     """Draw the lines of `content` (see pipeline_sweep.run), of `problem` changed in one thing, into file `path`.
 
     Plans that do not fit have hollow markers.
@@ -31,7 +35,7 @@ def draw(path, content, problem, unit):
             axis.plot(x, y, color="black", linewidth=0.8, linestyle=":", label=result["line"])
             continue
         colour = colours(i % 10)
-        line = {
+        line: dict[str, Any] = {
             "color": colour,
             "linestyle": STYLES[i // 10 % len(STYLES)],
             "marker": MARKERS[i % len(MARKERS)],
@@ -40,7 +44,7 @@ def draw(path, content, problem, unit):
         axis.plot(x, y, linewidth=WIDEST - i * narrower, alpha=0.85, label=result["line"], **line)
         over = [(a, b) for a, b, point in zip(x, y, points, strict=True) if not point["fits_memory"]]
         if over:
-            axis.plot(*zip(*over, strict=True), **line | {"linestyle": "none", "markerfacecolor": "white"})
+            axis.plot(*zip(*over, strict=True), **{**line, "linestyle": "none", "markerfacecolor": "white"})
     microbatches = "" if content["over"] == "microbatches" else f", {problem.microbatches} microbatches"
     axis.set_title(f"{problem.stages} stages{microbatches}")
     axis.set_xlabel(_axis(content["over"], unit))
@@ -64,7 +68,7 @@ def draw(path, content, problem, unit):
     save(figure, path)
 
 
-def _axis(over, unit):
+def _axis(over: str, unit: str) -> str:
     return {
         "latency": _with_unit("link latency", unit),
         "bandwidth": _with_unit("time of a message on its link", unit),
@@ -73,5 +77,5 @@ def _axis(over, unit):
     }[over]
 
 
-def _with_unit(text, unit):
+def _with_unit(text: str, unit: str) -> str:
     return f"{text} ({unit})" if unit else text

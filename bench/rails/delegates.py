@@ -18,15 +18,24 @@ no delegate stands between; `tcp`: delegates over TCP on loopback, as between ho
 and one out of it. The bars are for the plane whose link is also inline's.
 """
 
+import argparse
 import os
 import statistics
 import sys
 import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TextIO
 
 from lanterne.bench.output import report
 from lanterne.bench.output.units import chosen, format_time, parse_nbytes, parse_time_s, whole
 from lanterne.errors import InputError
 from lanterne.transport.own_python import own_python
+
+if TYPE_CHECKING:
+    from lanterne.collectives.communicator import Communicator
+    from lanterne.pipeline.execute.stage import StageArray
+    from lanterne.pipeline.planes.base import DataPlane
+    from lanterne.pipeline.simulate.check import CheckedPlan
 
 RAILS = {"memory": ("memory",), "tcp": ("tcp",)}
 # What `inline` goes over -> its transport, and the plane on the same link.
@@ -35,7 +44,7 @@ BASE = "inline"
 BAR_RATIO, BAR_SEND_S = 1.05, 20e-6
 
 
-def add_arguments(parser):
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--bytes", default="1M,4M,16M,64M", metavar="SIZE,...", help="default 1M,4M,16M,64M")
     parser.add_argument("--planes", default="memory,tcp", metavar="A,B", help="besides inline (default memory,tcp)")
     parser.add_argument("--over", choices=OVER, default="mpi", help="what inline goes over (default mpi)")
@@ -53,11 +62,11 @@ def add_arguments(parser):
     parser.add_argument("--json", metavar="FILE", help="write everything, raw samples too ('-' for standard output)")
 
 
-def _queues(text):
+def _queues(text: str) -> int | str:
     return text if text == "auto" else whole(1)(text)
 
 
-def run(args):
+def run(args: argparse.Namespace) -> int:
     sizes = [parse_nbytes(text, "--bytes") for text in args.bytes.split(",")]
     names, work_s = chosen(args.planes, "--planes", RAILS), parse_time_s(args.work, "--work")
     if min(sizes) < 1:
@@ -92,12 +101,14 @@ def run(args):
     return int(any(record["wrong"] for record in records) or (args.check and bool(missed)))
 
 
-def is_missed(record):
+def is_missed(record: Mapping[str, Any]) -> bool:
     """Whether a record of delegates misses a bar."""
     return record["over_inline"] > BAR_RATIO or statistics.median(record["send_cpu_s"]) > BAR_SEND_S
 
 
-def compare(comm, nbytes, names, work_s, args):
+def compare(
+    comm: "Communicator", nbytes: int, names: Sequence[str], work_s: float, args: argparse.Namespace
+) -> list[dict[str, Any]]:
     """Time iterations of every plane in turn; the records, the same on both ranks."""
     from lanterne.pipeline.plan.problem import Problem
     from lanterne.pipeline.planes.delegate import measured_queues
@@ -108,12 +119,15 @@ def compare(comm, nbytes, names, work_s, args):
 
     problem = Problem(2, args.microbatches, 1, 1, 1)
     checked = check(plan(problem, "1f1b"), problem)
-    planes = {BASE: Inline(comm.split(0, comm.rank), owned=True)}
+    planes: dict[str, DataPlane] = {BASE: Inline(comm.split(0, comm.rank), owned=True)}
     queues = dict.fromkeys(names, args.queues)
     if args.queues == "auto":
         queues = {name: measured_queues(comm, nbytes / work_s, nbytes, RAILS[name]) for name in names}
     planes |= {name: make_plane("delegate", comm, rails=RAILS[name], queues=queues[name]) for name in names}
-    times_s, sends_s, cpu_s, wrong = ({name: [] for name in planes} for _ in range(4))
+    times_s: dict[str, list[float]] = {name: [] for name in planes}
+    sends_s: dict[str, list[float]] = {name: [] for name in planes}
+    cpu_s: dict[str, list[float]] = {name: [] for name in planes}
+    wrong: dict[str, list[int]] = {name: [] for name in planes}
     try:
         for iteration in range(-2, args.iterations):
             for name, plane in planes.items():
@@ -146,13 +160,15 @@ def compare(comm, nbytes, names, work_s, args):
 class Timed:
     """A data plane whose sends are timed: `sends_s`, and what of it this thread itself computed, `cpu_s`."""
 
-    def __init__(self, plane):
-        self._plane, self.sends_s, self.cpu_s = plane, [], []
+    def __init__(self, plane: "DataPlane") -> None:
+        self._plane = plane
+        self.sends_s: list[float] = []
+        self.cpu_s: list[float] = []
 
-    def __getattr__(self, name):
+    def __getattr__(self, name: str) -> Any:
         return getattr(self._plane, name)
 
-    def send(self, buffer, peer, timeout_s=None):
+    def send(self, buffer: "StageArray", peer: int, timeout_s: float | None = None) -> bool:
         """As DataPlane.send."""
         time.perf_counter(), time.thread_time()
         start_s, start_cpu_s = time.perf_counter(), time.thread_time()
@@ -162,13 +178,16 @@ class Timed:
         return waited
 
 
-def run_iteration(comm, checked, plane, nbytes, work_s):
-    """One iteration: (its time on the slower rank, wrong messages on both ranks)."""
+def run_iteration(
+    comm: "Communicator", checked: "CheckedPlan", plane: Any, nbytes: int, work_s: float
+) -> tuple[float, int]:
+    """One iteration over `plane`, a Timed one: (its time on the slower rank, wrong messages on both ranks)."""
     import numpy as np
 
+    from lanterne.bench.rails.copy_stage import CopyStage
     from lanterne.pipeline.execute.execute import execute
 
-    stage = copy_stage(comm.rank, nbytes, work_s)
+    stage = CopyStage(comm.rank, nbytes, work_s)
     comm.barrier()
     start_s = time.perf_counter()
     execute(checked, {comm.rank: stage}, comm, plane=plane)
@@ -178,50 +197,7 @@ def run_iteration(comm, checked, plane, nbytes, work_s):
     return float(every[:, 0].max()), int(every[:, 1].sum())
 
 
-def copy_stage(rank, nbytes, work_s):
-    """A stage that copies what it receives into what it sends, and knows what it should receive."""
-    import numpy as np
-
-    from lanterne.kernels.cpu.delay import delay
-    from lanterne.pipeline.execute.stage import Stage
-
-    class CopyStage(Stage):
-        dtype = np.dtype(np.uint8)
-        input_shape = (nbytes,) if rank else None
-        output_shape = None if rank else (nbytes,)
-        wrong = 0
-
-        def begin(self, microbatches, inputs=None, targets=None):
-            self.source = np.arange(nbytes, dtype=np.uint32).astype(np.uint8) if rank == 0 else None
-            self.held = {}
-
-        def forward(self, microbatch, x=None, out=None, part=1, parts=1):
-            delay(work_s)
-            if rank:
-                self.held[microbatch] = x
-                return None
-            np.add(self.source, np.uint8(microbatch), out=out)
-            return out
-
-        def backward_input(self, microbatch, dy=None, out=None, part=1, parts=1):
-            delay(work_s)
-            if rank:
-                np.copyto(out, self.held.pop(microbatch))
-                return out
-            # The activation has come back as the gradient: every byte of it is checked.
-            self.wrong += int(not np.array_equal(dy, self.source + np.uint8(microbatch)))
-            return None
-
-        def backward_weight(self, microbatch, part=1, parts=1):
-            delay(work_s)
-
-        def step(self):
-            pass
-
-    return CopyStage()
-
-
-def print_records(document, file):
+def print_records(document: dict[str, Any], file: TextIO) -> None:
     """The table of a delegate document."""
     columns = [("size", "B"), ("plane", ""), ("queues", "")]
     columns += [("iteration", "median"), ("least", ""), ("most", "")]

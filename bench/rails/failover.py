@@ -14,7 +14,10 @@ arrivals, less the usual.
 Exit code 1 if a message was lost, came twice or was damaged; with --check if a stall lasted 1 s or longer, too.
 """
 
+import argparse
 import statistics
+from collections.abc import Sequence
+from typing import Any, TextIO
 
 from lanterne.bench.output import report
 from lanterne.bench.output.units import chosen, format_time, parse_nbytes, parse_time_s, whole
@@ -24,7 +27,7 @@ HOWS, PATHS = ("reset", "silent"), ("delegates", "mpi", "ucx")
 BAR_S = 1.0
 
 
-def add_arguments(parser):
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--bytes", default="1M", metavar="SIZE", help="of a message (default 1M)")
     parser.add_argument("--every", default="5ms", metavar="T", help="time between messages (default 5ms)")
     parser.add_argument("--messages", type=whole(4), default=200, metavar="N", help="a trial, each way (default 200)")
@@ -40,7 +43,7 @@ def add_arguments(parser):
     parser.add_argument("--json", metavar="FILE", help="write everything ('-' for standard output)")
 
 
-def run(args):
+def run(args: argparse.Namespace) -> int:
     nbytes, every_s = parse_nbytes(args.bytes, "--bytes"), parse_time_s(args.every, "--every")
     rails, hows, paths = args.rails.split(","), chosen(args.how, "--how", HOWS), chosen(args.path, "--path", PATHS)
     if len(rails) < 2:
@@ -54,7 +57,7 @@ def run(args):
         check_rail(rail)
 
     cases = [(path, how) for path in paths for how in hows]
-    trials = {case: [] for case in cases}
+    trials: dict[tuple[str, str], list[tuple[float, int]]] = {case: [] for case in cases}
     for number in range(args.trials):
         for path, how in cases:
             report.progress(f"{path} {how} {number + 1}/{args.trials}")
@@ -69,7 +72,15 @@ def run(args):
     return int(any(result["wrong"] for result in document["results"]) or (args.check and is_late))
 
 
-def record(path, how, nbytes, every_s, count, rails, trials):
+def record(
+    path: str,
+    how: str,
+    nbytes: int,
+    every_s: float,
+    count: int,
+    rails: Sequence[str],
+    trials: Sequence[tuple[float, int]],
+) -> dict[str, Any]:
     """What the trials of one kind show."""
     return {
         "path": path,
@@ -83,7 +94,7 @@ def record(path, how, nbytes, every_s, count, rails, trials):
     }
 
 
-def print_records(document, file):
+def print_records(document: dict[str, Any], file: TextIO) -> None:
     """The table of a failover document."""
     columns = [("path", ""), ("dies by", ""), ("size", "B"), ("messages", ""), ("trials", "")]
     columns += [("stall", "median"), ("most", ""), ("#wrong", "")]

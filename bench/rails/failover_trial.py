@@ -8,24 +8,32 @@ import os
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from lanterne.bench.rails.rail_faults import cut
+from lanterne.collectives.communicator import Communicator
 from lanterne.kernels.cpu.delay import wait_until
+from lanterne.pipeline.planes.base import DataPlane
+from lanterne.pipeline.planes.delegate import DelegatePlane
 from lanterne.pipeline.planes.inline import Inline
 from lanterne.pipeline.planes.registry import make_plane
 from lanterne.transport.job.launch import launch
 from lanterne.transport.own_python import own_python
+from lanterne.transport.rails.spare import SpareTransport
 
 # UCX takes shared memory between processes of one host; a connection that can be cut is TCP's.
 UCX_TCP = {"UCX_TLS": "tcp,self", "UCX_NET_DEVICES": "lo"}
 LOOPBACK = "127.0.0.1"
+# A JSON object: path, how, nbytes, every_s, messages and rails.
+Trial: TypeAlias = dict[str, Any]
 
 
-def run_trial(trial):
+def run_trial(trial: Trial) -> tuple[float, int]:
     """(longest gap over the usual one in seconds, wrong messages) of both ranks of a job that runs `trial`, a dict."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "trial.json"
@@ -38,32 +46,38 @@ def run_trial(trial):
 
 
 @contextmanager
-def opened(comm, trial):
+def opened(comm: Communicator, trial: Trial) -> Iterator[tuple[DataPlane, Callable[[], object], Callable[[], object]]]:
     """(the DataPlane of the trial, what breaks its path on this rank, what tells which paths died) on two ranks."""
     how, is_silent = trial["how"], trial["how"] == "silent"
     if trial["path"] == "delegates":
         with make_plane("delegate", comm, rails=trial["rails"]) as plane:
+            assert isinstance(plane, DelegatePlane)
             delegates = plane.delegates
-            yield plane, lambda: cut(delegates.pids, delegates.addresses[0], is_silent), lambda: delegates.dropped
+            address = delegates.addresses[0]
+            assert address is not None
+            pids = [pid for pid in delegates.pids if pid is not None]
+            yield plane, lambda: cut(pids, address, silently=is_silent), lambda: delegates.dropped
         return
     transport = comm.transport
+    assert isinstance(transport, SpareTransport)
 
-    def break_path():
+    def break_path() -> None:
         if trial["path"] == "mpi":
             transport.cut(1 - comm.rank, how)
         else:
             store_port = int(os.environ["LANTERNE_STORE"].rpartition(":")[2])
-            cut([os.getpid()], LOOPBACK, is_silent, spared_ports=(store_port,))
+            cut([os.getpid()], LOOPBACK, silently=is_silent, spared_ports=(store_port,))
 
     yield Inline(comm), break_path, lambda: transport.moved
 
 
-def exchange(comm, trial):
+def exchange(comm: Communicator, trial: Trial) -> tuple[list[float], int]:
     """Send and receive a message every `every_s`, break the path half-way: (arrival times, wrong messages)."""
     peer, shape, dtype = 1 - comm.rank, (trial["nbytes"],), np.dtype(np.uint8)
     with opened(comm, trial) as (plane, break_path, dead):
         receives = [plane.receive(shape, dtype, peer) for _ in range(trial["messages"])]
-        arrived_s, wrong = [], 0
+        arrived_s: list[float] = []
+        wrong = 0
         comm.barrier()
         begin_s = time.monotonic()
         for index, receive in enumerate(receives):
@@ -84,7 +98,7 @@ def exchange(comm, trial):
         return arrived_s, wrong + int(not dead())
 
 
-def main(path):
+def main(path: str) -> None:
     """One rank; rank 0 adds what was found to the file."""
     import lanterne
 

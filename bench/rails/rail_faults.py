@@ -4,6 +4,7 @@ import ctypes
 import os
 import socket
 import struct
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 
 from lanterne.errors import Unavailable
@@ -15,7 +16,7 @@ SO_ATTACH_FILTER = 26
 NOTHING_PASSES = struct.pack("HBBI", 0x06, 0, 0, 0)
 
 
-def cut(pids, rail, silently=False, spared_ports=()):
+def cut(pids: Iterable[int], rail: str, *, silently: bool = False, spared_ports: Collection[int] = ()) -> int:
     """Break every connection of a rail that the processes `pids` hold; returns how many.
 
     Args:
@@ -36,7 +37,7 @@ def cut(pids, rail, silently=False, spared_ports=()):
     return count
 
 
-def _is_of(sock, rail, spared_ports):
+def _is_of(sock: socket.socket, rail: str, spared_ports: Collection[int]) -> bool:
     if sock.type != socket.SOCK_STREAM:
         return False
     if sock.family == socket.AF_UNIX:
@@ -45,13 +46,13 @@ def _is_of(sock, rail, spared_ports):
     return rail in (here, there) and not {port, their_port} & set(spared_ports)
 
 
-def mute(sock):
+def mute(sock: socket.socket) -> None:
     """Let nothing that comes to a socket through."""
     code = ctypes.create_string_buffer(NOTHING_PASSES, len(NOTHING_PASSES))
     sock.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, struct.pack("HxxxxxxP", 1, ctypes.addressof(code)))
 
 
-def _sockets(pid):
+def _sockets(pid: int) -> Iterator[socket.socket]:
     """Copies of the sockets that process `pid` holds."""
     libc = ctypes.CDLL(None, use_errno=True)
     pidfd = os.pidfd_open(pid)

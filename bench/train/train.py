@@ -158,8 +158,9 @@ def _check(args: argparse.Namespace) -> None:
         require_device()
     if args.cut and (not args.spare_rails or args.mitigate):
         raise InputError("--cut: got no --spare-rails, or --mitigate beside it, expected --spare-rails alone")
-    for text in args.cut if args.ranks else ():
-        parse_cut(text, args.ranks)
+    if args.ranks is not None:
+        for text in args.cut:
+            parse_cut(text, args.ranks)
     if args.spare_rails and args.transport == "local":
         raise InputError("--spare-rails: got --transport local, expected mpi or ucx")
     if not args.learning_rate > 0:
@@ -192,7 +193,6 @@ def train(comm: Communicator, args: argparse.Namespace) -> Record | None:
     events = events_from(args, comm.world_size if args.mitigate else setup.layout.shape[1])
     if args.device == "cuda":
         from lanterne.pipeline.device.device_stage import cuda_device
-        from lanterne.pipeline.planes.registry import make_plane
 
         options["device"] = cuda_device(comm)
     if args.mitigate:
@@ -200,6 +200,8 @@ def train(comm: Communicator, args: argparse.Namespace) -> Record | None:
     if _on_streams(args):
         if any(event.rank is not None for event in events):
             raise InputError("--slow-rank: got it on GPUs over nccl, whose CPUs only queue work, expected --slow-link")
+        from lanterne.pipeline.planes.registry import make_plane
+
         options["plane"] = partial(make_plane, "streams")
     elif events or args.adapt:
         options["plane"] = observed_plane

@@ -115,7 +115,7 @@ def test_a_rail_that_dies_amid_an_iteration_changes_no_loss(silently, one_proces
     def after(iteration, rank, plane):
         done = seen[rank] = seen.get(rank, 0) + 1
         if rank == 0 and done == 20:
-            assert cut(plane.delegates.pids, RAILS[0], silently) == 1
+            assert cut(plane.delegates.pids, RAILS[0], silently=silently) == 1
         if iteration == ITERATIONS - 1:
             dropped[rank] = {rail for _, _, rail, _ in plane.delegates.dropped}
 
@@ -149,7 +149,7 @@ def test_a_rail_that_works_again_is_used_again(silently):
             turn()
             for index, rail in enumerate(RAILS):
                 if comm.rank == 0:
-                    assert cut(plane.delegates.pids, rail, silently) == 1
+                    assert cut(plane.delegates.pids, rail, silently=silently) == 1
                 # A rail that is used no more is not missed before it is asked for.
                 for _ in range(3):
                     turn()
