@@ -7,6 +7,9 @@
 One thread per communicator. All members make the same calls in the same order.
 """
 
+# So that help() says `Array`, not all that it may be.
+from __future__ import annotations
+
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -276,7 +279,7 @@ class Communicator:
     def reduce(
         self,
         in_array: Array,
-        out_array: "Array | None",
+        out_array: Array | None,
         root: int = 0,
         op: str = "sum",
         stream: Stream = None,
@@ -295,7 +298,7 @@ class Communicator:
     def start_reduce(
         self,
         in_array: Array,
-        out_array: "Array | None",
+        out_array: Array | None,
         root: int = 0,
         op: str = "sum",
         stream: Stream = None,
@@ -359,7 +362,7 @@ class Communicator:
         self,
         collective: str,
         in_array: Array,
-        out_array: "Array | None",
+        out_array: Array | None,
         *,
         op: str | None = None,
         root: int | None = None,

@@ -140,7 +140,8 @@ class CallPlan:
             schedule, model = self._checked.schedule, group.tuning.model
             pieces = schedule.num_chunks // CONTRACTS[schedule.collective].parts(schedule.world_size)
             chunk_nbytes = -(-key.part_count // pieces) * dtype.nbytes
-            flow = traffic_of(schedule, find_algorithm(schedule.collective, schedule.algorithm).chunked)
+            chunked = find_algorithm(schedule.collective, schedule.algorithm).chunked
+            flow = traffic_of(schedule, chunked=chunked)
             most_nbytes = key.segment_nbytes or segment_nbytes(model, chunk_nbytes, flow)
             granted = credits(model, group.transport, min(most_nbytes, chunk_nbytes), flow)
             alignment_nbytes = group.transport.capabilities.device_alignment_nbytes if self._channel else 0

@@ -1,0 +1,92 @@
+"""What a user sees of lanterne: exactly these names, every option spelled out, every type said."""
+
+import inspect
+
+import pytest
+
+import lanterne
+from lanterne import Communicator
+from lanterne.collectives.captured import Captured
+from lanterne.collectives.communicator import core_of
+from lanterne.collectives.execute.requests import CallRequest, CollectiveRequest, MessageRequest, NativeRequest
+from lanterne.collectives.late.arrivals import Arrivals
+from lanterne.collectives.late.calls import LateRequest
+
+COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "all_to_all")
+OPTIONS = {"algorithm", "dtype", "num_chunks", "segment_nbytes", "credits"}
+LATE_OPTIONS = {"late_rank", "joined"}
+ATTRIBUTES = {"rank", "world_size", "ranks", "transport", "communicator_id", "timeout_s", "tuning", "deterministic"}
+METHODS = {
+    *COLLECTIVES,
+    *(f"start_{name}" for name in COLLECTIVES),
+    *("barrier", "algorithms", "capture", "arrivals"),
+    *("send", "start_send", "recv", "start_recv", "send_recv"),
+    *("split", "close"),
+}
+NAMES = {
+    Captured: {"asks", "launch", "close"},
+    Arrivals: {"calls", "begun_early", "last", "ranks", "delays_s", "late_rank", "to_json", "from_json"},
+} | dict.fromkeys((CollectiveRequest, CallRequest, LateRequest, MessageRequest, NativeRequest), {"test", "wait", "done"})
+
+
+def public(names):
+    return {name for name in names if not name.startswith("_")}
+
+
+def functions():
+    """(name, function) of what users call, constructors too."""
+    for name in lanterne.__all__:
+        found = getattr(lanterne, name)
+        if inspect.isfunction(found):
+            yield name, found
+    for kind in (Communicator, *NAMES):
+        for name, found in inspect.getmembers(kind, inspect.isroutine):
+            if not name.startswith("_") and not hasattr(tuple, name):
+                yield f"{kind.__name__}.{name}", found
+    yield "Communicator.__init__", Communicator.__init__
+
+
+FUNCTIONS = dict(functions())
+
+
+def test_a_communicator_has_what_users_call_and_nothing_else():
+    comm = lanterne.spawn(1, lambda comm: comm)[0]
+    assert public(dir(comm)) == METHODS | ATTRIBUTES
+    assert public(dir(Communicator)) == METHODS | {"timeout_s", "deterministic"}
+
+
+@pytest.mark.parametrize("kind", NAMES, ids=lambda kind: kind.__name__)
+def test_what_methods_return_has_what_users_call_and_nothing_else(kind):
+    assert public(dir(kind)) - set(dir(tuple)) == NAMES[kind]
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_every_option_is_spelled_out_and_every_type_is_said(name):
+    signature = inspect.signature(FUNCTIONS[name])
+    parameters = [each for each in signature.parameters.values() if each.name not in ("self", "cls")]
+    assert not [each.name for each in parameters if each.kind is each.VAR_KEYWORD]
+    assert not [each.name for each in parameters if each.annotation is each.empty]
+    assert signature.return_annotation is not signature.empty
+    assert inspect.getdoc(FUNCTIONS[name]) or name.endswith("__init__")
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_options_are_those_of_every_collective_and_only_named(collective):
+    blocking, started = (inspect.signature(getattr(Communicator, name)) for name in (collective, f"start_{collective}"))
+    named = {name for name, each in blocking.parameters.items() if each.kind is each.KEYWORD_ONLY}
+    assert named == OPTIONS | {"timeout_s"} | (LATE_OPTIONS if collective == "all_reduce" else set())
+    assert blocking.parameters.keys() - started.parameters.keys() == {"timeout_s"}
+    # One after the other, as in cupyx.distributed.
+    assert [name for name in started.parameters if name not in named] == [
+        name for name in blocking.parameters if name not in named
+    ]
+
+
+def test_what_is_set_on_the_face_is_set_behind_it():
+    def run(comm):
+        group = comm.split(0)
+        comm.timeout_s, comm.deterministic = 3.0, True
+        again = comm.split(0)
+        return [(core_of(each).timeout_s, each.timeout_s, each.deterministic) for each in (comm, group, again)]
+
+    assert lanterne.spawn(2, run, timeout_s=20.0) == [[(3.0, 3.0, True), (20.0, 20.0, False), (3.0, 3.0, True)]] * 2
