@@ -1,1 +1,6 @@
-"""The command line, benchmarks and plots."""
+"""This folder holds the `lanterne` command: `cli` has the table of commands, and each is a module with a folder's family.
+
+`collective`, `pipeline`, `train`, `rails`, `failslow`, `demo` and `lab` hold the commands that users call; `output` has
+what all of them print and write with; `info` says what this machine offers. `papers` and `scores` only redo our own
+figures: they are in a checkout, not in the wheel, and nothing else may import them. No other top folder imports bench.
+"""
