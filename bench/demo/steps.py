@@ -31,7 +31,7 @@ class Observer:
         self.event: InjectedEvent = InjectedEvent.from_dict(work["event"])
         self.hold: int = work["hold"]
         self.link: str = "{}-{}".format(*ends(self.event.links[0]))
-        self.tracker = Tracker()
+        self.tracker: Tracker = Tracker()
         self.steps: Steps = []
         self.holds: bool = True
         self._times_s: list[float] = []
