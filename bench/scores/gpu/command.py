@@ -3,7 +3,7 @@
   lanterne bench gpu --name h200                     everything, in about three minutes
   lanterne bench gpu --name h200 --bytes 256MiB      smaller arrays
   lanterne bench gpu --name h200 --only kernels,grids
-  python -m lanterne.bench.scores.gpu.session --help     all of tests/gpu and this, on a machine that one has for minutes
+  python -m lanterne.bench.scores.gpu.session --help    all of tests/gpu and this, on a machine that one has for minutes
 
 The files are written anew after each section (kernels, grids, staging, delegates, gemm, delays, collectives); one that
 fails is named in them, the others go on, and the exit code is 1. With --only, what the files hold of other sections
