@@ -21,6 +21,7 @@ from lanterne.transport.timeouts import DEFAULT_TIMEOUT_S, check_timeout_s
 if TYPE_CHECKING:
     from lanterne.kernels.cuda.runtime import CudaRuntime
     from lanterne.transport.board.seat import Seat
+    from lanterne.transport.rank_group import Group
     from lanterne.transport.store.client import StoreClient
 COMMUNICATOR_BITS = 16
 LANE_BITS = 32
@@ -229,6 +230,8 @@ class Transport(ABC):
     # Whether ranks take turns on a device.
     shares_devices: bool = False
     closed: bool = False
+    # The job of this rank, where the transport knows it.
+    _job: "Group | None" = None
 
     def register(self, array: Any) -> Region:
         """Make `array` known to the transport and return its Region.
@@ -268,12 +271,12 @@ class Transport(ABC):
 
     def open_board(self, key: str, rank: int, world_size: int) -> "Seat | None":
         """The seat of `rank` at the arrival board `key` of `world_size` ranks; None: there is none."""
-        return None
+        return None if self._job is None else self._job.open_board(key, rank, world_size)
 
     @property
     def store(self) -> "StoreClient | None":
         """The client of the job's store (store/client.py) on this rank; None where the job has none."""
-        return None
+        return None if self._job is None else self._job.store
 
     def keep(self, thing: object) -> None:
         """Keep `thing` as long as this transport lives: operations that stay posted use its memory."""

@@ -11,6 +11,7 @@ the next few of the same signature: all ranks run them as NORMAL without asking,
 
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple, TypeAlias
 
@@ -67,19 +68,17 @@ class Record(NamedTuple):
 Told: TypeAlias = list[tuple[int, Record]]
 
 
+@dataclass(slots=True, eq=False)
 class _Call:
-    __slots__ = ("arrivals", "choice", "deadline_s", "decision", "late", "outcome", "policy", "signature", "starts")
-
-    def __init__(self, signature: str, policy: Policy) -> None:
-        self.signature = signature
-        self.policy = policy
-        self.arrivals: dict[int, float] = {}
-        self.starts: dict[int, Start] = {}
-        self.deadline_s: float | None = None
-        self.decision: Record | None = None
-        self.outcome: Record | None = None
-        self.choice = ""
-        self.late = -1
+    signature: str
+    policy: Policy
+    arrivals: dict[int, float] = field(default_factory=dict)
+    starts: dict[int, Start] = field(default_factory=dict)
+    deadline_s: float | None = None
+    decision: Record | None = None
+    outcome: Record | None = None
+    choice: str = ""
+    late: int = -1
 
 
 class Sequencer:

@@ -28,9 +28,6 @@ from lanterne.transport.rank_group import FOREVER_S, Group
 
 if TYPE_CHECKING:
     from mpi4py import MPI
-
-    from lanterne.transport.board.seat import StoreSeat
-    from lanterne.transport.store.client import StoreClient
 # MPI messages of up to 2^31-1 bytes work everywhere; MPI 4 lifts the limit.
 INT_MAX = 2**31 - 1
 # How long after an MPI error the notice of a death may still come.
@@ -122,7 +119,7 @@ class MpiTransport(Transport):
             group.check_mpi_world(world.size)
             finalize_with(group)
         self._mpi = MPI
-        self._group = group
+        self._job = group
         self._comm = world.Dup()
         # Of posts that failed, or that nobody holds any more: what of them is under way uses its memory still.
         self._abandoned: list[object] = []
@@ -175,20 +172,13 @@ class MpiTransport(Transport):
         """The mpi4py communicator under this transport, for MPI's own collectives."""
         return self._comm
 
-    def open_board(self, key: str, rank: int, world_size: int) -> "StoreSeat | None":
-        return None if self._group is None else self._group.open_board(key, rank, world_size)
-
-    @property
-    def store(self) -> "StoreClient | None":
-        return None if self._group is None else self._group.store
-
     def check_peers(self, peers: Iterable[int]) -> None:
-        if self._group is not None:
+        if self._job is not None:
             try:
-                self._group.check_peers(peers)
+                self._job.check_peers(peers)
             finally:
                 # Who left in good order still comes to MPI_Finalize; the dead do not.
-                if self._group.failed():
+                if self._job.failed():
                     skip_finalize()
 
     def abandon(self, peer: int, requests: Sequence[Request]) -> None:
@@ -211,8 +201,8 @@ class MpiTransport(Transport):
         """Raise what the MPI error in an exchange with `peers` means: often the first sign of a death."""
         skip_finalize()
         deadline = time.monotonic() + NOTICE_S
-        while self._group is not None and time.monotonic() < deadline:
-            self._group.check_peers(peers)
+        while self._job is not None and time.monotonic() < deadline:
+            self._job.check_peers(peers)
             time.sleep(0.005)
         # MPICH appends its call stack, a line each.
         text = error.Get_error_string().splitlines()[0].removesuffix(", error stack:")

@@ -4,6 +4,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from lanterne.errors import LanterneError, TransportError, TransportTimeout
@@ -34,22 +35,18 @@ class Watched(Protocol):
     def overdue(self, what: str, limit_s: float) -> LanterneError: ...
 
 
+@dataclass(slots=True, eq=False)
 class Pending:
     """`size` pieces of work on a channel: events of its `entry` and of when it is `done`; `peers` whom it needs."""
 
-    __slots__ = ("done", "entered_s", "entry", "is_done", "peers", "regions", "size", "what")
-
-    def __init__(
-        self, entry: Event, done: Event, peers: tuple[int, ...], what: str, regions: Iterable[object], size: int
-    ) -> None:
-        self.entry: Event = entry
-        self.done: Event = done
-        self.peers: tuple[int, ...] = peers
-        self.what: str = what
-        self.regions: Iterable[object] = regions
-        self.size: int = size
-        self.entered_s: float | None = None
-        self.is_done: bool = False
+    entry: Event
+    done: Event
+    peers: tuple[int, ...]
+    what: str
+    regions: Iterable[object]
+    size: int
+    entered_s: float | None = None
+    is_done: bool = False
 
 
 class ChannelWatch:

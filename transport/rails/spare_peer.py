@@ -1,5 +1,7 @@
 """What a rank with spare rails knows of its peers and of its own operations (spare.py)."""
 
+from dataclasses import dataclass
+
 from lanterne.errors import TransportError
 from lanterne.transport.base import Operation, Request
 from lanterne.transport.rails.ledger import Ledger
@@ -58,20 +60,16 @@ class SparePeer:
         return False
 
 
+@dataclass(slots=True, eq=False)
 class SpareOperation:
     """A Send or Recv: `peer` is None to this rank itself; `request` is the inner transport's, while it is there."""
 
-    __slots__ = ("done", "error", "number", "op", "peer", "request")
-
-    def __init__(
-        self, op: Operation, peer: SparePeer | None, number: int, request: "Request | Swallowed | None" = None
-    ) -> None:
-        self.op: Operation = op
-        self.peer: SparePeer | None = peer
-        self.number: int = number
-        self.request: Request | Swallowed | None = request
-        self.done: bool = False
-        self.error: TransportError | None = None
+    op: Operation
+    peer: SparePeer | None
+    number: int
+    request: "Request | Swallowed | None" = None
+    done: bool = False
+    error: TransportError | None = None
 
     @property
     def key(self) -> tuple[int, int]:

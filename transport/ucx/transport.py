@@ -12,7 +12,7 @@ import math
 import os
 import time
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 from lanterne.errors import InputError, PeerFailed, TransportError
 from lanterne.transport.base import (
@@ -32,10 +32,6 @@ from lanterne.transport.base import (
 from lanterne.transport.rank_group import LEFT_GRACE_S, Group
 from lanterne.transport.timeouts import check_timeout_s
 from lanterne.transport.ucx.worker import flush, load_ucxx, make_worker, receiver_paced_nbytes, settings
-
-if TYPE_CHECKING:
-    from lanterne.transport.board.seat import StoreSeat
-    from lanterne.transport.store.client import StoreClient
 
 SOURCE_BITS = 15
 # Of a base.make_tag().
@@ -83,6 +79,7 @@ class UcxTransport(Transport):
         self._ucxx, self._array = load_ucxx()
         self._tag = self._ucxx.UCXXTag
         self._group = group
+        self._job = group
         self.rank: int = group.rank
         self.world_size: int = group.world_size
         if timeout_s is not None:
@@ -187,13 +184,6 @@ class UcxTransport(Transport):
         self._moved = self._worker.progress_once()
         self._polls += 1
         return self._polls % POLLS_PER_CHECK == 0
-
-    def open_board(self, key: str, rank: int, world_size: int) -> "StoreSeat | None":
-        return self._group.open_board(key, rank, world_size)
-
-    @property
-    def store(self) -> "StoreClient | None":
-        return self._group.store
 
     def check_peers(self, peers: Iterable[int]) -> None:
         self._group.check_peers(peers)
