@@ -41,7 +41,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "bench p2p": ("collective.p2p", "benchmark point to point: latency, one way, both ways, against bare mpi4py"),
     "bench deaths": ("scores.deaths", "benchmark how soon survivors learn that a rank was killed"),
     "bench persistence": ("scores.persistence", "benchmark a late rank that is named wrongly, or absent"),
-    "bench mpi": ("collective.mpi_peers", "benchmark all-reduce against MPI's own and a plain ring over mpi4py"),
+    "bench mpi": ("scores.peers.mpi_peers", "benchmark all-reduce against MPI's own and a plain ring over mpi4py"),
     "bench lab-peers": ("scores.peers.lab_peers", "compare with MPICH, Open MPI and Gloo on the emulated cluster"),
     "bench schedules": ("scores.speed.schedules", "benchmark generating and checking of collective schedules"),
     "bench pipeline": ("scores.speed.planning", "benchmark planning, checking and simulating of pipelines"),
@@ -49,8 +49,14 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "scores.speed.planner_gaps",
         "benchmark the planner: how far from the optimum, and how long it takes",
     ),
-    "bench delegate": ("rails.delegates", "benchmark delegates against inline sends: iterations, cost of a send"),
-    "bench failover": ("rails.failover", "benchmark how long a pipeline stalls when a rail dies amid an iteration"),
+    "bench delegate": (
+        "scores.rails.delegates",
+        "benchmark delegates against inline sends: iterations, cost of a send",
+    ),
+    "bench failover": (
+        "scores.rails.failover",
+        "benchmark how long a pipeline stalls when a rail dies amid an iteration",
+    ),
     "bench train": ("scores.speed.training", "benchmark training by a pipeline against training in one process"),
     "bench failslow": (
         "scores.speed.watching",

@@ -1,4 +1,4 @@
-"""The directions of imports between folders and inside them, and that the pure part touches neither MPI, UCX nor CUDA."""
+"""The directions of imports between and inside folders, and that the pure part touches neither MPI, UCX nor CUDA."""
 
 import ast
 import os

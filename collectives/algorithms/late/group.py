@@ -3,14 +3,7 @@
 import numpy as np
 
 from lanterne.collectives.algorithms.late.join import add_owner_reduce
-from lanterne.collectives.schedule.ir import (
-    COPY,
-    REDUCE,
-    CollectiveSchedule,
-    LateRank,
-    late_builder,
-    late_set,
-)
+from lanterne.collectives.schedule.ir import COPY, REDUCE, CollectiveSchedule, LateRank, late_builder, late_set
 
 
 def late_group_all_reduce(world_size: int, late_rank: LateRank, num_chunks: int | None = None) -> CollectiveSchedule:

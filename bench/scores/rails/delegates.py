@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
 
     transport, judged = OVER[args.over]
     if args.over == "tcp":
-        from lanterne.bench.rails.failover_trial import UCX_TCP
+        from lanterne.bench.scores.rails.failover_trial import UCX_TCP
 
         os.environ.update(UCX_TCP)
     with lanterne.init(transport) as comm:
@@ -184,7 +184,7 @@ def run_iteration(
     """One iteration over `plane`, a Timed one: (its time on the slower rank, wrong messages on both ranks)."""
     import numpy as np
 
-    from lanterne.bench.rails.copy_stage import CopyStage
+    from lanterne.bench.scores.rails.copy_stage import CopyStage
     from lanterne.pipeline.execute.execute import execute
 
     stage = CopyStage(comm.rank, nbytes, work_s)

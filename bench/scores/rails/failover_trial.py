@@ -1,4 +1,4 @@
-"""One trial of `bench failover`: `python -m lanterne.bench.rails.failover_trial TRIAL.json`, on two ranks.
+"""One trial of `bench failover`: `python -m lanterne.bench.scores.rails.failover_trial TRIAL.json`, on two ranks.
 
 A trial is a job of its own, since what dies stays dead.
 """
@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from lanterne.bench.rails.rail_faults import cut
+from lanterne.bench.scores.rails.rail_faults import cut
 from lanterne.collectives.communicator import Communicator
 from lanterne.kernels.cpu.delay import wait_until
 from lanterne.pipeline.planes.base import DataPlane
@@ -38,7 +38,7 @@ def run_trial(trial: Trial) -> tuple[float, int]:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "trial.json"
         file.write_text(json.dumps(trial))
-        command = [*own_python(), "-m", "lanterne.bench.rails.failover_trial", str(file)]
+        command = [*own_python(), "-m", "lanterne.bench.scores.rails.failover_trial", str(file)]
         launcher, variables = ("direct", UCX_TCP) if trial["path"] == "ucx" else ("mpi", {})
         launch(command, 2, launcher=launcher, timeout_s=120.0 + trial["messages"] * trial["every_s"], env=variables)
         found = json.loads(file.read_text())

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 
-from lanterne.bench.collective.mpi_peers import CONTENDERS, HEAPS, plain_ring
+from lanterne.bench.scores.peers.mpi_peers import CONTENDERS, HEAPS, plain_ring
 
 ABSENT = find_spec("mpi4py") is None and "mpi" not in os.environ.get("LANTERNE_REQUIRE", "").split(",")
 

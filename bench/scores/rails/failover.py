@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(f"--rails: got {args.rails}, expected at least two")
     if nbytes < 8:
         raise InputError(f"--bytes: got {args.bytes}, expected at least 8")
-    from lanterne.bench.rails.failover_trial import run_trial
+    from lanterne.bench.scores.rails.failover_trial import run_trial
     from lanterne.transport.rails.rail_names import check_rail
 
     for rail in rails:

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from lanterne.bench.cli import main
-from lanterne.bench.rails import delegates, failover, failover_trial
+from lanterne.bench.scores.rails import delegates, failover, failover_trial
 
 
 def run_job(tmp_path, *words):

@@ -14,7 +14,7 @@ class CopyStage(Stage):
     def __init__(self, rank: int, nbytes: int, work_s: float) -> None:
         self.input_shape = (nbytes,) if rank else None
         self.output_shape = None if rank else (nbytes,)
-        self.wrong = 0
+        self.wrong: int = 0
         self._is_last = bool(rank)
         self._work_s = work_s
         self._source = np.arange(nbytes, dtype=np.uint32).astype(np.uint8)
