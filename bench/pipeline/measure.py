@@ -23,7 +23,7 @@ from lanterne.collectives.communicator import Communicator
 from lanterne.errors import InputError, LanterneError, PeerFailed, TransportError, TransportTimeout, Unavailable, one_of
 from lanterne.kernels.cpu.delay import wait_until
 from lanterne.pipeline.adapt.agreement import from_first
-from lanterne.pipeline.device.device_stage import cuda_device
+from lanterne.pipeline.device.device_stage import Device, cuda_device
 from lanterne.pipeline.execute.execute import execute
 from lanterne.pipeline.execute.measured import COLUMNS, gather, timeline
 from lanterne.pipeline.execute.stage import Stage
@@ -299,7 +299,7 @@ class DeviceTimed:
     def __init__(self, comm: Communicator) -> None:
         from lanterne.kernels.cuda.delay import delay
 
-        self.device = cuda_device(comm, own_stream=True)
+        self.device: Device = cuda_device(comm, own_stream=True)
         self._delay = delay
         # The first measures what a delay is, and loads kernels.
         delay(0.0, self.device.stream)

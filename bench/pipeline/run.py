@@ -167,7 +167,7 @@ def planes_of(args: argparse.Namespace) -> list[str]:
         InputError: one that is not known, or not on this device and transport; or a device that cannot be.
     """
     streams = args.device == "cuda" and args.transport == "nccl"
-    names: list[str] = (args.data_plane or ("streams" if streams else "inline")).split(",")
+    names = str(args.data_plane or ("streams" if streams else "inline")).split(",")
     for name in names:
         find_plane(name)
     if "streams" in names and not streams:

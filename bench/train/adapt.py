@@ -40,7 +40,7 @@ class Disturbed:
 
     def __init__(self, trainer: Trainer, events: Iterable[InjectedEvent], *, adapts: bool) -> None:
         self.trainer = trainer
-        self.replay = Replay(events, trainer.plane, trainer.place, trainer.running)
+        self.replay: Replay = Replay(events, trainer.plane, trainer.place, trainer.running)
         self.adapter: Adapter | None = None
         if adapts:
             # It loads the compiler.

@@ -57,7 +57,7 @@ class RailCutter:
     def __init__(self, trainer: "Trainer", cuts: Sequence[Cut]) -> None:
         assert isinstance(trainer.comm.transport, SpareTransport)
         self.trainer = trainer
-        self.transport = trainer.comm.transport
+        self.transport: SpareTransport = trainer.comm.transport
         self.cuts = cuts
         self._run = trainer.execute
         self._moves: list[tuple[int, int, int]] = []

@@ -20,11 +20,11 @@ class Disturbances:
     """
 
     def __init__(self, comm: Communicator, events: Iterable[InjectedEvent], pace_s: float = 0.0) -> None:
-        self.rank = comm.rank
-        self.events = tuple(events)
+        self.rank: int = comm.rank
+        self.events: tuple[InjectedEvent, ...] = tuple(events)
         self.pace_s = pace_s
-        self.transport = ShapedTransport(comm.transport, {}, separate=True)
-        self.slowdown = 1.0
+        self.transport: ShapedTransport = ShapedTransport(comm.transport, {}, separate=True)
+        self.slowdown: float = 1.0
         self.links: dict[tuple[int, int], Link] = {}
         self._stages: dict[int, SlowStage] = {}
 

@@ -37,14 +37,14 @@ class Mitigated:
         pace_s: float = 0.0,
         state: str | None = None,
     ) -> None:
-        self.disturbances = Disturbances(comm, events, pace_s)
+        self.disturbances: Disturbances = Disturbances(comm, events, pace_s)
         options = {**options, "plane": observed, "transport": self.disturbances.transport}
         del options["layout"]
 
         def make(comm: Communicator, plans: Sequence[CheckedPlan], layout: Layout) -> Trainer:
             return setup.trainer(comm, plans, layout=layout, **options)
 
-        self.loop = ClosedLoop(
+        self.loop: ClosedLoop = ClosedLoop(
             comm, make, plans, setup.layout, settings=ControllerSettings(), transport=self.disturbances.transport,
             wrap=self.disturbances.wrap, slowdown=lambda: self.disturbances.slowdown,
             state=RedisState(state) if state and comm.rank == 0 else None,

@@ -84,21 +84,21 @@ class Adapter:
         mine = (0, comm.rank, 0) if where is None else where
         self.comm = comm
         self.plane = plane
-        self.settings = settings or AdaptSettings()
+        self.settings: AdaptSettings = settings or AdaptSettings()
         self.plans = (plans,) if isinstance(plans, CheckedPlan) else tuple(plans)
-        self.copy = mine[0]
-        self.iteration = 0
+        self.copy: int = mine[0]
+        self.iteration: int = 0
         self.changes: list[Change] = []
         self.held: list[Held] = []
         self.profiles: list[list[Profile]] = [[] for _ in self.plans]
-        self.profiler = Profiler(plane, durations_s, held_nbytes)
+        self.profiler: Profiler = Profiler(plane, durations_s, held_nbytes)
         self._slow: set[Pair] = set()
         self._dead: set[Pair] = set()
         everyone = np.empty((comm.world_size, 3), np.int64)
         comm.all_gather(np.array(mine, np.int64), everyone.reshape(-1))
         self._where = [(copy, place, part) for copy, place, part in everyone.tolist()]
         first = self._where.index((0, self.plans[0].plan.placement.stage_to_rank[0], 0))
-        self.agreement = Agreement(comm.split(0, comm.rank), first)
+        self.agreement: Agreement = Agreement(comm.split(0, comm.rank), first)
         self._lengths: list[int] | None = None
         self._ran: dict[int, tuple[CheckedPlan, ...]] = {}
         self._deciders: list[Decider] = []

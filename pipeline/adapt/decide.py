@@ -139,11 +139,11 @@ class Decider:
         in_order: int | None,
         memory_nbytes: float | None = None,
     ) -> None:
-        self.running = checked
-        self.initial = checked
+        self.running: CheckedPlan = checked
+        self.initial: CheckedPlan = checked
         self.settings = settings
         self.in_order = in_order
-        self.watch = FindingWatch(settings.onset, settings.relief)
+        self.watch: FindingWatch = FindingWatch(settings.onset, settings.relief)
         self.slow_links: list[list[int]] = []
         self.predicted_s: float | None = None
         self.found: Findings = {}

@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import Any, TypeAlias, TypeVar
 
+import numpy as np
+
 from lanterne.errors import InputError
 from lanterne.kernels.cpu.delay import wait_until
 from lanterne.pipeline.adapt.link_delay import Pair
@@ -174,11 +176,11 @@ class Replay:
         stages: Mapping[int, Stage],
         usual: Links | None = None,
     ) -> None:
-        self.events = tuple(events)
+        self.events: tuple[InjectedEvent, ...] = tuple(events)
         self.plane = plane
         self.rank = rank
         self.usual: Links = usual or {}
-        self.stages = {number: SlowStage(stage) for number, stage in stages.items()}
+        self.stages: dict[int, SlowStage] = {number: SlowStage(stage) for number, stage in stages.items()}
         self._links: dict[Pair, Link] = {}
 
     def begin(self, iteration: int) -> set[Pair]:
@@ -203,11 +205,11 @@ class SlowStage(Stage):
 
     def __init__(self, stage: Stage, pace_s: float = 0.0) -> None:
         self.stage = stage
-        self.slowdown = 1.0
+        self.slowdown: float = 1.0
         self.pace_s = pace_s
-        self.input_shape = stage.input_shape
-        self.output_shape = stage.output_shape
-        self.dtype = stage.dtype
+        self.input_shape: tuple[int, ...] | None = stage.input_shape
+        self.output_shape: tuple[int, ...] | None = stage.output_shape
+        self.dtype: np.dtype[Any] = stage.dtype
 
     @property
     def losses(self) -> dict[int, float]:

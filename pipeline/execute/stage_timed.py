@@ -85,10 +85,10 @@ class TimedStage(Stage):
     ) -> None:
         self.durations_s: tuple[float, ...] = tuple(durations_s)
         self.clock = clock
-        self.dtype = np.dtype(np.uint8)
+        self.dtype: np.dtype[Any] = np.dtype(np.uint8)
         self.xp = xp
-        self.input_shape = None if begins else (nbytes,)
-        self.output_shape = None if ends else (nbytes,)
+        self.input_shape: tuple[int, ...] | None = None if begins else (nbytes,)
+        self.output_shape: tuple[int, ...] | None = None if ends else (nbytes,)
 
     def begin(self, microbatches: int, inputs: Samples = None, targets: Samples = None) -> None:
         self.clock.restart()

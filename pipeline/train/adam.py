@@ -32,7 +32,7 @@ class Adam:
         self.weight_decay = weight_decay
         self.mean_decay = mean_decay
         self.square_decay = square_decay
-        self.steps = 0
+        self.steps: int = 0
         self.mean: StageArray | None = None
         self.square: StageArray | None = None
 

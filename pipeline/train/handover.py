@@ -39,8 +39,8 @@ def hold(copies: Copies) -> Held:
 
 def moves(before: Layout, after: Layout) -> list[tuple[int, int]]:
     """(source, destination) of every seat of two Layouts of one shape whose rank changes."""
-    pairs = zip(np.ravel(before.ranks).tolist(), np.ravel(after.ranks).tolist(), strict=True)
-    return [(source, destination) for source, destination in pairs if source != destination]
+    pairs = zip(np.array(before.ranks).flat, np.array(after.ranks).flat, strict=True)
+    return [(int(source), int(destination)) for source, destination in pairs if source != destination]
 
 
 def move_state(comm: Communicator, before: Layout, after: Layout, held: Held, copies: Copies) -> None:

@@ -55,9 +55,11 @@ class Spill:
             raise InputError(f"spill: got a cap of {cap_nbytes} bytes, expected at least 1")
         self.cap_nbytes = cap_nbytes
         self.store = store
-        self.stages = {number: SpilledStage(self, number, stage) for number, stage in stages.items()}
-        self.peak_nbytes = 0
-        self.spilled_nbytes = 0
+        self.stages: dict[int, SpilledStage] = {
+            number: SpilledStage(self, number, stage) for number, stage in stages.items()
+        }
+        self.peak_nbytes: int = 0
+        self.spilled_nbytes: int = 0
         self._positions: dict[Key, list[int]] = {}
         self._order: list[tuple[str, Key]] = []
         self._position = 0
@@ -222,9 +224,9 @@ class SpilledStage(Stage):
         self._spill = spill
         self._number = number
         self.inner = inner
-        self.input_shape = inner.input_shape
-        self.output_shape = inner.output_shape
-        self.dtype = inner.dtype
+        self.input_shape: tuple[int, ...] | None = inner.input_shape
+        self.output_shape: tuple[int, ...] | None = inner.output_shape
+        self.dtype: np.dtype[Any] = inner.dtype
 
     def begin(self, microbatches: int, inputs: Samples = None, targets: Samples = None) -> None:
         self._spill.begin()

@@ -147,7 +147,7 @@ class Trainer:
         self.device = device
         self.execute: Callable[..., Measured] = execute
         self.vote: Callable[[Measured, tuple[float, float]], float] | None = None
-        self.iterations = 0
+        self.iterations: int = 0
         self.spill: Spill | None = None
         self._cap_nbytes = cap_nbytes
         self._spill_nbytes = spill_nbytes
@@ -314,7 +314,7 @@ class Trainer:
         self.copy = copy
         self.place = place
         self.part = part
-        self.pipeline = self._split(copy * parts + part, place)
+        self.pipeline: Communicator = self._split(copy * parts + part, place)
         tensor = self._split(copy * places + place, part) if parts > 1 else None
         if tensor is not None:
             tensor.deterministic = True
@@ -353,7 +353,7 @@ class Trainer:
         if self.spill:
             self.spill.follow(plans[self.copy].plan, self.place)
         share = self.microbatches[self.copy] / sum(self.microbatches)
-        self.copies = Copies(self._copy_comms, self.stages, share, sharded=self._sharded)
+        self.copies: Copies = Copies(self._copy_comms, self.stages, share, sharded=self._sharded)
 
     def _split(self, color: int, key: int) -> Communicator:
         comm = self.comm.split(color, key, self._transport)
