@@ -1,5 +1,7 @@
 """A stage for `bench delegate`: it copies what it receives into what it sends, and knows what it should receive."""
 
+from typing import Any
+
 import numpy as np
 
 from lanterne.kernels.cpu.delay import delay
@@ -9,11 +11,11 @@ from lanterne.pipeline.execute.stage import Message, Samples, Stage, StageArray
 class CopyStage(Stage):
     """The stage of `rank`, 0 or 1; each action takes `work_s` besides copying. `wrong` counts messages."""
 
-    dtype = np.dtype(np.uint8)
+    dtype: np.dtype[Any] = np.dtype(np.uint8)
 
     def __init__(self, rank: int, nbytes: int, work_s: float) -> None:
-        self.input_shape = (nbytes,) if rank else None
-        self.output_shape = None if rank else (nbytes,)
+        self.input_shape: tuple[int, ...] | None = (nbytes,) if rank else None
+        self.output_shape: tuple[int, ...] | None = None if rank else (nbytes,)
         self.wrong: int = 0
         self._is_last = bool(rank)
         self._work_s = work_s

@@ -170,7 +170,8 @@ class Timed:
 
     def send(self, buffer: "StageArray", peer: int, timeout_s: float | None = None) -> bool:
         """As DataPlane.send."""
-        time.perf_counter(), time.thread_time()
+        time.perf_counter()
+        time.thread_time()
         start_s, start_cpu_s = time.perf_counter(), time.thread_time()
         waited = self._plane.send(buffer, peer, timeout_s)
         self.cpu_s.append(time.thread_time() - start_cpu_s)
