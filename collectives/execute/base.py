@@ -84,7 +84,7 @@ class CommunicatorBase:
         self.pauses = pauses
         self.control: Control = Control(transport, ranks, self.rank, make_tag(communicator_id, CONTROL_LANE))
         self.scratch: Scratch = Scratch(transport)
-        self.failing: "Failing" = Failing(self)
+        self.failing: Failing = Failing(self)
         self.mpi_communicator: Any = None
         self.number: int = 0
         # Calls not yet complete, in order; after a failure they stay, since the transport may still use their buffers.

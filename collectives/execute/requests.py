@@ -142,7 +142,7 @@ class CallRequest(CollectiveRequest):
         if not done:
             return False
         self._completion = execution.completion
-        self.done = self._completion is None
+        self.done: bool = self._completion is None
         self._plan.give_back(self._execution, self._in_place)
         return True
 
@@ -218,7 +218,7 @@ class MessageRequest(CollectiveRequest):
             return True
         now_s = time.monotonic()
         with self._communicator.failing:
-            self.done = request.test()
+            self.done: bool = request.test()
         if self.done:
             self._request = None  # which holds the arrays
         else:

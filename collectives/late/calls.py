@@ -328,7 +328,7 @@ class LateRequest(CollectiveRequest):
         return False
 
     def _end(self) -> bool:
-        self.done = self._completion is None
+        self.done: bool = self._completion is None
         self._call = None
         return True
 

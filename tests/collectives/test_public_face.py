@@ -26,7 +26,10 @@ METHODS = {
 NAMES = {
     Captured: {"asks", "launch", "close"},
     Arrivals: {"calls", "begun_early", "last", "ranks", "delays_s", "late_rank", "to_json", "from_json"},
-} | dict.fromkeys((CollectiveRequest, CallRequest, LateRequest, MessageRequest, NativeRequest), {"test", "wait", "done"})
+} | {
+    kind: {"test", "wait", "done"}
+    for kind in (CollectiveRequest, CallRequest, LateRequest, MessageRequest, NativeRequest)
+}
 
 
 def public(names):
