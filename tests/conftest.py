@@ -8,6 +8,7 @@ import sys
 import tempfile
 import time
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,14 @@ NOT_QUICK: tuple[str, ...] = ()
 BUSY_CORES = 0.3
 
 
+def pytest_ignore_collect(collection_path):
+    """What an sdist leaves out, papers and scores, is not tested there."""
+    if find_spec("lanterne.bench.scores") is None and collection_path.suffix == ".py":
+        text = collection_path.read_text()
+        return True if "lanterne.bench.scores" in text or "lanterne.bench.papers" in text else None
+    return None
+
+
 def pytest_collection_modifyitems(items):
     for item in items:
         place = item.path.relative_to(HERE).as_posix()
@@ -85,7 +94,7 @@ def busy_cores(duration_s=0.5):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item, call):
-    """A test of what happens when says nothing on a busy machine: where it fails there, it is skipped, with the load."""
+    """On a busy machine a test of what happens when says nothing: where it fails, it is skipped, with the load."""
     report = yield
     if report.failed and item.get_closest_marker("timing") and (cores := busy_cores()) > BUSY_CORES:
         why = f"the machine is busy ({cores:.1f} cores), and this is a test of times: {call.excinfo.exconly()[:200]}"

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from lanterne.collectives.schedule.contracts import CONTRACTS
 from lanterne.collectives.schedule.ir import REDUCE, CollectiveSchedule, Column, Ints, LateRank, late_set
@@ -61,9 +61,9 @@ class CostModel:
         if sorted(set(sizes)) != sizes:
             raise InputError(f"cost model: got pieces from {sizes} bytes, expected ascending sizes")
 
-    def alpha_beta(self, nbytes: Numbers) -> tuple[Numbers, Numbers]:
+    def alpha_beta(self, nbytes: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """(alpha_s, beta_s_per_byte) for ports that carry `nbytes` (float array): two arrays."""
-        table = np.array([(0.0, self.alpha_s, self.beta_s_per_byte), *self.pieces])
+        table: NDArray[np.float64] = np.array([(0.0, self.alpha_s, self.beta_s_per_byte), *self.pieces])
         row = np.searchsorted(table[:, 0], nbytes, side="right") - 1
         return table[row, 1], table[row, 2]
 
