@@ -26,6 +26,7 @@ _thread = threading.local()
 def init(
     transport: str | None = None,
     timeout_s: float | None = None,
+    *,
     deterministic: bool = False,
     spare_rails: Sequence[str] = (),
 ) -> "Communicator":
@@ -73,10 +74,10 @@ def init(
     except LanterneError:
         group.close()
         raise
-    return open_communicator(opened, group, deterministic)
+    return open_communicator(opened, group, deterministic=deterministic)
 
 
-def open_communicator(opened: Transport, group: Group, deterministic: bool = False) -> "Communicator":
+def open_communicator(opened: Transport, group: Group, *, deterministic: bool = False) -> "Communicator":
     """The Communicator of all ranks of `group` over the transport `opened`, with a cost model; closed with both."""
     from lanterne.collectives.communicator import Communicator
 

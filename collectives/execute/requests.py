@@ -54,7 +54,7 @@ class CollectiveRequest:
             self._communicator.progress()
         return self.done or self._poll()
 
-    def wait(self, timeout_s: float | None = None, queued: bool = False) -> None:
+    def wait(self, timeout_s: float | None = None, *, queued: bool = False) -> None:
         """Return once the call is complete on this rank: outputs are whole, inputs may be changed.
 
         Args:

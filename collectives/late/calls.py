@@ -411,9 +411,9 @@ class LateRequest(CollectiveRequest):
         """
         return super().test() and self._succeeded()
 
-    def wait(self, timeout_s: float | None = None, queued: bool = False) -> None:
+    def wait(self, timeout_s: float | None = None, *, queued: bool = False) -> None:
         """As CollectiveRequest.wait; a TransportTimeout before every rank has come leaves the communicator open."""
-        super().wait(timeout_s, queued)
+        super().wait(timeout_s, queued=queued)
         self._succeeded()
 
     def _succeeded(self) -> bool:
