@@ -61,11 +61,11 @@ class Communicator:
         algorithm: a name of `algorithms(collective)`, or "auto".
         timeout_s: seconds to wait at most; None for the communicator's. "native" only has one if it is given.
         dtype: "bfloat16" where the arrays are uint16.
-        num_chunks: parts that each rank's data is cut into, as the algorithm takes them; None for its own choice.
+        num_chunks: how many chunks the algorithm cuts the data into; None for its own choice.
         segment_nbytes: bytes of a message, at most; None for the executor's choice.
         credits: receives posted at once, at most; None: the executor's choice (execute/compile.py says where it helps).
-        late_rank: the rank, or a tuple of ranks, that a late-rank algorithm expects last; None: the last one.
-        joined: of "late_hybrid", with num_chunks: how many chunks join late; None for its own choice.
+        late_rank: of algorithms that expect one: the rank that comes late, or for "late_group" a tuple; None: the last.
+        joined: of "late_hybrid", with num_chunks: so many chunks the others sum before that; None for its own choice.
 
     Raises, in every call:
         InputError: arrays, op or algorithm that cannot be (nothing was sent then); another rank called with other
@@ -444,7 +444,7 @@ class Communicator:
         """The Communicator of the ranks that call with the same `color`, by `key`, then rank. All ranks call it.
 
         Args:
-            color: a negative one gets None, which whoever gives none need not ask for (so the type is not optional).
+            color: a rank with a negative one gets None, and no other does: hence the Any, which need not be checked.
             transport: over this one's, such as a ShapedTransport: what the new communicator's messages go over.
 
         Cost: two small collectives. The new communicator has tags of its own and shares the transport; close it or not.
