@@ -62,7 +62,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "scores.speed.watching",
         "benchmark what it costs to be watched and to redistribute microbatches",
     ),
-    "bench kernels": ("collective.kernels", "benchmark the reductions of one CPU or GPU against a plain copy"),
+    "bench kernels": ("scores.speed.kernels", "benchmark the reductions of one CPU or GPU against a plain copy"),
     "bench gpu": ("scores.gpu.command", "measure the GPU path: reductions, staging, delays; writes a report"),
 }
 

@@ -36,7 +36,8 @@ class BocdTracker:
     def _begin(self, x: float) -> None:
         self._prior = (x, 1.0, 0.5, 0.5 * (0.02 * x) ** 2)
         self._log_run = np.zeros(1)
-        self._mean, self._kappa, self._alpha, self._beta = (np.array([value]) for value in self._prior)
+        # Mean, kappa, alpha and beta of each run length.
+        self._posterior = tuple(np.array([value]) for value in self._prior)
 
     def update(self, time_s: float) -> LevelEvent | None:
         """Take the next iteration's time in seconds; return the LevelEvent that it confirms, or None."""
@@ -57,7 +58,7 @@ class BocdTracker:
 
     def _recent_share(self, x: float) -> float:
         """Advance the posterior over run lengths by `x`; the share of runs shorter than RECENT."""
-        alpha, beta, kappa, mean = self._alpha, self._beta, self._kappa, self._mean
+        mean, kappa, alpha, beta = self._posterior
         scale2 = beta * (kappa + 1) / (alpha * kappa)
         half = self._half[np.minimum((2 * alpha - 1).astype(int), LONGEST_RUN + 1)]
         density = (
@@ -73,15 +74,11 @@ class BocdTracker:
             alpha + 0.5,
             beta + kappa * (x - mean) ** 2 / (2 * (kappa + 1)),
         )
-        self._mean, self._kappa, self._alpha, self._beta = (
-            np.concatenate(([first], rest)) for first, rest in zip(self._prior, grown, strict=True)
-        )
+        self._posterior = tuple(np.concatenate(([first], rest)) for first, rest in zip(self._prior, grown, strict=True))
         if len(run) > LONGEST_RUN:
             run[-2] = np.logaddexp(run[-2], run[-1])
             run = run[:-1]
-            self._mean, self._kappa, self._alpha, self._beta = (
-                values[:-1] for values in (self._mean, self._kappa, self._alpha, self._beta)
-            )
+            self._posterior = tuple(values[:-1] for values in self._posterior)
         self._log_run = run - np.logaddexp.reduce(run)
         return float(np.exp(self._log_run[1 : RECENT + 1]).sum())
 

@@ -190,8 +190,12 @@ class Execution:
 
     def _point(self, buffer: int, region: Region) -> None:
         target = self._regions[buffer]
-        target.array, target.buffer, target.address = region.array, region.buffer, region.address
-        target.nbytes, target.device, target.native = region.nbytes, region.device, region.native
+        target.array = region.array
+        target.buffer = region.buffer
+        target.address = region.address
+        target.nbytes = region.nbytes
+        target.device = region.device
+        target.native = region.native
         self._bases[buffer] = region.address if self._side is None else self._side.address_of(region)
 
     def advance(self) -> bool:

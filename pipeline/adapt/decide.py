@@ -196,7 +196,9 @@ class Decider:
         self.base = estimate(profiles, timed, timed, self._noise.delay_s)
         if self._memory_nbytes is not None:
             self.base = within_memory(self.base, profiles, self.initial, self._memory_nbytes)
-        self._recent, self.assumed, self._is_calibrated = profiles, self.base, True
+        self._recent = profiles
+        self.assumed = self.base
+        self._is_calibrated = True
         return {"calibrated": 1}
 
     def _tolerances(self) -> dict[Pair, float]:

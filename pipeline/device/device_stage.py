@@ -20,7 +20,7 @@ from lanterne.collectives.communicator import Communicator
 from lanterne.errors import InputError
 from lanterne.kernels.arrays import HostArray, Stream, import_cupy
 from lanterne.kernels.cuda.runtime import CudaRuntime
-from lanterne.pipeline.device.device_times import AnyIteration, AnyStage, DeviceTimes, Iteration
+from lanterne.pipeline.device.device_times import AnyIteration, AnyStage, DeviceTimes, TimedIteration
 from lanterne.pipeline.device.message_staging import MessageStaging
 
 
@@ -51,7 +51,7 @@ class Device:
         self.stagings: dict[int, MessageStaging] = {}
         self._times = DeviceTimes(runtime)
         self.stream: Stream = self._times.stream
-        self.durations_s: Callable[[Iteration], NDArray[np.float64]] = self._times.durations_s
+        self.durations_s: Callable[[TimedIteration], NDArray[np.float64]] = self._times.durations_s
 
     def run(self, stage: AnyStage, plane: Plane) -> AnyStage:
         """What the executor is to be given in place of `stage`, over `plane`: timed by events, with messages there."""

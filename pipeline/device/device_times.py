@@ -36,7 +36,7 @@ AnyStage = TypeVar("AnyStage")
 Span: TypeAlias = tuple[Event, Event]
 
 
-class Iteration(Protocol):
+class TimedIteration(Protocol):
     """What is needed of pipeline/execute's Measured."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
@@ -51,7 +51,7 @@ class Iteration(Protocol):
     def sent_s(self) -> NDArray[np.float64]: ...
 
 
-AnyIteration = TypeVar("AnyIteration", bound=Iteration)
+AnyIteration = TypeVar("AnyIteration", bound=TimedIteration)
 
 
 def until_done(runtime: CudaRuntime, event: Event, timeout_s: float | None = None) -> None:
@@ -114,7 +114,7 @@ class DeviceTimes:
         self._spans.append((start, self.runtime.record(self.stream, timed=True)))
         return result
 
-    def durations_s(self, measured: Iteration) -> NDArray[np.float64]:
+    def durations_s(self, measured: TimedIteration) -> NDArray[np.float64]:
         """(num_actions,), seconds of the device in each action of the iteration that has just ended.
 
         Where the device was idle before an action, the time that the CPU took to queue it counts too.
@@ -147,7 +147,7 @@ class DeviceTimes:
         ready_s, sent_s = np.minimum(measured.ready_s, start_s), np.maximum(measured.sent_s, end_s)
         return replace(measured, start_s=start_s, end_s=end_s, ready_s=ready_s, sent_s=sent_s)
 
-    def _by_action(self, measured: Iteration) -> list[list[Span]]:
+    def _by_action(self, measured: TimedIteration) -> list[list[Span]]:
         """The (start, stop) events of each action's calls, once the device is done."""
         # One after the other: no action may take longer than the timeout, all together may.
         for _, stop in self._spans:

@@ -170,7 +170,9 @@ class Rail:
                 self.taking = frame[1]
                 self._target = self._scrap if place is None else place
                 return
-        self._target, self._left, self.taking = self._header, HEADER.size, None
+        self._target = self._header
+        self._left = HEADER.size
+        self.taking = None
         on_frame(self, frame, True)
 
     @property

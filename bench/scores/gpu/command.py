@@ -28,8 +28,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TypeVar
 
-from lanterne.bench.collective import kernels
-from lanterne.bench.collective.kernels import KernelComparison
 from lanterne.bench.output import report
 from lanterne.bench.output.units import format_figure, format_nbytes, parse_nbytes
 from lanterne.bench.scores.gpu.figures import (
@@ -41,6 +39,8 @@ from lanterne.bench.scores.gpu.figures import (
     grid_figures,
     staging_figures,
 )
+from lanterne.bench.scores.speed import kernels
+from lanterne.bench.scores.speed.kernels import KernelComparison
 from lanterne.errors import InputError, LanterneError
 
 Measured = TypeVar("Measured", KernelComparison, Figure)

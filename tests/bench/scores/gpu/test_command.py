@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from lanterne.bench.cli import main
-from lanterne.bench.collective import kernels
 from lanterne.bench.scores.gpu import command as gpu
 from lanterne.bench.scores.gpu.figures import Figure
+from lanterne.bench.scores.speed import kernels
 from lanterne.errors import InputError, LanterneError, TransportTimeout, Unavailable
 from lanterne.kernels import arrays
 

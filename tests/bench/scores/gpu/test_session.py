@@ -10,9 +10,9 @@ import time
 
 import pytest
 
-from lanterne.bench.collective.kernels import KernelComparison
 from lanterne.bench.scores.gpu import session as gpu_session
 from lanterne.bench.scores.gpu.session import SessionStep
+from lanterne.bench.scores.speed.kernels import KernelComparison
 
 ROOT = gpu_session.ROOT
 

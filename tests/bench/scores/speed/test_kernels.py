@@ -5,7 +5,7 @@ import json
 import pytest
 
 from lanterne.bench.cli import main
-from lanterne.bench.collective import kernels
+from lanterne.bench.scores.speed import kernels
 
 SMALL = ["bench", "kernels", "--bytes", "1000,64K", "--iterations", "2"]
 
