@@ -75,6 +75,7 @@ STARTS_JOBS = ("lab", "bench deaths", "bench failover", "bench lab-peers")
 USAGE = "usage: lanterne COMMAND [OPTION ...]\n\n"
 DESCRIPTION = "Collectives and pipelines that stay fast although one rank is late or one link is slow.\n\ncommands:\n"
 EPILOG = """
+* redoes figures of our own, and is in a checkout of lanterne only
 exit codes: 0 ok; 1 wrong result, a bar missed with --check, something slow (validate), or a rank lost; 2 usage;
 3 not available here; 130 interrupted, 143 terminated
 sizes like 64K or 1GiB, times like 50ms or 3us; `lanterne COMMAND --help` teaches each command
@@ -82,11 +83,11 @@ sizes like 64K or 1GiB, times like 50ms or 3us; `lanterne COMMAND --help` teache
 
 
 def help_text() -> str:
-    """What `lanterne --help` prints."""
+    """What `lanterne --help` prints; commands that need a checkout are marked."""
     width = max(map(len, COMMANDS)) + 2
-    return (
-        USAGE + DESCRIPTION + "".join(f"  {name.ljust(width)}{line}\n" for name, (_, line) in COMMANDS.items()) + EPILOG
-    )
+    marks = {name: " *" if module.startswith(("papers.", "scores.")) else "" for name, (module, _) in COMMANDS.items()}
+    lines = (f"  {name.ljust(width)}{line}{marks[name]}\n" for name, (_, line) in COMMANDS.items())
+    return USAGE + DESCRIPTION + "".join(lines) + EPILOG
 
 
 def find_command(argv: Sequence[str]) -> tuple[str | None, Sequence[str]]:
