@@ -27,7 +27,9 @@ with suppress(ImportError):  # tests/gpu does without
     settings.register_profile("lanterne", deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.load_profile("lanterne")
 
-CACHE = os.environ["LANTERNE_CACHE"] = tempfile.mkdtemp(prefix="lanterne-test-cache-")
+IS_WORKER = "PYTEST_XDIST_WORKER" in os.environ
+CACHE = os.environ["LANTERNE_CACHE"] if IS_WORKER else tempfile.mkdtemp(prefix="lanterne-test-cache-")
+os.environ["LANTERNE_CACHE"] = CACHE
 # Every new group of ranks would try its algorithms for 3 s; a test that wants it says so.
 os.environ["LANTERNE_TRIALS"] = "off"
 
@@ -42,25 +44,33 @@ def mpi_leftovers():
     return segments.union(Path("/tmp").glob("hydra_hwloc_xmlfile_*"))
 
 
+def pytest_unconfigure():
+    """The cache of this run is removed, by the process that made it."""
+    if not IS_WORKER:
+        shutil.rmtree(CACHE, ignore_errors=True)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def nothing_is_left():
-    """The cache of this run is removed, and what its MPI jobs left."""
+    """What the MPI jobs of this run left is removed."""
     before = mpi_leftovers()
     yield
-    shutil.rmtree(CACHE, ignore_errors=True)
     for path in mpi_leftovers() - before:
         with suppress(OSError):  # another user's
             path.unlink()
 
 
-# Folders whose tests start no processes and wait for nothing: `./run test -m quick`.
-QUICK = (
+# Folders whose tests compute and wait for nothing, so that two processes may share them.
+PURE = (
     *("kernels", "collectives/schedule", "collectives/algorithms", "collectives/auto"),
     *("pipeline/plan", "pipeline/schedules", "pipeline/simulate", "pipeline/planners", "pipeline/model"),
     *("failslow/detect", "failslow/locate", "failslow/mitigate", "bench/output"),
 )
-# Of those, what takes seconds all the same.
-NOT_QUICK: tuple[str, ...] = ()
+# Of those, what takes many seconds all the same, and is left out of `./run test -m quick`.
+NOT_QUICK = (
+    *("kernels/cuda/test_cuda_kernels.py", "collectives/auto/test_learn.py", "collectives/auto/test_trials.py"),
+    *("failslow/mitigate/test_closed_loop.py", "failslow/locate/test_locate.py"),
+)
 # Cores that others use while this process sleeps, from which on nothing that depends on time can be told.
 BUSY_CORES = 0.3
 
@@ -76,8 +86,10 @@ def pytest_ignore_collect(collection_path):
 def pytest_collection_modifyitems(items):
     for item in items:
         place = item.path.relative_to(HERE).as_posix()
-        if place.startswith(tuple(f"{folder}/" for folder in QUICK)) and not place.endswith(NOT_QUICK):
-            item.add_marker(pytest.mark.quick)
+        if place.startswith(tuple(f"{folder}/" for folder in PURE)):
+            item.add_marker(pytest.mark.pure)
+            if place not in NOT_QUICK:
+                item.add_marker(pytest.mark.quick)
 
 
 def busy_cores(duration_s=0.5):
