@@ -5,7 +5,7 @@
   ./run figures --json -        the same as JSON
 
 A row is a figure that somebody asked for, the bar that it has to reach, and how it is measured. A row that cannot be
-measured by a function here names the command that measures it; one of something that is not built yet says so.
+measured by a function here names the command that measures it; one that nothing measures yet says so.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from lanterne.bench.output import report
 ROOT = Path(__file__).resolve().parents[2]
 TOPS = ("lanterne", "kernels", "transport", "collectives", "pipeline", "failslow", "bench")
 YARDSTICKS = ("bench/papers", "bench/scores")
-NOT_BUILT = "not built"
+NOT_BUILT = "no command yet"
 
 
 class Module(NamedTuple):
