@@ -94,6 +94,8 @@ def test_no_two_places_of_a_folder_need_each_other(folder):
 
 @pytest.mark.parametrize("yardstick", YARDSTICKS)
 def test_nothing_needs_the_yardsticks(yardstick):
+    if not (PACKAGE / yardstick).exists():
+        pytest.skip("an sdist leaves it out")
     own = [(path, to) for path, to in ARROWS if to.is_relative_to(yardstick)]
     assert own
     assert not [f"{path} -> {to}" for path, to in own if not str(path).startswith(YARDSTICKS)]

@@ -5,6 +5,7 @@ import importlib
 import os
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -12,6 +13,12 @@ import pytest
 from lanterne.bench import cli
 from lanterne.errors import InputError, LanterneError, Unavailable
 
+# An sdist leaves out what only redoes our own figures.
+HERE = [
+    name
+    for name, (module, _) in cli.COMMANDS.items()
+    if Path(cli.__file__).with_name(f"{module.replace('.', '/')}.py").exists()
+]
 HEAVY = {"numba", "mpi4py", "matplotlib", "ortools", "networkx", "ucxx", "cupy"}
 
 
@@ -28,7 +35,7 @@ def test_help_names_every_command():
         assert f"  {name} " in result.stdout and line in result.stdout
 
 
-@pytest.mark.parametrize("name", cli.COMMANDS)
+@pytest.mark.parametrize("name", HERE)
 def test_every_command_has_help_that_teaches(name, capsys):
     module = importlib.import_module(f"lanterne.bench.{cli.COMMANDS[name][0]}")
     with pytest.raises(SystemExit, match="0"):
@@ -42,14 +49,14 @@ def test_help_loads_nothing_heavy():
     code = f"""
 import contextlib, sys
 from lanterne.bench import cli
-for name in cli.COMMANDS:
+for name in {HERE!r}:
     with contextlib.suppress(SystemExit):
         cli.main([*name.split(), "--help"])
     assert not {HEAVY!r} & sys.modules.keys(), (name, {HEAVY!r} & sys.modules.keys())
 """
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     assert result.returncode == 0, result.stderr
-    assert result.stdout.count("usage: lanterne ") >= len(cli.COMMANDS)
+    assert result.stdout.count("usage: lanterne ") >= len(HERE)
 
 
 def test_version():
