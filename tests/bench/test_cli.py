@@ -14,11 +14,8 @@ from lanterne.bench import cli
 from lanterne.errors import InputError, LanterneError, Unavailable
 
 # An sdist leaves out what only redoes our own figures.
-HERE = [
-    name
-    for name, (module, _) in cli.COMMANDS.items()
-    if Path(cli.__file__).with_name(f"{module.replace('.', '/')}.py").exists()
-]
+BENCH = Path(cli.__file__).parent
+HERE = [name for name, (module, _) in cli.COMMANDS.items() if (BENCH / f"{module.replace('.', '/')}.py").exists()]
 HEAVY = {"numba", "mpi4py", "matplotlib", "ortools", "networkx", "ucxx", "cupy"}
 
 
