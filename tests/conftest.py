@@ -60,21 +60,27 @@ def nothing_is_left():
             path.unlink()
 
 
-# Folders whose tests compute and wait for nothing, so that two processes may share them.
+# Folders whose tests compute and wait for nothing.
 PURE = (
     *("kernels", "collectives/schedule", "collectives/algorithms", "collectives/auto"),
     *("pipeline/plan", "pipeline/schedules", "pipeline/simulate", "pipeline/planners", "pipeline/model"),
     *("failslow/detect", "failslow/locate", "failslow/mitigate", "bench/output"),
 )
-# Of those, what takes many seconds all the same, and is left out of `./run test -m quick`.
+# Those, and more whose tests hold while something else runs: two processes share them.
+SHARED = (
+    *(*PURE, "collectives/execute", "bench/scores", "failslow/record"),
+    *("test_packaging.py", "test_readme.py", "test_types.py"),
+)
+# Of those, what decides by times that it measures.
+NOT_SHARED = (
+    *("collectives/auto/test_learn.py", "collectives/auto/test_trials.py", "collectives/auto/test_device_trials.py"),
+    "failslow/mitigate/test_closed_loop.py",
+)
+# Of the pure ones, what takes many seconds all the same, and is left out of `./run test -m quick`.
 NOT_QUICK = (
-    *("kernels/cuda/test_cuda_kernels.py", "collectives/auto/test_learn.py", "collectives/auto/test_trials.py"),
-    *(
-        "failslow/mitigate/test_closed_loop.py",
-        "failslow/mitigate/test_controller.py",
-        "failslow/locate/test_locate.py",
-    ),
-    *("pipeline/planners/test_best.py", "pipeline/simulate/test_check.py", "collectives/schedule/test_export.py"),
+    *(*NOT_SHARED, "kernels/cuda/test_cuda_kernels.py", "collectives/schedule/test_export.py"),
+    *("failslow/mitigate/test_controller.py", "failslow/locate/test_locate.py"),
+    *("pipeline/planners/test_best.py", "pipeline/simulate/test_check.py"),
 )
 # Cores that others use while this process sleeps, from which on nothing that depends on time can be told.
 BUSY_CORES = 0.3
@@ -91,10 +97,10 @@ def pytest_ignore_collect(collection_path):
 def pytest_collection_modifyitems(items):
     for item in items:
         place = item.path.relative_to(HERE).as_posix()
-        if place.startswith(tuple(f"{folder}/" for folder in PURE)):
-            item.add_marker(pytest.mark.pure)
-            if place not in NOT_QUICK:
-                item.add_marker(pytest.mark.quick)
+        if place.startswith(SHARED) and place not in NOT_SHARED:
+            item.add_marker(pytest.mark.shared)
+        if place.startswith(PURE) and place not in NOT_QUICK:
+            item.add_marker(pytest.mark.quick)
 
 
 def busy_cores(duration_s=0.5):

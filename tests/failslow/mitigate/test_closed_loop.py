@@ -72,6 +72,7 @@ def test_what_is_done_changes_no_loss(steps, expected):
     assert len(expected) == ITERATIONS
 
 
+@pytest.mark.timing
 def test_who_is_out_is_tested_and_comes_back():
     """Rank 3 is slow, left out by a restart, well again, and in; by the controller's own decisions."""
 

@@ -41,6 +41,7 @@ def named(validation):
     return {(finding.kind, finding.when, *(finding.ranks or finding.links)) for finding in validation.findings}
 
 
+@pytest.mark.timing
 def test_slow_link_one_direction():
     outcomes = spawn_validate(4, {(0, 1): Link(bandwidth_bytes_per_s=5e6)})
     assert all(outcome == outcomes[0] for outcome in outcomes)
@@ -50,6 +51,7 @@ def test_slow_link_one_direction():
     assert not any(kind.startswith("link") and when == "alone" for kind, when, *_ in others)
 
 
+@pytest.mark.timing
 def test_slow_latency():
     outcome = spawn_validate(3, {(2, 1): Link(latency_s=20e-3)})[0]
     assert ("link", "alone", (2, 1)) in named(outcome)
@@ -57,12 +59,14 @@ def test_slow_latency():
     assert "latency" in next(f.evidence for f in outcome.findings if f.links == ((2, 1),))
 
 
+@pytest.mark.timing
 def test_slow_only_when_both_run():
     found = named(spawn_validate(2, injected={1: Injected(1.0, 4.0)})[0])
     assert ("compute", "together", 1) in found
     assert not {kind for kind, when, *_ in found if when == "alone" and kind == "compute"}
 
 
+@pytest.mark.timing
 def test_suspects_only_and_everybody_learns_the_outcome():
     outcomes = spawn_validate(5, {(3, 4): Link(bandwidth_bytes_per_s=4e6)}, ranks=(1, 3, 4))
     assert all(outcome.to_json() == outcomes[0].to_json() for outcome in outcomes)
@@ -71,6 +75,7 @@ def test_suspects_only_and_everybody_learns_the_outcome():
     assert ("link", "alone", (3, 4)) in named(outcomes[0])
 
 
+@pytest.mark.timing
 def test_named_links_only():
     outcome = spawn_validate(5, links=((0, 3), (3, 0), (1, 4)))[0]
     assert sorted(link for batch in outcome.passes for link in batch) == [(0, 3), (1, 4)]
