@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 from lanterne import __version__
 from lanterne.bench.output.report import check_outputs
 from lanterne.bench.output.units import integer
-from lanterne.errors import InputError, LanterneError, PeerFailed, Unavailable, one_of
+from lanterne.errors import InputError, LanterneError, PeerFailed, Unavailable, did_you_mean, one_of
 from lanterne.transport.job.bootstrap import in_a_job, launched_rank
 
 # name -> (module of this folder, one line of help). A module has add_arguments(parser) and run(args) -> exit code, and
@@ -139,10 +139,7 @@ class Parser(argparse.ArgumentParser):
         found, left = self.parse_known_args(words)
         option = next((word.partition("=")[0] for word in left if word.startswith("-")), None)
         if option is not None:
-            from difflib import get_close_matches
-
-            close = get_close_matches(option, self._option_string_actions, 1)
-            hint = f" (did you mean {close[0]!r}?)" if close else ""
+            hint = did_you_mean(option, self._option_string_actions)
             self.error(f"option: got {option!r}{hint}, expected one that the help lists")
         if left:
             self.error(f"got {' '.join(left)!r} too many, expected nothing more")

@@ -53,11 +53,15 @@ class PeerFailed(TransportError):
         self.reason = reason
 
 
-def one_of(got: object, known: Iterable[str], where: str = "") -> str:
-    """What an error says of an unknown name, got `where`: what was got, which known name is close, what is expected."""
+def did_you_mean(got: object, known: Iterable[str]) -> str:
+    """What an error says of a name that is not known: which known one is close to it; empty where none is."""
     from difflib import get_close_matches  # 5 ms, and hardly ever needed
 
+    close = get_close_matches(str(got), list(known), 1)
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def one_of(got: object, known: Iterable[str], where: str = "") -> str:
+    """What an error says of an unknown name, got `where`: what was got, which known name is close, what is expected."""
     names = list(known)
-    close = get_close_matches(str(got), names, 1)
-    hint = f" (did you mean {close[0]!r}?)" if close else ""
-    return f"got {got!r}{where}{hint}, expected one of {', '.join(names)}"
+    return f"got {got!r}{where}{did_you_mean(got, names)}, expected one of {', '.join(names)}"

@@ -13,4 +13,4 @@ def own_python() -> list[str]:
     there, in a checkout that nobody installed, that folder is lanterne's own, and stays.
     """
     checkout = str(Path(lanterne.__file__).parents[1])
-    return [sys.executable] if not sys.flags.safe_path and sys.path[0] == checkout else [sys.executable, "-P"]
+    return [sys.executable] if not sys.flags.safe_path and sys.path[:1] == [checkout] else [sys.executable, "-P"]
