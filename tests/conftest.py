@@ -66,19 +66,15 @@ PURE = (
     *("pipeline/plan", "pipeline/schedules", "pipeline/simulate", "pipeline/planners", "pipeline/model"),
     *("failslow/detect", "failslow/locate", "failslow/mitigate", "bench/output"),
 )
-# Those, and more whose tests hold while something else runs: two processes share them.
-SHARED = (
-    *(*PURE, "collectives/execute", "bench/scores", "failslow/record"),
-    *("test_packaging.py", "test_readme.py", "test_types.py"),
-)
-# Of those, what decides by times that it measures.
-NOT_SHARED = (
+# What decides by times that it measures, or drives jobs that do: it runs alone, all else in two processes side by side.
+ALONE = (
     *("collectives/auto/test_learn.py", "collectives/auto/test_trials.py", "collectives/auto/test_device_trials.py"),
-    "failslow/mitigate/test_closed_loop.py",
+    *("failslow/validate", "failslow/mitigate/test_closed_loop.py"),
+    *("bench/demo", "bench/lab", "bench/failslow"),
 )
 # Of the pure ones, what takes many seconds all the same, and is left out of `./run test -m quick`.
 NOT_QUICK = (
-    *(*NOT_SHARED, "kernels/cuda/test_cuda_kernels.py", "collectives/schedule/test_export.py"),
+    *(*ALONE, "kernels/cuda/test_cuda_kernels.py", "collectives/schedule/test_export.py"),
     *("failslow/mitigate/test_controller.py", "failslow/locate/test_locate.py"),
     *("pipeline/planners/test_best.py", "pipeline/simulate/test_check.py"),
 )
@@ -99,8 +95,8 @@ def pytest_ignore_collect(collection_path):
 def pytest_collection_modifyitems(items):
     for item in items:
         place = item.path.relative_to(HERE).as_posix()
-        if place.startswith(SHARED) and place not in NOT_SHARED:
-            item.add_marker(pytest.mark.shared)
+        if place.startswith(ALONE):
+            item.add_marker(pytest.mark.alone)
         if place.startswith(PURE) and place not in NOT_QUICK:
             item.add_marker(pytest.mark.quick)
 

@@ -16,7 +16,7 @@ case $1 in
     pip) case "$*" in *" -r "*) for lock; do :; done; echo "installs ${lock##*/}" ;; esac ;;
 esac
 """
-SHARED_AND_THE_OTHERS = ("pytest -n 2 -m shared and not slow", "pytest -m not shared and not slow")
+TESTS = ("pytest -n 2 -m not alone and not slow", "pytest -m alone and not slow")
 FAILED = "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver."
 
 
@@ -50,6 +50,6 @@ def test_the_lock_follows_the_words_and_the_driver(tmp_path, driver, words, vari
     command = [str(tmp_path / "run"), *words.split()]
     result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     python = tmp_path / (f".venv-{lock}" if lock.startswith("cuda") else ".venv") / "bin" / "python"
-    modules = SHARED_AND_THE_OTHERS if words == "test" else (f"lanterne {words}",)
+    modules = TESTS if words == "test" else (f"lanterne {words}",)
     assert result.returncode == 0, result.stderr
     assert result.stdout.splitlines() == [f"installs {lock}.txt", *(f"{python} -P -m {module}" for module in modules)]

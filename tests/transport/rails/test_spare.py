@@ -170,7 +170,7 @@ def test_a_rail_that_dies_too_gives_way_to_the_next(cut_rail, why):
 
 
 def test_half_of_a_message_on_a_rail_that_dies_is_not_taken_for_the_whole():
-    nbytes, is_half_way = 16 << 20, threading.Event()
+    nbytes, is_half_way, is_dead = 16 << 20, threading.Event(), threading.Event()
     message = np.arange(nbytes // 8).view(np.uint8)
 
     def exchange(transport):
@@ -183,6 +183,7 @@ def test_half_of_a_message_on_a_rail_that_dies_is_not_taken_for_the_whole():
             while not is_half_way.is_set():
                 transport.progress()
             transport.peers[peer].rails[0].sock.shutdown(2)
+            is_dead.set()
             transport.post((Recv(word, 0, 1, peer, 6),)).wait(10)
             send.wait(10)
         else:
@@ -190,6 +191,7 @@ def test_half_of_a_message_on_a_rail_that_dies_is_not_taken_for_the_whole():
                 transport.progress()
             receive = transport.post((Recv(transport.register(whole), 0, nbytes, peer),))
             is_half_way.set()
+            assert is_dead.wait(10)  # who took more before might take the whole
             receive.wait(10)
             transport.post((Send(word, 0, 1, peer, 6),)).wait(10)
         return len(transport.moved), bool((whole == message).all())
