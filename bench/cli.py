@@ -136,7 +136,15 @@ class Parser(argparse.ArgumentParser):
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
         """The options that `words` give; of one that there is not, the error names one that is close."""
-        found, left = self.parse_known_args(words)
+        try:
+            found, left = self.parse_known_args(words)
+        except InputError:
+            # Where a mistyped option is required, argparse speaks of the missing one only.
+            known = self._option_string_actions
+            for word in (word.partition("=")[0] for word in words if word.startswith("--") and word != "--"):
+                if word not in known and (hint := did_you_mean(word, known)):
+                    self.error(f"option: got {word!r}{hint}, expected one that the help lists")
+            raise
         option = next((word.partition("=")[0] for word in left if word.startswith("-")), None)
         if option is not None:
             hint = did_you_mean(option, self._option_string_actions)
@@ -189,7 +197,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout = open(os.open(os.devnull, os.O_WRONLY), "w")  # noqa: SIM115
         print("lanterne: cannot write standard output: it is closed", file=sys.stderr)
         return 1
-    if argv[:1] == ["help"] and find_command(argv[1:])[0]:
+    if argv[:1] == ["help"] and argv[1:]:
         argv = [*argv[1:], "--help"]
     if not argv or argv[0] in ("-h", "--help", "help"):
         (sys.stdout if argv else sys.stderr).write(help_text())

@@ -147,7 +147,7 @@ class Captured:
 
 
 class _CapturedPlan:
-    """What a request needs of a plan (plans.Plan): agreed on, with one execution that is never given away."""
+    """What a request needs of a plan (CallPlan): agreed on, with one execution that is never given away."""
 
     def __init__(self, signature: str, execution: StreamExecution) -> None:
         self.signature = signature

@@ -4,7 +4,7 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar, TypeVarTuple, Unpack
 
 from lanterne.collectives.auto.tuning import GPUS, THREADS
 from lanterne.errors import InputError, LanterneError
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from lanterne.collectives.communicator import Communicator
 
 Result = TypeVar("Result")
+Arguments = TypeVarTuple("Arguments")
 
 _thread = threading.local()
 
@@ -103,7 +104,12 @@ def _with_spare_rails(opened: Transport, rails: Sequence[str], group: Group) -> 
     return SpareTransport(opened, rails, lambda told: group.exchange("lanterne/spare", told), group.check_peers)
 
 
-def spawn(world_size: int, function: Callable[..., Result], *args: Any, timeout_s: float | None = None) -> list[Result]:
+def spawn(
+    world_size: int,
+    function: "Callable[[Communicator, Unpack[Arguments]], Result]",
+    *args: "Unpack[Arguments]",
+    timeout_s: float | None = None,
+) -> list[Result]:
     """Run `function(communicator, *args)` on `world_size` threads, each one rank; return the list of results by rank.
 
     Inside, `lanterne.init()` returns the thread's communicator. When a rank raises, the others' waits end with

@@ -56,12 +56,14 @@ _PUBLIC = {
 }
 
 
-def __getattr__(name: str) -> object:
-    if name not in _PUBLIC:
-        raise AttributeError(f"module 'lanterne' has no attribute {name!r}")
-    value: object = getattr(import_module(f"lanterne.{_PUBLIC[name]}"), name)
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:  # a checker that saw it would believe in every name
+
+    def __getattr__(name: str) -> object:
+        if name not in _PUBLIC:
+            raise AttributeError(f"module 'lanterne' has no attribute {name!r}")
+        value: object = getattr(import_module(f"lanterne.{_PUBLIC[name]}"), name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

@@ -44,18 +44,15 @@ def mpi_leftovers():
     return segments.union(Path("/tmp").glob("hydra_hwloc_xmlfile_*"))
 
 
+BEFORE = mpi_leftovers()
+
+
 def pytest_unconfigure():
-    """The cache of this run is removed, by the process that made it."""
-    if not IS_WORKER:
-        shutil.rmtree(CACHE, ignore_errors=True)
-
-
-@pytest.fixture(scope="session", autouse=True)
-def nothing_is_left():
-    """What the MPI jobs of this run left is removed."""
-    before = mpi_leftovers()
-    yield
-    for path in mpi_leftovers() - before:
+    """The process that began this run, once its workers have ended, removes its cache and what its MPI jobs left."""
+    if IS_WORKER:
+        return
+    shutil.rmtree(CACHE, ignore_errors=True)
+    for path in mpi_leftovers() - BEFORE:
         with suppress(OSError):  # another user's
             path.unlink()
 

@@ -21,7 +21,7 @@ spec = importlib.util.spec_from_file_location("own_conftest", {path!r})
 own = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(own)
 own.busy_cores = lambda: {cores}
-pytest_runtest_makereport = own.pytest_runtest_makereport
+pytest_runtest_makereport, pytest_unconfigure = own.pytest_runtest_makereport, own.pytest_unconfigure
 """
 
 

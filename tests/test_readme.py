@@ -1,4 +1,4 @@
-"""The README's Python runs as printed, and its commands exist."""
+"""The Python of README and docs runs as printed, their commands, links and sample files exist; the README is one screen."""
 
 import re
 import shlex
@@ -12,10 +12,14 @@ import pytest
 from lanterne.bench import cli
 
 ROOT = Path(__file__).resolve().parent.parent
-TEXT = (ROOT / "README.md").read_text()
-SNIPPETS = re.findall(r"```python\n(.*?)```", TEXT, re.S)
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+TEXTS = {page.name: page.read_text() for page in PAGES}
+SNIPPETS = [text for page in TEXTS.values() for text in re.findall(r"```python\n(.*?)```", page, re.S)]
 COMMANDS = [
-    line.split("#")[0].strip() for block in re.findall(r"```sh\n(.*?)```", TEXT, re.S) for line in block.splitlines()
+    line.split("#")[0].strip()
+    for page in TEXTS.values()
+    for block in re.findall(r"```sh\n(.*?)```", page, re.S)
+    for line in block.splitlines()
 ]
 MPIEXEC = str(Path(sys.executable).parent / "mpiexec")
 
@@ -36,7 +40,7 @@ def test_snippets(tmp_path, index, launcher):
 @pytest.mark.parametrize("command", COMMANDS)
 def test_commands_exist_and_their_options_parse(command):
     words = shlex.split(command.split(" | ")[0])
-    if words[:2] == ["./run", "test"]:
+    if words[0] == "./run" and words[1] in ("test", "figures"):
         return
     if words[1:2] == ["-m"]:
         assert find_spec(words[2]), command
@@ -47,3 +51,25 @@ def test_commands_exist_and_their_options_parse(command):
     name, rest = cli.find_command(words)
     assert name is not None, command
     cli.build_parser(name).parse_args(rest)
+
+
+def test_the_readme_is_one_screen():
+    text = TEXTS["README.md"]
+    assert len(text.encode()) <= 6000 and len(text.split()) <= 900
+    assert max(map(len, text.splitlines())) <= 120
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
+        assert target.startswith("https://") or (page.parent / target).exists(), target
+
+
+def test_the_readme_leads_to_every_page():
+    linked = set(re.findall(r"\]\(docs/([^)]+\.md)\)", TEXTS["README.md"]))
+    assert linked == {page.name for page in PAGES[1:]}
+
+
+@pytest.mark.parametrize("command", [command for command in COMMANDS if "examples/" in command])
+def test_sample_files_are_there(command):
+    assert all((ROOT / word).exists() for word in shlex.split(command) if word.startswith("examples/")), command

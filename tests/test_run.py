@@ -11,12 +11,23 @@ ROOT = Path(__file__).resolve().parent.parent
 # Tells what it was asked to install; the Python of the environment that it makes tells what it is run with.
 UV = """#!/bin/sh
 case $1 in
-    venv) for venv; do :; done; mkdir -p "$venv/bin"; printf '#!/bin/sh\\necho "$0 $*"\\n' > "$venv/bin/python"
+    venv) for venv; do :; done; mkdir -p "$venv/bin"; cp "$(dirname "$0")/python-stand-in" "$venv/bin/python"
           chmod +x "$venv/bin/python" ;;
     pip) case "$*" in *" -r "*) for lock; do :; done; echo "installs ${lock##*/}" ;; esac ;;
 esac
 """
-TESTS = ("pytest -n 2 -m not alone and not slow", "pytest -m alone and not slow")
+# Tells what it runs, and fails for what the test says.
+PYTHON = """#!/bin/sh
+echo "$0 $*"
+[ "$*" != "-P -m ${FAILS:-}" ]
+"""
+MODULES = {
+    "test": ("pytest -n 2 -m not alone and not slow", "pytest -m alone and not slow"),
+    "test -m quick": ("pytest -n 2 -m quick and not slow",),
+    "test tests/transport": ("pytest tests/transport",),
+    "types": ("mypy -p lanterne", "mypy examples", "basedpyright"),
+    "figures house": ("lanterne.bench.scores.figures house",),
+}
 FAILED = "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver."
 
 
@@ -26,7 +37,7 @@ FAILED = "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA 
         # As where there is no nvidia-smi, to which a stand-in comes closest.
         ("exit 127", "bench", {}, "base"),
         ("exit 127", "bench --transport ucx", {}, "full"),
-        ("exit 127", "test", {}, "test"),
+        *(("exit 127", words, {}, "test") for words in MODULES),
         ("echo 580.65.06", "bench", {}, "cuda13"),
         ("echo 1000.1", "test", {}, "cuda13"),
         # A line for each GPU.
@@ -37,19 +48,33 @@ FAILED = "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA 
     ],
 )
 def test_the_lock_follows_the_words_and_the_driver(tmp_path, driver, words, variables, lock):
+    result = run(tmp_path, driver, words, variables)
+    python = tmp_path / (f".venv-{lock}" if lock.startswith("cuda") else ".venv") / "bin" / "python"
+    modules = MODULES.get(words, (f"lanterne {words}",))
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines() == [f"installs {lock}.txt", *(f"{python} -P -m {module}" for module in modules)]
+
+
+@pytest.mark.parametrize("words", ["test", "types"])
+def test_what_fails_first_is_in_the_exit_code(tmp_path, words):
+    first = MODULES[words][0]
+    result = run(tmp_path, "exit 127", words, {"FAILS": first})
+    assert result.returncode == 1
+    assert (MODULES[words][1] in result.stdout) == (words == "test")  # all tests run; types stop
+    assert "lanterne types" not in result.stdout
+
+
+def run(tmp_path, driver, words, variables):
+    """What `./run WORDS` does in a copy of the checkout, whose uv, nvidia-smi and Python are stand-ins."""
     for name in ("run", "pyproject.toml"):
         shutil.copy(ROOT / name, tmp_path)
     shutil.copytree(ROOT / "locks", tmp_path / "locks")
     tools = tmp_path / "tools"
     tools.mkdir()
-    for name, text in (("uv", UV), ("nvidia-smi", f"#!/bin/sh\n{driver}\n")):
+    for name, text in (("uv", UV), ("python-stand-in", PYTHON), ("nvidia-smi", f"#!/bin/sh\n{driver}\n")):
         (tools / name).write_text(text)
         (tools / name).chmod(0o755)
     kept = {name: value for name, value in os.environ.items() if name != "LANTERNE_LOCK"}
     environment = kept | {"PATH": f"{tools}{os.pathsep}{kept['PATH']}"} | variables
     command = [str(tmp_path / "run"), *words.split()]
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    python = tmp_path / (f".venv-{lock}" if lock.startswith("cuda") else ".venv") / "bin" / "python"
-    modules = TESTS if words == "test" else (f"lanterne {words}",)
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.splitlines() == [f"installs {lock}.txt", *(f"{python} -P -m {module}" for module in modules)]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)

@@ -16,6 +16,8 @@ comm = lanterne.init(); x = np.ones(4, np.float32)
 comm.all_reduc(x, x)
 lanterne.init(transprot="mpi")
 lanterne.inti()
+found = lanterne.inti
+from lanterne import inti
 comm.all_reduce(x, x, op=3)
 comm.all_reduce(x, x, algoritm="ring")
 comm.all_reduce()
@@ -27,6 +29,9 @@ comm.rank.upper()
 lanterne.spawn("four", print)
 lanterne.PeerFailed(1).rnak
 comm.split(color=[]).rank
+comm.split(0).rnak
+lanterne.spawn(2, lambda comm: comm.all_reduc(x, x))
+lanterne.spawn(2, lambda comm, root: comm.broadcast(x, root=root), 0, 1)
 """
 NUM_RIGHT = 3
 CHECKERS = {

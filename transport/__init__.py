@@ -3,6 +3,8 @@
 `base` has the interface (Transport, Request, Region, Send, Recv, Capabilities, make_tag), `timeouts` and `pauses` have
 how long and how waits wait, and `registry` opens a transport by its name. The transports are `local` (threads of one
 process), `mpi`, `ucx`, `nccl` and `tcp`; `shaped`, `staged` and `rails.spare` change what another one does.
-`rank_group` has the ranks of a job (Group), `job` starts jobs and finds them, `store` is the service where ranks meet.
+`rank_group` has the ranks of a job (Group), `job` starts jobs and finds them, `store` is the service where ranks meet,
+`board` where they record their arrivals. `wire` frames what TCP carries, `wrapper` has what wrappers share, and
+`own_python` starts our own programs.
 Importing a module loads no MPI, UCX or CUDA: opening a transport does.
 """

@@ -111,7 +111,7 @@ class View:
     def _lines(self) -> list[str]:
         width, height = shutil.get_terminal_size()
         elapsed_s = time.monotonic() - self._began_s
-        return screen(self.about, self.records, width, height - 1, self.colour, elapsed_s)
+        return screen(self.about, self.records, width, height - 1, colour=self.colour, elapsed_s=elapsed_s)
 
 
 def _can_show(text: str, encoding: str) -> bool:

@@ -97,7 +97,7 @@ def paint(text: str, colour: str | None, wanted: bool) -> str:
 
 
 def screen(
-    about: Record, records: Records, width: int = 80, height: int = 24, colour: bool = False, elapsed_s: float = 0.0
+    about: Record, records: Records, width: int = 80, height: int = 24, *, colour: bool = False, elapsed_s: float = 0.0
 ) -> list[str]:
     """The lines of the screen, none longer than `width` as shown, at most `height`.
 

@@ -193,7 +193,7 @@ def format_time(time_s: float | None) -> str:
 
 
 def format_figure(value: float, unit: str, bar: str) -> str:
-    """The value of a gpu_figures.Figure: seconds, a ratio, or a count, which has to be 0."""
+    """The value of a Figure of a GPU: seconds, a ratio, or a count, which has to be 0."""
     if unit == "s":
         return format_time(value)
     return f"{value:.0f}" if bar == "0" else f"{value:.3f}"

@@ -49,14 +49,13 @@ crosspipe-table-6  the same in four datacenters
 """
 
 import argparse
-import difflib
 from collections.abc import Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from lanterne.bench.output import report
 from lanterne.bench.output.bars import Bar
-from lanterne.errors import InputError
+from lanterne.errors import InputError, did_you_mean
 from lanterne.pipeline.simulate.draw import save
 
 if TYPE_CHECKING:
@@ -162,11 +161,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _load(name: str) -> Experiment:
     if name not in EXPERIMENTS:
-        close = difflib.get_close_matches(name, EXPERIMENTS)
-        hint = f" (did you mean {' or '.join(close)}?)" if close else ""
-        raise InputError(
-            f"experiment: got {name!r}{hint}, expected one of those that `lanterne experiment list` prints"
-        )
+        hint = did_you_mean(name, EXPERIMENTS)
+        expected = "expected one of those that `lanterne experiment list` prints"
+        raise InputError(f"experiment: got {name!r}{hint}, {expected}")
     module: Any = import_module(f"lanterne.bench.papers.{EXPERIMENTS[name]}")
     return module
 

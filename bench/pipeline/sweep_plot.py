@@ -13,7 +13,7 @@ MARKERS = "osD^vP*Xdph"
 
 
 def draw(path: str, content: Mapping[str, Any], problem: Problem, unit: str) -> None:
-    """Draw the lines of `content` (see pipeline_sweep.run), of `problem` changed in one thing, into file `path`.
+    """Draw the lines of `content` (see sweep.run), of `problem` changed in one thing, into file `path`.
 
     Plans that do not fit have hollow markers.
 

@@ -22,7 +22,7 @@ RECENT = 3
 class BocdTracker:
     """Normal model of unknown mean and variance per run; changes verified by means before and after (at least 10 %).
 
-    Attributes: `events`, as in track.Tracker. Cost: 40 us an update with NumPy, for LONGEST_RUN = 200.
+    Attributes: `events`, as in Tracker. Cost: 40 us an update with NumPy, for LONGEST_RUN = 200.
     """
 
     def __init__(self, threshold: float = 0.9, verify: float = 0.10) -> None:

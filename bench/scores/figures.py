@@ -185,8 +185,8 @@ def circles() -> tuple[str, bool]:
 
 def mypy() -> tuple[str, bool]:
     """Errors of `mypy --strict` in package and examples."""
-    said = _last_line(sys.executable, "-P", "-m", "mypy", "-p", "lanterne")
-    return said, said.startswith("Success")
+    said = [_last_line(sys.executable, "-P", "-m", "mypy", *what) for what in (("-p", "lanterne"), ("examples",))]
+    return "; ".join(said), all(line.startswith("Success") for line in said)
 
 
 def pyright() -> tuple[str, bool]:

@@ -90,7 +90,7 @@ class Setup:
     microbatches: tuple[int, ...]
 
     def model(self, tensor: Communicator | None = None) -> StageModel:
-        """The Model, shared with the ranks of `tensor`."""
+        """The StageModel, shared with the ranks of `tensor`."""
         from lanterne.pipeline.model.stage_gpt import gpt
 
         own = self.settings

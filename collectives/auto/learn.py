@@ -99,7 +99,7 @@ def measure_model(communicator: TrialGroup) -> CostModel:
     spread_s = _time(communicator, lambda: communicator.all_gather(tiny, out, algorithm="allpairs"))
     # Nearer, in ratio, to one message after the other than to all at once?
     serial = world_size > 2 and spread_s > rounds_s[0] * (world_size - 1) ** 0.5
-    return fit(sizes, rounds_s, max(0.0, adding_s[-1]), serial)
+    return fit(sizes, rounds_s, max(0.0, adding_s[-1]), serial_messages=serial)
 
 
 def _time(communicator: TrialGroup, call: Call, calls: int = 1) -> float:
@@ -113,7 +113,7 @@ def _time(communicator: TrialGroup, call: Call, calls: int = 1) -> float:
 
 
 def fit(
-    sizes: Sequence[int], times_s: Sequence[float], gamma_s_per_byte: float = 0.0, serial_messages: bool = False
+    sizes: Sequence[int], times_s: Sequence[float], gamma_s_per_byte: float = 0.0, *, serial_messages: bool = False
 ) -> CostModel:
     """The CostModel of messages of `sizes` bytes that took `times_s`: a line where it misses none by over MISFIT.
 

@@ -1,4 +1,4 @@
-"""Runs a Program over a transport: each action as soon as what it waits for has happened; nothing blocks.
+"""Runs a RankProgram over a transport: each action as soon as what it waits for has happened; nothing blocks.
 
 All that can be made beforehand is: operations, tags, kernels, scratch. A call only points the regions at the user's
 arrays. Reductions run on the host, through kernels.prepare's functions of addresses, which release the GIL; on device

@@ -1,4 +1,4 @@
-"""Runs a Program on CUDA streams: all of it is queued at once, and the CPU goes on; or captured once, and launched.
+"""Runs a RankProgram on CUDA streams: all of it is queued at once, and the CPU goes on; or captured once, and launched.
 
 The host's Execution (executor.py) has the same verbs; programs, compiler, kernels and scratch rules are shared.
 """

@@ -63,7 +63,7 @@ class SlowQuantity(NamedTuple):
 
 
 def slow_ranks(
-    rounds: Sequence[Computed], devices: Sequence[int], cores: Sequence[Place], starved: bool = False
+    rounds: Sequence[Computed], devices: Sequence[int], cores: Sequence[Place], *, starved: bool = False
 ) -> dict[int, SlowQuantity]:
     """Ranks that compute slowly.
 
@@ -160,11 +160,11 @@ def _is_timed(picked: Sequence[Mapping[int, Samples]]) -> bool:
 
 def _core_times_s(picked: Mapping[int, Samples], starved: bool = False) -> dict[int, float]:
     """{rank: core_time_s}, of the ranks of which it is known."""
-    times_s = {rank: core_time_s(samples, starved) for rank, samples in picked.items()}
+    times_s = {rank: core_time_s(samples, starved=starved) for rank, samples in picked.items()}
     return {rank: time_s for rank, time_s in times_s.items() if time_s is not None}
 
 
-def core_time_s(samples: Samples, starved: bool = False) -> float | None:
+def core_time_s(samples: Samples, *, starved: bool = False) -> float | None:
     """The least core time of a repetition that nothing interrupted; None where every one was, or it is not known."""
     pairs = [pair for pair in zip(samples.wall_s, samples.cpu_s, strict=True) if not isnan(pair[1])]
     return min((cpu_s for wall_s, cpu_s in pairs if starved or wall_s <= UNDISTURBED * cpu_s), default=None)
@@ -209,7 +209,7 @@ def _slow_load(load: str, own: SlowQuantity | None, clock: SlowQuantity, least: 
 
 
 def slow_links(
-    samples: Mapping[Link, LinkSamples], hosts: Sequence[int], least_ratio: float = SLOW_LINK, crowded: bool = False
+    samples: Mapping[Link, LinkSamples], hosts: Sequence[int], least_ratio: float = SLOW_LINK, *, crowded: bool = False
 ) -> dict[Link, SlowQuantity]:
     """Directed links that are slow: their best transfer beside the peers' best, and their median beside the medians.
 
@@ -221,20 +221,20 @@ def slow_links(
         least_ratio: multiple of the peers' time from which a transfer counts as slow.
         crowded: some ranks share a core.
     """
-    best, ordinary = (_links_by(statistic, samples, hosts, least_ratio, crowded) for statistic in (min, median))
+    best, ordinary = (_links_by(statistic, samples, hosts, least_ratio, crowded=crowded) for statistic in (min, median))
     both = [link for link in best if link in ordinary and not best[link].is_explained]
     return {link: best[link]._replace(ratio=min(best[link].ratio, ordinary[link].ratio)) for link in both}
 
 
 def unknown_links(
-    samples: Mapping[Link, LinkSamples], hosts: Sequence[int], least_ratio: float = SLOW_LINK, crowded: bool = False
+    samples: Mapping[Link, LinkSamples], hosts: Sequence[int], least_ratio: float = SLOW_LINK, *, crowded: bool = False
 ) -> dict[Link, SlowQuantity]:
     """Directed links whose best transfer looks slow, though most are no slower than the peers'.
 
     Or would not be if their ends had had their cores.
     """
-    best = _links_by(min, samples, hosts, least_ratio, crowded)
-    slow = slow_links(samples, hosts, least_ratio, crowded)
+    best = _links_by(min, samples, hosts, least_ratio, crowded=crowded)
+    slow = slow_links(samples, hosts, least_ratio, crowded=crowded)
     text = "{}, but its ends waited for their cores meanwhile"
     return {
         link: how._replace(text=text.format(how.text)) if how.is_explained else how

@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, isnan
-from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypedDict
 
 import numpy as np
 
@@ -79,8 +79,14 @@ Passes: TypeAlias = tuple[tuple[Link, ...], ...]
 SlowRanks: TypeAlias = dict[int, SlowQuantity]
 SlowLinks: TypeAlias = dict[Link, SlowQuantity]
 SlowOnes: TypeAlias = dict[int | Link, SlowQuantity]
-# slow_links, or unknown_links.
-LinkJudge: TypeAlias = Callable[[Mapping[Link, LinkSamples], Sequence[int], float, bool], SlowLinks]
+
+
+class LinkJudge(Protocol):
+    """What says which links are slow: `slow_links`, `unknown_links`."""
+
+    def __call__(
+        self, samples: Mapping[Link, LinkSamples], hosts: Sequence[int], least_ratio: float, *, crowded: bool
+    ) -> SlowLinks: ...
 
 
 @dataclass(frozen=True)
@@ -342,8 +348,8 @@ class _ValidationRun:
                 self.compute.append(record | {"cpu_s": own_s})
         return found
 
-    def _slow_ranks(self, rounds: Sequence[Computed], starved: bool = False) -> SlowRanks:
-        return slow_ranks(rounds, self.probe.devices, self.probe.places, starved)
+    def _slow_ranks(self, rounds: Sequence[Computed], *, starved: bool = False) -> SlowRanks:
+        return slow_ranks(rounds, self.probe.devices, self.probe.places, starved=starved)
 
     def _settled_ranks(self) -> tuple[SlowRanks, SlowRanks]:
         """(the slow ranks, those of which it cannot be said)."""
@@ -393,7 +399,7 @@ class _ValidationRun:
         self, judge: LinkJudge, rounds: Sequence[Mapping[Link, LinkSamples]], least_ratio: float = SLOW_LINK
     ) -> SlowLinks:
         samples = {way: pooled([one[way] for one in rounds if way in one]) for way in rounds[0]}
-        return judge(samples, self.probe.hosts, least_ratio, self.probe.crowded)
+        return judge(samples, self.probe.hosts, least_ratio, crowded=self.probe.crowded)
 
     def _settled_links(self, passes: Passes, sizes: Sequence[int], repetitions: int) -> tuple[SlowLinks, SlowLinks]:
         """(the slow directed links, those of which it cannot be said)."""
@@ -426,7 +432,7 @@ class _ValidationRun:
 
         def verdict(rounds: list[tuple[Computed, dict[Link, LinkSamples]]]) -> tuple[SlowOnes, SlowOnes]:
             computed, transfers = zip(*rounds, strict=True)
-            slow = self._slow_ranks(computed, starved) | self._judged_links(slow_links, transfers, least_ratio)
+            slow = self._slow_ranks(computed, starved=starved) | self._judged_links(slow_links, transfers, least_ratio)
             no_ranks: SlowRanks = {}
             return slow, no_ranks | self._judged_links(unknown_links, transfers, least_ratio)
 

@@ -68,7 +68,7 @@ def critical_path(timeline: Timeline) -> tuple[int, ...]:
 def memory_profile(timeline: Timeline) -> list[tuple[Floats, Floats]]:
     """Per rank the steps of its memory: (times, levels); levels[i] holds from times[i] on.
 
-    An activation counts from the start of F to the end of W (see problem.Memory), in the unit of the capacity.
+    An activation counts from the start of F to the end of W (see StageMemory), in the unit of the capacity.
     """
     plan, table = timeline.plan, costs(timeline.problem, timeline.plan.placement)
     part, parts = plan.columns[PART], plan.columns[PARTS]

@@ -93,7 +93,7 @@ class Trainer:
 
     Args:
         comm: the Communicator of all ranks; every rank makes the same calls.
-        model: a Model; with several parts a function that makes it of their Communicator, or of None.
+        model: a StageModel; with several parts a function that makes it of their Communicator, or of None.
         data: called with an iteration's number, gives inputs and targets of all copies' microbatches, as Stage.begin
             takes them; those of the first copy come first.
         plans: a CheckedPlan per copy, or one for all; all of one placement, the microbatches may differ.
@@ -280,7 +280,7 @@ class Trainer:
         move_state(self.comm, before, layout, held, self.copies)
 
     def state(self) -> TrainingState:
-        """The State of training, on the host of every rank; every rank calls it."""
+        """The TrainingState of training, on the host of every rank; every rank calls it."""
         return gather_state(self.comm, self.copies, self.copy, self.iterations)
 
     def restore(self, state: TrainingState) -> None:

@@ -1,4 +1,4 @@
-"""A rank on a host of its own, whose clock is off: what link delays does its pipeline measure? For test_lab.py.
+"""A rank on a host of its own, whose clock is off: what link delays does its pipeline measure? For lab/test_command.py.
 
 clock_job.py OFFSET_S NBYTES: rank 0 prints {"clock_s": [...], "error_s": [...], "delay_s": {"0-1": ..., "1-0": ...}}.
 """

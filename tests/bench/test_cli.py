@@ -104,6 +104,8 @@ def test_a_closed_output_is_one_line(argv):
             ["pipeline", "plan", *"--scheduler zbv --stages 2 --microbatches 2 --forward 1ms".split()],
             "got 'zbv' (did you mean 'zb_v'?), expected one of",
         ),
+        (["rebalance", "--time", "1,2", "--microbatches", "8"], "got '--time' (did you mean '--times'?), expected"),
+        (["help", "inof"], "did you mean 'info'?"),
         (["pipeline"], "command: got 'pipeline', expected one of pipeline plan, pipeline simulate"),
         (["pipeline", "trian"], "command: got 'pipeline trian' (did you mean 'pipeline train'?), expected one of"),
         (["pipeline", "train", "--data", __file__, "--checkpoint", "/no/such/folder/x.npz"], "cannot write /no/such"),

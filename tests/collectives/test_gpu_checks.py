@@ -104,6 +104,7 @@ def test_over_nccl(check, world_size):
     assert over_nccl(world_size, verdict_of(check)) == [None] * world_size
 
 
+@pytest.mark.timing  # one of them goes by who is late
 @pytest.mark.parametrize("check", COMMON, ids=lambda check: check.__name__)
 def test_staged(check):
     assert staged(3, verdict_of(check)) == [None] * 3

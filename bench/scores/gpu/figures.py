@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 STAGING_BAR = 0.9
 GEMM_BAR = 1.03
 DELAYS_S = (10e-6, 50e-6, 200e-6, 1e-3, 10e-3, 100e-3)
-# Blocks per multiprocessor; cuda_reduce launches 32.
+# Blocks per multiprocessor; a fold of kernels/cuda launches 32.
 GRIDS = (2, 4, 8, 16, 32, 64)
 # After which a job over nccl, and a staged copy, have hung.
 JOB_S, COPY_S = 55.0, 60.0

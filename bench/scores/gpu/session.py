@@ -359,7 +359,9 @@ def run(folder: Path, budget_s: float, chosen: Iterable[SessionStep]) -> list[St
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="gpu_session", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python3 -m lanterne.bench.scores.gpu.session",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--out", required=True, metavar="FOLDER", help="where the files go")
     parser.add_argument("--name", default="gpu", help="of this GPU, for the files' names (default gpu)")

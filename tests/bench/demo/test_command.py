@@ -280,7 +280,7 @@ def test_the_screen_fits(count, width, height):
 
 
 def test_colours_change_nothing_but_colours():
-    plain, coloured = (screen(ABOUT, made_up(60), 80, 24, colour) for colour in (False, True))
+    plain, coloured = (screen(ABOUT, made_up(60), 80, 24, colour=colour) for colour in (False, True))
     assert "\x1b[31m" in "".join(coloured)
     assert [ESCAPE.sub("", line) for line in coloured] == plain
 

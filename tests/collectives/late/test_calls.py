@@ -214,6 +214,7 @@ def two_stay_away(comm):
     return check(comm, 1)
 
 
+@pytest.mark.timing
 def test_two_absent_ranks_are_both_named():
     assert spawn(4, two_stay_away, timeout_s=20) == [0] * 4
 

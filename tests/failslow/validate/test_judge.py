@@ -52,8 +52,8 @@ def test_a_slow_core_is_named_by_its_own_time(slow):
 @pytest.mark.parametrize("starved", [False, True])
 def test_a_slow_gpu_is_named_by_the_clock_since_a_thread_has_no_time_of_it(starved):
     samples = computing([NAN] * 4, [2e-3, 2e-3, 5e-3, 2e-3])
-    assert list(slow_ranks([samples], ["GPU"] * 4, ONE_MACHINE, starved)) == [2]
-    assert slow_ranks([computing([NAN] * 4, [2e-3] * 4)], ["GPU"] * 4, ONE_MACHINE, starved) == {}
+    assert list(slow_ranks([samples], ["GPU"] * 4, ONE_MACHINE, starved=starved)) == [2]
+    assert slow_ranks([computing([NAN] * 4, [2e-3] * 4)], ["GPU"] * 4, ONE_MACHINE, starved=starved) == {}
 
 
 def test_who_shares_cores_is_not_blamed_for_waiting():

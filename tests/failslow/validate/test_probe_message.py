@@ -28,6 +28,7 @@ def look_for(comm, latency_s, iterations=16):
     return found
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("latency_s", [0.0, SLOW_S])
 def test_bounds_hold_the_delay_and_nobody_waits_for_it(latency_s):
     sender, receiver = lanterne.spawn(2, look_for, latency_s)

@@ -86,6 +86,7 @@ def test_the_delay_that_is_planned_for_was_measured(timed):
     assert profiles[SLOW_AT - 1].link(1, 2).low_s < 10 * UNIT_S * 0.9
 
 
+@pytest.mark.timing
 def test_when_the_link_heals_it_goes_back(timed):
     changes, _, _ = timed[0]
     assert any(change.findings.get("link 1-2") == -1 and change.noticed >= WELL_AT for change in changes)
@@ -108,6 +109,7 @@ def reports():
     return checked, lanterne.spawn(4, job, timeout_s=60)
 
 
+@pytest.mark.timing
 def test_reports_are_as_long_as_the_plan_says_and_order_in_time(reports):
     checked, packed = reports
     assert [len(report) for report in packed] == [report_length(checked, rank) for rank in range(4)]

@@ -162,6 +162,7 @@ def test_a_rail_that_works_again_is_used_again(silently):
     assert lanterne.spawn(2, job) == [([True] * 7, [0])] * 2
 
 
+@pytest.mark.timing
 def test_messages_come_once_in_order_over_rails_that_die():
     """Large messages of every rank at once, and a rail cut in the middle of one, several times."""
     nbytes, count, rails = 1 << 22, 12, ("127.0.0.2", "127.0.0.3", "127.0.0.4", "127.0.0.5")

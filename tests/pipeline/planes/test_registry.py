@@ -77,6 +77,7 @@ def test_no_message_comes_early(set_near, name, near, scheduler):
         assert measured.start[receiver] >= left + 8 - 1e-6
 
 
+@pytest.mark.timing
 def test_who_waited_is_told():
     checked, [(columns, _)] = timed("inline", "1f1b")
     words = [str(action) for rank in checked.plan.ranks for action in rank]

@@ -125,6 +125,7 @@ def test_planning_against_jitter_improves_the_sampled_quantile():
     assert sum(spans(average)) < sum(spans(plain))
 
 
+@pytest.mark.timing
 def test_the_solver_polishes_what_is_left():
     problem = Problem(4, 8, [100, 120, 90, 110], 113, 87, [50, 0, 170], max_inflight_activations=3)
     compared, polished = best(problem, effort=0), best(problem, effort=0, time_limit_s=20)

@@ -360,6 +360,7 @@ def test_every_thread_that_asks_the_device_makes_it_its_own():
     assert job.runtimes[0].adopted >= threads | {"lanterne-nccl-watch"}
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("absent", ["never came", "died"])
 def test_who_does_not_come_to_a_start_up_is_named_on_all(absent):
     """All meet at rank 0, which is not to blame; the others hear from it who is."""
