@@ -67,7 +67,7 @@ PURE = (
 ALONE = (
     *("collectives/auto/test_learn.py", "collectives/auto/test_trials.py", "collectives/auto/test_device_trials.py"),
     *("failslow/validate", "failslow/mitigate/test_closed_loop.py"),
-    *("bench/demo", "bench/lab", "bench/failslow"),
+    *("bench/collective/test_late_bars.py", "bench/demo", "bench/lab", "bench/failslow"),
 )
 # Of the pure ones, what takes many seconds all the same, and is left out of `./run test -m quick`.
 NOT_QUICK = (

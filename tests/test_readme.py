@@ -19,7 +19,7 @@ COMMANDS = [
     line.split("#")[0].strip()
     for page in TEXTS.values()
     for block in re.findall(r"```sh\n(.*?)```", page, re.S)
-    for line in block.splitlines()
+    for line in block.replace("\\\n", " ").splitlines()
 ]
 MPIEXEC = str(Path(sys.executable).parent / "mpiexec")
 

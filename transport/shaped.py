@@ -86,6 +86,11 @@ class Ends:
         self._ingress_free_s = 0.0
         self._met_s: dict[int, float] = {}
 
+    @property
+    def shares_ingress(self) -> bool:
+        """Whether messages of several senders come in one after the other, in the order in which they begin to."""
+        return not (self.separate or self.rendezvous)
+
     def link(self, source: int, destination: int) -> Link:
         """The Link from `source` to `destination` as it is now."""
         return self.links.get((source, destination), FREE)
@@ -207,7 +212,7 @@ _Arrival: TypeAlias = tuple[int, int, Region, float]
 class ShapedRequest(Request):
     """Complete once the inner request is and the emulated links have let the last byte through."""
 
-    __slots__ = ("_arrivals", "_held", "_inner", "_transport", "_words")
+    __slots__ = ("_arrivals", "_coming", "_held", "_inner", "_transport", "_words")
 
     def __init__(
         self,
@@ -221,6 +226,8 @@ class ShapedRequest(Request):
         self._inner = inner
         self._held = releases
         self._arrivals = arrivals
+        # (first byte's arrival, departure, peer, nbytes) of messages that have not begun to come in yet.
+        self._coming: list[tuple[float, float, int, int]] = []
         self._words = words
 
     @property
@@ -230,7 +237,7 @@ class ShapedRequest(Request):
     @property
     def due_s(self) -> float:
         """When the emulated links let the last byte through; inf while it is not known."""
-        return inf if self._arrivals or not self._held else max(self._held)[0]
+        return inf if self._arrivals or self._coming or not self._held else max(self._held)[0]
 
     def test(self) -> bool:
         if not self._inner.test():
@@ -240,11 +247,21 @@ class ShapedRequest(Request):
             for peer, nbytes, word, posted_s in self._arrivals:
                 assert word.buffer is not None
                 (departure_s,) = DEPARTURE.unpack(word.buffer)
-                self._held.append((transport.ends.arrive(peer, nbytes, departure_s, posted_s), peer))
+                link = transport.link(peer, transport.rank)
+                if transport.ends.shares_ingress and link.occupied_s(nbytes):
+                    first_s = departure_s + link.latency_s
+                    self._coming.append((first_s, departure_s, peer, nbytes))
+                else:
+                    self._held.append((transport.ends.arrive(peer, nbytes, departure_s, posted_s), peer))
             self._arrivals = []
+            self._coming.sort()
         if self._words:
             self._transport.give_back(self._words)
             self._words = []
+        # A message that leaves a busy sender later must not hold up here what comes from another one before it.
+        while self._coming and self._coming[0][0] <= time.monotonic():
+            _, departure_s, peer, nbytes = self._coming.pop(0)
+            self._held.append((self._transport.ends.arrive(peer, nbytes, departure_s), peer))
         if self._held:
             now_s = time.monotonic()
             last_s = max(release_s for release_s, _ in self._held)
@@ -252,7 +269,7 @@ class ShapedRequest(Request):
                 while (now_s := time.monotonic()) < last_s:
                     os.sched_yield()
             self._held = [(release_s, peer) for release_s, peer in self._held if release_s > now_s]
-        return not self._held
+        return not (self._held or self._coming)
 
     def wait(self, timeout_s: float | None = None) -> None:
         # What the inner transport has is safe even if its sender is gone by now: only the clock is waited for.
@@ -260,10 +277,10 @@ class ShapedRequest(Request):
         deadline_s = time.monotonic() + limit_s
         self._inner.wait(limit_s)
         while not self.test():
-            release_s = max(release_s for release_s, _ in self._held)
+            release_s = max([release_s for release_s, _ in self._held] + [first_s for first_s, *_ in self._coming])
             if release_s > deadline_s:
                 time.sleep(max(0.0, deadline_s - time.monotonic()))
-                raise timeout_error(self._transport, sorted({peer for _, peer in self._held}), limit_s)
+                raise timeout_error(self._transport, self._held_peers(), limit_s)
             time.sleep(max(0.0, release_s - time.monotonic() - SPIN_S))
             os.sched_yield()
 
@@ -272,4 +289,7 @@ class ShapedRequest(Request):
         return self._inner.pending_peers()
 
     def awaited_peers(self) -> list[int]:
-        return sorted({*self._inner.pending_peers(), *(peer for _, peer in self._held)})
+        return sorted({*self._inner.pending_peers(), *self._held_peers()})
+
+    def _held_peers(self) -> list[int]:
+        return sorted({*(peer for _, peer in self._held), *(peer for _, _, peer, _ in self._coming)})

@@ -32,6 +32,7 @@ from lanterne.bench.collective.arrivals_report import print_arrivals
 from lanterne.bench.collective.plot import plot
 from lanterne.bench.collective.settings import BenchSettings, add_arguments, dtype_of, parse
 from lanterne.bench.output import report
+from lanterne.bench.output.load import BUSY_CORES, LoadMeter
 from lanterne.bench.output.units import format_nbytes, format_time
 from lanterne.collectives.algorithms.registry import find_algorithm
 from lanterne.collectives.auto.trials import usual_s
@@ -46,6 +47,10 @@ if TYPE_CHECKING:
     from lanterne.collectives.communicator import Communicator
 
 __all__ = ["add_arguments", "run"]
+
+# Columns of the longest bar; a ratio of times below which it is a gain, and not the machine's noise.
+BAR_COLUMNS = 50
+GAINS = 0.95
 
 
 def run(args: argparse.Namespace) -> int:
@@ -81,13 +86,14 @@ def run_rank(comm: Communicator, settings: BenchSettings, json_file: str | None)
         raise InputError(f"--late-rank: got {settings.late_rank}, expected 0 to {n - 1}")
     algorithms = algorithms_of(comm, settings)
     cases = [(nbytes, delay_s) for delay_s in settings.delays_s for nbytes in settings.sizes]
-    records = []
+    records, meter = [], LoadMeter()
     for index, (nbytes, delay_s) in enumerate(cases):
         tick = partial(_tick, comm.rank, f"{index + 1}/{len(cases)} {format_nbytes(nbytes)}")
         records += measured(comm, settings, algorithms, nbytes, delay_s, tick)
     report.progress("")
+    foreign_cores = meter.foreign_cores(comm)
     if comm.rank == 0:
-        tell(comm, settings, records, json_file)
+        tell(comm, settings, records, foreign_cores, json_file)
     below = settings.min_busbw is not None and any(
         record["busbw_gbytes_per_s"] is not None and record["busbw_gbytes_per_s"] < settings.min_busbw
         for record in records
@@ -147,17 +153,25 @@ def measured(
     return records
 
 
-def tell(comm: Communicator, settings: BenchSettings, records: list[dict[str, Any]], json_file: str | None) -> None:
+def tell(
+    comm: Communicator,
+    settings: BenchSettings,
+    records: list[dict[str, Any]],
+    foreign_cores: float,
+    json_file: str | None,
+) -> None:
     """Write, print and draw what was measured."""
     arrivals = comm.arrivals() if settings.arrivals else None
     document = report.envelope(
         rate_bytes_per_s=settings.rate_bytes_per_s,
+        foreign_cores=foreign_cores,
         results=records,
         **({"arrivals": arrivals.to_json()} if arrivals else {}),
     )
 
     def show(document: dict[str, Any], file: TextIO) -> None:
         print_records(document, file)
+        print_late(document, file)
         if arrivals:
             print_arrivals(arrivals, file=file)
 
@@ -269,6 +283,30 @@ def print_records(document: dict[str, Any], file: TextIO) -> None:
         del columns[-2]
         rows = [[*row[:-2], row[-1]] for row in rows]
     report.print_table(columns, rows, notes=notes, file=file)
+
+
+def print_late(document: dict[str, Any], file: TextIO) -> None:
+    """What the late rank still costs at the largest size and the longest delay, as bars, and the verdict on "auto"."""
+    results, cores = document["results"], document["foreign_cores"]
+    is_busy = cores > BUSY_CORES
+    longest_s = max(record["delay_s"] for record in results)
+    largest = max(record["nbytes"] for record in results)
+    late = [record for record in results if record["delay_s"] == longest_s and record["nbytes"] == largest]
+    if longest_s:
+        medians_s = [statistics.median(record["late_s"]) for record in late]
+        what = f"{format_nbytes(largest)}, {format_time(longest_s)} late"
+        print(f"\n# {what}: from the late rank's call to the end", file=file)
+        names = list(map(name_of, late))
+        for name, median_s in zip(names, medians_s, strict=True):
+            bar = "=" * round(BAR_COLUMNS * median_s / max(medians_s))
+            print(f"#   {name.ljust(max(map(len, names)))}  {bar} {format_time(median_s)}", file=file)
+        by_name = {record["algorithm"]: record["late_s"] for record in late}
+        if not is_busy and {"auto", "ring"} <= by_name.keys():
+            ratio = statistics.median(a / b for a, b in zip(by_name["auto"], by_name["ring"], strict=True))
+            said = "auto gains" if ratio < GAINS else "auto gains nothing here"
+            print(f"# {said}: {ratio:.2f} of ring's time, the median of {len(by_name['ring'])} rounds", file=file)
+    if is_busy:
+        print(f"# busy: others used {cores:.1f} cores meanwhile, so these times say little, and no verdict", file=file)
 
 
 def over_best(results: Sequence[dict[str, Any]], record: dict[str, Any]) -> float | None:

@@ -152,7 +152,7 @@ def run(args: argparse.Namespace) -> int:
         report.print_table(experiment.COLUMNS, rows, title=title, notes=experiment.NOTES.strip().splitlines())
         for line in getattr(experiment, "findings", lambda _: [])(records):
             print(line)
-        for bar in bars:
+        for bar in bars if args.check else ():
             print(f"# bar {bar}")
     if args.plot:
         _draw(experiment, args.plot, records)

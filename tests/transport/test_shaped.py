@@ -82,6 +82,24 @@ def test_links_of_a_rank_share_its_end_or_not(now, separate, arrived_s):
         assert request.test()
 
 
+def test_what_leaves_later_does_not_hold_up_what_comes_before(now):
+    """Rank 0's second message waits for its own link until 104; rank 1's comes at once, though looked at later."""
+    world = LocalWorld(3)
+    ranks = [ShapedTransport(world.transport(rank), Link(0.0, 2.0)) for rank in range(3)]
+    ranks[0].post((Send(ranks[0].register(bytearray(8)), 0, 8, 1),))
+    received = []
+    for sender in (0, 1):
+        received.append(ranks[2].post((Recv(ranks[2].register(bytearray(8)), 0, 8, sender),)))
+        ranks[sender].post((Send(ranks[sender].register(bytearray(8)), 0, 8, 2),))
+    assert not received[0].test() and not received[1].test()
+    now[0] = 104.0
+    assert not received[0].test() and received[1].test()
+    now[0] = 107.999
+    assert not received[0].test()
+    now[0] = 108.0
+    assert received[0].test()
+
+
 def test_messages_under_way_at_once_keep_their_own_times(now):
     """After others, which are done, so that what those were told with is used again."""
     ranks = [ShapedTransport(world.transport(rank), Link(10.0)) for world in [LocalWorld(2)] for rank in range(2)]

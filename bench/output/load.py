@@ -1,0 +1,45 @@
+"""How busy others keep the machine while a job of ours is measured: what its ranks have not used of what was used."""
+
+from __future__ import annotations
+
+import os
+import time
+import zlib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from lanterne.collectives.communicator import Communicator
+
+# Cores that others use from which on times say little, a share of one: what a desktop does at rest stays below.
+BUSY_CORES = 0.3
+
+
+class LoadMeter:
+    """Counts, from its birth on, the core time that the machines of a job spend, and that of its ranks."""
+
+    def __init__(self) -> None:
+        self._start_s = time.monotonic()
+        self._all_s = _machine_s()
+        self._own_s = time.process_time()
+
+    def foreign_cores(self, comm: Communicator) -> float:
+        """Cores that others have used since, on the machine where they used most, on average. All ranks call it."""
+        machine = zlib.crc32(Path("/proc/sys/kernel/random/boot_id").read_bytes())
+        lasted_s = time.monotonic() - self._start_s
+        mine = np.array([machine, lasted_s, _machine_s() - self._all_s, time.process_time() - self._own_s])
+        rows = np.empty((comm.world_size, 4))
+        comm.all_gather(mine, rows.reshape(-1))
+        cores = []
+        for one in set(rows[:, 0]):
+            here = rows[rows[:, 0] == one]
+            cores.append((here[:, 2].max() - here[:, 3].sum()) / here[:, 1].max())
+        return max(0.0, *cores)
+
+
+def _machine_s() -> float:
+    """Core seconds that this machine has spent on anything, the time that its host took away too (/proc/stat)."""
+    user, nice, system, _, _, *others = map(int, Path("/proc/stat").read_text().split("\n")[0].split()[1:9])
+    return (user + nice + system + sum(others)) / os.sysconf("SC_CLK_TCK")
