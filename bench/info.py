@@ -78,7 +78,7 @@ def _print(components: list[Component]) -> None:
     )
     missing = [part for part in components if not part["available"] and part["install"]]
     if missing:
-        print("\nto install what is missing:")
+        print("\nto install what is missing (.[NAME] in a checkout; else FILE.whl[NAME], the wheel's path):")
         report.print_table(
             [("", ""), ("", "")], [(f"  {part['name']}:", part["install"]) for part in missing], left=(0, 1)
         )
@@ -146,7 +146,7 @@ def _mpiexec() -> Component:
 
 
 def _ucx() -> Component:
-    install = "pip install 'lanterne[ucx]'; in a checkout: ./run bench --transport ucx"
+    install = "pip install '.[ucx]'; in a checkout: ./run bench --transport ucx"
     for distribution in ("ucxx-cu12", "ucxx-cu13"):
         try:
             version = metadata.version(distribution)
@@ -173,7 +173,7 @@ def _gpu() -> Component:
 
 def _cupy() -> Component:
     module, reason = _load("cupy")
-    install = "pip install 'lanterne[cuda13]' (driver 580 or newer) or 'lanterne[cuda12]'"
+    install = "pip install '.[cuda13]' (driver 580 or newer) or '.[cuda12]'"
     return _part("CuPy", module is not None, module.__version__ if module else reason, install)
 
 
@@ -182,7 +182,7 @@ def _nccl() -> Component:
     if module is not None and getattr(module, "available", False):
         return _part("NCCL", True, str(module.get_version()))
     return _part(
-        "NCCL", False, reason or "CuPy found no libnccl.so.2", "pip install 'lanterne[cuda13]' or 'lanterne[cuda12]'"
+        "NCCL", False, reason or "CuPy found no libnccl.so.2", "pip install '.[cuda13]' or '.[cuda12]'"
     )
 
 
@@ -190,7 +190,7 @@ def _numba_cuda() -> Component:
     try:
         return _part("numba-cuda", True, metadata.version("numba-cuda"))
     except metadata.PackageNotFoundError:
-        return _part("numba-cuda", False, "not installed", "pip install 'lanterne[cuda13]' or 'lanterne[cuda12]'")
+        return _part("numba-cuda", False, "not installed", "pip install '.[cuda13]' or '.[cuda12]'")
 
 
 def _solver() -> Component:
@@ -205,7 +205,7 @@ def _torch() -> Component:
         return _part("PyTorch", True, f"{metadata.version('torch')} (for Gloo comparisons and lanterne watch only)")
     except metadata.PackageNotFoundError:
         return _part(
-            "PyTorch", False, "not installed (only compared with, never needed)", "pip install 'lanterne[torch]'"
+            "PyTorch", False, "not installed (only compared with, never needed)", "pip install '.[torch]'"
         )
 
 
@@ -214,7 +214,7 @@ def _redis() -> Component:
         return _part("Redis client", True, metadata.version("redis"))
     except metadata.PackageNotFoundError:
         return _part(
-            "Redis client", False, "not installed (the embedded store is the default)", "pip install 'lanterne[redis]'"
+            "Redis client", False, "not installed (the embedded store is the default)", "pip install '.[redis]'"
         )
 
 

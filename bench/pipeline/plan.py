@@ -22,7 +22,7 @@ import argparse
 import dataclasses
 import inspect
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lanterne.bench.output import report
@@ -165,11 +165,28 @@ def _compare(args: argparse.Namespace, problem: Problem, unit: str, unit_s: floa
     if args.json != "-":
         columns = [("scheduler", ""), ("placement", ""), ("makespan", unit), ("over first", ""), ("over bound", "")]
         columns += [("bubbles", ""), ("peak memory", ""), ("fits", ""), ("planned in", "s")]
-        report.print_table(columns, [_row(evaluation, made[0]) for evaluation in made], notes=notes)
+        report.print_table(columns, [_row(evaluation, made[0]) for evaluation in made], notes=[*_verdict(made), *notes])
     limit = max(evaluation.timeline.makespan for evaluation in made)
     for evaluation in made:
         write_pictures(evaluation, args, unit, unit_s, limit, evaluation.checked.plan.scheduler)
     return 0
+
+
+def _verdict(made: Sequence[Evaluation]) -> list[str]:
+    """Which of `made`, in the order of the table, is fastest, and what each placement allows."""
+    fastest: dict[str, tuple[str, float]] = {}
+    for evaluation in made:
+        values = record(evaluation)
+        if values["fits_memory"]:
+            fastest.setdefault(values["placement"], (values["scheduler"], values["makespan"]))
+    if not fastest:
+        return ["no plan fits the memory that the ranks have"]
+    named = ", ".join(f"{name} ({makespan:.6g}) with placement {where}" for where, (name, makespan) in fastest.items())
+    said = [f"fastest that fits: {named}"]
+    if len(fastest) > 1:
+        said.append("placement: unidirectional has one stage on each rank; wave and loop cut the model into more, smaller")
+        said.append("stages, several on each rank; `best` plans for one of them, unless told --option placement=wave")
+    return said
 
 
 def _row(evaluation: Evaluation, first: Evaluation) -> list[str]:

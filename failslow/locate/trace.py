@@ -84,7 +84,7 @@ def _read_parquet(path: Path) -> dict[str, NDArray[Any]]:
         import pyarrow as pa
         from pyarrow import parquet
     except ImportError as error:
-        raise Unavailable("reading parquet needs pyarrow: pip install 'lanterne[traces]'") from error
+        raise Unavailable("reading parquet needs pyarrow: pip install pyarrow") from error
     import numpy as np
 
     try:

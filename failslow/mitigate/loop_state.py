@@ -42,7 +42,7 @@ class RedisState:
         try:
             import redis
         except ImportError:
-            raise Unavailable("redis: the client is not installed: pip install 'lanterne[redis]'") from None
+            raise Unavailable("redis: the client is not installed: pip install redis") from None
         self._failed = False
         self._errors: type[Exception] = redis.RedisError
         self.key: str = unquote(parts.path[1:]) or KEY
