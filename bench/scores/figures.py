@@ -10,6 +10,7 @@ measured by a function here names the command that measures it; one that nothing
 
 import argparse
 import ast
+import os
 import re
 import subprocess
 import sys
@@ -198,7 +199,10 @@ def pyright() -> tuple[str, bool]:
 def completeness() -> tuple[str, bool]:
     """Public symbols whose type is known."""
     command = (sys.executable, "-P", "-m", "basedpyright", "--verifytypes", "lanterne", "--ignoreexternal")
-    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout
+    # It asks the Python that it finds on the path, whatever --pythonpath says.
+    found = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
+    environment = os.environ | {"PATH": found}
+    said = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False).stdout
     score = re.search(r"completeness score: ([\d.]+)%", said)
     return f"{score[1]} %" if score else "no score", score is not None and score[1] == "100"
 
