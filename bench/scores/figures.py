@@ -107,6 +107,13 @@ def shared_class_names() -> tuple[str, bool]:
     return f"{len(several)} {' '.join(several)}".strip(), not several
 
 
+def shared_module_names() -> tuple[str, bool]:
+    """Module names that several files of the product bear; not bench's, which bear their commands' names."""
+    names = Counter(module.path.stem for module in product() if module.path.parts[0] != "bench")
+    several = sorted(name for name, count in names.items() if count > 1 and name != "__init__")
+    return f"{len(several)} {' '.join(several)}".strip(), not several
+
+
 def tuples_of_attributes() -> tuple[str, bool]:
     """Assignments in which three attributes or more are born at once."""
     found = [
@@ -211,6 +218,7 @@ FIGURES: list[Row] = [
     Row("house", "public functions annotated", "100 %", annotated),
     Row("house", "largest flat folder", "17 files", largest_folder),
     Row("house", "public class names with several meanings", "0", shared_class_names),
+    Row("house", "module names with several meanings", "0", shared_module_names),
     Row("house", "assignments that bear 3 attributes or more", "0", tuples_of_attributes),
     Row("house", "checks of imports: back arrows, circles", "0 failed", circles),
     Row("house", "lines of the product", "48,000", product_lines),
