@@ -95,6 +95,7 @@ def verdict_of(check):
 LEFT_OUT = (gpu_checks.check_large, 1), (gpu_checks.check_what_auto_goes_by_can_be_measured, 3)
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize(
     ("check", "world_size"),
     [case for case in product([*COMMON, *NCCL], [1, 3]) if case not in LEFT_OUT],

@@ -102,6 +102,7 @@ def test_calls_are_queued_as_long_as_streams_have_room():
     assert MAX_QUEUED // 3 <= queued <= MAX_QUEUED // 3 + 1
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("path", PATHS)
 def test_who_has_a_failed_device_is_named_to_the_others(path):
     """Also where the device refuses before anything of the call is sent."""

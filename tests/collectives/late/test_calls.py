@@ -268,6 +268,7 @@ def two_in_flight(comm):
     return errors, comm.arrivals().begun_early
 
 
+@pytest.mark.timing
 def test_calls_in_flight_keep_their_order():
     for errors, begun_early in spawn(4, two_in_flight, timeout_s=20):
         assert errors == [0, 0, 0]

@@ -89,6 +89,7 @@ def test_who_waited_is_told():
     assert columns["blocked"][words.index("F0.1")] == 1
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize(("name", "near"), NEAR_OR_FAR)
 def test_a_link_can_heal_between_iterations(set_near, name, near):
     set_near(near)
