@@ -140,18 +140,23 @@ class Parser(argparse.ArgumentParser):
             found, left = self.parse_known_args(words)
         except InputError:
             # Where a mistyped option is required, argparse speaks of the missing one only.
-            known = self._option_string_actions
-            for word in (word.partition("=")[0] for word in words if word.startswith("--") and word != "--"):
-                if word not in known and (hint := did_you_mean(word, known)):
-                    self.error(f"option: got {word!r}{hint}, expected one that the help lists")
+            names = (word.partition("=")[0] for word in words if word.startswith("--"))
+            for name in names:
+                if name not in self._option_string_actions and self._hint(name):
+                    self._refuse_option(name)
             raise
         option = next((word.partition("=")[0] for word in left if word.startswith("-")), None)
         if option is not None:
-            hint = did_you_mean(option, self._option_string_actions)
-            self.error(f"option: got {option!r}{hint}, expected one that the help lists")
+            self._refuse_option(option)
         if left:
             self.error(f"got {' '.join(left)!r} too many, expected nothing more")
         return found
+
+    def _hint(self, option: str) -> str:
+        return did_you_mean(option, self._option_string_actions)
+
+    def _refuse_option(self, option: str) -> NoReturn:
+        self.error(f"option: got {option!r}{self._hint(option)}, expected one that the help lists")
 
     def error(self, message: str) -> NoReturn:
         for theirs, ours in WORDS:

@@ -20,6 +20,8 @@ sys.path[:0] = [
 ]
 from processes import marked, new_mark  # noqa: E402
 
+from lanterne.bench.output.load import BUSY_CORES, machine_s  # noqa: E402
+
 with suppress(ImportError):  # tests/gpu does without
     from hypothesis import HealthCheck, settings
 
@@ -44,7 +46,7 @@ def mpi_leftovers():
     return segments.union(Path("/tmp").glob("hydra_hwloc_xmlfile_*"))
 
 
-BEFORE = mpi_leftovers()
+BEFORE = set() if IS_WORKER else mpi_leftovers()
 
 
 def pytest_unconfigure():
@@ -77,8 +79,6 @@ NOT_QUICK = (
 )
 # An sdist leaves out what only redoes our own figures.
 HAS_YARDSTICKS = find_spec("lanterne.bench.scores") is not None
-# Cores that others use while this process sleeps, from which on nothing that depends on time can be told.
-BUSY_CORES = 0.3
 
 
 def pytest_ignore_collect(collection_path):
@@ -99,11 +99,10 @@ def pytest_collection_modifyitems(items):
 
 
 def busy_cores(duration_s=0.5):
-    """Cores that others use on this machine while this process sleeps, by /proc/stat; its threads are not others."""
+    """Cores that others use on this machine while this process sleeps; its threads are not others."""
 
     def busy_s():
-        user, nice, system, _, _, *others = map(int, Path("/proc/stat").read_text().split("\n")[0].split()[1:8])
-        return (user + nice + system + sum(others)) / os.sysconf("SC_CLK_TCK") - time.process_time()
+        return machine_s()[0] - time.process_time()
 
     start_s, before_s = time.monotonic(), busy_s()
     time.sleep(duration_s)

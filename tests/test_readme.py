@@ -1,4 +1,4 @@
-"""The Python of README and docs runs as printed, their commands, links and sample files exist; the README is one screen."""
+"""The Python of README and docs runs as printed; their commands, links and sample files exist; one is a screen."""
 
 import re
 import shlex
@@ -14,13 +14,18 @@ from lanterne.bench import cli
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 TEXTS = {page.name: page.read_text() for page in PAGES}
-SNIPPETS = [text for page in TEXTS.values() for text in re.findall(r"```python\n(.*?)```", page, re.S)]
-COMMANDS = [
-    line.split("#")[0].strip()
-    for page in TEXTS.values()
-    for block in re.findall(r"```sh\n(.*?)```", page, re.S)
-    for line in block.replace("\\\n", " ").splitlines()
-]
+# Each once, in order: pages repeat some.
+SNIPPETS = list(
+    dict.fromkeys(text for page in TEXTS.values() for text in re.findall(r"```python\n(.*?)```", page, re.S))
+)
+COMMANDS = list(
+    dict.fromkeys(
+        line.split("#")[0].strip()
+        for page in TEXTS.values()
+        for block in re.findall(r"```sh\n(.*?)```", page, re.S)
+        for line in block.replace("\\\n", " ").splitlines()
+    )
+)
 MPIEXEC = str(Path(sys.executable).parent / "mpiexec")
 
 

@@ -297,9 +297,10 @@ def print_late(document: dict[str, Any], file: TextIO) -> None:
         what = f"{format_nbytes(largest)}, {format_time(longest_s)} late"
         print(f"\n# {what}: from the late rank's call to the end", file=file)
         names = list(map(name_of, late))
+        longest, width = max(medians_s), max(map(len, names))
         for name, median_s in zip(names, medians_s, strict=True):
-            bar = "=" * round(BAR_COLUMNS * median_s / max(medians_s))
-            print(f"#   {name.ljust(max(map(len, names)))}  {bar} {format_time(median_s)}", file=file)
+            bar = "=" * round(BAR_COLUMNS * median_s / longest)
+            print(f"#   {name.ljust(width)}  {bar} {format_time(median_s)}", file=file)
         by_name = {record["algorithm"]: record["late_s"] for record in late}
         if not is_busy and {"auto", "ring"} <= by_name.keys():
             ratio = statistics.median(a / b for a, b in zip(by_name["auto"], by_name["ring"], strict=True))

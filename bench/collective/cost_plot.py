@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 # Okabe and Ito's palette, distinct for colour-blind readers, twice: solid for the first eight, dashed for the others.
-_COLOURS = ["#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8B6914"]
+COLOURS: list[str] = ["#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8B6914"]
 STYLES: list[dict[str, Any]] = [
     {"color": colour, "linestyle": dash, "marker": mark}
     for dash, mark in (("-", "o"), ("--", "s"))
-    for colour in _COLOURS
+    for colour in COLOURS
 ]
 _SHARES = [i / 100 for i in range(0, 101, 2)]
 # The records of cost.study by algorithm.
@@ -123,7 +123,7 @@ def _end_to_end(axis: Axes, by_name: ByName) -> None:
     axis.set_title("gain of a job over the ring (fig. 2b)")
     name = next((name for name in ("stragglar", "late_join") if name in by_name), None)
     ring = {record["ranks"]: record["time_s"] for record in by_name.get("ring", [])}
-    for colour, record in zip(_COLOURS * 4, by_name[name] if name else [], strict=False):
+    for colour, record in zip(COLOURS * 4, by_name[name] if name else [], strict=False):
         if ring.get(record["ranks"]):
             ideal, worst = (record[key] / ring[record["ranks"]] for key in ("ideal_s", "time_s"))
             gains = [[100 * (1 / (1 - share + share * ratio) - 1) for share in _SHARES] for ratio in (ideal, worst)]

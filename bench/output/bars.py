@@ -1,4 +1,4 @@
-"""What an experiment's records have to reach: figures with their bars, printed below its table, checked by --check."""
+"""What an experiment's records have to reach: figures with their bars; --check prints and checks them."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, TypeAlias

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import time
-import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+
+from lanterne.failslow.record.adapters import number_of
+from lanterne.failslow.record.recorder import boot_id
 
 if TYPE_CHECKING:
     from lanterne.collectives.communicator import Communicator
@@ -22,14 +24,13 @@ class LoadMeter:
 
     def __init__(self) -> None:
         self._start_s = time.monotonic()
-        self._all_s = _machine_s()
+        self._all_s = sum(machine_s())
         self._own_s = time.process_time()
 
     def foreign_cores(self, comm: Communicator) -> float:
         """Cores that others have used since, on the machine where they used most, on average. All ranks call it."""
-        machine = zlib.crc32(Path("/proc/sys/kernel/random/boot_id").read_bytes())
-        lasted_s = time.monotonic() - self._start_s
-        mine = np.array([machine, lasted_s, _machine_s() - self._all_s, time.process_time() - self._own_s])
+        lasted_s, all_s = time.monotonic() - self._start_s, sum(machine_s()) - self._all_s
+        mine = np.array([number_of(boot_id()), lasted_s, all_s, time.process_time() - self._own_s])
         rows = np.empty((comm.world_size, 4))
         comm.all_gather(mine, rows.reshape(-1))
         cores = []
@@ -39,7 +40,10 @@ class LoadMeter:
         return max(0.0, *cores)
 
 
-def _machine_s() -> float:
-    """Core seconds that this machine has spent on anything, the time that its host took away too (/proc/stat)."""
-    user, nice, system, _, _, *others = map(int, Path("/proc/stat").read_text().split("\n")[0].split()[1:9])
-    return (user + nice + system + sum(others)) / os.sysconf("SC_CLK_TCK")
+def machine_s() -> tuple[float, float]:
+    """(core seconds that this machine has spent on anything, those that its host kept from it), by /proc/stat."""
+    user, nice, system, _, _, irq, softirq, stolen = map(
+        int, Path("/proc/stat").read_text().split("\n")[0].split()[1:9]
+    )
+    tick_s = 1 / os.sysconf("SC_CLK_TCK")
+    return (user + nice + system + irq + softirq) * tick_s, stolen * tick_s

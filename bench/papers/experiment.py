@@ -125,7 +125,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "name", nargs="?", default="list", metavar="NAME", help="one of those above (default: list them)"
     )
     parser.add_argument("--quick", action="store_true", help="fewer points and shorter time limits")
-    parser.add_argument("--check", action="store_true", help="exit 1 where a bar is missed; of those that have one")
+    parser.add_argument("--check", action="store_true", help="print the bars, of those that have some; exit 1 if missed")
     parser.add_argument("--plot", metavar="FILE", help="draw it (png, svg, pdf)")
     parser.add_argument("--json", metavar="FILE", help="write the records as JSON ('-' for standard output)")
 

@@ -157,26 +157,24 @@ def _compare(args: argparse.Namespace, problem: Problem, unit: str, unit_s: floa
     if not made:
         raise InputError(f"scheduler: got no plan from any, the first said: {notes[0]}")
     made.sort(key=lambda evaluation: (not evaluation.fits, evaluation.timeline.makespan))
+    records = [record(evaluation) for evaluation in made]
     if args.json:
-        report.write_json(
-            args.json,
-            report.envelope(results=[record(evaluation) for evaluation in made], problem=described(problem, unit)),
-        )
+        report.write_json(args.json, report.envelope(results=records, problem=described(problem, unit)))
     if args.json != "-":
         columns = [("scheduler", ""), ("placement", ""), ("makespan", unit), ("over first", ""), ("over bound", "")]
         columns += [("bubbles", ""), ("peak memory", ""), ("fits", ""), ("planned in", "s")]
-        report.print_table(columns, [_row(evaluation, made[0]) for evaluation in made], notes=[*_verdict(made), *notes])
+        rows = [_row(values, records[0]) for values in records]
+        report.print_table(columns, rows, notes=[*_verdict(records), *notes])
     limit = max(evaluation.timeline.makespan for evaluation in made)
     for evaluation in made:
         write_pictures(evaluation, args, unit, unit_s, limit, evaluation.checked.plan.scheduler)
     return 0
 
 
-def _verdict(made: Sequence[Evaluation]) -> list[str]:
-    """Which of `made`, in the order of the table, is fastest, and what each placement allows."""
+def _verdict(records: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Which of `records`, in the order of the table, is fastest, and what each placement allows."""
     fastest: dict[str, tuple[str, float]] = {}
-    for evaluation in made:
-        values = record(evaluation)
+    for values in records:
         if values["fits_memory"]:
             fastest.setdefault(values["placement"], (values["scheduler"], values["makespan"]))
     if not fastest:
@@ -184,18 +182,17 @@ def _verdict(made: Sequence[Evaluation]) -> list[str]:
     named = ", ".join(f"{name} ({makespan:.6g}) with placement {where}" for where, (name, makespan) in fastest.items())
     said = [f"fastest that fits: {named}"]
     if len(fastest) > 1:
-        said.append("placement: unidirectional has one stage on each rank; wave and loop cut the model into more, smaller")
-        said.append("stages, several on each rank; `best` plans for one of them, unless told --option placement=wave")
+        said.append("placement: unidirectional has one stage on each rank; wave and loop cut the model into more and")
+        said.append("smaller ones, several on each rank; `best` plans for one, unless told --option placement=wave")
     return said
 
 
-def _row(evaluation: Evaluation, first: Evaluation) -> list[str]:
-    values = record(evaluation)
+def _row(values: Mapping[str, Any], first: Mapping[str, Any]) -> list[str]:
     return [
         values["scheduler"],
         values["placement"],
         f"{values['makespan']:.6g}",
-        f"{values['makespan'] / first.timeline.makespan - 1:.2%}",
+        f"{values['makespan'] / first['makespan'] - 1:.2%}",
         f"{values['gap']:.2%}" if values["fits_memory"] else "-",
         f"{values['bubble_rate']:.1%}",
         f"{max(values['peak_inflight']):.4g}",

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from lanterne.bench.collective.cost_plot import COLOURS
 from lanterne.bench.output.report import write_atomically
 from lanterne.bench.output.units import format_nbytes
 
-# Colours of Okabe and Ito, which people with any colour vision can tell apart.
-OURS, RING, PEER = "#0072B2", "#E69F00", "#666666"
+OURS, RING, PEER = COLOURS[1], COLOURS[5], "#666666"
 HOSTS, NBYTES = 8, 16 << 20
 
 
