@@ -16,7 +16,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from lanterne.collectives.algorithms.registry import algorithms_for
+from lanterne.collectives.algorithms.catalogue import algorithms_for
 from lanterne.collectives.auto.tuning import Tuning
 from lanterne.collectives.captured import Captured
 from lanterne.collectives.core import Closing, CommunicatorCore

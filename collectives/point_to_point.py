@@ -5,7 +5,7 @@ from functools import partial
 from typing import TypeAlias
 
 from lanterne.collectives.execute.arguments import check_whole
-from lanterne.collectives.execute.base import CommunicatorBase
+from lanterne.collectives.execute.communicator_base import CommunicatorBase
 from lanterne.collectives.execute.plans import USER_LANES
 from lanterne.collectives.execute.requests import MessageRequest
 from lanterne.errors import InputError

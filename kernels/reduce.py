@@ -134,7 +134,7 @@ def _check_out(given: Array, dtype: object) -> tuple[HostArray, Dtype]:
 
 
 def _cuda() -> ModuleType:
-    from lanterne.kernels.cuda import reduce as cuda_reduce
+    from lanterne.kernels.cuda import reduce_on_device as cuda_reduce
 
     return cuda_reduce
 

@@ -75,7 +75,7 @@ ALONE = (
 NOT_QUICK = (
     *(*ALONE, "kernels/cuda/test_cuda_kernels.py", "collectives/schedule/test_export.py"),
     *("failslow/mitigate/test_controller.py", "failslow/locate/test_locate.py"),
-    *("pipeline/planners/test_best.py", "pipeline/simulate/test_check.py"),
+    *("pipeline/planners/test_best.py", "pipeline/simulate/test_check_plan.py"),
 )
 # An sdist leaves out what only redoes our own figures.
 HAS_YARDSTICKS = find_spec("lanterne.bench.scores") is not None

@@ -11,10 +11,10 @@ if TYPE_CHECKING:
 
 # name -> (module, class, one line). A class takes (group, timeout_s).
 TRANSPORTS: dict[str, tuple[str, str, str]] = {
-    "mpi": ("mpi.transport", "MpiTransport", "MPI point to point, through mpi4py"),
-    "ucx": ("ucx.transport", "UcxTransport", "UCX: RDMA where there is a NIC, shared memory and TCP elsewhere"),
+    "mpi": ("mpi.over_mpi", "MpiTransport", "MPI point to point, through mpi4py"),
+    "ucx": ("ucx.over_ucx", "UcxTransport", "UCX: RDMA where there is a NIC, shared memory and TCP elsewhere"),
     "nccl": (
-        "nccl.transport",
+        "nccl.over_nccl",
         "NcclTransport",
         "NCCL between GPUs, through CuPy; host memory beside it by mpi, ucx or TCP",
     ),

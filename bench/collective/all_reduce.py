@@ -34,7 +34,7 @@ from lanterne.bench.collective.settings import BenchSettings, add_arguments, dty
 from lanterne.bench.output import report
 from lanterne.bench.output.load import BUSY_CORES, LoadMeter
 from lanterne.bench.output.units import format_nbytes, format_time
-from lanterne.collectives.algorithms.registry import find_algorithm
+from lanterne.collectives.algorithms.catalogue import find_algorithm
 from lanterne.collectives.auto.trials import usual_s
 from lanterne.collectives.execute import native
 from lanterne.errors import InputError, one_of

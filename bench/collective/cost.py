@@ -28,7 +28,7 @@ from lanterne.bench.output.units import format_nbytes, format_time, parse_nbytes
 from lanterne.errors import InputError
 
 if TYPE_CHECKING:
-    from lanterne.collectives.algorithms.registry import Algorithm
+    from lanterne.collectives.algorithms.catalogue import Algorithm
     from lanterne.collectives.schedule.cost import CostModel
     from lanterne.collectives.schedule.ir import CollectiveSchedule
 
@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from lanterne.collectives.algorithms.registry import algorithms_for, find_algorithm
+    from lanterne.collectives.algorithms.catalogue import algorithms_for, find_algorithm
 
     model = model_from(args)
     ranks = sorted({_count(text) for text in args.ranks.split(",")})
@@ -83,8 +83,8 @@ def study(
     lines: Sequence[Algorithm], ranks: int, nbytes: int, model: CostModel, delays: Sequence[float] = ()
 ) -> list[dict[str, Any]]:
     """One record (dict) per algorithm of `lines` that can be used with `ranks` ranks; see this module's docstring."""
-    from lanterne.collectives.algorithms.registry import best_num_chunks, make_schedule
-    from lanterne.collectives.schedule.check import check
+    from lanterne.collectives.algorithms.catalogue import best_num_chunks, make_schedule
+    from lanterne.collectives.schedule.check_schedule import check
     from lanterne.collectives.schedule.cost import late_start, price
 
     records: list[dict[str, Any]] = []

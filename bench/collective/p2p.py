@@ -116,7 +116,7 @@ class Bare:
     """mpi4py itself."""
 
     def __init__(self) -> None:
-        from lanterne.transport.mpi.transport import load_mpi
+        from lanterne.transport.mpi.over_mpi import load_mpi
 
         self._mpi = load_mpi()
         self._comm = self._mpi.COMM_WORLD.Dup()

@@ -27,8 +27,8 @@ from lanterne.bench.output.units import format_nbytes, format_time, parse_nbytes
 from lanterne.errors import InputError, one_of
 
 if TYPE_CHECKING:
-    from lanterne.collectives.algorithms.registry import Algorithm
-    from lanterne.collectives.schedule.check import CheckedSchedule
+    from lanterne.collectives.algorithms.catalogue import Algorithm
+    from lanterne.collectives.schedule.check_schedule import CheckedSchedule
     from lanterne.collectives.schedule.cost import CostModel
     from lanterne.collectives.schedule.ir import CollectiveSchedule
 
@@ -68,8 +68,8 @@ def model_from(args: argparse.Namespace) -> CostModel:
 
 
 def run(args: argparse.Namespace) -> int:
-    from lanterne.collectives.algorithms.registry import algorithms_for, make_schedule
-    from lanterne.collectives.schedule.check import check
+    from lanterne.collectives.algorithms.catalogue import algorithms_for, make_schedule
+    from lanterne.collectives.schedule.check_schedule import check
     from lanterne.collectives.schedule.contracts import CONTRACTS
 
     nbytes, model = parse_nbytes(args.nbytes, "--nbytes"), model_from(args)

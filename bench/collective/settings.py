@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from lanterne.bench.cli import family
 from lanterne.bench.collective.arrivals_report import late_rank_of
 from lanterne.bench.output.units import check_sizes, parse_nbytes, parse_rate_bytes_per_s, parse_time_s
-from lanterne.collectives.algorithms.registry import find_algorithm
+from lanterne.collectives.algorithms.catalogue import find_algorithm
 from lanterne.errors import InputError, one_of
 from lanterne.kernels.dtypes import DTYPES, Dtype
 from lanterne.transport.job.bootstrap import in_a_job

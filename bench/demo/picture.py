@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 
 from lanterne.bench.demo.screen import BLOCKS, MARKS, plain_line, screen
 from lanterne.pipeline.execute.measured import timeline
-from lanterne.pipeline.simulate.check import CheckedPlan
+from lanterne.pipeline.simulate.check_plan import CheckedPlan
 from lanterne.pipeline.simulate.chrome_trace import chrome_trace
-from lanterne.pipeline.simulate.draw import save
+from lanterne.pipeline.simulate.gantt import save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

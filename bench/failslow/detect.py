@@ -221,7 +221,7 @@ def draw(path: str, found: Sequence[Series]) -> None:
     """
     import matplotlib
 
-    from lanterne.pipeline.simulate.draw import save
+    from lanterne.pipeline.simulate.gantt import save
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt

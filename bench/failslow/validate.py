@@ -168,7 +168,7 @@ def run_rank(comm: Communicator, options: dict[str, Any], args: argparse.Namespa
     """Validate on this rank; rank 0 prints and writes. The exit code."""
     from lanterne.failslow.validate import loads as gemm
     from lanterne.failslow.validate.validate import Injected, validate
-    from lanterne.pipeline.planes.registry import shaped
+    from lanterne.pipeline.planes.plane_makers import shaped
 
     if args.world_size not in (None, comm.world_size):
         raise InputError(f"-n: got {args.world_size}, expected the {comm.world_size} ranks of this job, or none")

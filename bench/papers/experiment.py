@@ -56,7 +56,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 from lanterne.bench.output import report
 from lanterne.bench.output.bars import Bar
 from lanterne.errors import InputError, did_you_mean
-from lanterne.pipeline.simulate.draw import save
+from lanterne.pipeline.simulate.gantt import save
 
 if TYPE_CHECKING:
     # Matplotlib takes a while to load, and only --plot needs it.
@@ -125,7 +125,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "name", nargs="?", default="list", metavar="NAME", help="one of those above (default: list them)"
     )
     parser.add_argument("--quick", action="store_true", help="fewer points and shorter time limits")
-    parser.add_argument("--check", action="store_true", help="print the bars, of those that have some; exit 1 if missed")
+    parser.add_argument("--check", action="store_true", help="print the bars, where there are some; exit 1 if missed")
     parser.add_argument("--plot", metavar="FILE", help="draw it (png, svg, pdf)")
     parser.add_argument("--json", metavar="FILE", help="write the records as JSON ('-' for standard output)")
 

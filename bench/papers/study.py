@@ -15,9 +15,9 @@ from lanterne.bench.papers.experiment import Axes, Columns, Figure, Record
 from lanterne.bench.pipeline.measure import MeasuredIterations, PipelineCase, measure
 from lanterne.pipeline.plan.plan import Plan
 from lanterne.pipeline.plan.problem import Problem
-from lanterne.pipeline.planes.registry import predict
-from lanterne.pipeline.planners.registry import plan
-from lanterne.pipeline.simulate.check import check
+from lanterne.pipeline.planes.plane_makers import predict
+from lanterne.pipeline.planners.schedulers import plan
+from lanterne.pipeline.simulate.check_plan import check
 from lanterne.pipeline.simulate.simulate import simulate
 
 Key = TypeVar("Key", bound=Hashable)
@@ -215,7 +215,7 @@ def draw_bars(
 
 def draw_gantt(axis: Axes, record: Record, limit_s: float) -> set[str]:
     """The measured actions of a record, one row per rank; returns the kinds that there are."""
-    from lanterne.pipeline.simulate.draw import COLOURS
+    from lanterne.pipeline.simulate.gantt import COLOURS
 
     kinds = set()
     for rank, word, start_s, end_s in record["actions"]:
@@ -235,7 +235,7 @@ def draw_kinds(figure: Figure, kinds: Collection[str]) -> None:
     """The legend of Gantt charts, below them."""
     from matplotlib.patches import Patch
 
-    from lanterne.pipeline.simulate.draw import COLOURS, MEANING
+    from lanterne.pipeline.simulate.gantt import COLOURS, MEANING
 
     patches = [Patch(color=COLOURS[kind], label=f"{kind}: {MEANING[kind]}") for kind in MEANING if kind in kinds]
     figure.legend(handles=patches, loc="outside lower right", ncols=len(patches), frameon=False, fontsize=9)

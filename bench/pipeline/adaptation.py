@@ -27,9 +27,9 @@ from lanterne.pipeline.execute.stage_timed import timed_stages
 from lanterne.pipeline.plan.plan import Plan
 from lanterne.pipeline.plan.problem import Problem
 from lanterne.pipeline.planes.observed import ObservedPlane
-from lanterne.pipeline.planes.registry import make_plane
+from lanterne.pipeline.planes.plane_makers import make_plane
 from lanterne.pipeline.planners.best import best
-from lanterne.pipeline.simulate.check import CheckedPlan, check
+from lanterne.pipeline.simulate.check_plan import CheckedPlan, check
 
 FIXED, ADAPT, KNOWN = "fixed", "adapt", "known"
 

@@ -12,7 +12,7 @@ from lanterne.bench.output.units import format_time
 from lanterne.bench.pipeline.adaptation import ADAPT, FIXED, KNOWN, Mode, outcomes, run_modes
 from lanterne.bench.pipeline.measure import Document
 from lanterne.pipeline.adapt.injection import InjectedEvent
-from lanterne.pipeline.simulate.check import CheckedPlan
+from lanterne.pipeline.simulate.check_plan import CheckedPlan
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -181,7 +181,7 @@ def plot(path: str, document: Document) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    from lanterne.pipeline.simulate.draw import save
+    from lanterne.pipeline.simulate.gantt import save
 
     figure, axes = plt.subplots(figsize=(10, 4.2), layout="constrained")
     draw(axes, document)

@@ -31,9 +31,9 @@ from lanterne.pipeline.execute.stage_timed import StreamClock, timed_stages
 from lanterne.pipeline.plan.placement import Placement
 from lanterne.pipeline.plan.plan import Plan
 from lanterne.pipeline.plan.problem import Problem
-from lanterne.pipeline.planes.base import DataPlane, free_nbytes
-from lanterne.pipeline.planes.registry import find_plane, make_plane
-from lanterne.pipeline.simulate.check import CheckedPlan, check
+from lanterne.pipeline.planes.data_plane import DataPlane, free_nbytes
+from lanterne.pipeline.planes.plane_makers import find_plane, make_plane
+from lanterne.pipeline.simulate.check_plan import CheckedPlan, check
 from lanterne.pipeline.simulate.simulate import Timeline
 from lanterne.transport.job.bootstrap import in_a_job
 from lanterne.transport.own_python import own_python
@@ -297,7 +297,7 @@ class DeviceTimed:
     """
 
     def __init__(self, comm: Communicator) -> None:
-        from lanterne.kernels.cuda.delay import delay
+        from lanterne.kernels.cuda.spin import delay
 
         self.device: Device = cuda_device(comm, own_stream=True)
         self._delay = delay

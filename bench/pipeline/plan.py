@@ -39,8 +39,8 @@ from lanterne.bench.pipeline.plan_report import (
 )
 from lanterne.errors import InputError, ScheduleError
 from lanterne.pipeline.plan.problem import Problem
-from lanterne.pipeline.planners.registry import SCHEDULERS, load
-from lanterne.pipeline.simulate.check import check
+from lanterne.pipeline.planners.schedulers import SCHEDULERS, load
+from lanterne.pipeline.simulate.check_plan import check
 
 ALL = "all"
 # Per scheduler, when all are compared without a limit of the user's.

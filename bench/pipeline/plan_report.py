@@ -12,9 +12,9 @@ from lanterne.pipeline.adapt.findings import pair_tolerances
 from lanterne.pipeline.plan.problem import Problem
 from lanterne.pipeline.planners.bounds import lower_bound
 from lanterne.pipeline.simulate.analysis import bubble_rate, busy_time
-from lanterne.pipeline.simulate.check import CheckedPlan
+from lanterne.pipeline.simulate.check_plan import CheckedPlan
 from lanterne.pipeline.simulate.chrome_trace import chrome_trace
-from lanterne.pipeline.simulate.draw import draw
+from lanterne.pipeline.simulate.gantt import draw
 from lanterne.pipeline.simulate.simulate import Timeline, simulate
 
 

@@ -45,12 +45,12 @@ from lanterne.bench.pipeline.plan_report import described, labelled
 from lanterne.errors import InputError
 from lanterne.pipeline.plan.plan import Plan
 from lanterne.pipeline.plan.problem import Problem
-from lanterne.pipeline.planes.registry import PLANES, find_plane, predict
-from lanterne.pipeline.planners.registry import load
+from lanterne.pipeline.planes.plane_makers import PLANES, find_plane, predict
+from lanterne.pipeline.planners.schedulers import load
 from lanterne.pipeline.simulate.analysis import bubble_rate
-from lanterne.pipeline.simulate.check import CheckedPlan, check
+from lanterne.pipeline.simulate.check_plan import CheckedPlan, check
 from lanterne.pipeline.simulate.chrome_trace import chrome_trace
-from lanterne.pipeline.simulate.draw import draw_all
+from lanterne.pipeline.simulate.gantt import draw_all
 from lanterne.pipeline.simulate.simulate import Timeline, simulate
 from lanterne.transport.rails.rail_names import check_rail
 

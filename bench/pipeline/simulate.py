@@ -25,7 +25,7 @@ from lanterne.bench.pipeline.plan_report import (
 )
 from lanterne.errors import InputError
 from lanterne.pipeline.plan.plan import Plan
-from lanterne.pipeline.simulate.check import check
+from lanterne.pipeline.simulate.check_plan import check
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -29,8 +29,8 @@ from lanterne.errors import InputError, ScheduleError
 from lanterne.pipeline.plan.placement import unidirectional
 from lanterne.pipeline.plan.problem import Problem
 from lanterne.pipeline.planners.bounds import lower_bound
-from lanterne.pipeline.planners.registry import SCHEDULERS, load
-from lanterne.pipeline.simulate.check import check
+from lanterne.pipeline.planners.schedulers import SCHEDULERS, load
+from lanterne.pipeline.simulate.check_plan import check
 
 OVER = ("latency", "bandwidth", "memory", "microbatches")
 MODES = ("in-order", "frozen")

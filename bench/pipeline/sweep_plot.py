@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lanterne.pipeline.plan.problem import Problem
-from lanterne.pipeline.simulate.draw import save
+from lanterne.pipeline.simulate.gantt import save
 
 STYLES = ("-", "--", "-.", ":")
 # Where lines lie on each other the first ones show as the wider ones beneath.

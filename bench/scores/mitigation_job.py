@@ -22,7 +22,7 @@ from lanterne.failslow.mitigate.decision import ControllerSettings
 from lanterne.pipeline.adapt.injection import InjectedEvent
 from lanterne.pipeline.model.stage_mlp import mlp
 from lanterne.pipeline.plan.problem import Problem
-from lanterne.pipeline.simulate.check import CheckedPlan
+from lanterne.pipeline.simulate.check_plan import CheckedPlan
 from lanterne.pipeline.train.adam import Adam
 from lanterne.pipeline.train.rank_layout import Layout, make_layout
 from lanterne.pipeline.train.trainer import Trainer, plans

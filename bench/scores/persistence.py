@@ -31,8 +31,8 @@ from lanterne.bench.collective.cost_plot import STYLES
 from lanterne.bench.collective.settings import known_rate_bytes_per_s
 from lanterne.bench.output import report
 from lanterne.bench.output.units import format_nbytes, format_time, parse_nbytes, parse_rate_bytes_per_s, parse_time_s
-from lanterne.collectives.algorithms.registry import find_algorithm, make_schedule
-from lanterne.collectives.schedule.check import check
+from lanterne.collectives.algorithms.catalogue import find_algorithm, make_schedule
+from lanterne.collectives.schedule.check_schedule import check
 from lanterne.collectives.schedule.cost import CostModel, late_start, price
 from lanterne.errors import InputError
 from lanterne.transport.job.bootstrap import in_a_job

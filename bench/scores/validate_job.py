@@ -10,7 +10,7 @@ from typing import Any
 from lanterne.collectives.communicator import Communicator
 from lanterne.failslow.validate.suspects import Examiner
 from lanterne.failslow.validate.validate import Injected, validate
-from lanterne.pipeline.planes.registry import shaped
+from lanterne.pipeline.planes.plane_makers import shaped
 from lanterne.transport.shaped import Link
 
 LIMIT_S = 5.0

@@ -9,14 +9,14 @@ from lanterne.bench.output.units import format_time
 from lanterne.pipeline.adapt.injection import InjectedEvent, Replay
 from lanterne.pipeline.execute.execute import Measured, execute
 from lanterne.pipeline.planes.observed import ObservedPlane
-from lanterne.pipeline.planes.registry import make_plane
+from lanterne.pipeline.planes.plane_makers import make_plane
 
 if TYPE_CHECKING:
     from lanterne.collectives.communicator import Communicator
     from lanterne.pipeline.adapt.adapter import Adapter
     from lanterne.pipeline.adapt.decide import Change, Held
     from lanterne.pipeline.execute.stage import Stage
-    from lanterne.pipeline.simulate.check import CheckedPlan
+    from lanterne.pipeline.simulate.check_plan import CheckedPlan
     from lanterne.pipeline.train.trainer import Trainer
 
 

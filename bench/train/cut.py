@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from lanterne.pipeline.execute.execute import After, Measured
     from lanterne.pipeline.execute.stage import Stage
     from lanterne.pipeline.plan.action import Action
-    from lanterne.pipeline.simulate.check import CheckedPlan
+    from lanterne.pipeline.simulate.check_plan import CheckedPlan
     from lanterne.pipeline.train.trainer import Trainer
 
 Record: TypeAlias = dict[str, Any]

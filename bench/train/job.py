@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from lanterne.pipeline.model.stage_layers import StageModel
     from lanterne.pipeline.model.text import Batches, Text
     from lanterne.pipeline.plan.plan import Plan
-    from lanterne.pipeline.simulate.check import CheckedPlan
+    from lanterne.pipeline.simulate.check_plan import CheckedPlan
     from lanterne.pipeline.train.rank_layout import Layout
     from lanterne.pipeline.train.trainer import Iteration, Trainer
 
@@ -161,7 +161,7 @@ def planned(
     from lanterne.pipeline.plan.problem import Problem
     from lanterne.pipeline.planners.layer_times import layer_times_s
     from lanterne.pipeline.planners.partition import partition_layers
-    from lanterne.pipeline.simulate.check import check
+    from lanterne.pipeline.simulate.check_plan import check
     from lanterne.pipeline.train.trainer import plans
 
     places = setup.layout.shape[1]

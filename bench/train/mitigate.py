@@ -11,7 +11,7 @@ from lanterne.failslow.mitigate.closed_loop import ClosedLoop, observed
 from lanterne.failslow.mitigate.decision import ControllerSettings
 from lanterne.failslow.mitigate.loop_state import RedisState
 from lanterne.pipeline.adapt.injection import InjectedEvent
-from lanterne.pipeline.simulate.check import CheckedPlan
+from lanterne.pipeline.simulate.check_plan import CheckedPlan
 from lanterne.pipeline.train.rank_layout import Layout
 from lanterne.pipeline.train.trainer import Iteration, Trainer
 

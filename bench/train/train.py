@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from lanterne.bench.train.job import Setup, TrainSettings
     from lanterne.collectives.communicator import Communicator
     from lanterne.pipeline.adapt.injection import InjectedEvent
-    from lanterne.pipeline.simulate.check import CheckedPlan
+    from lanterne.pipeline.simulate.check_plan import CheckedPlan
     from lanterne.pipeline.train.trainer import Iteration, Trainer
 
 ROWS = 10
@@ -200,7 +200,7 @@ def train(comm: Communicator, args: argparse.Namespace) -> Record | None:
     if _on_streams(args):
         if any(event.rank is not None for event in events):
             raise InputError("--slow-rank: got it on GPUs over nccl, whose CPUs only queue work, expected --slow-link")
-        from lanterne.pipeline.planes.registry import make_plane
+        from lanterne.pipeline.planes.plane_makers import make_plane
 
         options["plane"] = partial(make_plane, "streams")
     elif events or args.adapt:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lanterne.collectives.algorithms.registry import Algorithm, algorithms_for, best_num_chunks, make_schedule
+from lanterne.collectives.algorithms.catalogue import Algorithm, algorithms_for, best_num_chunks, make_schedule
 from lanterne.collectives.schedule.cost import CostModel, price
 from lanterne.collectives.schedule.ir import CollectiveSchedule, LateRank
 

@@ -11,7 +11,7 @@ import logging
 import os
 from typing import NamedTuple
 
-from lanterne.collectives.algorithms.registry import ALGORITHMS, Algorithm, best_num_chunks, find_algorithm
+from lanterne.collectives.algorithms.catalogue import ALGORITHMS, Algorithm, best_num_chunks, find_algorithm
 from lanterne.collectives.auto.learn import learn
 from lanterne.collectives.auto.pacing import sustained
 from lanterne.collectives.auto.predict import MIN_CHUNK_NBYTES, Factor, Prediction, candidates, corrected, predictions

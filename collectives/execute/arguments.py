@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from lanterne.collectives.execute.base import CommunicatorBase
+from lanterne.collectives.execute.communicator_base import CommunicatorBase
 from lanterne.collectives.schedule.ir import LateRank, late_set
 from lanterne.errors import InputError
 from lanterne.kernels.arrays import Array, HostArray, Stream, host_array, is_device_array

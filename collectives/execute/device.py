@@ -16,7 +16,7 @@ from lanterne.kernels.cuda.runtime import CudaRuntime, runtime_of
 from lanterne.kernels.staging import pinned_empty, wait_for
 from lanterne.transport.base import Recv, Region, Request, Send, Transport, make_tag
 from lanterne.transport.nccl.channel import MEETING_LANE, NcclChannel
-from lanterne.transport.nccl.transport import NcclTransport
+from lanterne.transport.nccl.over_nccl import NcclTransport
 from lanterne.transport.nccl.watchdog import ChannelRequest, stuck_stream
 
 

@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from lanterne.collectives.execute.arguments import CheckedCall, Key
-from lanterne.collectives.execute.base import CommunicatorBase
+from lanterne.collectives.execute.communicator_base import CommunicatorBase
 from lanterne.collectives.execute.plans import offered_algorithms
 from lanterne.collectives.execute.requests import NativeRequest
 from lanterne.errors import InputError, TransportError

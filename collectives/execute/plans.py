@@ -16,15 +16,15 @@ from typing import Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from lanterne.collectives.algorithms.registry import NATIVE, algorithms_for, find_algorithm, make_schedule
+from lanterne.collectives.algorithms.catalogue import NATIVE, algorithms_for, find_algorithm, make_schedule
 from lanterne.collectives.auto.pacing import credits, segment_nbytes, traffic_of
 from lanterne.collectives.execute.arguments import Key
-from lanterne.collectives.execute.base import CommunicatorBase
-from lanterne.collectives.execute.compile import compile_program
+from lanterne.collectives.execute.communicator_base import CommunicatorBase
+from lanterne.collectives.execute.compile_program import compile_program
 from lanterne.collectives.execute.executor import Execution
 from lanterne.collectives.execute.rank_program import RankProgram
 from lanterne.collectives.execute.stream_execution import NativeExecution, StreamExecution
-from lanterne.collectives.schedule.check import CheckedSchedule, check
+from lanterne.collectives.schedule.check_schedule import CheckedSchedule, check
 from lanterne.collectives.schedule.contracts import CONTRACTS
 from lanterne.collectives.schedule.ir import LateRank
 from lanterne.errors import InputError

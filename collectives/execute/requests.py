@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-from lanterne.collectives.execute.base import CommunicatorBase
+from lanterne.collectives.execute.communicator_base import CommunicatorBase
 from lanterne.collectives.execute.control import STALL_S
 from lanterne.collectives.execute.plans import AnyExecution, AnyPlan
 from lanterne.transport.base import POLLS_PER_CHECK, Request, timeout_error

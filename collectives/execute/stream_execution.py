@@ -224,7 +224,7 @@ class NativeExecution(QueuedExecution):
     """NCCL's own all-reduce, with the verbs of a StreamExecution."""
 
     def __init__(self, side: "DeviceSide", channel: "NcclChannel", key: Key) -> None:
-        from lanterne.transport.nccl.library import DATATYPES
+        from lanterne.transport.nccl.binding import DATATYPES
 
         super().__init__(side, channel, str(key), [rank for rank in channel.ranks if rank != channel.transport.rank])
         assert key.op is not None, "an all-reduce has one"

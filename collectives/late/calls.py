@@ -20,12 +20,12 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from lanterne.collectives.algorithms.registry import find_algorithm
+from lanterne.collectives.algorithms.catalogue import find_algorithm
 from lanterne.collectives.auto.pacing import sustained
 from lanterne.collectives.auto.predict import priced_schedule
 from lanterne.collectives.auto.tuning import MAX_PRICED_RANKS, late_num_chunks, override
 from lanterne.collectives.execute.arguments import CheckedCall, Key
-from lanterne.collectives.execute.base import CommunicatorBase
+from lanterne.collectives.execute.communicator_base import CommunicatorBase
 from lanterne.collectives.execute.executor import Execution
 from lanterne.collectives.execute.plans import BOARD_LANES, AnyPlan, Plans
 from lanterne.collectives.execute.requests import CollectiveRequest

@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from lanterne.collectives.schedule.check import CheckedSchedule
+from lanterne.collectives.schedule.check_schedule import CheckedSchedule
 from lanterne.collectives.schedule.chunk_layout import input_chunks, output_chunks
 from lanterne.collectives.schedule.contracts import CONTRACTS
 from lanterne.collectives.schedule.ir import CollectiveSchedule

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias
 from xml.sax.saxutils import quoteattr
 
-from lanterne.collectives.schedule.check import CheckedSchedule
+from lanterne.collectives.schedule.check_schedule import CheckedSchedule
 from lanterne.collectives.schedule.export_lowering import Home, RankChunks, lower
 from lanterne.collectives.schedule.ir import REDUCE, CollectiveSchedule, Transfer
 from lanterne.errors import InputError

@@ -12,7 +12,7 @@ of the block's threads. A program of more operations goes on in further thread b
 from collections.abc import Iterable
 from typing import Any, TypeAlias
 
-from lanterne.collectives.schedule.check import CheckedSchedule
+from lanterne.collectives.schedule.check_schedule import CheckedSchedule
 from lanterne.collectives.schedule.export_lowering import RankChunks, lower
 from lanterne.collectives.schedule.ir import REDUCE, CollectiveSchedule, Transfer
 from lanterne.errors import InputError

@@ -70,7 +70,7 @@ class CollectiveSchedule:
         note: one line on how it was made, where that matters (a fallback, say).
 
     Raises:
-        ScheduleError: columns, offsets or phases that do not fit together. All else is check.py's to say.
+        ScheduleError: columns, offsets or phases that do not fit together. All else is check_schedule.py's to say.
     """
 
     collective: str

@@ -41,7 +41,7 @@ from lanterne.pipeline.execute.stage import Stage
 from lanterne.pipeline.plan.action import Action
 from lanterne.pipeline.planes.inline import Inline
 from lanterne.pipeline.planes.observed import ObservedPlane
-from lanterne.pipeline.simulate.check import CheckedPlan
+from lanterne.pipeline.simulate.check_plan import CheckedPlan
 from lanterne.pipeline.train.checkpoint import load, save
 from lanterne.pipeline.train.rank_layout import Layout
 from lanterne.pipeline.train.trainer import Iteration, Trainer

@@ -11,7 +11,7 @@ from lanterne.failslow.mitigate.strategies import Arrangement
 from lanterne.failslow.validate.links import Link
 from lanterne.pipeline.adapt.estimate import pair_delays
 from lanterne.pipeline.adapt.profile import make_profile, work_s
-from lanterne.pipeline.simulate.check import CheckedPlan
+from lanterne.pipeline.simulate.check_plan import CheckedPlan
 
 # Seconds of the iteration, nan of a rank that is out; when its wait for gradients began and ended; the factor of its
 # test, if it is out; of a link that was probed the other end, and (least, most) seconds of a message.

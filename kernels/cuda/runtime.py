@@ -208,15 +208,15 @@ class CudaRuntime:
         return DeviceView(memory.ptr, nbytes, np.dtype(np.uint8), owner=memory)
 
     def prepare_fold(self, op: str, dtype: object, num_inputs: int) -> Callable[..., None]:
-        """The compiled kernel `(count, out_address, in0_address, ..., stream=...)`; see kernels/cuda/reduce.py."""
-        from lanterne.kernels.cuda.reduce import prepare
+        """The compiled kernel `(count, out_address, in0_address, ..., stream=...)`; see reduce_on_device.py."""
+        from lanterne.kernels.cuda.reduce_on_device import prepare
 
         with self._here:
             return self._launched_here(prepare(op, dtype, num_inputs))
 
     def prepare_divide(self, dtype: object) -> Callable[..., None]:
         """The compiled kernel `(count, out_address, in_address, divisor, stream=...)`."""
-        from lanterne.kernels.cuda.reduce import prepare_divide
+        from lanterne.kernels.cuda.reduce_on_device import prepare_divide
 
         with self._here:
             return self._launched_here(prepare_divide(dtype))

@@ -35,10 +35,10 @@ from lanterne.pipeline.execute.stage import Samples, Stage
 from lanterne.pipeline.plan.action import Action
 from lanterne.pipeline.plan.plan import Plan
 from lanterne.pipeline.plan.problem import Problem
-from lanterne.pipeline.planes.base import DataPlane
+from lanterne.pipeline.planes.data_plane import DataPlane
 from lanterne.pipeline.planes.observed import ObservedPlane
 from lanterne.pipeline.planners.best import load_search
-from lanterne.pipeline.simulate.check import CheckedPlan, check
+from lanterne.pipeline.simulate.check_plan import CheckedPlan, check
 
 # How long the other ranks wait for the coordinator's compiler.
 COMPILE_S = 600.0

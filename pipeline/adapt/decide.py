@@ -27,9 +27,9 @@ from lanterne.pipeline.adapt.profile import Profile
 from lanterne.pipeline.plan.plan import Plan
 from lanterne.pipeline.plan.problem import Problem
 from lanterne.pipeline.planners.best import best
-from lanterne.pipeline.planners.registry import SCHEDULERS
-from lanterne.pipeline.planners.registry import plan as make_plan
-from lanterne.pipeline.simulate.check import CheckedPlan, check
+from lanterne.pipeline.planners.schedulers import SCHEDULERS
+from lanterne.pipeline.planners.schedulers import plan as make_plan
+from lanterne.pipeline.simulate.check_plan import CheckedPlan, check
 from lanterne.pipeline.simulate.simulate import simulate
 
 # Delays that differ by less than this share of the time of one F and one B, or than what a look is off, are noise.

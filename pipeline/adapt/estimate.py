@@ -15,7 +15,7 @@ import numpy as np
 from lanterne.pipeline.adapt.link_delay import LinkDelay, Pair, Times
 from lanterne.pipeline.adapt.profile import Profile
 from lanterne.pipeline.plan.problem import Problem
-from lanterne.pipeline.simulate.check import CheckedPlan
+from lanterne.pipeline.simulate.check_plan import CheckedPlan
 
 # Latency and occupancy of a message.
 Delay: TypeAlias = tuple[float, float]

@@ -17,7 +17,7 @@ from lanterne.pipeline.adapt.link_delay import Pair
 from lanterne.pipeline.adapt.profile import Profile
 from lanterne.pipeline.plan.problem import Problem
 from lanterne.pipeline.planners.adaptra import tolerances, warmups_of
-from lanterne.pipeline.simulate.check import CheckedPlan
+from lanterne.pipeline.simulate.check_plan import CheckedPlan
 
 # "link 1-2" or "rank 2" -> +1, it is slower than planned for, or -1, it is faster.
 Findings: TypeAlias = dict[str, int]

@@ -17,7 +17,7 @@ from lanterne.kernels.cpu.delay import wait_until
 from lanterne.pipeline.adapt.link_delay import Pair
 from lanterne.pipeline.execute.stage import Message, Samples, Stage
 from lanterne.pipeline.plan.fields import as_number, check_keys
-from lanterne.pipeline.planes.base import DataPlane
+from lanterne.pipeline.planes.data_plane import DataPlane
 from lanterne.transport.shaped import Link, Links
 
 # Link i is between ranks i and i + 1, link (a, b) between any two ranks.

@@ -19,7 +19,7 @@ from lanterne.pipeline.plan.action import Action
 from lanterne.pipeline.plan.costs import Ints, costs
 from lanterne.pipeline.plan.plan import PART, PARTS
 from lanterne.pipeline.planes.observed import ObservedPlane
-from lanterne.pipeline.simulate.check import CheckedPlan
+from lanterne.pipeline.simulate.check_plan import CheckedPlan
 
 # Gives (num_actions,) seconds of what was measured.
 Durations: TypeAlias = Callable[[Measured], Times]

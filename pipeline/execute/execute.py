@@ -19,9 +19,9 @@ from lanterne.pipeline.execute.stage import Message, Samples, Stage, StageArray
 from lanterne.pipeline.plan.action import KINDS, Action
 from lanterne.pipeline.plan.costs import costs
 from lanterne.pipeline.plan.plan import PART, PARTS
-from lanterne.pipeline.planes.base import DataPlane, Receive
+from lanterne.pipeline.planes.data_plane import DataPlane, Receive
 from lanterne.pipeline.planes.inline import Inline
-from lanterne.pipeline.simulate.check import CheckedPlan
+from lanterne.pipeline.simulate.check_plan import CheckedPlan
 from lanterne.pipeline.simulate.program import LAST_KINDS
 
 After: TypeAlias = Callable[[Action], object]

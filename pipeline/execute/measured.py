@@ -9,7 +9,7 @@ from lanterne.collectives.communicator import Communicator
 from lanterne.pipeline.execute.execute import Measured
 from lanterne.pipeline.plan.costs import costs
 from lanterne.pipeline.plan.problem import Problem
-from lanterne.pipeline.simulate.check import CheckedPlan
+from lanterne.pipeline.simulate.check_plan import CheckedPlan
 from lanterne.pipeline.simulate.simulate import Timeline
 
 COLUMNS = ("ready_s", "waited", "start_s", "end_s", "sent_s", "blocked")

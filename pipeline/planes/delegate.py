@@ -20,7 +20,7 @@ from lanterne.collectives.communicator import Communicator, core_of
 from lanterne.collectives.execute.requests import CollectiveRequest
 from lanterne.errors import InputError, LanterneError, TransportTimeout, Unavailable
 from lanterne.pipeline.device.message_staging import MessageStaging
-from lanterne.pipeline.planes.base import Buffer, DataPlane, Receive, Shape, free_nbytes
+from lanterne.pipeline.planes.data_plane import Buffer, DataPlane, Receive, Shape, free_nbytes
 from lanterne.pipeline.planes.inline import Inline
 from lanterne.transport.base import timeout_error
 from lanterne.transport.rails.delegate_memory import check_machine, landed_counter

@@ -10,7 +10,7 @@ from lanterne.collectives.communicator import Communicator, core_of
 from lanterne.collectives.execute.requests import MessageRequest
 from lanterne.errors import InputError, LanterneError
 from lanterne.pipeline.device.message_staging import MessageStaging
-from lanterne.pipeline.planes.base import Buffer, DataPlane, Pool, Receive, Shape
+from lanterne.pipeline.planes.data_plane import Buffer, DataPlane, Pool, Receive, Shape
 from lanterne.transport.shaped import Link, ShapedTransport
 
 if TYPE_CHECKING:

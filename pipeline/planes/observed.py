@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lanterne.errors import LanterneError
-from lanterne.pipeline.planes.base import Buffer, DataPlane, Receive, Shape
+from lanterne.pipeline.planes.data_plane import Buffer, DataPlane, Receive, Shape
 from lanterne.transport.shaped import Link
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from lanterne.collectives.communicator import Communicator
-from lanterne.pipeline.planes.base import Buffer, Receive, Shape
+from lanterne.pipeline.planes.data_plane import Buffer, Receive, Shape
 from lanterne.pipeline.planes.delegate import DelegatePlane, DelegateReceive
 from lanterne.pipeline.planes.inline import TAG, Inline
 from lanterne.transport.rails.rail import MEMORY

@@ -18,7 +18,7 @@ rank has done more: run what computes once before the first message (Trainer doe
 
 What fails ends the plane: NCCL takes nothing back. Waits have the transport's timeout, from when the computing stream
 gets there. Has not run on a GPU yet.
-Paper: Chen et al. 2025 (CrossPipe), sections 6.3 and 6.4, appendix F.1; differs: see kernels/cuda/delay.py.
+Paper: Chen et al. 2025 (CrossPipe), sections 6.3 and 6.4, appendix F.1; differs: see kernels/cuda/spin.py.
 """
 
 import os
@@ -33,11 +33,11 @@ from lanterne.collectives.communicator import Communicator, core_of
 from lanterne.collectives.execute.requests import MessageRequest
 from lanterne.errors import InputError, LanterneError
 from lanterne.kernels.arrays import CONNECTIONS_VARIABLE, Event, Stream, address_of
-from lanterne.kernels.cuda.delay import ShapedTransfer, SpinKernels, StreamShaper
-from lanterne.pipeline.planes.base import Buffer, DataPlane, Receive, Shape
+from lanterne.kernels.cuda.spin import ShapedTransfer, SpinKernels, StreamShaper
+from lanterne.pipeline.planes.data_plane import Buffer, DataPlane, Receive, Shape
 from lanterne.transport.base import make_tag
 from lanterne.transport.nccl.channel import MEETING_LANE, NcclChannel
-from lanterne.transport.nccl.transport import NcclTransport
+from lanterne.transport.nccl.over_nccl import NcclTransport
 from lanterne.transport.nccl.watchdog import ChannelRequest, stuck_stream
 from lanterne.transport.shaped import FREE, Link, Links
 

@@ -10,9 +10,9 @@ from lanterne.pipeline.plan.plan import Plan
 from lanterne.pipeline.plan.problem import Problem
 from lanterne.pipeline.planners.bounds import lower_bound
 from lanterne.pipeline.planners.crosspipe import crosspipe
-from lanterne.pipeline.planners.registry import SCHEDULERS, Improvement, Progress, load
+from lanterne.pipeline.planners.schedulers import SCHEDULERS, Improvement, Progress, load
 from lanterne.pipeline.planners.search import improve
-from lanterne.pipeline.simulate.check import CheckedPlan, check
+from lanterne.pipeline.simulate.check_plan import CheckedPlan, check
 from lanterne.pipeline.simulate.simulate import simulate
 
 # Schedulers not asked for a plan to start from: itself, a solver, and those asked with the placement at hand.

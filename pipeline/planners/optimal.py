@@ -15,8 +15,8 @@ from lanterne.pipeline.plan.problem import Problem
 from lanterne.pipeline.planners.bounds import lower_bound
 from lanterne.pipeline.planners.crosspipe import crosspipe
 from lanterne.pipeline.planners.optimal_model import SPLIT_KINDS, SolverModel, build_model
-from lanterne.pipeline.planners.registry import Improvement, Progress, plan
-from lanterne.pipeline.simulate.check import CheckedPlan, check
+from lanterne.pipeline.planners.schedulers import Improvement, Progress, plan
+from lanterne.pipeline.simulate.check_plan import CheckedPlan, check
 from lanterne.pipeline.simulate.simulate import Timeline, simulate
 
 # The share of the time that the solver may look for a plan that reaches the lower bound.

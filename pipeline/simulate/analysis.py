@@ -5,7 +5,7 @@ import numpy as np
 from lanterne.errors import InputError
 from lanterne.pipeline.plan.costs import Floats, Ints, costs
 from lanterne.pipeline.plan.plan import PART, PARTS, STAGE
-from lanterne.pipeline.simulate.check import total_order
+from lanterne.pipeline.simulate.check_plan import total_order
 from lanterne.pipeline.simulate.simulate import Timeline
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from lanterne.pipeline.plan.costs import Floats, costs
 from lanterne.pipeline.plan.plan import PART, PARTS, Plan
 from lanterne.pipeline.plan.problem import Problem
-from lanterne.pipeline.simulate.check import CheckedPlan
+from lanterne.pipeline.simulate.check_plan import CheckedPlan
 from lanterne.pipeline.simulate.simulate import Timeline
 
 

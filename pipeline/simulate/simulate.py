@@ -21,7 +21,7 @@ from lanterne.pipeline.plan.action import Action
 from lanterne.pipeline.plan.costs import Costs, Floats, costs
 from lanterne.pipeline.plan.plan import KIND_INDEX, Plan
 from lanterne.pipeline.plan.problem import Problem
-from lanterne.pipeline.simulate.check import CheckedPlan, check
+from lanterne.pipeline.simulate.check_plan import CheckedPlan, check
 from lanterne.pipeline.simulate.program import (
     Communication,
     EngineProgram,

@@ -24,10 +24,10 @@ from lanterne.pipeline.execute.stage import Batch, Stage
 from lanterne.pipeline.model.stage_layers import LayerStage, Optimizer, StageModel, check_starts
 from lanterne.pipeline.plan.action import Action
 from lanterne.pipeline.plan.problem import Problem
-from lanterne.pipeline.planes.base import DataPlane
+from lanterne.pipeline.planes.data_plane import DataPlane
 from lanterne.pipeline.planes.inline import Inline
-from lanterne.pipeline.planners.registry import plan
-from lanterne.pipeline.simulate.check import CheckedPlan, check
+from lanterne.pipeline.planners.schedulers import plan
+from lanterne.pipeline.simulate.check_plan import CheckedPlan, check
 from lanterne.pipeline.train.adam import Adam
 from lanterne.pipeline.train.checkpoint import TrainingState
 from lanterne.pipeline.train.data_parallel import Copies

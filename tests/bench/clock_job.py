@@ -18,8 +18,8 @@ from lanterne.pipeline.execute.stage_timed import Clock, TimedStage  # noqa: E40
 from lanterne.pipeline.plan.problem import Problem  # noqa: E402
 from lanterne.pipeline.planes.inline import Inline  # noqa: E402
 from lanterne.pipeline.planes.observed import ObservedPlane  # noqa: E402
-from lanterne.pipeline.planners.registry import plan  # noqa: E402
-from lanterne.pipeline.simulate.check import check  # noqa: E402
+from lanterne.pipeline.planners.schedulers import plan  # noqa: E402
+from lanterne.pipeline.simulate.check_plan import check  # noqa: E402
 
 
 def main(off_s, nbytes):

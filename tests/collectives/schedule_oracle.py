@@ -1,6 +1,7 @@
 """A slow, obvious interpreter of schedules on Python dicts, against which the checker is held.
 
-It shares nothing with check.py but the table of contracts, and it carries any values: sets of ranks, integers, arrays.
+It shares nothing with check_schedule.py but the table of contracts, and it carries any values: sets of ranks, integers,
+arrays.
 """
 
 from collections import Counter

@@ -26,7 +26,7 @@ def _load(path):
 gpu_checks = _load(TESTS / "gpu" / "gpu_checks.py")
 
 from lanterne.collectives.late import calls as late  # noqa: E402
-from lanterne.kernels.cuda import delay as cuda_delay  # noqa: E402
+from lanterne.kernels.cuda import spin as cuda_delay  # noqa: E402
 from lanterne.transport.nccl import channel as nccl_channel  # noqa: E402
 
 # What works on arrays between calls on a stream of its own, or on other libraries' arrays, needs the real ones.

@@ -12,7 +12,7 @@ from itertools import permutations
 
 import numpy as np
 
-from lanterne.collectives.algorithms.registry import algorithms_for
+from lanterne.collectives.algorithms.catalogue import algorithms_for
 from lanterne.collectives.auto import trials
 from lanterne.collectives.late import calls as late
 from lanterne.errors import InputError, TransportError, TransportTimeout
@@ -83,7 +83,7 @@ def check_large(comm):
 def check_order_on_the_users_stream(comm):
     import cupy
 
-    from lanterne.kernels.cuda.delay import delay
+    from lanterne.kernels.cuda.spin import delay
 
     stream = cupy.cuda.Stream(non_blocking=True)
     x, out = cupy.zeros(100_000, np.float32), cupy.zeros(100_000, np.float32)
@@ -173,7 +173,7 @@ def check_foreign_arrays(comm):
 def check_late_rank_by_its_stream(comm):
     import cupy
 
-    from lanterne.kernels.cuda.delay import delay
+    from lanterne.kernels.cuda.spin import delay
 
     if comm.world_size < 3:
         return
@@ -266,7 +266,7 @@ def check_a_capture_beside_a_call(comm):
     """A capture of the user's in CUDA's strictest mode, which torch takes, while a call of ours is looked after."""
     import cupy
 
-    from lanterne.kernels.cuda.delay import delay
+    from lanterne.kernels.cuda.spin import delay
 
     busy, captured = cupy.cuda.Stream(non_blocking=True), cupy.cuda.Stream(non_blocking=True)
     x, out, count = cupy.ones(1000, np.float32), cupy.zeros(1000, np.float32), cupy.zeros(1000, np.float32)
@@ -293,7 +293,7 @@ def check_a_capture_beside_a_call(comm):
 def check_captured_late_rank(comm):
     import cupy
 
-    from lanterne.kernels.cuda.delay import delay
+    from lanterne.kernels.cuda.spin import delay
 
     if comm.world_size < 3:
         return
@@ -338,7 +338,7 @@ def check_what_auto_goes_by_can_be_measured(comm):
 def check_emulated_links_on_streams(comm):
     """Messages of a pipeline from GPU to GPU take their links' time, and the CPU goes on meanwhile."""
     from lanterne.pipeline.device.device_stage import cuda_device
-    from lanterne.pipeline.planes.registry import make_plane
+    from lanterne.pipeline.planes.plane_makers import make_plane
     from lanterne.transport.shaped import Link
 
     n, me = comm.world_size, comm.rank

@@ -12,7 +12,7 @@ from verdicts import ROOT, assert_right, run_checks, verdict
 
 import lanterne
 from lanterne.collectives.late import calls as late
-from lanterne.transport.nccl.library import SHARED_GPU_ENVIRONMENT
+from lanterne.transport.nccl.binding import SHARED_GPU_ENVIRONMENT
 
 SCRIPT = Path(__file__).with_name("gpu_checks.py")
 _spec = importlib.util.spec_from_file_location("gpu_checks", SCRIPT)

@@ -2,8 +2,8 @@
 
 import pytest
 
-from lanterne.kernels.cuda.delay import TIMERS, StreamShaper, calibrate, delay, measure_delay
 from lanterne.kernels.cuda.runtime import CudaRuntime
+from lanterne.kernels.cuda.spin import TIMERS, StreamShaper, calibrate, delay, measure_delay
 
 
 @pytest.mark.parametrize("timer", [None, *TIMERS])

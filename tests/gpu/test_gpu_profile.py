@@ -7,17 +7,17 @@ import pytest
 from device_profile import check_times
 
 import lanterne
-from lanterne.kernels.cuda.delay import delay
 from lanterne.kernels.cuda.runtime import CudaRuntime
+from lanterne.kernels.cuda.spin import delay
 from lanterne.pipeline.device.device_stage import cuda_device
 from lanterne.pipeline.device.device_times import DeviceTimes
 from lanterne.pipeline.execute.execute import execute
 from lanterne.pipeline.model.stage_layers import make_stages
 from lanterne.pipeline.model.stage_mlp import mlp
 from lanterne.pipeline.plan.problem import Problem
-from lanterne.pipeline.planes.registry import make_plane
-from lanterne.pipeline.planners.registry import plan
-from lanterne.pipeline.simulate.check import check
+from lanterne.pipeline.planes.plane_makers import make_plane
+from lanterne.pipeline.planners.schedulers import plan
+from lanterne.pipeline.simulate.check_plan import check
 from lanterne.pipeline.train.adam import Adam
 from lanterne.pipeline.train.trainer import Trainer, plans
 

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from lanterne.errors import InputError
-from lanterne.kernels.cuda.delay import delay
 from lanterne.kernels.cuda.lanes import storage_of
 from lanterne.kernels.cuda.numba_kernels import load_numba_cuda
-from lanterne.kernels.cuda.reduce import IMPLEMENTATIONS, divide, fold, prepare, reduce
+from lanterne.kernels.cuda.reduce_on_device import IMPLEMENTATIONS, divide, fold, prepare, reduce
+from lanterne.kernels.cuda.spin import delay
 from lanterne.kernels.dtypes import DTYPES
 from lanterne.kernels.reduce import divide as any_divide
 from lanterne.kernels.reduce import prepare as prepare_host

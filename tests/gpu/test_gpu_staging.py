@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 import lanterne
-from lanterne.kernels.cuda.delay import delay
 from lanterne.kernels.cuda.runtime import CudaRuntime
+from lanterne.kernels.cuda.spin import delay
 from lanterne.kernels.staging import Stager, pinned_empty
 from lanterne.pipeline.device.device_stage import cuda_device
-from lanterne.pipeline.planes.registry import make_plane
+from lanterne.pipeline.planes.plane_makers import make_plane
 
 TIMEOUT_S = 60
 SIZES = [1, 4095, 1 << 20, (5 << 20) + 3]

@@ -9,7 +9,7 @@ import numpy as np
 import lanterne
 from lanterne.collectives.communicator import core_of
 from lanterne.errors import LanterneError
-from lanterne.pipeline.planes.registry import make_plane
+from lanterne.pipeline.planes.plane_makers import make_plane
 
 SHAPE, DTYPE = (1 << 18,), np.dtype(np.uint8)
 

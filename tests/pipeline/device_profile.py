@@ -10,8 +10,8 @@ from lanterne.pipeline.execute.stage import Stage
 from lanterne.pipeline.plan.problem import Problem
 from lanterne.pipeline.planes.inline import Inline
 from lanterne.pipeline.planes.observed import ObservedPlane
-from lanterne.pipeline.planners.registry import plan
-from lanterne.pipeline.simulate.check import check
+from lanterne.pipeline.planners.schedulers import plan
+from lanterne.pipeline.simulate.check_plan import check
 
 MICROBATCHES, ITERATIONS = 3, 2
 DELAYS_S = {"forward": 4e-3, "backward_input": 8e-3, "backward_weight": 16e-3}

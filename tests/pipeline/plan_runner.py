@@ -4,7 +4,7 @@ import numpy as np
 
 from lanterne.pipeline.plan.costs import costs
 from lanterne.pipeline.plan.problem import Problem
-from lanterne.pipeline.simulate.check import check, total_order
+from lanterne.pipeline.simulate.check_plan import check, total_order
 
 
 def run_plan(plan, stages, inputs, targets, problem=None, after=None):

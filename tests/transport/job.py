@@ -17,7 +17,7 @@ from pathlib import Path
 
 from lanterne.errors import PeerFailed
 from lanterne.transport.job.bootstrap import connect
-from lanterne.transport.mpi import transport as mpi
+from lanterne.transport.mpi import over_mpi as mpi
 from lanterne.transport.mpi.library import unlink_segments
 from lanterne.transport.registry import open_transport
 

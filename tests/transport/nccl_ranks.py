@@ -7,7 +7,7 @@ from host_nccl import HostNccl
 from host_runtime import HostArray, HostRuntime
 
 from lanterne.transport.local import LocalWorld
-from lanterne.transport.nccl.transport import NcclTransport
+from lanterne.transport.nccl.over_nccl import NcclTransport
 
 __all__ = ["HostArray", "HostNccl", "HostRuntime", "Job"]
 

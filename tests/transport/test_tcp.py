@@ -10,7 +10,7 @@ from verdicts import verdict
 from lanterne.errors import PeerFailed
 from lanterne.transport.job.bootstrap import MPI_VARIABLES
 from lanterne.transport.local import LocalTransport
-from lanterne.transport.nccl import transport as nccl
+from lanterne.transport.nccl import over_nccl as nccl
 from lanterne.transport.tcp import TcpTransport
 
 CHECKS = [check for check in conformance.ORDERLY if check is not conformance.check_large]

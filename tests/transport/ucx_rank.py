@@ -13,7 +13,7 @@ import numpy as np
 from lanterne.errors import InputError, PeerFailed, TransportError, TransportTimeout
 from lanterne.transport.base import Recv, Send
 from lanterne.transport.job.bootstrap import connect
-from lanterne.transport.ucx.transport import UcxTransport
+from lanterne.transport.ucx.over_ucx import UcxTransport
 
 LONG_S = 60.0
 # Large enough that a SIGKILL hits the middle of it.

@@ -90,7 +90,7 @@ def _connect_to_launcher(timeout_s: float | None) -> Group:
 
 def _connect_by_mpi(timeout_s: float | None) -> Group:
     from lanterne.transport.mpi.library import unlink_segments
-    from lanterne.transport.mpi.transport import finalize_with, load_mpi
+    from lanterne.transport.mpi.over_mpi import finalize_with, load_mpi
 
     comm = load_mpi().COMM_WORLD
     expected = next((int(os.environ[name]) for name in MPI_SIZE_VARIABLES if name in os.environ), comm.size)

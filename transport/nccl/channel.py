@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 from lanterne.errors import LanterneError, TransportError
 from lanterne.kernels.arrays import Stream
 from lanterne.transport.base import Operation, Send, Transport, timeout_error
-from lanterne.transport.nccl.library import OPS, UINT8, LimitedCall, call_with_limit, reported
+from lanterne.transport.nccl.binding import OPS, UINT8, LimitedCall, call_with_limit, reported
 from lanterne.transport.nccl.watchdog import LOOK_S, ChannelRequest, ChannelWatch, Event, Pending
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ Settings, each with its reason (measured with ucxx 0.52, UCX 1.21); a UCX_... va
 - NET_DEVICES=lo where all ranks share a host: no port is open to others. TLS=^sm for a rank that shares its host with
   none: in an emulated cluster UCX would find shared memory all the same and go past the emulated links.
 RNDV_SCHEME stays as it is. get_zcopy, known as a cure of half-duplex TCP, turns rendezvous off there: posting a receive
-then no longer paces its sender. Two connections for each pair cure it and keep the pacing; see transport.py.
+then no longer paces its sender. Two connections for each pair cure it and keep the pacing; see over_ucx.py.
 """
 
 import ctypes

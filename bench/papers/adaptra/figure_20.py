@@ -12,8 +12,8 @@ from lanterne.bench.papers.experiment import Columns, Figure, Record
 from lanterne.bench.papers.study import UNIT_S, measured
 from lanterne.bench.pipeline.measure import PipelineCase
 from lanterne.pipeline.plan.problem import Problem
-from lanterne.pipeline.planners.registry import plan
-from lanterne.pipeline.simulate.check import check
+from lanterne.pipeline.planners.schedulers import plan
+from lanterne.pipeline.simulate.check_plan import check
 
 SIZES = (1 << 20, 4 << 20, 16 << 20, 64 << 20)
 # Stages, microbatches, and ms of F, B and W.

@@ -10,9 +10,9 @@ from lanterne.bench.output.bars import Bar, at_least
 from lanterne.bench.papers.experiment import Columns, Figure, Record
 from lanterne.bench.papers.study import UNIT_S, System, adaptra_systems, slowed
 from lanterne.pipeline.plan.problem import Problem
-from lanterne.pipeline.planes.registry import predict
-from lanterne.pipeline.planners.registry import plan
-from lanterne.pipeline.simulate.check import check
+from lanterne.pipeline.planes.plane_makers import predict
+from lanterne.pipeline.planners.schedulers import plan
+from lanterne.pipeline.simulate.check_plan import check
 
 QUIET = Problem(8, 24, 22, 26, 14, 0)
 ITERATIONS, SAMPLES, RESTART_S = 1200, 32, 120.0

@@ -17,8 +17,8 @@ from lanterne.bench.pipeline.adaptation_report import draw as draw_document
 from lanterne.bench.pipeline.adaptation_report import run_with_events
 from lanterne.pipeline.adapt.injection import InjectedEvent
 from lanterne.pipeline.plan.problem import Problem
-from lanterne.pipeline.planners.registry import plan
-from lanterne.pipeline.simulate.check import check
+from lanterne.pipeline.planners.schedulers import plan
+from lanterne.pipeline.simulate.check_plan import check
 
 SHORTER, FASTER = 10, 4
 UNIT_S = 1e-3 / FASTER

@@ -24,8 +24,8 @@ from lanterne.collectives.communicator import Communicator
 from lanterne.kernels.cpu.delay import wait_until
 from lanterne.pipeline.execute.execute import execute
 from lanterne.pipeline.execute.stage_timed import timed_stages
-from lanterne.pipeline.planes.base import DataPlane
-from lanterne.pipeline.planes.registry import predict, shaped
+from lanterne.pipeline.planes.data_plane import DataPlane
+from lanterne.pipeline.planes.plane_makers import predict, shaped
 from lanterne.transport.shaped import Link, ShapedTransport
 
 PACKET_DELAYS_MS = (0.125, 0.25, 0.375)

@@ -14,8 +14,8 @@ from lanterne.bench.papers.experiment import Columns, Figure, Record
 from lanterne.bench.papers.study import UNIT_S, best_of_placements, measured
 from lanterne.bench.pipeline.measure import PipelineCase
 from lanterne.pipeline.plan.problem import Problem
-from lanterne.pipeline.planners.registry import plan
-from lanterne.pipeline.simulate.check import check
+from lanterne.pipeline.planners.schedulers import plan
+from lanterne.pipeline.simulate.check_plan import check
 
 F_MS = 10.0
 MODELS = {"M8": 4, "M70": 8}

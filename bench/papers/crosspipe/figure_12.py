@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from lanterne.bench.output import report
 from lanterne.bench.papers.experiment import Columns, Figure, Record
 from lanterne.pipeline.plan.problem import Problem
-from lanterne.pipeline.planners.registry import plan
-from lanterne.pipeline.simulate.check import check
+from lanterne.pipeline.planners.schedulers import plan
+from lanterne.pipeline.simulate.check_plan import check
 from lanterne.pipeline.simulate.simulate import simulate
 
 LAYERS, HIDDEN, SEQUENCE, TENSOR_PARALLEL, DEVICE_NBYTES = 64, 8192, 4096, 4, 96e9

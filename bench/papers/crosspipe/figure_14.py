@@ -18,7 +18,7 @@ from lanterne.pipeline.plan.plan import Plan
 from lanterne.pipeline.plan.problem import Problem
 from lanterne.pipeline.planners.bounds import lower_bound
 from lanterne.pipeline.planners.optimal import Solution, solve
-from lanterne.pipeline.simulate.check import check
+from lanterne.pipeline.simulate.check_plan import check
 from lanterne.pipeline.simulate.simulate import simulate
 
 # (makespan, None where no plan was found; proved bound; [seconds, makespan, bound] of each improvement).

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from lanterne.bench.output import report
 from lanterne.bench.papers.experiment import Columns, Figure, Record
 from lanterne.pipeline.plan.problem import Problem
-from lanterne.pipeline.planners.registry import plan
+from lanterne.pipeline.planners.schedulers import plan
 from lanterne.pipeline.simulate.analysis import bubble_rate
-from lanterne.pipeline.simulate.check import check
+from lanterne.pipeline.simulate.check_plan import check
 from lanterne.pipeline.simulate.simulate import simulate
 
 NAMES = ("1f1b", "interleaved_1f1b", "zb_h1", "zb_v", "adaptra", "crosspipe", "crosspipe_wave")
@@ -73,7 +73,7 @@ def draw(figure: Figure, records: Sequence[Record]) -> None:
     """One chart per schedule, on one time axis; idle time is white."""
     from matplotlib.patches import Patch
 
-    from lanterne.pipeline.simulate.draw import COLOURS, MEANING
+    from lanterne.pipeline.simulate.gantt import COLOURS, MEANING
 
     end = max(record["makespan"] for record in records)
     charts = figure.subplots(len(records), 1, sharex=True, squeeze=False)[:, 0]

@@ -13,8 +13,8 @@ from lanterne.pipeline.plan.plan import Plan
 from lanterne.pipeline.plan.problem import Problem
 from lanterne.pipeline.planners.crosspipe import crosspipe, crosspipe_wave
 from lanterne.pipeline.planners.optimal import solve
-from lanterne.pipeline.planners.registry import plan
-from lanterne.pipeline.simulate.check import check
+from lanterne.pipeline.planners.schedulers import plan
+from lanterne.pipeline.simulate.check_plan import check
 from lanterne.pipeline.simulate.simulate import simulate
 
 STATIC = ("1f1b", "interleaved_1f1b", "zb_h1", "zb_v")

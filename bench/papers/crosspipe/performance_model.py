@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from lanterne.pipeline.plan.problem import Problem
-from lanterne.pipeline.planners.registry import plan
+from lanterne.pipeline.planners.schedulers import plan
 from lanterne.pipeline.simulate.simulate import simulate
 
 # The planners that are asked for a plan across the link.

@@ -13,8 +13,8 @@ from lanterne.bench.papers.study import best_of_placements
 from lanterne.pipeline.plan.plan import Plan
 from lanterne.pipeline.plan.problem import Problem
 from lanterne.pipeline.planners.crosspipe import crosspipe, crosspipe_wave
-from lanterne.pipeline.planners.registry import plan
-from lanterne.pipeline.simulate.check import check
+from lanterne.pipeline.planners.schedulers import plan
+from lanterne.pipeline.simulate.check_plan import check
 from lanterne.pipeline.simulate.rendezvous import simulate_rendezvous
 from lanterne.pipeline.simulate.simulate import simulate
 

@@ -16,7 +16,7 @@ from lanterne.bench.pipeline.measure import on_ranks
 from lanterne.collectives.communicator import Communicator
 from lanterne.failslow.validate.suspects import Examiner
 from lanterne.failslow.validate.validate import Injected, validate
-from lanterne.pipeline.planes.registry import shaped
+from lanterne.pipeline.planes.plane_makers import shaped
 from lanterne.transport.shaped import Link
 
 RANKS, LIMIT_S = 4, 5.0

@@ -15,11 +15,11 @@ from lanterne.bench.output.units import format_nbytes, format_time
 from lanterne.bench.scores.gpu.figures import DELAY_ABSOLUTE_BAR_S, DELAY_RELATIVE_BAR
 from lanterne.collectives.communicator import Communicator
 from lanterne.errors import LanterneError
-from lanterne.kernels.cuda import delay as cuda_delay
+from lanterne.kernels.cuda import spin as cuda_delay
 from lanterne.kernels.staging import wait_for
 from lanterne.pipeline.device.device_stage import Device
-from lanterne.pipeline.planes.base import DataPlane
-from lanterne.pipeline.planes.registry import make_plane
+from lanterne.pipeline.planes.data_plane import DataPlane
+from lanterne.pipeline.planes.plane_makers import make_plane
 from lanterne.transport.shaped import FREE, Link
 
 NBYTES, TURNS = 4 << 20, 9

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from lanterne.collectives.communicator import Communicator
     from lanterne.kernels.staging import Copy
     from lanterne.pipeline.device.device_stage import Device
-    from lanterne.pipeline.planes.base import DataPlane
+    from lanterne.pipeline.planes.data_plane import DataPlane
 
 STAGING_BAR = 0.9
 GEMM_BAR = 1.03
@@ -51,8 +51,8 @@ def grid_figures(nbytes: int, iterations: int) -> list[Figure]:
     """Bandwidth of float32 reductions of two and of seven inputs over that of a copy, by blocks per multiprocessor."""
     import cupy
 
-    from lanterne.kernels.cuda.delay import elapsed_s
-    from lanterne.kernels.cuda.reduce import BLOCKS_PER_MULTIPROCESSOR, Kernel, prepare
+    from lanterne.kernels.cuda.reduce_on_device import BLOCKS_PER_MULTIPROCESSOR, Kernel, prepare
+    from lanterne.kernels.cuda.spin import elapsed_s
 
     stream = cupy.cuda.Stream(non_blocking=True)
     arrays = [cupy.ones(nbytes // 4, cupy.float32) for _ in range(7)]
@@ -142,7 +142,7 @@ def delegate_figures(
     """
     from lanterne.collectives.jobs import spawn
     from lanterne.pipeline.device.device_stage import cuda_device
-    from lanterne.pipeline.planes.registry import make_plane
+    from lanterne.pipeline.planes.plane_makers import make_plane
 
     shape, dtype = (nbytes,), np.dtype(np.uint8)
     content = (np.arange(nbytes) % 251).astype(np.uint8)
@@ -185,8 +185,8 @@ def gemm_figures(nbytes: int, iterations: int, size: int = 8192) -> list[Figure]
     """
     import cupy
 
-    from lanterne.kernels.cuda.delay import elapsed_s
     from lanterne.kernels.cuda.runtime import CudaRuntime
+    from lanterne.kernels.cuda.spin import elapsed_s
     from lanterne.kernels.staging import Stager, pinned_empty
 
     runtime = CudaRuntime()
@@ -223,7 +223,7 @@ def gemm_figures(nbytes: int, iterations: int, size: int = 8192) -> list[Figure]
 
 def delay_figures(num_samples: int = 20) -> list[Figure]:
     """Error of a delay of each length, median, by both timers."""
-    from lanterne.kernels.cuda.delay import TIMERS, measure_delay
+    from lanterne.kernels.cuda.spin import TIMERS, measure_delay
 
     figures = []
     for timer in TIMERS:
@@ -246,7 +246,7 @@ def collective_figures(num_ranks: int | None = None) -> list[Figure]:
     """
     from lanterne.kernels.arrays import require_device
     from lanterne.transport.job.launch import launch
-    from lanterne.transport.nccl.library import SHARED_GPU_ENVIRONMENT
+    from lanterne.transport.nccl.binding import SHARED_GPU_ENVIRONMENT
 
     num_devices = require_device()
     num_ranks = max(3, num_devices) if num_ranks is None else num_ranks

@@ -146,7 +146,7 @@ def info():
     print("lanterne info:")
     main(["info"])
 def nccl():
-    from lanterne.transport.nccl.library import load_nccl, version_text
+    from lanterne.transport.nccl.binding import load_nccl, version_text
     print("NCCL", version_text(load_nccl().get_version()))
     print(*{line.split()[-1] for line in open("/proc/self/maps") if "libnccl" in line})
 def device():
@@ -154,7 +154,7 @@ def device():
     runtime = CudaRuntime()
     print("device", runtime.identity, runtime.device.attributes["MultiProcessorCount"], "multiprocessors")
 def compilers():
-    from lanterne.kernels.cuda.reduce import prepare
+    from lanterne.kernels.cuda.reduce_on_device import prepare
     for name in ("cuda-c", "numba"):
         part(f"kernels in {name}", lambda: prepare("sum", "float32", 2, name))
 print(sys.executable, platform.python_version(), platform.platform(), os.cpu_count(), "cores")

@@ -32,7 +32,7 @@ from lanterne.bench.output import report
 from lanterne.bench.output.units import format_nbytes, parse_nbytes, parse_rate_bytes_per_s
 from lanterne.bench.scores.peers.peers_report import markdown, print_results
 from lanterne.bench.scores.peers.team import CONTENDERS, Team, find_python
-from lanterne.collectives.algorithms.registry import find_algorithm
+from lanterne.collectives.algorithms.catalogue import find_algorithm
 from lanterne.errors import InputError, TransportError, one_of
 
 CASES = "8x4MiB@1.1,8x16MiB@1.1,8x64MiB@1.1,8x16MiB@0.9,8x16MiB@0.7,8x16MiB@0.45,8x16MiB@0,4x16MiB@1.1"

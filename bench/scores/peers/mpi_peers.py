@@ -85,7 +85,7 @@ class Contest:
     """The contenders on the ranks of one communicator."""
 
     def __init__(self, comm: Communicator) -> None:
-        from lanterne.transport.mpi.transport import load_mpi
+        from lanterne.transport.mpi.over_mpi import load_mpi
 
         self.comm = comm
         self.mpi: Any = load_mpi()

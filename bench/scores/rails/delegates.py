@@ -34,8 +34,8 @@ from lanterne.transport.own_python import own_python
 if TYPE_CHECKING:
     from lanterne.collectives.communicator import Communicator
     from lanterne.pipeline.execute.stage import StageArray
-    from lanterne.pipeline.planes.base import DataPlane
-    from lanterne.pipeline.simulate.check import CheckedPlan
+    from lanterne.pipeline.planes.data_plane import DataPlane
+    from lanterne.pipeline.simulate.check_plan import CheckedPlan
 
 RAILS = {"memory": ("memory",), "tcp": ("tcp",)}
 # What `inline` goes over -> its transport, and the plane on the same link.
@@ -113,9 +113,9 @@ def compare(
     from lanterne.pipeline.plan.problem import Problem
     from lanterne.pipeline.planes.delegate import measured_queues
     from lanterne.pipeline.planes.inline import Inline
-    from lanterne.pipeline.planes.registry import make_plane
-    from lanterne.pipeline.planners.registry import plan
-    from lanterne.pipeline.simulate.check import check
+    from lanterne.pipeline.planes.plane_makers import make_plane
+    from lanterne.pipeline.planners.schedulers import plan
+    from lanterne.pipeline.simulate.check_plan import check
 
     problem = Problem(2, args.microbatches, 1, 1, 1)
     checked = check(plan(problem, "1f1b"), problem)

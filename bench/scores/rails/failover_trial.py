@@ -18,10 +18,10 @@ import numpy as np
 from lanterne.bench.scores.rails.rail_faults import cut
 from lanterne.collectives.communicator import Communicator
 from lanterne.kernels.cpu.delay import wait_until
-from lanterne.pipeline.planes.base import DataPlane
+from lanterne.pipeline.planes.data_plane import DataPlane
 from lanterne.pipeline.planes.delegate import DelegatePlane
 from lanterne.pipeline.planes.inline import Inline
-from lanterne.pipeline.planes.registry import make_plane
+from lanterne.pipeline.planes.plane_makers import make_plane
 from lanterne.transport.job.launch import launch
 from lanterne.transport.own_python import own_python
 from lanterne.transport.rails.spare import SpareTransport

@@ -243,8 +243,8 @@ class _Cuda(_Arrays):
 
     def __init__(self) -> None:
         from lanterne.kernels.arrays import import_cupy
-        from lanterne.kernels.cuda.delay import elapsed_s
-        from lanterne.kernels.cuda.reduce import IMPLEMENTATIONS, prepare, reduce
+        from lanterne.kernels.cuda.reduce_on_device import IMPLEMENTATIONS, prepare, reduce
+        from lanterne.kernels.cuda.spin import elapsed_s
 
         self.xp: Any = import_cupy()
         self._elapsed_s: Callable[[Any, Callable[[], object]], float] = elapsed_s

@@ -20,8 +20,8 @@ from lanterne.bench.output import report
 from lanterne.errors import InputError
 from lanterne.pipeline.plan.problem import Problem
 from lanterne.pipeline.planners.optimal import solve
-from lanterne.pipeline.planners.registry import plan
-from lanterne.pipeline.simulate.check import check
+from lanterne.pipeline.planners.schedulers import plan
+from lanterne.pipeline.simulate.check_plan import check
 from lanterne.pipeline.simulate.simulate import simulate
 
 COLUMNS = [("problem", "seed"), ("stages", ""), ("microbatches", ""), ("memory", "activations"), ("makespan", "")]

@@ -22,8 +22,8 @@ from lanterne.pipeline.plan.costs import costs
 from lanterne.pipeline.plan.plan import Plan
 from lanterne.pipeline.plan.problem import Problem
 from lanterne.pipeline.planners.bounds import bounds
-from lanterne.pipeline.planners.registry import load
-from lanterne.pipeline.simulate.check import check
+from lanterne.pipeline.planners.schedulers import load
+from lanterne.pipeline.simulate.check_plan import check
 from lanterne.pipeline.simulate.engine import Events
 from lanterne.pipeline.simulate.program import program_of_plan
 from lanterne.pipeline.simulate.simulate import makespan_of_orders, simulate

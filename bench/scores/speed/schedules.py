@@ -14,8 +14,8 @@ from typing import Any
 
 from lanterne.bench.output import report
 from lanterne.bench.output.units import whole
-from lanterne.collectives.algorithms.registry import MAX_RANKS, algorithms_for, find_algorithm, make_schedule
-from lanterne.collectives.schedule.check import check
+from lanterne.collectives.algorithms.catalogue import MAX_RANKS, algorithms_for, find_algorithm, make_schedule
+from lanterne.collectives.schedule.check_schedule import check
 from lanterne.collectives.schedule.contracts import CONTRACTS
 from lanterne.errors import InputError
 

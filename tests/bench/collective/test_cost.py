@@ -6,7 +6,7 @@ import pytest
 
 from lanterne.bench.cli import main
 from lanterne.bench.collective import cost
-from lanterne.collectives.algorithms.registry import algorithms_for
+from lanterne.collectives.algorithms.catalogue import algorithms_for
 from lanterne.collectives.schedule.cost import CostModel
 
 PAPER = "cost all_reduce --nbytes 1GiB --alpha 3us --bandwidth 450GB/s".split()

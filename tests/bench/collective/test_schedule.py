@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 import pytest
 
 from lanterne.bench.cli import main
-from lanterne.collectives.algorithms.registry import make_schedule
+from lanterne.collectives.algorithms.catalogue import make_schedule
 from lanterne.collectives.schedule.export_json import from_json, to_json
 
 

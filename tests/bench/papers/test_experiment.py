@@ -11,7 +11,7 @@ from lanterne.bench.papers.study import UNIT_S, case_of, slowed
 from lanterne.bench.pipeline import measure as pipeline_measure
 from lanterne.collectives.jobs import spawn
 from lanterne.pipeline.plan.problem import Problem
-from lanterne.pipeline.planes.registry import predict
+from lanterne.pipeline.planes.plane_makers import predict
 
 SHORT = Problem(3, 3, 2, 2, 1, [1, 1])
 DATA_PARALLEL = {"QUIET": Problem(2, 2, 2, 2, 1, [1]), "SLOW_LINK": 0, "SLOW_GROUP": 1, "PACKETS_OF_GRADIENTS": 200}

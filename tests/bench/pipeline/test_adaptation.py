@@ -8,7 +8,7 @@ from lanterne.bench.cli import main
 from lanterne.bench.pipeline.adaptation import disturbed, in_seconds
 from lanterne.pipeline.adapt.injection import InjectedEvent
 from lanterne.pipeline.plan.problem import Problem
-from lanterne.pipeline.planners.registry import plan
+from lanterne.pipeline.planners.schedulers import plan
 from lanterne.pipeline.simulate.simulate import makespan, simulate
 
 RUN = ["pipeline", "run", "--stages", "4", "--microbatches", "8", "--forward", "3ms", "--scheduler", "zb_h2"]

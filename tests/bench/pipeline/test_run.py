@@ -124,8 +124,8 @@ def test_a_rank_that_fails_ends_the_command_with_its_error(capsys, monkeypatch):
 
 def test_what_the_ranks_are_given_comes_back_equal():
     from lanterne.pipeline.plan.problem import Problem
-    from lanterne.pipeline.planners.registry import plan
-    from lanterne.pipeline.simulate.check import check
+    from lanterne.pipeline.planners.schedulers import plan
+    from lanterne.pipeline.simulate.check_plan import check
 
     problem = Problem(2, 3, 1, 2, 3, [4], link_bandwidth=[8], message_nbytes=16)
     case = pipeline_measure.PipelineCase(check(plan(problem, "zb_h1"), problem), problem, 1e-3, "inline", {"queue": 2})

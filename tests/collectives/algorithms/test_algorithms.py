@@ -9,8 +9,8 @@ from math import ceil, floor, log2
 import numpy as np
 import pytest
 
-from lanterne.collectives.algorithms.registry import ALGORITHMS, find_algorithm, make_schedule
-from lanterne.collectives.schedule.check import check
+from lanterne.collectives.algorithms.catalogue import ALGORITHMS, find_algorithm, make_schedule
+from lanterne.collectives.schedule.check_schedule import check
 from lanterne.collectives.schedule.contracts import CONTRACTS
 from lanterne.collectives.schedule.cost import CostModel, chunk_nbytes, late_start, price
 from lanterne.errors import InputError, ScheduleError

@@ -11,7 +11,7 @@ from lanterne.collectives import jobs
 from lanterne.collectives.auto import learn, trials
 from lanterne.collectives.auto.trials import finish, trial_array
 from lanterne.collectives.auto.tuning import Tuning
-from lanterne.transport.nccl.library import SHARED_GPU_VARIABLE
+from lanterne.transport.nccl.binding import SHARED_GPU_VARIABLE
 
 
 def test_a_model_of_device_calls(monkeypatch):

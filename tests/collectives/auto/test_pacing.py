@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lanterne.collectives.algorithms.registry import find_algorithm, make_schedule
+from lanterne.collectives.algorithms.catalogue import find_algorithm, make_schedule
 from lanterne.collectives.auto.pacing import (
     CREDITS,
     EXCHANGES,

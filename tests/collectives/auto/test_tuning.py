@@ -5,7 +5,7 @@ import logging
 import numpy as np
 import pytest
 
-from lanterne.collectives.algorithms.registry import make_schedule
+from lanterne.collectives.algorithms.catalogue import make_schedule
 from lanterne.collectives.auto.predict import Factor, correction
 from lanterne.collectives.auto.tuning import override
 from lanterne.collectives.communicator import Communicator

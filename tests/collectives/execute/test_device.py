@@ -8,8 +8,8 @@ import pytest
 from device_ranks import PATHS, over_nccl, same, synchronize
 from nccl_ranks import HostArray
 
-from lanterne.collectives.algorithms.registry import ALGORITHMS
-from lanterne.collectives.execute.compile import compile_program
+from lanterne.collectives.algorithms.catalogue import ALGORITHMS
+from lanterne.collectives.execute.compile_program import compile_program
 from lanterne.collectives.execute.plans import checked_schedule
 from lanterne.collectives.execute.rank_program import Message
 from lanterne.collectives.late import calls as late

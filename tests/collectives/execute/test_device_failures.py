@@ -8,7 +8,7 @@ from device_ranks import PATHS, over_nccl, synchronize
 from nccl_ranks import HostArray, Job
 
 from lanterne.collectives.communicator import core_of
-from lanterne.collectives.execute import base
+from lanterne.collectives.execute import communicator_base
 from lanterne.errors import InputError, PeerFailed, TransportError, TransportTimeout, Unavailable
 from lanterne.transport.nccl.channel import MAX_QUEUED
 
@@ -41,7 +41,7 @@ def test_a_missing_rank_is_named():
 @pytest.mark.parametrize("how", ["died", "told", "unknown"])
 def test_who_failed_is_found_where_nccl_only_says_that_somebody_did(monkeypatch, how):
     """NCCL sees that a connection is gone before the launcher has told whose process is."""
-    monkeypatch.setattr(base, "DEATH_S", 0.3)
+    monkeypatch.setattr(communicator_base, "DEATH_S", 0.3)
     died_s = []
 
     def check(peers):

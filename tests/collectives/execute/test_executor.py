@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from random_calls import random_calls
 
 import lanterne
-from lanterne.collectives.algorithms.registry import algorithms_for
+from lanterne.collectives.algorithms.catalogue import algorithms_for
 from lanterne.collectives.auto import pacing
 from lanterne.collectives.communicator import Communicator
 from lanterne.collectives.jobs import spawn

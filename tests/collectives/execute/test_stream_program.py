@@ -4,8 +4,8 @@ from collections import deque
 
 import pytest
 
-from lanterne.collectives.algorithms.registry import ALGORITHMS
-from lanterne.collectives.execute.compile import compile_program
+from lanterne.collectives.algorithms.catalogue import ALGORITHMS
+from lanterne.collectives.execute.compile_program import compile_program
 from lanterne.collectives.execute.plans import checked_schedule
 from lanterne.collectives.execute.rank_program import Message
 from lanterne.collectives.execute.stream_program import MESSAGES, WORK, lower

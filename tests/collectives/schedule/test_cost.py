@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lanterne.collectives.algorithms.registry import ALGORITHMS, best_num_chunks, find_algorithm, make_schedule
+from lanterne.collectives.algorithms.catalogue import ALGORITHMS, best_num_chunks, find_algorithm, make_schedule
 from lanterne.collectives.schedule.cost import CostModel, late_start, price
 from lanterne.errors import InputError
 

@@ -5,7 +5,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from lanterne.collectives.algorithms.registry import make_schedule
+from lanterne.collectives.algorithms.catalogue import make_schedule
 from lanterne.collectives.schedule.draw import draw_svg, draw_text
 
 

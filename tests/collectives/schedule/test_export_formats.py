@@ -10,8 +10,8 @@ from xml.etree import ElementTree
 import jsonschema
 import pytest
 
-from lanterne.collectives.algorithms.registry import ALGORITHMS, make_schedule
-from lanterne.collectives.schedule.check import check
+from lanterne.collectives.algorithms.catalogue import ALGORITHMS, make_schedule
+from lanterne.collectives.schedule.check_schedule import check
 from lanterne.collectives.schedule.export_msccl import to_msccl_xml
 from lanterne.collectives.schedule.export_mscclpp import to_mscclpp_plan
 

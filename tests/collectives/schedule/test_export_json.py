@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from lanterne.collectives.algorithms.registry import ALGORITHMS, make_schedule
+from lanterne.collectives.algorithms.catalogue import ALGORITHMS, make_schedule
 from lanterne.collectives.schedule.export_json import from_json, to_json
 from lanterne.errors import ScheduleError
 

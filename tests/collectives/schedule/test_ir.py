@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from lanterne.collectives.algorithms.registry import ALGORITHMS, make_schedule
-from lanterne.collectives.schedule.check import check
+from lanterne.collectives.algorithms.catalogue import ALGORITHMS, make_schedule
+from lanterne.collectives.schedule.check_schedule import check
 from lanterne.collectives.schedule.chunk_layout import chunk_counts, input_chunks, output_chunks
 from lanterne.collectives.schedule.ir import COPY, CollectiveSchedule, ScheduleBuilder, Transfer
 from lanterne.collectives.schedule.passes import reverse, split_chunks

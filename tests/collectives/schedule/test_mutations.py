@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from schedule_oracle import interpret, prove
 
-from lanterne.collectives.algorithms.registry import ALGORITHMS, make_schedule
-from lanterne.collectives.schedule.check import check
+from lanterne.collectives.algorithms.catalogue import ALGORITHMS, make_schedule
+from lanterne.collectives.schedule.check_schedule import check
 from lanterne.collectives.schedule.chunk_layout import input_chunks, output_chunks
 from lanterne.collectives.schedule.ir import COPY, REDUCE, CollectiveSchedule, ScheduleBuilder
 from lanterne.errors import ScheduleError

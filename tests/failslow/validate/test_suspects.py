@@ -6,7 +6,7 @@ import lanterne
 from lanterne.failslow.validate.judge import Finding
 from lanterne.failslow.validate.suspects import Examiner, severities
 from lanterne.failslow.validate.validation import Validation
-from lanterne.pipeline.planes.registry import shaped
+from lanterne.pipeline.planes.plane_makers import shaped
 from lanterne.transport.shaped import Link
 
 

@@ -18,7 +18,7 @@ from lanterne.failslow.validate.loads import left_out
 from lanterne.failslow.validate.probe import take_turns
 from lanterne.failslow.validate.validate import Injected, validate
 from lanterne.failslow.validate.validation import Validation
-from lanterne.pipeline.planes.registry import shaped
+from lanterne.pipeline.planes.plane_makers import shaped
 from lanterne.transport.shaped import Link
 
 # So slow that the machine's own noise is small beside it.

@@ -8,7 +8,7 @@ import subprocess
 import numpy as np
 import pytest
 
-from lanterne.kernels.cuda.reduce import head_count
+from lanterne.kernels.cuda.reduce_on_device import head_count
 from lanterne.kernels.cuda.source import divide_source, fold_source
 from lanterne.kernels.dtypes import DTYPES
 from lanterne.kernels.reduce import divide, prepare

@@ -8,7 +8,7 @@ import pytest
 
 from lanterne.errors import InputError, TransportError, Unavailable
 from lanterne.kernels.cuda import compile as cuda_compile
-from lanterne.kernels.cuda import reduce as cuda_reduce
+from lanterne.kernels.cuda import reduce_on_device as cuda_reduce
 from lanterne.kernels.cuda import runtime as cuda_runtime
 from lanterne.kernels.cuda.runtime import CudaRuntime, own_device, runtime_of
 

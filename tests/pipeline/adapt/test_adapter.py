@@ -13,9 +13,9 @@ from lanterne.pipeline.model.stage_layers import make_stages
 from lanterne.pipeline.model.stage_mlp import mlp
 from lanterne.pipeline.plan.problem import Problem
 from lanterne.pipeline.planes.observed import ObservedPlane
-from lanterne.pipeline.planes.registry import make_plane
-from lanterne.pipeline.planners.registry import plan
-from lanterne.pipeline.simulate.check import check
+from lanterne.pipeline.planes.plane_makers import make_plane
+from lanterne.pipeline.planners.schedulers import plan
+from lanterne.pipeline.simulate.check_plan import check
 from lanterne.pipeline.simulate.simulate import simulate
 from lanterne.pipeline.train.adam import Adam
 from lanterne.transport.shaped import Link

@@ -13,8 +13,8 @@ from lanterne.pipeline.adapt.link_delay import LinkDelay
 from lanterne.pipeline.adapt.profile import Profile, make_profile, report_length
 from lanterne.pipeline.plan.plan import Plan
 from lanterne.pipeline.plan.problem import Problem
-from lanterne.pipeline.planners.registry import plan
-from lanterne.pipeline.simulate.check import check
+from lanterne.pipeline.planners.schedulers import plan
+from lanterne.pipeline.simulate.check_plan import check
 from lanterne.pipeline.simulate.simulate import simulate
 
 SETTINGS = AdaptSettings()

@@ -8,8 +8,8 @@ from lanterne.pipeline.adapt.findings import FindingWatch, IterationNoise, findi
 from lanterne.pipeline.adapt.link_delay import LinkDelay
 from lanterne.pipeline.adapt.profile import Profile
 from lanterne.pipeline.plan.problem import Problem
-from lanterne.pipeline.planners.registry import plan
-from lanterne.pipeline.simulate.check import check
+from lanterne.pipeline.planners.schedulers import plan
+from lanterne.pipeline.simulate.check_plan import check
 
 BASE = Problem(4, 12, 0.01, 0.01, 0.01)
 TOLERANCE = {(0, 1): 0.01, (1, 2): 0.01, (2, 3): 0.01}

@@ -12,7 +12,7 @@ import lanterne
 from lanterne.errors import InputError
 from lanterne.pipeline.adapt.injection import InjectedEvent, Replay, SlowStage, check_events, conditions
 from lanterne.pipeline.execute.stage_timed import Clock, TimedStage
-from lanterne.pipeline.planes.registry import make_plane
+from lanterne.pipeline.planes.plane_makers import make_plane
 from lanterne.transport.shaped import Link
 
 SLOW = InjectedEvent(5, 8, links=(1,), latency_s=0.02)

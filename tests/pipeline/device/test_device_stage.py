@@ -18,7 +18,7 @@ from lanterne.pipeline.device.message_staging import MessageStaging
 from lanterne.pipeline.model.stage_mlp import mlp
 from lanterne.pipeline.plan.problem import Problem
 from lanterne.pipeline.planes.observed import ObservedPlane
-from lanterne.pipeline.planes.registry import make_plane
+from lanterne.pipeline.planes.plane_makers import make_plane
 from lanterne.pipeline.train.trainer import Trainer, plans
 from lanterne.transport.rails.delegate_memory import landed_counter, ticket_of
 from lanterne.transport.shaped import Link

@@ -14,8 +14,8 @@ from lanterne.pipeline.plan.costs import costs
 from lanterne.pipeline.plan.plan import Plan
 from lanterne.pipeline.plan.problem import Problem
 from lanterne.pipeline.planes.inline import Inline
-from lanterne.pipeline.planners.registry import SCHEDULERS, plan
-from lanterne.pipeline.simulate.check import check
+from lanterne.pipeline.planners.schedulers import SCHEDULERS, plan
+from lanterne.pipeline.simulate.check_plan import check
 from lanterne.pipeline.train.adam import Adam
 from lanterne.transport.shaped import Link, ShapedTransport
 

@@ -15,8 +15,8 @@ from lanterne.pipeline.plan.placement import unidirectional
 from lanterne.pipeline.plan.plan import Plan
 from lanterne.pipeline.plan.problem import Problem
 from lanterne.pipeline.planners.partition import partition_layers
-from lanterne.pipeline.planners.registry import SCHEDULERS, plan
-from lanterne.pipeline.simulate.check import check
+from lanterne.pipeline.planners.schedulers import SCHEDULERS, plan
+from lanterne.pipeline.simulate.check_plan import check
 from lanterne.pipeline.train.adam import Adam
 
 STATIC = [name for name, (module, _, _) in SCHEDULERS.items() if module.startswith("schedules.")]

@@ -10,7 +10,7 @@ from lanterne.pipeline.plan.costs import costs
 from lanterne.pipeline.plan.placement import make_placement, unidirectional
 from lanterne.pipeline.plan.plan import Plan
 from lanterne.pipeline.plan.problem import Problem
-from lanterne.pipeline.planners.registry import plan
+from lanterne.pipeline.planners.schedulers import plan
 
 PROBLEM = Problem(
     3,

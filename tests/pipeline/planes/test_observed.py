@@ -7,7 +7,7 @@ import pytest
 
 import lanterne
 from lanterne.pipeline.planes.observed import ObservedPlane
-from lanterne.pipeline.planes.registry import make_plane
+from lanterne.pipeline.planes.plane_makers import make_plane
 from lanterne.transport.shaped import Link
 
 SHAPE, DTYPE = (4,), np.dtype(float)

@@ -21,10 +21,10 @@ from lanterne.pipeline.model.stage_layers import LayerStage
 from lanterne.pipeline.model.stage_mlp import mlp
 from lanterne.pipeline.plan.problem import Problem
 from lanterne.pipeline.planes import streams
-from lanterne.pipeline.planes.registry import make_plane
-from lanterne.pipeline.planners.registry import plan
+from lanterne.pipeline.planes.plane_makers import make_plane
+from lanterne.pipeline.planners.schedulers import plan
 from lanterne.pipeline.simulate.analysis import senders
-from lanterne.pipeline.simulate.check import check
+from lanterne.pipeline.simulate.check_plan import check
 from lanterne.pipeline.simulate.simulate import simulate
 from lanterne.pipeline.train.trainer import Trainer, plans
 from lanterne.transport.nccl.channel import NcclChannel

@@ -19,15 +19,15 @@ from lanterne.bench.scores.gpu.figures import Figure
 from lanterne.bench.train import train as pipeline_train
 from lanterne.collectives.communicator import Communicator
 from lanterne.errors import InputError
-from lanterne.kernels.cuda import delay as cuda_delay
+from lanterne.kernels.cuda import spin as cuda_delay
 from lanterne.pipeline.device import device_stage
 from lanterne.pipeline.device.device_stage import Device
 from lanterne.pipeline.model.stage_mlp import mlp
 from lanterne.pipeline.plan.problem import Problem
 from lanterne.pipeline.planes import streams
-from lanterne.pipeline.planes.registry import make_plane, predict
-from lanterne.pipeline.planners.registry import plan
-from lanterne.pipeline.simulate.check import check
+from lanterne.pipeline.planes.plane_makers import make_plane, predict
+from lanterne.pipeline.planners.schedulers import plan
+from lanterne.pipeline.simulate.check_plan import check
 from lanterne.pipeline.train.trainer import Trainer, plans
 from lanterne.transport.shaped import Link
 

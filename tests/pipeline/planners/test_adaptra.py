@@ -19,7 +19,7 @@ from lanterne.pipeline.planners.adaptra import (
     tolerances,
     warmups_of,
 )
-from lanterne.pipeline.simulate.check import check
+from lanterne.pipeline.simulate.check_plan import check
 from lanterne.pipeline.simulate.simulate import simulate
 
 CASES = {

@@ -19,9 +19,9 @@ from lanterne.pipeline.planners.annealing import anneal, is_feasible, simulate_w
 from lanterne.pipeline.planners.best import best
 from lanterne.pipeline.planners.bounds import lower_bound
 from lanterne.pipeline.planners.crosspipe import crosspipe
-from lanterne.pipeline.planners.registry import SCHEDULERS, plan
+from lanterne.pipeline.planners.schedulers import SCHEDULERS, plan
 from lanterne.pipeline.planners.words import letters_of, plan_of, words_of
-from lanterne.pipeline.simulate.check import check
+from lanterne.pipeline.simulate.check_plan import check
 from lanterne.pipeline.simulate.simulate import simulate
 
 CASES = {

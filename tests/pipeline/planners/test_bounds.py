@@ -11,7 +11,7 @@ from problems import PLACEMENTS, placements, plans, problems
 from lanterne.pipeline.plan.placement import unidirectional
 from lanterne.pipeline.plan.problem import Problem
 from lanterne.pipeline.planners.bounds import bounds, lower_bound, preemptive_makespan
-from lanterne.pipeline.simulate.check import check
+from lanterne.pipeline.simulate.check_plan import check
 from lanterne.pipeline.simulate.simulate import simulate
 
 CASES = {

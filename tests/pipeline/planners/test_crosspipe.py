@@ -12,7 +12,7 @@ from lanterne.errors import InputError
 from lanterne.pipeline.plan.placement import PLACEMENTS, make_placement
 from lanterne.pipeline.plan.problem import Problem
 from lanterne.pipeline.planners.crosspipe import crosspipe, crosspipe_wave
-from lanterne.pipeline.simulate.check import check
+from lanterne.pipeline.simulate.check_plan import check
 from lanterne.pipeline.simulate.simulate import simulate
 
 CASES = {

@@ -18,7 +18,7 @@ from lanterne.pipeline.plan.problem import Problem
 from lanterne.pipeline.planners.crosspipe import crosspipe
 from lanterne.pipeline.planners.optimal import optimal, solve
 from lanterne.pipeline.planners.optimal_model import time_scale
-from lanterne.pipeline.simulate.check import check
+from lanterne.pipeline.simulate.check_plan import check
 from lanterne.pipeline.simulate.simulate import simulate
 
 CASES = {

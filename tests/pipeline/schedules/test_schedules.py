@@ -6,9 +6,9 @@ import pytest
 from lanterne.errors import InputError
 from lanterne.pipeline.plan.problem import Problem
 from lanterne.pipeline.planners.bounds import lower_bound
-from lanterne.pipeline.planners.registry import SCHEDULERS, load, plan
+from lanterne.pipeline.planners.schedulers import SCHEDULERS, load, plan
 from lanterne.pipeline.simulate.analysis import bubble_rate, busy_time
-from lanterne.pipeline.simulate.check import check
+from lanterne.pipeline.simulate.check_plan import check
 from lanterne.pipeline.simulate.simulate import simulate
 
 STATIC = [name for name, (module, _, _) in SCHEDULERS.items() if module.startswith("schedules.")]

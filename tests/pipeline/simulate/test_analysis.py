@@ -8,9 +8,9 @@ from problems import PLACEMENTS, placements, plans, problems
 
 from lanterne.pipeline.plan.costs import costs
 from lanterne.pipeline.plan.problem import Problem
-from lanterne.pipeline.planners.registry import plan
+from lanterne.pipeline.planners.schedulers import plan
 from lanterne.pipeline.simulate.analysis import bubble_rate, busy_time, critical_path, memory_profile, senders, slack
-from lanterne.pipeline.simulate.check import check
+from lanterne.pipeline.simulate.check_plan import check
 from lanterne.pipeline.simulate.engine import flow
 from lanterne.pipeline.simulate.program import program_of_plan
 from lanterne.pipeline.simulate.simulate import simulate

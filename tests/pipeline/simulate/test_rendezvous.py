@@ -11,7 +11,7 @@ from lanterne.pipeline.plan.action import Action
 from lanterne.pipeline.plan.placement import unidirectional
 from lanterne.pipeline.plan.plan import Plan
 from lanterne.pipeline.plan.problem import Problem
-from lanterne.pipeline.simulate.check import check
+from lanterne.pipeline.simulate.check_plan import check
 from lanterne.pipeline.simulate.rendezvous import simulate_rendezvous
 from lanterne.pipeline.simulate.simulate import simulate
 

@@ -16,8 +16,8 @@ from lanterne.pipeline.plan.costs import costs
 from lanterne.pipeline.plan.placement import unidirectional
 from lanterne.pipeline.plan.plan import Plan
 from lanterne.pipeline.plan.problem import Problem
-from lanterne.pipeline.planners.registry import plan
-from lanterne.pipeline.simulate.check import check
+from lanterne.pipeline.planners.schedulers import plan
+from lanterne.pipeline.simulate.check_plan import check
 from lanterne.pipeline.simulate.engine import Events, flow
 from lanterne.pipeline.simulate.program import program_of_plan
 from lanterne.pipeline.simulate.simulate import makespan, makespan_of_orders, simulate

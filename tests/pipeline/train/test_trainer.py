@@ -10,7 +10,7 @@ from lanterne.errors import InputError, LanterneError
 from lanterne.pipeline.model.stage_gpt import gpt
 from lanterne.pipeline.model.text import Batches
 from lanterne.pipeline.plan.problem import Problem
-from lanterne.pipeline.planners.registry import SCHEDULERS
+from lanterne.pipeline.planners.schedulers import SCHEDULERS
 from lanterne.pipeline.train.adam import Adam
 from lanterne.pipeline.train.rank_layout import Layout, make_layout
 from lanterne.pipeline.train.trainer import Trainer, plans

@@ -6,7 +6,7 @@ import pytest
 
 from lanterne.bench import cli
 from lanterne.bench.scores.speed import schedules as schedule_speed
-from lanterne.collectives.algorithms.registry import algorithms_for
+from lanterne.collectives.algorithms.catalogue import algorithms_for
 
 
 def test_document(tmp_path, capsys):

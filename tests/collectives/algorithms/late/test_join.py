@@ -8,7 +8,7 @@ import pytest
 from lanterne.collectives.algorithms.late import join as late_join
 from lanterne.collectives.algorithms.late.join_siteswap import arrange, find_siteswap, level_profiles
 from lanterne.collectives.algorithms.late.join_tail import find_tail
-from lanterne.collectives.schedule.check import check
+from lanterne.collectives.schedule.check_schedule import check
 
 # Around powers of two the search is tightest; the others are a spread.
 SOME = [4, 5, 6, 7, 8, 9, 15, 16, 17, 23, 31, 32, 33, 47, 63, 64, 65, 100, 127, 128, 129]

@@ -7,9 +7,9 @@ import pytest
 
 from lanterne.errors import InputError
 from lanterne.pipeline.plan.problem import Problem
-from lanterne.pipeline.planners.registry import plan
+from lanterne.pipeline.planners.schedulers import plan
 from lanterne.pipeline.simulate.chrome_trace import chrome_trace
-from lanterne.pipeline.simulate.draw import draw
+from lanterne.pipeline.simulate.gantt import draw
 from lanterne.pipeline.simulate.simulate import simulate
 
 PROBLEM = Problem(3, 4, 10, 20, 30, [5, 0], data_parallel={"kind": "zero1", "reduce_scatter": 7, "all_gather": 3})

@@ -8,8 +8,8 @@ from host_runtime import HostRuntime
 from virtual_spins import VirtualSpins
 
 from lanterne.errors import InputError
-from lanterne.kernels.cuda import delay as cuda_delay
-from lanterne.kernels.cuda.delay import MAX_SPIN_NS, Calibration, StreamShaper, delay, spin_parts_ns
+from lanterne.kernels.cuda import spin as cuda_delay
+from lanterne.kernels.cuda.spin import MAX_SPIN_NS, Calibration, StreamShaper, delay, spin_parts_ns
 
 TIMEOUT_S = 60
 

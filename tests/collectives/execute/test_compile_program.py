@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from interpreter import Deadlock, reducing_transfers, run_group
 
-from lanterne.collectives.algorithms.registry import ALGORITHMS
-from lanterne.collectives.execute.compile import compile_program
+from lanterne.collectives.algorithms.catalogue import ALGORITHMS
+from lanterne.collectives.execute.compile_program import compile_program
 from lanterne.collectives.execute.plans import checked_schedule
 from lanterne.collectives.execute.rank_program import Fold, Message, Move
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lanterne.collectives.schedule.check import check
+from lanterne.collectives.schedule.check_schedule import check
 from lanterne.collectives.schedule.ir import COPY, REDUCE, ScheduleBuilder
 from lanterne.errors import ScheduleError
 

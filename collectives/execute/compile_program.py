@@ -30,7 +30,7 @@ from lanterne.collectives.execute.rank_program import (
     RankProgram,
 )
 from lanterne.collectives.execute.scratch import SlotKey, Slots
-from lanterne.collectives.schedule.check import CheckedSchedule
+from lanterne.collectives.schedule.check_schedule import CheckedSchedule
 from lanterne.collectives.schedule.chunk_layout import input_chunks, output_chunks
 from lanterne.collectives.schedule.ir import REDUCE, CollectiveSchedule
 

@@ -21,8 +21,7 @@ from lanterne.kernels.arrays import require_device
 from lanterne.transport.base import Capabilities, Operation, Recv, Request, Send, Transport, check_ops, make_tag
 from lanterne.transport.job.bootstrap import MPI_VARIABLES
 from lanterne.transport.local import LocalWorld
-from lanterne.transport.nccl.channel import MEETING_LANE, NcclChannel
-from lanterne.transport.nccl.library import (
+from lanterne.transport.nccl.binding import (
     HOST_VARIABLE,
     SHARED_GPU_VARIABLE,
     call_with_limit,
@@ -32,6 +31,7 @@ from lanterne.transport.nccl.library import (
     pose_as_host,
     version_text,
 )
+from lanterne.transport.nccl.channel import MEETING_LANE, NcclChannel
 from lanterne.transport.pauses import Pauses
 from lanterne.transport.rank_group import Group
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from lanterne.errors import Unavailable
 from lanterne.transport.base import make_tag
-from lanterne.transport.ucx.transport import INTERNAL, SOURCE_BITS, ucx_tag
+from lanterne.transport.ucx.over_ucx import INTERNAL, SOURCE_BITS, ucx_tag
 from lanterne.transport.ucx.worker import load_ucxx, receiver_paced_nbytes, settings
 
 RANK_PROGRAM = Path(__file__).resolve().parents[1].joinpath("ucx_rank.py")

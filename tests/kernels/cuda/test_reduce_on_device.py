@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from lanterne.errors import InputError, Unavailable
 from lanterne.kernels import arrays
-from lanterne.kernels.cuda import reduce as cuda_reduce
-from lanterne.kernels.cuda.reduce import (
+from lanterne.kernels.cuda import reduce_on_device as cuda_reduce
+from lanterne.kernels.cuda.reduce_on_device import (
     BLOCKS_PER_MULTIPROCESSOR,
     Kernel,
     check_arrays,

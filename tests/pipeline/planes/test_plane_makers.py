@@ -10,12 +10,12 @@ from lanterne.pipeline.execute.measured import gather, timeline
 from lanterne.pipeline.execute.stage_timed import timed_stages
 from lanterne.pipeline.plan.problem import Problem
 from lanterne.pipeline.planes import delegate
-from lanterne.pipeline.planes import registry as planes
+from lanterne.pipeline.planes import plane_makers as planes
 from lanterne.pipeline.planes.delegate import near_pairs
-from lanterne.pipeline.planes.registry import PLANES, find_plane, make_plane, predict
-from lanterne.pipeline.planners.registry import plan
+from lanterne.pipeline.planes.plane_makers import PLANES, find_plane, make_plane, predict
+from lanterne.pipeline.planners.schedulers import plan
 from lanterne.pipeline.simulate.analysis import senders
-from lanterne.pipeline.simulate.check import check
+from lanterne.pipeline.simulate.check_plan import check
 from lanterne.transport.shaped import Link
 
 # Delegates are processes, and streams those of a device: tested with their own files.

@@ -15,11 +15,10 @@ from verdicts import verdict
 
 from lanterne.errors import InputError, PeerFailed, TransportError, TransportTimeout, Unavailable
 from lanterne.transport.base import Recv, Send
+from lanterne.transport.nccl import binding as nccl_library
 from lanterne.transport.nccl import channel as nccl_channel
-from lanterne.transport.nccl import library as nccl_library
-from lanterne.transport.nccl import transport as nccl
-from lanterne.transport.nccl.channel import MAX_QUEUED
-from lanterne.transport.nccl.library import (
+from lanterne.transport.nccl import over_nccl as nccl
+from lanterne.transport.nccl.binding import (
     SHARED_GPU_VARIABLE,
     call_with_limit,
     check_devices,
@@ -27,6 +26,7 @@ from lanterne.transport.nccl.library import (
     pose_as_host,
     version_text,
 )
+from lanterne.transport.nccl.channel import MAX_QUEUED
 
 
 @pytest.fixture(autouse=True)

@@ -14,8 +14,8 @@ from lanterne.pipeline.plan.costs import costs
 from lanterne.pipeline.plan.placement import unidirectional
 from lanterne.pipeline.plan.plan import Plan
 from lanterne.pipeline.plan.problem import Problem
-from lanterne.pipeline.planners.registry import SCHEDULERS, plan
-from lanterne.pipeline.simulate.check import check, total_order
+from lanterne.pipeline.planners.schedulers import SCHEDULERS, plan
+from lanterne.pipeline.simulate.check_plan import check, total_order
 from lanterne.pipeline.simulate.simulate import simulate
 
 STATIC = [name for name, (module, _, _) in SCHEDULERS.items() if module.startswith("schedules.")]

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 from lanterne.collectives.communicator import Communicator, core_of
 from lanterne.errors import InputError, one_of
 from lanterne.pipeline.plan.problem import Problem
-from lanterne.pipeline.planes.base import DataPlane
+from lanterne.pipeline.planes.data_plane import DataPlane
 from lanterne.pipeline.planes.delegate import DelegatePlane, near_pairs
 from lanterne.pipeline.planes.inline import Inline
 from lanterne.pipeline.planes.paired import Paired, PairedInMemory
-from lanterne.pipeline.simulate.check import CheckedPlan
+from lanterne.pipeline.simulate.check_plan import CheckedPlan
 from lanterne.pipeline.simulate.rendezvous import simulate_rendezvous
 from lanterne.pipeline.simulate.simulate import Timeline, simulate
 from lanterne.transport.base import Transport
@@ -37,23 +37,26 @@ class Maker(NamedTuple):
 # A module is imported when its plane is asked for.
 PLANES: dict[str, Maker] = {
     "inline": Maker(
-        "registry",
+        "plane_makers",
         "inline",
         "sent in order by the computing rank, which waits: head-of-line blocking",
         {"in_order": True, "queue": 1},
     ),
     "paired": Maker(
-        "registry", "paired", "sent once the receiver waits for it: a stream for each direction", {"rendezvous": True}
+        "plane_makers",
+        "paired",
+        "sent once the receiver waits for it: a stream for each direction",
+        {"rendezvous": True},
     ),
-    "paired_o": Maker("registry", "unbounded", "the same with receives posted ahead, in the senders' order", {}),
+    "paired_o": Maker("plane_makers", "unbounded", "the same with receives posted ahead, in the senders' order", {}),
     "unbounded": Maker(
-        "registry", "unbounded", "sent by the computing rank, which never waits: an ideal to compare with", {}
+        "plane_makers", "unbounded", "sent by the computing rank, which never waits: an ideal to compare with", {}
     ),
     "delegate": Maker(
-        "registry", "delegate", "lent shared memory; between hosts CPU processes send: the rank never waits", {}
+        "plane_makers", "delegate", "lent shared memory; between hosts CPU processes send: the rank never waits", {}
     ),
     "streams": Maker(
-        "registry", "streams", "from GPU to GPU over nccl, queued on streams: the rank's CPU never waits", {}
+        "plane_makers", "streams", "from GPU to GPU over nccl, queued on streams: the rank's CPU never waits", {}
     ),
 }
 
