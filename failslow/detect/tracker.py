@@ -19,7 +19,7 @@ How it decides, all in log scale, where a slowdown is a shift whatever the lengt
 5. *Reliefs* are voted on, the level before the incident against the incident, which has rows of any height.
 6. *Slow path* (level.py). The level is also compared with that at the last event: steps of less than 10 % add up.
 
-Paper: Wu et al. (GREYHOUND), section 4.2; differs: no run-length posterior (bench/scores/bocd.py has it), medians
+Paper: Wu et al. (GREYHOUND), section 4.2; differs: no run-length posterior (bench/scores/detector/bocd.py has it), medians
 instead of means, provisional and confirmed events, the slow path, re-anchoring.
 """
 

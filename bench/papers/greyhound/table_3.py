@@ -1,7 +1,7 @@
 """GREYHOUND table 3: detectors on 392 single-node jobs, 6 of which have a rank that computes slowly.
 
-The paper's traces are not public; these jobs are drawn (scores/detector_jobs.py, fixed seeds) with as many slow ones,
-in the noise of real series (spikes, jitters, heavy tails), which the paper's figures do not show. So its method does
+The paper's traces are not public; these jobs are drawn (scores/detector/drawn_jobs.py, fixed seeds) with as many slow
+ones, in the noise of real series (spikes, jitters, heavy tails), which the paper's figures do not show. So its method does
 worse.
 """
 
@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 from lanterne.bench.output import report
 from lanterne.bench.papers.experiment import Columns, Figure, Record
-from lanterne.bench.scores.bocd import BocdTracker
-from lanterne.bench.scores.detector_jobs import HEALTHY, make_job
-from lanterne.bench.scores.detector_score import Detector, judge
-from lanterne.bench.scores.sliding import SlidingMedian
+from lanterne.bench.scores.detector.bocd import BocdTracker
+from lanterne.bench.scores.detector.drawn_jobs import HEALTHY, make_job
+from lanterne.bench.scores.detector.score import Detector, judge
+from lanterne.bench.scores.detector.sliding import SlidingMedian
 from lanterne.failslow.detect.tracker import Tracker
 
 # Jobs, those with fail-slow, the kinds that these are of, and the first seed: of no other set of jobs.

@@ -1,4 +1,4 @@
-"""Labelled jobs whose noise is of another make than that of detector_jobs: what a detector was not built for.
+"""Labelled jobs whose noise is of another make than that of drawn_jobs: what a detector was not built for.
 
 Each family is a healthy series in log scale: sequence lengths that alternate or vary, levels that wander, swing with
 the day or hop, timers and markers that round, miss or split iterations, pauses at fixed intervals, spread that comes
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from lanterne.bench.scores.detector_jobs import SEED, Job, Label
+from lanterne.bench.scores.detector.drawn_jobs import SEED, Job, Label
 
 # (rows,) log levels of a healthy job.
 Series: TypeAlias = NDArray[np.float64]

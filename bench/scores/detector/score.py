@@ -1,9 +1,12 @@
 """Score detectors of fail-slow on labelled synthetic jobs.
 
-  python -m lanterne.bench.scores.detector_score                           the 1,008 jobs of seed 0 upwards
-  python -m lanterne.bench.scores.detector_score --detector tracker --jobs 10080 --seed 70000000
-  python -m lanterne.bench.scores.detector_score --oracle --jobs 420       how well any detector could do (0.1 s a job)
-  python -m lanterne.bench.scores.detector_score --families --jobs 1200    noise of other makes (detector_families.py)
+  python -m lanterne.bench.scores.detector.score                           the 1,008 jobs of seed 0 upwards
+  python -m lanterne.bench.scores.detector.score --detector tracker --jobs 10080 --seed 70000000
+  python -m lanterne.bench.scores.detector.score --oracle --jobs 420       how well any detector could do (0.1 s a job)
+  python -m lanterne.bench.scores.detector.score --families --jobs 1200    noise of other makes (noise_families.py)
+  python -m lanterne.bench.scores.detector.score --world --jobs 5000 --oracle --real FOLDER --detector tracker
+                    as hard as clusters' (world_jobs.py), beside an oracle that knows noise and levels; every fourth job
+                    on a real series of FOLDER, and what the series themselves, outside of their labels, alarm by
 
 Rules. A label is found when a confirmed event of its direction (slower or faster) has an index within the label's
 tolerance; one that is told of while the spell lasts, but placed outside, counts as missed, too. A job is entirely
@@ -12,8 +15,10 @@ right when every label but optional ones is found and no confirmed event is left
 index to the confirmation, both included. An alarm is a confirmed event that says "slower". In brackets: 95 %
 confidence (Wilson): that none of n was seen says that the rate is below about 3.8 / n.
 
-The oracle (detector_oracle.py) knows each job's noise and healthy level; of it is told what it misses when it may
-alarm in as many healthy jobs as the bar allows, 0.5 %. It need not name the row of an onset, nor see reliefs.
+With --world a label must also be told of within 30 rows, and only jobs are scored on whose labels two readers agree;
+its oracle is judged as detectors are. Of other jobs the oracle (oracle.py) knows each job's noise and healthy level; of
+it is told what it misses when it may alarm in as many healthy jobs as the bar allows, 0.5 %. It need not name the row
+of an onset, nor see reliefs.
 """
 
 import argparse
@@ -26,8 +31,11 @@ from statistics import quantiles
 from typing import Any, Protocol
 
 from lanterne.bench.output import report
-from lanterne.bench.scores import detector_families, detector_jobs
-from lanterne.bench.scores.detector_jobs import Job
+from lanterne.bench.output.units import format_count
+from lanterne.bench.scores.detector import drawn_jobs, noise_families, real_series, world_jobs
+from lanterne.bench.scores.detector.drawn_jobs import Job
+from lanterne.bench.scores.detector.real_series import RealSeries
+from lanterne.bench.scores.detector.world_jobs import WorldJob
 from lanterne.failslow.detect.events import LevelEvent
 
 HELD_OUT_SEED = 1_000_000
@@ -73,7 +81,7 @@ def judge(job: Job, events: Iterable[LevelEvent]) -> DetectorVerdict:
     ends = [*(label.index for label in job.labels), len(job.seconds)][1:]
     for label, end in zip(job.labels, ends, strict=True):
         onsets += label.kind == "onset"
-        near = [e for e in left if (e.ratio > 1) == (label.ratio > 1) and abs(e.index - label.index) <= label.tolerance]
+        near = [e for e in left if label.is_met_by(e)]
         if near:
             event = min(near, key=lambda e: abs(e.index - label.index))
             left.remove(event)
@@ -88,7 +96,8 @@ def judge(job: Job, events: Iterable[LevelEvent]) -> DetectorVerdict:
                 misplaced_15 += any(e.ratio > 1 and label.index <= _told_at(e) and e.index < end for e in left)
     if job.loose and job.labels:
         first, last = job.labels[0], job.labels[-1]
-        left = [e for e in left if not first.index - first.tolerance <= e.index <= last.index + last.tolerance]
+        end = last.index + last.tolerance if last.ratio < 1 else len(job.seconds)
+        left = [e for e in left if not first.index - first.tolerance <= e.index <= end]
     alarm = any(event.ratio > 1 for event in left)
     return DetectorVerdict(
         right and not left, alarm, onsets, missed, missed_15, misplaced_15, tuple(latencies), tuple(provisional)
@@ -103,8 +112,8 @@ def _told_at(event: LevelEvent) -> int:
 
 def detectors() -> dict[str, Callable[[], Detector]]:
     """Name -> function that makes a detector with `update(seconds)` and `events`."""
-    from lanterne.bench.scores.bocd import BocdTracker
-    from lanterne.bench.scores.sliding import SlidingMedian
+    from lanterne.bench.scores.detector.bocd import BocdTracker
+    from lanterne.bench.scores.detector.sliding import SlidingMedian
     from lanterne.failslow.detect.tracker import Tracker
 
     return {"tracker": Tracker, "sliding_median_9": SlidingMedian, "bocd": BocdTracker}
@@ -177,6 +186,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the first job (default 0)")
     parser.add_argument("--held-out", action="store_true", help=f"the same as --seed {HELD_OUT_SEED}")
     parser.add_argument("--families", action="store_true", help="jobs whose noise is of another make")
+    parser.add_argument("--world", action="store_true", help="jobs as hard as those of clusters")
+    parser.add_argument("--real", metavar="FOLDER", help="with --world: labelled real series (real_series.py)")
     parser.add_argument("--oracle", action="store_true", help="also how well any detector could do")
     parser.add_argument(
         "--detector", action="append", metavar="NAME", help="tracker, sliding_median_9, bocd (default: all)"
@@ -194,20 +205,31 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(f"--detector: {one_of(sorted(unknown)[0], known)}")
     if args.jobs < 1:
         raise InputError(f"--jobs: got {args.jobs}, expected at least 1")
-    if args.oracle and args.families:
-        raise InputError("--oracle: knows how the jobs without --families are drawn, and no others")
+    if args.families and (args.oracle or args.world):
+        raise InputError("--families: expected without --oracle and without --world")
+    if args.real and not args.world:
+        raise InputError("--real: expected with --world")
     if args.seed < 0:
         raise InputError(f"--seed: got {args.seed}, expected 0 or more")
     seed = HELD_OUT_SEED if args.held_out else args.seed
-    jobs = (detector_families if args.families else detector_jobs).make_jobs(args.jobs, seed)
+    real = real_series.read_folder(args.real) if args.real else []
+    drawn = world_jobs.make_jobs(args.jobs, seed, real_series.backgrounds(real)) if args.world else []
+    make_jobs = (noise_families if args.families else drawn_jobs).make_jobs
+    jobs = [one.job for one in drawn] if args.world else make_jobs(args.jobs, seed)
     records = []
     for name in names:
         report.progress(f"{name}: {args.jobs} jobs")
-        records.append({"detector": name, **score(known[name], jobs)})
-    bounds = _oracle(jobs) if args.oracle else None
+        on_real = real_score(known[name], real) if real else {}
+        records.append({"detector": name, **score(known[name], jobs), **on_real})
+    if args.oracle and args.world:
+        report.progress(f"oracle: {args.jobs} jobs")
+        records.append({"detector": "oracle", **_world_oracle(drawn)})
+    bounds = _oracle(jobs) if args.oracle and not args.world else None
     report.progress("")
     if args.json:
-        document = report.envelope(seed=seed, families=args.families, results=records, oracle=bounds)
+        document = report.envelope(
+            seed=seed, families=args.families, world=args.world, results=records, oracle=bounds
+        )
         report.write_json(args.json, document)
     if args.json != "-":
         _print(records)
@@ -216,11 +238,30 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def real_score(make: Callable[[], Detector], series: Sequence[RealSeries]) -> dict[str, Any]:
+    """What a fresh detector says of each of `series`: incidents found and alarms."""
+
+    def detect(seconds: Iterable[float]) -> Sequence[LevelEvent]:
+        detector = make()
+        for time_s in seconds:
+            detector.update(time_s)
+        return detector.events
+
+    return {"real": asdict(real_series.judge(series, detect))}
+
+
+def _world_oracle(drawn: Sequence[WorldJob]) -> dict[str, Any]:
+    from lanterne.bench.scores.detector import level_oracle
+
+    verdicts = [judge(one.job, events) for one, events in zip(drawn, level_oracle.events(drawn), strict=True)]
+    return summary([one.job for one in drawn], verdicts) | {"update_s": None}
+
+
 def _oracle(jobs: Sequence[Job]) -> dict[str, float]:
-    from lanterne.bench.scores import detector_oracle
+    from lanterne.bench.scores.detector import oracle
 
     report.progress(f"oracle: {len(jobs)} jobs")
-    return asdict(detector_oracle.bound(jobs, detector_oracle.probabilities(jobs), ALLOWED))
+    return asdict(oracle.bound(jobs, oracle.probabilities(jobs), ALLOWED))
 
 
 def _print_oracle(bound: dict[str, float]) -> None:
@@ -250,13 +291,16 @@ def _print(records: Sequence[dict[str, Any]]) -> None:
             f"{r[key]:.0f}" if r[key] is not None else "-"
             for key in ("latency_rows_p50", "latency_rows_p90", "provisional_rows_p50")
         ]
-        rows.append([r["detector"], r["jobs"], *shares, *ranks, f"{1e6 * r['update_s']:.2f}"])
+        rows.append([r["detector"], r["jobs"], *shares, *ranks, f"{1e6 * r['update_s']:.2f}" if r["update_s"] else "-"])
     report.print_table(columns, rows)
     for r in records:
         keys = ("strong_onsets_missed", "strong_onsets_misplaced")
         missed, off = (round(r[key] * r["strong_onsets"]) for key in keys)
         steps = f"{missed} of {r['strong_onsets']} steps of >= 15 % missed"
         print(f"# {r['detector']}: {steps}, {off} of them told, but placed off")
+        if real := r.get("real"):
+            found = f"{real['found']} of {real['incidents']} incidents, {real['alarms']} false alarms"
+            print(f"# {r['detector']}: on {format_count(real['rows'], 'row')} of real series {found}")
     kinds = list(records[0]["right_by_kind"])
     print()
     report.print_table(
@@ -275,7 +319,7 @@ def main() -> int:
     from lanterne.errors import LanterneError
 
     parser = argparse.ArgumentParser(
-        prog="python -m lanterne.bench.scores.detector_score",
+        prog="python -m lanterne.bench.scores.detector.score",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

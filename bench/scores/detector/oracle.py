@@ -1,4 +1,4 @@
-"""An oracle for the jobs of detector_jobs: how well any detector could do that sees the rows one by one.
+"""An oracle for the jobs of drawn_jobs: how well any detector could do that sees the rows one by one.
 
 It knows what no detector can: the noise of each job as it was drawn (spread, tails, autocorrelation, how often spikes
 and jitters come and how high they are), the healthy level of every row (unit, warm-up, drifts, bumps, checkpoints) and
@@ -19,7 +19,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from lanterne.bench.scores.detector_jobs import HEALTHY, Job, JobNoise, discernible
+from lanterne.bench.scores.detector.drawn_jobs import HEALTHY, Job, JobNoise, discernible
 
 Array: TypeAlias = NDArray[np.float64]
 HEIGHTS = 11

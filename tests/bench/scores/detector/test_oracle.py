@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from lanterne.bench.scores import detector_oracle
-from lanterne.bench.scores.detector_jobs import Job, JobNoise, Label, Truth, make_job
+from lanterne.bench.scores.detector import oracle
+from lanterne.bench.scores.detector.drawn_jobs import Job, JobNoise, Label, Truth, make_job
 
 
 def quiet(times, labels=(), **noise):
@@ -21,7 +21,7 @@ def wavering(*parts):
 
 @pytest.mark.parametrize("noise", [{"dof": 1}, {"dof": 2}, {"sigma": 0.06}, {"spike_rate": 0.12}])
 def test_emissions_are_densities(noise):
-    model = detector_oracle._Model([quiet([1.0], **noise).truth.noise], [1000])
+    model = oracle._Model([quiet([1.0], **noise).truth.noise], [1000])
     edges = np.concatenate([np.arange(-0.2, 0.3, 0.0005), np.geomspace(0.3, 8.0, 300)])
     densities = [model.emission(np.array([z]))[0, 0] @ model.stationary for z in (edges[1:] + edges[:-1]) / 2]
     # 20 values stand for a Gaussian.
@@ -29,7 +29,7 @@ def test_emissions_are_densities(noise):
 
 
 def test_chances_sum_to_one():
-    chances = detector_oracle._next_height(np.geomspace(0.1, 1.8, detector_oracle.HEIGHTS), 0.004)
+    chances = oracle._next_height(np.geomspace(0.1, 1.8, oracle.HEIGHTS), 0.004)
     assert chances.min() >= 0.0
     assert chances.sum(axis=1) == pytest.approx(1.0)
 
@@ -39,7 +39,7 @@ def test_no_later_row_is_used():
     # How often jitters come would be told by the number of rows.
     job = replace(job, truth=replace(job.truth, noise=replace(job.truth.noise, jitters=0)))
     cut = replace(job, seconds=job.seconds[:200], truth=replace(job.truth, healthy=job.truth.healthy[:200]))
-    (whole,), (prefix,) = detector_oracle.probabilities([job]), detector_oracle.probabilities([cut])
+    (whole,), (prefix,) = oracle.probabilities([job]), oracle.probabilities([cut])
     assert whole[:200] == pytest.approx(prefix)
 
 
@@ -47,10 +47,10 @@ def test_a_step_is_found_and_a_jitter_is_not():
     labels = (Label("onset", 60, 1.2), Label("relief", 90, 1 / 1.2))
     step = quiet(wavering((60, 1.0), (30, 1.2), (30, 1.0)), labels)
     jitter = quiet(wavering((60, 1.0), (2, 1.2), (58, 1.0)))
-    slow = detector_oracle.probabilities([step, jitter])
+    slow = oracle.probabilities([step, jitter])
     assert slow[0][65:88].min() > 0.99 and slow[0][94:].max() < 0.1
     assert slow[1][66:].max() < 0.1
-    found = detector_oracle.bound([step, jitter], slow, 0.0)
+    found = oracle.bound([step, jitter], slow, 0.0)
     assert (found.alarms, found.missed, found.missed_15) == (0.0, 0.0, 0.0)
     assert 2 <= found.latency_rows_p50 <= 6
 
@@ -58,5 +58,5 @@ def test_a_step_is_found_and_a_jitter_is_not():
 def test_a_missed_spell_counts():
     labels = (Label("onset", 60, 1.2), Label("relief", 90, 1 / 1.2))
     healthy = quiet(wavering((120, 1.0)), labels)
-    found = detector_oracle.bound([healthy, quiet(wavering((120, 1.0)))], [np.zeros(120), np.zeros(120)], 0.0)
+    found = oracle.bound([healthy, quiet(wavering((120, 1.0)))], [np.zeros(120), np.zeros(120)], 0.0)
     assert (found.missed, found.missed_15) == (1.0, 1.0)

@@ -1,9 +1,9 @@
 """What one update of the detector costs, for noise of every make: median, mean and the slowest single ones.
 
-  python -m lanterne.bench.scores.detector_cost
-  python -m lanterne.bench.scores.detector_cost --jobs 240 --seed 960000000
+  python -m lanterne.bench.scores.detector.update_cost
+  python -m lanterne.bench.scores.detector.update_cost --jobs 240 --seed 960000000
 
-Jobs are those of detector_families, of 500 to 1,500 rows; "plain" are healthy jobs of detector_jobs. Every update is
+Jobs are those of noise_families, of 500 to 1,500 rows; "plain" are healthy jobs of drawn_jobs. Every update is
 timed by itself, some 0.1 us for the clock included.
 """
 
@@ -14,12 +14,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from lanterne.bench.output import report
-from lanterne.bench.scores import detector_families, detector_jobs
+from lanterne.bench.scores.detector import drawn_jobs, noise_families
 from lanterne.errors import InputError
 from lanterne.failslow.detect.tracker import Tracker
 
 
-def costs_s(jobs: Sequence[detector_jobs.Job]) -> dict[str, list[float]]:
+def costs_s(jobs: Sequence[drawn_jobs.Job]) -> dict[str, list[float]]:
     """{kind: seconds that every single update of a fresh Tracker over each of its `jobs` took, in ascending order}."""
     clock = time.perf_counter_ns
     spent_ns: dict[str, list[int]] = {job.kind: [] for job in jobs}
@@ -34,11 +34,11 @@ def costs_s(jobs: Sequence[detector_jobs.Job]) -> dict[str, list[float]]:
 
 def measure(count: int, first_seed: int) -> list[dict[str, Any]]:
     """One record of plain numbers for plain jobs and for each family, of `count` jobs in all."""
-    each = max(1, count // (1 + len(detector_families.FAMILIES)))
-    jobs = detector_families.make_jobs(each * len(detector_families.FAMILIES), first_seed)
+    each = max(1, count // (1 + len(noise_families.FAMILIES)))
+    jobs = noise_families.make_jobs(each * len(noise_families.FAMILIES), first_seed)
     # Kinds in turn: what disturbs the machine for a while disturbs them alike.
     for i in reversed(range(each)):
-        jobs.insert(i * len(detector_families.FAMILIES), detector_jobs.make_job("plain", first_seed + i))
+        jobs.insert(i * len(noise_families.FAMILIES), drawn_jobs.make_job("plain", first_seed + i))
     found = []
     for kind, spent in costs_s(jobs).items():
         found.append(

@@ -3,8 +3,8 @@
 import pytest
 from series import series
 
-from lanterne.bench.scores.bocd import LONGEST_RUN, BocdTracker
-from lanterne.bench.scores.sliding import SlidingMedian
+from lanterne.bench.scores.detector.bocd import LONGEST_RUN, BocdTracker
+from lanterne.bench.scores.detector.sliding import SlidingMedian
 from lanterne.errors import InputError
 
 DETECTORS = [SlidingMedian, BocdTracker]

@@ -18,18 +18,30 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
+from lanterne.failslow.detect.events import LevelEvent
+
 HEALTHY = ("plain", "warm_up", "jitter", "spiky", "drift", "correlated", "bump", "periodic")
 SEED = 20260
 
 
 @dataclass(frozen=True)
 class Label:
-    """The level changes at row `index` (give or take `tolerance` rows) by `ratio`; `kind` as in failslow.events."""
+    """The level changes at row `index` (give or take `tolerance` rows) by `ratio`; `kind` as in failslow.events.
+
+    `patience`: rows after the last such row within which that must be told; None without a limit.
+    """
 
     kind: str
     index: int
     ratio: float
     tolerance: int = 4
+    patience: int | None = None
+
+    def is_met_by(self, event: LevelEvent) -> bool:
+        """Whether a confirmed `event` tells of it: its direction, in time, and near enough."""
+        late = (event.confirmed_at or 0) - self.index - self.tolerance
+        near = abs(event.index - self.index) <= self.tolerance
+        return (event.ratio > 1) == (self.ratio > 1) and near and (self.patience is None or late <= self.patience)
 
 
 @dataclass(frozen=True)
