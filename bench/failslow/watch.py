@@ -11,6 +11,13 @@ end. From them alone come the iteration time, incidents as they happen (standard
 long iterations took, what made them long, which rank came last, how often and by how much. A log is a ring of fixed
 size in a folder; --folder names an empty one that all hosts share, else each host has a report of its own.
 
+A call that does not end is told after 2 s (or 3 iterations): which ranks have not come to it, and which line of their
+Python code they are at. It is an incident at once where one of them is dead, stopped or in another call, else after
+--patience, or twice the longest such wait so far. Incidents are also files in --incidents, one JSON document each.
+
+  lanterne watch --fail-on incident -n 4 -- python train.py        exit code 1 if there was one
+  lanterne watch --attach PID                                      joins a job that is recorded (LANTERNE_WATCH)
+
 Calls that do not pass Python are not seen, such as the all-reduces of torch's DistributedDataParallel; the forward
 calls before them are, which tell its iterations and who comes last. The exit code is the program's.
 """
@@ -22,25 +29,29 @@ import ctypes
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from lanterne.bench.lab.command import resolve
 from lanterne.bench.output import report
-from lanterne.bench.output.units import format_count, format_nbytes, format_time
+from lanterne.bench.output.units import format_count, format_nbytes, format_time, parse_time_s
 from lanterne.errors import InputError
-from lanterne.failslow.record.recorder import FOLDER_VARIABLE
+from lanterne.failslow.record.hangs import PATIENCE_S
+from lanterne.failslow.record.recorder import FOLDER_VARIABLE, start_of
 from lanterne.transport.job.bootstrap import MPI_SIZE_VARIABLES
 from lanterne.transport.job.launch import MAX_WORLD_SIZE, lives
 
 if TYPE_CHECKING:
-    from lanterne.failslow.record.job_log import Notice
+    from lanterne.failslow.record.hangs import Hang
+    from lanterne.failslow.record.incidents import IncidentLog
+    from lanterne.failslow.record.job_log import JobLog, Notice
     from lanterne.failslow.record.watch import Reader
 
 # How long the ranks of others may take to end after ours.
@@ -77,19 +88,36 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--folder", metavar="DIR", help="where the ranks' call logs meet: one that all hosts share")
     parser.add_argument("--json", metavar="FILE", help="write the report as JSON ('-' for standard output)")
-    parser.add_argument("command", nargs="+", metavar="COMMAND", help="the program, after --")
+    parser.add_argument(
+        "--incidents", default="lanterne-incidents", metavar="DIR",
+        help="write each incident as JSON into DIR, which the first makes (default lanterne-incidents; 'none')",
+    )  # fmt: skip
+    parser.add_argument(
+        "--patience", default=f"{PATIENCE_S:g}s", metavar="T",
+        help="how long a rank that lives may not come to a call until that is an incident (default 30s)",
+    )  # fmt: skip
+    parser.add_argument("--fail-on", choices=("incident",), help="exit code 1 if there was one and the program's is 0")
+    parser.add_argument("--attach", type=int, metavar="PID", help="watch the job of a process that is recorded already")
+    parser.add_argument("command", nargs="*", metavar="COMMAND", help="the program, after --")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the program, watched; its exit code."""
-    command = resolve(args.command)
+    """Run the program, watched, or watch one that runs; the program's exit code, 0 where that is not known."""
+    if (args.attach is None) == (not args.command):
+        raise InputError("watch: expected a COMMAND after --, or --attach PID, and not both")
+    command = resolve(args.command) if args.command else [f"pid {args.attach}"]
     if args.world_size is not None and not 1 <= args.world_size <= MAX_WORLD_SIZE:
         raise InputError(f"-n: got {args.world_size}, expected 1 to {MAX_WORLD_SIZE}")
+    parse_time_s(args.patience, "--patience")
     if args.json not in (None, "-") and not Path(args.json).resolve().parent.is_dir():
         raise InputError(f"--json: got {args.json}, whose folder does not exist")
     if args.folder is not None and not os.access(args.folder, os.W_OK):
         raise InputError(f"--folder: got {args.folder}, expected a folder that can be written")
+    if args.attach is not None:
+        return attach(args, command)
     ours = args.world_size is not None or _world_size() == 1
+    if args.fail_on and not ours:
+        raise InputError("--fail-on: got a job that another launcher has started, whose exit code is its own")
     # Absolute: Python makes the entries of its path so, and the program may change its folder.
     folder = Path(args.folder or tempfile.gettempdir()).resolve() / _name(ours, args.folder)
     leads = prepare(folder)
@@ -109,7 +137,7 @@ def _name(ours: bool, shared: str | None) -> str:
         return f"lanterne-watch-{os.getuid()}-{os.getpid()}-{time.monotonic_ns()}"
     if shared is not None:
         return "lanterne-watch"
-    return f"lanterne-watch-{os.getuid()}-{os.getppid()}-{_start_of(os.getppid())}"
+    return f"lanterne-watch-{os.getuid()}-{os.getppid()}-{start_of(os.getppid())}"
 
 
 def _world_size() -> int:
@@ -118,13 +146,6 @@ def _world_size() -> int:
         if text.isascii() and text.isdigit():
             return int(text)
     return 1
-
-
-def _start_of(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-    except (OSError, IndexError):
-        return "0"
 
 
 def _path(folder: Path) -> str:
@@ -171,10 +192,7 @@ def _detach(task: Callable[[int], None]) -> None:
 
 def follow(args: argparse.Namespace, command: list[str], folder: Path, program: int) -> None:
     """Read the logs of a job that another launcher started until process `program` and the other ranks have ended."""
-    from lanterne.failslow.record.job_log import JobLog
-    from lanterne.failslow.record.watch import Reader
-
-    reader = Reader(JobLog(folder, _world_size()), _say)
+    reader, _ = _read(args, command, folder, _world_size())
     try:
         while lives(program):
             time.sleep(0.05)
@@ -186,16 +204,80 @@ def follow(args: argparse.Namespace, command: list[str], folder: Path, program: 
 
 def lead(args: argparse.Namespace, command: list[str], folder: Path, variables: dict[str, str]) -> int:
     """Run the program and read the logs of its ranks; print the report; the program's exit code."""
-    from lanterne.failslow.record.job_log import JobLog
-    from lanterne.failslow.record.watch import Reader
-
-    reader, code = Reader(JobLog(folder, args.world_size or 1), _say), None
+    reader, told = _read(args, command, folder, args.world_size)
+    code = None
     try:
         code = _start_ranks(args, command, variables) if args.world_size else _run_here(command, variables)
-        return code
+        return code or int(bool(args.fail_on and reader.finish() and told.incidents.count))
     finally:
         _finish(args, command, reader, code)
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def attach(args: argparse.Namespace, command: list[str]) -> int:
+    """Read the logs of a job that runs already until process --attach ends, or Ctrl-C."""
+    try:
+        words = Path(f"/proc/{args.attach}/environ").read_bytes().split(b"\0")
+    except OSError as error:
+        raise InputError(f"--attach: cannot look at process {args.attach}: {error.strerror}") from error
+    prefix = f"{FOLDER_VARIABLE}=".encode()
+    folder = next((Path(os.fsdecode(word[len(prefix) :])) for word in words if word.startswith(prefix)), None)
+    if folder is None or not folder.is_dir():
+        raise InputError(
+            f"--attach: got process {args.attach}, whose calls are not recorded, and this Python cannot enter another: "
+            "expected a rank of a job that runs under `lanterne watch`"
+        )
+    reader, told = _read(args, command, folder, None)
+    try:
+        while lives(args.attach):
+            time.sleep(0.05)
+    except KeyboardInterrupt:
+        pass
+    _finish(args, command, reader)
+    return int(bool(args.fail_on and told.incidents.count))
+
+
+class Teller:
+    """Says what happens on standard error, and writes incidents."""
+
+    def __init__(self, job: JobLog, folder: str | None, about: dict[str, Any]) -> None:
+        from lanterne.failslow.record.incidents import IncidentLog
+
+        self._job = job
+        self.incidents: IncidentLog = IncidentLog(folder, about, job.where)
+
+    def notice(self, notice: Notice) -> None:
+        """Say it; if it is certain, write what has become of the incidents."""
+        files = []
+        if notice.event.confirmed_at is not None:
+            files = [self.incidents.slow(incident) for incident in self._job.incidents()]
+        self._say(notice.text, files[-1:], notice.cause.evidence if notice.cause else None)
+
+    def hang(self, hang: Hang) -> None:
+        """Say it; if it is an incident, write it."""
+        self._say(hang.text, [self.incidents.hang(hang)] if hang.is_incident else [], None)
+
+    def finish(self, found: dict[str, Any]) -> None:
+        """Write what is known at the end."""
+        for incident in found["incidents"]:
+            self.incidents.slow(incident)
+
+    def _say(self, text: str, files: Sequence[Path | None], because: str | None) -> None:
+        lines = [text, *([because] if because else []), *(f"written to {file}" for file in files if file)]
+        shown = "\nlanterne watch:   ".join(lines)
+        print(f"lanterne watch: {time.strftime('%H:%M:%S')} {shown}", file=sys.stderr, flush=True)
+
+
+def _read(
+    args: argparse.Namespace, command: list[str], folder: Path, world_size: int | None
+) -> tuple[Reader, Teller]:
+    from lanterne.failslow.record.job_log import JobLog
+    from lanterne.failslow.record.watch import Reader
+
+    job = JobLog(folder, world_size, parse_time_s(args.patience, "--patience"))
+    about = {"program": command, "host": socket.gethostname()}
+    told = Teller(job, None if args.incidents == "none" else args.incidents, about)
+    return Reader(job, told.notice, told.hang, told.finish), told
 
 
 def _finish(args: argparse.Namespace, command: list[str], reader: Reader, code: int | None = None) -> None:
@@ -209,11 +291,6 @@ def _finish(args: argparse.Namespace, command: list[str], reader: Reader, code: 
         print_report(found, sys.stderr)
 
 
-def _say(notice: Notice) -> None:
-    because = f"\nlanterne watch:   {notice.cause.evidence}" if notice.cause else ""
-    print(f"lanterne watch: {time.strftime('%H:%M:%S')} {notice.text}{because}", file=sys.stderr, flush=True)
-
-
 def _start_ranks(args: argparse.Namespace, command: list[str], variables: dict[str, str]) -> int:
     from lanterne.transport.job.launch import launch
 
@@ -224,8 +301,6 @@ def _start_ranks(args: argparse.Namespace, command: list[str], variables: dict[s
 
 
 def _free_port() -> int:
-    import socket
-
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         return sock.getsockname()[1]
@@ -284,7 +359,10 @@ def print_report(found: dict[str, Any], file: TextIO) -> None:
         of = f" (each of {format_count(incident['calls'], 'call')})" if incident["calls"] != iterations["calls"] else ""
         first = f"SLOW from iteration {incident['onset']} {relief}{of}: {incident['ratio']:.2f} times the usual time"
         print(f"{first}; {incident['cause']['evidence']}", file=file)
-    if iterations["count"] and not found["incidents"]:
+    for hang in found["hangs"]:
+        ended = hang["ended_after_s"]
+        print(f"{hang['text']}" + ("; to the end" if ended is None else f"; it went on after {ended:.1f} s"), file=file)
+    if iterations["count"] and not found["incidents"] and not found["hangs"]:
         print("no incident", file=file)
     arrivals = found["arrivals"]
     if arrivals["matched"]:

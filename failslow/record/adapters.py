@@ -16,7 +16,7 @@ import zlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from lanterne.failslow.record.recorder import FOLDER_VARIABLE, Note, Recorder, environment_rank, timed
+from lanterne.failslow.record.recorder import FOLDER_VARIABLE, Describe, Described, Recorder, environment_rank, timed
 
 if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
@@ -140,7 +140,7 @@ def watch_communicator(
     """Wrap method `name` of `target`: a Communicator, or the class (then each call's first argument is one)."""
     first = 0 if communicator is not None else 1
 
-    def note(args: tuple[Any, ...], kwargs: dict[str, Any], start_s: float, end_s: float) -> None:
+    def describe(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Described:
         comm: Any = communicator if first == 0 else args[0]
         try:
             rank, ranks, number = comm.lanterne_identity
@@ -150,12 +150,14 @@ def watch_communicator(
             nbytes = args[first].nbytes
         except (AttributeError, IndexError):
             nbytes = nbytes_of((*args[first:], *kwargs.values()))
-        recorder.call(rank, name, ranks, number, nbytes, start_s, end_s)
+        return rank, name, ranks, number, nbytes
 
     def identity(comm: Any) -> tuple[int, int, int]:
-        return comm.transport.rank, comm.world_size, number_of((comm.communicator_id, comm.ranks))
+        number = number_of((comm.communicator_id, comm.ranks))
+        recorder.group(number, comm.ranks)
+        return comm.transport.rank, comm.world_size, number
 
-    return timed(getattr(target, name), note, recorder)
+    return timed(getattr(target, name), describe, recorder)
 
 
 def adapt_lanterne(module: Any, recorder: Recorder) -> None:
@@ -178,21 +180,15 @@ def adapt_mpi4py(module: Any, recorder: Recorder) -> None:
             world, group = module.COMM_WORLD.Get_group(), comm.Get_group()
             ranks = module.Group.Translate_ranks(group, list(range(group.Get_size())), world)
             comm.lanterne_identity = len(ranks), number_of(list(ranks))
+            recorder.group(comm.lanterne_identity[1], ranks)
             return comm.lanterne_identity
 
-    def collective(name: str) -> Note:
-        def note(args: tuple[Any, ...], kwargs: dict[str, Any], start_s: float, end_s: float) -> None:
+    def describing(name: str, collective: bool) -> Describe:
+        def describe(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Described:
             size, number = identity(args[0])
-            recorder.call(rank(), name, size, number, nbytes_of((*args[1:], *kwargs.values())), start_s, end_s)
+            return rank(), name, size if collective else 0, number, nbytes_of((*args[1:], *kwargs.values()))
 
-        return note
-
-    def message(name: str) -> Note:
-        def note(args: tuple[Any, ...], kwargs: dict[str, Any], start_s: float, end_s: float) -> None:
-            number = identity(args[0])[1]
-            recorder.call(rank(), name, 0, number, nbytes_of((*args[1:], *kwargs.values())), start_s, end_s)
-
-        return note
+        return describe
 
     def rank() -> int:
         return world.Get_rank()
@@ -207,10 +203,9 @@ def adapt_mpi4py(module: Any, recorder: Recorder) -> None:
 
     for base in (module.Intracomm, module.Cartcomm):
         methods: dict[str, Any] = {
-            name: timed(getattr(base, name), collective(name), recorder) for name in MPI if hasattr(base, name)
-        }
-        methods |= {
-            name: timed(getattr(base, name), message(name), recorder) for name in MPI_MESSAGES if hasattr(base, name)
+            name: timed(getattr(base, name), describing(name, name in MPI), recorder)
+            for name in (*MPI, *MPI_MESSAGES)
+            if hasattr(base, name)
         }
         methods |= {name: made(getattr(base, name)) for name in MPI_MAKERS if hasattr(base, name)}
         kinds[base] = type(base.__name__, (base,), methods | {"__module__": module.__name__})
@@ -226,28 +221,31 @@ def adapt_torch(module: Any, recorder: Recorder) -> None:
     groups: dict[int, tuple[Any, int, int]] = {}
 
     def identity(group: Any) -> tuple[int, int]:
+        if not recorder.queued.issuperset(TORCH) and "nccl" in str(module.get_backend()):
+            recorder.queued.update(TORCH)
         if group is None:
             return module.get_world_size(), 0
         if id(group) not in groups and len(groups) < 4096:
             ranks = list(module.get_process_group_ranks(group))
             groups[id(group)] = group, len(ranks), number_of(ranks)
+            recorder.group(number_of(ranks), ranks)
         return groups.get(id(group), (None, 0, 1))[1:]
 
-    def noting(name: str, collective: bool) -> Note:
+    def describing(name: str, collective: bool) -> Describe:
         position = _position(getattr(module, name), "group")
 
-        def note(args: tuple[Any, ...], kwargs: dict[str, Any], start_s: float, end_s: float) -> None:
+        def describe(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Described:
             group = kwargs.get("group", args[position] if position is not None and len(args) > position else None)
             size, number = identity(group)
             nbytes = nbytes_of((*args[:2], *kwargs.values()))
-            recorder.call(module.get_rank(), name, size if collective else 0, number, nbytes, start_s, end_s)
+            return module.get_rank(), name, size if collective else 0, number, nbytes
 
-        return note
+        return describe
 
     for name in (*TORCH, *TORCH_MESSAGES):
         if hasattr(module, name):
-            note = noting(name, name in TORCH)
-            setattr(module, name, timed(getattr(module, name), note, recorder, inside=module.__name__))
+            describe = describing(name, name in TORCH)
+            setattr(module, name, timed(getattr(module, name), describe, recorder, inside=module.__name__))
 
 
 def adapt_ddp(module: Any, recorder: Recorder) -> None:
@@ -256,18 +254,19 @@ def adapt_ddp(module: Any, recorder: Recorder) -> None:
     Such a forward is recorded as a call of all the model's ranks, one in `no_sync` or without gradients as one of none.
     """
     kind = module.DistributedDataParallel
+    recorder.queued.add(DDP_FORWARD)
     models: dict[int, tuple[int, int, int]] = {}
 
-    def note(args: tuple[Any, ...], kwargs: dict[str, Any], start_s: float, end_s: float) -> None:
+    def describe(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Described:
         model = args[0]
         if id(model) not in models:
             number = number_of((DDP_FORWARD, len(models)))
             models[id(model)] = environment_rank(), number, model.process_group.size()
         rank, number, ranks = models[id(model)]
         synchronizes = model.require_backward_grad_sync and module.torch.is_grad_enabled()
-        recorder.call(rank, DDP_FORWARD, ranks if synchronizes else 0, number, nbytes_of(args[1:2]), start_s, end_s)
+        return rank, DDP_FORWARD, ranks if synchronizes else 0, number, nbytes_of(args[1:2])
 
-    kind.forward = timed(kind.forward, note, recorder)
+    kind.forward = timed(kind.forward, describe, recorder)
 
 
 def _position(function: Callable[..., Any], parameter: str) -> int | None:
@@ -301,18 +300,19 @@ def adapt_nccl(module: Any, recorder: Recorder) -> None:
             super().__init__(ndev, commId, rank, *config, **named)
             self.lanterne_identity = ndev, number_of(tuple(commId)), environment_rank()
 
-    def noting(name: str, collective: bool) -> Note:
-        def note(args: tuple[Any, ...], kwargs: dict[str, Any], start_s: float, end_s: float) -> None:
+    def describing(name: str, collective: bool) -> Describe:
+        def describe(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Described:
             ranks, number, rank = args[0].lanterne_identity
             count, kind = args[3:5] if name not in ("bcast", "send", "recv") else args[2:4]
             nbytes = int(count) * NCCL_NBYTES.get(int(kind), 1)
-            recorder.call(rank, name, ranks if collective else 0, number, nbytes, start_s, end_s)
+            return rank, name, ranks if collective else 0, number, nbytes
 
-        return note
+        return describe
 
+    recorder.queued.update(NCCL)
     for name in (*NCCL, "send", "recv"):
         if hasattr(base, name):
-            setattr(NcclCommunicator, name, timed(getattr(base, name), noting(name, name in NCCL), recorder))
+            setattr(NcclCommunicator, name, timed(getattr(base, name), describing(name, name in NCCL), recorder))
     module.NcclCommunicator = NcclCommunicator
 
 

@@ -3,9 +3,11 @@
 One rank, the lead, gives the iterations: synchronous jobs have the same on every rank. It is the lowest that reports.
 """
 
+import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import islice
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -14,8 +16,10 @@ from lanterne.failslow.detect.events import Incident, LevelEvent
 from lanterne.failslow.detect.tracker import SKIPPED_ROWS, Tracker
 from lanterne.failslow.record.adapters import DDP_FORWARD
 from lanterne.failslow.record.call_ring import RecordedCall, RingReader
+from lanterne.failslow.record.hangs import PATIENCE_S, Hang, HangFinder, join_ranks
 from lanterne.failslow.record.lateness import Cause, Matcher, attribute
 from lanterne.failslow.record.period import PeriodTracker
+from lanterne.failslow.record.whereabouts import Whereabouts, whereabouts
 
 MAX_ITERATIONS = 1 << 16
 MAX_SYMBOLS = 256
@@ -37,22 +41,27 @@ class JobLog:
     """Reads the call logs in `folder`; call `poll()` every now and then.
 
     Args:
-        world_size: ranks that should report; None: not known.
+        world_size: ranks that should report; None: as many as their launcher says.
+        patience_s: how long a call may last for which ranks have not come that live (hangs.py).
 
     Attributes: `iterations`, the latest (index, end_s, seconds), counted from the first call on as far as known;
-    `lead`, the rank that gives them; `notices`, the latest; `filled`, the share of the fullest log that was new to the
-    last poll.
+    `lead`, the rank that gives them; `notices`, the latest; `hangs`, what the last poll found of calls that do not end;
+    `filled`, the share of the fullest log that was new to the last poll.
 
     Memory is bounded: the logs are rings, and so is what is kept of them.
     """
 
-    def __init__(self, folder: str | Path, world_size: int | None = None) -> None:
+    def __init__(self, folder: str | Path, world_size: int | None = None, patience_s: float = PATIENCE_S) -> None:
         self.folder: Path = Path(folder)
         self.world_size = world_size
         self.lead: int | None = None
         self.iterations: deque[tuple[int, float, float]] = deque(maxlen=MAX_ITERATIONS)
         self.notices: list[Notice] = []
         self.filled: float = 0.0
+        self.hangs: list[Hang] = []
+        self._finder = HangFinder(self.folder, self.where, patience_s)
+        # rank -> what its clock said last, and when that was by ours.
+        self._beats: dict[int, tuple[float, float]] = {}
         self._readers: dict[int, RingReader] = {}
         self._seen: set[Path] = set()
         self._matcher = Matcher()
@@ -101,6 +110,7 @@ class JobLog:
             self.filled = max(self.filled, len(calls) / reader.header["capacity"])
             if reader.lost > lost:
                 self._matcher.lose(rank)
+            self._finder.add(rank, calls)
             self._per_rank[rank] = self._per_rank.get(rank, 0) + len(calls)
             # The all-reduces, which are not seen, begin when the last rank's forward has ended.
             self._matcher.add(rank, [c._replace(start_s=c.end_s) if c.name == DDP_FORWARD else c for c in calls])
@@ -111,9 +121,21 @@ class JobLog:
             notice = self._iterate(call, number)
             if notice is not None:
                 found.append(notice)
+        self.hangs = self._find_hangs()
         found = [notice._replace(cause=self._cause(notice.event)) for notice in found]
         self.notices = (self.notices + found)[-256:]
         return found
+
+    def _find_hangs(self) -> list[Hang]:
+        now_s = time.monotonic()
+        for rank, reader in self._readers.items():
+            if self._beats.get(rank, (None, 0.0))[0] != reader.beat_s:
+                self._beats[rank] = reader.beat_s, now_s
+            if reader.lost or reader.faults:
+                self._finder.lose(rank)
+        opened = {rank: {} if reader.ended else reader.open for rank, reader in self._readers.items()}
+        latest = [time_s for _, _, time_s in islice(reversed(self.iterations), USUAL)]
+        return self._finder.look(now_s, opened, median(latest) if latest else 0.0, self.world_size)
 
     def _find_logs(self) -> None:
         for path in sorted(self.folder.glob("rank-*.calls")):
@@ -132,6 +154,8 @@ class JobLog:
                 continue
             self._readers[rank] = reader
             self._matcher.add_rank(rank, reader.header.get("boot"))
+            self._finder.add_rank(rank, reader.header.get("queued", ()))
+            self.world_size = self.world_size or int(reader.header.get("world_size", 0)) or None
 
     def _count(self, call: RecordedCall) -> None:
         key = call.name, call.nbytes
@@ -201,7 +225,7 @@ class JobLog:
         ordered = sorted(times_s)
         marker = self._period.marker
         return {
-            "ranks": self.world_size,
+            "ranks": self.world_size or max(1, len(self._readers)),
             "reported": sorted(self._readers),
             "lead": self.lead,
             "iterations": {
@@ -212,7 +236,8 @@ class JobLog:
                 "time_s": times_s,
             },
             "events": [self._shifted(asdict(event)) for event in self._tracker.events],
-            "incidents": [*self._earlier, *(self._incident(incident) for incident in self._tracker.incidents)],
+            "incidents": self.incidents(),
+            "hangs": self._finder.report(),
             "arrivals": self._arrivals(),
             "calls": [
                 {"name": name, "nbytes": nbytes, "count": count, "mean_s": total_s / count}
@@ -220,6 +245,16 @@ class JobLog:
             ],
             "notes": self._notes(),
         }
+
+    def incidents(self) -> list[dict[str, Any]]:
+        """The slow spells up to now, each with its cause, counted in iterations of the job."""
+        return [*self._earlier, *(self._incident(incident) for incident in self._tracker.incidents)]
+
+    def where(self, rank: int) -> Whereabouts:
+        """Where `rank` is now."""
+        beat_s = self._beats.get(rank)
+        age_s = None if beat_s is None else time.monotonic() - beat_s[1]
+        return whereabouts(self.folder, rank, self._readers.get(rank), age_s)
 
     def _shifted(self, record: dict[str, Any]) -> dict[str, Any]:
         """A record whose rows are counted from the first iteration of the job."""
@@ -254,9 +289,9 @@ class JobLog:
 
     def _notes(self) -> list[str]:
         notes = list(self._refused)
-        expected = range(self.world_size or 0)
+        expected = range(self.world_size or int(not self._readers))
         if silent := [rank for rank in expected if rank not in self._readers]:
-            notes.append(f"{_join(silent)} reported nothing: no call that is recorded before the end")
+            notes.append(f"{join_ranks(silent)} reported nothing: no call that is recorded before the end")
         for rank, reader in sorted(self._readers.items()):
             notes += [note for note in reader.header.get("notes", ()) if note not in notes]
             if reader.lost:
@@ -264,7 +299,7 @@ class JobLog:
             if reader.faults:
                 notes.append(f"rank {rank}: {reader.faults} calls could not be recorded")
         if broken := [rank for rank, reader in sorted(self._readers.items()) if not reader.ended]:
-            notes.append(f"{_join(broken)} did not end in order")
+            notes.append(f"{join_ranks(broken)} did not end in order")
         if self._period.dropped:
             notes.append(f"the clock of rank {self.lead} went backwards {self._period.dropped} times")
         if self._readers and not self.iterations:
@@ -284,6 +319,3 @@ class JobLog:
         for reader in self._readers.values():
             reader.close()
 
-
-def _join(ranks: Sequence[int]) -> str:
-    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))

@@ -9,6 +9,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ import numpy as np
 from lanterne.collectives.communicator import core_of
 from lanterne.errors import InputError, LanterneError
 from lanterne.failslow.record.adapters import LANTERNE, number_of, watch_communicator
+from lanterne.failslow.record.hangs import PATIENCE_S, Hang
 from lanterne.failslow.record.job_log import JobLog, Notice
 from lanterne.failslow.record.recorder import Recorder, boot_id
 from lanterne.failslow.record.trap import SYNCHRONIZING, Trap, trapped
@@ -42,6 +44,8 @@ def watch(
     comm: Communicator,
     *,
     on_notice: Callable[[Notice], object] | None = None,
+    on_hang: Callable[[Hang], object] | None = None,
+    patience_s: float = PATIENCE_S,
     folder: str | Path | None = None,
     validates: bool | ValidateOptions = False,
 ) -> CallWatch:
@@ -50,17 +54,25 @@ def watch(
     Args:
         comm: the Communicator whose collectives are recorded.
         on_notice: called on rank 0, from a thread of its own, with each Notice; None: they are logged.
+        on_hang: called there with each Hang: a collective that does not end, and the ranks that have not come to it;
+            again when it becomes an incident, and when it goes on. None: they are logged.
+        patience_s: how long ranks that live may not come, where no such wait was seen before, until it is an incident.
         folder: where the ranks' call logs meet; None for a temporary one, which ranks of one machine share.
         validates: True, or options of `lanterne.validate` by name: whenever the job has become slow for certain, all
             ranks are held before a collective, validated for some 5 s, and let go (trap.py); a fiftieth of the time at
             most. The ranks must be of one machine. Collectives that are only started do not hold them.
     """
-    return CallWatch(comm, on_notice or _log, folder, validates)
+    return CallWatch(comm, on_notice or _log, on_hang or log_hang, patience_s, folder, validates)
 
 
 def _log(notice: Notice) -> None:
     level = logging.INFO if notice.event.confirmed_at is None else logging.WARNING
     log.log(level, "%s%s", notice.text, f" ({notice.cause.evidence})" if notice.cause else "")
+
+
+def log_hang(hang: Hang) -> None:
+    """Log a Hang: as a warning where it is an incident."""
+    log.log(logging.WARNING if hang.is_incident else logging.INFO, "%s", hang.text)
 
 
 class CallWatch:
@@ -73,11 +85,14 @@ class CallWatch:
         self,
         comm: Communicator,
         on_notice: Callable[[Notice], object],
+        on_hang: Callable[[Hang], object],
+        patience_s: float,
         folder: str | Path | None,
         validates: bool | ValidateOptions,
     ) -> None:
         self._comm = comm
         self._on_notice = on_notice
+        self._on_hang, self._patience_s = on_hang, patience_s
         # None: the job is not held.
         self._options: ValidateOptions | None = {} if validates is True else None if validates is False else validates
         self._trap: Trap | None = None
@@ -126,7 +141,8 @@ class CallWatch:
                 recorded = trapped(plain, recorded, self._trap, self._validate)
             setattr(comm, name, recorded)
         if comm.rank == 0:
-            self._reader = Reader(JobLog(folder, comm.world_size), self._notice if holds else self._on_notice)
+            job = JobLog(folder, comm.world_size, self._patience_s)
+            self._reader = Reader(job, self._notice if holds else self._on_notice, self._on_hang)
         return self
 
     # -- holding the job
@@ -204,16 +220,26 @@ def _check_machine(comm: Communicator) -> None:
 
 
 class Reader:
-    """Polls a JobLog in a thread of its own and passes its Notices to `on_notice`; `finish()` ends it.
+    """Polls a JobLog in a thread of its own, passes Notices to `on_notice` and Hangs to `on_hang`; `finish()` ends it.
+
+    `on_end` gets the last report while the logs are still open.
 
     Whatever fails in here is logged, and reading then ends; the watched program does not notice.
 
     Attributes: `used_s`, the core time that reading took.
     """
 
-    def __init__(self, job: JobLog, on_notice: Callable[[Notice], object]) -> None:
+    def __init__(
+        self,
+        job: JobLog,
+        on_notice: Callable[[Notice], object],
+        on_hang: Callable[[Hang], object] = log_hang,
+        on_end: Callable[[dict[str, Any]], object] = lambda found: None,
+    ) -> None:
         self._job = job
         self._on_notice = on_notice
+        self._on_hang = on_hang
+        self._on_end = on_end
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._last: dict[str, Any] = {}
@@ -237,6 +263,7 @@ class Reader:
             self._poll()
             self.used_s += time.thread_time() - before_s
             self._last = self.report()
+            self._on_end(self._last)
             self._job.close()
         return self._last
 
@@ -252,18 +279,20 @@ class Reader:
             return
         try:
             with self._lock:
-                notices = self._job.poll()
+                notices, hangs = self._job.poll(), self._job.hangs
         except Exception as error:
             # Such as a log that another program has cut short: what is known up to here stays.
             log.exception("watch: the call logs could not be read")
             self._failures.append(f"the call logs could not be read any further: {type(error).__name__}: {error}")
             return
-        for notice in notices:
+        told: list[tuple[Callable[[], object], str]] = [(partial(self._on_notice, one), "on_notice") for one in notices]
+        told += [(partial(self._on_hang, one), "on_hang") for one in hangs]
+        for tell, name in told:
             try:
-                self._on_notice(notice)
+                tell()
             except Exception:
                 # The caller's own function.
-                log.exception("watch: on_notice failed")
+                log.exception("watch: %s failed", name)
 
 
 def next_wait_s(wait_s: float, filled: float) -> float:

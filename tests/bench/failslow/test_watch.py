@@ -31,7 +31,8 @@ def watch(tmp_path, program, *options, before=(), **kwargs):
     """(the finished command, its report) of a program that is watched."""
     (tmp_path / "program.py").write_text(program)
     report = tmp_path / "report.json"
-    command = [*before, *WATCH, *options, "--json", str(report), "--", "python", str(tmp_path / "program.py")]
+    words = [*options, "--incidents", str(tmp_path / "incidents"), "--json", str(report)]
+    command = [*before, *WATCH, *words, "--", "python", str(tmp_path / "program.py")]
     result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, **kwargs)
     return result, json.loads(report.read_text()) if report.exists() else None
 
@@ -121,8 +122,86 @@ time.sleep(60)
         ["--", "no-such-program-here"],
         ["--json", "/no/such/folder/x.json", "--", "python", "x.py"],
         [],
+        ["--attach", "1", "--", "python", "x.py"],
+        ["--attach", str(os.getpid())],
+        ["--attach", "99999999"],
+        ["--patience", "soon", "--", "python", "x.py"],
     ],
 )
 def test_bad_input_is_one_line_and_code_2(words, capsys):
     assert cli.main(["watch", *words]) == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+HANG = """
+import os, signal, sys, time
+import numpy as np
+from mpi4py import MPI
+comm, x, kind = MPI.COMM_WORLD, np.ones(100, np.float32), "KIND"
+for i in range(60):
+    time.sleep(5e-3)
+    if i == 30 and comm.rank == 1:
+        if kind == "stopped":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        time.sleep(5 if kind == "runs" else 0)
+        if kind == "order":
+            comm.Barrier()
+    comm.Allreduce(MPI.IN_PLACE, x)
+    comm.Barrier()
+"""
+
+
+@pytest.mark.timing
+@pytest.mark.parametrize("kind", ["runs", "stopped", "order"])
+def test_a_hang_is_told_while_it_lasts_and_the_same_at_the_end(tmp_path, kind):
+    (tmp_path / "program.py").write_text(HANG.replace("KIND", kind))
+    words = ["-n", "2", "--patience", "2.5s", "--fail-on", "incident", "--json", "report.json"]
+    command = [*WATCH, *words, "--", "python", "program.py"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
+    lines = []
+    for line in process.stderr:
+        lines.append(line)
+        if "HANGS for" in line and kind != "runs":
+            process.terminate()
+    code = process.wait(60)
+    assert code == 1 if kind == "runs" else code != 0
+    (document,) = (json.loads(path.read_text()) for path in (tmp_path / "lanterne-incidents").glob("*-hang-*.json"))
+    (hang,) = json.loads((tmp_path / "report.json").read_text())["hangs"]
+    assert [one["rank"] for one in document["ranks"]] == [1] == [one["rank"] for one in hang["culprits"]]
+    assert (document["schema_version"], document["call"]["name"], document["kind"]) == (1, "Allreduce", "hang")
+    assert document["remedy"] and document["evidence"]
+    if kind == "runs":
+        assert any("waiting for" in line and "program.py:9 in <module>" in line for line in lines)
+        assert hang["ended_after_s"] is not None and not document["lasts"]
+    else:
+        assert hang["ended_after_s"] is None and document["lasts"]
+
+
+def test_a_job_that_runs_is_joined(tmp_path):
+    (tmp_path / "program.py").write_text(LOOP.replace("range(80)", "range(150)"))
+    job = subprocess.Popen([*WATCH, "--", "python", "program.py"], cwd=tmp_path, stderr=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 60
+        while not (found := [pid for pid in children_of(job.pid) if b"program.py" in words_of(pid)]):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        time.sleep(1.0)
+        command = [*WATCH, "--attach", str(found[0]), "--json", "joined.json"]
+        result = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path, check=False)
+        assert result.returncode == 0, result.stderr
+        assert json.loads((tmp_path / "joined.json").read_text())["iterations"]["count"] > 100
+    finally:
+        job.terminate()
+        job.wait()
+
+
+def children_of(pid):
+    path = Path(f"/proc/{pid}/task/{pid}/children")
+    return [int(word) for word in path.read_text().split()] if path.exists() else []
+
+
+def words_of(pid):
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""

@@ -1,0 +1,1 @@
+"""This folder scores what operators see: programs that hang (`hang_score`)."""

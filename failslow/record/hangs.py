@@ -1,0 +1,325 @@
+"""Calls that do not end while they last: which ranks have not come, or come to another call, and where they are.
+
+Every rank's calls of a communicator are numbered as its log has them; who has begun fewer than others, or another call
+of the same number, has not come. Who waits in a call itself is no culprit: they are the ranks at the end of the chain.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from lanterne.failslow.record.call_ring import OPEN_S, RecordedCall
+from lanterne.failslow.record.whereabouts import DECISIVE, Whereabouts
+
+# A status line after so long, and so many iterations; an incident after so long, where no rank is dead, stopped or in
+# another call, and so many times the longest that this call has lasted: a checkpoint of rank 0 is no hang.
+STATUS_S, STATUS_ITERATIONS = 2.0, 3
+PATIENCE_S, PATIENCE_TIMES = 30.0, 2
+# Shorter calls are no measure of patience; a reader that itself did not run for longer knows nothing of the time.
+LONG_S, LONGEST_STEP_S = 0.5, 1.0
+MAX_NAMES, MAX_HANGS, MAX_SHOWN = 4096, 256, 16
+
+
+@dataclass(frozen=True)
+class Hang:
+    """A call that does not end.
+
+    Attributes: `kind`: "missing" (ranks have not come), "order" (some are in other calls than the rest) or "call" (all
+    have come and none leaves); `name`, `number` (from 1), `communicator`, `nbytes` of the call; `culprits`: where the
+    ranks are that it waits for; `others`: the calls that they are in, or made last; `came`: ranks in it; `unknown`: how
+    many more ranks of it are not known; `wait_s`; `is_incident`: beyond patience, or hopeless; `ended_after_s`: None
+    while it lasts.
+    """
+
+    kind: str
+    name: str
+    number: int
+    communicator: int
+    nbytes: int
+    culprits: tuple[Whereabouts, ...]
+    others: dict[int, str]
+    came: tuple[int, ...]
+    unknown: int
+    wait_s: float
+    is_incident: bool
+    ended_after_s: float | None = None
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The culprits' ranks."""
+        return tuple(one.rank for one in self.culprits)
+
+    @property
+    def text(self) -> str:
+        """One line for people; that of a call which went on says so only."""
+        return self.story if self.ended_after_s is None else f"{self.call} went on after {self.ended_after_s:.1f} s"
+
+    @property
+    def call(self) -> str:
+        """The call in words."""
+        return self.name + (f" {self.number}" if self.number else "")
+
+    @property
+    def story(self) -> str:
+        """What happened while it lasted, in one line."""
+        call = self.call
+        lasts = f"{'HANGS' if self.is_incident else 'waiting'} for {self.wait_s:.1f} s: {call}"
+        if self.kind == "call":
+            return f"{lasts}: {join_ranks(self.came)} came, none leaves it: a link, the network, or the call itself"
+        shown = self.culprits[:MAX_SHOWN]
+        if self.kind == "order":
+            where = "; ".join(f"rank {one.rank} is in {self.others[one.rank]} ({one})" for one in shown)
+            return f"{lasts}, but {where}: a call was left out, or the order is another"
+        unknown = f" and {self.unknown} that are not known" if self.unknown else ""
+        who = f"{join_ranks(self.ranks)}{unknown}" if self.culprits else f"{self.unknown} ranks that are not known"
+        after = {rank: f", after {name}" for rank, name in self.others.items()}
+        where = "; ".join(f"rank {one.rank}{after.get(one.rank, '')}: {one}" for one in shown)
+        return f"{lasts}: {join_ranks(self.came)} came, not {who}" + (f" ({where})" if where else "")
+
+    def record(self) -> dict[str, Any]:
+        """As plain lists, dicts, numbers and texts."""
+        culprits = [one.record() for one in self.culprits]
+        others = {str(rank): name for rank, name in self.others.items()}
+        return asdict(self) | {"culprits": culprits, "came": list(self.came), "others": others, "text": self.story}
+
+
+class Blocked(NamedTuple):
+    """A rank that is in `call`, its `number`-th of a communicator (0: a message), and has been for `age_s`."""
+
+    call: RecordedCall
+    number: int
+    age_s: float
+
+
+class HangFinder:
+    """Finds Hangs; `add` what every rank's log has new, then `look`.
+
+    Args:
+        folder: of the logs, where communicators have their ranks written.
+        where: tells where a rank is.
+        patience_s: how long a rank may not come, though it lives and no such wait has been seen before.
+
+    Attributes: `hangs`: of those that were incidents, the latest.
+
+    Cost: 0.15 us a call; memory is bounded.
+    """
+
+    def __init__(self, folder: Path, where: Callable[[int], Whereabouts], patience_s: float = PATIENCE_S) -> None:
+        self.patience_s = patience_s
+        self.hangs: list[Hang] = []
+        self._folder = folder
+        self._where = where
+        self._ended: dict[int, Counter[int]] = {}
+        self._last: dict[int, RecordedCall] = {}
+        self._longest_s: dict[tuple[int, str], float] = {}
+        self._groups: dict[int, tuple[int, ...] | None] = {}
+        # (rank, index of its call) -> when it was first seen, of a clock that stands still while the reader does.
+        self._since: dict[tuple[int, int], float] = {}
+        self._clock_s = 0.0
+        self._looked_s: float | None = None
+        self._now: Hang | None = None
+        self._told: tuple[str, tuple[int, ...]] | None = None
+        self._queued: dict[int, frozenset[str]] = {}
+        self._lost: set[int] = set()
+
+    def add_rank(self, rank: int, queued: Iterable[str]) -> None:
+        """Expect calls of `rank`, of which those named in `queued` return before all have come: it waits later."""
+        self._queued[rank] = frozenset(queued)
+
+    def lose(self, rank: int) -> None:
+        """Calls of `rank` were lost: nobody knows which of its calls is which, so it is no suspect."""
+        self._lost.add(rank)
+
+    def add(self, rank: int, calls: Sequence[RecordedCall]) -> None:
+        """Take calls of `rank` that have ended."""
+        if not calls:
+            return
+        self._ended.setdefault(rank, Counter()).update([call.communicator for call in calls if call.ranks > 1])
+        self._last[rank] = max(calls[-1], self._last.get(rank, calls[-1]), key=lambda call: call.start_s)
+        for call in calls:
+            if call.end_s - call.start_s > LONG_S:
+                key = call.communicator, call.name
+                if key in self._longest_s or len(self._longest_s) < MAX_NAMES:
+                    self._longest_s[key] = max(call.end_s - call.start_s, self._longest_s.get(key, 0.0))
+
+    def look(
+        self, now_s: float, opened: Mapping[int, Mapping[int, RecordedCall]], iteration_s: float, world_size: int | None
+    ) -> list[Hang]:
+        """What is new: a call that waits, becomes an incident, waits for others, or goes on.
+
+        Args:
+            now_s: of the reader's clock.
+            opened: of every rank whose log is known, the calls that have not ended, by index.
+            iteration_s: what one usually takes, 0 where that is not known.
+            world_size: ranks of the job, None where that is not known.
+        """
+        if self._looked_s is not None:
+            self._clock_s += min(max(now_s - self._looked_s, 0.0), LONGEST_STEP_S)
+        self._looked_s = now_s
+        blocked = self._blocked(opened)
+        status_s = max(STATUS_S, STATUS_ITERATIONS * iteration_s)
+        longest = max((one.age_s for one in blocked.values()), default=0.0)
+        if longest < status_s:
+            return self._over()
+        hang = self._diagnose(blocked, {r: self._begun(r, calls) for r, calls in opened.items()}, world_size, status_s)
+        if hang is None:
+            return self._over()
+        found: list[Hang] = []
+        before = self._now
+        if before is not None and (before.communicator, before.number) != (hang.communicator, hang.number):
+            found, before = self._over(), None
+        told = hang.kind, hang.ranks
+        if before is None or told != self._told or hang.is_incident > before.is_incident:
+            found.append(hang)
+        if before is not None and before.is_incident and (told == self._told or not hang.is_incident):
+            # What was told stays: at the end all are gone, whoever was there.
+            hang = replace(before, wait_s=hang.wait_s)
+        self._told, self._now = told, hang
+        return found
+
+    def report(self) -> list[dict[str, Any]]:
+        """The incidents up to now, the one that lasts at the end."""
+        lasting = [self._now] if self._now is not None and self._now.is_incident else []
+        return [hang.record() for hang in (*self.hangs, *lasting)]
+
+    # -- who waits
+
+    def _begun(self, rank: int, calls: Mapping[int, RecordedCall]) -> Counter[int]:
+        """Of each communicator, the calls that `rank` has begun."""
+        return self._ended.get(rank, Counter()) + Counter(c.communicator for c in calls.values() if c.ranks > 1)
+
+    def _blocked(self, opened: Mapping[int, Mapping[int, RecordedCall]]) -> dict[int, Blocked]:
+        """The ranks whose latest call has not ended, or was only queued."""
+        found: dict[int, Blocked] = {}
+        seen: dict[tuple[int, int], float] = {}
+        for rank, calls in opened.items():
+            if rank in self._lost:
+                continue
+            last = self._last.get(rank)
+            if calls:
+                index = max(calls)
+                call = calls[index]
+                if last is not None and last.start_s > call.start_s:
+                    continue  # Another thread goes on.
+            elif last is not None and last.ranks > 1 and last.name in self._queued.get(rank, ()):
+                index, call = -1, last
+            else:
+                continue
+            ended = self._ended.get(rank, Counter())[call.communicator]
+            number = ended + sum(c.communicator == call.communicator and c.ranks > 1 for c in calls.values())
+            key = (rank, index if index >= 0 else -1 - ended)
+            seen[key] = self._since.get(key, self._clock_s)
+            found[rank] = Blocked(call, number if call.ranks > 1 else 0, self._clock_s - seen[key])
+        self._since = seen
+        return found
+
+    def _diagnose(
+        self, blocked: Mapping[int, Blocked], begun: Mapping[int, Counter[int]], world_size: int | None, status_s: float
+    ) -> Hang | None:
+        """The Hang that explains the ranks that wait; None where they wait for nobody."""
+        waits: dict[tuple[int, int], list[int]] = {}
+        # A call that was only queued, and to which all have come, holds nobody.
+        blocked = {
+            rank: one
+            for rank, one in blocked.items()
+            if one.call.end_s == OPEN_S
+            or any(
+                begun.get(member, Counter())[one.call.communicator] < one.number
+                for member in self._members(one.call.communicator, one.call.ranks, begun, world_size)[0]
+            )
+        }
+        for rank, one in blocked.items():
+            if one.age_s >= status_s:
+                waits.setdefault((one.call.communicator, one.number), []).append(rank)
+        if not waits:
+            return None
+        roots: dict[tuple[int, int], list[int]] = {}
+        unknown: dict[tuple[int, int], int] = {}
+        for (communicator, number), came in waits.items():
+            members, hidden = self._members(communicator, blocked[came[0]].call.ranks, begun, world_size)
+            behind = [r for r in members if number and begun.get(r, Counter())[communicator] < number]
+            if not number:
+                behind = [r for r in begun if r not in blocked]
+            # Whose message it is, is not known: not of one that has ended while another computes.
+            behind = [r for r in behind if r not in blocked and r not in self._lost]
+            running = [r for r in behind if number or self._where(r).state != "ended"]
+            roots[communicator, number] = running
+            unknown[communicator, number] = hidden
+        ages_s = {key: max(blocked[rank].age_s for rank in came) for key, came in waits.items()}
+        key = max(waits, key=lambda k: (bool(roots[k] or unknown[k]), k[1] > 0, ages_s[k]))
+        communicator, number = key
+        together = {r: b.call.name for r, b in blocked.items() if (b.call.communicator, b.number) == key}
+        names = Counter(_plain(name) for name in together.values())
+        call = blocked[waits[key][0]].call
+        if roots[key] or unknown[key]:
+            kind, culprits = "missing", sorted(roots[key])
+            others = {r: self._last[r].name for r in culprits if r in self._last}
+        elif not number or min(one.age_s for one in blocked.values()) < status_s:
+            # Ranks that wait for messages, as an idle listener does; or somebody has only just come.
+            return None
+        elif len(names) > 1:
+            usual = max(names, key=lambda name: names[name])
+            culprits = [r for r, name in together.items() if _plain(name) != usual]
+            call = next(blocked[r].call for r in together if r not in culprits)
+            kind, others = "order", {r: together[r] for r in culprits}
+        else:
+            apart = {r: b for r, b in blocked.items() if r not in together}
+            kind, culprits = ("order", sorted(apart)) if apart else ("call", [])
+            others = {r: f"{b.call.name} {b.number or ''}".strip() for r, b in apart.items()}
+        where = tuple(self._where(rank) for rank in sorted(culprits))
+        inside = tuple(sorted(r for r in together if r not in culprits))
+        longest_s = self._longest_s.get((communicator, call.name), 0.0)
+        limit_s = max(self.patience_s, PATIENCE_TIMES * longest_s, status_s)
+        lost = [one.state in DECISIVE for one in where]
+        hopeless = kind == "order" or (any(lost) if number else bool(lost) and all(lost))
+        return Hang(
+            kind, call.name, number, communicator, call.nbytes, where, others, inside, unknown[key], ages_s[key],
+            hopeless or ages_s[key] > limit_s,
+        )  # fmt: skip
+
+    def _members(
+        self, communicator: int, ranks: int, begun: Mapping[int, Counter[int]], world_size: int | None
+    ) -> tuple[Iterable[int], int]:
+        """The ranks of a communicator of so many, as far as known, and how many are not."""
+        if ranks == world_size:
+            return range(ranks), 0
+        if self._groups.get(communicator) is None and len(self._groups) < MAX_NAMES:
+            self._groups[communicator] = self._read_group(communicator)
+        known = self._groups.get(communicator) or tuple(r for r, counts in begun.items() if counts[communicator])
+        return known, max(0, ranks - len(known))
+
+    def _read_group(self, communicator: int) -> tuple[int, ...] | None:
+        try:
+            return tuple(int(rank) for rank in json.loads((self._folder / f"group-{communicator}.json").read_text()))
+        except (OSError, ValueError, TypeError):
+            return None
+
+    def _over(self) -> list[Hang]:
+        """Whatever was told has gone on."""
+        hang, self._now, self._told = self._now, None, None
+        if hang is None:
+            return []
+        ended = replace(hang, ended_after_s=hang.wait_s)
+        key = hang.communicator, hang.name
+        self._longest_s[key] = max(hang.wait_s, self._longest_s.get(key, 0.0))
+        if hang.is_incident:
+            self.hangs = [*self.hangs[1 - MAX_HANGS :], ended]
+        return [ended]
+
+
+def _plain(name: str) -> str:
+    """A call and that which only starts it are one."""
+    return name.removeprefix("start_")
+
+
+def join_ranks(ranks: Sequence[int]) -> str:
+    """Ranks in words, at most MAX_SHOWN by number."""
+    more = f" and {len(ranks) - MAX_SHOWN} more" if len(ranks) > MAX_SHOWN else ""
+    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks[:MAX_SHOWN])) + more
+
+

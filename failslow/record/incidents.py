@@ -1,0 +1,105 @@
+"""Incidents as files: one versioned JSON document each, rewritten when more is known of it.
+
+Schema 1: `schema_version`, `kind` ("hang" or "slow"), `id`, `time` (UTC, ISO 8601), `lasts`, `text`, `job` (`program`,
+`host`), `call` (of a hang: `name`, `number`, `communicator`, `nbytes`, `came`, `unknown`, `wait_s`), `iterations` (of
+a slow spell: `onset`, `relief`, `ratio`), `ranks` (of those that are to be looked at: `rank`, `host`, `pid`, `state`,
+`frames`: file, line and function, the innermost first), `evidence` (texts), `remedy`. More keys may be added.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from lanterne.failslow.record.hangs import Hang
+from lanterne.failslow.record.whereabouts import Whereabouts
+
+SCHEMA_VERSION = 1
+# By the state of the rank that has not come; and by the kind of what happened, where that says nothing.
+REMEDIES = {
+    "silent": "see whether the rank was started, and what its own output says: it made no call that is recorded",
+    "ended": "see why the rank's program ended before others had made their calls: its steps, or its data, differ",
+    "gone": "the rank has died (out of memory? see its host's kernel log): restart the job from its last checkpoint",
+    "stopped": "let it go on (kill -CONT), or end the job",
+    "unresponsive": "see its host: a stuck driver or file system, or no processor time; drain the host if it stays so",
+    "runs": "see what the line does that the rank is at: a lock, a file, data that does not come",
+    "order": "make all ranks call the same collectives in the same order: the lines named differ",
+    "call": "test the links between these ranks (`lanterne validate`), and see the network's counters",
+    "rank": "test the rank's host beside others (`lanterne validate`), take it out or give it less work (`rebalance`)",
+    "calls": "test the links (`lanterne validate`); take the slow one out of the busiest group",
+    "unknown": "record all ranks (`--folder` on a shared one), or trace some steps (`lanterne locate`)",
+}
+
+
+class IncidentLog:
+    """Writes incidents into `folder`, which is made with the first; None: they are only counted.
+
+    Args:
+        job: what the documents say of the job: plain values.
+        where: tells where a rank is.
+
+    Attributes: `count`, of incidents; `failures`, why files could not be written.
+    """
+
+    def __init__(self, folder: str | Path | None, job: Mapping[str, Any], where: Callable[[int], Whereabouts]) -> None:
+        self.count: int = 0
+        self.failures: list[str] = []
+        self._folder = None if folder is None else Path(folder)
+        self._job = dict(job)
+        self._where = where
+        # (kind, what it is of) -> (id, time) of those that may be said more of.
+        self._ids: dict[tuple[str, Any], tuple[str, str]] = {}
+
+    def hang(self, hang: Hang) -> Path | None:
+        """Write a Hang that is an incident; its file."""
+        state = hang.culprits[0].state if hang.culprits else "unknown"
+        call = {"name": hang.name, "number": hang.number, "communicator": hang.communicator, "nbytes": hang.nbytes}
+        about = {
+            "lasts": hang.ended_after_s is None,
+            "call": call | {"came": list(hang.came), "unknown": hang.unknown, "wait_s": hang.wait_s},
+            "ranks": [one.record() for one in hang.culprits],
+            "evidence": [f"rank {one.rank}: {one}" for one in hang.culprits] or [hang.text],
+            "remedy": REMEDIES[hang.kind if hang.kind in REMEDIES else state],
+        }
+        return self._write("hang", (hang.communicator, hang.number), hang.story, about)
+
+    def slow(self, incident: Mapping[str, Any]) -> Path | None:
+        """Write a slow spell, one of JobLog.incidents(), or what has become of it; its file."""
+        cause = incident["cause"]
+        ranks = [] if cause["rank"] is None else [self._where(cause["rank"]).record()]
+        lasts = "lasts" if incident["lasts"] else f"ended at {incident['relief']}"
+        text = f"slow since iteration {incident['onset']}, {lasts}: {incident['ratio']:.2f} times the usual time"
+        about = {
+            "lasts": incident["lasts"],
+            "iterations": {name: incident[name] for name in ("onset", "relief", "ratio")},
+            "ranks": ranks,
+            "evidence": [cause["evidence"]],
+            "remedy": REMEDIES.get(cause["kind"], REMEDIES["unknown"]),
+        }
+        return self._write("slow", incident["onset"], text, about)
+
+    def _write(self, kind: str, key: object, text: str, about: Mapping[str, Any]) -> Path | None:
+        if (kind, key) not in self._ids:
+            self.count += 1
+            now = time.gmtime()
+            name = f"{time.strftime('%Y%m%dT%H%M%SZ', now)}-{os.getpid()}-{kind}-{self.count}"
+            self._ids[kind, key] = name, time.strftime("%Y-%m-%dT%H:%M:%SZ", now)
+        name, began = self._ids[kind, key]
+        if self._folder is None:
+            return None
+        document = {"schema_version": SCHEMA_VERSION, "kind": kind, "id": name, "time": began, "text": text}
+        path = self._folder / f"{name}.json"
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            partial = path.with_suffix(".new")
+            partial.write_text(json.dumps(document | {"job": self._job} | dict(about), indent=1) + "\n")
+            partial.replace(path)
+        except OSError as error:
+            self.failures.append(f"{path}: {error.strerror}")
+            return None
+        return path
+
