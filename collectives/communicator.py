@@ -4,7 +4,8 @@
     comm = lanterne.init()
     comm.all_reduce(x, y)
 
-One thread per communicator. All members make the same calls in the same order.
+One thread at a time per communicator; several communicators may be used by several threads. All members make the same
+calls in the same order.
 """
 
 # So that help() says `Array`, not all that it may be.
@@ -51,8 +52,9 @@ class Communicator:
             which order to sum. May be set, alike on all ranks.
 
     Every collective has a blocking form and a started one (`start_all_reduce`, ...), which returns a request with
-    `wait` and `test`. Calls run in the order in which they were started, one after the other, and advance only while
-    one of them is waited for or tested. Arrays are C-contiguous NumPy arrays or other host buffers, or device arrays of
+    `wait` and `test`. Calls run in the order in which they were started, one after the other. Over ucx and mpi those of
+    host arrays advance in the background (execute/engine.py), others while one of them is waited for or tested; arrays
+    are not to be changed before the end. They are C-contiguous NumPy arrays or other host buffers, or device arrays of
     any library (`__cuda_array_interface__`, DLPack), in the order of `stream` (None: the one that made the array, else
     the current one). Over nccl a call with device arrays returns once it is queued on streams, over other transports
     once it is complete.

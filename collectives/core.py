@@ -1,5 +1,6 @@
 """What is behind a Communicator: its parts put together, and the way of a call through them."""
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -8,6 +9,7 @@ import numpy as np
 from lanterne.collectives.execute import native
 from lanterne.collectives.execute.arguments import CallOptions, CheckedCall, Key, check_whole, resolve
 from lanterne.collectives.execute.communicator_base import CommunicatorBase
+from lanterne.collectives.execute.engine import Engine
 from lanterne.collectives.execute.plans import CallPlan, Plans
 from lanterne.collectives.execute.requests import CallRequest, CollectiveRequest, MessageRequest
 from lanterne.collectives.late.calls import LateRanks, LateRequest
@@ -18,6 +20,8 @@ from lanterne.kernels.dtypes import Dtype
 from lanterne.transport.base import COMMUNICATOR_BITS, Recv, Send, Transport
 from lanterne.transport.pauses import Pauses
 from lanterne.transport.timeouts import check_timeout_s
+
+log: logging.Logger = logging.getLogger("lanterne.collectives")
 
 # What is known of a communicator id; of none, 0.
 CLOSED, OPEN = 1, 2
@@ -51,9 +55,10 @@ class CommunicatorCore(CommunicatorBase):
         closes: Sequence[Closing] = (),
         used_ids: dict[int, int] | None = None,
         board_key: str = "0",
+        engine: Engine | None = None,
     ) -> None:
         members = tuple(range(transport.world_size) if ranks is None else ranks)
-        super().__init__(transport, members, communicator_id, pauses or Pauses(len(members)))
+        super().__init__(transport, members, communicator_id, pauses or Pauses(len(members)), engine)
         self.used_ids: dict[int, int] = {} if used_ids is None else used_ids
         self.used_ids[communicator_id] = OPEN
         self._closes = tuple(closes)
@@ -81,7 +86,9 @@ class CommunicatorCore(CommunicatorBase):
             native.call(self, resolve(self, collective, in_array, out_array, op, root, stream, options))
             return
         # What is queued on streams is ordered by them: the CPU does not wait for it.
-        self.start(collective, in_array, out_array, op, root, stream, options).wait(timeout_s, queued=True)
+        with self.lock:
+            request = self._begin(collective, in_array, out_array, op, root, stream, options)
+        request.wait(timeout_s, queued=True)
 
     def start(
         self,
@@ -93,7 +100,22 @@ class CommunicatorCore(CommunicatorBase):
         stream: Stream = None,
         options: CallOptions = DEFAULTS,
     ) -> CollectiveRequest:
-        """Start the collective of this name, and return its request."""
+        """Start the collective of this name, and return its request: it advances in the background."""
+        with self.lock:
+            request = self._begin(collective, in_array, out_array, op, root, stream, options)
+            self.engine.serve()
+        return request
+
+    def _begin(
+        self,
+        collective: str,
+        in_array: Array,
+        out_array: "Array | None",
+        op: str | None,
+        root: int | None,
+        stream: Stream,
+        options: CallOptions,
+    ) -> CollectiveRequest:
         self.check_open()
         try:
             call = resolve(self, collective, in_array, out_array, op, root, stream, options)
@@ -127,8 +149,8 @@ class CommunicatorCore(CommunicatorBase):
 
     def _drain(self) -> None:
         self.check_open()
-        while self._calls:
-            self._calls[-1].wait()
+        while calls := self._calls[-1:]:
+            calls[0].wait()
 
     # -- messages
 
@@ -166,6 +188,7 @@ class CommunicatorCore(CommunicatorBase):
             pauses=self.pauses,
             used_ids=self.used_ids,
             board_key=f"{self.late.key[-200:]}.{self.number}/{free}:{members[0]}",
+            engine=self.engine if transport in (None, self.transport) else None,
         )
         child.timeout_s = self.timeout_s
         child.deterministic = self.deterministic
@@ -197,8 +220,13 @@ class CommunicatorCore(CommunicatorBase):
             self._release()
 
     def _release(self) -> None:
-        if self._failure is None:
-            self._failure = TransportError(f"communicator {self.communicator_id} rank {self.rank}: closed")
+        with self.lock:
+            if self._failure is None and self.busy:
+                log.warning("closed before the end of %s", self.describe())
+                self.transport.end_soon()
+            self.end(TransportError(f"communicator {self.communicator_id} rank {self.rank}: closed"))
+        if self._closes:
+            self.engine.stop()
         self.used_ids[self.communicator_id] = CLOSED
         self.transport.keep(self.control)  # Its receives stay posted.
         closes, self._closes = self._closes, ()

@@ -86,7 +86,7 @@ class StartedMessages:
 
     def _post(self, post: Post, ops: Operations) -> MessageRequest:
         comm = self._comm
-        with comm.failing:
+        with comm.lock, comm.failing:
             request = MessageRequest(comm, post(ops))
             if len(self._open) >= self._sweep_at:
                 self._open = [message for message in self._open if not message.done and not message._poll()]

@@ -7,6 +7,7 @@ Matching: messages of one (communicator, source, destination, lane) match in pos
 """
 
 import ctypes
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
@@ -216,7 +217,8 @@ class Transport(ABC):
     """Moves bytes between `world_size` ranks.
 
     Attributes: `name`; `rank`; `world_size`; `capabilities`; `timeout_s` (the default of every wait, seconds);
-    `pauses`, what waits do between polls.
+    `pauses`, what waits do between polls; `background_s`, how often another thread than the user's has to look for
+    what has come, beside what `watch` tells, seconds; None: no other thread may use it.
     """
 
     name: str = "?"
@@ -225,6 +227,7 @@ class Transport(ABC):
     capabilities: Capabilities
     timeout_s: float = DEFAULT_TIMEOUT_S
     pauses: Pauses = Pauses()
+    background_s: float | None = None
     # Of this rank's device, where the transport has chosen one.
     runtime: "CudaRuntime | None" = None
     # Whether ranks take turns on a device.
@@ -272,6 +275,16 @@ class Transport(ABC):
     def open_board(self, key: str, rank: int, world_size: int) -> "Seat | None":
         """The seat of `rank` at the arrival board `key` of `world_size` ranks; None: there is none."""
         return None if self._job is None else self._job.open_board(key, rank, world_size)
+
+    @property
+    def lock(self) -> "threading.RLock":
+        """Whoever uses this transport beside other threads holds it meanwhile; of a wrapper, what it wraps has it."""
+        lock: threading.RLock = vars(self).setdefault("_lock", threading.RLock())
+        return lock
+
+    def watch(self) -> tuple[int, ...] | None:
+        """Descriptors that become readable when something has come; None if something has by now. Under `lock`."""
+        return () if self.store is None else (self.store.fileno(),)
 
     @property
     def store(self) -> "StoreClient | None":

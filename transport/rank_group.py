@@ -212,7 +212,10 @@ class Group:
         assert self.store is not None
         notices = self.store.notices
         while notices:
-            kind, body = notices.popleft()
+            try:
+                kind, body = notices.popleft()
+            except IndexError:
+                return  # Another thread was quicker.
             if kind == Kind.DIED_NOTICE:
                 rank, reason = unpack_fields(body, "ib")
                 self._failed.setdefault(rank, reason.decode(errors="replace"))

@@ -1,5 +1,6 @@
 """A transport around another: what all of them pass on."""
 
+import threading
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -30,6 +31,10 @@ class Wrapper(Transport):
 
     def open_board(self, key: str, rank: int, world_size: int) -> "Seat | None":
         return self.inner.open_board(key, rank, world_size)
+
+    @property
+    def lock(self) -> "threading.RLock":
+        return self.inner.lock
 
     @property
     def store(self) -> "StoreClient | None":

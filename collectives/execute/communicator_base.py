@@ -4,11 +4,13 @@ A communicator's plans, requests, messages and late ranks know it as a Communica
 """
 
 import time
+from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from lanterne.collectives.auto.tuning import Tuning
 from lanterne.collectives.execute.control import Control
+from lanterne.collectives.execute.engine import Engine
 from lanterne.collectives.execute.scratch import Scratch
 from lanterne.errors import InputError, LanterneError, PeerFailed, TransportTimeout
 from lanterne.transport.base import Transport, make_tag
@@ -46,6 +48,10 @@ class QueuedCall(Protocol):
     def wait(self) -> None:
         """Return once the call is complete on this rank."""
 
+    def _pending_peers(self) -> Sequence[int]:
+        """Transport ranks that this waits for now."""
+        ...
+
 
 Call = TypeVar("Call", bound=QueuedCall)
 
@@ -58,6 +64,7 @@ class CommunicatorBase:
         ranks: transport ranks of the members, in rank order.
         communicator_id: 16 bits; see Communicator.
         pauses: what waits do between polls.
+        engine: that of `transport`, which its communicators share; None: a new one.
 
     Attributes:
         rank, world_size: this rank's place among `ranks`, and how many they are.
@@ -66,6 +73,8 @@ class CommunicatorBase:
         tuning: what "auto" goes by; the Communicator sets it, with whose collectives it measures.
         control: the Control lane.
         scratch: host memory that all programs share.
+        engine: advances calls that nobody waits for.
+        lock: the transport's: whoever touches that, or the calls, holds it.
         failing: a context in which an error of lanterne ends this communicator.
         mpi_communicator: of exactly these ranks, for MPI's own collectives; made when first needed (native.py).
         number: calls that were begun.
@@ -73,8 +82,18 @@ class CommunicatorBase:
 
     tuning: Tuning
 
-    def __init__(self, transport: Transport, ranks: tuple[int, ...], communicator_id: int, pauses: Pauses) -> None:
+    def __init__(
+        self,
+        transport: Transport,
+        ranks: tuple[int, ...],
+        communicator_id: int,
+        pauses: Pauses,
+        engine: Engine | None = None,
+    ) -> None:
         self.transport = transport
+        self.lock = transport.lock
+        self.engine: Engine = Engine(transport) if engine is None else engine
+        self.engine.join(self)
         self.ranks = ranks
         self.rank: int = ranks.index(transport.rank)
         self.world_size: int = len(ranks)
@@ -96,11 +115,13 @@ class CommunicatorBase:
 
     def begin(self, request: Call) -> Call:
         """Start `request` after the calls before it, and return it."""
-        with self.failing:
+        with self.lock, self.failing:
             self.number += 1
             self.control.begin(self.number, request._signature)
             self._calls.append(request)
             if len(self._calls) == 1:
+                self.engine.busy[self] = None
+                self.control.number = self.number
                 request._begin()
         return request
 
@@ -109,32 +130,56 @@ class CommunicatorBase:
         calls = self._calls
         if not calls:
             return False
-        self.check_open()
-        with self.failing:
-            while calls[0]._advance():
-                del calls[0]
-                if not calls:
-                    return True
-                calls[0]._begin()
-            return calls[0]._moved
+        with self.lock:
+            self.check_open()
+            with self.failing:
+                while calls and calls[0]._advance():
+                    del calls[0]
+                    if not calls:
+                        self.engine.busy.pop(self, None)
+                        return True
+                    self.control.number += 1
+                    calls[0]._begin()
+                return bool(calls) and calls[0]._moved
 
     @property
     def busy(self) -> bool:
         """Whether a call that was started is not yet complete on this rank."""
         return bool(self._calls)
 
+    @property
+    def in_background(self) -> bool:
+        """Whether the engine may advance the calls: not those with device arrays, whose device is a thread's own."""
+        return bool(self._calls) and self._device is None and self._failure is None
+
+    def look(self) -> None:
+        """End this communicator if a rank that its calls wait for is known to be dead."""
+        if self._calls and self._failure is None:
+            with self.failing:
+                self.transport.check_peers(self._calls[0]._pending_peers())
+
+    def describe(self) -> str:
+        """The calls that are under way, in a few words."""
+        return f"communicator {self.communicator_id}: {len(self._calls)} calls, the first {self._calls[0]._signature}"
+
     # -- failure
 
     def fail(self, error: LanterneError) -> None:
         """End this communicator because of `error`: the others are told, every later call on it raises it."""
         if self._failure is None:
-            self._failure = error
+            self.end(error)
             if isinstance(error, TransportTimeout):
                 self.transport.end_soon()
             # First, since the others' NCCL sees an abort at once, and knows no reason.
             self.control.tell_failure(error)
             if self._device is not None:
                 self._device.fail(error)
+
+    def end(self, error: LanterneError) -> None:
+        """As `fail`, without a word to anybody."""
+        if self._failure is None:
+            self._failure = error
+            self.engine.busy.pop(self, None)
 
     def check_open(self) -> None:
         """Raise what has ended this communicator, if anything has."""

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 # How often a wait that naps looks for deaths and at its limit, which costs as much as a poll.
 CHECK_S = 1e-3
+# Of the time between two tests, at most so much counts as waiting: the rest is the user's own work.
+TEST_GAP_S = 1.0
 
 
 class CollectiveRequest:
@@ -27,7 +29,7 @@ class CollectiveRequest:
     Attributes: `done`, whether it was seen to be complete on this rank; `test` looks anew.
     """
 
-    __slots__ = ("_communicator", "done")
+    __slots__ = ("_communicator", "_patience", "done")
     # Of a collective call: what it is, equal on all ranks.
     _signature: str
     # Whether the last _advance() got anywhere.
@@ -41,18 +43,28 @@ class CollectiveRequest:
 
     def __init__(self, communicator: CommunicatorBase) -> None:
         self._communicator = communicator
+        self._patience: _Patience | None = None
         self.done: bool = False
 
     def test(self) -> bool:
         """Make progress; True once the call is complete on this rank.
 
         Raises:
+            TransportTimeout: of the communicator's timeout; of the time between two tests, up to a second counts.
             InputError: another rank called something else.
             PeerFailed, TransportError: a rank failed; the communicator is closed.
         """
-        if not self.done:
-            self._communicator.progress()
-        return self.done or self._poll()
+        if self.done:
+            return True
+        communicator = self._communicator
+        with communicator.lock:
+            communicator.progress()
+            if self.done or self._poll():
+                return True
+            if self._patience is None:
+                self._patience = _Patience(communicator.timeout_s)
+            self._patience.look(self, time.monotonic(), TEST_GAP_S)
+        return False
 
     def wait(self, timeout_s: float | None = None, *, queued: bool = False) -> None:
         """Return once the call is complete on this rank: outputs are whole, inputs may be changed.
@@ -95,7 +107,7 @@ class CollectiveRequest:
 class CallRequest(CollectiveRequest):
     """A collective call. Calls of one communicator run in the order in which they were started, one after the other.
 
-    They advance whenever any request of the communicator is waited for or tested, and not between.
+    They advance whenever any request of the communicator is waited for or tested, between by the engine.
     """
 
     __slots__ = ("_completion", "_entry", "_execution", "_in_place", "_moved", "_plan", "_signature", "_started")
@@ -217,7 +229,7 @@ class MessageRequest(CollectiveRequest):
         if request is None:
             return True
         now_s = time.monotonic()
-        with self._communicator.failing:
+        with self._communicator.lock, self._communicator.failing:
             self.done: bool = request.test()
         if self.done:
             self._request = None  # which holds the arrays
@@ -226,35 +238,63 @@ class MessageRequest(CollectiveRequest):
         return self.done
 
 
+class _Patience:
+    """What a wait looks at beside its request: deaths, what other ranks tell, its limit.
+
+    Args:
+        limit_s: of the wait.
+    """
+
+    __slots__ = ("_checked_s", "_limit_s", "_reported_s", "_stall_s", "_waited_s")
+
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self._stall_s = min(STALL_S, limit_s / 4)
+        self._waited_s = self._reported_s = 0.0
+        self._checked_s = time.monotonic()
+
+    def look(self, request: CollectiveRequest, now_s: float, gap_s: float = inf) -> None:
+        """Look, if the last time was long ago; of the time since then at most `gap_s` counts."""
+        since_s = now_s - self._checked_s
+        if since_s < CHECK_S:
+            return
+        self._checked_s = now_s
+        self._waited_s += min(since_s, gap_s)
+        communicator = request._communicator
+        with communicator.failing:
+            communicator.transport.check_peers(request._pending_peers())
+            if self._waited_s > self._reported_s + self._stall_s:
+                communicator.control.report()
+                self._reported_s = self._waited_s
+            if self._waited_s > self._limit_s:
+                request._expire(self._limit_s)
+
+
 def _wait(request: CollectiveRequest, timeout_s: float | None, queued: bool) -> None:
     """Advance everything of the communicator until `request` is done; see CollectiveRequest.wait."""
     communicator = request._communicator
-    communicator.progress()
-    # What is queued is not asked for: the device's answer takes longer than the call.
-    if request.done or (queued and request._completion is not None) or request._poll():
-        return
-    limit_s = communicator.timeout_s if timeout_s is None else check_timeout_s(timeout_s)
-    start_s = time.monotonic()
-    stall_s = min(STALL_S, limit_s / 4)
-    next_check_s, next_report_s = start_s + CHECK_S, start_s + stall_s
-    pauses, polls, idle = communicator.pauses, 0, 0
-    while True:
-        moved = communicator.progress()
-        if request.done or (queued and request._completion is not None) or request._poll():
-            return
-        polls += 1
-        idle = 0 if moved else idle + 1
-        napped = idle and pauses.pause(idle, request._due_s)
-        if not napped and polls % POLLS_PER_CHECK:
-            continue
-        now_s = time.monotonic()
-        if now_s < next_check_s:
-            continue
-        next_check_s = now_s + CHECK_S
-        with communicator.failing:
-            communicator.transport.check_peers(request._pending_peers())
-            if now_s > next_report_s:
-                communicator.control.report()
-                next_report_s = now_s + stall_s
-            if now_s > start_s + limit_s:
-                request._expire(limit_s)
+    lock, engine = communicator.lock, communicator.engine
+    engine.take_over()
+    try:
+        with lock:
+            communicator.progress()
+            # What is queued is not asked for: the device's answer takes longer than the call.
+            if request.done or (queued and request._completion is not None) or request._poll():
+                return
+        patience = _Patience(communicator.timeout_s if timeout_s is None else check_timeout_s(timeout_s))
+        pauses, polls, idle = communicator.pauses, 0, 0
+        while True:
+            with lock:
+                moved = communicator.progress()
+                if request.done or (queued and request._completion is not None) or request._poll():
+                    return
+                if len(engine.busy) > 1 and engine.advance_others(communicator):
+                    moved = True
+            polls += 1
+            idle = 0 if moved else idle + 1
+            napped = idle and pauses.pause(idle, request._due_s)
+            if napped or polls % POLLS_PER_CHECK == 0:
+                with lock:
+                    patience.look(request, time.monotonic())
+    finally:
+        engine.hand_back()

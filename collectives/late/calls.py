@@ -159,9 +159,10 @@ class LateRanks:
 
     def look(self) -> Arrivals:
         """The Arrivals up to now, after a look at what the board has sent, if no call is under way."""
-        if self._seat is not None and not self._communicator.busy:
-            self.report()
-            self.take()
+        with self._communicator.lock:
+            if self._seat is not None and not self._communicator.busy:
+                self.report()
+                self.take()
         return self.arrivals.snapshot()
 
     def reports(self, collective: str) -> bool:

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 # MPI messages of up to 2^31-1 bytes work everywhere; MPI 4 lifts the limit.
 INT_MAX = 2**31 - 1
+# MPI tells nobody that something has come.
+LOOK_S = 1e-3
 # How long after an MPI error the notice of a death may still come.
 NOTICE_S = 1.0
 
@@ -135,6 +137,8 @@ class MpiTransport(Transport):
             receiver_paced_nbytes=1 << 20,
         )
         self.pauses: Pauses = Pauses(group.ranks_here if group is not None else world.size)
+        if MPI.Query_thread() == MPI.THREAD_MULTIPLE:
+            self.background_s: float | None = LOOK_S
         if timeout_s is not None:
             self.timeout_s = timeout_s
 

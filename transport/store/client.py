@@ -4,6 +4,7 @@ import hmac
 import os
 import select
 import socket
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -21,7 +22,9 @@ _REPLY_TYPES = {Kind.GET: "b", Kind.ADD: "i", Kind.DELETE: "i", Kind.GATHER: "b*
 
 
 class StoreClient:
-    """A connection to the store at `address`, host and port. For one thread; a forked child must open its own.
+    """A connection to the store at `address`, host and port; a forked child must open its own.
+
+    One thread may `tell` and `pump` while another waits in a `call`.
 
     With `early`, the store may not have started yet: it is waited for. Else nobody listening means that the job is
     over.
@@ -42,6 +45,8 @@ class StoreClient:
         self._inbox = bytearray()
         self._request_id = 0
         self._lost: str | None = None
+        self._sending = threading.Lock()
+        self._receiving = threading.RLock()
         self._sock = _connect(address, wire.check_token(token), _limit(timeout_s), early, self._where)
         self._poll = select.poll()
         self._poll.register(self._sock, select.POLLIN)
@@ -84,6 +89,18 @@ class StoreClient:
         what = what or kind.name.lower()
         limit_s = _limit(timeout_s)
         deadline = time.monotonic() + limit_s
+        with self._receiving:
+            return self._call(kind, fields, deadline, on_notice, what, limit_s)
+
+    def _call(
+        self,
+        kind: Kind,
+        fields: Iterable[int | bytes],
+        deadline: float,
+        on_notice: Callable[[], object] | None,
+        what: str,
+        limit_s: float,
+    ) -> list[Any]:
         self._request_id = self._request_id % 0xFFFFFFFF + 1
         self._send(wire.pack_frame(kind, self._request_id, fields), deadline)
         while True:
@@ -109,11 +126,16 @@ class StoreClient:
         Raises:
             TransportError: the connection to the store is lost.
         """
-        before = len(self.notices)
-        # Between calls a reply is one that nobody waits for any more.
-        while self._take_reply() or self._receive():
-            pass
-        return len(self.notices) > before
+        if not self._receiving.acquire(blocking=False):
+            return False  # Who waits for a reply takes in the notices, too.
+        try:
+            before = len(self.notices)
+            # Between calls a reply is one that nobody waits for any more.
+            while self._take_reply() or self._receive():
+                pass
+            return len(self.notices) > before
+        finally:
+            self._receiving.release()
 
     def fileno(self) -> int:
         return self._sock.fileno()
@@ -165,6 +187,10 @@ class StoreClient:
         return True
 
     def _send(self, frame: bytes, deadline: float) -> None:
+        with self._sending:
+            self._send_all(frame, deadline)
+
+    def _send_all(self, frame: bytes, deadline: float) -> None:
         self._check_open()
         view = memoryview(frame)
         while view:

@@ -70,6 +70,7 @@ class UcxTransport(Transport):
     """
 
     name = "ucx"
+    background_s: float | None = 0.05
     _context: Any
     _worker: Any
 
@@ -90,6 +91,7 @@ class UcxTransport(Transport):
         self._orphans: list[Started] = []
         self._moved = False
         self._polls = 0
+        self._flush_s = self.timeout_s
         self.capabilities: Capabilities = Capabilities(
             # A UCX with CUDA says so even where there is no driver; its context then has no CUDA component.
             device_memory=self._context.cuda_support and "cuda" in self._context.info,
@@ -185,6 +187,11 @@ class UcxTransport(Transport):
         self._polls += 1
         return self._polls % POLLS_PER_CHECK == 0
 
+    def watch(self) -> tuple[int, ...] | None:
+        if self._worker.progress_once() or not self._worker.arm():
+            return None
+        return self._worker.epoll_file_descriptor, *(super().watch() or ())
+
     def check_peers(self, peers: Iterable[int]) -> None:
         self._group.check_peers(peers)
         for peer in peers:
@@ -201,6 +208,9 @@ class UcxTransport(Transport):
         for end in {id(end): end for end in self._peers.pop(peer, ())}.values():
             end.close_blocking()
 
+    def end_soon(self) -> None:
+        self._flush_s = LAST_FLUSH_S
+
     def close(self) -> None:
         """See Transport. What was sent has left this process; receives that are still posted are dropped."""
         if self.closed:
@@ -211,7 +221,7 @@ class UcxTransport(Transport):
             return  # a forked child must not close its parent's connections
         ends = {id(end): end for ends in self._peers.values() for end in ends}.values()
         unharmed = all(end.alive for end in ends) and not self._group.failed()
-        flush(self._worker, time.monotonic() + (self.timeout_s if unharmed else min(self.timeout_s, LAST_FLUSH_S)))
+        flush(self._worker, time.monotonic() + (self._flush_s if unharmed else min(self._flush_s, LAST_FLUSH_S)))
         for end in ends:
             end.close_blocking()
         self._peers.clear()

@@ -1,0 +1,226 @@
+"""The engine of a transport: one thread that advances the calls that were started while their users compute.
+
+It is made when the first call is started over a transport that other threads may advance (Transport.background_s), and
+sleeps when nothing is under way: on the descriptors of the transport else, so that what arrives wakes it. Whoever waits
+takes over, for all communicators of the transport, and hands back what is left; a blocking call wakes nobody. All that
+touches a transport does so under its lock. What goes wrong here ends the communicator, and the next call or wait of the
+user's raises it; the engine looks for deaths, timeouts are those of waits.
+"""
+
+import atexit
+import logging
+import os
+import select
+import sys
+import threading
+import time
+import weakref
+from contextlib import suppress
+from typing import Protocol
+
+from lanterne.errors import LanterneError, TransportError
+from lanterne.transport.base import Transport
+
+log: logging.Logger = logging.getLogger("lanterne.collectives")
+
+# After the thread was woken, so long it lets more arrive: each look costs as much, however much there is.
+GATHER_S = 1e-3
+# How often it looks for deaths.
+DEATHS_S = 0.05
+# How long the end of a process waits for it.
+STOP_S = 1.0
+# While calls are under way, so long at most a thread that runs Python code keeps the interpreter from it.
+SWITCH_S = 5e-4
+
+
+class Advanced(Protocol):
+    """What the engine needs of a communicator."""
+
+    @property
+    def busy(self) -> bool: ...
+    @property
+    def in_background(self) -> bool: ...
+    def progress(self) -> bool: ...
+    def look(self) -> None: ...
+    def fail(self, error: LanterneError) -> None: ...
+    def end(self, error: LanterneError) -> None: ...
+    def describe(self) -> str: ...
+
+
+class Engine:
+    """Advances the calls of all communicators of `transport`, of this rank.
+
+    Attributes: `busy`, the communicators with calls under way, in the order in which they began.
+    """
+
+    def __init__(self, transport: Transport) -> None:
+        self.busy: dict[Advanced, None] = {}
+        self._members: weakref.WeakSet[Advanced] = weakref.WeakSet()
+        self._transport = transport
+        # A thing for each thread that waits: a list, since threads change it without a lock.
+        self._waiters: list[None] = []
+        self._thread: threading.Thread | None = None
+        self._wakes = -1
+        self._stopping = False
+        self._deaths_s = 0.0
+        _engines.add(self)
+
+    def join(self, communicator: Advanced) -> None:
+        """`communicator` is one of this transport's."""
+        self._members.add(communicator)
+
+    # -- whoever waits
+
+    def take_over(self) -> None:
+        """A thread begins to wait, and advances the calls from now on."""
+        self._waiters.append(None)
+
+    def hand_back(self) -> None:
+        """That thread waits no longer."""
+        self._waiters.pop()
+        if self.busy and not self._waiters:
+            self.serve()
+
+    def advance_others(self, communicator: Advanced) -> bool:
+        """Advance all but `communicator`; True if something has moved."""
+        return any([self._advance(other) for other in list(self.busy) if other is not communicator])
+
+    # -- the thread
+
+    def serve(self) -> None:
+        """Calls are under way that nobody waits for; under the transport's lock, or by who waited for them."""
+        if self._transport.background_s is None or self._stopping or self._waiters:
+            return
+        if self._thread is None:
+            self._wakes = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+            self._thread = threading.Thread(target=self._run, name="lanterne", daemon=True)
+            self._thread.start()
+            atexit.register(self.stop)
+        else:
+            os.eventfd_write(self._wakes, 1)
+
+    def stop(self) -> None:
+        """End the thread; calls that are under way are named in the log."""
+        left = [communicator.describe() for communicator in self.busy if communicator.busy]
+        if left and not self._stopping:
+            log.warning("the end has come before that of %s", "; ".join(left))
+            self._transport.end_soon()
+        self._stopping = True
+        if self._thread is not None:
+            atexit.unregister(self.stop)
+            os.eventfd_write(self._wakes, 1)
+            self._thread.join(STOP_S)
+            if not self._thread.is_alive():
+                os.close(self._wakes)
+            self._thread = None
+
+    def _run(self) -> None:
+        transport, lock = self._transport, self._transport.lock
+        poll = select.epoll()
+        poll.register(self._wakes, select.EPOLLIN)
+        watched: frozenset[int] = frozenset()
+        usual_s = 0.0
+        while not self._stopping:
+            serving = not self._waiters and any(communicator.in_background for communicator in self.busy)
+            usual_s = _switch_soon(serving, usual_s)
+            descriptors, limit_s = frozenset[int](), None
+            if serving:
+                with lock:
+                    moved = any([self._advance(communicator) for communicator in list(self.busy)])
+                    self._look_for_deaths()
+                    ready = None if moved else self._watch()
+                if ready is None:
+                    continue
+                descriptors, limit_s = frozenset(ready), min(transport.background_s or DEATHS_S, DEATHS_S)
+            for descriptor in watched - descriptors:
+                _forget(poll, descriptor)
+            for descriptor in descriptors - watched:
+                poll.register(descriptor, select.EPOLLIN)
+            watched = descriptors
+            if poll.poll(limit_s):
+                _drain(self._wakes)
+                if serving:
+                    time.sleep(GATHER_S)
+        _switch_soon(False, usual_s)
+        poll.close()
+
+    def _watch(self) -> tuple[int, ...] | None:
+        return None if self._transport.closed else self._transport.watch()
+
+    def _advance(self, communicator: Advanced) -> bool:
+        """Advance one communicator; what goes wrong ends it, and its user hears of it."""
+        if not communicator.in_background:
+            return False
+        try:
+            return communicator.progress()
+        except LanterneError:
+            self.busy.pop(communicator, None)
+        except Exception as error:
+            log.exception("a call failed in the background")
+            communicator.fail(TransportError(f"{type(error).__name__} in the background: {error}"))
+            self.busy.pop(communicator, None)
+        return False
+
+    def _look_for_deaths(self) -> None:
+        now_s = time.monotonic()
+        if now_s < self._deaths_s:
+            return
+        self._deaths_s = now_s + DEATHS_S
+        for communicator in list(self.busy):
+            try:
+                communicator.look()
+            except LanterneError:
+                self.busy.pop(communicator, None)
+
+    def forget(self) -> None:
+        """This process is a fork of the one that has the thread and the connections."""
+        self._thread, self._stopping = None, True
+        self.busy.clear()
+        for communicator in self._members:
+            communicator.end(TransportError("this process is a fork of the one that called init; only that can go on"))
+
+
+def _switch_soon(serving: bool, usual_s: float) -> float:
+    """While `serving` is true, have threads hand over the interpreter soon; the usual interval, 0 where it is set."""
+    if serving and not usual_s:
+        usual_s = sys.getswitchinterval()
+        sys.setswitchinterval(min(SWITCH_S, usual_s))
+    elif not serving and usual_s:
+        sys.setswitchinterval(usual_s)
+        usual_s = 0.0
+    return usual_s
+
+
+def _forget(poll: select.epoll, descriptor: int) -> None:
+    with suppress(OSError, ValueError):  # it may be closed by now
+        poll.unregister(descriptor)
+
+
+def _drain(descriptor: int) -> None:
+    with suppress(BlockingIOError):
+        os.eventfd_read(descriptor)
+
+
+# So that no lock is held in a child by a thread that it does not have.
+_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
+_held: list[threading.RLock] = []
+
+
+def _before_fork() -> None:
+    for engine in list(_engines):
+        _held.append(engine._transport.lock)
+        _held[-1].acquire()
+
+
+def _after_fork() -> None:
+    while _held:
+        _held.pop().release()
+
+
+def _after_fork_in_child() -> None:
+    _after_fork()
+    for engine in list(_engines):
+        engine.forget()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child)

@@ -1,0 +1,67 @@
+"""Calls that were started advance while their user does something else, and whatever ends their process ends them."""
+
+import os
+import subprocess
+import sys
+import time
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lanterne.collectives.jobs import spawn
+from lanterne.errors import TransportTimeout
+
+JOB = Path(__file__).with_name("background_job.py")
+LAUNCH = """import sys
+from lanterne.transport.job.launch import launch
+sys.exit(launch(sys.argv[1:], 2, "direct"))"""
+
+
+def run(case):
+    if "ucx" not in os.environ.get("LANTERNE_REQUIRE", "").split(",") and find_spec("ucxx") is None:
+        pytest.skip("ucxx is not installed (extra ucx)")
+    command = [sys.executable, "-c", LAUNCH, sys.executable, JOB, case]
+    environment = os.environ | {"LANTERNE_TRIALS": "off", "LANTERNE_TIMEOUT_S": "40"}
+    return subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment, check=False)
+
+
+@pytest.mark.parametrize("case", ["completes", "two_threads", "dead_thread", "forked"])
+def test_in_the_background(case):
+    done = run(case)
+    assert (done.stdout, done.returncode) == ("fine\n" * 2, 0), done.stdout + done.stderr
+
+
+def test_a_death_is_noticed_in_the_background():
+    done = run("killed")
+    assert done.stdout == "fine\n", done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(("case", "what"), [("exits", "the end has come before that of"), ("closes", "closed before")])
+def test_the_end_with_a_call_under_way_is_one_line(case, what):
+    done = run(case)
+    assert done.stdout == "fine\n" * 2, done.stdout + done.stderr
+    lines = [line for line in done.stderr.splitlines() if line.startswith("log: ")]
+    assert len(lines) == 1 and what in lines[0] and "all_reduce(algorithm=ring" in lines[0], done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def polls(comm):
+    """Rank 1 does not come; how often rank 0 has tested."""
+    x = np.ones(1 << 16, np.float32)
+    if comm.rank == 1:
+        time.sleep(1.5)
+        return 0
+    comm.timeout_s = 0.3
+    request, tests = comm.start_all_reduce(x, x, algorithm="ring"), 0
+    with pytest.raises(TransportTimeout) as raised:
+        while not request.test():
+            tests += 1
+            time.sleep(1e-3)
+    assert raised.value.peers == (1,)
+    return tests
+
+
+def test_a_loop_of_tests_has_the_timeout():
+    assert spawn(2, polls)[0] > 10
