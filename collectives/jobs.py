@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar, TypeVarTuple, Unpack
 from lanterne.collectives.auto.tuning import GPUS, THREADS
 from lanterne.errors import InputError, LanterneError
 from lanterne.transport.base import Transport
-from lanterne.transport.job.bootstrap import MPI_VARIABLES, connect
+from lanterne.transport.job.bootstrap import connect, is_started_by_mpi
 from lanterne.transport.local import LocalWorld
 from lanterne.transport.rank_group import Group
 from lanterne.transport.registry import TRANSPORTS, find_transport, open_transport
@@ -33,8 +33,8 @@ def init(
 ) -> "Communicator":
     """The Communicator of all ranks of this job.
 
-    A job is what an MPI launcher, `lanterne ... -n` or torchrun-style variables (RANK, WORLD_SIZE, MASTER_ADDR,
-    MASTER_PORT) made; inside `spawn` it is that; else one rank.
+    A job is what an MPI launcher, Slurm's srun, `lanterne ... -n` or torchrun-style variables (RANK, WORLD_SIZE,
+    MASTER_ADDR, MASTER_PORT) made; inside `spawn` it is that; else one rank.
 
     Args:
         transport: "mpi", "ucx", "nccl" or "local" (threads of one process); None for LANTERNE_TRANSPORT, else "mpi"
@@ -68,8 +68,7 @@ def init(
                 f"transport: got 'local' in a job of {group.world_size} processes, expected {' or '.join(TRANSPORTS)}"
             )
         else:
-            by_mpi = any(variable in os.environ for variable in MPI_VARIABLES)
-            opened = open_transport(name or ("mpi" if by_mpi else "ucx"), group, timeout_s)
+            opened = open_transport(name or ("mpi" if is_started_by_mpi() else "ucx"), group, timeout_s)
             if spare_rails:
                 opened = _with_spare_rails(opened, spare_rails, group)
     except LanterneError:

@@ -32,7 +32,7 @@ class Group:
     """The ranks of a job as one of them sees it. For one thread of each rank.
 
     Attributes:
-        host: this host's identity; `hosts` has every rank's. Equal: same kernel, and shared memory is shared.
+        host: this host's identity; `hosts` has every rank's. Equal: same kernel, shared memory and network.
         store: None in a job of one rank.
         ends_together: set by who will call `end_together`, so that `leave` keeps the connection for it.
     """
@@ -241,12 +241,15 @@ def _forget_in_child(itself: weakref.ref[Group]) -> None:
 
 
 def host_identity() -> str:
-    """What processes have in common that share a kernel and its shared memory: a str. LANTERNE_HOST_ID overrides it."""
+    """What processes have in common that share a kernel, its shared memory and its network (loopback): a str.
+
+    LANTERNE_HOST_ID overrides it.
+    """
     if "LANTERNE_HOST_ID" in os.environ:
         return os.environ["LANTERNE_HOST_ID"]
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
-            return f"{file.read().strip()} {os.readlink('/proc/self/ns/ipc')}"
+            return " ".join((file.read().strip(), *map(os.readlink, ("/proc/self/ns/ipc", "/proc/self/ns/net"))))
     except OSError:
         return socket.gethostname()
 

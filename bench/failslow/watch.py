@@ -45,7 +45,7 @@ from lanterne.bench.output.units import format_count, format_nbytes, format_time
 from lanterne.errors import InputError
 from lanterne.failslow.record.hangs import PATIENCE_S
 from lanterne.failslow.record.recorder import FOLDER_VARIABLE, start_of
-from lanterne.transport.job.bootstrap import MPI_SIZE_VARIABLES
+from lanterne.transport.job.bootstrap import launched_world_size
 from lanterne.transport.job.launch import MAX_WORLD_SIZE, lives
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(f"--folder: got {args.folder}, expected a folder that can be written")
     if args.attach is not None:
         return attach(args, command)
-    ours = args.world_size is not None or _world_size() == 1
+    ours = args.world_size is not None or launched_world_size() == 1
     if args.fail_on and not ours:
         raise InputError("--fail-on: got a job that another launcher has started, whose exit code is its own")
     # Absolute: Python makes the entries of its path so, and the program may change its folder.
@@ -138,14 +138,6 @@ def _name(ours: bool, shared: str | None) -> str:
     if shared is not None:
         return "lanterne-watch"
     return f"lanterne-watch-{os.getuid()}-{os.getppid()}-{start_of(os.getppid())}"
-
-
-def _world_size() -> int:
-    for name in (*MPI_SIZE_VARIABLES, "WORLD_SIZE"):
-        text = os.environ.get(name, "")
-        if text.isascii() and text.isdigit():
-            return int(text)
-    return 1
 
 
 def _path(folder: Path) -> str:
@@ -192,7 +184,7 @@ def _detach(task: Callable[[int], None]) -> None:
 
 def follow(args: argparse.Namespace, command: list[str], folder: Path, program: int) -> None:
     """Read the logs of a job that another launcher started until process `program` and the other ranks have ended."""
-    reader, _ = _read(args, command, folder, _world_size())
+    reader, _ = _read(args, command, folder, launched_world_size())
     try:
         while lives(program):
             time.sleep(0.05)

@@ -28,6 +28,7 @@ from lanterne.collectives.auto.trials import (
     try_again,
 )
 from lanterne.collectives.schedule.cost import CostModel, Piece
+from lanterne.transport.job.secret import cache_folder
 
 log: logging.Logger = logging.getLogger("lanterne.collectives")
 
@@ -145,12 +146,7 @@ def _tries() -> bool:
 
 def _cache_file(communicator: TrialGroup) -> Path | None:
     """Where the model of this group is kept, or None."""
-    folder = os.environ.get("LANTERNE_CACHE", "")
-    if folder == "off":
-        return None
-    try:
-        base = Path(folder or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "lanterne"))
-    except RuntimeError:  # a user without a home, as in containers
+    if (base := cache_folder()) is None:
         return None
     transport = communicator.transport
     about = [__version__, transport.name, communicator.ranks, os.uname().nodename, len(os.sched_getaffinity(0))]

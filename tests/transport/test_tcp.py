@@ -8,7 +8,7 @@ import pytest
 from verdicts import verdict
 
 from lanterne.errors import PeerFailed
-from lanterne.transport.job.bootstrap import MPI_VARIABLES
+from lanterne.transport.job.launchers import MPI_VARIABLES
 from lanterne.transport.local import LocalTransport
 from lanterne.transport.nccl import over_nccl as nccl
 from lanterne.transport.tcp import TcpTransport

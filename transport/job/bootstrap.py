@@ -1,101 +1,150 @@
 """How a process finds its job: its rank, the others, and the store where they meet, before any transport exists.
 
-`connect()` looks, in this order, for
+`connect()` asks `launchers.find_launch` what started this process:
 1. our launcher (`-n`): LANTERNE_STORE=host:port and LANTERNE_TOKEN, with RANK and WORLD_SIZE;
 2. an MPI launcher: rank 0 starts the store and broadcasts its address and a fresh token over MPI;
 3. torchrun-style variables RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT: rank 0 starts the store there, without MPI.
    A MASTER_ADDR that is not loopback needs a LANTERNE_TOKEN that is the same on all ranks;
-4. none of these: a job of one rank.
+4. Slurm's srun without MPI: as 3, on the step's first host, at a port that follows from the job and the step. The token
+   may come from the user's key (secret.py), as for 3 on loopback;
+5. none of these: a job of one rank.
 
 The store listens on one address only: loopback where all ranks share a host, else that of this host's name (2), or
 MASTER_ADDR (3). LANTERNE_BIND, an address or an interface, overrides both, and LANTERNE_PORT overrides MASTER_PORT.
 """
 
 import fcntl
+import logging
 import os
 import secrets
 import socket
 import struct
+import sys
+import time
 from contextlib import suppress
 from ipaddress import ip_address
+from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING
 
-from lanterne.errors import InputError, Unavailable
+from lanterne.errors import InputError, LanterneError, Unavailable
+from lanterne.transport.job.launchers import Launch, find_launch, find_step, in_a_batch_script
+from lanterne.transport.job.secret import job_secret
 from lanterne.transport.rank_group import Group, host_identity, refuse_mixed_mpi
 from lanterne.transport.store.client import StoreClient
 from lanterne.transport.store.process import StoreProcess
+from lanterne.transport.timeouts import DEFAULT_TIMEOUT_S
 
 if TYPE_CHECKING:
     from mpi4py import MPI
-# Variables that MPI launchers set; the first names hold the world size.
-MPI_SIZE_VARIABLES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
-MPI_VARIABLES = (*MPI_SIZE_VARIABLES, "PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")
 SIOCGIFADDR = 0x8915  # Linux: ask for an interface's address
-TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-# Without LANTERNE_TOKEN, on loopback only: no secret, so it keeps out accidents but no local user.
+# Without LANTERNE_TOKEN and without a user's key, on loopback only: it keeps out accidents but no local user.
 OPEN_TOKEN = "loopback-without-a-secret"
+# How long a name may have no address yet, and the port of a job that was killed may still be taken.
+RESOLVE_S, PORT_S = 4.0, 4.0
+RETRY_S = 0.1
+
+log: logging.Logger = logging.getLogger(__name__)
 
 
 def in_a_job() -> bool:
     """Whether a launcher, ours or another, started this process as one of its ranks.
 
     Raises:
-        InputError: RANK and WORLD_SIZE without MASTER_ADDR or MASTER_PORT: every rank would believe itself alone.
+        InputError: a launcher gives half of its variables, or two contradict each other.
     """
-    if "LANTERNE_STORE" in os.environ or any(name in os.environ for name in MPI_VARIABLES):
-        return True
-    missing = [name for name in TORCHRUN_VARIABLES if name not in os.environ]
-    if missing and "RANK" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1":
-        raise InputError(
-            f"{missing[0]}: not set beside RANK and WORLD_SIZE, expected all of {', '.join(TORCHRUN_VARIABLES)}"
-        )
-    return not missing
+    return find_launch(os.environ).launcher.way != "alone"
+
+
+def is_started_by_mpi() -> bool:
+    """Whether an MPI launcher started this process, be it for ours."""
+    launch = find_launch(os.environ)
+    return launch.launcher.way == "mpi" or os.environ.get("LANTERNE_LAUNCHER") == "mpi"
 
 
 def launched_rank() -> int:
     """The rank that a launcher gave this process in its environment; 0 where it gave none."""
-    for name in ("RANK", "PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK"):
-        text = os.environ.get(name, "")
-        if text.isascii() and text.isdigit():
-            return int(text)
+    with suppress(InputError):
+        return find_launch(os.environ).rank
     return 0
+
+
+def launched_world_size() -> int:
+    """How many ranks a launcher started, as this process's environment says; 1 where it says nothing."""
+    with suppress(InputError):
+        return max(1, find_launch(os.environ).world_size)
+    return 1
 
 
 def connect(timeout_s: float | None = None) -> Group:
     """The Group of the job that this process belongs to; see the module. Returns once all ranks are there.
 
+    Who does not catch its InputError or Unavailable sees one line, without a traceback: they are for whoever starts
+    the job.
+
     Args:
         timeout_s: seconds to wait for the store and for the other ranks; None for LANTERNE_TIMEOUT_S, 60.
 
     Raises:
-        InputError: a variable has no valid value.
+        InputError: a variable has no valid value, a launcher gives half of its variables, or two contradict each other.
         Unavailable: the store cannot listen where it should, or MPI launcher and library do not belong together.
         TransportTimeout: a rank, or the store, did not come.
     """
-    if "LANTERNE_STORE" in os.environ:
-        return _connect_to_launcher(timeout_s)
-    if any(name in os.environ for name in MPI_VARIABLES):
-        return _connect_by_mpi(timeout_s)
-    if in_a_job():
-        return _connect_by_torchrun(timeout_s)
+    try:
+        return _connect(find_launch(os.environ), timeout_s)
+    except (InputError, Unavailable) as error:
+        _tell_in_one_line(error)
+        raise
+
+
+def _connect(launch: Launch, timeout_s: float | None) -> Group:
+    match launch.launcher.way:
+        case "store":
+            return _connect_to_launcher(launch, timeout_s)
+        case "mpi":
+            return _connect_by_mpi(launch, timeout_s)
+        case "address":
+            return _connect_by_address(launch, timeout_s)
+        case "step":
+            return _connect_by_step(launch, timeout_s)
+    if (num_tasks := in_a_batch_script(os.environ)) > 1:
+        log.warning(
+            "lanterne: this process is a job of one rank: it is Slurm's batch script, and no task of the %d; `srun` "
+            "before the program starts it on all",
+            num_tasks,
+        )
     return Group(0, 1)
 
 
-def _connect_to_launcher(timeout_s: float | None) -> Group:
-    rank, world_size = _rank_and_world_size()
+def _tell_in_one_line(told: LanterneError) -> None:
+    """Have Python print `told`, should it end this process, without the traceback."""
+
+    def tell(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+        if error is told:
+            print(f"lanterne: {error}", file=sys.stderr)
+        else:
+            before(kind, error, traceback)
+
+    before = sys.excepthook
+    if before is sys.__excepthook__:
+        sys.excepthook = tell
+
+
+def _connect_to_launcher(launch: Launch, timeout_s: float | None) -> Group:
     host, _, port = os.environ["LANTERNE_STORE"].rpartition(":")
     client = StoreClient((host, _port("LANTERNE_STORE", port)), os.environ.get("LANTERNE_TOKEN", ""), timeout_s)
-    return Group(rank, world_size, client, timeout_s=timeout_s)
+    return Group(launch.rank, launch.world_size, client, timeout_s=timeout_s)
 
 
-def _connect_by_mpi(timeout_s: float | None) -> Group:
-    from lanterne.transport.mpi.library import unlink_segments
+def _connect_by_mpi(launch: Launch, timeout_s: float | None) -> Group:
+    from lanterne.transport.mpi.library import choose_library, unlink_segments
     from lanterne.transport.mpi.over_mpi import finalize_with, load_mpi
 
+    choose_library(launch.launcher.library, launch.launcher.name)
     comm = load_mpi().COMM_WORLD
-    expected = next((int(os.environ[name]) for name in MPI_SIZE_VARIABLES if name in os.environ), comm.size)
+    expected = launch.world_size or comm.size
     if comm.size != expected:
-        refuse_mixed_mpi(launched_rank(), comm.size, expected)
+        refuse_mixed_mpi(launch.rank, comm.size, expected)
     if comm.size == 1:
         return Group(0, 1)
     hosts = _mpi_all_gather(comm, host_identity().encode())
@@ -131,42 +180,66 @@ def _mpi_all_gather(comm: "MPI.Intracomm", payload: bytes) -> list[bytes]:
     return [slot.tobytes().rstrip(b"\0") for slot in slots]
 
 
-def _connect_by_torchrun(timeout_s: float | None) -> Group:
-    rank, world_size = _rank_and_world_size()
-    if world_size == 1:
+def _connect_by_address(launch: Launch, timeout_s: float | None) -> Group:
+    if launch.world_size == 1:
         return Group(0, 1)
     host = os.environ["MASTER_ADDR"]
     # torchrun's own agent listens on MASTER_PORT, for torch.distributed; the store then takes the next port.
     taken = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     port = _port("MASTER_PORT", os.environ["MASTER_PORT"]) + taken
-    if "LANTERNE_PORT" in os.environ:
-        port = _port("LANTERNE_PORT", os.environ["LANTERNE_PORT"])
-    token = os.environ.get("LANTERNE_TOKEN")
+    # A pod has a name only once it runs.
+    patient = launch.launcher.rank == "JOB_COMPLETION_INDEX"
     bind = address_of(os.environ.get("LANTERNE_BIND", "")) or host
+    addresses = _resolve("MASTER_ADDR", host, timeout_s, patient=patient)
+    token = os.environ.get("LANTERNE_TOKEN")
     if token is None:
-        public = next((address for address in (host, bind) if not _is_loopback(address)), None)
+        public = next((address for address in (*addresses, bind) if not _is_loopback(address)), None)
         if public is not None:
             raise InputError(
-                f"MASTER_ADDR: got {public} and no LANTERNE_TOKEN, expected LANTERNE_TOKEN to be set alike on all "
-                "ranks (a secret of 16 characters or more), or a loopback address"
+                f"MASTER_ADDR: got {host if public in addresses else public} and no LANTERNE_TOKEN, expected "
+                "LANTERNE_TOKEN to be set alike on all ranks (a secret of 16 characters or more), or a loopback address"
+            )
+        token = job_secret(f"port {port}") or OPEN_TOKEN
+    return _meet(launch, (host, port), bind, token, timeout_s)
+
+
+def _connect_by_step(launch: Launch, timeout_s: float | None) -> Group:
+    step = find_step(os.environ)
+    _resolve("SLURM_STEP_NODELIST", step.host, timeout_s)
+    bind = address_of(os.environ.get("LANTERNE_BIND", "")) or step.host
+    token = os.environ.get("LANTERNE_TOKEN") or job_secret(f"slurm {step.name}")
+    if token is None:
+        if not _is_loopback(bind):
+            raise InputError(
+                "LANTERNE_TOKEN: not set, and no folder to keep a key in, expected it before srun (export "
+                "LANTERNE_TOKEN=$(python3 -c 'import secrets; print(secrets.token_hex(16))')), or a HOME or "
+                "LANTERNE_CACHE that all hosts share"
             )
         token = OPEN_TOKEN
-    process = StoreProcess(token, bind, port, until="members") if rank == 0 else None
+    return _meet(launch, (step.host, step.port), bind, token, timeout_s)
+
+
+def _meet(launch: Launch, address: tuple[str, int], bind: str, token: str, timeout_s: float | None) -> Group:
+    """The Group of the ranks that know `address`, where rank 0 starts the store."""
+    host, port = address
+    if "LANTERNE_PORT" in os.environ:
+        port = _port("LANTERNE_PORT", os.environ["LANTERNE_PORT"])
+    process = _start_store(token, bind, port) if launch.rank == 0 else None
     address = process.address if process else (host, port)
-    return Group(rank, world_size, StoreClient(address, token, timeout_s, early=True), process, timeout_s)
+    client = StoreClient(address, token, timeout_s, early=True)
+    return Group(launch.rank, launch.world_size, client, process, timeout_s)
 
 
-def _rank_and_world_size() -> tuple[int, int]:
-    numbers = []
-    for name in ("RANK", "WORLD_SIZE"):
-        text = os.environ.get(name, "")
-        if not (text.isascii() and text.isdigit()):
-            raise InputError(f"{name}: got {text!r}, expected a number")
-        numbers.append(int(text))
-    rank, world_size = numbers
-    if not rank < world_size:
-        raise InputError(f"RANK: got {rank}, expected less than WORLD_SIZE, {world_size}")
-    return rank, world_size
+def _start_store(token: str, bind: str, port: int) -> StoreProcess:
+    """The store, at a port that one of a job which was just killed may leave only now."""
+    deadline = time.monotonic() + PORT_S
+    while True:
+        try:
+            return StoreProcess(token, bind, port, until="members")
+        except Unavailable as error:
+            if time.monotonic() > deadline or "in use" not in str(error):
+                raise
+        time.sleep(RETRY_S)
 
 
 def _port(name: str, text: str) -> int:
@@ -175,12 +248,33 @@ def _port(name: str, text: str) -> int:
     return int(text)
 
 
-def _is_loopback(host: str) -> bool:
-    try:
-        found = {str(info[4][0]) for info in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
-    except OSError as error:
-        raise InputError(f"MASTER_ADDR: got {host!r}, which has no address: {error.strerror}") from error
-    return all(ip_address(address.partition("%")[0]).is_loopback for address in found)
+def _resolve(variable: str, host: str, timeout_s: float | None, *, patient: bool = False) -> list[str]:
+    """The addresses of `host`, which `variable` names. If `patient`, it may get a name as late as others may come."""
+    limit_s = DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s
+    deadline = time.monotonic() + (limit_s if patient else min(RESOLVE_S, limit_s))
+    while True:
+        try:
+            found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+            return [str(info[4][0]).partition("%")[0] for info in found]
+        except (OSError, UnicodeError) as error:
+            hopeless = not patient and getattr(error, "errno", None) in (None, socket.EAI_NONAME)
+            if hopeless or time.monotonic() + RETRY_S > deadline:
+                reason = getattr(error, "strerror", None) or error
+                raise InputError(
+                    f"{variable}: got {host!r}, which has no address: {reason}; expected a name or an address of rank "
+                    "0's host that every rank can reach"
+                ) from error
+        time.sleep(RETRY_S)
+
+
+def _is_loopback(address: str) -> bool:
+    with suppress(ValueError):
+        return ip_address(address.partition("%")[0]).is_loopback
+    with suppress(OSError):
+        return all(
+            ip_address(str(info[4][0]).partition("%")[0]).is_loopback for info in socket.getaddrinfo(address, None)
+        )
+    return False
 
 
 def address_of(name: str) -> str:
@@ -201,11 +295,28 @@ def listen_address(*, several_hosts: bool) -> str:
         return asked
     if not several_hosts:
         return "127.0.0.1"
-    with suppress(socket.gaierror):  # A host may not know its own name.
-        for info in socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM):
+    own = socket.gethostname()
+    with suppress(OSError):  # A host may not know its own name.
+        for info in socket.getaddrinfo(own, None, type=socket.SOCK_STREAM):
             address = str(info[4][0])
             if not ip_address(address.partition("%")[0]).is_loopback:
                 return address
+    if interface := _default_interface():
+        return address_of(interface)
     raise Unavailable(
-        f"address: {socket.gethostname()} names no address but loopback; set LANTERNE_BIND to one the other hosts reach"
+        f"address: {own} names no address but loopback, and no interface leads out; set LANTERNE_BIND to one that "
+        "the other hosts reach"
     )
+
+
+def _default_interface() -> str | None:
+    """The interface by which packets leave this host for others: of the default route, or the only one but loopback."""
+    with suppress(OSError, ValueError):
+        routes = [line.split() for line in Path("/proc/net/route").read_text().splitlines()[1:]]
+        for name, destination, *_ in routes:
+            if destination == "00000000":
+                return name
+        names = {name for name, *_ in routes}
+        if len(names) == 1:
+            return names.pop()
+    return None

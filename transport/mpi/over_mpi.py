@@ -58,8 +58,9 @@ def load_mpi() -> ModuleType:
                 warnings.filterwarnings("ignore", "suspicious MPI execution environment", RuntimeWarning)
                 from mpi4py import MPI
         except (ImportError, RuntimeError) as error:
+            reason = str(error).partition("\n")[0]
             raise Unavailable(
-                f"mpi: cannot load mpi4py ({error}); install it with: pip install mpi4py mpich"
+                f"mpi: cannot load mpi4py ({reason}); install it with: pip install mpi4py mpich"
             ) from error
         atexit.register(_at_exit, MPI, ours)
         _loaded = MPI

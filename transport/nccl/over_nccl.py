@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from lanterne.errors import InputError, LanterneError, PeerFailed, TransportError, TransportTimeout, Unavailable
 from lanterne.kernels.arrays import require_device
 from lanterne.transport.base import Capabilities, Operation, Recv, Request, Send, Transport, check_ops, make_tag
-from lanterne.transport.job.bootstrap import MPI_VARIABLES
+from lanterne.transport.job.bootstrap import is_started_by_mpi
 from lanterne.transport.local import LocalWorld
 from lanterne.transport.nccl.binding import (
     HOST_VARIABLE,
@@ -274,7 +274,7 @@ def _open_host(group: Group, timeout_s: float | None) -> Transport:
 
     if group.world_size == 1:
         return LocalWorld(1).transport(0, timeout_s)
-    if any(variable in os.environ for variable in MPI_VARIABLES):
+    if is_started_by_mpi():
         return open_transport("mpi", group, timeout_s)
     if all(group.exchange("lanterne/nccl-host", b"ucx" * _has_ucx(), timeout_s)):
         return open_transport("ucx", group, timeout_s)
