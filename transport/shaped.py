@@ -1,24 +1,26 @@
 """Emulated links over any transport: latency held back at the receiver, bandwidth occupying the link at both ends.
 
-A message leaves when its sender's link is free and occupies it for nbytes / bandwidth; its first byte arrives one
-latency later and it occupies the receiver's link as long. The receiver learns the time of departure from a small
-message beside it and withholds completion until then: what is late already, because the receiver looked late, is not
-delayed again.
+The messages that a rank has under way share its port as streams of TCP do: one after the other to each peer, at equal
+rates to several. The receiver learns when a message's first and last byte left from a small message beside it, and
+withholds completion for a latency more, or for longer where others come in at its port: what is late already, because
+the receiver looked late, is not delayed again.
 
-Paper: Chen et al. 2025 (CrossPipe), section 6.4.
+Paper: Chen et al. 2025 (CrossPipe), section 6.4, whose links each have their bandwidth to themselves (`separate`).
 """
 
 import os
 import struct
 import time
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from typing import TypeAlias
 
 from lanterne.errors import InputError
 from lanterne.transport.base import (
     LANE_BITS,
+    POLLS_PER_CHECK,
     Operation,
     Recv,
     Region,
@@ -31,13 +33,14 @@ from lanterne.transport.base import (
 from lanterne.transport.timeouts import check_timeout_s
 from lanterne.transport.wrapper import Wrapper
 
-# The departure times travel on the lane's twin: the lane with this bit set, which MPI's tags have room for.
+# Times of departure travel on the lane's twin: the lane with this bit set, which MPI's tags have room for.
 TWIN = 1 << 12
 # Sleeping overshoots by up to this; the last part of a wait yields instead.
 SPIN_S = 200e-6
 # Who polls naps between (see pauses.py) and would be late by as much: a poll so shortly before the time waits for it.
 NEAR_S = 80e-6
-DEPARTURE = struct.Struct("<d")
+# When the first and the last byte left, of time.monotonic().
+DEPARTURE = struct.Struct("<dd")
 
 
 @dataclass(frozen=True)
@@ -61,8 +64,79 @@ FREE = Link()
 Links: TypeAlias = Mapping[tuple[int, int], Link]
 
 
+class Leaving:
+    """A message on its way out of a Port.
+
+    Attributes: `first_s` and `last_s`, of time.monotonic(), when its first and last byte left (inf: not yet); `told`,
+    the request of the small message that says so.
+    """
+
+    __slots__ = ("busy_s", "first_s", "last_s", "peer", "tag", "told", "word")
+
+    def __init__(self, peer: int, tag: int, busy_s: float, word: Region) -> None:
+        self.peer = peer
+        self.tag = tag
+        # Of the whole port, what it still needs.
+        self.busy_s = busy_s
+        self.word = word
+        self.first_s: float = inf
+        self.last_s: float = inf
+        self.told: Request | None = None
+
+
+class Port:
+    """A rank's sending end, which all peers that it has bytes for share alike; those of one peer leave in turn.
+
+    Attributes: `next_s`, of time.monotonic(), when the next message has left if none is added; inf where there is none.
+    """
+
+    __slots__ = ("_now_s", "_queues", "next_s")
+
+    def __init__(self) -> None:
+        self._queues: dict[int, deque[Leaving]] = {}
+        self._now_s = 0.0
+        self.next_s: float = inf
+
+    def add(self, message: Leaving, now_s: float) -> list[Leaving]:
+        """Let `message` begin behind those of its peer; as `advance`."""
+        left = self.advance(now_s)
+        queue = self._queues.setdefault(message.peer, deque())
+        if not queue:
+            message.first_s = now_s
+        queue.append(message)
+        return left + self.advance(now_s)
+
+    def advance(self, now_s: float) -> list[Leaving]:
+        """The messages whose last byte has left by `now_s` since the last call, in order."""
+        left = []
+        while self._queues:
+            heads = [queue[0] for queue in self._queues.values()]
+            first = min(heads, key=lambda head: head.busy_s)
+            end_s = self._now_s + first.busy_s * len(heads)
+            if end_s > now_s:
+                break
+            self._move(heads, end_s)
+            first.last_s = end_s
+            left.append(first)
+            queue = self._queues[first.peer]
+            queue.popleft()
+            if queue:
+                queue[0].first_s = end_s
+            else:
+                del self._queues[first.peer]
+        heads = [queue[0] for queue in self._queues.values()]
+        self._move(heads, max(now_s, self._now_s))
+        self.next_s = self._now_s + min((head.busy_s for head in heads), default=inf) * len(heads) if heads else inf
+        return left
+
+    def _move(self, heads: Sequence[Leaving], to_s: float) -> None:
+        for head in heads:
+            head.busy_s = max(0.0, head.busy_s - (to_s - self._now_s) / len(heads))
+        self._now_s = to_s
+
+
 class Ends:
-    """One rank's ends of emulated links: when each message leaves, and when it has arrived.
+    """One rank's ends of emulated links: when each message leaves, where links do not share them, and has arrived.
 
     Args:
         rank: this one.
@@ -80,16 +154,15 @@ class Ends:
         self.in_order: bool = in_order
         self.separate: bool = separate
         self.rendezvous: bool = rendezvous
-        # When this rank's end is free again, sending (by peer, where links are separate) and receiving; for rendezvous,
-        # by peer.
+        # When this rank's end is free again, sending (None: to all peers) and receiving; for rendezvous, by peer.
         self._egress_free_s: dict[int | None, float] = {}
         self._ingress_free_s = 0.0
         self._met_s: dict[int, float] = {}
 
     @property
-    def shares_ingress(self) -> bool:
-        """Whether messages of several senders come in one after the other, in the order in which they begin to."""
-        return not (self.separate or self.rendezvous)
+    def shared(self) -> bool:
+        """Whether the messages of several peers share this rank's end."""
+        return not (self.in_order or self.separate or self.rendezvous)
 
     def link(self, source: int, destination: int) -> Link:
         """The Link from `source` to `destination` as it is now."""
@@ -103,28 +176,31 @@ class Ends:
         busy_s = link.occupied_s(nbytes) + (link.latency_s if self.in_order else 0.0)
         if not busy_s and not self.in_order:
             return now_s, now_s
-        end = peer if self.separate and not self.in_order else None
+        end = None if self.in_order else peer
         departure_s = max(now_s, self._egress_free_s.get(end, 0.0))
         if departure_s + busy_s > now_s:
             self._egress_free_s[end] = departure_s + busy_s
         return departure_s, departure_s + busy_s
 
-    def arrive(self, peer: int, nbytes: int, departure_s: float, posted_s: float = 0.0) -> float:
-        """When a message that left `peer` at `departure_s` has wholly arrived; occupies this rank's link till then.
+    def arrive(
+        self, peer: int, nbytes: int, first_s: float, posted_s: float = 0.0, last_s: float | None = None
+    ) -> float:
+        """When a message has wholly arrived whose first byte left `peer` at `first_s`; occupies this rank's end.
 
         Args:
             posted_s: when it was posted for, which matters where ends have to meet.
+            last_s: when its last byte left, where ends are shared.
         """
         link = self.link(peer, self.rank)
         occupied_s = link.occupied_s(nbytes)
         if self.rendezvous:
-            self._met_s[peer] = max(departure_s, posted_s, self._met_s.get(peer, 0.0)) + occupied_s
+            self._met_s[peer] = max(first_s, posted_s, self._met_s.get(peer, 0.0)) + occupied_s
             return self._met_s[peer] + link.latency_s
-        start_s = departure_s + link.latency_s
-        if not occupied_s or self.separate:
+        start_s = first_s + link.latency_s
+        if last_s is None or not occupied_s:
             return start_s + occupied_s
         self._ingress_free_s = max(start_s, self._ingress_free_s) + occupied_s
-        return self._ingress_free_s
+        return max(self._ingress_free_s, last_s + link.latency_s)
 
 
 class ShapedTransport(Wrapper):
@@ -154,8 +230,11 @@ class ShapedTransport(Wrapper):
         if isinstance(links, Link):
             n = inner.world_size
             links = {(a, b): links for a in range(n) for b in range(n) if a != b}
-        super().__init__(inner, f"shaped-{inner.name}")
         self.ends: Ends = Ends(inner.rank, links, in_order=in_order, separate=separate, rendezvous=rendezvous)
+        # What shares a port leaves whether it is posted for or not.
+        unpaced = replace(inner.capabilities, receiver_paced_nbytes=None)
+        super().__init__(inner, f"shaped-{inner.name}", unpaced if self.ends.shared else None)
+        self._port = Port()
         self._words: list[Region] = []
 
     def link(self, source: int, destination: int) -> Link:
@@ -173,36 +252,54 @@ class ShapedTransport(Wrapper):
         for op in ops:
             if (lane := op.tag & ((1 << LANE_BITS) - 1)) >= TWIN:
                 raise InputError(f"{self.name}: got lane {lane}, expected less than {TWIN}")
-        # Sends: when the link is free again. Receives: the link and the bytes that will tell the departure.
         inner_ops: list[Operation] = []
-        releases: list[tuple[float, int]] = []
+        leaving: list[Leaving] = []
+        held: list[tuple[float, int]] = []
         arrivals: list[_Arrival] = []
         words: list[Region] = []
         for op in ops:
             inner_ops.append(op)
             if op.peer == self.rank:
                 continue
-            if type(op) is Send:
-                departure_s, end_s = self.ends.leave(op.peer, op.nbytes, now_s)
-                if end_s > now_s:
-                    releases.append((end_s, op.peer))
-                words.append(word := self._word())
-                assert word.buffer is not None
-                DEPARTURE.pack_into(word.buffer, 0, departure_s)
-                inner_ops.append(Send(word, 0, DEPARTURE.size, op.peer, op.tag | TWIN))
-            else:
-                words.append(word := self._word())
+            word = self._words.pop() if self._words else self.inner.register(bytearray(DEPARTURE.size))
+            if type(op) is Recv:
+                words.append(word)
                 inner_ops.append(Recv(word, 0, DEPARTURE.size, op.peer, op.tag | TWIN))
                 arrivals.append((op.peer, op.nbytes, word, now_s))
-        return ShapedRequest(self, self.inner.post(inner_ops), releases, arrivals, words)
+            elif self.ends.shared:
+                busy_s = self.link(self.rank, op.peer).occupied_s(op.nbytes)
+                leaving.append(Leaving(op.peer, op.tag | TWIN, busy_s, word))
+            else:
+                words.append(word)
+                first_s, end_s = self.ends.leave(op.peer, op.nbytes, now_s)
+                if end_s > now_s:
+                    held.append((end_s, op.peer))
+                inner_ops.append(_telling(word, first_s, end_s, op.peer, op.tag | TWIN))
+        request = ShapedRequest(self, self.inner.post(inner_ops), leaving, held, arrivals, words)
+        for message in leaving:
+            self._tell(self._port.add(message, now_s))
+        return request
 
-    def _word(self) -> Region:
-        """A Region for a departure time; `give_back` takes it."""
-        return self._words.pop() if self._words else self.inner.register(bytearray(DEPARTURE.size))
+    def advance(self, now_s: float) -> float:
+        """Let go what has left this rank's port by `now_s`; when the next message will have."""
+        if now_s >= self._port.next_s:
+            self._tell(self._port.advance(now_s))
+        return self._port.next_s
+
+    def _tell(self, left: Iterable[Leaving]) -> None:
+        for message in left:
+            word = _telling(message.word, message.first_s, message.last_s, message.peer, message.tag)
+            message.told = self.inner.post((word,))
 
     def give_back(self, words: Iterable[Region]) -> None:
-        """Take Regions that `_word` gave, of operations that are complete."""
+        """Take the Regions of times of departure whose operations are complete."""
         self._words += words
+
+
+def _telling(word: Region, first_s: float, last_s: float, peer: int, tag: int) -> Send:
+    assert word.buffer is not None
+    DEPARTURE.pack_into(word.buffer, 0, first_s, last_s)
+    return Send(word, 0, DEPARTURE.size, peer, tag)
 
 
 # (peer, nbytes, where its departure is told, when it was posted for).
@@ -212,22 +309,23 @@ _Arrival: TypeAlias = tuple[int, int, Region, float]
 class ShapedRequest(Request):
     """Complete once the inner request is and the emulated links have let the last byte through."""
 
-    __slots__ = ("_arrivals", "_coming", "_held", "_inner", "_transport", "_words")
+    __slots__ = ("_arrivals", "_held", "_inner", "_leaving", "_transport", "_words")
 
     def __init__(
         self,
         transport: ShapedTransport,
         inner: Request,
-        releases: list[tuple[float, int]],
+        leaving: list[Leaving],
+        held: list[tuple[float, int]],
         arrivals: list[_Arrival],
         words: list[Region],
     ) -> None:
         self._transport = transport
         self._inner = inner
-        self._held = releases
+        self._leaving = leaving
+        # (when a message is let through, its peer).
+        self._held = held
         self._arrivals = arrivals
-        # (first byte's arrival, departure, peer, nbytes) of messages that have not begun to come in yet.
-        self._coming: list[tuple[float, float, int, int]] = []
         self._words = words
 
     @property
@@ -237,59 +335,60 @@ class ShapedRequest(Request):
     @property
     def due_s(self) -> float:
         """When the emulated links let the last byte through; inf while it is not known."""
-        return inf if self._arrivals or self._coming or not self._held else max(self._held)[0]
+        return inf if self._arrivals or self._leaving or not self._held else max(self._held)[0]
 
     def test(self) -> bool:
+        transport = self._transport
+        transport.advance(time.monotonic())
+        if self._leaving:
+            self._leaving = [message for message in self._leaving if not self._has_left(message)]
         if not self._inner.test():
             return False
-        if self._arrivals:
-            transport = self._transport
-            for peer, nbytes, word, posted_s in self._arrivals:
-                assert word.buffer is not None
-                (departure_s,) = DEPARTURE.unpack(word.buffer)
-                link = transport.link(peer, transport.rank)
-                if transport.ends.shares_ingress and link.occupied_s(nbytes):
-                    first_s = departure_s + link.latency_s
-                    self._coming.append((first_s, departure_s, peer, nbytes))
-                else:
-                    self._held.append((transport.ends.arrive(peer, nbytes, departure_s, posted_s), peer))
-            self._arrivals = []
-            self._coming.sort()
+        for peer, nbytes, word, posted_s in self._arrivals:
+            assert word.buffer is not None
+            first_s, last_s = DEPARTURE.unpack(word.buffer)
+            ends = transport.ends
+            arrival_s = ends.arrive(peer, nbytes, first_s, posted_s, last_s if ends.shared else None)
+            self._held.append((arrival_s, peer))
+        self._arrivals = []
         if self._words:
-            self._transport.give_back(self._words)
+            transport.give_back(self._words)
             self._words = []
-        # A message that leaves a busy sender later must not hold up here what comes from another one before it.
-        while self._coming and self._coming[0][0] <= time.monotonic():
-            _, departure_s, peer, nbytes = self._coming.pop(0)
-            self._held.append((self._transport.ends.arrive(peer, nbytes, departure_s), peer))
         if self._held:
             now_s = time.monotonic()
-            last_s = max(release_s for release_s, _ in self._held)
+            last_s = max(self._held)[0]
             if now_s < last_s < now_s + NEAR_S:
                 while (now_s := time.monotonic()) < last_s:
                     os.sched_yield()
             self._held = [(release_s, peer) for release_s, peer in self._held if release_s > now_s]
-        return not (self._held or self._coming)
+        return not (self._held or self._leaving)
+
+    def _has_left(self, message: Leaving) -> bool:
+        if message.told is None or not message.told.test():
+            return False
+        self._transport.give_back((message.word,))
+        return True
 
     def wait(self, timeout_s: float | None = None) -> None:
-        # What the inner transport has is safe even if its sender is gone by now: only the clock is waited for.
-        limit_s = self._transport.timeout_s if timeout_s is None else check_timeout_s(timeout_s)
+        transport = self._transport
+        limit_s = transport.timeout_s if timeout_s is None else check_timeout_s(timeout_s)
         deadline_s = time.monotonic() + limit_s
-        self._inner.wait(limit_s)
+        polls = 0
         while not self.test():
-            release_s = max([release_s for release_s, _ in self._held] + [first_s for first_s, *_ in self._coming])
-            if release_s > deadline_s:
-                time.sleep(max(0.0, deadline_s - time.monotonic()))
-                raise timeout_error(self._transport, self._held_peers(), limit_s)
-            time.sleep(max(0.0, release_s - time.monotonic() - SPIN_S))
-            os.sched_yield()
+            polls += 1
+            now_s = time.monotonic()
+            if now_s >= deadline_s:
+                raise timeout_error(transport, self.awaited_peers(), limit_s)
+            if not (self._arrivals or self._leaving):
+                # What the inner transport has is safe even if its sender is gone by now: only the clock is waited for.
+                time.sleep(max(0.0, min(self.due_s - SPIN_S, deadline_s) - now_s))
+                os.sched_yield()
+            elif transport.pauses.pause(polls) or polls % POLLS_PER_CHECK == 0:
+                transport.check_peers(self.pending_peers())
 
     def pending_peers(self) -> list[int]:
         # Not those of messages held back here: they need nothing more of their senders, who may have left.
-        return self._inner.pending_peers()
+        return sorted({*self._inner.pending_peers(), *(message.peer for message in self._leaving)})
 
     def awaited_peers(self) -> list[int]:
-        return sorted({*self._inner.pending_peers(), *self._held_peers()})
-
-    def _held_peers(self) -> list[int]:
-        return sorted({*(peer for _, peer in self._held), *(peer for _, _, peer, _ in self._coming)})
+        return sorted({*self.pending_peers(), *(peer for _, peer in self._held)})

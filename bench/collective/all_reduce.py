@@ -4,12 +4,17 @@ With -n it starts the ranks itself (mpiexec for --transport mpi, plain processes
 it runs under the mpiexec or the torchrun-style variables that are there.
 
   lanterne bench                                          the main job: all_reduce on 4 ranks, and a late one
+  lanterne bench all_reduce -n 4 --emulate 1gbit --bytes 64M --late-rank 3 --delay 600ms --algorithm ring,late_join
   lanterne bench all_reduce -n 8 --algorithm all --min-bytes 1K --max-bytes 64M
   lanterne bench all_reduce -n 4 --late-rank 3 --delay 5ms,50ms --json result.json --plot late.png
   lanterne bench all_reduce -n 4 --algorithm auto --bytes 64M --arrivals --json profile.json --plot arrivals.png
   lanterne bench all_reduce -n 4 --algorithm ring,late_join --late-rank profile.json --delay 50ms
   mpiexec -n 4 lanterne bench all_gather --bytes 1MiB
   lanterne bench all_reduce -n 8 --device cuda --transport nccl --algorithm auto,ring,late_join,native --graph
+
+The ranks of one machine share memory, where little is to gain. So the main job first emulates links between them, and
+--emulate does so for any other: a rank's messages share its link, and leave and arrive when its rate and 0.2 ms of
+latency let them. MPI's own collectives cannot be slowed so; `lanterne lab` can, as root.
 
 Time is from an agreed instant to the last completion on any rank, delays included; with a late rank, `late` is from its
 call to the last completion: what its lateness still costs. Where the links' rate is known (--rate, or on the emulated
@@ -25,7 +30,9 @@ import argparse
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, TextIO
 
 from lanterne.bench.collective.arrivals_report import print_arrivals
@@ -33,7 +40,7 @@ from lanterne.bench.collective.plot import plot
 from lanterne.bench.collective.settings import BenchSettings, add_arguments, dtype_of, parse
 from lanterne.bench.output import report
 from lanterne.bench.output.load import BUSY_CORES, LoadMeter
-from lanterne.bench.output.units import format_nbytes, format_time
+from lanterne.bench.output.units import format_nbytes, format_rate, format_time
 from lanterne.collectives.algorithms.catalogue import find_algorithm
 from lanterne.collectives.auto.trials import usual_s
 from lanterne.collectives.execute import native
@@ -50,17 +57,19 @@ __all__ = ["add_arguments", "run"]
 
 # Columns of the longest bar; a ratio of times below which it is a gain, and not the machine's noise.
 BAR_COLUMNS = 50
+NO_NATIVE = "native: over such links only as root, by `lanterne lab`; MPICH and Gloo took the ring's time there"
 GAINS = 0.95
 
 
 def run(args: argparse.Namespace) -> int:
-    settings = parse(args)
+    parts = parse(args)
+    settings = parts[0]
     if settings.transport == "local":
         from lanterne.collectives.jobs import spawn
 
         if settings.ranks is None:
             raise InputError("-n: got none, expected a number of ranks: --transport local has no launcher of its own")
-        return spawn(settings.ranks, run_rank, settings, args.json)[0]
+        return spawn(settings.ranks, run_rank, parts, args.json)[0]
     if settings.ranks is not None and not in_a_job():
         from lanterne.transport.job.launch import launch
 
@@ -74,31 +83,42 @@ def run(args: argparse.Namespace) -> int:
     from lanterne.collectives.jobs import init
 
     with init(transport=settings.transport, timeout_s=settings.timeout_s) as comm:
-        return run_rank(comm, settings, args.json)
+        return run_rank(comm, parts, args.json)
 
 
-def run_rank(comm: Communicator, settings: BenchSettings, json_file: str | None) -> int:
-    """Every case on this rank; rank 0 prints and writes. The exit code."""
-    n = comm.world_size
+def run_rank(comm: Communicator, parts: Sequence[BenchSettings], json_file: str | None) -> int:
+    """Every case of every part on this rank; rank 0 prints and writes. The exit code."""
+    n, settings = comm.world_size, parts[0]
     if settings.ranks not in (None, n):
         raise InputError(f"-n: got {settings.ranks}, expected the {n} ranks of this job, or none")
     if settings.late_rank is not None and not 0 <= settings.late_rank < n:
         raise InputError(f"--late-rank: got {settings.late_rank}, expected 0 to {n - 1}")
-    algorithms = algorithms_of(comm, settings)
-    cases = [(nbytes, delay_s) for delay_s in settings.delays_s for nbytes in settings.sizes]
-    records, meter = [], LoadMeter()
-    for index, (nbytes, delay_s) in enumerate(cases):
-        tick = partial(_tick, comm.rank, f"{index + 1}/{len(cases)} {format_nbytes(nbytes)}")
-        records += measured(comm, settings, algorithms, nbytes, delay_s, tick)
+    records = [record for part in parts for record in run_part(comm, part)]
     report.progress("")
-    foreign_cores = meter.foreign_cores(comm)
     if comm.rank == 0:
-        tell(comm, settings, records, foreign_cores, json_file)
+        tell(comm, settings, records, json_file)
     below = settings.min_busbw is not None and any(
         record["busbw_gbytes_per_s"] is not None and record["busbw_gbytes_per_s"] < settings.min_busbw
         for record in records
     )
     return int(below or any(record["wrong"] for record in records))
+
+
+def run_part(comm: Communicator, settings: BenchSettings) -> list[dict[str, Any]]:
+    """The records of every case of `settings`, with what others used of the machine meanwhile."""
+    from lanterne.bench.collective.emulated import emulated
+
+    rate = settings.emulated_bytes_per_s
+    with nullcontext(comm) if rate is None else emulated(comm, rate) as linked:
+        algorithms = algorithms_of(linked, settings)
+        cases = [(nbytes, delay_s) for delay_s in settings.delays_s for nbytes in settings.sizes]
+        records, meter = [], LoadMeter()
+        for index, (nbytes, delay_s) in enumerate(cases):
+            where = "" if rate is None else " over emulated links"
+            tick = partial(_tick, comm.rank, f"{index + 1}/{len(cases)} {format_nbytes(nbytes)}{where}")
+            records += measured(linked, settings, algorithms, nbytes, delay_s, tick)
+        meanwhile = {"emulated_bytes_per_s": rate, "foreign_cores": meter.foreign_cores(comm)}
+    return [record | meanwhile for record in records]
 
 
 def _tick(rank: int, case: str, text: str) -> None:
@@ -154,30 +174,47 @@ def measured(
 
 
 def tell(
-    comm: Communicator,
-    settings: BenchSettings,
-    records: list[dict[str, Any]],
-    foreign_cores: float,
-    json_file: str | None,
+    comm: Communicator, settings: BenchSettings, records: list[dict[str, Any]], json_file: str | None
 ) -> None:
     """Write, print and draw what was measured."""
     arrivals = comm.arrivals() if settings.arrivals else None
     document = report.envelope(
         rate_bytes_per_s=settings.rate_bytes_per_s,
-        foreign_cores=foreign_cores,
+        foreign_cores=max(record["foreign_cores"] for record in records),
         results=records,
         **({"arrivals": arrivals.to_json()} if arrivals else {}),
     )
 
     def show(document: dict[str, Any], file: TextIO) -> None:
-        print_records(document, file)
-        print_late(document, file)
+        for index, part in enumerate(parts_of(document)):
+            if index:
+                print(file=file)
+            print_records(part, file)
+            print_late(part, file)
         if arrivals:
             print_arrivals(arrivals, file=file)
 
     report.tell(json_file, document, show)
     if settings.plot:
-        plot(settings.plot, document, arrivals)
+        plot(settings.plot, parts_of(document), arrivals)
+
+
+def parts_of(document: dict[str, Any]) -> list[dict[str, Any]]:
+    """`document` for each kind of links that it has results of, with those, their rate and the load meanwhile."""
+    parts = []
+    for emulated_bytes_per_s, group in groupby(document["results"], lambda record: record["emulated_bytes_per_s"]):
+        results = list(group)
+        changed = {"results": results, "foreign_cores": results[0]["foreign_cores"]}
+        if emulated_bytes_per_s:
+            changed["rate_bytes_per_s"] = emulated_bytes_per_s
+        parts.append(document | changed)
+    return parts
+
+
+def links_of(part: dict[str, Any]) -> str:
+    """What the ranks of a part (parts_of) were linked by, for people; "" where that was not emulated."""
+    rate = part["results"][0]["emulated_bytes_per_s"]
+    return f"emulated links, {format_rate(rate)}" if rate else ""
 
 
 def algorithms_of(comm: Communicator, settings: BenchSettings) -> tuple[str, ...]:
@@ -266,17 +303,20 @@ COLUMNS = [
 
 
 def print_records(document: dict[str, Any], file: TextIO) -> None:
-    """The table of a bench document."""
+    """The table of a part of a bench document (parts_of)."""
     results = document["results"]
     first = results[0]
     environment = document["environment"]
+    over = links_of(document) or first["transport"]
     notes = [
         f"lanterne {environment.get('lanterne', '')} {first['collective']}: "
-        f"{first['ranks']} rank{'s' if first['ranks'] != 1 else ' (-n N starts more)'} over {first['transport']}, "
+        f"{first['ranks']} rank{'s' if first['ranks'] != 1 else ' (-n N starts more)'} over {over}, "
         f"{environment['cpus']} cores of {environment['host']}",
         "time: agreed start to last completion on any rank; late: the late rank's call to last completion",
         "over best: times over those of the fastest fixed algorithm of ours in the same rounds, the median",
     ]
+    if links_of(document):
+        notes.append(NO_NATIVE)
     rate = document.get("rate_bytes_per_s")
     columns, rows = list(COLUMNS), [_row(record, rate, over_best(results, record)) for record in results]
     if not rate:
@@ -286,7 +326,7 @@ def print_records(document: dict[str, Any], file: TextIO) -> None:
 
 
 def print_late(document: dict[str, Any], file: TextIO) -> None:
-    """What the late rank still costs at the largest size and the longest delay, as bars, and the verdict on "auto"."""
+    """What the late rank still costs at a part's largest size and longest delay, as bars, and the verdict on "auto"."""
     results, cores = document["results"], document["foreign_cores"]
     is_busy = cores > BUSY_CORES
     longest_s = max(record["delay_s"] for record in results)
@@ -294,7 +334,7 @@ def print_late(document: dict[str, Any], file: TextIO) -> None:
     late = [record for record in results if record["delay_s"] == longest_s and record["nbytes"] == largest]
     if longest_s:
         medians_s = [statistics.median(record["late_s"]) for record in late]
-        what = f"{format_nbytes(largest)}, {format_time(longest_s)} late"
+        what = ", ".join(filter(None, (format_nbytes(largest), f"{format_time(longest_s)} late", links_of(document))))
         print(f"\n# {what}: from the late rank's call to the end", file=file)
         names = list(map(name_of, late))
         longest, width = max(medians_s), max(map(len, names))

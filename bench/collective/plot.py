@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import io
 import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from lanterne.bench.collective.arrivals_report import draw as draw_arrivals
 from lanterne.bench.collective.cost_plot import STYLES
 from lanterne.bench.output.report import write_atomically
-from lanterne.bench.output.units import format_nbytes, format_time
+from lanterne.bench.output.units import format_nbytes, format_rate, format_time
 from lanterne.collectives.late.arrivals import Arrivals
 
 if TYPE_CHECKING:
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 Record: TypeAlias = dict[str, Any]
 
 
-def plot(path: str, document: dict[str, Any], arrivals: Arrivals | None = None) -> None:
-    """Draw a bench document into `path`, and below it `arrivals`, if there are any.
+def plot(path: str, parts: Sequence[dict[str, Any]], arrivals: Arrivals | None = None) -> None:
+    """Draw the parts of a bench document into `path`, and below them `arrivals`, if there are any.
 
     Raises:
         InputError: `path` cannot be written.
@@ -31,11 +31,12 @@ def plot(path: str, document: dict[str, Any], arrivals: Arrivals | None = None) 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    rows = 1 if arrivals is None else 2
+    rows = len(parts) + (arrivals is not None)
     figure, axes = plt.subplots(rows, 2, figsize=(11, 4.4 * rows), squeeze=False, layout="constrained")
-    draw(axes[0, 0], axes[0, 1], document)
+    for row, part in zip(axes, parts, strict=False):
+        draw(row[0], row[1], part)
     if arrivals is not None:
-        draw_arrivals(axes[1, 0], axes[1, 1], arrivals)
+        draw_arrivals(axes[-1, 0], axes[-1, 1], arrivals)
     buffer = io.BytesIO()
     figure.savefig(buffer, format=Path(path).suffix[1:].lower(), dpi=120)
     plt.close(figure)
@@ -43,7 +44,7 @@ def plot(path: str, document: dict[str, Any], arrivals: Arrivals | None = None) 
 
 
 def draw(over_size: Axes, over_delay: Axes, document: dict[str, Any]) -> None:
-    """Draw a bench document on two axes: a line for each algorithm, medians with the range of the samples."""
+    """Draw a part of a bench document on two axes: a line for each algorithm, medians with the range of the samples."""
     results, rate = document["results"], document.get("rate_bytes_per_s")
     longest_s = max(record["delay_s"] for record in results)
     largest = max(record["nbytes"] for record in results)
@@ -52,8 +53,10 @@ def draw(over_size: Axes, over_delay: Axes, document: dict[str, Any]) -> None:
     unit = "multiples of s/rate" if rate else "ms"
 
     _lines(over_size, [r for r in results if r["delay_s"] == longest_s], lambda r: r["nbytes"], styles, rate)
+    links = results[0]["emulated_bytes_per_s"]
+    over = f", emulated links, {format_rate(links)}" if links else ""
     at = f", {format_time(longest_s)} late" if longest_s else ""
-    over_size.set_title(f"{results[0]['collective']}, {results[0]['ranks']} ranks{at}")
+    over_size.set_title(f"{results[0]['collective']}, {results[0]['ranks']} ranks{at}{over}", fontsize=10)
     sizes = sorted({record["nbytes"] for record in results})
     over_size.set_xscale("log", base=2)
     over_size.set_xticks(sizes, [format_nbytes(nbytes) for nbytes in sizes])
@@ -64,7 +67,8 @@ def draw(over_size: Axes, over_delay: Axes, document: dict[str, Any]) -> None:
         return record["delay_s"] * rate / record["nbytes"] if rate else 1e3 * record["delay_s"]
 
     _lines(over_delay, [r for r in results if r["nbytes"] == largest], delay, styles, rate)
-    over_delay.set_title(f"{results[0]['collective']}, {results[0]['ranks']} ranks, {format_nbytes(largest)}")
+    of = f"{results[0]['collective']}, {results[0]['ranks']} ranks"
+    over_delay.set_title(f"{of}, {format_nbytes(largest)}{over}", fontsize=10)
     over_delay.set(xlabel=f"delay of the late rank, {unit}", ylabel=f"{what}, {unit}")
     for axis in (over_size, over_delay):
         if not rate:

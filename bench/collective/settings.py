@@ -2,7 +2,7 @@
 
 import argparse
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lanterne.bench.cli import family
 from lanterne.bench.collective.arrivals_report import late_rank_of
@@ -14,6 +14,8 @@ from lanterne.transport.job.bootstrap import in_a_job
 from lanterne.transport.job.launch import MAX_WORLD_SIZE
 from lanterne.transport.registry import find_transport
 
+# The main job's first part: a delay of somewhat more than the links need for a buffer.
+MAIN_RATE, MAIN_NBYTES, MAIN_DELAY_S, MAIN_ITERATIONS = "100mbit", 4 << 20, 0.4, 6
 COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "all_to_all")
 
 
@@ -39,6 +41,7 @@ class BenchSettings:
     arrivals: bool = False
     plot: str | None = None
     rate_bytes_per_s: float | None = None
+    emulated_bytes_per_s: float | None = None
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -65,7 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--op", default="sum", choices=("sum", "prod", "min", "max", "mean"))
     parser.add_argument("--late-rank", metavar="R", help="this rank calls late; or that of a file of --arrivals --json")
     parser.add_argument("--delay", metavar="T,...", help="by these times; 0 is without a late rank (default 0,50ms)")
-    parser.add_argument("--iterations", type=int, default=10, metavar="K", help="timed calls of each (default 10)")
+    parser.add_argument("--iterations", type=int, metavar="K", help="timed calls of each (default 10)")
     parser.add_argument("--warmup", type=int, default=2, metavar="K", help="checked, untimed calls before (default 2)")
     parser.add_argument("--timeout", default="60s", metavar="T", help="of every wait (default 60s)")
     parser.add_argument("--min-busbw", type=float, metavar="GB/s", help="exit 1 if a bus bandwidth is below this")
@@ -74,11 +77,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--rate", metavar="RATE", help="of the links: late in multiples of s/rate, too (default: the lab's)"
     )
+    parser.add_argument(
+        "--emulate", metavar="RATE", help="links of this rate between the ranks, emulated: no root, no network"
+    )
     parser.add_argument("--json", metavar="FILE", help="write everything, raw samples too ('-' for standard output)")
 
 
-def parse(args: argparse.Namespace) -> BenchSettings:
-    """The BenchSettings of a command line.
+def parse(args: argparse.Namespace) -> tuple[BenchSettings, ...]:
+    """The BenchSettings of a command line: of the main job two, over emulated links and over what is there.
 
     Raises:
         InputError: an option that cannot be.
@@ -100,8 +106,9 @@ def parse(args: argparse.Namespace) -> BenchSettings:
     if args.late_rank is not None and args.ranks is not None and not 0 <= args.late_rank < args.ranks:
         raise InputError(f"--late-rank: got {args.late_rank}, expected 0 to {args.ranks - 1}")
     delays = (args.delay or "0,50ms") if args.late_rank is not None else "0"
-    if args.iterations < 1 or args.warmup < 0:
-        raise InputError(f"--iterations, --warmup: got {args.iterations} and {args.warmup}, expected at least 1 and 0")
+    iterations = 10 if args.iterations is None else args.iterations
+    if iterations < 1 or args.warmup < 0:
+        raise InputError(f"--iterations, --warmup: got {iterations} and {args.warmup}, expected at least 1 and 0")
     _check_device(args)
     if args.transport != "local":
         find_transport(args.transport)
@@ -112,7 +119,7 @@ def parse(args: argparse.Namespace) -> BenchSettings:
     timeout_s = parse_time_s(args.timeout, "--timeout")
     if timeout_s <= 0:
         raise InputError(f"--timeout: got {args.timeout}, expected more than 0")
-    return BenchSettings(
+    settings = BenchSettings(
         collective=collective,
         ranks=args.ranks,
         transport=args.transport,
@@ -124,14 +131,26 @@ def parse(args: argparse.Namespace) -> BenchSettings:
         op=args.op,
         late_rank=args.late_rank,
         delays_s=tuple(parse_time_s(text, "--delay") for text in delays.split(",")),
-        iterations=args.iterations,
+        iterations=iterations,
         warmup=args.warmup,
         timeout_s=timeout_s,
         min_busbw=args.min_busbw,
         arrivals=args.arrivals,
         plot=args.plot,
         rate_bytes_per_s=known_rate_bytes_per_s(args.rate),
+        emulated_bytes_per_s=parse_rate_bytes_per_s(args.emulate, "--emulate") if args.emulate else None,
     )
+    # Nothing is emulated over links that are emulated already.
+    if args.collective is not None or args.device != "cpu" or settings.rate_bytes_per_s is not None:
+        return (settings,)
+    linked = replace(
+        settings,
+        sizes=settings.sizes if args.bytes else (MAIN_NBYTES,),
+        delays_s=settings.delays_s if args.delay else (0.0, MAIN_DELAY_S),
+        iterations=args.iterations or MAIN_ITERATIONS,
+        emulated_bytes_per_s=settings.emulated_bytes_per_s or parse_rate_bytes_per_s(MAIN_RATE),
+    )
+    return linked, replace(settings, emulated_bytes_per_s=None)
 
 
 def _check_device(args: argparse.Namespace) -> None:
@@ -145,6 +164,8 @@ def _check_device(args: argparse.Namespace) -> None:
         )
     if args.device == "cuda" and args.transport == "local":
         raise InputError("--device: got cuda with --transport local, expected mpi, ucx or nccl: a process for each GPU")
+    if args.emulate and args.device != "cpu":
+        raise InputError(f"--emulate: got it with --device {args.device}, expected --device cpu")
     if args.device == "cuda":
         from lanterne.kernels.arrays import require_device
 

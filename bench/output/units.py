@@ -192,6 +192,12 @@ def format_time(time_s: float | None) -> str:
     return f"{time_s / 1e-9:.3g} ns"
 
 
+def format_rate(bytes_per_s: float) -> str:
+    """Bits per second, as networks have them: 25e6 -> "200 Mbit/s"."""
+    bits, unit = (8e-9 * bytes_per_s, "Gbit/s") if bytes_per_s >= 125e6 else (8e-6 * bytes_per_s, "Mbit/s")
+    return f"{bits:.4g} {unit}"
+
+
 def format_figure(value: float, unit: str, bar: str) -> str:
     """The value of a Figure of a GPU: seconds, a ratio, or a count, which has to be 0."""
     if unit == "s":

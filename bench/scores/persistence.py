@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lanterne.bench.collective.cost_plot import STYLES
+from lanterne.bench.collective.emulated import emulated
 from lanterne.bench.collective.settings import known_rate_bytes_per_s
 from lanterne.bench.output import report
 from lanterne.bench.output.units import format_nbytes, format_time, parse_nbytes, parse_rate_bytes_per_s, parse_time_s
@@ -119,12 +120,8 @@ def parse(args: argparse.Namespace) -> dict[str, Any]:
 
 def _emulated(comm: "Communicator", settings: dict[str, Any], args: argparse.Namespace) -> int:
     """As `run_rank`, over emulated links with the settings' alpha and beta."""
-    from lanterne.transport.shaped import Link, ShapedTransport
-
     model = settings["model"]
-    links = Link(model.alpha_s, 1 / model.beta_s_per_byte)
-    with comm.split(0, comm.rank, ShapedTransport(comm.transport, links)) as linked:
-        linked.tuning.adopt(model, "emulated links")
+    with emulated(comm, 1 / model.beta_s_per_byte, model.alpha_s, model.alpha_s) as linked:
         return run_rank(linked, model, settings, args)
 
 

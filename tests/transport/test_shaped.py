@@ -1,8 +1,11 @@
 """When emulated links let messages through, on a clock that the test drives."""
 
+import itertools
 import time
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from lanterne.errors import InputError
 from lanterne.transport import shaped
@@ -68,36 +71,73 @@ def test_lanes_of_its_own_are_refused(lane):
         transport.post((Send(transport.register(bytearray(1)), 0, 1, 0, make_tag(3, lane)),))
 
 
-@pytest.mark.parametrize(("separate", "arrived_s"), [(False, (104, 108)), (True, (104, 104))])
-def test_links_of_a_rank_share_its_end_or_not(now, separate, arrived_s):
-    world = LocalWorld(3)
-    ranks = [ShapedTransport(world.transport(rank), Link(0.0, 2.0), separate=separate) for rank in range(3)]
-    received = [ranks[peer].post((Recv(ranks[peer].register(bytearray(8)), 0, 8, 0),)) for peer in (1, 2)]
-    for peer in (1, 2):
-        ranks[0].post((Send(ranks[0].register(bytearray(8)), 0, 8, peer),))
-    for request, due_s in zip(received, arrived_s, strict=True):
-        now[0] = due_s - 0.001
-        assert not request.test()
-        now[0] = due_s
-        assert request.test()
-
-
-def test_what_leaves_later_does_not_hold_up_what_comes_before(now):
-    """Rank 0's second message waits for its own link until 104; rank 1's comes at once, though looked at later."""
-    world = LocalWorld(3)
-    ranks = [ShapedTransport(world.transport(rank), Link(0.0, 2.0)) for rank in range(3)]
-    ranks[0].post((Send(ranks[0].register(bytearray(8)), 0, 8, 1),))
+def job(*messages, separate=False):
+    """(when it was sent, when it was received) of messages (source, destination, seconds of a link, posted_s), posted
+    in order, by ranks that look each half second. Latency 10 s."""
+    clock = [100.0]
+    world = LocalWorld(4)
+    ranks = [ShapedTransport(world.transport(rank), Link(10.0, 2.0), separate=separate) for rank in range(4)]
     received = []
-    for sender in (0, 1):
-        received.append(ranks[2].post((Recv(ranks[2].register(bytearray(8)), 0, 8, sender),)))
-        ranks[sender].post((Send(ranks[sender].register(bytearray(8)), 0, 8, 2),))
-    assert not received[0].test() and not received[1].test()
-    now[0] = 104.0
-    assert not received[0].test() and received[1].test()
-    now[0] = 107.999
-    assert not received[0].test()
-    now[0] = 108.0
-    assert received[0].test()
+    sends, done = [], [[None, None] for _ in messages]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shaped.time, "monotonic", lambda: clock[0])
+        for source, destination, busy_s, _ in messages:
+            region = ranks[destination].register(bytearray(2 * busy_s))
+            received.append(ranks[destination].post((Recv(region, 0, 2 * busy_s, source),)))
+        while not all(None not in times for times in done):
+            for source, destination, busy_s, posted_s in messages[len(sends) :]:
+                if clock[0] < 100 + posted_s:
+                    break
+                region = ranks[source].register(bytearray(2 * busy_s))
+                sends.append(ranks[source].post((Send(region, 0, 2 * busy_s, destination),)))
+            for times, requests in zip(done, zip(sends, received, strict=False), strict=False):
+                for side, request in enumerate(requests):
+                    if times[side] is None and request.test():
+                        times[side] = clock[0] - 100
+            clock[0] += 0.5
+            assert clock[0] < 300
+    return [tuple(times) for times in done]
+
+
+@pytest.mark.parametrize(
+    ("messages", "times"),
+    [
+        # To several peers at equal rates; what is left has the port to itself.
+        ([(0, 1, 4, 0), (0, 2, 4, 0)], [(8, 18), (8, 18)]),
+        ([(0, 1, 2, 0), (0, 2, 4, 0)], [(4, 14), (6, 16)]),
+        ([(0, 1, 4, 0), (0, 2, 4, 2)], [(6, 16), (8, 18)]),
+        # To one peer one after the other, whatever goes elsewhere.
+        ([(0, 1, 2, 0), (0, 1, 2, 0)], [(2, 12), (4, 14)]),
+        ([(0, 1, 2, 0), (0, 1, 2, 0), (0, 2, 4, 0)], [(4, 14), (8, 18), (8, 18)]),
+        # Into one port from several peers: nothing comes in faster than that lets it.
+        ([(0, 2, 4, 0), (1, 2, 4, 0)], [(4, 14), (4, 18)]),
+        # A rank that sends to three feeds each at a third of its rate: nothing meets.
+        ([(0, 3, 1, 0), (0, 1, 1, 0), (0, 2, 1, 0), (1, 3, 2, 0)], [(3, 13), (3, 13), (3, 13), (2, 12)]),
+    ],
+)
+def test_messages_share_the_ports_of_both_ranks(messages, times):
+    assert job(*messages) == times
+
+
+def test_links_of_their_own_share_nothing():
+    assert job((0, 1, 4, 0), (0, 2, 4, 0), (3, 2, 4, 0), separate=True) == [(4, 14)] * 3
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 9)), min_size=1, max_size=12))
+def test_a_port_is_never_idle_and_never_faster_than_its_rate(messages):
+    """(peer, seconds) all posted at once: the last leaves when the port has carried all, the first no sooner than it
+    can."""
+    port = shaped.Port()
+    leaving = [shaped.Leaving(peer, 0, float(busy_s), None) for peer, busy_s in messages]
+    left = [each for message in leaving for each in port.add(message, 0.0)]
+    while port.next_s < float("inf"):
+        left += port.advance(port.next_s)
+    assert len(left) == len(leaving) and left == sorted(left, key=lambda message: message.last_s)
+    assert left[-1].last_s == pytest.approx(sum(busy_s for _, busy_s in messages))
+    for peer in range(3):
+        mine = [message for message in leaving if message.peer == peer]
+        assert all(b.first_s == a.last_s for a, b in itertools.pairwise(mine))
+    assert all(m.last_s - m.first_s >= busy_s - 1e-9 for m, (_, busy_s) in zip(leaving, messages, strict=True))
 
 
 def test_messages_under_way_at_once_keep_their_own_times(now):

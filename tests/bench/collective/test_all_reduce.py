@@ -11,6 +11,7 @@ import pytest
 
 from lanterne.bench import cli
 from lanterne.bench.collective.all_reduce import chosen, name_of, over_best
+from lanterne.bench.collective.settings import parse
 from lanterne.collectives.auto.tuning import Choice
 
 KEYS = {
@@ -100,6 +101,7 @@ def test_under_a_foreign_mpiexec(tmp_path):
         (["all_reduce", "-n", "2", "--bytes", "1e30"], "expected at most"),
         (["all_reduce", "-n", "2", "--timeout", "0"], "--timeout: got 0, expected more than 0"),
         (["all_reduce", "--transport", "local"], "-n: got none"),
+        (["all_reduce", "-n", "2", "--emulate", "fast"], "--emulate: got 'fast', expected a rate"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_2(argv, part, capsys):
@@ -160,3 +162,35 @@ def test_auto_is_named_by_what_ran_most():
         assert choice == {"algorithm": "ring", "num_chunks": None, "reason": "given", "ran": counted}
         assert label in name_of({"algorithm": "auto", "chosen": choice})
     assert name_of({"algorithm": "ring", "chosen": None}) == "ring"
+
+
+def test_the_main_job_shows_the_gain_over_emulated_links_first(tmp_path):
+    file, picture = tmp_path / "result.json", tmp_path / "late.svg"
+    words = "--bytes 256K --emulate 100mbit --delay 0,30ms --iterations 3 --json".split()
+    result = bench(*words, str(file), "--plot", str(picture))
+    assert (result.returncode, result.stderr) == (0, ""), result.stderr
+    records = json.loads(file.read_text())["results"]
+    linked = [record for record in records if record["emulated_bytes_per_s"]]
+    assert records[: len(linked)] == linked and {record["emulated_bytes_per_s"] for record in linked} == {12.5e6}
+    assert {record["algorithm"] for record in linked} == {"auto", "ring"}
+    assert {record["algorithm"] for record in records[len(linked) :]} == {"auto", "ring", "native"}
+    assert not any(record["wrong"] for record in records)
+    # Nothing is faster than the links: each rank has 3/2 of the buffer to send, and to receive.
+    ring = [record for record in linked if record["algorithm"] == "ring"]
+    assert all(min(record["late_s"] or record["time_s"]) > 1.5 * record["nbytes"] / 12.5e6 for record in ring)
+    assert result.stdout.count("emulated links, 100 Mbit/s") == 2 and "emulated links" in picture.read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "rates"),
+    [
+        ("", [12.5e6, None]),
+        ("--emulate 1gbit", [125e6, None]),
+        ("all_reduce -n 2 --emulate 1gbit", [125e6]),
+        ("all_reduce -n 2", [None]),
+        ("--rate 200mbit", [None]),  # as on the emulated cluster, whose links are emulated already
+    ],
+)
+def test_which_links_are_emulated(words, rates):
+    parts = parse(cli.build_parser("bench").parse(words.split()))
+    assert [part.emulated_bytes_per_s for part in parts] == rates

@@ -13,7 +13,8 @@ from lanterne.bench.output.load import BUSY_CORES, LoadMeter
 
 def said(cores, auto_s, delay_s=0.05):
     records = [
-        {"algorithm": name, "chosen": None, "nbytes": nbytes, "delay_s": delay, "late_s": [late_s] * 3 if delay else []}
+        {"algorithm": name, "chosen": None, "emulated_bytes_per_s": None}
+        | {"nbytes": nbytes, "delay_s": delay, "late_s": [late_s] * 3 if delay else []}
         for delay in {0.0, delay_s}
         for nbytes in (1024, 4 << 20)
         for name, late_s in (("auto", auto_s), ("ring", 2e-3))
