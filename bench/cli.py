@@ -30,6 +30,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "pipeline simulate": ("pipeline.simulate", "price a pipeline plan under other delays, or with blocking sends"),
     "pipeline run": ("pipeline.run", "run pipeline plans on real processes over emulated links, against the simulator"),
     "pipeline train": ("train.train", "train a small GPT on text by pipeline, data and tensor parallelism"),
+    "pipeline predict": ("pipeline.predict", "predict an iteration on real GPUs whose links got slow"),
+    "pipeline calibrate": ("pipeline.calibrate", "find what messages cost on real devices, from recorded runs"),
     "pipeline sweep": ("pipeline.sweep", "draw makespan over link delay, bandwidth or memory, one line per scheduler"),
     "pipeline partition": ("pipeline.partition", "divide layers over stages on unequal devices"),
     "detect": ("failslow.detect", "find when a job became slow and when it recovered, in its iteration times"),

@@ -24,7 +24,7 @@ def package_files():
     for folder, _, names in os.walk(PACKAGE, followlinks=True):
         inside = Path("lanterne", Path(folder).relative_to(PACKAGE))
         if "__pycache__" not in inside.parts and not str(inside).startswith(YARDSTICKS):
-            yield from (str(inside / name) for name in names if name.endswith((".py", ".csv", ".typed")))
+            yield from (str(inside / name) for name in names if name.endswith((".py", ".csv", ".typed", "h800.json")))
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,7 @@ def test_the_wheel_holds_the_product(built):
     names = zipfile.ZipFile(wheel).namelist()
     assert len(set(names)) == len(names)
     assert {name for name in names if not name.startswith("lanterne-")} == set(package_files())
-    assert {"lanterne/py.typed", "lanterne/bench/examples/adaptra-table-3.csv"} <= set(names)
+    assert {"lanterne/py.typed", "lanterne/pipeline/calibrate/h800.json"} <= set(names)
     assert all(name.startswith(("lanterne/", "lanterne-")) for name in names)
 
 

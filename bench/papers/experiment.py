@@ -34,6 +34,7 @@ greyhound-19       putting ranks elsewhere, peer to peer against through the dis
 
 Simulated, but for the seconds that planning takes:
 
+h800               ADAPTRA's published runs on H800 and A10 GPUs: predicted over measured
 greyhound-table-3  detectors on jobs of which few have a slow rank
 greyhound-table-4  the same, of which many have a congested link
 greyhound-table-5  how long it takes to find the best distribution of microbatches
@@ -115,6 +116,7 @@ EXPERIMENTS: dict[str, str] = {
 }
 # The figure that shows what the table sums up.
 EXPERIMENTS["greyhound-20"] = EXPERIMENTS["greyhound-table-6"]
+EXPERIMENTS["h800"] = "adaptra.h800"
 # What --help says of each.
 LIST = str(__doc__).split("\n\n", 2)[2]
 

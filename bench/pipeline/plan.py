@@ -5,6 +5,11 @@
                          --link 3=20ms --memory 12 --scheduler all
   lanterne pipeline plan problem.json --json plan.json --trace trace.json
   lanterne pipeline plan problem.json --scheduler best --option placement=wave
+  lanterne pipeline plan --stages 8 --microbatches 24 --forward 9ms --link 6=30ms --message 10M --calibration h800.json
+
+With --calibration the plan is made for devices as `pipeline calibrate` found them, its messages sent by delegates: each
+F and B pays for them and lasts a gap longer, each message is held. Beside it stands how long 1F1B and the same plan
+take over NCCL, and the plan over so many delegates.
 
 --scheduler best plans for one stage per rank, or for the placement it is given: wave is two half-size stages per rank,
 there and back; loop, two around the loop; bidirectional, two copies of the pipeline in opposite directions.
@@ -26,6 +31,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lanterne.bench.output import report
+from lanterne.bench.output.units import whole
 from lanterne.bench.pipeline.input import add_problem_arguments, problem_from
 from lanterne.bench.pipeline.plan_report import (
     Evaluation,
@@ -37,7 +43,9 @@ from lanterne.bench.pipeline.plan_report import (
     record,
     write_pictures,
 )
-from lanterne.errors import InputError, ScheduleError
+from lanterne.bench.pipeline.predict import read_calibration
+from lanterne.errors import InputError, ScheduleError, one_of
+from lanterne.pipeline.calibrate.cluster import Cluster
 from lanterne.pipeline.plan.problem import Problem
 from lanterne.pipeline.planners.schedulers import SCHEDULERS, load
 from lanterne.pipeline.simulate.check_plan import check
@@ -71,6 +79,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help=f"for schedulers that search (default: their own; {COMPARE_S:g} with all)",
     )
+    devices = parser.add_argument_group("devices", "Of the ranks, with --calibration.")
+    devices.add_argument("--calibration", metavar="FILE", help="file of `pipeline calibrate`")
+    devices.add_argument("--gpu", metavar="NAME", help="kind of GPU (default: the one with most runs)")
+    devices.add_argument("--ranks-per-host", type=whole(1), default=1, metavar="N", help="of a host (default 1)")
+    devices.add_argument("--delegates", type=whole(1), default=6, metavar="N", help="per direction (default 6)")
     parser.add_argument("--json", metavar="FILE", help="write the plan as JSON ('-' for standard output)")
     add_picture_arguments(parser)
 
@@ -80,15 +93,36 @@ def run(args: argparse.Namespace) -> int:
     problem, unit, unit_s = problem_from(args)
     if args.time_limit is not None and args.time_limit <= 0:
         raise InputError(f"--time-limit: got {args.time_limit:g}, expected more than 0 seconds")
+    given, cluster = problem, None
+    if args.calibration:
+        cluster = _cluster(args, unit_s)
+        problem = cluster.delegated(given)
     if args.scheduler == ALL:
         return _compare(args, problem, unit, unit_s)
     evaluation = make(args.scheduler, problem, args.time_limit, parse_options(args.option), memory=True)
+    iterations = cluster.iterations(evaluation.checked, given) if cluster else {}
     if args.json:
-        report.write_json(args.json, report.envelope(**record(evaluation), problem=described(problem, unit)))
+        devices = {"devices": {**cluster._asdict(), "iterations": iterations}} if cluster else {}
+        document = record(evaluation) | devices | {"problem": described(problem, unit)}
+        report.write_json(args.json, report.envelope(**document))
     if args.json != "-":
         print_evaluation(evaluation, problem, unit)
+        if iterations:
+            rows = [[name.replace("_", " "), f"{time:.6g}"] for name, time in iterations.items()]
+            report.print_table([("on devices", ""), ("iteration", unit)], rows)
     write_pictures(evaluation, args, unit, unit_s)
     return 0
+
+
+def _cluster(args: argparse.Namespace, unit_s: float | None) -> Cluster:
+    """What --calibration and the options beside it say of the ranks."""
+    gpus = read_calibration(args.calibration).gpus
+    name = args.gpu or max(gpus, key=lambda gpu: gpus[gpu].runs)
+    if name not in gpus:
+        raise InputError(f"--gpu: {one_of(name, gpus)}")
+    if unit_s is None:
+        raise InputError('--calibration: got times without a unit, expected 10ms, or a problem file with "unit"')
+    return Cluster(gpus[name].parameters, args.ranks_per_host, args.delegates, unit_s * 1e3)
 
 
 def make(

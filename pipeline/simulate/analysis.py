@@ -6,6 +6,7 @@ from lanterne.errors import InputError
 from lanterne.pipeline.plan.costs import Floats, Ints, costs
 from lanterne.pipeline.plan.plan import PART, PARTS, STAGE
 from lanterne.pipeline.simulate.check_plan import total_order
+from lanterne.pipeline.simulate.program import senders_of
 from lanterne.pipeline.simulate.simulate import Timeline
 
 
@@ -93,12 +94,7 @@ def _check_free(timeline: Timeline) -> None:
 
 def senders(timeline: Timeline) -> Ints:
     """(num_actions,) int64: the column of another stage whose result each column waits for; -1 for none."""
-    plan, table = timeline.plan, costs(timeline.problem, timeline.plan.placement)
-    part, parts = plan.columns[PART], plan.columns[PARTS]
-    filled_by = np.full(len(table.initial), -1)
-    target = np.where(part == parts, table.target[plan.ids], -1)
-    filled_by[target[target >= 0]] = np.flatnonzero(target >= 0)
-    return np.where(part == 1, filled_by[table.slot[plan.ids]], -1)
+    return senders_of(timeline.plan, costs(timeline.problem, timeline.plan.placement))
 
 
 def _before_on_link(timeline: Timeline) -> Ints:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from lanterne.pipeline.plan.action import DATA_PARALLEL_KINDS, FUSED, KINDS, Action
-from lanterne.pipeline.plan.costs import Costs, Tables
+from lanterne.pipeline.plan.costs import Costs, Ints, Tables
 from lanterne.pipeline.plan.plan import KIND, PART, PARTS, STAGE, Plan
 from lanterne.pipeline.simulate.engine import Events, flow
 
@@ -65,6 +65,15 @@ def program_of_plan(plan: Plan, table: Costs) -> EngineProgram:
     orders = [list(range(start, stop)) for start, stop in pairwise(plan.offsets.tolist())]
     tables = Tables.of(columns, table.gates)
     return EngineProgram(orders, tables, plan.columns[KIND].tolist(), plan.columns[STAGE].tolist())
+
+
+def senders_of(plan: Plan, table: Costs) -> Ints:
+    """(num_actions,) int64: the column of another stage whose result each column waits for; -1 for none."""
+    part, parts = plan.columns[PART], plan.columns[PARTS]
+    filled_by = np.full(len(table.initial), -1)
+    target = np.where(part == parts, table.target[plan.ids], -1)
+    filled_by[target[target >= 0]] = np.flatnonzero(target >= 0)
+    return np.where(part == 1, filled_by[table.slot[plan.ids]], -1)
 
 
 def run(

@@ -47,6 +47,7 @@ SMALL = {
         "papers.crosspipe.table_5:CASES": {1: (16, 8, False, True)},
         "PAPER": ".149 .133 .119 .138 .138 .122",
     },
+    "h800": {"QUICK_EVERY": 8},
     "adaptra-1": {"QUIET": SHORT, "SLOW_LINK": 1},
     "adaptra-3": DATA_PARALLEL,
     "adaptra-14": {"QUIET": SHORT, "SLOW_LINK": 1},
