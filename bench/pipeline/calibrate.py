@@ -21,7 +21,7 @@ from lanterne.bench.pipeline.input import of_file
 from lanterne.errors import InputError, one_of
 from lanterne.pipeline.calibrate.fit import PreparedRun, calibrate, prepare
 from lanterne.pipeline.calibrate.parameters import UNITS, DeviceCalibration
-from lanterne.pipeline.calibrate.predict import predict_prepared
+from lanterne.pipeline.calibrate.prediction import predict_prepared
 from lanterne.pipeline.calibrate.runs import read_runs
 
 EACH = "each"

@@ -15,7 +15,7 @@ from importlib import resources
 from lanterne.bench.output import report
 from lanterne.bench.pipeline.input import of_file
 from lanterne.pipeline.calibrate.parameters import UNITS, DeviceCalibration
-from lanterne.pipeline.calibrate.predict import predict_run
+from lanterne.pipeline.calibrate.prediction import predict_run
 from lanterne.pipeline.calibrate.runs import read_run
 
 PUBLISHED = resources.files("lanterne.pipeline.calibrate") / "h800.json"

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from lanterne.errors import InputError
 from lanterne.pipeline.calibrate.parameters import SEEN, DeviceCalibration, GpuCalibration, GpuParameters
-from lanterne.pipeline.calibrate.predict import fitted_gap, healthy_run, slow_run
+from lanterne.pipeline.calibrate.prediction import fitted_gap, healthy_run, slow_run
 from lanterne.pipeline.calibrate.runs import RecordedRun, spread
 from lanterne.pipeline.simulate.devices import DeviceRun
 

@@ -15,7 +15,7 @@ from lanterne.bench.pipeline.predict import PUBLISHED
 from lanterne.errors import InputError
 from lanterne.pipeline.calibrate.fit import calibrate, prepare
 from lanterne.pipeline.calibrate.parameters import DeviceCalibration, GpuCalibration, GpuParameters
-from lanterne.pipeline.calibrate.predict import predict_run
+from lanterne.pipeline.calibrate.prediction import predict_run
 from lanterne.pipeline.calibrate.runs import read_run, read_runs
 
 RUNS = Path(__file__).parents[3] / "bench" / "papers" / "adaptra" / "h800_runs.json"
