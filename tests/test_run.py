@@ -22,7 +22,10 @@ echo "$0 $*"
 [ "$*" != "-P -m ${FAILS:-}" ]
 """
 MODULES = {
-    "test": ("pytest -n 2 -m not alone and not slow", "pytest -m alone and not slow"),
+    "test": (
+        "pytest -n 2 -m not alone and not slow and not cluster",
+        "pytest -m alone and not slow and not cluster",
+    ),
     "test -m quick": ("pytest -n 2 -m quick and not slow",),
     "test tests/transport": ("pytest tests/transport",),
     "types": ("mypy -p lanterne", "mypy examples", "basedpyright"),

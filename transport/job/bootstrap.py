@@ -41,7 +41,7 @@ SIOCGIFADDR = 0x8915  # Linux: ask for an interface's address
 # Without LANTERNE_TOKEN and without a user's key, on loopback only: it keeps out accidents but no local user.
 OPEN_TOKEN = "loopback-without-a-secret"
 # How long a name may have no address yet, and the port of a job that was killed may still be taken.
-RESOLVE_S, PORT_S = 4.0, 4.0
+RESOLVE_S, PORT_S = 3.0, 4.0
 RETRY_S = 0.1
 
 log: logging.Logger = logging.getLogger(__name__)
@@ -79,8 +79,7 @@ def launched_world_size() -> int:
 def connect(timeout_s: float | None = None) -> Group:
     """The Group of the job that this process belongs to; see the module. Returns once all ranks are there.
 
-    Who does not catch its InputError or Unavailable sees one line, without a traceback: they are for whoever starts
-    the job.
+    Who does not catch its errors sees one line, without a traceback: they are for whoever starts the job.
 
     Args:
         timeout_s: seconds to wait for the store and for the other ranks; None for LANTERNE_TIMEOUT_S, 60.
@@ -92,7 +91,7 @@ def connect(timeout_s: float | None = None) -> Group:
     """
     try:
         return _connect(find_launch(os.environ), timeout_s)
-    except (InputError, Unavailable) as error:
+    except LanterneError as error:
         _tell_in_one_line(error)
         raise
 
