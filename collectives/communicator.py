@@ -26,7 +26,7 @@ from lanterne.collectives.execute.native import algorithm_names
 from lanterne.collectives.execute.requests import CollectiveRequest, MessageRequest
 from lanterne.collectives.late.arrivals import Arrivals
 from lanterne.collectives.schedule.ir import LateRank
-from lanterne.errors import PeerFailed
+from lanterne.errors import InputError, PeerFailed
 from lanterne.kernels.arrays import Array, Stream
 from lanterne.transport.base import Recv, Send, Transport
 from lanterne.transport.pauses import Pauses
@@ -410,7 +410,12 @@ class Communicator:
     def send(
         self, array: Array, peer: int, stream: Stream = None, *, tag: int = 0, timeout_s: float | None = None
     ) -> None:
-        """Send `array` to rank `peer`, which receives as many bytes with the same `tag` (0 to 31)."""
+        """Send `array` to rank `peer`, another one, which receives as many bytes with the same `tag` (0 to 31)."""
+        if peer == self.rank:
+            raise InputError(
+                f"send: got peer {peer}, this rank itself, expected another: it would wait for its own receive; "
+                "send_recv does both"
+            )
         self.start_send(array, peer, stream, tag=tag).wait(timeout_s)
 
     def start_send(self, array: Array, peer: int, stream: Stream = None, *, tag: int = 0) -> MessageRequest:

@@ -54,6 +54,7 @@ class Group:
         self._store_process = store_process
         self._failed: dict[int, str] = {}
         self._left: dict[int, float] = {}
+        self._gone: dict[int, str] = {}  # both, first one first
         self._records: dict[bytes, deque[Record]] = {}  # by the key of a board
         self._next_look = 0.0
         self._closed = False
@@ -219,9 +220,11 @@ class Group:
             if kind == Kind.DIED_NOTICE:
                 rank, reason = unpack_fields(body, "ib")
                 self._failed.setdefault(rank, reason.decode(errors="replace"))
+                self._gone.setdefault(rank, self._failed[rank])
             elif kind == Kind.LEFT_NOTICE:
                 (rank,) = unpack_fields(body, "i")
                 self._left[rank] = time.monotonic()
+                self._gone.setdefault(rank, "it has left the job")
             elif kind == Kind.RECORD_NOTICE:
                 key, record = unpack_record(body)
                 if key in self._records:
@@ -229,10 +232,9 @@ class Group:
 
     def _check_all_present(self) -> None:
         self._read_notices()
-        for rank, reason in self._failed.items():
+        # Who went first: others may have failed because of it.
+        for rank, reason in self._gone.items():
             raise PeerFailed(rank, reason)
-        for rank in self._left:
-            raise PeerFailed(rank, "it has left the job")
 
 
 def _forget_in_child(itself: weakref.ref[Group]) -> None:

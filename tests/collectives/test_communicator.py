@@ -354,12 +354,22 @@ def test_a_start_looks_at_few_of_many_open_messages(monkeypatch):
     assert lanterne.spawn(1, job) == [True]
 
 
+def test_a_send_to_oneself_is_refused():
+    def job(comm):
+        with pytest.raises(lanterne.InputError, match="send: got peer 0, this rank itself, expected another"):
+            comm.send(np.zeros(1), 0)
+        comm.send_recv(np.full(1, 7.0), out := np.zeros(1), 0)
+        return out[0]
+
+    assert lanterne.spawn(1, job) == [7.0]
+
+
 def test_a_message_that_is_complete_lets_go_of_its_array():
     def job(comm):
         array = np.zeros(1000)
         its_memory = weakref.ref(array)
         receive = comm.start_recv(np.zeros(1000), 0)
-        comm.send(array, 0)
+        comm.start_send(array, 0).wait()
         del array
         receive.wait()
         return its_memory()

@@ -28,7 +28,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from lanterne.errors import InputError, LanterneError, Unavailable
-from lanterne.transport.job.launchers import Launch, find_launch, find_step, in_a_batch_script
+from lanterne.transport.job.launchers import Launch, find_launch, find_step, in_a_batch_script, ranks_beside
+from lanterne.transport.job.room import check_shared_memory, make_room_for_files
 from lanterne.transport.job.secret import job_secret
 from lanterne.transport.rank_group import Group, host_identity, refuse_mixed_mpi
 from lanterne.transport.store.client import StoreClient
@@ -97,6 +98,8 @@ def connect(timeout_s: float | None = None) -> Group:
 
 
 def _connect(launch: Launch, timeout_s: float | None) -> Group:
+    if launch.world_size > 1:
+        make_room_for_files(launch.world_size)
     match launch.launcher.way:
         case "store":
             return _connect_to_launcher(launch, timeout_s)
@@ -140,6 +143,9 @@ def _connect_by_mpi(launch: Launch, timeout_s: float | None) -> Group:
     from lanterne.transport.mpi.over_mpi import finalize_with, load_mpi
 
     choose_library(launch.launcher.library, launch.launcher.name)
+    if "mpi4py.MPI" not in sys.modules:
+        mpich = launch.launcher.library == "mpich"
+        check_shared_memory(ranks_beside(os.environ, launch.world_size), os.environ, mpich=mpich)
     comm = load_mpi().COMM_WORLD
     expected = launch.world_size or comm.size
     if comm.size != expected:

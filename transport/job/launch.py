@@ -22,6 +22,7 @@ from typing import TypeAlias
 
 from lanterne.errors import InputError, TransportError, TransportTimeout, Unavailable
 from lanterne.transport.job.guard import STARTED_KEY, set_parent_death_signal, survivors_s
+from lanterne.transport.job.room import check_shared_memory, make_room_for_files
 from lanterne.transport.mpi.library import unlink_segments
 from lanterne.transport.own_python import own_python
 from lanterne.transport.store.client import StoreClient
@@ -79,7 +80,8 @@ def launch(
 
     Raises:
         InputError: no such command or launcher, or a world size that is none.
-        Unavailable: no mpiexec, or one that does not make one world of `world_size` ranks.
+        Unavailable: no mpiexec, or one that does not make one world of `world_size` ranks; too little shared memory,
+            too few file descriptors.
         TransportTimeout: `timeout_s` is over; names the ranks that still ran.
         KeyboardInterrupt: Ctrl-C; the ranks have ended.
     """
@@ -91,6 +93,7 @@ def launch(
         raise InputError(f"launch: got launcher {launcher!r}, expected 'mpi' or 'direct'")
     survivors_s()  # refuses what cannot be, before anything is started
     mpiexec = find_mpiexec() if launcher == "mpi" else None
+    make_room_for_files(world_size)
     job = secrets.token_hex(8)
     token = secrets.token_hex(16)
     with _stopping_signals() as stopped, StoreProcess(token) as store:
@@ -108,6 +111,7 @@ def launch(
             "LANTERNE_WORLD_SIZE": str(world_size),
             JOB_VARIABLE: job,
         }
+        check_shared_memory(world_size, variables, mpich=mpiexec is not None)
         watch = JobWatch(StoreClient(store.address, token), world_size, mpiexec or "launch", stopped)
         processes: list[Process] = []
         try:

@@ -136,6 +136,14 @@ def in_a_batch_script(variables: Mapping[str, str]) -> int:
     return _number("SLURM_NTASKS", variables, 0)
 
 
+def ranks_beside(variables: Mapping[str, str], world_size: int) -> int:
+    """How many ranks an MPI launcher started on this host, as it says; where it does not, those of the whole job."""
+    for name in ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE"):
+        if variables.get(name, "").isdecimal():
+            return int(variables[name])
+    return max(1, world_size // max(1, _number("SLURM_STEP_NUM_NODES", variables, 1)))
+
+
 def _number(name: str, variables: Mapping[str, str], missing: int | None = None) -> int:
     text = variables.get(name)
     if text is None and missing is not None:

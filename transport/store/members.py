@@ -85,11 +85,14 @@ class Members:
 
     def _leave(self, connection: Connection, _request_id: int) -> Answer:
         rank = self._member(connection)
-        self._left.add(rank)
         self._members.pop(rank)
+        self._tell_left(rank)
+        return ()
+
+    def _tell_left(self, rank: int) -> None:
+        self._left.add(rank)
         for member in self._members.values():
             self._store.send(member, Kind.LEFT_NOTICE, 0, [rank])
-        return ()
 
     def _member(self, connection: Connection) -> int:
         """The rank of a member."""
@@ -111,6 +114,8 @@ class Members:
             self._store.send(watcher, Kind.ENDED_NOTICE, 0, [rank, code, reason])
         if code != 0 or rank in self._members:
             self._declare_dead(rank, reason)
+        elif rank not in self._left:  # who never joined is not waited for either
+            self._tell_left(rank)
         if len(self._ended) == self._world_size:
             for guard in self._guards.values():
                 self._store.send(guard, Kind.FINISHED_NOTICE, 0)

@@ -219,7 +219,8 @@ class Store:
         for handler in self.handlers:
             handler.connection_closed(connection)
         if not self._clients and self._until == "members":
-            self.after(LINGER_S, self._stop_if_alone)
+            # The last member: another job may want the port at once.
+            self.after(LINGER_S if connection.rank is None else 0.0, self._stop_if_alone)
 
     def _owner_gone(self, owner: int) -> None:
         if os.read(owner, 1024):

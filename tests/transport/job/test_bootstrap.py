@@ -80,6 +80,20 @@ def test_torchrun_variables_and_a_death_that_of_the_stores_starter_too(mark, alo
     assert_none_left(mark)
 
 
+def test_a_job_on_the_port_of_one_that_was_just_killed(mark, alone):
+    port = str(free_port())
+    killed = start_by_torchrun_variables(mark, 3, "wait", MASTER_PORT=port)
+    assert [rank.stdout.readline() for rank in killed] == [f"ready {rank}\n" for rank in range(3)]
+    for rank in killed:
+        rank.kill()
+    again = start_by_torchrun_variables(mark, 3, "report", MASTER_PORT=port)
+    outputs = [rank.communicate(timeout=PATIENCE_S) for rank in again]
+    assert [rank.returncode for rank in again] == [0, 0, 0], outputs
+    for rank in killed:
+        rank.communicate(timeout=PATIENCE_S)
+    assert_none_left(mark)
+
+
 def test_torchrun_variables_without_a_token_on_a_network(alone):
     for name, value in (("RANK", "1"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "192.0.2.1"), ("MASTER_PORT", "29500")):
         alone.setenv(name, value)

@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -90,6 +91,21 @@ def test_survivors_learn_of_a_death(mark, launcher, how, code, reason):
     # Where an exception unwinds the interpreter first, the others may end before it.
     assert got in ({code, SURVIVORS} if how == "raise" else {code})
     assert "BAD TERMINATION" not in output + errors
+
+
+@pytest.mark.parametrize(
+    ("how", "why"), [("os._exit(0)", "left the job"), ("os.kill(os.getpid(), 9)", "killed by")]
+)
+def test_a_rank_that_ends_before_it_has_joined_is_named(mark, how, why):
+    program = (
+        f"import os; {how} if os.environ['RANK'] == '1' else None\n"
+        "from lanterne.transport.job.bootstrap import connect\n"
+        "try: connect(60)\nexcept Exception as error: print(error, flush=True)"
+    )
+    started = time.monotonic()
+    _, output, errors = finish(start(mark, "direct", 3, sys.executable, "-c", program), mark)
+    assert len(re.findall(rf"^rank 1 failed: .*{why}", output, re.M)) == 2, output + errors
+    assert time.monotonic() - started < PATIENCE_S  # half of the wait
 
 
 def test_nobody_waits_in_mpi_finalize_for_a_rank_that_cannot(mark):

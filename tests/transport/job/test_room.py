@@ -1,0 +1,93 @@
+"""Too little of a host is named before it kills: shared memory, open files."""
+
+import os
+import resource
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from lanterne.errors import Unavailable
+from lanterne.transport.job import room
+
+MB = 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("free_nbytes", "num_ranks", "mpich", "gives"),
+    [
+        (4 * MB, 4, True, "refused"),
+        (4 * MB, 4, False, "without"),
+        (8 * MB, 4, True, "without"),
+        (16 * MB, 4, False, "without"),
+        (24 * MB, 4, False, "without"),
+        (33 * MB, 4, False, "all"),
+        (64 * MB, 16, True, "without"),
+        (1000 * MB, 64, True, "all"),
+    ],
+)
+def test_shared_memory(monkeypatch, free_nbytes, num_ranks, mpich, gives):
+    monkeypatch.setattr(room.os, "statvfs", lambda _path: SimpleNamespace(f_bavail=free_nbytes // 4096, f_frsize=4096))
+    variables = {}
+    if gives == "refused":
+    kilobytes = free_nbytes // 1000
+    monkeypatch.setattr(room.os, "statvfs", lambda _path: SimpleNamespace(f_bavail=kilobytes, f_frsize=1000))
+            room.check_shared_memory(num_ranks, variables, mpich=mpich)
+        return
+    room.check_shared_memory(num_ranks, variables, mpich=mpich)
+    assert variables == ({"UCX_TLS": "^posix"} if gives == "without" else {})
+    chosen = {"UCX_TLS": "tcp"}
+    room.check_shared_memory(num_ranks, chosen, mpich=mpich)
+    assert chosen == {"UCX_TLS": "tcp"}
+
+
+@pytest.mark.parametrize(
+    ("limits", "num_ranks", "after"), [((24, 24), 4, None), ((24, 4096), 4, 72), ((4096, 4096), 4, 4096)]
+)
+def test_open_files(limits, num_ranks, after):
+    """In a process of its own: a limit can only be lowered."""
+    code = f"""
+import resource
+resource.setrlimit(resource.RLIMIT_NOFILE, {limits})
+from lanterne.transport.job.room import make_room_for_files
+make_room_for_files({num_ranks})
+print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    if after is None:
+        assert "open files: got a limit of 24, expected 72 or more for 4 ranks; raise it with" in ended.stderr
+    else:
+        assert ended.stdout == f"{after}\n", ended.stderr
+
+
+RANKS = """
+import sys
+from lanterne.transport.job.launch import launch
+program = "import lanterne, numpy as np, os; c = lanterne.init(); x = np.ones(1 << 18, np.float32);"
+program += "c.all_reduce(x, x); assert (x == 4).all(); os.write(1, b'done\\\\n'); c.close()"
+sys.exit(launch([sys.executable, "-c", program], 4, sys.argv[1], 60))
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a /dev/shm of its own needs root")
+@pytest.mark.parametrize("launcher", ["mpi", "direct"])
+@pytest.mark.parametrize("size", [1, 16, 24])
+def test_a_job_in_little_shared_memory_runs_or_says_so(launcher, size):
+    """16 and 24 MiB are where UCX takes shared memory on some ranks and has none left for others."""
+    inside = f'mount -t tmpfs -o size={size}m tmpfs /dev/shm && exec "$@"'
+    command = ["unshare", "--mount", "sh", "-c", inside, "sh", sys.executable, "-c", RANKS, launcher]
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    ended = subprocess.run(
+        command,
+        env=os.environ | {"LANTERNE_TRIALS": "off"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    if size == 1 and launcher == "mpi":
+        assert "shared memory: got 1.05 MB free in /dev/shm, expected 4.4 MB" in ended.stderr
+    else:
+        assert (ended.returncode, ended.stdout.count("done")) == (0, 4), ended.stderr
+    assert resource.getrlimit(resource.RLIMIT_NOFILE) == limits
