@@ -31,8 +31,7 @@ def test_shared_memory(monkeypatch, free_nbytes, num_ranks, mpich, gives):
     monkeypatch.setattr(room.os, "statvfs", lambda _path: SimpleNamespace(f_bavail=free_nbytes // 4096, f_frsize=4096))
     variables = {}
     if gives == "refused":
-    kilobytes = free_nbytes // 1000
-    monkeypatch.setattr(room.os, "statvfs", lambda _path: SimpleNamespace(f_bavail=kilobytes, f_frsize=1000))
+        with pytest.raises(Unavailable, match="shared memory: got 4 MB free in /dev/shm, expected 4.4 MB or more"):
             room.check_shared_memory(num_ranks, variables, mpich=mpich)
         return
     room.check_shared_memory(num_ranks, variables, mpich=mpich)
