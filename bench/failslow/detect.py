@@ -32,7 +32,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from lanterne.bench.output import report
 from lanterne.bench.output.units import format_count
 from lanterne.errors import InputError
-from lanterne.failslow.detect.tracker import SKIPPED_ROWS, Tracker
+from lanterne.failslow.detect.decisions import SKIPPED_ROWS
+from lanterne.failslow.detect.tracker import Tracker
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -40,12 +40,20 @@ def incidents(events: Iterable[LevelEvent], merge_rows: int = 12) -> list[Incide
 
     An incident begins with an onset, or with a lasting step of less than 10 %, and ends with the return. A new onset
     within `merge_rows` of a relief belongs to the same incident: noisy incidents come and go. `ratio` is that of the
-    first event, then of the highest level since; once it is over, a single level is known from all its rows.
+    first event, then of the highest level since; once it is over, a single level is known from all its rows. A relief
+    before any onset ends an incident that began with the job, at row 0; what falls before the first onset does, too.
     """
     found: list[Incident] = []
     level, levels = 1.0, 0
+    risen = False
     for event in events:
         last = found[-1] if found else None
+        risen = risen or event.ratio > 1.0
+        if not risen and event.ratio < FASTER and (found or event.kind == "relief"):
+            assert event.confirmed_at is not None
+            first = found.pop() if found else Incident(0, None, 1.0, event.confirmed_at)
+            found.append(replace(first, relief=event.index, ratio=first.ratio / event.ratio))
+            continue
         going_on = last if last is not None and last.relief is None else None
         if event.kind == "relief":
             if going_on:

@@ -31,6 +31,9 @@ from lanterne.failslow.detect.votes import LEAST_ROWS, median
 MIN_ROWS = 5
 # Share of the rows of an incident that do not lie at its level, but anywhere above what is healthy.
 RAGGED = 0.2
+# Six rows above this height may be a spell without a level; how much rarer such spells are, as log odds.
+HIGH = log(1.25)
+RAGGED_PRICE = 4.5
 # Log odds that are certain: of the fewest rows, which two bursts side by side may be, and of more.
 SURE_AT_ONCE = 6.5
 SURE = 5.5
@@ -101,7 +104,10 @@ def log_odds(
         shifted = _bursts([z - ignored for z in suspects], scale, noise, bursts)
         against = [max(pair) for pair in zip(against, shifted, strict=True)]
     levels = {max(median(suspects[-rows:]), scale) for rows in (MIN_ROWS, 8)}
-    return max(_best_start(suspects, level, scale, noise, bursts, against) for level in levels)
+    found = [_best_start(suspects, level, scale, noise, bursts, against) for level in levels]
+    if min(suspects[-MIN_ROWS:]) > HIGH:
+        found.append(_best_ragged(suspects, noise, against))
+    return max(found)
 
 
 def back_vote(
@@ -141,6 +147,20 @@ def level_start(rows: Sequence[float], old: float, scale: float, rate: float) ->
     return max(found)[1]
 
 
+def is_abrupt(before: Sequence[float], after: Sequence[float], error: float) -> bool:
+    """Whether rows fall from one level to another between `before` and `after`; a warm-up falls there and beside it.
+
+    `error`: standard error of the difference of two medians of 8 rows.
+    """
+    if len(before) < 12:
+        return False
+    fall = median(before[-8:]) - median(after[:8])
+    earlier = median(before[-24:-8]) - median(before[-8:])
+    middle = len(after) // 2
+    later = median(after[:middle]) - median(after[middle:])
+    return max(earlier, later) < max(fall / 4, min(2 * error, fall / 3))
+
+
 def _bursts(suspects: Sequence[float], scale: float, noise: NoiseDensity, bursts: Bursts) -> list[float]:
     """Log likelihood of rows i and later under noise and bursts, for every i: a recursion over the age of a burst."""
     rate, goes_on, height_density = bursts.rate, bursts.share_going_on, bursts.height_density
@@ -165,6 +185,17 @@ def _bursts(suspects: Sequence[float], scale: float, noise: NoiseDensity, bursts
         found.append(total)
     found.reverse()
     return found
+
+
+def _best_ragged(suspects: Sequence[float], noise: NoiseDensity, against: Sequence[float]) -> tuple[float, int]:
+    """Log odds of rows of any height, each its own, since row i, for the best i, and that i."""
+    total, found = 0.0, [(-inf, 0)]
+    for i in range(len(suspects) - 1, -1, -1):
+        z = suspects[i]
+        total += log((1 - RAGGED) * usual_height_density(z) + RAGGED * noise(z, 0.0))
+        if len(suspects) - i > MIN_ROWS:
+            found.append((total - against[i] - RAGGED_PRICE, i))
+    return max(found)
 
 
 def _best_start(

@@ -1,15 +1,12 @@
-"""The level that a job has now, and the one at the last event, its anchor. In log scale.
-
-Of the level now: median, spread, autocorrelation and wander of the last iterations. Slow changes are measured against
-the anchor: steps below 10 % add up.
-"""
+"""The level that a job has now: median, spread, autocorrelation and wander of the last iterations. In log scale."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 from math import log, pi, sin, sqrt
 
 from lanterne.failslow.detect.bursts import NoiseDensity, noise_density
 from lanterne.failslow.detect.votes import SHIFT, median
-from lanterne.failslow.detect.window import SortedWindow
+from lanterne.failslow.detect.window import T2_INTERQUARTILE, SortedWindow
 
 # The spread never counts as less: timers and logs round.
 MIN_SCALE = 0.003
@@ -27,10 +24,6 @@ REVIEW_ROWS = 8
 CORE_REVIEWS = 16
 # A lasting shift that is of no interest: drifts and bumps.
 IGNORED = 0.03
-# Reviews (of 8 rows) within which the level at the last event becomes better known, and no more from then on.
-KNOWN_REVIEWS = 32
-# Rows that an anchor counts for in the error of a drift.
-ANCHOR_ROWS = 64
 
 
 class Level:
@@ -108,6 +101,13 @@ class Level:
         known = 1 + 16 / len(self.window)
         return 1.41 * self.scale * sqrt((1 / count + 1 / other) * known * (1 + correlation) / (1 - correlation))
 
+    def scale_of_steps(self, rows: Sequence[float]) -> float:
+        """The scale of `rows`' noise, told by how they differ from each other in turn: steps and ramps add little."""
+        steps = sorted(later - earlier for earlier, later in pairwise(rows))
+        last = len(steps) - 1
+        spread = (steps[last - (last >> 2)] - steps[last >> 2]) / T2_INTERQUARTILE
+        return max(spread / sqrt(2 * (1 - self._signed_correlation())), MIN_SCALE)
+
     def moved(self, suspects: Sequence[float]) -> float:
         """The distance from this level to where `suspects` lie now, 0.0 where noise explains it."""
         recent, whole = median(suspects[-8:]) - self.median, median(suspects) - self.median
@@ -137,34 +137,3 @@ class Level:
         """Whether `suspects` lie together as closely as one level's rows do; spikes that happen to meet do not."""
         ordered = sorted(suspects[-8:])
         return ordered[-2] - ordered[1] <= max(4 * self.scale, SHIFT / 2)
-
-
-class Anchor:
-    """Attributes: `value`: the level at the last event; `told`: the last level that an event has told of."""
-
-    __slots__ = ("_reviews", "told", "value")
-
-    def __init__(self) -> None:
-        self.drop(0.0)
-
-    def drop(self, value: float) -> None:
-        """Anchor at `value`."""
-        self.value: float = value
-        self.told: float = value
-        self._reviews = 0
-
-    def rises(self, level: Level) -> bool:
-        """Whether Level `level` has left the anchor upwards. Downwards the anchor follows.
-
-        While noise explains the distance the anchor becomes better known instead.
-        """
-        drift = level.median - self.value
-        error = level.error(len(level.window) / 2, ANCHOR_ROWS)
-        if abs(drift) < 2 * error and self._reviews < KNOWN_REVIEWS:
-            self._reviews += 1
-            self.value += drift / (self._reviews + 2)
-        if drift < -max(IGNORED, SIGNIFICANT * error):
-            self.value = level.median
-            self.told = level.median
-        # What a small step has told already is no slow drift.
-        return drift > max(SHIFT, SIGNIFICANT * error, self.told - self.value + IGNORED)

@@ -14,72 +14,51 @@ How it decides, all in log scale, where a slowdown is a shift whatever the lengt
    than for bursts that happen to meet (evidence.py: both hypotheses model every row, autocorrelation
    included), and when healthy rows are seldom as high (Level.explains). A level that wanders is certain by votes alone,
    but from more rows, and where the median has moved by more than the noise explains. What is certain must also count:
-   a shift of 10 % (ACCEPT). A healthy job that becomes faster is weighed alike, from 16 rows: nothing is lost by
-   waiting.
-5. *Reliefs* are voted on, the level before the incident against the incident, which has rows of any height.
-6. *Slow path* (level.py). The level is also compared with that at the last event: steps of less than 10 % add up.
+   a shift of 10 % (ACCEPT). A healthy job that becomes faster is weighed alike, from 16 rows, or 8 where it is plain:
+   nothing is lost by waiting.
+5. *Reliefs* are voted on, the level before the incident against the incident, which has rows of any height. The first
+   level of a job that falls at once and for good was slow from the start; what falls by and by is a warm-up.
+6. *Slow path* (reference.py). The level is also compared with that at the last event: steps of less than 10 % add up.
+   Inside an incident the last rows are, too: its noise is not known well, nor are its levels of one height.
 
-Paper: Wu et al. (GREYHOUND), section 4.2; differs: no run-length posterior (bench/scores/detector/bocd.py has it), medians
-instead of means, provisional and confirmed events, the slow path, re-anchoring.
+One fact is one event: what is told of again within 8 rows, in the same direction, only makes the level better known.
+
+Paper: Wu et al. (GREYHOUND), section 4.2; differs: no run-length posterior (bench/scores/detector/bocd.py has it),
+medians instead of means, provisional and confirmed events, the slow path, re-anchoring.
 """
 
-from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from math import exp, inf, log
-from typing import NamedTuple
 
 from lanterne.errors import InputError
-from lanterne.failslow.detect.bursts import NoiseDensity
-from lanterne.failslow.detect.events import Incident, LevelEvent, incidents
-from lanterne.failslow.detect.evidence import Weighing, back_vote, level_start
-from lanterne.failslow.detect.level import IGNORED, REVIEW_ROWS, Anchor, Level
-from lanterne.failslow.detect.votes import (
-    CERTAIN,
-    LIKELY,
-    MIN_RATE,
-    PROVISIONAL,
-    SHIFT,
-    VoteRun,
-    best_split,
-    median,
-    split,
-    vote,
+from lanterne.failslow.detect.decisions import (
+    ACCEPT,
+    MAX_WARM_UP_ROWS,
+    MIN_FALL_ROWS,
+    MIN_SAMPLES,
+    SKIPPED_ROWS,
+    Finding,
+    JobState,
+    findings,
+    other_level,
 )
+from lanterne.failslow.detect.events import Incident, LevelEvent, incidents
+from lanterne.failslow.detect.evidence import Weighing
+from lanterne.failslow.detect.held_rows import WINDOW_ROWS, HeldRows
+from lanterne.failslow.detect.level import REVIEW_ROWS, Level
+from lanterne.failslow.detect.reference import Healthy, Reference
+from lanterne.failslow.detect.votes import MIN_RATE, PROVISIONAL, SHIFT, best_split, median, split
 
-# A shift that lasts 8 rows counts from one standard error below 10 %, but never below 8 %. Half of one is a step
-# worth recording.
-ACCEPT = log(1.08)
-SMALL = log(1.05)
-MIN_SAMPLES = 5
-# Three of the votes may come from a jitter, once in some hundred iterations: the rest must still make 250 to 1.
-JITTER = log(250)
-SKIPPED_ROWS = 16
 TAKEN_AGAIN = 8
-# Odds of votes from which suspects are weighed.
-CANDIDATE = 3.9
-# Suspects and odds from which on a level that wanders is no chance meeting of bursts.
-WANDERING_ROWS = 8
-WANDERING = 18.0
-MAX_WARM_UP_ROWS = 300
-WINDOW_ROWS = 64
-# Rows before the suspects among which a level may have begun already.
-LOOK_BACK = 16
-
-
-class _Healthy(NamedTuple):
-    """What was known of the job before an incident."""
-
-    level: Level
-    noise: NoiseDensity
-    up_rate: float
-    down_rate: float
+# Rows from one event on in which another of its direction is the same fact, better known.
+SAME_FACT_ROWS = 8
 
 
 class Tracker:
     """Finds onsets, reliefs and other changes in a stream of iteration times.
 
-    Attributes: `events`: confirmed events so far; `row`: rows seen; `slow`: inside an incident; `warm`: warm-up is
-    over.
+    Attributes: `events`: confirmed events so far; `row`: rows seen; `warm`: warm-up is over.
 
     Cost: see bench/results/cpu-2-cores.md; memory is constant but for the confirmed events.
     """
@@ -87,30 +66,32 @@ class Tracker:
     def __init__(self) -> None:
         self.events: list[LevelEvent] = []
         self.row: int = 0
-        self.slow: bool = False
         self.warm: bool = False
-        self._level = Level(SKIPPED_ROWS)
-        self._anchor = Anchor()
-        self._base = self._last = 0.0
-        self._up = VoteRun(MIN_RATE)
-        self._down = VoteRun(MIN_RATE)
-        self._back = VoteRun(MIN_RATE)
-        self._weighing = Weighing()
-        self._pending: list[float] = []
-        self._recent: deque[float] = deque(maxlen=WINDOW_ROWS)
+        level = Level(SKIPPED_ROWS)
+        reference = Reference(Healthy(level, level.noise, MIN_RATE, MIN_RATE))
+        self._job = JobState(level, reference, HeldRows(), Weighing())
         self._pushes = 0
         self._forget = 1 / 64
-        self._healthy = _Healthy(self._level, self._level.noise, MIN_RATE, MIN_RATE)
+
+    @property
+    def slow(self) -> bool:
+        """Inside an incident."""
+        return self._job.slow
 
     @property
     def incidents(self) -> list[Incident]:
-        """The incidents so far, the last one open where its `relief` is None."""
-        return incidents(self.events)
+        """The incidents so far, the last one open where its `relief` is None; its `ratio` follows the level."""
+        found = incidents(self.events)
+        if found and found[-1].relief is None:
+            now = exp(self._job.level.median - self._job.reference.anchor)
+            single = self.events[-1].confirmed_at == found[-1].confirmed_at
+            found[-1] = replace(found[-1], ratio=now if single else max(found[-1].ratio, now))
+        return found
 
     @property
     def level_s(self) -> float | None:
         """The current level, seconds; None before any row."""
-        return exp(self._level.median) if self.row else None
+        return exp(self._job.level.median) if self.row else None
 
     def update(self, time_s: float) -> LevelEvent | None:
         """Take the next time in seconds; return the LevelEvent that it makes provisional or confirmed, if there is one.
@@ -123,183 +104,144 @@ class Tracker:
         if not 0.0 < time_s < inf:
             raise InputError(f"iteration {self.row}: got {time_s!r}, expected a positive time in seconds")
         y = log(time_s)
-        self._recent.append(y)
+        job = self._job
+        job.held.recent.append(y)
         row = self.row
         self.row = row + 1
         if row < SKIPPED_ROWS:
             self._skip(y)
             return None
-        return self._take(y, row)
+        event = self._take(y, row)
+        return self._look_back(row) if event is None and job.slow and row % REVIEW_ROWS == 0 else event
 
     def _take(self, y: float, row: int) -> LevelEvent | None:
-        level = self._level
-        z, shift = y - level.median, level.shift
-        last, self._last = self._last, y
-        up, down, back = self._up, self._down, self._back
-        if 2 * abs(z) < shift and not self._pending and not (self.slow and y - self._base < SHIFT / 2):
+        job = self._job
+        level, held, reference = job.level, job.held, job.reference
+        last = held.see(y)
+        near = 2 * abs(y - level.median) < level.shift
+        if near and not held.rows and not (job.slow and y - reference.base < SHIFT / 2):
             return self._absorb(y, row)
-        if not self.slow or len(level.window) >= SKIPPED_ROWS:
-            # A vote against is none where there is nothing to take back.
-            if up.score or 2 * z > shift:
-                up.add(vote(z, level.spread2, shift), row)
-            if down.score or -2 * z > shift:
-                down.add(vote(-z, level.spread2, shift), row)
-        if self.slow:
-            was, now = (self._base, self._healthy.noise), (level.median, level.noise)
-            back.add(back_vote(y, last, was, now, up.rate), row)
-        if up.score == down.score == back.score == 0.0:
+        if not job.slow or len(level.window) >= SKIPPED_ROWS:
+            held.count(y, row, level)
+        if job.slow:
+            held.count_back(y, last, row, (reference.base, reference.healthy.noise), (level.median, level.noise))
+        if held.up.score == held.down.score == held.back.score == 0.0:
             return self._clear(y, row)
         return self._suspect(y, row)
 
     def _skip(self, y: float) -> None:
-        self._level.push(y)
-        self._anchor.drop(self._level.median)
+        job = self._job
+        job.level.push(y)
+        job.reference.drop(job.level.median)
         if self.row == SKIPPED_ROWS:
-            self._level.review()
-            self._weighing.bursts.pass_rows(SKIPPED_ROWS)
-            for value in self._level.window.values:
-                self._weighing.bursts.see(value - self._anchor.value, self._level.core_scale)
+            job.level.review()
+            job.weighing.bursts.pass_rows(SKIPPED_ROWS)
+            for value in job.level.window.values:
+                job.weighing.bursts.see(value - job.reference.anchor, job.level.core_scale)
 
     def _absorb(self, y: float, row: int) -> LevelEvent | None:
         """Let an ordinary row into the level."""
-        self._level.push(y)
+        self._job.level.push(y)
         self._pushes += 1
         return self._review(row) if self._pushes % REVIEW_ROWS == 0 else None
 
     def _clear(self, y: float, row: int) -> LevelEvent | None:
         """No run is alive any more: let the suspects and `y` into the window and learn how often such things happen."""
-        pending = self._pending
-        pending.append(y)
-        self._pending = []
+        held = self._job.held
+        rows, held.rows = [*held.rows, y], []
         event: LevelEvent | None = None
-        for value in pending:
+        for value in rows:
             self._learn(value)
             event = self._absorb(value, row) or event
         return event
 
     def _learn(self, value: float) -> None:
         """Learn from a suspect that was cleared; among them rows that are none by themselves."""
-        level, bursts = self._level, self._weighing.bursts
+        level, held, bursts = self._job.level, self._job.held, self._job.weighing.bursts
         z = value - level.median
-        if self.slow:
-            if value - self._base < SHIFT / 2:
-                self._back.set_rate(min(self._back.rate + 1 / 64, 0.2))
+        if self._job.slow:
+            if value - self._job.reference.base < SHIFT / 2:
+                held.back.set_rate(min(held.back.rate + 1 / 64, 0.2))
         elif 2 * z < level.shift:
             bursts.end()
         else:
             bursts.see(z, level.core_scale)
         if abs(z) > max(SHIFT / 2, 2 * level.scale):
-            run = self._up if z > 0.0 else self._down
+            run = held.up if z > 0.0 else held.down
             run.set_rate(run.rate + self._forget)
 
     def _review(self, row: int) -> LevelEvent | None:
         """Every 8 samples: refresh the spread, forget old spikes, end the warm-up, walk the slow path."""
-        self._level.review()
-        if not self.slow:
-            self._weighing.bursts.pass_rows(REVIEW_ROWS)
+        job = self._job
+        job.level.review()
+        if not job.slow:
+            job.weighing.bursts.pass_rows(REVIEW_ROWS)
         self._forget = 1 / min(64 + self._pushes, 256)
-        self._up.forget(REVIEW_ROWS * self._forget)
-        self._down.forget(REVIEW_ROWS * self._forget)
+        job.held.up.forget(REVIEW_ROWS * self._forget)
+        job.held.down.forget(REVIEW_ROWS * self._forget)
         if not self.warm:
             self._review_warm_up(row)
-        full = len(self._level.window) >= WINDOW_ROWS // 2
-        if self.slow:
-            return self._slow_path("relief", row) if full and self._level.median - self._base < SHIFT / 2 else None
-        rises = self._anchor.rises(self._level)
+        full = len(job.level.window) >= WINDOW_ROWS // 2
+        if job.slow:
+            back = job.level.median - job.reference.base < SHIFT / 2
+            return self._slow_path("relief", row) if full and back else None
+        rises = job.reference.rises(job.level)
         return self._slow_path("onset", row) if rises and full else None
 
     def _slow_path(self, kind: str, row: int) -> LevelEvent | None:
         """Confirm what the window as a whole shows: it has left the anchor, or an incident's has come back to it."""
-        values = list(self._level.window.values)
-        old = self._anchor.value if kind == "onset" else self._anchor.told
-        start = best_split(values, old, self._level.median, SHIFT)
-        return self._confirm(kind, row + 1 - len(values) + start, row, row, values[start:], old)
+        job, values = self._job, list(self._job.level.window.values)
+        old = job.reference.anchor if kind == "onset" else job.reference.told
+        start = best_split(values, old, job.level.median, SHIFT)
+        index = row + 1 - len(values) + start
+        if job.last is not None:
+            # The window may hold rows of before the last incident.
+            index = max(index, job.last.index + 1)
+        return self._confirm(kind, index, row, row, values[start:], old)
+
+    def _look_back(self, row: int) -> LevelEvent | None:
+        """Confirm another level inside an incident that its last rows show together."""
+        found = other_level(self._job, row)
+        if found is None:
+            return None
+        values, start, old = found
+        return self._confirm("change", row + 1 - len(values) + start, row, row, values[start:], old)
 
     def _review_warm_up(self, row: int) -> None:
         """Warm-up is over once two successive half windows agree; until then the reference follows downwards."""
-        self._anchor.drop(self._level.median)
-        if len(self._level.window) < SKIPPED_ROWS:
+        level = self._job.level
+        self._job.reference.drop(level.median)
+        if len(level.window) < SKIPPED_ROWS:
             return
-        values = list(self._level.window.values)
+        values = list(level.window.values)
         older, newer = median(values[:8]), median(values[8:16])
-        if row >= MAX_WARM_UP_ROWS or abs(newer - older) < max(0.01, 2 * self._level.error(8, 8)):
+        if row >= MAX_WARM_UP_ROWS or abs(newer - older) < max(0.01, 2 * level.error(8, 8)):
             self.warm = True
-            self._level.window.capacity = WINDOW_ROWS
+            level.window.capacity = WINDOW_ROWS
 
     def _suspect(self, y: float, row: int) -> LevelEvent | None:
         """Hold `y` back; return the event that it makes provisional or certain."""
-        pending = self._pending
-        pending.append(y)
-        strongest = max(self._up.score, self._down.score, self._back.score)
-        event = self._weigh(row) or (self._count_votes(row) if strongest >= LIKELY else None)
-        if event is not None:
-            return event
-        if len(pending) >= SKIPPED_ROWS and self._is_stale(row):
-            return self._let_go(row)
-        return self._suspected(row) if strongest >= PROVISIONAL else None
-
-    def _suspected(self, row: int) -> LevelEvent | None:
-        """The event that `row` makes provisional."""
-        rise = "change" if self.slow else "onset"
-        for run, sign, kind in ((self._back, -1, "relief"), (self._up, 1, rise), (self._down, -1, "change")):
-            if run.score and run.suspected == row:
-                ratio = exp(median(self._pending[run.start - row - 1 :]) - self._level.median)
-                if sign * (ratio - 1) > 0:
-                    return LevelEvent(kind, run.start, row, None, ratio)
-        return None
-
-    def _weigh(self, row: int) -> LevelEvent | None:
-        """An onset, where suspects of a healthy job speak for one level rather than for bursts."""
-        up = self._up
-        if self.slow or not up.grew or up.score < CANDIDATE or not self._weighing.is_due(row + 1 - up.start, row):
-            return None
-        suspects = self._pending[max(up.start - row - 1, -WINDOW_ROWS) :]
-        # Weighing costs 30 times as much as to see that _rise() will refuse, wherever a level may begin: among all
-        # suspects or the last few.
-        most = max(median(suspects[-rows:]) for rows in range(MIN_SAMPLES, 9)) - self._level.median
-        few = suspects[-MIN_SAMPLES:]
-        if most < SMALL or (self._level.explains(few, most) and self._level.explains(suspects, most)):
-            return None
-        first = self._weighing.slower(suspects, self._level, self._anchor.value)
-        return self._rise(suspects[first:], row) if first is not None else None
-
-    def _count_votes(self, row: int) -> LevelEvent | None:
-        """The event that the votes of a run decide, where verification agrees."""
-        for run, decide in ((self._back, self._relief), (self._up, self._rise), (self._down, self._fall)):
-            if run.score < LIKELY or not run.grew or row - run.start < MIN_SAMPLES - 1:
-                continue
-            suspects = self._pending[run.start - row - 1 :]
-            if run is self._up and not self.slow:
-                decided = self._wanders(suspects)
-            else:
-                enough = run is self._back or run.score >= max(CERTAIN, JITTER + 3 * run.cap)
-                decided = enough or self._level.agree(suspects)
-            event = decide(suspects, row) if decided else None
-            if event is not None:
+        job, held = self._job, self._job.held
+        held.rows.append(y)
+        strongest = held.strongest
+        for finding in findings(job, row):
+            event = self._settle(finding, row)
+            if event is not None or not held.rows:
                 return event
-        return None
-
-    def _wanders(self, suspects: Sequence[float]) -> bool:
-        """Whether `suspects` of a healthy job, of whatever heights, are too many and too dense for bursts."""
-        odds = max(WANDERING, JITTER + 3 * self._up.cap)
-        return len(suspects) >= WANDERING_ROWS and self._up.score >= odds and self._level.moved(suspects) != 0.0
-
-    def _is_stale(self, row: int) -> bool:
-        """Whether suspects have been held back for too long; in a noisy job a run is often alive and means nothing."""
-        doubtful = max(self._up.score, self._down.score) < PROVISIONAL
-        long = len(self._pending) >= (SKIPPED_ROWS if doubtful else WINDOW_ROWS)
-        return long and (self._back.score == 0.0 or self._back.start <= row - WINDOW_ROWS // 2)
+        if len(held.rows) >= SKIPPED_ROWS and held.is_stale(row):
+            return self._let_go(row)
+        return held.suspected(row, job.level, "change" if job.slow else "onset") if strongest >= PROVISIONAL else None
 
     def _let_go(self, row: int) -> LevelEvent | None:
         """Neither certain nor cleared: noise, or a step too small to count. It is the level now.
 
         The last few suspects are taken once more: an incident may have begun with them.
         """
-        for run in (self._up, self._down, self._back):
-            run.clear()
-        again = self._pending[-TAKEN_AGAIN:]
-        del self._pending[-TAKEN_AGAIN:]
-        event = self._clear(self._pending.pop(), row - len(again))
+        held = self._job.held
+        rows = held.rows
+        held.clear()
+        held.rows, again = rows[: -TAKEN_AGAIN - 1], rows[-TAKEN_AGAIN:]
+        event = self._clear(rows[-TAKEN_AGAIN - 1], row - len(again))
         for y, its_row in zip(again, range(row + 1 - len(again), row + 1), strict=True):
             event = self._take(y, its_row) or event
             if event is not None and event.confirmed_at is not None:
@@ -307,124 +249,68 @@ class Tracker:
                 break
         return event
 
-    def _counts(self, shift: float, suspects: Sequence[float]) -> bool:
-        """Whether `shift`, measured on `suspects`, is 10 %; within its standard error where it lasts."""
-        allowance = self._level.error(8, len(self._level.window)) if len(suspects) >= 8 else 0.0
-        return shift >= max(ACCEPT, SHIFT - allowance)
-
-    def _rise(self, suspects: Sequence[float], row: int) -> LevelEvent | None:
-        if self.slow:
-            shift = self._level.moved(suspects)
-        else:
-            shift = min(median(suspects[-8:]), median(suspects)) - self._level.median
-        if len(suspects) < MIN_SAMPLES or shift < SMALL:
-            return None
-        if self.slow:
-            return self._other_level(suspects, shift, row, self._up)
-        if self._level.explains(suspects, shift):
-            return None
-        if self._counts(self._level.median + shift - self._anchor.value, suspects):
-            return self._settle("onset", suspects, self._up, row)
-        return self._small_step(suspects, shift, row, self._up)
-
-    def _fall(self, suspects: Sequence[float], row: int) -> LevelEvent | None:
-        shift = self._level.moved(suspects)
-        if len(suspects) < MIN_SAMPLES or shift > -SMALL:
-            return None
-        if self.slow:
-            if self._level.median + shift - self._base < SHIFT:
-                return self._settle("relief", suspects, self._down, row)
-            return self._other_level(suspects, -shift, row, self._down)
-        # Waiting until a faster job is certain loses nothing.
-        if len(suspects) < SKIPPED_ROWS or not self._weighing.is_due(len(suspects), row):
-            return None
-        if not self._weighing.is_faster(suspects, self._level, self._anchor.value):
-            return None
-        if row < MAX_WARM_UP_ROWS and not self.events:
+    def _settle(self, finding: Finding, row: int) -> LevelEvent | None:
+        """Confirm the event of `finding` where its level began, if enough rows have followed."""
+        job, (kind, suspects, run) = self._job, finding
+        level, new = job.level, median(suspects[-8:])
+        if kind == "warm":
             # A warm-up ends downwards; that is no event.
             self._restart(suspects[-SKIPPED_ROWS:])
-            self._anchor.drop(self._level.median)
+            job.reference.drop(job.level.median)
             return None
-        if self._counts(-shift, suspects):
-            return self._settle("change", suspects, self._down, row)
-        return self._small_step(suspects, -shift, row, self._down)
-
-    def _relief(self, suspects: Sequence[float], row: int) -> LevelEvent | None:
-        over = median(suspects[-8:]) - self._base
-        near = max(SMALL, 2 * self._level.error(min(len(suspects), 8), len(self._healthy.level.window)))
-        if len(suspects) < MIN_SAMPLES or over > min(near, (self._level.median - self._base) / 2):
-            return None
-        return self._settle("relief", suspects, self._back, row)
-
-    def _other_level(self, suspects: Sequence[float], shift: float, row: int, run: VoteRun) -> LevelEvent | None:
-        """Another level inside an incident: it must stand clear of the incident's own noise."""
-        if len(suspects) >= 2 * MIN_SAMPLES and shift >= 3 * self._level.scale and self._counts(shift, suspects):
-            return self._settle("change", suspects, run, row)
-        return self._small_step(suspects, shift, row, run)
-
-    def _small_step(self, suspects: Sequence[float], shift: float, row: int, run: VoteRun) -> LevelEvent | None:
-        """A step below 10 % counts where it lasts and hardly a sample of the one level could be of the other."""
-        level = self._level
-        if len(suspects) < SKIPPED_ROWS or shift < 6 * level.scale or abs(level.moved(suspects[:8])) < SMALL:
-            return None
-        return self._settle("change", suspects, run, row)
-
-    def _settle(self, kind: str, suspects: Sequence[float], run: VoteRun, row: int) -> LevelEvent | None:
-        """Confirm an event of `run` where its level began, if enough rows have followed."""
-        level, new = self._level, median(suspects[-8:])
-        if kind == "relief":
+        if kind == "relief" and job.slow:
             # It follows rows of any height, and begins where the last of them was: with the run.
-            rows, least = list(self._recent)[run.start - self.row :], MIN_SAMPLES
+            rows = list(job.held.recent)[-min(row + 1 - run.start, job.since(row) - 1) :]
+            least = MIN_SAMPLES
             start = split(rows, level.median, new)
         else:
-            rows, least = list(self._recent)[-len(suspects) - LOOK_BACK :], 2 * MIN_SAMPLES
-            start = level_start(rows, level.median, level.core_scale, self._weighing.bursts.rate)
-        index = self.row - len(rows) + start
-        if row - index < (MIN_SAMPLES if kind == "onset" else least) - 1:
+            rows, start = job.placed(suspects, row)
+            least = {"onset": MIN_SAMPLES, "relief": MIN_FALL_ROWS, "change": 2 * MIN_SAMPLES}[kind]
+        if len(rows) - start < least:
+            return None
+        index = row + 1 - len(rows) + start
+        if job.last is not None and index <= job.last.index and kind != "change":
+            index, start = job.last.index + 1, start + job.last.index + 1 - index
+        if kind == "change" and self._is_same_fact(index, new > level.median):
+            self._restart(rows[start:])
+            if not job.slow:
+                job.reference.drop(job.level.median)
             return None
         suspected = run.suspected if run.suspected is not None else row
-        old = self._anchor.value if kind == "onset" else level.median
+        old = job.reference.anchor if kind == "onset" else level.median
         return self._confirm(kind, index, max(suspected, index), row, rows[start:], old)
+
+    def _is_same_fact(self, index: int, slower: bool) -> bool:
+        """Whether the last event told of a change in that direction at `index` already."""
+        last = self._job.last
+        return last is not None and index < last.index + SAME_FACT_ROWS and slower == (last.ratio > 1)
 
     def _confirm(
         self, kind: str, index: int, provisional_at: int, row: int, values: Sequence[float], old: float
     ) -> LevelEvent:
-        new = median(values[-8:])
-        small = kind == "change" and not self.slow and new - old > -ACCEPT
+        job, new = self._job, median(values[-8:])
+        small = kind == "change" and not job.slow and new - old > -ACCEPT
         if kind == "onset":
-            # What counts as recovered is the level just before, be it that of the last event or a little above.
-            level = self._level.median
-            self._base = max(self._anchor.value, level) if level < self._anchor.value + SHIFT else self._anchor.value
-            self._healthy = _Healthy(self._level, self._level.noise, self._up.rate, self._down.rate)
+            job.reference.begin(Healthy(job.level, job.level.noise, job.held.up.rate, job.held.down.rate))
         self._restart(values)
         if kind == "relief":
-            self._recover(values)
-        self.slow = kind == "onset" or (self.slow and kind != "relief")
+            # What was known of the healthy job counts again.
+            healthy = job.reference.healthy
+            job.held.up.set_rate(healthy.up_rate)
+            job.held.down.set_rate(healthy.down_rate)
+            job.level = job.reference.recovered(job.level, values, WINDOW_ROWS)
+        job.slow = kind == "onset" or (job.slow and kind != "relief")
         self.warm = True
-        self._anchor.told = self._level.median
-        if not self.slow and not small:
-            self._anchor.drop(self._level.median)
-        event = LevelEvent(kind, index, provisional_at, row, exp(new - old))
-        self.events.append(event)
-        return event
+        job.reference.told = job.level.median
+        if not job.slow and not small:
+            job.reference.drop(job.level.median)
+        job.last = LevelEvent(kind, index, provisional_at, row, exp(new - old))
+        self.events.append(job.last)
+        return job.last
 
     def _restart(self, values: Sequence[float]) -> None:
         """Begin a new level with `values`; the spread stays until there are enough samples for another."""
-        self._level = Level(WINDOW_ROWS, list(values), self._level)
-        self._pending = []
-        for run in (self._up, self._down, self._back):
-            run.clear()
-        self._back.set_rate(MIN_RATE)
-
-    def _recover(self, values: Sequence[float]) -> None:
-        """After a relief: what was known of the healthy job counts again, its level too where that is the same."""
-        healthy, _, up_rate, down_rate = self._healthy
-        self._up.set_rate(up_rate)
-        self._down.set_rate(down_rate)
-        error = healthy.error(len(values), len(healthy.window))
-        if abs(self._level.median - healthy.median) < max(IGNORED / 2, 4 * error):
-            for value in values:
-                healthy.push(value)
-            self._level = healthy
-        else:
-            self._level = Level(WINDOW_ROWS, list(values), healthy)
+        job = self._job
+        job.level = Level(WINDOW_ROWS, list(values), job.level)
+        job.held.clear()
+        job.held.back.set_rate(MIN_RATE)

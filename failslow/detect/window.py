@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Sequence
 
 # Interquartile range of Student's t with 2 degrees of freedom, in units of its scale parameter.
-_T2_INTERQUARTILE = 1.6330
+T2_INTERQUARTILE = 1.6330
 
 
 class SortedWindow:
@@ -45,11 +45,11 @@ class SortedWindow:
         """Scale parameter of a Student t with 2 degrees of freedom that has this interquartile range."""
         ordered = self._sorted
         last = len(ordered) - 1
-        return (ordered[last - (last >> 2)] - ordered[last >> 2]) / _T2_INTERQUARTILE
+        return (ordered[last - (last >> 2)] - ordered[last >> 2]) / T2_INTERQUARTILE
 
     def core_scale(self) -> float:
         """As scale(), but at most twice that of the lower half: spikes all lie above, and may be a quarter of all."""
         ordered = self._sorted
         last = len(ordered) - 1
         lower = ordered[last >> 1] - ordered[last >> 2]
-        return min(self.scale(), 4 * lower / _T2_INTERQUARTILE)
+        return min(self.scale(), 4 * lower / T2_INTERQUARTILE)

@@ -12,8 +12,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+from lanterne.failslow.detect.decisions import SKIPPED_ROWS
 from lanterne.failslow.detect.events import Incident, LevelEvent
-from lanterne.failslow.detect.tracker import SKIPPED_ROWS, Tracker
+from lanterne.failslow.detect.tracker import Tracker
 from lanterne.failslow.record.adapters import DDP_FORWARD
 from lanterne.failslow.record.call_ring import RecordedCall, RingReader
 from lanterne.failslow.record.hangs import PATIENCE_S, Hang, HangFinder, join_ranks

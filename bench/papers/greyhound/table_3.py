@@ -1,8 +1,8 @@
 """GREYHOUND table 3: detectors on 392 single-node jobs, 6 of which have a rank that computes slowly.
 
-The paper's traces are not public; these jobs are drawn (scores/detector/drawn_jobs.py, fixed seeds) with as many slow
-ones, in the noise of real series (spikes, jitters, heavy tails), which the paper's figures do not show. So its method does
-worse.
+The paper's traces are not public; these jobs are drawn (scores/detector/drawn_jobs.py, fixed seeds) with as many
+slow ones, in the noise of real series (spikes, jitters, heavy tails), which the paper's figures do not show. So its
+method does worse.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -3,8 +3,8 @@
 from math import exp, inf, log
 
 from lanterne.errors import InputError
+from lanterne.failslow.detect.decisions import MAX_WARM_UP_ROWS
 from lanterne.failslow.detect.events import LevelEvent
-from lanterne.failslow.detect.tracker import MAX_WARM_UP_ROWS
 from lanterne.failslow.detect.window import SortedWindow
 
 CHANGE = log(1.10)

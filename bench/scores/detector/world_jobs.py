@@ -158,8 +158,9 @@ def _border(d: _Drawing) -> None:
 
 def _from_start(d: _Drawing) -> None:
     """Slow with the first row, back at once or in two steps; as often as not a second spell follows."""
-    end, amount = d.between(24, 420), d.severity(0.2)
-    end = min(end, d.rows - 60)
+    amount = d.severity(0.2)
+    # A shorter and lower one might as well be a warm-up.
+    end = min(d.between(24 if amount > log(1.4) else 36, 420), d.rows - 60)
     d.level(0, end, amount)
     if amount > log(1.5) and end > 80 and d.rng.random() < 0.4:
         first, left = end - d.between(20, 50), amount * d.rng.uniform(0.4, 0.7)
@@ -292,7 +293,7 @@ _SLOW: dict[str, Callable[[_Drawing], None]] = {
 _SHAPES = _HEALTHY | _SLOW
 KINDS: tuple[str, ...] = tuple(_SHAPES)
 # What real series may carry: their own level changes little ones.
-_ON_REAL = ("plain", "plain", "step", "short", "from_start", "levels", "ramp", "ragged")
+_ON_REAL = ("plain", "plain", "step", "short", "from_start", "levels", "ramp", "ragged", "small_steps")
 
 
 def draw(kind: str, seed: int) -> WorldJob:

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lanterne.failslow.detect.bursts import Bursts, noise_density
-from lanterne.failslow.detect.evidence import Weighing, back_vote, level_start, log_odds
+from lanterne.failslow.detect.evidence import Weighing, back_vote, is_abrupt, level_start, log_odds
 from lanterne.failslow.detect.level import Level
 
 
@@ -131,3 +131,17 @@ def test_weighing_bursts_of_two_heights_are_no_level(level):
 def test_weighing_a_level_below(level):
     assert Weighing().is_faster([-0.2 + 0.005 * (row % 2) for row in range(16)], level, 0.0)
     assert not Weighing().is_faster([0.01 * (row % 3 - 1) for row in range(16)], level, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "abrupt"),
+    [
+        ([0.3] * 24, [0.0] * 8, True),
+        ([0.3 - 0.01 * i for i in range(24)], [0.06 - 0.01 * i for i in range(8)], False),
+        ([0.3] * 24, [0.2, 0.18, 0.15, 0.12, 0.09, 0.06, 0.03, 0.0], False),
+        ([0.3] * 8, [0.0] * 8, False),
+    ],
+    ids=["at once", "slope", "slope after", "too short"],
+)
+def test_what_falls_at_once_was_slow_and_what_slopes_warms_up(before, after, abrupt):
+    assert is_abrupt(before, after, 0.005) == abrupt

@@ -1,11 +1,11 @@
-"""What a level says of its own noise, and the anchor: steps add up against it, and downwards it follows."""
+"""What a level says of its own noise."""
 
 from math import sqrt
 
 import numpy as np
 import pytest
 
-from lanterne.failslow.detect.level import MIN_SCALE, REVIEW_ROWS, Anchor, Level
+from lanterne.failslow.detect.level import MIN_SCALE, REVIEW_ROWS, Level
 from lanterne.failslow.detect.votes import SHIFT
 
 
@@ -117,43 +117,9 @@ def test_a_new_level_has_the_noise_of_the_old_one():
     assert (new.median, new.scale, new.correlation) == (1.0, old.scale, old.correlation)
 
 
-# -- the anchor
-
-
-def level_at(median):
-    return Level(64, [median - 0.001, median, median + 0.001] * 21)
-
-
-@pytest.fixture
-def anchor():
-    anchor = Anchor()
-    anchor.drop(1.0)
-    return anchor
-
-
-@pytest.mark.parametrize(("rise", "told"), [(0.05, False), (0.09, False), (0.11, True)])
-def test_ten_percent_in_all_is_a_rise(anchor, rise, told):
-    assert anchor.rises(level_at(1.0 + rise)) == told
-
-
-def test_small_steps_leave_the_anchor_where_it_is(anchor):
-    assert not anchor.rises(level_at(1.06))
-    assert anchor.value == 1.0
-    assert anchor.rises(level_at(1.12))
-
-
-def test_what_was_told_is_told_again_only_when_there_is_more(anchor):
-    anchor.told = 1.09
-    assert not anchor.rises(level_at(1.10))
-    assert anchor.rises(level_at(1.13))
-
-
-def test_downwards_it_follows(anchor):
-    assert not anchor.rises(level_at(0.9))
-    assert anchor.value == 0.9
-
-
-def test_what_noise_explains_makes_it_better_known(anchor):
-    for _ in range(100):
-        anchor.rises(level_at(1.001))
-    assert 1.0 < anchor.value <= 1.001
+@pytest.mark.parametrize("lasting", [0.0, 0.4])
+def test_the_scale_of_steps_is_that_of_the_noise_whatever_the_level_does(lasting):
+    noise = 0.01 * np.random.default_rng(3).standard_t(2, size=64)
+    level = level_of(noise)
+    there = noise + lasting * (np.arange(64) >= 40)
+    assert level.scale_of_steps(list(there)) == pytest.approx(level.scale, rel=0.6)

@@ -2,6 +2,7 @@
 
 import json
 import random
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,8 @@ from series import series
 from lanterne.bench.failslow.detect import read_column
 from lanterne.errors import InputError
 from lanterne.failslow.detect.events import Incident, LevelEvent, incidents
-from lanterne.failslow.detect.tracker import WINDOW_ROWS, Tracker
+from lanterne.failslow.detect.held_rows import WINDOW_ROWS
+from lanterne.failslow.detect.tracker import Tracker
 
 DATA = Path(__file__).resolve().parents[3].parent / "shared" / "data" / "iteration_times"
 
@@ -93,9 +95,68 @@ def test_a_small_step_is_a_change_and_an_incident_of_its_size():
     assert tracker.incidents[0].ratio == pytest.approx(1.06, rel=0.01)
 
 
-def test_a_faster_job_is_a_change_and_its_new_level_counts():
-    events = track(series((400, 1.0), (100, 0.7), (50, 1.0))).events
-    assert [(e.kind, e.index) for e in events] == [("change", 400), ("onset", 500)]
+def test_a_job_that_is_slow_from_its_start():
+    """Whenever it recovers; until then nobody can know."""
+    tracker = Tracker()
+    assert all(tracker.update((8.0 if i < 250 else 1.0) * (1 + 0.004 * (i % 3))) is None for i in range(250))
+    tracker = track((8.0 if i < 250 else 1.0) * (1 + 0.004 * (i % 3)) for i in range(1000))
+    assert [(e.kind, e.index) for e in tracker.events] == [("relief", 250)]
+    assert tracker.incidents == [Incident(0, 250, pytest.approx(8.0, rel=0.01), tracker.events[0].confirmed_at)]
+
+
+@pytest.mark.parametrize("rows", [30, 60, 400])
+@pytest.mark.parametrize("ratio", [1.5, 4.0])
+def test_recovery_from_a_slow_start_is_told_within_ten_rows(rows, ratio):
+    (event,) = track(series((rows, ratio), (100, 1.0))).events
+    assert (event.kind, event.index) == ("relief", rows)
+    assert event.confirmed_at - event.index + 1 <= 10
+
+
+def test_recovery_from_a_slow_start_in_two_steps_is_one_incident():
+    tracker = track(series((100, 3.0), (60, 1.5), (100, 1.0)))
+    assert [(i.onset, i.relief) for i in tracker.incidents] == [(0, 160)]
+    assert tracker.incidents[0].ratio == pytest.approx(3.0, rel=0.02)
+
+
+def test_a_job_that_becomes_faster_was_slow_and_its_new_level_counts():
+    tracker = track(series((400, 1.0), (100, 0.7), (50, 1.0)))
+    assert [(e.kind, e.index) for e in tracker.events] == [("relief", 400), ("onset", 500)]
+    assert [(i.onset, i.relief) for i in tracker.incidents] == [(0, 400), (500, None)]
+
+
+def test_six_points_that_disagree_with_each_other():
+    heights = [(1, x) for x in (2.6, 4.7, 3.1, 4.1, 2.8, 3.6)]
+    (incident,) = track(series((100, 1.0), *heights, (60, 1.0))).incidents
+    assert (incident.onset, incident.relief) == (100, 106)
+
+
+@pytest.mark.parametrize("rows", [25, 60, 120])
+@pytest.mark.parametrize("noise", [0.01, 0.03])
+def test_a_rise_in_three_lasting_steps_is_one_incident_that_lasts(rows, noise):
+    tracker = track(series((150, 1.0), (rows, 1.07), (rows, 1.145), (200, 1.22), noise=noise))
+    (incident,) = tracker.incidents
+    assert incident.relief is None
+    assert 145 <= incident.onset <= 150 + 2 * rows + 5
+    assert incident.ratio == pytest.approx(1.22, rel=0.02)
+
+
+def test_the_ratio_of_an_open_incident_follows():
+    tracker = track(series((100, 1.0), (40, 1.2)))
+    assert tracker.incidents[0].ratio == pytest.approx(1.2, rel=0.01)
+    for row in range(400):
+        tracker.update(1.2 * (1 + 0.6 * row / 400))
+    assert tracker.incidents[0].ratio > 1.7
+
+
+@pytest.mark.parametrize("rows", [5, 40, 200, 600])
+def test_a_ramp_is_one_onset_and_one_recovery(rows):
+    ramp = [(1, 1 + 0.6 * (row + 1) / rows) for row in range(rows)]
+    tracker = track(series((150, 1.0), *ramp, (100, 1.6), (100, 1.0)))
+    kinds = [e.kind for e in tracker.events]
+    # A long one begins with a small step.
+    assert kinds.count("onset") == 1 and kinds.count("relief") == 1
+    assert "onset" in kinds[:2] and kinds[-1] == "relief"
+    assert tracker.events[-1].index == 250 + rows
 
 
 def test_another_level_inside_an_incident():
@@ -124,6 +185,7 @@ def test_nothing_uses_later_rows(parts, noise, cut):
     assert [e for e in whole.events if e.confirmed_at < cut] == prefix.events
     for event in whole.events:
         assert event.index <= event.provisional_at <= event.confirmed_at < len(times)
+    assert all(before.index < after.index for before, after in pairwise(whole.events))
 
 
 @settings(max_examples=20, deadline=None)
@@ -143,8 +205,8 @@ def test_memory_is_constant():
     tracker = Tracker()
     for time_s in series((200, 1.0), (200, 1.07), (4000, 1.0), noise=0.2):
         tracker.update(time_s)
-        assert len(tracker._level.window) <= WINDOW_ROWS
-        assert len(tracker._pending) <= 2 * WINDOW_ROWS
+        assert len(tracker._job.level.window) <= WINDOW_ROWS
+        assert len(tracker._job.held.rows) <= 2 * WINDOW_ROWS
 
 
 @pytest.mark.parametrize("bad", [0.0, -1.0, float("nan"), float("inf")])

@@ -1,0 +1,233 @@
+"""What suspects amount to: pure decisions on the state of a job, of which the Tracker makes events. In log scale."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import log
+from typing import NamedTuple
+
+from lanterne.failslow.detect.events import LevelEvent
+from lanterne.failslow.detect.evidence import Weighing, is_abrupt, level_start
+from lanterne.failslow.detect.held_rows import WINDOW_ROWS, HeldRows
+from lanterne.failslow.detect.level import Level
+from lanterne.failslow.detect.reference import Reference
+from lanterne.failslow.detect.votes import CERTAIN, LIKELY, SHIFT, VoteRun, median
+
+# A shift that lasts 8 rows counts from one standard error below 10 %, but never below 8 %. Half of one is a step
+# worth recording.
+ACCEPT = log(1.08)
+SMALL = log(1.05)
+MIN_SAMPLES = 5
+# Three of the votes may come from a jitter, once in some hundred iterations: the rest must still make 250 to 1.
+JITTER = log(250)
+SKIPPED_ROWS = 16
+# Odds of votes from which suspects are weighed.
+CANDIDATE = 3.9
+# Suspects and odds from which on a level that wanders is no chance meeting of bursts.
+WANDERING_ROWS = 8
+WANDERING = 18.0
+MAX_WARM_UP_ROWS = 300
+# A fall by a quarter is certain after fewer rows.
+CLEAR_FALL = log(1.25)
+MIN_FALL_ROWS = 8
+# Rows that a job is slow from its start at least; more where it is by less than the ratio of a warm-up.
+SLOW_START_ROWS, LOW_START_ROWS, WARM_UP = 22, 32, log(1.4)
+# Standard errors by which levels inside an incident differ, all its rows being looked at.
+APART = 4.5
+# Standard errors by which a recovered level of fewer rows must lie below a slow one.
+RECOVERED, LONG_ROWS = 2.0, 12
+
+
+@dataclass(slots=True)
+class JobState:
+    """What is known of a job: `level` now, `reference`, rows `held` back, how bursts are weighed, whether it is `slow`.
+
+    `last`: the last confirmed event.
+    """
+
+    level: Level
+    reference: Reference
+    held: HeldRows
+    weighing: Weighing
+    slow: bool = False
+    last: LevelEvent | None = None
+
+    def since(self, row: int) -> int:
+        """Rows from the last event up to `row`: those before it are of another level."""
+        return WINDOW_ROWS if self.last is None else row + 1 - self.last.index
+
+    def placed(self, suspects: Sequence[float], row: int) -> tuple[list[float], int]:
+        """HeldRows.place() of `suspects`."""
+        return self.held.place(suspects, self.since(row), self.level, self.weighing.bursts.rate)
+
+
+class Finding(NamedTuple):
+    """Suspects of `run` that make an event of that `kind`, or end a warm-up ("warm")."""
+
+    kind: str
+    suspects: Sequence[float]
+    run: VoteRun
+
+
+def findings(state: JobState, row: int) -> Iterator[Finding]:
+    """What the suspects up to `row` may be certain to be, the likeliest first."""
+    yield from _weighed(state, row)
+    if state.held.strongest >= LIKELY:
+        yield from _voted(state, row)
+
+
+def other_level(state: JobState, row: int) -> tuple[list[float], int, float] | None:
+    """What the last rows show together, whatever was said of each: they have left the level of an incident.
+
+    Returns: the rows since the last event, where in them another level began, and the level before; or None.
+    """
+    level, since = state.level, state.since(row)
+    if since < 2 * MIN_FALL_ROWS:
+        return None
+    values = list(state.held.recent)[-since:]
+    new = median(values[-12:])
+    if abs(new - level.median) < 0.9 * SHIFT or new - state.reference.base < SHIFT:
+        return None
+    start = level_start(values, level.median, level.core_scale, state.weighing.bursts.rate)
+    if min(start, len(values) - start) < MIN_FALL_ROWS:
+        return None
+    if _are_mixed(values[:start], values[start:]):
+        return None
+    old, new = median(values[:start]), median(values[start:])
+    error = level.error(start, len(values) - start) * min(1.0, level.scale_of_steps(values) / level.scale)
+    return (values, start, old) if abs(new - old) >= max(ACCEPT, APART * error) else None
+
+
+def _are_mixed(before: Sequence[float], after: Sequence[float]) -> bool:
+    """Whether a quarter of the rows before are as far as three in four of those after: one level of two heights."""
+    sign = 1 if median(after) > median(before) else -1
+    near = sorted(sign * value for value in after)[len(after) >> 2]
+    return 4 * sum(sign * value >= near for value in before) > len(before)
+
+
+def _weighed(state: JobState, row: int) -> Iterator[Finding]:
+    """An onset, where suspects of a healthy job speak for one level rather than for bursts."""
+    up, level = state.held.up, state.level
+    if state.slow or not up.grew or up.score < CANDIDATE or not state.weighing.is_due(row + 1 - up.start, row):
+        return
+    suspects = state.held.rows[max(up.start - row - 1, -WINDOW_ROWS) :]
+    # Weighing costs 30 times as much as to see that _rise() will refuse, wherever a level may begin: among all
+    # suspects or the last few.
+    most = max(median(suspects[-rows:]) for rows in range(MIN_SAMPLES, 9)) - level.median
+    few = suspects[-MIN_SAMPLES:]
+    if most < SMALL or (level.explains(few, most) and level.explains(suspects, most)):
+        return
+    first = state.weighing.slower(suspects, level, state.reference.anchor)
+    if first is not None:
+        yield from _rise(state, suspects[first:], row)
+
+
+def _voted(state: JobState, row: int) -> Iterator[Finding]:
+    """What the votes of a run decide, where verification agrees."""
+    held = state.held
+    for run, decide in ((held.back, _relief), (held.up, _rise), (held.down, _fall)):
+        if run.score < LIKELY or not run.grew or row - run.start < MIN_SAMPLES - 1:
+            continue
+        suspects = held.of(run, row)
+        if run is held.up and not state.slow:
+            decided = _wanders(state, suspects)
+        else:
+            enough = run is held.back or run.score >= max(CERTAIN, JITTER + 3 * run.cap)
+            decided = enough or state.level.agree(suspects)
+        if decided:
+            yield from decide(state, suspects, row)
+
+
+def _wanders(state: JobState, suspects: Sequence[float]) -> bool:
+    """Whether `suspects` of a healthy job, of whatever heights, are too many and too dense for bursts."""
+    up = state.held.up
+    odds = max(WANDERING, JITTER + 3 * up.cap)
+    return len(suspects) >= WANDERING_ROWS and up.score >= odds and state.level.moved(suspects) != 0.0
+
+
+def _counts(state: JobState, shift: float, suspects: Sequence[float]) -> bool:
+    """Whether `shift`, measured on `suspects`, is 10 %; within its standard error where it lasts."""
+    allowance = state.level.error(8, len(state.level.window)) if len(suspects) >= 8 else 0.0
+    return shift >= max(ACCEPT, SHIFT - allowance)
+
+
+def _rise(state: JobState, suspects: Sequence[float], row: int) -> Iterator[Finding]:
+    level, up = state.level, state.held.up
+    if state.slow:
+        shift = level.moved(suspects)
+    else:
+        shift = min(median(suspects[-8:]), median(suspects)) - level.median
+    if len(suspects) < MIN_SAMPLES or shift < SMALL:
+        return
+    if state.slow:
+        yield from _step_inside(state, suspects, shift, up)
+    elif not level.explains(suspects, shift):
+        if _counts(state, level.median + shift - state.reference.anchor, suspects):
+            yield Finding("onset", suspects, up)
+        else:
+            yield from _small_step(state, suspects, shift, up)
+
+
+def _fall(state: JobState, suspects: Sequence[float], row: int) -> Iterator[Finding]:
+    level, down = state.level, state.held.down
+    shift = level.moved(suspects)
+    if len(suspects) < MIN_SAMPLES or shift > -SMALL:
+        return
+    if not state.slow:
+        yield from _faster(state, suspects, -shift, row)
+    elif level.median + shift - state.reference.base < SHIFT:
+        yield Finding("relief", suspects, down)
+    else:
+        yield from _step_inside(state, suspects, -shift, down)
+
+
+def _faster(state: JobState, suspects: Sequence[float], fall: float, row: int) -> Iterator[Finding]:
+    """A job that is not slow becomes faster: waiting until that is certain loses nothing."""
+    level, down = state.level, state.held.down
+    least = MIN_FALL_ROWS if fall > CLEAR_FALL else SKIPPED_ROWS
+    if len(suspects) < least or not state.weighing.is_due(len(suspects), row):
+        return
+    if not state.weighing.is_faster(suspects, level, state.reference.anchor):
+        return
+    counts = _counts(state, fall, suspects)
+    if state.last is None and counts:
+        rows, start = state.placed(suspects, row)
+        if len(rows) - start < MIN_FALL_ROWS:
+            return
+        before = list(state.held.recent)[: start - len(rows)]
+        long = row + 1 - len(rows) + start >= (SLOW_START_ROWS if fall > WARM_UP else LOW_START_ROWS)
+        if long and is_abrupt(before, rows[start:], level.error(8, 8)):
+            # The job has been slow from its start.
+            yield Finding("relief", suspects, down)
+            return
+    if state.last is None and row < MAX_WARM_UP_ROWS:
+        yield Finding("warm", suspects, down)
+    elif counts:
+        yield Finding("change", suspects, down)
+    else:
+        yield from _small_step(state, suspects, fall, down)
+
+
+def _relief(state: JobState, suspects: Sequence[float], row: int) -> Iterator[Finding]:
+    base, healthy = state.reference.base, state.reference.healthy.level
+    over = median(suspects[-8:]) - base
+    near = max(SMALL, 2 * state.level.error(min(len(suspects), 8), len(healthy.window)))
+    if len(suspects) < MIN_SAMPLES or over > min(near, (state.level.median - base) / 2):
+        return
+    # Of few rows it may as well be another level of the incident.
+    if len(suspects) >= LONG_ROWS or over + RECOVERED * healthy.error(len(suspects), WINDOW_ROWS) <= SHIFT:
+        yield Finding("relief", suspects, state.held.back)
+
+
+def _step_inside(state: JobState, suspects: Sequence[float], shift: float, run: VoteRun) -> Iterator[Finding]:
+    """Another level inside an incident: it must stand clear of the incident's own noise."""
+    if len(suspects) >= 2 * MIN_SAMPLES and shift >= 3 * state.level.scale and _counts(state, shift, suspects):
+        yield Finding("change", suspects, run)
+    else:
+        yield from _small_step(state, suspects, shift, run)
+
+
+def _small_step(state: JobState, suspects: Sequence[float], shift: float, run: VoteRun) -> Iterator[Finding]:
+    """A step below 10 % counts where it lasts and hardly a sample of the one level could be of the other."""
+    level = state.level
+    if len(suspects) >= SKIPPED_ROWS and shift >= 6 * level.scale and abs(level.moved(suspects[:8])) >= SMALL:
+        yield Finding("change", suspects, run)
