@@ -6,8 +6,6 @@ Whoever connects proves that it knows the job's token, as with the store (wire.p
 
 import contextlib
 import hmac
-import json
-import select
 import socket
 import struct
 import time
@@ -17,6 +15,7 @@ from typing import Any, Protocol, TypeAlias
 
 from lanterne.errors import TransportError
 from lanterne.transport import wire
+from lanterne.transport.rails.door import GREETING, Door, Greeting, in_words
 
 # kind, then what the kind says.
 HEADER = struct.Struct("<qqqqq")
@@ -29,6 +28,8 @@ RETRANSMITS_AT, MUTE_TIMEOUTS = 2, 2
 # Bytes read or written before others have their turn; parts of a message in one system call.
 TURN_NBYTES, PARTS = 8 << 20, 16
 MEMORY = "memory"
+# Between two tries to be let in.
+RETRY_S = 0.05
 
 # Of a listener, as JSON tells it: of a rail of memory one name, of TCP host and port.
 Address: TypeAlias = list[Any]
@@ -198,9 +199,9 @@ def listen(address: str) -> tuple[socket.socket, Address]:
 
 
 def connect(
-    address: Address, source: str | None, token: str, greeting: Mapping[str, int], limit_s: float
+    address: Address, source: str | None, token: str, greeting: Greeting, limit_s: float
 ) -> socket.socket:
-    """A connected socket to a listener's `address`, proven; says `greeting`, any JSON.
+    """A connected socket to a listener's `address`, proven; says `greeting`.
 
     Args:
         source: this end's host on a TCP rail, which picks the network card.
@@ -225,30 +226,13 @@ def connect(
     return sock
 
 
-def _introduce(sock: socket.socket, address: Address, token: str, greeting: Mapping[str, int]) -> None:
+def _introduce(sock: socket.socket, address: Address, token: str, greeting: Greeting) -> None:
     """Prove to the listener, and let it prove, that both know the token; then greet it."""
     answer, verdict = wire.answer_challenge(wire.check_token(token), _read(sock, wire.CHALLENGE_NBYTES))
     sock.sendall(answer)
     if not hmac.compare_digest(_read(sock, wire.VERDICT_NBYTES), verdict):
         raise TransportError(f"delegate: {_name(address)} does not know the job's token")
-    data = json.dumps(greeting).encode()
-    sock.sendall(HEADER.pack(len(data), 0, 0, 0, 0) + data)
-
-
-def accept(listener: socket.socket, token: str, limit_s: float) -> tuple[socket.socket, dict[str, int]] | None:
-    """(socket, greeting) of the next who connects; None if it did not prove that it knows the token."""
-    sock, _ = listener.accept()
-    sock.settimeout(limit_s)
-    with contextlib.suppress(OSError, TransportError, ValueError):
-        challenge, nonce = wire.make_challenge()
-        sock.sendall(challenge)
-        verdict = wire.judge_answer(wire.check_token(token), nonce, _read(sock, wire.ANSWER_NBYTES))
-        sock.sendall(verdict)
-        if verdict.startswith(wire.ACCEPTED):
-            (nbytes, *_rest) = HEADER.unpack(_read(sock, HEADER.size))
-            return sock, json.loads(_read(sock, min(max(nbytes, 0), 1 << 16)))
-    sock.close()
-    return None
+    sock.sendall(GREETING.pack(*greeting))
 
 
 def join(
@@ -273,17 +257,37 @@ def join(
     expected = {(peer, index): at for peer, index, at in indexed if at is not None}
     for (peer, index), at in sorted(expected.items()):
         if peer > rank:
-            left_s = max(0.1, deadline_s - time.monotonic())
-            greeting = {"rank": rank, "rail": index}
-            found[peer, index] = connect(at, hosts[index], token, greeting, left_s)
-    while missing := expected.keys() - found.keys():
-        ready, _, _ = select.select(listeners, [], [], max(0.0, deadline_s - time.monotonic()))
-        if not ready:
-            raise TransportError(f"rail: rank {min(missing)[0]} did not connect within {limit_s:g} s")
-        accepted = accept(ready[0], token, max(0.1, deadline_s - time.monotonic()))
-        if accepted is not None and (key := (accepted[1]["rank"], accepted[1]["rail"])) in missing:
-            found[key] = accepted[0]
+            found[peer, index] = _connect_by(deadline_s, at, hosts[index], token, Greeting(rank, index))
+    door = Door(listeners, token)
+    try:
+        while missing := expected.keys() - found.keys():
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0:
+                refused = f"; refused were {in_words(door.refused)}" if door.refused else ""
+                raise TransportError(f"rail: rank {min(missing)[0]} did not connect within {limit_s:g} s{refused}")
+            for sock, greeting in door.look(left_s):
+                if (key := (greeting.rank, greeting.rail)) in missing:
+                    sock.setblocking(True)
+                    found[key] = sock
+                else:
+                    sock.close()
+    finally:
+        door.close()
     return found
+
+
+def _connect_by(
+    deadline_s: float, address: Address, source: str | None, token: str, greeting: Greeting
+) -> socket.socket:
+    """As `connect`, again where the connection was lost: among a flood of strangers it may have had to make room."""
+    while True:
+        left_s = deadline_s - time.monotonic()
+        try:
+            return connect(address, source, token, greeting, max(0.1, left_s))
+        except TransportError as error:
+            if left_s <= RETRY_S or not isinstance(error.__cause__, ConnectionResetError | BrokenPipeError):
+                raise
+        time.sleep(RETRY_S)
 
 
 def _read(sock: socket.socket, nbytes: int) -> bytes:
@@ -291,7 +295,7 @@ def _read(sock: socket.socket, nbytes: int) -> bytes:
     while len(data) < nbytes:
         got = sock.recv(nbytes - len(data))
         if not got:
-            raise TransportError("delegate: a connection ended before it was proven")
+            raise ConnectionResetError("it ended before it was proven")
         data += got
     return data
 

@@ -14,11 +14,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import TypeAlias
 
 from lanterne.errors import TransportError
-from lanterne.transport.rails.rail import Addresses, Rail, accept, connect
+from lanterne.transport.rails.door import Door, Greeting
+from lanterne.transport.rails.rail import Addresses, Rail, connect
 from lanterne.transport.wire import configure
 
 # Before a dead rail is tried again, at first and at most; and for connecting and proving.
@@ -73,18 +73,19 @@ class RailReturn:
     def _run(self) -> None:
         due: list[tuple[float, Key, int]] = []  # (when, which, life), a heap
         tries: dict[Key, int] = {}  # how often it was tried
-        watched: list[socket.socket | int] = [*self._listeners, self._poke]
+        door = Door(self._listeners, self._token)
+        watched: list[Door | int] = [door, self._poke]
         while True:
-            wait_s = max(0.0, due[0][0] - time.monotonic()) if due else None
-            ready, _, _ = select.select(watched, [], [], wait_s)
+            waits_s = [max(0.0, due[0][0] - time.monotonic())] if due else []
+            waits_s += [] if door.patience_s is None else [door.patience_s]
+            ready, _, _ = select.select(watched, [], [], min(waits_s, default=None))
             if self._poke in ready:
                 os.eventfd_read(self._poke)
                 for _ in range(len(self._lost)):
                     peer, index, life = self._lost.popleft()
                     self._schedule(due, tries, (peer, index), life)
-            for listener in self._listeners:
-                if listener in ready:
-                    self._accept(listener)
+            for sock, greeting in door.look(0.0):
+                self._give(sock, *greeting)
             while due and due[0][0] <= time.monotonic():
                 _, key, life = heapq.heappop(due)
                 if not self._connect(*key, life):
@@ -97,7 +98,7 @@ class RailReturn:
 
     def _connect(self, peer: int, index: int, life: int) -> bool:
         """Whether a rail could be made anew."""
-        greeting = {"rank": self._rank, "rail": index, "life": life}
+        greeting = Greeting(self._rank, index, life)
         address = self._addresses[peer][index]
         assert address is not None  # There was such a rail.
         try:
@@ -106,12 +107,6 @@ class RailReturn:
             return False
         self._give(sock, peer, index, life)
         return True
-
-    def _accept(self, listener: socket.socket) -> None:
-        with suppress(OSError):  # Who came has left again.
-            if (accepted := accept(listener, self._token, LIMIT_S)) is not None:
-                sock, greeting = accepted
-                self._give(sock, greeting["rank"], greeting["rail"], greeting["life"])
 
     def _give(self, sock: socket.socket, peer: int, index: int, life: int) -> None:
         configure(sock)

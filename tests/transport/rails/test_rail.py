@@ -1,7 +1,9 @@
 """Rails: frames whole and in order however they are cut, strangers refused."""
 
+import os
 import socket
 import threading
+from contextlib import suppress
 
 import pytest
 from hypothesis import given, settings
@@ -10,6 +12,7 @@ from hypothesis import strategies as st
 from lanterne.errors import InputError, TransportError
 from lanterne.transport.rails import rail as rails
 from lanterne.transport.rails.delegate_transport import MAX_QUEUES, queues_needed
+from lanterne.transport.rails.door import Door, Greeting
 from lanterne.transport.rails.rail import DATA, GRANT, MEMORY, PING, RECEIPT, Rail
 
 TOKEN = "a token of sixteen"
@@ -97,28 +100,99 @@ def test_who_connects_is_proven(address):
         listener, where = rails.listen(address)
     except OSError as error:
         pytest.skip(f"no address {address} here: {error}")
-    accepted = []
-    thread = threading.Thread(target=lambda: [accepted.append(rails.accept(listener, TOKEN, 5)) for _ in range(3)])
+    door, guests = Door([listener], TOKEN), []
+
+    def serve():
+        while not guests:
+            guests.extend(door.look(5))
+
+    thread = threading.Thread(target=serve)
     thread.start()
     with pytest.raises(TransportError, match="does not know the job's token"):
-        rails.connect(where, address, TOKEN + "!", {}, 5)
-    mute = socket.socket(socket.AF_UNIX if address == MEMORY else listener.family)
-    mute.connect(where[0].encode("latin-1") if address == MEMORY else tuple(where))
-    mute.sendall(b"x" * 200)
-    mute.close()
-    sock = rails.connect(where, address, TOKEN, {"rank": 3, "rail": 1}, 5)
+        rails.connect(where, address, TOKEN + "!", Greeting(1, 1), 5)
+    family = socket.AF_UNIX if address == MEMORY else listener.family
+    for said in (b"x" * 200, b"x", b""):
+        mute = socket.socket(family)
+        mute.connect(where[0].encode("latin-1") if address == MEMORY else tuple(where))
+        mute.sendall(said)
+        mute.close()
+    sock = rails.connect(where, address, TOKEN, Greeting(3, 1), 5)
     thread.join(20)
-    assert accepted[:2] == [None, None]
-    assert accepted[2][1] == {"rank": 3, "rail": 1}
-    for end in (sock, accepted[2][0], listener):
+    assert [greeting for _, greeting in guests] == [Greeting(3, 1, 0)]
+    door.close()
+    assert door.refused == {"wrong secret": 2, "hung up": 2}
+    for end in (sock, guests[0][0], listener):
         end.close()
+
+
+def strangers(where, how, num):
+    """`num` connections to a listener at `where` that know no token; a list of sockets."""
+    told = {"silent": b"", "half": b"lanterne", "garbage": os.urandom(72), "long": b"\xff" * 4096, "drip": b"l"}[how]
+    opened = []
+    for _ in range(num):
+        sock = socket.create_connection(where, 5)
+        with suppress(OSError):
+            sock.sendall(told)
+        opened.append(sock)
+    return opened
+
+
+@pytest.mark.parametrize("how", ["silent", "half", "garbage", "long", "drip"])
+def test_strangers_keep_nobody_from_joining(how):
+    """200 of them at each listener, before and while three ranks meet; those that drip go on doing so."""
+    listeners, wheres = zip(*(rails.listen("127.0.0.1") for _ in range(3)), strict=True)
+    opened = [sock for where in wheres for sock in strangers(tuple(where), how, 200)]
+    stopped = threading.Event()
+
+    def go_on():
+        while not stopped.wait(0.02):
+            for sock in opened if how == "drip" else ():
+                with suppress(OSError):
+                    sock.send(b"l")
+            with suppress(OSError):
+                opened.extend(strangers(tuple(wheres[2]), how, 1))
+
+    busy = threading.Thread(target=go_on)
+    busy.start()
+    found = {}
+
+    def meet(rank):
+        addresses = {peer: [where] for peer, where in enumerate(wheres) if peer != rank}
+        found[rank] = rails.join([listeners[rank]], ["127.0.0.1"], addresses, rank, TOKEN, 30)
+
+    ranks = [threading.Thread(target=meet, args=(rank,)) for rank in range(3)]
+    try:
+        for rank in ranks:
+            rank.start()
+        for rank in ranks:
+            rank.join(60)
+    finally:
+        stopped.set()
+        busy.join(10)
+    assert {rank: sorted(met) for rank, met in found.items()} == {
+        rank: [(peer, 0) for peer in range(3) if peer != rank] for rank in range(3)
+    }
+    for rank, peer in ((0, 1), (1, 2), (2, 0)):
+        found[rank][peer, 0].sendall(b"%d" % rank)
+        assert found[peer][rank, 0].recv(1) == b"%d" % rank
+    for sock in (*opened, *listeners, *(sock for met in found.values() for sock in met.values())):
+        sock.close()
+
+
+def test_who_does_not_come_is_named_and_who_was_refused_counted():
+    listener, where = rails.listen("127.0.0.1")
+    opened = strangers(tuple(where), "garbage", 3)
+    with pytest.raises(TransportError, match=r"rank 0 did not connect within 1 s; refused were wrong secret 3"):
+        rails.join([listener], ["127.0.0.1"], {0: [where]}, 1, TOKEN, 1)
+    for sock in (*opened, listener):
+        sock.close()
 
 
 def test_nobody_listens():
     listener, where = rails.listen("127.0.0.1")
     listener.close()
     with pytest.raises(TransportError, match=f"cannot connect to 127.0.0.1:{where[1]}: Connection refused"):
-        rails.connect(where, "127.0.0.1", TOKEN, {}, 5)
+        rails.connect(where, "127.0.0.1", TOKEN, Greeting(0, 0), 5)
 
 
 @pytest.mark.parametrize(
