@@ -1,6 +1,7 @@
 """The ranks of a job and what they can tell each other before, and beside, any transport."""
 
 import atexit
+import logging
 import os
 import socket
 import sys
@@ -26,6 +27,8 @@ LOOK_S = 2e-3
 # What a rank sent before it left may still be on its way; a wait on it that lasts longer will never end.
 LEFT_GRACE_S = 1.0
 FOREVER_S = 1e6
+
+log: logging.Logger = logging.getLogger(__name__)
 
 
 class Group:
@@ -100,7 +103,10 @@ class Group:
         except TransportTimeout as error:
             absent = self.store.call(Kind.ABSENT, [encoded], 1.0)
             names = ", ".join(map(str, absent))
-            raise TransportTimeout(f"{error}: rank {self.rank} waits for rank {names}", absent) from error
+            refused = self.store.refused()
+            raise TransportTimeout(
+                f"{error}: rank {self.rank} waits for rank {names}" + (f"; {refused}" if refused else ""), absent
+            ) from error
 
     def barrier(self, name: str = "lanterne/barrier", timeout_s: float | None = None) -> None:
         """Return once every rank has called it. Raises as `exchange`."""
@@ -160,6 +166,8 @@ class Group:
         atexit.unregister(self._leave_at_exit)
         # Without a store there is nobody to tell.
         with suppress(TransportError):
+            if self._store_process is not None and (refused := self.store.refused()):
+                log.warning("lanterne: %s", refused)
             self.store.call(Kind.LEAVE, timeout_s=5.0)
         if not self.ends_together:
             self.store.close()

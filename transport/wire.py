@@ -11,7 +11,7 @@ import hmac
 import os
 import socket
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
 
 from lanterne.errors import InputError, TransportError
@@ -55,6 +55,7 @@ class Kind(enum.IntEnum):
     ARRIVE = 14
     GIVE_UP = 15
     REPORT = 16
+    REFUSED = 17
     REPLY = 20
     ERROR = 21
     DIED_NOTICE = 30
@@ -180,6 +181,11 @@ def judge_answer(key: bytes, nonce: bytes, answer: bytes) -> bytes:
 
 def _proof(key: bytes, side: bytes, nonces: bytes) -> bytes:
     return hmac.digest(key, side + nonces, "sha256")
+
+
+def in_words(refused: Mapping[str, int]) -> str:
+    """How many connections were refused for which reason, the commonest first."""
+    return ", ".join(f"{why} {count}" for why, count in sorted(refused.items(), key=lambda item: -item[1]))
 
 
 def configure(sock: socket.socket) -> None:

@@ -185,7 +185,10 @@ class JobWatch:
                 os.close(pidfd)
 
     def close(self) -> None:
-        """Close the connection to the store."""
+        """Close the connection to the store; say whom it has refused."""
+        with suppress(TransportError):
+            if refused := self._client.refused():
+                log.warning("lanterne: %s", refused)
         self._client.close()
 
     def _check_started(self) -> None:

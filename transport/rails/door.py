@@ -98,7 +98,7 @@ class Door:
             self._refuse(stranger, "not in time")
         self._selector.close()
         if self.refused:
-            log.warning("lanterne: %d connections were refused (%s)", self.refused.total(), in_words(self.refused))
+            log.warning("lanterne: %d connections were refused (%s)", self.refused.total(), wire.in_words(self.refused))
 
     def _accept(self, listener: socket.socket) -> None:
         for _ in range(TURN):
@@ -165,8 +165,3 @@ class Door:
         self.refused[why] += 1
         if self.refused[why] == 1:
             log.info("lanterne: a connection was refused: %s", why)
-
-
-def in_words(refused: Counter[str]) -> str:
-    """How many were refused for which reason."""
-    return ", ".join(f"{why} {count}" for why, count in refused.most_common())

@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeAlias
 
 from lanterne.errors import TransportError
 from lanterne.transport import wire
-from lanterne.transport.rails.door import GREETING, Door, Greeting, in_words
+from lanterne.transport.rails.door import GREETING, Door, Greeting
 
 # kind, then what the kind says.
 HEADER = struct.Struct("<qqqqq")
@@ -263,7 +263,7 @@ def join(
         while missing := expected.keys() - found.keys():
             left_s = deadline_s - time.monotonic()
             if left_s <= 0:
-                refused = f"; refused were {in_words(door.refused)}" if door.refused else ""
+                refused = f"; refused were {wire.in_words(door.refused)}" if door.refused else ""
                 raise TransportError(f"rail: rank {min(missing)[0]} did not connect within {limit_s:g} s{refused}")
             for sock, greeting in door.look(left_s):
                 if (key := (greeting.rank, greeting.rail)) in missing:

@@ -18,7 +18,10 @@ from lanterne.transport.wire import Kind
 # A reply usually comes within this time; polling with yields until then spares the cost of being woken.
 SPIN_S = 200e-6
 RETRY_S = 0.05
-_REPLY_TYPES = {Kind.GET: "b", Kind.ADD: "i", Kind.DELETE: "i", Kind.GATHER: "b*", Kind.ABSENT: "i*", Kind.END: "i"}
+_REPLY_TYPES = {
+    **{Kind.GET: "b", Kind.ADD: "i", Kind.DELETE: "i", Kind.GATHER: "b*"},
+    **{Kind.ABSENT: "i*", Kind.END: "i", Kind.REFUSED: "ib"},
+}
 
 
 class StoreClient:
@@ -76,6 +79,11 @@ class StoreClient:
     def delete(self, key: str, timeout_s: float | None = None) -> bool:
         """Forget `key`; True if it was there."""
         return bool(self.call(Kind.DELETE, [_key(key)], timeout_s, f"delete {key!r}")[0])
+
+    def refused(self) -> str:
+        """How many connections the store has refused and why, in words; empty if none."""
+        count, why = self.call(Kind.REFUSED, timeout_s=1.0)
+        return f"the store refused {count} connections ({why.decode()})" if count else ""
 
     def call(
         self,

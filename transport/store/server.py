@@ -19,6 +19,7 @@ import signal
 import socket
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 from lanterne.errors import InputError
@@ -53,6 +54,7 @@ class Store:
         self._until = until
         self._selector = selectors.DefaultSelector()
         self._strangers: dict[Connection, None] = {}  # insertion order is age
+        self._refused: Counter[str] = Counter()
         self._clients: set[Connection] = set()
         self._timers: list[tuple[float, int, Callable[[], object]]] = []
         self._timer_count = itertools.count()
@@ -63,6 +65,7 @@ class Store:
         if owner is not None:
             self._selector.register(owner, selectors.EVENT_READ, lambda _events: self._owner_gone(owner))
         self._routes: dict[int, tuple[str, Callable[..., Answer]]] = {}
+        self.route(wire.Kind.REFUSED, "", lambda *_: [self._refused.total(), wire.in_words(self._refused).encode()])
         self.handlers: list[Handler] = [handler(self) for handler in HANDLERS]
         if until == "members":
             self.after(FIRST_CLIENT_S, self._stop_if_alone)
@@ -129,11 +132,15 @@ class Store:
 
     def _drop_stranger(self, connection: Connection) -> None:
         if connection in self._strangers:
-            self._drop(connection)
+            self._refuse(connection, "silent")
 
     def _drop_oldest_stranger(self) -> None:
         if self._strangers:
-            self._drop(next(iter(self._strangers)))
+            self._refuse(next(iter(self._strangers)), "too many at once")
+
+    def _refuse(self, connection: Connection, why: str) -> None:
+        self._refused[why] += 1
+        self._drop(connection)
 
     def _serve(self, connection: Connection, events: int) -> None:
         if connection.sock.fileno() < 0:
@@ -153,7 +160,9 @@ class Store:
             data = b""
         connection.inbox += data
         try:
-            if not data or not self._consume(connection):
+            if not data and connection in self._strangers:
+                self._refuse(connection, "hung up")
+            elif not data or not self._consume(connection):
                 self._drop(connection)
         except wire.WireError:
             self._drop(connection)
@@ -188,6 +197,8 @@ class Store:
             del self._strangers[connection]
             self._clients.add(connection)
             connection.nonce = None
+        else:
+            self._refused["wrong secret" if not verdict.startswith(wire.ACCEPTED) else "too many clients"] += 1
         self._flush(connection)
         return accepted
 

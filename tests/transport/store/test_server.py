@@ -135,6 +135,14 @@ def test_add_is_atomic(store):
 def test_strangers_are_refused(store):
     with pytest.raises(TransportError, match="refuses our job token.*LANTERNE_TOKEN"):
         StoreClient(store.address, "another job's token")
+    for said in (b"", b"half", b"x" * wire.ANSWER_NBYTES):
+        with socket.create_connection(store.address, 5) as sock:
+            sock.sendall(said)
+            sock.shutdown(socket.SHUT_WR)
+            while sock.recv(4096):
+                pass
+    with closing(StoreClient(store.address, TOKEN)) as client:
+        assert client.refused() == "the store refused 4 connections (wrong secret 2, hung up 2)"
     assert_serves(store)
 
 
