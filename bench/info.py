@@ -51,9 +51,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Ask for all components, print and write what they say; the exit code."""
-    components = [
-        probe() for probe in (_mpi, _mpiexec, _ucx, _gpu, _cupy, _nccl, _numba_cuda, _solver, _torch, _redis, _lab)
-    ]
+    probes = (_mpi, _mpiexec, _ucx, _gpu, _cupy, _nccl, _numba_cuda, _solver, _plots, _torch, _redis, _lab)
+    components = [probe() for probe in probes]
     if args.json:
         report.write_json(args.json, report.envelope(components=components, transports=_transports(components)))
     if args.json != "-":
@@ -90,6 +89,7 @@ def _transports(components: list[Component]) -> dict[str, bool]:
         "local": True,
         "mpi": here["MPI"] and here["mpiexec"],
         "ucx": here["UCX"],
+        "tcp": True,
         "nccl": here["NCCL"] and here["GPU"],
     }
 
@@ -136,13 +136,13 @@ def _mpi() -> Component:
         " '| takes device memory' * is_cuda_aware())"
     )
     here, text = _ask([*own_python(), "-c", code])
-    return _part("MPI", here, " ".join(text.split()), "pip install mpi4py mpich")
+    return _part("MPI", here, " ".join(text.split()), "pip install '.[mpi]'")
 
 
 def _mpiexec() -> Component:
     beside = Path(sys.executable).parent / "mpiexec"
     found = str(beside) if beside.exists() else shutil.which("mpiexec")
-    return _part("mpiexec", found is not None, found or "neither beside python nor on PATH", "pip install mpich")
+    return _part("mpiexec", found is not None, found or "neither beside python nor on PATH", "pip install '.[mpi]'")
 
 
 def _ucx() -> Component:
@@ -195,9 +195,13 @@ def _numba_cuda() -> Component:
 
 def _solver() -> Component:
     module, reason = _load("ortools")
-    return _part(
-        "CP-SAT", module is not None, f"ortools {module.__version__}" if module else reason, "pip install ortools"
-    )
+    what = f"ortools {module.__version__}" if module else f"{reason}; no late_join, no planner `optimal`"
+    return _part("CP-SAT", module is not None, what, "pip install '.[plan]'")
+
+
+def _plots() -> Component:
+    module, reason = _load("matplotlib")
+    return _part("Matplotlib", module is not None, module.__version__ if module else reason, "pip install '.[plot]'")
 
 
 def _torch() -> Component:

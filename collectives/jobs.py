@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, TypeVar, TypeVarTuple, Unpack
 from lanterne.collectives.auto.tuning import GPUS, THREADS
 from lanterne.errors import InputError, LanterneError
 from lanterne.transport.base import Transport
-from lanterne.transport.job.bootstrap import connect, is_started_by_mpi
+from lanterne.transport.job.bootstrap import connect
 from lanterne.transport.local import LocalWorld
 from lanterne.transport.rank_group import Group
-from lanterne.transport.registry import TRANSPORTS, find_transport, open_transport
+from lanterne.transport.registry import TRANSPORTS, find_transport, host_transport, open_transport
 from lanterne.transport.timeouts import check_timeout_s
 
 if TYPE_CHECKING:
@@ -37,8 +37,8 @@ def init(
     MASTER_ADDR, MASTER_PORT) made; inside `spawn` it is that; else one rank.
 
     Args:
-        transport: "mpi", "ucx", "nccl" or "local" (threads of one process); None for LANTERNE_TRANSPORT, else "mpi"
-            under an MPI launcher and "ucx" under the other variables.
+        transport: "mpi", "ucx", "tcp", "nccl" or "local" (threads of one process); None for LANTERNE_TRANSPORT, else
+            "mpi" under an MPI launcher, and under the other variables "ucx" where all ranks have it, else "tcp".
         timeout_s: the default of every wait, seconds; None for LANTERNE_TIMEOUT_S, 60.
         deterministic: no decision at run time that changes the order of sums: nobody finds out who is late.
         spare_rails: addresses or interfaces of this host, or "tcp", as many on every rank: where all messages go over
@@ -68,7 +68,7 @@ def init(
                 f"transport: got 'local' in a job of {group.world_size} processes, expected {' or '.join(TRANSPORTS)}"
             )
         else:
-            opened = open_transport(name or ("mpi" if is_started_by_mpi() else "ucx"), group, timeout_s)
+            opened = open_transport(name or host_transport(group, timeout_s), group, timeout_s)
             if spare_rails:
                 opened = _with_spare_rails(opened, spare_rails, group)
     except LanterneError:

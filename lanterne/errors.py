@@ -3,6 +3,7 @@
 The command line turns them into exit codes: InputError 2, Unavailable 3, any other LanterneError 1.
 """
 
+import sys
 from collections.abc import Iterable
 
 
@@ -51,6 +52,14 @@ class PeerFailed(TransportError):
         super().__init__(f"rank {rank} failed: {reason}")
         self.rank = rank
         self.reason = reason
+
+
+def need_package(package: str, what: str) -> None:
+    """Raise Unavailable, with the command that installs it, where `package` is missing, which `what` needs."""
+    from importlib.util import find_spec
+
+    if find_spec(package) is None:
+        raise Unavailable(f"{what}: needs {package}; install it with: {sys.executable} -m pip install {package}")
 
 
 def did_you_mean(got: object, known: Iterable[str]) -> str:

@@ -2,7 +2,9 @@
 
 import ast
 import os
+import re
 import shutil
+import socket
 import subprocess
 import sys
 import tarfile
@@ -14,6 +16,7 @@ import pytest
 import lanterne
 
 ROOT = Path(__file__).resolve().parent.parent
+LOCK = ROOT / "locks" / "base.txt"
 PACKAGE = Path(lanterne.__file__).parent
 # They redo our own figures, and need a checkout.
 YARDSTICKS = ("lanterne/bench/papers", "lanterne/bench/scores")
@@ -116,3 +119,67 @@ def test_a_script_beside_a_folder_of_that_name_imports_what_is_installed(tmp_pat
     result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     assert str(PACKAGE / "__init__.py") in result.stdout
+
+
+MB = 1_000_000
+# What the core may weigh, installed.
+CORE_NBYTES = 270 * MB
+RANK = """
+import numpy, lanterne
+with lanterne.init() as comm:
+    x = numpy.full(70_000, comm.rank + 1.0)
+    comm.all_reduce(x, x)
+    print(comm.transport.name, comm.world_size, x[0])
+"""
+
+
+@pytest.fixture(scope="module")
+def bare(built, tmp_path_factory):
+    """The folder of a virtual environment with the wheel and its core dependencies, as the lock has them."""
+    uv = shutil.which("uv") or ROOT / ".uv" / "bin" / "uv"
+    if not Path(uv).exists():
+        pytest.skip("needs uv, which ./run installs")
+    venv = tmp_path_factory.mktemp("bare") / "venv"
+    (wheel,) = built.glob("*.whl")
+    pins = venv.parent / "pins.txt"
+    pins.write_text("\n".join(re.findall(r"^[a-z0-9_-]+==[^\s;]+(?: ;[^\\\n]*)?", LOCK.read_text(), re.M)))
+    make, fill = ["venv", "-q", "-p", sys.executable, venv], ["pip", "install", "-q", "-p", venv, "-c", pins, wheel]
+    for command in (make, fill):
+        result = subprocess.run([uv, *command], capture_output=True, text=True, check=False)
+        if result.returncode and command[0] == "pip":
+            pytest.skip(f"the packages cannot be had: {result.stderr.strip()[-200:]}")
+        assert result.returncode == 0, result.stderr
+    return venv
+
+
+@pytest.mark.slow
+def test_the_core_is_light(bare):
+    names = {path.name.partition("-")[0] for path in bare.glob("lib/*/site-packages/*.dist-info")}
+    assert names == {"lanterne", "llvmlite", "mpi4py", "numba", "numpy"}
+    files = {path for path in bare.glob("lib/*/site-packages/**/*") if path.is_file()}
+    assert sum(path.stat().st_size for path in files) <= CORE_NBYTES
+
+
+@pytest.mark.slow
+def test_the_bare_wheel_runs_over_tcp(bare, tmp_path):
+    """Without MPI and UCX: ranks that `-n` starts, and ranks of torchrun-style variables."""
+    variables = {"PATH": "/nowhere", "HOME": str(tmp_path), "LANTERNE_TRIALS": "off"}
+    lanterne = [bare / "bin" / "lanterne", "bench", "all_reduce", "-n", "4", "--bytes", "256K", "--iterations", "2"]
+    run = {"capture_output": True, "text": True, "cwd": tmp_path, "check": False}
+    result = subprocess.run(lanterne, env=variables, **run)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "4 ranks over tcp" in result.stdout and "auto" in result.stdout and "ring" in result.stdout
+    result = subprocess.run([*lanterne, "--plot", "late.png"], env=variables, **run)
+    assert result.returncode == 3 and result.stderr.endswith("-m pip install matplotlib\n")
+    job = variables | {"WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    ranks = [
+        subprocess.Popen([bare / "bin" / "python", "-c", RANK], env=job | {"RANK": str(rank)}, stdout=subprocess.PIPE)
+        for rank in range(3)
+    ]
+    assert [rank.communicate(timeout=120)[0] for rank in ranks] == [b"tcp 3 6.0\n"] * 3
+
+
+def free_port():
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        return listening.getsockname()[1]

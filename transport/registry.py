@@ -1,9 +1,12 @@
 """The transports by name, loaded when asked for."""
 
+from contextlib import suppress
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from lanterne.errors import InputError, one_of
+from lanterne.errors import InputError, Unavailable, one_of
+from lanterne.transport.job.bootstrap import in_a_job, is_started_by_mpi
 
 if TYPE_CHECKING:
     from lanterne.transport.base import Transport
@@ -13,6 +16,7 @@ if TYPE_CHECKING:
 TRANSPORTS: dict[str, tuple[str, str, str]] = {
     "mpi": ("mpi.over_mpi", "MpiTransport", "MPI point to point, through mpi4py"),
     "ucx": ("ucx.over_ucx", "UcxTransport", "UCX: RDMA where there is a NIC, shared memory and TCP elsewhere"),
+    "tcp": ("tcp", "TcpTransport", "TCP connections of our own: no library, a copy for each message"),
     "nccl": (
         "nccl.over_nccl",
         "NcclTransport",
@@ -42,3 +46,38 @@ def open_transport(name: str, group: "Group", timeout_s: float | None = None) ->
     module, cls, _ = find_transport(name)
     opened: "Transport" = getattr(import_module(f".{module}", __package__), cls)(group, timeout_s)
     return opened
+
+
+def usual_transport() -> str:
+    """The transport of a command that names none: mpi where MPI is, or started it, else ucx where that is, else tcp."""
+    try:
+        by_mpi, is_rank = is_started_by_mpi(), in_a_job()
+    except InputError:
+        return "mpi"  # Half a job: the command says what is wrong.
+    if by_mpi:
+        return "mpi"
+    if not is_rank and find_spec("mpi4py"):
+        from lanterne.transport.job.launch import find_mpiexec
+
+        with suppress(Unavailable):
+            find_mpiexec()
+            return "mpi"
+    return "ucx" if find_spec("ucxx") or find_spec("ucp") else "tcp"
+
+
+def host_transport(group: "Group", timeout_s: float | None = None) -> str:
+    """The transport for host memory of a job: mpi under an MPI launcher, else ucx where every rank has it, else tcp."""
+    if is_started_by_mpi():
+        return "mpi"
+    return "ucx" if all(group.exchange("lanterne/host-transport", b"ucx" * has_ucx(), timeout_s)) else "tcp"
+
+
+def has_ucx() -> bool:
+    """Whether UCX and its Python load here."""
+    from lanterne.transport.ucx.worker import load_ucxx
+
+    try:
+        load_ucxx()
+    except Unavailable:
+        return False
+    return True

@@ -1,7 +1,6 @@
 """Ranks as processes, over TCP connections of our own: host memory, no library.
 
-What nccl falls back on where there is neither MPI nor UCX. A message costs a copy; it is meant for what ranks tell each
-other, not for speed.
+What jobs go over where there is neither MPI nor UCX, and nccl's host messages with them. A message costs a copy.
 """
 
 from typing import TYPE_CHECKING

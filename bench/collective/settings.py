@@ -12,7 +12,7 @@ from lanterne.errors import InputError, one_of
 from lanterne.kernels.dtypes import DTYPES, Dtype
 from lanterne.transport.job.bootstrap import in_a_job
 from lanterne.transport.job.launch import MAX_WORLD_SIZE
-from lanterne.transport.registry import find_transport
+from lanterne.transport.registry import find_transport, usual_transport
 
 # The main job's first part: a delay of somewhat more than the links need for a buffer.
 MAIN_RATE, MAIN_NBYTES, MAIN_DELAY_S, MAIN_ITERATIONS = "100mbit", 4 << 20, 0.4, 6
@@ -52,7 +52,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"one of {', '.join(COLLECTIVES)}; default: the main job, see above",
     )
     parser.add_argument("-n", "--ranks", type=int, metavar="N", help="start N ranks here")
-    parser.add_argument("--transport", default="mpi", help="mpi (default), ucx, local, or nccl with --device cuda")
+    parser.add_argument(
+        "--transport",
+        default=usual_transport(),
+        help="mpi, ucx, tcp, local, or nccl with --device cuda (default: %(default)s)",
+    )
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="where the arrays are (default cpu)")
     parser.add_argument("--graph", action="store_true", help="launch captured CUDA graphs; with --transport nccl")
     parser.add_argument(

@@ -35,6 +35,7 @@ from lanterne.bench.pipeline.events_input import slow_link
 from lanterne.errors import InputError, one_of
 from lanterne.pipeline.adapt.injection import ends
 from lanterne.transport.job.bootstrap import launched_rank
+from lanterne.transport.registry import usual_transport
 
 EXPECTED = ("slowed", "noticed", "located", "swapped", "recovered", "healed", "reverted", "restored")
 # Iterations: what the detector needs to know the job, to see the slow stretch, and to see it over.
@@ -42,13 +43,15 @@ LEAST_HEALTHY, LEAST_AFTER, LEAST_SLOW = 40, 20, 25
 MOST_HELD = 100_000
 HEALTHY_SHARE, SLOW_SHARE = 0.3, 0.4
 NOTHING, LOCAL = "none", "local"
-TRANSPORTS = ("mpi", "ucx")
+TRANSPORTS = ("mpi", "ucx", "tcp")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of this command."""
     parser.add_argument("-n", "--ranks", type=int, default=4, metavar="N", help="ranks of the pipeline (default 4)")
-    parser.add_argument("--transport", default="mpi", help="mpi (default), ucx, or local: threads")
+    parser.add_argument(
+        "--transport", default=usual_transport(), help="mpi, ucx, tcp, or local: threads (default: %(default)s)"
+    )
     parser.add_argument(
         "--slow-link", metavar="I=T", help="link I, of ranks I and I+1, gets so much slower (default: the middle, 30ms)"
     )

@@ -37,6 +37,7 @@ from lanterne.errors import InputError
 from lanterne.transport.job.bootstrap import in_a_job
 from lanterne.transport.job.launch import MAX_WORLD_SIZE
 from lanterne.transport.own_python import own_python
+from lanterne.transport.registry import usual_transport
 
 if TYPE_CHECKING:
     from lanterne.collectives.communicator import Communicator
@@ -51,7 +52,7 @@ Table: TypeAlias = tuple[list[tuple[str, str]], list[list[object]]]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of this command."""
     parser.add_argument("-n", "--world-size", type=int, metavar="N", help="start N ranks here")
-    parser.add_argument("--transport", default=None, help="mpi (default), ucx or local")
+    parser.add_argument("--transport", default=usual_transport(), help="mpi, ucx, tcp or local (default: %(default)s)")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="what computes (default cpu)")
     parser.add_argument("--ranks", metavar="R,R,...", help="test only these, in ring order")
     parser.add_argument("--links", metavar="A-B,...", help="test only these links")
@@ -89,8 +90,8 @@ def run(args: argparse.Namespace) -> int:
 
         if n is None:
             raise InputError("-n: got none outside a job, expected a number of ranks, or an mpiexec around this")
-        direct = args.transport not in (None, "mpi")
-        return launch([*own_python(), "-m", "lanterne", *sys.argv[1:]], n, launcher="direct" if direct else "mpi")
+        command = [*own_python(), "-m", "lanterne", *sys.argv[1:]]
+        return launch(command, n, launcher="mpi" if args.transport == "mpi" else "direct")
     from lanterne.collectives.jobs import init
 
     with init(transport=args.transport, timeout_s=max(60.0, 4 * options["limit_s"])) as comm:

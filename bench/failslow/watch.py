@@ -1,10 +1,10 @@
 """Watch a program, unchanged, and say when it becomes slow, since when, and because of whom.
 
-  lanterne watch -- python pipeline/train/trainer.py
-  lanterne watch -n 4 -- python pipeline/train/trainer.py                     starts 4 ranks here
-  mpiexec -n 4 lanterne watch -- python pipeline/train/trainer.py             or runs under the launcher that is there
-  torchrun --nproc-per-node 4 --no-python lanterne watch -- python pipeline/train/trainer.py
-  lanterne watch --json report.json -- python pipeline/train/trainer.py --epochs 3
+  lanterne watch -- python examples/train.py
+  lanterne watch -n 4 -- python examples/train.py                     starts 4 ranks here
+  mpiexec -n 4 lanterne watch -- python examples/train.py             or runs under the launcher that is there
+  torchrun --nproc-per-node 4 --no-python lanterne watch -- python examples/train.py
+  lanterne watch --json report.json -- python examples/train.py
 
 Recorded are the calls of lanterne, mpi4py, cupy.cuda.nccl and torch.distributed: name, bytes, communicator, start and
 end. From them alone come the iteration time, incidents as they happen (standard error), and at the end a report: how
@@ -15,7 +15,7 @@ A call that does not end is told after 2 s (or 3 iterations): which ranks have n
 Python code they are at. It is an incident at once where one of them is dead, stopped or in another call, else after
 --patience, or twice the longest such wait so far. Incidents are also files in --incidents, one JSON document each.
 
-  lanterne watch --fail-on incident -n 4 -- python train.py        exit code 1 if there was one
+  lanterne watch --fail-on incident -n 4 -- python examples/train.py        exit code 1 if there was one
   lanterne watch --attach PID                                      joins a job that is recorded (LANTERNE_WATCH)
 
 Calls that do not pass Python are not seen, such as the all-reduces of torch's DistributedDataParallel; the forward
@@ -47,6 +47,7 @@ from lanterne.failslow.record.hangs import PATIENCE_S
 from lanterne.failslow.record.recorder import FOLDER_VARIABLE, start_of
 from lanterne.transport.job.bootstrap import launched_world_size
 from lanterne.transport.job.launch import MAX_WORLD_SIZE, lives
+from lanterne.transport.registry import usual_transport
 
 if TYPE_CHECKING:
     from lanterne.failslow.record.hangs import Hang
@@ -84,7 +85,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of this command."""
     parser.add_argument("-n", "--world-size", type=int, metavar="N", help="start N ranks here")
     parser.add_argument(
-        "--launcher", default="mpi", choices=("mpi", "direct"), help="of -n: mpiexec (default), or torchrun's variables"
+        "--launcher",
+        default="mpi" if usual_transport() == "mpi" else "direct",
+        choices=("mpi", "direct"),
+        help="of -n: mpiexec (default, where there is one), or torchrun's variables",
     )
     parser.add_argument("--folder", metavar="DIR", help="where the ranks' call logs meet: one that all hosts share")
     parser.add_argument("--json", metavar="FILE", help="write the report as JSON ('-' for standard output)")

@@ -12,7 +12,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, TextIO
 
-from lanterne.errors import InputError
+from lanterne.errors import InputError, need_package
 
 SCHEMA_VERSION = 1
 PICTURES = (".png", ".svg", ".pdf")
@@ -64,6 +64,7 @@ def check_outputs(args: argparse.Namespace) -> None:
     Raises:
         InputError: a folder that does not exist or may not be written to, a folder where a file is expected, or a
             picture that is no .png, .svg or .pdf.
+        Unavailable: a picture is asked for, and Matplotlib is missing.
     """
     for name in OUTPUTS:
         path = getattr(args, name, None)
@@ -76,6 +77,8 @@ def check_outputs(args: argparse.Namespace) -> None:
             raise InputError(f"--{name}: cannot write {path}: Is a directory, expected a file")
         if name == "plot" and Path(path).suffix.lower() not in PICTURES:
             raise InputError(f"--plot: cannot draw {path}: expected a name that ends in .png, .svg or .pdf")
+        if name == "plot":
+            need_package("matplotlib", f"--plot {path}")
         # A device or a pipe is written through, a file is replaced by one of its folder.
         if not os.access(path if _is_written_through(Path(path)) and Path(path).exists() else folder, os.W_OK):
             raise InputError(f"--{name}: cannot write {path}: Permission denied, expected one that may be written")

@@ -44,7 +44,7 @@ from lanterne.bench.pipeline.plan_report import (
     write_pictures,
 )
 from lanterne.bench.pipeline.predict import read_calibration
-from lanterne.errors import InputError, ScheduleError, one_of
+from lanterne.errors import InputError, ScheduleError, Unavailable, one_of
 from lanterne.pipeline.calibrate.cluster import Cluster
 from lanterne.pipeline.plan.problem import Problem
 from lanterne.pipeline.planners.schedulers import SCHEDULERS, load
@@ -185,7 +185,7 @@ def _compare(args: argparse.Namespace, problem: Problem, unit: str, unit_s: floa
             made.append(make(name, problem, args.time_limit or COMPARE_S))
         except ScheduleError:
             raise
-        except InputError as error:
+        except (InputError, Unavailable) as error:
             notes.append(f"{name}: {error}")
     report.progress("")
     if not made:

@@ -53,6 +53,7 @@ from lanterne.pipeline.simulate.chrome_trace import chrome_trace
 from lanterne.pipeline.simulate.gantt import draw_all
 from lanterne.pipeline.simulate.simulate import Timeline, simulate
 from lanterne.transport.rails.rail_names import check_rail
+from lanterne.transport.registry import usual_transport
 
 PLAN_FILE = ".json"
 
@@ -86,7 +87,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--adapt", action="store_true", help="measure delays, plan anew, swap plans and paths")
     add_event_arguments(parser)
-    parser.add_argument("--transport", default="mpi", help="mpi (default), ucx, nccl, or local: threads")
+    parser.add_argument(
+        "--transport", default=usual_transport(), help="mpi, ucx, tcp, nccl, or local: threads (default: %(default)s)"
+    )
     parser.add_argument(
         "--check",
         action="store_true",

@@ -39,7 +39,7 @@ from lanterne.errors import InputError
 from lanterne.transport.job.bootstrap import in_a_job
 from lanterne.transport.job.launch import MAX_WORLD_SIZE, RANK_ENVIRONMENT
 from lanterne.transport.own_python import own_python
-from lanterne.transport.registry import find_transport
+from lanterne.transport.registry import find_transport, usual_transport
 
 if TYPE_CHECKING:
     import numpy as np
@@ -57,7 +57,9 @@ ROWS = 10
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of this command."""
     parser.add_argument("-n", "--ranks", type=int, metavar="N", help="start N ranks here")
-    parser.add_argument("--transport", default="mpi", help="mpi (default), ucx, nccl or local")
+    parser.add_argument(
+        "--transport", default=usual_transport(), help="mpi, ucx, tcp, nccl or local (default: %(default)s)"
+    )
     parser.add_argument("--data", required=True, metavar="FILE", help="the text")
     parser.add_argument("--tokens", default="bytes", choices=("bytes", "chars"), help="what a token is (default bytes)")
     parser.add_argument("--iterations", type=whole(1), default=50, metavar="K", help="in all (default 50)")

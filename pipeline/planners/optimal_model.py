@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from lanterne.errors import need_package
 from lanterne.pipeline.plan.action import KINDS, Action, dependencies
 from lanterne.pipeline.plan.costs import Costs, Floats
 
@@ -73,6 +74,7 @@ def build_model(tables: Costs, horizon: float, lower_bound: float) -> SolverMode
     Where times are not exact in whole numbers they are rounded down, so that what the solver proves holds for the true
     ones.
     """
+    need_package("ortools", "the planner `optimal`")
     from ortools.sat.python import cp_model
 
     scale, grain = time_scale(tables, horizon)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lanterne.errors import InputError
+from lanterne.errors import InputError, need_package
 from lanterne.pipeline.plan.action import KINDS
 from lanterne.pipeline.plan.costs import Floats, Ints
 from lanterne.pipeline.plan.placement import Placement
@@ -56,6 +56,7 @@ def draw(
 
     Raises:
         InputError: the file cannot be written or its ending names no picture format.
+        Unavailable: Matplotlib is missing.
     """
     draw_all([(title, timeline, not timeline.in_order)], path, unit, limit)
 
@@ -70,8 +71,9 @@ def draw_all(
         path, unit, limit: as draw has them.
 
     Raises:
-        InputError: as draw.
+        InputError, Unavailable: as draw.
     """
+    need_package("matplotlib", "drawing a timeline")
     import matplotlib
 
     matplotlib.use("Agg")

@@ -153,6 +153,7 @@ def test_the_longest_name_wins(monkeypatch):
 @pytest.mark.parametrize("name", cli.STARTS_JOBS)
 def test_what_starts_jobs_is_not_for_inside_of_one(name, monkeypatch, capsys):
     monkeypatch.setenv("PMI_RANK", "0")
+    monkeypatch.setenv("PMI_SIZE", "2")
     assert cli.main(name.split()) == 2
     assert capsys.readouterr().err == f"lanterne: {name}: got a job around it, expected none: it starts its own\n"
 

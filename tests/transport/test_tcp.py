@@ -7,10 +7,10 @@ import conformance
 import pytest
 from verdicts import verdict
 
-from lanterne.errors import PeerFailed
+from lanterne.errors import PeerFailed, Unavailable
+from lanterne.transport import registry
 from lanterne.transport.job.launchers import MPI_VARIABLES
-from lanterne.transport.local import LocalTransport
-from lanterne.transport.nccl import over_nccl as nccl
+from lanterne.transport.local import LocalTransport, LocalWorld
 from lanterne.transport.tcp import TcpTransport
 
 CHECKS = [check for check in conformance.ORDERLY if check is not conformance.check_large]
@@ -75,29 +75,45 @@ def test_a_death_ends_the_wait_for_it():
 
 
 @pytest.mark.parametrize(("installed", "expected"), [((True, True), "ucx"), ((True, False), "tcp")])
-def test_nccl_takes_it_where_a_rank_lacks_ucx(monkeypatch, installed, expected):
+def test_jobs_take_it_where_a_rank_lacks_ucx(monkeypatch, installed, expected):
     for variable in MPI_VARIABLES:
         monkeypatch.delenv(variable, raising=False)
     by_thread = threading.local()
-    monkeypatch.setattr(nccl, "_has_ucx", lambda: by_thread.has)
-    ucx = SimpleNamespace(name="ucx", close=lambda: None)
-    monkeypatch.setattr("lanterne.transport.registry.open_transport", lambda name, group, timeout_s: ucx)
+    monkeypatch.setattr(registry, "has_ucx", lambda: by_thread.has)
     names = {}
 
     def make(group, timeout_s):
         by_thread.has = installed[group.rank]
-        host = nccl._open_host(group, timeout_s)
-        names[group.rank] = host.name
-        return host if isinstance(host, TcpTransport) else LocalTransportOf(group)
+        names[group.rank] = registry.host_transport(group, timeout_s)
+        return LocalTransport(LocalWorld(group.world_size), group.rank)
 
     Job(2).run(lambda transport: None, make)
     assert names == {0: expected, 1: expected}
 
 
-def LocalTransportOf(group):
-    from lanterne.transport.local import LocalWorld
+@pytest.mark.parametrize(
+    ("variables", "found", "expected"),
+    [
+        ({}, {"mpi4py", "ucxx", "mpiexec"}, "mpi"),
+        ({}, {"mpi4py", "ucxx"}, "ucx"),
+        ({}, {"mpi4py"}, "tcp"),
+        ({"PMI_RANK": "0", "PMI_SIZE": "2"}, {"mpi4py"}, "mpi"),
+        (dict(RANK="0", WORLD_SIZE="2", MASTER_ADDR="a", MASTER_PORT="1"), {"mpi4py", "mpiexec"}, "tcp"),
+        (dict(RANK="0", WORLD_SIZE="2", MASTER_ADDR="a", MASTER_PORT="1"), {"mpi4py", "mpiexec", "ucp"}, "ucx"),
+    ],
+)
+def test_the_transport_of_who_names_none(monkeypatch, variables, found, expected):
+    def find_mpiexec():
+        if "mpiexec" not in found:
+            raise Unavailable("no mpiexec")
 
-    return LocalTransport(LocalWorld(group.world_size), group.rank)
+    for variable in (*MPI_VARIABLES, "RANK", "WORLD_SIZE", "LANTERNE_STORE"):
+        monkeypatch.delenv(variable, raising=False)
+    for variable, value in variables.items():
+        monkeypatch.setenv(variable, value)
+    monkeypatch.setattr(registry, "find_spec", lambda name: name in found or None)
+    monkeypatch.setattr("lanterne.transport.job.launch.find_mpiexec", find_mpiexec)
+    assert registry.usual_transport() == expected
 
 
 def test_the_board_and_the_store_are_the_jobs():

@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from lanterne.errors import InputError, LanterneError, PeerFailed, TransportError, TransportTimeout, Unavailable
 from lanterne.kernels.arrays import require_device
 from lanterne.transport.base import Capabilities, Operation, Recv, Request, Send, Transport, check_ops, make_tag
-from lanterne.transport.job.bootstrap import is_started_by_mpi
 from lanterne.transport.local import LocalWorld
 from lanterne.transport.nccl.binding import (
     HOST_VARIABLE,
@@ -269,28 +268,12 @@ def _unpack(slot: bytes) -> _Seat:
 
 
 def _open_host(group: Group, timeout_s: float | None) -> Transport:
-    """The transport for host memory: mpi under an MPI launcher, else ucx where every rank has it, else plain TCP."""
-    from lanterne.transport.registry import open_transport
+    """The transport for host memory."""
+    from lanterne.transport.registry import host_transport, open_transport
 
     if group.world_size == 1:
         return LocalWorld(1).transport(0, timeout_s)
-    if is_started_by_mpi():
-        return open_transport("mpi", group, timeout_s)
-    if all(group.exchange("lanterne/nccl-host", b"ucx" * _has_ucx(), timeout_s)):
-        return open_transport("ucx", group, timeout_s)
-    from lanterne.transport.tcp import TcpTransport
-
-    return TcpTransport(group, timeout_s)
-
-
-def _has_ucx() -> bool:
-    from lanterne.transport.ucx.worker import load_ucxx
-
-    try:
-        load_ucxx()
-    except Unavailable:
-        return False
-    return True
+    return open_transport(host_transport(group, timeout_s), group, timeout_s)
 
 
 def _open_library(group: Group) -> Any:

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from lanterne.collectives.algorithms.late.join import add_join, add_owner_reduce, join_template
+from lanterne.collectives.algorithms.late.join import add_join, add_owner_reduce, join_template, no_template
 from lanterne.collectives.schedule.ir import COPY, REDUCE, CollectiveSchedule, late_builder
 
 
@@ -24,7 +24,7 @@ def late_hybrid_all_reduce(
     template = join_template(world_size) if world_size > 3 else None
     note = ""
     if template is None and world_size > 3:
-        joined, note = 0, f"no late_join template found for {world_size} ranks: a ring takes its place"
+        joined, note = 0, f"{no_template(world_size)}: a ring takes its place"
     build = late_builder("late_hybrid", world_size, num_chunks, late_rank, note=note)
     build.phase("reduce_scatter")
     if joined:

@@ -7,6 +7,7 @@ early ranks play the same part in turn (see join_siteswap.py), so that any chunk
 
 from collections.abc import Iterator
 from functools import lru_cache
+from importlib.util import find_spec
 from typing import TypeAlias
 
 import numpy as np
@@ -34,11 +35,7 @@ def late_join_all_reduce(world_size: int, late_rank: int, num_chunks: int | None
     early = world_size - 1
     num_chunks = num_chunks or early
     template = join_template(world_size) if world_size > 3 else None
-    note = (
-        ""
-        if template or world_size <= 3
-        else f"no late_join template found for {world_size} ranks: a chain takes its place"
-    )
+    note = "" if template or world_size <= 3 else f"{no_template(world_size)}: a chain takes its place"
     build = late_builder("late_join", world_size, num_chunks, late_rank, note=note)
     if note:
         add_chain_reduce(build, early, num_chunks)
@@ -53,7 +50,12 @@ def late_join_all_reduce(world_size: int, late_rank: int, num_chunks: int | None
 
 @lru_cache(maxsize=128)
 def join_template(world_size: int) -> Template | None:
-    """(Siteswap, tail) for `world_size` >= 4 ranks, or None where no try succeeds; kept for the next call."""
+    """(Siteswap, tail) for `world_size` >= 4 ranks, or None where no try succeeds; kept for the next call.
+
+    None, too, where OR-Tools is missing, which finds the tail; so all ranks of a job have it, or none.
+    """
+    if find_spec("ortools") is None:
+        return None
     for seed in range(_TRIES):
         siteswap = find_siteswap(world_size, seed)
         if siteswap is not None:
@@ -61,6 +63,12 @@ def join_template(world_size: int) -> Template | None:
             if tail is not None:
                 return siteswap, tail
     return None
+
+
+def no_template(world_size: int) -> str:
+    """Why join_template gave none."""
+    why = f"found for {world_size} ranks" if find_spec("ortools") else "without OR-Tools (pip install ortools)"
+    return f"no late_join template {why}"
 
 
 def add_owner_reduce(build: ScheduleBuilder, early: int, num_chunks: int) -> None:

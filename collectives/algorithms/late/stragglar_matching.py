@@ -16,7 +16,7 @@ import numpy as np
 from lanterne.collectives.algorithms.late.join_siteswap import arrange, level_profiles
 from lanterne.collectives.algorithms.late.join_tail import chunk_scarcity, lacked_after_injection
 from lanterne.collectives.schedule.ir import Ints
-from lanterne.errors import LanterneError
+from lanterne.errors import LanterneError, need_package
 
 # Source, destination, and chunk or tau.
 Copy: TypeAlias = tuple[int, int, int]
@@ -35,8 +35,10 @@ def matching_rounds(world_size: int, progress: Progress | None = None) -> list[l
         progress: called with a line of text now and then; None for silence.
 
     Raises:
+        Unavailable: networkx, which makes the matchings, is missing.
         LanterneError: no try succeeds.
     """
+    need_package("networkx", f"stragglar of {world_size} ranks, no power of two")
     age, pairs, tail = _template(world_size, progress)
     early = world_size - 1
     partners = [*pairs, *((j, i) for i, j in pairs)]

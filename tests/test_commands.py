@@ -1,0 +1,143 @@
+"""Each command of README, docs and `--help` runs as written, in order, in a folder with a checkout's examples."""
+
+import gzip
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lanterne.bench import cli
+
+ROOT = Path(__file__).resolve().parent.parent
+BIN = Path(sys.executable).parent
+DOCS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+# By what is in a command: why no test runs it. The first that fits counts.
+NOT_HERE = {
+    r"--device cuda|bench gpu|scores\.gpu|tests/gpu": "a GPU",
+    r"^torchrun|lab-peers|--launcher": "PyTorch, Gloo or Open MPI beside ours",
+    r"\blab\b|--hosts": "root",
+    r"eth0": "an interface of that name",
+    r"--attach PID": "a job to attach to",
+    r"run test|run figures|scores\.|experiment|bench (mpi|planner|train|failslow|failover|pipeline|persistence)|--seconds": (
+        "minutes, and tests of its own"
+    ),
+    r"-n (16|1024)|64x256|--solver|4,8,16,64,256 --scheduler": "more cores, or minutes",
+}
+# Runs longer than some two seconds: with `-m slow`.
+SLOW = re.compile(r"(run|lanterne) (bench|demo)|validate|watch|pipeline (run|train|sweep)|cost|--scheduler all")
+QUICK = re.compile(r"mpiexec -n 4 lanterne bench all_gather --bytes 1M\b")
+EXIT_CODES = {r"validate .*--slow-rank": 1, "--fail-on incident": 1}
+
+
+def commands_of_page(text):
+    for block in re.findall(r"```sh\n(.*?)```", text, re.S):
+        yield from (line.split(" #")[0].strip() for line in block.replace("\\\n", " ").splitlines())
+
+
+def commands_of_help(text):
+    for line in re.sub(r"\\\n +", " ", text).splitlines():
+        if re.match(r"  (lanterne|mpiexec|zcat|torchrun|python) ", line):
+            yield re.split(r" {3,}| #", line.strip())[0]
+
+
+def all_commands():
+    """{page or command: its commands}, each command once."""
+    pages = {page.name: list(commands_of_page(page.read_text())) for page in DOCS}
+    pages |= {name: list(commands_of_help(cli.build_parser(name).description or "")) for name in cli.COMMANDS}
+    seen = set()
+    for name, commands in pages.items():
+        pages[name] = [command for command in commands if command not in seen]
+        seen.update(commands)
+    return {name: commands for name, commands in pages.items() if commands}
+
+
+PAGES = all_commands()
+
+
+def reason_against(command):
+    return next((reason for found, reason in NOT_HERE.items() if re.search(found, command)), None)
+
+
+def is_slow(command):
+    return bool(SLOW.search(command)) and not QUICK.search(command)
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """A folder to run in: the sample files, what an engineer's own files stand for, and ./run."""
+    for name in ("README.md", "docs", "examples", "bench"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    run = tmp_path / "run"
+    run.write_text(f'#!/bin/sh\nexec "{BIN}/lanterne" "$@"\n')
+    run.chmod(0o755)
+    for name in ("times.csv", "a.csv", "b.csv"):
+        shutil.copy(ROOT / "examples" / "times.csv", tmp_path / name)
+    rows = (ROOT / "examples" / "times.csv").read_text().split()[1:]
+    ended_s, lines = 0.0, ["ended_at"]
+    for row in rows:
+        ended_s += float(row.split(",")[1])
+        lines.append(f"{ended_s:.4f}")
+    (tmp_path / "times.csv.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
+    (tmp_path / "book.txt").write_text(20 * (ROOT / "README.md").read_text())
+    (tmp_path / "problem.json").write_text(
+        '{"stages": 4, "microbatches": 8, "forward": 10, "backward_input": 10, "backward_weight": 10,'
+        ' "link_latency": [0, 20, 0], "max_inflight_activations": 8}'
+    )
+    return tmp_path
+
+
+def run_all(commands, folder):
+    """What went wrong: (command, exit code, the end of what it said)."""
+    variables = os.environ | {"PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "HOME": str(folder)}
+    wrong = []
+    for command in commands:
+        command = re.sub(r"^\.venv/bin/", f"{BIN}/", command)
+        words = ["bash", "-o", "pipefail", "-c", command]
+        result = subprocess.run(words, cwd=folder, env=variables, capture_output=True, text=True, check=False)
+        expected = next((code for found, code in EXIT_CODES.items() if re.search(found, command)), 0)
+        if result.returncode != expected or "Traceback" in result.stderr:
+            wrong.append((command, result.returncode, result.stderr[-300:]))
+    return wrong
+
+
+def needs_plan(name, folder):
+    """`pipeline simulate` and `pipeline run` read what `pipeline plan` wrote."""
+    if name in ("pipeline simulate", "pipeline run"):
+        assert run_all(["lanterne pipeline plan problem.json --json plan.json"], folder) == []
+    if name == "locate":
+        pq = pytest.importorskip("pyarrow.parquet")
+        csv = pytest.importorskip("pyarrow.csv")
+        pq.write_table(csv.read_csv(ROOT / "examples" / "trace.csv"), folder / "trace.parquet")
+        (folder / "meta.yaml").write_text("")
+
+
+def runnable(slow):
+    found = {}
+    for name, commands in PAGES.items():
+        here = [command for command in commands if not reason_against(command) and (slow or not is_slow(command))]
+        if any(is_slow(command) == slow for command in here):
+            found[name] = here
+    return found
+
+
+@pytest.mark.parametrize("name", runnable(slow=False))
+def test_commands_run_as_written(name, checkout):
+    needs_plan(name, checkout)
+    assert run_all(runnable(slow=False)[name], checkout) == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("name", runnable(slow=True))
+def test_all_commands_run_as_written(name, checkout):
+    needs_plan(name, checkout)
+    assert run_all(runnable(slow=True)[name], checkout) == []
+
+
+def test_each_reason_not_to_run_a_command_is_one():
+    for found in NOT_HERE:
+        assert any(re.search(found, command) for commands in PAGES.values() for command in commands), found
