@@ -75,6 +75,12 @@ def test_the_readme_leads_to_every_page():
     assert linked == {page.name for page in PAGES[1:]}
 
 
+def test_docs_lead_to_every_example():
+    text = "".join(TEXTS.values())
+    missing = [path.name for path in (ROOT / "examples").iterdir() if f"examples/{path.name}" not in text]
+    assert not [name for name in missing if not name.startswith("__")]
+
+
 @pytest.mark.parametrize("command", [command for command in COMMANDS if "examples/" in command])
 def test_sample_files_are_there(command):
     assert all((ROOT / word).exists() for word in shlex.split(command) if word.startswith("examples/")), command
