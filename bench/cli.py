@@ -197,6 +197,22 @@ def build_parser(name: str) -> Parser:
     return parser
 
 
+def _tells_times(name: str) -> bool:
+    """Whether command `name` measures times without looking itself at what others do on the machine."""
+    return (COMMANDS[name][0].startswith("scores.") or name in ("bench p2p", "pipeline run")) and not in_a_job()
+
+
+def _measured(args: argparse.Namespace) -> int:
+    """The exit code of a command that measures times; it ends with a line if others kept the machine busy meanwhile."""
+    from lanterne.bench.output.load import LoadMeter, busy_note
+
+    meter = LoadMeter()
+    code: int = args.run(args)
+    if note := busy_note(meter.foreign_cores()):
+        print(note, file=sys.stderr)
+    return code
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv` (default: sys.argv) and return its exit code."""
     argv = list(sys.argv[1:] if argv is None else argv)
@@ -221,7 +237,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise InputError(f"{name}: got a job around it, expected none: it starts its own")
         args = build_parser(name).parse(rest)
         check_outputs(args)
-        code = args.run(args)
+        code = _measured(args) if _tells_times(name) else args.run(args)
         sys.stdout.flush()
         # A signal that ended a rank is told in words; only the user's own program has codes of its own.
         return 1 if code >= 128 and name not in USERS_PROGRAM and code not in STOPPED else code

@@ -39,7 +39,7 @@ from lanterne.bench.collective.arrivals_report import print_arrivals
 from lanterne.bench.collective.plot import plot
 from lanterne.bench.collective.settings import BenchSettings, add_arguments, dtype_of, parse
 from lanterne.bench.output import report
-from lanterne.bench.output.load import BUSY_CORES, LoadMeter
+from lanterne.bench.output.load import LoadMeter, busy_note
 from lanterne.bench.output.units import format_nbytes, format_rate, format_time
 from lanterne.collectives.algorithms.catalogue import find_algorithm
 from lanterne.collectives.auto.trials import usual_s
@@ -327,8 +327,7 @@ def print_records(document: dict[str, Any], file: TextIO) -> None:
 
 def print_late(document: dict[str, Any], file: TextIO) -> None:
     """What the late rank still costs at a part's largest size and longest delay, as bars, and the verdict on "auto"."""
-    results, cores = document["results"], document["foreign_cores"]
-    is_busy = cores > BUSY_CORES
+    results, busy = document["results"], busy_note(document["foreign_cores"])
     longest_s = max(record["delay_s"] for record in results)
     largest = max(record["nbytes"] for record in results)
     late = [record for record in results if record["delay_s"] == longest_s and record["nbytes"] == largest]
@@ -342,12 +341,12 @@ def print_late(document: dict[str, Any], file: TextIO) -> None:
             bar = "=" * round(BAR_COLUMNS * median_s / longest)
             print(f"#   {name.ljust(width)}  {bar} {format_time(median_s)}", file=file)
         by_name = {record["algorithm"]: record["late_s"] for record in late}
-        if not is_busy and {"auto", "ring"} <= by_name.keys():
+        if not busy and {"auto", "ring"} <= by_name.keys():
             ratio = statistics.median(a / b for a, b in zip(by_name["auto"], by_name["ring"], strict=True))
             said = "auto gains" if ratio < GAINS else "auto gains nothing here"
             print(f"# {said}: {ratio:.2f} of ring's time, the median of {len(by_name['ring'])} rounds", file=file)
-    if is_busy:
-        print(f"# busy: others used {cores:.1f} cores meanwhile, so these times say little, and no verdict", file=file)
+    if busy:
+        print(busy, file=file)
 
 
 def over_best(results: Sequence[dict[str, Any]], record: dict[str, Any]) -> float | None:

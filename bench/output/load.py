@@ -20,24 +20,48 @@ BUSY_CORES = 0.3
 
 
 class LoadMeter:
-    """Counts, from its birth on, the core time that the machines of a job spend, and that of its ranks."""
+    """Counts, from its birth on, the core time that machines spend, and that of this process and what it started."""
 
     def __init__(self) -> None:
         self._start_s = time.monotonic()
         self._all_s = sum(machine_s())
         self._own_s = time.process_time()
+        self._started_s = _started_s()
 
-    def foreign_cores(self, comm: Communicator) -> float:
-        """Cores that others have used since, on the machine where they used most, on average. All ranks call it."""
+    @property
+    def started_s(self) -> float:
+        """Core seconds of processes that this one started and that have ended since."""
+        return _started_s() - self._started_s
+
+    def foreign_cores(self, comm: Communicator | None = None) -> float:
+        """Cores that others have used since, on average.
+
+        Args:
+            comm: of a job, all of whose ranks call it: on the machine where others used most.
+        """
         lasted_s, all_s = time.monotonic() - self._start_s, sum(machine_s()) - self._all_s
-        mine = np.array([number_of(boot_id()), lasted_s, all_s, time.process_time() - self._own_s])
-        rows = np.empty((comm.world_size, 4))
-        comm.all_gather(mine, rows.reshape(-1))
+        mine = np.array([number_of(boot_id()), lasted_s, all_s, time.process_time() - self._own_s + self.started_s])
+        rows = mine[None]
+        if comm is not None:
+            rows = np.empty((comm.world_size, 4))
+            comm.all_gather(mine, rows.reshape(-1))
         cores = []
         for one in set(rows[:, 0]):
             here = rows[rows[:, 0] == one]
             cores.append((here[:, 2].max() - here[:, 3].sum()) / here[:, 1].max())
         return max(0.0, *cores)
+
+
+def _started_s() -> float:
+    times = os.times()
+    return times.children_user + times.children_system
+
+
+def busy_note(cores: float) -> str:
+    """What is said of measured times while others used so many cores; "" where that is hardly any."""
+    if cores <= BUSY_CORES:
+        return ""
+    return f"# busy: others used {cores:.1f} cores meanwhile, so these times say little, and no verdict"
 
 
 def machine_s() -> tuple[float, float]:
