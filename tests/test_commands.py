@@ -1,6 +1,7 @@
 """Each command of README, docs and `--help` runs as written, in order, in a folder with a checkout's examples."""
 
 import gzip
+import json
 import os
 import re
 import shutil
@@ -27,7 +28,9 @@ NOT_HERE = {
     r"-n (16|1024)|64x256|--solver|4,8,16,64,256 --scheduler": "more cores, or minutes",
 }
 # Runs longer than some two seconds: with `-m slow`.
-SLOW = re.compile(r"(run|lanterne) (bench|demo)|validate|watch|pipeline (run|train|sweep)|cost|--scheduler all")
+SLOW = re.compile(
+    r"(run|lanterne) (bench|demo)|validate|watch|cost|pipeline (run|train|sweep|calibrate)|--scheduler all|h800\.json"
+)
 QUICK = re.compile(r"mpiexec -n 4 lanterne bench all_gather --bytes 1M\b")
 EXIT_CODES = {r"validate .*--slow-rank": 1, "--fail-on incident": 1}
 
@@ -86,6 +89,12 @@ def checkout(tmp_path):
         '{"stages": 4, "microbatches": 8, "forward": 10, "backward_input": 10, "backward_weight": 10,'
         ' "link_latency": [0, 20, 0], "max_inflight_activations": 8}'
     )
+    runs = json.loads((ROOT / "bench" / "papers" / "adaptra" / "h800_runs.json").read_text())
+    (tmp_path / "runs.json").write_text(json.dumps(runs))
+    case = {key: value for key, value in runs["runs"][0].items() if key != "slow_ms"}
+    (tmp_path / "case.json").write_text(json.dumps(case))
+    for name in ("h800.json", "mine.json"):
+        shutil.copy(ROOT / "pipeline" / "calibrate" / "h800.json", tmp_path / name)
     return tmp_path
 
 
