@@ -29,7 +29,6 @@ from lanterne.collectives.schedule.ir import LateRank
 from lanterne.errors import InputError, PeerFailed
 from lanterne.kernels.arrays import Array, Stream
 from lanterne.transport.base import Recv, Send, Transport
-from lanterne.transport.pauses import Pauses
 
 
 class Communicator:
@@ -85,7 +84,7 @@ class Communicator:
         ranks_here: int | None = None,
         closes: Sequence[Closing] = (),
     ) -> None:
-        pauses = None if ranks_here is None else Pauses(ranks_here)
+        pauses = None if ranks_here is None else transport.machine.pauses(ranks_here)
         self._show(CommunicatorCore(transport, ranks, communicator_id, pauses=pauses, closes=closes))
 
     def _show(self, core: CommunicatorCore) -> None:

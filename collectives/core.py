@@ -58,7 +58,7 @@ class CommunicatorCore(CommunicatorBase):
         engine: Engine | None = None,
     ) -> None:
         members = tuple(range(transport.world_size) if ranks is None else ranks)
-        super().__init__(transport, members, communicator_id, pauses or Pauses(len(members)), engine)
+        super().__init__(transport, members, communicator_id, pauses or transport.machine.pauses(len(members)), engine)
         self.used_ids: dict[int, int] = {} if used_ids is None else used_ids
         self.used_ids[communicator_id] = OPEN
         self._closes = tuple(closes)

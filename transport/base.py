@@ -8,7 +8,6 @@ Matching: messages of one (communicator, source, destination, lane) match in pos
 
 import ctypes
 import threading
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -16,8 +15,10 @@ from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeAlias
 
 from lanterne.errors import InputError, TransportError, TransportTimeout
+from lanterne.transport.machine import THIS_MACHINE, Machine
 from lanterne.transport.pauses import Pauses
 from lanterne.transport.timeouts import DEFAULT_TIMEOUT_S, check_timeout_s
+from lanterne.transport.waiting import wait
 
 if TYPE_CHECKING:
     from lanterne.kernels.cuda.runtime import CudaRuntime
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
     from lanterne.transport.store.client import StoreClient
 COMMUNICATOR_BITS = 16
 LANE_BITS = 32
-# Reading the clock and the control socket costs more than a poll, so a waiting loop does it only so often.
-POLLS_PER_CHECK = 64
 
 
 def make_tag(communicator: int, lane: int = 0) -> int:
@@ -155,7 +154,7 @@ class Request(ABC):
 
     @property
     def due_s(self) -> float:
-        """When it will be complete, of time.monotonic(); inf where nobody knows."""
+        """When it will be complete, on the machine's clock; inf where nobody knows."""
         return inf
 
     @abstractmethod
@@ -194,15 +193,9 @@ class Request(ABC):
             return
         transport = self.transport
         limit_s = transport.timeout_s if timeout_s is None else check_timeout_s(timeout_s)
-        deadline = time.monotonic() + limit_s
-        polls = 0
-        while not self.test():
-            polls += 1
-            if transport.pauses.pause(polls) or polls % POLLS_PER_CHECK == 0:
-                peers = self.pending_peers()
-                transport.check_peers(peers)
-                if time.monotonic() > deadline:
-                    raise timeout_error(transport, peers, limit_s)
+        look_at_peers = lambda _now_s: transport.check_peers(self.pending_peers())  # noqa: E731
+        if not wait(self.test, limit_s, transport.pauses, look_at_peers, lambda: self.due_s):
+            raise timeout_error(transport, self.awaited_peers(), limit_s)
 
 
 def timeout_error(transport: "Transport", peers: Iterable[int], limit_s: float) -> TransportTimeout:
@@ -217,16 +210,17 @@ class Transport(ABC):
     """Moves bytes between `world_size` ranks.
 
     Attributes: `name`; `rank`; `world_size`; `capabilities`; `timeout_s` (the default of every wait, seconds);
-    `pauses`, what waits do between polls; `background_s`, how often another thread than the user's has to look for
-    what has come, beside what `watch` tells, seconds; None: no other thread may use it.
+    `machine`, on which it runs; `pauses`, what waits do between polls; `background_s`, how often another thread than
+    the user's has to look for what has come, beside what `watch` tells, seconds; None: no other thread may use it.
     """
 
     name: str = "?"
+    machine: Machine = THIS_MACHINE
     rank: int
     world_size: int
     capabilities: Capabilities
     timeout_s: float = DEFAULT_TIMEOUT_S
-    pauses: Pauses = Pauses()
+    pauses: Pauses = THIS_MACHINE.pauses()
     background_s: float | None = None
     # Of this rank's device, where the transport has chosen one.
     runtime: "CudaRuntime | None" = None
@@ -263,13 +257,13 @@ class Transport(ABC):
             TransportTimeout, PeerFailed: as Request.wait.
         """
         limit_s = self.timeout_s if timeout_s is None else check_timeout_s(timeout_s)
-        deadline = time.monotonic() + limit_s
+        deadline = self.machine.now_s() + limit_s
         empty = self.register(bytearray(0))
         distance = 1
         while distance < self.world_size:
             after, before = (self.rank + distance) % self.world_size, (self.rank - distance) % self.world_size
             ops = (Recv(empty, 0, 0, before, BARRIER_TAG), Send(empty, 0, 0, after, BARRIER_TAG))
-            self.post(ops).wait(max(0.0, deadline - time.monotonic()))
+            self.post(ops).wait(max(0.0, deadline - self.machine.now_s()))
             distance *= 2
 
     def open_board(self, key: str, rank: int, world_size: int) -> "Seat | None":

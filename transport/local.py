@@ -4,9 +4,7 @@ Every message is a rendezvous: whoever posts second copies straight from the sen
 """
 
 import math
-import os
 import threading
-import time
 from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
 from typing import TypeAlias
@@ -14,15 +12,13 @@ from typing import TypeAlias
 import numpy as np
 
 from lanterne.errors import InputError, PeerFailed, TransportError
-from lanterne.transport.base import Capabilities, Operation, Request, Send, Transport, check_ops, timeout_error
+from lanterne.transport.base import Capabilities, Operation, Request, Send, Transport, check_ops
 from lanterne.transport.board.seat import LocalBoards, LocalSeat
+from lanterne.transport.machine import THIS_MACHINE, Machine
+from lanterne.transport.pauses import Pauses
 from lanterne.transport.rank_group import LEFT_GRACE_S
 from lanterne.transport.timeouts import check_timeout_s
 
-# A hand-over between two running threads takes some 3 us, waking a sleeping one some 30: spin first, then sleep, so
-# that more threads than cores do not take the processor from those that have work.
-SPINS = 200
-SLEEP_S = 0.05
 # Above this size the copy goes through NumPy, which lets other threads run meanwhile.
 COPY_UNLOCKED_NBYTES = 32 * 1024
 
@@ -34,16 +30,17 @@ _Unmatched: TypeAlias = "tuple[LocalRequest, Operation, bool]"
 class LocalWorld:
     """What the ranks of one process share. Make one, then `transport(rank)` once for each rank."""
 
-    def __init__(self, world_size: int) -> None:
+    def __init__(self, world_size: int, machine: Machine = THIS_MACHINE) -> None:
         if not isinstance(world_size, int) or world_size < 1:
             raise InputError(f"local world: got {world_size!r} ranks, expected at least 1")
         self.world_size = world_size
+        self.machine = machine
         self.lock: threading.Lock = threading.Lock()
         # By (source, destination, tag), all sends or all receives, oldest first.
         self.unmatched: defaultdict[tuple[int, int, int], deque[_Unmatched]] = defaultdict(deque)
-        # Rank -> (why it left, when others are to know: time.monotonic()).
+        # Rank -> (why it left, when others are to know, on the machine's clock).
         self.gone: dict[int, tuple[str, float]] = {}
-        self.boards: LocalBoards = LocalBoards()
+        self.boards: LocalBoards = LocalBoards(machine)
 
     def transport(self, rank: int, timeout_s: float | None = None) -> "LocalTransport":
         """The transport of `rank`; `timeout_s` is the default of its waits."""
@@ -62,6 +59,8 @@ class LocalTransport(Transport):
         self.world = world
         self.rank = rank
         self.world_size: int = world.world_size
+        self.machine: Machine = world.machine
+        self.pauses: Pauses = world.machine.pauses(world.world_size)
         if timeout_s is not None:
             self.timeout_s: float = check_timeout_s(timeout_s)
 
@@ -97,7 +96,7 @@ class LocalTransport(Transport):
         if gone:
             for peer in peers:
                 reason, from_s = gone.get(peer, ("", math.inf))
-                if time.monotonic() >= from_s:
+                if self.machine.now_s() >= from_s:
                     raise PeerFailed(peer, reason)
 
     def abandon(self, peer: int, requests: Sequence[Request]) -> None:
@@ -118,7 +117,7 @@ class LocalTransport(Transport):
         """
         if not self.closed:
             self.closed = True
-            self.world.gone[self.rank] = reason, time.monotonic() + grace_s
+            self.world.gone[self.rank] = reason, self.machine.now_s() + grace_s
 
     def close(self) -> None:
         # Who is about to ask may have got this rank's last message since it looked.
@@ -144,14 +143,13 @@ def _move(send: Operation, recv: Operation) -> TransportError | None:
 class LocalRequest(Request):
     """Counts its operations down; whichever thread matches one finishes it."""
 
-    __slots__ = ("_transport", "error", "event", "remaining", "waiting")
+    __slots__ = ("_transport", "error", "remaining", "waiting")
 
     def __init__(self, transport: LocalTransport, count: int) -> None:
         self._transport = transport
         self.remaining: int = count
         self.waiting: list[int] = []
         self.error: TransportError | None = None
-        self.event: threading.Event | None = None
 
     @property
     def transport(self) -> LocalTransport:
@@ -165,9 +163,6 @@ class LocalRequest(Request):
                 self.waiting.remove(peer)
             if error is not None:
                 self.error = error
-            event = self.event
-        if event is not None:
-            event.set()
 
     def test(self) -> bool:
         if self.error is not None:
@@ -177,21 +172,3 @@ class LocalRequest(Request):
     def pending_peers(self) -> list[int]:
         with self._transport.world.lock:
             return sorted(set(self.waiting))
-
-    def wait(self, timeout_s: float | None = None) -> None:
-        transport = self._transport
-        limit_s = transport.timeout_s if timeout_s is None else check_timeout_s(timeout_s)
-        deadline = time.monotonic() + limit_s
-        for _ in range(SPINS):
-            if self.test():
-                return
-            os.sched_yield()
-        event = self.event = threading.Event()
-        while not self.test():
-            peers = self.pending_peers()
-            transport.check_peers(peers)
-            left_s = deadline - time.monotonic()
-            if left_s <= 0:
-                raise timeout_error(transport, peers, limit_s)
-            event.wait(min(left_s, SLEEP_S))
-            event.clear()

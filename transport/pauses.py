@@ -8,8 +8,9 @@ time and gains nothing. From action to action of a pipeline it does, and its wai
 """
 
 import os
-import time
+from collections.abc import Callable
 from math import inf
+from typing import Protocol
 
 # Yields before the first nap: where each rank has a core, and to be shared by the ranks of a core where they have not.
 YIELDS, YIELDS_SHARED, YIELDS_LEAST = 2000, 400, 20
@@ -25,20 +26,34 @@ SLOW_YIELD_S = 500e-6
 CROWDED_S = 0.05
 
 
+class Clock(Protocol):
+    """What pauses need of a Machine (machine.py)."""
+
+    @property
+    def now_s(self) -> Callable[[], float]: ...
+    @property
+    def sleep(self) -> Callable[[float], None]: ...
+    @property
+    def give_way(self) -> Callable[[], None]: ...
+    def pauses(self, ranks_here: int = ..., longer_s: float = ...) -> "Pauses": ...
+
+
 class Pauses:
     """The pauses of all waits of a process or thread, one of `ranks_here` ranks of the job on this host.
 
     Args:
         longer_s: by how much a nap is longer than the one before.
+        machine: whose `pauses` makes them.
 
-    Attributes: `shared`, whether these ranks are more than the cores; `yields`, before the first nap.
+    Attributes: `shared`, whether these ranks are more than the cores; `yields`, before the first nap; `machine`.
     """
 
-    __slots__ = ("_nap_until_s", "_ranks_here", "longer_s", "shared", "yields")
+    __slots__ = ("_nap_until_s", "_ranks_here", "longer_s", "machine", "shared", "yields")
 
-    def __init__(self, ranks_here: int = 1, longer_s: float = LONGER_S) -> None:
+    def __init__(self, ranks_here: int, longer_s: float, machine: Clock) -> None:
         self._ranks_here = ranks_here
         self.longer_s: float = longer_s
+        self.machine: Clock = machine
         cores = os.cpu_count() or 1
         self.shared: bool = ranks_here > cores
         self.yields: int = max(YIELDS_LEAST, YIELDS_SHARED * cores // ranks_here) if self.shared else YIELDS
@@ -46,23 +61,51 @@ class Pauses:
 
     def finer(self) -> "Pauses":
         """Pauses of the same ranks, for waits whose lateness counts."""
-        return Pauses(self._ranks_here, FINER_S)
+        return self.machine.pauses(self._ranks_here, FINER_S)
 
     def pause(self, idle: int, due_s: float = inf) -> bool:
         """Pause between two polls; `idle` counts those that found nothing since something last moved. True after a nap.
 
         Args:
-            due_s: of time.monotonic(), when it will be found; inf where nobody knows.
+            due_s: on the machine's clock, when it will be found; inf where nobody knows.
 
         Cost: 0.3 us besides the yield.
         """
-        before_s = time.monotonic()
+        machine = self.machine
+        before_s = machine.now_s()
         left_s = due_s - SPIN_S - before_s
         if left_s > 0 and (idle >= self.yields or before_s < self._nap_until_s):
-            time.sleep(min(NAP_S + self.longer_s * max(0, idle - self.yields), MAX_NAP_S, left_s))
+            machine.sleep(min(NAP_S + self.longer_s * max(0, idle - self.yields), MAX_NAP_S, left_s))
             return True
-        os.sched_yield()
-        now_s = time.monotonic()
+        machine.give_way()
+        now_s = machine.now_s()
         if now_s - before_s > SLOW_YIELD_S:
             self._nap_until_s = now_s + CROWDED_S
         return False
+
+
+class Woken:
+    """The pauses of a wait that something wakes: they yield for `spin_s`, for what comes soon, then sleep until then.
+
+    Args:
+        sleep: takes seconds, sleeps that long at most.
+    """
+
+    __slots__ = ("_sleep", "_spin_s", "_spin_until_s", "machine")
+
+    def __init__(self, machine: Clock, sleep: Callable[[float], object], spin_s: float = SPIN_S) -> None:
+        self._spin_s = spin_s
+        self.machine: Clock = machine
+        self._sleep = sleep
+        self._spin_until_s = 0.0
+
+    def pause(self, idle: int, due_s: float = inf) -> bool:
+        """See Pauses.pause. True after a sleep."""
+        now_s = self.machine.now_s()
+        if idle == 1:
+            self._spin_until_s = now_s + self._spin_s
+        if now_s < self._spin_until_s:
+            self.machine.give_way()
+            return False
+        self._sleep(max(0.0, due_s - now_s))
+        return True

@@ -1,27 +1,27 @@
 """The ranks of a job and what they can tell each other before, and beside, any transport."""
 
-import atexit
 import logging
 import os
 import socket
 import sys
-import time
 import weakref
 from collections import deque
 from collections.abc import Iterable
 from contextlib import suppress
-from functools import partial
 from typing import TYPE_CHECKING, NoReturn, Self
 
 from lanterne.errors import InputError, PeerFailed, TransportError, TransportTimeout, Unavailable
 from lanterne.transport.board.seat import StoreSeat, unpack_record
 from lanterne.transport.board.sequencer import Record
+from lanterne.transport.machine import THIS_MACHINE, Machine
 from lanterne.transport.wire import Kind, unpack_fields
 
 if TYPE_CHECKING:
     from lanterne.transport.store.client import StoreClient
     from lanterne.transport.store.process import StoreProcess
 
+# Those that must not go on in a forked child.
+_open: "weakref.WeakSet[Group]" = weakref.WeakSet()
 # A look at the control socket costs a system call, so waiting loops take one only so often.
 LOOK_S = 2e-3
 # What a rank sent before it left may still be on its way; a wait on it that lasts longer will never end.
@@ -37,6 +37,7 @@ class Group:
     Attributes:
         host: this host's identity; `hosts` has every rank's. Equal: same kernel, shared memory and network.
         store: None in a job of one rank.
+        machine: that of the store's client.
         ends_together: set by who will call `end_together`, so that `leave` keeps the connection for it.
     """
 
@@ -51,6 +52,7 @@ class Group:
         self.rank = rank
         self.world_size = world_size
         self.store = store
+        self.machine: Machine = THIS_MACHINE if store is None else store.machine
         self.host: str = host_identity()
         self.hosts: tuple[str, ...] = (self.host,)
         self.ends_together = False
@@ -73,8 +75,8 @@ class Group:
             store.close()
             raise
         self.hosts = tuple(host.decode(errors="replace") for host in hosts)
-        atexit.register(self._leave_at_exit)
-        os.register_at_fork(after_in_child=partial(_forget_in_child, weakref.ref(self)))
+        self.machine.at_exit(self._leave_at_exit)
+        _open.add(self)
 
     @property
     def ranks_here(self) -> int:
@@ -122,9 +124,9 @@ class Group:
         Cost: some 0.2 us; one system call every LOOK_S.
         """
         try:
-            if self.store is not None and not self._closed and time.monotonic() >= self._next_look:
+            if self.store is not None and not self._closed and self.machine.now_s() >= self._next_look:
                 self._look()
-                self._next_look = time.monotonic() + LOOK_S
+                self._next_look = self.machine.now_s() + LOOK_S
         finally:
             # A death that was told before the store was lost says more than that loss.
             if self._failed:
@@ -133,7 +135,7 @@ class Group:
                         raise PeerFailed(rank, self._failed[rank])
         if self._left and peers is not None:
             for rank in peers:
-                if time.monotonic() - self._left.get(rank, float("inf")) > LEFT_GRACE_S:
+                if self.machine.now_s() - self._left.get(rank, float("inf")) > LEFT_GRACE_S:
                     raise PeerFailed(rank, "it has left the job")
 
     def open_board(self, key: str, rank: int, world_size: int) -> StoreSeat | None:
@@ -163,7 +165,7 @@ class Group:
         self._closed = True
         if self.store is None or os.getpid() != self._pid:
             return
-        atexit.unregister(self._leave_at_exit)
+        self.machine.not_at_exit(self._leave_at_exit)
         # Without a store there is nobody to tell.
         with suppress(TransportError):
             if self._store_process is not None and (refused := self.store.refused()):
@@ -231,7 +233,7 @@ class Group:
                 self._gone.setdefault(rank, self._failed[rank])
             elif kind == Kind.LEFT_NOTICE:
                 (rank,) = unpack_fields(body, "i")
-                self._left[rank] = time.monotonic()
+                self._left[rank] = self.machine.now_s()
                 self._gone.setdefault(rank, "it has left the job")
             elif kind == Kind.RECORD_NOTICE:
                 key, record = unpack_record(body)
@@ -245,9 +247,12 @@ class Group:
             raise PeerFailed(rank, reason)
 
 
-def _forget_in_child(itself: weakref.ref[Group]) -> None:
-    if (group := itself()) is not None:
+def _forget_in_child() -> None:
+    for group in list(_open):
         group._forget()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
 
 
 def host_identity() -> str:

@@ -8,9 +8,7 @@ the receiver looked late, is not delayed again.
 Paper: Chen et al. 2025 (CrossPipe), section 6.4, whose links each have their bandwidth to themselves (`separate`).
 """
 
-import os
 import struct
-import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +18,6 @@ from typing import TypeAlias
 from lanterne.errors import InputError
 from lanterne.transport.base import (
     LANE_BITS,
-    POLLS_PER_CHECK,
     Operation,
     Recv,
     Region,
@@ -28,18 +25,15 @@ from lanterne.transport.base import (
     Send,
     Transport,
     check_ops,
-    timeout_error,
 )
-from lanterne.transport.timeouts import check_timeout_s
+from lanterne.transport.waiting import wait
 from lanterne.transport.wrapper import Wrapper
 
 # Times of departure travel on the lane's twin: the lane with this bit set, which MPI's tags have room for.
 TWIN = 1 << 12
-# Sleeping overshoots by up to this; the last part of a wait yields instead.
-SPIN_S = 200e-6
 # Who polls naps between (see pauses.py) and would be late by as much: a poll so shortly before the time waits for it.
 NEAR_S = 80e-6
-# When the first and the last byte left, of time.monotonic().
+# When the first and the last byte left, on the machine's clock.
 DEPARTURE = struct.Struct("<dd")
 
 
@@ -67,7 +61,7 @@ Links: TypeAlias = Mapping[tuple[int, int], Link]
 class Leaving:
     """A message on its way out of a Port.
 
-    Attributes: `first_s` and `last_s`, of time.monotonic(), when its first and last byte left (inf: not yet); `told`,
+    Attributes: `first_s` and `last_s`, of now_s, when its first and last byte left (inf: not yet); `told`,
     the request of the small message that says so.
     """
 
@@ -87,7 +81,7 @@ class Leaving:
 class Port:
     """A rank's sending end, which all peers that it has bytes for share alike; those of one peer leave in turn.
 
-    Attributes: `next_s`, of time.monotonic(), when the next message has left if none is added; inf where there is none.
+    Attributes: `next_s`, of now_s, when the next message has left if none is added; inf where there is none.
     """
 
     __slots__ = ("_now_s", "_queues", "next_s")
@@ -169,7 +163,7 @@ class Ends:
         return self.links.get((source, destination), FREE)
 
     def leave(self, peer: int, nbytes: int, now_s: float) -> tuple[float, float]:
-        """(departure, end), of time.monotonic(), of a message sent to `peer` now: it occupies the link between."""
+        """(departure, end), on the machine's clock, of a message sent to `peer` now: it occupies the link between."""
         if self.rendezvous:
             return now_s, now_s  # The receiver knows better.
         link = self.link(self.rank, peer)
@@ -247,7 +241,7 @@ class ShapedTransport(Wrapper):
 
     def post(self, ops: Sequence[Operation]) -> "ShapedRequest":
         # What posting itself takes is a part of the link's time.
-        now_s = time.monotonic()
+        now_s = self.machine.now_s()
         check_ops(self, ops)
         for op in ops:
             if (lane := op.tag & ((1 << LANE_BITS) - 1)) >= TWIN:
@@ -339,7 +333,7 @@ class ShapedRequest(Request):
 
     def test(self) -> bool:
         transport = self._transport
-        transport.advance(time.monotonic())
+        transport.advance(transport.machine.now_s())
         if self._leaving:
             self._leaving = [message for message in self._leaving if not self._has_left(message)]
         if not self._inner.test():
@@ -355,11 +349,12 @@ class ShapedRequest(Request):
             transport.give_back(self._words)
             self._words = []
         if self._held:
-            now_s = time.monotonic()
+            now = transport.machine.now_s
+            now_s = now()
             last_s = max(self._held)[0]
             if now_s < last_s < now_s + NEAR_S:
-                while (now_s := time.monotonic()) < last_s:
-                    os.sched_yield()
+                wait(lambda: now() >= last_s, NEAR_S, transport.pauses)
+                now_s = now()
             self._held = [(release_s, peer) for release_s, peer in self._held if release_s > now_s]
         return not (self._held or self._leaving)
 
@@ -368,23 +363,6 @@ class ShapedRequest(Request):
             return False
         self._transport.give_back((message.word,))
         return True
-
-    def wait(self, timeout_s: float | None = None) -> None:
-        transport = self._transport
-        limit_s = transport.timeout_s if timeout_s is None else check_timeout_s(timeout_s)
-        deadline_s = time.monotonic() + limit_s
-        polls = 0
-        while not self.test():
-            polls += 1
-            now_s = time.monotonic()
-            if now_s >= deadline_s:
-                raise timeout_error(transport, self.awaited_peers(), limit_s)
-            if not (self._arrivals or self._leaving):
-                # What the inner transport has is safe even if its sender is gone by now: only the clock is waited for.
-                time.sleep(max(0.0, min(self.due_s - SPIN_S, deadline_s) - now_s))
-                os.sched_yield()
-            elif transport.pauses.pause(polls) or polls % POLLS_PER_CHECK == 0:
-                transport.check_peers(self.pending_peers())
 
     def pending_peers(self) -> list[int]:
         # Not those of messages held back here: they need nothing more of their senders, who may have left.

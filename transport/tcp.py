@@ -26,11 +26,11 @@ class TcpTransport(SpareTransport):
     """
 
     def __init__(self, group: Group, timeout_s: float | None = None) -> None:
-        inner = LocalWorld(group.world_size).transport(group.rank, timeout_s)
+        inner = LocalWorld(group.world_size, group.machine).transport(group.rank, timeout_s)
         super().__init__(inner, ("tcp",), lambda told: group.exchange("lanterne/tcp", told), group.check_peers)
         self.name = "tcp"
         self._group = group
-        self.pauses: Pauses = Pauses(group.ranks_here)
+        self.pauses: Pauses = group.machine.pauses(group.ranks_here)
         for peer in self.peers.values():
             peer.path = peer.rails[0].index
             peer.is_ready = True

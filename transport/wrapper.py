@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from lanterne.transport.base import Capabilities, Transport
+from lanterne.transport.machine import Machine
 from lanterne.transport.pauses import Pauses
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ class Wrapper(Transport):
         self.world_size: int = inner.world_size
         self.capabilities: Capabilities = capabilities or inner.capabilities
         self.timeout_s: float = inner.timeout_s
+        self.machine: Machine = inner.machine
         self.pauses: Pauses = inner.pauses
 
     def open_board(self, key: str, rank: int, world_size: int) -> "Seat | None":

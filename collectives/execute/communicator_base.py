@@ -3,7 +3,6 @@
 A communicator's plans, requests, messages and late ranks know it as a CommunicatorBase; collectives/core.py adds them.
 """
 
-import time
 from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -14,7 +13,9 @@ from lanterne.collectives.execute.engine import Engine
 from lanterne.collectives.execute.scratch import Scratch
 from lanterne.errors import InputError, LanterneError, PeerFailed, TransportTimeout
 from lanterne.transport.base import Transport, make_tag
+from lanterne.transport.machine import Machine
 from lanterne.transport.pauses import Pauses
+from lanterne.transport.waiting import wait
 
 if TYPE_CHECKING:
     from lanterne.collectives.execute.device import DeviceSide
@@ -67,6 +68,7 @@ class CommunicatorBase:
         engine: that of `transport`, which its communicators share; None: a new one.
 
     Attributes:
+        machine: the transport's.
         rank, world_size: this rank's place among `ranks`, and how many they are.
         timeout_s: the default of waits, seconds.
         deterministic: nobody finds out who is late; see Communicator.
@@ -101,6 +103,7 @@ class CommunicatorBase:
         self.timeout_s: float = transport.timeout_s
         self.deterministic = False
         self.pauses = pauses
+        self.machine: Machine = transport.machine
         self.control: Control = Control(transport, ranks, self.rank, make_tag(communicator_id, CONTROL_LANE))
         self.scratch: Scratch = Scratch(transport)
         self.failing: Failing = Failing(self)
@@ -228,16 +231,20 @@ class Failing:
 
 def _cause(communicator: CommunicatorBase, error: LanterneError) -> LanterneError:
     """What `error` came from: a failure that another rank has told, or, if `error` names no rank, a death; else it."""
-    deadline = time.monotonic() + DEATH_S
-    while True:
+    reason = error
+
+    def look() -> bool:
+        nonlocal reason
         try:
             communicator.control.listen(REASON_S)
             if not isinstance(error, PeerFailed):
                 communicator.transport.check_peers(communicator.ranks)
         except (InputError, PeerFailed, TransportTimeout) as told:
-            return told
+            reason = told
+            return True
         except LanterneError:
             pass  # Another one that does not know.
-        if isinstance(error, PeerFailed) or time.monotonic() > deadline:
-            return error
-        time.sleep(1e-3)
+        return isinstance(error, PeerFailed)
+
+    wait(look, DEATH_S, communicator.pauses)
+    return reason

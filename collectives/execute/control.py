@@ -11,7 +11,6 @@ rank reads at least once a second while it makes calls, so reports do not pile u
 
 import contextlib
 import struct
-import time
 from collections import OrderedDict, deque
 from collections.abc import Iterator
 from typing import TypeAlias
@@ -21,6 +20,7 @@ from numpy.typing import NDArray
 
 from lanterne.errors import InputError, LanterneError, PeerFailed, TransportError, TransportTimeout
 from lanterne.transport.base import Recv, Request, Send, Transport
+from lanterne.transport.waiting import MOVED, Moved, never, wait
 
 STALL_S = 0.1
 READ_EVERY_S = 1.0
@@ -61,7 +61,7 @@ class Control:
         self._reports: dict[int, tuple[int, str]] = {}
         # Signatures of this rank's latest calls, by number.
         self._calls: OrderedDict[int, str] = OrderedDict()
-        self._next_read_s = time.monotonic() + READ_EVERY_S
+        self._next_read_s = self._transport.machine.now_s() + READ_EVERY_S
 
     def begin(self, number: int, signature: str) -> None:
         """This rank starts its call `number` (rising) with `signature`; those before it may be under way.
@@ -74,7 +74,7 @@ class Control:
         self._calls[number] = signature
         if len(self._calls) > HISTORY:
             self._calls.popitem(last=False)
-        if time.monotonic() > self._next_read_s:
+        if self._transport.machine.now_s() > self._next_read_s:
             self.read()
 
     def report(self) -> None:
@@ -86,7 +86,7 @@ class Control:
         """
         number, signature = self.number, self._calls.get(self.number)
         if signature is not None:
-            now_s = time.monotonic()
+            now_s = self._transport.machine.now_s()
             for peer in self._others():
                 told_number, told_s = self._told.get(peer, (-1, 0.0))
                 if told_number != number and now_s - told_s >= STALL_S:
@@ -96,7 +96,7 @@ class Control:
 
     def read(self) -> None:
         """Take in what the others have told. Raises as `report`."""
-        self._next_read_s = time.monotonic() + READ_EVERY_S
+        self._next_read_s = self._transport.machine.now_s() + READ_EVERY_S
         for peer in self._others():
             if peer not in self._receives:
                 # Some transports connect at the first message, which a dead peer would hold up.
@@ -124,24 +124,23 @@ class Control:
         kind, subject = _kind(error, self._ranks[self._rank])
         for peer in self._others():
             self._send(peer, kind, subject, 0, str(getattr(error, "reason", error)))
-        deadline = time.monotonic() + FAREWELL_S
-        while self._sends and time.monotonic() < deadline:
-            try:
-                if self._sends[0].test():
-                    self._sends.popleft()
-                    continue
-            except TransportError:
-                self._sends.popleft()
-            time.sleep(1e-3)
+        wait(self._have_left, FAREWELL_S, self._transport.pauses)
 
     def listen(self, limit_s: float) -> None:
         """Read for up to `limit_s`: whoever caused what this rank suffers from may have told so. Raises as `report`."""
-        deadline = time.monotonic() + limit_s
-        while True:
-            self.read()
-            if time.monotonic() > deadline:
-                return
-            time.sleep(1e-3)
+        wait(never, limit_s, self._transport.pauses, lambda _now_s: self.read())
+
+    def _have_left(self) -> bool | Moved:
+        """Whether nothing is on its way any more; MOVED: something has left."""
+        before = len(self._sends)
+        while self._sends:
+            try:
+                if not self._sends[0].test():
+                    break
+            except TransportError:
+                pass  # It never leaves.
+            self._sends.popleft()
+        return not self._sends or (MOVED if len(self._sends) < before else False)
 
     def _compare(self) -> None:
         for peer, (number, theirs) in self._reports.items():

@@ -13,7 +13,6 @@ import os
 import select
 import sys
 import threading
-import time
 import weakref
 from contextlib import suppress
 from typing import Protocol
@@ -140,7 +139,7 @@ class Engine:
             if poll.poll(limit_s):
                 _drain(self._wakes)
                 if serving:
-                    time.sleep(GATHER_S)
+                    transport.machine.sleep(GATHER_S)
         _switch_soon(False, usual_s)
         poll.close()
 
@@ -162,7 +161,7 @@ class Engine:
         return False
 
     def _look_for_deaths(self) -> None:
-        now_s = time.monotonic()
+        now_s = self._transport.machine.now_s()
         if now_s < self._deaths_s:
             return
         self._deaths_s = now_s + DEATHS_S

@@ -3,7 +3,6 @@
 Users have `test`, `wait` and `done`; names with an underscore are for lanterne's own modules.
 """
 
-import time
 from collections.abc import Callable, Sequence
 from math import inf
 from typing import TYPE_CHECKING, Any
@@ -11,14 +10,13 @@ from typing import TYPE_CHECKING, Any
 from lanterne.collectives.execute.communicator_base import CommunicatorBase
 from lanterne.collectives.execute.control import STALL_S
 from lanterne.collectives.execute.plans import AnyExecution, AnyPlan
-from lanterne.transport.base import POLLS_PER_CHECK, Request, timeout_error
+from lanterne.transport.base import Request, timeout_error
 from lanterne.transport.timeouts import check_timeout_s
+from lanterne.transport.waiting import CHECK_S, MOVED, Moved, wait
 
 if TYPE_CHECKING:
     from lanterne.collectives.execute.device import Entry
 
-# How often a wait that naps looks for deaths and at its limit, which costs as much as a poll.
-CHECK_S = 1e-3
 # Of the time between two tests, at most so much counts as waiting: the rest is the user's own work.
 TEST_GAP_S = 1.0
 
@@ -34,7 +32,7 @@ class CollectiveRequest:
     _signature: str
     # Whether the last _advance() got anywhere.
     _moved: bool = False
-    # Of time.monotonic(), when it will be done; inf where nobody knows.
+    # On the machine's clock, when it will be done; inf where nobody knows.
     _due_s: float = inf
     # Of a call with device arrays, where it stands on the user's stream.
     _entry: "Entry | None" = None
@@ -62,8 +60,8 @@ class CollectiveRequest:
             if self.done or self._poll():
                 return True
             if self._patience is None:
-                self._patience = _Patience(communicator.timeout_s)
-            self._patience.look(self, time.monotonic(), TEST_GAP_S)
+                self._patience = _Patience(communicator.timeout_s, communicator.machine.now_s())
+            self._patience.look(self, communicator.machine.now_s(), TEST_GAP_S)
         return False
 
     def wait(self, timeout_s: float | None = None, *, queued: bool = False) -> None:
@@ -209,7 +207,7 @@ class MessageRequest(CollectiveRequest):
     def __init__(self, communicator: CommunicatorBase, request: Request) -> None:
         super().__init__(communicator)
         self._request: Request | None = request
-        # Of time.monotonic(), when it was last seen not to be done; -inf: never.
+        # On the machine's clock, when it was last seen not to be done; -inf: never.
         self._looked_s = -inf
 
     @property
@@ -228,7 +226,7 @@ class MessageRequest(CollectiveRequest):
         request = self._request
         if request is None:
             return True
-        now_s = time.monotonic()
+        now_s = self._communicator.machine.now_s()
         with self._communicator.lock, self._communicator.failing:
             self.done: bool = request.test()
         if self.done:
@@ -242,16 +240,16 @@ class _Patience:
     """What a wait looks at beside its request: deaths, what other ranks tell, its limit.
 
     Args:
-        limit_s: of the wait.
+        limit_s: of the wait, which begins at `now_s`.
     """
 
     __slots__ = ("_checked_s", "_limit_s", "_reported_s", "_stall_s", "_waited_s")
 
-    def __init__(self, limit_s: float) -> None:
+    def __init__(self, limit_s: float, now_s: float) -> None:
         self._limit_s = limit_s
         self._stall_s = min(STALL_S, limit_s / 4)
         self._waited_s = self._reported_s = 0.0
-        self._checked_s = time.monotonic()
+        self._checked_s = now_s
 
     def look(self, request: CollectiveRequest, now_s: float, gap_s: float = inf) -> None:
         """Look, if the last time was long ago; of the time since then at most `gap_s` counts."""
@@ -274,27 +272,29 @@ def _wait(request: CollectiveRequest, timeout_s: float | None, queued: bool) -> 
     """Advance everything of the communicator until `request` is done; see CollectiveRequest.wait."""
     communicator = request._communicator
     lock, engine = communicator.lock, communicator.engine
-    engine.take_over()
-    try:
+
+    def look() -> bool | Moved:
         with lock:
-            communicator.progress()
+            moved = communicator.progress()
             # What is queued is not asked for: the device's answer takes longer than the call.
             if request.done or (queued and request._completion is not None) or request._poll():
-                return
-        patience = _Patience(communicator.timeout_s if timeout_s is None else check_timeout_s(timeout_s))
-        pauses, polls, idle = communicator.pauses, 0, 0
-        while True:
+                return True
+            if len(engine.busy) > 1 and engine.advance_others(communicator):
+                moved = True
+        return MOVED if moved else False
+
+    engine.take_over()
+    try:
+        if look():
+            return
+        limit_s = communicator.timeout_s if timeout_s is None else check_timeout_s(timeout_s)
+        patience = _Patience(limit_s, communicator.machine.now_s())
+
+        def meanwhile(now_s: float) -> None:
             with lock:
-                moved = communicator.progress()
-                if request.done or (queued and request._completion is not None) or request._poll():
-                    return
-                if len(engine.busy) > 1 and engine.advance_others(communicator):
-                    moved = True
-            polls += 1
-            idle = 0 if moved else idle + 1
-            napped = idle and pauses.pause(idle, request._due_s)
-            if napped or polls % POLLS_PER_CHECK == 0:
-                with lock:
-                    patience.look(request, time.monotonic())
+                patience.look(request, now_s)
+
+        # The patience ends it, but for a call that goes on a little, for all ranks alike.
+        wait(look, inf, communicator.pauses, meanwhile, lambda: request._due_s)
     finally:
         engine.hand_back()

@@ -15,7 +15,6 @@ without the last few (late_policy.starts).
 
 import functools
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -121,7 +120,7 @@ class LateRanks:
 
         Cost: under 1 us.
         """
-        self._unreported.append((time.monotonic(), signature))
+        self._unreported.append((self._communicator.machine.now_s(), signature))
         if len(self._unreported) >= MAX_UNREPORTED:
             self.report()
 
@@ -398,10 +397,11 @@ class LateRequest(CollectiveRequest):
 
     def _expire(self, limit_s: float) -> None:
         """The time of a wait is over: before everybody has come, ask the board to end the call, for all alike."""
+        now_s = self._communicator.machine.now_s()
         if self._gave_up_s is None and (self._execution is None or self._held):
-            self._gave_up_s = time.monotonic()
+            self._gave_up_s = now_s
             self._late.give_up(self._number)
-        if self._gave_up_s is None or time.monotonic() > self._gave_up_s + GRACE_S:
+        if self._gave_up_s is None or now_s > self._gave_up_s + GRACE_S:
             super()._expire(limit_s)
 
     def test(self) -> bool:

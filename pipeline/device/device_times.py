@@ -21,8 +21,9 @@ from lanterne.errors import TransportTimeout
 from lanterne.kernels.arrays import Event, Stream
 from lanterne.kernels.cuda.runtime import CudaRuntime
 from lanterne.pipeline.plan.action import Action
-from lanterne.transport.pauses import Pauses
+from lanterne.transport.machine import THIS_MACHINE
 from lanterne.transport.timeouts import DEFAULT_TIMEOUT_S
+from lanterne.transport.waiting import wait
 
 # The calls of a stage that make up an action, by its kind.
 CALLS = {"F": 1, "B": 1, "W": 1, "BW": 2}
@@ -65,15 +66,11 @@ def until_done(runtime: CudaRuntime, event: Event, timeout_s: float | None = Non
         TransportError: work on the device has failed.
     """
     limit_s = DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s
-    polls, pauses, deadline = 0, Pauses(), time.monotonic() + limit_s
-    while not runtime.is_done(event):
-        if time.monotonic() > deadline:
-            raise TransportTimeout(
-                f"device {runtime.device_id}: what a stage has queued was not done within {limit_s:g} s; look at its "
-                "kernels, or allow more time (LANTERNE_TIMEOUT_S)"
-            )
-        pauses.pause(polls)
-        polls += 1
+    if not wait(lambda: runtime.is_done(event), limit_s, THIS_MACHINE.pauses()):
+        raise TransportTimeout(
+            f"device {runtime.device_id}: what a stage has queued was not done within {limit_s:g} s; look at its "
+            "kernels, or allow more time (LANTERNE_TIMEOUT_S)"
+        )
 
 
 class DeviceTimes:

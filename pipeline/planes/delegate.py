@@ -23,10 +23,11 @@ from lanterne.pipeline.device.message_staging import MessageStaging
 from lanterne.pipeline.planes.data_plane import Buffer, DataPlane, Receive, Shape, free_nbytes
 from lanterne.pipeline.planes.inline import Inline
 from lanterne.transport.base import timeout_error
+from lanterne.transport.pauses import SPIN_S
 from lanterne.transport.rails.delegate_memory import check_machine, landed_counter
 from lanterne.transport.rails.delegate_transport import DEFAULT_RAILS, Delegates, queues_needed
 from lanterne.transport.rails.rail_names import network_host
-from lanterne.transport.shaped import SPIN_S, Ends, Link, Links
+from lanterne.transport.shaped import Ends, Link, Links
 
 if TYPE_CHECKING:
     from lanterne.pipeline.device.device_stage import Device

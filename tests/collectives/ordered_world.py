@@ -9,22 +9,23 @@ from collections import defaultdict, deque
 
 from lanterne.transport.base import Capabilities, Request, Send, Transport, check_ops
 from lanterne.transport.board.seat import LocalBoards, LocalSeat
+from lanterne.transport.machine import Machine
 
 # What control and agreement messages are below: they leave at once, as they do on every transport.
 SMALL_NBYTES = 1024
 
 
-class World:
+class World(Machine):
     """What `world_size` ranks share. `step` lets one event happen, drawn by `seed`.
 
-    Attributes: `now_s`, the clock, which stands still between events; `random`.
+    Attributes: `at_s`, what the clock says, which stands still between events; `random`.
     """
 
     def __init__(self, world_size, seed):
         self.world_size, self.random = world_size, random.Random(seed)
-        self.boards = LocalBoards()
+        self.boards = LocalBoards(self)
         self.transports = [OrderedTransport(self, rank) for rank in range(world_size)]
-        self.now_s = 0.0
+        self.at_s = 0.0
         self._unmatched = defaultdict(lambda: (deque(), deque()))
         self._matched, self._leaving = [], []
         self._seats = []
@@ -36,13 +37,13 @@ class World:
         """From now on all kinds of events are alike."""
         self._weights = dict.fromkeys(self._weights, 1)
 
-    def monotonic(self):
-        """As time.monotonic."""
-        return self.now_s
+    def now_s(self):
+        """See Machine."""
+        return self.at_s
 
     def sleep(self, seconds):
-        """As time.sleep."""
-        self.now_s += seconds
+        """See Machine."""
+        self.at_s += seconds
 
     def step(self, ranks):
         """Let something happen; `ranks` are callables, one for each rank that could do something."""
@@ -67,7 +68,7 @@ class World:
             event()
 
     def _tick(self):
-        self.now_s += self.random.choice((1e-5, 1e-3, 0.1))
+        self.at_s += self.random.choice((1e-5, 1e-3, 0.1))
 
     def post(self, rank, op, request):
         """One operation; a send may leave before its receive is posted, as on MPI below the eager limit."""
@@ -145,6 +146,8 @@ class OrderedTransport(Transport):
 
     def __init__(self, world, rank):
         self.world, self.rank, self.world_size = world, rank, world.world_size
+        self.machine = world
+        self.pauses = world.pauses(world.world_size)
 
     def post(self, ops):
         check_ops(self, ops)

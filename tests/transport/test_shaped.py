@@ -4,6 +4,7 @@ import itertools
 import time
 
 import pytest
+from driven_machine import DrivenMachine
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,10 +16,8 @@ from lanterne.transport.shaped import Link, ShapedTransport
 
 
 @pytest.fixture
-def now(monkeypatch):
-    time = [100.0]
-    monkeypatch.setattr(shaped.time, "monotonic", lambda: time[0])
-    return time
+def machine():
+    return DrivenMachine()
 
 
 # Of three messages that rank 0 sends at once, the first over a slow link, the others over a fast one.
@@ -32,8 +31,8 @@ def now(monkeypatch):
     ],
     ids=["latency", "latency in order", "both", "both in order"],
 )
-def test_when_messages_leave_and_arrive(now, in_order, link, sent_s, arrived_s):
-    world = LocalWorld(3)
+def test_when_messages_leave_and_arrive(machine, in_order, link, sent_s, arrived_s):
+    world = LocalWorld(3, machine)
     ranks = [ShapedTransport(world.transport(rank), {(0, 1): link}, in_order=in_order) for rank in range(3)]
     peers, received = (1, 2, 2), []
     for peer in peers:
@@ -42,26 +41,26 @@ def test_when_messages_leave_and_arrive(now, in_order, link, sent_s, arrived_s):
     region = ranks[0].register(bytearray(8))
     sent = [ranks[0].post((Send(region, 0, 8, peer),)) for peer in peers]
     for request, due_s in [*zip(sent, sent_s, strict=True), *zip(received, arrived_s, strict=True)]:
-        now[0] = max(due_s - 0.001, 100)
-        assert request.test() == (due_s <= now[0])
-        now[0] = due_s
+        machine.at_s = max(due_s - 0.001, 100)
+        assert request.test() == (due_s <= machine.at_s)
+        machine.at_s = due_s
         assert request.test()
 
 
-def test_the_next_message_leaves_when_the_one_before_has_arrived(now):
-    world = LocalWorld(2)
+def test_the_next_message_leaves_when_the_one_before_has_arrived(machine):
+    world = LocalWorld(2, machine)
     ranks = [ShapedTransport(world.transport(rank), Link(10.0), in_order=True) for rank in range(2)]
     for due_s in (110, 120, 140):
         if due_s == 140:
-            now[0] = 130  # nothing under way: it leaves at once
+            machine.at_s = 130  # nothing under way: it leaves at once
         region = ranks[1].register(bytearray(1))
         request = ranks[1].post((Recv(region, 0, 1, 0),))
         ranks[0].post((Send(ranks[0].register(bytearray(1)), 0, 1, 1),))
-        before, now[0] = now[0], due_s - 0.001
+        before, machine.at_s = machine.at_s, due_s - 0.001
         assert not request.test()
-        now[0] = due_s
+        machine.at_s = due_s
         assert request.test()
-        now[0] = before
+        machine.at_s = before
 
 
 @pytest.mark.parametrize("lane", [4096, 2**32 - 1])
@@ -74,28 +73,26 @@ def test_lanes_of_its_own_are_refused(lane):
 def job(*messages, separate=False):
     """(when it was sent, when it was received) of messages (source, destination, seconds of a link, posted_s), posted
     in order, by ranks that look each half second. Latency 10 s."""
-    clock = [100.0]
-    world = LocalWorld(4)
+    machine = DrivenMachine()
+    world = LocalWorld(4, machine)
     ranks = [ShapedTransport(world.transport(rank), Link(10.0, 2.0), separate=separate) for rank in range(4)]
     received = []
     sends, done = [], [[None, None] for _ in messages]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shaped.time, "monotonic", lambda: clock[0])
-        for source, destination, busy_s, _ in messages:
-            region = ranks[destination].register(bytearray(2 * busy_s))
-            received.append(ranks[destination].post((Recv(region, 0, 2 * busy_s, source),)))
-        while not all(None not in times for times in done):
-            for source, destination, busy_s, posted_s in messages[len(sends) :]:
-                if clock[0] < 100 + posted_s:
-                    break
-                region = ranks[source].register(bytearray(2 * busy_s))
-                sends.append(ranks[source].post((Send(region, 0, 2 * busy_s, destination),)))
-            for times, requests in zip(done, zip(sends, received, strict=False), strict=False):
-                for side, request in enumerate(requests):
-                    if times[side] is None and request.test():
-                        times[side] = clock[0] - 100
-            clock[0] += 0.5
-            assert clock[0] < 300
+    for source, destination, busy_s, _ in messages:
+        region = ranks[destination].register(bytearray(2 * busy_s))
+        received.append(ranks[destination].post((Recv(region, 0, 2 * busy_s, source),)))
+    while not all(None not in times for times in done):
+        for source, destination, busy_s, posted_s in messages[len(sends) :]:
+            if machine.at_s < 100 + posted_s:
+                break
+            region = ranks[source].register(bytearray(2 * busy_s))
+            sends.append(ranks[source].post((Send(region, 0, 2 * busy_s, destination),)))
+        for times, requests in zip(done, zip(sends, received, strict=False), strict=False):
+            for side, request in enumerate(requests):
+                if times[side] is None and request.test():
+                    times[side] = machine.at_s - 100
+        machine.at_s += 0.5
+        assert machine.at_s < 300
     return [tuple(times) for times in done]
 
 
@@ -140,36 +137,37 @@ def test_a_port_is_never_idle_and_never_faster_than_its_rate(messages):
     assert all(m.last_s - m.first_s >= busy_s - 1e-9 for m, (_, busy_s) in zip(leaving, messages, strict=True))
 
 
-def test_messages_under_way_at_once_keep_their_own_times(now):
+def test_messages_under_way_at_once_keep_their_own_times(machine):
     """After others, which are done, so that what those were told with is used again."""
-    ranks = [ShapedTransport(world.transport(rank), Link(10.0)) for world in [LocalWorld(2)] for rank in range(2)]
+    world = LocalWorld(2, machine)
+    ranks = [ShapedTransport(world.transport(rank), Link(10.0)) for rank in range(2)]
     arrived_s = []
     for sent_s in (100, 200):
         received = [ranks[1].post((Recv(ranks[1].register(bytearray(1)), 0, 1, 0),)) for _ in range(3)]
         sent = []
         for after_s in range(3):
-            now[0] = sent_s + after_s
+            machine.at_s = sent_s + after_s
             sent.append(ranks[0].post((Send(ranks[0].register(bytearray(1)), 0, 1, 1),)))
         assert all(request.test() for request in sent)
         for request in received:
             while not request.test():
-                now[0] += 0.5
-            arrived_s.append(now[0])
+                machine.at_s += 0.5
+            arrived_s.append(machine.at_s)
     assert arrived_s == [110, 111, 112, 210, 211, 212]
 
 
-def test_where_ends_meet_a_message_moves_when_both_have_posted(now):
+def test_where_ends_meet_a_message_moves_when_both_have_posted(machine):
     """Two messages of 4 s on the link and 10 s of latency, sent at 100; received from 105, then from 120."""
-    world = LocalWorld(2)
+    world = LocalWorld(2, machine)
     ranks = [ShapedTransport(world.transport(rank), Link(10.0, 2.0), rendezvous=True) for rank in range(2)]
     for _ in range(2):
         ranks[0].post((Send(ranks[0].register(bytearray(8)), 0, 8, 1),))
     for posted_s, due_s in ((105, 119), (120, 134)):
-        now[0] = posted_s
+        machine.at_s = posted_s
         request = ranks[1].post((Recv(ranks[1].register(bytearray(8)), 0, 8, 0),))
-        now[0] = due_s - 0.001
+        machine.at_s = due_s - 0.001
         assert not request.test()
-        now[0] = due_s
+        machine.at_s = due_s
         assert request.test()
 
 

@@ -11,6 +11,7 @@ from lanterne.errors import PeerFailed, Unavailable
 from lanterne.transport import registry
 from lanterne.transport.job.launchers import MPI_VARIABLES
 from lanterne.transport.local import LocalTransport, LocalWorld
+from lanterne.transport.machine import THIS_MACHINE
 from lanterne.transport.tcp import TcpTransport
 
 CHECKS = [check for check in conformance.ORDERLY if check is not conformance.check_large]
@@ -38,7 +39,7 @@ class Job:
         board = lambda *arguments: ("board", *arguments)  # noqa: E731
         return SimpleNamespace(
             rank=rank, world_size=self.world_size, ranks_here=self.world_size, exchange=exchange,
-            check_peers=check_peers, open_board=board, store="store",
+            check_peers=check_peers, open_board=board, store="store", machine=THIS_MACHINE,
         )  # fmt: skip
 
     def run(self, function, make=TcpTransport):

@@ -4,18 +4,18 @@ The board is in the store's process, or, for ranks that are threads, an object t
 """
 
 import threading
-import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from typing import Protocol, TypeAlias
 
 from lanterne.transport.board.late_policy import from_text
 from lanterne.transport.board.sequencer import Record, Sequencer, Told
+from lanterne.transport.machine import THIS_MACHINE, Machine
 from lanterne.transport.wire import MAX_KEY_NBYTES, Kind, unpack_fields
 
 _RECORD_TYPES = "biiiiibibi"
 MAX_BOARDS = 1024
-# (time.monotonic(), signature of the call).
+# (when, on the machine's clock, signature of the call).
 Arrival: TypeAlias = tuple[float, str]
 
 
@@ -30,6 +30,8 @@ class Seat(Protocol):
 
 class Teller(Protocol):
     """What a seat needs of the StoreClient."""
+
+    machine: Machine
 
     def tell(self, kind: Kind, fields: Iterable[int | bytes] = ()) -> None: ...
 
@@ -67,7 +69,7 @@ class StoreSeat:
 
     def report(self, arrivals: Sequence[Arrival]) -> None:
         """This rank came to calls that were not asked about."""
-        now_ns, text = round(time.monotonic() * 1e9), pack_arrivals(arrivals)
+        now_ns, text = round(self._store.machine.now_s() * 1e9), pack_arrivals(arrivals)
         self._store.tell(Kind.REPORT, [self._key, self._rank, self._world_size, now_ns, text])
 
     def give_up(self, number: int) -> None:
@@ -90,7 +92,8 @@ class StoreSeat:
 class LocalBoards:
     """The boards of ranks that are threads of one process."""
 
-    def __init__(self) -> None:
+    def __init__(self, machine: Machine = THIS_MACHINE) -> None:
+        self.machine = machine
         self.lock: threading.Lock = threading.Lock()
         self._boards: OrderedDict[str, tuple[Sequencer, list[deque[Record]]]] = OrderedDict()
 
@@ -109,6 +112,7 @@ class LocalSeat:
 
     def __init__(self, boards: LocalBoards, key: str, rank: int, world_size: int) -> None:
         self._lock = boards.lock
+        self._now_s = boards.machine.now_s
         self._rank = rank
         self._sequencer, self._inboxes = boards.find(key, world_size)
 
@@ -116,12 +120,12 @@ class LocalSeat:
         """As StoreSeat.arrive."""
         parsed = from_text(policy)
         with self._lock:
-            self._tell(self._sequencer.arrive(self._rank, number, signature, parsed, time.monotonic()))
+            self._tell(self._sequencer.arrive(self._rank, number, signature, parsed, self._now_s()))
 
     def report(self, arrivals: Sequence[Arrival]) -> None:
         """As StoreSeat.report."""
         with self._lock:
-            now_s = time.monotonic()
+            now_s = self._now_s()
             self._tell(self._sequencer.report(self._rank, now_s, arrivals, now_s))
 
     def give_up(self, number: int) -> None:
@@ -134,7 +138,7 @@ class LocalSeat:
         inbox = self._inboxes[self._rank]
         if not inbox:
             with self._lock:
-                self._tell(self._sequencer.expire(time.monotonic()))
+                self._tell(self._sequencer.expire(self._now_s()))
         return inbox.popleft() if inbox else None
 
     def _tell(self, told: Told) -> None:

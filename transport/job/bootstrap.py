@@ -20,7 +20,6 @@ import secrets
 import socket
 import struct
 import sys
-import time
 from contextlib import suppress
 from ipaddress import ip_address
 from pathlib import Path
@@ -31,6 +30,7 @@ from lanterne.errors import InputError, LanterneError, Unavailable
 from lanterne.transport.job.launchers import Launch, find_launch, find_step, in_a_batch_script, ranks_beside
 from lanterne.transport.job.room import check_shared_memory, make_room_for_files
 from lanterne.transport.job.secret import job_secret
+from lanterne.transport.machine import THIS_MACHINE
 from lanterne.transport.rank_group import Group, host_identity, refuse_mixed_mpi
 from lanterne.transport.store.client import StoreClient
 from lanterne.transport.store.process import StoreProcess
@@ -237,14 +237,14 @@ def _meet(launch: Launch, address: tuple[str, int], bind: str, token: str, timeo
 
 def _start_store(token: str, bind: str, port: int) -> StoreProcess:
     """The store, at a port that one of a job which was just killed may leave only now."""
-    deadline = time.monotonic() + PORT_S
+    deadline = THIS_MACHINE.now_s() + PORT_S
     while True:
         try:
             return StoreProcess(token, bind, port, until="members")
         except Unavailable as error:
-            if time.monotonic() > deadline or "in use" not in str(error):
+            if THIS_MACHINE.now_s() > deadline or "in use" not in str(error):
                 raise
-        time.sleep(RETRY_S)
+        THIS_MACHINE.sleep(RETRY_S)
 
 
 def _port(name: str, text: str) -> int:
@@ -256,20 +256,20 @@ def _port(name: str, text: str) -> int:
 def _resolve(variable: str, host: str, timeout_s: float | None, *, patient: bool = False) -> list[str]:
     """The addresses of `host`, which `variable` names. If `patient`, it may get a name as late as others may come."""
     limit_s = DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s
-    deadline = time.monotonic() + (limit_s if patient else min(RESOLVE_S, limit_s))
+    deadline = THIS_MACHINE.now_s() + (limit_s if patient else min(RESOLVE_S, limit_s))
     while True:
         try:
             found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
             return [str(info[4][0]).partition("%")[0] for info in found]
         except (OSError, UnicodeError) as error:
             hopeless = not patient and getattr(error, "errno", None) in (None, socket.EAI_NONAME)
-            if hopeless or time.monotonic() + RETRY_S > deadline:
+            if hopeless or THIS_MACHINE.now_s() + RETRY_S > deadline:
                 reason = getattr(error, "strerror", None) or error
                 raise InputError(
                     f"{variable}: got {host!r}, which has no address: {reason}; expected a name or an address of rank "
                     "0's host that every rank can reach"
                 ) from error
-        time.sleep(RETRY_S)
+        THIS_MACHINE.sleep(RETRY_S)
 
 
 def _is_loopback(address: str) -> bool:

@@ -12,10 +12,10 @@ import select
 import signal
 import socket
 import sys
-import time
 from contextlib import suppress
 
 from lanterne.errors import InputError, LanterneError, TransportError
+from lanterne.transport.machine import THIS_MACHINE
 from lanterne.transport.mpi.library import unlink_segments
 from lanterne.transport.store.client import StoreClient
 from lanterne.transport.wire import Kind, unpack_fields
@@ -108,7 +108,7 @@ class Guard:
 
     def run(self) -> int:
         """See to the rank's end and tell it; this process's exit code."""
-        poll = select.poll()
+        poll = THIS_MACHINE.poller()
         poll.register(self._wakeup, select.POLLIN)
         poll.register(self._client, select.POLLIN)
         try:
@@ -120,7 +120,7 @@ class Guard:
                     _finalize_pmi()
                     return 0
                 self._keep_deadlines()
-                wait_s = min(self._terminate_at, self._kill_at, time.monotonic() + 60) - time.monotonic()
+                wait_s = min(self._terminate_at, self._kill_at, THIS_MACHINE.now_s() + 60) - THIS_MACHINE.now_s()
                 poll.poll(max(0.0, wait_s) * 1e3 + 1)
         except TransportError:
             return 1  # the store is gone, and the job with it
@@ -165,12 +165,12 @@ class Guard:
         return False
 
     def _end_rank(self, delay_s: float, why: str) -> None:
-        at = time.monotonic() + delay_s
+        at = THIS_MACHINE.now_s() + delay_s
         if at < self._terminate_at and self._kill_at == float("inf"):
             self._terminate_at, self._why = at, why
 
     def _keep_deadlines(self) -> None:
-        now = time.monotonic()
+        now = THIS_MACHINE.now_s()
         if now >= self._terminate_at:
             self._terminate_at, self._kill_at = float("inf"), now + TERMINATE_S
             # A rank that hangs in MPI_Init, since another died there, has not done so.
@@ -197,7 +197,7 @@ def _finalize_pmi() -> None:
     fd = int(os.environ.get("PMI_FD", "-1"))
     if fd < 0:
         return
-    poll = select.poll()
+    poll = THIS_MACHINE.poller()
     poll.register(fd, select.POLLIN | select.POLLRDHUP)
     try:
         # Hydra hangs up on a rank that has said goodbye itself.

@@ -14,7 +14,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -23,6 +22,7 @@ from typing import TypeAlias
 from lanterne.errors import InputError, TransportError, TransportTimeout, Unavailable
 from lanterne.transport.job.guard import STARTED_KEY, set_parent_death_signal, survivors_s
 from lanterne.transport.job.room import check_shared_memory, make_room_for_files
+from lanterne.transport.machine import THIS_MACHINE
 from lanterne.transport.mpi.library import unlink_segments
 from lanterne.transport.own_python import own_python
 from lanterne.transport.store.client import StoreClient
@@ -154,9 +154,9 @@ class JobWatch:
 
     def run(self, processes: Sequence[Process], timeout_s: float | None) -> int:
         """The job's exit code, once all `processes` (mpiexec, or the guards) have ended."""
-        deadline = time.monotonic() + (float("inf") if timeout_s is None else timeout_s)
-        started_by = time.monotonic() + self._start_s
-        poll = select.poll()
+        deadline = THIS_MACHINE.now_s() + (float("inf") if timeout_s is None else timeout_s)
+        started_by = THIS_MACHINE.now_s() + self._start_s
+        poll = THIS_MACHINE.poller()
         poll.register(self._client, select.POLLIN)
         pidfds = [os.pidfd_open(process.pid) for process in processes]
         try:
@@ -173,13 +173,13 @@ class JobWatch:
                     self._read_notices()
                     return self._exit_code(processes)
                 if len(self._codes) == self._world_size:
-                    deadline = min(deadline, time.monotonic() + END_S)
-                if time.monotonic() >= started_by:
+                    deadline = min(deadline, THIS_MACHINE.now_s() + END_S)
+                if THIS_MACHINE.now_s() >= started_by:
                     self._check_started()
                     started_by = float("inf")
-                if time.monotonic() >= deadline:
+                if THIS_MACHINE.now_s() >= deadline:
                     return self._overdue(timeout_s)
-                poll.poll(min(0.2, max(0.0, deadline - time.monotonic())) * 1e3 + 1)
+                poll.poll(min(0.2, max(0.0, deadline - THIS_MACHINE.now_s())) * 1e3 + 1)
         finally:
             for pidfd in pidfds:
                 os.close(pidfd)
@@ -294,9 +294,9 @@ def _stop(processes: Sequence[Process], job: str, number: int) -> None:
     for process in processes:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, number)
-    deadline = time.monotonic() + STOP_S
-    while time.monotonic() < deadline and any(map(lives, pids)):
-        time.sleep(0.01)
+    deadline = THIS_MACHINE.now_s() + STOP_S
+    while THIS_MACHINE.now_s() < deadline and any(map(lives, pids)):
+        THIS_MACHINE.sleep(0.01)
 
 
 def lives(pid: int) -> bool:
@@ -310,18 +310,18 @@ def lives(pid: int) -> bool:
 
 def _end(processes: Sequence[Process], job: str) -> None:
     """End what is left: give guards that have lost their store time to end their ranks, then kill by the job's name."""
-    deadline = time.monotonic() + END_S
+    deadline = THIS_MACHINE.now_s() + END_S
     for process in processes:
         try:
-            process.wait(max(0.0, deadline - time.monotonic()))
+            process.wait(max(0.0, deadline - THIS_MACHINE.now_s()))
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-    while time.monotonic() < deadline + END_S and (pids := processes_of(job)):
+    while THIS_MACHINE.now_s() < deadline + END_S and (pids := processes_of(job)):
         for pid in pids:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        time.sleep(0.01)
+        THIS_MACHINE.sleep(0.01)
 
 
 def processes_of(job: str) -> list[int]:

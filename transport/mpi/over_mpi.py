@@ -3,7 +3,6 @@
 import atexit
 import os
 import sys
-import time
 import warnings
 from collections.abc import Collection, Iterable, Sequence
 from types import ModuleType
@@ -25,6 +24,7 @@ from lanterne.transport.base import (
 from lanterne.transport.mpi.library import is_cuda_aware, unlink_segments
 from lanterne.transport.pauses import Pauses
 from lanterne.transport.rank_group import FOREVER_S, Group
+from lanterne.transport.waiting import never, wait
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -137,7 +137,7 @@ class MpiTransport(Transport):
             # Not the exact eager limit, which differs between MPIs, but a size that all of them send by rendezvous.
             receiver_paced_nbytes=1 << 20,
         )
-        self.pauses: Pauses = Pauses(group.ranks_here if group is not None else world.size)
+        self.pauses: Pauses = self.machine.pauses(group.ranks_here if group is not None else world.size)
         if MPI.Query_thread() == MPI.THREAD_MULTIPLE:
             self.background_s: float | None = LOOK_S
         if timeout_s is not None:
@@ -205,10 +205,8 @@ class MpiTransport(Transport):
     def explain(self, error: "MPI.Exception", peers: Collection[int]) -> NoReturn:
         """Raise what the MPI error in an exchange with `peers` means: often the first sign of a death."""
         skip_finalize()
-        deadline = time.monotonic() + NOTICE_S
-        while self._job is not None and time.monotonic() < deadline:
-            self._job.check_peers(peers)
-            time.sleep(0.005)
+        if (job := self._job) is not None:
+            wait(never, NOTICE_S, self.pauses, lambda _now_s: job.check_peers(peers))
         # MPICH appends its call stack, a line each.
         text = error.Get_error_string().splitlines()[0].removesuffix(", error stack:")
         raise TransportError(f"mpi rank {self.rank}, with rank {', '.join(map(str, sorted(peers)))}: {text}") from error

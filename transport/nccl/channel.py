@@ -8,7 +8,6 @@ import atexit
 import ctypes
 import logging
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -19,7 +18,8 @@ from lanterne.errors import LanterneError, TransportError
 from lanterne.kernels.arrays import Stream
 from lanterne.transport.base import Operation, Send, Transport, timeout_error
 from lanterne.transport.nccl.binding import OPS, UINT8, LimitedCall, call_with_limit, reported
-from lanterne.transport.nccl.watchdog import LOOK_S, ChannelRequest, ChannelWatch, Event, Pending
+from lanterne.transport.nccl.watchdog import ChannelRequest, ChannelWatch, Event, Pending
+from lanterne.transport.waiting import wait
 
 if TYPE_CHECKING:
     from lanterne.kernels.cuda.runtime import CudaRuntime
@@ -147,12 +147,11 @@ class NcclChannel:
         members = range(self.world_size) if collective else {member for _, member in pairs - self._connected}
         peers = sorted(self.ranks[member] for member in members if self.ranks[member] != self.transport.rank)
         call = LimitedCall(function, f"{self._name()} connection", self.runtime)
-        deadline = time.monotonic() + self.transport.timeout_s
+        transport = self.transport
+        look_at_peers = lambda _now_s: transport.check_peers(peers)  # noqa: E731
         try:
-            while not call.has_ended(LOOK_S):
-                self.transport.check_peers(peers)
-                if time.monotonic() > deadline:
-                    raise timeout_error(self.transport, peers, self.transport.timeout_s)
+            if not wait(lambda: call.has_ended(0.0), transport.timeout_s, transport.pauses, look_at_peers):
+                raise timeout_error(transport, peers, transport.timeout_s)
             call.result(0.0)
         except TransportError as error:
             raise self.fail(error) from None
@@ -218,7 +217,7 @@ class NcclChannel:
             self.failure, self._unraised = error, not raised
         if not raised:
             atexit.register(self._log_unraised)
-        self._aborted_by = time.monotonic() + ABORT_S
+        self._aborted_by = self.transport.machine.now_s() + ABORT_S
         self._abort = LimitedCall(self._communicator.abort, f"{self._name()} abort")
         # It frees the stream, and then waits until no graph holds the communicator.
         self._drop_graphs()
@@ -228,7 +227,7 @@ class NcclChannel:
 
     def _await_abort(self, abort: LimitedCall[object]) -> None:
         with suppress(TransportError):
-            abort.result(max(0.0, self._aborted_by - time.monotonic()))
+            abort.result(max(0.0, self._aborted_by - self.transport.machine.now_s()))
 
     def watch(
         self, entry: Event, done: Event, peers: Iterable[int], what: str, regions: Iterable[object] = ()

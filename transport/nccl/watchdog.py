@@ -1,7 +1,6 @@
 """Work queued on an NCCL channel: when it is done, for how long it may take, and the thread that looks after it."""
 
 import threading
-import time
 import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -9,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from lanterne.errors import LanterneError, TransportError, TransportTimeout
 from lanterne.transport.base import Request, Transport, timeout_error
+from lanterne.transport.waiting import wait
 
 if TYPE_CHECKING:
     from lanterne.kernels.cuda.runtime import CudaRuntime
@@ -91,12 +91,14 @@ class ChannelWatch:
 
     def settle(self, limit_s: float, most: int = 0) -> None:
         """Return once at most `most` pieces of work are queued, or the channel has failed: after `limit_s`, it does."""
-        deadline, channel = time.monotonic() + limit_s, self._its_channel()
+        channel = self._its_channel()
+
+        def look() -> bool:
+            return self._look() is None or self.queued <= most or channel.failure is not None
+
         try:
-            while (oldest := self._look()) is not None and self.queued > most and channel.failure is None:
-                if time.monotonic() > deadline:
-                    channel.fail(self.overdue(oldest.what, limit_s), raised=False)
-                time.sleep(1e-4)
+            if not wait(look, limit_s, channel.transport.pauses) and (oldest := self._look()) is not None:
+                channel.fail(self.overdue(oldest.what, limit_s), raised=False)
         except TransportError as error:
             channel.fail(error, raised=False)
 
@@ -151,7 +153,7 @@ class ChannelWatch:
                 self.queued -= self._pending.pop(0).size
             if not self._pending:
                 return None
-            pending, now_s = self._pending[0], time.monotonic()
+            pending, now_s = self._pending[0], channel.transport.machine.now_s()
         if pending.entered_s is None:
             if channel.runtime.is_done(pending.entry):
                 pending.entered_s = now_s

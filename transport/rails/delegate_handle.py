@@ -6,7 +6,6 @@ import select
 import signal
 import socket
 import subprocess
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 from lanterne import __file__ as front_door
 from lanterne.errors import TransportError
+from lanterne.transport.machine import THIS_MACHINE
 from lanterne.transport.own_python import own_python
 from lanterne.transport.rails.delegate_memory import RING_WORDS, Ring, make_memory, map_memory
 from lanterne.transport.rails.delegate_process import CLOSE, SETUP_S
@@ -45,7 +45,7 @@ class Handle:
         )
         theirs.close()
         os.close(ring_fd)
-        self._poll = select.poll()
+        self._poll = THIS_MACHINE.poller()
         self._poll.register(self._control, select.POLLHUP)
         self.say(rank=rank, queue=queue, token=token, rails=rails)
 
@@ -107,7 +107,7 @@ class Handle:
     def end(self, deadline_s: float) -> None:
         """Return once it has ended, of itself or killed."""
         try:
-            self._process.wait(max(0.0, deadline_s - time.monotonic()))
+            self._process.wait(max(0.0, deadline_s - THIS_MACHINE.now_s()))
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()

@@ -12,13 +12,13 @@ import os
 import select
 import socket
 import sys
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
 
 from lanterne.errors import LanterneError, TransportError
+from lanterne.transport.machine import THIS_MACHINE, Poller
 from lanterne.transport.rails import rail as rails
 from lanterne.transport.rails.delegate_memory import RING_WORDS, Ring, landed_counter, landed_of, map_memory
 from lanterne.transport.rails.failover import Incoming, Outgoing
@@ -93,7 +93,7 @@ class DelegateLoop:
         self.landed: memoryview = landed_counter(arena)
         self.peers: dict[int, DelegatePeer] = {}
         self.rails: dict[int, Rail] = {}
-        self.poll: select.poll = select.poll()
+        self.poll: Poller = THIS_MACHINE.poller()
         self.poll.register(control, select.POLLIN)
         self.poll.register(wakeup, select.POLLIN)
         self.poll.register(returns, select.POLLIN)
@@ -187,7 +187,7 @@ class DelegateLoop:
                 if departure_ns < 0:
                     # Its first chunks leave while the others are copied.
                     landed = partial(landed_of, self.landed, departure_ns, nbytes)
-                    departure_ns = time.monotonic_ns()
+                    departure_ns = round(THIS_MACHINE.now_s() * 1e9)
                 payload = self.arena[offset : offset + nbytes]
                 rail.put(DATA, number, nbytes, departure_ns, payload=payload, landed=landed)
                 rail.flush()
@@ -200,7 +200,7 @@ class DelegateLoop:
         """Read and write a rail that poll() named."""
         try:
             # Room for more, where there was none, is a sign of life too.
-            rail.alive_s, rail.pinged_s = time.monotonic(), None
+            rail.alive_s, rail.pinged_s = THIS_MACHINE.now_s(), None
             if event & ~select.POLLOUT:
                 rail.read(self.on_frame)
         except (OSError, EOFError, TransportError):
@@ -254,7 +254,7 @@ class DelegateLoop:
 
     def adopt(self, rail: Rail) -> None:
         """Serve a rail, after those that its peer has."""
-        rail.alive_s = time.monotonic()
+        rail.alive_s = THIS_MACHINE.now_s()
         self.peers[rail.peer].rails.append(rail)
         self.rails[rail.fileno()] = rail
         self.poll.register(rail, select.POLLIN)
@@ -306,7 +306,7 @@ class DelegateLoop:
 
     def look_for_silence(self) -> None:
         """Ask silent rails for a sign of life, and drop those that did not give it."""
-        now_s = time.monotonic()
+        now_s = THIS_MACHINE.now_s()
         for peer in self.peers.values():
             if len(peer.rails) < 2 or not peer.is_due:
                 continue
@@ -323,8 +323,8 @@ class DelegateLoop:
         for rail in list(self.rails.values()):
             rail.put(BYE)
             self.push(rail)
-        deadline_s = time.monotonic() + FAREWELL_S
-        while time.monotonic() < deadline_s and any(not rail.idle for rail in self.rails.values()):
+        deadline_s = THIS_MACHINE.now_s() + FAREWELL_S
+        while THIS_MACHINE.now_s() < deadline_s and any(not rail.idle for rail in self.rails.values()):
             for fd, event in self.poll.poll(10):
                 if fd in self.rails:
                     self.serve(self.rails[fd], event)

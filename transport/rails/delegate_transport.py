@@ -12,7 +12,6 @@ import json
 import math
 import os
 import socket
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -20,6 +19,7 @@ from itertools import cycle
 from typing import Any
 
 from lanterne.errors import InputError, PeerFailed, TransportError
+from lanterne.transport.machine import THIS_MACHINE
 from lanterne.transport.rails.delegate_handle import END_S, Handle
 from lanterne.transport.rails.delegate_memory import Arena, check_machine
 from lanterne.transport.rails.delegate_process import (
@@ -87,8 +87,8 @@ class Delegates:
             nothing of ours. With a ticket for the departure (delegate_memory.py) a device may be copying them there.
         addresses: of the rails here; None for MEMORY.
         arena: this rank's; `arenas`, by peer, of those that share memory.
-        dropped: (peer, queue, rail, time.monotonic()) of the rails that died; returned: of those of them that were made
-            anew, and are used again.
+        dropped: (peer, queue, rail, when: now_s of the machine) of the rails that died; returned: of those of them that
+            were made anew, and are used again.
 
     Raises:
         InputError: queues or rails that cannot be.
@@ -239,9 +239,9 @@ class Delegates:
         elif kind == RECEIVED:
             flow.receives.popleft()(first / 1e9, None)
         elif kind == DROPPED:
-            self.dropped.append((peer, queue, first, time.monotonic()))
+            self.dropped.append((peer, queue, first, THIS_MACHINE.now_s()))
         elif kind == RETURNED:
-            self.returned.append((peer, queue, first, time.monotonic()))
+            self.returned.append((peer, queue, first, THIS_MACHINE.now_s()))
         elif kind == LOST:
             raise PeerFailed(peer, "its delegates have left" if first else "its delegates are gone, on every rail")
         elif kind == MISFIT:
@@ -266,7 +266,7 @@ class Delegates:
         for handle in self._handles:
             handle.close()
         self.neighbours.close()
-        deadline_s = time.monotonic() + END_S
+        deadline_s = THIS_MACHINE.now_s() + END_S
         for handle in self._handles:
             handle.end(deadline_s)
         self.arena.close()

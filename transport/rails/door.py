@@ -8,20 +8,19 @@ import logging
 import selectors
 import socket
 import struct
-import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from lanterne.transport import wire
+from lanterne.transport.machine import THIS_MACHINE, Machine
 
 PROOF_S = 5.0
 MAX_STRANGERS = 128
 GREETING = struct.Struct("<qqq")
 # Of one listener before others have their turn.
 TURN = 64
-
 
 
 class Greeting(NamedTuple):
@@ -59,24 +58,27 @@ class Door:
     Attributes: `refused`, how many connections were, by the reason.
     """
 
-    def __init__(self, listeners: Sequence[socket.socket], token: str) -> None:
+    def __init__(self, listeners: Sequence[socket.socket], token: str, machine: Machine = THIS_MACHINE) -> None:
         self.refused: Counter[str] = Counter()
         self._key = wire.check_token(token)
-        self._selector = selectors.DefaultSelector()
+        self._machine = machine
+        self._selector = machine.selector()
         self._strangers: dict[Stranger, None] = {}  # insertion order is age
         for listener in listeners:
             listener.setblocking(False)
             self._selector.register(listener, selectors.EVENT_READ, None)
 
     def fileno(self) -> int:
-        """Readable once there is something to do for `look`."""
-        return self._selector.fileno()
+        """Readable once there is something to do for `look`; on the real machine."""
+        selector: Any = self._selector
+        fd: int = selector.fileno()
+        return fd
 
     @property
     def patience_s(self) -> float | None:
         """After which time `look` has to be called although nothing is readable; None: never."""
         oldest = next(iter(self._strangers), None)
-        return None if oldest is None else max(0.0, oldest.until_s - time.monotonic())
+        return None if oldest is None else max(0.0, oldest.until_s - self._machine.now_s())
 
     def look(self, wait_s: float) -> list[Guest]:
         """Serve who is there, and return who has been let in, after at most about `wait_s` seconds."""
@@ -85,9 +87,10 @@ class Door:
         for key, _ in self._selector.select(min(limits_s)):
             if isinstance(key.data, Stranger):
                 self._hear(key.data, guests)
-            elif isinstance(key.fileobj, socket.socket):
-                self._accept(key.fileobj)
-        now_s = time.monotonic()
+            else:
+                listener: Any = key.fileobj
+                self._accept(listener)
+        now_s = self._machine.now_s()
         for stranger in [stranger for stranger in self._strangers if stranger.until_s <= now_s]:
             self._refuse(stranger, "silent")
         return guests
@@ -113,7 +116,7 @@ class Door:
             if len(self._strangers) >= MAX_STRANGERS:
                 self._make_room()
             challenge, nonce = wire.make_challenge()
-            stranger = Stranger(sock, nonce, time.monotonic() + PROOF_S)
+            stranger = Stranger(sock, nonce, self._machine.now_s() + PROOF_S)
             self._strangers[stranger] = None
             self._selector.register(sock, selectors.EVENT_READ, stranger)
             self._say(stranger, challenge)

@@ -8,13 +8,13 @@ the two hands over the memory's files, and tells when the other is gone.
 import os
 import select
 import socket
-import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TypeAlias
 
 from lanterne.errors import PeerFailed, TransportError
+from lanterne.transport.machine import THIS_MACHINE
 from lanterne.transport.rails.delegate_memory import (
     RING_WORDS,
     Ring,
@@ -106,7 +106,7 @@ class Neighbour:
             if departure_ns < 0:
                 if landed_of(self._landed, departure_ns, nbytes) < nbytes:
                     break
-                departure_ns = time.monotonic_ns()
+                departure_ns = round(THIS_MACHINE.now_s() * 1e9)
             self._landing.popleft()
             self._come(nbytes, offset, departure_ns)
         return len(self._landing) < before
@@ -140,7 +140,7 @@ class Neighbours(dict[int, Neighbour]):
     """Rank -> Neighbour, of those that `meet` has met."""
 
     def __init__(self) -> None:
-        self._poll = select.poll()
+        self._poll = THIS_MACHINE.poller()
         self._ranks: dict[int, int] = {}  # by socket
 
     def add(self, neighbour: Neighbour) -> None:

@@ -8,13 +8,13 @@ import contextlib
 import hmac
 import socket
 import struct
-import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
 from lanterne.errors import TransportError
 from lanterne.transport import wire
+from lanterne.transport.machine import THIS_MACHINE, Machine
 from lanterne.transport.rails.door import GREETING, Door, Greeting
 
 # kind, then what the kind says.
@@ -58,7 +58,7 @@ class Rail:
         life: how often it was made anew before.
 
     Attributes:
-        alive_s: when the other end last gave a sign of life (time.monotonic()); the owner sets it.
+        alive_s: when the other end last gave a sign of life (now_s of the machine); the owner sets it.
         pinged_s: when it was asked for a sign of life that has not come; None: it was not.
         taking: the number of the message that is coming in; None between messages.
     """
@@ -186,20 +186,22 @@ class Rail:
         self.sock.close()
 
 
-def listen(address: str) -> tuple[socket.socket, Address]:
+def listen(address: str, machine: Machine = THIS_MACHINE) -> tuple[socket.socket, Address]:
     """A socket that listens at `address`, MEMORY or the host of a TCP rail; and where peers connect to."""
     if address == MEMORY:
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        sock.bind("")  # the kernel picks a name that is no file
-        sock.listen(1024)
+        sock = machine.listen_here()
         return sock, [sock.getsockname().decode("latin-1")]
-    family = socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)[0][0]
-    sock = socket.create_server((address, 0), family=family, backlog=1024)
+    sock = machine.listen(address)
     return sock, list(sock.getsockname()[:2])
 
 
 def connect(
-    address: Address, source: str | None, token: str, greeting: Greeting, limit_s: float
+    address: Address,
+    source: str | None,
+    token: str,
+    greeting: Greeting,
+    limit_s: float,
+    machine: Machine = THIS_MACHINE,
 ) -> socket.socket:
     """A connected socket to a listener's `address`, proven; says `greeting`.
 
@@ -212,13 +214,10 @@ def connect(
     with contextlib.ExitStack() as opened:
         try:
             if len(address) == 1:
-                sock = opened.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
-                sock.settimeout(limit_s)
-                sock.connect(address[0].encode("latin-1"))
+                sock = machine.connect_here(address[0].encode("latin-1"), limit_s)
             else:
-                sock = opened.enter_context(
-                    socket.create_connection((address[0], address[1]), limit_s, (source or "", 0))
-                )
+                sock = machine.connect((address[0], address[1]), limit_s, source or "")
+            opened.enter_context(sock)
             _introduce(sock, address, token, greeting)
         except OSError as error:
             raise TransportError(f"delegate: cannot connect to {_name(address)}: {error.strerror or error}") from error
@@ -242,6 +241,7 @@ def join(
     rank: int,
     token: str,
     limit_s: float,
+    machine: Machine = THIS_MACHINE,
 ) -> dict[tuple[int, int], socket.socket]:
     """Connect to the peers above `rank`, let those below connect: (peer, index of the rail) -> socket, proven.
 
@@ -251,17 +251,17 @@ def join(
     Raises:
         TransportError: a peer cannot be reached, or does not come within `limit_s` seconds.
     """
-    deadline_s = time.monotonic() + limit_s
+    deadline_s = machine.now_s() + limit_s
     found: dict[tuple[int, int], socket.socket] = {}
     indexed = ((peer, index, at) for peer, theirs in addresses.items() for index, at in enumerate(theirs))
     expected = {(peer, index): at for peer, index, at in indexed if at is not None}
     for (peer, index), at in sorted(expected.items()):
         if peer > rank:
-            found[peer, index] = _connect_by(deadline_s, at, hosts[index], token, Greeting(rank, index))
-    door = Door(listeners, token)
+            found[peer, index] = _connect_by(machine, deadline_s, at, hosts[index], token, Greeting(rank, index))
+    door = Door(listeners, token, machine)
     try:
         while missing := expected.keys() - found.keys():
-            left_s = deadline_s - time.monotonic()
+            left_s = deadline_s - machine.now_s()
             if left_s <= 0:
                 refused = f"; refused were {wire.in_words(door.refused)}" if door.refused else ""
                 raise TransportError(f"rail: rank {min(missing)[0]} did not connect within {limit_s:g} s{refused}")
@@ -277,17 +277,17 @@ def join(
 
 
 def _connect_by(
-    deadline_s: float, address: Address, source: str | None, token: str, greeting: Greeting
+    machine: Machine, deadline_s: float, address: Address, source: str | None, token: str, greeting: Greeting
 ) -> socket.socket:
     """As `connect`, again where the connection was lost: among a flood of strangers it may have had to make room."""
     while True:
-        left_s = deadline_s - time.monotonic()
+        left_s = deadline_s - machine.now_s()
         try:
-            return connect(address, source, token, greeting, max(0.1, left_s))
+            return connect(address, source, token, greeting, max(0.1, left_s), machine)
         except TransportError as error:
             if left_s <= RETRY_S or not isinstance(error.__cause__, ConnectionResetError | BrokenPipeError):
                 raise
-        time.sleep(RETRY_S)
+        machine.sleep(RETRY_S)
 
 
 def _read(sock: socket.socket, nbytes: int) -> bytes:

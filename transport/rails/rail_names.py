@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 from lanterne.errors import InputError, LanterneError
 from lanterne.transport.job.bootstrap import address_of, listen_address
+from lanterne.transport.machine import THIS_MACHINE, Machine
 from lanterne.transport.rails.rail import MEMORY, Address, join, listen
 from lanterne.transport.rank_group import host_identity
 
@@ -23,11 +24,11 @@ def network_host() -> str:
     return f"{host_identity()} {os.readlink('/proc/self/ns/net')}"
 
 
-def bind_address(name: str, *, several_hosts: bool) -> str:
+def bind_address(name: str, *, several_hosts: bool, machine: Machine = THIS_MACHINE) -> str:
     """The address to listen at for the rail `name`."""
     address = listen_address(several_hosts=several_hosts) if name == TCP else address_of(name)
     try:
-        listen(address)[0].close()
+        listen(address, machine)[0].close()
     except OSError as error:
         raise InputError(
             f"rails: got {name!r}, expected memory, tcp, or an interface or address of this host ({error.strerror})"
@@ -71,7 +72,9 @@ def share_memory(here: Mapping[str, Any], there: Mapping[str, Any]) -> bool:
     return MEMORY in [name for name, joins in zip(here["rails"], joined(here, there), strict=True) if joins]
 
 
-def connect_rails(rank: int, rails: Sequence[str], exchange: Exchange) -> dict[tuple[int, int], socket.socket]:
+def connect_rails(
+    rank: int, rails: Sequence[str], exchange: Exchange, machine: Machine = THIS_MACHINE
+) -> dict[tuple[int, int], socket.socket]:
     """The proven sockets of spare rails (spare.py), by peer and index: of all rails, to all ranks."""
     own = {"host": network_host(), "rails": len(rails), "token": os.urandom(16).hex()}
     every = [json.loads(data) for data in exchange(json.dumps(own).encode())]
@@ -84,9 +87,9 @@ def connect_rails(rank: int, rails: Sequence[str], exchange: Exchange) -> dict[t
             got = ", ".join(rails) or "none"
             raise InputError(f"spare rails: got {got}, expected a tuple of different addresses or interfaces")
         several_hosts = len({other["host"] for other in every}) > 1
-        hosts = [bind_address(name, several_hosts=several_hosts) for name in rails]
+        hosts = [bind_address(name, several_hosts=several_hosts, machine=machine) for name in rails]
         for host in hosts:
-            sock, address = listen(host)
+            sock, address = listen(host, machine)
             listeners.append(sock)
             addresses.append(address)
     except (LanterneError, OSError) as failure:
@@ -101,7 +104,7 @@ def connect_rails(rank: int, rails: Sequence[str], exchange: Exchange) -> dict[t
                 why = its_listening["error"] or f"got {its['rails']} of them, expected {len(rails)}"
                 raise InputError(f"spare rails: rank {other}: {why}")
         peers = {other: its["listen"] for other, its in enumerate(listening) if other != rank}
-        return join(listeners, hosts, peers, rank, every[0]["token"], SETUP_S)
+        return join(listeners, hosts, peers, rank, every[0]["token"], SETUP_S, machine)
     finally:
         for sock in listeners:
             sock.close()

@@ -8,15 +8,14 @@ Paper: ADAPTRA, section 5.3, whose delegates choose a network card that works; d
 
 import heapq
 import os
-import select
 import socket
 import threading
-import time
 from collections import deque
 from collections.abc import Sequence
 from typing import TypeAlias
 
 from lanterne.errors import TransportError
+from lanterne.transport.machine import THIS_MACHINE
 from lanterne.transport.rails.door import Door, Greeting
 from lanterne.transport.rails.rail import Addresses, Rail, connect
 from lanterne.transport.wire import configure
@@ -76,9 +75,9 @@ class RailReturn:
         door = Door(self._listeners, self._token)
         watched: list[Door | int] = [door, self._poke]
         while True:
-            waits_s = [max(0.0, due[0][0] - time.monotonic())] if due else []
+            waits_s = [max(0.0, due[0][0] - THIS_MACHINE.now_s())] if due else []
             waits_s += [] if door.patience_s is None else [door.patience_s]
-            ready, _, _ = select.select(watched, [], [], min(waits_s, default=None))
+            ready = THIS_MACHINE.readable(watched, min(waits_s, default=None))
             if self._poke in ready:
                 os.eventfd_read(self._poke)
                 for _ in range(len(self._lost)):
@@ -86,7 +85,7 @@ class RailReturn:
                     self._schedule(due, tries, (peer, index), life)
             for sock, greeting in door.look(0.0):
                 self._give(sock, *greeting)
-            while due and due[0][0] <= time.monotonic():
+            while due and due[0][0] <= THIS_MACHINE.now_s():
                 _, key, life = heapq.heappop(due)
                 if not self._connect(*key, life):
                     self._schedule(due, tries, key, life)
@@ -94,7 +93,7 @@ class RailReturn:
     def _schedule(self, due: list[tuple[float, Key, int]], tries: dict[Key, int], key: Key, life: int) -> None:
         """Try the rail `key` after a while, which doubles from try to try."""
         tries[key] = tries.get(key, -1) + 1
-        heapq.heappush(due, (time.monotonic() + min(RETRY_S * 2 ** tries[key], MOST_S), key, life))
+        heapq.heappush(due, (THIS_MACHINE.now_s() + min(RETRY_S * 2 ** tries[key], MOST_S), key, life))
 
     def _connect(self, peer: int, index: int, life: int) -> bool:
         """Whether a rail could be made anew."""

@@ -12,7 +12,6 @@ Paper: ADAPTRA, section 5.3; differs: collectives and control messages are saved
 """
 
 import select
-import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -22,6 +21,7 @@ from lanterne.transport.base import Operation, Recv, Request, Send, Transport, c
 from lanterne.transport.rails.rail import BYE, DATA, PING, PONG, RECEIPT, SWITCH, Frame, Rail
 from lanterne.transport.rails.rail_names import Exchange, connect_rails
 from lanterne.transport.rails.spare_peer import DIRECT, SpareOperation, SparePeer, Swallowed, view_of
+from lanterne.transport.waiting import wait
 from lanterne.transport.wire import configure
 from lanterne.transport.wrapper import Wrapper
 
@@ -51,7 +51,7 @@ class SpareTransport(Wrapper):
         check_dead: called with ranks, raises PeerFailed if one is known to be dead; None: nobody knows.
 
     Attributes:
-        moved: the paths that died: (peer, name of the rail, why, time.monotonic()).
+        moved: the paths that died: (peer, name of the rail, why, when: now_s of the machine).
 
     Raises:
         InputError: rails that cannot be.
@@ -70,11 +70,11 @@ class SpareTransport(Wrapper):
         self.rails: tuple[str, ...] = tuple(rails)
         self.moved: list[tuple[int, str, str, float]] = []
         self._check_dead = check_dead
-        self._poll = select.poll()
+        self._poll = inner.machine.poller()
         self._next_s = 0.0
         self._looked_s = 0.0
         self._by_fd: dict[int, Rail] = {}
-        found = connect_rails(self.rank, self.rails, exchange)
+        found = connect_rails(self.rank, self.rails, exchange, self.machine)
         self.peers: dict[int, SparePeer] = {
             rank: SparePeer(rank) for rank in range(self.world_size) if rank != self.rank
         }
@@ -139,7 +139,7 @@ class SpareTransport(Wrapper):
             return operation.done
         operation.request, operation.done = None, True
         if type(operation.op) is Recv:
-            peer.heard_s, peer.overdue_s = time.monotonic(), None
+            peer.heard_s, peer.overdue_s = self.machine.now_s(), None
             self._came(peer, operation)
         else:
             peer.sends.discard(operation)
@@ -181,7 +181,7 @@ class SpareTransport(Wrapper):
         if living:
             self._switch(peer, living[0], why)
         elif peer.error is None:
-            peer.error, peer.lost_s = why, time.monotonic()
+            peer.error, peer.lost_s = why, self.machine.now_s()
             if path == DIRECT:
                 raise why
 
@@ -199,7 +199,7 @@ class SpareTransport(Wrapper):
         for rail in [rail for rail in peer.rails if rail.index < path]:
             self._drop(rail, why)
         peer.coming = None
-        self.moved.append((peer.rank, self.rails[path - 1], str(why), time.monotonic()))
+        self.moved.append((peer.rank, self.rails[path - 1], str(why), self.machine.now_s()))
         taken = peer.rail
         assert taken is not None
         taken.put(SWITCH, path)
@@ -239,14 +239,14 @@ class SpareTransport(Wrapper):
     def _fail(self, peer: SparePeer, error: TransportError) -> None:
         """All paths to a peer are dead: raise why, the peer's death if it is that."""
         self.check_peers((peer.rank,))
-        if time.monotonic() > peer.lost_s + NOTICE_S:
+        if self.machine.now_s() > peer.lost_s + NOTICE_S:
             raise error
 
     # -- what comes on rails
 
     def progress(self) -> None:
         """Read and write rails, and look for silence; for every poll of a waiting loop."""
-        now_s = time.monotonic()
+        now_s = self.machine.now_s()
         if now_s < self._next_s:
             return
         off = False
@@ -272,7 +272,7 @@ class SpareTransport(Wrapper):
                 peer.overdue_s = None
             if now_s > max(peer.heard_s, peer.asked_s) + QUIET_S:
                 self._ask(peer, now_s)
-        self._next_s = 0.0 if off else time.monotonic() + LOOK_S
+        self._next_s = 0.0 if off else self.machine.now_s() + LOOK_S
 
     def _ask(self, peer: SparePeer, now_s: float) -> None:
         """Of a peer that has been quiet: ask what it has sent, or leave a rail that carries no question."""
@@ -344,7 +344,7 @@ class SpareTransport(Wrapper):
         if peer.path != DIRECT:
             return
         self._look(peer)
-        now_s = time.monotonic()
+        now_s = self.machine.now_s()
         if peer.path != DIRECT or not any(peer.ledger.lacks(tag, count) for tag, count in told.items()):
             peer.overdue_s = None
         elif peer.overdue_s is None:
@@ -378,18 +378,22 @@ class SpareTransport(Wrapper):
             return
         self.closed = True
         # The path may die with the last messages on it; and what was sent on a rail is lost if this end closes first.
-        deadline_s, ask_s = time.monotonic() + FAREWELL_S, 0.0
-        while (lacking := [rail for peer in self.peers.values() if peer.ledger.sent() and (rail := peer.rail)]) and (
-            now_s := time.monotonic()
-        ) < deadline_s:
-            if now_s > ask_s:
-                ask_s = now_s + ASK_S
+        asked_s = 0.0
+
+        def look() -> bool:
+            nonlocal asked_s
+            lacking = [rail for peer in self.peers.values() if peer.ledger.sent() and (rail := peer.rail)]
+            now_s = self.machine.now_s()
+            if lacking and now_s > asked_s + ASK_S:
+                asked_s = now_s
                 for rail in lacking:
                     rail.put(ASK)
                     self._flush(rail)
             self._next_s = 0.0
             self.progress()
-            time.sleep(1e-4)
+            return not lacking
+
+        wait(look, FAREWELL_S, self.pauses)
         for rail in self._by_fd.values():
             rail.put(BYE)
             with suppress(OSError):

@@ -1,6 +1,5 @@
 """The store's arrival board: a Sequencer per communicator, fed by the ranks' arrivals."""
 
-import time
 from collections import OrderedDict
 
 from lanterne.transport.board.late_policy import from_text
@@ -44,7 +43,8 @@ class Board:
             parsed = from_text(policy.decode())
         except ValueError as error:
             raise Refusal(str(error)) from None
-        self._tell(key, sequencer.arrive(rank, number, signature.decode(errors="replace"), parsed, time.monotonic()))
+        now_s = self._store.machine.now_s()
+        self._tell(key, sequencer.arrive(rank, number, signature.decode(errors="replace"), parsed, now_s))
         self._wind(key, sequencer)
 
     def _report(
@@ -62,7 +62,7 @@ class Board:
             parsed = unpack_arrivals(arrivals)
         except ValueError as error:
             raise Refusal(str(error)) from None
-        self._tell(key, sequencer.report(rank, now_ns / 1e9, parsed, time.monotonic()))
+        self._tell(key, sequencer.report(rank, now_ns / 1e9, parsed, self._store.machine.now_s()))
 
     def _find(self, connection: Connection, key: bytes, rank: int, world_size: int) -> Sequencer:
         """The Sequencer of board `key`, for `rank`, which speaks on `connection`."""
@@ -94,13 +94,13 @@ class Board:
         deadline_s = sequencer.deadline_s()
         if deadline_s is not None and (key, deadline_s) not in self._timed:
             self._timed.add((key, deadline_s))
-            self._store.after(max(0.0, deadline_s - time.monotonic()), lambda: self._ring(key, deadline_s))
+            self._store.after(max(0.0, deadline_s - self._store.machine.now_s()), lambda: self._ring(key, deadline_s))
 
     def _ring(self, key: bytes, deadline_s: float) -> None:
         self._timed.discard((key, deadline_s))
         if key in self._boards:
             sequencer = self._boards[key][0]
-            self._tell(key, sequencer.expire(time.monotonic()))
+            self._tell(key, sequencer.expire(self._store.machine.now_s()))
             self._wind(key, sequencer)
 
     def connection_closed(self, connection: Connection) -> None:

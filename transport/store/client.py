@@ -1,22 +1,21 @@
 """The store's client: one request at a time, a timeout on every call, and the store's notices beside. No thread."""
 
 import hmac
-import os
 import select
 import socket
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
 from lanterne.errors import InputError, TransportError, TransportTimeout
 from lanterne.transport import wire
+from lanterne.transport.machine import THIS_MACHINE, Machine
+from lanterne.transport.pauses import Woken
 from lanterne.transport.timeouts import DEFAULT_TIMEOUT_S
+from lanterne.transport.waiting import MOVED, Moved, wait
 from lanterne.transport.wire import Kind
 
-# A reply usually comes within this time; polling with yields until then spares the cost of being woken.
-SPIN_S = 200e-6
 RETRY_S = 0.05
 _REPLY_TYPES = {
     **{Kind.GET: "b", Kind.ADD: "i", Kind.DELETE: "i", Kind.GATHER: "b*"},
@@ -32,7 +31,7 @@ class StoreClient:
     With `early`, the store may not have started yet: it is waited for. Else nobody listening means that the job is
     over.
 
-    Attributes: `address`; `notices`, kinds and bodies of what the store has sent unasked, oldest first.
+    Attributes: `address`; `machine`; `notices`, kinds and bodies of what the store has sent unasked, oldest first.
 
     Raises:
         TransportTimeout: nothing answered there in time.
@@ -40,9 +39,16 @@ class StoreClient:
     """
 
     def __init__(
-        self, address: tuple[str, int], token: str, timeout_s: float | None = None, *, early: bool = False
+        self,
+        address: tuple[str, int],
+        token: str,
+        timeout_s: float | None = None,
+        *,
+        early: bool = False,
+        machine: Machine = THIS_MACHINE,
     ) -> None:
         self.address = address
+        self.machine = machine
         self.notices: deque[tuple[Kind, bytes]] = deque()
         self._where = f"store {address[0]}:{address[1]}"
         self._inbox = bytearray()
@@ -50,9 +56,9 @@ class StoreClient:
         self._lost: str | None = None
         self._sending = threading.Lock()
         self._receiving = threading.RLock()
-        self._sock = _connect(address, wire.check_token(token), _limit(timeout_s), early, self._where)
-        self._poll = select.poll()
-        self._poll.register(self._sock, select.POLLIN)
+        self._sock = _connect(machine, address, wire.check_token(token), _limit(timeout_s), early, self._where)
+        self._until_readable: Woken = _woken(machine, self._sock, select.POLLIN)
+        self._until_writable: Woken = _woken(machine, self._sock, select.POLLOUT)
 
     def set(self, key: str, value: bytes, timeout_s: float | None = None) -> None:
         """Store `value` under `key`."""
@@ -72,9 +78,9 @@ class StoreClient:
 
     def wait(self, keys: Iterable[str], timeout_s: float | None = None) -> None:
         """Return once every key of `keys` has been set."""
-        deadline = time.monotonic() + _limit(timeout_s)
+        deadline = self.machine.now_s() + _limit(timeout_s)
         for key in keys:
-            self.get(key, max(0.0, deadline - time.monotonic()))
+            self.get(key, max(0.0, deadline - self.machine.now_s()))
 
     def delete(self, key: str, timeout_s: float | None = None) -> bool:
         """Forget `key`; True if it was there."""
@@ -96,7 +102,7 @@ class StoreClient:
         """Send a request and return its reply's fields. `on_notice()`, called when `notices` has grown, may raise."""
         what = what or kind.name.lower()
         limit_s = _limit(timeout_s)
-        deadline = time.monotonic() + limit_s
+        deadline = self.machine.now_s() + limit_s
         with self._receiving:
             return self._call(kind, fields, deadline, on_notice, what, limit_s)
 
@@ -126,7 +132,7 @@ class StoreClient:
 
     def tell(self, kind: Kind, fields: Iterable[int | bytes] = (), timeout_s: float | None = None) -> None:
         """Send a request that has no reply."""
-        self._send(wire.pack_frame(kind, 0, fields), time.monotonic() + _limit(timeout_s))
+        self._send(wire.pack_frame(kind, 0, fields), self.machine.now_s() + _limit(timeout_s))
 
     def pump(self) -> bool:
         """Take in what has arrived, without waiting; True if `notices` has grown.
@@ -162,23 +168,20 @@ class StoreClient:
 
     def _next_reply(self, deadline: float, on_notice: Callable[[], object] | None) -> wire.Frame | None:
         """The next reply, or None at the deadline."""
-        spin_until = time.monotonic() + SPIN_S
-        while True:
+        found: wire.Frame | None = None
+
+        def look() -> bool | Moved:
+            nonlocal found
             before = len(self.notices)
-            frame = self._take_reply()
-            if frame is not None:
-                return frame
+            found = self._take_reply()
+            if found is not None:
+                return True
             if len(self.notices) > before and on_notice is not None:
                 on_notice()
-            if self._receive():
-                continue
-            now = time.monotonic()
-            if now >= deadline:
-                return None
-            if now < spin_until:
-                os.sched_yield()
-            else:
-                self._poll.poll((deadline - now) * 1e3 + 1)
+            return MOVED if self._receive() else False
+
+        wait(look, deadline - self.machine.now_s(), self._until_readable)
+        return found
 
     def _receive(self) -> bool:
         """Append what has arrived to the inbox; False if nothing has."""
@@ -201,19 +204,20 @@ class StoreClient:
     def _send_all(self, frame: bytes, deadline: float) -> None:
         self._check_open()
         view = memoryview(frame)
-        while view:
+
+        def look() -> bool | Moved:
+            nonlocal view
             try:
                 view = view[self._sock.send(view) :]
             except BlockingIOError:
-                remaining_s = deadline - time.monotonic()
-                if remaining_s <= 0:
-                    # Half a frame is out: what follows could not be understood.
-                    self._lose("it took no more data in time")
-                writable = select.poll()
-                writable.register(self._sock, select.POLLOUT)
-                writable.poll(remaining_s * 1e3 + 1)
+                return False
             except OSError as error:
                 self._lose(error.strerror)
+            return MOVED if view else True
+
+        if not wait(look, deadline - self.machine.now_s(), self._until_writable):
+            # Half a frame is out: what follows could not be understood.
+            self._lose("it took no more data in time")
 
     def _check_open(self) -> None:
         if self._lost is None and self._sock.fileno() < 0:
@@ -224,6 +228,13 @@ class StoreClient:
     def _lose(self, reason: str | None) -> NoReturn:
         self._lost = f"connection lost: {reason}"
         raise TransportError(f"{self._where}: {self._lost}")
+
+
+def _woken(machine: Machine, sock: socket.socket, events: int) -> Woken:
+    """The pauses of waits for `events` of `sock`."""
+    poll = machine.poller()
+    poll.register(sock, events)
+    return Woken(machine, lambda limit_s: poll.poll(limit_s * 1e3 + 1))
 
 
 def _limit(timeout_s: float | None) -> float:
@@ -237,15 +248,16 @@ def _key(key: str) -> bytes:
     return encoded
 
 
-def _connect(address: tuple[str, int], key: bytes, limit_s: float, early: bool, where: str) -> socket.socket:
+def _connect(
+    machine: Machine, address: tuple[str, int], key: bytes, limit_s: float, early: bool, where: str
+) -> socket.socket:
     """A socket to the store, both sides having proven that they know the token. Who hangs up is tried again."""
-    deadline = time.monotonic() + limit_s
+    deadline = machine.now_s() + limit_s
     while True:
-        remaining_s = deadline - time.monotonic()
         try:
-            sock = socket.create_connection(address, timeout=max(remaining_s, 0.001))
+            sock = machine.connect(address, max(deadline - machine.now_s(), 0.001))
             try:
-                _shake_hands(sock, key, deadline, where)
+                _shake_hands(machine, sock, key, deadline, where)
             except BaseException:
                 sock.close()
                 raise
@@ -255,25 +267,25 @@ def _connect(address: tuple[str, int], key: bytes, limit_s: float, early: bool, 
             reason = error.strerror or str(error)
             if isinstance(error, ConnectionRefusedError) and not early:
                 raise TransportError(f"{where}: {reason}; the job's store has ended") from error
-            if time.monotonic() + RETRY_S > deadline:
+            if machine.now_s() + RETRY_S > deadline:
                 raise TransportTimeout(f"{where}: no connection within {limit_s:g} s: {reason}") from error
-        time.sleep(RETRY_S)
+        machine.sleep(RETRY_S)
 
 
-def _shake_hands(sock: socket.socket, key: bytes, deadline: float, where: str) -> None:
-    answer, verdict = wire.answer_challenge(key, _receive_exactly(sock, wire.CHALLENGE_NBYTES, deadline))
+def _shake_hands(machine: Machine, sock: socket.socket, key: bytes, deadline: float, where: str) -> None:
+    answer, verdict = wire.answer_challenge(key, _receive_exactly(machine, sock, wire.CHALLENGE_NBYTES, deadline))
     sock.sendall(answer)
-    received = _receive_exactly(sock, wire.VERDICT_NBYTES, deadline)
+    received = _receive_exactly(machine, sock, wire.VERDICT_NBYTES, deadline)
     if received.startswith(wire.REFUSED):
         raise TransportError(f"{where}: it refuses our job token; expected LANTERNE_TOKEN to be the same on all ranks")
     if not hmac.compare_digest(received, verdict):
         raise TransportError(f"{where}: what answers there does not know the job token")
 
 
-def _receive_exactly(sock: socket.socket, nbytes: int, deadline: float) -> bytes:
+def _receive_exactly(machine: Machine, sock: socket.socket, nbytes: int, deadline: float) -> bytes:
     data = b""
     while len(data) < nbytes:
-        sock.settimeout(max(deadline - time.monotonic(), 0.001))
+        sock.settimeout(max(deadline - machine.now_s(), 0.001))
         part = sock.recv(nbytes - len(data))
         if not part:
             raise ConnectionResetError("it hung up")

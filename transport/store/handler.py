@@ -8,6 +8,7 @@ import socket
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol, TypeAlias
 
+from lanterne.transport.machine import Machine
 from lanterne.transport.wire import Kind
 
 # The fields of a reply; None: later, or none at all.
@@ -35,6 +36,8 @@ class Connection:
 
 class Service(Protocol):
     """What a handler may do: the Store."""
+
+    machine: Machine
 
     def route(self, kind: Kind, types: str, function: Callable[..., Answer]) -> None: ...
     def after(self, delay_s: float, function: Callable[[], object]) -> None: ...

@@ -1,7 +1,6 @@
 """Starts the store in a process of its own."""
 
 import os
-import select
 import subprocess
 from pathlib import Path
 from typing import Self
@@ -9,6 +8,7 @@ from typing import Self
 from lanterne import __file__ as front_door
 from lanterne.errors import Unavailable
 from lanterne.transport import wire
+from lanterne.transport.machine import THIS_MACHINE
 from lanterne.transport.own_python import own_python
 
 START_S = 30.0
@@ -50,7 +50,7 @@ class StoreProcess:
         self.address: tuple[str, int] = (bind, int(said))
 
     def _first_line(self) -> str:
-        if not select.select([self._says], [], [], START_S)[0]:
+        if not THIS_MACHINE.readable([self._says], START_S):
             return f"no answer within {START_S:g} s"
         return self._says.readline().decode(errors="replace").removeprefix("error ").strip()
 

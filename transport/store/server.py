@@ -18,12 +18,12 @@ import selectors
 import signal
 import socket
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 from lanterne.errors import InputError
 from lanterne.transport import wire
+from lanterne.transport.machine import THIS_MACHINE, Machine
 from lanterne.transport.store.board_handler import Board
 from lanterne.transport.store.handler import Answer, Connection, Handler, Refusal, Service
 from lanterne.transport.store.members import Members
@@ -49,10 +49,18 @@ class Store:
         owner: the file descriptor whose end is that of the owner.
     """
 
-    def __init__(self, listener: socket.socket, token: str, until: str = "owner", owner: int | None = None) -> None:
+    def __init__(
+        self,
+        listener: socket.socket,
+        token: str,
+        until: str = "owner",
+        owner: int | None = None,
+        machine: Machine = THIS_MACHINE,
+    ) -> None:
+        self.machine = machine
         self._key = wire.check_token(token)
         self._until = until
-        self._selector = selectors.DefaultSelector()
+        self._selector = machine.selector()
         self._strangers: dict[Connection, None] = {}  # insertion order is age
         self._refused: Counter[str] = Counter()
         self._clients: set[Connection] = set()
@@ -76,13 +84,13 @@ class Store:
 
     def after(self, delay_s: float, function: Callable[[], object]) -> None:
         """Call `function` in `delay_s` seconds."""
-        heapq.heappush(self._timers, (time.monotonic() + delay_s, next(self._timer_count), function))
+        heapq.heappush(self._timers, (self.machine.now_s() + delay_s, next(self._timer_count), function))
 
     def run(self) -> None:
         """Serve until the store's time is over."""
         spin_until = 0.0
         while True:
-            now = time.monotonic()
+            now = self.machine.now_s()
             while self._timers and self._timers[0][0] <= now:
                 heapq.heappop(self._timers)[2]()
             if not self._running:
@@ -90,11 +98,11 @@ class Store:
             timeout_s = max(0.0, self._timers[0][0] - now) if self._timers else None
             events = self._selector.select(0 if now < spin_until else timeout_s)
             if not events:
-                os.sched_yield()
+                self.machine.give_way()
                 continue
             for key, mask in events:
                 key.data(mask)
-            spin_until = time.monotonic() + SPIN_S
+            spin_until = self.machine.now_s() + SPIN_S
         for connection in [*self._clients, *self._strangers]:
             connection.sock.close()
         self._listener.close()
@@ -245,20 +253,6 @@ class Store:
             self._running = False
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """A listening socket on `host` (a name or an address) only; port 0 for any free one."""
-    family, kind, protocol, _name, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    listener = socket.socket(family, kind, protocol)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(1024)
-    except OSError:
-        listener.close()
-        raise
-    return listener
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m lanterne.transport.store.server", description=str(__doc__).split("\n", 1)[0]
@@ -274,7 +268,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(2 * MAX_CLIENTS, hard)), hard))
     try:
-        listener = listen(args.bind, args.port)
+        listener = THIS_MACHINE.listen(args.bind, args.port)
         store = Store(listener, os.environ.get("LANTERNE_TOKEN", ""), args.until, owner=sys.stdin.fileno())
     except (OSError, InputError) as error:
         print(f"error {getattr(error, 'strerror', None) or error}", flush=True)

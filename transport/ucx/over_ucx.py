@@ -10,7 +10,6 @@ A UCX receive does not filter its source, so the tag holds it: communicator 16 b
 import atexit
 import math
 import os
-import time
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn, TypeAlias
 
@@ -18,7 +17,6 @@ from lanterne.errors import InputError, PeerFailed, TransportError
 from lanterne.transport.base import (
     COMMUNICATOR_BITS,
     LANE_BITS,
-    POLLS_PER_CHECK,
     Capabilities,
     Operation,
     Recv,
@@ -29,9 +27,11 @@ from lanterne.transport.base import (
     check_ops,
     timeout_error,
 )
+from lanterne.transport.pauses import Woken
 from lanterne.transport.rank_group import LEFT_GRACE_S, Group
 from lanterne.transport.timeouts import check_timeout_s
 from lanterne.transport.ucx.worker import flush, load_ucxx, make_worker, receiver_paced_nbytes, settings
+from lanterne.transport.waiting import MOVED, POLLS_PER_CHECK, Moved, never, wait
 
 SOURCE_BITS = 15
 # Of a base.make_tag().
@@ -97,6 +97,8 @@ class UcxTransport(Transport):
             device_memory=self._context.cuda_support and "cuda" in self._context.info,
             receiver_paced_nbytes=receiver_paced_nbytes(os.environ),
         )
+        # For waits of one request; those of several, and of collectives, poll.
+        self.woken: Woken = Woken(self.machine, self._sleep, SPIN_S)
         self._pid = os.getpid()
         atexit.register(self.close)
 
@@ -149,10 +151,7 @@ class UcxTransport(Transport):
 
     def _explain(self, peer: int, what: str, error: Exception) -> NoReturn:
         """Raise what UCX's `error` means: often the first sign of a death whose notice is on its way."""
-        give_up = time.monotonic() + NOTICE_S
-        while time.monotonic() < give_up:
-            self.check_peers((peer,))
-            time.sleep(0.01)
+        wait(never, NOTICE_S, self.pauses, lambda _now_s: self.check_peers((peer,)))
         raise TransportError(f"ucx rank {self.rank}: {what} rank {peer}: {error}") from error
 
     def _span(self, region: Region, offset: int, nbytes: int) -> Any:
@@ -169,7 +168,7 @@ class UcxTransport(Transport):
 
     def barrier(self, timeout_s: float | None = None) -> None:
         """See Transport. log2(world_size) rounds of empty messages, so that posted operations progress meanwhile."""
-        deadline = time.monotonic() + (self.timeout_s if timeout_s is None else timeout_s)
+        deadline = self.machine.now_s() + (self.timeout_s if timeout_s is None else timeout_s)
         check_ops(self, ())
         empty = Region(bytearray(0))
         for lane in range((self.world_size - 1).bit_length()):
@@ -179,7 +178,7 @@ class UcxTransport(Transport):
                 self._peers[peer] = self._connect(peer)
             ops = (Recv(empty, 0, 0, before, lane), Send(empty, 0, 0, after, lane))
             request = UcxRequest(self, self._start_all(ops, INTERNAL), everyone=True)
-            request.wait(max(deadline - time.monotonic(), 0.0))
+            request.wait(max(deadline - self.machine.now_s(), 0.0))
 
     def progress(self) -> bool:
         """Let UCX work; remember whether something moved. True each POLLS_PER_CHECK-th time: look closer."""
@@ -191,6 +190,9 @@ class UcxTransport(Transport):
         if self._worker.progress_once() or not self._worker.arm():
             return None
         return self._worker.epoll_file_descriptor, *(super().watch() or ())
+
+    def _sleep(self, limit_s: float) -> None:
+        self._worker.progress_worker_event(min(SLEEP_MS, math.ceil(limit_s * 1e3)))
 
     def check_peers(self, peers: Iterable[int]) -> None:
         self._group.check_peers(peers)
@@ -221,7 +223,7 @@ class UcxTransport(Transport):
             return  # a forked child must not close its parent's connections
         ends = {id(end): end for ends in self._peers.values() for end in ends}.values()
         unharmed = all(end.alive for end in ends) and not self._group.failed()
-        flush(self._worker, time.monotonic() + (self._flush_s if unharmed else min(self._flush_s, LAST_FLUSH_S)))
+        flush(self._worker, self.machine.now_s() + (self._flush_s if unharmed else min(self._flush_s, LAST_FLUSH_S)))
         for end in ends:
             end.close_blocking()
         self._peers.clear()
@@ -304,20 +306,12 @@ class UcxRequest(Request):
             return
         transport = self._transport
         limit_s = transport.timeout_s if timeout_s is None else check_timeout_s(timeout_s)
-        quiet_from = time.monotonic()
-        deadline = quiet_from + limit_s
-        while not self.test():
-            now = time.monotonic()
-            if now >= deadline:
-                if self._look():
-                    return
-                raise timeout_error(transport, self.pending_peers(), limit_s)
-            if transport._moved:
-                quiet_from = now
-            elif now - quiet_from < SPIN_S:
-                os.sched_yield()
-            elif not self._look():
-                transport._worker.progress_worker_event(min(SLEEP_MS, math.ceil((deadline - now) * 1e3)))
+        if not wait(self._test_and_tell, limit_s, transport.woken, lambda _now_s: self._look()) and not self._look():
+            raise timeout_error(transport, self.pending_peers(), limit_s)
+
+    def _test_and_tell(self) -> bool | Moved:
+        """As `test`; MOVED while UCX moves something."""
+        return self.test() or (MOVED if self._transport._moved else False)
 
     def __del__(self) -> None:
         if self._pending and not self._transport.closed:

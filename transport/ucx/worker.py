@@ -18,12 +18,12 @@ then no longer paces its sender. Two connections for each pair cure it and keep 
 import ctypes
 import os
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from lanterne.errors import InputError, Unavailable
+from lanterne.transport.machine import THIS_MACHINE
 
 UCXX_VERSION = "0.52"
 INSTALL = f"install it with: pip install ucxx-cu12=={UCXX_VERSION}.* (no GPU needed; CUDA 13: ucxx-cu13), or use ./run"
@@ -131,7 +131,7 @@ def make_worker(libucxx: Any, options: Mapping[str, str]) -> tuple[Any, Any]:
 
 
 def flush(worker: Any, deadline: float) -> bool:
-    """Return once every message that was sent has left this process's memory, or after `deadline` (time.monotonic()).
+    """Return once every message that was sent has left this process's memory, or after `deadline` (THIS_MACHINE's).
 
     ucxx has no flush, and an endpoint that handles errors drops what it has queued when it is closed; so UCX is called
     directly.
@@ -149,7 +149,7 @@ def flush(worker: Any, deadline: float) -> bool:
     if request >= 2**64 - 100:
         return False  # UCS_PTR_IS_ERR: a small negative number
     in_progress = 1
-    while (status := ucp.ucp_request_check_status(request)) == in_progress and time.monotonic() < deadline:
+    while (status := ucp.ucp_request_check_status(request)) == in_progress and THIS_MACHINE.now_s() < deadline:
         worker.progress_worker_event(1)
     ucp.ucp_request_free(request)
     return status == 0

@@ -20,7 +20,8 @@ from lanterne.bench.pipeline.measure import on_ranks
 from lanterne.collectives.communicator import Communicator, core_of
 from lanterne.kernels.cpu.delay import wait_until
 from lanterne.pipeline.planes.plane_makers import shaped
-from lanterne.transport.shaped import SPIN_S, Link, ShapedTransport
+from lanterne.transport.pauses import SPIN_S
+from lanterne.transport.shaped import Link, ShapedTransport
 
 DELAYS_S = (1e-3, 2e-3, 5e-3, 10e-3, 20e-3, 50e-3)
 NBYTES, MESSAGES = 1 << 18, 8

@@ -18,7 +18,7 @@ from lanterne.errors import InputError, PeerFailed, TransportTimeout
 from lanterne.transport.board import sequencer
 from lanterne.transport.board.late_policy import Option
 from lanterne.transport.local import LocalWorld
-from lanterne.transport.pauses import Pauses
+from lanterne.transport.machine import THIS_MACHINE
 
 # A network so slow that a small all_reduce is worth asking the board.
 SLOW = CostModel(1e-4, 1 / 50e6)
@@ -332,7 +332,7 @@ def small(comm, calls):
 
 def asks(comm, ranks_here):
     comm.tuning.adopt(SLOW, "test")
-    core_of(comm).pauses = Pauses(ranks_here)
+    core_of(comm).pauses = THIS_MACHINE.pauses(ranks_here)
     return [core_of(comm).late.policy("all_reduce", nbytes) is not None for nbytes in (128 << 10, 512 << 10)]
 
 

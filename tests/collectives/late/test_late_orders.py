@@ -11,7 +11,6 @@ import pytest
 from ordered_world import World
 
 from lanterne.collectives.communicator import Communicator, core_of
-from lanterne.collectives.execute import control
 from lanterne.collectives.late import calls as late
 from lanterne.collectives.schedule.cost import CostModel
 from lanterne.errors import InputError, LanterneError, PeerFailed, TransportTimeout
@@ -96,13 +95,11 @@ class Rank:
 
 
 @pytest.fixture
-def run(monkeypatch):
+def run():
     """Let `scripts`, every rank's calls, happen in the order of `seed`; the ranks."""
 
     def run(seed, scripts, may_start=lambda ranks, rank: True, impatient=lambda call: 0.0):
         world = World(len(scripts), seed)
-        for module in (board, control, late):
-            monkeypatch.setattr(module, "time", world)
         ranks = [Rank(world, rank, calls) for rank, calls in enumerate(scripts)]
         reluctant = world.random.choices((1, 0.1, 0.01), k=len(ranks))
 

@@ -1,0 +1,101 @@
+"""Clock, naps and sockets come from the Machine that is handed in, and one function waits; nothing goes around them."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import lanterne
+
+PACKAGE = Path(lanterne.__file__).parent
+FOLDERS = "transport", "collectives"
+FILES = sorted(path.relative_to(PACKAGE) for folder in FOLDERS for path in (PACKAGE / folder).rglob("*.py"))
+# What only a Machine may use; None: all of the module.
+KEPT = {
+    "time": None,
+    "select": {"select", "poll", "epoll"},
+    "selectors": {"DefaultSelector", "EpollSelector", "PollSelector", "SelectSelector"},
+    "os": {"sched_yield"},
+    "socket": {"create_connection", "create_server", "socketpair", "fromfd"},
+}
+# Who does so all the same, and why.
+EXCEPTIONS = {
+    "transport/machine.py": "it is the machine",
+    "transport/job/bootstrap.py": "asks the kernel for an interface's address, on a socket that sends nothing",
+    "transport/job/guard.py": "signals come to it on a pair of sockets inside its process",
+    "transport/rails/delegate_handle.py": "a pair of sockets joins it to the process that it starts",
+    "transport/rails/delegate_process.py": "its end of that pair",
+    "collectives/execute/engine.py": "its thread sleeps on descriptors of libraries",
+    "collectives/auto/learn.py": "says on which day this machine was measured",
+    "collectives/auto/trials.py": "measures how fast this machine is",
+}
+# Loops that pause and are no waits for one thing.
+LOOPS = {
+    ("transport/waiting.py", "wait"): "it is the wait",
+    ("transport/store/server.py", "run"): "serves whoever comes",
+    ("transport/store/client.py", "_connect"): "each try blocks by itself",
+    ("transport/rails/rail.py", "_connect_by"): "each try blocks by itself",
+    ("transport/job/bootstrap.py", "_start_store"): "each try blocks by itself",
+    ("transport/job/bootstrap.py", "_resolve"): "each try blocks by itself",
+    ("collectives/execute/engine.py", "_run"): "advances whatever calls there are",
+    ("transport/job/launch.py", "_stop"): "processes of the kernel end",
+    ("transport/job/launch.py", "_end"): "processes of the kernel end",
+}
+PAUSING = {"pause", "give_way", "sleep"}
+
+
+def escapes(tree):
+    """Lines of `tree` that use what only a Machine may."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module in KEPT:
+            yield node.lineno
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in KEPT:
+            names = KEPT[node.value.id]
+            if names is None or node.attr in names:
+                yield node.lineno
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("socket.socket", "threading.Timer"):
+            yield node.lineno
+
+
+def pausing_loops(tree):
+    """Names of the functions of `tree` with a loop that pauses."""
+    for function in ast.walk(tree):
+        if isinstance(function, ast.FunctionDef):
+            loops = [loop for loop in ast.walk(function) if isinstance(loop, ast.While)]
+            calls = [call.func for loop in loops for call in ast.walk(loop) if isinstance(call, ast.Call)]
+            if any(isinstance(call, ast.Attribute) and call.attr in PAUSING for call in calls):
+                yield function.name
+
+
+def read(path):
+    return ast.parse((PACKAGE / path).read_text())
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if str(path) not in EXCEPTIONS], ids=str)
+def test_clock_and_network_are_handed_in(path):
+    assert list(escapes(read(path))) == []
+
+
+@pytest.mark.parametrize("path", EXCEPTIONS)
+def test_exceptions_are_needed(path):
+    assert list(escapes(read(path)))
+
+
+def test_one_function_waits():
+    assert {(str(path), name) for path in FILES for name in pausing_loops(read(path))} == set(LOOPS)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("time.monotonic()", "from time import sleep", "now = time.time", "select.select([], [], [])"),
+        *("select.poll()", "selectors.DefaultSelector()", "os.sched_yield()", "socket.create_connection(a)"),
+        "socket.socket()",
+    ],
+)
+def test_the_walk_sees_every_escape(line):
+    assert list(escapes(ast.parse(f"def f():\n    {line}\n"))) == [2]
+
+
+def test_the_walk_sees_a_loop_that_pauses():
+    assert list(pausing_loops(ast.parse("def f():\n while True:\n  machine.sleep(1)\ndef g():\n sleep(1)\n"))) == ["f"]

@@ -1,0 +1,105 @@
+"""What a rank stands on: the clock, how it gives way, sockets. Everything that waits or connects is handed one.
+
+THIS_MACHINE is the real one. Another, in which a seed decides what happens next, has the same face; so nothing else of
+transport/ and collectives/ may call time, select or socket.socket by itself (tests/transport/test_machine.py).
+"""
+
+import atexit
+import os
+import select
+import selectors
+import socket
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeAlias, TypeVar
+
+from lanterne.transport.pauses import LONGER_S, Pauses
+
+# Connections that wait to be accepted.
+BACKLOG = 1024
+
+
+class HasFileno(Protocol):
+    """A socket, or what stands for one."""
+
+    def fileno(self) -> int: ...
+
+
+Descriptor: TypeAlias = "int | HasFileno"
+Watched = TypeVar("Watched", bound=Descriptor)
+
+
+class Poller(Protocol):
+    """What select.poll() returns."""
+
+    def register(self, fd: Descriptor, eventmask: int = ..., /) -> object: ...
+    def modify(self, fd: Descriptor, eventmask: int, /) -> object: ...
+    def unregister(self, fd: Descriptor, /) -> object: ...
+    def poll(self, timeout_ms: float | None = None, /) -> list[tuple[int, int]]: ...
+
+
+class Machine:
+    """The machine that this process runs on.
+
+    Attributes: `now_s`, the clock (time.monotonic); `wall_s`, the time of day (time.time); `sleep`, of seconds;
+    `give_way`, lets others run who want to (os.sched_yield).
+    """
+
+    now_s: Callable[[], float] = staticmethod(time.monotonic)
+    wall_s: Callable[[], float] = staticmethod(time.time)
+    sleep: Callable[[float], None] = staticmethod(time.sleep)
+    give_way: Callable[[], None] = staticmethod(os.sched_yield)
+
+    def at_exit(self, function: Callable[[], object]) -> None:
+        """Call `function` when this process ends in order."""
+        atexit.register(function)
+
+    def not_at_exit(self, function: Callable[[], object]) -> None:
+        """Do not call `function` any more, of `at_exit`."""
+        atexit.unregister(function)
+
+    def pauses(self, ranks_here: int = 1, longer_s: float = LONGER_S) -> Pauses:
+        """The Pauses of waits of one of `ranks_here` ranks of this host; see there."""
+        return Pauses(ranks_here, longer_s, self)
+
+    def poller(self) -> Poller:
+        """Looks at descriptors, as select.poll does."""
+        return select.poll()
+
+    def selector(self) -> selectors.BaseSelector:
+        """As `poller`, with what to do beside each descriptor."""
+        return selectors.DefaultSelector()
+
+    def readable(self, watched: Sequence[Watched], limit_s: float | None) -> list[Watched]:
+        """Those of `watched` that have something to read; waits for one, `limit_s` seconds at most (None: for ever)."""
+        return select.select(watched, [], [], limit_s)[0]
+
+    def listen(self, host: str, port: int = 0) -> socket.socket:
+        """A socket that listens on `host` (a name or an address) only; port 0 for any free one. Raises OSError."""
+        family = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family, backlog=BACKLOG)
+
+    def connect(self, address: tuple[str, int], limit_s: float, source: str = "") -> socket.socket:
+        """A socket to `address`, made within `limit_s` seconds, from the address `source`. Raises OSError."""
+        return socket.create_connection(address, limit_s, (source, 0) if source else None)
+
+    def listen_here(self) -> socket.socket:
+        """A socket that processes of this host can connect to, under a name that the kernel picks."""
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock.bind("")
+        sock.listen(BACKLOG)
+        return sock
+
+    def connect_here(self, name: bytes, limit_s: float) -> socket.socket:
+        """A socket to the one that `listen_here` made. Raises OSError."""
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock.settimeout(limit_s)
+        try:
+            sock.connect(name)
+        except OSError:
+            sock.close()
+            raise
+        return sock
+
+
+THIS_MACHINE = Machine()
