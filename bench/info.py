@@ -1,5 +1,8 @@
 """Say what this machine offers lanterne and what is missing, with the command that would install it.
 
+  lanterne info --json info.json
+  lanterne info --kernels --inputs 2,8,32 --dtypes float32,bfloat16     what GPU kernels take; needs NVRTC, no GPU
+
 Every answer is tried, not guessed: a library counts as there only if it loads.
 """
 
@@ -15,6 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TypedDict
 
+from lanterne.bench import kernel_table
 from lanterne.bench.output import report
 from lanterne.transport.own_python import own_python
 
@@ -47,10 +51,13 @@ class Component(TypedDict):
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of this command."""
     parser.add_argument("--json", metavar="FILE", help="write the answer as JSON ('-' for standard output)")
+    kernel_table.add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Ask for all components, print and write what they say; the exit code."""
+    if args.kernels:
+        return kernel_table.run(args)
     probes = (_mpi, _mpiexec, _ucx, _gpu, _cupy, _nccl, _numba_cuda, _solver, _plots, _torch, _redis, _lab)
     components = [probe() for probe in probes]
     if args.json:

@@ -9,6 +9,8 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from lanterne.errors import InputError, one_of
 from lanterne.kernels.arrays import Array, Stream, device_array, import_cupy, require_device
 from lanterne.kernels.cuda.compile import raw_kernel
@@ -189,7 +191,7 @@ def _fold_kernel(op: str, element: Dtype, num_inputs: int, implementation: str, 
 
         launch = fold_launcher(op, element, num_inputs, device_id)
     else:
-        launch = _raw_launcher(fold_source(op, element, num_inputs), "fold")
+        launch = _raw_launcher(fold_source(op, element, num_inputs), "fold", _in_a_structure)
     _load(launch, *[0] * (num_inputs + 1))
     return Kernel(element.nbytes, num_inputs + 1, _num_multiprocessors(device_id), launch)
 
@@ -214,10 +216,19 @@ def _num_multiprocessors(device_id: int) -> int:
     return int(import_cupy().cuda.Device(device_id).attributes["MultiProcessorCount"])
 
 
-def _raw_launcher(source: str, name: str) -> Callable[..., None]:
+def _raw_launcher(
+    source: str, name: str, parameters: Callable[[tuple[object, ...]], tuple[object, ...]] = lambda arguments: arguments
+) -> Callable[..., None]:
+    """`parameters` makes the kernel's own of a call's arguments."""
     kernel = raw_kernel(source, name, OPTIONS)
 
     def launch(blocks: int, count: int, head: int, arguments: tuple[object, ...], stream: Stream) -> None:
-        kernel((blocks,), (THREADS_PER_BLOCK,), (count, head, *arguments), stream=stream)
+        kernel((blocks,), (THREADS_PER_BLOCK,), (count, head, *parameters(arguments)), stream=stream)
 
     return launch
+
+
+def _in_a_structure(addresses: tuple[object, ...]) -> tuple[object, ...]:
+    """(out, one value that holds all input addresses): the parameters of fold_source's kernel."""
+    inputs = np.array(addresses[1:], np.uint64)
+    return addresses[0], inputs.view(f"V{inputs.nbytes}")

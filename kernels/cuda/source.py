@@ -8,7 +8,7 @@ CuPy compiles with -ftz=true, whatever the options: the operators of C would tak
 are added, multiplied and divided in PTX, and compared by their bits.
 """
 
-from collections.abc import Sequence
+from typing import NamedTuple
 
 from lanterne.kernels.cpu.fold_ir import NAN_BITS
 from lanterne.kernels.dtypes import Dtype
@@ -16,12 +16,23 @@ from lanterne.kernels.dtypes import Dtype
 OPTIONS = ("-std=c++17", "--fmad=false")
 THREADS_PER_BLOCK = 256
 VECTOR_NBYTES = 16
-# Vectors of these many inputs are in flight together; of more, they would not fit the registers.
-LOADS_TOGETHER = 8
-# Blocks that a multiprocessor has to hold, by inputs: of one or two it takes all the threads that there are to have
-# enough bytes in flight, of more 64 registers for each. Told no number, the assembler saves registers for more threads,
-# and of seven inputs loads five one after the other: 46 KiB are in flight, not 140 (sm_90).
-FEW_INPUTS, BLOCKS_OF_FEW, BLOCKS_OF_MANY = 2, 8, 4
+# Of one or two inputs, a multiprocessor has to hold as many blocks as give enough bytes in flight; of more, registers
+# count. Told no number, the assembler saves registers for more threads, and of seven inputs loads five one after the
+# other: 46 KiB are in flight, not 140 (sm_90).
+FEW_INPUTS = 2
+
+
+class _Room(NamedTuple):
+    """Blocks that a multiprocessor has to hold, of few inputs and of more, and how many inputs go together at most."""
+
+    few: int
+    many: int
+    together: int
+
+
+# More inputs at once would not fit the registers, and spill: as all tests of spills say. Comparing takes more of them
+# than adding, and most of bytes, of which a vector has 16.
+ADDING, COMPARING, COMPARING_BYTES = _Room(8, 4, 8), _Room(6, 3, 8), _Room(3, 3, 3)
 
 _UNSIGNED = {1: "unsigned char", 2: "unsigned short", 4: "unsigned int", 8: "unsigned long long"}
 _SIGNED = {1: "signed char", 2: "short", 4: "int", 8: "long long"}
@@ -48,22 +59,89 @@ _ORDER = {
 }
 
 
+# The inputs go in groups, one after the other, and what was folded of them stays in registers. A loop that is not
+# unrolled, over a table of addresses in the parameters: written out, the compilers load what they can before the first
+# combination, and spill it, and from some ten inputs on also their addresses.
+_GROUPS = """
+struct Inputs { const Bits* at[INPUTS]; };
+
+template <int COUNT>
+static __device__ __forceinline__ void fold_group(
+    Value (&value)[LANES], const Bits* const* inputs, long long at, bool begins) {
+    Vector vector[COUNT];
+    #pragma unroll
+    for (int i = 0; i < COUNT; ++i) vector[i].words = *(const uint4*)(inputs[i] + at);
+    #pragma unroll
+    for (int i = 0; i < COUNT; ++i)
+        #pragma unroll
+        for (int lane = 0; lane < LANES; ++lane) {
+            const Value found = widen(vector[i].lane[lane]);
+            value[lane] = i == 0 && begins ? found : COMBINED(value[lane], found);
+        }
+}
+"""
+
+
 def fold_source(op: str, dtype: Dtype, num_inputs: int) -> str:
-    """Source of the kernel `fold(count, head, out, in0, in1, ...)`: out = in0 op in1 op ..., in that order.
+    """Source of the kernel `fold(count, head, out, inputs)`: out = in0 op in1 op ..., in that order.
+
+    `inputs` is a structure of the addresses of in0, in1, ...
 
     Args:
         op: "sum", "prod", "min" or "max".
         dtype: a Dtype.
         num_inputs: int, at least 1.
     """
-    names = [f"in{i}" for i in range(num_inputs)]
+    group, room = inputs_together(op, dtype, num_inputs), _room(op, dtype)
+    rest = num_inputs % group
+    vector = [f"fold_group<{group}>(value, inputs.at, at, true);"]
+    if num_inputs > group:
+        vector = [
+            "#pragma unroll 1",
+            f"for (int i = 0; i < {num_inputs - rest}; i += {group})",
+            f"fold_group<{group}>(value, inputs.at + i, at, i == 0);",
+        ]
+    if rest:
+        vector.append(f"fold_group<{rest}>(value, inputs.at + {num_inputs - rest}, at, false);")
+    one = ["Value value = widen(inputs.at[0][at]);"]
+    if num_inputs > 1:
+        one += [
+            f"#pragma unroll {group}",
+            f"for (int i = 1; i < {num_inputs}; ++i) value = combine(value, widen(inputs.at[i][at]));",
+        ]
     return "\n".join(
         [
             _element(dtype),
             *([_combine(op, dtype)] if num_inputs > 1 else []),
-            _kernel("fold", names, _fold_vector(names), _fold_one(names)),
+            f"constexpr int INPUTS = {num_inputs};",
+            f"#define COMBINED(a, b) {'combine(a, b)' if num_inputs > 1 else 'b'}",
+            _GROUPS,
+            _kernel(
+                "fold",
+                room.few if num_inputs <= FEW_INPUTS else room.many,
+                "const __grid_constant__ Inputs inputs",
+                vector,
+                one,
+            ),
         ]
     )
+
+
+def _room(op: str, dtype: Dtype) -> _Room:
+    if op in ("sum", "prod"):
+        return ADDING
+    return COMPARING_BYTES if dtype.nbytes == 1 else COMPARING
+
+
+def inputs_together(op: str, dtype: Dtype, num_inputs: int) -> int:
+    """How many inputs a group has; the last may have fewer.
+
+    Of several, two at least are of this size: a loop that goes round once is none to a compiler.
+    """
+    groups = -(-num_inputs // _room(op, dtype).together)
+    if groups == 2 and num_inputs % 2:
+        groups = 3
+    return -(-num_inputs // groups)
 
 
 def divide_source(dtype: Dtype) -> str:
@@ -74,10 +152,13 @@ def divide_source(dtype: Dtype) -> str:
             _function("Value quotient(Value a, Value b)", _rounded("div", dtype)),
             _kernel(
                 "divide",
-                ["in0"],
-                [*_load("in0"), *_each_lane("value[lane] = quotient(widen(vector_in0.lane[lane]), (Value)divisor);")],
+                ADDING.few,
+                "const Bits* in0, double divisor",
+                [
+                    "Vector vector; vector.words = *(const uint4*)(in0 + at);",
+                    *_each_lane("value[lane] = quotient(widen(vector.lane[lane]), (Value)divisor);"),
+                ],
                 ["Value value = quotient(widen(in0[at]), (Value)divisor);"],
-                ["double divisor"],
             ),
         ]
     )
@@ -143,62 +224,33 @@ def _function(signature: str, body: str) -> str:
     return f"static __device__ __forceinline__ {signature} {{ {body} }}"
 
 
-def _load(name: str) -> list[str]:
-    return [f"Vector vector_{name}; vector_{name}.words = *(const uint4*)({name} + at);"]
-
-
 def _each_lane(statement: str) -> list[str]:
     return ["#pragma unroll", f"for (int lane = 0; lane < LANES; ++lane) {statement}"]
 
 
-def _fold_vector(names: Sequence[str]) -> list[str]:
-    lines: list[str] = []
-    for first in range(0, len(names), LOADS_TOGETHER):
-        group = names[first : first + LOADS_TOGETHER]
-        for name in group:
-            lines += _load(name)
-        for name in group:
-            element = f"widen(vector_{name}.lane[lane])"
-            lines += _each_lane(f"value[lane] = {element if name == names[0] else f'combine(value[lane], {element})'};")
-    return lines
-
-
-def _fold_one(names: Sequence[str]) -> list[str]:
-    return [
-        f"Value value = widen({names[0]}[at]);",
-        *(f"value = combine(value, widen({name}[at]));" for name in names[1:]),
-    ]
-
-
-def _kernel(
-    name: str, inputs: Sequence[str], vector_lines: list[str], one_lines: list[str], others: Sequence[str] = ()
-) -> str:
-    """The kernel `name` of arrays `inputs` and parameters `others`.
+def _kernel(name: str, least_blocks: int, parameters: str, vector_lines: list[str], one_lines: list[str]) -> str:
+    """The kernel `name`, of which a multiprocessor holds `least_blocks` at once; its arrays are among its `parameters`.
 
     Args:
         vector_lines: fill value[LANES] from element `at`; one_lines: make the value of one.
     """
-    parameters = [f"const Bits* {array}" for array in inputs] + list(others)
-    least_blocks = BLOCKS_OF_FEW if len(inputs) <= FEW_INPUTS else BLOCKS_OF_MANY
     return "\n".join(
         [
             f'extern "C" __global__ void __launch_bounds__({THREADS_PER_BLOCK}, {least_blocks})',
-            f"{name}(long long count, long long head, Bits* out, {', '.join(parameters)}) {{",
+            f"{name}(long long count, long long head, Bits* out, {parameters}) {{",
             "const long long first = (long long)blockIdx.x * blockDim.x + threadIdx.x;",
             "const long long stride = (long long)gridDim.x * blockDim.x;",
-            "const long long vectors = (count - head) / LANES;",
+            "const long long tail = head + (count - head) / LANES * LANES;",
             # Unrolled, the compiler would split the stores of its remainder loop; inputs may be the output, so it gains
             # nothing.
             "#pragma unroll 1",
-            "for (long long i = first; i < vectors; i += stride) {",
-            "const long long at = head + i * LANES;",
+            "for (long long at = head + first * LANES; at < tail; at += stride * LANES) {",
             "Value value[LANES];",
             *vector_lines,
             "Vector result;",
             *_each_lane("result.lane[lane] = narrow(value[lane]);"),
             "*(uint4*)(out + at) = result.words;",
             "}",
-            "const long long tail = head + vectors * LANES;",
             "#pragma unroll 1",
             "for (long long i = first; i < head + count - tail; i += stride) {",
             "const long long at = i < head ? i : tail + i - head;",

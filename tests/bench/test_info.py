@@ -1,10 +1,12 @@
 """What `lanterne info` says of parts that are there, broken, or do not answer."""
 
+import json
 import sys
 
 import pytest
 
 from lanterne.bench import info
+from lanterne.bench.cli import main
 
 
 @pytest.mark.parametrize(
@@ -43,3 +45,25 @@ def test_a_gpu_is_what_cuda_can_use(monkeypatch, cuda, smi, expected):
     monkeypatch.setattr(info, "_ask", lambda command: (True, smi) if command[0] == "nvidia-smi" else ask(command))
     found = info._gpu()
     assert (found["available"], found["detail"], found["reason"]) == expected
+
+
+def test_kernels_are_told_without_a_gpu(tmp_path, capsys):
+    pytest.importorskip("cuda.bindings", reason="dependency group gpu-compile")
+    file = tmp_path / "kernels.json"
+    chosen = ["--inputs", "2,9", "--dtypes", "float32,bool", "--ops", "sum,max", "--archs", "sm_90,sm_100"]
+    assert main(["info", "--kernels", *chosen, "--json", str(file)]) == 0
+    kernels = json.loads(file.read_text())["kernels"]
+    folds = [(k["name"], k["dtype"], k["inputs"], k["arch"]) for k in kernels if k["name"].startswith("fold")]
+    assert folds == [
+        (f"fold {op}", dtype, inputs, arch)
+        for arch in ("sm_90", "sm_100")
+        for dtype, ops in (("float32", ("sum", "max")), ("bool", ("max",)))
+        for op in ops
+        for inputs in (2, 9)
+    ]
+    assert all(kernel["spill_bytes"] == 0 < kernel["registers"] for kernel in kernels)
+    # Of two inputs all threads run, and each has two vectors under way.
+    assert (kernels[0]["occupancy"], kernels[0]["bytes_in_flight_per_multiprocessor"]) == (1.0, 2048 * 2 * 16)
+    shown = capsys.readouterr().out.splitlines()
+    assert len(shown) == 3 + len(kernels)
+    assert shown[3].split()[:6] == ["fold", "sum", "float32", "2", "sm_90", str(kernels[0]["registers"])]

@@ -66,7 +66,7 @@ def test_the_bits_of_the_cpu(cupy, name, op, num_inputs, implementation):
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-@pytest.mark.parametrize("num_inputs", [9, 63])
+@pytest.mark.parametrize("num_inputs", [9, 13, 20, 63])
 def test_many_inputs(cupy, num_inputs, implementation):
     dtype = DTYPES["bfloat16"]
     hosts = [random_bits(dtype, 10_007, i) for i in range(num_inputs)]

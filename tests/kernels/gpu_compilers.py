@@ -2,7 +2,9 @@
 
 import importlib.util
 import os
-import struct
+import re
+import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -25,33 +27,6 @@ def _is_there(name):
         return importlib.util.find_spec(name) is not None
     except ModuleNotFoundError:
         return False
-
-
-def compile_cuda_c(source, arch, options):
-    """(PTX text, machine code) of CUDA C `source` for `arch`, such as "sm_90"."""
-    from cuda.bindings import nvrtc
-
-    program = _result(nvrtc.nvrtcCreateProgram(source.encode(), b"kernel.cu", 0, [], []))
-    flags = [f"--gpu-architecture={arch}".encode(), *(option.encode() for option in options)]
-    (status,) = nvrtc.nvrtcCompileProgram(program, len(flags), flags)
-    # Not bytes: Python keeps one object for all equal bytes of length 1, and an empty log would overwrite that.
-    log = bytearray(_result(nvrtc.nvrtcGetProgramLogSize(program)))
-    nvrtc.nvrtcGetProgramLog(program, log)
-    assert status == nvrtc.nvrtcResult.NVRTC_SUCCESS, log.decode() + source
-    assert b"warning" not in log, log.decode() + source
-    outputs = []
-    for kind in ("PTX", "CUBIN"):
-        data = bytearray(_result(getattr(nvrtc, f"nvrtcGet{kind}Size")(program)))
-        _result(getattr(nvrtc, f"nvrtcGet{kind}")(program, data))
-        outputs.append(data)
-    nvrtc.nvrtcDestroyProgram(program)
-    return outputs[0].decode(), bytes(outputs[1])
-
-
-def _result(returned):
-    status, *values = returned
-    assert int(status) == 0, status
-    return values[0] if values else None
 
 
 def compile_numba(function, signature, arch):
@@ -78,21 +53,14 @@ def assemble(ptx, arch):
     return bytes(code)
 
 
-def registers(code):
-    """How many registers a thread of the only kernel in machine code (ELF) has.
+def ptxas_says(ptx, arch, folder):
+    """(registers, bytes of stack, of spill stores, of spill loads) of the only kernel of `ptx`, as ptxas -v has them.
 
-    The compiler notes it in the section .nv.info: records of a format, an attribute, a size, and a symbol and a number.
+    It is in a wheel that Numba CUDA needs.
     """
-    headers, (size, count, names) = struct.unpack_from("<Q", code, 0x28)[0], struct.unpack_from("<HHH", code, 0x3A)
-    sections = [struct.unpack_from("<I20xQQ", code, headers + number * size) for number in range(count)]
-    for name, at, nbytes in sections:
-        start = sections[names][1] + name
-        if code[start : code.index(b"\0", start)] != b".nv.info":
-            continue
-        stop = at + nbytes
-        while at < stop:
-            kind, attribute, value_nbytes = struct.unpack_from("<BBH", code, at)
-            if (kind, attribute) == (4, 0x2F):
-                return struct.unpack_from("<4xII", code, at)[1]
-            at += 4 + (value_nbytes if kind == 4 else 0)
-    raise AssertionError("machine code that does not tell its registers")
+    (folder / "kernel.ptx").write_text(ptx.rstrip("\0"))
+    package = Path(importlib.util.find_spec("nvidia.cuda_nvcc").submodule_search_locations[0])
+    command = [package / "bin/ptxas", "-v", f"-arch={arch}", folder / "kernel.ptx", "-o", folder / "kernel.cubin"]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    numbers = r"Used (\d+) registers", *(rf"(\d+) bytes {what}" for what in ("stack", "spill stores", "spill loads"))
+    return tuple(int(re.search(number, said)[1]) for number in numbers)

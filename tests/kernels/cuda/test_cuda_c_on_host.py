@@ -19,13 +19,17 @@ CASES = [
     for op in ("sum", "prod", "min", "max")
     if dtype.kind != "bool" or op in ("min", "max")
 ]
+SUMMED = [name for name, op in CASES if op == "sum"]
 FLOATS = ["float16", "bfloat16", "float32", "float64"]
 NUM_INPUTS = 3
+# One group, one with a rest, and groups in a loop without one and with one.
+MANY_INPUTS = (1, 8, 9, 13, 16, 20, 31, 32)
 PRELUDE = """
 #include <cstring>
 #define __device__
 #define __global__
 #define __forceinline__ inline
+#define __grid_constant__
 #define __launch_bounds__(...)
 struct alignas(16) uint4 { unsigned int x, y, z, w; };
 struct Dim { int x; };
@@ -65,12 +69,13 @@ def library(tmp_path_factory):
     compiler = shutil.which("g++")
     if compiler is None:
         pytest.skip("no g++ here to run CUDA C on the host")
-    pointers = "".join(f", (const Bits*)p[{i + 1}]" for i in range(NUM_INPUTS))
     text = PRELUDE
-    for name, op in CASES:
-        text += as_cpp(
-            f"{op}_{name}", fold_source(op, DTYPES[name], NUM_INPUTS), f"fold(count, head, (Bits*)p[0]{pointers})"
-        )
+    folds = [(f"{op}_{name}", name, op, NUM_INPUTS) for name, op in CASES]
+    folds += [(f"sum_{name}_{count}", name, "sum", count) for name in SUMMED for count in MANY_INPUTS]
+    for function, name, op, num_inputs in folds:
+        pointers = ", ".join(f"(const Bits*)p[{i + 1}]" for i in range(num_inputs))
+        call = f"fold(count, head, (Bits*)p[0], Inputs{{{{{pointers}}}}})"
+        text += "#undef COMBINED\n" + as_cpp(function, fold_source(op, DTYPES[name], num_inputs), call)
     for name in FLOATS:
         text += as_cpp(
             f"divide_{name}",
@@ -114,6 +119,19 @@ def test_fold_gives_the_bits_of_the_cpu(library, name, op, shifts):
         expected = np.zeros(count, arrays[0].dtype)
         prepare(op, dtype, NUM_INPUTS)(count, expected.ctypes.data, *(array.ctypes.data for array in arrays[1:]))
         launch(library, f"{op}_{name}", count, head, arrays)
+        np.testing.assert_array_equal(arrays[0], expected)
+
+
+@pytest.mark.parametrize("num_inputs", MANY_INPUTS)
+@pytest.mark.parametrize("name", SUMMED)
+def test_folds_of_many_inputs_give_the_bits_of_the_cpu(library, name, num_inputs):
+    dtype = DTYPES[name]
+    for shifts in ([0] * (num_inputs + 1), range(num_inputs + 1)):
+        arrays = [random_bits(dtype, 203 + shift, i)[shift:] for i, shift in enumerate(shifts)]
+        head = head_count([array.ctypes.data for array in arrays], dtype.nbytes, 203)
+        expected = np.zeros(203, arrays[0].dtype)
+        prepare("sum", dtype, num_inputs)(203, expected.ctypes.data, *(array.ctypes.data for array in arrays[1:]))
+        launch(library, f"sum_{name}_{num_inputs}", 203, head, arrays)
         np.testing.assert_array_equal(arrays[0], expected)
 
 

@@ -8,19 +8,18 @@ from pathlib import Path
 
 import gpu_compilers
 import pytest
-from gpu_compilers import assemble, compile_cuda_c, compile_numba, registers, require_compilers
+from gpu_compilers import assemble, compile_numba, ptxas_says, require_compilers
 
 HERE = Path(__file__).parents[1]
 
 require_compilers()
 
 from lanterne.kernels.cuda.numba_kernels import fold_function, fold_signature
-from lanterne.kernels.cuda.source import OPTIONS, divide_source, fold_source
+from lanterne.kernels.cuda.occupancy import ARCHS, CUPY_OPTIONS, compile_for, taken_by
+from lanterne.kernels.cuda.source import OPTIONS, divide_source, fold_source, inputs_together
 from lanterne.kernels.dtypes import DTYPES
 
-ARCHS = ("sm_80", "sm_90")
-# CuPy adds this to the options of every RawKernel.
-CUPY_OPTIONS = (*OPTIONS, "-ftz=true")
+FLAGS = (*OPTIONS, *CUPY_OPTIONS)
 # What may have it all the same: whether a value is NaN, and the divisor, which is no subnormal.
 FLUSHING = {"setp.nan.ftz.f32", "setp.num.ftz.f32", "cvt.rn.ftz.f32.f64"}
 CASES = [
@@ -49,32 +48,71 @@ def check_accesses(ptx, num_inputs):
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize(("dtype", "op"), CASES)
 def test_cuda_c_compiles(dtype, op, arch):
-    ptx, code = compile_cuda_c(fold_source(op, DTYPES[dtype], 2), arch, CUPY_OPTIONS)
+    ptx, code = compile_for(fold_source(op, DTYPES[dtype], 2), arch, FLAGS)
     check_accesses(ptx, 2)
     assert code.startswith(b"\x7fELF")
 
 
 @pytest.mark.parametrize("num_inputs", [1, 7, 8, 9, 63])
 def test_cuda_c_of_many_inputs(num_inputs):
-    ptx, _ = compile_cuda_c(fold_source("sum", DTYPES["bfloat16"], num_inputs), "sm_90", CUPY_OPTIONS)
-    check_accesses(ptx, num_inputs)
+    ptx, _ = compile_for(fold_source("sum", DTYPES["bfloat16"], num_inputs), "sm_90", FLAGS)
+    group = inputs_together("sum", DTYPES["bfloat16"], num_inputs)
+    # A loop goes over all groups but one with a rest.
+    check_accesses(ptx, group if num_inputs == group else group + num_inputs % group)
 
 
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64", "int8"])
 def test_all_inputs_are_in_flight_together(dtype, arch):
-    """There is room for seven vectors and eight addresses at once, and for four blocks of 256 threads."""
-    _, code = compile_cuda_c(fold_source("sum", DTYPES[dtype], 7), arch, CUPY_OPTIONS)
-    assert 7 * 4 + 8 * 2 <= registers(code) <= 65536 // 256 // 4
-    _, code = compile_cuda_c(fold_source("sum", DTYPES[dtype], 2), arch, CUPY_OPTIONS)
+    """There is room for seven vectors and an address at once, and for four blocks of 256 threads."""
+    _, code = compile_for(fold_source("sum", DTYPES[dtype], 7), arch, FLAGS)
+    assert 7 * 4 + 2 <= taken_by(code)["fold"].registers <= 65536 // 256 // 4
+    _, code = compile_for(fold_source("sum", DTYPES[dtype], 2), arch, FLAGS)
     # With two inputs all the threads are needed that a multiprocessor can hold.
-    assert registers(code) <= 65536 // 2048
+    assert taken_by(code)["fold"].registers <= 65536 // 2048
+
+
+def spills(arch, ops, counts, dtypes=tuple(DTYPES)):
+    """[(dtype, op, inputs, bytes of a thread's stack)] of the reductions that have one."""
+    found = []
+    for name, op in CASES:
+        for count in counts if op in ops and name in dtypes else ():
+            taken = taken_by(compile_for(fold_source(op, DTYPES[name], count), arch, FLAGS).code)["fold"]
+            if taken.stack_nbytes:
+                found.append((name, op, count, taken.stack_nbytes))
+    return found
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_what_used_to_spill_does_not(arch):
+    """Where groups change, and where spills have been; the slow test has all dtypes and numbers of inputs."""
+    assert spills(arch, ("sum", "max"), (2, 8, 13, 31), ("float32", "float64", "int8", "bool", "int32")) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("op", ["sum", "prod", "min", "max"])
+@pytest.mark.parametrize("arch", ARCHS)
+def test_no_reduction_of_up_to_32_inputs_spills(arch, op):
+    assert spills(arch, (op,), range(1, 33)) == []
+
+
+def test_what_is_read_of_machine_code_is_what_the_assembler_says(tmp_path):
+    """Also of a kernel that has to spill: 40 values of 8 bytes in 32 registers of 4."""
+    body = "".join(f"double v{i} = in[{i}];" for i in range(40)) + "__syncthreads(); out[0] = 0;"
+    body += "".join(f"out[0] += v{39 - i} * v{i};" for i in range(40))
+    bounds = "__launch_bounds__(1024, 2)"
+    spilling = f'extern "C" __global__ void {bounds} fold(const volatile double* in, volatile double* out) {{ {body} }}'
+    for source, spills_something in ((spilling, True), (fold_source("sum", DTYPES["float32"], 9), False)):
+        ptx, code = compile_for(source, "sm_90", FLAGS)
+        registers, stack, stored, loaded = ptxas_says(ptx, "sm_90", tmp_path)
+        assert (taken_by(code)["fold"].registers, taken_by(code)["fold"].stack_nbytes) == (registers, stack)
+        assert (stack > 0) == (stored > 0) == (loaded > 0) == spills_something
 
 
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 def test_divide_compiles(dtype, arch):
-    ptx, _ = compile_cuda_c(divide_source(DTYPES[dtype]), arch, CUPY_OPTIONS)
+    ptx, _ = compile_for(divide_source(DTYPES[dtype]), arch, FLAGS)
     check_accesses(ptx, 1)
     # Division is that of IEEE 754, not the approximate one.
     assert re.search(r"div\.rn\.f(32|64)", ptx)
@@ -121,7 +159,7 @@ def test_numba_compiles_where_numpy_has_dropped_a_name():
 
 def test_the_check_sees_narrow_accesses():
     narrow = fold_source("sum", DTYPES["float32"], 2).replace("LANES = 4", "LANES = 2").replace("uint4", "uint2")
-    ptx, _ = compile_cuda_c(narrow, "sm_90", OPTIONS)
+    ptx, _ = compile_for(narrow, "sm_90", OPTIONS)
     with pytest.raises(AssertionError):
         check_accesses(ptx, 2)
 

@@ -3,12 +3,13 @@
 from types import SimpleNamespace
 
 import pytest
-from gpu_compilers import compile_cuda_c, require_compilers
+from gpu_compilers import require_compilers
 from host_runtime import HostRuntime
 from virtual_spins import VirtualSpins
 
 from lanterne.errors import InputError
 from lanterne.kernels.cuda import spin as cuda_delay
+from lanterne.kernels.cuda.occupancy import ARCHS, compile_for
 from lanterne.kernels.cuda.spin import MAX_SPIN_NS, Calibration, StreamShaper, delay, spin_parts_ns
 
 TIMEOUT_S = 60
@@ -124,10 +125,10 @@ def test_long_spins_are_cut(duration_ns):
     assert all(0 < part <= MAX_SPIN_NS for part in parts)
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("arch", ARCHS)
 def test_spin_kernels_compile(arch):
     require_compilers()
-    ptx, code = compile_cuda_c(cuda_delay.SOURCE, arch, cuda_delay.OPTIONS)
+    ptx, code = compile_for(cuda_delay.SOURCE, arch, cuda_delay.OPTIONS)
     for name in ("spin_globaltimer", "spin_clock64", "stamp", "spin_until", "measure_clock64", "measure_tick"):
         assert f".entry {name}(" in ptx
     # The timer is read in a loop, not once before it.

@@ -1,0 +1,57 @@
+"""`lanterne info --kernels`: what each GPU kernel takes of a multiprocessor, as a table and JSON; no GPU is needed."""
+
+import argparse
+from typing import Any, TextIO
+
+from lanterne.bench.output import report
+from lanterne.bench.output.units import format_count, format_nbytes, whole
+
+INPUTS = "1,2,4,8,16,32"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of this part of `info`."""
+    parser.add_argument(
+        "--kernels", action="store_true", help="compile the GPU kernels and tell registers, spills, occupancy of each"
+    )
+    parser.add_argument("--inputs", default=INPUTS, metavar="K,K", help=f"of --kernels: to fold (default {INPUTS})")
+    parser.add_argument("--dtypes", metavar="NAME,NAME", help="of --kernels (default: all)")
+    parser.add_argument("--ops", default="sum,max", metavar="OP,OP", help="of --kernels (default sum,max)")
+    parser.add_argument("--archs", metavar="ARCH,ARCH", help="of --kernels (default sm_80,sm_90,sm_100)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Compile the kernels, print and write what they take; exit code 1 if one spills."""
+    from lanterne.kernels.cuda.occupancy import ARCHS, kernel_resources
+    from lanterne.kernels.dtypes import DTYPES
+
+    inputs = [whole(1)(text.strip()) for text in args.inputs.split(",")]
+    dtypes, archs = args.dtypes or ",".join(DTYPES), args.archs or ",".join(ARCHS)
+    kernels = []
+    for kernel in kernel_resources(inputs, dtypes.split(","), archs.split(","), args.ops.split(",")):
+        kernels.append(kernel)
+        report.progress(f"{len(kernels)} kernels compiled")
+    report.progress("")
+    report.tell(args.json, report.envelope(kernels=kernels), _print)
+    return int(any(kernel["spill_bytes"] for kernel in kernels))
+
+
+def _print(document: dict[str, Any], file: TextIO) -> None:
+    kernels = document["kernels"]
+    spilling = sum(kernel["spill_bytes"] > 0 for kernel in kernels)
+    columns = [
+        *(("kernel", ""), ("dtype", ""), ("inputs", ""), ("arch", ""), ("registers", "thread"), ("spilled", "thread")),
+        *(("shared", "block"), ("threads", "block"), ("blocks", "at once"), ("occupancy", "%"), ("in flight", "SM")),
+    ]
+    rows = [
+        [
+            *("-" if kernel[key] is None else kernel[key] for key in ("name", "dtype", "inputs", "arch", "registers")),
+            *(format_nbytes(kernel[key]) for key in ("spill_bytes", "shared_bytes")),
+            *(kernel[key] for key in ("threads_per_block", "blocks_per_multiprocessor")),
+            f"{100 * kernel['occupancy']:.0f}",
+            "-" if (flight := kernel["bytes_in_flight_per_multiprocessor"]) is None else format_nbytes(flight),
+        ]
+        for kernel in kernels
+    ]
+    notes = [f"{format_count(len(kernels), 'kernel')} from their machine code (NVRTC), {spilling} with spills"]
+    report.print_table(columns, rows, notes=notes, left=(0, 1, 3), file=file)
