@@ -27,7 +27,7 @@ from lanterne.pipeline.device.device_stage import Device, cuda_device
 from lanterne.pipeline.execute.execute import execute
 from lanterne.pipeline.execute.measured import COLUMNS, gather, timeline
 from lanterne.pipeline.execute.stage import Stage
-from lanterne.pipeline.execute.stage_timed import StreamClock, timed_stages
+from lanterne.pipeline.execute.stage_timed import NO_JITTER, Jitter, StreamClock, timed_stages
 from lanterne.pipeline.plan.placement import Placement
 from lanterne.pipeline.plan.plan import Plan
 from lanterne.pipeline.plan.problem import Problem
@@ -62,6 +62,8 @@ class PipelineCase(NamedTuple):
     unit_s: float
     plane: str
     options: dict[str, Any] = {}  # noqa: RUF012
+    ready_first: bool = False
+    jitter: Jitter = NO_JITTER
 
     @property
     def ranks(self) -> int:
@@ -75,13 +77,16 @@ class PipelineCase(NamedTuple):
             "unit_s": self.unit_s,
             "plane": self.plane,
             "options": self.options,
+            "ready_first": self.ready_first,
+            "jitter": list(self.jitter),
         }
 
     @classmethod
     def from_dict(cls, document: Document) -> "PipelineCase":
         problem = Problem.from_dict(document["problem"])
         checked = check(Plan.from_dict(document["plan"]), problem, memory=False)
-        return cls(checked, problem, document["unit_s"], document["plane"], document["options"])
+        given = {key: document[key] for key in ("unit_s", "plane", "options", "ready_first")}
+        return cls(checked, problem, **given, jitter=Jitter(*document["jitter"]))
 
 
 class MeasuredIterations(NamedTuple):
@@ -262,7 +267,8 @@ def run_cases(comm: Communicator, work: Document) -> list[tuple[list[float], Row
                 plane, is_new = planes.take(case)
                 if is_new:
                     run_once(comm, case, plane, timed)  # The first messages of a plane pay for its connections.
-                columns = run_once(comm, case, plane, timed)
+                drawn = case._replace(jitter=case.jitter._replace(seed=max(iteration, 0)))
+                columns = run_once(comm, drawn, plane, timed)
                 if iteration >= 0:
                     samples[i].append(columns)
     finally:
@@ -279,11 +285,12 @@ def run_once(comm: Communicator, case: PipelineCase, plane: DataPlane, timed: "D
     Args:
         timed: a DeviceTimed, for stages on this rank's device.
     """
-    make_stages = timed_stages if timed is None else partial(timed.stages, plane)
+    make_stages = partial(timed_stages, jitter=case.jitter) if timed is None else partial(timed.stages, plane)
     stages = make_stages(case.problem, case.checked.plan.placement, comm.rank, case.unit_s)
     comm.barrier()
     wait_until(agree_start_s(comm))
-    measured = execute(case.checked, stages, comm, plane=plane)
+    ready_first_s = case.unit_s if case.ready_first else None
+    measured = execute(case.checked, stages, comm, plane=plane, ready_first_s=ready_first_s)
     return gather(measured if timed is None else timed.device.by_its_clock(measured), case.checked, comm)
 
 

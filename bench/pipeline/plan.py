@@ -4,15 +4,16 @@
   lanterne pipeline plan --stages 8 --microbatches 32 --forward 10ms --backward-input 11ms --backward-weight 8ms \\
                          --link 3=20ms --memory 12 --scheduler all
   lanterne pipeline plan problem.json --json plan.json --trace trace.json
-  lanterne pipeline plan problem.json --scheduler best --option placement=wave
+  lanterne pipeline plan problem.json --placement wave
   lanterne pipeline plan --stages 8 --microbatches 24 --forward 9ms --link 6=30ms --message 10M --calibration h800.json
 
 With --calibration the plan is made for devices as `pipeline calibrate` found them, its messages sent by delegates: each
 F and B pays for them and lasts a gap longer, each message is held. Beside it stands how long 1F1B and the same plan
 take over NCCL, and the plan over so many delegates.
 
---scheduler best plans for one stage per rank, or for the placement it is given: wave is two half-size stages per rank,
-there and back; loop, two around the loop; bidirectional, two copies of the pipeline in opposite directions.
+--scheduler best tries one stage per rank, wave (two half-size stages per rank, there and back) and loop (two around the
+loop), or what --placement names: bidirectional too, two copies of the pipeline in opposite directions. The first plan
+on a machine is made within two seconds by slow loops, while fast ones are compiled in the background.
 
 A problem file is a JSON object with stages, microbatches, forward, backward_input, backward_weight (one number, or one
 per stage), link_latency (one per link between neighbours, or a matrix), max_inflight_activations, and optionally
@@ -26,6 +27,7 @@ no bubbles that cascade (ADAPTRA, equation 1).
 import argparse
 import dataclasses
 import inspect
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -46,7 +48,10 @@ from lanterne.bench.pipeline.plan_report import (
 from lanterne.bench.pipeline.predict import read_calibration
 from lanterne.errors import InputError, ScheduleError, Unavailable, one_of
 from lanterne.pipeline.calibrate.cluster import Cluster
+from lanterne.pipeline.plan.placement import PLACEMENTS
 from lanterne.pipeline.plan.problem import Problem
+from lanterne.pipeline.planners.best import ANY
+from lanterne.pipeline.planners.loops import are_compiled
 from lanterne.pipeline.planners.schedulers import SCHEDULERS, load
 from lanterne.pipeline.simulate.check_plan import check
 
@@ -65,6 +70,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_problem_arguments(parser)
     parser.add_argument(
         "--scheduler", default=default, metavar="NAME", help=f"one of those below, or all (default {default})"
+    )
+    parser.add_argument(
+        "--placement",
+        metavar="NAME",
+        help=f"for schedulers that can choose: {', '.join(PLACEMENTS)} (default of best: any but the last)",
     )
     parser.add_argument(
         "--option",
@@ -99,7 +109,10 @@ def run(args: argparse.Namespace) -> int:
         problem = cluster.delegated(given)
     if args.scheduler == ALL:
         return _compare(args, problem, unit, unit_s)
-    evaluation = make(args.scheduler, problem, args.time_limit, parse_options(args.option), memory=True)
+    options = parse_options(args.option)
+    if args.placement or args.scheduler == "best":
+        options.setdefault("placement", args.placement or ANY)
+    evaluation = make(args.scheduler, problem, args.time_limit, options, memory=True)
     iterations = cluster.iterations(evaluation.checked, given) if cluster else {}
     if args.json:
         devices = {"devices": {**cluster._asdict(), "iterations": iterations}} if cluster else {}
@@ -145,6 +158,10 @@ def make(
     options = dict(given)
     if time_limit_s is not None and "time_limit_s" in known:
         options["time_limit_s"] = time_limit_s
+    if name == "best":
+        options = {"wait": False} | options
+        if not are_compiled():
+            print("note: planned by slow loops, fast ones are being compiled: plan again in a while", file=sys.stderr)
     if "progress" in known:
         options["progress"] = lambda found: report.progress(
             f"{name}: {found.elapsed_s:.1f} s, makespan {found.makespan:.6g}, at least {found.lower_bound:.6g}"
@@ -176,6 +193,8 @@ def _check_options(name: str, options: Mapping[str, Any], known: Mapping[str, in
 
 
 def _compare(args: argparse.Namespace, problem: Problem, unit: str, unit_s: float | None) -> int:
+    if args.placement:
+        raise InputError(f"--placement: got {args.placement!r} with all schedulers, expected it with one")
     if args.option:
         raise InputError(f"--option: got {args.option[0]!r} with all schedulers, expected it with one")
     made, notes = [], []
@@ -217,7 +236,7 @@ def _verdict(records: Sequence[Mapping[str, Any]]) -> list[str]:
     said = [f"fastest that fits: {named}"]
     if len(fastest) > 1:
         said.append("placement: unidirectional has one stage on each rank; wave and loop cut the model into more and")
-        said.append("smaller ones, several on each rank; `best` plans for one, unless told --option placement=wave")
+        said.append("smaller ones, several on each rank")
     return said
 
 

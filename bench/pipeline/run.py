@@ -5,6 +5,7 @@
   lanterne pipeline run problem.json --scheduler best --data-plane delegate --plot run.png --trace run.json
   lanterne pipeline run plan.json --scheduler plan.json,best
   lanterne pipeline run --stages 4 --microbatches 12 --forward 10ms --scheduler zb_h2 --slow-link 1=20ms@10:40 --adapt
+  lanterne pipeline run --stages 4 --microbatches 12 --forward 10ms --data-plane delegate --ready-first --jitter 0.02=10
   lanterne pipeline run --stages 4 --microbatches 12 --forward 10ms --link 2=30ms --device cuda --transport nccl
 
 Each stage is a process; F, B and W take the time that the problem gives them; messages are real, and held back until
@@ -21,6 +22,13 @@ With --device cuda actions are delays on a GPU's stream, and times those of its 
 GPU to GPU (data plane streams), and links take their time on the streams that carry them, without the CPU; messages of
 other data planes are copied through pinned memory. Has not run on a GPU yet.
 
+With --ready-first every plan also runs with its order as a hint: a rank that waits longer than planned does meanwhile
+what is ready, within its memory. --jitter SHARE=FACTOR makes that share of the actions so much longer, others in each
+iteration; predicted is then the median of as many simulated iterations whose sends never block.
+
+With --record FILE each plan also runs over links without delay, and FILE holds what `pipeline calibrate` reads: for the
+data planes delegate and streams, one stage per rank.
+
 With --slow-link, --slow-rank or --events the links and ranks change while all runs: a table of the time by mode, and
 with --adapt, per event, which iteration ran the first new plan, beside a run that knows all in advance. --adapt watches
 the delay of messages; a link slower than the plan tolerates gets delegates and a new plan, until it is well again.
@@ -34,15 +42,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
+import numpy as np
+
 from lanterne.bench.output import report
 from lanterne.bench.output.bars import Bar, near_simulator_by_plane
-from lanterne.bench.output.units import format_count, format_time, parse_time_s, whole
+from lanterne.bench.output.units import format_count, format_time, is_number, parse_time_s, whole
 from lanterne.bench.pipeline.events_input import add_event_arguments, events_from
 from lanterne.bench.pipeline.input import add_problem_arguments, of_file, problem_from
 from lanterne.bench.pipeline.measure import MeasuredIterations, PipelineCase, check_case, measure
 from lanterne.bench.pipeline.plan import make
 from lanterne.bench.pipeline.plan_report import described, labelled
+from lanterne.bench.pipeline.recording import healthy_of, recorded, undelayed
 from lanterne.errors import InputError
+from lanterne.pipeline.execute.stage_timed import NO_JITTER, Jitter
 from lanterne.pipeline.plan.plan import Plan
 from lanterne.pipeline.plan.problem import Problem
 from lanterne.pipeline.planes.plane_makers import PLANES, find_plane, predict
@@ -51,6 +63,7 @@ from lanterne.pipeline.simulate.analysis import bubble_rate
 from lanterne.pipeline.simulate.check_plan import CheckedPlan, check
 from lanterne.pipeline.simulate.chrome_trace import chrome_trace
 from lanterne.pipeline.simulate.gantt import draw_all
+from lanterne.pipeline.simulate.ready_first import simulate_ready_first, simulate_with
 from lanterne.pipeline.simulate.simulate import Timeline, simulate
 from lanterne.transport.rails.rail_names import check_rail
 from lanterne.transport.registry import usual_transport
@@ -85,6 +98,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--warmup", type=int, default=1, metavar="K", help="untimed ones before (default 1; none beside events)"
     )
+    parser.add_argument("--ready-first", action="store_true", help="run plans as a hint too, beside their order")
+    parser.add_argument("--jitter", metavar="SHARE=FACTOR", help="actions that take longer, such as 0.02=10")
     parser.add_argument("--adapt", action="store_true", help="measure delays, plan anew, swap plans and paths")
     add_event_arguments(parser)
     parser.add_argument(
@@ -97,6 +112,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "over 5 iterations, or below 90 %% of the throughput with full knowledge",
     )
     parser.add_argument("--timeout", default="60s", metavar="T", help="of every wait (default 60s)")
+    parser.add_argument("--record", metavar="FILE", help="write runs for `pipeline calibrate`; they run healthy too")
     parser.add_argument("--json", metavar="FILE", help="write everything, raw samples too ('-' for standard output)")
     parser.add_argument(
         "--plot", metavar="FILE", help="draw Gantt charts, predicted and measured; of several: run-zb_v-inline.png, ..."
@@ -112,10 +128,15 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(f"--timeout: got {args.timeout}, expected more than 0")
     if args.adapt or args.slow_link or args.slow_rank or args.events:
         return run_events(args, cases, timeout_s)
-    outcomes = measure(cases, args.iterations, args.warmup, args.transport, timeout_s, args.device)
+    twins = [healthy_of(case) for case in cases] if args.record else []
+    outcomes = measure([*cases, *twins], args.iterations, args.warmup, args.transport, timeout_s, args.device)
     if outcomes is None:
         return 0
-    predicted = [predict(case.plane, case.checked, case.problem, **case.options) for case in cases]
+    outcomes, healthy = outcomes[: len(cases)], outcomes[len(cases) :]
+    if args.record:
+        runs = [recorded(*each) for each in zip(cases, healthy, outcomes, strict=True)]
+        report.write_json(args.record, report.envelope(runs=runs))
+    predicted = [predicted_of(case, args.iterations) for case in cases]
     records = [record(*each) for each in zip(cases, predicted, outcomes, strict=True)]
     document = report.envelope(**records[0], results=records, problem=described(cases[0].problem, unit))
     report.tell(args.json, document, print_records)
@@ -149,6 +170,11 @@ def cases_of(args: argparse.Namespace) -> tuple[list[PipelineCase], str]:
     rails = args.rails.split(",") if args.rails else []
     for rail in rails:
         check_rail(rail)
+    jitter = _jitter(args.jitter)
+    if args.record and (events or args.ready_first or jitter.share):
+        raise InputError("--record: got it beside events, --adapt, --ready-first or --jitter, expected none of them")
+    if (args.ready_first or jitter.share) and (events or args.device == "cuda"):
+        raise InputError("--ready-first, --jitter: got one beside events, --adapt or --device cuda, expected none")
     cases: list[PipelineCase] = []
     for name in schedulers:
         report.progress(f"planning with {name}")
@@ -157,10 +183,36 @@ def cases_of(args: argparse.Namespace) -> tuple[list[PipelineCase], str]:
             options: dict[str, Any] = {"queue": args.queue} if "queue" in find_plane(plane).simulated else {}
             if rails and plane == "delegate":
                 options["rails"] = rails
-            cases.append(PipelineCase(checked, problem, unit_s, plane, options))
-            check_case(cases[-1])
+            case = PipelineCase(checked, problem, unit_s, plane, options, jitter=jitter)
+            cases += [case._replace(ready_first=ready) for ready in (False, *([True] if args.ready_first else []))]
+            check_case(case)
     report.progress("")
     return cases, unit
+
+
+def _jitter(text: str | None) -> Jitter:
+    if text is None:
+        return NO_JITTER
+    share, equals, factor = text.partition("=")
+    if not (equals and is_number(share) and is_number(factor) and 0 <= float(share) <= 1 and float(factor) > 0):
+        raise InputError(f"--jitter: got {text!r}, expected SHARE=FACTOR such as 0.02=10")
+    return Jitter(float(share), float(factor))
+
+
+def predicted_of(case: PipelineCase, iterations: int) -> Timeline:
+    """What the simulator says of a case: the iteration of the median makespan, where they differ."""
+    if not (case.ready_first or case.jitter.share):
+        return predict(case.plane, case.checked, case.problem, **case.options)
+    plan, usual = case.checked.plan, simulate(case.checked, case.problem)
+    actions = [action for rank in plan.ranks for action in rank]
+    simulated = []
+    for seed in range(iterations):
+        jitter = case.jitter._replace(seed=seed)
+        # Both halves of a fused backward draw for themselves, as its stage does.
+        factors = [jitter.of(each.kind[0], each.stage, each.microbatch) for each in actions]
+        run = simulate_ready_first if case.ready_first else simulate_with
+        simulated.append(run(case.checked, case.problem, (usual.end - usual.start) * np.array(factors)))
+    return sorted(simulated, key=lambda timeline: timeline.makespan)[(iterations - 1) // 2]
 
 
 def planes_of(args: argparse.Namespace) -> list[str]:
@@ -235,11 +287,6 @@ def bars(records: Iterable[dict[str, Any]]) -> list[Bar]:
     return near_simulator_by_plane([each | {key: each[name] for key, name in times.items()} for each in records])
 
 
-def undelayed(problem: Problem) -> Problem:
-    """The problem with links that take no time."""
-    return dataclasses.replace(problem, link_latency=(0.0,) * (problem.stages - 1), link_bandwidth=None)
-
-
 def record(case: PipelineCase, predicted: Timeline, outcome: MeasuredIterations) -> dict[str, Any]:
     """What the JSON file and the table say of a case."""
     plan, unit_s = case.checked.plan, case.unit_s
@@ -251,6 +298,7 @@ def record(case: PipelineCase, predicted: Timeline, outcome: MeasuredIterations)
     return {
         "scheduler": plan.scheduler,
         "data_plane": case.plane,
+        "ready_first": case.ready_first,
         "data_plane_options": case.options,
         "predicted_makespan_s": predicted.makespan * unit_s,
         "measured_makespan_s": outcome.makespan_s,
@@ -300,7 +348,7 @@ def row(result: Mapping[str, Any]) -> list[str]:
     median_s, predicted_s = statistics.median(measured), result["predicted_makespan_s"]
     return [
         result["scheduler"],
-        result["data_plane"],
+        result["data_plane"] + (", ready first" if result["ready_first"] else ""),
         format_time(predicted_s),
         format_time(median_s),
         f"{median_s / predicted_s - 1:+.2%}",
@@ -318,7 +366,7 @@ def write_pictures(
 ) -> None:
     """The files that --plot and --trace ask for, of one case."""
     name = case.checked.plan.scheduler
-    label = f"{name}-{case.plane}" if several else ""
+    label = f"{name}-{case.plane}{'-ready-first' if case.ready_first else ''}" if several else ""
     unit_s = case.unit_s
     if args.plot:
         charts = [

@@ -5,8 +5,9 @@ one rank to another go in the order of the sender's plan, and their receives are
 needed to tell them apart.
 """
 
+import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
@@ -23,6 +24,8 @@ from lanterne.pipeline.planes.data_plane import DataPlane, Receive
 from lanterne.pipeline.planes.inline import Inline
 from lanterne.pipeline.simulate.check_plan import CheckedPlan
 from lanterne.pipeline.simulate.program import LAST_KINDS
+from lanterne.pipeline.simulate.ready_first import ReadyFirst
+from lanterne.pipeline.simulate.simulate import simulate
 
 After: TypeAlias = Callable[[Action], object]
 Result = TypeVar("Result")
@@ -61,6 +64,7 @@ def execute(
     plane: DataPlane | None = None,
     timeout_s: float | None = None,
     after: After | None = None,
+    ready_first_s: float | None = None,
 ) -> Measured:
     """Run one iteration of a plan, all F, B and W, and return this rank's Measured; every rank of `comm` calls it.
 
@@ -73,6 +77,8 @@ def execute(
         inputs, targets: as Stage.begin has them.
         plane: the DataPlane that carries messages; None for Inline(comm).
         timeout_s: seconds to wait for a message; None for the communicator's.
+        ready_first_s: not None: run what is ready, with the plan as a hint (see simulate.ready_first); the seconds in a
+            unit of the times of the problem that the plan was checked for.
         after: called with each Action once it has ended and its message is on its way; None for nothing.
 
     Raises:
@@ -87,7 +93,9 @@ def execute(
     _check_fits(checked, comm)
     plane = plane or Inline(comm)
     try:
-        return _IterationRun(checked, stages, comm, plane, timeout_s, after).iteration(inputs, targets)
+        return _IterationRun(checked, stages, comm, plane, timeout_s, after, ready_first_s).iteration(
+            inputs, targets
+        )
     except LanterneError as error:
         plane.fail(error)
         core_of(comm).fail(error)
@@ -114,8 +122,13 @@ class _IterationRun:
         plane: DataPlane,
         timeout_s: float | None,
         after: After | None,
+        ready_first_s: float | None,
     ) -> None:
         self.plan = checked.plan
+        self.rule: ReadyFirst | None = None
+        if ready_first_s is not None:
+            self.rule = ReadyFirst(checked, simulate(checked, checked.problem), comm.rank)
+        self.unit_s = ready_first_s or 0.0
         self.stages = stages
         self.comm = comm
         self.plane = plane
@@ -146,9 +159,13 @@ class _IterationRun:
         self.post_receives()
         for stage in self.stages.values():
             self.call("begin", stage.begin, plan.microbatches, inputs, targets)
-        for index, action in enumerate(actions):
+        for index, was_idle in self.columns(first, len(actions)):
+            action = actions[index]
             stage = self.stages[action.stage]
             given, waited[index] = self.take(first + index, action)
+            if was_idle and not waited[index]:
+                waited[index] = int(self.waits[first + index]) != self.always
+                stage.waited()
             ready_s[index] = time.monotonic()
             lent, peer = self.lend(first + index)
             start_s[index] = time.monotonic()
@@ -164,10 +181,41 @@ class _IterationRun:
                     stage.waited()
             elif (slot := int(self.fills[first + index])) >= 0:
                 self.here[slot] = result
+            if self.rule is not None:
+                self.rule.end(first + index)
             if self.after is not None:
                 self.after(action)
         self.plane.finish(self.timeout_s)
         return Measured(rank, actions, ready_s, waited, start_s, end_s, sent_s, blocked)
+
+    def columns(self, first: int, count: int) -> Iterator[tuple[int, bool]]:
+        """The rank's actions by number, in the order in which to run them, and whether it had nothing to do before."""
+        if self.rule is None:
+            yield from ((index, False) for index in range(count))
+            return
+        began_s = time.monotonic()
+        timeout_s = core_of(self.comm).timeout_s if self.timeout_s is None else self.timeout_s
+        for _ in range(count):
+            since_s = now_s = time.monotonic()
+            while True:
+                now, since = ((at_s - began_s) / self.unit_s for at_s in (now_s, since_s))
+                picked = self.rule.pick(now, since, self.is_here)
+                if isinstance(picked, int):
+                    break
+                if now_s - since_s > timeout_s:
+                    picked = self.rule.left[0]  # Whose wait names who did not send.
+                    break
+                os.sched_yield()
+                now_s = time.monotonic()
+            self.rule.begin(picked)
+            yield picked - first, now_s > since_s
+
+    def is_here(self, column: int) -> bool:
+        """Whether what the action of `column` waits for is there."""
+        slot = int(self.waits[column])
+        if slot == self.always or slot in self.here:
+            return True
+        return slot in self.receives and self.receives[slot][0].test()
 
     def post_receives(self) -> None:
         """Post the receives of the whole iteration, those from one rank in the order in which it sends."""

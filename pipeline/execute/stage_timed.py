@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,6 +18,22 @@ from lanterne.pipeline.plan.problem import Problem
 # The last part of a wait polls and yields. More would take the core from the ranks that share it, and an action that
 # ends late costs nothing while another follows: deadlines are absolute.
 SPIN_S = 2e-4
+
+
+class Jitter(NamedTuple):
+    """Of all actions a `share`, drawn anew for each `seed`, takes `factor` times as long."""
+
+    share: float
+    factor: float
+    seed: int = 0
+
+    def of(self, kind: str, stage: int, microbatch: int) -> float:
+        """What the duration of an action is multiplied by."""
+        drawn = np.random.default_rng((self.seed, KINDS.index(kind), stage, microbatch)).random()
+        return self.factor if drawn < self.share else 1.0
+
+
+NO_JITTER = Jitter(0.0, 1.0)
 
 
 @dataclass(slots=True)
@@ -71,6 +87,7 @@ class TimedStage(Stage):
         nbytes: of a message.
         begins, ends: whether a route begins or ends here.
         xp: the array module, numpy or cupy.
+        number, jitter: of the stage; and what makes some of its actions longer.
     """
 
     def __init__(
@@ -82,7 +99,11 @@ class TimedStage(Stage):
         begins: bool = False,
         ends: bool = False,
         xp: Any = np,
+        number: int = 0,
+        jitter: Jitter = NO_JITTER,
     ) -> None:
+        self.number = number
+        self.jitter = jitter
         self.durations_s: tuple[float, ...] = tuple(durations_s)
         self.clock = clock
         self.dtype: np.dtype[Any] = np.dtype(np.uint8)
@@ -96,23 +117,27 @@ class TimedStage(Stage):
     def forward(
         self, microbatch: int, x: Message = None, out: Message = None, part: int = 1, parts: int = 1
     ) -> Message:
-        self.clock.work(self.durations_s[0] / parts)
+        self._work("F", microbatch, parts)
         return self._message(self.output_shape, out, part == parts)
 
     def backward_input(
         self, microbatch: int, dy: Message = None, out: Message = None, part: int = 1, parts: int = 1
     ) -> Message:
-        self.clock.work(self.durations_s[1] / parts)
+        self._work("B", microbatch, parts)
         return self._message(self.input_shape, out, part == parts)
 
     def backward_weight(self, microbatch: int, part: int = 1, parts: int = 1) -> None:
-        self.clock.work(self.durations_s[2] / parts)
+        self._work("W", microbatch, parts)
 
     def step(self) -> None:
         """Nothing to update."""
 
     def waited(self) -> None:
         self.clock.restart()
+
+    def _work(self, kind: str, microbatch: int, parts: int) -> None:
+        factor = self.jitter.of(kind, self.number, microbatch) if self.jitter.share else 1.0
+        self.clock.work(self.durations_s["FBW".index(kind)] * factor / parts)
 
     def _message(self, shape: tuple[int, ...] | None, out: Message, is_last: bool) -> Message:
         if shape is None or not is_last:
@@ -127,13 +152,14 @@ def timed_stages(
     unit_s: float,
     clock: Clock | StreamClock | None = None,
     xp: Any = np,
+    jitter: Jitter = NO_JITTER,
 ) -> dict[int, TimedStage]:
     """The stages that `rank` holds, stage -> TimedStage on one clock, with the problem's durations times `unit_s`.
 
     Messages have the problem's number of bytes, the larger of its two, rounded down.
 
     Args:
-        clock, xp: as TimedStage has them; None for a new Clock.
+        clock, xp, jitter: as TimedStage has them; None for a new Clock.
     """
     table, clock = costs(problem, placement), clock or Clock()
     stages = {}
@@ -141,5 +167,7 @@ def timed_stages(
         durations_s = [unit_s * float(table.duration[table.id(KINDS.index(kind), stage, 0)]) for kind in "FBW"]
         begins, ends = placement.step(stage, -1) is None, placement.step(stage, 1) is None
         nbytes = int(max(problem.message_nbytes))
-        stages[stage] = TimedStage(durations_s, clock, nbytes, begins=begins, ends=ends, xp=xp)
+        stages[stage] = TimedStage(
+            durations_s, clock, nbytes, begins=begins, ends=ends, xp=xp, number=stage, jitter=jitter
+        )
     return stages

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import time
+from typing import Any
 
 from lanterne.errors import InputError, ScheduleError
 from lanterne.pipeline.plan.placement import PLACEMENTS, Placement, PlacementLike, as_placement
@@ -10,6 +11,7 @@ from lanterne.pipeline.plan.plan import Plan
 from lanterne.pipeline.plan.problem import Problem
 from lanterne.pipeline.planners.bounds import lower_bound
 from lanterne.pipeline.planners.crosspipe import crosspipe
+from lanterne.pipeline.planners.loops import are_compiled, compile_in_background
 from lanterne.pipeline.planners.schedulers import SCHEDULERS, Improvement, Progress, load
 from lanterne.pipeline.planners.search import improve
 from lanterne.pipeline.simulate.check_plan import CheckedPlan, check
@@ -19,6 +21,10 @@ from lanterne.pipeline.simulate.simulate import simulate
 LEFT_OUT = ("best", "optimal", "crosspipe", "crosspipe_wave")
 # Those of one placement alone, other than unidirectional.
 ELSEWHERE = {"interleaved_1f1b": "loop", "zb_v": "wave"}
+# What "any" tries; with this share of the effort at first, then in full if it is so near the best of them.
+ANY, TRIED, TRIAL, HOPE = "any", ("unidirectional", "wave", "loop"), 0.1, 0.02
+# For how long the first plan on a machine is searched for.
+READABLE_S = 0.7
 # With more actions the planners written in Python take most of the time; list rules here do what they do.
 LARGE, SLOW = 20_000, ("adaptra",)
 
@@ -33,6 +39,7 @@ def best(
     robust: float | str | None = None,
     jitter: float = 0.5,
     time_limit_s: float | None = None,
+    wait: bool = True,
     progress: Progress = None,
 ) -> Plan:
     """The best Plan found for `problem` on a placement; its `proved_bound` says what none can be below.
@@ -43,13 +50,16 @@ def best(
     it meets the bound it stops: that is optimal.
 
     Args:
-        placement: unidirectional by default.
+        placement: unidirectional by default; "any" for the best of those on which each rank holds the model once:
+            unidirectional, wave and loop with two stages.
         effort: how much to try; 0 only compares. 1 by default, and 0.015, to re-plan in 50 ms, with `start`.
         seed: of the search.
         start: a plan to start from instead of the other schedulers', such as the one running when a delay changed.
         robust: plan against jitter of the link latencies: "mean", or a quantile of the makespan in (0, 1], over sampled
             latencies. The plan may then be worse than others without jitter.
         jitter: standard deviation of each link's latency, as a share of it.
+        wait: False to plan for at most a second with readable loops where the compiled ones are not made yet on this
+            machine, which is done in the background.
         time_limit_s: what is left of it after the search goes to the solver.
         progress: called with each Improvement.
 
@@ -63,6 +73,9 @@ def best(
     effort = effort if effort is not None else 1.0 if start is None else 0.015
     quantile = _check_options(effort, seed, robust, jitter, time_limit_s)
     began = time.monotonic()
+    if placement == ANY:
+        options = {"seed": seed, "robust": robust, "jitter": jitter, "wait": wait, "progress": progress}
+        return _best_of_any(problem, effort, time_limit_s, options)
     placement = as_placement(placement, problem.stages)
     bound = lower_bound(problem, placement)
 
@@ -75,10 +88,30 @@ def best(
     tell(made)
     target = bound * (1 + 1e-9)
     if made > target or quantile is not None:
-        plan, made = improve([checked.plan for checked in plans], problem, target, effort, seed, quantile, jitter, tell)
+        readable_s = None if wait or are_compiled() else READABLE_S
+        if readable_s is not None:
+            compile_in_background()
+        given = [checked.plan for checked in plans]
+        plan, made = improve(given, problem, target, effort, seed, quantile, jitter, tell, readable_s)
     if time_limit_s is not None and quantile is None:
         plan, bound = _polished(plan, problem, bound, time_limit_s - (time.monotonic() - began), progress)
     return dataclasses.replace(plan, placement=placement, scheduler="best", proved_bound=bound)
+
+
+def _best_of_any(problem: Problem, effort: float, time_limit_s: float | None, options: dict[str, Any]) -> Plan:
+    """The best plan over the placements of ANY: each is tried a little, and in full where it may still be the best."""
+    names = TRIED if problem.stages > 1 else TRIED[:1]
+    tried = {name: best(problem, placement=name, effort=effort * TRIAL, **options) for name in names}
+    made = {name: simulate(plan, problem).makespan for name, plan in tried.items()}
+    for name in sorted(names, key=lambda each: made[each]):
+        least = min(made.values())
+        if made[name] > least * (1 + HOPE) or tried[name].proved_bound > least * (1 + 1e-9):
+            continue
+        found = best(problem, placement=name, effort=effort, time_limit_s=time_limit_s, **options)
+        span = simulate(found, problem).makespan
+        if span < made[name]:
+            tried[name], made[name] = found, span
+    return tried[min(names, key=lambda each: made[each])]
 
 
 def load_search() -> None:

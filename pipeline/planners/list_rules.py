@@ -1,6 +1,6 @@
-"""A compiled list scheduler for one stage per rank, and the rules that `best` tries with it.
+"""A compiled list scheduler for any placement, and the rules that `best` tries with it.
 
-A rank that is free looks at what has come, what fits in memory, and what it knows to be on the way.
+A rank that is free looks at what has come for its stages, what fits in memory, and what it knows to be on the way.
 """
 
 from collections.abc import Sequence
@@ -11,22 +11,26 @@ import numpy as np
 from numba import njit
 
 from lanterne.pipeline.plan.costs import Floats, Ints
+from lanterne.pipeline.plan.placement import Placement
 from lanterne.pipeline.planners.words import Letters
 
 B_FIRST, ALTERNATE, BY_LEAD = range(3)
+DEEP, SHALLOW, OLDEST = range(3)
 
 
 class Rule(NamedTuple):
     """How a free rank chooses.
 
     Attributes:
-        leads: (num_ranks,), F begun less B begun that BY_LEAD, and any rule before its first B, aims at.
-        limit: whether no F may go beyond that.
+        leads: (num_ranks,), F begun less B begun that BY_LEAD, and any rule before its first B, aims at; on all stages.
+        limit: whether no F may go beyond that which is the first of a microbatch on its rank.
         prefer: B_FIRST; ALTERNATE, F after a B and B after an F; or BY_LEAD, F below the lead and B from it on.
         room_first: when memory keeps the preferred F out, a W that makes room goes before a B.
         gap: W fills a gap that is at least this share of it.
         patience: wait for the preferred kind if it comes within this share of the other's duration.
         most_waiting: with so many W waiting, a W comes first.
+        stage: of a rank's stages for which an action of a kind has come, the one that is DEEP, farthest on the way of
+            the microbatch, SHALLOW, or of the OLDEST microbatch.
     """
 
     leads: Ints
@@ -36,56 +40,94 @@ class Rule(NamedTuple):
     gap: float
     patience: float
     most_waiting: int
+    stage: int
 
 
-def rules(leads: Sequence[Ints], most: int) -> list[Rule]:
-    """All combinations, the most promising first, at most `most` of them; `leads` are lead vectors to try."""
+def rules(leads: Sequence[Ints], most: int, stages: Sequence[int] = (DEEP,)) -> list[Rule]:
+    """All combinations, the most promising first, at most `most` of them.
+
+    Args:
+        leads: lead vectors to try.
+        stages: what to try for `stage`: one where ranks hold one stage each.
+    """
     shapes = [
         *product((True,), (ALTERNATE, B_FIRST, BY_LEAD), (True, False), (0.0, 1.0, 0.5), (0.0, 0.4), (10**9,)),
         *product((False,), (ALTERNATE, B_FIRST, BY_LEAD), (True, False), (0.0, 1.0, 0.5), (0.0, 0.4), (10**9,)),
         *product((True,), (ALTERNATE, BY_LEAD), (True,), (0.0, 1.0), (0.0,), (2, 4)),
     ]
-    return [Rule(lead, *shape) for shape in shapes for lead in leads][:most]
+    return [Rule(lead, *shape, stage=stage) for shape in shapes for lead in leads for stage in stages][:most]
+
+
+class RankStages(NamedTuple):
+    """What list_words knows of a placement's ranks.
+
+    Attributes:
+        own: (num_ranks, most), the stages of each rank, -1 behind the last.
+        enters: (num_stages,), 1 where a microbatch comes to the rank first, 0 on the rank's later stages of its route.
+        reserve: (num_stages,), memory that an F leaves free, so that a microbatch which has begun can also end.
+        length, routes: stages of a route, and how many routes.
+    """
+
+    own: Ints
+    enters: Ints
+    reserve: Floats
+    length: int
+    routes: int
+
+
+def rank_stages(placement: Placement, letters: Letters) -> RankStages:
+    """The RankStages of `placement`; for `reserve` see list_schedule.ListState."""
+    held = [placement.stages_of(rank) for rank in range(placement.num_ranks)]
+    own = np.full((placement.num_ranks, max(map(len, held))), -1, np.int64)
+    reserve, enters = np.zeros(placement.num_stages), np.zeros(placement.num_stages, np.int64)
+    for rank, stages in enumerate(held):
+        own[rank, : len(stages)] = stages
+        largest = max(letters.alloc[placement.num_stages + stage] for stage in stages)
+        for stage in stages:
+            later = [other for other in stages if other > stage and placement.route(other) == placement.route(stage)]
+            enters[stage] = all(other >= stage or placement.route(other) != placement.route(stage) for other in stages)
+            reserve[stage] = sum(letters.alloc[other] for other in later) + largest
+    return RankStages(own, enters, reserve, placement.route_length, placement.num_routes)
 
 
 @njit(cache=True)
-def list_words(letters: Letters, rule: Rule, words: Ints) -> bool:
-    """Fill `words`, (num_ranks, 3 * microbatches), by `rule`; whether that was possible.
+def list_words(letters: Letters, ranks: RankStages, rule: Rule, words: Ints) -> bool:
+    """Fill `words`, (num_ranks, word_length), by `rule`; whether that was possible.
 
-    Cost: O(A num_ranks) for A actions, about 60 ns each at 8 ranks.
+    Cost: O(A num_ranks) for A actions, about 60 ns each at 8 ranks with one stage.
     """
-    ranks = len(letters.capacity)
-    count = np.zeros((3, ranks), np.int64)
-    total = letters.total[0]
-    arrival = np.full((2, ranks, total), 1e300)
-    for kind in range(2):
-        for rank in range(ranks):
-            if not letters.waits[kind * ranks + rank]:
-                arrival[kind, rank, :] = letters.gather[rank] if kind == 0 else 0.0
-    used, size = np.zeros(ranks), np.zeros(ranks, np.int64)
-    wake, asleep = np.zeros(ranks), np.zeros(ranks, np.bool_)
-    link_free, last = np.zeros(letters.num_links + 1), np.zeros(ranks, np.int64)
+    num_ranks, count = len(letters.capacity), np.zeros(len(letters.rank), np.int64)
+    num_stages = len(letters.rank) // 3
+    arrival = np.full((2 * num_stages, letters.total.max()), 1e300)
+    left = np.zeros(num_ranks, np.int64)
+    for letter in range(len(letters.rank)):
+        left[letters.rank[letter]] += letters.total[letter]
+        if letter < 2 * num_stages and not letters.waits[letter]:
+            arrival[letter, :] = letters.gather[letter]
+    used, size = np.zeros(num_ranks), np.zeros(num_ranks, np.int64)
+    wake, asleep = np.zeros(num_ranks), np.zeros(num_ranks, np.bool_)
+    link_free, last = np.zeros(letters.num_links + 1), np.zeros(num_ranks, np.int64)
     instant = 1e-9 * letters.duration.max()
     while True:
         rank = int(np.argmin(wake))
         now = wake[rank]
         if now >= 1e300:
             break
-        kind, until = _choose(letters, rule, rank, now + instant, count, arrival, used[rank], last[rank])
-        asleep[rank] = kind < 0
-        if kind < 0:
+        letter, until = _choose(letters, ranks, rule, rank, now + instant, count, arrival, used[rank], last[rank])
+        asleep[rank] = letter < 0
+        if letter < 0:
             wake[rank] = until
             continue
-        letter = kind * ranks + rank
-        k = count[kind, rank]
-        count[kind, rank] = k + 1
+        k = count[letter]
+        count[letter] = k + 1
         words[rank, size[rank]] = letter
         size[rank] += 1
-        if kind < 2:
-            last[rank] = kind
+        left[rank] -= 1
+        if letter < 2 * num_stages:
+            last[rank] = letter // num_stages
         used[rank] += letters.alloc[letter] - letters.free[letter]
         ends = now + letters.duration[letter]
-        wake[rank] = ends if size[rank] < 3 * total else 1e300
+        wake[rank] = ends if left[rank] else 1e300
         target = letters.target[letter]
         if target >= 0:
             if letters.occupancy[letter] > 0.0:
@@ -94,28 +136,42 @@ def list_words(letters: Letters, rule: Rule, words: Ints) -> bool:
                 ends = link_free[link]
             ends += letters.latency[0, letter]
             receiver = letters.rank[target]
-            arrival[kind, receiver, k] = ends
+            arrival[target, k] = ends
             if asleep[receiver]:
                 wake[receiver] = min(wake[receiver], ends)
-    return size.min() == 3 * total
+    return left.max() == 0
 
 
 @njit(cache=True)
 def _choose(
-    letters: Letters, rule: Rule, rank: int, now: float, count: Ints, arrival: Floats, used: float, last: int
+    letters: Letters,
+    ranks: RankStages,
+    rule: Rule,
+    rank: int,
+    now: float,
+    count: Ints,
+    arrival: Floats,
+    used: float,
+    last: int,
 ) -> tuple[int, float]:
-    """(kind, 0) to start, or (-1, when to look again; 1e300 if only a new message can change anything)."""
-    ranks, total = len(letters.capacity), letters.total[0]
-    forwards, backwards, weights = count[0, rank], count[1, rank], count[2, rank]
+    """(letter, 0) to start, or (-1, when to look again; 1e300 if only a new message can change anything)."""
+    num_stages = len(letters.rank) // 3
     room = letters.capacity[rank] - used
+    forwards, backwards, weights, weight, oldest, reserve = 0, 0, 0, -1, 0, 0.0
+    for stage in ranks.own[rank]:
+        if stage >= 0:
+            done = count[2 * num_stages + stage]
+            forwards += count[stage]
+            backwards += count[num_stages + stage]
+            weights += done
+            reserve = max(reserve, letters.alloc[num_stages + stage])
+            if count[num_stages + stage] > done and (weight < 0 or done < oldest):
+                weight, oldest = 2 * num_stages + stage, done
     lead = forwards - backwards
-    comes_forward = arrival[0, rank, forwards] if forwards < total else 1e300
-    comes_backward = arrival[1, rank, backwards] if backwards < forwards else 1e300
     waiting = backwards - weights
-    reserve = letters.alloc[ranks + rank]
-    fits_forward = room >= letters.alloc[rank] + reserve and not (rule.limit and lead >= rule.leads[rank])
-    if room < reserve:
-        comes_backward = 1e300
+    full = rule.limit and lead >= rule.leads[rank]
+    forward, comes_forward, kept_out = _first(letters, ranks, rule, rank, 0, now, count, arrival, room, full)
+    backward, comes_backward, _ = _first(letters, ranks, rule, rank, 1, now, count, arrival, room, False)
     if rule.prefer == 1 and backwards > 0:
         wants_forward = last == 1
     elif rule.prefer == 0 and backwards > 0:
@@ -123,20 +179,73 @@ def _choose(
     else:
         wants_forward = lead < rule.leads[rank]
     if waiting > 0:
-        blocked = wants_forward and comes_forward <= now and not fits_forward and lead < rule.leads[rank]
+        blocked = wants_forward and kept_out and comes_forward > now and lead < rule.leads[rank]
         if waiting >= rule.most_waiting or (blocked and rule.room_first) or room < reserve:
-            return 2, 0.0
-    if not fits_forward:
-        comes_forward = 1e300
-    first, second = (comes_forward, comes_backward) if wants_forward else (comes_backward, comes_forward)
-    wanted = 0 if wants_forward else 1
+            return weight, 0.0
+    if wants_forward:
+        wanted, first, other, second = forward, comes_forward, backward, comes_backward
+        rest = num_stages + ranks.own[rank, 0]
+    else:
+        wanted, first, other, second = backward, comes_backward, forward, comes_forward
+        rest = ranks.own[rank, 0]
     if first <= now:
         return wanted, 0.0
-    other = 1 - wanted
-    patient = first <= now + rule.patience * letters.duration[other * ranks + rank]
+    patient = first <= now + rule.patience * letters.duration[rest]
     if second <= now and not patient:
         return other, 0.0
     soonest = first if patient else min(first, second)
-    if waiting > 0 and soonest - now >= rule.gap * letters.duration[2 * ranks + rank]:
-        return 2, 0.0
+    if weight >= 0 and soonest - now >= rule.gap * letters.duration[weight]:
+        return weight, 0.0
     return -1, soonest
+
+
+@njit(cache=True)
+def _first(
+    letters: Letters,
+    ranks: RankStages,
+    rule: Rule,
+    rank: int,
+    kind: int,
+    now: float,
+    count: Ints,
+    arrival: Floats,
+    room: float,
+    full: bool,
+) -> tuple[int, float, bool]:
+    """(letter of `kind` to start first, when it has come, whether memory keeps one out that has come).
+
+    None that enters its rank if that is `full`.
+
+    The letter is one that has come, or -1; the time is then that of the next, 1e300 where none is known of.
+    """
+    num_stages = len(letters.rank) // 3
+    found, best, soonest, kept_out = -1, 0, 1e300, 0
+    for stage in ranks.own[rank]:
+        letter = kind * num_stages + stage
+        if stage < 0 or count[letter] >= letters.total[letter]:
+            continue
+        k = count[letter]
+        if (kind == 1 and k >= count[stage]) or (full and ranks.enters[stage]):
+            continue
+        need = letters.alloc[letter]
+        if kind == 0:
+            need += ranks.reserve[stage]
+            for other in ranks.own[rank]:
+                # A microbatch of another route that has none here must still find its place.
+                begun = other >= 0 and count[other] > count[2 * num_stages + other]
+                apart = other >= 0 and other // ranks.length != stage // ranks.length
+                if apart and not begun and count[other] < letters.total[other]:
+                    need += letters.alloc[other]
+        if room < need:
+            kept_out += int(arrival[letter, k] <= now)
+            continue
+        if arrival[letter, k] > now:
+            soonest = min(soonest, float(arrival[letter, k]))
+            continue
+        # Forwards are deep far down the route, backwards near its beginning.
+        place = stage % ranks.length
+        deep = place if kind == 0 else -place
+        key = deep if rule.stage == 0 else -deep if rule.stage == 1 else -k * 2 * num_stages + deep
+        if found < 0 or key > best:
+            found, best = letter, key
+    return found, (now if found >= 0 else soonest), kept_out > 0

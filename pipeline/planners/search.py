@@ -1,17 +1,31 @@
-"""The compiled part of `best`: list rules by the hundred, then annealing from the best of them."""
+"""The search of `best`: list rules by the hundred, then annealing from the best of them."""
 
 import math
+import time
 from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
 from lanterne.pipeline.plan.costs import Floats, Ints, costs
+from lanterne.pipeline.plan.placement import Placement
 from lanterne.pipeline.plan.plan import Plan
 from lanterne.pipeline.plan.problem import Problem
 from lanterne.pipeline.planners.adaptra import adapted_warmups, initial_warmups, max_inflight, round_trip
-from lanterne.pipeline.planners.annealing import anneal, score
-from lanterne.pipeline.planners.list_rules import list_words, rules
-from lanterne.pipeline.planners.words import NONE, Letters, has_parts, letters_of, plan_of, word_length, words_of
+from lanterne.pipeline.planners.list_rules import DEEP, OLDEST, SHALLOW, rank_stages, rules
+from lanterne.pipeline.planners.loops import compiled_loops, readable_loops
+from lanterne.pipeline.planners.words import (
+    NONE,
+    Letters,
+    has_parts,
+    letters_of,
+    plan_of,
+    with_messages,
+    word_length,
+    words_of,
+    words_with_messages,
+)
 from lanterne.pipeline.simulate.simulate import simulate
 
 # Actions simulated per unit of effort: by rules (which look at all ranks for each), and by the search.
@@ -19,6 +33,26 @@ RULE_ACTIONS, SEARCH_ACTIONS = 3e7, 7e7
 # With fewer moves than this, or than this share of the actions, the search is left out: it would change nothing.
 FEWEST_MOVES, FEWEST_SHARE = 500, 0.1
 FEWEST_RULES = 24
+# The best words that searches begin from.
+KEPT = 8
+
+
+class Heats(NamedTuple):
+    """How searches share the moves, and how hot they begin, in mean durations.
+
+    Attributes:
+        short, hot: share of a short search, of which there is one from each of the best words; its heats in turn.
+        long: (share, heat) of those that follow, from the best.
+    """
+
+    short: float
+    hot: tuple[float, ...]
+    long: tuple[tuple[float, float], ...]
+
+
+ONE_STAGE = Heats(1 / 16, (0.2,), ((1 / 4, 0.2), (1 / 4, 0.05)))
+# Where ranks hold several stages good words lie far apart.
+MANY_STAGES = Heats(1 / 40, (0.2, 1.0), ((0.6, 1.0), (0.2, 0.2)))
 # Sampled latencies of every link in a robust plan.
 SAMPLES = 32
 
@@ -32,6 +66,7 @@ def improve(
     quantile: float | None,
     jitter: float,
     tell: Callable[[float], object],
+    readable_s: float | None = None,
 ) -> tuple[Plan, float]:
     """(the best plan found from `plans` and by rules, its makespan or, with a quantile, that of the samples).
 
@@ -40,20 +75,21 @@ def improve(
         target: the makespan at which to stop, latencies being as given.
         quantile: None to plan for the latencies as given; else over sampled ones, -1 for the mean.
         tell: called with each better makespan.
+        readable_s: not None: search with the readable loops, for about so long.
     """
     table = costs(problem, plans[0].placement)
     letters = letters_of(table)
     if quantile is not None:
-        plans = [*plans, improve(plans, problem, target, effort, seed, None, jitter, lambda found: None)[0]]
+        plain = improve(plans, problem, target, effort, seed, None, jitter, lambda found: None, readable_s)
+        plans = [*plans, plain[0]]
         letters, target = sampled(letters, jitter, seed), 0.0
-    search = _WordSearch(letters, quantile, target, seed, tell)
+    search = _WordSearch(letters, quantile, target, seed, tell, readable_s)
     # Latencies as given are simulated exactly here and in `simulate`: so plans in pieces can be compared too.
     pieces = [(simulate(plan, problem).makespan, plan) for plan in plans] if quantile is None else []
     for plan in plans:
         if not has_parts(plan):
             search.add(words_of(plan, letters))
-    if table.placement.name == "unidirectional":
-        search.add_rules(_leads(problem), effort)
+    search.add_rules(table.placement, problem, effort)
     search.anneal(effort)
     made, plan = min(pieces, key=lambda pair: pair[0], default=(math.inf, plans[-1]))
     if search.found and search.makespan < made * (1 + 1e-12):
@@ -81,9 +117,19 @@ class _WordSearch:
     """The best words so far, (makespan, words) in ascending order."""
 
     def __init__(
-        self, letters: Letters, quantile: float | None, target: float, seed: int, tell: Callable[[float], object]
+        self,
+        letters: Letters,
+        quantile: float | None,
+        target: float,
+        seed: int,
+        tell: Callable[[float], object],
+        readable_s: float | None,
     ) -> None:
-        self.letters = letters
+        self.loops = compiled_loops() if readable_s is None else readable_loops()
+        self.until_s = None if readable_s is None else time.monotonic() + readable_s
+        self.given = letters
+        # Where ranks share links the order of messages is searched too.
+        self.letters = with_messages(letters) if letters.shared else letters
         self.quantile = quantile or 0.0
         self.target = target
         self.seed = seed
@@ -91,48 +137,79 @@ class _WordSearch:
         self.found: list[tuple[float, Ints]] = []
         self.actions = int(letters.total.sum())
         self.ranks = len(letters.capacity)
-        shape = self.ranks, word_length(letters)
-        arrival = np.empty((len(letters.rank), int(letters.total.max())))
-        self.scratch: tuple[Floats, Floats, Floats] = (arrival, np.zeros(shape), np.zeros(shape))
+        self.scratch = _scratch(self.letters)
+        self.given_scratch = _scratch(letters)
 
     @property
     def makespan(self) -> float:
         return self.found[0][0] if self.found else math.inf
 
     def add(self, words: Ints) -> None:
-        """Keep `words` if no others with their makespan are known."""
-        _, span = score(words, self.letters, self.quantile, *self.scratch)
+        """Keep `words` if no others with their makespan are known; those without messages get them as they come."""
+        if len(words) < len(self.letters.capacity):
+            arrival, start, came = self.given_scratch
+            if self.loops.simulate_words(words, self.given, 0, arrival, start, came) >= 1e300:
+                return
+            words = words_with_messages(words, self.given, start)
+        _, span = self.loops.score(words, self.letters, self.quantile, *self.scratch)
         if span >= 1e300 or any(span == known for known, _ in self.found):
             return
         if span < self.makespan:
             self.tell(span)
-        self.found = sorted([*self.found, (span, words)], key=lambda pair: pair[0])[:8]
+        self.found = sorted([*self.found, (span, words)], key=lambda pair: pair[0])[:KEPT]
 
-    def add_rules(self, leads: Sequence[Ints], effort: float) -> None:
+    def add_rules(self, placement: Placement, problem: Problem, effort: float) -> None:
         """The words of as many list rules as the effort allows."""
         most = max(int(effort * RULE_ACTIONS / (self.actions * (8 + self.ranks))), FEWEST_RULES)
-        for rule in rules(leads, most):
-            if self.makespan <= self.target:
+        if placement.num_stages == placement.num_ranks:
+            tried = rules(_leads(problem), most)
+        else:
+            tried = rules(_leads_of_many(problem, placement), most // 2, (DEEP, OLDEST, SHALLOW))
+        ranks = rank_stages(placement, self.given)
+        for rule in tried:
+            if self.makespan <= self.target or self._is_late():
                 return
-            words = np.full(self.scratch[1].shape, NONE, np.int64)
-            if list_words(self.letters, rule, words):
+            words = np.full(self.given_scratch[1].shape, NONE, np.int64)
+            if self.loops.list_words(self.given, ranks, rule, words):
                 self.add(words)
 
     def anneal(self, effort: float) -> None:
         """Short searches from each of the best words, then longer ones from the best of them."""
+        if self.until_s is not None:
+            self._anneal_until()
+            return
         moves = int(effort * SEARCH_ACTIONS / self.actions / self.letters.latency.shape[0])
         if moves < max(FEWEST_MOVES, FEWEST_SHARE * self.actions) or not self.found:
             return
         unit = float(self.letters.duration[self.letters.duration > 0].mean())
+        heats = MANY_STAGES if len(self.given.capacity) * 3 < len(self.given.rank) else ONE_STAGE
         for i, (_, words) in enumerate(self.found):
-            self._anneal(words, moves // 16, 0.2 * unit, i)
-        self._anneal(self.found[0][1], moves // 4, 0.2 * unit, 8)
-        self._anneal(self.found[0][1], moves // 4, 0.05 * unit, 9)
+            self._anneal(words, int(moves * heats.short), heats.hot[i % len(heats.hot)] * unit, i)
+        for salt, (share, hot) in enumerate(heats.long, KEPT):
+            self._anneal(self.found[0][1], int(moves * share), hot * unit, salt)
+
+    def _is_late(self) -> bool:
+        return self.until_s is not None and time.monotonic() > self.until_s
+
+    def _anneal_until(self) -> None:
+        """Few moves at a time, from the best words, until it is late."""
+        unit, salt = float(self.letters.duration[self.letters.duration > 0].mean()), 0
+        while self.found and self.makespan > self.target and not self._is_late():
+            self._anneal(self.found[salt % len(self.found)][1], FEWEST_MOVES // 10, 0.1 * unit, salt)
+            salt += 1
 
     def _anneal(self, words: Ints, moves: int, hot: float, salt: int) -> None:
         if self.makespan > self.target:
             run = self.seed * 16 + salt
-            self.add(anneal(words, self.letters, self.quantile, moves, hot, hot / 50, self.target, run)[0])
+            with np.errstate(over="ignore"):  # Of the readable loops' random numbers.
+                heats = hot, hot / 50
+                found, _, _ = self.loops.anneal(words, self.letters, self.quantile, moves, *heats, self.target, run)
+            self.add(found)
+
+
+def _scratch(letters: Letters) -> tuple[Floats, Floats, Floats]:
+    shape = len(letters.capacity), word_length(letters)
+    return np.empty((len(letters.rank), int(letters.total.max()))), np.zeros(shape), np.zeros(shape)
 
 
 def _leads(problem: Problem) -> list[Ints]:
@@ -146,3 +223,18 @@ def _leads(problem: Problem) -> list[Ints]:
             leads.append(leads[-1] + slack + math.ceil(share * round_trip(problem, link) / busy[link + 1] - 1e-9))
         found.append([min(lead, limit) for lead, limit in zip(reversed(leads), most, strict=True)])
     return [np.array(leads, np.int64) for leads in dict.fromkeys(map(tuple, found))]
+
+
+def _leads_of_many(problem: Problem, placement: Placement) -> list[Ints]:
+    """Lead vectors for ranks of several stages: what memory allows, and alike on all ranks, up to covering links."""
+    held = placement.num_stages // placement.num_ranks
+    most = [max_inflight(problem, rank) * held // placement.num_routes for rank in range(problem.stages)]
+    busy = max(sum(times) for times in zip(problem.durations["F"], problem.durations["B"], strict=True)) / held
+    ways = placement.stage_to_rank[: placement.route_length]
+    away = 2 * sum(
+        problem.latency(*way) + problem.occupancy(*way, max(problem.message_nbytes)) for way in pairwise(ways)
+    )
+    even = [math.ceil(share * placement.num_stages + more * away / busy) for more in (0, 0.5, 1) for share in (1, 0.75)]
+    even += [math.ceil(share * placement.num_stages) for share in (0.5, 1.5, 2)]
+    found = [tuple(most), *(tuple(min(count, limit) for limit in most) for count in even)]
+    return [np.array(leads, np.int64) for leads in dict.fromkeys(found)]

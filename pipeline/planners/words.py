@@ -4,11 +4,14 @@ A letter is a kind and a stage: kind * num_stages + stage, kinds F, B, W by thei
 alike, so doing each letter's in order costs nothing; what is left to choose is the word. Backwards are split.
 """
 
-from typing import NamedTuple
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from lanterne.pipeline.plan.action import FUSED, KINDS
+from lanterne.pipeline.plan.action import FUSED, KINDS, Action
 from lanterne.pipeline.plan.costs import Costs, Floats, Ints
 from lanterne.pipeline.plan.plan import KIND, PARTS, STAGE, Plan
 from lanterne.pipeline.planners.list_schedule import B, F, W
@@ -86,6 +89,75 @@ def letters_of(table: Costs) -> Letters:
     )
 
 
+def with_messages(letters: Letters) -> Letters:
+    """`letters` with a rank more for each link: what it runs are the messages of the ranks that share it.
+
+    So their order is part of the words, and the k-th of a sending letter is the k-th of its message's. Links of one
+    sender stay as they are. Message letters come behind the others, their ranks behind the ranks.
+    """
+    ranks, count = len(letters.capacity), len(letters.rank)
+    senders = shared_senders(letters)
+    messages = count + np.arange(len(senders))
+    target, link, latency, occupancy = (
+        each.copy() for each in (letters.target, letters.link, letters.latency, letters.occupancy)
+    )
+    target[senders], link[senders], latency[:, senders], occupancy[senders] = messages, NONE, 0.0, 0.0
+
+    def longer(own: NDArray[Any], more: object) -> NDArray[Any]:
+        filled = np.empty((*own.shape[:-1], count + len(senders)), own.dtype)
+        filled[..., :count], filled[..., count:] = own, more
+        return filled
+
+    return Letters(
+        rank=longer(letters.rank, ranks + letters.link[senders]),
+        total=longer(letters.total, letters.total[senders]),
+        before=longer(letters.before, NONE),
+        target=longer(target, letters.target[senders]),
+        waits=longer(letters.waits, 1),
+        link=longer(link, NONE),
+        duration=longer(letters.duration, letters.occupancy[senders]),
+        occupancy=longer(occupancy, 0.0),
+        alloc=longer(letters.alloc, 0.0),
+        free=longer(letters.free, 0.0),
+        latency=longer(latency, letters.latency[:, senders]),
+        gather=longer(letters.gather, 0.0),
+        reduce=longer(letters.reduce, 0.0),
+        capacity=np.concatenate([letters.capacity, np.full(letters.num_links, 1e300)]),
+        num_links=letters.num_links,
+        shared=0,
+    )
+
+
+def shared_senders(letters: Letters) -> Ints:
+    """The letters that send over links that ranks share, ascending; each sends over one."""
+    sends = np.flatnonzero(letters.occupancy > 0)
+    links = letters.link[sends]
+    shared = [link for link in np.unique(links).tolist() if len(np.unique(letters.rank[sends[links == link]])) > 1]
+    return np.asarray(sends[np.isin(links, shared)], np.int64)
+
+
+def words_with_messages(words: Ints, letters: Letters, start: Floats) -> Ints:
+    """`words` and those of the links for `with_messages(letters)`, in which messages go in the order of sending.
+
+    Args:
+        start: (num_ranks, word_length) times of the actions.
+    """
+    senders = shared_senders(letters)
+    most = np.bincount(letters.link[senders], letters.total[senders], letters.num_links)
+    longest = max(words.shape[1], int(most.max()))
+    found = np.full((len(words) + letters.num_links, longest), NONE, np.int64)
+    found[: len(words), : words.shape[1]] = words
+    rank, at = np.nonzero(np.isin(words, senders))
+    sending = words[rank, at]
+    order = np.lexsort((rank, start[rank, at] + letters.duration[sending]))
+    sending = sending[order]
+    message = len(letters.rank) + np.searchsorted(senders, sending)
+    for link in np.unique(letters.link[senders]).tolist():
+        own = message[letters.link[sending] == link]
+        found[len(words) + link, : len(own)] = own
+    return found
+
+
 def word_length(letters: Letters) -> int:
     """Length of the longest rank's word."""
     return int(np.bincount(letters.rank, letters.total).max())
@@ -106,9 +178,9 @@ def words_of(plan: Plan, letters: Letters) -> Ints:
 
 
 def plan_of(words: Ints, table: Costs, scheduler: str) -> Plan:
-    """The Plan that `words` spell."""
+    """The Plan that `words` spell; of words with messages, one with their order."""
     placement, orders = table.placement, []
-    for word in words:
+    for word in words[: placement.num_ranks]:
         ids = np.zeros(np.count_nonzero(word != NONE), np.int64)
         for letter in np.unique(word[word != NONE]).tolist():
             kind, stage = divmod(letter, placement.num_stages)
@@ -116,7 +188,24 @@ def plan_of(words: Ints, table: Costs, scheduler: str) -> Plan:
             each = np.array(placement.microbatches_of(stage, table.microbatches))
             ids[at] = table.id(kind, stage, 0) + each
         orders.append(ids.tolist())
-    return Plan.from_ids(orders, placement, table.microbatches, scheduler)
+    plan = Plan.from_ids(orders, placement, table.microbatches, scheduler)
+    return replace(plan, message_order=tuple(_message_order(words[placement.num_ranks :], table)))
+
+
+def _message_order(words: Ints, table: Costs) -> Iterator[tuple[Action, ...]]:
+    """The messages of each link in the order of its word."""
+    stages = table.placement.num_stages
+    senders = shared_senders(letters_of(table)) if len(words) else np.empty(0, np.int64)
+    for word in words:
+        order, counts = [], dict.fromkeys(senders.tolist(), 0)
+        for message in word[word != NONE].tolist():
+            sender = int(senders[message - 3 * stages])
+            kind, stage = divmod(sender, stages)
+            microbatch = table.placement.microbatches_of(stage, table.microbatches)[counts[sender]]
+            order.append(Action(KINDS[kind], stage, microbatch))
+            counts[sender] += 1
+        if order:
+            yield tuple(order)
 
 
 def has_parts(plan: Plan) -> bool:

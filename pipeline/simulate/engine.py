@@ -6,8 +6,9 @@ Both take `orders`, a list of ids per rank, and the Tables of these ids (see cos
 """
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from heapq import heappop, heappush
+from typing import Protocol
 
 from lanterne.pipeline.plan.costs import Tables
 
@@ -56,7 +57,17 @@ def flow(
     return starts, full
 
 
-ENDED, JOINS, ARRIVES = range(3)
+ENDED, JOINS, ARRIVES, LOOKS = range(4)
+
+
+class Rule(Protocol):
+    """What a rank does next where it does not go by its order alone; see ready_first.ReadyFirst."""
+
+    def pick(self, now: float, since: float, is_here: Callable[[int], bool]) -> int | float | None: ...
+
+    def begin(self, column: int) -> None: ...
+
+    def end(self, column: int) -> None: ...
 
 
 class Events:
@@ -68,6 +79,7 @@ class Events:
             has arrived, None for communication that never blocks.
         turns: link -> the ids of its messages in the order in which they take it; a link not in it takes them as they
             come, of those that come at one time the lowest rank's first.
+        rules: one per rank, that choose what it does next; `ran` then holds what each did, in order.
 
     Cost: about 2 us per action.
     """
@@ -80,6 +92,7 @@ class Events:
         num_links: int,
         queue: int | None = None,
         turns: Mapping[int, Sequence[int]] | None = None,
+        rules: Sequence[Rule] | None = None,
     ) -> None:
         self.orders = orders
         self.tables = tables
@@ -95,6 +108,9 @@ class Events:
         self.blocked: list[int | None] = [None] * len(orders)
         self.heap: list[tuple[float, int, int, int]] = []
         slot = tables.slot
+        self.rules = rules
+        self.ran: list[list[int]] = [[] for _ in orders]
+        self.busy: list[bool] = [False] * len(orders)
         self.receiver: dict[int, int] = {slot[action]: rank for rank, order in enumerate(orders) for action in order}
 
     def run(self) -> tuple[list[list[float]], list[float]]:
@@ -105,6 +121,8 @@ class Events:
             now, what, rank, action = heappop(self.heap)
             if what == ENDED:
                 self._ended(now, rank, action)
+            elif what == LOOKS:
+                self._look(now, rank)
             elif what == JOINS:
                 self._joins(now, rank, action)
             else:
@@ -113,6 +131,9 @@ class Events:
 
     def _go_on(self, rank: int) -> None:
         """Start the rank's next action, now or when what it waits for is there."""
+        if self.rules is not None:
+            heappush(self.heap, (self.clock[rank], LOOKS, rank, -1))
+            return
         slot = self.tables.slot
         i = len(self.starts[rank])
         if i == len(self.orders[rank]):
@@ -127,7 +148,26 @@ class Events:
         self.clock[rank] = begins + self.tables.duration[action]
         heappush(self.heap, (self.clock[rank], ENDED, rank, action))
 
+    def _look(self, now: float, rank: int) -> None:
+        """Let an idle rank's rule choose."""
+        if self.rules is None or self.busy[rank]:
+            return
+        rule, slot = self.rules[rank], self.tables.slot
+        picked = rule.pick(now, self.clock[rank], lambda action: 0.0 <= self.full[slot[action]] <= now)
+        if isinstance(picked, float):
+            heappush(self.heap, (picked, LOOKS, rank, -1))
+        elif picked is not None:
+            rule.begin(picked)
+            self.busy[rank] = True
+            self.ran[rank].append(picked)
+            self.starts[rank].append(now)
+            self.clock[rank] = now + self.tables.duration[picked]
+            heappush(self.heap, (self.clock[rank], ENDED, rank, picked))
+
     def _ended(self, now: float, rank: int, action: int) -> None:
+        if self.rules is not None:
+            self.rules[rank].end(action)
+            self.busy[rank] = False
         filled = self.tables.target[action]
         if filled < 0 or self.receiver.get(filled, rank) == rank:
             if filled >= 0:
@@ -189,5 +229,7 @@ class Events:
 
     def _fill(self, filled: int, at: float) -> None:
         self.full[filled] = at
-        if filled in self.asleep:
+        if self.rules is not None:
+            heappush(self.heap, (at, LOOKS, self.receiver[filled], -1))
+        elif filled in self.asleep:
             self._go_on(self.asleep.pop(filled))

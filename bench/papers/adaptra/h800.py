@@ -102,13 +102,13 @@ def draw(figure: Figure, records: Sequence[Record]) -> None:
     longest = 1.1 * max(max(record["slow_ms"], record["predicted_ms"]) for record in records)
     shortest = 0.9 * min(min(record["slow_ms"], record["predicted_ms"]) for record in records)
     times.plot([shortest, longest], [shortest, longest], color="grey", linewidth=0.8)
+    models = list(dict.fromkeys(r["model"] for r in records))
     for i, policy in enumerate(POLICIES):
         for doubtful in (False, True):
             own = [r for r in records if r["policy"] == policy and r["doubtful"] == doubtful]
             look = {"color": f"C{i}", "markersize": 5, "marker": "o", "linestyle": "none"}
             look |= {"markerfacecolor": "none"} if doubtful else {"label": NAMES[policy]}
             times.plot([r["slow_ms"] for r in own], [r["predicted_ms"] for r in own], **look)
-            models = list(dict.fromkeys(r["model"] for r in records))
             x = [models.index(r["model"]) + (i - 1.5) * 0.2 for r in own]
             errors.plot(x, [100 * r["error"] for r in own], **look)
     times.set(xscale="log", yscale="log", xlabel="measured (ms)", ylabel="predicted (ms)")

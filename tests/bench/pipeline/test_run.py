@@ -175,3 +175,36 @@ def test_a_gpu_that_is_not_here_is_named(capsys, monkeypatch):
     monkeypatch.setattr("lanterne.kernels.arrays.require_device", none_here)
     code, out, err = run(capsys, "--device", "cuda", "--transport", "nccl")
     assert (code, out, err) == (3, "", "lanterne: CUDA: no device; check nvidia-smi\n")
+
+
+def test_what_is_ready_first_runs_beside_the_plan(capsys):
+    words = ["--scheduler", "zb_h1", "--data-plane", "unbounded", "--iterations", "2", "--transport", "local"]
+    code, out, _ = run(capsys, *words, "--ready-first", "--jitter", "0.2=3", "--json", "-")
+    document = json.loads(out)
+    assert code == 0 and [result["ready_first"] for result in document["results"]] == [False, True]
+    for result in document["results"]:
+        # What is drawn is drawn alike where it runs and where it is simulated, and no wait is shorter than asked for.
+        assert min(result["measured_makespan_s"]) > 0.018 and result["predicted_makespan_s"] >= 0.024
+
+
+@pytest.mark.parametrize("word", ["0.2", "2=3", "x=1", "0.1=0"])
+def test_a_jitter_that_cannot_be(capsys, word):
+    code, _, err = run(capsys, "--jitter", word)
+    assert code == 2 and f"--jitter: got '{word}', expected SHARE=FACTOR" in err
+
+
+def test_own_runs_are_recorded_and_calibrated(capsys, tmp_path):
+    file = tmp_path / "own.json"
+    words = ["--scheduler", "zb_h1", "--data-plane", "delegate", "--iterations", "2", "--transport", "local"]
+    code, _, err = run(capsys, *words, "--record", str(file))
+    assert code == 0, err
+    (recorded,) = json.loads(file.read_text())["runs"]
+    assert [sorted(order) for order in recorded["order"]] == [sorted("FBW" * 3)] * 2
+    assert recorded["delayed_sends"] == [{"src": s, "dst": 1 - s, "ms": pytest.approx(4)} for s in (0, 1)]
+    assert recorded["slow_ms"] > recorded["healthy_ms"]["min"] > 17
+    assert main(["pipeline", "calibrate", str(file)]) == 0
+    assert "hold_ms_per_mbyte" in capsys.readouterr().out
+    code, _, err = run(capsys, *words[:2], "--data-plane", "inline", "--record", str(file))
+    assert code == 2 and "--record: got data plane inline" in err
+    code, _, err = run(capsys, "--scheduler", "1f1b", *words[2:], "--record", str(file))
+    assert code == 2 and "--record: got a plan of 1f1b" in err

@@ -7,7 +7,7 @@ import lanterne
 from lanterne.collectives.communicator import Communicator
 from lanterne.errors import InputError, LanterneError, PeerFailed, TransportError, TransportTimeout
 from lanterne.pipeline.execute.execute import execute
-from lanterne.pipeline.execute.stage_timed import timed_stages
+from lanterne.pipeline.execute.stage_timed import Jitter, timed_stages
 from lanterne.pipeline.model.stage_layers import make_stages
 from lanterne.pipeline.model.stage_mlp import mlp
 from lanterne.pipeline.plan.costs import costs
@@ -28,14 +28,14 @@ def batch(iteration):
     return random.normal(size=(MICROBATCHES, 3, 3)), random.normal(size=(MICROBATCHES, 3, 2))
 
 
-def train(comm, checked, queue=1):
+def train(comm, checked, queue=1, ready_first_s=None):
     """(losses, stage -> weights) of this rank after a few iterations."""
     placement = checked.plan.placement
     every = make_stages(MODEL, placement.num_stages, lambda: Adam(0.01), np.float64, seed=4)
     stages = {stage: every[stage] for stage in placement.stages_of(comm.rank)}
     plane, losses = Inline(comm, queue=queue), []
     for iteration in range(ITERATIONS):
-        execute(checked, stages, comm, *batch(iteration), plane=plane)
+        execute(checked, stages, comm, *batch(iteration), plane=plane, ready_first_s=ready_first_s)
         losses.append([loss for stage in stages.values() for _, loss in sorted(stage.losses.items())])
         for stage in stages.values():
             assert stage.nbytes_held == 0
@@ -43,9 +43,9 @@ def train(comm, checked, queue=1):
     return losses, {number: stage.parameters for number, stage in stages.items()}
 
 
-def trained(checked, queue=1):
+def trained(checked, queue=1, ready_first_s=None):
     """The same of all ranks together: ((iterations, microbatches) losses, flat weights)."""
-    results = lanterne.spawn(checked.plan.placement.num_ranks, train, checked, queue)
+    results = lanterne.spawn(checked.plan.placement.num_ranks, train, checked, queue, ready_first_s)
     losses = [[loss for own, _ in results for loss in own[iteration]] for iteration in range(ITERATIONS)]
     weights = {number: array for _, own in results for number, array in own.items()}
     return np.array(losses), np.concatenate([weights[number] for number in sorted(weights)])
@@ -67,6 +67,29 @@ def test_every_schedule_trains_as_one_process_does(scheduler, p, one_process):
     losses, weights = trained(checked_plan(scheduler, p))
     np.testing.assert_allclose(losses, one_process[0], rtol=1e-10)
     np.testing.assert_allclose(weights, one_process[1], rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("scheduler", ["1f1b", "zb_h1", "zb_v", "interleaved_1f1b"])
+def test_what_is_ready_first_trains_as_one_process_does(scheduler, one_process):
+    """In a unit so short that every rank is always late, and does whatever it can."""
+    losses, weights = trained(checked_plan(scheduler, 2), ready_first_s=1e-9)
+    np.testing.assert_allclose(losses, one_process[0], rtol=1e-10)
+    np.testing.assert_allclose(weights, one_process[1], rtol=1e-8, atol=1e-10)
+
+
+def test_a_rank_that_is_late_does_something_else_meanwhile():
+    """Rank 0 sends F0 late; rank 1, which then has B0 and F1 to do, goes on with what came, and all is done once."""
+    problem = Problem(2, 4, 10, 10, 10)
+    checked, jitter = check(plan(problem, "zb_h1"), problem), Jitter(0.3, 6.0, seed=1)
+
+    def job(comm):
+        stages = timed_stages(problem, checked.plan.placement, comm.rank, 2e-4, jitter=jitter)
+        return execute(checked, stages, comm, ready_first_s=2e-4)
+
+    for measured, actions in zip(lanterne.spawn(2, job), checked.plan.ranks, strict=True):
+        order = np.argsort(measured.start_s)
+        assert (measured.start_s[order][1:] >= measured.end_s[order][:-1]).all()
+        assert measured.actions == actions and not np.isnan(measured.end_s).any()
 
 
 @pytest.mark.parametrize("queue", [0, 3])
@@ -152,12 +175,13 @@ def test_a_rank_that_leaves_is_named():
     assert isinstance(error, (PeerFailed, TransportError)) and ("rank 1" in str(error) or "left" in str(error))
 
 
-def test_a_rank_that_never_comes_is_a_timeout():
+@pytest.mark.parametrize("ready_first_s", [None, 1e-3])
+def test_a_rank_that_never_comes_is_a_timeout(ready_first_s):
     checked = checked_plan("1f1b", 2)
 
     def job(comm):
         if comm.rank == 0:
-            execute(checked, mlp_stages(comm, 2), comm, *batch(0), timeout_s=0.05)
+            execute(checked, mlp_stages(comm, 2), comm, *batch(0), timeout_s=0.05, ready_first_s=ready_first_s)
         else:
             comm.recv(np.empty(1), 0, tag=3)
 

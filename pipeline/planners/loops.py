@@ -1,0 +1,70 @@
+"""The inner loops of the search, twice from one text: compiled, and as plain Python while that is not made yet.
+
+Compiling takes some 15 s once per machine; the compiled loops then come from Numba's cache. Whoever cannot wait plans
+with the plain ones, some hundred times slower, and has the others made in the background meanwhile.
+"""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from types import FunctionType
+from typing import Any, NamedTuple
+
+
+class Loops(NamedTuple):
+    """The functions of list_rules and annealing that the search calls."""
+
+    list_words: Callable[..., bool]
+    simulate_words: Callable[..., float]
+    score: Callable[..., tuple[float, float]]
+    anneal: Callable[..., Any]
+
+
+MODULES = ("list_rules", "annealing")
+
+
+def _namespaces() -> list[dict[str, Any]]:
+    return [vars(import_module(f"lanterne.pipeline.planners.{name}")) for name in MODULES]
+
+
+def compiled_loops() -> Loops:
+    """The compiled loops; their first call compiles them where that was not done on this machine."""
+    known: dict[str, Any] = {}
+    for names in _namespaces():
+        known |= names
+    return Loops(**{name: known[name] for name in Loops._fields})
+
+
+def readable_loops() -> Loops:
+    """The same as plain Python functions, which call each other."""
+    known: dict[str, Any] = {}
+    for names in _namespaces():
+        plain = dict(names)
+        for name, function in names.items():
+            written = getattr(function, "py_func", None)
+            if isinstance(written, FunctionType):
+                plain[name] = FunctionType(written.__code__, plain, name, written.__defaults__)
+        known |= plain
+    return Loops(**{name: known[name] for name in Loops._fields})
+
+
+def are_compiled() -> bool:
+    """Whether the compiled loops are in this process, or in Numba's cache and as old as their text."""
+    return all(_is_compiled(function) for function in compiled_loops())
+
+
+def _is_compiled(function: Any) -> bool:
+    if not hasattr(function, "py_func") or function.signatures:
+        return True  # With NUMBA_DISABLE_JIT there is nothing to compile.
+    try:
+        return bool(function._cache._cache_file._load_index())
+    except (AttributeError, OSError, ValueError):
+        return False
+
+
+def compile_in_background() -> None:
+    """Let another process compile the loops, at low priority; it outlives this one."""
+    words = "import os; os.nice(10); from lanterne.pipeline.planners.best import load_search; load_search()"
+    quiet = subprocess.DEVNULL
+    subprocess.Popen([sys.executable, "-c", words], stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True)
