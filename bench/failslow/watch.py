@@ -355,6 +355,8 @@ def print_report(found: dict[str, Any], file: TextIO) -> None:
         of = f" (each of {format_count(incident['calls'], 'call')})" if incident["calls"] != iterations["calls"] else ""
         first = f"SLOW from iteration {incident['onset']} {relief}{of}: {incident['ratio']:.2f} times the usual time"
         print(f"{first}; {incident['cause']['evidence']}", file=file)
+        for cause in incident["causes"][1:]:
+            print(f"  from iteration {cause['since']}: {cause['evidence']}", file=file)
     for hang in found["hangs"]:
         ended = hang["ended_after_s"]
         print(f"{hang['text']}" + ("; to the end" if ended is None else f"; it went on after {ended:.1f} s"), file=file)

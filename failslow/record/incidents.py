@@ -69,16 +69,16 @@ class IncidentLog:
 
     def slow(self, incident: Mapping[str, Any]) -> Path | None:
         """Write a slow spell, one of JobLog.incidents(), or what has become of it; its file."""
-        cause = incident["cause"]
-        ranks = [] if cause["rank"] is None else [self._where(cause["rank"]).record()]
+        causes = incident["causes"]
+        named = dict.fromkeys(rank for cause in causes for rank in cause["ranks"])
         lasts = "lasts" if incident["lasts"] else f"ended at {incident['relief']}"
         text = f"slow since iteration {incident['onset']}, {lasts}: {incident['ratio']:.2f} times the usual time"
         about = {
             "lasts": incident["lasts"],
             "iterations": {name: incident[name] for name in ("onset", "relief", "ratio")},
-            "ranks": ranks,
-            "evidence": [cause["evidence"]],
-            "remedy": REMEDIES.get(cause["kind"], REMEDIES["unknown"]),
+            "ranks": [self._where(rank).record() for rank in named],
+            "evidence": [cause["evidence"] for cause in causes],
+            "remedy": REMEDIES.get(causes[-1]["kind"], REMEDIES["unknown"]),
         }
         return self._write("slow", incident["onset"], text, about)
 

@@ -5,7 +5,7 @@ One rank, the lead, gives the iterations: synchronous jobs have the same on ever
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
@@ -16,9 +16,10 @@ from lanterne.failslow.detect.decisions import SKIPPED_ROWS
 from lanterne.failslow.detect.events import Incident, LevelEvent
 from lanterne.failslow.detect.tracker import Tracker
 from lanterne.failslow.record.adapters import DDP_FORWARD
+from lanterne.failslow.record.blame import UNKNOWN, USUAL, Arrivals, Blame, Cause
 from lanterne.failslow.record.call_ring import RecordedCall, RingReader
 from lanterne.failslow.record.hangs import PATIENCE_S, Hang, HangFinder, join_ranks
-from lanterne.failslow.record.lateness import Cause, Matcher, attribute
+from lanterne.failslow.record.lateness import Matcher
 from lanterne.failslow.record.period import PeriodTracker
 from lanterne.failslow.record.whereabouts import Whereabouts, whereabouts
 
@@ -26,8 +27,8 @@ MAX_ITERATIONS = 1 << 16
 MAX_SYMBOLS = 256
 # Once every rank reports, look for further logs only so often.
 LOOK_EVERY = 32
-# Iterations before a slow spell, at most, that say what was usual.
-USUAL = 64
+# The latest iterations that tell how long they take now.
+LATEST_TIMES = 6
 
 
 class Notice(NamedTuple):
@@ -66,6 +67,13 @@ class JobLog:
         self._readers: dict[int, RingReader] = {}
         self._seen: set[Path] = set()
         self._matcher = Matcher()
+        self._late = Arrivals()
+        self._blame = Blame(self._late)
+        # The onset of the spell that lasts, its event, and what an iteration took before.
+        self._spell: tuple[int, LevelEvent, float] | None = None
+        # Iterations that nothing was said of yet: index, event, its words.
+        self._iterated: list[tuple[int, LevelEvent | None, str]] = []
+        self._found: list[Notice] = []
         # (name, bytes) -> (calls, seconds).
         self._calls: dict[tuple[str, int], tuple[int, float]] = {}
         self._per_rank: dict[int, int] = {}
@@ -82,6 +90,7 @@ class JobLog:
 
         Incidents of before remain, which end where these iterations do, if they had not ended.
         """
+        self._judge_iterations()
         for incident in self._tracker.incidents:
             record = self._incident(incident)
             end = self._first_row + self._tracker.row
@@ -90,9 +99,13 @@ class JobLog:
         assert marker is not None
         self._generation = self._period.generation
         self._spacing = marker.spacing
+        self._matcher.set_spacing(marker.spacing)
         self._tracker = Tracker()
         self._first_row = calls // marker.spacing
         self.iterations.clear()
+        self._late.clear()
+        self._blame = Blame(self._late)
+        self._spell = None
 
     def poll(self) -> list[Notice]:
         """Read what is new; return the Notices of it."""
@@ -101,7 +114,6 @@ class JobLog:
             self._find_logs()
         if self.lead is None and self._readers:
             self.lead = min(self._readers)
-        found: list[Notice] = []
         leading: Sequence[RecordedCall] = ()
         before = self._per_rank.get(self.lead, 0) if self.lead is not None else 0
         self.filled = 0.0
@@ -119,11 +131,10 @@ class JobLog:
                 leading = calls
         for number, call in enumerate(leading, before + 1):
             self._count(call)
-            notice = self._iterate(call, number)
-            if notice is not None:
-                found.append(notice)
+            self._iterate(call, number)
         self.hangs = self._find_hangs()
-        found = [notice._replace(cause=self._cause(notice.event)) for notice in found]
+        self._judge_iterations()
+        found, self._found = self._found, []
         self.notices = (self.notices + found)[-256:]
         return found
 
@@ -164,7 +175,8 @@ class JobLog:
             count, total_s = self._calls.get(key, (0, 0.0))
             self._calls[key] = count + 1, total_s + call.end_s - call.start_s
 
-    def _iterate(self, call: RecordedCall, calls: int) -> Notice | None:
+    def _iterate(self, call: RecordedCall, calls: int) -> None:
+        """Time the iteration that ends with this call, if one does."""
         symbol = call.name, call.nbytes, call.communicator
         if call.name == DDP_FORWARD and call.ranks:
             # Marks an iteration, whatever its batch; other calls come less often, as those that sum up a loss do.
@@ -174,18 +186,29 @@ class JobLog:
                 self._generation = 0
             self._forwards = calls = self._forwards + 1
         elif self._forwards:
-            return None
+            return
         time_s = self._period.record(symbol, call.start_s)
         if self._period.generation != self._generation:
             self._new_marker(calls)
         if time_s is None or time_s <= 0.0:
-            return None
+            return
         index = self.iterations[-1][0] + 1 if self.iterations else self._first_row
         self.iterations.append((index, call.start_s, time_s))
+        self._late.end(index, call.start_s)
         event = self._tracker.update(time_s)
         if event is None or (event.confirmed_at is None and event.kind != "onset"):
-            return None
-        return Notice(event, self._words(event), None)
+            self._iterated.append((index, None, ""))
+        else:
+            self._iterated.append((index, event, self._words(event)))
+
+    def _judge_iterations(self) -> None:
+        """Say what there is to say of the iterations since the last time, all calls up to now being known."""
+        if self.world_size and len(self.iterations) > SKIPPED_ROWS:
+            self._matcher.find_silent(self.world_size)
+        self._late.add(self._matcher.take())
+        for index, event, text in self._iterated:
+            self._found += self._notices(index, event, text)
+        self._iterated.clear()
 
     def _words(self, event: LevelEvent) -> str:
         at = self._first_row + event.index
@@ -197,28 +220,48 @@ class JobLog:
         sure = "" if event.confirmed_at is not None else "perhaps "
         return f"iteration {self._first_row + self._tracker.row - 1}: {sure}{event.kind} at {at}: {level}"
 
-    def _cause(self, event: LevelEvent) -> Cause | None:
-        """Why the job is slow since a confirmed onset; None for other events."""
-        if event.confirmed_at is None or event.kind != "onset":
-            return None
-        return self._attribute(self._first_row + event.index, None)
+    def _notices(self, index: int, event: LevelEvent | None, text: str) -> Iterator[Notice]:
+        """What is to be said after iteration `index`: its event, with who is to blame, or that it is another now."""
+        if event is not None:
+            cause = self._judge(event, index) if event.confirmed_at is not None else None
+            yield Notice(event, text, cause)
+        elif self._spell is not None:
+            onset, event, usual_s = self._spell
+            latest_s = self._time_s(index - LATEST_TIMES + 1, index)
+            cause = self._blame.follow(onset, usual_s, latest_s, index, self._silent())
+            if cause is not None:
+                yield Notice(event, f"iteration {index}: slow for another reason now", cause)
 
-    def _attribute(self, onset: int, relief: int | None) -> Cause:
-        if not self.iterations:  # Another marker was found since: its iterations are not those of before.
-            return attribute((), (), 0, 0, 0.0)
-        rows = {index: (end_s, time_s) for index, end_s, time_s in self.iterations}
-        last = self.iterations[-1][0] if relief is None else relief - 1
-        if onset - 1 not in rows or last not in rows:
-            return attribute((), (), 0, 0, 0.0)
+    def _judge(self, event: LevelEvent, index: int) -> Cause | None:
+        """Who made iterations slow, as known at `index`; None of an event that says nothing about it."""
+        at, usual = self._first_row + event.index, self._usual(self._first_row + event.index)
+        if event.ratio > 1.0 and self._spell is None:
+            if usual is None:
+                return UNKNOWN
+            self._spell = at, event, usual[1]
+            return self._blame.begin(usual[0], at, index, usual[1], self._time_s(at, index), self._silent())
+        if event.ratio < 1.0 and (event.kind == "relief" or not self._tracker.slow):
+            first, self._spell = self._spell is None and not self._blame.causes, None
+            if first and event.kind == "relief":
+                first_row = max(self.iterations[0][0] + 1, self._first_row + SKIPPED_ROWS // 2)
+                usual_s, slow_s = self._time_s(at, index), self._time_s(first_row, at - 1)
+                return self._blame.recovered(first_row, at, index, usual_s, slow_s, self._silent())
+        return None
+
+    def _usual(self, onset: int) -> tuple[int, float] | None:
+        """The first of the iterations before `onset` that say what is usual, and what they took; None without any."""
         first = max(onset - USUAL, self._first_row + SKIPPED_ROWS // 2, self.iterations[0][0] + 1)
-        if first >= onset or first - 1 not in rows:
-            return attribute((), (), 0, 0, 0.0)
-        begin_s, onset_s, end_s = rows[first - 1][0], rows[onset - 1][0], rows[last][0]
-        before = [call for call in self._matcher.matched if begin_s < call.start_s <= onset_s]
-        during = [call for call in self._matcher.matched if onset_s < call.start_s <= end_s]
-        usual_s = median(rows[i][1] for i in range(first, onset))
-        slow_s = median(rows[i][1] for i in range(onset, last + 1))
-        return attribute(before, during, onset - first, last + 1 - onset, slow_s - usual_s)
+        return (first, self._time_s(first, onset - 1)) if first < onset else None
+
+    def _time_s(self, first: int, last: int) -> float:
+        """The median time of iterations [first, last]."""
+        begin = self.iterations[0][0]
+        rows = islice(self.iterations, max(first - begin, 0), last - begin + 1)
+        return median([time_s for _, _, time_s in rows] or [0.0])
+
+    def _silent(self) -> tuple[int, ...]:
+        """Ranks of which nothing is known."""
+        return tuple(sorted(self._matcher.silent))
 
     def report(self) -> dict[str, Any]:
         """What is known up to now, as a document of lists, dicts, numbers and texts."""
@@ -265,8 +308,9 @@ class JobLog:
 
     def _incident(self, incident: Incident) -> dict[str, Any]:
         record = self._shifted(asdict(incident))
-        cause = self._attribute(record["onset"], record["relief"])
-        return record | {"lasts": record["relief"] is None, "calls": self._spacing, "cause": cause._asdict()}
+        causes = self._blame.of(record["onset"], record["relief"])
+        about = {"lasts": record["relief"] is None, "calls": self._spacing, "cause": causes[0], "causes": causes}
+        return record | about
 
     def _arrivals(self) -> dict[str, Any]:
         matcher, ranks = self._matcher, []

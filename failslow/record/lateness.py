@@ -1,4 +1,4 @@
-"""Which rank comes last to calls that all ranks make, and whether that, or the calls themselves, make iterations long.
+"""Which ranks come late to calls that all ranks make, and how long the calls themselves take.
 
 Ranks' logs are matched call by call: the k-th collective of a communicator on one rank is the k-th on every other. The
 last rank's arrival begins the work; from there to the first end is what the call itself takes at least. Clocks of
@@ -7,7 +7,7 @@ different machines are aligned by the ends of calls, which nearly coincide.
 
 import random
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from statistics import median
 from typing import Any, NamedTuple, TypeAlias
 
@@ -15,10 +15,14 @@ from lanterne.failslow.record.call_ring import RecordedCall
 
 # Calls that wait for their other ranks; beyond, the oldest is given up: a rank that reports nothing ends nothing.
 MAX_OPEN = 4096
-MAX_MATCHED = 1 << 16
-# A sample of the calls is enough: of more than so many a second, some are left out, each with the same probability.
-MAX_RATE_PER_S = 50
+MAX_MATCHED = 1 << 14
+# Ranks of a call whose lateness is kept, the latest.
+MAX_LATE = 16
+# A sample of the calls is enough: of more than so many a second, some are left out, by blocks of as many as some
+# iterations have, so that most iterations of the sample are whole.
+MAX_RATE_PER_S = 250
 RATE_CALLS = 128
+BLOCK_ITERATIONS = 4
 # Ends of calls that align another machine's clock.
 LEAST_ENDS, MAX_ENDS = 16, 255
 
@@ -30,7 +34,8 @@ class Matched(NamedTuple):
     """A call as all its ranks saw it, seconds of the first machine's clock.
 
     Attributes: `start_s`, when the last rank came; `last`, that rank; `late_s`, how long after the last but one;
-    `transfer_s`, from then to the first end; `weight`, how many calls it stands for.
+    `transfer_s`, from then to the first end; `weight`, how many calls it stands for; `late`, (rank, seconds) of those
+    that came after the middle of the earliest half.
     """
 
     start_s: float
@@ -38,13 +43,15 @@ class Matched(NamedTuple):
     late_s: float
     transfer_s: float
     weight: float
+    late: tuple[tuple[int, float], ...] = ()
 
 
 class Matcher:
     """Matches the calls of all ranks.
 
     Attributes: `matched`, the latest; `last`, `waited_s`: per rank, how often it came last, and how long it waited for
-    others, of the calls that were matched; `calls`, how many these are.
+    others, of the calls that were matched; `calls`, how many these are; `silent`, ranks whose calls are not waited for:
+    those of all ranks are matched without them.
 
     Cost: 0.4 us a call of each rank, 3 us one that is matched; memory is bounded.
     """
@@ -52,6 +59,7 @@ class Matcher:
     def __init__(self) -> None:
         self.matched: deque[Matched] = deque(maxlen=MAX_MATCHED)
         self.calls: int = 0
+        self.silent: frozenset[int] = frozenset()
         self.last: dict[int, int] = {}
         self.waited_s: dict[int, float] = {}
         self._clocks: dict[int, Any] = {}
@@ -62,9 +70,32 @@ class Matcher:
         self._sampled: dict[CallKey, tuple[float, dict[int, RecordedCall]]] = {}
         self._random = random.Random(0)
         self._stride = 1.0
+        self._block = 1
+        self._left = 0
+        self._chosen = True
         self._paced = 0
         self._since_s: float | None = None
+        self._everyone = 0
         self._broken: set[int] = set()
+        self._fresh: deque[Matched] = deque(maxlen=MAX_MATCHED)
+
+    def take(self) -> list[Matched]:
+        """The calls that were matched since this was asked last."""
+        fresh = list(self._fresh)
+        self._fresh.clear()
+        return fresh
+
+    def set_spacing(self, calls: int) -> None:
+        """An iteration has so many calls."""
+        self._block = max(1, calls) * BLOCK_ITERATIONS
+
+    def find_silent(self, world_size: int) -> None:
+        """Ranks of `world_size` of which nothing is known, or not any more, are `silent`: no call waits for them."""
+        silent = frozenset(rank for rank in range(world_size) if rank not in self._numbers or rank in self._broken)
+        if silent != self.silent:
+            self.silent, self._everyone = silent, world_size
+            for key, (weight, seen) in list(self._sampled.items()):
+                self._complete_if_all(key, weight, seen)
 
     def add_rank(self, rank: int, clock: Any) -> None:
         """Expect calls of `rank`, whose times are of `clock` (equal: the same clock)."""
@@ -95,9 +126,16 @@ class Matcher:
             if key in sampled:
                 weight, seen = sampled[key]
                 seen[rank] = call
-                if len(seen) == ranks:
-                    del sampled[key]
-                    self._complete(seen, weight)
+                if len(seen) >= ranks - len(self.silent):
+                    self._complete_if_all(key, weight, seen)
+
+    def _complete_if_all(self, key: CallKey, weight: float, seen: dict[int, RecordedCall]) -> None:
+        """Match call `key` if all its ranks that are not silent have come to it."""
+        ranks = next(iter(seen.values())).ranks if seen else 0
+        missing = len(self.silent) if ranks == self._everyone else 0
+        if len(seen) > 1 and len(seen) >= ranks - missing:
+            del self._sampled[key]
+            self._complete(seen, weight)
 
     def _decide(self, key: CallKey, now_s: float) -> None:
         """Whether call `key` is of the sample; every RATE_CALLS calls, see how fast they come."""
@@ -108,7 +146,11 @@ class Matcher:
             took_s = max(now_s - self._since_s, 1e-9)
             self._stride = max(1.0, RATE_CALLS / took_s / MAX_RATE_PER_S)
             self._paced, self._since_s = 0, now_s
-        if self._stride == 1.0 or self._random.random() * self._stride < 1.0:
+        if self._left == 0:
+            self._left = self._block
+            self._chosen = self._random.random() * self._stride < 1.0
+        self._left -= 1
+        if self._chosen:
             self._sampled[key] = self._stride, {}
             if len(self._sampled) > MAX_OPEN:
                 del self._sampled[next(iter(self._sampled))]
@@ -141,58 +183,9 @@ class Matcher:
         self.last[ordered[-1]] += 1
         for rank, start_s in starts.items():
             self.waited_s[rank] += last_s - start_s
-        self.matched.append(Matched(last_s, ordered[-1], late_s, max(0.0, min(ends) - last_s), weight))
-
-
-class Cause(NamedTuple):
-    """Why iterations are long: `kind` "rank", "calls" or "unknown"; the `rank`; the `evidence` in words."""
-
-    kind: str
-    rank: int | None
-    evidence: str
-
-
-def attribute(
-    before: Sequence[Matched], during: Sequence[Matched], iterations_before: int, iterations_during: int, extra_s: float
-) -> Cause:
-    """The Cause of a slow spell, from the Matched calls before it and in it.
-
-    Args:
-        iterations_before, iterations_during: how many iterations these calls are of.
-        extra_s: what an iteration takes longer.
-
-    A rank is named where its coming late has grown by half of the extra time or more, and no other's has; the calls,
-    where they themselves have. Without that evidence nobody is.
-    """
-    if not before or not during or not iterations_before or not iterations_during or extra_s <= 0.0:
-        return Cause("unknown", None, "too few calls of all ranks were seen")
-    grown = {rank: -per_s for rank, per_s in _late_s(before, iterations_before).items()}
-    for rank, per_s in _late_s(during, iterations_during).items():
-        grown[rank] = grown.get(rank, 0.0) + per_s
-    rank = max(grown, key=grown.__getitem__)
-    calls_s = _transfer_s(during) / iterations_during - _transfer_s(before) / iterations_before
-    if grown[rank] >= max(extra_s / 2, calls_s):
-        came = sum(call.last == rank for call in during)
-        # What a sample of few calls stands for may be more than there was.
-        late_ms = min(grown[rank], extra_s) * 1e3
-        return Cause(
-            "rank",
-            rank,
-            f"rank {rank} comes later than all others by {late_ms:.3g} ms an iteration more than before, and last to "
-            f"{came} of {len(during)} calls: it computes slowly, or waits for what only it needs",
-        )
-    if calls_s >= extra_s / 2:
-        text = f"nobody comes late, the calls themselves take {min(calls_s, extra_s) * 1e3:.3g} ms an iteration more"
-        return Cause("calls", None, f"{text}: a link or the network; `lanterne validate` names it")
-    return Cause("unknown", None, "no rank comes late and no call takes longer: all are slow alike, or between calls")
-
-
-def _late_s(calls: Iterable[Matched], iterations: int) -> dict[int, float]:
-    late_s: dict[int, float] = {}
-    for call in calls:
-        late_s[call.last] = late_s.get(call.last, 0.0) + call.late_s * call.weight
-    return {rank: total_s / iterations for rank, total_s in late_s.items()}
-
-
-def _transfer_s(calls: Iterable[Matched]) -> float:
-    return sum(call.transfer_s * call.weight for call in calls)
+        early = sorted(starts.values())[: max(len(starts) // 2, 1)]
+        middle_s = median(early)
+        late = tuple((rank, starts[rank] - middle_s) for rank in ordered[len(early) :][-MAX_LATE:])
+        call = Matched(last_s, ordered[-1], late_s, max(0.0, min(ends) - last_s), weight, late)
+        self.matched.append(call)
+        self._fresh.append(call)

@@ -8,11 +8,11 @@ CALLS = 4
 OWN_S, TRANSFER_S = 5e-3, 2e-3
 
 
-def job_calls(ranks, iterations, late=(None, 0, 0, 0.0), slow=(0, 0, 0.0), noise=0.01, skew_s=None, seed=1):
+def job_calls(ranks, iterations, late=(None, 0, 0, 0.0), slow=(0, 0, 0.0), noise=0.01, skew_s=None, seed=1, later=()):
     """{rank: [(name, ranks, communicator, nbytes, start_s, end_s)]} of a synchronous job of 4 calls an iteration.
 
     Args:
-        late: (rank, first iteration, end, seconds): the rank comes late to every call by so much.
+        late, each of later: (rank, first iteration, end, seconds): the rank comes late to every call by so much.
         slow: (first iteration, end, seconds): every call takes so much longer.
         skew_s: {rank: seconds that its clock is ahead}.
     """
@@ -21,8 +21,9 @@ def job_calls(ranks, iterations, late=(None, 0, 0, 0.0), slow=(0, 0, 0.0), noise
     for iteration in range(iterations):
         for index in range(CALLS):
             starts = {rank: now_s + OWN_S * (1 + noise * rng.random()) for rank in logs}
-            if late[0] is not None and late[1] <= iteration < late[2]:
-                starts[late[0]] += late[3]
+            for rank, first, end, late_s in (late, *later):
+                if rank is not None and first <= iteration < end:
+                    starts[rank] += late_s
             now_s = max(starts.values()) + TRANSFER_S * (1 + noise * rng.random())
             if slow[0] <= iteration < slow[1]:
                 now_s += slow[2]

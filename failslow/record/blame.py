@@ -1,0 +1,220 @@
+"""Who makes iterations long: the ranks that come late to calls, or the calls themselves, and when that changes.
+
+An iteration of one rank is late by as much as it comes to its calls after the middle of the ranks that came first (the
+earliest half of them), summed over its calls. What counts is the median over iterations, against that of iterations
+before: a few large waits, of a checkpoint or a busy machine, blame nobody. As many ranks are named as are late by a
+fair part of what iterations take longer, in most of them; the slow ones may change while the job is slow.
+
+One computation serves the live word and the final one: what is said while the job runs is what the report keeps.
+"""
+
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from statistics import median
+from typing import Any, NamedTuple
+
+from lanterne.failslow.record.lateness import Matched
+
+# Iterations that are kept, and those before a slow spell that tell what is usual.
+KEPT, USUAL = 1024, 64
+# A rank is late if by this share of what the latest one is; the latest by half of what iterations take longer.
+FAIR_SHARE, MAIN_SHARE = 0.3, 0.5
+# The share of iterations in which it must be.
+MOST = 0.6
+# Standard errors that a rank's lateness must have grown by.
+CLEAR_ERRORS = 3.0
+# The share of the usual calls of an iteration that one of which all are known has at least.
+WHOLE = 0.5
+# Iterations that tell who is slow now, and how many times in a row they must say so before it has changed.
+LATEST, IN_A_ROW = 6, 3
+
+
+class Cause(NamedTuple):
+    """Why iterations are long: `kind` "rank", "calls" or "unknown"; the `ranks`, the latest first; `evidence` in words.
+
+    `rank`: the first of them, None without any; `since`: the first iteration that it is said of.
+    """
+
+    kind: str
+    rank: int | None
+    evidence: str
+    ranks: tuple[int, ...] = ()
+    since: int | None = None
+
+
+UNKNOWN = Cause("unknown", None, "too few calls of all ranks were seen")
+
+
+@dataclass(slots=True)
+class IterationArrivals:
+    """What was seen of the calls of iteration `index`, which ended at `end_s`: sums over its calls, in seconds.
+
+    Attributes: `late_s`, by rank, where it was late; `transfer_s`, what calls took once all had come; `calls`.
+    """
+
+    index: int
+    end_s: float
+    late_s: dict[int, float] = field(default_factory=dict)
+    transfer_s: float = 0.0
+    calls: int = 0
+
+
+class Arrivals:
+    """The latest iterations, and what was seen of their calls; calls may be told of after their iteration."""
+
+    def __init__(self) -> None:
+        self.rows: deque[IterationArrivals] = deque(maxlen=KEPT)
+        self._ends: deque[float] = deque(maxlen=KEPT)
+        self._early: deque[Matched] = deque(maxlen=4096)
+
+    def clear(self) -> None:
+        """Iterations begin elsewhere from now on."""
+        self.rows.clear()
+        self._ends.clear()
+
+    def end(self, index: int, end_s: float) -> None:
+        """Iteration `index` has ended."""
+        self.rows.append(IterationArrivals(index, end_s))
+        self._ends.append(end_s)
+        early, self._early = self._early, deque(maxlen=4096)
+        self.add(early)
+
+    def add(self, calls: Iterable[Matched]) -> None:
+        """Take calls that all ranks came to."""
+        for call in calls:
+            at = bisect_left(self._ends, call.start_s)
+            if at == len(self.rows):
+                self._early.append(call)
+            elif at:
+                # The first iteration that is kept may have begun before.
+                row = self.rows[at]
+                row.calls += 1
+                row.transfer_s += call.transfer_s * call.weight
+                for rank, late_s in call.late:
+                    row.late_s[rank] = row.late_s.get(rank, 0.0) + late_s * call.weight
+
+    def between(self, first: int, end: int | None) -> list[IterationArrivals]:
+        """Iterations [first, end) of those that are kept and had most of their calls in the sample."""
+        least = WHOLE * median([row.calls for row in islice(reversed(self.rows), USUAL) if row.calls] or [0])
+        chosen = (row for row in self.rows if row.index >= first and (end is None or row.index < end))
+        return [row for row in chosen if row.calls and row.calls >= least]
+
+
+def attribute(
+    before: Sequence[IterationArrivals],
+    during: Sequence[IterationArrivals],
+    extra_s: float,
+    silent: Sequence[int] = (),
+) -> Cause:
+    """The Cause of a slow spell, from iterations before it and in it.
+
+    Args:
+        extra_s: what an iteration takes longer.
+        silent: ranks of which nothing is known.
+
+    Ranks are named where their coming late has grown by a fair part of it; the calls, where they themselves have, and
+    with them those that are silent: others may wait for these. Without evidence nobody is.
+    """
+    if len(before) < 2 or not during or extra_s <= 0.0:
+        return UNKNOWN
+    since = during[0].index
+    grown = {rank: _grown_s(before, during, rank) for rank in {rank for row in during for rank in row.late_s}}
+    top = max((late_s for late_s, clear in grown.values() if clear), default=0.0)
+    calls_s = median(row.transfer_s for row in during) - median(row.transfer_s for row in before)
+    if top >= max(MAIN_SHARE * extra_s, calls_s):
+        ranks = [rank for rank, (late_s, clear) in grown.items() if clear and late_s >= FAIR_SHARE * top]
+        ranks.sort(key=lambda rank: -grown[rank][0])
+        told = ", ".join(f"rank {rank} by {min(grown[rank][0], extra_s) * 1e3:.3g} ms" for rank in ranks)
+        who = "comes" if len(ranks) == 1 else "come"
+        text = f"{told} an iteration more than before {who} later than the others, in most of {len(during)} iterations"
+        text = f"{text}: slow computing, or waiting for what only they need"
+        return Cause("rank", ranks[0], text, tuple(ranks), since)
+    if calls_s >= MAIN_SHARE * extra_s:
+        more = f"the calls themselves take {min(calls_s, extra_s) * 1e3:.3g} ms an iteration more"
+        if silent:
+            names = ", ".join(str(rank) for rank in silent)
+            text = f"nothing is known of rank {names}, nobody else comes late, and {more}: they wait for it, or a link"
+            return Cause("rank", silent[0], text, tuple(silent), since)
+        return Cause("calls", None, f"nobody comes late, {more}: a link or the network; `lanterne validate` names it")
+    return Cause("unknown", None, "no rank comes late and no call takes longer: all are slow alike, or between calls")
+
+
+def _grown_s(
+    before: Sequence[IterationArrivals], during: Sequence[IterationArrivals], rank: int
+) -> tuple[float, bool]:
+    """By how much later `rank` comes than before, an iteration, and whether most iterations say so clearly."""
+    was, now = ([row.late_s.get(rank, 0.0) for row in rows] for rows in (before, during))
+    usual_s, late_s = median(was), median(now)
+    grown_s = late_s - usual_s
+    error_s = sum(_spread(values) ** 2 / len(values) for values in (was, now)) ** 0.5
+    most = sum(value > usual_s + grown_s / 2 for value in now) >= MOST * len(now)
+    return grown_s, grown_s > CLEAR_ERRORS * error_s and most
+
+
+def _spread(values: Sequence[float]) -> float:
+    """Standard deviation of the noise, from the median deviation."""
+    middle = median(values)
+    return 1.4826 * 1.25 * median(abs(value - middle) for value in values)
+
+
+class Blame:
+    """Keeps who was blamed for each slow spell, and says so when that changes.
+
+    Attributes: `causes`: onset -> the Causes of that spell, in order.
+    """
+
+    def __init__(self, arrivals: Arrivals) -> None:
+        self.causes: dict[int, list[Cause]] = {}
+        self._arrivals = arrivals
+        self._first = 0
+        self._differs = 0
+
+    def begin(
+        self, first: int, onset: int, last: int, usual_s: float, slow_s: float, silent: Sequence[int] = ()
+    ) -> Cause:
+        """The job is slow since iteration `onset`, certainly at `last`: the Cause; `first` of those before it on."""
+        during = self._arrivals.between(onset, last + 1)
+        cause = attribute(self._arrivals.between(first, onset), during, slow_s - usual_s, silent)
+        self.causes[onset] = [cause]
+        self._first = first
+        self._differs = 0
+        return cause
+
+    def follow(
+        self, onset: int, usual_s: float, latest_s: float, last: int, silent: Sequence[int] = ()
+    ) -> Cause | None:
+        """One more slow iteration, `last`; the latest take `latest_s`: the Cause if it is another by now, else None."""
+        told = self.causes.get(onset)
+        during = self._arrivals.between(max(onset, last + 1 - LATEST), last + 1)
+        if told is None or len(during) < LATEST - 2:
+            return None
+        now = attribute(self._arrivals.between(self._first, onset), during, latest_s - usual_s, silent)
+        same = now.kind == told[-1].kind and set(now.ranks) == set(told[-1].ranks)
+        self._differs = 0 if same or now.kind == "unknown" else self._differs + 1
+        if self._differs < IN_A_ROW:
+            return None
+        self._differs = 0
+        told.append(now)
+        return now
+
+    def recovered(
+        self, first: int, relief: int, last: int, usual_s: float, slow_s: float, silent: Sequence[int] = ()
+    ) -> Cause:
+        """The job was slow from its start until `relief`: the Cause, from iterations since `first` and up to `last`."""
+        slow = self._arrivals.between(max(first, relief - USUAL), relief)
+        cause = attribute(self._arrivals.between(relief, last + 1), slow, slow_s - usual_s, silent)
+        self.causes[first] = [cause]
+        return cause
+
+    def of(self, onset: int, relief: int | None) -> list[dict[str, Any]]:
+        """The Causes of a spell [onset, relief), as JSON: those of all onsets in it; at least one, perhaps unknown."""
+        told = [
+            cause
+            for begin, causes in sorted(self.causes.items())
+            if onset <= begin and (relief is None or begin < relief)
+            for cause in causes
+        ]
+        return [cause._asdict() | {"ranks": list(cause.ranks)} for cause in told or [UNKNOWN]]

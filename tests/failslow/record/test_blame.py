@@ -1,0 +1,128 @@
+"""Who is blamed for a slow spell: sets of ranks, by most iterations, over time; and nobody without evidence."""
+
+import random
+
+import pytest
+
+from lanterne.failslow.record.blame import LATEST, Arrivals, Blame, IterationArrivals, attribute
+from lanterne.failslow.record.lateness import Matched
+
+
+def rows(first, count, late=(), transfer_s=0.001, noise_s=2e-4, seed=0):
+    """Iterations of which each rank of `late` ({rank: seconds}) is late, beside noise of rank 0."""
+    rng = random.Random(seed + first)
+
+    def noise():
+        return noise_s * rng.random()
+
+    return [
+        IterationArrivals(i, float(i), {0: noise(), **dict(late)}, transfer_s + noise(), 3)
+        for i in range(first, first + count)
+    ]
+
+
+HEALTHY = rows(0, 40)
+
+
+@pytest.mark.parametrize(
+    ("late", "ranks"),
+    [({2: 0.05}, (2,)), ({2: 0.05, 3: 0.02}, (2, 3)), ({1: 0.02, 3: 0.05}, (3, 1)), ({2: 0.05, 3: 0.004}, (2,))],
+    ids=["one", "two", "the latest first", "not a little one"],
+)
+def test_the_ranks_that_are_late(late, ranks):
+    cause = attribute(HEALTHY, rows(40, 6, late), 0.05)
+    assert (cause.kind, cause.ranks, cause.rank, cause.since) == ("rank", ranks, ranks[0], 40)
+    assert all(f"rank {rank} by" in cause.evidence for rank in ranks)
+
+
+def test_a_few_large_waits_blame_nobody():
+    """Whatever their mean: a rank that waits for a disk in one iteration of six is not why all are slow."""
+    during = rows(40, 5) + rows(45, 1, {2: 3.0})
+    assert attribute(HEALTHY, during, 0.05).kind == "unknown"
+
+
+def test_large_waits_before_acquit_nobody():
+    """The mean of the iterations before would be above that of the slow ones."""
+    before = HEALTHY[:38] + rows(38, 2, {2: 4.0})
+    assert attribute(before, rows(40, 6, {2: 0.05}), 0.05).ranks == (2,)
+
+
+def test_calls_that_take_longer():
+    cause = attribute(HEALTHY, rows(40, 6, transfer_s=0.06), 0.05)
+    assert (cause.kind, cause.rank, cause.ranks) == ("calls", None, ())
+
+
+def test_those_of_whom_nothing_is_known_are_suspects():
+    cause = attribute(HEALTHY, rows(40, 6, transfer_s=0.06), 0.05, (3,))
+    assert (cause.kind, cause.ranks) == ("rank", (3,)) and "nothing is known of rank 3" in cause.evidence
+    assert attribute(HEALTHY, rows(40, 6, {1: 0.05}), 0.05, (3,)).ranks == (1,)
+
+
+@pytest.mark.parametrize(
+    ("before", "during", "extra_s"),
+    [((), (), 1.0), (HEALTHY, (), 1.0), (HEALTHY[:1], rows(40, 6, {2: 1.0}), 1.0), (HEALTHY, rows(40, 6), -1.0)],
+)
+def test_no_evidence_no_blame(before, during, extra_s):
+    assert attribute(before, during, extra_s).kind == "unknown"
+
+
+def test_all_slow_alike():
+    assert attribute(HEALTHY, rows(40, 6), 0.05).kind == "unknown"
+
+
+def arrivals_of(late_at):
+    """Arrivals of 100 iterations of 1 s; `late_at` is a function from the iteration to {rank: seconds}."""
+    arrivals = Arrivals()
+    for i in range(100):
+        arrivals.add([Matched(i + 0.5, 0, 0.0, 1e-3, 1.0, tuple(late_at(i).items()))])
+        arrivals.end(i, float(i + 1))
+    return arrivals
+
+
+def test_calls_may_be_told_of_before_and_after_their_iteration_ends():
+    arrivals = Arrivals()
+    arrivals.end(0, 0.0)
+    arrivals.add([Matched(0.5, 1, 0.1, 1e-3, 2.0, ((1, 0.1),)), Matched(-0.5, 1, 9.0, 1e-3, 2.0, ((1, 9.0),))])
+    arrivals.end(1, 1.0)
+    arrivals.end(2, 2.0)
+    arrivals.add([Matched(0.7, 1, 0.1, 1e-3, 1.0, ((1, 0.1),)), Matched(1.5, 2, 0.3, 1e-3, 1.0, ((2, 0.3),))])
+    first, second = arrivals.between(0, None)
+    assert first.late_s == {1: pytest.approx(0.3)} and first.calls == 2
+    assert second.late_s == {2: pytest.approx(0.3)}
+
+
+def follow(blame, onset, last, end):
+    return [(i, cause) for i in range(last + 1, end) if (cause := blame.follow(onset, 1.0, 1.1, i)) is not None]
+
+
+def test_the_slow_one_moves():
+    """Told within six iterations, once, and kept: what is said live is what the report says."""
+    blame = Blame(arrivals_of(lambda i: {1: 0.1} if 40 <= i < 60 else {3: 0.1} if i >= 60 else {}))
+    first = blame.begin(0, 40, 44, 1.0, 1.1)
+    ((told, second),) = follow(blame, 40, 44, 100)
+    assert (first.ranks, second.ranks) == ((1,), (3,))
+    assert 60 + LATEST / 2 <= told <= 60 + 6
+    assert [cause["ranks"] for cause in blame.of(40, None)] == [[1], [3]]
+
+
+def test_a_second_one_joins():
+    blame = Blame(arrivals_of(lambda i: {1: 0.1} if 40 <= i < 60 else {1: 0.1, 2: 0.08} if i >= 60 else {}))
+    blame.begin(0, 40, 44, 1.0, 1.1)
+    assert [set(cause.ranks) for _, cause in follow(blame, 40, 44, 100)] == [{1, 2}]
+
+
+def test_the_same_one_is_told_of_once():
+    blame = Blame(arrivals_of(lambda i: {1: 0.1 + 0.02 * (i % 3)} if i >= 40 else {}))
+    blame.begin(0, 40, 44, 1.0, 1.1)
+    assert follow(blame, 40, 44, 100) == []
+
+
+def test_who_was_slow_from_the_start():
+    blame = Blame(arrivals_of(lambda i: {2: 0.5} if i < 50 else {}))
+    assert blame.recovered(8, 50, 58, 1.0, 1.5).ranks == (2,)
+    assert [cause["ranks"] for cause in blame.of(0, 50)] == [[2]]
+
+
+def test_a_spell_of_which_nothing_was_said():
+    (cause,) = Blame(Arrivals()).of(5, None)
+    assert (cause["kind"], cause["ranks"]) == ("unknown", [])
