@@ -186,6 +186,6 @@ class Matcher:
         early = sorted(starts.values())[: max(len(starts) // 2, 1)]
         middle_s = median(early)
         late = tuple((rank, starts[rank] - middle_s) for rank in ordered[len(early) :][-MAX_LATE:])
-        call = Matched(last_s, ordered[-1], late_s, max(0.0, min(ends) - last_s), weight, late)
-        self.matched.append(call)
-        self._fresh.append(call)
+        matched = Matched(last_s, ordered[-1], late_s, max(0.0, min(ends) - last_s), weight, late)
+        self.matched.append(matched)
+        self._fresh.append(matched)
