@@ -121,9 +121,12 @@ def attribute(
     if len(before) < 2 or not during or extra_s <= 0.0:
         return UNKNOWN
     since = during[0].index
-    grown = {rank: _grown_s(before, during, rank) for rank in {rank for row in during for rank in row.late_s}}
+    grown = {
+        rank: _grown_s([row.late_s.get(rank, 0.0) for row in before], [row.late_s.get(rank, 0.0) for row in during])
+        for rank in {rank for row in during for rank in row.late_s}
+    }
     top = max((late_s for late_s, clear in grown.values() if clear), default=0.0)
-    calls_s = median(row.transfer_s for row in during) - median(row.transfer_s for row in before)
+    calls_s, slower = _grown_s([row.transfer_s for row in before], [row.transfer_s for row in during])
     if top >= max(MAIN_SHARE * extra_s, calls_s):
         ranks = [rank for rank, (late_s, clear) in grown.items() if clear and late_s >= FAIR_SHARE * top]
         ranks.sort(key=lambda rank: -grown[rank][0])
@@ -132,7 +135,7 @@ def attribute(
         text = f"{told} an iteration more than before {who} later than the others, in most of {len(during)} iterations"
         text = f"{text}: slow computing, or waiting for what only they need"
         return Cause("rank", ranks[0], text, tuple(ranks), since)
-    if calls_s >= MAIN_SHARE * extra_s:
+    if slower and calls_s >= MAIN_SHARE * extra_s:
         more = f"the calls themselves take {min(calls_s, extra_s) * 1e3:.3g} ms an iteration more"
         if silent:
             names = ", ".join(str(rank) for rank in silent)
@@ -142,11 +145,8 @@ def attribute(
     return Cause("unknown", None, "no rank comes late and no call takes longer: all are slow alike, or between calls")
 
 
-def _grown_s(
-    before: Sequence[IterationArrivals], during: Sequence[IterationArrivals], rank: int
-) -> tuple[float, bool]:
-    """By how much later `rank` comes than before, an iteration, and whether most iterations say so clearly."""
-    was, now = ([row.late_s.get(rank, 0.0) for row in rows] for rows in (before, during))
+def _grown_s(was: Sequence[float], now: Sequence[float]) -> tuple[float, bool]:
+    """By how much what iterations showed has grown, and whether most of them say so clearly."""
     usual_s, late_s = median(was), median(now)
     grown_s = late_s - usual_s
     error_s = sum(_spread(values) ** 2 / len(values) for values in (was, now)) ** 0.5
