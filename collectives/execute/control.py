@@ -99,8 +99,8 @@ class Control:
         self._next_read_s = self._transport.machine.now_s() + READ_EVERY_S
         for peer in self._others():
             if peer not in self._receives:
-                # Some transports connect at the first message, which a dead peer would hold up.
-                if not self._lives(peer):
+                # What a rank has told before it left is there all the same: whoever was late then learns why.
+                if self._transport.capabilities.connects_late and not self._lives(peer):
                     continue
                 self._receives[peer] = self._receive(peer)
             request, buffer = self._receives[peer]

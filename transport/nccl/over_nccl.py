@@ -10,6 +10,7 @@ import os
 import struct
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -83,6 +84,7 @@ class NcclTransport(Transport):
         self.world_size: int = group.world_size
         self.host_name: str = group.host
         self.host: Transport = host or _open_host(group, timeout_s)
+        self.capabilities = replace(type(self).capabilities, connects_late=self.host.capabilities.connects_late)
         self.pauses: Pauses = self.host.pauses
         self.timeout_s: float = self.host.timeout_s if timeout_s is None else timeout_s
         self._channels: list[NcclChannel] = []

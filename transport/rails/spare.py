@@ -66,7 +66,8 @@ class SpareTransport(Wrapper):
         check_dead: Callable[[Iterable[int]], object] | None = None,
     ) -> None:
         # Each message is copied, on the host.
-        super().__init__(inner, f"spare-{inner.name}", replace(inner.capabilities, device_memory=False))
+        capabilities = replace(inner.capabilities, device_memory=False, connects_late=True)
+        super().__init__(inner, f"spare-{inner.name}", capabilities)
         self.rails: tuple[str, ...] = tuple(rails)
         self.moved: list[tuple[int, str, str, float]] = []
         self._check_dead = check_dead

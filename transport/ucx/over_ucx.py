@@ -96,6 +96,7 @@ class UcxTransport(Transport):
             # A UCX with CUDA says so even where there is no driver; its context then has no CUDA component.
             device_memory=self._context.cuda_support and "cuda" in self._context.info,
             receiver_paced_nbytes=receiver_paced_nbytes(os.environ),
+            connects_late=True,
         )
         # For waits of one request; those of several, and of collectives, poll.
         self.woken: Woken = Woken(self.machine, self._sleep, SPIN_S)

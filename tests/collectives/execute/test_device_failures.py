@@ -11,6 +11,7 @@ from lanterne.collectives.communicator import core_of
 from lanterne.collectives.execute import communicator_base
 from lanterne.errors import InputError, PeerFailed, TransportError, TransportTimeout, Unavailable
 from lanterne.transport.nccl.channel import MAX_QUEUED
+from lanterne.transport.rank_group import LEFT_GRACE_S
 
 
 def connected(comm):
@@ -126,6 +127,31 @@ def test_who_has_a_failed_device_is_named_to_the_others(path):
     assert type(second) is TransportError and str(second) == "device 1: 700", second
     for error in (first, third):
         assert isinstance(error, PeerFailed) and str(error) == "rank 1 failed: device 1: 700", error
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_who_comes_after_a_failed_device_has_left_learns_why(path):
+    """The late rank finds a transport that is closed, and beside it what that rank told before."""
+
+    def program(comm):
+        x, runtime = HostArray(np.ones(100, np.float32)), comm.transport.runtime
+        comm.all_reduce(x, x, algorithm="ring")
+        synchronize(comm)
+        comm.barrier()
+        if comm.rank == 1:
+
+            def refuse(*arguments):
+                raise TransportError("device 1: 700")
+
+            runtime.as_stream = refuse
+        elif comm.rank == 2:
+            time.sleep(LEFT_GRACE_S + 0.5)
+        comm.all_reduce(x, x, algorithm="ring")
+        synchronize(comm)
+        comm.all_reduce(x, x, algorithm="ring")
+
+    late = PATHS[path](3, program)[2]
+    assert isinstance(late, PeerFailed) and str(late) == "rank 1 failed: device 1: 700", late
 
 
 @pytest.mark.parametrize("call", ["a wait", "close"])
