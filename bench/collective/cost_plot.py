@@ -8,19 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from lanterne.bench.output.plots import COLOURS, STYLES, label_ends
 from lanterne.bench.output.report import write_atomically
 from lanterne.bench.output.units import format_nbytes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Okabe and Ito's palette, distinct for colour-blind readers, twice: solid for the first eight, dashed for the others.
-COLOURS: list[str] = ["#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8B6914"]
-STYLES: list[dict[str, Any]] = [
-    {"color": colour, "linestyle": dash, "marker": mark}
-    for dash, mark in (("-", "o"), ("--", "s"))
-    for colour in COLOURS
-]
 _SHARES = [i / 100 for i in range(0, 101, 2)]
 # The records of cost.study by algorithm.
 ByName: TypeAlias = dict[str, list[dict[str, Any]]]
@@ -41,7 +35,7 @@ def plot(path: str, results: Sequence[dict[str, Any]]) -> None:
     sizes = sorted({record["nbytes"] for record in results})
     # Only with a late rank is there more to show than times.
     panels = _PANELS if any(record["ideal_delay_s"] for record in results) else _PANELS[:1]
-    size = (5 * len(panels) + 1, 4.6 * len(sizes))
+    size = (6 * len(panels), 4.6 * len(sizes))
     figure, axes = plt.subplots(len(sizes), len(panels), figsize=size, squeeze=False, layout="constrained")
     for row, nbytes in zip(axes, sizes, strict=True):
         by_name: ByName = {}
@@ -51,6 +45,7 @@ def plot(path: str, results: Sequence[dict[str, Any]]) -> None:
         for draw, axis in zip(panels, row, strict=True):
             draw(axis, by_name)
             axis.grid(alpha=0.3)
+            label_ends(axis, 7)
         row[0].set_title(f"{results[0]['collective']}, {format_nbytes(nbytes)}: late rank's arrival to end")
     buffer = io.BytesIO()
     figure.savefig(buffer, format=kind, dpi=120)
@@ -79,8 +74,7 @@ def _times(axis: Axes, by_name: ByName) -> None:
     _rank_axis(axis, by_name)
     axis.set_ylabel("ms; dotted: without any delay")
     ring = [record["time_s"] for record in by_name.get("ring", next(iter(by_name.values())))]
-    axis.set_ylim(0, 2e3 * max(ring) or None)  # and room for the names
-    axis.legend(fontsize=7, ncols=3, loc="upper center")
+    axis.set_ylim(0, 1.5e3 * max(ring) or None)
 
 
 def _late(by_name: ByName) -> ByName:
@@ -95,7 +89,6 @@ def _critical_delays(axis: Axes, by_name: ByName) -> None:
         points = [(r["ranks"], 1e3 * r["critical_delay_s"]) for r in records if r["critical_delay_s"] is not None]
         if name in late and points:
             axis.plot(*zip(*points, strict=True), label=name, markersize=3, **style)
-            axis.legend(fontsize=7)
     _rank_axis(axis, by_name)
     axis.set_ylabel("critical delay, ms")
 
@@ -110,18 +103,16 @@ def _ratios(axis: Axes, by_name: ByName) -> None:
     points = [(r["ranks"], r["load"] - ring[r["ranks"]]) for r in by_name.get("stragglar", []) if r["ranks"] in ring]
     if points:
         axis.plot(
-            *zip(*points, strict=True), "o-", color="#009E73", label="stragglar: load less the ring's", markersize=3
+            *zip(*points, strict=True), "o-", color=COLOURS[2], label="stragglar: load\nless the ring's", markersize=3
         )
     _rank_axis(axis, by_name)
     axis.set_ylabel("multiples of s beta")
-    if ranks:
-        axis.legend(fontsize=7)
 
 
 def _end_to_end(axis: Axes, by_name: ByName) -> None:
     """Figure 2b: gain of a whole job over the ring, by the share of its time in the collective."""
-    axis.set_title("gain of a job over the ring (fig. 2b)")
     name = next((name for name in ("stragglar", "late_join") if name in by_name), None)
+    axis.set_title(f"gain of a job over the ring{', ' + name if name else ''} (fig. 2b)")
     ring = {record["ranks"]: record["time_s"] for record in by_name.get("ring", [])}
     for colour, record in zip(COLOURS * 4, by_name[name] if name else [], strict=False):
         if ring.get(record["ranks"]):
@@ -131,11 +122,10 @@ def _end_to_end(axis: Axes, by_name: ByName) -> None:
                 [100 * s for s in _SHARES],
                 gains[0],
                 color=colour,
-                label=f"{name}, {record['ranks']} ranks",
+                label=f"{record['ranks']} ranks",
                 linewidth=1,
             )
             axis.fill_between([100 * s for s in _SHARES], gains[0], gains[1], color=colour, alpha=0.1)
-            axis.legend(fontsize=7)
     axis.set_xlabel("share of the job's time in the collective, %")
     axis.set_ylabel("gain, % (band: no delay to ideal delay)")
 

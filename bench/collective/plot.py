@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from lanterne.bench.collective.arrivals_report import draw as draw_arrivals
-from lanterne.bench.collective.cost_plot import STYLES
+from lanterne.bench.output.plots import STYLES, label_ends
 from lanterne.bench.output.report import write_atomically
 from lanterne.bench.output.units import format_nbytes, format_rate, format_time
 from lanterne.collectives.late.arrivals import Arrivals
@@ -61,7 +61,9 @@ def draw(over_size: Axes, over_delay: Axes, document: dict[str, Any]) -> None:
     over_size.set_xscale("log", base=2)
     over_size.set_xticks(sizes, [format_nbytes(nbytes) for nbytes in sizes])
     over_size.minorticks_off()
-    over_size.set(xlabel="size", ylabel=f"{what}, {unit}")
+    if len(sizes) == 1:
+        over_size.set_xlim(sizes[0] / 2, sizes[0] * 1.2)
+    over_size.set(xlabel="size (line: median, band: least to most)", ylabel=f"{what}, {unit}")
 
     def delay(record: dict[str, Any]) -> float:
         return record["delay_s"] * rate / record["nbytes"] if rate else 1e3 * record["delay_s"]
@@ -79,7 +81,7 @@ def draw(over_size: Axes, over_delay: Axes, document: dict[str, Any]) -> None:
             axis.axhline(1, color="#888888", linewidth=0.8, linestyle=":")
             axis.set_ylim(bottom=0)
         axis.grid(alpha=0.3)
-        axis.legend(fontsize=8, title="line: median, band: least to most", title_fontsize=7)
+        label_ends(axis)
 
 
 def _lines(

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from lanterne.collectives.schedule.cost import CostModel
     from lanterne.collectives.schedule.ir import CollectiveSchedule
 
-# Drawing more transfers than this helps nobody; the other formats have no limit.
-_MAX_DRAWN = 20000
 MAX_RANKS = 2048
 
 
@@ -118,6 +116,7 @@ def _read(path: str) -> CollectiveSchedule:
 def _table(checked: CheckedSchedule, nbytes: int, model: CostModel, delay_s: float) -> str:
     from lanterne.collectives.schedule.cost import late_start, price
     from lanterne.collectives.schedule.draw import draw_text
+    from lanterne.collectives.schedule.ir import MAX_DRAWN
 
     schedule = checked.schedule
     cost = price(schedule, nbytes, model, late_start(schedule.world_size, schedule.late_rank, delay_s))
@@ -132,7 +131,7 @@ def _table(checked: CheckedSchedule, nbytes: int, model: CostModel, delay_s: flo
     lines.append(f"cost {cost.rounds} alpha + {cost.load:.4g} s beta{adding} in lockstep; s = {format_nbytes(nbytes)}")
     when = f", from the late rank's arrival {format_time(cost.exposed_s)}" if schedule.late_rank is not None else ""
     lines.append(f"time {format_time(cost.makespan_s)}{when}")
-    if schedule.num_transfers <= _MAX_DRAWN:
+    if schedule.num_transfers <= MAX_DRAWN:
         drawing = "3>5+: chunk 3 goes to rank 5, where it is added; without the plus it is overwritten there\n\n"
         drawing += draw_text(schedule, width=shutil.get_terminal_size((120, 24)).columns)
     else:
@@ -148,9 +147,10 @@ def _json(checked: CheckedSchedule, *_: object) -> str:
 
 def _svg(checked: CheckedSchedule, *_: object) -> str:
     from lanterne.collectives.schedule.draw import draw_svg
+    from lanterne.collectives.schedule.ir import MAX_DRAWN
 
-    if checked.schedule.num_transfers > _MAX_DRAWN:
-        raise InputError(f"svg: got {checked.schedule.num_transfers} transfers, expected at most {_MAX_DRAWN}")
+    if checked.schedule.num_transfers > MAX_DRAWN:
+        raise InputError(f"svg: got {checked.schedule.num_transfers} transfers, expected at most {MAX_DRAWN}")
     return draw_svg(checked.schedule)
 
 

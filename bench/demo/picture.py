@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lanterne.bench.demo.screen import BLOCKS, MARKS, plain_line, screen
+from lanterne.bench.output.plots import label_ends
 from lanterne.pipeline.execute.measured import timeline
 from lanterne.pipeline.simulate.check_plan import CheckedPlan
 from lanterne.pipeline.simulate.chrome_trace import chrome_trace
@@ -153,7 +154,7 @@ def plot(path: str, document: dict[str, Any]) -> None:
     bottom.set_ylabel("delay of messages (ms)")
     bottom.set_xlabel("iteration (shaded: the link is slow)")
     bottom.set_ylim(bottom=0)
-    bottom.legend(frameon=False, fontsize=8, loc="upper left")
+    label_ends(bottom)
     _mark(top, bottom, document)
     about = document["about"]
     top.set_title(f"lanterne demo: {about['ranks']} ranks train; {about['disturbance']}", loc="left", fontsize=10)

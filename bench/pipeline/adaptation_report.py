@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from lanterne.bench.output import report
 from lanterne.bench.output.bars import Bar, at_least, at_most
+from lanterne.bench.output.plots import COLOURS, label_ends
 from lanterne.bench.output.units import format_time
 from lanterne.bench.pipeline.adaptation import ADAPT, FIXED, KNOWN, Mode, outcomes, run_modes
 from lanterne.bench.pipeline.measure import Document
@@ -154,13 +155,14 @@ def draw(axes: "Axes", document: Document, unit_s: float = 1e-3, unit: str = "ms
     for index, record in enumerate(document["results"]):
         times = [value_s / unit_s for value_s in record["iteration_s"]]
         style = {ADAPT: "-", KNOWN: ":", FIXED: "--"}[record["kind"]]
-        axes.plot(range(len(times)), times, style, color=f"C{index}", linewidth=1.3, label=record["mode"])
+        colour = COLOURS[index % len(COLOURS)]
+        axes.plot(range(len(times)), times, style, color=colour, linewidth=1.3, label=record["mode"])
         marks = [change["running_from"] for change in record["changes"] if change["running_from"] < len(times)]
-        axes.plot(marks, [times[mark] for mark in marks], "v", color=f"C{index}", markersize=7)
+        axes.plot(marks, [times[mark] for mark in marks], "v", color=colour, markersize=7)
     axes.set_xlabel("iteration (shaded: something is slow; triangle: a new plan or path)")
     axes.set_ylabel(f"time of the iteration ({unit})")
     axes.set_ylim(bottom=0)
-    axes.legend(frameon=False, fontsize=8, loc="lower right")
+    label_ends(axes)
 
 
 def _title(events: Sequence[Document]) -> str:

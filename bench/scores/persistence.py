@@ -27,10 +27,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lanterne.bench.collective.cost_plot import STYLES
 from lanterne.bench.collective.emulated import emulated
 from lanterne.bench.collective.settings import known_rate_bytes_per_s
 from lanterne.bench.output import report
+from lanterne.bench.output.plots import STYLES, label_ends
 from lanterne.bench.output.units import format_nbytes, format_time, parse_nbytes, parse_rate_bytes_per_s, parse_time_s
 from lanterne.collectives.algorithms.catalogue import find_algorithm, make_schedule
 from lanterne.collectives.schedule.check_schedule import check
@@ -380,7 +380,7 @@ def plot(path: str, document: dict[str, Any]) -> None:
     right.set_title("critical delays; dotted: predicted")
     for axis in (left, right):
         axis.grid(alpha=0.3)
-        axis.legend(fontsize=8)
+        label_ends(axis)
     buffer = io.BytesIO()
     figure.savefig(buffer, format=Path(path).suffix[1:].lower(), dpi=120)
     plt.close(figure)

@@ -7,7 +7,9 @@ from html import escape
 from lanterne.collectives.schedule.ir import REDUCE, CollectiveSchedule, Transfer, late_set
 
 # Pixels.
-_LANE, _COLUMN, _LEFT, _TOP = 34, 64, 76, 56
+_LANE, _COLUMN, _LEFT, _TOP = 34, 76, 76, 56
+# Of a character of a label.
+_CHARACTER = 7
 
 
 def draw_text(schedule: CollectiveSchedule, width: int = 120) -> str:
@@ -67,7 +69,7 @@ def _cell(transfers: Sequence[Transfer]) -> str:
 def draw_svg(schedule: CollectiveSchedule) -> str:
     """An SVG document: a lane per rank, a column per round, an arrow per message; dashed where it is added.
 
-    The hue is the message's first chunk; the late rank's lane is red.
+    Chunks stand where their arrow begins, in its hue, which is the first one's; the late rank's lane is red.
     """
     width = _LEFT + _COLUMN * max(1, schedule.num_rounds) + 24
     height = _TOP + _LANE * schedule.world_size + 12
@@ -93,6 +95,7 @@ def draw_svg(schedule: CollectiveSchedule) -> str:
         out.append(f'<text x="8" y="{y + 4}" fill="{"#c22" if rank in late else "#222"}">rank {rank}</text>')
     for index in range(schedule.num_rounds):
         x = _LEFT + _COLUMN * index
+        out.append(f'<line x1="{x}" y1="{_TOP - 14}" x2="{x}" y2="{height - 6}" stroke="white" stroke-width="2"/>')
         out.append(f'<text x="{x + _COLUMN // 2}" y="{_TOP - 5}" text-anchor="middle" fill="#888">{index}</text>')
         out += _arrows(schedule, index, x)
     return "\n".join([*out, "</svg>", ""])
@@ -111,14 +114,19 @@ def _arrows(schedule: CollectiveSchedule, index: int, x: int) -> Iterator[str]:
     messages: dict[tuple[int, int], list[Transfer]] = {}
     for transfer in schedule.round(index):
         messages.setdefault((transfer.src, transfer.dst), []).append(transfer)
+    labels, used = [], dict.fromkeys(range(schedule.world_size), x + 3)
     for (src, dst), transfers in messages.items():
         chunk = transfers[0].chunk
         colour = _colour(chunk / schedule.num_chunks)
         dash = ' stroke-dasharray="5 3"' if transfers[0].op == REDUCE else ""
-        x1, y1, x2, y2 = x + 6, _lane(src), x + _COLUMN - 6, _lane(dst)
-        label = str(chunk) if len(transfers) == 1 else f"{chunk}, ... ({len(transfers)})"
         yield (
-            f'<line x1="{x1}" y1="{y1}" x2="{x2}" y2="{y2}" stroke="{colour}" stroke-width="1.4" '
-            f'marker-end="url(#tip)"{dash}/>'
-            f'<text x="{x1 + 0.25 * (x2 - x1):.0f}" y="{y1 + 0.25 * (y2 - y1) - 3:.0f}" fill="{colour}">{label}</text>'
+            f'<line x1="{x + 8}" y1="{_lane(src)}" x2="{x + _COLUMN - 5}" y2="{_lane(dst)}" stroke="{colour}" '
+            f'stroke-width="1.2" stroke-opacity="0.8" marker-end="url(#tip)"{dash}/>'
         )
+        label = str(chunk) if len(transfers) == 1 else f"{chunk} +{len(transfers) - 1}"
+        # Read across the lines behind it.
+        left, y, wide = used[src], _lane(src) - 4, _CHARACTER * len(label)
+        labels.append(f'<rect x="{left}" y="{y - 9}" width="{wide}" height="11" fill="white" fill-opacity="0.8"/>')
+        labels.append(f'<text x="{left}" y="{y}" fill="{colour}">{label}</text>')
+        used[src] += wide + _CHARACTER
+    yield from labels

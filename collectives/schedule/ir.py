@@ -13,6 +13,7 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from importlib import import_module
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -30,6 +31,8 @@ LateRank: TypeAlias = int | tuple[int, ...] | None
 # Src, dst, chunk and op of transfers of one round, to be broadcast together.
 Entry: TypeAlias = int | NDArray[np.integer[Any]]
 Group: TypeAlias = tuple[Entry, Entry, Entry, Entry]
+# A drawing of more transfers helps nobody.
+MAX_DRAWN = 20_000
 # Far beyond any use; so that a broken file cannot exhaust the memory.
 MAX_WORLD_SIZE, MAX_CHUNKS = 2**16, 2**24
 
@@ -131,6 +134,18 @@ class CollectiveSchedule:
     def num_transfers(self) -> int:
         """Number of transfers in all rounds."""
         return len(self.src)
+
+    def __repr__(self) -> str:
+        size = f"{self.num_rounds} rounds, {self.num_chunks} chunks, {self.num_transfers} transfers"
+        return f"CollectiveSchedule({self.name}, {size})"
+
+    def _repr_svg_(self) -> str | None:
+        """What notebooks show: the drawing, None where there is too much to draw."""
+        if self.num_transfers > MAX_DRAWN:
+            return None
+        # By name: it needs this module.
+        svg: str = import_module("lanterne.collectives.schedule.draw").draw_svg(self)
+        return svg
 
     @property
     def name(self) -> str:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from importlib import import_module
 from itertools import chain, pairwise
 from typing import Any
 
@@ -49,6 +50,12 @@ class Plan:
         ranks, actions = len(self.offsets) - 1, self.columns.shape[1]
         size = f"{ranks} ranks, {self.microbatches} microbatches, {actions} actions"
         return f"Plan({self.scheduler or 'unnamed'}, {self.placement.name}, {size})"
+
+    def _repr_svg_(self) -> str | None:
+        """What notebooks show: the chart, actions of one length; None where Matplotlib is missing or it cannot run."""
+        # By name: it needs this module.
+        svg: str | None = import_module("lanterne.pipeline.simulate.gantt").plan_to_svg(self)
+        return svg
 
     @classmethod
     def from_actions(

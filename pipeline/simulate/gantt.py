@@ -1,17 +1,20 @@
 """Gantt charts of simulated timelines, as SVG, PNG or PDF."""
 
+import io
 from collections.abc import Sequence
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lanterne.errors import InputError, need_package
+from lanterne.errors import InputError, Unavailable, need_package
 from lanterne.pipeline.plan.action import KINDS
 from lanterne.pipeline.plan.costs import Floats, Ints
 from lanterne.pipeline.plan.placement import Placement
+from lanterne.pipeline.plan.plan import Plan
+from lanterne.pipeline.plan.problem import Problem
 from lanterne.pipeline.simulate.analysis import bubble_rate, critical_path, senders
-from lanterne.pipeline.simulate.simulate import Timeline
+from lanterne.pipeline.simulate.simulate import Timeline, simulate
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -73,20 +76,41 @@ def draw_all(
     Raises:
         InputError, Unavailable: as draw.
     """
-    need_package("matplotlib", "drawing a timeline")
-    import matplotlib
+    save(_figure(charts, unit, limit), path)
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
+
+def to_svg(timeline: Timeline, title: str = "") -> str:
+    """`timeline` as an SVG document.
+
+    Raises:
+        Unavailable: Matplotlib is missing.
+    """
+    text = io.StringIO()
+    _figure([(title or timeline.plan.scheduler, timeline, not timeline.in_order)]).savefig(text, format="svg")
+    return text.getvalue()
+
+
+def plan_to_svg(plan: Plan) -> str | None:
+    """`plan` as an SVG document, each action as long as the others; None without Matplotlib, or if it cannot run."""
+    problem = Problem(plan.placement.num_ranks, plan.microbatches, 1, 1, 1)
+    try:
+        return to_svg(simulate(plan, problem), f"{plan.scheduler}, actions of one length")
+    except (InputError, Unavailable):
+        return None
+
+
+def _figure(charts: Sequence[tuple[str, Timeline, bool]], unit: str = "", limit: float | None = None) -> "Figure":
+    need_package("matplotlib", "drawing a timeline")
+    # Without pyplot, whose backend is the user's, in a notebook above all.
+    from matplotlib.figure import Figure
 
     heights = [1.4 + min(0.42 * timeline.plan.placement.num_ranks, 10) for _, timeline, _ in charts]
-    figure, axes = plt.subplots(
-        len(charts), figsize=(WIDTH_INCHES, sum(heights)), height_ratios=heights, layout="constrained", squeeze=False
-    )
+    figure = Figure(figsize=(WIDTH_INCHES, sum(heights)), layout="constrained")
+    axes = figure.subplots(len(charts), height_ratios=heights, squeeze=False)
     limit = limit or max(timeline.makespan for _, timeline, _ in charts)
     for axis, (title, timeline, critical) in zip(axes[:, 0], charts, strict=True):
         _chart(axis, timeline, title, unit, limit, critical)
-    save(figure, path)
+    return figure
 
 
 def _chart(axis: "Axes", timeline: Timeline, title: str, unit: str, limit: float, critical: bool) -> None:

@@ -11,6 +11,8 @@ slower message may lose its turn and let a more urgent one pass. A plan with a `
 """
 
 from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
 from itertools import chain
 from math import inf
 
@@ -57,6 +59,17 @@ class Timeline:
     data_parallel: tuple[Communication, ...]
     makespan: float
     in_order: bool = False
+
+    def __repr__(self) -> str:
+        return f"Timeline({self.plan!r}, makespan {self.makespan:.6g}{', in order' if self.in_order else ''})"
+
+    def _repr_svg_(self) -> str | None:
+        """What notebooks show: the chart, None where Matplotlib is missing."""
+        if find_spec("matplotlib") is None:
+            return None
+        # By name: it needs this module.
+        svg: str = import_module("lanterne.pipeline.simulate.gantt").to_svg(self)
+        return svg
 
 
 def simulate(plan: Plan | CheckedPlan, problem: Problem, *, in_order: bool = False, queue: int = 1) -> Timeline:

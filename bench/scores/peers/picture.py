@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lanterne.bench.collective.cost_plot import COLOURS
+from lanterne.bench.output.plots import COLOURS
 from lanterne.bench.output.report import write_atomically
 from lanterne.bench.output.units import format_nbytes
 
-OURS, RING, PEER = COLOURS[1], COLOURS[5], "#666666"
+OURS, RING, PEER = COLOURS[0], COLOURS[4], "#666666"
 HOSTS, NBYTES = 8, 16 << 20
 
 

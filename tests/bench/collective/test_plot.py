@@ -58,7 +58,9 @@ def test_milliseconds_without_a_rate(axes):
     assert over_delay["ring"] == ([0, 500], [200, 200])
     assert axes[1].get_xlabel().endswith("ms")
     assert axes[1].yaxis.get_major_formatter()(200) == "200"
-    assert "band" in axes[1].get_legend().get_title().get_text()
+    assert "band" in axes[0].get_xlabel() and axes[0].get_legend() is None
+    named = {text.get_text(): text.get_color() for text in axes[1].texts}
+    assert named.keys() == {"ring", "late_join"} and len(set(named.values())) == 2
 
 
 @pytest.mark.parametrize("ranks", [None, [], [3, 3, 1, 3]])

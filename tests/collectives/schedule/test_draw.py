@@ -1,5 +1,6 @@
 """Drawings: every transfer is in them, in the place where it happens."""
 
+import itertools
 import re
 from xml.etree import ElementTree
 
@@ -47,3 +48,27 @@ def test_svg_is_well_formed(world_size):
     root = ElementTree.fromstring(draw_svg(schedule))
     arrows = [line for line in root.iter("{http://www.w3.org/2000/svg}line") if "marker-end" in line.attrib]
     assert len(arrows) == sum(len({transfer[:2] for transfer in transfers}) for transfers in schedule.rounds)
+
+
+def test_labels_of_a_round_do_not_cover_each_other():
+    """Of 11 ranks that all send: each names its chunk on its own lane, within its own column."""
+    schedule = make_schedule("all_reduce", "late_join", 11, 32, late_rank=4)
+    root = ElementTree.fromstring(draw_svg(schedule))
+    boxes = [
+        (float(box.get("x")), float(box.get("y")), float(box.get("width")))
+        for box in root.iter("{http://www.w3.org/2000/svg}rect")
+        if box.get("fill-opacity")
+    ]
+    messages = sum(
+        len({(transfer.src, transfer.dst) for transfer in schedule.round(i)}) for i in range(schedule.num_rounds)
+    )
+    assert len(boxes) == messages
+    boxes.sort(key=lambda box: (box[1], box[0]))
+    assert all(y1 != y2 or x1 + w1 <= x2 for (x1, y1, w1), (x2, y2, _) in itertools.pairwise(boxes))
+
+
+def test_in_a_notebook_a_schedule_is_its_drawing_and_one_line():
+    schedule = make_schedule("all_reduce", "ring", 4)
+    assert schedule._repr_svg_() == draw_svg(schedule)
+    assert repr(schedule) == "CollectiveSchedule(ring_all_reduce(world_size=4), 6 rounds, 4 chunks, 24 transfers)"
+    assert make_schedule("all_reduce", "ring", 128)._repr_svg_() is None

@@ -5,9 +5,9 @@ import re
 
 import pytest
 
-from lanterne.errors import InputError
+from lanterne.errors import InputError, Unavailable
 from lanterne.pipeline.plan.problem import Problem
-from lanterne.pipeline.planners.schedulers import plan
+from lanterne.pipeline.planners.schedulers import SCHEDULERS, plan
 from lanterne.pipeline.simulate.chrome_trace import chrome_trace
 from lanterne.pipeline.simulate.gantt import draw
 from lanterne.pipeline.simulate.simulate import simulate
@@ -59,3 +59,33 @@ def test_a_trace_has_every_action_message_and_level():
     assert all(begins[i]["ts"] <= ends[i]["ts"] and begins[i]["pid"] != ends[i]["pid"] for i in begins)
     levels = [event["args"]["in use"] for event in document["traceEvents"] if event["ph"] == "C"]
     assert max(levels) == 3 and min(levels) == 0
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+def test_in_a_notebook_plans_and_timelines_are_charts_and_one_line(scheduler):
+    if scheduler == "optimal":
+        pytest.skip("takes long, and is drawn as others are")
+    problem = Problem(4, 4, 2, 2, 1)
+    made = plan(problem, scheduler)
+    timeline = simulate(made, problem)
+    assert made._repr_svg_().count("<svg") == timeline._repr_svg_().count("<svg") == 1
+    assert repr(timeline) == f"Timeline({made!r}, makespan {timeline.makespan:.6g})" and "\n" not in repr(timeline)
+
+
+def test_drawing_leaves_the_users_matplotlib_alone(monkeypatch):
+    import matplotlib
+
+    monkeypatch.setattr(matplotlib, "use", None)
+    problem = Problem(2, 2, 1, 1, 1)
+    assert simulate(plan(problem, "1f1b"), problem)._repr_svg_()
+
+
+def test_without_matplotlib_a_notebook_shows_the_line_and_drawing_says_what_is_missing(monkeypatch, tmp_path):
+    for module in ("lanterne.pipeline.simulate.simulate", "importlib.util"):
+        monkeypatch.setattr(f"{module}.find_spec", lambda name: None)
+    problem = Problem(2, 2, 1, 1, 1)
+    made = plan(problem, "1f1b")
+    timeline = simulate(made, problem)
+    assert made._repr_svg_() is None and timeline._repr_svg_() is None
+    with pytest.raises(Unavailable, match="drawing a timeline: needs matplotlib; install it with: .* -m pip install"):
+        draw(timeline, tmp_path / "plan.svg")

@@ -1,0 +1,69 @@
+"""The one style of plots: colours that colour-blind readers can tell apart, names at the lines instead of legends."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.lines import Line2D
+
+# Okabe and Ito's palette without yellow, then Tol's muted one: each colour once.
+COLOURS: list[str] = [
+    *("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8B6914"),
+    *("#332288", "#882255", "#117733", "#AA4499", "#999933", "#CC6677", "#44AA99", "#666666"),
+]
+STYLES: list[dict[str, Any]] = [
+    {"color": colour, "linestyle": dash, "marker": mark}
+    for dash, mark, colours in (("-", "o", COLOURS[:8]), ("--", "s", COLOURS[8:]))
+    for colour in colours
+]
+# Between names, of the height of the axes, for each inch of it.
+GAP_INCHES = 0.16
+
+
+def label_ends(axis: Axes, fontsize: float = 8) -> None:
+    """Write the label of each line of `axis` beside its right end, in its colour; last, when the limits are final."""
+    limits = axis.get_xlim(), axis.get_ylim()
+    ends = sorted((_height(axis, line), index, line) for index, line in enumerate(axis.get_lines()) if _is_named(line))
+    gap = min(GAP_INCHES / axis.get_window_extent().height * axis.figure.dpi, 1 / max(1, len(ends)))
+    for (end, _, line), height in zip(ends, _spread([end for end, *_ in ends], gap), strict=True):
+        axis.annotate(
+            str(line.get_label()),
+            (1, end),
+            (1.03, height),
+            xycoords="axes fraction",
+            textcoords="axes fraction",
+            color=line.get_color(),
+            fontsize=fontsize,
+            va="center",
+            annotation_clip=False,
+            arrowprops={"arrowstyle": "-", "color": line.get_color(), "linewidth": 0.5, "shrinkA": 0, "shrinkB": 1},
+        )
+    axis.set(xlim=limits[0], ylim=limits[1])
+    for side in ("top", "right"):
+        axis.spines[side].set_visible(False)
+
+
+def _is_named(line: Line2D) -> bool:
+    return not str(line.get_label()).startswith("_") and len(np.asarray(line.get_xdata())) > 0
+
+
+def _height(axis: Axes, line: Line2D) -> float:
+    """Where a line ends, as a share of the height of the axes."""
+    end = axis.transData.transform([np.asarray(line.get_xdata())[-1], np.asarray(line.get_ydata())[-1]])
+    return min(1.0, max(0.0, float(axis.transAxes.inverted().transform(end)[1])))
+
+
+def _spread(heights: list[float], gap: float) -> list[float]:
+    """`heights`, ascending, moved apart to at least `gap`, and none above 1."""
+    placed: list[float] = []
+    for height in heights:
+        placed.append(max(height, placed[-1] + gap) if placed else height)
+    most = 1.0
+    for index in reversed(range(len(placed))):
+        placed[index] = min(placed[index], most)
+        most = placed[index] - gap
+    return placed
