@@ -13,7 +13,10 @@ UV = """#!/bin/sh
 case $1 in
     venv) for venv; do :; done; mkdir -p "$venv/bin"; cp "$(dirname "$0")/python-stand-in" "$venv/bin/python"
           chmod +x "$venv/bin/python" ;;
-    pip) case "$*" in *" -r "*) for lock; do :; done; echo "installs ${lock##*/}" ;; esac ;;
+    pip) case "$*" in *" -r "*) for lock; do :; done
+         echo "installs ${lock##*/}${UV_CACHE_DIR:+ by $UV_CACHE_DIR}" ;; esac
+         [ -z "${OFFLINE:-}" ] ;;
+    cache) echo /home/me/.cache/uv ;;
 esac
 """
 # Tells what it runs, and fails for what the test says.
@@ -67,13 +70,28 @@ def test_what_fails_first_is_in_the_exit_code(tmp_path, words):
     assert "lanterne types" not in result.stdout
 
 
+def test_downloads_are_kept_inside_without_a_home_to_write_to(tmp_path):
+    result = run(tmp_path, "exit 127", "info", {"HOME": "/proc/none", "XDG_CACHE_HOME": "", "UV_CACHE_DIR": ""})
+    assert result.stdout.splitlines()[0] == f"installs base.txt by {tmp_path}/.uv/cache"
+    result = run(tmp_path, "exit 127", "lab x", {"HOME": str(tmp_path), "XDG_CACHE_HOME": "", "UV_CACHE_DIR": ""})
+    assert result.stdout.splitlines()[0] == "installs full.txt"
+
+
+def test_without_a_network_one_line_says_what_is_missing(tmp_path):
+    result = run(tmp_path, "exit 127", "info", {"OFFLINE": "yes"})
+    assert (result.returncode, result.stderr.splitlines()[1:]) == (
+        3,
+        ["run: could not install locks/base.txt; expected a network, or its packages in /home/me/.cache/uv"],
+    )
+
+
 def run(tmp_path, driver, words, variables):
     """What `./run WORDS` does in a copy of the checkout, whose uv, nvidia-smi and Python are stand-ins."""
     for name in ("run", "pyproject.toml"):
         shutil.copy(ROOT / name, tmp_path)
-    shutil.copytree(ROOT / "locks", tmp_path / "locks")
+    shutil.copytree(ROOT / "locks", tmp_path / "locks", dirs_exist_ok=True)
     tools = tmp_path / "tools"
-    tools.mkdir()
+    tools.mkdir(exist_ok=True)
     for name, text in (("uv", UV), ("python-stand-in", PYTHON), ("nvidia-smi", f"#!/bin/sh\n{driver}\n")):
         (tools / name).write_text(text)
         (tools / name).chmod(0o755)

@@ -285,9 +285,6 @@ def name_of(record: dict[str, Any]) -> str:
 COLUMNS = [
     ("algorithm", ""),
     ("size", "B"),
-    ("count", ""),
-    ("type", ""),
-    ("op", ""),
     ("late rank", ""),
     ("delay", ""),
     ("time", "median"),
@@ -308,9 +305,10 @@ def print_records(document: dict[str, Any], file: TextIO) -> None:
     first = results[0]
     environment = document["environment"]
     over = links_of(document) or first["transport"]
+    of = " ".join(filter(None, (first["dtype"], first["op"])))
     notes = [
         f"lanterne {environment.get('lanterne', '')} {first['collective']}: "
-        f"{first['ranks']} rank{'s' if first['ranks'] != 1 else ' (-n N starts more)'} over {over}, "
+        f"{first['ranks']} rank{'s' if first['ranks'] != 1 else ' (-n N starts more)'} over {over}, {of}, "
         f"{environment['cpus']} cores of {environment['host']}",
         "time: agreed start to last completion on any rank; late: the late rank's call to last completion",
         "over best: times over those of the fastest fixed algorithm of ours in the same rounds, the median",
@@ -369,9 +367,6 @@ def _row(record: dict[str, Any], rate_bytes_per_s: float | None, ratio: float | 
     return [
         name_of(record),
         record["nbytes"],
-        record["count"],
-        record["dtype"],
-        record["op"] or "-",
         "-" if record["late_rank"] is None else record["late_rank"],
         format_time(record["delay_s"]) if record["delay_s"] else "-",
         format_time(statistics.median(times_s)),
