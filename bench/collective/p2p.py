@@ -5,9 +5,12 @@ block checks the bytes that arrived.
 
   lanterne bench p2p                                    mpi against bare mpi4py
   lanterne bench p2p --transport mpi,ucx --bytes 8,64MiB --json p2p.json
+  lanterne bench p2p --device cuda                      GPU to GPU over nccl, 64 to 256 MiB: where NCCL's time has steps
 
 `latency` is half a round trip; `one way` streams messages and waits for the last to be acknowledged; `both ways` sends
 and receives at once and counts both directions. `over mpi4py` is the median of the ratios of neighbouring blocks.
+On GPUs messages are queued on a stream and times are the device's, by events; StragglAR (appendix H) saw NCCL's time
+rise in steps between 64 and 256 MiB.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ import argparse
 import statistics
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 from lanterne.bench.output import report
@@ -32,14 +35,16 @@ if TYPE_CHECKING:
 
 MODES = ("latency", "one_way", "both_ways")
 PEER = "mpi4py"
+SIZES = {"cpu": "8,1K,64K,1M,64M", "cuda": ",".join(f"{mib}M" for mib in range(64, 257, 16))}
 # Each block lasts about this long, so that small messages are repeated often and large ones a few times.
 BLOCK_S = 0.1
 MAX_REPEATS = 2000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--transport", default="mpi", metavar="A,B", help="mpi, ucx or both (default mpi)")
-    parser.add_argument("--bytes", default="8,1K,64K,1M,64M", metavar="SIZE,...", help="default 8,1K,64K,1M,64M")
+    parser.add_argument("--transport", metavar="A,B", help="mpi, ucx or both (default mpi); on GPUs nccl")
+    parser.add_argument("--device", default="cpu", choices=SIZES, help="where the messages are (default cpu)")
+    parser.add_argument("--bytes", metavar="SIZE,...", help="default 8,1K,64K,1M,64M; on GPUs 64M to 256M by 16M")
     parser.add_argument("--blocks", type=int, default=7, metavar="K", help="blocks of each, in turn (default 7)")
     parser.add_argument("--no-peer", action="store_true", help="leave bare mpi4py out")
     parser.add_argument("--timeout", default="60s", metavar="T", help="of every wait (default 60s)")
@@ -48,8 +53,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     # Of each of two ranks: what it sends, the 32-bit numbers it is made of, what it expects and what it receives.
-    sizes = parse_sizes(args.bytes, "--bytes", copies=14)
+    sizes = parse_sizes(args.bytes or SIZES[args.device], "--bytes", copies=14)
     timeout_s = parse_time_s(args.timeout, "--timeout")
+    on_device = args.device == "cuda"
+    transports = (args.transport or ("nccl" if on_device else "mpi")).split(",")
+    if on_device != (transports == ["nccl"]):
+        raise InputError(f"--transport: got {args.transport} with --device {args.device}, expected nccl on cuda only")
     if args.blocks < 1:
         raise InputError(f"--blocks: got {args.blocks}, expected at least 1")
     from lanterne.transport.job.bootstrap import connect, in_a_job
@@ -58,15 +67,19 @@ def run(args: argparse.Namespace) -> int:
     if not in_a_job():
         from lanterne.transport.job.launch import launch
 
-        return launch([*own_python(), "-m", "lanterne", *sys.argv[1:]], 2, launcher="mpi")
+        if on_device:
+            from lanterne.kernels.arrays import require_device
+
+            require_device()
+        launcher = "direct" if on_device else "mpi"
+        return launch([*own_python(), "-m", "lanterne", *sys.argv[1:]], 2, launcher=launcher)
 
     with connect(timeout_s) as group:
         if group.world_size != 2:
             raise InputError(f"bench p2p: got {group.world_size} ranks, expected 2")
-        contenders: dict[str, Ours | Bare] = {
-            name: Ours(open_transport(name, group, timeout_s)) for name in args.transport.split(",")
-        }
-        if not args.no_peer:
+        kind = OnDevice if on_device else Ours
+        contenders: dict[str, Ours | Bare] = {name: kind(open_transport(name, group, timeout_s)) for name in transports}
+        if not args.no_peer and not on_device:
             contenders[PEER] = Bare()
         records = [
             record
@@ -108,8 +121,58 @@ class Ours:
     def exchange(self) -> None:
         self.transport.post(self._recv + self._send).wait()
 
+    def timed(self, work: Callable[[], object]) -> float:
+        """Seconds that `work()` takes."""
+        return host_s(work)
+
+    def received(self, into: NDArray[Any]) -> NDArray[Any]:
+        """What has arrived in the `into` of `prepare`."""
+        return into
+
     def close(self) -> None:
         self.transport.close()
+
+
+def host_s(work: Callable[[], object]) -> float:
+    """Seconds that `work()` takes by this host's clock."""
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
+
+
+class OnDevice(Ours):
+    """Messages of device memory, queued on the current stream; its device tells how long they take."""
+
+    def prepare(self, out: NDArray[Any], into: NDArray[Any]) -> None:
+        from lanterne.kernels.arrays import import_cupy
+
+        # Made anew, so that nothing of an earlier block is taken for what arrives.
+        self._into: Any = import_cupy().asarray(into)
+        super().prepare(import_cupy().asarray(out), self._into)
+
+    def send(self) -> None:
+        self.transport.post(self._send)
+
+    def recv(self) -> None:
+        self.transport.post(self._recv)
+
+    def exchange(self) -> None:
+        self.transport.post(self._recv + self._send)
+
+    def timed(self, work: Callable[[], object]) -> float:
+        from lanterne.kernels.staging import wait_for
+
+        runtime = self.transport.runtime
+        assert runtime is not None
+        stream = runtime.current_stream()
+        start = runtime.record(stream, timed=True)
+        work()
+        stop = runtime.record(stream, timed=True)
+        wait_for(lambda: runtime.is_done(stop), "messages between GPUs", self.transport.timeout_s)
+        return runtime.elapsed_s(start, stop)
+
+    def received(self, into: NDArray[Any]) -> NDArray[Any]:
+        return self._into.get()
 
 
 class Bare:
@@ -135,6 +198,12 @@ class Bare:
     def exchange(self) -> None:
         self._comm.Sendrecv(self._out, self.peer, 0, self._into, self.peer)
 
+    def timed(self, work: Callable[[], object]) -> float:
+        return host_s(work)
+
+    def received(self, into: NDArray[Any]) -> NDArray[Any]:
+        return into
+
     def close(self) -> None:
         pass
 
@@ -156,12 +225,12 @@ def compare(
     for block in range(-1, blocks):
         for name, contender in contenders.items():
             report.progress(f"{mode} {nbytes} bytes {name} {max(block, 0) + 1}/{blocks}")
-            contender.prepare(out, into)
             into.fill(0)
+            contender.prepare(out, into)
             group.barrier("p2p")
             time_s = _block(group.rank, contender, mode, repeats)
             if mode != "one_way" or group.rank == 1:
-                wrong[name] += int(np.count_nonzero(into != expected))
+                wrong[name] += int(np.count_nonzero(contender.received(into) != expected))
             if block >= 0:
                 samples[name].append(time_s)
             else:
@@ -188,23 +257,19 @@ def compare(
 
 def _block(rank: int, contender: Ours | Bare, mode: str, repeats: int) -> float:
     """Seconds per message of one block, as this rank sees it."""
-    started = time.perf_counter()
-    if mode == "latency":
-        first, second = (contender.send, contender.recv) if rank == 0 else (contender.recv, contender.send)
-        for _ in range(repeats):
-            first()
-            second()
-        return (time.perf_counter() - started) / repeats / 2
-    if mode == "both_ways":
-        for _ in range(repeats):
-            contender.exchange()
-        return (time.perf_counter() - started) / repeats
-    step = contender.send if rank == 0 else contender.recv
-    for _ in range(repeats):
-        step()
-    # The acknowledgement costs one more message, of the same size: counted as such.
-    (contender.recv if rank == 0 else contender.send)()
-    return (time.perf_counter() - started) / (repeats + 1)
+    first, second = (contender.send, contender.recv) if rank == 0 else (contender.recv, contender.send)
+    # The acknowledgement of one way costs one more message, of the same size: counted as such.
+    steps, messages = {
+        "latency": ((first, second) * repeats, 2 * repeats),
+        "both_ways": ((contender.exchange,) * repeats, repeats),
+        "one_way": ((first,) * repeats + (second,), repeats + 1),
+    }[mode]
+
+    def work() -> None:
+        for step in steps:
+            step()
+
+    return contender.timed(work) / messages
 
 
 def _ratio(samples: Mapping[str, Sequence[float]], name: str) -> float | None:

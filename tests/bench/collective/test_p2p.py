@@ -1,0 +1,60 @@
+"""Messages between GPUs in `bench p2p`, on stand-ins: what arrives is compared, times are the device's."""
+
+import threading
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from nccl_ranks import HostArray, Job
+
+from lanterne.bench.cli import main
+from lanterne.bench.collective.p2p import MODES, OnDevice, compare
+from lanterne.kernels import arrays
+
+
+class FetchedArray(HostArray):
+    def get(self):
+        return self.values
+
+
+@pytest.mark.parametrize("breaks", [False, True])
+@pytest.mark.parametrize("mode", MODES)
+def test_messages_of_devices_are_checked_and_timed_by_events(monkeypatch, mode, breaks):
+    cupy = SimpleNamespace(asarray=lambda x: FetchedArray(x.copy()))
+    monkeypatch.setattr(arrays, "import_cupy", lambda: cupy)
+    slots, meeting = [b"", b""], threading.Barrier(2)
+
+    def program(transport):
+        def exchange(key, data):
+            slots[transport.rank] = data
+            meeting.wait(20)
+            found = list(slots)
+            meeting.wait(20)
+            return found
+
+        if breaks:
+            monkeypatch.setattr(OnDevice, "received", lambda self, into: into)
+        transport.runtime.elapsed_s = lambda start, stop: 2.0 if start.is_set() and stop.is_set() else 0.0
+        group = SimpleNamespace(rank=transport.rank, exchange=exchange, barrier=lambda key: meeting.wait(20))
+        return compare(group, {"nccl": OnDevice(transport)}, 1000, mode, 3)
+
+    for records in Job(2).run(program):
+        (record,) = records
+        assert record["nbytes"] == 1000 and len(record["time_s"]) == 3
+        assert len(set(record["time_s"])) == 1 and 0 < record["time_s"][0] <= 2.0
+        # What never left the device is wrong wherever it is looked at.
+        assert (record["wrong"] > 0) == breaks
+
+
+@pytest.mark.parametrize("options", [["--device", "cuda", "--transport", "mpi"], ["--transport", "nccl"]])
+def test_a_transport_of_another_memory_is_refused(options, capsys):
+    assert main(["bench", "p2p", *options]) == 2
+    assert "expected nccl on cuda only" in capsys.readouterr().err
+
+
+def test_sizes_of_devices_are_those_of_the_steps():
+    from lanterne.bench.collective.p2p import SIZES
+    from lanterne.bench.output.units import parse_sizes
+
+    sizes = np.array(parse_sizes(SIZES["cuda"], "--bytes", 1))
+    assert sizes[0] == 64 << 20 and sizes[-1] == 256 << 20 and set(np.diff(sizes)) == {16 << 20}
