@@ -85,6 +85,15 @@ def test_without_a_network_one_line_says_what_is_missing(tmp_path):
     )
 
 
+@pytest.mark.parametrize(("more", "tests"), [("", "tests/gpu tests/host_cuda/checks.py"), (" -k nccl", "-k nccl")])
+def test_the_suite_of_stand_ins_has_an_environment_of_its_own(tmp_path, more, tests):
+    folder = tmp_path / "tests/host_cuda"
+    folder.mkdir(parents=True)
+    (folder / "run").write_text('#!/bin/sh\necho "$LANTERNE_REQUIRE: $*"\n')
+    (folder / "run").chmod(0o755)
+    assert run(tmp_path, "exit 127", f"test -m host_cuda{more}", {}).stdout == f"gpu: -m pytest {tests}\n"
+
+
 def run(tmp_path, driver, words, variables):
     """What `./run WORDS` does in a copy of the checkout, whose uv, nvidia-smi and Python are stand-ins."""
     for name in ("run", "pyproject.toml"):

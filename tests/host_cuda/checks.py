@@ -199,6 +199,30 @@ def test_what_fails_a_device(source, message):
     assert message in told and "CUDARuntimeError" in told
 
 
+def failing_kernel(seed, monkeypatch):
+    """What is said of the first of many kernels that fails, where one in twenty does, and its number."""
+    monkeypatch.setenv("HOST_CUDA_SEED", str(seed))
+    monkeypatch.setenv("HOST_CUDA_FAIL_PER_MILLION", "50000")
+    program = """
+add, stream, count = kernel("out[0] += 1;"), cupy.cuda.Stream(non_blocking=True), cupy.cuda.memory.Memory(4)
+runtime.memset(count.ptr, 0, 4)
+for number in range(1000):
+    add((1,), (1,), (count.ptr,), stream=stream)
+    try:
+        stream.synchronize()
+    except runtime.CUDARuntimeError as error:
+        raise SystemExit(f"number {number}: {error}")
+"""
+    said = run_python(program)
+    return said, next(line for line in said.splitlines() if line.startswith("number"))
+
+
+def test_kernels_fail_by_chance_and_with_a_seed_alike(monkeypatch):
+    (said, first), (_, again), (_, other) = (failing_kernel(seed, monkeypatch) for seed in (3, 3, 4))
+    assert "by chance" in said and "LaunchFailure" in first
+    assert first == again != other
+
+
 def test_source_that_nvrtc_refuses():
     with pytest.raises(cupy.cuda.compiler.CompileException, match="nothing_of_that_name"):
         kernel("out[0] = nothing_of_that_name;").compile()

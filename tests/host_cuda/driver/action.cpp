@@ -3,6 +3,7 @@
 
 #include <immintrin.h>
 
+#include <atomic>
 #include <csetjmp>
 #include <chrono>
 #include <csignal>
@@ -64,12 +65,24 @@ Status run_guarded(const Action& action, Device& device) {
     return status;
 }
 
+// A number by chance. HOST_CUDA_SEED: the same ones in each run, of every thread that does a device's work its own.
+std::size_t by_chance() {
+    static const std::size_t seed = number_from_environment("HOST_CUDA_SEED", 0);
+    static std::atomic<std::size_t> num_threads{0};
+    static thread_local std::minstd_rand chance(seed ? seed + 7919 * num_threads++ : std::random_device{}());
+    return chance();
+}
+
 // HOST_CUDA_DELAY_US: work begins up to so much later, by chance, which brings out missing waits.
 void delay() {
     static const std::size_t most = number_from_environment("HOST_CUDA_DELAY_US", 0);
-    if (!most) return;
-    static thread_local std::minstd_rand chance(std::random_device{}());
-    std::this_thread::sleep_for(std::chrono::microseconds(chance() % (most + 1)));
+    if (most) std::this_thread::sleep_for(std::chrono::microseconds(by_chance() % (most + 1)));
+}
+
+// HOST_CUDA_FAIL_PER_MILLION: so many kernels fail, by chance, and the device with them.
+bool fails(const Action& action) {
+    static const std::size_t per_million = number_from_environment("HOST_CUDA_FAIL_PER_MILLION", 0);
+    return per_million && action.kind == ActionKind::kKernel && by_chance() % 1000000 < per_million;
 }
 
 }  // namespace
@@ -77,6 +90,10 @@ void delay() {
 void perform(const Action& action, Device& device) {
     delay();
     if (!action.run || (device.failure && !action.runs_after_failure)) return;
+    if (fails(action)) {
+        device.fail(cudaErrorLaunchFailure, action.label + ": by chance, as HOST_CUDA_FAIL_PER_MILLION asks");
+        return;
+    }
     Status status = action.may_fault ? run_guarded(action, device) : action.run();
     if (status) device.fail(status, action.label);
 }
