@@ -2,35 +2,36 @@
 
   lanterne detect times.csv
   lanterne detect a.csv b.csv --column seconds --plot incidents.png
+  lanterne detect megatron.log                             # or torchtitan's, nanoGPT's: known by their lines
+  lanterne detect train.log --pattern 'step took ([0-9.]+)' --unit ms
   lanterne detect times.csv --json -
   zcat times.csv.gz | lanterne detect - --column ended_at --timestamps
 
-A file is CSV with a header line, `-` standard input; `--column` names the iteration times, in seconds; a column
-`step`, where there is one, must increase. Rows are taken one by one, as a running job would give them: an answer at
-row n uses no row after n. Rows count from 0. With --timestamps row n is the time from timestamp n to the next.
+A file is CSV with a header line, or a log; `-` is standard input. The iteration times are the column `seconds`, else
+the one whose name tells a unit (`step_time_ms`), else --column and --unit name it; a column `step`, where there is one,
+must increase. Of a log, lines that match --pattern count; its first group is the number, with --rate iterations or
+tokens a second. Rows are taken one by one, as a running job would give them: an answer at row n uses no row after n.
+Rows count from 0, lines of a log that match likewise. With --timestamps row n is the time from timestamp n to the next.
 
 An incident is a slow spell of 10 % or more, or of 5 % where that stands clear of the noise and lasts: `onset` is its
 first slow row, `relief` the first one after it, `confirmed` the row at which it was certain. Events are the single
-changes: onset, relief, and change (steps below 10 %, other levels inside an incident, faster jobs). The first 16 rows
-are never judged, and a decaying warm-up is no event. A swing, such as with the time of day, is a slow spell like any
-other where its crest is 10 % above its trough: no row tells that it will come back.
+changes: onset, relief, and change (steps below 10 %, other levels inside an incident, faster jobs). A job that is slow
+from its start is known to have been so once it recovers: a relief without an onset, of an incident at row 0. The first
+16 rows are never judged, and a decaying warm-up is no event. A swing, such as with the time of day, is a slow spell
+like any other where its crest is 10 % above its trough: no row tells that it will come back.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
-import sys
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import nullcontext
+from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import pairwise
-from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from lanterne.bench.failslow.iteration_times import Source, differences, parse_unit, read_times, shown
 from lanterne.bench.output import report
-from lanterne.bench.output.units import format_count
 from lanterne.errors import InputError
 from lanterne.failslow.detect.decisions import SKIPPED_ROWS
 from lanterne.failslow.detect.tracker import Tracker
@@ -38,16 +39,17 @@ from lanterne.failslow.detect.tracker import Tracker
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# A file, what was found in it, and its iteration times in seconds.
-Series: TypeAlias = tuple[str, Tracker, list[float]]
+# A file, what was found in it, its iteration times in seconds, and notes on how it was read.
+Series: TypeAlias = tuple[str, Tracker, list[float], list[str]]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of this command."""
-    parser.add_argument("files", nargs="+", metavar="FILE", help="CSV with a header line; - is standard input")
-    parser.add_argument(
-        "--column", default="seconds", metavar="NAME", help="column of iteration times (default: seconds)"
-    )
+    parser.add_argument("files", nargs="+", metavar="FILE", help="CSV with a header line, or a log; -: standard input")
+    parser.add_argument("--column", metavar="NAME", help="column of iteration times (default: seconds, or by name)")
+    parser.add_argument("--unit", type=parse_unit, metavar="UNIT", help="s, ms, us, ns, min (default: as named, or s)")
+    parser.add_argument("--pattern", metavar="REGEX", help="of a log: lines that match; its first group is the number")
+    parser.add_argument("--rate", action="store_true", help="with --pattern: the number is a rate, more is faster")
     parser.add_argument(
         "--timestamps",
         action="store_true",
@@ -62,123 +64,30 @@ def run(args: argparse.Namespace) -> int:
     found: list[Series] = []
     if args.files.count("-") > 1:
         raise InputError("FILE: got - twice, expected standard input once at most")
+    if args.rate and not args.pattern:
+        raise InputError("--rate: expected with --pattern")
+    if args.column and args.pattern:
+        raise InputError("--pattern: of a log, expected without --column, of CSV")
+    source = Source(args.column, args.unit, args.pattern, args.rate)
     for path in args.files:
-        report.progress(f"reading {_name(path)}")
+        report.progress(f"reading {shown(path)}")
         tracker = Tracker()
         seconds: list[float] = []
-        values = read_column(path, args.column)
-        for time_s in differences(path, args.column, values) if args.timestamps else values:
+        notes: list[str] = []
+        values = read_times(path, source, notes)
+        for time_s in differences(path, values) if args.timestamps else values:
             tracker.update(time_s)
             seconds.append(time_s)
-        found.append((path, tracker, seconds))
+        found.append((path, tracker, seconds, notes))
     report.progress("")
     if args.json:
-        series = [_record(path, tracker) for path, tracker, _ in found]
+        series = [_record(path, tracker) for path, tracker, _, _ in found]
         report.write_json(args.json, report.envelope(series=series))
     if args.json != "-":
         _print(found)
     if args.plot:
         draw(args.plot, found)
     return 0
-
-
-def differences(path: str, column: str, timestamps: Iterable[float]) -> Iterator[float]:
-    """What lies between `timestamps`, of `column` of `path`, one by one, in seconds.
-
-    Raises:
-        InputError: there is only one, or one is not above the one before.
-    """
-    row = 0
-    for row, (before, now) in enumerate(pairwise(timestamps), start=1):
-        if not now > before:
-            raise InputError(
-                f"{_name(path)}: row {row}, column {column}: got {now!r} after {before!r},"
-                " expected increasing timestamps (was the clock set back?)"
-            )
-        yield now - before
-    if row == 0:
-        raise InputError(f"{_name(path)}: got one row, expected several timestamps")
-
-
-def read_column(path: str | Path, column: str) -> Iterator[float]:
-    """The numbers of `column` of CSV file `path`, "-" for standard input, one by one.
-
-    Raises:
-        InputError: no such file or column, no rows, a value that is no positive number, or a column `step` that does
-        not increase.
-    """
-    name = _name(path)
-    try:
-        with nullcontext(sys.stdin) if path == "-" else open(path, newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file)
-            if not reader.fieldnames:
-                raise InputError(f"{name}: got an empty file, expected CSV with a header line")
-            if column not in reader.fieldnames:
-                raise InputError(_no_column(name, column, reader.fieldnames, next(reader, {})))
-            if reader.fieldnames.count(column) > 1:
-                raise InputError(f"{name}: got several columns {column!r}, expected one")
-            row = -1
-            last_step: float | None = None
-            for row, record in enumerate(reader):
-                if None in record:
-                    fields = len(reader.fieldnames)
-                    raise InputError(
-                        f"{name}: row {row}: got {fields + len(record[None])} fields, expected {fields}"
-                        " as in the header (a decimal comma?)"
-                    )
-                last_step = _check_step(name, row, record.get("step"), last_step)
-                yield _positive(name, row, column, record[column])
-            if row < 0:
-                raise InputError(f"{name}: got a header and no rows, expected iteration times")
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise InputError(f"cannot read {name}: {getattr(error, 'strerror', None) or error}") from error
-
-
-def _no_column(name: str, column: str, header: Sequence[str], record: dict[str | Any, Any]) -> str:
-    """What is wrong with a file whose first line is `header`; only of a table of numbers, names from it are told."""
-    is_table = None not in (*record, *record.values()) and any(map(_is_number, record.values()))
-    if is_table and not any(map(_is_number, header)):
-        return f"{name}: no column {column!r}, expected one of: {', '.join(header)} (--column)"
-    return (
-        f"{name}: got a first line that does not look like column names ({format_count(len(header), 'field')}), "
-        f"expected CSV with a header line, one column {column!r} (--column), and rows of numbers"
-    )
-
-
-def _is_number(text: object) -> bool:
-    try:
-        return isinstance(text, str) and isfinite(float(text))
-    except ValueError:
-        return False
-
-
-def _positive(name: str, row: int, column: str, text: str | None) -> float:
-    try:
-        value = float("nan" if text is None else text)
-    except ValueError:
-        value = float("nan")
-    if not 0.0 < value < float("inf"):
-        got = "nothing" if text is None else repr(text)
-        raise InputError(f"{name}: row {row}, column {column}: got {got}, expected a positive time in seconds")
-    return value
-
-
-def _check_step(name: str, row: int, text: str | None, last: float | None) -> float | None:
-    if text is None:
-        return last
-    try:
-        step = float(text)
-    except ValueError:
-        step = float("nan")
-    if not isfinite(step):
-        raise InputError(f"{name}: row {row}, column step: got {text!r}, expected a number")
-    if last is not None and not step > last:
-        raise InputError(f"{name}: row {row}: got step {text} after step {last:g}, expected increasing steps")
-    return step
-
-
-def _name(path: str | Path) -> str:
-    return "standard input" if path == "-" else str(path)
 
 
 def _record(path: str, tracker: Tracker) -> dict[str, Any]:
@@ -192,8 +101,9 @@ def _record(path: str, tracker: Tracker) -> dict[str, Any]:
 
 def _print(found: Sequence[Series]) -> None:
     rows, notes = [], []
-    for path, tracker, seconds in found:
-        name = Path(_name(path)).name
+    for path, tracker, seconds, about in found:
+        name = Path(shown(path)).name
+        notes += [f"{name}: {note}" for note in about]
         for incident in tracker.incidents:
             relief = "lasts" if incident.relief is None else incident.relief
             rows.append([name, incident.onset, relief, f"{incident.ratio:.2f}", incident.confirmed_at])
@@ -228,8 +138,8 @@ def draw(path: str, found: Sequence[Series]) -> None:
     from matplotlib import pyplot as plt
 
     figure, axes = plt.subplots(len(found), 1, figsize=(12, 3.2 * len(found)), squeeze=False, layout="constrained")
-    for axis, (file, tracker, seconds) in zip(axes[:, 0], found, strict=True):
-        _panel(axis, "standard input" if file == "-" else Path(file).name, tracker, seconds)
+    for axis, (file, tracker, seconds, _) in zip(axes[:, 0], found, strict=True):
+        _panel(axis, Path(shown(file)).name, tracker, seconds)
     axes[-1, 0].set_xlabel("row")
     save(figure, path)
 

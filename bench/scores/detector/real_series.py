@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from lanterne.bench.failslow.detect import read_column
+from lanterne.bench.failslow.iteration_times import read_column
 from lanterne.errors import InputError
 from lanterne.failslow.detect.events import LevelEvent
 

@@ -2,8 +2,11 @@
 
 import io
 import json
+from contextlib import suppress
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from lanterne.bench.cli import main
 
@@ -73,6 +76,11 @@ def test_detect_column(capsys, tmp_path):
         ("step,seconds\nnan,1\n2,1\n", "row 0, column step: got 'nan'"),
         ("seconds\n1,05\n", "row 0: got 2 fields, expected 1 as in the header (a decimal comma?)"),
         ("seconds,seconds\n1,2\n", "several columns 'seconds'"),
+        ("seconds\n" + "1\n" * 60 + "\n1\n", "row 60, column seconds: got nothing"),
+        ("step,seconds\n1,1\n2,\n", "row 1, column seconds: got nothing"),
+        ("time\n1\n", "(--column, and --unit: s, ms, us, ns, min)"),
+        ("forward_ms,backward_ms\n1,2\n", "no column 'seconds', expected one of: forward_ms, backward_ms (--column)"),
+        ("elapsed time per iteration (ms): 0.0\n", "line 1: got '0.0', expected a positive number"),
     ],
 )
 def test_detect_bad_input(capsys, tmp_path, content, text):
@@ -102,6 +110,110 @@ def test_detect_tells_nothing_from_what_is_no_table_of_numbers(capsys, tmp_path,
     err = capsys.readouterr().err.replace(str(path), "")
     assert "got a first line that does not look like column names" in err and "expected CSV with a header" in err
     assert err.count("\n") == 1 and not any(part in err for part in ("root", "secret", "PRIVATE", "1.5"))
+
+
+SLOW_ROWS = [1.5 if 60 <= i < 90 else 1.0 for i in range(150)]
+
+
+def incident_rows(capsys, *argv):
+    (found,) = run_json(capsys, "detect", *map(str, argv))["series"]
+    return [(i["onset"], i["relief"]) for i in found["incidents"]]
+
+
+@pytest.mark.parametrize(
+    ("header", "separator"),
+    [
+        ("step,step_time_ms", ","), ("rank;iterTime(us)", ";"), ("i\tDuration [s]", "\t"), ("loss,elapsed_sec", ","),
+        ("data_ms,iteration_ms", ","),
+    ],
+)  # fmt: skip
+def test_detect_finds_the_column_that_names_a_unit(capsys, tmp_path, header, separator):
+    path = tmp_path / "a.csv"
+    rows = "".join(f"{i + 1}{separator}{1000 * time_s}\n" for i, time_s in enumerate(SLOW_ROWS))
+    path.write_text(f"{header}\n{rows}")
+    assert incident_rows(capsys, path) == [(60, 90)]
+    assert main(["detect", str(path)]) == 0
+    assert f"column {header.split(separator)[1]!r}, in" in capsys.readouterr().out
+
+
+LOGS = {
+    "megatron": " [2026-01-01 10:00:00] iteration {i:8}/ 500000 | consumed samples: {i} |"
+    " elapsed time per iteration (ms): {ms:.1f} | learning rate: 1E-4 |",
+    "torchtitan": "[rank0]:2026-01-01 10:00:00,1 - root - INFO - \x1b[31mstep: {i:2}  \x1b[32mloss:  7.1"
+    "  \x1b[33mmemory:  3.31GiB(4.18%)  \x1b[34mtps: {tps:,}  \x1b[36mtflops: 12.3\x1b[0m",
+    "nanogpt": "iter {i}: loss 2.31, time {ms:.2f}ms, mfu 30.00%",
+}
+
+
+def write_log(path, form):
+    lines = ["starting", "iteration 0 is long"]
+    for i, time_s in enumerate(SLOW_ROWS, start=1):
+        lines += [form.format(i=i, ms=1e3 * time_s, tps=round(51234 / time_s)), "saved a checkpoint in 3000 ms"]
+    path.write_text("\n".join(lines))
+    return str(path)
+
+
+@pytest.mark.parametrize("name", LOGS)
+def test_detect_reads_logs(capsys, tmp_path, name):
+    path = write_log(tmp_path / "train.log", LOGS[name])
+    assert incident_rows(capsys, path) == [(60, 90)]
+    assert main(["detect", path]) == 0
+    assert "of 150 lines of 302, of the form of" in capsys.readouterr().out
+
+
+def test_detect_reads_lines_of_a_pattern(capsys, tmp_path):
+    path = write_log(tmp_path / "own.log", "epoch 1 batch {i} done in {ms:.3f} msec at {tps} tokens/s")
+    assert incident_rows(capsys, path, "--pattern", r"done in (\S+) msec", "--unit", "ms") == [(60, 90)]
+    assert incident_rows(capsys, path, "--pattern", r"at (\d+) tokens", "--rate") == [(60, 90)]
+
+
+@pytest.mark.parametrize(
+    ("argv", "text"),
+    [
+        (["--pattern", "("], "--pattern: got '(', expected a regular expression"),
+        (["--pattern", "ms"], "expected a group around the number"),
+        (["--pattern", "nothing like (this)"], "no line of 302 matches"),
+        (["--pattern", "(done)"], "line 3: got 'done', expected a positive number"),
+        (["--rate"], "--rate: expected with --pattern"),
+        (["--unit", "parsec"], "parsec"),
+        (["--pattern", "(x)", "--column", "x"], "expected without --column"),
+    ],
+)
+def test_detect_bad_patterns(capsys, tmp_path, argv, text):
+    path = write_log(tmp_path / "own.log", "batch {i} done in {ms:.3f} msec")
+    with suppress(SystemExit):
+        assert main(["detect", path, *argv]) == 2
+    err = capsys.readouterr().err
+    assert text in err and err.strip().splitlines()[-1].startswith("lanterne")
+
+
+def test_detect_a_folder_is_called_a_folder(capsys, tmp_path):
+    assert main(["detect", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == f"lanterne: {tmp_path}: got a folder, expected a file\n"
+
+
+@pytest.mark.parametrize("content", ["", "seconds\n1\n-1\n", "seconds\n" + "1\n" * 40])
+def test_detect_a_newline_in_a_name_stays_in_one_line(capsys, tmp_path, content):
+    path = tmp_path / "two\nlines.csv"
+    path.write_text(content)
+    main(["detect", str(path)])
+    told = capsys.readouterr()
+    (line,) = (told.err + told.out).splitlines()
+    assert "two\\nlines.csv" in line
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    content=st.one_of(
+        st.text(), st.binary(), st.lists(st.sampled_from(["seconds", "1", "1e9", "", ",", "\n"])).map("".join)
+    )
+)
+def test_detect_never_fails_but_in_one_line(capsys, tmp_path, content):
+    path = tmp_path / "any.csv"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode("utf-8", "surrogatepass"))
+    code = main(["detect", str(path)])
+    err = capsys.readouterr().err
+    assert (code, err.count("\n")) in ((0, 0), (2, 1))
 
 
 def test_detect_standard_input(capsys, monkeypatch, incident):
@@ -138,7 +250,7 @@ def test_detect_says_what_looks_like_timestamps(capsys, ends):
 
 @pytest.mark.parametrize(
     ("values", "text"),
-    [([5, 6, 2], "row 2, column seconds: got 2.0 after 6.0"), ([5, 5], "got 5.0 after 5.0"), ([5], "got one row")],
+    [([5, 6, 2], "row 2: got 2.0 after 6.0"), ([5, 5], "got 5.0 after 5.0"), ([5], "got one row")],
 )
 def test_detect_timestamps_that_cannot_be(capsys, tmp_path, values, text):
     assert main(["detect", write_csv(tmp_path / "a.csv", values), "--timestamps"]) == 2

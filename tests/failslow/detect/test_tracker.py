@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from series import series
 
-from lanterne.bench.failslow.detect import read_column
+from lanterne.bench.failslow.iteration_times import read_column
 from lanterne.errors import InputError
 from lanterne.failslow.detect.events import Incident, LevelEvent, incidents
 from lanterne.failslow.detect.held_rows import WINDOW_ROWS

@@ -1,0 +1,280 @@
+"""Iteration times out of what jobs write: CSV with any column names and units, and lines of logs."""
+
+from __future__ import annotations
+
+import csv
+import re
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from itertools import chain, islice, pairwise
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from lanterne.bench.output.units import format_count
+from lanterne.errors import InputError, one_of
+
+UNITS: dict[str, float] = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9, "min": 60.0}
+# What else column names call them.
+_UNIT_WORDS: dict[str, str] = {
+    **{word: "s" for word in ("s", "sec", "secs", "second", "seconds")},
+    **{word: "ms" for word in ("ms", "msec", "msecs", "millis", "millisecond", "milliseconds")},
+    **{word: "us" for word in ("us", "usec", "usecs", "micros", "microsecond", "microseconds")},
+    **{word: "ns" for word in ("ns", "nsec", "nanos", "nanosecond", "nanoseconds")},
+    **{word: "min" for word in ("min", "mins", "minute", "minutes")},
+}
+_ITERATION_WORDS = {"iteration", "iter", "step"}
+# Lines in which a log's form is looked for, and characters of one.
+SEARCHED_LINES, LINE_LENGTH = 2000, 65536
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+_NUMBER = r"([-+]?(?:\d[\d,]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|nan|inf)"
+
+
+@dataclass(frozen=True)
+class LogForm:
+    """Lines that tell of an iteration: `pattern`, whose first group is a number of `unit`; a rate where `is_rate`."""
+
+    name: str
+    pattern: re.Pattern[str]
+    unit: str = "s"
+    is_rate: bool = False
+
+
+# As Megatron-LM's training_log, torchtitan's metrics (tokens a second: the time of a token is as good), and nanoGPT's
+# train.py print them.
+LOG_FORMS: tuple[LogForm, ...] = (
+    LogForm("Megatron-LM", re.compile(rf"elapsed time per iteration \(ms\): *{_NUMBER}"), "ms"),
+    LogForm("torchtitan", re.compile(rf"\bstep: *\d+\b.*\b(?:tps|wps): *{_NUMBER}"), is_rate=True),
+    LogForm("nanoGPT", re.compile(rf"\biter \d+: .*\btime {_NUMBER}ms"), "ms"),
+)
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where iteration times are: a `column` (None: found by its name), or lines that match `pattern`.
+
+    Attributes: `unit`, one of UNITS, None where the name tells it; `is_rate`: a line's number is iterations or tokens
+    a second.
+    """
+
+    column: str | None = None
+    unit: str | None = None
+    pattern: str | None = None
+    is_rate: bool = False
+
+    def form(self) -> LogForm | None:
+        """The LogForm of `pattern`, None without one.
+
+        Raises:
+            InputError: it is no regular expression with a group.
+        """
+        if self.pattern is None:
+            return None
+        try:
+            pattern = re.compile(self.pattern)
+        except re.error as error:
+            raise InputError(f"--pattern: got {self.pattern!r}, expected a regular expression ({error})") from error
+        if not pattern.groups:
+            example = "as in 'took (\\S+) ms'"
+            raise InputError(f"--pattern: got {self.pattern!r}, expected a group around the number, {example}")
+        return LogForm("--pattern", pattern, self.unit or "s", self.is_rate)
+
+
+def read_times(path: str | Path, source: Source, notes: list[str]) -> Iterator[float]:
+    """The iteration times of file `path` ("-": standard input), in seconds, one by one; `notes`: what was assumed.
+
+    Of a rate its inverse: what a token takes, say.
+
+    Raises:
+        InputError: no such file, nothing there that looks like iteration times, or a value that cannot be one.
+    """
+    name = shown(path)
+    try:
+        with nullcontext(sys.stdin) if path == "-" else open(path, newline="", encoding="utf-8-sig") as file:
+            first = list(islice(file, SEARCHED_LINES))
+            form = source.form() or (None if source.column else _log_form(first))
+            if form is not None:
+                yield from _read_log(name, form, chain(first, file), notes)
+            else:
+                yield from _read_csv(name, source, chain(first, file), notes)
+    except IsADirectoryError as error:
+        raise InputError(f"{name}: got a folder, expected a file") from error
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise InputError(f"cannot read {name}: {getattr(error, 'strerror', None) or error}") from error
+
+
+def read_column(path: str | Path, column: str) -> Iterator[float]:
+    """The numbers of `column` of CSV file `path`, one by one, as read_times() has them."""
+    return read_times(path, Source(column), [])
+
+
+def differences(path: str | Path, timestamps: Iterable[float]) -> Iterator[float]:
+    """What lies between `timestamps` of file `path`, one by one.
+
+    Raises:
+        InputError: there is only one, or one is not above the one before.
+    """
+    row = 0
+    for row, (before, now) in enumerate(pairwise(timestamps), start=1):
+        if not now > before:
+            raise InputError(
+                f"{shown(path)}: row {row}: got {now!r} after {before!r},"
+                " expected increasing timestamps (was the clock set back?)"
+            )
+        yield now - before
+    if row == 0:
+        raise InputError(f"{shown(path)}: got one row, expected several timestamps")
+
+
+def shown(path: str | Path) -> str:
+    """A file's name in one line."""
+    if path == "-":
+        return "standard input"
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(path))
+
+
+# -- logs
+
+
+def _log_form(lines: Iterable[str]) -> LogForm | None:
+    """The first of LOG_FORMS that a line is of."""
+    plain = [_COLOURS.sub("", line[:LINE_LENGTH]) for line in lines]
+    return next((form for form in LOG_FORMS if any(form.pattern.search(line) for line in plain)), None)
+
+
+def _read_log(name: str, form: LogForm, lines: Iterable[str], notes: list[str]) -> Iterator[float]:
+    factor, count, number = UNITS[form.unit], 0, 0
+    for number, line in enumerate(lines, start=1):
+        match = form.pattern.search(_COLOURS.sub("", line[:LINE_LENGTH]))
+        if match is None or match[1] is None:
+            continue
+        value = _number(match[1].replace(",", ""))
+        if not 0.0 < value < float("inf"):
+            raise InputError(f"{name}: line {number}: got {match[1]!r}, expected a positive number")
+        count += 1
+        yield 1 / value if form.is_rate else value * factor
+    if not count:
+        raise InputError(f"{name}: no line of {number} matches, expected the form of {form.name}")
+    what = "rates" if form.is_rate else f"times in {form.unit}"
+    notes.append(f"{what} of {format_count(count, 'line')} of {number}, of the form of {form.name}")
+
+
+# -- CSV
+
+
+def _read_csv(name: str, source: Source, lines: Iterator[str], notes: list[str]) -> Iterator[float]:
+    head = next(lines, "")
+    delimiter = max(",;\t", key=head.count)
+    header = next(csv.reader([head], delimiter=delimiter), [])
+    if not header:
+        raise InputError(f"{name}: got an empty file, expected CSV with a header line")
+    reader = csv.reader(lines, delimiter=delimiter)
+    column, found = source.column, next(reader, None)
+    if column is None:
+        column = _pick(header)
+        if column is None:
+            raise InputError(_no_column(name, "seconds", header, found or []))
+        if column != "seconds" and not source.unit:
+            notes.append(f"column {column!r}, in {_unit_of(column)}")
+    if column not in header:
+        raise InputError(_no_column(name, column, header, found or []))
+    if header.count(column) > 1:
+        raise InputError(f"{name}: got several columns {column!r}, expected one")
+    yield from _rows(name, header, column, source.unit, chain([found] if found is not None else [], reader))
+
+
+def _rows(
+    name: str, header: Sequence[str], column: str, unit: str | None, rows: Iterable[Sequence[str]]
+) -> Iterator[float]:
+    factor = UNITS[unit or _unit_of(column) or "s"]
+    at, step_at = header.index(column), header.index("step") if "step" in header else None
+    row, blanks, last_step = -1, 0, None
+    for fields in rows:
+        if not fields:
+            # Of one column it is a blank cell, which is a mistake unless the file ends with it.
+            blanks += len(header) == 1
+            continue
+        row += 1
+        if blanks:
+            raise InputError(f"{name}: row {row}, column {column}: got nothing, expected a positive number")
+        if len(fields) > len(header):
+            count = len(header)
+            raise InputError(
+                f"{name}: row {row}: got {len(fields)} fields, expected {count} as in the header (a decimal comma?)"
+            )
+        if step_at is not None and step_at < len(fields):
+            last_step = _check_step(name, row, fields[step_at], last_step)
+        text = fields[at] if at < len(fields) else ""
+        value = _number(text)
+        if not 0.0 < value < float("inf"):
+            got = repr(text) if text.strip() else "nothing"
+            raise InputError(f"{name}: row {row}, column {column}: got {got}, expected a positive time in seconds")
+        yield value * factor if factor != 1.0 else value
+    if row < 0:
+        raise InputError(f"{name}: got a header and no rows, expected iteration times")
+
+
+def _words_of(name: str) -> list[str]:
+    """The words of a column's name, in small letters: those of "iterTime(ms)" are iter, time, ms."""
+    return [word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", name.replace("µ", "u"))]
+
+
+def _unit_of(name: str) -> str | None:
+    """The unit that a column's name tells."""
+    units = [_UNIT_WORDS[word] for word in _words_of(name) if word in _UNIT_WORDS]
+    return units[-1] if units else None
+
+
+def _pick(header: Sequence[str]) -> str | None:
+    """The column of iteration times, where names leave no doubt."""
+    if "seconds" in header:
+        return "seconds"
+    timed = [name for name in header if _unit_of(name)]
+    of_iterations = [name for name in timed if _ITERATION_WORDS & set(_words_of(name))]
+    for candidates in (timed, of_iterations):
+        if len(candidates) == 1:
+            return candidates[0]
+    return None
+
+
+def _no_column(name: str, column: str, header: Sequence[str], fields: Sequence[str]) -> str:
+    """What is wrong with a file whose first line is `header`; only of a table of numbers, names from it are told."""
+    is_table = len(fields) == len(header) and any(isfinite(_number(field)) for field in fields)
+    if is_table and not any(isfinite(_number(field)) for field in header):
+        names = ", ".join(shown(field) for field in header)
+        ask = "" if any(_unit_of(field) for field in header) else f", and --unit: {', '.join(UNITS)}"
+        return f"{name}: no column {column!r}, expected one of: {names} (--column{ask})"
+    return (
+        f"{name}: got a first line that does not look like column names ({format_count(len(header), 'field')}), "
+        f"expected CSV with a header line, one column {column!r} (--column), and rows of numbers; of a log, --pattern"
+    )
+
+
+def _number(text: Any) -> float:
+    """What `text` says, nan where it is no number."""
+    try:
+        return float(text)
+    except ValueError:
+        return float("nan")
+
+
+def _check_step(name: str, row: int, text: str, last: float | None) -> float:
+    step = _number(text)
+    if not isfinite(step):
+        raise InputError(f"{name}: row {row}, column step: got {text!r}, expected a number")
+    if last is not None and not step > last:
+        raise InputError(f"{name}: row {row}: got step {text} after step {last:g}, expected increasing steps")
+    return step
+
+
+def parse_unit(text: str) -> str:
+    """One of UNITS.
+
+    Raises:
+        InputError: another one.
+    """
+    if text not in UNITS:
+        raise InputError(f"--unit: {one_of(text, UNITS)}")
+    return text
