@@ -35,7 +35,7 @@ RAGGED = 0.2
 HIGH = log(1.25)
 RAGGED_PRICE = 4.5
 # Log odds that are certain: of the fewest rows, which two bursts side by side may be, and of more.
-SURE_AT_ONCE = 6.5
+SURE_AT_ONCE = 8.0
 SURE = 5.5
 # So many times what the level wanders by anyway is no step.
 WANDERS = 2.0
