@@ -65,6 +65,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "benchmark what it costs to be watched and to redistribute microbatches",
     ),
     "bench kernels": ("scores.speed.kernels", "benchmark the reductions of one CPU or GPU against a plain copy"),
+    "simulate": ("scores.simulation.simulate", "run jobs from seeds, with deaths, cuts, lost packets; see what breaks"),
+    "replay": ("scores.simulation.replay", "replay a simulated job step by step, and shrink it"),
     "bench gpu": ("scores.gpu.command", "measure the GPU path: reductions, staging, delays; writes a report"),
 }
 
@@ -199,7 +201,8 @@ def build_parser(name: str) -> Parser:
 
 def _tells_times(name: str) -> bool:
     """Whether command `name` measures times without looking itself at what others do on the machine."""
-    return (COMMANDS[name][0].startswith("scores.") or name in ("bench p2p", "pipeline run")) and not in_a_job()
+    times = COMMANDS[name][0].startswith("scores.") and name not in ("simulate", "replay")
+    return (times or name in ("bench p2p", "pipeline run")) and not in_a_job()
 
 
 def _measured(args: argparse.Namespace) -> int:

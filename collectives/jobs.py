@@ -72,7 +72,7 @@ def init(
             if spare_rails:
                 opened = _with_spare_rails(opened, spare_rails, group)
     except LanterneError:
-        group.close()
+        group.abandon()
         raise
     return open_communicator(opened, group, deterministic=deterministic)
 

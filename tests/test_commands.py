@@ -25,6 +25,7 @@ NOT_HERE = {
     r"--attach PID": "a job to attach to",
     r"run test|run figures|scores\.|experiment|--seconds": "minutes, and tests of its own",
     r"bench (mpi|planner|train|failslow|failover|pipeline|persistence)": "minutes",
+    r"--seeds 10000|mutants": "minutes, and tests of its own",
     r"-n (16|1024)|64x256|--solver|4,8,16,64,256 --scheduler": "more cores, or minutes",
 }
 # Runs longer than some two seconds: with `-m slow`.

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeAlias
 
-from lanterne.errors import InputError, TransportError, TransportTimeout
+from lanterne.errors import InputError, PeerFailed, TransportError, TransportTimeout
 from lanterne.transport.machine import THIS_MACHINE, Machine
 from lanterne.transport.pauses import Pauses
 from lanterne.transport.timeouts import DEFAULT_TIMEOUT_S, check_timeout_s
@@ -301,6 +301,11 @@ class Transport(ABC):
 
     def check_peers(self, peers: Iterable[int]) -> None:
         """Raise PeerFailed if one of `peers` is known to be dead; cheap enough to call from a waiting loop."""
+
+    def first_death(self, ranks: Iterable[int]) -> PeerFailed | None:
+        """The death of that of `ranks` which died first, as far as is known without asking."""
+        died = {} if self._job is None else self._job.failed()
+        return next((PeerFailed(rank, reason) for rank, reason in died.items() if rank in ranks), None)
 
     def end_soon(self) -> None:
         """A rank did not come: others are waited for at the end of this process (MPI_Finalize) for seconds only."""

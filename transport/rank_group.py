@@ -130,9 +130,11 @@ class Group:
         finally:
             # A death that was told before the store was lost says more than that loss.
             if self._failed:
-                for rank in self._failed if peers is None else peers:
-                    if rank in self._failed:
-                        raise PeerFailed(rank, self._failed[rank])
+                peers = self._failed if peers is None else frozenset(peers)
+                # The first to die first: it may be why the others did.
+                for rank, reason in self._failed.items():
+                    if rank in peers:
+                        raise PeerFailed(rank, reason)
         if self._left and peers is not None:
             for rank in peers:
                 if self.machine.now_s() - self._left.get(rank, float("inf")) > LEFT_GRACE_S:
@@ -203,11 +205,11 @@ class Group:
     def _leave_at_exit(self) -> None:
         # A script that just ends has left. An uncaught exception, or an end after another's death, is a death.
         if self._failed or hasattr(sys, "last_value"):
-            self._forget()
+            self.abandon()
         self.leave()
 
-    def _forget(self) -> None:
-        # A forked child must not keep the connection open when its parent dies, nor speak on it.
+    def abandon(self) -> None:
+        """End without goodbye: the others learn that this rank has died."""
         self._closed = True
         if self.store is not None:
             self.store.close()
@@ -249,7 +251,7 @@ class Group:
 
 def _forget_in_child() -> None:
     for group in list(_open):
-        group._forget()
+        group.abandon()
 
 
 os.register_at_fork(after_in_child=_forget_in_child)

@@ -4,6 +4,7 @@ import threading
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from lanterne.errors import PeerFailed
 from lanterne.transport.base import Capabilities, Transport
 from lanterne.transport.machine import Machine
 from lanterne.transport.pauses import Pauses
@@ -47,6 +48,9 @@ class Wrapper(Transport):
 
     def check_peers(self, peers: Iterable[int]) -> None:
         self.inner.check_peers(peers)
+
+    def first_death(self, ranks: Iterable[int]) -> PeerFailed | None:
+        return super().first_death(ranks) or self.inner.first_death(ranks)
 
     def end_soon(self) -> None:
         self.inner.end_soon()

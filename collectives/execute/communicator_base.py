@@ -247,4 +247,8 @@ def _cause(communicator: CommunicatorBase, error: LanterneError) -> LanterneErro
         return isinstance(error, PeerFailed)
 
     wait(look, DEATH_S, communicator.pauses)
+    if isinstance(reason, PeerFailed) and not reason.told:
+        # Who died first may be why others ended.
+        first = communicator.transport.first_death(communicator.ranks)
+        return reason if first is None or first.rank == reason.rank else first
     return reason

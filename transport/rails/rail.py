@@ -9,13 +9,14 @@ import hmac
 import socket
 import struct
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
 from lanterne.errors import TransportError
 from lanterne.transport import wire
 from lanterne.transport.machine import THIS_MACHINE, Machine
 from lanterne.transport.rails.door import GREETING, Door, Greeting
+from lanterne.transport.waiting import never, wait
 
 # kind, then what the kind says.
 HEADER = struct.Struct("<qqqqq")
@@ -28,6 +29,8 @@ RETRANSMITS_AT, MUTE_TIMEOUTS = 2, 2
 # Bytes read or written before others have their turn; parts of a message in one system call.
 TURN_NBYTES, PARTS = 8 << 20, 16
 MEMORY = "memory"
+# How often deaths are looked for while rails are made; and how long after one could not be.
+LOOK_S, NOTICE_S = 0.05, 1.0
 # Between two tries to be let in.
 RETRY_S = 0.05
 
@@ -35,6 +38,8 @@ RETRY_S = 0.05
 Address: TypeAlias = list[Any]
 # Of each rail to a peer, None where there is none; by peer.
 Addresses: TypeAlias = Mapping[int, Sequence[Address | None]]
+# Raises PeerFailed if one of these ranks is known to be dead.
+CheckDead: TypeAlias = Callable[[Iterable[int]], object]
 # Kind and words.
 Frame: TypeAlias = tuple[int, ...]
 
@@ -242,36 +247,53 @@ def join(
     token: str,
     limit_s: float,
     machine: Machine = THIS_MACHINE,
+    check_dead: CheckDead | None = None,
 ) -> dict[tuple[int, int], socket.socket]:
     """Connect to the peers above `rank`, let those below connect: (peer, index of the rail) -> socket, proven.
 
     Args:
         listeners, hosts: of this end's rails: sockets, and what `listen` was given.
+        check_dead: called with ranks, raises PeerFailed if one is known to be dead; None: nobody knows.
 
     Raises:
-        TransportError: a peer cannot be reached, or does not come within `limit_s` seconds.
+        TransportError: a peer cannot be reached, or does not come within `limit_s` seconds; names it. None stays open.
+        PeerFailed: one has died.
     """
+
+    def look_for_deaths(_now_s: float = 0.0) -> None:
+        # Of any of them: all are needed.
+        if check_dead is not None:
+            check_dead(addresses)
+
     deadline_s = machine.now_s() + limit_s
     found: dict[tuple[int, int], socket.socket] = {}
     indexed = ((peer, index, at) for peer, theirs in addresses.items() for index, at in enumerate(theirs))
     expected = {(peer, index): at for peer, index, at in indexed if at is not None}
-    for (peer, index), at in sorted(expected.items()):
-        if peer > rank:
-            found[peer, index] = _connect_by(machine, deadline_s, at, hosts[index], token, Greeting(rank, index))
-    door = Door(listeners, token, machine)
-    try:
+    with contextlib.ExitStack() as opened:
+        for (peer, index), at in sorted(expected.items()):
+            if peer > rank:
+                try:
+                    sock = _connect_by(machine, deadline_s, at, hosts[index], token, Greeting(rank, index))
+                except TransportError as error:
+                    # Often the first sign of a death whose notice is on its way.
+                    wait(never, NOTICE_S, machine.pauses(), look_for_deaths)
+                    raise TransportError(f"rail to rank {peer}: {error}") from error
+                found[peer, index] = opened.enter_context(sock)
+        door = Door(listeners, token, machine)
+        opened.callback(door.close)
         while missing := expected.keys() - found.keys():
             left_s = deadline_s - machine.now_s()
             if left_s <= 0:
                 refused = f"; refused were {wire.in_words(door.refused)}" if door.refused else ""
                 raise TransportError(f"rail: rank {min(missing)[0]} did not connect within {limit_s:g} s{refused}")
-            for sock, greeting in door.look(left_s):
+            for sock, greeting in door.look(min(left_s, LOOK_S)):
                 if (key := (greeting.rank, greeting.rail)) in missing:
                     sock.setblocking(True)
-                    found[key] = sock
+                    found[key] = opened.enter_context(sock)
                 else:
                     sock.close()
-    finally:
+            look_for_deaths()
+        opened.pop_all()
         door.close()
     return found
 

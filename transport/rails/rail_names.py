@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from lanterne.errors import InputError, LanterneError
 from lanterne.transport.job.bootstrap import address_of, listen_address
 from lanterne.transport.machine import THIS_MACHINE, Machine
-from lanterne.transport.rails.rail import MEMORY, Address, join, listen
+from lanterne.transport.rails.rail import MEMORY, Address, CheckDead, join, listen
 from lanterne.transport.rank_group import host_identity
 
 # Names of rails beside addresses and interfaces: MEMORY, between ranks of one host; TCP, the address of this host.
@@ -73,7 +73,11 @@ def share_memory(here: Mapping[str, Any], there: Mapping[str, Any]) -> bool:
 
 
 def connect_rails(
-    rank: int, rails: Sequence[str], exchange: Exchange, machine: Machine = THIS_MACHINE
+    rank: int,
+    rails: Sequence[str],
+    exchange: Exchange,
+    machine: Machine = THIS_MACHINE,
+    check_dead: CheckDead | None = None,
 ) -> dict[tuple[int, int], socket.socket]:
     """The proven sockets of spare rails (spare.py), by peer and index: of all rails, to all ranks."""
     own = {"host": network_host(), "rails": len(rails), "token": os.urandom(16).hex()}
@@ -95,8 +99,8 @@ def connect_rails(
     except (LanterneError, OSError) as failure:
         error = failure
     told = {"listen": addresses, "error": str(error or "")}
-    listening = [json.loads(data) for data in exchange(json.dumps(told).encode())]
     try:
+        listening = [json.loads(data) for data in exchange(json.dumps(told).encode())]
         if error:
             raise error
         for other, (its, its_listening) in enumerate(zip(every, listening, strict=True)):
@@ -104,7 +108,7 @@ def connect_rails(
                 why = its_listening["error"] or f"got {its['rails']} of them, expected {len(rails)}"
                 raise InputError(f"spare rails: rank {other}: {why}")
         peers = {other: its["listen"] for other, its in enumerate(listening) if other != rank}
-        return join(listeners, hosts, peers, rank, every[0]["token"], SETUP_S, machine)
+        return join(listeners, hosts, peers, rank, every[0]["token"], SETUP_S, machine, check_dead)
     finally:
         for sock in listeners:
             sock.close()

@@ -75,7 +75,7 @@ class SpareTransport(Wrapper):
         self._next_s = 0.0
         self._looked_s = 0.0
         self._by_fd: dict[int, Rail] = {}
-        found = connect_rails(self.rank, self.rails, exchange, self.machine)
+        found = connect_rails(self.rank, self.rails, exchange, self.machine, check_dead)
         self.peers: dict[int, SparePeer] = {
             rank: SparePeer(rank) for rank in range(self.world_size) if rank != self.rank
         }
@@ -235,6 +235,7 @@ class SpareTransport(Wrapper):
         rail.close()
         if not peer.has_left:
             error = TransportError(f"{self.name} rank {self.rank}: the path to rank {rail.peer}: {why}")
+            error.rank_unknown = True  # Often the peer has ended because of another.
             self._give_up(peer, rail.index, error)
 
     def _fail(self, peer: SparePeer, error: TransportError) -> None:

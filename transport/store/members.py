@@ -58,7 +58,9 @@ class Members:
             raise Refusal(f"got rank {rank} twice, expected each rank of the job once")
 
     def _join(self, connection: Connection, request_id: int, rank: int, world_size: int) -> None:
-        self._check_rank(connection, rank, world_size, self._members.keys() | self._left | self._died.keys())
+        if rank in self._died:
+            raise Refusal(f"got rank {rank}, which is dead to this job: {self._died[rank].decode(errors='replace')}")
+        self._check_rank(connection, rank, world_size, self._members.keys() | self._left)
         self._members[rank] = connection
         connection.rank = rank
         self._store.reply(connection, request_id)
@@ -163,9 +165,23 @@ class Members:
             for waiting, its_request_id, _payload in entries.values():
                 self._store.reply(waiting, its_request_id, payloads)
 
-    def _absent(self, _connection: Connection, _request_id: int, name: bytes) -> Answer:
+    @property
+    def all_came(self) -> bool:
+        """Whether every rank of the job has joined, or never will."""
+        return all(map(self.knows, range(self._world_size)))
+
+    def knows(self, rank: int) -> bool:
+        """Whether `rank` has joined, or is known never to."""
+        return rank in self._members or rank in self._left or rank in self._died
+
+    def _absent(self, connection: Connection, _request_id: int, name: bytes) -> Answer:
+        """Who has not come to a gather whose time is over; all are told of those that never joined."""
         present = self._gathers.get(name, {})
-        return [rank for rank in range(self._world_size) if rank not in present]
+        absent = [rank for rank in range(self._world_size) if rank not in present]
+        for rank in absent:
+            if rank not in self._members and rank not in self._left:
+                self._declare_dead(rank, f"it did not join within the time of rank {connection.rank}".encode())
+        return absent
 
     def connection_closed(self, connection: Connection) -> None:
         """The client is gone: a member that has not left is dead, unless its guard knows better."""

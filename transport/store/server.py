@@ -29,7 +29,7 @@ from lanterne.transport.store.handler import Answer, Connection, Handler, Refusa
 from lanterne.transport.store.members import Members
 from lanterne.transport.store.values import KeyValues
 
-HANDLERS: tuple[Callable[[Service], Handler], ...] = (KeyValues, Members, Board)
+HANDLERS: tuple[Callable[[Service], Handler], ...] = (KeyValues, Board)
 AUTHENTICATION_S = 5.0
 MAX_STRANGERS = 128
 MAX_CLIENTS = 8192
@@ -74,7 +74,8 @@ class Store:
             self._selector.register(owner, selectors.EVENT_READ, lambda _events: self._owner_gone(owner))
         self._routes: dict[int, tuple[str, Callable[..., Answer]]] = {}
         self.route(wire.Kind.REFUSED, "", lambda *_: [self._refused.total(), wire.in_words(self._refused).encode()])
-        self.handlers: list[Handler] = [handler(self) for handler in HANDLERS]
+        self.members: Members = Members(self)
+        self.handlers: list[Handler] = [self.members, *(handler(self) for handler in HANDLERS)]
         if until == "members":
             self.after(FIRST_CLIENT_S, self._stop_if_alone)
 
@@ -238,8 +239,9 @@ class Store:
         for handler in self.handlers:
             handler.connection_closed(connection)
         if not self._clients and self._until == "members":
-            # The last member: another job may want the port at once.
-            self.after(LINGER_S if connection.rank is None else 0.0, self._stop_if_alone)
+            # The job is over: another one may want the port at once. Else others may still come.
+            over = connection.rank is not None and self.members.all_came
+            self.after(0.0 if over else LINGER_S, self._stop_if_alone)
 
     def _owner_gone(self, owner: int) -> None:
         if os.read(owner, 1024):

@@ -1,0 +1,389 @@
+"""The sockets of a simulated world: streams in memory, between processes, with what befalls packets on the way.
+
+They have the verbs of socket.socket that lanterne uses. A stream keeps its order; a lost packet comes later, a cut path
+holds all up and, after CUT_S, ends the connection, as wire.configure asks of the kernel. A process that ends closes its
+sockets; one that leaves bytes unread resets them.
+"""
+
+import errno
+import os
+import select
+import selectors
+from collections import deque
+from collections.abc import Callable, Sequence
+from math import inf
+from typing import Any
+
+from lanterne.bench.scores.simulation.baton import Actor, Baton
+
+# Latencies of a packet, drawn between; what a lost one takes longer; when a path that takes nothing ends a connection.
+LATENCY_S = 2e-5, 3e-4
+RESEND_S = 0.2, 0.6
+CUT_S = 4.0
+# How many bytes may be under way or unread, drawn between; below it, how often a part of them is taken all the same.
+WINDOW_NBYTES = 1 << 9, 1 << 17
+PARTLY = 0.1
+# What a connection takes whole while nothing else is under way.
+SURE_NBYTES = 256
+FIRST_FD, FIRST_PORT = 10_000, 20_000
+
+
+class Network:
+    """All sockets of a world.
+
+    Attributes: `opened`, every connected socket ever, in order; `cuts`: {pair of process names: until when}.
+    """
+
+    def __init__(self, baton: Baton) -> None:
+        self.baton = baton
+        self.opened: list[SimulatedSocket] = []
+        self.listeners: dict[tuple[str, int], SimulatedSocket] = {}
+        self.by_fd: dict[int, SimulatedSocket] = {}
+        self.cuts: dict[frozenset[str], float] = {}
+        # Of the next packet that a process sends, by its name: so much later it comes.
+        self.delays: dict[str, float] = {}
+        self._fds = FIRST_FD
+        self._ports = FIRST_PORT
+        self.window_nbytes = round(2 ** baton.random.uniform(*(size.bit_length() for size in WINDOW_NBYTES)))
+
+    def new_fd(self, sock: "SimulatedSocket") -> int:
+        self._fds += 1
+        self.by_fd[self._fds] = sock
+        return self._fds
+
+    def listen(self, host: str, port: int) -> "SimulatedSocket":
+        if not port:
+            self._ports += 1
+            port = self._ports
+        if (host, port) in self.listeners:
+            raise OSError(errno.EADDRINUSE, "Address already in use")
+        sock = SimulatedSocket(self, self._owner())
+        sock.address = host, port
+        sock.backlog = deque()
+        self.listeners[host, port] = sock
+        return sock
+
+    def _owner(self) -> Actor:
+        assert self.baton.current is not None
+        return self.baton.current
+
+    def connect(self, address: tuple[str, int], limit_s: float) -> "SimulatedSocket":
+        baton, owner = self.baton, self._owner()
+        baton.note(f"connects to {address[0]}:{address[1]}")
+        until_s = baton.now_s + limit_s
+        wait_s = 2 * baton.random.uniform(*LATENCY_S)
+        while True:
+            began_s = baton.now_s
+            while baton.now_s < min(until_s, began_s + wait_s):
+                baton.block(min(until_s, began_s + wait_s))
+            wait_s = min(2 * wait_s, 0.2)
+            listener = self.listeners.get((address[0], address[1]))
+            if listener is None or not self.is_cut(owner, listener.owner):
+                break
+            if baton.now_s >= until_s:
+                raise TimeoutError(errno.ETIMEDOUT, "timed out")
+        if listener is None or listener.backlog is None:
+            raise ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")
+        here, there = SimulatedSocket(self, owner), SimulatedSocket(self, listener.owner)
+        here.peer, there.peer = there, here
+        here.address = there.address = listener.address
+        self.opened += [here, there]
+        listener.backlog.append(there)
+        baton.wake(listener.owner)
+        here.settimeout(limit_s)
+        return here
+
+    def is_cut(self, one: Actor, other: Actor) -> bool:
+        return self.cuts.get(frozenset((one.name, other.name)), 0.0) > self.baton.now_s
+
+    def close_all(self, owner: Actor) -> None:
+        """The process `owner` has ended."""
+        for sock in list(self.by_fd.values()):
+            if sock.owner is owner:
+                sock.shut()
+
+
+class SimulatedSocket:
+    """One end of a stream, or a listener. See socket.socket."""
+
+    def __init__(self, network: Network, owner: Actor) -> None:
+        self.network = network
+        self.baton = network.baton
+        self.owner = owner
+        self.peer: SimulatedSocket | None = None
+        self.address = ("", 0)
+        self.backlog: deque[SimulatedSocket] | None = None
+        self.inbox = bytearray()
+        self.coming_nbytes = 0
+        self.sent = bytearray()  # All that was sent, for who looks afterwards.
+        self.is_closed = False
+        self.at_end = False
+        self.error: int | None = None
+        self.timeout_s: float | None = None
+        self._last_s = 0.0
+        # What has left and not come, and since when a cut path holds it up.
+        self._under_way: deque[Callable[[], object]] = deque()
+        self._held_since_s: float | None = None
+        self._fd = network.new_fd(self)
+
+    def __enter__(self) -> "SimulatedSocket":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def fileno(self) -> int:
+        return -1 if self.is_closed else self._fd
+
+    def getsockname(self) -> tuple[str, int]:
+        return self.address
+
+    def setblocking(self, flag: bool) -> None:
+        self.timeout_s = None if flag else 0.0
+
+    def settimeout(self, seconds: float | None) -> None:
+        self.timeout_s = seconds
+
+    def setsockopt(self, *_: object) -> None:
+        pass
+
+    def getsockopt(self, _level: int, _option: int, nbytes: int) -> bytes:
+        """TCP_INFO: how often the same bytes were sent again."""
+        since_s = self._held_since_s
+        again = 0 if since_s is None or self.baton.now_s < since_s + 0.6 else 2
+        return bytes([0] * (nbytes - 1) + [again])
+
+    # -- what a poll sees
+
+    def events(self) -> int:
+        if self.backlog is not None:
+            return select.POLLIN if self.backlog else 0
+        found = select.POLLIN if self.inbox or self.at_end or self.error else 0
+        found |= select.POLLOUT if self._room() > 0 or self.error else 0
+        return found | (select.POLLERR | select.POLLHUP if self.error else 0)
+
+    def _room(self) -> int:
+        peer = self.peer
+        assert peer is not None
+        return self.network.window_nbytes - len(peer.inbox) - peer.coming_nbytes
+
+    # -- verbs
+
+    def accept(self) -> "tuple[SimulatedSocket, tuple[str, int]]":
+        assert self.backlog is not None
+        self._until(lambda: bool(self.backlog))
+        self.baton.note("accepts")
+        return self.backlog.popleft(), self.address
+
+    def recv(self, nbytes: int) -> bytes:
+        buffer = bytearray(nbytes)
+        return bytes(buffer[: self.recv_into(memoryview(buffer), nbytes)])
+
+    def recv_into(self, buffer: memoryview, nbytes: int = 0) -> int:
+        self._until(lambda: bool(self.inbox or self.at_end or self.error))
+        taken = min(len(self.inbox), nbytes or buffer.nbytes)
+        if not taken and self.error:
+            raise _os_error(self.error)
+        buffer[:taken] = self.inbox[:taken]
+        del self.inbox[:taken]
+        if taken:
+            self.baton.note(f"reads {taken} B of {self.peer_name}")
+            assert self.peer is not None
+            self.baton.wake(self.peer.owner)
+        return taken
+
+    def send(self, data: Any) -> int:
+        self._until(lambda: self._room() > 0 or self.error is not None)
+        if self.error:
+            raise _os_error(self.error)
+        view, random = memoryview(data).cast("B"), self.baton.random
+        taken = min(view.nbytes, self._room())
+        assert self.peer is not None
+        is_idle = not self.peer.inbox and not self.peer.coming_nbytes
+        if taken > (SURE_NBYTES if is_idle else 1) and random.random() < PARTLY:
+            taken = random.randint(1, taken)
+        chunk = bytes(view[:taken])
+        self.baton.note(f"sends {taken} B to {self.peer_name}")
+        self.sent += chunk
+        self.peer.coming_nbytes += taken
+        self._deliver(lambda: self._arrive(chunk))
+        return taken
+
+    def sendmsg(self, parts: Sequence[Any]) -> int:
+        return self.send(b"".join(parts))
+
+    def sendall(self, data: Any) -> None:
+        view = memoryview(data).cast("B")
+        while view:
+            view = view[self.send(view) :]
+
+    def close(self) -> None:
+        if not self.is_closed:
+            self.baton.note(f"closes the connection with {self.peer_name}")
+            self.shut()
+
+    def shut(self) -> None:
+        """Close, by the process or by its end."""
+        if self.is_closed:
+            return
+        self.is_closed = True
+        self.network.by_fd.pop(self._fd, None)
+        if self.backlog is not None:
+            self.network.listeners.pop(self.address, None)
+            for waiting in self.backlog:
+                waiting.shut()
+            return
+        # Bytes that nobody will read are answered by a reset.
+        unread = bool(self.inbox)
+        if self.peer is not None and not self.peer.is_closed:
+            self._deliver(lambda: self._end(errno.ECONNRESET if unread else None))
+
+    # -- on the way
+
+    @property
+    def peer_name(self) -> str:
+        return "nobody" if self.peer is None else self.peer.owner.name
+
+    def _until(self, is_ready: Callable[[], bool]) -> None:
+        """Wait, as this socket's timeout allows, until `is_ready`."""
+        self.baton.step()
+        if self.is_closed:
+            raise OSError(errno.EBADF, "Bad file descriptor")
+        if is_ready():
+            return
+        if self.timeout_s == 0.0:
+            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+        until_s = inf if self.timeout_s is None else self.baton.now_s + self.timeout_s
+        while not is_ready():
+            if self.baton.now_s >= until_s:
+                raise TimeoutError("timed out")
+            self.baton.block(until_s)
+
+    def _deliver(self, event: Callable[[], object]) -> None:
+        """Let `event` happen at the other end, after all that was sent before."""
+        baton, network = self.baton, self.network
+        delay_s = baton.random.uniform(*LATENCY_S) + network.delays.pop(self.owner.name, 0.0)
+        self._last_s = max(self._last_s + 1e-9, baton.now_s + delay_s)
+        self._under_way.append(event)
+        baton.after(self._last_s - baton.now_s, self._pass)
+
+    def _pass(self, again: bool = False) -> None:
+        """The first of what is on its way comes; if the path is cut, all, in order, once it is not, or never."""
+        peer, baton = self.peer, self.baton
+        assert peer is not None
+        if self._held_since_s is not None and not again:
+            return
+        if not self.network.is_cut(self.owner, peer.owner):
+            for _ in range(1 if self._held_since_s is None else len(self._under_way)):
+                if self._under_way:
+                    self._under_way.popleft()()
+            self._held_since_s = None
+            return
+        if self._held_since_s is None:
+            self._held_since_s = baton.now_s
+        if baton.now_s > self._held_since_s + CUT_S:
+            for end in (self, peer):
+                end.fail(errno.ETIMEDOUT)
+            return
+        baton.after(0.05, lambda: self._pass(again=True))
+
+    def _arrive(self, chunk: bytes) -> None:
+        peer = self.peer
+        assert peer is not None
+        peer.coming_nbytes -= len(chunk)
+        if peer.is_closed:
+            self.fail(errno.EPIPE if self.error is None else self.error)
+            return
+        peer.inbox += chunk
+        self.baton.wake(peer.owner)
+
+    def _end(self, error: int | None) -> None:
+        peer = self.peer
+        assert peer is not None
+        peer.at_end = True
+        if error:
+            peer.fail(error)
+        self.baton.wake(peer.owner)
+
+    def fail(self, error: int) -> None:
+        """The connection has failed."""
+        if not self.is_closed and self.error is None:
+            self.error = error
+            self.baton.wake(self.owner)
+
+
+def _os_error(code: int) -> OSError:
+    return OSError(code, os.strerror(code))
+
+
+class SimulatedPoller:
+    """See select.poll."""
+
+    def __init__(self, network: Network) -> None:
+        self._network = network
+        self._masks: dict[int, int] = {}
+
+    def register(self, fd: Any, eventmask: int = select.POLLIN) -> None:
+        self._masks[_fd_of(fd)] = eventmask
+
+    modify = register
+
+    def unregister(self, fd: Any) -> None:
+        del self._masks[_fd_of(fd)]
+
+    def look(self) -> list[tuple[int, int]]:
+        """What there is now."""
+        by_fd, found = self._network.by_fd, []
+        for fd, mask in self._masks.items():
+            sock = by_fd.get(fd)
+            if sock is None:
+                found.append((fd, select.POLLNVAL))
+            elif events := sock.events() & (mask | select.POLLERR | select.POLLHUP):
+                found.append((fd, events))
+        return found
+
+    def poll(self, timeout_ms: float | None = None) -> list[tuple[int, int]]:
+        baton = self._network.baton
+        baton.step()
+        until_s = inf if timeout_ms is None or timeout_ms < 0 else baton.now_s + timeout_ms / 1e3
+        while not (found := self.look()) and baton.now_s < until_s:
+            baton.block(until_s)
+        return found
+
+
+class SimulatedSelector(selectors.BaseSelector):
+    """See selectors.DefaultSelector."""
+
+    def __init__(self, network: Network) -> None:
+        self._poller = SimulatedPoller(network)
+        self._keys: dict[int, selectors.SelectorKey] = {}
+
+    def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
+        key = selectors.SelectorKey(fileobj, _fd_of(fileobj), events, data)
+        self._keys[key.fd] = key
+        read, write = bool(events & selectors.EVENT_READ), bool(events & selectors.EVENT_WRITE)
+        self._poller.register(key.fd, select.POLLIN * read | select.POLLOUT * write)
+        return key
+
+    def unregister(self, fileobj: Any) -> selectors.SelectorKey:
+        key = next(key for key in self._keys.values() if key.fileobj is fileobj)
+        self._poller.unregister(key.fd)
+        return self._keys.pop(key.fd)
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        """See selectors.BaseSelector."""
+        found = self._poller.poll(None if timeout is None else timeout * 1e3)
+        masks = [(self._keys[fd], events) for fd, events in found]
+        read, write = selectors.EVENT_READ, selectors.EVENT_WRITE
+        return [(key, read * bool(got & ~select.POLLOUT) | write * bool(got & select.POLLOUT)) for key, got in masks]
+
+    def get_map(self) -> dict[Any, selectors.SelectorKey]:
+        return {key.fileobj: key for key in self._keys.values()}
+
+    def close(self) -> None:
+        self._keys.clear()
+
+
+def _fd_of(fd: Any) -> int:
+    number: int = fd if isinstance(fd, int) else fd.fileno()
+    return number

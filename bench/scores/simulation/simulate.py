@@ -1,0 +1,111 @@
+"""Simulate jobs from seeds: ranks, store and network under one clock, with deaths and cuts; see what breaks.
+
+  lanterne simulate --seeds 20
+  lanterne simulate --seeds 10000 --jobs 2 --json runs.json
+  lanterne simulate --first 4711 --seeds 1 --transport tcp --out .
+
+A seed decides all: how many ranks (4 to 8), over local or tcp, their calls, what befalls whom and when, and the order
+of everything. Ranks are the ordinary code, one thread each, of which one runs at a time. It must hold of each seed:
+nobody waits for ever, no element is wrong, whoever fell first is named by all that can know it, nothing is sent twice,
+nothing is written after its call has returned, and nothing stays open. `lanterne replay SEED` shows one step by step.
+"""
+
+import argparse
+import json
+import logging
+import os
+import time
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from lanterne.bench.output import report
+from lanterne.bench.output.units import whole
+from lanterne.bench.scores.simulation.scenario import TRANSPORTS, VERSION, draw
+from lanterne.errors import InputError
+
+# Seeds that a process takes at a time.
+PORTION = 20
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of this command."""
+    parser.add_argument("--seeds", type=whole(1), default=300, metavar="N", help="how many (default 300)")
+    parser.add_argument("--first", type=whole(0), default=0, metavar="SEED", help="the first of them (default 0)")
+    parser.add_argument("--transport", choices=TRANSPORTS, help="only this one (default: as the seed says)")
+    parser.add_argument("--jobs", type=whole(1), metavar="J", help="processes (default: one for each core)")
+    parser.add_argument("--stop", action="store_true", help="at the first portion with a seed that fails")
+    parser.add_argument("--out", metavar="FOLDER", help="write a seed file of each that fails, for `lanterne replay`")
+    parser.add_argument("--json", metavar="FILE", help="write what came of each seed as JSON ('-': standard output)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the seeds, and print those that fail; the exit code."""
+    if args.out and not Path(args.out).is_dir():
+        raise InputError(f"--out: got {args.out!r}, expected a folder that exists")
+    started_s, results = time.perf_counter(), []
+    for portion in simulate(args.first, args.seeds, args.transport, args.jobs or os.cpu_count() or 1):
+        results += portion
+        report.progress(f"{len(results)} of {args.seeds} seeds, {sum(bool(each['problems']) for each in results)} fail")
+        if args.stop and any(each["problems"] for each in portion):
+            break
+    report.progress("")
+    failing = [each for each in results if each["problems"]]
+    for each in failing if args.out else ():
+        Path(args.out, f"seed-{each['seed']}.json").write_text(json.dumps(each["scenario"], indent=1) + "\n")
+    took_s = time.perf_counter() - started_s
+    if args.json:
+        document = report.envelope(simulation_version=VERSION, took_s=took_s, results=results)
+        report.write_json(args.json, document)
+    if args.json != "-":
+        columns = [("seed", ""), ("transport", ""), ("ranks", ""), ("simulated", "s"), ("steps", ""), ("problem", "")]
+        rows = [
+            (str(each["seed"]), each["scenario"]["transport"], str(each["scenario"]["ranks"]))
+            + (f"{each['simulated_s']:.2f}", str(each["steps"]), each["problems"][0])
+            for each in failing
+        ]
+        if rows:
+            report.print_table(columns, rows, left=(1, 5))
+        rate = len(results) / took_s
+        print(f"{len(results)} seeds, {len(failing)} fail; {took_s:.1f} s, {rate:.1f} seeds a second")
+        if failing:
+            print(f"`lanterne replay {failing[0]['seed']}` shows the first step by step")
+    return int(bool(failing))
+
+
+def simulate(first: int, seeds: int, transport: str | None, jobs: int) -> Iterator[list[dict[str, Any]]]:
+    """What came of the seeds from `first` on, a portion at a time, in order."""
+    portions = [range(at, min(at + PORTION, first + seeds)) for at in range(first, first + seeds, PORTION)]
+    if jobs == 1 or len(portions) == 1:
+        yield from (simulate_portion(portion, transport) for portion in portions)
+        return
+    with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
+        try:
+            yield from pool.map(simulate_portion, portions, [transport] * len(portions))
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def simulate_portion(portion: range, transport: str | None) -> list[dict[str, Any]]:
+    """What came of each seed of `portion`."""
+    from lanterne.bench.scores.simulation.world import run as run_world  # It loads much.
+
+    # What simulated ranks log is in their errors.
+    logging.disable(logging.CRITICAL)
+    found = []
+    for seed in portion:
+        outcome = run_world(draw(seed, transport))
+        found.append(
+            {
+                "seed": seed,
+                "problems": list(outcome.problems),
+                "digest": outcome.digest,
+                "simulated_s": outcome.seconds,
+                "steps": outcome.steps,
+                "scenario": outcome.scenario.to_json(),
+            }
+        )
+    logging.disable(logging.NOTSET)
+    return found
