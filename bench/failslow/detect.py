@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of this command."""
     parser.add_argument("files", nargs="+", metavar="FILE", help="CSV with a header line, or a log; -: standard input")
     parser.add_argument("--column", metavar="NAME", help="column of iteration times (default: seconds, or by name)")
-    parser.add_argument("--unit", type=parse_unit, metavar="UNIT", help="s, ms, us, ns, min (default: as named, or s)")
+    parser.add_argument("--unit", metavar="UNIT", help="s, ms, us, ns, min (default: as named, or s)")
     parser.add_argument("--pattern", metavar="REGEX", help="of a log: lines that match; its first group is the number")
     parser.add_argument("--rate", action="store_true", help="with --pattern: the number is a rate, more is faster")
     parser.add_argument(
@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
         raise InputError("--rate: expected with --pattern")
     if args.column and args.pattern:
         raise InputError("--pattern: of a log, expected without --column, of CSV")
-    source = Source(args.column, args.unit, args.pattern, args.rate)
+    source = Source(args.column, args.unit and parse_unit(args.unit), args.pattern, args.rate)
     for path in args.files:
         report.progress(f"reading {shown(path)}")
         tracker = Tracker()
