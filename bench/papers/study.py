@@ -139,6 +139,11 @@ def actions_of(case: PipelineCase, outcome: MeasuredIterations) -> list[list[Any
     return [list(each) for each in zip(plan.rank_of.tolist(), words, starts, ends, strict=True)]
 
 
+def lasted_s(record: Record) -> float:
+    """From the first start to the last end of the actions of a record, seconds."""
+    return float(max(action[3] for action in record["actions"]) - min(action[2] for action in record["actions"]))
+
+
 COLUMNS: Columns = [
     ("point", ""),
     ("system", ""),
