@@ -40,7 +40,7 @@ def label_ends(axis: Axes, fontsize: float = 8) -> None:
             fontsize=fontsize,
             va="center",
             annotation_clip=False,
-            arrowprops={"arrowstyle": "-", "color": line.get_color(), "linewidth": 0.5, "shrinkA": 0, "shrinkB": 1},
+            arrowprops={"arrowstyle": "-", "color": line.get_color(), "linewidth": 0.5, "relpos": (0, 0.5)},
         )
     axis.set(xlim=limits[0], ylim=limits[1])
     for side in ("top", "right"):
@@ -58,10 +58,19 @@ def _height(axis: Axes, line: Line2D) -> float:
 
 
 def _spread(heights: list[float], gap: float) -> list[float]:
-    """`heights`, ascending, moved apart to at least `gap`, and none above 1."""
-    placed: list[float] = []
+    """`heights`, ascending, moved apart to at least `gap`, each as little as its neighbours allow; from 0 to 1."""
+    # Of neighbours that touch: (where the first would best be, how many).
+    blocks: list[tuple[float, int]] = []
     for height in heights:
-        placed.append(max(height, placed[-1] + gap) if placed else height)
+        start, count = height, 1
+        while blocks and start < blocks[-1][0] + blocks[-1][1] * gap:
+            before, number = blocks.pop()
+            start = (before * number + (start - number * gap) * count) / (number + count)
+            count += number
+        start = max(0.0, min(start, 1.0 - (count - 1) * gap))
+        blocks.append((start, count))
+    placed = [start + index * gap for start, count in blocks for index in range(count)]
+    # What the upper limit has pushed down may touch what is below.
     most = 1.0
     for index in reversed(range(len(placed))):
         placed[index] = min(placed[index], most)

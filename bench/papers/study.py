@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from lanterne.bench.output import report
 from lanterne.bench.output.bars import BLOCKED_LIMIT, LIMIT, Bar, near_simulator
+from lanterne.bench.output.plots import COLOURS
 from lanterne.bench.output.units import format_time
 from lanterne.bench.papers.experiment import Axes, Columns, Figure, Record
 from lanterne.bench.pipeline.measure import MeasuredIterations, PipelineCase, measure
@@ -205,7 +206,8 @@ def draw_bars(
     for i, system in enumerate(systems):
         mine = [record for record in records if record["system"] == system]
         x = [points.index(record["point"]) + (i + 0.5) * width - 0.4 for record in mine]
-        axis.bar(x, [record[value] for record in mine], width * 0.92, label=system, color=f"C{i}", alpha=0.85)
+        colour = COLOURS[i % len(COLOURS)]
+        axis.bar(x, [record[value] for record in mine], width * 0.92, label=system, color=colour, alpha=0.85)
         marks: dict[str, Any] = {"color": "black", "linestyle": "none", "markersize": 9}
         last = i == len(systems) - 1
         axis.plot(x, [r[predicted] for r in mine], marker="_", label="simulated" if last else None, **marks)
@@ -220,14 +222,14 @@ def draw_bars(
 
 def draw_gantt(axis: Axes, record: Record, limit_s: float) -> set[str]:
     """The measured actions of a record, one row per rank; returns the kinds that there are."""
-    from lanterne.pipeline.simulate.gantt import COLOURS
+    from lanterne.pipeline.simulate.gantt import COLOURS as KIND_COLOURS
 
     kinds = set()
     for rank, word, start_s, end_s in record["actions"]:
         kind = word.rstrip("0123456789./")
         kinds.add(kind)
         bar = (1e3 * start_s, 1e3 * (end_s - start_s))
-        axis.broken_barh([bar], (rank - 0.4, 0.8), facecolors=COLOURS[kind], edgecolor="white", linewidth=0.4)
+        axis.broken_barh([bar], (rank - 0.4, 0.8), facecolors=KIND_COLOURS[kind], edgecolor="white", linewidth=0.4)
     axis.invert_yaxis()
     axis.set_yticks(sorted({rank for rank, *_ in record["actions"]}))
     axis.set_xlim(0, 1e3 * limit_s)
@@ -240,7 +242,8 @@ def draw_kinds(figure: Figure, kinds: Collection[str]) -> None:
     """The legend of Gantt charts, below them."""
     from matplotlib.patches import Patch
 
-    from lanterne.pipeline.simulate.gantt import COLOURS, MEANING
+    from lanterne.pipeline.simulate.gantt import COLOURS as KIND_COLOURS
+    from lanterne.pipeline.simulate.gantt import MEANING
 
-    patches = [Patch(color=COLOURS[kind], label=f"{kind}: {MEANING[kind]}") for kind in MEANING if kind in kinds]
+    patches = [Patch(color=KIND_COLOURS[kind], label=f"{kind}: {MEANING[kind]}") for kind in MEANING if kind in kinds]
     figure.legend(handles=patches, loc="outside lower right", ncols=len(patches), frameon=False, fontsize=9)

@@ -3,10 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
+from lanterne.bench.output.plots import COLOURS, label_ends
 from lanterne.pipeline.plan.problem import Problem
 from lanterne.pipeline.simulate.gantt import save
 
-STYLES = ("-", "--", "-.", ":")
+DASHES = ("-", "--", "-.", ":")
 # Where lines lie on each other the first ones show as the wider ones beneath.
 WIDEST, NARROWEST = 6.0, 1.2
 MARKERS = "osD^vP*Xdph"
@@ -26,7 +27,6 @@ def draw(path: str, content: Mapping[str, Any], problem: Problem, unit: str) -> 
     from matplotlib import pyplot as plt
 
     figure, axis = plt.subplots(figsize=(9, 5), layout="constrained")
-    colours = plt.get_cmap("tab10")
     narrower = (WIDEST - NARROWEST) / max(1, len(content["results"]) - 2)
     for i, result in enumerate(content["results"]):
         points = [point for point in result["points"] if point["makespan"] is not None]
@@ -34,10 +34,9 @@ def draw(path: str, content: Mapping[str, Any], problem: Problem, unit: str) -> 
         if result is content["results"][-1]:
             axis.plot(x, y, color="black", linewidth=0.8, linestyle=":", label=result["line"])
             continue
-        colour = colours(i % 10)
         line: dict[str, Any] = {
-            "color": colour,
-            "linestyle": STYLES[i // 10 % len(STYLES)],
+            "color": COLOURS[i % len(COLOURS)],
+            "linestyle": DASHES[i // len(COLOURS) % len(DASHES)],
             "marker": MARKERS[i % len(MARKERS)],
             "markersize": 4 + (WIDEST - i * narrower) / 2,
         }
@@ -55,16 +54,10 @@ def draw(path: str, content: Mapping[str, Any], problem: Problem, unit: str) -> 
     )
     axis.grid(color="0.9", linewidth=0.6)
     axis.set_axisbelow(True)
-    for side in ("top", "right"):
-        axis.spines[side].set_visible(False)
     hollow = any(point["fits_memory"] is False for result in content["results"] for point in result["points"])
-    axis.legend(
-        loc="center left",
-        bbox_to_anchor=(1.0, 0.5),
-        frameon=False,
-        fontsize=9,
-        title="hollow: over memory" if hollow else None,
-    )
+    if hollow:
+        axis.set_xlabel(f"{axis.get_xlabel()}; hollow: over memory")
+    label_ends(axis, 9)
     save(figure, path)
 
 
