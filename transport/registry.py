@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from lanterne.errors import InputError, Unavailable, one_of
 from lanterne.transport.job.bootstrap import in_a_job, is_started_by_mpi
+from lanterne.transport.networks import has_rdma, is_trusted
 
 if TYPE_CHECKING:
     from lanterne.transport.base import Transport
@@ -66,10 +67,22 @@ def usual_transport() -> str:
 
 
 def host_transport(group: "Group", timeout_s: float | None = None) -> str:
-    """The transport for host memory of a job: mpi under an MPI launcher, else ucx where every rank has it, else tcp."""
+    """The transport for host memory of a job, the same on every rank: mpi under an MPI launcher, else ucx or tcp.
+
+    It is ucx where every rank has it, and all share a host, or all hosts have RDMA, or all say that their network
+    is trusted; networks.py says why.
+
+    Raises:
+        InputError: LANTERNE_TRUSTED_NETWORK is neither 0 nor 1.
+        TransportTimeout, PeerFailed: as Group.exchange.
+    """
     if is_started_by_mpi():
         return "mpi"
-    return "ucx" if all(group.exchange("lanterne/host-transport", b"ucx" * has_ucx(), timeout_s)) else "tcp"
+    one_host = len(set(group.hosts)) == 1
+    told = bytes((has_ucx(), one_host or has_rdma(), one_host or is_trusted()))
+    ranks = group.exchange("lanterne/host-transport", told, timeout_s)
+    has_it, by_rdma, trusted = (all(column) for column in zip(*ranks, strict=True))
+    return "ucx" if has_it and (by_rdma or trusted) else "tcp"
 
 
 def has_ucx() -> bool:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import tempfile
 import time
 from collections import deque
@@ -26,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lanterne.errors import InputError
 from lanterne.failslow.mitigate.controller import Controller
 from lanterne.failslow.mitigate.decision import ControllerSettings, Decision
 from lanterne.failslow.mitigate.loop_state import LoopState, StoreState
@@ -53,6 +55,8 @@ if TYPE_CHECKING:
 
 # A rank calls for attention when an iteration takes so many times the median of the latest.
 UNUSUAL, LATEST = 1.1, 16
+# Of a path that ranks tell each other.
+MAX_PATH_NBYTES = 4096
 # Of the messages that suspect links are tested with, at least.
 LEAST_NBYTES = 4 << 10
 
@@ -275,10 +279,11 @@ class ClosedLoop:
 
     def _restart(self, plans: Sequence[CheckedPlan], members: tuple[int, ...]) -> None:
         """Through a checkpoint to a trainer on other ranks."""
-        path = Path(self._checkpoint or Path(tempfile.gettempdir(), f"lanterne-{self._job()}.npz"))
+        writer = self._members[0]
+        path = Path(self._checkpoint) if self._checkpoint is not None else self._new_file(writer)
         if self.trainer is not None:
             state = self.trainer.state()
-            if self.comm.rank == self._members[0]:
+            if self.comm.rank == writer:
                 save(path, state, {})
             self.trainer.close()
         # What those that are out compare themselves with, to know when they are well again.
@@ -290,17 +295,25 @@ class ClosedLoop:
         self._team = self.comm.split(0 if self.comm.rank in members else -1, self.comm.rank)
         if self._team is not None:
             self.trainer = trainer = self._make(self._team, plans, self._layout())
+            if not path.exists():
+                raise InputError(
+                    f"restart: rank {self.comm.rank} does not see {path}, which rank {writer} wrote, expected a folder "
+                    "that all hosts share: name a checkpoint in one (--checkpoint), or set TMPDIR to one"
+                )
             trainer.restore(load(path, {}))
             self._adopt(trainer)
         self.comm.barrier()
-        if self._checkpoint is None and self.comm.rank == members[0]:
-            path.unlink()
+        if self._checkpoint is None and self.comm.rank == writer:
+            shutil.rmtree(path.parent)
 
-    def _job(self) -> int:
-        """A number that the ranks have in common, and no other job of this host has."""
-        number = np.array([os.getpid()])
-        self.comm.broadcast(number)
-        return int(number[0])
+    def _new_file(self, writer: int) -> Path:
+        """A file to be, in a new folder of rank `writer` that only its user can enter; the same on all ranks."""
+        told = np.zeros(MAX_PATH_NBYTES, np.uint8)
+        if self.comm.rank == writer:
+            folder = os.fsencode(tempfile.mkdtemp(prefix="lanterne-"))
+            told[: len(folder)] = np.frombuffer(folder, np.uint8)
+        self.comm.broadcast(told, writer)
+        return Path(os.fsdecode(told.tobytes().rstrip(b"\0")), "state.npz")
 
     def _message_nbytes(self, trainer: Trainer) -> int:
         """Bytes of the largest activation that a stage of any rank hands on."""

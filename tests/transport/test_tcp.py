@@ -40,6 +40,7 @@ class Job:
         return SimpleNamespace(
             rank=rank, world_size=self.world_size, ranks_here=self.world_size, exchange=exchange,
             check_peers=check_peers, open_board=board, store="store", machine=THIS_MACHINE,
+            hosts=("here",) * self.world_size,
         )  # fmt: skip
 
     def run(self, function, make=TcpTransport):

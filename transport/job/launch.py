@@ -21,7 +21,7 @@ from typing import TypeAlias
 
 from lanterne.errors import InputError, TransportError, TransportTimeout, Unavailable
 from lanterne.transport.job.guard import STARTED_KEY, set_parent_death_signal, survivors_s
-from lanterne.transport.job.room import check_shared_memory, make_room_for_files
+from lanterne.transport.job.room import NO_TCP, check_shared_memory, make_room_for_files
 from lanterne.transport.machine import THIS_MACHINE
 from lanterne.transport.mpi.library import unlink_segments
 from lanterne.transport.own_python import own_python
@@ -52,6 +52,17 @@ MPI_ENVIRONMENT = {
     "PRTE_MCA_hwloc_default_binding_policy": "none",
     "OMPI_MCA_mpi_yield_when_idle": "1",
     "OMPI_MCA_threads_pthreads_yield_strategy": "nanosleep",
+}
+
+# On one host nobody else is to reach a port of MPI's: UCX under MPICH then opens none, Open MPI and OFI on loopback.
+ONE_HOST_ENVIRONMENT = {
+    "UCX_TLS": NO_TCP,
+    "FI_TCP_IFACE": "lo",
+    "HYDRA_IFACE": "lo",
+    "OMPI_MCA_oob_tcp_if_include": "lo",
+    "OMPI_MCA_btl_tcp_if_include": "lo",
+    "PRTE_MCA_oob_tcp_if_include": "lo",
+    "PRTE_MCA_prte_if_include": "lo",
 }
 
 OUTER_JOB = re.compile("PMI_|PMIX_(?!MCA)|HYDI_|MPI_LOCAL|OMPI_COMM_WORLD_")
@@ -100,6 +111,7 @@ def launch(
         variables: dict[str, str] = {
             **RANK_ENVIRONMENT,
             **MPI_ENVIRONMENT,
+            **(ONE_HOST_ENVIRONMENT if mpiexec else {}),
             # Without the traces of an MPI job that we are ourselves a rank of.
             **{name: value for name, value in os.environ.items() if not OUTER_JOB.match(name)},
             # Ranks write through pipes, and cannot see that somebody is looking.

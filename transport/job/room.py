@@ -20,6 +20,10 @@ UCX_RANK_NBYTES, UCX_LEAST_NBYTES = 4_500_000, 14_000_000
 # A rank has some 30 files open on one host, and the store two for each rank.
 FILES, FILES_PER_RANK = 64, 2
 
+# Values of UCX_TLS that lanterne itself sets for what it starts.
+NO_TCP = "^tcp"
+NO_POSIX = {None: "^posix", NO_TCP: "^tcp,posix"}
+
 log: logging.Logger = logging.getLogger(__name__)
 
 
@@ -61,6 +65,7 @@ def check_shared_memory(num_ranks: int, variables: MutableMapping[str, str], *, 
                 "give more (mount -o remount,size=..., in a container --shm-size or --ipc=host)"
             )
         needed = UCX_LEAST_NBYTES + num_ranks * UCX_RANK_NBYTES
-        if nbytes < needed and "UCX_TLS" not in variables:
-            variables["UCX_TLS"] = "^posix"
-            log.info("lanterne: %s, %.3g MB would let UCX use it; UCX_TLS=^posix goes without", size, needed / 1e6)
+        set_so_far = variables.get("UCX_TLS")
+        if nbytes < needed and set_so_far in NO_POSIX:
+            variables["UCX_TLS"] = NO_POSIX[set_so_far]
+            log.info("lanterne: %s, with %.3g MB UCX would use it; it goes without", size, needed / 1e6)

@@ -27,6 +27,7 @@ class Members:
         self._watchers: set[Connection] = set()
         self._left: set[int] = set()
         self._died: dict[int, bytes] = {}  # why, by rank
+        self._gone: list[tuple[Kind, list[int | bytes]]] = []  # the notices of both
         self._ended: dict[int, int] = {}  # exit codes, by rank
         self._fault: list[int | bytes] | None = None
         # By rank: its vote on how to end; (connection, request_id) of who waits for the outcome.
@@ -64,16 +65,14 @@ class Members:
         self._members[rank] = connection
         connection.rank = rank
         self._store.reply(connection, request_id)
-        for left in self._left:
-            self._store.send(connection, Kind.LEFT_NOTICE, 0, [left])
-        self._tell_deaths(connection)
+        self._tell_gone(connection)
 
     def _guard(self, connection: Connection, request_id: int, rank: int, world_size: int) -> None:
         self._check_rank(connection, rank, world_size, self._guards)
         self._guards[rank] = connection
         connection.guards = rank
         self._store.reply(connection, request_id)
-        self._tell_deaths(connection)
+        self._tell_gone(connection)
 
     def _watch(self, connection: Connection, request_id: int) -> None:
         self._watchers.add(connection)
@@ -81,9 +80,10 @@ class Members:
         if self._fault is not None:
             self._store.send(connection, Kind.FAULT_NOTICE, 0, self._fault)
 
-    def _tell_deaths(self, connection: Connection) -> None:
-        for rank, reason in self._died.items():
-            self._store.send(connection, Kind.DIED_NOTICE, 0, [rank, reason])
+    def _tell_gone(self, connection: Connection) -> None:
+        """Who has left or died, in that order: who comes late blames the first."""
+        for kind, fields in self._gone:
+            self._store.send(connection, kind, 0, fields)
 
     def _leave(self, connection: Connection, _request_id: int) -> Answer:
         rank = self._member(connection)
@@ -93,6 +93,7 @@ class Members:
 
     def _tell_left(self, rank: int) -> None:
         self._left.add(rank)
+        self._gone.append((Kind.LEFT_NOTICE, [rank]))
         for member in self._members.values():
             self._store.send(member, Kind.LEFT_NOTICE, 0, [rank])
 
@@ -133,6 +134,7 @@ class Members:
         if rank in self._died:
             return
         self._died[rank] = reason
+        self._gone.append((Kind.DIED_NOTICE, [rank, reason]))
         self._members.pop(rank, None)
         for connection in [*self._members.values(), *self._guards.values(), *self._watchers]:
             self._store.send(connection, Kind.DIED_NOTICE, 0, [rank, reason])

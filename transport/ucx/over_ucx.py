@@ -8,6 +8,7 @@ A UCX receive does not filter its source, so the tag holds it: communicator 16 b
 """
 
 import atexit
+import logging
 import math
 import os
 from collections.abc import Iterable, Sequence
@@ -27,6 +28,7 @@ from lanterne.transport.base import (
     check_ops,
     timeout_error,
 )
+from lanterne.transport.networks import has_rdma, is_trusted
 from lanterne.transport.pauses import Woken
 from lanterne.transport.rank_group import LEFT_GRACE_S, Group
 from lanterne.transport.timeouts import check_timeout_s
@@ -48,6 +50,8 @@ MAX_SPANS = 1024
 SPIN_S = 50e-6
 # How long a wait sleeps at most before it looks for deaths and at the clock.
 SLEEP_MS = 50
+
+log: logging.Logger = logging.getLogger(__name__)
 
 # (its UCXRequest, the operation).
 Started: TypeAlias = tuple[Any, Operation]
@@ -85,7 +89,8 @@ class UcxTransport(Transport):
         self.world_size: int = group.world_size
         if timeout_s is not None:
             self.timeout_s = timeout_s
-        self._context, self._worker = make_worker(self._ucxx, settings(group.hosts, group.rank, os.environ))
+        chosen = settings(group.hosts, group.rank, os.environ, rdma=self._have_rdma(group, timeout_s))
+        self._context, self._worker = make_worker(self._ucxx, chosen)
         self._addresses = group.exchange("lanterne/ucx", bytes(self._worker.address), timeout_s)
         self._peers: dict[int, tuple[Any, Any]] = {}
         self._orphans: list[Started] = []
@@ -102,6 +107,20 @@ class UcxTransport(Transport):
         self.woken: Woken = Woken(self.machine, self._sleep, SPIN_S)
         self._pid = os.getpid()
         atexit.register(self.close)
+
+    def _have_rdma(self, group: Group, timeout_s: float | None) -> bool:
+        """Whether all hosts, of several, have it; where they do not, rank 0 says what that means."""
+        if len(set(group.hosts)) == 1:
+            return False
+        rdma, trusted = has_rdma(), is_trusted()
+        told = group.exchange("lanterne/ucx-network", bytes((rdma, trusted)), timeout_s)
+        rdma, trusted = (all(column) for column in zip(*told, strict=True))
+        if group.rank == 0 and not rdma and not trusted:
+            log.warning(
+                "lanterne: ucx between hosts without RDMA: whoever reaches its TCP ports can write to these processes' "
+                "memory; transport tcp is closed to strangers, and LANTERNE_TRUSTED_NETWORK=1 says that there are none"
+            )
+        return rdma
 
     def post(self, ops: Sequence[Operation]) -> "UcxRequest":
         check_ops(self, ops)

@@ -9,8 +9,9 @@ Settings, each with its reason (measured with ucxx 0.52, UCX 1.21); a UCX_... va
   TCP_KEEP... are the kernel's own probes, which are safe: a link that goes down is noticed after 4 s instead of never.
 - TCP_TX_SEG_SIZE: at 64K, the largest that the receiving side's default admits, UCX sends without copying; 8K, the
   default, has a third of the bandwidth on loopback.
-- NET_DEVICES=lo where all ranks share a host: no port is open to others. TLS=^sm for a rank that shares its host with
-  none: in an emulated cluster UCX would find shared memory all the same and go past the emulated links.
+- TLS: shared memory alone where all ranks share a host: no port is open to anybody. ^tcp between hosts that all have
+  RDMA: whoever reaches a port of UCX's TCP layer can write this process's memory. ^sm for a rank that shares its host
+  with none: in an emulated cluster UCX would find shared memory all the same and go past the emulated links.
 RNDV_SCHEME stays as it is. get_zcopy, known as a cure of half-duplex TCP, turns rendezvous off there: posting a receive
 then no longer paces its sender. Two connections for each pair cure it and keep the pacing; see over_ucx.py.
 """
@@ -31,6 +32,9 @@ INSTALL = f"install it with: pip install ucxx-cu12=={UCXX_VERSION}.* (no GPU nee
 QUIET = {"UCX_LOG_LEVEL": "fatal", "UCXX_LOG_LEVEL": "fatal", "UCX_WARN_UNUSED_ENV_VARS": "n"}
 # Variables that ucxx sets when it is loaded.
 UCXX_SETS = {"UCX_MEMTYPE_CACHE", "UCX_RNDV_THRESH", "UCX_RNDV_FRAG_MEM_TYPE", "UCX_MAX_RNDV_RAILS"}
+# UCX passes over what is not there.
+ONE_HOST_TLS = "sm,self,cuda_copy,cuda_ipc"
+OWN_TLS = ("^tcp", "^posix", "^tcp,posix")
 SETTINGS = {
     "POSIX_ERROR_HANDLING": "y",
     "SYSV_ERROR_HANDLING": "y",
@@ -87,18 +91,29 @@ def one_ucx() -> Iterator[None]:
         modules.update(before)
 
 
-def settings(hosts: Sequence[str], rank: int, environment: Mapping[str, str]) -> dict[str, str]:
+def settings(
+    hosts: Sequence[str], rank: int, environment: Mapping[str, str], *, rdma: bool = False
+) -> dict[str, str]:
     """The UCX settings of `rank`, by their names without UCX_; see the module.
 
     Args:
         hosts: the host identity of every rank.
-        environment: the variables whose UCX_... win.
+        environment: the variables whose UCX_... win, but for a UCX_TLS of lanterne's own, which leaves something out
+            (job/room.py).
+        rdma: every host has it.
     """
     chosen = dict(SETTINGS)
     if len(set(hosts)) == 1:
-        chosen |= {"NET_DEVICES": "lo", "KEEPALIVE_INTERVAL": "500ms"}
-    elif hosts.count(hosts[rank]) == 1:
-        chosen["TLS"] = "^sm"
+        chosen |= {"TLS": ONE_HOST_TLS, "KEEPALIVE_INTERVAL": "500ms"}
+        if (set_so_far := environment.get("UCX_TLS")) in OWN_TLS:
+            without = ONE_HOST_TLS.replace("sm,", "sysv,cma,") if "posix" in set_so_far else ONE_HOST_TLS
+            return _unless_set(chosen, environment) | {"TLS": without}
+    elif left_out := ["tcp"] * rdma + ["sm"] * (hosts.count(hosts[rank]) == 1):
+        chosen["TLS"] = "^" + ",".join(left_out)
+    return _unless_set(chosen, environment)
+
+
+def _unless_set(chosen: Mapping[str, str], environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in chosen.items() if f"UCX_{name}" not in environment}
 
 

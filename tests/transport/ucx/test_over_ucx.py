@@ -39,7 +39,7 @@ def test_tag_layout():
 @pytest.mark.parametrize(
     ("hosts", "rank", "expected"),
     [
-        (("a", "a"), 0, {"NET_DEVICES": "lo", "KEEPALIVE_INTERVAL": "500ms"}),
+        (("a", "a"), 0, {"TLS": "sm,self,cuda_copy,cuda_ipc", "KEEPALIVE_INTERVAL": "500ms"}),
         (("a", "b"), 1, {"TLS": "^sm", "KEEPALIVE_INTERVAL": "inf"}),
         (("a", "a", "b"), 0, {"KEEPALIVE_INTERVAL": "inf"}),
         (("a", "a", "b"), 2, {"TLS": "^sm", "KEEPALIVE_INTERVAL": "inf"}),
@@ -47,12 +47,53 @@ def test_tag_layout():
 )
 def test_settings_depend_on_who_shares_a_host(hosts, rank, expected):
     chosen = settings(hosts, rank, {})
-    assert {name: chosen.get(name) for name in ("NET_DEVICES", "TLS", "KEEPALIVE_INTERVAL")} == {
-        "NET_DEVICES": None,
-        "TLS": None,
-        **expected,
-    }
+    assert {name: chosen.get(name) for name in ("TLS", "KEEPALIVE_INTERVAL")} == {"TLS": None, **expected}
+    assert "NET_DEVICES" not in chosen
     assert chosen["POSIX_ERROR_HANDLING"] == chosen["SYSV_ERROR_HANDLING"] == chosen["CMA_MEMORY_INVALIDATE"] == "y"
+
+
+def test_no_tcp_beside_rdma():
+    assert settings(("a", "b"), 1, {}, rdma=True)["TLS"] == "^tcp,sm"
+    assert settings(("a", "a", "b"), 0, {}, rdma=True)["TLS"] == "^tcp"
+
+
+def test_little_shared_memory():
+    for own in ("^posix", "^tcp,posix"):
+        assert settings(("a", "a"), 0, {"UCX_TLS": own})["TLS"] == "sysv,cma,self,cuda_copy,cuda_ipc"
+    assert settings(("a", "a"), 0, {"UCX_TLS": "^tcp"})["TLS"] == "sm,self,cuda_copy,cuda_ipc"
+    assert "TLS" not in settings(("a", "a"), 0, {"UCX_TLS": "posix,self"})
+    assert "TLS" not in settings(("a", "b"), 0, {"UCX_TLS": "^posix"})
+
+
+LISTENS = r"""
+import os, lanterne
+with lanterne.init("ucx") as comm:
+    comm.barrier()
+    mine = set()
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            mine.add(os.readlink(f"/proc/self/fd/{fd}"))
+        except OSError:
+            pass
+    lines = [line.split() for kind in ("tcp", "tcp6") for line in open(f"/proc/net/{kind}").readlines()[1:]]
+    at = [words[1] for words in lines if words[3] == "0A" and f"socket:[{words[9]}]" in mine]
+    os.write(1, f"listens {at}\n".encode())
+    comm.barrier()
+"""
+LAUNCH = "import sys; from lanterne.transport.job.launch import launch; "
+LAUNCH += "sys.exit(launch([sys.executable, '-c', sys.argv[1]], 2, 'direct', 60))"
+
+
+def test_on_one_host_no_port_is_open():
+    ended = subprocess.run(
+        [sys.executable, "-c", LAUNCH, LISTENS],
+        env=os.environ | {"LANTERNE_TRIALS": "off"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (ended.returncode, ended.stdout) == (0, "listens []\n" * 2), ended.stderr
 
 
 def test_the_user_s_variables_win():

@@ -1,0 +1,58 @@
+"""Which transport a job without MPI takes: what strangers can reach decides."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from lanterne.errors import InputError
+from lanterne.transport import networks, registry
+
+
+@pytest.mark.parametrize(
+    ("hosts", "ucxx", "rdma", "trusted", "expected"),
+    [
+        ("aa", (True, True), (False, False), (False, False), "ucx"),
+        ("aa", (True, False), (False, False), (False, False), "tcp"),
+        ("ab", (True, True), (False, False), (False, False), "tcp"),
+        ("ab", (True, True), (True, True), (False, False), "ucx"),
+        ("ab", (True, True), (True, False), (False, False), "tcp"),
+        ("ab", (True, True), (False, False), (True, True), "ucx"),
+        ("ab", (True, True), (False, False), (True, False), "tcp"),
+        ("ab", (True, True), (True, False), (False, True), "tcp"),
+        ("ab", (False, True), (True, True), (True, True), "tcp"),
+    ],
+)
+def test_without_mpi(monkeypatch, hosts, ucxx, rdma, trusted, expected):
+    several = len(set(hosts)) > 1
+    told = [
+        bytes((has, not several or by_rdma, not several or is_safe))
+        for has, by_rdma, is_safe in zip(ucxx, rdma, trusted, strict=True)
+    ]
+    for rank in range(2):
+
+        def exchange(_name, mine, _timeout_s, rank=rank):
+            assert mine == told[rank]
+            return told
+
+        monkeypatch.setattr(registry, "has_ucx", lambda rank=rank: ucxx[rank])
+        monkeypatch.setattr(registry, "is_started_by_mpi", lambda: False)
+        monkeypatch.setattr(registry, "has_rdma", lambda rank=rank: rdma[rank])
+        monkeypatch.setenv(networks.VARIABLE, str(int(trusted[rank])))
+        assert registry.host_transport(SimpleNamespace(hosts=tuple(hosts), exchange=exchange)) == expected
+
+
+def test_what_is_not_yes_or_no(monkeypatch):
+    monkeypatch.setenv(networks.VARIABLE, "yes")
+    with pytest.raises(InputError, match="LANTERNE_TRUSTED_NETWORK: got 'yes', expected 0 or 1"):
+        networks.is_trusted()
+    monkeypatch.delenv(networks.VARIABLE)
+    assert not networks.is_trusted()
+
+
+@pytest.mark.parametrize(("states", "expected"), [((), False), (("1: DOWN",), False), (("1: DOWN", "4: ACTIVE"), True)])
+def test_rdma(tmp_path, states, expected):
+    for number, state in enumerate(states):
+        folder = tmp_path / "mlx5_0" / "ports" / str(number)
+        folder.mkdir(parents=True)
+        (folder / "state").write_text(f"{state}\n")
+    assert networks.has_rdma(str(tmp_path)) == expected

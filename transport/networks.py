@@ -1,0 +1,36 @@
+"""What ranks may say to each other over which network: who else could reach the port that a transport opens.
+
+UCX's TCP layer writes to the address that a message names, so whoever reaches such a port can write the process's
+memory, and no setting changes that. So a job takes ucx by itself on one host, where it opens no port, and between hosts
+where all have RDMA, or where LANTERNE_TRUSTED_NETWORK=1 says that nobody else reaches them; else tcp.
+"""
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from lanterne.errors import InputError
+
+VARIABLE = "LANTERNE_TRUSTED_NETWORK"
+RDMA_PORTS = "/sys/class/infiniband"
+
+
+def is_trusted() -> bool:
+    """Whether LANTERNE_TRUSTED_NETWORK says that only this job's user reaches the network between its hosts.
+
+    Raises:
+        InputError: it is neither 0 nor 1.
+    """
+    text = os.environ.get(VARIABLE, "0")
+    if text not in ("0", "1"):
+        raise InputError(f"{VARIABLE}: got {text!r}, expected 0 or 1")
+    return text == "1"
+
+
+def has_rdma(ports: str = RDMA_PORTS) -> bool:
+    """Whether a port of an RDMA network card of this host is active."""
+    for state in Path(ports).glob("*/ports/*/state"):
+        with suppress(OSError):
+            if "ACTIVE" in state.read_text():
+                return True
+    return False
