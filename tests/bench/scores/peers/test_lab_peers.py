@@ -39,6 +39,7 @@ def document(*results):
 
 def test_cases_have_names():
     assert parse_case("8x16MiB@0.7") == PeerCase(8, 16 << 20, 0.7)
+    assert parse_case("8x3*4MiB@1") == PeerCase(8, 4 << 20, 1, 3) == parse_case(str(PeerCase(8, 4 << 20, 1, 3)))
     cases = [parse_case(text) for text in CASES.split(",")]
     assert {tuple(case) for case in cases} == BARS.keys()
     assert [str(case) for case in cases] == CASES.split(",")
@@ -105,24 +106,28 @@ class Alone:
     def all_reduce(self, x, y, options):
         np.add(x, self._add, out=y)
 
+    def start(self, x, y, options):
+        return lambda: self.all_reduce(x, y, options)
+
     def barrier(self):
         pass
 
 
-def test_a_worker_answers_orders_and_reports_wrong_results():
+@pytest.mark.parametrize("calls", [1, 3])
+def test_a_worker_answers_orders_and_reports_wrong_results(calls):
     mine, theirs = socket.socketpair()
     with mine, theirs, mine.makefile("rw") as orders, theirs.makefile("rw") as stream:
         thread = threading.Thread(target=lab_worker.serve, args=(Alone(add=1), stream))
         thread.start()
         answers = [json.loads(orders.readline())]
-        for order in ({"verb": "prepare", "count": 10}, {"verb": "call", "at_s": 0, "options": {}}):
+        for order in ({"verb": "prepare", "count": 10, "calls": calls}, {"verb": "call", "at_s": 0, "options": {}}):
             orders.write(json.dumps(order) + "\n")
             orders.flush()
             answers.append(json.loads(orders.readline()))
         mine.shutdown(socket.SHUT_WR)
         thread.join()
     assert answers[0] == {"rank": 0, "version": "alone 1"} and answers[1] == {}
-    assert answers[2]["wrong"] == 10 and answers[2]["ended_s"] >= answers[2]["called_s"]
+    assert answers[2]["wrong"] == 10 * calls and answers[2]["ended_s"] >= answers[2]["called_s"]
 
 
 @pytest.mark.parametrize(
