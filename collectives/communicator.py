@@ -19,6 +19,7 @@ import numpy as np
 
 from lanterne.collectives.algorithms.catalogue import algorithms_for
 from lanterne.collectives.auto.tuning import Tuning
+from lanterne.collectives.bound import Bound
 from lanterne.collectives.captured import Captured
 from lanterne.collectives.core import Closing, CommunicatorCore
 from lanterne.collectives.execute.arguments import CallOptions
@@ -358,6 +359,38 @@ class Communicator:
     def algorithms(self, collective: str) -> tuple[str, ...]:
         """Names of the algorithms that `collective` can use here; "native" last, where the transport has one."""
         return algorithm_names(self._core, collective)
+
+    def bind(
+        self,
+        collective: str,
+        in_array: Array,
+        out_array: Array | None = None,
+        *,
+        op: str | None = None,
+        root: int | None = None,
+        algorithm: str = "auto",
+        dtype: object = None,
+        num_chunks: int | None = None,
+        segment_nbytes: int | None = None,
+        credits: int | None = None,
+        late_rank: LateRank = None,
+        joined: int | None = None,
+    ) -> Bound:
+        """A Bound call on these host arrays, checked and resolved once: `call()` runs it, `call.start()` starts it.
+
+        It is the same call as the method's: ranks may bind it or not. The arrays are read and written at every call.
+
+        Args:
+            collective: a name, such as "all_reduce"; arrays and options as its method's. Op and root None: the method's
+                default. Of broadcast in_array alone.
+
+        Raises:
+            InputError: no such collective, device arrays, or what its method refuses.
+        """
+        self._core.check_open()
+        algorithms_for(collective)
+        options = CallOptions(algorithm, dtype, num_chunks, segment_nbytes, credits, late_rank, joined)
+        return Bound(self._core, collective, in_array, out_array, op, root, options)
 
     def capture(
         self,

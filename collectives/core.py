@@ -123,11 +123,20 @@ class CommunicatorCore(CommunicatorBase):
             # The device has failed: no later call can succeed.
             self.fail(error)
             raise
+        return self.begin_checked(call, self.asks(collective, options))
+
+    @staticmethod
+    def asks(collective: str, options: CallOptions) -> bool:
+        """Whether calls like this find out who is late, where that is of use."""
+        return collective == "all_reduce" and options.algorithm == "auto" and not options.num_chunks
+
+    def begin_checked(self, call: CheckedCall, asks: bool) -> CollectiveRequest:
+        """Begin `call`, under `lock`; `asks`: see there."""
         policy, late = None, self.late
-        if collective == "all_reduce" and options.algorithm == "auto" and not options.num_chunks:
+        if asks:
             assert call.in_array is not None
-            policy = late.policy(collective, call.in_array.nbytes)
-            if policy is None and late.reports(collective):
+            policy = late.policy(call.key.collective, call.in_array.nbytes)
+            if policy is None and late.reports(call.key.collective):
                 late.came()
         if policy is not None:
             return self.begin(LateRequest(self, late, call, policy))

@@ -135,6 +135,8 @@ def resolve(
         target = source if out_array is given else adopt(collective, "out_array", out_array)
         _check_out(collective, source, target, part_count * out_parts)
         source, in_place = _in_place(collective, source, target, in_parts, out_parts, rank)
+    elif collective != "reduce" or rank == root:
+        raise InputError(f"{collective}: got out_array None, expected an array")
     entry = side.entry(stream, source) if side is not None and isinstance(source, DeviceView) else None
     if algorithm == "auto":
         nbytes = part_count * max(in_parts, out_parts) * element.nbytes

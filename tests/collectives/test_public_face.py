@@ -6,6 +6,7 @@ import pytest
 
 import lanterne
 from lanterne import Communicator
+from lanterne.collectives.bound import Bound
 from lanterne.collectives.captured import Captured
 from lanterne.collectives.communicator import core_of
 from lanterne.collectives.execute.requests import CallRequest, CollectiveRequest, MessageRequest, NativeRequest
@@ -19,12 +20,13 @@ ATTRIBUTES = {"rank", "world_size", "ranks", "transport", "communicator_id", "ti
 METHODS = {
     *COLLECTIVES,
     *(f"start_{name}" for name in COLLECTIVES),
-    *("barrier", "algorithms", "capture", "arrivals"),
+    *("barrier", "algorithms", "bind", "capture", "arrivals"),
     *("send", "start_send", "recv", "start_recv", "send_recv"),
     *("split", "close"),
 }
 NAMES = {
     Captured: {"asks", "launch", "close"},
+    Bound: {"start"},
     Arrivals: {"calls", "begun_early", "last", "ranks", "delays_s", "late_rank", "to_json", "from_json"},
 } | {
     kind: {"test", "wait", "done"}
