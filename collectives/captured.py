@@ -154,7 +154,7 @@ class _CapturedPlan:
         self.execution = execution
         self.agreement: SignatureExchange | None = None
 
-    def take(self, _: bool) -> StreamExecution:
+    def take(self, _: bool, __: int | None = None) -> StreamExecution:
         return self.execution
 
     def give_back(self, _: AnyExecution, __: bool) -> None:

@@ -56,6 +56,7 @@ class Kind(enum.IntEnum):
     GIVE_UP = 15
     REPORT = 16
     REFUSED = 17
+    READY = 18
     REPLY = 20
     ERROR = 21
     DIED_NOTICE = 30

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 # Lane 0 of a communicator; the others are in plans.py.
 CONTROL_LANE = 0
+# Calls that are under way at once, at most: each has a lane (plans.BOARD_LANES).
+MAX_AHEAD = 64
 # How long a rank whose peer is gone listens for the reason, which may be another rank's failure.
 REASON_S = 0.05
 # And for how long one whose library tells of a failure but not whose: it hears of a death before the launcher does.
@@ -39,6 +41,14 @@ class QueuedCall(Protocol):
     @property
     def _moved(self) -> bool: ...
 
+    # Whether it may go ahead of calls before it.
+    @property
+    def _goes_ahead(self) -> bool: ...
+
+    # Whether nothing is left to do in it before a rank comes that is late.
+    @property
+    def _rests(self) -> bool: ...
+
     def _begin(self) -> None:
         """Start moving data, if nothing is in the way; called once, when all earlier calls are complete, or queued."""
 
@@ -46,12 +56,18 @@ class QueuedCall(Protocol):
         """Make progress; True once complete, or queued on streams."""
         ...
 
+    def _go_ahead(self, ready: bool) -> None:
+        """Make progress beside the calls before it, which all go ahead too; `ready`: all of them rest."""
+
     def wait(self) -> None:
         """Return once the call is complete on this rank."""
 
     def _pending_peers(self) -> Sequence[int]:
         """Transport ranks that this waits for now."""
         ...
+
+    def _expire(self, limit_s: float) -> None:
+        """A wait has lasted `limit_s`: raise TransportTimeout, or see to it that the call ends soon."""
 
 
 Call = TypeVar("Call", bound=QueuedCall)
@@ -126,6 +142,8 @@ class CommunicatorBase:
                 self.engine.busy[self] = None
                 self.control.number = self.number
                 request._begin()
+            else:
+                self._go_ahead()
         return request
 
     def progress(self) -> bool:
@@ -136,14 +154,31 @@ class CommunicatorBase:
         with self.lock:
             self.check_open()
             with self.failing:
+                moved = False
                 while calls and calls[0]._advance():
+                    moved = True
                     del calls[0]
                     if not calls:
                         self.engine.busy.pop(self, None)
                         return True
                     self.control.number += 1
                     calls[0]._begin()
-                return bool(calls) and calls[0]._moved
+                if not calls:
+                    return False
+                ahead = len(calls) > 1 and self._go_ahead()
+                return moved or ahead or calls[0]._moved
+
+    def _go_ahead(self) -> bool:
+        """Advance the calls behind the first as far as they go without it; True if something has moved."""
+        moved, rest = False, True
+        for index, call in enumerate(self._calls[:MAX_AHEAD]):
+            if not call._goes_ahead:
+                break
+            if index:
+                call._go_ahead(rest)
+                moved = moved or call._moved
+            rest = rest and call._rests
+        return moved
 
     @property
     def busy(self) -> bool:
@@ -160,6 +195,11 @@ class CommunicatorBase:
         if self._calls and self._failure is None:
             with self.failing:
                 self.transport.check_peers(self._calls[0]._pending_peers())
+
+    @property
+    def first(self) -> QueuedCall | None:
+        """The first of the calls that are under way, which the others wait for."""
+        return self._calls[0] if self._calls else None
 
     def describe(self) -> str:
         """The calls that are under way, in a few words."""

@@ -89,6 +89,8 @@ class Execution:
         self.program = program
         self.transport = transport
         self._scratch = scratch
+        self._lent: Region | None = None
+        self._tag = tag
         # Operations name these regions; a call points them at its arrays.
         self._regions = [transport.register(_EMPTY) for _ in range(3)]
         self._bases = [0, 0, 0]
@@ -150,9 +152,20 @@ class Execution:
             if array is not None:
                 self._point(buffer, self.transport.register(array))
 
+    def use_tag(self, tag: int) -> None:
+        """All messages from now on have `tag`. Cost: 1 us a message, where it is another one."""
+        if tag != self._tag:
+            self._tag = tag
+            for index, step in enumerate(self._steps):
+                if step[0] is not None:
+                    self._steps[index] = (step[0][0]._replace(tag=tag),), step[1]
+
     def unbind(self) -> None:
         """Let go of the user's arrays. Not after a failure: the transport may still be using them."""
         self._entry = None
+        if self._lent is not None:
+            self._scratch.give_back(self._lent)
+            self._lent = None
         for region in self._regions[:SCRATCH]:
             region.array = region.buffer = region.native = None
 
@@ -164,7 +177,11 @@ class Execution:
         """Start what waits for nothing; `held`: no message of phase "join" before `release`."""
         nbytes = self.program.scratch_nbytes
         if nbytes:
-            self._point(SCRATCH, (self._side or self._scratch).region(nbytes))
+            if self._side is None:
+                region = self._lent = self._scratch.lend(nbytes)
+            else:
+                region = self._side.region(nbytes)
+            self._point(SCRATCH, region)
         self.remaining = len(self._steps)
         self._waits = list(self.program.waits)
         ready = self._first

@@ -26,16 +26,19 @@ from lanterne.collectives.execute.rank_program import RankProgram
 from lanterne.collectives.execute.stream_execution import NativeExecution, StreamExecution
 from lanterne.collectives.schedule.check_schedule import CheckedSchedule, check
 from lanterne.collectives.schedule.contracts import CONTRACTS
+from lanterne.collectives.schedule.cost import CostModel
 from lanterne.collectives.schedule.ir import LateRank
 from lanterne.errors import InputError
 from lanterne.kernels.dtypes import Dtype
 from lanterne.transport.base import Recv, Send, make_tag
 
-# Lanes of a communicator after the control lane: first agreement, messages of the user, then one per signature: of
-# calls that find out who is late their own, since they take theirs when the board has spoken, the others when they are
-# started.
+# Lanes of a communicator after the control lane: first agreement, messages of the user, then one per signature. Calls
+# that find out who is late have one each, by their number: several are under way at once, and ranks begin them in
+# orders of their own.
 AGREEMENT_LANE, USER_LANES, PLAN_LANES, BOARD_LANES = 1, range(2, 34), range(64, 192), range(192, 256)
 SIGNATURE_NBYTES = 256
+# Of late-rank algorithms, programs that are kept: of each choice there are three.
+MAX_PROGRAMS = 96
 
 _checking = threading.Lock()
 
@@ -74,14 +77,89 @@ def checked_schedule(
         return _checked(collective, algorithm, world_size, num_chunks, root, late_rank, joined)
 
 
+def checked_of(key: Key, world_size: int) -> CheckedSchedule:
+    """The CheckedSchedule that calls of `key` run: with one late rank, as if that were the last (RankPrograms).
+
+    Raises:
+        InputError: as registry.make_schedule.
+    """
+    late = key.late_rank
+    if isinstance(late, int) and 0 <= late < world_size and find_algorithm(key.collective, key.algorithm).late:
+        late = world_size - 1
+    return checked_schedule(key.collective, key.algorithm, world_size, key.num_chunks, key.root, late, key.joined)
+
+
+class RankPrograms:
+    """The RankPrograms of this rank.
+
+    A schedule with a late rank is in roles: the others in order, then the late rank (schedule/ir.late_builder). So
+    whoever is late, this rank has one of three programs, and only the numbers of its peers differ; they are kept, and
+    a call in which another rank is late than ever before waits for no compiler.
+    """
+
+    def __init__(self, group: CommunicatorBase) -> None:
+        self._group = group
+        # By key, role and place, and the model, which messages are cut by: least recently used first.
+        self._kept: OrderedDict[tuple[Key, int, bool, CostModel | None], RankProgram] = OrderedDict()
+
+    def find(self, key: Key, dtype: Dtype, in_place: bool) -> RankProgram:
+        """The RankProgram of calls of `key`."""
+        n, rank, late = self._group.world_size, self._group.rank, key.late_rank
+        if not isinstance(late, int):
+            return self._compile(key, dtype, in_place, rank)
+        rank_of = [*(other for other in range(n) if other != late), late]
+        program = self._role(key._replace(late_rank=n - 1), dtype, in_place, rank_of.index(rank))
+        return program if late == n - 1 else program.with_peers(rank_of)
+
+    def prepare(self, key: Key, dtype: Dtype, in_place: bool) -> None:
+        """Make now what `find` needs for `key` with any late rank."""
+        n, rank = self._group.world_size, self._group.rank
+        for role in sorted({max(rank - 1, 0), min(rank, n - 2), n - 1}):
+            self._role(key._replace(late_rank=n - 1), dtype, in_place, role)
+
+    def _role(self, key: Key, dtype: Dtype, in_place: bool, role: int) -> RankProgram:
+        kept = self._kept
+        place = key, role, in_place, self._group.tuning.model
+        if place not in kept:
+            kept[place] = self._compile(key, dtype, in_place, role)
+            if len(kept) > MAX_PROGRAMS:
+                kept.popitem(last=False)
+        kept.move_to_end(place)
+        return kept[place]
+
+    def _compile(self, key: Key, dtype: Dtype, in_place: bool, rank: int) -> RankProgram:
+        group = self._group
+        checked = checked_of(key, group.world_size)
+        schedule, model = checked.schedule, group.tuning.model
+        pieces = schedule.num_chunks // CONTRACTS[schedule.collective].parts(schedule.world_size)
+        chunk_nbytes = -(-key.part_count // pieces) * dtype.nbytes
+        chunked = find_algorithm(schedule.collective, schedule.algorithm).chunked
+        flow = traffic_of(schedule, chunked=chunked)
+        most_nbytes = key.segment_nbytes or segment_nbytes(model, chunk_nbytes, flow)
+        granted = credits(model, group.transport, min(most_nbytes, chunk_nbytes), flow)
+        streams = key.memory is not None and group.device_side().channel is not None
+        alignment_nbytes = group.transport.capabilities.device_alignment_nbytes if streams else 0
+        return compile_program(
+            checked,
+            rank,
+            key.part_count,
+            dtype.nbytes,
+            segment_nbytes=most_nbytes,
+            credits=None if streams else key.credits or granted,
+            in_place=in_place,
+            mean=key.op == "mean",
+            align=max(1, alignment_nbytes // dtype.nbytes),
+        )
+
+
 class AnyPlan(Protocol):
     """What a request needs of a plan: a CallPlan, or a captured one."""
 
     signature: str
     agreement: "SignatureExchange | None"
 
-    def take(self, in_place: bool, /) -> AnyExecution:
-        """An execution that is not in use."""
+    def take(self, in_place: bool, lane: int | None = None, /) -> AnyExecution:
+        """An execution that is not in use, with messages of `lane` (None: the plan's)."""
         ...
 
     def give_back(self, execution: AnyExecution, in_place: bool, /) -> None:
@@ -97,14 +175,15 @@ class CallPlan:
     """
 
     def __init__(
-        self, group: CommunicatorBase, key: Key, dtype: Dtype, lane: int, checked: CheckedSchedule | None
+        self, group: CommunicatorBase, key: Key, dtype: Dtype, lane: int | None, made: "RankPrograms"
     ) -> None:
         self.signature: str = str(key)
         self._key = key
         self._dtype = dtype
-        self._checked = checked
+        self._made = made
         self._group = group
-        self._tag = make_tag(group.communicator_id, lane)
+        # Where each call has a lane of its own, that of the agreement stands here.
+        self._tag = make_tag(group.communicator_id, AGREEMENT_LANE if lane is None else lane)
         # Device arrays; over a channel, all is queued on streams.
         self._side = group.device_side() if key.memory else None
         self._channel = None if self._side is None else self._side.channel
@@ -120,10 +199,13 @@ class CallPlan:
             self._agreed = True
             self.agreement = SignatureExchange(self._group, self.signature)
 
-    def take(self, in_place: bool) -> AnyExecution:
-        """An Execution of this plan that is not in use."""
+    def take(self, in_place: bool, lane: int | None = None) -> AnyExecution:
+        """See AnyPlan."""
         free = self._free[in_place]
-        return free.pop() if free else self.make(in_place)
+        execution = free.pop() if free else self.make(in_place)
+        if lane is not None and isinstance(execution, Execution):
+            execution.use_tag(make_tag(self._group.communicator_id, lane))
+        return execution
 
     def give_back(self, execution: AnyExecution, in_place: bool) -> None:
         """The Execution is done: the next call may use it."""
@@ -133,29 +215,11 @@ class CallPlan:
     def make(self, in_place: bool) -> AnyExecution:
         """A new Execution."""
         key, dtype, group, side = self._key, self._dtype, self._group, self._side
-        if self._checked is None:
+        if key.algorithm == NATIVE:
             assert side is not None and self._channel is not None, "over MPI the library's own have no plan"
             return NativeExecution(side, self._channel, key)
         if in_place not in self._programs:
-            schedule, model = self._checked.schedule, group.tuning.model
-            pieces = schedule.num_chunks // CONTRACTS[schedule.collective].parts(schedule.world_size)
-            chunk_nbytes = -(-key.part_count // pieces) * dtype.nbytes
-            chunked = find_algorithm(schedule.collective, schedule.algorithm).chunked
-            flow = traffic_of(schedule, chunked=chunked)
-            most_nbytes = key.segment_nbytes or segment_nbytes(model, chunk_nbytes, flow)
-            granted = credits(model, group.transport, min(most_nbytes, chunk_nbytes), flow)
-            alignment_nbytes = group.transport.capabilities.device_alignment_nbytes if self._channel else 0
-            self._programs[in_place] = compile_program(
-                self._checked,
-                group.rank,
-                key.part_count,
-                dtype.nbytes,
-                segment_nbytes=most_nbytes,
-                credits=None if self._channel else key.credits or granted,
-                in_place=in_place,
-                mean=key.op == "mean",
-                align=max(1, alignment_nbytes // dtype.nbytes),
-            )
+            self._programs[in_place] = self._made.find(key, dtype, in_place)
         program = self._programs[in_place]
         if side is not None and self._channel is not None:
             return StreamExecution(program, side, self._channel, key.op, dtype, self.signature)
@@ -168,14 +232,17 @@ class Plans:
 
     Args:
         group: the communicator.
-        lanes: one for each plan that is kept.
+        lanes: one for each plan that is kept; None where each call has its own.
+
+    Attributes: `programs`, the RankPrograms that they run.
     """
 
-    def __init__(self, group: CommunicatorBase, lanes: Sequence[int] = PLAN_LANES) -> None:
+    def __init__(self, group: CommunicatorBase, lanes: Sequence[int | None] = PLAN_LANES) -> None:
         self._group = group
         self._plans: OrderedDict[Key, CallPlan] = OrderedDict()
         self._lanes = list(reversed(lanes))
-        self._lane_of: dict[Key, int] = {}
+        self._lane_of: dict[Key, int | None] = {}
+        self.programs: RankPrograms = RankPrograms(group)
 
     def find(self, key: Key) -> CallPlan | None:
         """The CallPlan of `key` (arguments.Key), or None."""
@@ -190,22 +257,13 @@ class Plans:
         Raises:
             InputError: no such algorithm, or not for this.
         """
-        checked = None
         if key.algorithm != NATIVE:
-            checked = checked_schedule(
-                key.collective,
-                key.algorithm,
-                self._group.world_size,
-                key.num_chunks,
-                key.root,
-                key.late_rank,
-                key.joined,
-            )
+            checked_of(key, self._group.world_size)
         if not self._lanes:
             oldest, _ = self._plans.popitem(last=False)
             self._lanes.append(self._lane_of.pop(oldest))
         lane = self._lane_of[key] = self._lanes.pop()
-        plan = self._plans[key] = CallPlan(self._group, key, dtype, lane, checked)
+        plan = self._plans[key] = CallPlan(self._group, key, dtype, lane, self.programs)
         return plan
 
 

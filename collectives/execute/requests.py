@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-from lanterne.collectives.execute.communicator_base import CommunicatorBase
+from lanterne.collectives.execute.communicator_base import CommunicatorBase, QueuedCall
 from lanterne.collectives.execute.control import STALL_S
 from lanterne.collectives.execute.plans import AnyExecution, AnyPlan
 from lanterne.transport.base import Request, timeout_error
@@ -32,6 +32,7 @@ class CollectiveRequest:
     _signature: str
     # Whether the last _advance() got anywhere.
     _moved: bool = False
+    _goes_ahead: bool = False
     # On the machine's clock, when it will be done; inf where nobody knows.
     _due_s: float = inf
     # Of a call with device arrays, where it stands on the user's stream.
@@ -89,9 +90,22 @@ class CollectiveRequest:
                 self.done = self._completion.test()
         return self.done
 
+    @property
+    def _rests(self) -> bool:
+        """See QueuedCall."""
+        return False
+
+    def _go_ahead(self, ready: bool) -> None:
+        """See QueuedCall."""
+
     def _pending_peers(self) -> Sequence[int]:
         """Transport ranks that this waits for now."""
         raise NotImplementedError
+
+    def _awaited(self) -> "CollectiveRequest | QueuedCall":
+        """What this waits for: the first of the calls under way, as long as it is one of them."""
+        first = None if self._completion is not None else self._communicator.first
+        return first or self
 
     def _expire(self, limit_s: float) -> None:
         """A wait has lasted `limit_s`: raise TransportTimeout, or see to it that the call ends soon."""
@@ -217,6 +231,9 @@ class MessageRequest(CollectiveRequest):
     def _pending_peers(self) -> Sequence[int]:
         return [] if self._request is None else self._request.pending_peers()
 
+    def _awaited(self) -> "MessageRequest":
+        return self
+
     def _expire(self, limit_s: float) -> None:
         assert self._request is not None, "a wait ends once the message is done"
         raise timeout_error(self._communicator.transport, self._request.awaited_peers(), limit_s)
@@ -259,13 +276,14 @@ class _Patience:
         self._checked_s = now_s
         self._waited_s += min(since_s, gap_s)
         communicator = request._communicator
+        first = request._awaited()
         with communicator.failing:
-            communicator.transport.check_peers(request._pending_peers())
+            communicator.transport.check_peers(first._pending_peers())
             if self._waited_s > self._reported_s + self._stall_s:
                 communicator.control.report()
                 self._reported_s = self._waited_s
             if self._waited_s > self._limit_s:
-                request._expire(self._limit_s)
+                first._expire(self._limit_s)
 
 
 def _wait(request: CollectiveRequest, timeout_s: float | None, queued: bool) -> None:

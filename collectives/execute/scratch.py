@@ -61,15 +61,30 @@ def _size(nbytes: int) -> int:
 
 
 class Scratch:
-    """The scratch memory of a communicator: one buffer for all its programs, since its calls run one after the
-    other."""
+    """The scratch memory of a communicator, lent to one call at a time; kept between calls.
+
+    Attributes: `lent_nbytes`, to calls under way.
+    """
 
     def __init__(self, transport: Transport) -> None:
+        self.lent_nbytes: int = 0
         self._transport = transport
-        self._region: Region | None = None
+        self._free: list[Region] = []  # smallest first
 
-    def region(self, nbytes: int) -> Region:
-        """A Region of at least `nbytes`. Whoever had one before must be done with it."""
-        if self._region is None or self._region.nbytes < nbytes:
-            self._region = self._transport.register(np.empty(nbytes, np.uint8))
-        return self._region
+    def lend(self, nbytes: int) -> Region:
+        """A Region of at least `nbytes`, until `give_back`."""
+        index = next((i for i, region in enumerate(self._free) if region.nbytes >= nbytes), None)
+        if index is not None:
+            region = self._free.pop(index)
+        else:
+            # A larger one takes the place of the largest that is free.
+            del self._free[-1:]
+            region = self._transport.register(np.empty(nbytes, np.uint8))
+        self.lent_nbytes += region.nbytes
+        return region
+
+    def give_back(self, region: Region) -> None:
+        """Nobody uses `region` any more."""
+        self.lent_nbytes -= region.nbytes
+        self._free.append(region)
+        self._free.sort(key=lambda region: region.nbytes)

@@ -5,6 +5,10 @@ late-rank algorithm (WITHOUT), of which only what needs the late rank waits unti
 with it is posted before, and an ABORT until then is clean: all raise, and the next call works. The outputs of an
 aborted call, in place its inputs too, are undefined.
 
+Calls that were started behind such a call go ahead of it (turn.py): while the late rank is away the others do of each,
+one after the other, what needs no late rank, and when it comes the joins follow each other in the order of the calls.
+Each call has a lane of its own, by its number, and scratch memory of its own; a call that does not ask ends the queue.
+
 Calls below a size never ask, and short ones not always: a record may free the next few with the same signature. All
 ranks then run the ordinary algorithm at once, and tell the board afterwards, some calls together, when they came. To
 such a call a rank that does not come is named as in any other, and since the others have begun the communicator closes.
@@ -30,19 +34,20 @@ from lanterne.collectives.execute.plans import BOARD_LANES, AnyPlan, Plans
 from lanterne.collectives.execute.requests import CollectiveRequest
 from lanterne.collectives.execute.stream_execution import NativeExecution, StreamExecution
 from lanterne.collectives.late.arrivals import ArrivalLog, Arrivals
+from lanterne.collectives.late.turn import ARRIVE, BEGIN, END, RELEASE, Step, Turn
 from lanterne.collectives.schedule.cost import CostModel, late_start, price
 from lanterne.errors import InputError, PeerFailed, TransportTimeout
-from lanterne.transport.board.late_policy import MAX_LATE, Option, Policy, to_text
+from lanterne.transport.base import Request
+from lanterne.transport.board.late_policy import MAX_LATE, Option, Policy, from_text, to_text
 from lanterne.transport.board.seat import Seat
 from lanterne.transport.board.sequencer import (
-    ABORT,
     DIED,
     JOIN,
     MAX_SIGNATURES,
     MISMATCH,
+    NORMAL,
     SEEN,
     TIMEOUT,
-    WITHOUT,
     Record,
 )
 
@@ -67,6 +72,12 @@ PRICED_SLICES = 16
 _making = threading.Lock()
 # After its time is over a rank gives the board, and others that finish what they began, this long.
 GRACE_S = 5.0
+# The plans of calls by the board that are kept.
+MAX_PLANS = 64
+# Of so many options, the first of a policy, programs are made before they are needed, 10 ms each.
+LIKELY = 2
+# Calls go ahead of others while these have less scratch memory than this.
+AHEAD_NBYTES = 256 << 20
 # So many calls that did not ask are reported together, or at the next one that asks.
 MAX_UNREPORTED = 64
 
@@ -87,9 +98,12 @@ class LateRanks:
         self._seat: Seat | None = None
         self._policies: dict[tuple[str, int, CostModel], str | None] = {}
         self.number = 0
+        # By signature, the last call that need not ask; by number, the calls that have come and are not over.
         self._free: dict[str, int] = {}
+        self._turns: dict[int, Turn] = {}
+        self._prepared: set[tuple[Key, bool, str]] = set()
         self._unreported: list[tuple[float, str]] = []
-        self.plans: Plans = Plans(communicator, BOARD_LANES)
+        self.plans: Plans = Plans(communicator, [None] * MAX_PLANS)
         self.arrivals: ArrivalLog = ArrivalLog(communicator.world_size)
         self.ran: Counter[str] = Counter()
 
@@ -101,19 +115,23 @@ class LateRanks:
             self._seat = communicator.transport.open_board(self.key, communicator.rank, communicator.world_size)
         return self._seat
 
-    def is_free(self, signature: str) -> bool:
-        """Whether the call that begins now is not to be asked about, by an earlier record; alike on all ranks."""
-        left = self._free.pop(signature, 0)
-        if left > 1:
-            self._free[signature] = left - 1
-        return left > 0
+    @property
+    def has_room(self) -> bool:
+        """Whether a call may take scratch memory while those before it have theirs."""
+        return self._communicator.scratch.lent_nbytes < AHEAD_NBYTES
 
-    def set_free(self, signature: str, calls: int) -> None:
-        """The next `calls` calls of `signature` are not to be asked about."""
-        if calls:
-            self._free[signature] = calls
-            if len(self._free) > MAX_SIGNATURES:
-                del self._free[next(iter(self._free))]
+    def is_free(self, turn: Turn) -> bool:
+        """Whether the call is not to be asked about, by the record of an earlier one; alike on all ranks."""
+        return turn.number <= self._free.get(turn.signature, 0)
+
+    def _set_free(self, signature: str, number: int, calls: int) -> None:
+        """Those of the `calls` after call `number` that have `signature` are not to be asked about."""
+        self._free[signature] = number + calls
+        if len(self._free) > MAX_SIGNATURES:
+            del self._free[next(iter(self._free))]
+        for turn in self._turns.values():
+            if turn.signature == signature and turn.number > number and self.is_free(turn):
+                turn.free()
 
     def came(self, signature: str = "") -> None:
         """This rank comes to a call that is not asked about; "" if none of its signature ever is.
@@ -128,40 +146,69 @@ class LateRanks:
         """Tell the board of the calls that were not asked about."""
         if self._unreported:
             arrivals, self._unreported = self._unreported, []
-            seat = self.seat
-            assert seat is not None, "policy() and reports() found it"
-            seat.report(arrivals)
+            self._seated.report(arrivals)
 
-    def arrive(self, number: int, signature: str, policy: str) -> None:
-        """This rank comes to call `number`, which the board is asked about."""
+    def arrive(self, turn: Turn, policy: str, ready: bool) -> None:
+        """This rank comes to a call that the board is asked about, `ready` to begin it."""
         self.report()
-        seat = self.seat
-        assert seat is not None, "policy() found it"
-        seat.arrive(number, signature, policy)
+        self._turns[turn.number] = turn
+        self._seated.arrive(turn.number, turn.signature, policy, ready)
+
+    def prepare(self, call: CheckedCall, policy: str) -> None:
+        """Make what calls like this one are likely to need, at the first of them: not once a late rank has come."""
+        if call.entry is not None or (call.key, call.in_place, policy) in self._prepared:
+            return
+        self._prepared.add((call.key, call.in_place, policy))
+        likely = [option for option in from_text(policy).options if option.late == 1][:LIKELY]
+        for option in likely:
+            key = key_of(call.key, option.choice, self._communicator.world_size - 1)
+            self.plans.programs.prepare(key, call.dtype, call.in_place)
+
+    def be_ready(self, turn: Turn) -> None:
+        """This rank is ready to begin a call that it has come to."""
+        self._seated.be_ready(turn.number)
 
     def give_up(self, number: int) -> None:
         """The time of call `number` is over here."""
         if self._seat is not None:
             self._seat.give_up(number)
 
-    def take(self) -> Record | None:
-        """The next Record about a call, or None; those of calls that were reported are noted."""
+    def forget(self, turn: Turn) -> None:
+        """The call is over."""
+        self._turns.pop(turn.number, None)
+
+    @property
+    def _seated(self) -> Seat:
         seat = self.seat
         assert seat is not None, "policy() and reports() found it"
-        while (record := seat.take()) is not None:
-            if record.verdict != SEEN:
-                return record
-            numbers = list(map(int, record.text.split()))
-            for rank, delay_ns in zip(numbers[::2], numbers[1::2], strict=True):
-                self.arrivals.note(rank, delay_ns / 1e9, False)
-        return None
+        return seat
+
+    def dispatch(self) -> None:
+        """Give the calls what the board has said of them, if it may have said something."""
+        if any(turn.waits for turn in self._turns.values()):
+            self._take()
+
+    def _take(self) -> None:
+        while (record := self._seated.take()) is not None:
+            if record.verdict == SEEN:
+                numbers = list(map(int, record.text.split()))
+                for rank, delay_ns in zip(numbers[::2], numbers[1::2], strict=True):
+                    self.arrivals.note(rank, delay_ns / 1e9, False)
+                continue
+            if record.verdict in (NORMAL, JOIN):
+                self.arrivals.note(record.rank, record.delay_s, record.verdict == JOIN)
+            turn = self._turns.get(record.number)
+            if turn is not None:
+                turn.take(record)
+                if record.free:
+                    self._set_free(turn.signature, turn.number, record.free)
 
     def look(self) -> Arrivals:
         """The Arrivals up to now, after a look at what the board has sent, if no call is under way."""
         with self._communicator.lock:
             if self._seat is not None and not self._communicator.busy:
                 self.report()
-                self.take()
+                self._take()
         return self.arrivals.snapshot()
 
     def reports(self, collective: str) -> bool:
@@ -262,8 +309,8 @@ class LateRequest(CollectiveRequest):
     """
 
     __slots__ = (
-        *("_arrived", "_call", "_captured", "_completion", "_entry", "_error", "_execution", "_gave_up_s", "_held"),
-        *("_late", "_moved", "_number", "_plan", "_policy", "_signature"),
+        *("_call", "_captured", "_complete", "_completion", "_entry", "_error", "_execution", "_gave_up_s"),
+        *("_goes_ahead", "_late", "_moved", "_plan", "_policy", "_signature", "_turn"),
     )
 
     def __init__(
@@ -278,90 +325,93 @@ class LateRequest(CollectiveRequest):
         self._late = late
         self._captured = captured
         self._entry = call.entry
+        # Streams order the calls that are queued on them.
+        self._goes_ahead = call.entry is None and captured is None
         self._completion = None
-        self._arrived = False
         self._call: CheckedCall | None = call
         self._policy = policy
         # A call of the same size by a named algorithm is another call.
         self._signature = str(call.key._replace(algorithm="auto"))
         late.number += 1
-        self._number = late.number
+        self._turn = Turn(late.number, self._signature)
         self._execution: Execution | StreamExecution | None = None
+        self._complete = False
         self._plan: AnyPlan | None = None
         self._error: TransportTimeout | None = None
         self._gave_up_s: float | None = None
-        self._held = False
 
     def _begin(self) -> None:
-        """Tell the board that this rank has come (device arrays: once the stream has), or start if the call is free."""
-        entry, late = self._entry, self._late
-        if entry is not None and not self._communicator.device_side().has_reached(entry):
-            return
-        self._arrived = True
-        if late.is_free(self._signature):
-            late.came(self._signature)
-            self._run("", -1)
-            return
-        late.arrive(self._number, self._signature, self._policy)
+        """See QueuedCall."""
+        self._step(first=True, ready=True)
 
     def _advance(self) -> bool:
         """Make progress; True once complete, queued on streams, or aborted."""
-        self._moved = False
-        if not self._arrived:
-            self._begin()
-        if self._error is None and (self._execution is None or self._held):
-            record = self._late.take()
-            if record is not None:
-                self._moved = True
-                self._obey(record)
+        self._late.dispatch()
+        self._step(first=True, ready=True)
         execution = self._execution
-        if execution is None:
-            return self._end() if self._error is not None else False
-        before = execution.remaining
-        done = execution.advance()
-        self._moved = self._moved or execution.remaining != before
-        if done or (self._error is not None and execution.drained):
-            self._completion = execution.completion if done else None
-            assert self._plan is not None and self._call is not None
-            self._plan.give_back(execution, self._call.in_place)
-            return self._end()
-        return False
+        if self._error is not None and (execution is None or execution.drained):
+            return self._end(None)
+        return self._complete and self._end(execution.completion if execution is not None else None)
 
-    def _end(self) -> bool:
-        self.done: bool = self._completion is None
-        self._call = None
-        return True
+    def _go_ahead(self, ready: bool) -> None:
+        """See QueuedCall."""
+        self._step(first=False, ready=ready and self._late.has_room)
 
-    _poll = CollectiveRequest._poll_completion
+    @property
+    def _rests(self) -> bool:
+        """See QueuedCall."""
+        return self._turn.rests(self._execution is None or self._execution.drained)
 
-    def _obey(self, record: Record) -> None:
-        late = self._late
-        if record.verdict == ABORT:
+    def _step(self, first: bool, ready: bool) -> None:
+        """Do what comes next, as far as it goes now."""
+        self._moved = False
+        turn, late = self._turn, self._late
+        if turn.is_new:
+            # Of device arrays: a call comes once the stream has come to it.
+            if self._entry is not None and not self._communicator.device_side().has_reached(self._entry):
+                return
+            if late.is_free(turn):
+                late.came(self._signature)
+                turn.free()
+        while (step := turn.next(first, ready)) is not None:
+            self._moved = True
+            self._do(step)
+        execution = self._execution
+        if execution is not None and not self._complete:
+            before = execution.remaining
+            self._complete = execution.advance()
+            self._moved = self._moved or execution.remaining != before
+
+    def _do(self, step: Step) -> None:
+        late, turn, record = self._late, self._turn, step.record
+        if record is None:
+            if step.what == ARRIVE:
+                late.arrive(turn, self._policy, turn.ready)
+                assert self._call is not None, "it has just begun"
+                late.prepare(self._call, self._policy)
+            else:
+                late.be_ready(turn)
+        elif step.what == END:
             self._abort(record)
-            return
-        if record.verdict != WITHOUT:
-            late.arrivals.note(record.rank, record.delay_s, record.verdict == JOIN)
-        if self._held and self._execution is not None:
-            self._held = False
+        elif step.what == RELEASE:
+            assert self._execution is not None, "it was begun"
             self._execution.release()
-            return
-        late.set_free(self._signature, record.free)
-        self._held = record.verdict == WITHOUT
-        self._run(record.choice, record.rank if record.choice else -1)
+        else:
+            self._run(record.choice, record.rank if record.choice else -1, held=step.what == BEGIN)
 
-    def _run(self, choice: str, late_rank: int) -> None:
+    def _run(self, choice: str, late_rank: int, held: bool) -> None:
         self._late.ran[choice.partition("@")[0]] += 1
         call = self._call
-        assert call is not None
+        assert call is not None, "it is not over"
         self._plan = self._find_plan(call, choice, late_rank)
-        execution = self._plan.take(call.in_place)
+        lane = BOARD_LANES[self._turn.number % len(BOARD_LANES)]
+        execution = self._plan.take(call.in_place, lane)
         assert not isinstance(execution, NativeExecution), "the library's own ask nobody"
         self._execution = execution
         execution.bind(call.in_array, call.out_array, self._entry)
-        execution.start(held=self._held and late_rank != self._communicator.rank)
+        execution.start(held=held)
 
     def _find_plan(self, call: CheckedCall, choice: str, late_rank: int) -> AnyPlan:
-        """The plan of the record. Made in the order of the calls, so that all ranks give it the same lane."""
         if self._captured is not None:
             return self._captured(choice, late_rank)
         key, plans = call.key, self._late.plans
@@ -369,38 +419,47 @@ class LateRequest(CollectiveRequest):
             key = key_of(key, choice, late_rank)
         return plans.find(key) or plans.add(key, call.dtype)
 
+    def _end(self, completion: Request | None) -> bool:
+        """The call is over."""
+        self._completion = completion
+        self.done: bool = completion is None
+        if self._execution is not None and self._plan is not None and self._call is not None:
+            self._plan.give_back(self._execution, self._call.in_place)
+        self._call = None
+        self._late.forget(self._turn)
+        return True
+
+    _poll = CollectiveRequest._poll_completion
+
     def _abort(self, record: Record) -> None:
         ranks, me = self._communicator.ranks, self._communicator.rank
         if record.cause == MISMATCH:
-            raise InputError(f"call {self._number}: {record.text}")
+            raise InputError(f"call {self._turn.number}: {record.text}")
         if record.cause == DIED:
             raise PeerFailed(ranks[record.rank], record.text)
         if record.cause != TIMEOUT:
-            raise TransportTimeout(f"call {self._number}: {record.text}")
+            raise TransportTimeout(f"call {self._turn.number}: {record.text}")
         absent = tuple(ranks[int(rank)] for rank in record.text.split())
         names = ", ".join(map(str, absent))
-        if record.choice and self._execution is None and self._call is not None:
-            # The others have made this plan: the lanes must stay in step.
-            self._find_plan(self._call, record.choice, record.late)
         name = f"{self._communicator.transport.name} rank {ranks[me]}"
         text = f"rank {names} did not come in time"
         if ranks[me] in absent:
             text = "this rank came after the others had given it up"
-        self._error = TransportTimeout(f"{name}: call {self._number}: {text}", absent)
+        self._error = TransportTimeout(f"{name}: call {self._turn.number}: {text}", absent)
 
     def _pending_peers(self) -> Sequence[int]:
         """Transport ranks that this call waits for now; before the board has spoken, all."""
         communicator = self._communicator
-        if self._execution is None or self._held:
+        if self._execution is None or self._turn.held:
             return [rank for rank in communicator.ranks if rank != communicator.ranks[communicator.rank]]
         return self._execution.pending_peers()
 
     def _expire(self, limit_s: float) -> None:
         """The time of a wait is over: before everybody has come, ask the board to end the call, for all alike."""
         now_s = self._communicator.machine.now_s()
-        if self._gave_up_s is None and (self._execution is None or self._held):
+        if self._gave_up_s is None and self._turn.waits:
             self._gave_up_s = now_s
-            self._late.give_up(self._number)
+            self._late.give_up(self._turn.number)
         if self._gave_up_s is None or now_s > self._gave_up_s + GRACE_S:
             super()._expire(limit_s)
 

@@ -22,7 +22,8 @@ Arrival: TypeAlias = tuple[float, str]
 class Seat(Protocol):
     """The seat of one rank at one board: a StoreSeat, or a LocalSeat."""
 
-    def arrive(self, number: int, signature: str, policy: str) -> None: ...
+    def arrive(self, number: int, signature: str, policy: str, ready: bool = True) -> None: ...
+    def be_ready(self, number: int) -> None: ...
     def report(self, arrivals: Sequence[Arrival]) -> None: ...
     def give_up(self, number: int) -> None: ...
     def take(self) -> Record | None: ...
@@ -62,10 +63,18 @@ class StoreSeat:
         self._records: deque[Record] = deque()
         records[self._key] = self._records
 
-    def arrive(self, number: int, signature: str, policy: str) -> None:
-        """This rank has come to call `number` (1, 2, ...) with `signature`; `policy` is late_policy.to_text's."""
-        fields = (self._key, self._rank, self._world_size, number, signature.encode(), policy.encode())
+    def arrive(self, number: int, signature: str, policy: str, ready: bool = True) -> None:
+        """This rank has come to call `number` (1, 2, ...) with `signature`; `policy` is late_policy.to_text's.
+
+        Args:
+            ready: as if it had said so (`be_ready`), too.
+        """
+        fields = (self._key, self._rank, self._world_size, number, signature.encode(), policy.encode(), ready)
         self._store.tell(Kind.ARRIVE, fields)
+
+    def be_ready(self, number: int) -> None:
+        """This rank has nothing left to do before call `number` that does not need a late rank."""
+        self._store.tell(Kind.READY, [self._key, self._rank, number])
 
     def report(self, arrivals: Sequence[Arrival]) -> None:
         """This rank came to calls that were not asked about."""
@@ -116,11 +125,16 @@ class LocalSeat:
         self._rank = rank
         self._sequencer, self._inboxes = boards.find(key, world_size)
 
-    def arrive(self, number: int, signature: str, policy: str) -> None:
+    def arrive(self, number: int, signature: str, policy: str, ready: bool = True) -> None:
         """As StoreSeat.arrive."""
         parsed = from_text(policy)
         with self._lock:
-            self._tell(self._sequencer.arrive(self._rank, number, signature, parsed, self._now_s()))
+            self._tell(self._sequencer.arrive(self._rank, number, signature, parsed, self._now_s(), ready))
+
+    def be_ready(self, number: int) -> None:
+        """As StoreSeat.be_ready."""
+        with self._lock:
+            self._tell(self._sequencer.be_ready(self._rank, number, self._now_s()))
 
     def report(self, arrivals: Sequence[Arrival]) -> None:
         """As StoreSeat.report."""

@@ -5,8 +5,13 @@ outcome: JOIN, as soon as the late rank is there, or ABORT. Before JOIN nobody m
 so an ABORT leaves nothing behind. Ranks act on records only; the clock is an argument here, so the process that holds
 this object decides alone, and every order of events can be tried in a test.
 
+A rank may come to several calls before the first is complete, and says of each when it has nothing left to do before
+it: no call begins without the late rank earlier, since until then that may still come. Who gives up a call gives up all
+behind it that any rank has come to, for all ranks alike.
+
 Where asking would cost short calls more than the latest of them could have gained by it, the record frees
-the next few of the same signature: all ranks run them as NORMAL without asking, and report afterwards when they came.
+those of the same signature among the next few: all ranks run them as NORMAL without asking, and report afterwards when
+they came. A rank that has come to one of them by then has reported.
 """
 
 from collections import OrderedDict, deque
@@ -50,7 +55,7 @@ class Record(NamedTuple):
         late: of an ABORT after WITHOUT, the late rank, else -1.
         text: of an ABORT, why; for TIMEOUT, all ranks that have not come. Of SEEN, calls whose arrivals were reported
             afterwards: who came last, how much later (ns), and so on.
-        free: of NORMAL, so many of the next calls with the same signature are not to be asked about.
+        free: of NORMAL, those of the next so many calls that have the same signature are not to be asked about.
     """
 
     number: int
@@ -73,6 +78,8 @@ class _Call:
     signature: str
     policy: Policy
     arrivals: dict[int, float] = field(default_factory=dict)
+    came_s: float = 0.0  # the latest of these
+    ready: set[int] = field(default_factory=set)
     starts: dict[int, Start] = field(default_factory=dict)
     deadline_s: float | None = None
     decision: Record | None = None
@@ -90,12 +97,17 @@ class Sequencer:
         self._floor = 0  # calls up to this number are forgotten
         self._gaps: OrderedDict[str, deque[Gaps]] = OrderedDict()  # by signature
         self._died: dict[int, str] = {}
+        self._free: dict[str, int] = {}  # by signature, the last call that need not ask
         self._reports: list[deque[tuple[float, str]]] = [deque() for _ in range(world_size)]  # (s, signature) by rank
         # By rank: this clock less the rank's own, and a message's time, the least of late; and when that was reckoned.
         self._clocks = [(float("inf"), 0.0)] * world_size
 
-    def arrive(self, rank: int, number: int, signature: str, policy: Policy, now_s: float) -> Told:
-        """`rank` comes to call `number`, which rises from 1 on every rank alike."""
+    def arrive(
+        self, rank: int, number: int, signature: str, policy: Policy, now_s: float, ready: bool = True
+    ) -> Told:
+        """`rank` comes to call `number`, which rises from 1 on every rank alike; `ready`: see `be_ready`."""
+        if number <= self._free.get(signature, 0):
+            return self._see(rank, [(now_s, signature)])
         if number <= self._floor:
             return [(rank, Record(number, ABORT, cause=FORGOTTEN, text="it was aborted long ago"))]
         call = self._calls.get(number)
@@ -107,7 +119,9 @@ class Sequencer:
             self._make_room()
         if rank in call.arrivals:
             return []
-        call.arrivals[rank] = now_s
+        call.arrivals[rank] = call.came_s = now_s
+        if ready:
+            call.ready.add(rank)
         if call.outcome is not None:
             self._close_if_complete(number)
             return [(rank, call.outcome)]
@@ -126,24 +140,51 @@ class Sequencer:
         if absent == 0:
             delay_s = self._note_gaps(call.signature, call.arrivals.values())
             if call.decision is None:
-                call.decision = Record(number, NORMAL, rank, delay_s, free=self._free_calls(call))
+                call.decision = Record(number, NORMAL, rank, delay_s, free=self._free_calls(number, call))
             call.outcome = call.decision
             if call.decision.verdict == WITHOUT:
                 call.outcome = Record(number, JOIN, rank, delay_s, choice=call.choice)
             told = self._tell(call, call.outcome)
             self._close_if_complete(number)
-            return told
-        start = call.starts.get(absent)
-        call.deadline_s = None if start is None else now_s + start.window_s
+            return told + self._set_free(number, call)
+        self._set_deadline(call, now_s)
         return []
 
-    def _free_calls(self, call: _Call) -> int:
+    def be_ready(self, rank: int, number: int, now_s: float) -> Told:
+        """`rank`, which has come to call `number`, has nothing to do before it that does not need a late rank."""
+        call = self._calls.get(number)
+        if call is not None and rank in call.arrivals:
+            call.ready.add(rank)
+            self._set_deadline(call, now_s)
+        return []
+
+    def _set_deadline(self, call: _Call, now_s: float) -> None:
+        start = call.starts.get(self.world_size - len(call.arrivals))
+        waits = start is None or len(call.ready) < len(call.arrivals)
+        call.deadline_s = None if start is None or waits else max(now_s, call.came_s + start.window_s)
+
+    def _free_calls(self, number: int, call: _Call) -> int:
         policy, past = call.policy, self._gaps[call.signature]
         if policy.normal_s > FREE_BELOW_S or len(past) < PUNCTUAL_CALLS or not policy.options:
             return 0
         if sum(saving_s(policy, gaps_s) for gaps_s in list(past)[-PUNCTUAL_CALLS:]) >= PUNCTUAL_CALLS * ASKING_S:
             return 0
-        return max(FREE_CALLS, min(int(10 * ASKING_S / max(policy.normal_s, ASKING_S)), MAX_FREE_CALLS))
+        calls = max(FREE_CALLS, min(int(10 * ASKING_S / max(policy.normal_s, ASKING_S)), MAX_FREE_CALLS))
+        decided = [other for other, its in self._calls.items() if other > number and (its.decision or its.outcome)]
+        return min([calls, *(other - number - 1 for other in decided)])
+
+    def _set_free(self, number: int, call: _Call) -> Told:
+        """The calls that the decision about call `number` frees; who has come to one already has reported it."""
+        told: Told = []
+        if call.decision is not None and call.decision.free:
+            last = self._free[call.signature] = number + call.decision.free
+            if len(self._free) > MAX_SIGNATURES:
+                del self._free[next(iter(self._free))]
+            for other in range(number + 1, last + 1):
+                if other in self._calls and self._calls[other].signature == call.signature:
+                    for rank, at_s in self._calls.pop(other).arrivals.items():
+                        told += self._see(rank, [(at_s, call.signature)])
+        return told
 
     def report(self, rank: int, its_now_s: float, arrivals: Sequence[tuple[float, str]], now_s: float) -> Told:
         """`rank`, whose clock says `its_now_s`, came to calls not asked about: `arrivals`, (its s, signature).
@@ -153,11 +194,15 @@ class Sequencer:
         behind_s, then_s = self._clocks[rank]
         behind_s = min(behind_s + MAX_DRIFT * (now_s - then_s), now_s - its_now_s)
         self._clocks[rank] = behind_s, now_s
+        return self._see(rank, [(at_s + behind_s, signature) for at_s, signature in arrivals])
+
+    def _see(self, rank: int, arrivals: Sequence[tuple[float, str]]) -> Told:
+        """`rank` came to calls that need not ask: `arrivals`, (s of this clock, signature)."""
         waiting = self._reports[rank]
         seen: list[int] = []
         if len(waiting) + len(arrivals) > MAX_REPORTS:
             return []
-        waiting.extend((at_s + behind_s, signature) for at_s, signature in arrivals)
+        waiting.extend(arrivals)
         while all(self._reports):
             came = [reports.popleft() for reports in self._reports]
             times_s = [at_s for at_s, _ in came]
@@ -190,12 +235,15 @@ class Sequencer:
         return min(deadlines, default=None)
 
     def give_up(self, rank: int, number: int) -> Told:
-        """`rank`, which is in call `number`, does not want to wait any longer."""
+        """`rank`, which is in call `number`, waits no longer, neither for it nor for those behind it."""
         call = self._calls.get(number)
         if call is None or call.outcome is not None or rank not in call.arrivals:
             return []
-        absent = sorted(set(range(self.world_size)) - call.arrivals.keys())
-        return self._abort(number, TIMEOUT, absent[0], " ".join(map(str, absent)))
+        told: Told = []
+        for each in sorted(other for other, its in self._calls.items() if other >= number and its.outcome is None):
+            absent = sorted(set(range(self.world_size)) - self._calls[each].arrivals.keys())
+            told += self._abort(each, TIMEOUT, absent[0], " ".join(map(str, absent)))
+        return told
 
     def lose(self, rank: int, reason: str) -> Told:
         """`rank` has died: what waits for it, and ever will, is aborted."""

@@ -21,7 +21,8 @@ class Board:
         # By key; the connections by rank.
         self._boards: OrderedDict[bytes, tuple[Sequencer, dict[int, Connection]]] = OrderedDict()
         self._timed: set[tuple[bytes, float]] = set()  # (key, deadline) for which a timer runs
-        store.route(Kind.ARRIVE, "biiibb", self._arrive)
+        store.route(Kind.ARRIVE, "biiibbi", self._arrive)
+        store.route(Kind.READY, "bii", self._be_ready)
         store.route(Kind.REPORT, "biiib", self._report)
         store.route(Kind.GIVE_UP, "bii", self._give_up)
 
@@ -35,6 +36,7 @@ class Board:
         number: int,
         signature: bytes,
         policy: bytes,
+        ready: int,
     ) -> None:
         if len(signature) > MAX_KEY_NBYTES or len(policy) > MAX_POLICY_NBYTES:
             raise Refusal("got an arrival with too long a text")
@@ -43,9 +45,15 @@ class Board:
             parsed = from_text(policy.decode())
         except ValueError as error:
             raise Refusal(str(error)) from None
-        now_s = self._store.machine.now_s()
-        self._tell(key, sequencer.arrive(rank, number, signature.decode(errors="replace"), parsed, now_s))
+        text, now_s = signature.decode(errors="replace"), self._store.machine.now_s()
+        self._tell(key, sequencer.arrive(rank, number, text, parsed, now_s, bool(ready)))
         self._wind(key, sequencer)
+
+    def _be_ready(self, connection: Connection, _request_id: int, key: bytes, rank: int, number: int) -> None:
+        sequencer = self._of(connection, key, rank)
+        if sequencer is not None:
+            self._tell(key, sequencer.be_ready(rank, number, self._store.machine.now_s()))
+            self._wind(key, sequencer)
 
     def _report(
         self,
@@ -81,8 +89,14 @@ class Board:
         return sequencer
 
     def _give_up(self, connection: Connection, _request_id: int, key: bytes, rank: int, number: int) -> None:
-        if key in self._boards and self._boards[key][1].get(rank) is connection:
-            self._tell(key, self._boards[key][0].give_up(rank, number))
+        sequencer = self._of(connection, key, rank)
+        if sequencer is not None:
+            self._tell(key, sequencer.give_up(rank, number))
+
+    def _of(self, connection: Connection, key: bytes, rank: int) -> Sequencer | None:
+        """The Sequencer of board `key`, at which `rank`, on `connection`, has been before; else None."""
+        known = key in self._boards and self._boards[key][1].get(rank) is connection
+        return self._boards[key][0] if known else None
 
     def _tell(self, key: bytes, told: Told) -> None:
         connections = self._boards[key][1]

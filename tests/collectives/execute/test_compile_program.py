@@ -176,3 +176,22 @@ def _with_sends_after_receives(program):
     waits[send] += 1
     successors[receive] = (*successors[receive], send)
     return replace(program, waits=tuple(waits), successors=tuple(successors))
+
+
+LATE = [line for line in ALGORITHMS.values() if line.late]
+
+
+@pytest.mark.parametrize("line", LATE, ids=lambda line: line.name)
+def test_whoever_is_late_a_role_has_one_program(line):
+    """As RankPrograms has it: the program of a rank's role, with the peers of the late rank that it is."""
+    n = 4 if line.refuses(5) else 5
+    last = checked_schedule("all_reduce", line.name, n, late_rank=n - 1)
+    for late in range(n):
+        checked = checked_schedule("all_reduce", line.name, n, late_rank=late)
+        rank_of = [*(rank for rank in range(n) if rank != late), late]
+        for role, rank in enumerate(rank_of):
+            one, other = (
+                compile_program(each, number, 1001, 4, segment_nbytes=64, credits=2)
+                for each, number in ((checked, rank), (last, role))
+            )
+            assert other.with_peers(rank_of) == one

@@ -180,6 +180,55 @@ def test_the_group_goes_on_after_a_timeout(absent):
     assert spawn(4, one_stays_away, absent, timeout_s=20) == [0] * 4
 
 
+def queue_without(comm, absent):
+    """Three calls at once, which `absent` starts long after; then a whole one."""
+    comm.tuning.adopt(SLOW, "test")
+    x, outs = np.full(COUNT, comm.rank, np.float32), [np.empty(COUNT, np.float32) for _ in range(3)]
+    assert check(comm, 0) == 0
+    if comm.rank == absent:
+        time.sleep(1.0)
+    requests = [comm.start_all_reduce(x, out) for out in outs]
+    for number, request in enumerate(requests):
+        started_s = time.monotonic()
+        with pytest.raises(TransportTimeout, match=f"rank {absent}|after the others") as raised:
+            request.wait(20 if number else 0.3)
+        assert raised.value.peers == (absent,) and (not number or time.monotonic() < started_s + 10)
+    return check(comm, 1)
+
+
+@pytest.mark.parametrize("absent", [0, 3])
+def test_every_call_behind_one_that_a_rank_misses_ends_with_it(absent):
+    assert spawn(4, queue_without, absent, timeout_s=20) == [0] * 4
+
+
+def late_for_a_queue(comm, late_rank, delay_s):
+    """Six calls at once, three of each size; the order in which they end here, and what ran."""
+    comm.tuning.adopt(SLOW, "test")
+    n, wrong = comm.world_size, 0
+    for number in range(3):
+        counts = [COUNT, COUNT, COUNT // 2, COUNT // 2, COUNT, COUNT // 2]
+        inputs = [np.full(count, comm.rank + index + number, np.float32) for index, count in enumerate(counts)]
+        outs = [np.empty_like(x) for x in inputs]
+        comm.barrier()
+        if comm.rank == late_rank:
+            time.sleep(delay_s)
+        requests = [comm.start_all_reduce(x, out) for x, out in zip(inputs, outs, strict=True)]
+        requests[-1].wait()
+        assert all(request.done for request in requests), "a later call ended first"
+        wrong += sum(int(np.count_nonzero(y != n * (n - 1) / 2 + n * (i + number))) for i, y in enumerate(outs))
+    return wrong, dict(core_of(comm).late.ran), comm.arrivals().begun_early
+
+
+@pytest.mark.timing
+def test_others_begin_a_whole_queue_without_the_late_rank():
+    found = spawn(4, late_for_a_queue, 2, 1.0)
+    assert all(each == found[0] for each in found)
+    wrong, ran, begun_early = found[0]
+    assert wrong == 0 and sum(ran.values()) == 18
+    # On any machine a second is long enough for most of them.
+    assert begun_early >= 9
+
+
 def stays_away_from_a_free_call(comm, absent):
     """Calls until one is free, which `absent` misses: it is named, and the communicator is closed."""
     comm.tuning.adopt(SLOW, "test")
@@ -406,14 +455,15 @@ def cut_short(comm, delay_s):
     """Calls to which rank 1 comes before the others can have summed up; all ranks' (wrong, choices)."""
     comm.tuning.adopt(CostModel(1e-4, 1 / 1e6), "test")
     wrong, choices = 0, set()
-    obey = LateRequest._obey
+    do = LateRequest._do
 
-    def seen(request, record):
-        choices.add(record.choice)
-        return obey(request, record)
+    def seen(request, step):
+        if step.record is not None:
+            choices.add(step.record.choice)
+        return do(request, step)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(LateRequest, "_obey", seen)
+        patch.setattr(LateRequest, "_do", seen)
         for number in range(5):
             comm.barrier()
             if comm.rank == 1:

@@ -21,9 +21,10 @@ from lanterne.transport.board.late_policy import Start
 SLOW = CostModel(1e-4, 1 / 50e6)
 COUNT = 1 << 15
 CALL = COUNT, "float32"
-# After so many events nobody and nothing is starved any longer, and after as many again an order that has no end fails.
+# After so many events nobody and nothing is starved any longer, and after four times as many an order has no end.
 UNFAIR_STEPS = 10_000
-IN_FLIGHT = 2
+# Calls that a rank has under way at once, at most; drawn for each rank.
+IN_FLIGHT = 1, 2, 4
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +34,7 @@ def cores_do_not_matter(monkeypatch):
 
 
 class Rank:
-    """One rank's program: a call for each (count, dtype) of `calls`, at most IN_FLIGHT started at a time.
+    """One rank's program: a call for each (count, dtype) of `calls`, some of IN_FLIGHT started at a time.
 
     Attributes: `outcomes`, of each complete call None or its error; `wrong`, elements of all results.
     """
@@ -41,6 +42,7 @@ class Rank:
     def __init__(self, world, rank, calls):
         self.comm = Communicator(world.transports[rank])
         self.comm.tuning.adopt(SLOW, "test")
+        self.comm.timeout_s = 1e9
         self._calls, self._requests = calls, {}
         self.outcomes, self.wrong = [], 0
 
@@ -91,7 +93,7 @@ class Rank:
         """Ask the board to end the call that this rank is in, as a wait does whose time is over."""
         number = len(self.outcomes)
         if number in self._requests:
-            core_of(self.comm).late.seat.give_up(self._requests[number][0]._number)
+            core_of(self.comm).late.seat.give_up(self._requests[number][0]._turn.number)
 
 
 @pytest.fixture
@@ -102,10 +104,11 @@ def run():
         world = World(len(scripts), seed)
         ranks = [Rank(world, rank, calls) for rank, calls in enumerate(scripts)]
         reluctant = world.random.choices((1, 0.1, 0.01), k=len(ranks))
+        in_flight = world.random.choices(IN_FLIGHT, k=len(ranks))
 
         def act(index):
             rank = ranks[index]
-            starts = not rank.done and rank.started < min(len(scripts[index]), len(rank.outcomes) + IN_FLIGHT)
+            starts = not rank.done and rank.started < min(len(scripts[index]), len(rank.outcomes) + in_flight[index])
             if starts and world.random.random() < reluctant[index] and may_start(ranks, index):
                 rank.start()
             elif world.random.random() < impatient(len(rank.outcomes)):
@@ -114,7 +117,7 @@ def run():
                 rank.poll()
 
         acts = [partial(act, index) for index in range(len(ranks))]
-        for step in range(2 * UNFAIR_STEPS):
+        for step in range(5 * UNFAIR_STEPS):
             possible = [act for act, rank in zip(acts, ranks, strict=True) if not rank.done]
             if not possible:
                 return ranks
@@ -231,9 +234,10 @@ def test_a_rank_that_dies_before_it_comes_is_named_on_all(run):
     for seed in range(12):
         ranks = run(seed, [[CALL] * 2] * n, may_start)
         for index, rank in enumerate(ranks):
-            assert rank.outcomes[0] is None and rank.wrong == 0, f"seed {seed}"
-            errors = rank.outcomes[1:]
-            assert len(errors) == (index != dead)
+            assert rank.wrong == 0, f"seed {seed}"
+            # Of the death, a rank that is in call 0 still may hear by another one, which is not.
+            errors = [outcome for outcome in rank.outcomes if outcome is not None]
+            assert len(rank.outcomes[1:]) == (index != dead) <= len(errors)
             assert all(isinstance(error, PeerFailed) and error.rank == dead for error in errors), (seed, errors)
 
 
@@ -243,9 +247,9 @@ def test_another_size_or_dtype_is_an_error_on_all(run, other):
     for seed in range(2 * n):
         odd = seed % n
         ranks = run(seed, [[CALL, other if rank == odd else CALL] for rank in range(n)])
-        check_alike(ranks, seed)
         for rank in ranks:
-            assert rank.outcomes[0] is None, f"seed {seed}"
+            # Of the error, a rank that is in call 0 still may hear by another one, which is not.
+            assert rank.wrong == 0 and isinstance(rank.outcomes[0], InputError | None), f"seed {seed}"
             assert isinstance(rank.outcomes[1], InputError), f"seed {seed}"
             assert str(rank.outcomes[1]).count("rank ") >= 2
 

@@ -320,8 +320,9 @@ def test_window_learns_from_delays():
 )
 def test_calls_are_free_after_some_punctual_ones_and_not_after_a_late_one(late_s, after):
     sequencer, freed = Sequencer(3), []
-    for number in range(1, 8):
-        delay_s = late_s if number == 6 else 1e-4
+    for turn in range(1, 8):
+        # After those that are free.
+        number, delay_s = turn * (board.MAX_FREE_CALLS + 1), late_s if turn == 6 else 1e-4
         together(sequencer, number, [0, 1], 1.0 * number, SHORT)
         told = together(sequencer, number, [2], 1.0 * number + delay_s, SHORT)
         (record,) = {record for _, record in told}

@@ -1,0 +1,93 @@
+"""Where one call of a queue stands on this rank, and what comes next there: pure, so that every order can be tried.
+
+Calls go ahead of those before them as far as they can: a rank says that it has come as soon as a call is started; once
+all before it rest, waiting for the late rank only, it says that it is ready; and begins without the late rank when the
+board says so. What follows the late rank's arrival, or needs nobody to be late, happens in the order of the calls.
+"""
+
+from collections import deque
+from typing import NamedTuple
+
+from lanterne.transport.board.sequencer import ABORT, NORMAL, TIMEOUT, WITHOUT, Record
+
+# What a rank does next in a call: say that it has come, or that it is ready; begin without the late rank; run the rest
+# of that; run all; end it, as the record says.
+ARRIVE, READY, BEGIN, RELEASE, RUN, END = range(6)
+# How far it is: not announced; the board has not spoken; begun without the late rank; in its last part; ended early.
+_NEW, _ASKED, _EARLY, _LAST, _OVER = range(5)
+
+
+class Step(NamedTuple):
+    """What to do (ARRIVE to END), and the Record that says so; of ARRIVE and READY None."""
+
+    what: int
+    record: Record | None = None
+
+
+class Turn:
+    """Call `number` with `signature`; `ready`: whether this rank has said that it is."""
+
+    __slots__ = ("_records", "_state", "number", "ready", "signature")
+
+    def __init__(self, number: int, signature: str) -> None:
+        self.number: int = number
+        self.signature: str = signature
+        self._state = _NEW
+        self.ready: bool = False
+        self._records: deque[Record] = deque()
+
+    def take(self, record: Record) -> None:
+        """The board has said `record`."""
+        self._records.append(record)
+
+    def free(self) -> None:
+        """By the record of an earlier call all ranks run this one without asking, whether they have come or not."""
+        self._state = _ASKED
+        self._records.append(Record(self.number, NORMAL))
+
+    def next(self, first: bool, ready: bool) -> Step | None:
+        """What to do now; None: nothing.
+
+        Args:
+            first: all calls before it are complete.
+            ready: or rest (`rests`).
+        """
+        if not self._records:
+            if self._state == _NEW:
+                self._state, self.ready = _ASKED, ready
+                return Step(ARRIVE)
+            if self._state == _ASKED and ready and not self.ready:
+                self.ready = True
+                return Step(READY)
+            return None
+        record = self._records[0]
+        if not first and record.verdict != WITHOUT and (record.verdict, record.cause) != (ABORT, TIMEOUT):
+            return None
+        self._records.popleft()
+        if record.verdict == ABORT:
+            self._state = _OVER
+            return Step(END, record)
+        if record.verdict == WITHOUT:
+            self._state = _EARLY
+            return Step(BEGIN, record)
+        begun, self._state = self._state == _EARLY, _LAST
+        return Step(RELEASE if begun else RUN, record)
+
+    @property
+    def is_new(self) -> bool:
+        """True until `next` has been asked, or the call is free."""
+        return self._state == _NEW
+
+    @property
+    def waits(self) -> bool:
+        """Whether it is the board's to speak, or the late rank's to come."""
+        return not self._records and self._state in (_ASKED, _EARLY)
+
+    @property
+    def held(self) -> bool:
+        """Whether this rank has begun without a late rank that is not known to have come."""
+        return self._state == _EARLY and not self._records
+
+    def rests(self, drained: bool) -> bool:
+        """Whether nothing is to be done until the late rank comes; `drained`: nothing that was begun is under way."""
+        return drained and not self._records and self._state in (_EARLY, _OVER)
