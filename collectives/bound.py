@@ -8,8 +8,8 @@ from lanterne.kernels.arrays import Array, is_device_array
 from lanterne.transport.timeouts import check_timeout_s
 
 # What a method of the Communicator takes where nothing is said.
-DEFAULT_OPS = dict.fromkeys(("all_reduce", "reduce_scatter", "reduce"), "sum")
-DEFAULT_ROOTS = dict.fromkeys(("broadcast", "reduce"), 0)
+DEFAULT_OPS: dict[str, str] = dict.fromkeys(("all_reduce", "reduce_scatter", "reduce"), "sum")
+DEFAULT_ROOTS: dict[str, int] = dict.fromkeys(("broadcast", "reduce"), 0)
 
 
 class Bound:
