@@ -45,6 +45,10 @@ class World(Machine):
         """See Machine."""
         self.at_s += seconds
 
+    def give_way(self):
+        """See Machine. It takes its time, or a wait would not see its end."""
+        self.at_s += 1e-5
+
     def step(self, ranks):
         """Let something happen; `ranks` are callables, one for each rank that could do something."""
         possible = {
