@@ -131,6 +131,7 @@ def run_two_late(comm, calls, delay_s):
     return wrong, dict(core_of(comm).late.ran), comm.arrivals()
 
 
+@pytest.mark.timing
 def test_others_begin_without_two_late_ranks():
     """Once the board has seen that the last two come late together."""
     found = spawn(6, run_two_late, 5, 0.5)
