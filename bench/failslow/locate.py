@@ -1,7 +1,14 @@
-"""Say what makes the steps of a recorded job long: a worker, a link, uneven stages, uneven data, or nothing.
+"""Say what makes the steps of a recorded job long, or hang: a worker, a link, uneven stages, uneven data, or nothing.
 
+  lanterne locate FOLDER                             whatever a cluster wrote, of all ranks together
   lanterne locate trace.parquet
   lanterne locate trace.parquet --meta meta.yaml --json -
+
+A FOLDER may hold NCCL Inspector's JSON lines, NCCL RAS documents, PyTorch Flight Recorder dumps (pickles are read
+without running anything in them), Kineto traces, and the call logs of `lanterne watch --folder`; formats are told by
+content. Clocks may be apart, ranks and rows missing: what cannot be used is counted and named. A verdict of cause
+"worker" whose evidence says "missing" names ranks that others wait for, "silent" such that wrote nothing; "none" says
+what would tell more.
 
 A trace has one record per operation: dp_rank, stage, rank, step, optype, start_ts, duration, mb_id (and mc where
 schedules interleave); parquet, CSV, or JSON. `saving` is what the step would gain without the cause: its dependency
@@ -15,61 +22,94 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from lanterne.bench.output import report
 from lanterne.bench.output.units import format_count
 from lanterne.errors import InputError
+from lanterne.failslow.locate.calls_verdicts import diagnose
+from lanterne.failslow.locate.formats.folder import TRACES, read_folder, shown
 from lanterne.failslow.locate.locate import MIN_STEPS, Verdict, locate
 from lanterne.failslow.locate.trace import Trace, read_trace
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of this command."""
-    parser.add_argument("file", metavar="TRACE", help="parquet, csv or json file of operations")
-    parser.add_argument(
-        "--meta", metavar="FILE", help="layout as 'key: value' lines (dp_size, pp_size), to find silent workers"
-    )
+    parser.add_argument("file", metavar="PATH", help="folder of what a cluster wrote, or a parquet, csv or json trace")
+    parser.add_argument("--meta", metavar="FILE", help="layout as YAML (dp_size, pp_size), to find silent workers")
     parser.add_argument("--json", metavar="FILE", help="write the verdicts as JSON ('-' for standard output)")
 
 
 def run(args: argparse.Namespace) -> int:
     """Locate and print; exit code 0 whatever the verdict."""
-    meta = read_meta(args.meta) if args.meta else {}
     report.progress(f"reading {args.file}")
-    trace = read_trace(args.file)
-    notes = _notes(trace, meta)
-    report.progress(f"{len(trace.steps)} steps, {trace.ranks.size} workers")
-    verdicts = locate(trace)
+    verdicts, notes, titles, steps = _located(Path(args.file), args.meta)
     report.progress("")
     if args.json:
-        content = {"trace": str(args.file), "steps": len(trace.steps), "notes": notes}
+        content = {"trace": str(args.file), "steps": steps, "notes": notes}
         report.write_json(args.json, report.envelope(**content, verdicts=[asdict(v) for v in verdicts]))
     if args.json != "-":
-        steps, replicas = format_count(len(trace.steps), "step"), format_count(trace.replicas, "replica")
-        about = f"{Path(args.file).name}: {steps}, {replicas} x {format_count(trace.stages, 'stage')}"
-        _print(verdicts, [about, *notes])
+        _print(verdicts, [*titles, *notes])
     return 0
 
 
-def read_meta(path: str) -> dict[str, int | str]:
-    """The 'key: value' lines of a file, whole numbers as int.
+def _located(path: Path, meta: str | None) -> tuple[list[Verdict], list[str], list[str], int]:
+    """(verdicts, notes, titles of what was read, steps) of a trace, or of all that is in a folder."""
+    folder = None if path.suffix in TRACES and not path.is_dir() else read_folder(path)
+    traces = [path] if folder is None else folder.traces
+    layout = Path(meta) if meta else None if folder is None else folder.layout
+    verdicts: list[Verdict] = []
+    notes: list[str] = []
+    titles: list[str] = []
+    count = 0
+    for file in traces:
+        trace = read_trace(file)
+        steps, replicas = format_count(len(trace.steps), "step"), format_count(trace.replicas, "replica")
+        titles.append(f"{shown(file.name)}: {steps}, {replicas} x {format_count(trace.stages, 'stage')}")
+        notes += _notes(trace, read_meta(layout) if layout else {})
+        report.progress(titles[-1])
+        verdicts += locate(trace)
+        count += len(trace.steps)
+    if folder is not None:
+        calls = folder.calls
+        used = ", ".join(f"{number} of {name}" for name, number in sorted(calls.used.items()))
+        ranks = format_count(len(calls.processes), "rank")
+        titles += [f"{shown(path.name)}: {used} records of {ranks}"] if used else []
+        notes += [*calls.notes, *(f"{number} not used: {why}" for why, number in sorted(calls.skipped.items()))]
+        if calls.used:
+            found, told = diagnose(calls)
+            verdicts += found
+            notes += told
+    # Nothing found in one file is no verdict beside something found in another.
+    found = [verdict for verdict in verdicts if verdict.cause != "none"]
+    return found or verdicts, notes, titles, count
+
+
+def read_meta(path: Path) -> dict[str, int | str]:
+    """The scalars of a YAML file's mapping, block or flow, whole numbers as int; what is nested is left out.
 
     Raises:
-        InputError: not readable, or a line is neither empty nor such a pair.
+        InputError: not readable, or no mapping.
     """
     try:
-        lines = Path(path).read_text().splitlines()
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
+        raise InputError(f"cannot read {shown(path)}: {getattr(error, 'strerror', None) or error}") from error
     meta: dict[str, int | str] = {}
     for number, line in enumerate(lines, start=1):
-        if not line.strip() or line.lstrip().startswith("#"):
+        plain = re.sub(r"(^|\s)#.*$", "", line).rstrip()
+        if not plain or plain[0] in " \t-%" or plain.startswith(("---", "...")):
             continue
-        key, colon, value = line.partition(":")
-        if not colon:
-            raise InputError(f"{path}: line {number}: got a line without a colon, expected 'key: value'")
-        value = value.strip()
-        meta[key.strip()] = int(value) if re.fullmatch(r"-?[0-9]{1,18}", value) else value
+        flow = re.fullmatch(r"\{(.*)\}", plain)
+        for pair in flow.group(1).split(",") if flow else [plain]:
+            key, colon, value = pair.partition(":")
+            if not colon or (value and value[0] not in " \t"):
+                raise InputError(f"{shown(path)}: line {number}: got a line without a colon, expected 'key: value'")
+            value = value.strip()
+            bare = value[1:-1] if len(value) > 1 and value[0] == value[-1] and value[0] in "\"'" else value
+            is_number = bare == value and re.fullmatch(r"[-+]?[0-9](_?[0-9]){0,17}", value)
+            if bare:
+                meta[key.strip().strip("\"'")] = int(value) if is_number else bare
     return meta
 
 
@@ -100,6 +140,8 @@ def _print(verdicts: Sequence[Verdict], notes: Sequence[str]) -> None:
 def _because(verdict: Verdict) -> str:
     """The evidence in a few words."""
     evidence = verdict.evidence
+    if "state" in evidence:
+        return _state(evidence)
     if verdict.cause == "worker":
         worst = evidence["workers"][0]
         steps = f"{100 * worst['slow_step_share']:.0f} % of steps {worst['first_step']}-{worst['last_step']}"
@@ -111,3 +153,12 @@ def _because(verdict: Verdict) -> str:
     if verdict.cause == "data":
         return f"forward and backward of a microbatch vary together, r = {evidence['forward_backward_correlation']:.3f}"
     return "no worker, link, stage or microbatch stands out for long enough"
+
+
+def _state(evidence: Mapping[str, Any]) -> str:
+    if evidence["state"] == "missing":
+        first = evidence["missing"][0]
+        return f"missing: rank {first['rank']}: {first['because']}"
+    if evidence["state"] == "late":
+        return f"comes last to {100 * evidence['last_arriver_share']:.0f} % of what others wait for, by its short calls"
+    return f"{evidence['state']}: {evidence['because']}"

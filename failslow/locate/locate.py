@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from lanterne.failslow.locate.replay import Operation, step_s
@@ -69,6 +70,10 @@ def locate(trace: Trace) -> list[Verdict]:
     links = _links(trace, compute_s) + _groups(trace, base_s)
     incidents = sorted(workers + links, key=lambda verdict: -verdict.saving)
     verdicts = incidents + _structure(trace, compute_s)
+    if trace.silent:
+        # Not compared with anybody, and so a suspect beside whatever was found among the others.
+        because = "it tells too little to be judged: lost, or the one that all wait for"
+        verdicts.append(Verdict("worker", trace.silent, None, 0.0, {"state": "silent", "because": because}))
     if verdicts:
         return verdicts
     return [Verdict("none", (), None, 0.0, {"steps": len(trace.steps), **variance_shares(trace.compute_s)})]
@@ -380,6 +385,8 @@ def _data(trace: Trace, compute_s: Sequence[Array], base_s: Array) -> Verdict | 
         residuals = [x - x.mean(axis=2, keepdims=True) for x in residuals]
         if len(pairs) > 1 and min(x.std() for x in residuals) > 0:
             within.append(float(np.corrcoef(residuals[0].ravel(), residuals[1].ravel())[0, 1]))
+    if trace.coarse and not _replicas_vary_together(compute_s):
+        return None
     saving = _saving(base_s, step_s(trace.order, fixed, trace.links))
     if within and np.median(within) < SHARED_DATA:
         return None
@@ -387,6 +394,21 @@ def _data(trace: Trace, compute_s: Sequence[Array], base_s: Array) -> Verdict | 
         return None
     evidence = {"forward_backward_correlation": float(np.median(correlations)), **variance_shares(compute_s)}
     return Verdict("data", (), None, saving, evidence)
+
+
+def _replicas_vary_together(compute_s: Sequence[Array]) -> bool:
+    """Whether the stages of a replica are long in the same steps: the same data goes through all of them."""
+    import numpy as np
+
+    if len(compute_s) < 2:
+        return False
+    logs = [_log(durations.sum(axis=2)) for durations in compute_s]
+    logs = [x - np.median(x, axis=1, keepdims=True) for x in logs]
+    logs = [(x - np.median(x, axis=0)).ravel() for x in logs]
+    if min(x.std() for x in logs) == 0.0:
+        return False
+    pairs = [float(np.corrcoef(one, other)[0, 1]) for one, other in pairwise(logs)]
+    return float(np.median(pairs)) >= SHARED_DATA
 
 
 def variance_shares(compute_s: Sequence[Array]) -> dict[str, dict[str, float]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import json
+import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 REQUIRED = ("dp_rank", "stage", "rank", "step", "optype", "start_ts", "duration", "mb_id")
 COMPUTE = {"forward-compute": "F", "backward-compute": "B"}
+# A worker, and a worker's step, that lacks more of its operations than this share tells nothing.
+MAX_HOLES = 0.5
 TRANSFERS = ("forward-send", "forward-recv", "backward-send", "backward-recv")
 
 
@@ -34,7 +37,8 @@ class Trace:
 
     Attributes: `steps` (S,); `ranks` (D, P) as recorded; `order`: per stage the compute operations as they ran;
     `compute_s`: per stage (S, D, operations) seconds; `links`: (S, D) seconds of a message alone, median over
-    microbatches; `groups`: collective -> (S, D, P) seconds in it; `notes`: what was left out, for people.
+    microbatches; `groups`: collective -> (S, D, P) seconds in it; `notes`: what was left out, for people; `coarse`:
+    only what a worker computed in a step is known, and is spread evenly; `silent`: ranks that tell too little.
     """
 
     steps: NDArray[np.int64]
@@ -44,6 +48,8 @@ class Trace:
     links: dict[StageLink, Array]
     groups: dict[str, Array]
     notes: tuple[str, ...]
+    coarse: bool = False
+    silent: tuple[int, ...] = ()
 
     @property
     def replicas(self) -> int:
@@ -107,7 +113,7 @@ def _read_csv(path: Path) -> dict[str, NDArray[Any]]:
         raise InputError(f"{path}: got no readable CSV ({error})") from error
     if not names:
         raise InputError(f"{path}: got an empty file, expected CSV with a header line")
-    return _columns(path, records, names)
+    return _columns(records, names)
 
 
 def _read_json(path: Path) -> dict[str, NDArray[Any]]:
@@ -117,10 +123,10 @@ def _read_json(path: Path) -> dict[str, NDArray[Any]]:
         raise InputError(f"{path}: got no valid JSON ({error}); is the file whole?") from error
     if not isinstance(records, list) or not all(isinstance(record, dict) for record in records):
         raise InputError(f"{path}: got JSON {type(records).__name__}, expected a list of records")
-    return _columns(path, records, records[0] if records else REQUIRED)
+    return _columns(records, records[0] if records else REQUIRED)
 
 
-def _columns(path: Path, records: Sequence[Mapping[str, Any]], names: Collection[str]) -> dict[str, NDArray[Any]]:
+def _columns(records: Sequence[Mapping[str, Any]], names: Collection[str]) -> dict[str, NDArray[Any]]:
     import numpy as np
 
     columns = {}
@@ -128,11 +134,25 @@ def _columns(path: Path, records: Sequence[Mapping[str, Any]], names: Collection
         if name not in names:
             continue
         values: list[Any] = [record.get(name) for record in records]
-        try:
-            columns[name] = np.array([str(v) if name == "optype" else float(v) for v in values])
-        except (TypeError, ValueError) as error:
-            raise InputError(f"{path}: column {name}: got a value that is no number ({error})") from error
+        columns[name] = np.array([str(v) for v in values]) if name == "optype" else _numbers(values)
     return columns
+
+
+def _numbers(values: Sequence[Any] | NDArray[Any]) -> NDArray[np.float64]:
+    """Values as numbers, NaN for those that are none."""
+    import numpy as np
+
+    try:
+        return np.asarray(values, float)
+    except (TypeError, ValueError):
+        return np.array([_number(value) for value in values])
+
+
+def _number(value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return float("nan")
 
 
 def read_trace(path: str | Path) -> Trace:
@@ -151,7 +171,7 @@ def build_trace(columns: Mapping[str, NDArray[Any]], name: str = "trace") -> Tra
     size = len(columns["step"])
     if size == 0:
         raise InputError(f"{name}: got no records, expected at least one step")
-    columns = {column: _checked(column, values, name) for column, values in columns.items()}
+    columns, notes = _usable(columns, name)
     compute = np.isin(columns["optype"], list(COMPUTE))
     if not compute.any():
         raise InputError(f"{name}: got no forward-compute or backward-compute records")
@@ -159,54 +179,102 @@ def build_trace(columns: Mapping[str, NDArray[Any]], name: str = "trace") -> Tra
     durations, order = layout.compute(name)
     silent = layout.silent(durations)
     left_out: NDArray[np.bool_] = np.any(silent, axis=1)
-    notes = []
+    lost = tuple(int(rank) for rank in layout.ranks[silent] if rank >= 0)
     if left_out.any() and not left_out.all():
         # One step without a worker says little; without most of its steps its replica has nothing to compare.
         notes.append(f"{layout.told(silent)}: left out with the replica")
         columns = {column: values[~left_out[layout.replica]] for column, values in columns.items()}
         layout = _Layout(columns, np.isin(columns["optype"], list(COMPUTE)))
         durations, order = layout.compute(name)
-    holes = np.any([np.isnan(d).any(axis=(1, 2)) for d in durations], axis=0)
-    missing = f"{int(holes.sum())} of {len(holes)} steps left out, where a worker lacks operations"
+    holes = np.any([np.isnan(d).mean(axis=2).max(axis=1) > MAX_HOLES for d in durations], axis=0)
+    missing = f"{int(holes.sum())} of {len(holes)} steps left out, where a worker lacks half of its operations"
     if holes.all():
         why = layout.told(silent) if left_out.all() else missing
-        raise InputError(f"{name}: got no step in which every worker reports all its operations; {why}")
+        raise InputError(f"{name}: got no step in which every worker reports most of its operations; {why}")
     if holes.any():
         notes.append(missing)
     whole = ~holes
+    durations = [d[whole] for d in durations]
+    if gaps := sum(int(np.isnan(d).sum()) for d in durations):
+        notes.append(f"{gaps} of {sum(d.size for d in durations)} operations are missing, and taken to be as usual")
+        durations = filled(durations, order)
     links, groups = layout.links(), layout.groups()
     return Trace(
         layout.steps[whole],
         layout.ranks,
         tuple(order),
-        tuple(d[whole] for d in durations),
+        tuple(durations),
         {key: value[whole] for key, value in links.items()},
         {key: value[whole] for key, value in groups.items()},
         tuple(notes),
+        silent=lost,
     )
 
 
-def _checked(column: str, values: NDArray[Any], name: str) -> NDArray[Any]:
-    """`values` as numbers, a missing microbatch or chunk as -1; text for optype."""
+def filled(compute_s: Sequence[Array], order: Sequence[tuple[Operation, ...]]) -> list[Array]:
+    """(S, D, operations) seconds of each stage with NaN filled in.
+
+    With what is usual for the worker's operation, as much longer as the microbatch, or the step, is elsewhere.
+    """
     import numpy as np
 
-    if column == "optype":
-        return values.astype(str)
-    try:
-        numbers = values.astype(float)
-    except (TypeError, ValueError) as error:
-        raise InputError(f"{name}: column {column}: got a value that is no number ({error})") from error
-    if column in ("mb_id", "mc", "seq_id"):
-        numbers = np.where(np.isnan(numbers), -1.0, numbers)
-    # Beyond it neither seconds nor counts are exact.
-    bad: NDArray[np.bool_] = ~(np.abs(numbers) <= 2**53)
-    if column == "duration":
-        bad |= numbers < 0
-    if bad.any():
-        row = int(np.argmax(bad))
-        expected = {"start_ts": "seconds", "duration": "seconds, 0 or more"}.get(column, "a number")
-        raise InputError(f"{name}: record {row}, {column}: got {numbers[row]}, expected {expected}")
-    return numbers
+    logs = [np.log(np.maximum(durations, 1e-9)) for durations in compute_s]
+    with np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        usual = [np.nanmedian(log, axis=0) for log in logs]
+        for stage, operations in enumerate(order):
+            for kind in "FB":
+                own = [i for i, operation in enumerate(operations) if operation[0] == kind]
+                # An operation that no step tells takes what others of its kind do.
+                level = np.nanmedian(usual[stage][:, own], axis=1, keepdims=True) if own else 0.0
+                usual[stage][:, own] = np.where(np.isfinite(usual[stage][:, own]), usual[stage][:, own], level)
+        apart = [log - known for log, known in zip(logs, usual, strict=True)]
+        step = np.nan_to_num(np.nanmedian(np.concatenate(apart, axis=2), axis=2))
+        shared: dict[int, Array] = {}
+        for m in {operation[1] for operations in order for operation in operations}:
+            same = [a[:, :, k] for a, ops in zip(apart, order, strict=True) for k, op in enumerate(ops) if op[1] == m]
+            mean = np.nanmean(np.stack(same), axis=0)
+            shared[m] = np.where(np.isfinite(mean), mean, step)
+    found = []
+    for stage, operations in enumerate(order):
+        guess = usual[stage] + np.stack([shared[m] for _, m, _ in operations], axis=2)
+        found.append(np.exp(np.where(np.isfinite(logs[stage]), logs[stage], guess)))
+    return found
+
+
+def _usable(columns: Mapping[str, NDArray[Any]], name: str) -> tuple[dict[str, NDArray[Any]], list[str]]:
+    """(columns as numbers, a missing microbatch or chunk as -1, text for optype; notes on records left out).
+
+    Raises:
+        InputError: no record is whole.
+    """
+    import numpy as np
+
+    found: dict[str, NDArray[Any]] = {}
+    wrong: dict[str, NDArray[np.bool_]] = {}
+    for column, values in columns.items():
+        if column == "optype":
+            found[column] = values.astype(str)
+            continue
+        numbers = _numbers(values)
+        if column in ("mb_id", "mc", "seq_id"):
+            numbers = np.where(np.isnan(numbers), -1.0, numbers)
+        # Beyond it neither seconds nor counts are exact.
+        wrong[column] = ~(np.abs(numbers) <= 2**53)
+        if column == "duration":
+            wrong[column] |= numbers < 0
+        found[column] = numbers
+    bad = np.any(list(wrong.values()), axis=0)
+    if not bad.any():
+        return found, []
+    column = next(column for column, where in wrong.items() if where.any())
+    row = int(np.argmax(wrong[column]))
+    expected = {"start_ts": "seconds", "duration": "seconds, 0 or more"}.get(column, "a number")
+    told = f"record {row}, column {column}: got {columns[column][row]}, expected {expected}"
+    if bad.all():
+        raise InputError(f"{name}: {told}")
+    note = f"{int(bad.sum())} of {len(bad)} records left out, which hold something that is no number: {told}"
+    return {column: values[~bad] for column, values in found.items()}, [note]
 
 
 class _Layout:
@@ -263,10 +331,10 @@ class _Layout:
         return durations, orders
 
     def silent(self, durations: Sequence[Array]) -> NDArray[np.bool_]:
-        """(D, P): workers that lack operations in more than half of the steps."""
+        """(D, P): workers that lack more than half of their operations."""
         import numpy as np
 
-        return np.stack([np.isnan(d).any(axis=2).mean(axis=0) > 0.5 for d in durations], axis=1)
+        return np.stack([np.isnan(d).mean(axis=(0, 2)) > MAX_HOLES for d in durations], axis=1)
 
     def told(self, silent: NDArray[np.bool_]) -> str:
         """One line on `silent` workers."""

@@ -336,7 +336,7 @@ def test_locate_bad_meta(capsys, tmp_path, meta):
 
 def test_locate_reads_what_it_may_not_write(capsys, tmp_path):
     assert main(["locate", str(tmp_path)]) == 2
-    assert f"{tmp_path}: got a file ending in ''" in capsys.readouterr().err
+    assert f"{tmp_path}: got 0 files and nothing known in them" in capsys.readouterr().err
 
 
 def test_locate_bad_column(capsys, tmp_path):

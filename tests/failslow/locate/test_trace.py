@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 
 import numpy as np
 import pytest
@@ -99,10 +100,10 @@ def test_replay_of_a_circle():
 
 def test_steps_with_holes_are_left_out_and_said():
     columns = make_trace(**SMALL)
-    keep = ~((columns["step"] == 2) & (columns["dp_rank"] == 1) & (columns["mb_id"] == 1))
+    keep = ~((columns["step"] == 2) & (columns["dp_rank"] == 1) & (columns["mb_id"] >= 0))
     trace = build_trace({name: values[keep] for name, values in columns.items()})
     assert trace.steps.tolist() == [0, 1, 3, 4, 5]
-    assert trace.notes == ("1 of 6 steps left out, where a worker lacks operations",)
+    assert trace.notes == ("1 of 6 steps left out, where a worker lacks half of its operations",)
 
 
 def test_a_silent_worker_is_named():
@@ -134,16 +135,32 @@ def changed(column, value):
 @pytest.mark.parametrize(
     ("column", "value", "text"),
     [
-        ("duration", -1.0, "record 7, duration: got -1.0"),
+        ("duration", -1.0, "record 7, column duration: got -1.0"),
         ("duration", np.nan, "record 7"),
-        ("start_ts", np.inf, "record 7, start_ts"),
-        ("duration", 1e308, "record 7, duration: got 1e[+]308"),
-        ("rank", 2**60, "record 7, rank: got 1.1.*e[+]18, expected a number"),
+        ("start_ts", np.inf, "record 7, column start_ts"),
+        ("duration", 1e308, "record 7, column duration: got 1e[+]308"),
+        ("rank", 2**60, "record 7, column rank: got 115.*, expected a number"),
     ],
 )
-def test_bad_numbers(column, value, text):
-    with pytest.raises(InputError, match=text):
-        build_trace(changed(column, value))
+def test_bad_numbers_are_left_out_and_said(column, value, text):
+    trace = build_trace(changed(column, value))
+    assert re.match(f"1 of .* records left out.*{text}", trace.notes[0])
+    whole = build_trace(make_trace(**SMALL))
+    assert (trace.order, len(trace.steps)) == (whole.order, SMALL["steps"])
+    columns = make_trace(**SMALL)
+    columns[column] = np.full(len(columns[column]), value)
+    with pytest.raises(InputError, match="record 0"):
+        build_trace(columns)
+
+
+@pytest.mark.parametrize("lost", [0.1, 0.3])
+def test_lost_records_are_taken_to_be_as_usual(lost):
+    columns = make_trace(workers={(2, 1): 1.3})
+    keep = np.random.default_rng(3).random(len(columns["step"])) >= lost
+    trace = build_trace({name: values[keep] for name, values in columns.items()})
+    assert any("are missing, and taken to be as usual" in note for note in trace.notes)
+    (found,) = locate(trace)
+    assert (found.cause, found.ranks) == ("worker", (9,))
 
 
 def test_a_stage_without_work_is_named():
@@ -175,11 +192,12 @@ def test_parquet_with_holes_or_text(tmp_path, column, bad):
     from pyarrow import parquet
 
     lists = {name: values.tolist() for name, values in make_trace(**SMALL).items()}
-    lists[column] = [bad if bad is None else str(value) for value in lists[column]]
+    if bad is not None:
+        lists[column] = [str(value) for value in lists[column]]
     lists[column][0] = bad
     parquet.write_table(pa.table(lists), tmp_path / "t.parquet")
-    with pytest.raises(InputError, match=column):
-        read_trace(tmp_path / "t.parquet")
+    trace = read_trace(tmp_path / "t.parquet")
+    assert f"record 0, column {column}: got" in trace.notes[0] and len(trace.steps) == SMALL["steps"]
 
 
 def test_a_worker_that_never_reports():

@@ -1,0 +1,172 @@
+"""Calls of all ranks as columns, whatever wrote them: what every reader fills and what diagnosis needs."""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass, field
+from math import nan
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+# How far a call came.
+DONE, STARTED, QUEUED = 0, 1, 2
+# Seconds that no recorded call lasts: rubbish.
+LONGEST_S = 1e7
+
+
+@dataclass(frozen=True)
+class Process:
+    """Who a rank is: `host` and `pid`, None where not told; `gpu`, its number there."""
+
+    host: str | None = None
+    pid: int | None = None
+    gpu: int | None = None
+
+
+@dataclass
+class Group:
+    """A communicator: its `name`, how many ranks it has and, as far as known, which (global numbers, in its order)."""
+
+    name: str
+    size: int = 0
+    ranks: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class CallTable:
+    """Calls, one a row, and compute spans.
+
+    Attributes: columns `rank`, `group` (index of `groups`), `name` (index of `names`), `number` (the call's in its
+    group, equal on all its ranks; -1: not told), `peer` (a message's other rank, -1: a collective), `nbytes` (-1: not
+    told), `start_s` (of the rank's own clock, NaN: not told), `took_s` (NaN: not told), `state` (DONE, STARTED,
+    QUEUED); `compute`: (rank, start_s, took_s) rows of compute kernels; `steps`: (rank, step, start_s, took_s) rows of
+    steps that a profiler marked; `behind`: evidence of ranks that others wait for, in words, by rank (told as such by
+    its source); `processes`, `notes`, `used` and `skipped`: how many records, and why not.
+    """
+
+    rank: NDArray[np.int64]
+    group: NDArray[np.int64]
+    name: NDArray[np.int64]
+    number: NDArray[np.int64]
+    peer: NDArray[np.int64]
+    nbytes: NDArray[np.int64]
+    start_s: NDArray[np.float64]
+    took_s: NDArray[np.float64]
+    state: NDArray[np.int64]
+    groups: tuple[Group, ...]
+    names: tuple[str, ...]
+    compute: NDArray[np.float64]
+    steps: NDArray[np.float64]
+    behind: dict[int, str]
+    processes: dict[int, Process]
+    expected: tuple[int, ...]
+    used: Counter[str]
+    skipped: Counter[str]
+    notes: tuple[str, ...]
+
+
+@dataclass
+class CallBuilder:
+    """Collects a CallTable row by row; rows that say nothing are counted.
+
+    Attributes: `used`, `skipped`: records by their format, and by why not; `behind`, `processes`, `notes` as CallTable;
+    `expected`, ranks that the job has, whether they report or not.
+    """
+
+    used: Counter[str] = field(default_factory=Counter)
+    skipped: Counter[str] = field(default_factory=Counter)
+    behind: dict[int, str] = field(default_factory=dict)
+    processes: dict[int, Process] = field(default_factory=dict)
+    expected: set[int] = field(default_factory=set)
+    notes: list[str] = field(default_factory=list)
+    groups: list[Group] = field(default_factory=list)
+    _group_of: dict[Hashable, int] = field(default_factory=dict)
+    _name_of: dict[str, int] = field(default_factory=dict)
+    _whole: tuple[array[int], ...] = field(default_factory=lambda: tuple(array("q") for _ in range(7)))
+    _real: tuple[array[float], array[float]] = field(default_factory=lambda: (array("d"), array("d")))
+    _compute: array[float] = field(default_factory=lambda: array("d"))
+    _steps: array[float] = field(default_factory=lambda: array("d"))
+
+    def group(self, key: Hashable, name: str, size: int = 0, ranks: Iterable[int] = ()) -> int:
+        """The index of the group that `key` stands for, made at first sight; more is learnt of it as it is told."""
+        index = self._group_of.get(key)
+        if index is None:
+            index = self._group_of[key] = len(self.groups)
+            self.groups.append(Group(name))
+        known = self.groups[index]
+        known.size = max(known.size, size)
+        known.ranks = known.ranks or tuple(ranks)
+        return index
+
+    def add(
+        self, rank: int, group: int, name: str, number: int, peer: int, nbytes: int, start_s: float, took_s: float,
+        state: int = DONE,
+    ) -> None:  # fmt: skip
+        """Take a call, values as CallTable's columns; one that did not end has no end, one of no length is refused."""
+        if not (took_s != took_s or 0.0 <= took_s < LONGEST_S):
+            self.skipped["a time that is no number, or negative"] += 1
+            return
+        code = self._name_of.setdefault(name, len(self._name_of))
+        for column, value in zip(self._whole, (rank, group, code, number, peer, nbytes, state), strict=True):
+            column.append(value)
+        self._real[0].append(start_s if abs(start_s) < float("inf") else nan)
+        self._real[1].append(took_s)
+
+    def add_compute(self, rank: int, start_s: float, took_s: float) -> None:
+        """Take a span in which `rank` computed."""
+        if 0.0 <= took_s < LONGEST_S and abs(start_s) < float("inf"):
+            self._compute.extend((rank, start_s, took_s))
+        else:
+            self.skipped["a time that is no number, or negative"] += 1
+
+    def add_step(self, rank: int, step: int, start_s: float, took_s: float) -> None:
+        """Take a step that a profiler marked."""
+        self._steps.extend((rank, step, start_s, took_s))
+
+    def table(self) -> CallTable:
+        """All that was taken."""
+        import numpy as np
+
+        rank, group, name, number, peer, nbytes, state = (np.array(column, np.int64) for column in self._whole)
+        start_s, took_s = (np.array(column, np.float64) for column in self._real)
+        members = {member for one in self.groups for member in one.ranks}
+        expected = tuple(sorted(self.expected | members | set(np.unique(rank).tolist())))
+        compute, steps = (np.array(a).reshape(-1, n) for a, n in ((self._compute, 3), (self._steps, 4)))
+        return CallTable(
+            rank, group, name, number, peer, nbytes, start_s, took_s, state, tuple(self.groups), tuple(self._name_of),
+            compute, steps, self.behind, self.processes, expected, self.used, self.skipped, tuple(self.notes),
+        )  # fmt: skip
+
+
+def whole(value: Any, default: int = -1) -> int:
+    """`value` as an int where it is a number or digits; else `default`."""
+    if isinstance(value, bool):
+        return default
+    if isinstance(value, int):
+        return value if -(1 << 62) < value < 1 << 62 else default
+    if isinstance(value, float):
+        return int(value) if value == value and abs(value) < 1 << 53 else default
+    if isinstance(value, str) and value.strip().lstrip("-").isdecimal() and len(value) < 19:
+        return int(value)
+    return default
+
+
+def real(value: Any, scale: float = 1.0) -> float:
+    """`value` times `scale` where it is a number; else NaN."""
+    return value * scale if isinstance(value, (int, float)) and not isinstance(value, bool) else nan
+
+
+def ranks_in(value: Any) -> tuple[int, ...]:
+    """Ranks from a list, or its text such as "[0, 1]"; empty where it is neither."""
+    if isinstance(value, str):
+        words = value.strip().strip("[]").replace(",", " ").split()
+        value = [int(word) for word in words] if all(word.isdecimal() and len(word) < 10 for word in words) else ()
+    if isinstance(value, (list, tuple)):
+        found = tuple(whole(one) for one in value)
+        return found if all(one >= 0 for one in found) else ()
+    return ()

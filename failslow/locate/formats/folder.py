@@ -1,0 +1,161 @@
+"""All in a folder that says something of a job's calls, of all ranks together; the formats are told by content."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lanterne.errors import InputError
+from lanterne.failslow.locate.formats import call_logs, flight_recorder, ras
+from lanterne.failslow.locate.formats.calls import CallBuilder, CallTable
+from lanterne.failslow.locate.formats.inspector import InspectorReader, is_line
+from lanterne.failslow.locate.formats.kineto import KinetoReader
+
+MAX_FILES, MAX_NBYTES = 100_000, 4 << 30
+# Of a file whose first line is cut off, so many lines are looked at.
+LOOKED_LINES = 8
+TRACES, LAYOUTS = (".parquet", ".csv"), (".yaml", ".yml")
+# Of our own call logs, read with them.
+BESIDE_LOGS = (".stack", ".new")
+
+
+@dataclass(frozen=True, eq=False)
+class Folder:
+    """What a folder holds: `calls` of all ranks; `traces`, files of operations; `layout`, what describes these."""
+
+    calls: CallTable
+    traces: tuple[Path, ...]
+    layout: Path | None
+
+
+def read_folder(path: str | Path) -> Folder:
+    """Read a folder, or one file of it. What cannot be used is counted in `calls.skipped`, by why.
+
+    Raises:
+        InputError: no such folder, or nothing in it that is known.
+    """
+    path = Path(path)
+    files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())[:MAX_FILES]
+    if not path.exists():
+        raise InputError(f"cannot read {shown(path)}: no such file or folder")
+    into, inspector = CallBuilder(), InspectorReader()
+    documents: list[dict[str, Any]] = []
+    traces: list[Path] = []
+    layout: Path | None = None
+    for file in files:
+        if file.suffix in LAYOUTS:
+            layout = layout or file
+        elif file.suffix in TRACES:
+            traces.append(file)
+        elif file.suffix not in BESIDE_LOGS and not file.name.startswith("group-"):
+            try:
+                traces += _read(file, into, inspector, documents)
+            except (OSError, EOFError, ValueError, KeyError, TypeError, RecursionError) as error:
+                into.notes.append(f"{shown(file.name)}: not used: {shown(str(error))}")
+    inspector.finish(into)
+    # By their own time where they tell it; else in the order of their names.
+    ras.read_all(sorted(documents, key=lambda one: str(one.get("timestamp", ""))), into)
+    if not traces and not into.used:
+        why = f"; {into.notes[0]}" if into.notes else ""
+        raise InputError(
+            f"{shown(path)}: got {len(files)} files and nothing known in them{why}; expected Inspector lines, RAS "
+            "documents, Flight Recorder dumps, Kineto traces, call logs of lanterne, or a trace of operations"
+        )
+    return Folder(into.table(), tuple(traces), layout)
+
+
+def shown(name: object) -> str:
+    """A name or message in one line."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(name))
+
+
+def _read(file: Path, into: CallBuilder, inspector: InspectorReader, documents: list[dict[str, Any]]) -> list[Path]:
+    """Take what is in `file`; the file itself where it is a trace of operations. Raises ValueError if it is nothing."""
+    if file.stat().st_size > MAX_NBYTES:
+        raise ValueError(f"got {file.stat().st_size} bytes, expected at most {MAX_NBYTES}")
+    if file.suffix == ".calls":
+        call_logs.read(file, into)
+        return []
+    with open(file, "rb") as raw:
+        magic = raw.read(2)
+    if not magic:
+        raise ValueError("it is empty")
+    if magic[:1] == b"\x80":
+        _dump(file, flight_recorder.load_pickle(file.read_bytes()), into)
+        return []
+    if any(is_line(line) for line in _first_lines(file)):
+        for line in _lines(file, into):
+            if is_line(line):
+                inspector.take(line, into)
+            else:
+                into.skipped["a line that is not the Inspector's"] += 1
+        return []
+    text = (gzip.decompress(file.read_bytes()) if magic == b"\x1f\x8b" else file.read_bytes()).decode(errors="replace")
+    if '"traceEvents"' in text:
+        _kineto(file, text, into)
+        return []
+    try:
+        content = json.loads(text)
+    except ValueError:
+        if '"communicators"' not in text:
+            raise
+        content = ras.mended(text)
+    if ras.is_document(content):
+        documents.append(content)
+    elif isinstance(content, list) and content and isinstance(content[0], dict) and "optype" in content[0]:
+        return [file]
+    else:
+        _dump(file, content, into)
+    return []
+
+
+def _dump(file: Path, content: Any, into: CallBuilder) -> None:
+    is_first_version = isinstance(content, list) and all(isinstance(one, dict) and "state" in one for one in content)
+    # It was the list alone.
+    dump: Any = {"entries": content} if is_first_version else content
+    if not flight_recorder.is_dump(dump):
+        raise ValueError("it is of no known format")
+    flight_recorder.read(file, dump, into)
+
+
+def _kineto(file: Path, text: str, into: CallBuilder) -> None:
+    reader = KinetoReader(file, into)
+    content: Any = {}
+    try:
+        content = json.loads(text, object_hook=reader.hook)
+    except ValueError as error:
+        into.notes.append(f"{shown(file.name)}: cut off, used up to there: {error}")
+    reader.finish(content if isinstance(content, dict) else {})
+
+
+def _opened(file: Path) -> Any:
+    with open(file, "rb") as raw:
+        packed = raw.read(2) == b"\x1f\x8b"
+    how: dict[str, Any] = {"encoding": "utf-8", "errors": "replace"}
+    return gzip.open(file, "rt", **how) if packed else open(file, **how)
+
+
+def _first_lines(file: Path) -> Iterator[Any]:
+    with _opened(file) as lines:
+        for _ in range(LOOKED_LINES):
+            line = lines.readline(1 << 16)
+            if not line.endswith("\n") and len(line) == 1 << 16:
+                return
+            try:
+                yield json.loads(line)
+            except (ValueError, RecursionError):
+                continue
+
+
+def _lines(file: Path, into: CallBuilder) -> Iterator[Any]:
+    with _opened(file) as lines:
+        for line in lines:
+            try:
+                yield json.loads(line)
+            except (ValueError, RecursionError):
+                if line.strip():
+                    into.skipped["a line that is cut off, or no JSON"] += 1

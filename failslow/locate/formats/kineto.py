@@ -1,0 +1,97 @@
+"""Kineto: the Chrome traces of torch.profiler, one a rank (`.json`, `.json.gz`).
+
+Format: pytorch/kineto, libkineto/src/output_json.cpp and docs.pytorch.org, "torch.profiler": `traceEvents` with `ph`
+"X", `cat`, `name`, `ts` and `dur` in microseconds, `args`; `distributedInfo` (rank, world_size, pg_config). NCCL's
+kernels have "Collective name", "Process Group Name", "Process Group Ranks", "Group size", "In msg nelems", "dtype" and,
+in newer versions, "Seq" (torch/csrc/distributed/c10d/ParamCommsUtils.hpp). Steps are annotations "ProfilerStep#N".
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from math import nan
+from pathlib import Path
+from typing import Any
+
+from lanterne.failslow.locate.formats.calls import CallBuilder, Process, ranks_in, real, whole
+
+NAME = "Kineto"
+STEP = re.compile(r"ProfilerStep#(\d+)")
+NBYTES = {"Double": 8, "Long": 8, "Float": 4, "Int": 4, "Half": 2, "BFloat16": 2}
+
+
+class KinetoReader:
+    """Takes the objects of one file while it is parsed: those that are used are copied out, the rest is dropped.
+
+    `hook` is a json `object_hook`; `finish` takes what is left when the file has been read.
+    """
+
+    def __init__(self, path: Path, into: CallBuilder) -> None:
+        self._path = path
+        self._into = into
+        self._events: list[tuple[str, str, float, float, Mapping[str, Any]]] = []
+        self._compute: list[tuple[float, float]] = []
+        # Of a file that is cut off, what was told before.
+        self._about: dict[str, Any] = {}
+
+    def hook(self, value: dict[str, Any]) -> Any:
+        """An event is taken and dropped; anything else is as it was."""
+        if value.get("ph") != "X":
+            if "world_size" in value and "rank" in value:
+                self._about = value
+            return None if "ph" in value else value
+        kind, name = str(value.get("cat", "")).lower(), str(value.get("name", ""))
+        if kind == "kernel":
+            start_s, took_s = real(value.get("ts"), 1e-6), real(value.get("dur"), 1e-6)
+            if "nccl" in name.lower():
+                self._events.append(("call", name, start_s, took_s, value.get("args") or {}))
+            else:
+                self._compute.append((start_s, took_s))
+        elif "annotation" in kind and (step := STEP.match(name)) is not None:
+            self._events.append(("step", step.group(1), real(value.get("ts"), 1e-6), real(value.get("dur"), 1e-6), {}))
+        return None
+
+    def finish(self, content: Mapping[str, Any]) -> None:
+        """Put what was taken into the CallBuilder."""
+        about = self._about
+        digits = re.search(r"rank[-_]?(\d+)", self._path.name) or re.search(r"(\d+)\D*$", self._path.name)
+        rank = whole(about.get("rank"), int(digits.group(1)) if digits else -1)
+        into = self._into
+        if rank < 0:
+            into.skipped["a Kineto trace that does not tell its rank"] += 1
+            return
+        if (size := whole(about.get("world_size"), 0)) > 0:
+            into.expected.update(range(min(size, 1 << 20)))
+        into.processes.setdefault(rank, Process(content.get("hostname") or None))
+        config = about.get("pg_config")
+        told = [one for one in (config if isinstance(config, list) else ()) if isinstance(one, dict)]
+        groups = {str(one.get("pg_name")): ranks_in(one.get("ranks")) for one in told}
+        for kind, name, start_s, took_s, args in self._events:
+            if kind == "step":
+                into.add_step(rank, int(name), start_s, took_s)
+                continue
+            self._call(rank, name, start_s, took_s, args if isinstance(args, dict) else {}, groups)
+        for start_s, took_s in self._compute:
+            into.used[NAME] += 1
+            into.add_compute(rank, start_s, took_s)
+
+    def _call(
+        self, rank: int, kernel: str, start_s: float, took_s: float, args: Mapping[str, Any],
+        groups: Mapping[str, tuple[int, ...]],
+    ) -> None:  # fmt: skip
+        name = str(args.get("Collective name") or kernel)
+        group_name = str(args.get("Process Group Name", "?"))
+        ranks = ranks_in(args.get("Process Group Ranks")) or groups.get(group_name, ())
+        size = whole(args.get("Group size"), len(ranks))
+        group = self._into.group(("kineto", group_name, ranks), group_name, size, ranks)
+        is_message = name.lower() in ("send", "recv") or "SendRecv" in kernel
+        peer = whole(args.get("Dst Rank" if name.lower() == "send" else "Src Rank")) if is_message else -1
+        peer = ranks[peer] if 0 <= peer < len(ranks) else peer
+        nelems, nbytes = whole(args.get("In msg nelems")), NBYTES.get(str(args.get("dtype")), 1)
+        self._into.used[NAME] += 1
+        number = whole(args.get("Seq"))
+        self._into.add(
+            rank, group, name.lower() if is_message else name, number, peer, nelems * nbytes if nelems >= 0 else -1,
+            start_s, took_s if took_s == took_s else nan,
+        )  # fmt: skip

@@ -1,0 +1,249 @@
+"""What clusters write is read whatever is wrong with it, of all ranks together, and says who is slow or missing."""
+
+import gzip
+import json
+import os
+import pickle
+from pathlib import Path
+
+import encoders
+import numpy as np
+import pytest
+from call_logs import job_calls, write_logs
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lanterne.bench.scores.trace_jobs import make_trace
+from lanterne.errors import InputError
+from lanterne.failslow.locate.calls_verdicts import diagnose
+from lanterne.failslow.locate.formats.flight_recorder import load_pickle
+from lanterne.failslow.locate.formats.folder import read_folder
+from lanterne.failslow.locate.trace import read_records
+
+REAL = Path(__file__).resolve().parents[3].parent / "shared" / "data" / "traces"
+WRITERS = {
+    "flight recorder": encoders.write_flight_recorder,
+    "flight recorder, JSON": lambda folder, calls: encoders.write_flight_recorder(folder, calls, True, False),
+    "inspector": encoders.write_inspector,
+    "inspector, not verbose": lambda folder, calls: encoders.write_inspector(folder, calls, False),
+    "kineto": encoders.write_kineto,
+    "kineto, packed": lambda folder, calls: encoders.write_kineto(folder, calls, True),
+}
+# Days apart.
+SKEW_S = {rank: encoders.DAY_S * rank for rank in range(200)}
+JOBS = {
+    "healthy": ({}, ("none", ())),
+    "worker": ({"workers": {(2, 1): 1.3}}, ("worker", (9,))),
+    "link": ({"links": {(1, 2): 20.0}}, ("link", (6, 7))),
+    "stage": ({"stage_factors": {3: 1.5}}, ("stage", ())),
+    "data parallel": ({"replicas": 8, "stages": 1, "microbatches": 1, "workers": {(3, 0): 1.5}}, ("worker", (3,))),
+}
+
+
+def verdicts_of(folder):
+    return diagnose(read_folder(folder).calls)
+
+
+@pytest.mark.parametrize("thin", [0.0, 0.1])
+@pytest.mark.parametrize("writer", WRITERS)
+@pytest.mark.parametrize("job", JOBS)
+def test_every_format_says_what_is_slow(tmp_path, job, writer, thin):
+    options, (cause, ranks) = JOBS[job]
+    WRITERS[writer](tmp_path, encoders.calls_of(make_trace(**options), thin, 1, SKEW_S))
+    verdicts, _ = verdicts_of(tmp_path)
+    assert [(verdict.cause, verdict.ranks) for verdict in verdicts] == [(cause, ranks)]
+    assert cause != "stage" or verdicts[0].stage == 3
+    json.dumps([verdict.evidence for verdict in verdicts])
+
+
+@pytest.mark.parametrize("thin", [0.0, 0.1])
+@pytest.mark.parametrize("writer", WRITERS)
+@pytest.mark.parametrize(("name", "cause", "stage", "saving"), [("SE", "data", None, 0.26), ("ST", "stage", 3, 0.146)])
+def test_production_traces_in_every_format(tmp_path, name, cause, stage, saving, writer, thin):
+    pytest.importorskip("pyarrow")
+    if not REAL.exists():
+        pytest.skip("the production traces are not here")
+    columns = read_records(REAL / f"trace-{name}.parquet")
+    WRITERS[writer](tmp_path, encoders.calls_of(columns, thin, 1, SKEW_S))
+    (verdict,) = verdicts_of(tmp_path)[0]
+    assert (verdict.cause, verdict.stage) == (cause, stage)
+    assert verdict.saving == pytest.approx(saving, abs=0.001 if thin == 0.0 else 0.07)
+
+
+def test_silent_ranks_are_suspects_beside_what_is_found(tmp_path):
+    calls = encoders.calls_of(make_trace(workers={(2, 1): 1.3}), drop_ranks=(5,))
+    encoders.write_flight_recorder(tmp_path, calls)
+    verdicts, notes = verdicts_of(tmp_path)
+    assert [(v.cause, v.ranks) for v in verdicts] == [("worker", (9,)), ("worker", (5,))]
+    assert verdicts[1].evidence["state"] == "silent"
+
+
+def test_our_own_call_logs(tmp_path):
+    write_logs(tmp_path, job_calls(4, 60, late=(2, 0, 60, 4e-3)))
+    (verdict,) = verdicts_of(tmp_path)[0]
+    assert (verdict.cause, verdict.ranks) == ("worker", (2,))
+    assert verdict.evidence["places"]["2"]["host"] == "h"
+
+
+def test_durations_alone_tell_who_comes_last(tmp_path):
+    for rank in range(4):
+        with open(tmp_path / f"rank{rank}.jsonl", "w") as file:
+            for call in range(30):
+                header = {"id": "0x1", "rank": rank, "n_ranks": 4}
+                perf = {"coll": "AllReduce", "coll_sn": call, "coll_exec_time_us": 100 if rank == 2 else 900}
+                file.write(json.dumps({"header": header, "metadata": {"pid": rank}, "coll_perf": perf}) + "\n")
+    (verdict,), notes = verdicts_of(tmp_path)
+    assert (verdict.cause, verdict.ranks, verdict.evidence["state"]) == ("worker", (2,), "late")
+
+
+def test_what_cannot_be_told_says_what_would_tell(tmp_path):
+    entry = {"process_group": ["0", "d"], "profiling_name": "nccl:all_reduce"}
+    entries = [entry | {"collective_seq_id": i} for i in range(9)]
+    for rank in range(2):
+        (tmp_path / f"dump_{rank}").write_text(json.dumps({"version": "2.4", "entries": entries}))
+    (verdict,), notes = verdicts_of(tmp_path)
+    assert verdict.cause == "none" and "TORCH_NCCL_ENABLE_TIMING" in verdict.evidence["needs"]
+    assert any("TORCH_NCCL_ENABLE_TIMING" in note for note in notes)
+
+
+# -- hangs
+
+
+def dump(last, ranks=4, state="scheduled", name="all_reduce", version="2.4", seq="collective_seq_id"):
+    """A Flight Recorder dump whose last call, number `last`, has not ended."""
+    entries = [
+        {"process_group": ("0", "default_pg"), seq: i, "profiling_name": "nccl:" + ("all_reduce" if i < last else name),
+         "state": "completed" if i < last else state, "time_created_ns": 10**9 * i}
+        for i in range(1, last + 1)
+    ]  # fmt: skip
+    config = {"0": {"name": "0", "desc": "default_pg", "ranks": str(list(range(ranks)))}}
+    return {"version": version, "entries": entries, "pg_config": config}
+
+
+@pytest.mark.parametrize("seq", ["collective_seq_id", "seq_id"])
+@pytest.mark.parametrize("missing", [(2,), (1, 3)])
+def test_the_rank_that_did_not_come_to_a_collective(tmp_path, missing, seq):
+    for rank in range(4):
+        content = dump(60, state="completed", seq=seq) if rank in missing else dump(61, seq=seq)
+        (tmp_path / f"nccl_trace_rank_{rank}").write_bytes(pickle.dumps(content))
+    (verdict,) = verdicts_of(tmp_path)[0]
+    assert (verdict.cause, verdict.ranks, verdict.evidence["state"]) == ("worker", missing, "missing")
+    assert "all_reduce 61" in verdict.evidence["missing"][0]["because"]
+
+
+def test_another_call_and_a_dump_that_is_not_there(tmp_path):
+    for rank in range(4):
+        content = dump(61, name="barrier" if rank == 1 else "all_reduce")
+        (tmp_path / f"dump{rank}").write_bytes(pickle.dumps(content))
+    (verdict,) = verdicts_of(tmp_path)[0]
+    assert verdict.ranks == (1,) and "barrier where others called all_reduce" in str(verdict.evidence)
+    (tmp_path / "dump1").unlink()
+    (verdict,) = verdicts_of(tmp_path)[0]
+    assert verdict.ranks == (1,), "its dump is not there: the one that all wait for"
+
+
+def ras(counts, dead=(), comma=True, at="2026-01-01"):
+    status = {"init_state": 0, "async_error": 0, "abort_flag": False}
+    ranks = [
+        {"rank": r, "host": f"n{r}", "pid": 10 + r, "cuda_dev": r, "status": status,
+         "collective_counts": {"AllReduce": c}}
+        for r, c in counts.items()
+    ]  # fmt: skip
+    missing = [
+        {"rank": r, "host": f"n{r}", "pid": 10 + r, "cuda_dev": r, "nvml_dev": 0,
+         "status": {"unresponsive": True, "considered_dead": False}}
+        for r in dead
+    ]  # fmt: skip
+    one = {"hash": "0xa", "secondary_hash": "0xb:0xc", "size": len(counts) + len(dead)}
+    one |= {"ranks": ranks, "missing_ranks": missing}
+    text = json.dumps({"nccl_version": "2.28.9", "timestamp": at, "communicators": [one]}, indent=1)
+    return text if comma else text.replace('"nvml_dev": 0,', '"nvml_dev": 0')
+
+
+@pytest.mark.parametrize("comma", [True, False])
+def test_ras_names_ranks_that_do_not_answer_or_are_behind(tmp_path, comma):
+    (tmp_path / "ras.json").write_text(ras({0: 9, 1: 9, 3: 9}, dead=(2,), comma=comma))
+    (verdict,) = verdicts_of(tmp_path)[0]
+    assert (verdict.cause, verdict.ranks) == ("worker", (2,))
+    assert verdict.evidence["places"]["2"] == {"host": "n2", "pid": 12, "gpu": 2}
+    (tmp_path / "ras.json").write_text(ras({0: 61, 1: 60, 2: 61}))
+    (tmp_path / "ras-later.json").write_text(ras({0: 61, 1: 60, 2: 61}, at="2026-01-02"))
+    (verdict,) = verdicts_of(tmp_path)[0]
+    assert verdict.ranks == (1,) and "makes none" in str(verdict.evidence)
+    (tmp_path / "ras-later.json").write_text(ras({0: 75, 1: 74, 2: 75}, at="2026-01-02"))
+    assert verdicts_of(tmp_path)[0][0].cause == "none", "it moves: a matter of the moment"
+
+
+# -- bad input
+
+
+def test_what_cannot_be_used_is_counted_and_the_rest_used(tmp_path):
+    encoders.write_inspector(tmp_path, encoders.calls_of(make_trace(workers={(2, 1): 1.3})))
+    path = next(tmp_path.glob("*1000.log"))
+    lines = path.read_text().splitlines()
+    lines[3] = lines[3][:40]
+    lines[4] = lines[4].replace('_exec_time_us": ', '_exec_time_us": -')
+    lines[5] = '{"header": {}, "coll_perf": {"coll_exec_time_us": NaN}}'
+    lines[6] = "[1, 2]"
+    path.write_text("\n".join(lines))
+    (tmp_path / "empty.log").write_text("")
+    (tmp_path / "notes\n.txt").write_text("nothing of ours")
+    calls = read_folder(tmp_path).calls
+    assert calls.skipped == {
+        "a line that is cut off, or no JSON": 1,
+        "a time that is no number, or negative": 1,
+        "an Inspector line without a rank": 1,
+        "a line that is not the Inspector's": 1,
+    }
+    assert sorted(note.split(":")[0] for note in calls.notes) == ["empty.log", "notes\\n.txt"]
+    assert [verdict.ranks for verdict in diagnose(calls)[0]] == [(9,)]
+
+
+class Evil:
+    def __reduce__(self):
+        return os.system, ("touch /tmp/lanterne-was-here",)
+
+
+@pytest.mark.parametrize("value", [Evil(), np.float64(1.0), {"entries": [Evil()]}])
+def test_a_pickle_that_would_run_something_is_not_read(tmp_path, value):
+    (tmp_path / "dump_0").write_bytes(pickle.dumps(value))
+    with pytest.raises(InputError, match="holds more than data"):
+        read_folder(tmp_path)
+    assert not Path("/tmp/lanterne-was-here").exists()
+
+
+def test_lists_as_torch_writes_them():
+    content = b"\x80\x02}(X\x01\x00\x00\x00actorch.jit._pickle\nbuild_intlist\n(](K\x01K\x02etRu."
+    assert load_pickle(content) == {"a": [1, 2]}
+
+
+@given(data=st.binary(max_size=200))
+def test_any_pickle_is_read_or_refused(data):
+    try:
+        load_pickle(b"\x80" + data)
+    except ValueError:
+        pass
+
+
+HEADS = [b"", b"\x80\x02", b'{"traceEvents": [', b'{"header": {', b"\x1f\x8b", b"["]
+
+
+@given(data=st.binary(max_size=120), head=st.sampled_from(HEADS))
+def test_any_file_is_read_or_refused(tmp_path_factory, data, head):
+    folder = tmp_path_factory.mktemp("any")
+    (folder / "file_0").write_bytes(head + data)
+    with pytest.raises(InputError):
+        read_folder(folder)
+
+
+def test_a_kineto_trace_that_is_cut_off_is_used_up_to_there(tmp_path):
+    encoders.write_kineto(tmp_path, encoders.calls_of(make_trace(workers={(2, 1): 1.3})))
+    path = tmp_path / "trace-rank3.json"
+    path.write_text(path.read_text()[:-2000])
+    (tmp_path / "trace-rank4.json.gz").write_bytes(gzip.compress((tmp_path / "trace-rank4.json").read_bytes())[:-30])
+    (tmp_path / "trace-rank4.json").unlink()
+    verdicts, _ = verdicts_of(tmp_path)
+    assert (verdicts[0].cause, verdicts[0].ranks) == ("worker", (9,))
+    notes = read_folder(tmp_path).calls.notes
+    assert any("rank3.json: cut off, used up to there" in note for note in notes)
+    assert any("rank4.json.gz: not used" in note for note in notes)
