@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import importlib
+import os
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -11,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from lanterne.bench.output.report import read_json
 from lanterne.bench.output.units import whole
-from lanterne.errors import InputError, LanterneError
+from lanterne.errors import InputError, LanterneError, Unavailable
 
 if TYPE_CHECKING:
     from lanterne.collectives.communicator import Communicator
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
 
 # What the losses of many ranks and of one may differ by, relative, over 50 iterations.
 TOLERANCES = {"float32": 1e-5, "float64": 1e-10}
+GPT = "gpt"
 # The other ranks wait so long for the plans of rank 0: some schedulers search for a minute.
 PLANNING_S = 600.0
 
@@ -49,7 +53,13 @@ class TrainSettings:
 def add_model_arguments(parser: argparse.ArgumentParser, microbatches: str) -> None:
     """The options of the model and of its parallelism; `microbatches` is the default."""
     group = parser.add_argument_group("model")
-    group.add_argument("--model", default="gpt", choices=("gpt",))
+    group.add_argument(
+        "--model",
+        default=GPT,
+        metavar="NAME",
+        help="gpt (default), or MODULE:FUNCTION of one's own: called with vocabulary, length, width, heads, blocks and "
+        "rows, it returns a StageModel, such as torch_model makes of PyTorch modules",
+    )
     for name, default, what in (
         ("blocks", 4, "of attention and MLP"),
         ("width", 64, "numbers per token"),
@@ -94,7 +104,8 @@ class Setup:
         from lanterne.pipeline.model.stage_gpt import gpt
 
         own = self.settings
-        return gpt(own.vocabulary, own.length, own.width, own.heads, own.blocks, own.rows, tensor)
+        shape = own.vocabulary, own.length, own.width, own.heads, own.blocks, own.rows
+        return gpt(*shape, tensor) if own.model == GPT else own_model(own.model, *shape)
 
     def trainer(self, comm: Communicator, plans: Sequence[CheckedPlan], **options: Any) -> Trainer:
         """A Trainer of it; `options` are more of the Trainer's."""
@@ -106,6 +117,32 @@ class Setup:
         return Trainer(
             comm, self.model, self.batches, plans, optimizer=optimizer, dtype=own.dtype, seed=own.seed, **options
         )
+
+
+def own_model(name: str, *shape: int) -> StageModel:
+    """The StageModel that a function of the user's makes, MODULE:FUNCTION, found from the working directory too.
+
+    Raises:
+        InputError: no such function, or what it returns is no StageModel.
+    """
+    from lanterne.pipeline.model.stage_layers import StageModel
+
+    module, colon, function = name.partition(":")
+    if not colon:
+        raise InputError(f"--model: got {name!r}, expected {GPT} or MODULE:FUNCTION")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        make = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise InputError(f"--model: got {name!r}, expected MODULE:FUNCTION: {error}") from error
+    try:
+        made = make(*shape)
+    except ImportError as error:
+        raise Unavailable(f"--model: {name}: {error}") from error
+    if not isinstance(made, StageModel):
+        raise InputError(f"--model: {name} returned a {type(made).__name__}, expected a StageModel")
+    return made
 
 
 def make_setup(args: argparse.Namespace, world_size: int, text: Text) -> Setup:
@@ -129,6 +166,8 @@ def make_setup(args: argparse.Namespace, world_size: int, text: Text) -> Setup:
         **{name: getattr(args, name) for name in names},
     )
     setup = Setup(settings, batches, layout, microbatches)
+    if args.tp > 1 and args.model != GPT:
+        raise InputError(f"--tp: got {args.tp} beside --model {args.model}, expected 1: its layers have no parts")
     model = setup.model()
     model.starts(layout.shape[1])
     if args.heads % args.tp:

@@ -1,4 +1,5 @@
-"""Train a small GPT on a text by pipeline, data and tensor parallelism, in plain array code, and show the loss.
+"""Train a small GPT on a text by pipeline, data and tensor parallelism, in plain array code or one's own, and show the
+loss.
 
   lanterne pipeline train -n 2 --model gpt --data README.md --check
   lanterne pipeline train -n 4 --data book.txt --stages 2 --data-parallel 2 --scheduler zb_h1 --zero1
@@ -6,6 +7,7 @@
   lanterne pipeline train -n 2 --data book.txt --iterations 500 --checkpoint run.npz --checkpoint-every 20
   lanterne pipeline train -n 4 --data book.txt --iterations 500 --resume run.npz
   lanterne pipeline train -n 4 --data README.md --spare-rails 127.0.0.2,127.0.0.3 --cut 1-2@20=silent --check
+  lanterne pipeline train -n 4 --data README.md --model examples.train_torch:gpt --width 32   # extra torch
   lanterne pipeline train -n 4 --data book.txt --device cuda --adapt                  # has not run on a GPU yet
   lanterne pipeline train -n 4 --data book.txt --device cuda --transport nccl         # nor has this
   lanterne pipeline train -n 4 --data README.md --stages 2 --mitigate --pace 8ms --slow-link 0-2=60ms@30:60

@@ -284,3 +284,34 @@ def test_a_cap_that_is_too_small_is_bad_input_between_processes(text):
     result = run(text, "-n", "2", "--cap", "1")
     assert result.returncode == 2
     assert result.stderr.count("\n") == 1 and "spill: got a cap of 1 bytes, expected at least" in result.stderr
+
+
+OWN = """
+from lanterne.pipeline.model.stage_gpt import gpt
+
+def same(vocabulary, length, width, heads, blocks, rows):
+    return gpt(vocabulary, length, width, heads, blocks, rows)
+
+def other(*shape):
+    return 3
+"""
+
+
+def test_a_model_of_ones_own(text, tmp_path, monkeypatch, capsys):
+    (tmp_path / "own_model_here.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    losses = []
+    for model in ("gpt", "own_model_here:same"):
+        assert local(text, "-n", "2", "--iterations", "2", "--model", model, "--json", "-") == 0
+        losses.append([each["losses"] for each in json.loads(capsys.readouterr().out)["results"]])
+    assert losses[0] == losses[1]
+    for model, told in (
+        ("own_model_here:other", "returned a int, expected a StageModel"),
+        ("own_model_here:none", "has no attribute 'none'"),
+        ("nowhere_to_be_found:gpt", "No module named"),
+        ("gtp", "got 'gtp', expected gpt or MODULE:FUNCTION"),
+    ):
+        assert local(text, "-n", "2", "--iterations", "2", "--model", model) == 2
+        assert told in capsys.readouterr().err
+    assert local(text, "-n", "2", "--iterations", "2", "--model", "own_model_here:same", "--tp", "2") == 2
+    assert "--tp: got 2 beside --model" in capsys.readouterr().err
