@@ -87,7 +87,7 @@ def checkout(tmp_path):
     (tmp_path / "times.csv.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
     (tmp_path / "book.txt").write_text(20 * (ROOT / "README.md").read_text())
     (tmp_path / "problem.json").write_text(
-        '{"stages": 4, "microbatches": 8, "forward": 10, "backward_input": 10, "backward_weight": 10,'
+        '{"stages": 4, "microbatches": 8, "unit": "1ms", "forward": 10, "backward_input": 10, "backward_weight": 10,'
         ' "link_latency": [0, 20, 0], "max_inflight_activations": 8}'
     )
     runs = json.loads((ROOT / "bench" / "papers" / "adaptra" / "h800_runs.json").read_text())
