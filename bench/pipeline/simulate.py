@@ -94,7 +94,8 @@ def _jittered(args: argparse.Namespace, plan: Plan, problem: Problem, unit: str)
         durations = usual_durations * draw(np.random.default_rng(seed), len(usual_durations))
         runs = (simulate_with(checked, problem, durations), simulate_ready_first(checked, problem, durations))
         made.append([*(each.makespan for each in runs), work_bound(checked, problem, durations)])
-    means = dict(zip(("in_order", "ready_first", "work_bound"), np.mean(made, axis=0).tolist(), strict=True))
+    names: list[str] = ["in_order", "ready_first", "work_bound"]
+    means = dict(zip(names, np.mean(made, axis=0).tolist(), strict=True))
     if args.json:
         document = {"jitter": args.jitter, "seeds": args.seeds, "makespan": usual.makespan, "mean_makespan": means}
         report.write_json(args.json, report.envelope(**document, makespans=made, problem=described(problem, unit)))
