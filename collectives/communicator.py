@@ -53,11 +53,11 @@ class Communicator:
 
     Every collective has a blocking form and a started one (`start_all_reduce`, ...), which returns a request with
     `wait` and `test`. Calls run in the order in which they were started, one after the other. Over ucx and mpi those of
-    host arrays advance in the background (execute/engine.py), others while one of them is waited for or tested; arrays
-    are not to be changed before the end. They are C-contiguous NumPy arrays or other host buffers, or device arrays of
-    any library (`__cuda_array_interface__`, DLPack), in the order of `stream` (None: the one that made the array, else
-    the current one). Over nccl a call with device arrays returns once it is queued on streams, over other transports
-    once it is complete.
+    host arrays advance in the background (execute/background.py), others while one of them is waited for or tested;
+    arrays are not to be changed before the end. They are C-contiguous NumPy arrays or other host buffers, or device
+    arrays of any library (`__cuda_array_interface__`, DLPack), in the order of `stream` (None: the one that made the
+    array, else the current one). Over nccl a call with device arrays returns once it is queued on streams, over other
+    transports once it is complete.
 
     Options of collectives:
         algorithm: a name of `algorithms(collective)`, or "auto".

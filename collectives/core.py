@@ -8,8 +8,8 @@ import numpy as np
 
 from lanterne.collectives.execute import native
 from lanterne.collectives.execute.arguments import CallOptions, CheckedCall, Key, check_whole, resolve
+from lanterne.collectives.execute.background import Engine
 from lanterne.collectives.execute.communicator_base import CommunicatorBase
-from lanterne.collectives.execute.engine import Engine
 from lanterne.collectives.execute.plans import CallPlan, Plans
 from lanterne.collectives.execute.requests import CallRequest, CollectiveRequest, MessageRequest
 from lanterne.collectives.late.calls import LateRanks, LateRequest

@@ -45,10 +45,11 @@ class Machine:
     `give_way`, lets others run who want to (os.sched_yield).
     """
 
-    now_s: Callable[[], float] = staticmethod(time.monotonic)
-    wall_s: Callable[[], float] = staticmethod(time.time)
-    sleep: Callable[[float], None] = staticmethod(time.sleep)
-    give_way: Callable[[], None] = staticmethod(os.sched_yield)
+    def __init__(self) -> None:
+        self.now_s: Callable[[], float] = time.monotonic
+        self.wall_s: Callable[[], float] = time.time
+        self.sleep: Callable[[float], None] = time.sleep
+        self.give_way: Callable[[], None] = os.sched_yield
 
     def at_exit(self, function: Callable[[], object]) -> None:
         """Call `function` when this process ends in order."""

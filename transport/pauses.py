@@ -26,7 +26,7 @@ SLOW_YIELD_S = 500e-6
 CROWDED_S = 0.05
 
 
-class Clock(Protocol):
+class NapClock(Protocol):
     """What pauses need of a Machine (machine.py)."""
 
     @property
@@ -50,10 +50,10 @@ class Pauses:
 
     __slots__ = ("_give_way", "_nap_until_s", "_now_s", "_ranks_here", "longer_s", "machine", "shared", "yields")
 
-    def __init__(self, ranks_here: int, longer_s: float, machine: Clock) -> None:
+    def __init__(self, ranks_here: int, longer_s: float, machine: NapClock) -> None:
         self._ranks_here = ranks_here
         self.longer_s: float = longer_s
-        self.machine: Clock = machine
+        self.machine: NapClock = machine
         self._now_s = machine.now_s
         self._give_way = machine.give_way
         cores = os.cpu_count() or 1
@@ -94,9 +94,9 @@ class Woken:
 
     __slots__ = ("_sleep", "_spin_s", "_spin_until_s", "machine")
 
-    def __init__(self, machine: Clock, sleep: Callable[[float], object], spin_s: float = SPIN_S) -> None:
+    def __init__(self, machine: NapClock, sleep: Callable[[float], object], spin_s: float = SPIN_S) -> None:
         self._spin_s = spin_s
-        self.machine: Clock = machine
+        self.machine: NapClock = machine
         self._sleep = sleep
         self._spin_until_s = 0.0
 

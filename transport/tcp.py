@@ -8,6 +8,7 @@ from lanterne.transport.local import LocalWorld
 from lanterne.transport.pauses import Pauses
 from lanterne.transport.rails.spare import SpareTransport
 from lanterne.transport.rank_group import Group
+from lanterne.transport.store.client import StoreClient
 
 
 class TcpTransport(SpareTransport):
@@ -30,6 +31,10 @@ class TcpTransport(SpareTransport):
             peer.path = peer.rails[0].index
             peer.is_ready = True
 
-    # The job's, not those of `inner`.
+    # The job's, not that of `inner`; so is the store.
     open_board = Transport.open_board
-    store = Transport.store
+
+    @property
+    def store(self) -> StoreClient | None:
+        return None if self._job is None else self._job.store
+

@@ -4,7 +4,7 @@ import enum
 from collections.abc import Callable
 from typing import Final, Literal, Protocol, TypeAlias
 
-from lanterne.transport.pauses import Clock
+from lanterne.transport.pauses import NapClock
 
 # Reading the clock costs as much as a look, so it is read after a nap, or after so many looks.
 POLLS_PER_CHECK = 64
@@ -30,7 +30,7 @@ class Pausing(Protocol):
     """What a wait does between looks: Pauses (pauses.py), or what a library or a descriptor has of its own."""
 
     @property
-    def machine(self) -> Clock:
+    def machine(self) -> NapClock:
         """Whose clock counts."""
         ...
 

@@ -233,7 +233,7 @@ def attach(args: argparse.Namespace, command: list[str]) -> int:
     return int(bool(args.fail_on and told.incidents.count))
 
 
-class Teller:
+class LiveTeller:
     """Says what happens on standard error, and writes incidents."""
 
     def __init__(self, job: JobLog, folder: str | None, about: dict[str, Any]) -> None:
@@ -266,13 +266,13 @@ class Teller:
 
 def _read(
     args: argparse.Namespace, command: list[str], folder: Path, world_size: int | None
-) -> tuple[Reader, Teller]:
+) -> tuple[Reader, LiveTeller]:
     from lanterne.failslow.record.job_log import JobLog
     from lanterne.failslow.record.watch import Reader
 
     job = JobLog(folder, world_size, parse_time_s(args.patience, "--patience"))
     about = {"program": command, "host": socket.gethostname()}
-    told = Teller(job, None if args.incidents == "none" else args.incidents, about)
+    told = LiveTeller(job, None if args.incidents == "none" else args.incidents, about)
     return Reader(job, told.notice, told.hang, told.finish), told
 
 

@@ -8,8 +8,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from lanterne.collectives.auto.tuning import Tuning
+from lanterne.collectives.execute.background import Engine
 from lanterne.collectives.execute.control import Control
-from lanterne.collectives.execute.engine import Engine
 from lanterne.collectives.execute.scratch import Scratch
 from lanterne.errors import InputError, LanterneError, PeerFailed, TransportTimeout
 from lanterne.transport.base import Transport, make_tag

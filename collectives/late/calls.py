@@ -34,7 +34,7 @@ from lanterne.collectives.execute.plans import BOARD_LANES, AnyPlan, Plans
 from lanterne.collectives.execute.requests import CollectiveRequest
 from lanterne.collectives.execute.stream_execution import NativeExecution, StreamExecution
 from lanterne.collectives.late.arrivals import ArrivalLog, Arrivals
-from lanterne.collectives.late.turn import ARRIVE, BEGIN, END, RELEASE, Step, Turn
+from lanterne.collectives.late.turn import ARRIVE, BEGIN, END, RELEASE, Turn, TurnStep
 from lanterne.collectives.schedule.cost import CostModel, late_start, price
 from lanterne.errors import InputError, PeerFailed, TransportTimeout
 from lanterne.transport.base import Request
@@ -382,7 +382,7 @@ class LateRequest(CollectiveRequest):
             self._complete = execution.advance()
             self._moved = self._moved or execution.remaining != before
 
-    def _do(self, step: Step) -> None:
+    def _do(self, step: TurnStep) -> None:
         late, turn, record = self._late, self._turn, step.record
         if record is None:
             if step.what == ARRIVE:

@@ -17,7 +17,7 @@ ARRIVE, READY, BEGIN, RELEASE, RUN, END = range(6)
 _NEW, _ASKED, _EARLY, _LAST, _OVER = range(5)
 
 
-class Step(NamedTuple):
+class TurnStep(NamedTuple):
     """What to do (ARRIVE to END), and the Record that says so; of ARRIVE and READY None."""
 
     what: int
@@ -45,7 +45,7 @@ class Turn:
         self._state = _ASKED
         self._records.append(Record(self.number, NORMAL))
 
-    def next(self, first: bool, ready: bool) -> Step | None:
+    def next(self, first: bool, ready: bool) -> TurnStep | None:
         """What to do now; None: nothing.
 
         Args:
@@ -55,10 +55,10 @@ class Turn:
         if not self._records:
             if self._state == _NEW:
                 self._state, self.ready = _ASKED, ready
-                return Step(ARRIVE)
+                return TurnStep(ARRIVE)
             if self._state == _ASKED and ready and not self.ready:
                 self.ready = True
-                return Step(READY)
+                return TurnStep(READY)
             return None
         record = self._records[0]
         if not first and record.verdict != WITHOUT and (record.verdict, record.cause) != (ABORT, TIMEOUT):
@@ -66,12 +66,12 @@ class Turn:
         self._records.popleft()
         if record.verdict == ABORT:
             self._state = _OVER
-            return Step(END, record)
+            return TurnStep(END, record)
         if record.verdict == WITHOUT:
             self._state = _EARLY
-            return Step(BEGIN, record)
+            return TurnStep(BEGIN, record)
         begun, self._state = self._state == _EARLY, _LAST
-        return Step(RELEASE if begun else RUN, record)
+        return TurnStep(RELEASE if begun else RUN, record)
 
     @property
     def is_new(self) -> bool:

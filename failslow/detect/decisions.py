@@ -60,7 +60,7 @@ class JobState:
         return self.held.place(suspects, self.since(row), self.level, self.weighing.bursts.rate)
 
 
-class Finding(NamedTuple):
+class EventFinding(NamedTuple):
     """Suspects of `run` that make an event of that `kind`, or end a warm-up ("warm")."""
 
     kind: str
@@ -68,7 +68,7 @@ class Finding(NamedTuple):
     run: VoteRun
 
 
-def findings(state: JobState, row: int) -> Iterator[Finding]:
+def findings(state: JobState, row: int) -> Iterator[EventFinding]:
     """What the suspects up to `row` may be certain to be, the likeliest first."""
     yield from _weighed(state, row)
     if state.held.strongest >= LIKELY:
@@ -104,7 +104,7 @@ def _are_mixed(before: Sequence[float], after: Sequence[float]) -> bool:
     return 4 * sum(sign * value >= near for value in before) > len(before)
 
 
-def _weighed(state: JobState, row: int) -> Iterator[Finding]:
+def _weighed(state: JobState, row: int) -> Iterator[EventFinding]:
     """An onset, where suspects of a healthy job speak for one level rather than for bursts."""
     up, level = state.held.up, state.level
     if state.slow or not up.grew or up.score < CANDIDATE or not state.weighing.is_due(row + 1 - up.start, row):
@@ -121,7 +121,7 @@ def _weighed(state: JobState, row: int) -> Iterator[Finding]:
         yield from _rise(state, suspects[first:], row)
 
 
-def _voted(state: JobState, row: int) -> Iterator[Finding]:
+def _voted(state: JobState, row: int) -> Iterator[EventFinding]:
     """What the votes of a run decide, where verification agrees."""
     held = state.held
     for run, decide in ((held.back, _relief), (held.up, _rise), (held.down, _fall)):
@@ -150,7 +150,7 @@ def _counts(state: JobState, shift: float, suspects: Sequence[float]) -> bool:
     return shift >= max(ACCEPT, SHIFT - allowance)
 
 
-def _rise(state: JobState, suspects: Sequence[float], row: int) -> Iterator[Finding]:
+def _rise(state: JobState, suspects: Sequence[float], row: int) -> Iterator[EventFinding]:
     level, up = state.level, state.held.up
     if state.slow:
         shift = level.moved(suspects)
@@ -162,12 +162,12 @@ def _rise(state: JobState, suspects: Sequence[float], row: int) -> Iterator[Find
         yield from _step_inside(state, suspects, shift, up)
     elif not level.explains(suspects, shift):
         if _counts(state, level.median + shift - state.reference.anchor, suspects):
-            yield Finding("onset", suspects, up)
+            yield EventFinding("onset", suspects, up)
         else:
             yield from _small_step(state, suspects, shift, up)
 
 
-def _fall(state: JobState, suspects: Sequence[float], row: int) -> Iterator[Finding]:
+def _fall(state: JobState, suspects: Sequence[float], row: int) -> Iterator[EventFinding]:
     level, down = state.level, state.held.down
     shift = level.moved(suspects)
     if len(suspects) < MIN_SAMPLES or shift > -SMALL:
@@ -175,12 +175,12 @@ def _fall(state: JobState, suspects: Sequence[float], row: int) -> Iterator[Find
     if not state.slow:
         yield from _faster(state, suspects, -shift, row)
     elif level.median + shift - state.reference.base < SHIFT:
-        yield Finding("relief", suspects, down)
+        yield EventFinding("relief", suspects, down)
     else:
         yield from _step_inside(state, suspects, -shift, down)
 
 
-def _faster(state: JobState, suspects: Sequence[float], fall: float, row: int) -> Iterator[Finding]:
+def _faster(state: JobState, suspects: Sequence[float], fall: float, row: int) -> Iterator[EventFinding]:
     """A job that is not slow becomes faster: waiting until that is certain loses nothing."""
     level, down = state.level, state.held.down
     least = MIN_FALL_ROWS if fall > CLEAR_FALL else SKIPPED_ROWS
@@ -197,17 +197,17 @@ def _faster(state: JobState, suspects: Sequence[float], fall: float, row: int) -
         long = row + 1 - len(rows) + start >= (SLOW_START_ROWS if fall > WARM_UP else LOW_START_ROWS)
         if long and is_abrupt(before, rows[start:], level.error(8, 8)):
             # The job has been slow from its start.
-            yield Finding("relief", suspects, down)
+            yield EventFinding("relief", suspects, down)
             return
     if state.last is None and row < MAX_WARM_UP_ROWS:
-        yield Finding("warm", suspects, down)
+        yield EventFinding("warm", suspects, down)
     elif counts:
-        yield Finding("change", suspects, down)
+        yield EventFinding("change", suspects, down)
     else:
         yield from _small_step(state, suspects, fall, down)
 
 
-def _relief(state: JobState, suspects: Sequence[float], row: int) -> Iterator[Finding]:
+def _relief(state: JobState, suspects: Sequence[float], row: int) -> Iterator[EventFinding]:
     base, healthy = state.reference.base, state.reference.healthy.level
     over = median(suspects[-8:]) - base
     near = max(SMALL, 2 * state.level.error(min(len(suspects), 8), len(healthy.window)))
@@ -215,19 +215,19 @@ def _relief(state: JobState, suspects: Sequence[float], row: int) -> Iterator[Fi
         return
     # Of few rows it may as well be another level of the incident.
     if len(suspects) >= LONG_ROWS or over + RECOVERED * healthy.error(len(suspects), WINDOW_ROWS) <= SHIFT:
-        yield Finding("relief", suspects, state.held.back)
+        yield EventFinding("relief", suspects, state.held.back)
 
 
-def _step_inside(state: JobState, suspects: Sequence[float], shift: float, run: VoteRun) -> Iterator[Finding]:
+def _step_inside(state: JobState, suspects: Sequence[float], shift: float, run: VoteRun) -> Iterator[EventFinding]:
     """Another level inside an incident: it must stand clear of the incident's own noise."""
     if len(suspects) >= 2 * MIN_SAMPLES and shift >= 3 * state.level.scale and _counts(state, shift, suspects):
-        yield Finding("change", suspects, run)
+        yield EventFinding("change", suspects, run)
     else:
         yield from _small_step(state, suspects, shift, run)
 
 
-def _small_step(state: JobState, suspects: Sequence[float], shift: float, run: VoteRun) -> Iterator[Finding]:
+def _small_step(state: JobState, suspects: Sequence[float], shift: float, run: VoteRun) -> Iterator[EventFinding]:
     """A step below 10 % counts where it lasts and hardly a sample of the one level could be of the other."""
     level = state.level
     if len(suspects) >= SKIPPED_ROWS and shift >= 6 * level.scale and abs(level.moved(suspects[:8])) >= SMALL:
-        yield Finding("change", suspects, run)
+        yield EventFinding("change", suspects, run)

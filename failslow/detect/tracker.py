@@ -38,7 +38,7 @@ from lanterne.failslow.detect.decisions import (
     MIN_FALL_ROWS,
     MIN_SAMPLES,
     SKIPPED_ROWS,
-    Finding,
+    EventFinding,
     JobState,
     findings,
     other_level,
@@ -249,7 +249,7 @@ class Tracker:
                 break
         return event
 
-    def _settle(self, finding: Finding, row: int) -> LevelEvent | None:
+    def _settle(self, finding: EventFinding, row: int) -> LevelEvent | None:
         """Confirm the event of `finding` where its level began, if enough rows have followed."""
         job, (kind, suspects, run) = self._job, finding
         level, new = job.level, median(suspects[-8:])

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from lanterne.failslow.locate.formats.calls import DONE, CallTable
+from lanterne.failslow.locate.formats.foreign_calls import DONE, CallTable
 from lanterne.failslow.locate.trace import Trace, filled
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from lanterne.failslow.locate.activity import activity
-from lanterne.failslow.locate.formats.calls import DONE, CallTable, Process
+from lanterne.failslow.locate.formats.foreign_calls import DONE, CallTable, Process
 from lanterne.failslow.locate.locate import Verdict, locate
 
 if TYPE_CHECKING:

@@ -62,7 +62,7 @@ class IterationArrivals:
     calls: int = 0
 
 
-class Arrivals:
+class LateArrivals:
     """The latest iterations, and what was seen of their calls; calls may be told of after their iteration."""
 
     def __init__(self) -> None:
@@ -166,7 +166,7 @@ class Blame:
     Attributes: `causes`: onset -> the Causes of that spell, in order.
     """
 
-    def __init__(self, arrivals: Arrivals) -> None:
+    def __init__(self, arrivals: LateArrivals) -> None:
         self.causes: dict[int, list[Cause]] = {}
         self._arrivals = arrivals
         self._first = 0

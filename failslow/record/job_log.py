@@ -16,7 +16,7 @@ from lanterne.failslow.detect.decisions import SKIPPED_ROWS
 from lanterne.failslow.detect.events import Incident, LevelEvent
 from lanterne.failslow.detect.tracker import Tracker
 from lanterne.failslow.record.adapters import DDP_FORWARD
-from lanterne.failslow.record.blame import UNKNOWN, USUAL, Arrivals, Blame, Cause
+from lanterne.failslow.record.blame import UNKNOWN, USUAL, Blame, Cause, LateArrivals
 from lanterne.failslow.record.call_ring import RecordedCall, RingReader
 from lanterne.failslow.record.hangs import PATIENCE_S, Hang, HangFinder, join_ranks
 from lanterne.failslow.record.lateness import Matcher
@@ -67,7 +67,7 @@ class JobLog:
         self._readers: dict[int, RingReader] = {}
         self._seen: set[Path] = set()
         self._matcher = Matcher()
-        self._late = Arrivals()
+        self._late = LateArrivals()
         self._blame = Blame(self._late)
         # The onset of the spell that lasts, its event, and what an iteration took before.
         self._spell: tuple[int, LevelEvent, float] | None = None

@@ -11,7 +11,7 @@ from lanterne.pipeline.plan.problem import Problem
 from lanterne.pipeline.simulate.devices import DeviceRun, on_devices
 
 
-class Prediction(NamedTuple):
+class Forecast(NamedTuple):
     """What is predicted of a run.
 
     Attributes:
@@ -26,8 +26,8 @@ class Prediction(NamedTuple):
     beyond: list[str]
 
 
-def predict_run(run: RecordedRun, calibration: DeviceCalibration) -> Prediction:
-    """The Prediction of `run`; its own slow_ms is not looked at.
+def predict_run(run: RecordedRun, calibration: DeviceCalibration) -> Forecast:
+    """The Forecast of `run`; its own slow_ms is not looked at.
 
     Raises:
         InputError: the profile alone takes longer than the healthy iteration.
@@ -41,11 +41,11 @@ def predict_run(run: RecordedRun, calibration: DeviceCalibration) -> Prediction:
     return found._replace(healthy_ms=healthy_run(run).makespan(gap=gap))
 
 
-def predict_prepared(run: RecordedRun, calibration: DeviceCalibration, gap_ms: float) -> Prediction:
-    """The Prediction of `run`, whose actions are known to be `gap_ms` apart."""
+def predict_prepared(run: RecordedRun, calibration: DeviceCalibration, gap_ms: float) -> Forecast:
+    """The Forecast of `run`, whose actions are known to be `gap_ms` apart."""
     parameters, beyond = calibration.find(run)
     parameters = parameters._replace(gap_ms=gap_ms)
-    return Prediction(slow_run(run, parameters).makespan(gap=gap_ms), run.healthy_ms or 0.0, parameters, beyond)
+    return Forecast(slow_run(run, parameters).makespan(gap=gap_ms), run.healthy_ms or 0.0, parameters, beyond)
 
 
 def healthy_run(run: RecordedRun) -> DeviceRun:

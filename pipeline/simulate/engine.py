@@ -60,7 +60,7 @@ def flow(
 ENDED, JOINS, ARRIVES, LOOKS = range(4)
 
 
-class Rule(Protocol):
+class ReadyRule(Protocol):
     """What a rank does next where it does not go by its order alone; see ready_first.ReadyFirst."""
 
     def pick(self, now: float, since: float, is_here: Callable[[int], bool]) -> int | float | None: ...
@@ -92,7 +92,7 @@ class Events:
         num_links: int,
         queue: int | None = None,
         turns: Mapping[int, Sequence[int]] | None = None,
-        rules: Sequence[Rule] | None = None,
+        rules: Sequence[ReadyRule] | None = None,
     ) -> None:
         self.orders = orders
         self.tables = tables

@@ -25,7 +25,7 @@ EXCEPTIONS = {
     "transport/job/guard.py": "signals come to it on a pair of sockets inside its process",
     "transport/rails/delegate_handle.py": "a pair of sockets joins it to the process that it starts",
     "transport/rails/delegate_process.py": "its end of that pair",
-    "collectives/execute/engine.py": "its thread sleeps on descriptors of libraries",
+    "collectives/execute/background.py": "its thread sleeps on descriptors of libraries",
     "collectives/auto/learn.py": "says on which day this machine was measured",
     "collectives/auto/trials.py": "measures how fast this machine is",
 }
@@ -37,7 +37,7 @@ LOOPS = {
     ("transport/rails/rail.py", "_connect_by"): "each try blocks by itself",
     ("transport/job/bootstrap.py", "_start_store"): "each try blocks by itself",
     ("transport/job/bootstrap.py", "_resolve"): "each try blocks by itself",
-    ("collectives/execute/engine.py", "_run"): "advances whatever calls there are",
+    ("collectives/execute/background.py", "_run"): "advances whatever calls there are",
     ("transport/job/launch.py", "_stop"): "processes of the kernel end",
     ("transport/job/launch.py", "_end"): "processes of the kernel end",
 }

@@ -73,7 +73,7 @@ ALONE = Launch(NOBODY, 0, 1)
 
 
 @dataclass(frozen=True)
-class Step:
+class SlurmStep:
     """A job step of Slurm as its ranks can meet in it: `name`, the job's number and the step's; `host`, the first one;
     `port`, which follows from the name."""
 
@@ -109,7 +109,7 @@ def find_launch(variables: Mapping[str, str]) -> Launch:
     return larger[0] if larger else _read_slurm(variables)
 
 
-def find_step(variables: Mapping[str, str]) -> Step:
+def find_step(variables: Mapping[str, str]) -> SlurmStep:
     """Where the ranks of a step that `find_launch` found to be Slurm's meet.
 
     Raises:
@@ -120,7 +120,7 @@ def find_step(variables: Mapping[str, str]) -> Step:
     hosts = _either(variables, "SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST")
     first = first_host(hosts)
     port = FIRST_STEP_PORT + zlib.crc32(name.encode()) % NUM_STEP_PORTS
-    return Step(name, "127.0.0.1" if first == hosts else first, port)
+    return SlurmStep(name, "127.0.0.1" if first == hosts else first, port)
 
 
 def first_host(hosts: str) -> str:

@@ -33,7 +33,7 @@ AFTER_ROWS = 4
 
 
 @dataclass(frozen=True)
-class Bound:
+class OracleBound:
     """What the oracle reaches where `limit` is the least probability that keeps alarms within those asked for."""
 
     limit: float
@@ -56,8 +56,8 @@ def probabilities(jobs: Sequence[Job]) -> list[Array]:
     return [found[i] for i in range(len(jobs))]
 
 
-def bound(jobs: Sequence[Job], slow: Sequence[Array], alarms: float) -> Bound:
-    """The Bound for a share `alarms` of healthy jobs, from `slow`, the probabilities of `jobs`."""
+def bound(jobs: Sequence[Job], slow: Sequence[Array], alarms: float) -> OracleBound:
+    """The OracleBound for a share `alarms` of healthy jobs, from `slow`, the probabilities of `jobs`."""
     peaks = sorted((p.max() for job, p in zip(jobs, slow, strict=True) if job.kind in HEALTHY), reverse=True)
     allowed = int(alarms * len(peaks))
     limit = peaks[allowed] if peaks else 0.5
@@ -78,7 +78,7 @@ def bound(jobs: Sequence[Job], slow: Sequence[Array], alarms: float) -> Bound:
                 latencies.append(max(first + above[0] - label.index + 1, 1))
     p50, p90 = np.percentile(latencies, [50, 90]) if latencies else (float("nan"),) * 2
     share = sum(peak > limit for peak in peaks) / max(len(peaks), 1)
-    return Bound(float(limit), share, missed / max(onsets, 1), missed_15 / max(strong, 1), float(p50), float(p90))
+    return OracleBound(float(limit), share, missed / max(onsets, 1), missed_15 / max(strong, 1), float(p50), float(p90))
 
 
 def _filter(jobs: Sequence[Job]) -> list[Array]:

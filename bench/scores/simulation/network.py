@@ -28,7 +28,7 @@ SURE_NBYTES = 256
 FIRST_FD, FIRST_PORT = 10_000, 20_000
 
 
-class Network:
+class SimulatedNetwork:
     """All sockets of a world.
 
     Attributes: `opened`, every connected socket ever, in order; `cuts`: {pair of process names: until when}.
@@ -106,12 +106,12 @@ class Network:
 class SimulatedSocket:
     """One end of a stream, or a listener. See socket.socket."""
 
-    def __init__(self, network: Network, owner: Actor) -> None:
+    def __init__(self, network: SimulatedNetwork, owner: Actor) -> None:
         self.network = network
         self.baton = network.baton
         self.owner = owner
         self.peer: SimulatedSocket | None = None
-        self.address = ("", 0)
+        self.address: tuple[str, int] = ("", 0)
         self.backlog: deque[SimulatedSocket] | None = None
         self.inbox = bytearray()
         self.coming_nbytes = 0
@@ -319,7 +319,7 @@ def _os_error(code: int) -> OSError:
 class SimulatedPoller:
     """See select.poll."""
 
-    def __init__(self, network: Network) -> None:
+    def __init__(self, network: SimulatedNetwork) -> None:
         self._network = network
         self._masks: dict[int, int] = {}
 
@@ -354,7 +354,7 @@ class SimulatedPoller:
 class SimulatedSelector(selectors.BaseSelector):
     """See selectors.DefaultSelector."""
 
-    def __init__(self, network: Network) -> None:
+    def __init__(self, network: SimulatedNetwork) -> None:
         self._poller = SimulatedPoller(network)
         self._keys: dict[int, selectors.SelectorKey] = {}
 

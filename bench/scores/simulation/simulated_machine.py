@@ -12,7 +12,7 @@ from math import inf
 from typing import Any, NoReturn
 
 from lanterne.bench.scores.simulation.baton import LOOK_S, Baton, Escaped
-from lanterne.bench.scores.simulation.network import Network, SimulatedPoller, SimulatedSelector
+from lanterne.bench.scores.simulation.network import SimulatedNetwork, SimulatedPoller, SimulatedSelector
 from lanterne.transport.machine import Machine
 from lanterne.transport.pauses import LONGER_S, Pauses
 
@@ -53,7 +53,7 @@ class SimulatedMachine(Machine):
 
     def __init__(self, baton: Baton) -> None:
         self.baton = baton
-        self.network: Network = Network(baton)
+        self.network: SimulatedNetwork = SimulatedNetwork(baton)
         self.now_s = self.wall_s = self._now_s
         self.sleep = self._sleep
         self.give_way = self._give_way

@@ -7,7 +7,7 @@ from collections import Counter
 from math import nan
 from pathlib import Path
 
-from lanterne.failslow.locate.formats.calls import DONE, STARTED, CallBuilder, Process, ranks_in, whole
+from lanterne.failslow.locate.formats.foreign_calls import DONE, STARTED, CallBuilder, Process, ranks_in, whole
 from lanterne.failslow.record.call_ring import RecordedCall, RingReader
 
 NAME = "lanterne's call log"

@@ -16,7 +16,7 @@ from math import nan
 from pathlib import Path
 from typing import Any
 
-from lanterne.failslow.locate.formats.calls import (
+from lanterne.failslow.locate.formats.foreign_calls import (
     DONE,
     QUEUED,
     STARTED,

@@ -11,7 +11,7 @@ from typing import Any
 
 from lanterne.errors import InputError
 from lanterne.failslow.locate.formats import call_logs, flight_recorder, ras
-from lanterne.failslow.locate.formats.calls import CallBuilder, CallTable
+from lanterne.failslow.locate.formats.foreign_calls import CallBuilder, CallTable
 from lanterne.failslow.locate.formats.inspector import InspectorReader, is_line
 from lanterne.failslow.locate.formats.kineto import KinetoReader
 

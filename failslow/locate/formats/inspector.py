@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from math import nan
 from typing import Any
 
-from lanterne.failslow.locate.formats.calls import CallBuilder, Process, real, whole
+from lanterne.failslow.locate.formats.foreign_calls import CallBuilder, Process, real, whole
 
 NAME = "NCCL Inspector"
 # (host, pid)

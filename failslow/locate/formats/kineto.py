@@ -14,7 +14,7 @@ from math import nan
 from pathlib import Path
 from typing import Any
 
-from lanterne.failslow.locate.formats.calls import CallBuilder, Process, ranks_in, real, whole
+from lanterne.failslow.locate.formats.foreign_calls import CallBuilder, Process, ranks_in, real, whole
 
 NAME = "Kineto"
 STEP = re.compile(r"ProfilerStep#(\d+)")

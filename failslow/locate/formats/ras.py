@@ -14,7 +14,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lanterne.failslow.locate.formats.calls import CallBuilder, Process, whole
+from lanterne.failslow.locate.formats.foreign_calls import CallBuilder, Process, whole
 from lanterne.failslow.locate.formats.inspector import Place, global_ranks
 
 NAME = "NCCL RAS"

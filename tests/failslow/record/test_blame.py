@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from lanterne.failslow.record.blame import LATEST, Arrivals, Blame, IterationArrivals, attribute
+from lanterne.failslow.record.blame import LATEST, Blame, IterationArrivals, LateArrivals, attribute
 from lanterne.failslow.record.lateness import Matched
 
 
@@ -72,7 +72,7 @@ def test_all_slow_alike():
 
 def arrivals_of(late_at):
     """Arrivals of 100 iterations of 1 s; `late_at` is a function from the iteration to {rank: seconds}."""
-    arrivals = Arrivals()
+    arrivals = LateArrivals()
     for i in range(100):
         arrivals.add([Matched(i + 0.5, 0, 0.0, 1e-3, 1.0, tuple(late_at(i).items()))])
         arrivals.end(i, float(i + 1))
@@ -80,7 +80,7 @@ def arrivals_of(late_at):
 
 
 def test_calls_may_be_told_of_before_and_after_their_iteration_ends():
-    arrivals = Arrivals()
+    arrivals = LateArrivals()
     arrivals.end(0, 0.0)
     arrivals.add([Matched(0.5, 1, 0.1, 1e-3, 2.0, ((1, 0.1),)), Matched(-0.5, 1, 9.0, 1e-3, 2.0, ((1, 9.0),))])
     arrivals.end(1, 1.0)
@@ -124,5 +124,5 @@ def test_who_was_slow_from_the_start():
 
 
 def test_a_spell_of_which_nothing_was_said():
-    (cause,) = Blame(Arrivals()).of(5, None)
+    (cause,) = Blame(LateArrivals()).of(5, None)
     assert (cause["kind"], cause["ranks"]) == ("unknown", [])

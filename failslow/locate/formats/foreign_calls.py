@@ -29,7 +29,7 @@ class Process:
 
 
 @dataclass
-class Group:
+class RankSet:
     """A communicator: its `name`, how many ranks it has and, as far as known, which (global numbers, in its order)."""
 
     name: str
@@ -58,7 +58,7 @@ class CallTable:
     start_s: NDArray[np.float64]
     took_s: NDArray[np.float64]
     state: NDArray[np.int64]
-    groups: tuple[Group, ...]
+    groups: tuple[RankSet, ...]
     names: tuple[str, ...]
     compute: NDArray[np.float64]
     steps: NDArray[np.float64]
@@ -84,7 +84,7 @@ class CallBuilder:
     processes: dict[int, Process] = field(default_factory=dict)
     expected: set[int] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
-    groups: list[Group] = field(default_factory=list)
+    groups: list[RankSet] = field(default_factory=list)
     _group_of: dict[Hashable, int] = field(default_factory=dict)
     _name_of: dict[str, int] = field(default_factory=dict)
     _whole: tuple[array[int], ...] = field(default_factory=lambda: tuple(array("q") for _ in range(7)))
@@ -97,7 +97,7 @@ class CallBuilder:
         index = self._group_of.get(key)
         if index is None:
             index = self._group_of[key] = len(self.groups)
-            self.groups.append(Group(name))
+            self.groups.append(RankSet(name))
         known = self.groups[index]
         known.size = max(known.size, size)
         known.ranks = known.ranks or tuple(ranks)
