@@ -23,6 +23,7 @@ NOT_HERE = {
     r"\blab\b|--hosts": "root",
     r"eth0": "an interface of that name",
     r"--attach PID": "a job to attach to",
+    r"locate FOLDER": "a folder that a cluster wrote; tests/failslow/locate/test_formats.py makes them",
     r"run test|run figures|scores\.|experiment|--seconds": "minutes, and tests of its own",
     r"bench (mpi|planner|train|failslow|failover|pipeline|persistence)": "minutes",
     r"--seeds 10000|mutants": "minutes, and tests of its own",
@@ -31,6 +32,7 @@ NOT_HERE = {
 # Runs longer than some two seconds: with `-m slow`.
 SLOW = re.compile(
     r"(run|lanterne) (bench|demo)|validate|watch|cost|pipeline (run|train|sweep|calibrate)|--scheduler all|h800\.json"
+    r"|info --kernels|simulate --seeds"
 )
 QUICK = re.compile(r"mpiexec -n 4 lanterne bench all_gather --bytes 1M\b")
 EXIT_CODES = {r"validate .*--slow-rank": 1, "--fail-on incident": 1}
@@ -84,6 +86,10 @@ def checkout(tmp_path):
     for row in rows:
         ended_s += float(row.split(",")[1])
         lines.append(f"{ended_s:.4f}")
+    steps = [(number, 1000 * float(row.split(",")[1])) for number, row in enumerate(rows)]
+    (tmp_path / "train.log").write_text("".join(f"step took {time_ms:.1f}\n" for _, time_ms in steps))
+    megatron = " iteration {:8d}/    1000 | elapsed time per iteration (ms): {:.1f} |\n"
+    (tmp_path / "megatron.log").write_text("".join(megatron.format(*step) for step in steps))
     (tmp_path / "times.csv.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
     (tmp_path / "book.txt").write_text(20 * (ROOT / "README.md").read_text())
     (tmp_path / "problem.json").write_text(

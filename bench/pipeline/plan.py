@@ -50,9 +50,8 @@ from lanterne.errors import InputError, ScheduleError, Unavailable, one_of
 from lanterne.pipeline.calibrate.cluster import Cluster
 from lanterne.pipeline.plan.placement import PLACEMENTS
 from lanterne.pipeline.plan.problem import Problem
-from lanterne.pipeline.planners.best import ANY
 from lanterne.pipeline.planners.loops import are_compiled
-from lanterne.pipeline.planners.schedulers import SCHEDULERS, load
+from lanterne.pipeline.planners.schedulers import ANY, SCHEDULERS, load
 from lanterne.pipeline.simulate.check_plan import check
 
 ALL = "all"

@@ -152,7 +152,8 @@ def divide_source(dtype: Dtype) -> str:
             _function("Value quotient(Value a, Value b)", _rounded("div", dtype)),
             _kernel(
                 "divide",
-                ADDING.few,
+                # A quotient of doubles takes more registers than the most blocks leave.
+                COMPARING.few if dtype.nbytes == 8 else ADDING.few,
                 "const Bits* in0, double divisor",
                 [
                     "Vector vector; vector.words = *(const uint4*)(in0 + at);",

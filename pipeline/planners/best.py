@@ -12,7 +12,7 @@ from lanterne.pipeline.plan.problem import Problem
 from lanterne.pipeline.planners.bounds import lower_bound
 from lanterne.pipeline.planners.crosspipe import crosspipe
 from lanterne.pipeline.planners.loops import are_compiled, compile_in_background
-from lanterne.pipeline.planners.schedulers import SCHEDULERS, Improvement, Progress, load
+from lanterne.pipeline.planners.schedulers import ANY, SCHEDULERS, Improvement, Progress, load
 from lanterne.pipeline.planners.search import improve
 from lanterne.pipeline.simulate.check_plan import CheckedPlan, check
 from lanterne.pipeline.simulate.simulate import simulate
@@ -22,7 +22,7 @@ LEFT_OUT = ("best", "optimal", "crosspipe", "crosspipe_wave")
 # Those of one placement alone, other than unidirectional.
 ELSEWHERE = {"interleaved_1f1b": "loop", "zb_v": "wave"}
 # What "any" tries; with this share of the effort at first, then in full if it is so near the best of them.
-ANY, TRIED, TRIAL, HOPE = "any", ("unidirectional", "wave", "loop"), 0.1, 0.02
+TRIED, TRIAL, HOPE = ("unidirectional", "wave", "loop"), 0.1, 0.02
 # For how long the first plan on a machine is searched for.
 READABLE_S = 0.7
 # With more actions the planners written in Python take most of the time; list rules here do what they do.

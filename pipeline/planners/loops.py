@@ -67,4 +67,4 @@ def compile_in_background() -> None:
     """Let another process compile the loops, at low priority; it outlives this one."""
     words = "import os; os.nice(10); from lanterne.pipeline.planners.best import load_search; load_search()"
     quiet = subprocess.DEVNULL
-    subprocess.Popen([sys.executable, "-c", words], stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True)
+    subprocess.Popen([sys.executable, "-P", "-c", words], stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True)

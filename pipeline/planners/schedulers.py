@@ -14,6 +14,9 @@ from lanterne.errors import InputError, one_of
 from lanterne.pipeline.plan.plan import Plan
 from lanterne.pipeline.plan.problem import Problem
 
+# In place of a placement: whichever is best.
+ANY = "any"
+
 
 class Scheduler(NamedTuple):
     """Where a scheduler is: a function called as it is, or `function`, of a module of lanterne.pipeline.

@@ -24,6 +24,7 @@ from lanterne.collectives.captured import Captured
 from lanterne.collectives.communicator import Communicator, core_of
 from lanterne.collectives.late import calls as late
 from lanterne.pipeline.device.device_stage import cuda_device
+from lanterne.transport.board.sequencer import SEEN
 
 NBYTES = 64 << 20
 ALGORITHMS = ("ring", "late_join")
@@ -151,13 +152,13 @@ def _decision_figures(
 def _timed_decisions(comm: Communicator, times_s: list[float]) -> Iterator[None]:
     """Appends to `times_s` the seconds from each record to the launch that it leads to."""
     runtime: Any = core_of(comm).device_side().runtime
-    board: Any = core_of(comm).late
+    seat: Any = core_of(comm).late.seat
     known_s: list[float] = []
-    take, launch = board.take, runtime.launch
+    take, launch = seat.take, runtime.launch
 
     def timed_take() -> Any:
         record = take()
-        if record is not None:
+        if record is not None and record.verdict != SEEN:
             known_s[:] = [time.perf_counter()]
         return record
 
@@ -166,11 +167,11 @@ def _timed_decisions(comm: Communicator, times_s: list[float]) -> Iterator[None]
             times_s.append(time.perf_counter() - known_s.pop())
         launch(graph, stream)
 
-    board.take, runtime.launch = timed_take, timed_launch
+    seat.take, runtime.launch = timed_take, timed_launch
     try:
         yield
     finally:
-        board.take, runtime.launch = take, launch
+        seat.take, runtime.launch = take, launch
 
 
 def _launch_times_s(captured: Captured, synchronize: Call, launches: int) -> list[float]:

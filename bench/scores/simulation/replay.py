@@ -9,11 +9,11 @@ seed of another version of the simulation stands for something else, and is refu
 """
 
 import argparse
-import logging
 
 from lanterne.bench.output import report
 from lanterne.bench.output.units import whole
 from lanterne.bench.scores.simulation.scenario import VERSION, read
+from lanterne.bench.scores.simulation.simulate import quiet
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,12 +31,12 @@ def run(args: argparse.Namespace) -> int:
     from lanterne.bench.scores.simulation.shrink import fails_alike, kind_of, shrink
     from lanterne.bench.scores.simulation.world import run as run_world
 
-    logging.disable(logging.CRITICAL)
     scenario = read(args.seed)
-    outcome = run_world(scenario, traced=True)
-    if args.shrink and outcome.problems:
-        scenario = shrink(scenario, fails_alike(frozenset(map(kind_of, outcome.problems))))
+    with quiet():
         outcome = run_world(scenario, traced=True)
+        if args.shrink and outcome.problems:
+            scenario = shrink(scenario, fails_alike(frozenset(map(kind_of, outcome.problems))))
+            outcome = run_world(scenario, traced=True)
     if args.out:
         report.write_json(args.out, scenario.to_json())
     if args.json:

@@ -17,6 +17,7 @@ import os
 import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -92,20 +93,29 @@ def simulate_portion(portion: range, transport: str | None) -> list[dict[str, An
     """What came of each seed of `portion`."""
     from lanterne.bench.scores.simulation.world import run as run_world  # It loads much.
 
-    # What simulated ranks log is in their errors.
-    logging.disable(logging.CRITICAL)
     found = []
-    for seed in portion:
-        outcome = run_world(draw(seed, transport))
-        found.append(
-            {
-                "seed": seed,
-                "problems": list(outcome.problems),
-                "digest": outcome.digest,
-                "simulated_s": outcome.seconds,
-                "steps": outcome.steps,
-                "scenario": outcome.scenario.to_json(),
-            }
-        )
-    logging.disable(logging.NOTSET)
+    with quiet():
+        for seed in portion:
+            outcome = run_world(draw(seed, transport))
+            found.append(
+                {
+                    "seed": seed,
+                    "problems": list(outcome.problems),
+                    "digest": outcome.digest,
+                    "simulated_s": outcome.seconds,
+                    "steps": outcome.steps,
+                    "scenario": outcome.scenario.to_json(),
+                }
+            )
     return found
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """While it lasts nothing is logged: what simulated ranks log is in their errors."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(before)

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 from lanterne.bench.scores.simulation.baton import LOOK_S, Baton, Escaped
 from lanterne.bench.scores.simulation.network import SimulatedNetwork, SimulatedPoller, SimulatedSelector
-from lanterne.transport.machine import Machine
+from lanterne.transport.machine import THIS_MACHINE, Machine
 from lanterne.transport.pauses import LONGER_S, Pauses
 
 # A nap is so much longer than the one before it, from the first to the longest.
@@ -26,7 +26,7 @@ FORBIDDEN: tuple[tuple[Any, str], ...] = (
     *((select, name) for name in ("select", "poll", "epoll")),
     *((socket, name) for name in ("create_connection", "create_server")),
     (os, "sched_yield"),
-    *((Machine, name) for name in ("now_s", "wall_s", "sleep", "give_way")),
+    *((THIS_MACHINE, name) for name in ("now_s", "wall_s", "sleep", "give_way")),
     *((Machine, name) for name in ("poller", "selector", "readable", "listen", "connect")),
 )
 
@@ -125,7 +125,7 @@ def guard() -> Iterator[None]:
     before = [(owner, name, owner.__dict__[name]) for owner, name in FORBIDDEN]
     for owner, name, original in before:
         function = getattr(owner, name)
-        call = _guarded(function, f"{owner.__name__}.{name}")
+        call = _guarded(function, f"{getattr(owner, '__name__', 'Machine')}.{name}")
         setattr(owner, name, staticmethod(call) if isinstance(original, staticmethod) else call)
     try:
         yield
