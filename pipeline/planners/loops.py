@@ -66,5 +66,6 @@ def _is_compiled(function: Any) -> bool:
 def compile_in_background() -> None:
     """Let another process compile the loops, at low priority; it outlives this one."""
     words = "import os; os.nice(10); from lanterne.pipeline.planners.best import load_search; load_search()"
-    quiet = subprocess.DEVNULL
-    subprocess.Popen([sys.executable, "-P", "-c", words], stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True)
+    none = subprocess.DEVNULL
+    command = [sys.executable, "-P", "-c", words]
+    subprocess.Popen(command, stdin=none, stdout=none, stderr=none, start_new_session=True)
