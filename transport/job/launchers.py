@@ -92,7 +92,9 @@ def find_launch(variables: Mapping[str, str]) -> Launch:
         return _read(OURS, variables)
     told = [launch for launcher in MPI_LAUNCHERS if (launch := _read_mpi(launcher, variables))]
     if not told and PMIX.rank in variables:
-        told = [Launch(PMIX, _number(PMIX.rank, variables), _number(PMIX.world_size, variables, 0))]
+        # Where nothing says how many they are, MPI knows.
+        size = _number(PMIX.world_size, variables, 0)
+        told = [_read(PMIX, variables, size) if size else Launch(PMIX, _number(PMIX.rank, variables), 0)]
     address = _read_address(variables, else_told=bool(told))
     if address is not None:
         if "TORCHELASTIC_RUN_ID" in variables:  # torchrun, which another launcher may have started on each host

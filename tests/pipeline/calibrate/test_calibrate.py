@@ -203,6 +203,7 @@ def test_what_lies_beyond_the_runs_is_marked(change, told, tmp_path, capsys):
     assert json.loads(out)["extrapolated"] and told in err and err.startswith("warning: ")
 
 
+@pytest.mark.slow
 def test_errors_of_a_model_that_was_left_out(tmp_path, capsys):
     few = {"runs": [run for run in DOCUMENT["runs"] if run["policy"] in ("1f1b", "zb") and run["ranks_per_host"] == 1]}
     path = write(tmp_path, few)

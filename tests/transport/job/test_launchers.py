@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from lanterne.errors import InputError
@@ -114,6 +114,7 @@ def test_no_part_of_a_launchers_variables_is_another_world(whole, data):
 
 
 @given(st.dictionaries(st.sampled_from(VARIABLES), st.text(max_size=5) | st.integers(-2, 9).map(str)))
+@example({"PMIX_RANK": "1", "SLURM_STEP_NUM_TASKS": "1"})
 def test_any_environment_is_understood_or_refused(variables):
     try:
         launch = find_launch(variables)
