@@ -171,7 +171,8 @@ def test_a_hang_is_told_while_it_lasts_and_the_same_at_the_end(tmp_path, kind):
     assert (document["schema_version"], document["call"]["name"], document["kind"]) == (1, "Allreduce", "hang")
     assert document["remedy"] and document["evidence"]
     if kind == "runs":
-        assert any("waiting for" in line and "program.py:9 in <module>" in line for line in lines)
+        (number,) = (number for number, line in enumerate(HANG.splitlines(), 1) if "time.sleep(5 " in line)
+        assert any("waiting for" in line and f"program.py:{number} in <module>" in line for line in lines), lines
         assert hang["ended_after_s"] is not None and not document["lasts"]
     else:
         assert hang["ended_after_s"] is None and document["lasts"]
