@@ -158,6 +158,8 @@ class LateRanks:
         """Make what calls like this one are likely to need, at the first of them: not once a late rank has come."""
         if call.entry is not None or (call.key, call.in_place, policy) in self._prepared:
             return
+        if len(self._prepared) >= MAX_SIGNATURES:
+            self._prepared.clear()  # What is still kept (RankPrograms) is found, not made again.
         self._prepared.add((call.key, call.in_place, policy))
         likely = [option for option in from_text(policy).options if option.late == 1][:LIKELY]
         for option in likely:
