@@ -196,6 +196,17 @@ class CommunicatorBase:
             with self.failing:
                 self.transport.check_peers(self._calls[0]._pending_peers())
 
+    def hear(self) -> None:
+        """Raise what another rank has told, or a death, unless a thread that is in a call hears of it there."""
+        if self._failure is None and self.lock.acquire(blocking=False):
+            try:
+                self.control.read()
+                self.transport.check_peers(())
+                if (death := self.transport.first_death(self.ranks)) is not None:
+                    raise death
+            finally:
+                self.lock.release()
+
     @property
     def first(self) -> QueuedCall | None:
         """The first of the calls that are under way, which the others wait for."""
@@ -245,6 +256,7 @@ class CommunicatorBase:
             from lanterne.collectives.execute.device import DeviceSide
 
             self._device = DeviceSide(self.transport, self.ranks, self.communicator_id, array)
+            self._device.hear_by(self.hear)
         return self._device
 
 

@@ -103,6 +103,12 @@ class DeviceSide:
         if self.channel is not None:
             self.channel.check_open()
 
+    def hear_by(self, listener: Callable[[], None]) -> None:
+        """Have `listener`, a method, called while work is under way on a channel; it raises what others have told."""
+        hears = isinstance(self.transport, NcclTransport) and self.transport.hears_s is not None
+        if hears and self.channel is not None:
+            self.channel.hear_by(listener)
+
     def fail(self, error: LanterneError) -> None:
         """End the channel: what is queued on it is given up, so that no stream hangs."""
         if self.channel is not None:

@@ -4,6 +4,8 @@ Compiling takes some 15 s once per machine; the compiled loops then come from Nu
 with the plain ones, some hundred times slower, and has the others made in the background meanwhile.
 """
 
+import fcntl
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -64,8 +66,23 @@ def _is_compiled(function: Any) -> bool:
 
 
 def compile_in_background() -> None:
-    """Let another process compile the loops, at low priority; it outlives this one."""
+    """Let another process compile the loops, at low priority, if none does so; it outlives this one."""
+    folder = compiled_loops().score._cache.cache_path  # type: ignore[attr-defined]
+    try:
+        os.makedirs(folder, exist_ok=True)
+        lock = os.open(os.path.join(folder, "compiling.lock"), os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError:
+        return  # What was compiled could not be kept.
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(lock)
+        return
     words = "import os; os.nice(10); from lanterne.pipeline.planners.best import load_search; load_search()"
     none = subprocess.DEVNULL
     command = [sys.executable, "-P", "-c", words]
-    subprocess.Popen(command, stdin=none, stdout=none, stderr=none, start_new_session=True)
+    try:
+        # The lock is the open file's, so that process holds it until it ends.
+        subprocess.Popen(command, stdin=none, stdout=none, stderr=none, start_new_session=True, pass_fds=(lock,))
+    finally:
+        os.close(lock)

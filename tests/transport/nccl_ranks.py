@@ -28,6 +28,8 @@ class Job:
     def transport(self, rank):
         group = SimpleNamespace(rank=rank, world_size=self.world_size, host="host", hosts=("host",) * self.world_size)
         host = self.world.transport(rank, self.timeout_s)
+        # Its watch may listen there, as over UCX.
+        host.background_s = 0.05
         return NcclTransport(
             group, self.timeout_s, host=host, runtime=self.runtimes[rank], library=self.libraries[rank]
         )

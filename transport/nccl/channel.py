@@ -81,6 +81,7 @@ class NcclChannel:
         self._connected: set[Connection] = set()
         # They must go before the communicator does.
         self._graphs: weakref.WeakSet[GraphHolder] = weakref.WeakSet()
+        self._hears: weakref.WeakMethod[Callable[[], None]] | None = None
         self._watch = ChannelWatch(self)
         # Groups since the last call was queued whole.
         self._num_issued = 0
@@ -237,6 +238,18 @@ class NcclChannel:
         self._num_issued = 0
         self._watch.add(pending)
         return pending
+
+    def hear_by(self, listener: Callable[[], None]) -> None:
+        """Ask `listener`, a method, whether a rank has failed: NCCL does not say so of one on the same host.
+
+        It is called from another thread while work is under way, and raises what it has heard.
+        """
+        self._hears = weakref.WeakMethod(listener)
+
+    def hear(self) -> None:
+        """Raise the failure that another rank has told of, if one has."""
+        if self._hears is not None and (listener := self._hears()) is not None:
+            listener()
 
     def keep_graphs(self, holder: GraphHolder) -> None:
         """Call `holder.drop_graphs()` before the communicator goes."""

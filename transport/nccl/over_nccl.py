@@ -55,7 +55,7 @@ TOLD_S = 2.0
 
 
 class NcclTransport(Transport):
-    """NCCL between the GPUs of a job's ranks.
+    """NCCL between the GPUs of a job's ranks; to its host transport `hears_s` is what background_s is to others.
 
     Args:
         timeout_s: the default of every wait.
@@ -86,6 +86,7 @@ class NcclTransport(Transport):
         self.host: Transport = host or _open_host(group, timeout_s)
         self.capabilities = replace(type(self).capabilities, connects_late=self.host.capabilities.connects_late)
         self.pauses: Pauses = self.host.pauses
+        self.hears_s: float | None = self.host.background_s
         self.timeout_s: float = self.host.timeout_s if timeout_s is None else timeout_s
         self._channels: list[NcclChannel] = []
         self.library: Any = library
@@ -170,6 +171,9 @@ class NcclTransport(Transport):
 
     def check_peers(self, peers: Iterable[int]) -> None:
         self.host.check_peers(peers)
+
+    def first_death(self, ranks: Iterable[int]) -> PeerFailed | None:
+        return self.host.first_death(ranks)
 
     def end_soon(self) -> None:
         self.host.end_soon()

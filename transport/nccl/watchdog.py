@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 # How often the watch looks, and how often it asks NCCL for asynchronous errors.
 LOOK_S = 0.02
+# And how often, while a call is under way, it listens to what other ranks tell of themselves.
+HEAR_S = 0.2
 
 
 # Of CuPy.
@@ -33,6 +35,7 @@ class Watched(Protocol):
     def check(self, *, raised: bool = True) -> None: ...
     def fail(self, error: LanterneError, *, raised: bool = True) -> LanterneError: ...
     def overdue(self, what: str, limit_s: float) -> LanterneError: ...
+    def hear(self) -> None: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -50,7 +53,7 @@ class Pending:
 
 
 class ChannelWatch:
-    """A daemon thread that ends a channel whose work takes too long, or of which NCCL reports an error.
+    """A daemon thread that ends a channel whose work takes too long, of which NCCL reports an error, or another rank.
 
     The clock of a call starts when the stream reaches it: what was queued before may take as long as it likes.
 
@@ -64,6 +67,7 @@ class ChannelWatch:
         self.queued: int = 0
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
+        self._hear_s: float = 0.0
 
     def _its_channel(self) -> Watched:
         """The channel, asked for by itself."""
@@ -139,9 +143,13 @@ class ChannelWatch:
             return False
         # The error is raised on the caller's thread, at its next call or wait.
         try:
-            if self._look() is not None:
+            if (oldest := self._look()) is not None:
                 channel.check(raised=False)
-        except TransportError as error:
+                now_s = channel.transport.machine.now_s()
+                if oldest.entered_s is not None and now_s >= self._hear_s:
+                    self._hear_s = now_s + HEAR_S
+                    channel.hear()
+        except LanterneError as error:
             channel.fail(error, raised=False)
         return True
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import random
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from lanterne.pipeline.planners.best import best
 from lanterne.pipeline.planners.bounds import lower_bound
 from lanterne.pipeline.planners.crosspipe import crosspipe
 from lanterne.pipeline.planners.list_rules import rank_stages, rules
-from lanterne.pipeline.planners.loops import compiled_loops, readable_loops
+from lanterne.pipeline.planners.loops import compile_in_background, compiled_loops, readable_loops
 from lanterne.pipeline.planners.schedulers import SCHEDULERS, plan
 from lanterne.pipeline.planners.words import (
     NONE,
@@ -272,3 +273,21 @@ def test_the_first_plan_on_a_machine_does_not_wait_for_compiling(monkeypatch):
     made = best(HARD, wait=False)
     assert asked == [True]
     assert makespan(check(made, HARD).plan, HARD) <= 1.15 * made.proved_bound
+
+
+def test_one_process_compiles_at_a_time(monkeypatch, tmp_path):
+    """Plans that are made before the loops are there ask for them; whoever compiles holds the lock until it ends."""
+    started = []
+
+    def start(_command, pass_fds, **_options):
+        started.append(os.dup(pass_fds[0]))
+
+    monkeypatch.setattr(compiled_loops().score._cache, "_cache_path", str(tmp_path / "cache"))
+    monkeypatch.setattr("lanterne.pipeline.planners.loops.subprocess.Popen", start)
+    for expected in (1, 1):
+        compile_in_background()
+        assert len(started) == expected
+    os.close(started[0])
+    compile_in_background()
+    assert len(started) == 2
+    os.close(started[1])
