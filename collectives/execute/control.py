@@ -12,7 +12,7 @@ rank reads at least once a second while it makes calls, so reports do not pile u
 import contextlib
 import struct
 from collections import OrderedDict, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -28,8 +28,10 @@ HISTORY = 1024
 # How long a rank that failed waits for its notices to leave.
 FAREWELL_S = 0.2
 NOTICE_NBYTES = 512
-# kind, subject (a rank, or -1), number of the call; then text, padded with zeros.
+# kind, how many ranks it is about, number of the call; then those ranks, then text, padded with zeros.
 HEADER = struct.Struct("<iiq")
+# That many ranks are told at most: the text needs room too.
+MAX_RANKS = 32
 IN_CALL, MISMATCH, TIMEOUT, PEER_FAILED, FAILED = range(5)
 
 # A posted receive of a notice, and where it will be.
@@ -91,7 +93,7 @@ class Control:
                 told_number, told_s = self._told.get(peer, (-1, 0.0))
                 if told_number != number and now_s - told_s >= STALL_S:
                     self._told[peer] = number, now_s
-                    self._send(peer, IN_CALL, -1, number, signature)
+                    self._send(peer, IN_CALL, (), number, signature)
         self.read()
 
     def read(self) -> None:
@@ -105,11 +107,13 @@ class Control:
                 self._receives[peer] = self._receive(peer)
             request, buffer = self._receives[peer]
             while request.test():
-                kind, subject, number = HEADER.unpack_from(buffer.data)
-                text = buffer[HEADER.size :].tobytes().rstrip(b"\0").decode(errors="replace")
+                kind, count, number = HEADER.unpack_from(buffer.data)
+                told = struct.Struct(f"<{min(max(count, 0), MAX_RANKS)}i")
+                ranks = told.unpack_from(buffer.data, HEADER.size)
+                text = buffer[HEADER.size + told.size :].tobytes().rstrip(b"\0").decode(errors="replace")
                 request, buffer = self._receives[peer] = self._receive(peer)
                 if kind != IN_CALL:
-                    raise _error(kind, subject, text)
+                    raise _error(kind, ranks, text)
                 self._reports[peer] = number, text
         while self._sends and self._sends[0].test():
             self._sends.popleft()
@@ -121,9 +125,9 @@ class Control:
 
     def tell_failure(self, error: LanterneError) -> None:
         """Tell all others that this rank failed with `error`; returns once that has left, or after FAREWELL_S."""
-        kind, subject = _kind(error, self._ranks[self._rank])
+        kind, ranks = _kind(error, self._ranks[self._rank])
         for peer in self._others():
-            self._send(peer, kind, subject, 0, str(getattr(error, "reason", error)))
+            self._send(peer, kind, ranks, 0, str(getattr(error, "reason", error)))
         wait(self._have_left, FAREWELL_S, self._transport.pauses)
 
     def listen(self, limit_s: float) -> None:
@@ -162,13 +166,14 @@ class Control:
             return False
         return True
 
-    def _send(self, peer: int, kind: int, subject: int, number: int, text: str) -> None:
+    def _send(self, peer: int, kind: int, ranks: Sequence[int], number: int, text: str) -> None:
         if not self._lives(peer):
             return
         buffer = np.zeros(NOTICE_NBYTES, np.uint8)
-        HEADER.pack_into(buffer.data, 0, kind, subject, number)
-        encoded = text.encode()[: NOTICE_NBYTES - HEADER.size]
-        buffer[HEADER.size : HEADER.size + len(encoded)] = np.frombuffer(encoded, np.uint8)
+        told = ranks[:MAX_RANKS]
+        notice = HEADER.pack(kind, len(told), number) + struct.pack(f"<{len(told)}i", *told) + text.encode()
+        notice = notice[:NOTICE_NBYTES]
+        buffer[: len(notice)] = np.frombuffer(notice, np.uint8)
         region = self._transport.register(buffer)
         # A peer that is gone by now needs no telling.
         with contextlib.suppress(TransportError):
@@ -180,33 +185,33 @@ class Control:
         return self._transport.post((Recv(region, 0, NOTICE_NBYTES, self._ranks[peer], self._tag),)), buffer
 
 
-def _kind(error: LanterneError, rank: int) -> tuple[int, int]:
-    """(kind, subject) of the notice that stands for `error` of transport rank `rank`."""
+def _kind(error: LanterneError, rank: int) -> tuple[int, tuple[int, ...]]:
+    """(kind, ranks) of the notice that stands for `error` of transport rank `rank`."""
     if isinstance(error, InputError):
-        return MISMATCH, -1
+        return MISMATCH, ()
     if isinstance(error, TransportTimeout):
-        return TIMEOUT, error.peers[0] if error.peers else -1
+        return TIMEOUT, error.peers
     if isinstance(error, PeerFailed):
-        return PEER_FAILED, error.rank
+        return PEER_FAILED, (error.rank,)
     if error.told or getattr(error, "rank_unknown", False):
-        return FAILED, -1
-    return PEER_FAILED, rank
+        return FAILED, ()
+    return PEER_FAILED, (rank,)
 
 
-def _error(kind: int, subject: int, text: str) -> LanterneError:
+def _error(kind: int, ranks: tuple[int, ...], text: str) -> LanterneError:
     """The error that a notice stands for; `told` on it says that another rank has it to show."""
-    error = _of_notice(kind, subject, text)
+    error = _of_notice(kind, ranks, text)
     error.told = True
     return error
 
 
-def _of_notice(kind: int, subject: int, text: str) -> LanterneError:
+def _of_notice(kind: int, ranks: tuple[int, ...], text: str) -> LanterneError:
     if kind == MISMATCH:
         return InputError(text)
     if kind == TIMEOUT:
-        return TransportTimeout(text, () if subject < 0 else (subject,))
-    if kind == PEER_FAILED:
-        return PeerFailed(subject, text)
+        return TransportTimeout(text, ranks)
+    if kind == PEER_FAILED and ranks:
+        return PeerFailed(ranks[0], text)
     error = TransportError(text)
     error.rank_unknown = True
     return error

@@ -185,6 +185,24 @@ def test_a_rank_that_never_calls_is_named_by_all_others(algorithm):
         assert errors[rank].peers == (2,), errors[rank]
 
 
+def test_whoever_is_told_of_a_timeout_gets_all_ranks_that_were_absent():
+    given_up = threading.Barrier(5)
+
+    def run(comm):
+        if comm.rank in (2, 3):
+            given_up.wait(30)
+            return None
+        try:
+            comm.all_reduce(np.ones(10), np.ones(10), timeout_s=TIMEOUT_S if comm.rank == 0 else 20.0)
+        except TransportTimeout as error:
+            return error.peers, error.told
+        finally:
+            given_up.wait(30)
+
+    errors = lanterne.spawn(5, run)
+    assert errors == [((2, 3), False), ((2, 3), True), None, None, ((2, 3), True)]
+
+
 def test_the_late_one_learns_that_the_others_have_given_up():
     def run(comm):
         if comm.rank == 1:

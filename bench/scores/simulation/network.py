@@ -292,7 +292,8 @@ class SimulatedSocket:
         assert peer is not None
         peer.coming_nbytes -= len(chunk)
         if peer.is_closed:
-            self.fail(errno.EPIPE if self.error is None else self.error)
+            # The answer comes after what the other end sent before it closed.
+            peer._deliver(lambda: self.fail(errno.EPIPE))
             return
         peer.inbox += chunk
         self.baton.wake(peer.owner)
