@@ -15,6 +15,11 @@ import pytest
 
 # What tests of several folders share is imported by its own name.
 HERE = Path(__file__).resolve().parent
+if sys.dont_write_bytecode:
+    # Else each of some thousand ranks would compile what it imports: most of its start.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
+    sys.pycache_prefix = os.environ["PYTHONPYCACHEPREFIX"] = str(HERE.parent / ".pytest_cache" / "bytecode")
 sys.path[:0] = [
     str(HERE / folder) for folder in ("bench", "collectives", "failslow", "kernels", "pipeline", "transport")
 ]
@@ -81,8 +86,11 @@ NOT_QUICK = (
 HAS_YARDSTICKS = find_spec("lanterne.bench.scores") is not None
 
 
-def pytest_ignore_collect(collection_path):
-    """What an sdist leaves out is not tested there."""
+def pytest_ignore_collect(collection_path, config):
+    """What an sdist leaves out is not tested there; where only what runs alone is asked for, all else is not read."""
+    place = collection_path.relative_to(HERE).as_posix() if collection_path.is_relative_to(HERE) else ""
+    if config.option.markexpr.startswith("alone and") and place.endswith(".py") and "conftest" not in place:
+        return None if place.startswith(ALONE) else True
     if not HAS_YARDSTICKS and collection_path.suffix == ".py":
         text = collection_path.read_text()
         return True if "lanterne.bench.scores" in text or "lanterne.bench.papers" in text else None

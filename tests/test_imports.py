@@ -52,11 +52,6 @@ def find_arrows(package):
     return {(path, to) for path, to in arrows if to not in (None, path)}
 
 
-def folders_of(arrows):
-    """Every folder that an arrow begins or ends in."""
-    return sorted({folder for arrow in arrows for path in arrow for folder in path.parents})
-
-
 def arrows_inside(folder, arrows):
     """{unit: units that it imports} among the files and folders of `folder`; its own __init__ aside."""
     found = defaultdict(set)
@@ -68,40 +63,46 @@ def arrows_inside(folder, arrows):
     return found
 
 
-ARROWS = find_arrows(PACKAGE)
+FILES = find_modules(PACKAGE).values()
+FOLDERS = sorted({folder for path in FILES for folder in path.parents})
 
 
-def test_every_file_is_seen():
-    assert {path.parts[0] for path in find_modules(PACKAGE).values()} >= {*ORDER, "__init__.py", "errors.py"}
-    assert len(ARROWS) > 1000
+@pytest.fixture(scope="module")
+def arrows():
+    return find_arrows(PACKAGE)
+
+
+def test_every_file_is_seen(arrows):
+    assert {path.parts[0] for path in FILES} >= {*ORDER, "__init__.py", "errors.py"}
+    assert len(arrows) > 1000
 
 
 @pytest.mark.parametrize("folder", ORDER)
-def test_imports_go_to_the_right_only(folder):
+def test_imports_go_to_the_right_only(folder, arrows):
     allowed = {*ORDER[ORDER.index(folder) :], "errors.py", "__init__.py"}
-    wrong = [f"{path} -> {to}" for path, to in ARROWS if path.parts[0] == folder and to.parts[0] not in allowed]
+    wrong = [f"{path} -> {to}" for path, to in arrows if path.parts[0] == folder and to.parts[0] not in allowed]
     assert not wrong
 
 
-@pytest.mark.parametrize("folder", folders_of(ARROWS), ids=str)
-def test_no_two_places_of_a_folder_need_each_other(folder):
+@pytest.mark.parametrize("folder", FOLDERS, ids=str)
+def test_no_two_places_of_a_folder_need_each_other(folder, arrows):
     """The files and folders of `folder` stand in an order in which each imports only what comes after it."""
     try:
-        list(TopologicalSorter(arrows_inside(folder, ARROWS)).static_order())
+        list(TopologicalSorter(arrows_inside(folder, arrows)).static_order())
     except CycleError as error:
         pytest.fail(f"{folder}: {' -> '.join(reversed(error.args[1]))}")
 
 
 @pytest.mark.parametrize("yardstick", YARDSTICKS)
-def test_nothing_needs_the_yardsticks(yardstick):
+def test_nothing_needs_the_yardsticks(yardstick, arrows):
     if not (PACKAGE / yardstick).exists():
         pytest.skip("an sdist leaves it out")
-    own = [(path, to) for path, to in ARROWS if to.is_relative_to(yardstick)]
+    own = [(path, to) for path, to in arrows if to.is_relative_to(yardstick)]
     assert own
     assert not [f"{path} -> {to}" for path, to in own if not str(path).startswith(YARDSTICKS)]
 
 
-@pytest.mark.parametrize("folder", folders_of(ARROWS), ids=str)
+@pytest.mark.parametrize("folder", FOLDERS, ids=str)
 def test_a_folder_can_be_looked_through(folder):
     """Some 17 files at most, and a word on what is in it."""
     files = [path for path in (PACKAGE / folder).glob("*.py") if path.name != "__init__.py"]
