@@ -1,15 +1,17 @@
 """Calls that are repeated with the same arrays: checked and resolved once."""
 
+from lanterne.collectives.call.sizes import ROOTED
 from lanterne.collectives.core import CommunicatorCore
 from lanterne.collectives.execute.arguments import CallOptions, CheckedCall, resolve
 from lanterne.collectives.execute.requests import CollectiveRequest
 from lanterne.errors import InputError
 from lanterne.kernels.arrays import Array, is_device_array
+from lanterne.kernels.dtypes import Op
 from lanterne.transport.timeouts import check_timeout_s
 
 # What a method of the Communicator takes where nothing is said.
-DEFAULT_OPS: dict[str, str] = dict.fromkeys(("all_reduce", "reduce_scatter", "reduce"), "sum")
-DEFAULT_ROOTS: dict[str, int] = dict.fromkeys(("broadcast", "reduce"), 0)
+DEFAULT_OPS: dict[str, str] = dict.fromkeys(("all_reduce", "reduce_scatter", "reduce", "scan", "exscan"), "sum")
+DEFAULT_ROOTS: dict[str, int] = dict.fromkeys(ROOTED, 0)
 
 
 class Bound:
@@ -19,13 +21,13 @@ class Bound:
         self,
         communicator: CommunicatorCore,
         collective: str,
-        in_array: Array,
+        in_array: Array | None,
         out_array: Array | None,
-        op: str | None,
+        op: Op | None,
         root: int | None,
         options: CallOptions,
     ) -> None:
-        if is_device_array(in_array):
+        if is_device_array(in_array) or is_device_array(out_array):
             raise InputError("bind: got device arrays, expected host arrays; `capture` is for those, over nccl")
         op = DEFAULT_OPS.get(collective) if op is None else op
         root = DEFAULT_ROOTS.get(collective) if root is None else root
@@ -58,6 +60,6 @@ class Bound:
     def _now(self) -> CheckedCall:
         """The call as it is chosen now, the communicator being open."""
         self._communicator.check_open()
-        if self._known is not self._communicator.tuning.model:
+        if self._call.copies or self._known is not self._communicator.tuning.model:
             self._call, self._known = self._resolve()
         return self._call

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from lanterne.collectives.core import CommunicatorCore
-from lanterne.collectives.execute.arguments import CallOptions, CheckedCall, Key, resolve
+from lanterne.collectives.execute.arguments import CallOptions, CheckedCall, Form, Key, resolve
 from lanterne.collectives.execute.plans import SIGNATURE_NBYTES, AnyExecution, SignatureExchange, padded
 from lanterne.collectives.execute.requests import CallRequest, CollectiveRequest
 from lanterne.collectives.execute.stream_execution import StreamExecution
@@ -154,10 +154,10 @@ class _CapturedPlan:
         self.execution = execution
         self.agreement: SignatureExchange | None = None
 
-    def take(self, _: bool, __: int | None = None) -> StreamExecution:
+    def take(self, _: Form, __: int | None = None) -> StreamExecution:
         return self.execution
 
-    def give_back(self, _: AnyExecution, __: bool) -> None:
+    def give_back(self, _: AnyExecution, __: Form) -> None:
         pass
 
 

@@ -15,8 +15,6 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self
 
-import numpy as np
-
 from lanterne.collectives.algorithms.catalogue import algorithms_for
 from lanterne.collectives.auto.tuning import Tuning
 from lanterne.collectives.bound import Bound
@@ -24,15 +22,18 @@ from lanterne.collectives.captured import Captured
 from lanterne.collectives.core import Closing, CommunicatorCore
 from lanterne.collectives.execute.arguments import CallOptions
 from lanterne.collectives.execute.native import algorithm_names
-from lanterne.collectives.execute.requests import CollectiveRequest, MessageRequest
+from lanterne.collectives.execute.requests import MessageRequest
 from lanterne.collectives.late.arrivals import Arrivals
+from lanterne.collectives.movements import Movements
+from lanterne.collectives.reductions import Reductions
 from lanterne.collectives.schedule.ir import LateRank
 from lanterne.errors import InputError, PeerFailed
 from lanterne.kernels.arrays import Array, Stream
+from lanterne.kernels.dtypes import Op
 from lanterne.transport.base import Recv, Send, Transport
 
 
-class Communicator:
+class Communicator(Reductions, Movements):
     """A group of ranks that communicate; `lanterne.init` and `lanterne.spawn` make that of all ranks, `split` others.
 
     Args:
@@ -54,10 +55,11 @@ class Communicator:
     Every collective has a blocking form and a started one (`start_all_reduce`, ...), which returns a request with
     `wait` and `test`. Calls run in the order in which they were started, one after the other. Over ucx and mpi those of
     host arrays advance in the background (execute/background.py), others while one of them is waited for or tested;
-    arrays are not to be changed before the end. They are C-contiguous NumPy arrays or other host buffers, or device
-    arrays of any library (`__cuda_array_interface__`, DLPack), in the order of `stream` (None: the one that made the
-    array, else the current one). Over nccl a call with device arrays returns once it is queued on streams, over other
-    transports once it is complete.
+    arrays are not to be changed before the end. They are NumPy arrays, other host buffers or tensors, or C-contiguous
+    device arrays of any library (`__cuda_array_interface__`, DLPack), in the order of `stream` (None: the one that made
+    the array, else the current one). Host arrays that are not C-contiguous are copied: an input when the call is
+    started, so it must not be the output of one that was not waited for; an output in `wait` or `test`. Over nccl a
+    call with device arrays returns once it is queued on streams, over other transports once it is complete.
 
     Options of collectives:
         algorithm: a name of `algorithms(collective)`, or "auto".
@@ -120,241 +122,7 @@ class Communicator:
     def deterministic(self, deterministic: bool) -> None:
         self._core.deterministic = deterministic
 
-    # -- collectives
-
-    def all_reduce(
-        self,
-        in_array: Array,
-        out_array: Array,
-        op: str = "sum",
-        stream: Stream = None,
-        *,
-        algorithm: str = "auto",
-        timeout_s: float | None = None,
-        dtype: object = None,
-        num_chunks: int | None = None,
-        segment_nbytes: int | None = None,
-        credits: int | None = None,
-        late_rank: LateRank = None,
-        joined: int | None = None,
-    ) -> None:
-        """out_array = in_array of rank 0 op in_array of rank 1 op ..., the same bits on every rank.
-
-        Args:
-            in_array, out_array: (count,), or any other shape; one array or two that do not overlap.
-            op: "sum", "prod", "min", "max", or "mean" (of floats: the sum, divided by world_size).
-        """
-        options = CallOptions(algorithm, dtype, num_chunks, segment_nbytes, credits, late_rank, joined)
-        self._call("all_reduce", in_array, out_array, op, None, stream, options, timeout_s)
-
-    def start_all_reduce(
-        self,
-        in_array: Array,
-        out_array: Array,
-        op: str = "sum",
-        stream: Stream = None,
-        *,
-        algorithm: str = "auto",
-        dtype: object = None,
-        num_chunks: int | None = None,
-        segment_nbytes: int | None = None,
-        credits: int | None = None,
-        late_rank: LateRank = None,
-        joined: int | None = None,
-    ) -> CollectiveRequest:
-        """As `all_reduce`, but returns a request."""
-        options = CallOptions(algorithm, dtype, num_chunks, segment_nbytes, credits, late_rank, joined)
-        return self._start("all_reduce", in_array, out_array, op, None, stream, options)
-
-    def reduce_scatter(
-        self,
-        in_array: Array,
-        out_array: Array,
-        op: str = "sum",
-        stream: Stream = None,
-        *,
-        algorithm: str = "auto",
-        timeout_s: float | None = None,
-        dtype: object = None,
-        num_chunks: int | None = None,
-        segment_nbytes: int | None = None,
-        credits: int | None = None,
-    ) -> None:
-        """out_array = this rank's part of the reduction.
-
-        Args:
-            in_array: (world_size * count,).
-            out_array: (count,), separate or in place: this rank's part of in_array, which is the only one that changes.
-            op: as `all_reduce` has it.
-        """
-        options = CallOptions(algorithm, dtype, num_chunks, segment_nbytes, credits)
-        self._call("reduce_scatter", in_array, out_array, op, None, stream, options, timeout_s)
-
-    def start_reduce_scatter(
-        self,
-        in_array: Array,
-        out_array: Array,
-        op: str = "sum",
-        stream: Stream = None,
-        *,
-        algorithm: str = "auto",
-        dtype: object = None,
-        num_chunks: int | None = None,
-        segment_nbytes: int | None = None,
-        credits: int | None = None,
-    ) -> CollectiveRequest:
-        """As `reduce_scatter`, but returns a request."""
-        options = CallOptions(algorithm, dtype, num_chunks, segment_nbytes, credits)
-        return self._start("reduce_scatter", in_array, out_array, op, None, stream, options)
-
-    def all_gather(
-        self,
-        in_array: Array,
-        out_array: Array,
-        stream: Stream = None,
-        *,
-        algorithm: str = "auto",
-        timeout_s: float | None = None,
-        dtype: object = None,
-        num_chunks: int | None = None,
-        segment_nbytes: int | None = None,
-        credits: int | None = None,
-    ) -> None:
-        """out_array = the in_arrays of all ranks, in order.
-
-        Args:
-            in_array: (count,) of any dtype, separate or in place: this rank's part of out_array.
-            out_array: (world_size * count,).
-        """
-        options = CallOptions(algorithm, dtype, num_chunks, segment_nbytes, credits)
-        self._call("all_gather", in_array, out_array, None, None, stream, options, timeout_s)
-
-    def start_all_gather(
-        self,
-        in_array: Array,
-        out_array: Array,
-        stream: Stream = None,
-        *,
-        algorithm: str = "auto",
-        dtype: object = None,
-        num_chunks: int | None = None,
-        segment_nbytes: int | None = None,
-        credits: int | None = None,
-    ) -> CollectiveRequest:
-        """As `all_gather`, but returns a request."""
-        options = CallOptions(algorithm, dtype, num_chunks, segment_nbytes, credits)
-        return self._start("all_gather", in_array, out_array, None, None, stream, options)
-
-    def broadcast(
-        self,
-        in_out_array: Array,
-        root: int = 0,
-        stream: Stream = None,
-        *,
-        algorithm: str = "auto",
-        timeout_s: float | None = None,
-        dtype: object = None,
-        num_chunks: int | None = None,
-        segment_nbytes: int | None = None,
-        credits: int | None = None,
-    ) -> None:
-        """in_out_array = that of rank `root`; any dtype."""
-        options = CallOptions(algorithm, dtype, num_chunks, segment_nbytes, credits)
-        self._call("broadcast", in_out_array, in_out_array, None, root, stream, options, timeout_s)
-
-    def start_broadcast(
-        self,
-        in_out_array: Array,
-        root: int = 0,
-        stream: Stream = None,
-        *,
-        algorithm: str = "auto",
-        dtype: object = None,
-        num_chunks: int | None = None,
-        segment_nbytes: int | None = None,
-        credits: int | None = None,
-    ) -> CollectiveRequest:
-        """As `broadcast`, but returns a request."""
-        options = CallOptions(algorithm, dtype, num_chunks, segment_nbytes, credits)
-        return self._start("broadcast", in_out_array, in_out_array, None, root, stream, options)
-
-    def reduce(
-        self,
-        in_array: Array,
-        out_array: Array | None,
-        root: int = 0,
-        op: str = "sum",
-        stream: Stream = None,
-        *,
-        algorithm: str = "auto",
-        timeout_s: float | None = None,
-        dtype: object = None,
-        num_chunks: int | None = None,
-        segment_nbytes: int | None = None,
-        credits: int | None = None,
-    ) -> None:
-        """As `all_reduce`, for rank `root` only; out_array is not touched on the others and may be None."""
-        options = CallOptions(algorithm, dtype, num_chunks, segment_nbytes, credits)
-        self._call("reduce", in_array, out_array, op, root, stream, options, timeout_s)
-
-    def start_reduce(
-        self,
-        in_array: Array,
-        out_array: Array | None,
-        root: int = 0,
-        op: str = "sum",
-        stream: Stream = None,
-        *,
-        algorithm: str = "auto",
-        dtype: object = None,
-        num_chunks: int | None = None,
-        segment_nbytes: int | None = None,
-        credits: int | None = None,
-    ) -> CollectiveRequest:
-        """As `reduce`, but returns a request."""
-        options = CallOptions(algorithm, dtype, num_chunks, segment_nbytes, credits)
-        return self._start("reduce", in_array, out_array, op, root, stream, options)
-
-    def all_to_all(
-        self,
-        in_array: Array,
-        out_array: Array,
-        stream: Stream = None,
-        *,
-        algorithm: str = "auto",
-        timeout_s: float | None = None,
-        dtype: object = None,
-        num_chunks: int | None = None,
-        segment_nbytes: int | None = None,
-        credits: int | None = None,
-    ) -> None:
-        """Part r of out_array = this rank's part of rank r's in_array.
-
-        Args:
-            in_array, out_array: (world_size * count,) of any dtype; one array or two that do not overlap.
-        """
-        options = CallOptions(algorithm, dtype, num_chunks, segment_nbytes, credits)
-        self._call("all_to_all", in_array, out_array, None, None, stream, options, timeout_s)
-
-    def start_all_to_all(
-        self,
-        in_array: Array,
-        out_array: Array,
-        stream: Stream = None,
-        *,
-        algorithm: str = "auto",
-        dtype: object = None,
-        num_chunks: int | None = None,
-        segment_nbytes: int | None = None,
-        credits: int | None = None,
-    ) -> CollectiveRequest:
-        """As `all_to_all`, but returns a request."""
-        options = CallOptions(algorithm, dtype, num_chunks, segment_nbytes, credits)
-        return self._start("all_to_all", in_array, out_array, None, None, stream, options)
-
-    def barrier(self, *, algorithm: str = "auto", timeout_s: float | None = None) -> None:
-        """Return once every rank has called it."""
-        self._call("barrier", _EMPTY, _EMPTY, options=CallOptions(algorithm), timeout_s=timeout_s)
+    # -- collectives: those of Reductions and Movements
 
     def algorithms(self, collective: str) -> tuple[str, ...]:
         """Names of the algorithms that `collective` can use here; "native" last, where the transport has one."""
@@ -363,10 +131,10 @@ class Communicator:
     def bind(
         self,
         collective: str,
-        in_array: Array,
+        in_array: Array | None,
         out_array: Array | None = None,
         *,
-        op: str | None = None,
+        op: Op | None = None,
         root: int | None = None,
         algorithm: str = "auto",
         dtype: object = None,
@@ -398,7 +166,7 @@ class Communicator:
         in_array: Array,
         out_array: Array | None,
         *,
-        op: str | None = None,
+        op: Op | None = None,
         root: int | None = None,
         stream: Stream = None,
         algorithm: str = "auto",
@@ -525,6 +293,3 @@ class Communicator:
 def core_of(communicator: Communicator) -> CommunicatorCore:
     """What lanterne's own modules use of `communicator` beside what users do."""
     return communicator._core
-
-
-_EMPTY = np.empty(0, np.uint8)

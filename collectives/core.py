@@ -6,6 +6,7 @@ from typing import Protocol
 
 import numpy as np
 
+from lanterne.collectives.copied import CopiedRequest, copy_back
 from lanterne.collectives.execute import native
 from lanterne.collectives.execute.arguments import CallOptions, CheckedCall, Key, check_whole, resolve
 from lanterne.collectives.execute.background import Engine
@@ -16,7 +17,7 @@ from lanterne.collectives.late.calls import LateRanks, LateRequest
 from lanterne.collectives.point_to_point import StartedMessages
 from lanterne.errors import InputError, TransportError
 from lanterne.kernels.arrays import Array, Stream, is_device_array
-from lanterne.kernels.dtypes import Dtype
+from lanterne.kernels.dtypes import Dtype, Op
 from lanterne.transport.base import COMMUNICATOR_BITS, Recv, Send, Transport
 from lanterne.transport.pauses import Pauses
 from lanterne.transport.timeouts import check_timeout_s
@@ -32,6 +33,37 @@ class Closing(Protocol):
     """What can be closed."""
 
     def close(self) -> object: ...
+
+
+class CallVerb(Protocol):
+    """What runs a collective: CommunicatorCore.call."""
+
+    def __call__(
+        self,
+        collective: str,
+        in_array: "Array | None",
+        out_array: "Array | None",
+        op: Op | None = None,
+        root: int | None = None,
+        stream: Stream = None,
+        options: CallOptions = DEFAULTS,
+        timeout_s: float | None = None,
+    ) -> None: ...
+
+
+class StartVerb(Protocol):
+    """What starts a collective: CommunicatorCore.start."""
+
+    def __call__(
+        self,
+        collective: str,
+        in_array: "Array | None",
+        out_array: "Array | None",
+        op: Op | None = None,
+        root: int | None = None,
+        stream: Stream = None,
+        options: CallOptions = DEFAULTS,
+    ) -> CollectiveRequest: ...
 
 
 class CommunicatorCore(CommunicatorBase):
@@ -71,9 +103,9 @@ class CommunicatorCore(CommunicatorBase):
     def call(
         self,
         collective: str,
-        in_array: Array,
+        in_array: "Array | None",
         out_array: "Array | None",
-        op: str | None = None,
+        op: Op | None = None,
         root: int | None = None,
         stream: Stream = None,
         options: CallOptions = DEFAULTS,
@@ -81,9 +113,12 @@ class CommunicatorCore(CommunicatorBase):
     ) -> None:
         """Run the collective of this name; see Communicator."""
         check_timeout_s(timeout_s)
-        if options.algorithm == "native" and timeout_s is None and not is_device_array(in_array):
+        given = out_array if in_array is None else in_array
+        if options.algorithm == "native" and timeout_s is None and not is_device_array(given):
             self._drain()
-            native.call(self, resolve(self, collective, in_array, out_array, op, root, stream, options))
+            call = resolve(self, collective, in_array, out_array, op, root, stream, options)
+            native.call(self, call)
+            copy_back(call)
             return
         # What is queued on streams is ordered by them: the CPU does not wait for it.
         with self.lock:
@@ -93,9 +128,9 @@ class CommunicatorCore(CommunicatorBase):
     def start(
         self,
         collective: str,
-        in_array: Array,
+        in_array: "Array | None",
         out_array: "Array | None",
-        op: str | None = None,
+        op: Op | None = None,
         root: int | None = None,
         stream: Stream = None,
         options: CallOptions = DEFAULTS,
@@ -109,9 +144,9 @@ class CommunicatorCore(CommunicatorBase):
     def _begin(
         self,
         collective: str,
-        in_array: Array,
+        in_array: "Array | None",
         out_array: "Array | None",
-        op: str | None,
+        op: Op | None,
         root: int | None,
         stream: Stream,
         options: CallOptions,
@@ -132,6 +167,10 @@ class CommunicatorCore(CommunicatorBase):
 
     def begin_checked(self, call: CheckedCall, asks: bool) -> CollectiveRequest:
         """Begin `call`, under `lock`; `asks`: see there."""
+        request = self._begun(call, asks)
+        return request if call.back is None else CopiedRequest(request, call)
+
+    def _begun(self, call: CheckedCall, asks: bool) -> CollectiveRequest:
         policy, late = None, self.late
         if asks:
             assert call.in_array is not None
@@ -150,11 +189,11 @@ class CommunicatorCore(CommunicatorBase):
 
     def _planned(self, call: CheckedCall) -> CallRequest:
         plan = self.plan(call.key, call.dtype)
-        execution = plan.take(call.in_place)
+        execution = plan.take(call.form)
         execution.bind(call.in_array, call.out_array, call.entry)
         with self.failing:
             plan.agree()
-        return CallRequest(self, plan, execution, call.in_place, call.entry)
+        return CallRequest(self, plan, execution, call.form, call.entry)
 
     def _drain(self) -> None:
         self.check_open()

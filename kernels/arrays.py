@@ -6,6 +6,7 @@ CuPy is imported only once a device array is there.
 import contextlib
 import functools
 import os
+import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, Union
 
@@ -44,6 +45,8 @@ Array: TypeAlias = Union[HostArray, DeviceArray, DLPackArray, "Buffer"]  # noqa:
 Stream: TypeAlias = Any
 Event: TypeAlias = Any
 
+# torch's names begin so.
+_UNKNOWN_TO_NUMPY = ("bfloat16", "float8_")
 _DLPACK_HOST = (1, 3)  # kDLCPU, kDLCUDAHost
 _DLPACK_CUDA = (2, 13)  # kDLCUDA, kDLCUDAManaged
 # A device works on its streams through so many queues, 8 if nobody asks for more. A stream that waits for a message
@@ -155,24 +158,48 @@ def host_array(x: Array, what: str = "array") -> HostArray:
         InputError: no array, a device array, or not C-contiguous.
     """
     if type(x) is not np.ndarray:
-        x = _to_numpy(x, what)
+        x = numpy_array(x, what)
     if not x.flags.c_contiguous:
         raise InputError(f"{what}: got a non-contiguous array of shape {x.shape}, expected a C-contiguous one")
     return x
 
 
-def _to_numpy(x: Any, what: str) -> HostArray:
-    if isinstance(x, np.ndarray):
-        return x.view(np.ndarray)
-    if is_device_array(x):
+def numpy_array(x: Array, what: str = "array") -> HostArray:
+    """`x` as a NumPy array of any layout on the same memory; see `told_dtype` for elements that NumPy does not know.
+
+    Raises:
+        InputError: no array, or a device array.
+    """
+    given: Any = x
+    if isinstance(given, np.ndarray):
+        return given.view(np.ndarray)
+    if is_device_array(given):
         raise InputError(f"{what}: got a device array, expected host memory like the others")
     try:
-        return np.asarray(memoryview(x))
+        return np.asarray(memoryview(given))
     except (TypeError, ValueError):
         pass
-    if hasattr(x, "__dlpack__") and x.__dlpack_device__()[0] in _DLPACK_HOST:
-        return np.from_dlpack(x)
-    raise InputError(f"{what}: got {type(x).__name__}, expected an array")
+    if not hasattr(given, "__dlpack__") or given.__dlpack_device__()[0] not in _DLPACK_HOST:
+        raise InputError(f"{what}: got {type(given).__name__}, expected an array")
+    if told_dtype(given) is not None:
+        # torch is loaded: the array is one of its tensors.
+        torch: Any = sys.modules[type(given).__module__.partition(".")[0]]
+        given = given.detach().view(torch.uint16 if given.element_size() == 2 else torch.uint8)
+    try:
+        return np.from_dlpack(given)
+    except (BufferError, RuntimeError, TypeError) as error:
+        raise InputError(f"{what}: {error}") from error
+
+
+def told_dtype(x: Any) -> str | None:
+    """The name of the elements of a tensor that NumPy has no dtype for: "bfloat16", "float8_e5m2", ...; else None.
+
+    Such a tensor's NumPy array is of unsigned integers of their size.
+    """
+    if type(x) is np.ndarray:
+        return None
+    library, _, name = str(getattr(x, "dtype", "")).partition(".")
+    return name if library == "torch" and name.startswith(_UNKNOWN_TO_NUMPY) else None
 
 
 def device_array(x: Any, what: str = "array") -> Any:

@@ -6,21 +6,52 @@ ml_dtypes package's type or plain uint16 with `dtype="bfloat16"` said beside the
 
 import functools
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from lanterne.errors import InputError, one_of
 
 OPS = ("sum", "prod", "min", "max", "mean")
+# Of integers and bools: bit by bit, and of truth values, which are 0 or 1.
+BITWISE_OPS, LOGICAL_OPS = ("band", "bor", "bxor"), ("land", "lor", "lxor")
+# Other names of ops.
+ALIASES = {"avg": "mean"}
+_BITS, _NUMBERS = ("int", "uint", "bool"), ("int", "uint", "bool", "float", "complex")
+# The kinds of elements that have an op. Sums of integers overflow, and their quotients are no integers: no mean.
+_KINDS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("sum", "prod"), _NUMBERS),
+    **dict.fromkeys(("min", "max"), (*_BITS, "float")),
+    "mean": ("float", "complex"),
+    **dict.fromkeys((*BITWISE_OPS, *LOGICAL_OPS), _BITS),
+}
+# Of bools, the one that kernels have: + is or, * is and, as in NumPy.
+_OF_BOOLS = {
+    **dict.fromkeys(("sum", "max", "lor"), "bor"),
+    **dict.fromkeys(("prod", "min", "land"), "band"),
+    "lxor": "bxor",
+}
 
 
 @dataclass(frozen=True, eq=False)
 class Dtype:
-    """An element type: `name`, `nbytes` per element, `kind` ("float", "int", "uint" or "bool"). One object each."""
+    """An element type: `name`, `nbytes` per element, `kind` ("float", "complex", "int", ...). One object each."""
 
     name: str
     nbytes: int
     kind: str
 
+
+@dataclass(frozen=True)
+class PremulSum:
+    """As an op of a reduction: the sum of what the ranks give, each times its own `factor`.
+
+    A copy of the input is made for it; the factor of integers is one.
+    """
+
+    factor: float
+
+
+# What a user may pass as op.
+Op: TypeAlias = str | PremulSum
 
 DTYPES: dict[str, Dtype] = {
     dtype.name: dtype
@@ -35,6 +66,12 @@ DTYPES: dict[str, Dtype] = {
     )
 }
 
+# Pairs of floats; device kernels add them as such.
+COMPLEX: dict[str, Dtype] = {
+    dtype.name: dtype for dtype in (Dtype("complex64", 8, "complex"), Dtype("complex128", 16, "complex"))
+}
+_KNOWN = DTYPES | COMPLEX
+
 # What a named dtype may be stored as when the array's own dtype has another name.
 _STORED_AS = {"bfloat16": ("uint16", "int16")}
 
@@ -48,7 +85,7 @@ def find_dtype(name: object) -> Dtype:
     try:
         return _find_dtype(name)
     except (KeyError, TypeError):
-        raise InputError(f"dtype: {one_of(name, DTYPES)}") from None
+        raise InputError(f"dtype: {one_of(name, _KNOWN)}") from None
 
 
 @functools.cache
@@ -57,7 +94,7 @@ def _find_dtype(name: object) -> Dtype:
         return name
     if not getattr(name, "isnative", True):
         raise InputError(f"dtype: got {name!r}, expected the byte order of this machine")
-    return DTYPES[getattr(name, "name", None) or getattr(name, "__name__", None) or str(name).removeprefix("torch.")]
+    return _KNOWN[getattr(name, "name", None) or getattr(name, "__name__", None) or str(name).removeprefix("torch.")]
 
 
 def dtype_of(array: Any, dtype: object = None, what: str = "array") -> Dtype:
@@ -75,16 +112,45 @@ def dtype_of(array: Any, dtype: object = None, what: str = "array") -> Dtype:
     return wanted
 
 
+def find_op(op: str) -> str:
+    """The name in OPS, BITWISE_OPS or LOGICAL_OPS of `op`, which may be an alias.
+
+    Raises:
+        InputError: no such op.
+    """
+    try:
+        found = ALIASES.get(op, op)
+    except TypeError:
+        found = ""
+    if found not in _KINDS:
+        raise InputError(f"op: {one_of(op, (*_KINDS, *ALIASES))}")
+    return found
+
+
 def check_op(op: str, dtype: Dtype) -> None:
     """Raise unless reductions by `op` are defined for the Dtype `dtype`.
 
     Raises:
-        InputError: unknown op; sum, prod or mean of bool; mean of integers, whose sums overflow and whose quotients are
-            not integers.
+        InputError: unknown op; min or max of complex numbers; bits or truth values of anything but integers and bools;
+            mean of those, whose sums overflow and whose quotients are not integers.
     """
-    if op not in OPS:
-        raise InputError(f"op: {one_of(op, OPS)}")
-    if dtype.kind == "bool" and op not in ("min", "max"):
-        raise InputError(f"op: got {op} of bool, expected min (and), max (or), or an integer dtype")
-    if op == "mean" and dtype.kind != "float":
-        raise InputError(f"op: got mean of {dtype.name}, expected a floating dtype (or sum, divided as you see fit)")
+    kinds = _KINDS[find_op(op)]
+    if dtype.kind not in kinds:
+        names = ", ".join(name for name, known in _KNOWN.items() if known.kind in kinds)
+        raise InputError(f"op: got {op} of {dtype.name}, expected one of {names}")
+
+
+def kernel_op(op: str, dtype: Dtype) -> str:
+    """The op of the kernels that does the partial reductions of `op`, of elements of the Dtype `dtype`.
+
+    Raises:
+        InputError: as check_op.
+    """
+    check_op(op, dtype)
+    op = find_op(op)
+    return _OF_BOOLS.get(op, op) if dtype.kind == "bool" else "sum" if op == "mean" else op
+
+
+def component_of(dtype: Dtype) -> Dtype:
+    """What a complex number is two of; another dtype is its own."""
+    return _KNOWN[f"float{4 * dtype.nbytes}"] if dtype.kind == "complex" else dtype

@@ -21,6 +21,7 @@ if TYPE_CHECKING:  # what tools read; at run time __getattr__ finds the same nam
     )
     from lanterne.failslow.record.watch import watch
     from lanterne.failslow.validate.validate import validate
+    from lanterne.kernels.dtypes import PremulSum
 
 __version__ = "0.1.0"
 
@@ -29,6 +30,7 @@ __all__ = [
     "InputError",
     "LanterneError",
     "PeerFailed",
+    "PremulSum",
     "ScheduleError",
     "TransportError",
     "TransportTimeout",
@@ -42,6 +44,7 @@ __all__ = [
 
 _PUBLIC = {
     "Communicator": "collectives.communicator",
+    "PremulSum": "kernels.dtypes",
     "init": "collectives.jobs",
     "spawn": "collectives.jobs",
     "validate": "failslow.validate.validate",

@@ -12,11 +12,13 @@ from lanterne.collectives.algorithms import (
     allpairs,
     binomial,
     bruck,
+    gather,
     pairwise,
     pipelined_chain,
     recursive_doubling,
     rhd,
     ring,
+    scan,
     scatter_allgather,
     tree,
 )
@@ -140,6 +142,16 @@ _LINES: tuple[Algorithm, ...] = (
     Algorithm("all_to_all", "pairwise", pairwise.pairwise_all_to_all, "every part straight to its owner; fewest bytes"),
     Algorithm("all_to_all", "bruck", bruck.bruck_all_to_all, "parts travel by powers of two; fewest rounds"),
     Algorithm("all_to_all", "allpairs", allpairs.allpairs_all_to_all, "everybody to everybody; needs a switch"),
+    Algorithm("gather", "direct", gather.direct_gather, "every part straight to the root; needs a switch"),
+    Algorithm("gather", "binomial", gather.binomial_gather, "parts up a tree; fewest messages at a port"),
+    Algorithm("scatter", "direct", gather.direct_scatter, "every part straight to its owner; needs a switch"),
+    Algorithm("scatter", "binomial", gather.binomial_scatter, "parts down a tree; fewest messages at a port"),
+    Algorithm("scan", "doubling", scan.doubling_scan, "whole buffers, distances doubling; fewest rounds"),
+    Algorithm("scan", "chain", scan.chain_scan, "pieces through all ranks in a row; fewest bytes", chunked=True,
+              law=lambda p: (1, p - 2, 1, 1)),
+    Algorithm("exscan", "doubling", scan.doubling_exscan, "handed on, then a scan by doubling; fewest rounds"),
+    Algorithm("exscan", "chain", scan.chain_exscan, "handed on, then pieces through all in a row; fewest bytes",
+              chunked=True, law=lambda p: (1, p - 3, 1, 1)),
     Algorithm("barrier", "dissemination", bruck.dissemination_barrier, "everybody hears of everybody by doubling"),
 )
 # fmt: on
@@ -185,7 +197,7 @@ def make_schedule(
 
     Args:
         num_chunks: None for the algorithm's own choice.
-        root: of broadcast and reduce; None is rank 0.
+        root: of rooted collectives; None is rank 0.
         late_rank: of the algorithms that expect one, a tuple of several where they can be; None is the last rank.
         progress: called with one line of text now and then by algorithms that search for long; None for silence.
         joined: of late_hybrid, 0 to num_chunks; None for its own choice.

@@ -7,33 +7,35 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from lanterne.collectives.algorithms.catalogue import algorithms_for
+from lanterne.collectives.call.memory import CallArray, call_memory, scaled
+from lanterne.collectives.call.sizes import ROOTED, Counts, even_sizes, has_input, has_output, in_short, uneven_sizes
 from lanterne.collectives.execute.communicator_base import CommunicatorBase
 from lanterne.collectives.schedule.ir import LateRank, late_set
 from lanterne.errors import InputError
-from lanterne.kernels.arrays import Array, HostArray, Stream, host_array, is_device_array
+from lanterne.kernels.arrays import Array, HostArray, Stream, is_device_array, numpy_array, told_dtype
 from lanterne.kernels.cuda.device_view import DeviceView
-from lanterne.kernels.dtypes import Dtype, check_op, dtype_of, find_dtype
+from lanterne.kernels.dtypes import Dtype, Op, PremulSum, check_op, dtype_of, find_dtype, find_op
 
 if TYPE_CHECKING:
     from lanterne.collectives.execute.device import DeviceSide, Entry
 
-# The user's, as all that follows sees it.
-CallArray: TypeAlias = HostArray | DeviceView
-
-# Elements of the input and output array, in parts, by collective: of p ranks.
-_PARTS: dict[str, Callable[[int], tuple[int, int]]] = {
-    "all_reduce": lambda p: (1, 1),
-    "reduce": lambda p: (1, 1),
-    "broadcast": lambda p: (1, 1),
-    "barrier": lambda p: (1, p),
-    "reduce_scatter": lambda p: (p, 1),
-    "all_gather": lambda p: (1, p),
-    "all_to_all": lambda p: (p, p),
-}
+# Whether in place; and where ranks know the counts of their own parts only, those.
+Form: TypeAlias = bool | tuple[bool, tuple[int, ...]]
 
 
 class CheckedCall(NamedTuple):
-    """A checked call of this rank. `key` is what all ranks must have in common; `entry` is of device arrays."""
+    """A checked call of this rank.
+
+    Attributes:
+        key: what all ranks must have in common.
+        in_array, out_array: what is read and written; None where the call has none.
+        in_place: the parts that both have are the same memory.
+        entry: of device arrays.
+        counts: chunk_layout.uneven_parts of them, where ranks know those of their own parts only.
+        back: the user's array that out_array is to be copied into in the end; None: it is that.
+        copies: in_array or out_array was made for this call.
+    """
 
     key: "Key"
     in_array: CallArray | None
@@ -41,14 +43,27 @@ class CheckedCall(NamedTuple):
     in_place: bool
     dtype: Dtype
     entry: "Entry | None" = None
+    counts: tuple[int, ...] | None = None
+    back: HostArray | None = None
+    copies: bool = False
 
     @property
     def algorithm(self) -> str:
         return self.key.algorithm
 
+    @property
+    def form(self) -> Form:
+        """What a plan has executions for, of each its own."""
+        return self.in_place if self.counts is None else (self.in_place, self.counts)
+
 
 class Key(NamedTuple):
-    """What all ranks must agree on. `part_count` is elements of a part (schedule/contracts.py)."""
+    """What all ranks must agree on.
+
+    Attributes:
+        part_count: elements of a part (schedule/contracts.py).
+        counts: where parts differ, those of all; (): ranks know those of their own only.
+    """
 
     collective: str
     algorithm: str
@@ -62,13 +77,14 @@ class Key(NamedTuple):
     credits: int | None
     memory: str | None = None
     joined: int | None = None
+    counts: tuple[int, ...] | None = None
 
     def __str__(self) -> str:
         named: dict[str, object] = {
             "algorithm": self.algorithm,
             "op": self.op,
             "dtype": self.dtype,
-            "count": self.part_count,
+            "count": self.part_count if self.counts is None else in_short(self.counts),
             "root": self.root,
         }
         named |= {"late_rank": self.late_rank, "num_chunks": self.num_chunks, "joined": self.joined}
@@ -88,69 +104,82 @@ class CallOptions(NamedTuple):
     credits: int | None = None
     late_rank: LateRank = None
     joined: int | None = None
+    counts: Counts | None = None
+    # Of the output array, where it has counts of its own.
+    out_counts: Counts | None = None
 
 
 def resolve(
     communicator: CommunicatorBase,
     collective: str,
-    in_array: Array,
+    in_array: "Array | None",
     out_array: "Array | None",
-    op: str | None,
+    op: Op | None,
     root: int | None,
     stream: Stream,
     options: CallOptions,
 ) -> CheckedCall:
-    """The CheckedCall of these arguments.
+    """The CheckedCall of these arguments. Host arrays that are not contiguous are copied.
 
     Raises:
-        InputError: wrong dtype, size, op or root; arrays that are not contiguous, cannot be written or overlap in part.
+        InputError: wrong dtype, size, op, root or counts; arrays that cannot be written or overlap in part; device
+            arrays that are not contiguous.
         Unavailable: device arrays, and no GPU, driver or CuPy here.
     """
     size, rank = communicator.world_size, communicator.rank
-    algorithm, dtype, num_chunks, segment_nbytes, credits, late_rank, joined = options
-    on_device = type(in_array) is not np.ndarray and is_device_array(in_array)
+    algorithm, dtype, num_chunks, segment_nbytes, credits, late_rank, joined, counts, out_counts = options
+    _check_root(collective, root, size)
+    has_in, has_out = has_input(collective, rank, root), has_output(collective, rank, root)
+    given: Any = in_array if has_in else out_array
+    on_device = type(given) is not np.ndarray and is_device_array(given)
     if stream is not None and not on_device:
         raise InputError(f"{collective}: got a stream with host arrays, expected None")
-    _check_root(collective, root, size)
     late_rank = _checked_late(collective, late_rank)
     _check_numbers(collective, num_chunks, joined, segment_nbytes, credits)
     if not isinstance(algorithm, str):
         raise InputError(f"{collective}: got algorithm {algorithm!r}, expected a name")
-    if collective == "reduce" and rank != root:
-        out_array = None
     adopt: Callable[[str, str, Any], CallArray] = _host
-    side = communicator.device_side(in_array) if on_device else None
+    side = communicator.device_side(given) if on_device else None
     if side is not None:
         adopt = partial(_on_device, side)
-    given = in_array
-    source = adopt(collective, "in_array", in_array)
-    target: CallArray | None = None
-    element = _element(collective, source, op, dtype)
-    in_parts, out_parts = _PARTS[collective](size)
-    part_count, rest = divmod(source.size, in_parts)
-    if rest:
-        raise InputError(f"{collective}: got in_array of {source.size} elements, expected a multiple of {in_parts}")
-    in_place = False
-    if out_array is not None:
-        target = source if out_array is given else adopt(collective, "out_array", out_array)
-        _check_out(collective, source, target, part_count * out_parts)
-        source, in_place = _in_place(collective, source, target, in_parts, out_parts, rank)
-    elif collective != "reduce" or rank == root:
-        raise InputError(f"{collective}: got out_array None, expected an array")
-    entry = side.entry(stream, source) if side is not None and isinstance(source, DeviceView) else None
-    if algorithm == "auto":
-        nbytes = part_count * max(in_parts, out_parts) * element.nbytes
-        choice = communicator.tuning.choose(collective, nbytes)
+    source = adopt(collective, "in_array", in_array) if has_in else None
+    target = None
+    if has_out:
+        target = source if has_in and out_array is in_array else adopt(collective, "out_array", out_array)
+    basis = target if source is None else source
+    assert basis is not None, "every rank has an array"
+    op, factor = _named(collective, op)
+    element = _element(collective, basis, op, dtype, told_dtype(given))
+    if counts is None and out_counts is None:
+        sizes = even_sizes(collective, rank, size, *(None if x is None else x.size for x in (source, target)))
+    else:
+        sizes = uneven_sizes(collective, rank, size, root, counts, out_counts)
+    separate = algorithm == "native" and collective == "reduce_scatter" and not on_device
+    memory = call_memory(collective, source, target, sizes, separate=separate)
+    if factor is not None:
+        memory = scaled(memory, factor, element)
+    entry = side.entry(stream, basis) if side is not None and isinstance(basis, DeviceView) else None
+    if algorithm == "auto" and sizes.own:
+        # Of the registry the first sends every part straight to its owner.
+        algorithm = algorithms_for(collective)[0].name
+    elif algorithm == "auto":
+        choice = communicator.tuning.choose(collective, sizes.larger_count * element.nbytes)
         algorithm, num_chunks = choice.algorithm, choice.num_chunks if num_chunks is None else num_chunks
     elif num_chunks is None and algorithm != "native":
-        num_chunks = communicator.tuning.num_chunks(collective, algorithm, part_count * in_parts * element.nbytes)
+        num_chunks = communicator.tuning.num_chunks(collective, algorithm, sizes.in_count * element.nbytes)
+    part_count = sizes.part_count
     key = Key(collective, algorithm, op, element.name, part_count, root, late_rank, num_chunks, segment_nbytes, credits)
     if joined is not None:
         key = key._replace(joined=joined)
     if on_device:
         key = key._replace(memory="device")
-    read = None if collective == "broadcast" and rank != root else source
-    return CheckedCall(key, read, target, in_place, element, entry)
+    if sizes.counts is not None:
+        key = key._replace(counts=() if sizes.own else sizes.counts)
+    read = None if collective == "broadcast" and rank != root else memory.source
+    own = sizes.counts if sizes.own else None
+    return CheckedCall(
+        key, read, memory.target, memory.in_place, element, entry, own, memory.back, memory.copies
+    )
 
 
 def check_whole(what: str, value: Any, least: int, most: int | None = None) -> None:
@@ -166,7 +195,7 @@ def check_whole(what: str, value: Any, least: int, most: int | None = None) -> N
 def _check_root(collective: str, root: Any, size: int) -> None:
     if root is None:
         return
-    if collective not in ("broadcast", "reduce"):
+    if collective not in ROOTED:
         raise InputError(f"{collective}: got root {root!r}, expected none")
     check_whole(f"{collective}: got root", root, 0, size - 1)
 
@@ -192,56 +221,30 @@ def _check_numbers(
 
 
 def _host(collective: str, what: str, array: Any) -> HostArray:
-    if type(array) is np.ndarray and array.flags.c_contiguous:
-        return array
-    return host_array(array, f"{collective}: {what}")
+    return array if type(array) is np.ndarray else numpy_array(array, f"{collective}: {what}")
 
 
 def _on_device(side: "DeviceSide", collective: str, what: str, array: Any) -> DeviceView:
     return side.adopt(f"{collective}: {what}", array)
 
 
-def _element(collective: str, array: CallArray, op: str | None, dtype: object) -> Dtype:
-    """The Dtype; of collectives that do not reduce it may be anything of fixed size."""
-    dtype = getattr(array, "element", None) if dtype is None else dtype
+def _named(collective: str, op: Op | None) -> tuple[str | None, float | None]:
+    """(the op, what the input is to be multiplied by before)."""
     if op is None:
-        if array.dtype.hasobject:
-            raise InputError(f"{collective}: got dtype object, expected one of fixed size")
-        return Dtype(array.dtype.name, array.dtype.itemsize, "raw") if dtype is None else find_dtype(dtype)
-    element = dtype_of(array, dtype)
-    check_op(op, element)
-    return element
+        return None, None
+    name, factor = ("sum", op.factor) if isinstance(op, PremulSum) else (find_op(op), None)
+    if name == "mean" and collective in ("scan", "exscan"):
+        raise InputError(f"{collective}: got op {op}, expected another: every rank's is of other ranks")
+    return name, factor
 
 
-def _check_out(collective: str, in_array: CallArray, out_array: CallArray, count: int) -> None:
-    if out_array.dtype is not in_array.dtype and out_array.dtype != in_array.dtype:
-        raise InputError(f"{collective}: got out_array of {out_array.dtype}, expected {in_array.dtype} as in_array")
-    if out_array.size != count:
-        raise InputError(f"{collective}: got out_array of {out_array.size} elements, expected {count}")
-    if out_array.readonly if isinstance(out_array, DeviceView) else not out_array.flags.writeable:
-        raise InputError(f"{collective}: got a read-only out_array, expected a writable one")
-
-
-def _in_place(
-    collective: str, in_array: CallArray, out_array: CallArray, in_parts: int, out_parts: int, rank: int
-) -> tuple[CallArray, bool]:
-    """(the input array to read, whether the parts that both arrays have are the same memory)."""
-    if in_array is out_array and in_parts == out_parts == 1:
-        return in_array, True
-    start, other = _address(in_array), _address(out_array)
-    if not in_array.size or start + in_array.nbytes <= other or other + out_array.nbytes <= start:
-        return in_array, False
-    if in_parts > 1 and out_parts > 1:
-        if start == other and type(in_array) is np.ndarray:
-            return in_array.copy(), False
-    else:
-        part_nbytes = in_array.nbytes // in_parts
-        if start + rank * part_nbytes * (in_parts > 1) == other + rank * part_nbytes * (out_parts > 1):
-            return in_array, True
-    raise InputError(
-        f"{collective}: got arrays that overlap in part, expected separate ones, or in place as its documentation says"
-    )
-
-
-def _address(array: CallArray) -> int:
-    return array.address if isinstance(array, DeviceView) else array.ctypes.data
+def _element(collective: str, array: CallArray, op: str | None, dtype: object, told: str | None) -> Dtype:
+    """The Dtype; of collectives that do not reduce it may be anything of fixed size. `told`: see told_dtype."""
+    told = told or getattr(array, "element", None)
+    if op is not None:
+        element = dtype_of(array, told if dtype is None else dtype)
+        check_op(op, element)
+        return element
+    if array.dtype.hasobject:
+        raise InputError(f"{collective}: got dtype object, expected one of fixed size")
+    return Dtype(told or array.dtype.name, array.dtype.itemsize, "raw") if dtype is None else find_dtype(dtype)

@@ -31,7 +31,7 @@ from lanterne.collectives.execute.rank_program import (
 )
 from lanterne.collectives.execute.scratch import SlotKey, Slots
 from lanterne.collectives.schedule.check_schedule import CheckedSchedule
-from lanterne.collectives.schedule.chunk_layout import input_chunks, output_chunks
+from lanterne.collectives.schedule.chunk_layout import PartCount, input_chunks, output_chunks
 from lanterne.collectives.schedule.ir import REDUCE, CollectiveSchedule
 
 # More inputs than this are folded in several steps: the time to compile a kernel grows with their number.
@@ -46,7 +46,7 @@ Operand: TypeAlias = tuple[BufferPlace, int, bool]
 def compile_program(
     checked: CheckedSchedule,
     rank: int,
-    part_count: int,
+    part_count: PartCount,
     itemsize: int,
     *,
     segment_nbytes: int,

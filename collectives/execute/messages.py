@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from lanterne.collectives.schedule.chunk_layout import chunk_counts
+from lanterne.collectives.schedule.chunk_layout import PartCount, chunk_counts
 from lanterne.collectives.schedule.ir import REDUCE, CollectiveSchedule
 
 # Chunks of this size that are not neighbours share a message all the same: copying one costs less than sending another.
@@ -47,7 +47,7 @@ class MessageCutter:
     """Cuts the chunks of `schedule` for parts (schedule/contracts.py) of `part_count` elements of `itemsize` bytes."""
 
     def __init__(
-        self, schedule: CollectiveSchedule, part_count: int, itemsize: int, segment_nbytes: int, align: int = 1
+        self, schedule: CollectiveSchedule, part_count: PartCount, itemsize: int, segment_nbytes: int, align: int = 1
     ) -> None:
         self.schedule = schedule
         self.align = align

@@ -8,12 +8,14 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+import numpy as np
+
 from lanterne.collectives.execute.arguments import CheckedCall, Key
 from lanterne.collectives.execute.communicator_base import CommunicatorBase
 from lanterne.collectives.execute.plans import offered_algorithms
 from lanterne.collectives.execute.requests import NativeRequest
 from lanterne.errors import InputError, TransportError
-from lanterne.kernels.dtypes import Dtype
+from lanterne.kernels.dtypes import BITWISE_OPS, COMPLEX, LOGICAL_OPS, Dtype, kernel_op
 from lanterne.transport.base import Transport
 
 _MPI_COLLECTIVES = {
@@ -23,17 +25,32 @@ _MPI_COLLECTIVES = {
     "broadcast": "Bcast",
     "reduce": "Reduce",
     "all_to_all": "Alltoall",
+    "gather": "Gather",
+    "scatter": "Scatter",
+    "scan": "Scan",
+    "exscan": "Exscan",
     "barrier": "Barrier",
 }
+# Where parts differ.
+_MPI_COUNTED = {
+    "all_gather": "Allgatherv",
+    "reduce_scatter": "Reduce_scatter",
+    "gather": "Gatherv",
+    "scatter": "Scatterv",
+    "all_to_all": "Alltoallv",
+}
 _MPI_HAS_NO = ("bfloat16", "float16")
-_MPI_OPS = {"sum": "SUM", "mean": "SUM", "prod": "PROD", "min": "MIN", "max": "MAX"}
+_MPI_OPS = {op: op.upper() for op in ("sum", "prod", "min", "max", *BITWISE_OPS, *LOGICAL_OPS)}
+# MPI's bools have truth values only.
+_MPI_OPS_OF_BOOLS = {"band": "LAND", "bor": "LOR", "bxor": "LXOR"}
+_NCCL_HAS_NO = ("int16", "uint16", *COMPLEX)
 
 
 def offers(transport: Transport, collective: str, dtype_name: str | None = None) -> bool:
     """True if `transport` has a `collective` of its own; of elements of `dtype_name`, if given."""
-    computes = collective in ("all_reduce", "reduce_scatter", "reduce")
+    computes = collective in ("all_reduce", "reduce_scatter", "reduce", "scan", "exscan")
     if transport.name == "nccl":
-        return collective == "all_reduce" and dtype_name not in ("int16", "uint16")
+        return collective == "all_reduce" and dtype_name not in _NCCL_HAS_NO
     return transport.name == "mpi" and collective in _MPI_COLLECTIVES and not (computes and dtype_name in _MPI_HAS_NO)
 
 
@@ -52,6 +69,8 @@ def is_queued(communicator: CommunicatorBase, call: CheckedCall) -> bool:
     name = communicator.transport.name
     if not offers(communicator.transport, call.key.collective, call.key.dtype):
         _refuse(communicator, call.key.collective)
+    if name == "nccl" and call.key.op in (*BITWISE_OPS, *LOGICAL_OPS):
+        raise InputError(f"native over nccl: got op {call.key.op}, which NCCL has not; expected another algorithm")
     if (name == "nccl") != (call.entry is not None):
         raise InputError(
             f"native over {name}: got {'device' if call.entry else 'host'} arrays, expected "
@@ -67,17 +86,21 @@ def call(communicator: CommunicatorBase, call: CheckedCall) -> None:
         InputError: the transport's library has no such collective, or not of this dtype.
     """
     comm, arguments = _prepare(communicator, call)
-    _run(getattr(comm, _MPI_COLLECTIVES[call.key.collective]), arguments)
+    _run(getattr(comm, _verb(call.key)), arguments)
     _end_mean(communicator, call)
 
 
 def start(communicator: CommunicatorBase, call: CheckedCall) -> NativeRequest:
     """Start `call` with the library's nonblocking call and return its request; errors as `call`."""
     comm, arguments = _prepare(communicator, call)
-    verb = getattr(comm, "I" + _MPI_COLLECTIVES[call.key.collective].lower())
+    verb = getattr(comm, "I" + _verb(call.key).lower())
     return NativeRequest(
         communicator, str(call.key), lambda: _run(verb, arguments), lambda: _end_mean(communicator, call)
     )
+
+
+def _verb(key: Key) -> str:
+    return (_MPI_COLLECTIVES if key.counts is None else _MPI_COUNTED)[key.collective]
 
 
 def _run(verb: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
@@ -102,17 +125,48 @@ def _prepare(communicator: CommunicatorBase, call: CheckedCall) -> tuple[Any, tu
         return comm, ()
     kind = _datatype(MPI, key, call.dtype)
     source: Any = None if call.in_array is None else [call.in_array, kind]
-    target = None if call.out_array is None else [call.out_array, kind]
-    if call.in_place and key.collective != "broadcast":
-        source = MPI.IN_PLACE if key.collective != "reduce_scatter" else source
-        if key.collective == "reduce_scatter":
-            raise InputError("native reduce_scatter: got in place arrays, expected separate ones")
+    target: Any = None if call.out_array is None else [call.out_array, kind]
     if key.collective == "broadcast":
         return comm, (target, key.root)
-    if key.op is None:
-        return comm, (source, target)
-    op = getattr(MPI, _MPI_OPS[key.op])
-    return comm, (source, target, op) if key.root is None else (source, target, op, key.root)
+    if key.counts is not None:
+        source, target = _counted(call, kind, comm.rank)
+    if key.collective == "exscan" and target is None:
+        # Rank 0 gets nothing, but has to give memory.
+        target = [np.empty_like(call.in_array), kind]
+    if call.in_place and key.collective == "scatter":
+        target = MPI.IN_PLACE
+    elif call.in_place:
+        source = MPI.IN_PLACE
+    arguments = [source, target]
+    if key.counts is not None and key.collective == "reduce_scatter":
+        arguments.append(key.counts)
+    if key.op is not None:
+        op = kernel_op(key.op, call.dtype)
+        names = _MPI_OPS_OF_BOOLS if call.dtype.kind == "bool" else _MPI_OPS
+        arguments.append(getattr(MPI, names[op]))
+    if key.root is not None:
+        arguments.append(key.root)
+    return comm, tuple(arguments)
+
+
+def _counted(call: CheckedCall, kind: Any, rank: int) -> tuple[Any, Any]:
+    """What MPI takes for arrays whose parts differ: counts in bytes, where nothing is computed."""
+    key = call.key
+    unit = call.dtype.nbytes if key.op is None else 1
+    counts = [count * unit for count in call.counts or key.counts or ()]
+    given, got = counts, counts
+    if key.collective == "all_to_all":
+        given, got = counts[: len(counts) // 2], counts[len(counts) // 2 :]
+    one = [counts[rank], kind]
+    # All parts, or this rank's own.
+    source = [*one] if key.collective in ("all_gather", "gather") else [given, None, kind]
+    target = [*one] if key.collective in ("reduce_scatter", "scatter") else [got, None, kind]
+    if key.collective == "reduce_scatter":
+        source = [sum(counts), kind]
+    return (
+        None if call.in_array is None else [call.in_array, *source],
+        None if call.out_array is None else [call.out_array, *target],
+    )
 
 
 def _refuse(communicator: CommunicatorBase, collective: str) -> None:
@@ -132,8 +186,6 @@ def _datatype(MPI: ModuleType, key: Key, dtype: Dtype) -> Any:
         return MPI.BYTE
     found = MPI.DATATYPE_NULL
     if dtype.name not in _MPI_HAS_NO:
-        import numpy as np
-
         found = MPI._typedict.get(np.dtype(dtype.name).char, MPI.DATATYPE_NULL)
     if found == MPI.DATATYPE_NULL:
         raise InputError(f"native {key.collective}: got dtype {dtype.name}, which this MPI cannot reduce")

@@ -18,13 +18,14 @@ from numpy.typing import NDArray
 
 from lanterne.collectives.algorithms.catalogue import NATIVE, algorithms_for, find_algorithm, make_schedule
 from lanterne.collectives.auto.pacing import credits, segment_nbytes, traffic_of
-from lanterne.collectives.execute.arguments import Key
+from lanterne.collectives.execute.arguments import Form, Key
 from lanterne.collectives.execute.communicator_base import CommunicatorBase
 from lanterne.collectives.execute.compile_program import compile_program
 from lanterne.collectives.execute.executor import Execution
 from lanterne.collectives.execute.rank_program import RankProgram
 from lanterne.collectives.execute.stream_execution import NativeExecution, StreamExecution
 from lanterne.collectives.schedule.check_schedule import CheckedSchedule, check
+from lanterne.collectives.schedule.chunk_layout import is_direct, uneven_parts
 from lanterne.collectives.schedule.contracts import CONTRACTS
 from lanterne.collectives.schedule.cost import CostModel
 from lanterne.collectives.schedule.ir import LateRank
@@ -39,6 +40,8 @@ AGREEMENT_LANE, USER_LANES, PLAN_LANES, BOARD_LANES = 1, range(2, 34), range(64,
 SIGNATURE_NBYTES = 256
 # Of late-rank algorithms, programs that are kept: of each choice there are three.
 MAX_PROGRAMS = 96
+# Forms of one plan that are kept: of an all-to-all whose counts change with every call each is used once.
+MAX_FORMS = 16
 
 _checking = threading.Lock()
 
@@ -102,11 +105,12 @@ class RankPrograms:
         # By key, role and place, and the model, which messages are cut by: least recently used first.
         self._kept: OrderedDict[tuple[Key, int, bool, CostModel | None], RankProgram] = OrderedDict()
 
-    def find(self, key: Key, dtype: Dtype, in_place: bool) -> RankProgram:
+    def find(self, key: Key, dtype: Dtype, form: Form) -> RankProgram:
         """The RankProgram of calls of `key`."""
         n, rank, late = self._group.world_size, self._group.rank, key.late_rank
+        in_place, own = form if isinstance(form, tuple) else (form, None)
         if not isinstance(late, int):
-            return self._compile(key, dtype, in_place, rank)
+            return self._compile(key, dtype, in_place, rank, own)
         rank_of = [*(other for other in range(n) if other != late), late]
         program = self._role(key._replace(late_rank=n - 1), dtype, in_place, rank_of.index(rank))
         return program if late == n - 1 else program.with_peers(rank_of)
@@ -127,12 +131,16 @@ class RankPrograms:
         kept.move_to_end(place)
         return kept[place]
 
-    def _compile(self, key: Key, dtype: Dtype, in_place: bool, rank: int) -> RankProgram:
+    def _compile(
+        self, key: Key, dtype: Dtype, in_place: bool, rank: int, own: tuple[int, ...] | None = None
+    ) -> RankProgram:
         group = self._group
         checked = checked_of(key, group.world_size)
         schedule, model = checked.schedule, group.tuning.model
         pieces = schedule.num_chunks // CONTRACTS[schedule.collective].parts(schedule.world_size)
-        chunk_nbytes = -(-key.part_count // pieces) * dtype.nbytes
+        # Of parts that others do not know the size of nothing may depend on it: both ends of a message cut alike.
+        largest = max(key.counts, default=0) if key.counts is not None else key.part_count
+        chunk_nbytes = -(-largest // pieces) * dtype.nbytes
         chunked = find_algorithm(schedule.collective, schedule.algorithm).chunked
         flow = traffic_of(schedule, chunked=chunked)
         most_nbytes = key.segment_nbytes or segment_nbytes(model, chunk_nbytes, flow)
@@ -142,7 +150,7 @@ class RankPrograms:
         return compile_program(
             checked,
             rank,
-            key.part_count,
+            key.part_count if key.counts is None else uneven_parts(key.collective, rank, own or key.counts),
             dtype.nbytes,
             segment_nbytes=most_nbytes,
             credits=None if streams else key.credits or granted,
@@ -158,11 +166,11 @@ class AnyPlan(Protocol):
     signature: str
     agreement: "SignatureExchange | None"
 
-    def take(self, in_place: bool, lane: int | None = None, /) -> AnyExecution:
+    def take(self, form: Form, lane: int | None = None, /) -> AnyExecution:
         """An execution that is not in use, with messages of `lane` (None: the plan's)."""
         ...
 
-    def give_back(self, execution: AnyExecution, in_place: bool, /) -> None:
+    def give_back(self, execution: AnyExecution, form: Form, /) -> None:
         """It is done."""
 
 
@@ -187,9 +195,9 @@ class CallPlan:
         # Device arrays; over a channel, all is queued on streams.
         self._side = group.device_side() if key.memory else None
         self._channel = None if self._side is None else self._side.channel
-        # By in_place: the RankProgram, and the Executions of it that are not in use.
-        self._programs: dict[bool, RankProgram] = {}
-        self._free: dict[bool, list[AnyExecution]] = {False: [], True: []}
+        # By form: the RankProgram, and the Executions of it that are not in use.
+        self._programs: dict[Form, RankProgram] = {}
+        self._free: dict[Form, list[AnyExecution]] = {False: [], True: []}
         self._agreed = group.world_size == 1
         self.agreement: SignatureExchange | None = None
 
@@ -199,28 +207,32 @@ class CallPlan:
             self._agreed = True
             self.agreement = SignatureExchange(self._group, self.signature)
 
-    def take(self, in_place: bool, lane: int | None = None) -> AnyExecution:
+    def take(self, form: Form, lane: int | None = None) -> AnyExecution:
         """See AnyPlan."""
-        free = self._free[in_place]
-        execution = free.pop() if free else self.make(in_place)
+        free = self._free.get(form)
+        execution = free.pop() if free else self.make(form)
         if lane is not None and isinstance(execution, Execution):
             execution.use_tag(make_tag(self._group.communicator_id, lane))
         return execution
 
-    def give_back(self, execution: AnyExecution, in_place: bool) -> None:
+    def give_back(self, execution: AnyExecution, form: Form) -> None:
         """The Execution is done: the next call may use it."""
         execution.unbind()
-        self._free[in_place].append(execution)
+        self._free.setdefault(form, []).append(execution)
 
-    def make(self, in_place: bool) -> AnyExecution:
+    def make(self, form: Form) -> AnyExecution:
         """A new Execution."""
         key, dtype, group, side = self._key, self._dtype, self._group, self._side
         if key.algorithm == NATIVE:
             assert side is not None and self._channel is not None, "over MPI the library's own have no plan"
             return NativeExecution(side, self._channel, key)
-        if in_place not in self._programs:
-            self._programs[in_place] = self._made.find(key, dtype, in_place)
-        program = self._programs[in_place]
+        if form not in self._programs:
+            if len(self._programs) >= MAX_FORMS:
+                oldest = next(iter(self._programs))
+                del self._programs[oldest]
+                self._free.pop(oldest, None)
+            self._programs[form] = self._made.find(key, dtype, form)
+        program = self._programs[form]
         if side is not None and self._channel is not None:
             return StreamExecution(program, side, self._channel, key.op, dtype, self.signature)
         transport = group.transport if side is None else side.transport
@@ -258,7 +270,12 @@ class Plans:
             InputError: no such algorithm, or not for this.
         """
         if key.algorithm != NATIVE:
-            checked_of(key, self._group.world_size)
+            schedule = checked_of(key, self._group.world_size).schedule
+            if key.counts == () and not is_direct(schedule):
+                raise InputError(
+                    f"algorithm: got {key.algorithm} for {key.collective} with counts, expected one that sends every "
+                    "part straight to its owner: nobody else knows its size"
+                )
         if not self._lanes:
             oldest, _ = self._plans.popitem(last=False)
             self._lanes.append(self._lane_of.pop(oldest))

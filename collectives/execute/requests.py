@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from math import inf
 from typing import TYPE_CHECKING, Any
 
+from lanterne.collectives.execute.arguments import Form
 from lanterne.collectives.execute.communicator_base import CommunicatorBase, QueuedCall
 from lanterne.collectives.execute.control import STALL_S
 from lanterne.collectives.execute.plans import AnyExecution, AnyPlan
@@ -122,14 +123,14 @@ class CallRequest(CollectiveRequest):
     They advance whenever any request of the communicator is waited for or tested, between by the engine.
     """
 
-    __slots__ = ("_completion", "_entry", "_execution", "_in_place", "_moved", "_plan", "_signature", "_started")
+    __slots__ = ("_completion", "_entry", "_execution", "_form", "_moved", "_plan", "_signature", "_started")
 
     def __init__(
         self,
         communicator: CommunicatorBase,
         plan: AnyPlan,
         execution: AnyExecution,
-        in_place: bool,
+        form: Form,
         entry: "Entry | None" = None,
     ) -> None:
         super().__init__(communicator)
@@ -139,7 +140,7 @@ class CallRequest(CollectiveRequest):
         self._started = False
         self._plan = plan
         self._execution = execution
-        self._in_place = in_place
+        self._form = form
 
     def _begin(self) -> None:
         """See base.QueuedCall."""
@@ -167,7 +168,7 @@ class CallRequest(CollectiveRequest):
             return False
         self._completion = execution.completion
         self.done: bool = self._completion is None
-        self._plan.give_back(self._execution, self._in_place)
+        self._plan.give_back(self._execution, self._form)
         return True
 
     _poll = CollectiveRequest._poll_completion

@@ -31,8 +31,10 @@ class Cells:
         self.chunk: Ints = keys % schedule.num_chunks
         self.starts: Ints = starts_at(schedule, self.chunk)
         self.ends: Ints = ends_at(schedule, self.chunk)
-        self.full: Sets = full_set(schedule.world_size if contract.reduces else 1)
-        self.sets: Sets = np.zeros((len(self.keys), len(self.full)), np.uint64)
+        full = full_set(schedule.world_size if contract.reduces else 1)
+        # What a result has to be: a row for all cells, or one for each.
+        self.full: Sets = full if contract.prefix is None else _first_ranks(self.rank + contract.prefix, len(full))
+        self.sets: Sets = np.zeros((len(self.keys), len(full)), np.uint64)
         held = np.flatnonzero((self.starts == EVERY) | (self.starts == self.rank))
         bit = self.rank[held] if contract.reduces else np.zeros_like(held)
         self.sets[held, bit // 64] = np.uint64(1) << (bit % 64).astype(np.uint64)
@@ -62,3 +64,10 @@ def full_set(size: int) -> Sets:
     if size % 64:
         full[-1] = (np.uint64(1) << np.uint64(size % 64)) - np.uint64(1)
     return full
+
+
+def _first_ranks(counts: Ints, words: int) -> Sets:
+    """The words of the sets of all ranks below each of `counts`: a row for each."""
+    bits = np.clip(counts[:, None] - 64 * np.arange(words), 0, 64).astype(np.uint64)
+    # A shift by 64 bits does nothing.
+    return np.where(bits == 0, np.uint64(0), ~np.uint64(0) >> (np.uint64(64) - np.maximum(bits, np.uint64(1))))

@@ -203,13 +203,16 @@ def _check_ports(schedule: CollectiveSchedule, start: Index, stop: Index) -> Non
 
 def _check_results(schedule: CollectiveSchedule, contract: Contract, cells: Cells) -> None:
     wanted = (cells.ends == EVERY) | (cells.ends == cells.rank)
-    wrong = wanted & (cells.sets != cells.full).any(axis=1)
+    full = np.broadcast_to(cells.full, cells.sets.shape)
+    # Of an exclusive scan rank 0 wants nothing.
+    wrong = wanted & (cells.sets != full).any(axis=1) & full.any(axis=1)
     if wrong.any():
         at = _first(wrong)
         if contract.reduces:
-            missing = cells.contributors(at, cells.full & ~cells.sets[at])
-            names = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
-            reason = f"lacks the contribution of rank {names}"
+            lacking, extra = full[at] & ~cells.sets[at], cells.sets[at] & ~full[at]
+            named = cells.contributors(at, lacking if lacking.any() else extra)
+            names = ", ".join(map(str, named[:8])) + (", ..." if len(named) > 8 else "")
+            reason = f"{'lacks' if lacking.any() else 'also has'} the contribution of rank {names}"
         else:
             reason = f"holds nothing, expected what rank {cells.starts[at]} had"
         raise ScheduleError(f"{schedule.name}: at the end rank {cells.rank[at]} chunk {cells.chunk[at]} {reason}")

@@ -11,6 +11,9 @@ on one:
     broadcast       1              root             every rank
     all_gather      p              rank `part`      every rank
     all_to_all      p * p          rank part // p   rank part % p
+    gather          p              rank `part`      root
+    scatter         p              root             rank `part`
+    scan, exscan    1              every rank       every rank, of which rank r wants the sum of those up to, before r
     barrier         p, no bytes    rank `part`      every rank
 
 One rule maps chunks to buffers: the input array of a rank is the concatenation, in index order, of the chunks that
@@ -37,7 +40,8 @@ class Contract:
     """Pre- and postcondition of a collective.
 
     Attributes: `name`; `parts`: p -> number of parts; `starts_at`, `ends_at`: (part, p, root) -> rank or EVERY,
-    vectorised over `part`; `buffer_parts`: p -> parts in the larger of a rank's two arrays; `rooted`.
+    vectorised over `part`; `buffer_parts`: p -> parts in the larger of a rank's two arrays; `rooted`; `prefix`: where
+    the result of rank r is of the first r + prefix ranks only, else None: of all.
     """
 
     name: str
@@ -46,6 +50,7 @@ class Contract:
     ends_at: Place
     buffer_parts: Callable[[int], int]
     rooted: bool = False
+    prefix: int | None = None
 
     @property
     def reduces(self) -> bool:
@@ -83,6 +88,10 @@ CONTRACTS: dict[str, Contract] = {
         Contract("broadcast", _one, _root, _every, _one, rooted=True),
         Contract("all_gather", _p, _part, _every, _p),
         Contract("all_to_all", lambda p: p * p, lambda part, p, root: part // p, lambda part, p, root: part % p, _p),
+        Contract("gather", _p, _part, _root, _p, rooted=True),
+        Contract("scatter", _p, _root, _part, _p, rooted=True),
+        Contract("scan", _one, _every, _every, _one, prefix=1),
+        Contract("exscan", _one, _every, _every, _one, prefix=0),
         Contract("barrier", _p, _part, _every, _p),
     )
 }

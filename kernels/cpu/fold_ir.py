@@ -2,12 +2,12 @@
 
 A kernel accepts any byte address (its loads and stores assume one-byte alignment), reads every input of a vector before
 it writes it (so the output may be one of the inputs), and stores canonical values: one NaN per dtype, and -0 < +0 in
-min and max. 16-bit floats are widened to float32, combined there, and rounded once.
+min and max. 16-bit floats are widened to float32, combined there, and rounded once. A complex number is two elements.
 """
 
 from collections.abc import Callable
 
-from lanterne.kernels.dtypes import Dtype
+from lanterne.kernels.dtypes import Dtype, component_of
 
 # Bytes of accumulator per turn of the main loop, by the number of streams it reads: the memory's prefetchers follow two
 # streams best line by line (46 against 41 GB/s), and many streams better in runs of lines (39 against 35 GB/s for
@@ -22,13 +22,18 @@ NAN_BITS = {"float16": 0x7E00, "bfloat16": 0x7FC0, "float32": 0x7FC00000, "float
 _MEMORY = {"float16": "half", "bfloat16": "i16", "float32": "float", "float64": "double"}
 _COMPUTE = {"float16": "float", "bfloat16": "float", "float32": "float", "float64": "double"}
 _COMPUTE_NBYTES = {"float": 4, "double": 8}
+# By op: LLVM's instruction; of floats and complex numbers that with an f before it.
+_INSTRUCTIONS = {
+    **{"sum": "add", "prod": "mul"},
+    **{"band": "and", "bor": "or", "bxor": "xor", "land": "and", "lor": "or", "lxor": "xor"},
+}
 
 
 def fold_ir(op: str, dtype: Dtype, num_inputs: int) -> str:
     """IR of `void kernel(i64 count, ptr out, ptr in0, ptr in1, ...)`: out = in0 op in1 op ..., in that order.
 
     Args:
-        op: "sum", "prod", "min" or "max".
+        op: "sum", "prod", "min", "max", or of integers "band", "bor", "bxor", "land", "lor", "lxor".
         dtype: a Dtype.
         num_inputs: int, at least 1.
     """
@@ -45,24 +50,36 @@ def fold_ir(op: str, dtype: Dtype, num_inputs: int) -> str:
 
 
 def divide_ir(dtype: Dtype) -> str:
-    """IR of `void kernel(i64 count, ptr out, ptr in, double divisor)`: out = in / divisor, rounded once, for floats."""
+    """IR of `void kernel(i64 count, ptr out, ptr in, double number)`: out = in / number, rounded once, for floats."""
+    return _with_number("fdiv", dtype)
 
+
+def multiply_ir(dtype: Dtype) -> str:
+    """As divide_ir: out = in * number."""
+    return _with_number("fmul", dtype)
+
+
+def _with_number(instruction: str, dtype: Dtype) -> str:
     def body(vector: "_Vector") -> None:
-        vector.store(vector.divide(vector.load("in")))
+        vector.store(vector.with_number(instruction, vector.load("in")))
 
-    return _kernel(["ptr %in", "double %divisor"], body, dtype, FEW_WIDE_NBYTES)
+    return _kernel(["ptr %in", "double %number"], body, dtype, FEW_WIDE_NBYTES)
 
 
 def _kernel(parameters: list[str], body: Callable[["_Vector"], None], dtype: Dtype, wide_nbytes: int) -> str:
     """A loop of wide vectors, then one of single elements, both with the same `body(vector)`."""
-    wide, tail = (_Vector(dtype, width) for width in (wide_nbytes // _compute_nbytes(dtype), 1))
+    # Elements that are one value: of a complex number two.
+    least = 2 if dtype.kind == "complex" else 1
+    element = component_of(dtype)
+    wide, tail = (_Vector(element, width, least > 1) for width in (wide_nbytes // _compute_nbytes(element), least))
     body(wide)
     body(tail)
     return "\n".join(
         [
             *sorted(wide.declarations | tail.declarations),
-            f"define void @kernel(i64 %count, ptr %out, {', '.join(parameters)}) nounwind {{",
+            f"define void @kernel(i64 %values, ptr %out, {', '.join(parameters)}) nounwind {{",
             "entry:",
+            f"%count = mul i64 %values, {least}",
             f"%wide.stop = and i64 %count, {-wide.width}",
             "%any.wide = icmp ne i64 %wide.stop, 0",
             "br i1 %any.wide, label %wide, label %middle",
@@ -95,10 +112,15 @@ def _compute_nbytes(dtype: Dtype) -> int:
 
 
 class _Vector:
-    """Writes instructions on vectors of `width` elements of one Dtype into `lines`; values are SSA names."""
+    """Writes instructions on vectors of `width` elements of one Dtype into `lines`; values are SSA names.
 
-    def __init__(self, dtype: Dtype, width: int):
+    Args:
+        pairs: two elements are a complex number.
+    """
+
+    def __init__(self, dtype: Dtype, width: int, pairs: bool = False):
         self.dtype = dtype
+        self.pairs = pairs
         self.width = width
         self.lines: list[str] = []
         self.declarations: set[str] = set()
@@ -133,9 +155,12 @@ class _Vector:
     def combine(self, op: str, left: str, right: str) -> str:
         """left op right, element by element."""
         kind, vector = self.dtype.kind, self.of(self.compute)
-        if op in ("sum", "prod"):
-            instruction = {"sum": "add", "prod": "mul"}[op]
-            return self.set(f"{'f' if kind == 'float' else ''}{instruction} {vector} {left}, {right}")
+        if op == "prod" and self.pairs:
+            return self.product(left, right)
+        if op[0] == "l":
+            left, right = self.truth(left), self.truth(right)
+        if op in _INSTRUCTIONS:
+            return self.set(f"{'f' if kind == 'float' else ''}{_INSTRUCTIONS[op]} {vector} {left}, {right}")
         # LLVM's minimum and maximum are those of IEEE 754-2019: NaN wins, and -0 < +0.
         name = f"{op}imum" if kind == "float" else f"{'s' if kind == 'int' else 'u'}{op}"
         suffix = {"float": "f32", "double": "f64"}.get(self.compute, self.compute)
@@ -143,14 +168,35 @@ class _Vector:
         self.declarations.add(f"declare {function}({vector}, {vector})")
         return self.set(f"call {function}({vector} {left}, {vector} {right})")
 
-    def divide(self, value: str) -> str:
-        """value / %divisor."""
-        vector, scalar = self.of(self.compute), "%divisor"
+    def truth(self, value: str) -> str:
+        """1 where an element of `value` is not 0, else 0."""
+        vector = self.of(self.compute)
+        found = self.set(f"icmp ne {vector} {value}, zeroinitializer")
+        return self.set(f"zext {self.of('i1')} {found} to {vector}")
+
+    def product(self, left: str, right: str) -> str:
+        """The products of complex numbers, (ac - bd, ad + bc): rounded as three operations on floats."""
+        vector, width = self.of(self.compute), range(self.width)
+
+        def lanes(value: str, order: list[int]) -> str:
+            mask = ", ".join(f"i32 {lane}" for lane in order)
+            return self.set(f"shufflevector {vector} {value}, {vector} poison, {self.of('i32')} <{mask}>")
+
+        real, imaginary = lanes(left, [lane & ~1 for lane in width]), lanes(left, [lane | 1 for lane in width])
+        swapped = lanes(right, [lane ^ 1 for lane in width])
+        one = self.set(f"fmul {vector} {real}, {right}")
+        other = self.set(f"fmul {vector} {imaginary}, {swapped}")
+        signs = ", ".join(f"{self.compute} {1.0 if lane & 1 else -1.0}" for lane in width)
+        return self.set(f"fadd {vector} {one}, {self.set(f'fmul {vector} {other}, <{signs}>')}")
+
+    def with_number(self, instruction: str, value: str) -> str:
+        """value / %number, or what else `instruction` says."""
+        vector, scalar = self.of(self.compute), "%number"
         if self.compute == "float":
-            scalar = self.set("fptrunc double %divisor to float")
+            scalar = self.set("fptrunc double %number to float")
         one = self.set(f"insertelement {vector} poison, {self.compute} {scalar}, i64 0")
         every = self.set(f"shufflevector {vector} {one}, {vector} poison, {self.of('i32')} zeroinitializer")
-        return self.set(f"fdiv {vector} {value}, {every}")
+        return self.set(f"{instruction} {vector} {value}, {every}")
 
     def store(self, value: str) -> None:
         """Round `value` to the dtype, make its NaNs canonical, and store it to pointer `out`."""

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from lanterne.errors import Unavailable
-from lanterne.kernels.cpu.fold_ir import divide_ir, fold_ir
+from lanterne.kernels.cpu.fold_ir import divide_ir, fold_ir, multiply_ir
 from lanterne.kernels.dtypes import Dtype
 
 _lock = threading.Lock()
@@ -39,6 +39,13 @@ def divide_function(dtype: Dtype) -> Callable[..., None]:
     """
     _check_cpu(dtype)
     return _compile(divide_ir(dtype), [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_double])
+
+
+@functools.cache
+def multiply_function(dtype: Dtype) -> Callable[..., None]:
+    """The C function `(count, out, in, factor)` of multiply_ir; otherwise as divide_function."""
+    _check_cpu(dtype)
+    return _compile(multiply_ir(dtype), [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_double])
 
 
 @functools.cache

@@ -19,7 +19,11 @@ from lanterne.kernels.cuda.lanes import SIMULATED, lanes_of, storage_of
 from lanterne.kernels.cuda.source import THREADS_PER_BLOCK, VECTOR_NBYTES
 from lanterne.kernels.dtypes import Dtype
 
-_COMBINE = {"sum": "a + b", "prod": "a * b", "min": "min(a, b)", "max": "max(a, b)"}
+_COMBINE = {
+    **{"sum": "a + b", "prod": "a * b", "min": "min(a, b)", "max": "max(a, b)"},
+    **{"band": "a & b", "bor": "a | b", "bxor": "a ^ b"},
+    **{"land": "1 if a and b else 0", "lor": "1 if a or b else 0", "lxor": "1 if (a == 0) != (b == 0) else 0"},
+}
 # NaN first; of two zeros the negative one is the smaller.
 _FLOAT_ORDER = {
     "min": "a if a != a or (b == b and (a < b or (a == b and copysign(1.0, a) < 0.0))) else b",
@@ -59,7 +63,7 @@ def fold_function(op: str, dtype: Dtype, num_inputs: int) -> Callable[..., None]
     """The Python function `fold(count, head, out, in0, in1, ...)` to be compiled by `numba.cuda.jit`; see fold_source.
 
     Args:
-        op: "sum", "prod", "min" or "max".
+        op: "sum", "prod", "min", "max", or of integers "band", "bor", "bxor", "land", "lor", "lxor".
         dtype: a Dtype.
         num_inputs: int, at least 1.
     """

@@ -15,7 +15,7 @@ from lanterne.errors import InputError, one_of
 from lanterne.kernels.arrays import Array, Stream, device_array, import_cupy, require_device
 from lanterne.kernels.cuda.compile import raw_kernel
 from lanterne.kernels.cuda.source import OPTIONS, THREADS_PER_BLOCK, VECTOR_NBYTES, divide_source, fold_source
-from lanterne.kernels.dtypes import Dtype, check_op, dtype_of, find_dtype
+from lanterne.kernels.dtypes import Dtype, check_op, component_of, dtype_of, find_dtype, kernel_op
 
 IMPLEMENTATIONS = ("cuda-c", "numba")
 # Four times what a multiprocessor holds at best: kernels of many inputs need more registers, so that only 4 to 6 blocks
@@ -165,14 +165,30 @@ def num_blocks(count: int, head: int, element_nbytes: int, num_multiprocessors: 
 class Kernel:
     """A compiled kernel on one device: `(count, out_address, *in_addresses, [divisor,] stream=None)` launches it."""
 
-    def __init__(self, element_nbytes: int, num_arrays: int, num_multiprocessors: int, launch: Callable[..., None]):
-        """`launch(num_blocks, count, head, arguments, stream)` starts it; `num_arrays` arguments are addresses."""
+    def __init__(
+        self,
+        element_nbytes: int,
+        num_arrays: int,
+        num_multiprocessors: int,
+        launch: Callable[..., None],
+        each: int = 1,
+    ):
+        """`launch(num_blocks, count, head, arguments, stream)` starts it; `num_arrays` arguments are addresses.
+
+        `each`: elements that are one of `count`, two of a complex number.
+        """
         self.element_nbytes = element_nbytes
         self.num_arrays = num_arrays
         self.num_multiprocessors = num_multiprocessors
         self.launch = launch
+        self.each = each
+
+    def of_pairs(self) -> "Kernel":
+        """The same for complex numbers, of two elements each."""
+        return Kernel(self.element_nbytes, self.num_arrays, self.num_multiprocessors, self.launch, 2)
 
     def __call__(self, count: int, *arguments: Any, stream: Stream = None) -> None:
+        count *= self.each
         if count == 0:
             return
         head = head_count(arguments[: self.num_arrays], self.element_nbytes, count)
@@ -182,10 +198,13 @@ class Kernel:
 
 @functools.cache
 def _fold_kernel(op: str, element: Dtype, num_inputs: int, implementation: str, device_id: int) -> Kernel:
-    check_op(op, element)
+    op = kernel_op(op, element)
     if num_inputs < 1:
         raise InputError(f"prepare: got {num_inputs} inputs, expected at least 1")
-    op = "sum" if op == "mean" else op
+    if element.kind == "complex":
+        if op != "sum":
+            raise InputError(f"op: got {op} of {element.name} on a device, expected sum or mean")
+        return _fold_kernel(op, component_of(element), num_inputs, implementation, device_id).of_pairs()
     if implementation == "numba":
         from lanterne.kernels.cuda.numba_kernels import fold_launcher
 
@@ -198,6 +217,8 @@ def _fold_kernel(op: str, element: Dtype, num_inputs: int, implementation: str, 
 
 @functools.cache
 def _divide_kernel(element: Dtype, device_id: int) -> Kernel:
+    if element.kind == "complex":
+        return _divide_kernel(component_of(element), device_id).of_pairs()
     launch = _raw_launcher(divide_source(element), "divide")
     _load(launch, 0, 0, 1.0)
     return Kernel(element.nbytes, 2, _num_multiprocessors(device_id), launch)

@@ -52,6 +52,8 @@ _ROUND = {
 }
 # By instruction of PTX.
 _SYMBOLS = {"add": "+", "mul": "*", "div": "/"}
+# Of integers only.
+_BITWISE = {"band": "a & b", "bor": "a | b", "bxor": "a ^ b", "land": "a && b", "lor": "a || b", "lxor": "!a != !b"}
 # Of a value: the whole number of as many bits, how its bits come, and all but its sign.
 _ORDER = {
     "float": ("int", "__float_as_int(value)", "0x7fffffff"),
@@ -88,7 +90,7 @@ def fold_source(op: str, dtype: Dtype, num_inputs: int) -> str:
     `inputs` is a structure of the addresses of in0, in1, ...
 
     Args:
-        op: "sum", "prod", "min" or "max".
+        op: "sum", "prod", "min", "max", or of integers "band", "bor", "bxor", "land", "lor", "lxor".
         dtype: a Dtype.
         num_inputs: int, at least 1.
     """
@@ -193,6 +195,8 @@ def _element(dtype: Dtype) -> str:
 
 
 def _combine(op: str, dtype: Dtype) -> str:
+    if op in _BITWISE:
+        return _function("Value combine(Value a, Value b)", f"return (Value)({_BITWISE[op]});")
     if op in ("sum", "prod"):
         if dtype.kind == "float":
             return _function("Value combine(Value a, Value b)", _rounded({"sum": "add", "prod": "mul"}[op], dtype))

@@ -15,6 +15,7 @@ import numpy as np
 
 # Beside this file, which is run as a script.
 from random_calls import random_calls
+from verbs import check_verbs
 
 import lanterne
 from lanterne.collectives.late import calls as late_ranks
@@ -74,6 +75,13 @@ def others(comm, algorithm):
     comm.broadcast(copy, n - 1, algorithm=algorithm)
     np.testing.assert_array_equal(copy, parts[n - 1])
     comm.barrier(algorithm=algorithm)
+
+
+def verbs(comm):
+    """What moves parts, and scans: by every choice of auto's, and natively."""
+    check_verbs(comm)
+    if comm.transport.name == "mpi":
+        check_verbs(comm, "native")
 
 
 def failing(comm, case):
@@ -175,7 +183,7 @@ def stopped(comm):
         sys.exit(5)
 
 
-CASES = {"late": late, "store_dies": store_dies, "stopped": stopped}
+CASES = {"verbs": verbs, "late": late, "store_dies": store_dies, "stopped": stopped}
 CASES |= {case: partial(failing, case=case) for case in ("disagrees", "absent", "killed")}
 
 

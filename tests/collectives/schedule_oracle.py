@@ -6,7 +6,7 @@ arrays.
 
 from collections import Counter
 
-from lanterne.collectives.schedule.contracts import EVERY, ends_at, starts_at
+from lanterne.collectives.schedule.contracts import CONTRACTS, EVERY, ends_at, starts_at
 from lanterne.collectives.schedule.ir import COPY, REDUCE, late_set
 from lanterne.errors import ScheduleError
 
@@ -69,11 +69,14 @@ def prove(schedule):
                 if any(late.intersection(transfer[:2]) for transfer in schedule.round(index)):
                     raise ScheduleError("the late rank takes part before the join")
     state = interpret(schedule, lambda rank, chunk: frozenset([rank]), _union)
+    prefix = CONTRACTS[schedule.collective].prefix
     for chunk in range(schedule.num_chunks):
         start, end = int(starts_at(schedule, chunk)), int(ends_at(schedule, chunk))
         wanted = frozenset(range(schedule.world_size) if start == EVERY else [start])
         for rank in range(schedule.world_size) if end == EVERY else [end]:
-            if state.get((rank, chunk)) != wanted:
+            if prefix is not None:
+                wanted = frozenset(range(rank + prefix))
+            if wanted and state.get((rank, chunk)) != wanted:
                 raise ScheduleError(
                     f"rank {rank} chunk {chunk} ends with {state.get((rank, chunk))}, expected {wanted}"
                 )

@@ -17,7 +17,7 @@ REQUIRED = os.environ.get("LANTERNE_REQUIRE", "").split(",")
 
 
 # What one job goes through, in this order.
-CASES = "matrix", "late", "disagrees", "absent", "killed"
+CASES = "matrix", "verbs", "late", "disagrees", "absent", "killed"
 
 
 def run(transport, n, *cases, trials="off", grace_s=20):
@@ -45,6 +45,11 @@ def test_every_rank_is_through(job, transport, n, case):
     done = job(transport, n)
     assert done.stdout.count(f"over {transport}: {case} fine\n") == n - (case == "killed"), done.stdout + done.stderr
     assert done.returncode != 0, done.stderr
+
+
+def test_verbs_over_tcp():
+    done = run("tcp", 3, "verbs")
+    assert done.stdout.count("over tcp: verbs fine\n") == 3, done.stdout + done.stderr
 
 
 @pytest.mark.slow

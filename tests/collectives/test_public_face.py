@@ -9,18 +9,26 @@ from lanterne import Communicator
 from lanterne.collectives.bound import Bound
 from lanterne.collectives.captured import Captured
 from lanterne.collectives.communicator import core_of
+from lanterne.collectives.copied import CopiedRequest
 from lanterne.collectives.execute.requests import CallRequest, CollectiveRequest, MessageRequest, NativeRequest
 from lanterne.collectives.late.arrivals import Arrivals
 from lanterne.collectives.late.calls import LateRequest
 
-COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "all_to_all")
+COLLECTIVES = (
+    *("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "all_to_all"),
+    *("gather", "scatter", "scan", "exscan"),
+)
 OPTIONS = {"algorithm", "dtype", "num_chunks", "segment_nbytes", "credits"}
-LATE_OPTIONS = {"late_rank", "joined"}
+MORE_OPTIONS = {
+    "all_reduce": {"late_rank", "joined"},
+    "all_to_all": {"in_counts", "out_counts"},
+    **dict.fromkeys(("reduce_scatter", "all_gather", "gather", "scatter"), {"counts"}),
+}
 ATTRIBUTES = {"rank", "world_size", "ranks", "transport", "communicator_id", "timeout_s", "tuning", "deterministic"}
 METHODS = {
     *COLLECTIVES,
     *(f"start_{name}" for name in COLLECTIVES),
-    *("barrier", "algorithms", "bind", "capture", "arrivals"),
+    *("barrier", "start_barrier", "algorithms", "bind", "capture", "arrivals"),
     *("send", "start_send", "recv", "start_recv", "send_recv"),
     *("split", "close"),
 }
@@ -30,7 +38,7 @@ NAMES = {
     Arrivals: {"calls", "begun_early", "last", "ranks", "delays_s", "late_rank", "to_json", "from_json"},
 } | {
     kind: {"test", "wait", "done"}
-    for kind in (CollectiveRequest, CallRequest, LateRequest, MessageRequest, NativeRequest)
+    for kind in (CollectiveRequest, CallRequest, CopiedRequest, LateRequest, MessageRequest, NativeRequest)
 }
 
 
@@ -79,7 +87,7 @@ def test_every_option_is_spelled_out_and_every_type_is_said(name):
 def test_options_are_those_of_every_collective_and_only_named(collective):
     blocking, started = (inspect.signature(getattr(Communicator, name)) for name in (collective, f"start_{collective}"))
     named = {name for name, each in blocking.parameters.items() if each.kind is each.KEYWORD_ONLY}
-    assert named == OPTIONS | {"timeout_s"} | (LATE_OPTIONS if collective == "all_reduce" else set())
+    assert named == OPTIONS | {"timeout_s"} | MORE_OPTIONS.get(collective, set())
     assert blocking.parameters.keys() - started.parameters.keys() == {"timeout_s"}
     # One after the other, as in cupyx.distributed.
     assert [name for name in started.parameters if name not in named] == [

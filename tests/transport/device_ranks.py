@@ -64,6 +64,7 @@ def on_device_and_host(comm, collective, count, dtype="float32", **options):
     """Run a collective on device arrays and on host arrays; (device result, host result)."""
     n = comm.world_size
     sizes = {"reduce_scatter": (count * n, count), "all_gather": (count, count * n), "all_to_all": (count * n,) * 2}
+    sizes |= {"scatter": sizes["reduce_scatter"], "gather": sizes["all_gather"]}
     size_in, size_out = sizes.get(collective, (count, count))
     source = values_of(comm.rank, size_in, dtype)
     results = []

@@ -12,6 +12,7 @@ from lanterne.collectives.algorithms.catalogue import ALGORITHMS
 from lanterne.collectives.execute.compile_program import compile_program
 from lanterne.collectives.execute.plans import checked_schedule
 from lanterne.collectives.execute.rank_program import Fold, Message, Move
+from lanterne.collectives.schedule.contracts import CONTRACTS
 
 NAMES = sorted(ALGORITHMS)
 
@@ -32,13 +33,18 @@ def expected(collective, n, part_count, root):
     if collective in ("all_reduce", "reduce"):
         total = sum(value(rank, part_count) for rank in range(n))
         return [total if collective == "all_reduce" or rank == root else None for rank in range(n)]
-    if collective == "reduce_scatter":
-        total = sum(value(rank, n * part_count) for rank in range(n))
-        return np.split(total, n)
-    if collective == "all_gather":
-        return [np.concatenate([value(rank, part_count) for rank in range(n)])] * n
+    if collective in ("scan", "exscan"):
+        before = [sum(value(rank, part_count) for rank in range(last + (collective == "scan"))) for last in range(n)]
+        return [total if last or collective == "scan" else None for last, total in enumerate(before)]
     if collective == "broadcast":
         return [value(root, part_count)] * n
+    counts = part_count if isinstance(part_count, list) else [part_count] * n
+    if collective in ("reduce_scatter", "scatter"):
+        whole = sum(value(rank, sum(counts)) for rank in (range(n) if collective == "reduce_scatter" else [root]))
+        return np.split(whole, np.cumsum(counts)[:-1])
+    if collective in ("all_gather", "gather"):
+        whole = np.concatenate([value(rank, count) for rank, count in enumerate(counts)])
+        return [whole if root in (None, rank) else None for rank in range(n)]
     assert collective == "all_to_all"
     return [
         np.concatenate([np.split(value(other, n * part_count), n)[rank] for other in range(n)]) for rank in range(n)
@@ -57,7 +63,10 @@ def test_every_order_of_events_gives_the_result(data):
     part_count = data.draw(st.integers(0, 40))
     segment_nbytes = data.draw(st.sampled_from([1, 8, 24, 64, 1 << 20]))
     in_place = collective in ("all_reduce", "reduce") and data.draw(st.booleans())
-    root = data.draw(st.integers(0, n - 1)) if collective in ("broadcast", "reduce") else None
+    contract = CONTRACTS[collective]
+    root = data.draw(st.integers(0, n - 1)) if contract.rooted else None
+    if contract.parts(n) == n > 1 and data.draw(st.booleans()):
+        part_count = data.draw(st.lists(st.integers(0, 40), min_size=n, max_size=n))
     options = {"in_place": in_place, "credits": data.draw(st.sampled_from([None, 1, 2]))}
     programs = programs_of(collective, algorithm, n, part_count, segment_nbytes, root, **options)
     inputs = [value(rank, program.in_count) for rank, program in enumerate(programs)]

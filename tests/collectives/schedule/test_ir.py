@@ -5,7 +5,8 @@ import pytest
 
 from lanterne.collectives.algorithms.catalogue import ALGORITHMS, make_schedule
 from lanterne.collectives.schedule.check_schedule import check
-from lanterne.collectives.schedule.chunk_layout import chunk_counts, input_chunks, output_chunks
+from lanterne.collectives.schedule.chunk_layout import chunk_counts, input_chunks, output_chunks, uneven_parts
+from lanterne.collectives.schedule.contracts import CONTRACTS
 from lanterne.collectives.schedule.ir import COPY, CollectiveSchedule, ScheduleBuilder, Transfer
 from lanterne.collectives.schedule.passes import reverse, split_chunks
 from lanterne.errors import ScheduleError
@@ -52,9 +53,17 @@ def test_split_chunks_keeps_rounds_and_messages(line):
 def test_chunks_cover_every_part_evenly(line, part_count):
     schedule = make_schedule(line.collective, line.name, 4, 3 if line.chunked else None)
     counts = chunk_counts(schedule, part_count)
-    parts = {"all_to_all": 16, "all_gather": 4, "reduce_scatter": 4, "barrier": 4}.get(line.collective, 1)
+    parts = CONTRACTS[line.collective].parts(4)
     assert counts.reshape(parts, -1).sum(axis=1).tolist() == [part_count] * parts
     assert np.ptp(counts) <= 1
+
+
+def test_parts_may_differ():
+    schedule = make_schedule("all_gather", "ring", 3, 6)
+    assert chunk_counts(schedule, [0, 5, 4]).tolist() == [0, 0, 3, 2, 2, 2]
+    assert chunk_counts(schedule, [0, 5, 4], align=4).tolist() == [0, 0, 4, 1, 4, 0]
+    # Rank 1 of two sends 1 and 4 elements and receives 3 and 4.
+    assert list(uneven_parts("all_to_all", 1, (1, 4, 3, 4))) == [0, 3, 1, 4]
 
 
 def test_buffers_of_an_all_to_all():

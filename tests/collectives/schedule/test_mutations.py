@@ -11,6 +11,7 @@ from schedule_oracle import interpret, prove
 from lanterne.collectives.algorithms.catalogue import ALGORITHMS, make_schedule
 from lanterne.collectives.schedule.check_schedule import check
 from lanterne.collectives.schedule.chunk_layout import input_chunks, output_chunks
+from lanterne.collectives.schedule.contracts import CONTRACTS
 from lanterne.collectives.schedule.ir import COPY, REDUCE, CollectiveSchedule, ScheduleBuilder
 from lanterne.errors import ScheduleError
 
@@ -87,12 +88,12 @@ def test_every_single_mutation(line):
 def test_random_schedules(data):
     """Small random schedules of every collective, most of them wrong, some of them right by luck."""
     collective = data.draw(
-        st.sampled_from(["all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all"])
+        st.sampled_from([collective for collective in CONTRACTS if collective != "barrier"])
     )
+    contract = CONTRACTS[collective]
     p = data.draw(st.integers(1, 3))
-    parts = {"all_gather": p, "reduce_scatter": p, "all_to_all": p * p}.get(collective, 1)
-    m = parts * data.draw(st.integers(1, 2))
-    root = data.draw(st.integers(0, p - 1)) if collective in ("reduce", "broadcast") else None
+    m = contract.parts(p) * data.draw(st.integers(1, 2))
+    root = data.draw(st.integers(0, p - 1)) if contract.rooted else None
     build = ScheduleBuilder(collective, "random", p, m, root=root, ports=data.draw(st.integers(1, 2)))
     transfer = st.tuples(
         st.integers(0, p - 1), st.integers(0, p - 1), st.integers(0, m - 1), st.sampled_from([COPY, REDUCE])
@@ -134,6 +135,10 @@ def test_interpreted_schedule_gives_numpy_results(line, world_size):
         "broadcast": lambda rank: inputs[root],
         "all_gather": lambda rank: np.concatenate(inputs),
         "all_to_all": lambda rank: np.concatenate([part.reshape(world_size, -1)[rank] for part in inputs]),
+        "gather": lambda rank: np.concatenate(inputs) if rank == root else np.zeros(0),
+        "scatter": lambda rank: inputs[root].reshape(world_size, -1)[rank],
+        "scan": lambda rank: np.sum(inputs[: rank + 1], axis=0),
+        "exscan": lambda rank: np.sum(inputs[:rank], axis=0) if rank else np.zeros(0),
         "barrier": lambda rank: np.concatenate(inputs),
     }[line.collective]
     for rank in range(world_size):

@@ -1,0 +1,144 @@
+"""Which memory a call reads and writes: the user's, or, where that is not contiguous, copies of it."""
+
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+
+from lanterne.collectives.call.sizes import Sizes
+from lanterne.errors import InputError
+from lanterne.kernels.arrays import HostArray
+from lanterne.kernels.cuda.device_view import DeviceView
+from lanterne.kernels.dtypes import Dtype
+from lanterne.kernels.reduce import multiply
+
+# The user's, as all that follows sees it.
+CallArray: TypeAlias = HostArray | DeviceView
+
+
+class CallMemory(NamedTuple):
+    """What a call reads and writes.
+
+    Attributes:
+        source, target: the arrays, contiguous; None where there is none.
+        in_place: the parts that both have are the same memory.
+        back: the user's array that `target` is to be copied into in the end; None: it is that.
+        copies: one of them was made for this call.
+    """
+
+    source: CallArray | None
+    target: CallArray | None
+    in_place: bool
+    back: HostArray | None = None
+    copies: bool = False
+
+
+def call_memory(
+    collective: str,
+    in_array: CallArray | None,
+    out_array: CallArray | None,
+    sizes: Sizes,
+    *,
+    separate: bool,
+) -> CallMemory:
+    """The CallMemory of a call with these arrays, which may be one.
+
+    Args:
+        separate: no parts in place: what runs the call cannot.
+
+    Raises:
+        InputError: arrays of the wrong size or dtype, an output that cannot be written, or arrays that overlap in part.
+    """
+    if in_array is not None and in_array.size != sizes.in_count:
+        raise InputError(f"{collective}: got in_array of {in_array.size} elements, expected {sizes.in_count}")
+    if out_array is not None:
+        _check_out(collective, in_array, out_array, sizes.out_count)
+    source = _contiguous(in_array)
+    if out_array is None or in_array is None:
+        target = _room_for(out_array)
+        back = out_array if target is not out_array and not isinstance(out_array, DeviceView) else None
+        return CallMemory(source, target, False, back, source is not in_array or target is not out_array)
+    if in_array is out_array and sizes.in_parts == sizes.out_parts == 1:
+        back = None if source is in_array or isinstance(in_array, DeviceView) else in_array
+        return CallMemory(source, source, True, back, back is not None)
+    return _of_two(collective, in_array, out_array, source, sizes, separate)
+
+
+def _of_two(
+    collective: str,
+    in_array: CallArray,
+    out_array: CallArray,
+    source: CallArray | None,
+    sizes: Sizes,
+    separate: bool,
+) -> CallMemory:
+    """Of an input and an output array that may share memory."""
+    target = _room_for(out_array)
+    in_place = moves = False
+    if source is in_array and target is out_array and _overlap(in_array, out_array):
+        start, other = _address(in_array), _address(out_array)
+        one, two = (sizes.before * in_array.dtype.itemsize * (parts > 1) for parts in (sizes.in_parts, sizes.out_parts))
+        if sizes.in_parts > 1 and sizes.out_parts > 1:
+            if start != other or isinstance(in_array, DeviceView):
+                raise _overlaps(collective)
+            return CallMemory(in_array.copy(), target, False, None, True)
+        in_place = start + one == other + two and not separate
+        # MPI leaves the result of a reduce-scatter in place at the start of the buffer.
+        moves = not in_place and (separate or (collective == "reduce_scatter" and start == other))
+        if not in_place and not moves:
+            raise _overlaps(collective)
+    if isinstance(out_array, DeviceView):
+        if moves:
+            raise _overlaps(collective)
+        return CallMemory(source, target, in_place)
+    if moves:
+        target = np.empty(out_array.shape, out_array.dtype)
+    back = None if target is out_array else out_array
+    return CallMemory(source, target, in_place, back, source is not in_array or back is not None)
+
+
+def scaled(memory: CallMemory, factor: float, dtype: Dtype) -> CallMemory:
+    """`memory` with a copy of its source, times `factor`."""
+    source = memory.source
+    if isinstance(source, DeviceView):
+        raise InputError("op: got PremulSum of device arrays, expected host arrays; scale them, and sum")
+    assert source is not None, "whoever reduces gives an array"
+    copy = np.empty(source.shape, source.dtype)
+    multiply(copy, source, factor, dtype)
+    return memory._replace(source=copy, in_place=False, copies=True)
+
+
+def _contiguous(array: CallArray | None) -> CallArray | None:
+    if array is None or isinstance(array, DeviceView) or array.flags.c_contiguous:
+        return array
+    return np.ascontiguousarray(array)
+
+
+def _room_for(array: CallArray | None) -> CallArray | None:
+    """`array`, or contiguous memory of its shape."""
+    if array is None or isinstance(array, DeviceView) or array.flags.c_contiguous:
+        return array
+    return np.empty(array.shape, array.dtype)
+
+
+def _check_out(collective: str, in_array: CallArray | None, out_array: CallArray, count: int) -> None:
+    if in_array is not None and out_array.dtype is not in_array.dtype and out_array.dtype != in_array.dtype:
+        raise InputError(f"{collective}: got out_array of {out_array.dtype}, expected {in_array.dtype} as in_array")
+    if out_array.size != count:
+        raise InputError(f"{collective}: got out_array of {out_array.size} elements, expected {count}")
+    if out_array.readonly if isinstance(out_array, DeviceView) else not out_array.flags.writeable:
+        raise InputError(f"{collective}: got a read-only out_array, expected a writable one")
+
+
+def _overlap(in_array: CallArray, out_array: CallArray) -> bool:
+    start, other = _address(in_array), _address(out_array)
+    return bool(in_array.size) and start < other + out_array.nbytes and other < start + in_array.nbytes
+
+
+def _overlaps(collective: str) -> InputError:
+    return InputError(
+        f"{collective}: got arrays that overlap in part, expected separate ones, or in place as its documentation says"
+    )
+
+
+def _address(array: CallArray) -> int:
+    return array.address if isinstance(array, DeviceView) else array.ctypes.data
