@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from lanterne.collectives.bound import DEFAULT_OPS
 from lanterne.collectives.core import CommunicatorCore
 from lanterne.collectives.execute.arguments import CallOptions, CheckedCall, Form, Key, resolve
 from lanterne.collectives.execute.plans import SIGNATURE_NBYTES, AnyExecution, SignatureExchange, padded
@@ -19,6 +20,7 @@ from lanterne.collectives.late.calls import LateRequest, key_of
 from lanterne.errors import InputError, LanterneError, Unavailable
 from lanterne.kernels.arrays import Array, Stream
 from lanterne.kernels.cuda.device_view import DeviceView
+from lanterne.kernels.dtypes import Op
 from lanterne.transport.board.late_policy import from_text, to_text
 
 
@@ -34,13 +36,12 @@ class Captured:
         collective: str,
         in_array: Array,
         out_array: "Array | None",
-        op: str | None,
+        op: Op | None,
         root: int | None,
         stream: Stream,
         options: CallOptions,
     ) -> None:
-        if op is None and collective in ("all_reduce", "reduce_scatter", "reduce"):
-            op = "sum"
+        op = DEFAULT_OPS.get(collective) if op is None else op
         self._call = resolve(communicator, collective, in_array, out_array, op, root, stream, options)
         side = communicator.device_side(in_array) if self._call.entry is not None else None
         if side is None or side.channel is None or self._call.algorithm == "native":

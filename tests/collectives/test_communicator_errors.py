@@ -22,15 +22,13 @@ TIMEOUT_S = 0.3
 BAD = {
     "op": (lambda c: c.all_reduce(np.zeros(2), np.zeros(2), "median"), "(did you mean 'mean'?), expected one of sum"),
     "mean of int": (lambda c: c.all_reduce(np.zeros(2, int), np.zeros(2, int), "mean"), "mean of int64"),
-    "dtype": (lambda c: c.all_reduce(np.zeros(2, complex), np.zeros(2, complex)), "complex128"),
+    "dtype": (lambda c: c.all_reduce(np.zeros(2, "U3"), np.zeros(2, "U3")), "<U3"),
     "dtypes differ": (
         lambda c: c.all_reduce(np.zeros(2), np.zeros(2, "f4")),
         "got out_array of float32, expected float64",
     ),
     "sizes differ": (lambda c: c.all_reduce(np.zeros(2), np.zeros(3)), "got out_array of 3 elements, expected 2"),
     "read-only": (lambda c: c.all_reduce(np.zeros(2), frozen(np.zeros(2))), "read-only out_array"),
-    "strided": (lambda c: c.all_reduce(np.zeros(4)[::2], np.zeros(2)), "non-contiguous"),
-    "strided out": (lambda c: c.all_reduce(np.zeros(2), np.zeros(4)[::2]), "non-contiguous"),
     "overlap": (lambda c: c.all_reduce(*(lambda a: (a[:3], a[1:]))(np.zeros(4))), "overlap in part"),
     "no array": (lambda c: c.all_reduce(3.0, np.zeros(2)), "got float, expected an array"),
     "objects": (lambda c: c.broadcast(np.array([None])), "got dtype object"),
