@@ -24,6 +24,7 @@ from lanterne.collectives.execute.arguments import CallOptions
 from lanterne.collectives.execute.native import algorithm_names
 from lanterne.collectives.execute.requests import MessageRequest
 from lanterne.collectives.late.arrivals import Arrivals
+from lanterne.collectives.mailbox import Mailbox
 from lanterne.collectives.movements import Movements
 from lanterne.collectives.reductions import Reductions
 from lanterne.collectives.schedule.ir import LateRank
@@ -210,7 +211,10 @@ class Communicator(Reductions, Movements):
     def send(
         self, array: Array, peer: int, stream: Stream = None, *, tag: int = 0, timeout_s: float | None = None
     ) -> None:
-        """Send `array` to rank `peer`, another one, which receives as many bytes with the same `tag` (0 to 31)."""
+        """Send `array` to rank `peer`, another one, which receives as many bytes with the same `tag`.
+
+        Tags are 0 to 2**31 - 1; over mpi less, by its MPI_TAG_UB, of which errors tell. `mailbox` has any.
+        """
         if peer == self.rank:
             raise InputError(
                 f"send: got peer {peer}, this rank itself, expected another: it would wait for its own receive; "
@@ -244,6 +248,13 @@ class Communicator(Reductions, Movements):
     ) -> None:
         """Send `in_array` to rank `peer` and receive `out_array` from it, at the same time."""
         self._core.messages.start(((Recv, out_array), (Send, in_array)), peer, tag, stream).wait(timeout_s)
+
+    def mailbox(self) -> Mailbox:
+        """The Mailbox of this communicator: messages from any rank, by any tag, into arrays that may be larger.
+
+        A header goes before each: some 10 us more than `send`.
+        """
+        return self._core.mailbox()
 
     # -- groups
 

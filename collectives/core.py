@@ -14,6 +14,7 @@ from lanterne.collectives.execute.communicator_base import CommunicatorBase
 from lanterne.collectives.execute.plans import CallPlan, Plans
 from lanterne.collectives.execute.requests import CallRequest, CollectiveRequest, MessageRequest
 from lanterne.collectives.late.calls import LateRanks, LateRequest
+from lanterne.collectives.mailbox import Mailbox
 from lanterne.collectives.point_to_point import StartedMessages
 from lanterne.errors import InputError, TransportError
 from lanterne.kernels.arrays import Array, Stream, is_device_array
@@ -96,6 +97,7 @@ class CommunicatorCore(CommunicatorBase):
         self._closes = tuple(closes)
         self._plans = Plans(self)
         self.messages: StartedMessages = StartedMessages(self)
+        self._mailbox: Mailbox | None = None
         self.late: LateRanks = LateRanks(self, board_key)
 
     # -- collective calls
@@ -209,6 +211,13 @@ class CommunicatorCore(CommunicatorBase):
     def prepare_recv(self, array: Array, peer: int, *, tag: int = 0) -> Callable[[], MessageRequest]:
         """A function that starts to receive into `array`; otherwise as `prepare_send`."""
         return self.messages.prepare(Recv, array, peer, tag)
+
+    def mailbox(self) -> Mailbox:
+        """The Mailbox of this communicator."""
+        self.check_open()
+        if self._mailbox is None:
+            self._mailbox = Mailbox(self, self.messages)
+        return self._mailbox
 
     def check_peers(self, request: CollectiveRequest) -> None:
         """Raise what ends this communicator if a rank that `request` waits for is known to be dead."""

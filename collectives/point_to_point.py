@@ -4,12 +4,14 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeAlias
 
+import numpy as np
+
 from lanterne.collectives.execute.arguments import check_whole
 from lanterne.collectives.execute.communicator_base import CommunicatorBase
-from lanterne.collectives.execute.plans import USER_LANES
+from lanterne.collectives.execute.plans import BOARD_LANES, USER_LANES
 from lanterne.collectives.execute.requests import MessageRequest
 from lanterne.errors import InputError
-from lanterne.kernels.arrays import Array, Stream, is_device_array
+from lanterne.kernels.arrays import Array, Stream, host_array, is_device_array
 from lanterne.transport.base import Recv, Request, Send, make_tag
 
 Verb: TypeAlias = type[Send] | type[Recv]
@@ -64,8 +66,7 @@ class StartedMessages:
         if stream is not None and side is None:
             raise InputError("stream: got one for a host array, expected None")
         check_whole("peer: got", peer, 0, comm.world_size - 1)
-        check_whole("tag: got", tag, 0, len(USER_LANES) - 1)
-        ends = make_tag(comm.communicator_id, USER_LANES[tag])
+        ends = make_tag(comm.communicator_id, self._lane(tag))
         ops: list[Send | Recv] = []
         post: Post = comm.transport.post
         for verb, array in verbs:
@@ -77,12 +78,23 @@ class StartedMessages:
             elif is_device_array(array):
                 raise InputError(f"{name}: got a device array, expected host memory like the other")
             else:
-                region = comm.transport.register(array)
+                region = comm.transport.register(array if type(array) is np.ndarray else host_array(array, name))
                 readonly = region.buffer is not None and region.buffer.readonly
             if verb is Recv and readonly:
                 raise InputError("recv: got a read-only array, expected a writable one")
             ops.append(verb(region, 0, region.nbytes, comm.ranks[peer], ends))
         return post, tuple(ops)
+
+    def _lane(self, tag: int) -> int:
+        """The lane of messages with `tag`: the upper half of what the transport has, but for the least tags."""
+        first = 1 << self._comm.transport.capabilities.lane_bits - 1
+        most = first if first >= BOARD_LANES.stop else len(USER_LANES)
+        check_whole("tag: got", tag, 0, most - 1)
+        return USER_LANES[tag] if tag < len(USER_LANES) else first + tag
+
+    def post(self, ops: Sequence[Send | Recv]) -> MessageRequest:
+        """Start these operations of host memory, together."""
+        return self._post(self._comm.transport.post, tuple(ops))
 
     def _post(self, post: Post, ops: Operations) -> MessageRequest:
         comm = self._comm

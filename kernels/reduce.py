@@ -95,8 +95,9 @@ def multiply(out: Array, array: Array, factor: float, dtype: object = None) -> N
         raise InputError("multiply: got bool, expected numbers")
     if source.shape != target.shape or dtype_of(source, element, "array") is not element:
         raise InputError(f"multiply: got {source.dtype}{source.shape}, expected {target.dtype}{target.shape}")
+    given: Any = factor
     try:
-        number = float(factor) if element.kind in ("float", "complex") else target.dtype.type(operator.index(factor))
+        number = float(given) if element.kind in ("float", "complex") else target.dtype.type(operator.index(given))
     except (TypeError, ValueError, OverflowError):
         raise InputError(f"multiply: got a factor {factor!r}, expected a number of {element.name}") from None
     if element.kind in ("float", "complex"):

@@ -145,6 +145,8 @@ class Capabilities:
     # From this size up a message leaves its sender only once the receive is posted, so posting receives paces senders;
     # None: never.
     receiver_paced_nbytes: int | None = None
+    # Lanes are numbers of so many bits.
+    lane_bits: int = LANE_BITS
     # A first message makes the connection, which a peer that has left would hold up: what it sent before is lost.
     connects_late: bool = False
 

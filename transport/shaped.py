@@ -226,8 +226,10 @@ class ShapedTransport(Wrapper):
             links = {(a, b): links for a in range(n) for b in range(n) if a != b}
         self.ends: Ends = Ends(inner.rank, links, in_order=in_order, separate=separate, rendezvous=rendezvous)
         # What shares a port leaves whether it is posted for or not.
-        unpaced = replace(inner.capabilities, receiver_paced_nbytes=None)
-        super().__init__(inner, f"shaped-{inner.name}", unpaced if self.ends.shared else None)
+        paced_nbytes = None if self.ends.shared else inner.capabilities.receiver_paced_nbytes
+        bits = min(inner.capabilities.lane_bits, TWIN.bit_length() - 1)
+        capabilities = replace(inner.capabilities, receiver_paced_nbytes=paced_nbytes, lane_bits=bits)
+        super().__init__(inner, f"shaped-{inner.name}", capabilities)
         self._port = Port()
         self._words: list[Region] = []
 

@@ -37,6 +37,8 @@ from lanterne.transport.base import Recv, Send, make_tag
 # that find out who is late have one each, by their number: several are under way at once, and ranks begin them in
 # orders of their own.
 AGREEMENT_LANE, USER_LANES, PLAN_LANES, BOARD_LANES = 1, range(2, 34), range(64, 192), range(192, 256)
+# Of a mailbox.
+HEADER_LANE, DATA_LANE = 34, 35
 SIGNATURE_NBYTES = 256
 # Of late-rank algorithms, programs that are kept: of each choice there are three.
 MAX_PROGRAMS = 96

@@ -13,6 +13,7 @@ from lanterne.collectives.copied import CopiedRequest
 from lanterne.collectives.execute.requests import CallRequest, CollectiveRequest, MessageRequest, NativeRequest
 from lanterne.collectives.late.arrivals import Arrivals
 from lanterne.collectives.late.calls import LateRequest
+from lanterne.collectives.mailbox import Mailbox, MailRequest
 
 COLLECTIVES = (
     *("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "all_to_all"),
@@ -29,12 +30,14 @@ METHODS = {
     *COLLECTIVES,
     *(f"start_{name}" for name in COLLECTIVES),
     *("barrier", "start_barrier", "algorithms", "bind", "capture", "arrivals"),
-    *("send", "start_send", "recv", "start_recv", "send_recv"),
+    *("send", "start_send", "recv", "start_recv", "send_recv", "mailbox"),
     *("split", "close"),
 }
 NAMES = {
     Captured: {"asks", "launch", "close"},
     Bound: {"start"},
+    Mailbox: {"send", "start_send", "recv", "start_recv", "probe"},
+    MailRequest: {"test", "wait", "done", "received"},
     Arrivals: {"calls", "begun_early", "last", "ranks", "delays_s", "late_rank", "to_json", "from_json"},
 } | {
     kind: {"test", "wait", "done"}

@@ -70,6 +70,40 @@ def test_ranks_that_disagree_about_counts_find_out():
     assert all("rank 0 got all_gather(" in str(error) and "count=4+3" in str(error) for error in errors)
 
 
+def test_a_mailbox_keeps_what_does_not_fit():
+    def run(comm):
+        box, out = comm.mailbox(), np.empty(2)
+        if comm.rank == 0:
+            box.send(np.arange(5.0), 1, tag=7)
+            return None
+        error = outcome(comm, lambda comm: box.recv(out))
+        whole = np.empty(5)
+        found = box.recv(whole)
+        for bad, text in (
+            (lambda: box.recv(out, 2), "recv: got peer 2, expected 0 to 1"),
+            (lambda: box.probe(tag=-1), "probe: got tag -1"),
+            (lambda: box.recv(np.broadcast_to(0.0, 3)), "read-only"),
+            (lambda: box.send(out, 0, tag=2**63), "send: got tag"),
+        ):
+            with pytest.raises(InputError, match=text):
+                bad()
+        return str(error), found, whole.tolist()
+
+    error, found, whole = lanterne.spawn(2, run, timeout_s=20.0)[1]
+    assert error == "recv: got a message of 40 bytes from rank 0 with tag 7, expected at most 16"
+    assert (found, whole) == ((0, 7, 40), [0.0, 1.0, 2.0, 3.0, 4.0])
+
+
+def test_a_receive_from_any_rank_ends_with_a_death():
+    def run(comm):
+        if comm.rank == 2:
+            raise RuntimeError("gone")
+        return comm.mailbox().recv(np.empty(1))
+
+    with pytest.raises(RuntimeError, match="gone"):
+        lanterne.spawn(3, run, timeout_s=20.0)
+
+
 def test_a_bound_call_that_copies_reads_anew():
     def run(comm):
         values, out = np.ones((3, 4))[:, ::2], np.zeros((4, 3))[::2].T

@@ -15,6 +15,7 @@ def check_verbs(comm, algorithm="auto"):
     """All of them, by one algorithm: a name, or "first" and "last", of those of the transport for each collective."""
     for check in (gathers, uneven, scans, types, barriers):
         check(comm, lambda name: pick(comm, name, algorithm))
+    check_messages(comm)
 
 
 def pick(comm, collective, algorithm):
@@ -139,3 +140,41 @@ def barriers(comm, named):
         assert not request.test()
         comm.send(token, 0)
         request.wait()
+
+
+def check_messages(comm):
+    """Tags that differ in their upper bits only, and a mailbox: any rank, any tag, less than there is room for."""
+    n, me = comm.world_size, comm.rank
+    right, left = (me + 1) % n, (me - 1) % n
+    # All bits that the transport offers.
+    tags = [1, 1 << 6, (1 << comm.transport.capabilities.lane_bits - 1) - 1]
+    outs = [np.empty(1, int) for _ in tags]
+    receives = [comm.start_recv(out, left, tag=tag) for out, tag in zip(outs, tags, strict=True)]
+    sends = [comm.start_send(np.array([tag]), right, tag=tag) for tag in reversed(tags)]
+    for request in (*receives, *sends):
+        request.wait()
+    assert [out[0] for out in outs] == tags
+    box = comm.mailbox()
+    if n == 1:
+        return
+    comm.barrier()
+    assert box.probe() is None
+    comm.barrier()
+    if me:
+        messages = ((2**62, 3), (5, 30_000), (6, 0))
+        for request in [box.start_send(np.full(count, float(me)), 0, tag=tag) for tag, count in messages]:
+            request.wait()
+    else:
+        out = np.zeros((4, 2)).T
+        found = [box.recv(out, tag=2**62) for _ in range(1, n)]
+        assert sorted(found) == [(rank, 2**62, 24) for rank in range(1, n)]
+        assert out.reshape(-1).tolist() == [found[-1].source] * 3 + [0.0] * 5
+        # What is received last was sent first.
+        assert [box.recv(np.empty(0), peer, tag=6).source for peer in range(1, n)] == list(range(1, n))
+        large = np.empty(40_000)
+        for peer in range(1, n):
+            request = box.start_recv(large, peer)
+            request.wait()
+            assert request.received == (peer, 5, 240_000)
+            assert (large[:30_000] == peer).all()
+    comm.barrier()

@@ -136,6 +136,7 @@ class MpiTransport(Transport):
             max_message_nbytes=2**63 - 1 if large else INT_MAX,
             # Not the exact eager limit, which differs between MPIs, but a size that all of them send by rendezvous.
             receiver_paced_nbytes=1 << 20,
+            lane_bits=self._lane_bits,
         )
         self.pauses: Pauses = self.machine.pauses(group.ranks_here if group is not None else world.size)
         if MPI.Query_thread() == MPI.THREAD_MULTIPLE:
