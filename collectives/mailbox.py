@@ -92,6 +92,7 @@ class Mailbox:
             raise InputError("recv: got a read-only array, expected a writable one")
         request = MailRequest(self, array, peer, tag)
         self._waiting.append(request)
+        self._comm.mail = self._progress
         with self._comm.lock, self._comm.failing:
             self._progress()
         return request
@@ -130,6 +131,8 @@ class Mailbox:
             if found is not None:
                 self._waiting.remove(request)
                 request._take(found, self._peers[found.received.source])
+        if not self._waiting:
+            self._comm.mail = None
 
     def _next(self, peer: int | None, tag: int | None) -> _Announced | None:
         """The first announced message that a receive with these takes."""

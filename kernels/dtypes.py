@@ -70,7 +70,11 @@ DTYPES: dict[str, Dtype] = {
 COMPLEX: dict[str, Dtype] = {
     dtype.name: dtype for dtype in (Dtype("complex64", 8, "complex"), Dtype("complex128", 16, "complex"))
 }
-_KNOWN = DTYPES | COMPLEX
+# C's long double, of 80 bits on x86, and pairs of it: on the host, by NumPy.
+LONG: dict[str, Dtype] = {
+    dtype.name: dtype for dtype in (Dtype("float128", 16, "float"), Dtype("complex256", 32, "complex"))
+}
+_KNOWN = DTYPES | COMPLEX | LONG
 
 # What a named dtype may be stored as when the array's own dtype has another name.
 _STORED_AS = {"bfloat16": ("uint16", "int16")}

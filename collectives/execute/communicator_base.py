@@ -3,7 +3,7 @@
 A communicator's plans, requests, messages and late ranks know it as a CommunicatorBase; collectives/core.py adds them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -96,6 +96,7 @@ class CommunicatorBase:
         failing: a context in which an error of lanterne ends this communicator.
         mpi_communicator: of exactly these ranks, for MPI's own collectives; made when first needed (native.py).
         number: calls that were begun.
+        mail: what lets receives of a mailbox (collectives/mailbox.py) go on beside, while there are any.
     """
 
     tuning: Tuning
@@ -125,6 +126,7 @@ class CommunicatorBase:
         self.failing: Failing = Failing(self)
         self.mpi_communicator: Any = None
         self.number: int = 0
+        self.mail: Callable[[], None] | None = None
         # Calls not yet complete, in order; after a failure they stay, since the transport may still use their buffers.
         self._calls: list[QueuedCall] = []
         self._failure: LanterneError | None = None
@@ -148,6 +150,9 @@ class CommunicatorBase:
 
     def progress(self) -> bool:
         """Advance the calls that were started, in order, as far as they go now; False if nothing has happened."""
+        if self.mail is not None:
+            with self.lock, self.failing:
+                self.mail()
         calls = self._calls
         if not calls:
             return False

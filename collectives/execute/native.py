@@ -15,7 +15,7 @@ from lanterne.collectives.execute.communicator_base import CommunicatorBase
 from lanterne.collectives.execute.plans import offered_algorithms
 from lanterne.collectives.execute.requests import NativeRequest
 from lanterne.errors import InputError, TransportError
-from lanterne.kernels.dtypes import BITWISE_OPS, COMPLEX, LOGICAL_OPS, Dtype, kernel_op
+from lanterne.kernels.dtypes import BITWISE_OPS, COMPLEX, LOGICAL_OPS, LONG, Dtype, kernel_op
 from lanterne.transport.base import Transport
 
 _MPI_COLLECTIVES = {
@@ -43,7 +43,7 @@ _MPI_HAS_NO = ("bfloat16", "float16")
 _MPI_OPS = {op: op.upper() for op in ("sum", "prod", "min", "max", *BITWISE_OPS, *LOGICAL_OPS)}
 # MPI's bools have truth values only.
 _MPI_OPS_OF_BOOLS = {"band": "LAND", "bor": "LOR", "bxor": "LXOR"}
-_NCCL_HAS_NO = ("int16", "uint16", *COMPLEX)
+_NCCL_HAS_NO = ("int16", "uint16", *COMPLEX, *LONG)
 
 
 def offers(transport: Transport, collective: str, dtype_name: str | None = None) -> bool:

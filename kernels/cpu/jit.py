@@ -10,11 +10,15 @@ import functools
 import platform
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
+
+import numpy as np
 
 from lanterne.errors import Unavailable
 from lanterne.kernels.cpu.fold_ir import divide_ir, fold_ir, multiply_ir
-from lanterne.kernels.dtypes import Dtype
+from lanterne.kernels.cpu.long_double import long_fold, long_with_number
+from lanterne.kernels.dtypes import LONG, Dtype
 
 _lock = threading.Lock()
 
@@ -26,6 +30,8 @@ def fold_function(op: str, dtype: Dtype, num_inputs: int) -> Callable[..., None]
     Raises:
         Unavailable: this CPU cannot convert float16.
     """
+    if dtype.name in LONG:
+        return partial(long_fold, op, dtype)
     _check_cpu(dtype)
     return _compile(fold_ir(op, dtype, num_inputs), [ctypes.c_void_p] * (num_inputs + 1))
 
@@ -37,6 +43,8 @@ def divide_function(dtype: Dtype) -> Callable[..., None]:
     Raises:
         Unavailable: this CPU cannot convert float16.
     """
+    if dtype.name in LONG:
+        return partial(long_with_number, np.divide, dtype)
     _check_cpu(dtype)
     return _compile(divide_ir(dtype), [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_double])
 
@@ -44,6 +52,8 @@ def divide_function(dtype: Dtype) -> Callable[..., None]:
 @functools.cache
 def multiply_function(dtype: Dtype) -> Callable[..., None]:
     """The C function `(count, out, in, factor)` of multiply_ir; otherwise as divide_function."""
+    if dtype.name in LONG:
+        return partial(long_with_number, np.multiply, dtype)
     _check_cpu(dtype)
     return _compile(multiply_ir(dtype), [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_double])
 

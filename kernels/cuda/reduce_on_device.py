@@ -15,7 +15,7 @@ from lanterne.errors import InputError, one_of
 from lanterne.kernels.arrays import Array, Stream, device_array, import_cupy, require_device
 from lanterne.kernels.cuda.compile import raw_kernel
 from lanterne.kernels.cuda.source import OPTIONS, THREADS_PER_BLOCK, VECTOR_NBYTES, divide_source, fold_source
-from lanterne.kernels.dtypes import Dtype, check_op, component_of, dtype_of, find_dtype, kernel_op
+from lanterne.kernels.dtypes import LONG, Dtype, check_op, component_of, dtype_of, find_dtype, kernel_op
 
 IMPLEMENTATIONS = ("cuda-c", "numba")
 # Four times what a multiprocessor holds at best: kernels of many inputs need more registers, so that only 4 to 6 blocks
@@ -199,6 +199,8 @@ class Kernel:
 @functools.cache
 def _fold_kernel(op: str, element: Dtype, num_inputs: int, implementation: str, device_id: int) -> Kernel:
     op = kernel_op(op, element)
+    if element.name in LONG:
+        raise InputError(f"dtype: got {element.name} on a device, expected one that devices have")
     if num_inputs < 1:
         raise InputError(f"prepare: got {num_inputs} inputs, expected at least 1")
     if element.kind == "complex":
