@@ -4,8 +4,8 @@
     comm = lanterne.init()
     comm.all_reduce(x, y)
 
-One thread at a time per communicator; several communicators may be used by several threads. All members make the same
-calls in the same order.
+Any thread may call, and wait: each call is begun whole. All members begin the same calls in the same order, so threads
+that share a communicator agree on that order among themselves.
 """
 
 # So that help() says `Array`, not all that it may be.
@@ -28,7 +28,7 @@ from lanterne.collectives.mailbox import Mailbox
 from lanterne.collectives.movements import Movements
 from lanterne.collectives.reductions import Reductions
 from lanterne.collectives.schedule.ir import LateRank
-from lanterne.errors import InputError, PeerFailed
+from lanterne.errors import InputError, LanterneError, PeerFailed
 from lanterne.kernels.arrays import Array, Stream
 from lanterne.kernels.dtypes import Op
 from lanterne.transport.base import Recv, Send, Transport
@@ -196,15 +196,18 @@ class Communicator(Reductions, Movements):
         options = CallOptions(algorithm, dtype, num_chunks, segment_nbytes, credits, late_rank, joined)
         return Captured(self._core, collective, in_array, out_array, op, root, stream, options)
 
-    def arrivals(self) -> Arrivals:
+    def arrivals(self, since: int = 0) -> Arrivals:
         """Who came last to the calls that found it out, how often, by how much.
 
         Counted is all_reduce by auto on three ranks or more: of two, the other one can do nothing before the last.
         Any rank may call it. The same on all ranks, but for the latest calls that did not ask: a rank reports those
         some at a time, or here, and they count once every rank has. For all of them: `arrivals()`, `barrier()`, then
         `arrivals()` again.
+
+        Args:
+            since: of the calls after so many; only of those that are kept (Arrivals) it is known who came last.
         """
-        return self._core.late.look()
+        return self._core.late.look(since)
 
     # -- messages
 
@@ -270,11 +273,43 @@ class Communicator(Reductions, Movements):
         core = self._core.split(color, key, transport)
         if core is None:
             return None
+        return self._child(core)
+
+    def group(self, ranks: Sequence[int], timeout_s: float | None = None) -> Self:
+        """The Communicator of those `ranks` of this one, in that order; only they call it, each as often as the others.
+
+        Args:
+            timeout_s: seconds to wait for the first of them, which asks the job's store for an id.
+
+        Raises:
+            InputError: ranks that cannot be, or this one is not among them.
+            Unavailable: the ranks are threads of one process; `split` can do it there.
+            TransportTimeout: the first of the ranks did not come.
+
+        Cost: two round trips to the store. The new communicator shares the transport; close it or not.
+        """
+        return self._child(self._core.group(ranks, timeout_s))
+
+    def _child(self, core: CommunicatorCore) -> Self:
         child = type(self).__new__(type(self))
         child._show(core)
         tuning = self.tuning
         child.tuning.adopt(tuning.model, tuning.source, tuning.factors if core.world_size == self.world_size else ())
         return child
+
+    # -- the end
+
+    @property
+    def failure(self) -> LanterneError | None:
+        """What has ended this communicator, which every call raises; None: nothing that is known without asking."""
+        return self._core.failure
+
+    def abort(self, reason: str = "aborted") -> None:
+        """End this communicator, in any thread: calls under way, and later ones, raise TransportError with `reason`.
+
+        The other members are told, and raise PeerFailed. Groups of it, and what it is a group of, go on.
+        """
+        self._core.abort(reason)
 
     def close(self) -> None:
         """Release everything; a second call does nothing, any other method raises TransportError afterwards.

@@ -1,8 +1,11 @@
 """What is behind a Communicator: its parts put together, and the way of a call through them."""
 
+import itertools
 import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from hashlib import sha256
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -16,18 +19,28 @@ from lanterne.collectives.execute.requests import CallRequest, CollectiveRequest
 from lanterne.collectives.late.calls import LateRanks, LateRequest
 from lanterne.collectives.mailbox import Mailbox
 from lanterne.collectives.point_to_point import StartedMessages
-from lanterne.errors import InputError, TransportError
+from lanterne.errors import InputError, TransportError, TransportTimeout, Unavailable
 from lanterne.kernels.arrays import Array, Stream, is_device_array
 from lanterne.kernels.dtypes import Dtype, Op
 from lanterne.transport.base import COMMUNICATOR_BITS, Recv, Send, Transport
 from lanterne.transport.pauses import Pauses
 from lanterne.transport.timeouts import check_timeout_s
 
+if TYPE_CHECKING:
+    from lanterne.transport.store.client import StoreClient
+
 log: logging.Logger = logging.getLogger("lanterne.collectives")
 
 # What is known of a communicator id; of none, 0.
 CLOSED, OPEN = 1, 2
 DEFAULTS = CallOptions()
+# Of groups that only their members make: from the last one down, while `split` takes the first that is free. The last
+# of all belongs to the transports.
+LAST_GROUP_ID, GROUP_IDS = (1 << COMMUNICATOR_BITS) - 2, 1 << (COMMUNICATOR_BITS - 1)
+# So often, while a rank waits for the first of a group, it looks whether that has died.
+DEATHS_S = 0.2
+# Numbers of groups where there is no store.
+_lone = itertools.count()
 
 
 class Closing(Protocol):
@@ -95,6 +108,8 @@ class CommunicatorCore(CommunicatorBase):
         self.used_ids: dict[int, int] = {} if used_ids is None else used_ids
         self.used_ids[communicator_id] = OPEN
         self._closes = tuple(closes)
+        # By ranks, how many groups of them were made.
+        self._grouped: Counter[tuple[int, ...]] = Counter()
         self._plans = Plans(self)
         self.messages: StartedMessages = StartedMessages(self)
         self._mailbox: Mailbox | None = None
@@ -251,6 +266,61 @@ class CommunicatorCore(CommunicatorBase):
         child.deterministic = self.deterministic
         return child
 
+    def group(self, members: Sequence[int], timeout_s: float | None) -> "CommunicatorCore":
+        """The core of what Communicator.group returns; its tuning is not set yet."""
+        self.check_open()
+        ranks = tuple(members)
+        for rank in ranks:
+            check_whole("group: got rank", rank, 0, self.world_size - 1)
+        if self.rank not in ranks or len(set(ranks)) != len(ranks):
+            raise InputError(f"group: got ranks {ranks} on rank {self.rank}, expected different ones, also this one")
+        store = self.transport.store
+        if store is None and len(ranks) > 1:
+            raise Unavailable("group: ranks of one process have no store to meet at; split has what group does")
+        number = next(_lone) if store is None else self._agreed_number(store, ranks, timeout_s)
+        free = LAST_GROUP_ID - number % GROUP_IDS
+        if self.used_ids.get(free) == OPEN:
+            raise InputError(f"group: got no free communicator id, expected fewer than {GROUP_IDS} open groups")
+        child = CommunicatorCore(
+            self.transport,
+            [self.ranks[rank] for rank in ranks],
+            free,
+            pauses=self.pauses,
+            used_ids=self.used_ids,
+            board_key=f"group {number}",
+            engine=self.engine,
+        )
+        child.timeout_s = self.timeout_s
+        child.deterministic = self.deterministic
+        return child
+
+    def _agreed_number(self, store: "StoreClient", ranks: tuple[int, ...], timeout_s: float | None) -> int:
+        """A number that no other group of the job has: the first of `ranks` asks for it, and tells the others."""
+        self._grouped[ranks] += 1
+        name = f"{self.late.key} {ranks} {self._grouped[ranks]}"
+        key = f"lanterne/group/{sha256(name.encode()).hexdigest()}"
+        limit_s = self.timeout_s if timeout_s is None else check_timeout_s(timeout_s)
+        if self.rank == ranks[0]:
+            number = store.add("lanterne/groups", 1, limit_s)
+            store.set(key, str(number).encode(), limit_s)
+            return number
+        until_s = self.machine.now_s() + limit_s
+        while True:
+            try:
+                return int(store.get(key, max(0.0, min(DEATHS_S, until_s - self.machine.now_s()))))
+            except TransportTimeout:
+                first = self.ranks[ranks[0]]
+                self.transport.check_peers((first,))
+                if self.machine.now_s() > until_s:
+                    text = f"{self.transport.name} rank {self.transport.rank}: rank {first} did not make the group"
+                    raise TransportTimeout(f"{text} within {limit_s:g} s", (first,)) from None
+
+    def abort(self, reason: str) -> None:
+        """See Communicator.abort."""
+        with self.lock:
+            self.fail(TransportError(f"{self.transport.name} rank {self.transport.rank}: {reason}"))
+        self.engine.tell()
+
     def _free_id(self) -> int:
         """An id that no member uses, the same on all."""
         used = np.zeros(1 << COMMUNICATOR_BITS, np.uint8)
@@ -282,6 +352,7 @@ class CommunicatorCore(CommunicatorBase):
                 log.warning("closed before the end of %s", self.describe())
                 self.transport.end_soon()
             self.end(TransportError(f"communicator {self.communicator_id} rank {self.rank}: closed"))
+        self.engine.tell()
         if self._closes:
             self.engine.stop()
         self.used_ids[self.communicator_id] = CLOSED

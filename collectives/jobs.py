@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar, TypeVarTuple, Unpack
 from lanterne.collectives.auto.tuning import GPUS, THREADS
 from lanterne.errors import InputError, LanterneError
 from lanterne.transport.base import Transport
-from lanterne.transport.job.bootstrap import connect
+from lanterne.transport.job.bootstrap import MeetingPlace, connect, connect_at
 from lanterne.transport.local import LocalWorld
 from lanterne.transport.rank_group import Group
 from lanterne.transport.registry import TRANSPORTS, find_transport, host_transport, open_transport
@@ -72,6 +72,45 @@ def init(
             opened = open_transport(name or host_transport(group, timeout_s), group, timeout_s)
             if spare_rails:
                 opened = _with_spare_rails(opened, spare_rails, group)
+    except LanterneError:
+        group.abandon()
+        raise
+    return open_communicator(opened, group, deterministic=deterministic)
+
+
+def join(
+    store: "MeetingPlace",
+    rank: int,
+    world_size: int,
+    transport: str | None = None,
+    timeout_s: float | None = None,
+    *,
+    deterministic: bool = False,
+) -> "Communicator":
+    """The Communicator of `world_size` ranks that somebody else has numbered, and that meet at a store of hers.
+
+    Nothing of the environment says who is in the job: a program may be in several.
+
+    Args:
+        store: any object with `set(key, text)` and `get(key)`, which waits for the key and returns bytes; such as a
+            torch.distributed.Store. The address of lanterne's own store and its token go over it, so whoever reads it
+            can join. All keys begin with "lanterne/"; a place serves one job.
+        transport: "ucx", "tcp", "mpi" (whose world must be these ranks) or "nccl"; None for LANTERNE_TRANSPORT, else
+            ucx or tcp as `init` has it.
+        timeout_s, deterministic: as `init` has them.
+
+    Raises:
+        InputError, Unavailable, TransportTimeout: as `init`; and what `store` raises.
+    """
+    name = transport or os.environ.get("LANTERNE_TRANSPORT")
+    if name is not None:
+        find_transport(name)
+    group = connect_at(store, rank, world_size, check_timeout_s(timeout_s))
+    try:
+        if world_size == 1:
+            opened: Transport = LocalWorld(1).transport(0, timeout_s)
+        else:
+            opened = open_transport(name or host_transport(group, timeout_s, by_mpi=False), group, timeout_s)
     except LanterneError:
         group.abandon()
         raise

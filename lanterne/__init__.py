@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # what tools read; at run time __getattr__ finds the same names by _PUBLIC
     from lanterne.collectives.communicator import Communicator
-    from lanterne.collectives.jobs import init, spawn
+    from lanterne.collectives.jobs import init, join, spawn
     from lanterne.errors import (
         InputError,
         LanterneError,
@@ -37,6 +37,7 @@ __all__ = [
     "Unavailable",
     "__version__",
     "init",
+    "join",
     "spawn",
     "validate",
     "watch",
@@ -46,6 +47,7 @@ _PUBLIC = {
     "Communicator": "collectives.communicator",
     "PremulSum": "kernels.dtypes",
     "init": "collectives.jobs",
+    "join": "collectives.jobs",
     "spawn": "collectives.jobs",
     "validate": "failslow.validate.validate",
     "watch": "failslow.record.watch",

@@ -14,7 +14,7 @@ import lanterne
 
 PACKAGE = Path(lanterne.__file__).parent
 # Each may import those to its right.
-ORDER = ["bench", "failslow", "pipeline", "collectives", "transport", "kernels"]
+ORDER = ["torch", "bench", "failslow", "pipeline", "collectives", "transport", "kernels"]
 # What only redoes our own figures: no other folder needs it.
 YARDSTICKS = ("bench/papers", "bench/scores")
 

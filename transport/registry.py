@@ -66,8 +66,10 @@ def usual_transport() -> str:
     return "ucx" if find_spec("ucxx") or find_spec("ucp") else "tcp"
 
 
-def host_transport(group: "Group", timeout_s: float | None = None) -> str:
+def host_transport(group: "Group", timeout_s: float | None = None, *, by_mpi: bool = True) -> str:
     """The transport for host memory of a job, the same on every rank: mpi under an MPI launcher, else ucx or tcp.
+
+    Not `by_mpi`: the job is not the launcher's.
 
     It is ucx where every rank has it, and all share a host, or all hosts have RDMA, or all say that their network
     is trusted; networks.py says why.
@@ -76,7 +78,7 @@ def host_transport(group: "Group", timeout_s: float | None = None) -> str:
         InputError: LANTERNE_TRUSTED_NETWORK is neither 0 nor 1.
         TransportTimeout, PeerFailed: as Group.exchange.
     """
-    if is_started_by_mpi():
+    if by_mpi and is_started_by_mpi():
         return "mpi"
     one_host = len(set(group.hosts)) == 1
     told = bytes((has_ucx(), one_host or has_rdma(), one_host or is_trusted()))

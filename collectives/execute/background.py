@@ -14,6 +14,7 @@ import select
 import sys
 import threading
 import weakref
+from collections import deque
 from contextlib import suppress
 from typing import Protocol
 
@@ -46,14 +47,22 @@ class Advanced(Protocol):
     def describe(self) -> str: ...
 
 
+class Told(Protocol):
+    """A request whose user wants to be told of its end."""
+
+    def _tell(self) -> None: ...
+
+
 class Engine:
     """Advances the calls of all communicators of `transport`, of this rank.
 
-    Attributes: `busy`, the communicators with calls under way, in the order in which they began.
+    Attributes: `busy`, the communicators with calls under way, in the order in which they began; `over`, requests that
+    are over and whose users are to be told (`tell`), oldest first.
     """
 
     def __init__(self, transport: Transport) -> None:
         self.busy: dict[Advanced, None] = {}
+        self.over: deque[Told] = deque()
         self._members: weakref.WeakSet[Advanced] = weakref.WeakSet()
         self._transport = transport
         # A thing for each thread that waits: a list, since threads change it without a lock.
@@ -84,7 +93,21 @@ class Engine:
         """Advance all but `communicator`; True if something has moved."""
         return any([self._advance(other) for other in list(self.busy) if other is not communicator])
 
+    def tell(self) -> None:
+        """Tell users of requests that are over. Without the transport's lock: they may begin calls, and wait."""
+        while self.over:
+            try:
+                request = self.over.popleft()
+            except IndexError:
+                return  # Another thread was quicker.
+            request._tell()
+
     # -- the thread
+
+    def wake(self) -> None:
+        """There is something to tell."""
+        if self._thread is not None and not self._stopping:
+            os.eventfd_write(self._wakes, 1)
 
     def serve(self) -> None:
         """Calls are under way that nobody waits for; under the transport's lock, or by who waited for them."""
@@ -123,11 +146,13 @@ class Engine:
             serving = not self._waiters and any(communicator.in_background for communicator in self.busy)
             usual_s = _switch_soon(serving, usual_s)
             descriptors, limit_s = frozenset[int](), None
+            self.tell()
             if serving:
                 with lock:
                     moved = any([self._advance(communicator) for communicator in list(self.busy)])
                     self._look_for_deaths()
                     ready = None if moved else self._watch()
+                self.tell()
                 if ready is None:
                     continue
                 descriptors, limit_s = frozenset(ready), min(transport.background_s or DEATHS_S, DEATHS_S)

@@ -49,6 +49,16 @@ class QueuedCall(Protocol):
     @property
     def _rests(self) -> bool: ...
 
+    # Whether its user wants to be told of its end (CollectiveRequest.then).
+    @property
+    def _is_watched(self) -> bool: ...
+
+    def _look(self) -> None:
+        """Of a watched one: look at deaths and limits, as a wait would."""
+
+    def _tell(self) -> None:
+        """Tell its user of its end."""
+
     def _begin(self) -> None:
         """Start moving data, if nothing is in the way; called once, when all earlier calls are complete, or queued."""
 
@@ -68,6 +78,14 @@ class QueuedCall(Protocol):
 
     def _expire(self, limit_s: float) -> None:
         """A wait has lasted `limit_s`: raise TransportTimeout, or see to it that the call ends soon."""
+
+
+class WatchedMessage(Protocol):
+    """What a CommunicatorBase needs of a message whose user wants to be told of its end."""
+
+    def _poll(self) -> bool: ...
+    def _look(self) -> None: ...
+    def _tell(self) -> None: ...
 
 
 Call = TypeVar("Call", bound=QueuedCall)
@@ -129,6 +147,7 @@ class CommunicatorBase:
         self.mail: Callable[[], None] | None = None
         # Calls not yet complete, in order; after a failure they stay, since the transport may still use their buffers.
         self._calls: list[QueuedCall] = []
+        self._messages: list[WatchedMessage] = []
         self._failure: LanterneError | None = None
         self._device: DeviceSide | None = None
 
@@ -154,22 +173,25 @@ class CommunicatorBase:
             with self.lock, self.failing:
                 self.mail()
         calls = self._calls
-        if not calls:
+        if not calls and not self._messages:
             return False
         with self.lock:
             self.check_open()
             with self.failing:
-                moved = False
+                moved = bool(self._messages) and self._poll_messages()
                 while calls and calls[0]._advance():
                     moved = True
-                    del calls[0]
+                    call = calls.pop(0)
+                    if call._is_watched:
+                        self.engine.over.append(call)
                     if not calls:
-                        self.engine.busy.pop(self, None)
-                        return True
+                        break
                     self.control.number += 1
                     calls[0]._begin()
                 if not calls:
-                    return False
+                    if not self._messages:
+                        self.engine.busy.pop(self, None)
+                    return moved
                 ahead = len(calls) > 1 and self._go_ahead()
                 return moved or ahead or calls[0]._moved
 
@@ -185,6 +207,19 @@ class CommunicatorBase:
             rest = rest and call._rests
         return moved
 
+    def watch(self, message: WatchedMessage) -> None:
+        """Advance `message` like a call, and tell its user of its end."""
+        self._messages.append(message)
+        self.engine.busy[self] = None
+        self.engine.serve()
+
+    def _poll_messages(self) -> bool:
+        """Look which messages are done whose users want to be told; True if one is."""
+        done = [message for message in self._messages if message._poll()]
+        self._messages = [message for message in self._messages if message not in done]
+        self.engine.over.extend(done)
+        return bool(done)
+
     @property
     def busy(self) -> bool:
         """Whether a call that was started is not yet complete on this rank."""
@@ -193,13 +228,18 @@ class CommunicatorBase:
     @property
     def in_background(self) -> bool:
         """Whether the engine may advance the calls: not those with device arrays, whose device is a thread's own."""
-        return bool(self._calls) and self._device is None and self._failure is None
+        return bool(self._calls or self._messages) and self._device is None and self._failure is None
 
     def look(self) -> None:
-        """End this communicator if a rank that its calls wait for is known to be dead."""
-        if self._calls and self._failure is None:
+        """End this communicator if a rank that its calls wait for is dead, or the time of one that is watched over."""
+        if self._failure is None:
             with self.failing:
-                self.transport.check_peers(self._calls[0]._pending_peers())
+                if self._calls:
+                    self.transport.check_peers(self._calls[0]._pending_peers())
+                for call in self._calls:
+                    call._look()
+                for message in self._messages:
+                    message._look()
 
     def hear(self) -> None:
         """Raise what another rank has told, or a death, unless a thread that is in a call hears of it there."""
@@ -239,6 +279,14 @@ class CommunicatorBase:
         if self._failure is None:
             self._failure = error
             self.engine.busy.pop(self, None)
+            self.engine.over.extend([*(call for call in self._calls if call._is_watched), *self._messages])
+            self._messages = []
+            self.engine.wake()
+
+    @property
+    def failure(self) -> LanterneError | None:
+        """What has ended this communicator; None: nothing has, as far as is known without asking."""
+        return self._failure
 
     def check_open(self) -> None:
         """Raise what has ended this communicator, if anything has."""

@@ -3,6 +3,7 @@
 Users have `test`, `wait` and `done`; names with an underscore are for lanterne's own modules.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from math import inf
 from typing import TYPE_CHECKING, Any
@@ -11,12 +12,15 @@ from lanterne.collectives.execute.arguments import Form
 from lanterne.collectives.execute.communicator_base import CommunicatorBase, QueuedCall
 from lanterne.collectives.execute.control import STALL_S
 from lanterne.collectives.execute.plans import AnyExecution, AnyPlan
+from lanterne.errors import InputError
 from lanterne.transport.base import Request, timeout_error
 from lanterne.transport.timeouts import check_timeout_s
 from lanterne.transport.waiting import CHECK_S, MOVED, Moved, wait
 
 if TYPE_CHECKING:
     from lanterne.collectives.execute.device import Entry
+
+log: logging.Logger = logging.getLogger("lanterne.collectives")
 
 # Of the time between two tests, at most so much counts as waiting: the rest is the user's own work.
 TEST_GAP_S = 1.0
@@ -28,7 +32,7 @@ class CollectiveRequest:
     Attributes: `done`, whether it was seen to be complete on this rank; `test` looks anew.
     """
 
-    __slots__ = ("_communicator", "_patience", "done")
+    __slots__ = ("_callback", "_communicator", "_patience", "done")
     # Of a collective call: what it is, equal on all ranks.
     _signature: str
     # Whether the last _advance() got anywhere.
@@ -44,6 +48,7 @@ class CollectiveRequest:
     def __init__(self, communicator: CommunicatorBase) -> None:
         self._communicator = communicator
         self._patience: _Patience | None = None
+        self._callback: Callable[[], object] | None = None
         self.done: bool = False
 
     def test(self) -> bool:
@@ -57,14 +62,17 @@ class CollectiveRequest:
         if self.done:
             return True
         communicator = self._communicator
-        with communicator.lock:
-            communicator.progress()
-            if self.done or self._poll():
-                return True
-            if self._patience is None:
-                self._patience = _Patience(communicator.timeout_s, communicator.machine.now_s())
-            self._patience.look(self, communicator.machine.now_s(), TEST_GAP_S)
-        return False
+        try:
+            with communicator.lock:
+                communicator.progress()
+                if self.done or self._poll():
+                    return True
+                if self._patience is None:
+                    self._patience = _Patience(communicator.timeout_s, communicator.machine.now_s())
+                self._patience.look(self, communicator.machine.now_s(), TEST_GAP_S)
+            return False
+        finally:
+            communicator.engine.tell()
 
     def wait(self, timeout_s: float | None = None, *, queued: bool = False) -> None:
         """Return once the call is complete on this rank: outputs are whole, inputs may be changed.
@@ -79,6 +87,53 @@ class CollectiveRequest:
         """
         if not self.done:
             _wait(self, timeout_s, queued)
+
+    def then(self, callback: Callable[[], object], timeout_s: float | None = None) -> None:
+        """Have `callback()` called once this is over: `wait` then returns, or raises what has failed, at once.
+
+        It is called in whichever thread sees the end: that of the engine, or one that waits or tests; in this one if it
+        is over by now. No lock is held then: it may begin calls, and wait for them. Of host arrays only.
+
+        Args:
+            timeout_s: as if somebody waited from now on, for so long; None for the communicator's.
+
+        Raises:
+            InputError: of a call with device arrays, or a second time.
+        """
+        communicator = self._communicator
+        with communicator.lock:
+            if self._entry is not None or self._callback is not None:
+                raise InputError(f"then: got {'device arrays' if self._entry else 'a second callback'}, expected none")
+            over = self.done or communicator.failure is not None
+            if not over:
+                limit_s = communicator.timeout_s if timeout_s is None else check_timeout_s(timeout_s)
+                self._patience = _Patience(limit_s, communicator.machine.now_s())
+                self._callback = callback
+                self._watch()
+        if over:
+            callback()
+
+    def _watch(self) -> None:
+        """The engine is to see the end of this."""
+
+    @property
+    def _is_watched(self) -> bool:
+        """See QueuedCall."""
+        return self._callback is not None
+
+    def _look(self) -> None:
+        """See QueuedCall."""
+        if self._callback is not None and self._patience is not None:
+            self._patience.look(self, self._communicator.machine.now_s())
+
+    def _tell(self) -> None:
+        """See QueuedCall."""
+        callback, self._callback = self._callback, None
+        if callback is not None:
+            try:
+                callback()
+            except Exception:
+                log.exception("what was to follow a call failed")
 
     def _poll(self) -> bool:
         """As `test`, after the communicator has made progress."""
@@ -235,6 +290,9 @@ class MessageRequest(CollectiveRequest):
     def _awaited(self) -> "MessageRequest":
         return self
 
+    def _watch(self) -> None:
+        self._communicator.watch(self)
+
     def _expire(self, limit_s: float) -> None:
         assert self._request is not None, "a wait ends once the message is done"
         raise timeout_error(self._communicator.transport, self._request.awaited_peers(), limit_s)
@@ -296,11 +354,12 @@ def _wait(request: CollectiveRequest, timeout_s: float | None, queued: bool) -> 
         with lock:
             moved = communicator.progress()
             # What is queued is not asked for: the device's answer takes longer than the call.
-            if request.done or (queued and request._completion is not None) or request._poll():
-                return True
-            if len(engine.busy) > 1 and engine.advance_others(communicator):
+            done = request.done or (queued and request._completion is not None) or request._poll()
+            if not done and len(engine.busy) > 1 and engine.advance_others(communicator):
                 moved = True
-        return MOVED if moved else False
+        if engine.over:
+            engine.tell()
+        return done or (MOVED if moved else False)
 
     engine.take_over()
     try:
@@ -319,3 +378,4 @@ def _wait(request: CollectiveRequest, timeout_s: float | None, queued: bool) -> 
         wait(look, inf, communicator.pauses, meanwhile, due_s)
     finally:
         engine.hand_back()
+        engine.tell()

@@ -1,11 +1,13 @@
 """Who came last to the calls of a communicator, how often, and by how much."""
 
 from collections import deque
-from typing import Any, NamedTuple
+from itertools import islice
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+Number = TypeVar("Number", np.int64, np.float64)
 # Delays that are kept; counts go on.
 MAX_DELAYS = 1 << 16
 
@@ -14,7 +16,7 @@ class Arrivals(NamedTuple):
     """Calls whose arrivals the board has seen.
 
     Attributes:
-        calls: how many.
+        calls: how many, from the first one on.
         begun_early: how many of them the others began without the last rank.
         last: (world_size,), how often each rank came last.
         ranks, delays_s: of the latest calls, oldest first: who came last, and how long after the last but one (s).
@@ -61,6 +63,7 @@ class ArrivalLog:
 
     def __init__(self, world_size: int) -> None:
         self._begun_early = 0
+        self._early: deque[bool] = deque(maxlen=MAX_DELAYS)
         self._last = np.zeros(world_size, np.int64)
         self._ranks: deque[int] = deque(maxlen=MAX_DELAYS)
         self._delays_s: deque[float] = deque(maxlen=MAX_DELAYS)
@@ -68,11 +71,25 @@ class ArrivalLog:
     def note(self, rank: int, delay_s: float, begun_early: bool) -> None:
         """`rank` came last, `delay_s` after the last but one; whether these began without it."""
         self._begun_early += begun_early
+        self._early.append(begun_early)
         self._last[rank] += 1
         self._ranks.append(rank)
         self._delays_s.append(delay_s)
 
-    def snapshot(self) -> Arrivals:
-        """The Arrivals up to now."""
-        ranks, delays_s = np.array(self._ranks, np.int64), np.array(self._delays_s, float)
-        return Arrivals(int(self._last.sum()), self._begun_early, self._last.copy(), ranks, delays_s)
+    def snapshot(self, since: int = 0) -> Arrivals:
+        """The Arrivals up to now; with `since`, of the calls after so many, as far as they are kept.
+
+        Cost: in proportion to the calls that it is of.
+        """
+        calls = int(self._last.sum())
+        count = min(calls - since, len(self._ranks)) if since else len(self._ranks)
+        ranks, delays_s = _newest(self._ranks, count, np.int64), _newest(self._delays_s, count, np.float64)
+        if not since:
+            return Arrivals(calls, self._begun_early, self._last.copy(), ranks, delays_s)
+        last = np.bincount(ranks, minlength=len(self._last))
+        return Arrivals(calls, int(_newest(self._early, count, np.int64).sum()), last, ranks, delays_s)
+
+
+def _newest(kept: "deque[Any]", count: int, dtype: type[Number]) -> "NDArray[Number]":
+    """The last `count` of `kept`, oldest first."""
+    return np.array(list(islice(reversed(kept), max(0, count)))[::-1], dtype)

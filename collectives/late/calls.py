@@ -205,13 +205,13 @@ class LateRanks:
                 if record.free:
                     self._set_free(turn.signature, turn.number, record.free)
 
-    def look(self) -> Arrivals:
-        """The Arrivals up to now, after a look at what the board has sent, if no call is under way."""
+    def look(self, since: int = 0) -> Arrivals:
+        """The Arrivals after `since` calls, after a look at what the board has sent, if no call is under way."""
         with self._communicator.lock:
             if self._seat is not None and not self._communicator.busy:
                 self.report()
                 self._take()
-        return self.arrivals.snapshot()
+        return self.arrivals.snapshot(since)
 
     def reports(self, collective: str) -> bool:
         """Whether calls that never ask are reported: only of what larger ones would ask about."""

@@ -31,7 +31,7 @@ METHODS = {
     *(f"start_{name}" for name in COLLECTIVES),
     *("barrier", "start_barrier", "algorithms", "bind", "capture", "arrivals"),
     *("send", "start_send", "recv", "start_recv", "send_recv", "mailbox"),
-    *("split", "close"),
+    *("split", "group", "abort", "failure", "close"),
 }
 NAMES = {
     Captured: {"asks", "launch", "close"},
@@ -40,7 +40,7 @@ NAMES = {
     MailRequest: {"test", "wait", "done", "received"},
     Arrivals: {"calls", "begun_early", "last", "ranks", "delays_s", "late_rank", "to_json", "from_json"},
 } | {
-    kind: {"test", "wait", "done"}
+    kind: {"test", "wait", "then", "done"}
     for kind in (CollectiveRequest, CallRequest, CopiedRequest, LateRequest, MessageRequest, NativeRequest)
 }
 

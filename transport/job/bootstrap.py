@@ -24,7 +24,7 @@ from contextlib import suppress
 from ipaddress import ip_address
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from lanterne.errors import InputError, LanterneError, Unavailable
 from lanterne.transport.job.launchers import Launch, find_launch, find_step, in_a_batch_script, ranks_beside
@@ -118,6 +118,54 @@ def _connect(launch: Launch, timeout_s: float | None) -> Group:
     return Group(0, 1)
 
 
+class MeetingPlace(Protocol):
+    """A store of somebody else's, where ranks can meet before they have ours."""
+
+    def set(self, key: str, value: str, /) -> object:
+        """Store `value` under `key`."""
+
+    def get(self, key: str, /) -> bytes:
+        """What is under `key`, as soon as somebody has set it."""
+        ...
+
+
+def connect_at(place: MeetingPlace, rank: int, world_size: int, timeout_s: float | None = None) -> Group:
+    """The Group of `world_size` ranks that meet at `place`, where rank 0 tells the others of our store.
+
+    Raises:
+        InputError: a rank that cannot be.
+        Unavailable: rank 0 cannot listen.
+        TransportTimeout: our store, or a rank, did not come; else what `place` raises.
+    """
+    if not 0 <= rank < world_size:
+        raise InputError(f"join: got rank {rank} of {world_size}, expected 0 to {world_size - 1}")
+    if world_size == 1:
+        return Group(0, 1)
+    make_room_for_files(world_size)
+    place.set(f"lanterne/host/{rank}", host_identity())
+    process = None
+    if rank == 0:
+        hosts = {place.get(f"lanterne/host/{other}") for other in range(world_size)}
+        process, told = _start_and_tell(several_hosts=len(hosts) > 1)
+        place.set("lanterne/store", told)
+    message = place.get("lanterne/store").decode()
+    if message.startswith("!"):
+        raise Unavailable(message[1:])
+    host, port, token = message.split(" ")
+    client = StoreClient((host, int(port)), token, timeout_s)
+    return Group(rank, world_size, client, process, timeout_s)
+
+
+def _start_and_tell(*, several_hosts: bool) -> tuple[StoreProcess | None, str]:
+    """A store, with its address and token, for the other ranks; a failure is told too, so that none waits in vain."""
+    try:
+        token = secrets.token_hex(16)
+        process = StoreProcess(token, listen_address(several_hosts=several_hosts), until="members")
+    except (Unavailable, InputError) as error:
+        return None, f"!{error}"
+    return process, f"{process.address[0]} {process.address[1]} {token}"
+
+
 def _tell_in_one_line(told: LanterneError) -> None:
     """Have Python print `told`, should it end this process, without the traceback."""
 
@@ -153,16 +201,10 @@ def _connect_by_mpi(launch: Launch, timeout_s: float | None) -> Group:
     if comm.size == 1:
         return Group(0, 1)
     hosts = _mpi_all_gather(comm, host_identity().encode())
-    process, told = None, b""
+    process, told = None, ""
     if comm.rank == 0:
-        # A failure is broadcast too, so that no rank waits for what will never come.
-        try:
-            token = secrets.token_hex(16)
-            process = StoreProcess(token, listen_address(several_hosts=len(set(hosts)) > 1), until="members")
-            told = f"{process.address[0]} {process.address[1]} {token}".encode()
-        except (Unavailable, InputError) as error:
-            told = b"!" + str(error).encode()
-    message = _mpi_all_gather(comm, told)[0].decode()
+        process, told = _start_and_tell(several_hosts=len(set(hosts)) > 1)
+    message = _mpi_all_gather(comm, told.encode())[0].decode()
     unlink_segments()
     if message.startswith("!"):
         raise Unavailable(message[1:])

@@ -1,0 +1,138 @@
+"""Train a model of torch.nn by PyTorch's DDP over gloo and over lanterne, in turn, with a late rank and without.
+
+  lanterne bench ddp                                        four ranks of this host, nobody late
+  lanterne bench ddp --hosts 4 --late 0,2 --caps 1,2,25     an emulated cluster (root): one rank late by 2 s/rate
+
+Both backends train the same model in the same processes, iteration by iteration; what they have learnt is compared at
+the end of each case. A model of s bytes of gradients needs s/rate to pass a link once. With a late rank, x is what that
+rank's backward pass takes beside its own computing, in s/rate; without one, the ratio of lanterne's iterations to those
+of gloo beside them. Needs PyTorch: the Python of --python, this one, or the environment of `./run test -m torch`.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from lanterne.bench.lab.command import end_in_order, environment, wait_for_all
+from lanterne.bench.lab.network import Network, Undertaker, check_available, create
+from lanterne.bench.output import report
+from lanterne.bench.output.units import parse_rate_bytes_per_s
+from lanterne.bench.scores.peers.team import Contender, find_python
+from lanterne.errors import InputError, TransportError, Unavailable
+
+RANK = Path(__file__).with_name("ddp_rank.py")
+NEEDS = Contender("DDP", "ddp", "none", ("torch", "numba"), ".venv-torch")
+# Of one host: what s/rate stands for there, where no link has a rate.
+NO_RATE_BYTES_PER_S = 1e9
+PORT = 29541
+# Parameters of both backends may differ by roundings, which training enlarges.
+MOST_DIFFERENCE = 1e-3
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--hosts", type=int, default=0, metavar="N", help="of an emulated cluster; 0: this host alone")
+    parser.add_argument("-n", "--ranks", type=int, default=4, metavar="N", help="of this host (default 4)")
+    parser.add_argument("--rate", default="200mbit", help="of every emulated link (default: %(default)s)")
+    parser.add_argument("--late", default="0", metavar="D,...", help="how late one rank is, in s/rate (default 0)")
+    parser.add_argument("--caps", default="1,25", metavar="MB,...", help="bucket_cap_mb (default: %(default)s)")
+    parser.add_argument("--layers", type=int, default=3, help="3.2 MB each (default 3)")
+    parser.add_argument("--iterations", type=int, default=5, metavar="K", help="that count, of each (default 5)")
+    parser.add_argument("--python", metavar="PATH", help="a Python with PyTorch and lanterne")
+    parser.add_argument("--json", metavar="FILE", help="write everything")
+
+
+def run(args: argparse.Namespace) -> int:
+    python = find_python(NEEDS, args.python)
+    if python is None:
+        raise Unavailable("bench ddp: no Python with PyTorch and lanterne here; `./run test -m torch` makes one")
+    rate = parse_rate_bytes_per_s(args.rate, "--rate") if args.hosts else NO_RATE_BYTES_PER_S
+    options = {
+        "caps_mb": _numbers("--caps", args.caps),
+        "late": _numbers("--late", args.late),
+        "layers": args.layers,
+        "iterations": args.iterations,
+        "rate_bytes_per_s": rate,
+    }
+    with tempfile.TemporaryDirectory(prefix="lanterne") as folder:
+        options["out"] = str(Path(folder) / "samples.json")
+        words = [python, "-P", str(RANK), json.dumps(options)]
+        code = _in_a_lab(words, args.hosts, rate) if args.hosts else _on_this_host(words, args.ranks)
+        if code:
+            raise TransportError(f"bench ddp: a rank ended with exit code {code}")
+        found = json.loads(Path(options["out"]).read_text())
+    document = report.envelope(**found, ranks=args.hosts or args.ranks, hosts=args.hosts, rate_bytes_per_s=rate)
+    document["results"] = [_summed_up(record, rate) for record in found["results"]]
+    if args.json:
+        report.write_json(args.json, document)
+    _show(document)
+    return int(any(record["difference"] > MOST_DIFFERENCE for record in document["results"]))
+
+
+def _numbers(option: str, text: str) -> list[float]:
+    try:
+        numbers = [float(part) for part in text.split(",")]
+    except ValueError:
+        numbers = []
+    if not numbers or not all(0 <= number < 1e4 for number in numbers):
+        raise InputError(f"{option}: got {text!r}, expected numbers of at least 0, such as 0,2")
+    return numbers
+
+
+def _in_a_lab(words: list[str], hosts: int, rate: float) -> int:
+    check_available()
+    network = Network(f"ddp{os.getpid()}", (rate,) * hosts)
+    undertaker = Undertaker(network.name)
+    end_in_order()
+    try:
+        create(network)
+        return _start(words, [(network.run_in(rank), environment(network, "", rank)) for rank in range(hosts)], network)
+    finally:
+        undertaker.close()
+
+
+def _on_this_host(words: list[str], ranks: int) -> int:
+    variables = {**os.environ, "OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
+    return _start(words, [([], variables)] * ranks)
+
+
+def _start(words: list[str], places: list[tuple[list[str], dict[str, str]]], network: Network | None = None) -> int:
+    meeting = {"WORLD_SIZE": str(len(places)), "MASTER_PORT": str(PORT)}
+    meeting["MASTER_ADDR"] = "127.0.0.1" if network is None else network.address(0)
+    processes = []
+    for rank, (prefix, variables) in enumerate(places):
+        own = meeting | {"RANK": str(rank), "LOCAL_RANK": str(rank if network is None else 0)}
+        if network is not None:
+            own["GLOO_SOCKET_IFNAME"] = variables["UCX_NET_DEVICES"]
+        processes.append(subprocess.Popen([*prefix, *words], env=variables | own, stdout=sys.stderr))
+    return wait_for_all(processes)
+
+
+def _summed_up(record: dict[str, Any], rate: float) -> dict[str, Any]:
+    """`record` with what its samples come to, by backend, and the ratio."""
+    found: dict[str, Any] = {}
+    ends = {name: [max(rank["end"] for rank in turn) for turn in turns] for name, turns in record["samples"].items()}
+    for name, turns in record["samples"].items():
+        late = [(turn[-1]["backward"] - record["alone_s"]) * rate / record["nbytes"] for turn in turns]
+        found[name] = {"end_s": median(ends[name]), "x": median(late) if record["late"] else None}
+    ratio = median(ours / theirs for ours, theirs in zip(ends["lanterne"], ends["gloo"], strict=True))
+    return record | found | {"ratio": ratio}
+
+
+def _show(document: dict[str, Any]) -> None:
+    rows = []
+    for record in document["results"]:
+        x = [record[name]["x"] for name in ("gloo", "lanterne")]
+        row = [f"{record['cap_mb']:g}", f"{record['nbytes'] / 1e6:.1f}", f"{record['late']:g}"]
+        row += [f"{record[name]['end_s'] * 1e3:.0f}" for name in ("gloo", "lanterne")]
+        row += [f"{record['ratio']:.3f}", *("" if each is None else f"{each:.2f}" for each in x)]
+        rows.append([*row, f"{record['difference']:.1e}"])
+    columns = [("cap", "MB"), ("model", "MB"), ("late", "s/rate"), ("gloo", "ms"), ("lanterne", "ms"), ("ratio", "")]
+    columns += [("gloo", "x"), ("lanterne", "x"), ("differ", "")]
+    notes = [f"torch {document['torch']}; init_process_group took {document['init_s']:.2f} s"]
+    report.print_table(columns, rows, notes=notes, left=())

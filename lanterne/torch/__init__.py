@@ -1,0 +1,17 @@
+"""lanterne as a backend of torch.distributed: `import lanterne.torch`, then `init_process_group("lanterne")`.
+
+Needs PyTorch (extra `torch`); nothing else of lanterne imports this. `torch_internals` has all that depends on how
+torch is made inside, `tensor_views` tensors as arrays, `works` what calls return, `process_group` the verbs, `joining`
+how groups come to be, `ddp_hook` lanterne in a job of another backend, `late_report` who was late.
+"""
+
+from lanterne.torch.ddp_hook import comm_hook
+from lanterne.torch.joining import NAME, Options, create
+from lanterne.torch.late_report import LateReport, report
+from lanterne.torch.process_group import LanterneGroup
+from lanterne.torch.step_log import LateStep
+from lanterne.torch.torch_internals import register
+
+__all__ = ["LanterneGroup", "LateReport", "LateStep", "Options", "comm_hook", "report"]
+
+register(NAME, create)

@@ -1,0 +1,49 @@
+"""lanterne for the gradients of a DDP model whose job runs over another backend."""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from lanterne.torch.joining import NAME
+from lanterne.torch.process_group import LanterneGroup
+from lanterne.torch.torch_internals import OPTIONS
+
+
+class _Made:
+    """The group of all ranks that `comm_hook` has made, and the default group that they were of then."""
+
+    whole: Any = None
+    group: LanterneGroup | None = None
+
+
+def comm_hook(group: LanterneGroup | None, bucket: dist.GradBucket) -> Any:
+    """The mean of a bucket of gradients over all ranks, by lanterne; a future of the tensor.
+
+    `model.register_comm_hook(None, lanterne.torch.comm_hook)` on all ranks; for a model on some of them `None` is a
+    group of theirs, `dist.new_group(ranks, backend="lanterne")`. Gradients are of the CPU.
+    """
+    if group is None:
+        group = _group_of_all()
+    options = OPTIONS["Allreduce"]()
+    options.reduceOp = dist.ReduceOp.AVG
+    return group.allreduce([bucket.buffer()], options).get_future().then(_first)
+
+
+def _first(future: Any) -> torch.Tensor:
+    return future.value()[0]
+
+
+def default_group() -> Any:
+    """The default group, if it is lanterne's, else that of `comm_hook`."""
+    whole = dist.group.WORLD
+    return whole if isinstance(whole, LanterneGroup) else _Made.group
+
+
+def _group_of_all() -> LanterneGroup:
+    whole = dist.group.WORLD
+    if _Made.group is None or _Made.whole is not whole:
+        _Made.group = whole if isinstance(whole, LanterneGroup) else dist.new_group(backend=NAME)
+        _Made.whole = whole
+    assert _Made.group is not None
+    return _Made.group

@@ -1,0 +1,70 @@
+"""How a process group of lanterne comes to be: the first joins the job, those of some ranks share its transport."""
+
+from collections import Counter
+from typing import Any, NamedTuple
+
+from lanterne.collectives.jobs import join
+from lanterne.errors import InputError
+from lanterne.torch.process_group import LanterneGroup
+from lanterne.torch.torch_internals import torch_errors
+from lanterne.transport.timeouts import LONGEST_S
+
+NAME = "lanterne"
+
+
+class Options(NamedTuple):
+    """What `pg_options` of init_process_group and new_group may be.
+
+    Attributes: `transport`, `deterministic`: as lanterne.join has them.
+    """
+
+    transport: str | None = None
+    deterministic: bool = False
+
+
+class _Jobs:
+    """The group of all ranks of this process, while there is one, and how many were made."""
+
+    whole: LanterneGroup | None = None
+    made: Counter[str] = Counter()
+
+
+def create(told: Any, options: Any) -> LanterneGroup:
+    """The group that torch asks for; `told`: torch's _DistributedBackendOptions, `options`: the user's."""
+    if not isinstance(options, (Options, type(None))):
+        raise InputError(f"pg_options: got {type(options).__name__}, expected lanterne.torch.Options")
+    timeout_s = min(told.timeout.total_seconds(), LONGEST_S)
+    ranks = tuple(told.global_ranks_in_group)
+    with torch_errors():
+        whole = _Jobs.whole
+        if ranks and whole is not None and options is None:
+            return LanterneGroup(whole.communicator.group(ranks, timeout_s), timeout_s, _forget)
+        transport, deterministic = options or Options()
+        place = _Place(told.store, told.group_id)
+        comm = join(place, told.group_rank, told.group_size, transport, timeout_s, deterministic=deterministic)
+    group = LanterneGroup(comm, timeout_s, _forget)
+    if not ranks:
+        _Jobs.whole = group
+    return group
+
+
+class _Place:
+    """The store of torch as a meeting place; nothing is read there of an earlier group of that name."""
+
+    def __init__(self, store: Any, name: str) -> None:
+        _Jobs.made[name] += 1
+        self._store = store
+        self._prefix = f"{_Jobs.made[name]}/"
+
+    def set(self, key: str, value: str) -> None:
+        """See MeetingPlace."""
+        self._store.set(self._prefix + key, value)
+
+    def get(self, key: str) -> bytes:
+        """See MeetingPlace."""
+        return self._store.get(self._prefix + key)
+
+
+def _forget(group: LanterneGroup) -> None:
+    if _Jobs.whole is group:
+        _Jobs.whole = None

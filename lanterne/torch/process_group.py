@@ -1,0 +1,499 @@
+"""The process group of lanterne: torch.distributed's verbs as calls of a Communicator."""
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from lanterne.collectives.communicator import Communicator
+from lanterne.errors import InputError, LanterneError, TransportError
+from lanterne.torch.step_log import StepLog
+from lanterne.torch.tensor_views import View, check_tensor, op_of, view_of, whole_of
+from lanterne.torch.torch_internals import OPTIONS, ProcessGroup, name_of, old_names, seconds, torch_errors
+from lanterne.torch.works import RequestWork, Started
+
+Tensors = Sequence[torch.Tensor]
+# Of the tags that messages may have, the last is that of gather, scatter and all_to_all.
+OWN_TAG = 31
+
+
+class Draft:
+    """A call in the making: what it has started, and where its results are to be copied."""
+
+    def __init__(self) -> None:
+        self.requests: list[Started] = []
+        self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.ended: Callable[[], object] | None = None
+
+    def read(self, tensor: torch.Tensor) -> View:
+        """What `tensor` holds; a copy where it is not contiguous."""
+        check_tensor(tensor)
+        return view_of(tensor.resolve_conj().resolve_neg().contiguous())
+
+    def write(self, tensor: torch.Tensor, holds: bool = False) -> View:
+        """Where the new contents of `tensor` go, which `holds` what it held, or anything."""
+        check_tensor(tensor)
+        if tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
+            return view_of(tensor)
+        fresh = tensor.contiguous() if holds else torch.empty(tensor.shape, dtype=tensor.dtype)
+        fresh = fresh.clone() if fresh.data_ptr() == tensor.data_ptr() else fresh
+        self._copies.append((tensor, fresh))
+        return view_of(fresh)
+
+    def read_parts(self, tensors: Tensors) -> View:
+        """What `tensors` hold, one after the other: one piece of memory, a copy unless they are that already."""
+        whole = whole_of(tensors)
+        return self.read(torch.cat([each.reshape(-1) for each in tensors]) if whole is None else whole)
+
+    def write_parts(self, tensors: Tensors) -> View:
+        """Where the new contents of `tensors` go, one after the other."""
+        for tensor in tensors:
+            check_tensor(tensor)
+        whole = whole_of(tensors)
+        if whole is not None:
+            return view_of(whole)
+        fresh = torch.empty(sum(each.numel() for each in tensors), dtype=tensors[0].dtype)
+        parts = fresh.split([each.numel() for each in tensors])
+        self._copies += [(tensor, part.view(tensor.shape)) for tensor, part in zip(tensors, parts, strict=True)]
+        return view_of(fresh)
+
+    def finish(self) -> None:
+        """The requests are complete: copy."""
+        for tensor, fresh in self._copies:
+            tensor.detach().copy_(fresh)
+        if self.ended is not None:
+            self.ended()
+
+
+@old_names
+class LanterneGroup(ProcessGroup):
+    """The ranks of a torch process group, over `communicator`.
+
+    Args:
+        timeout_s: of calls that are given none.
+        on_shutdown: called once this group has ended.
+
+    Every verb is torch's, and raises DistBackendError or ValueError. Tensors are dense and of the CPU; those that are
+    not contiguous are copied before and after.
+    """
+
+    def __init__(
+        self, communicator: Communicator, timeout_s: float, on_shutdown: Callable[["LanterneGroup"], object]
+    ) -> None:
+        super().__init__(communicator.rank, communicator.world_size)
+        self.communicator: Communicator = communicator
+        communicator.timeout_s = timeout_s
+        self._on_shutdown = on_shutdown
+        self._name = self._desc = ""
+        self._sequence = 0
+        self._together: list[RequestWork] | None = None
+        self.steps: StepLog = StepLog(communicator)
+        self._nothing: list[NDArray[Any] | None] = [None] * communicator.world_size
+
+    # -- collectives
+
+    def allreduce(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None) -> RequestWork:
+        tensors, opts = _options("Allreduce", tensors, opts, timeout)
+        op, factor = name_of(opts.reduceOp)
+        draft, result = Draft(), tensors
+        if len(tensors) == 1 and tensors[0].layout is not torch.strided:
+            raise InputError(f"all_reduce: got a tensor of {tensors[0].layout}, expected a dense one")
+        with torch_errors():
+            for tensor in tensors:
+                if factor is not None:
+                    tensor.mul_(factor)
+                array, dtype = draft.write(tensor, holds=True)
+                self.steps.begins(array.nbytes)
+                self._begin(draft, opts, "all_reduce", array, array, op_of(op, tensor.dtype), dtype=dtype)
+        draft.ended = self.steps.ends
+        return self._work(draft, opts, result)
+
+    def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> RequestWork:
+        return self.allreduce(tensors, opts if opts is not None else OPTIONS["AllreduceCoalesced"]())
+
+    def broadcast(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None) -> RequestWork:
+        tensors, opts = _options("Broadcast", tensors, opts, timeout)
+        draft = Draft()
+        with torch_errors():
+            for tensor in tensors:
+                array, _ = draft.write(tensor, holds=True)
+                self._begin(draft, opts, "broadcast", array, opts.rootRank)
+        return self._work(draft, opts, tensors)
+
+    def reduce(
+        self, tensors: Any, opts: Any = None, op: Any = None, timeout: timedelta | None = None
+    ) -> RequestWork:
+        tensors, opts = _options("Reduce", tensors, opts, timeout)
+        if op is not None:
+            opts.reduceOp = op
+        name, factor = name_of(opts.reduceOp)
+        draft = Draft()
+        with torch_errors():
+            for tensor in tensors:
+                is_root = self.rank() == opts.rootRank
+                array, dtype = draft.write(tensor, holds=True) if is_root else draft.read(tensor)
+                array = array if factor is None else array * factor
+                out = array if is_root else None
+                self._begin(
+                    draft, opts, "reduce", array, out, opts.rootRank, op_of(name, tensor.dtype), dtype=dtype
+                )
+        return self._work(draft, opts, tensors)
+
+    def allgather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None) -> RequestWork:
+        if isinstance(inputs, torch.Tensor):
+            outputs, inputs = [outputs], [inputs]
+        opts = _with_timeout("Allgather", opts, timeout)
+        draft = Draft()
+        with torch_errors():
+            for parts, tensor in zip(outputs, inputs, strict=True):
+                self._check_parts("all_gather", parts, tensor)
+                self._begin(draft, opts, "all_gather", draft.read(tensor).array, draft.write_parts(parts).array)
+        return self._work(draft, opts, [part for parts in outputs for part in parts])
+
+    def allgather_coalesced(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> RequestWork:
+        return self.allgather(list(zip(*outputs, strict=True)), inputs, opts)
+
+    def all_gather_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> RequestWork:
+        return self.all_gather_single_coalesced([output], [tensor], opts)
+
+    def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> RequestWork:
+        opts = _with_timeout("Allgather", opts, None)
+        draft = Draft()
+        with torch_errors():
+            for output, tensor in zip(outputs, inputs, strict=True):
+                _check_dtypes("all_gather", output, tensor)
+                self._begin(draft, opts, "all_gather", draft.read(tensor).array, draft.write(output).array)
+        return self._work(draft, opts, outputs)
+
+    def reduce_scatter(
+        self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None
+    ) -> RequestWork:
+        if isinstance(outputs, torch.Tensor):
+            outputs, inputs = [outputs], [inputs]
+        opts = _with_timeout("ReduceScatter", opts, timeout)
+        draft = Draft()
+        with torch_errors():
+            for output, parts in zip(outputs, inputs, strict=True):
+                if len({part.numel() for part in parts}) == 1:
+                    self._check_parts("reduce_scatter", parts, output)
+                    self._reduce_scatter(draft, opts, output, draft.read_parts(parts))
+                else:
+                    self._reduce_each(draft, opts, output, parts)
+        return self._work(draft, opts, outputs)
+
+    def reduce_scatter_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> RequestWork:
+        return self.reduce_scatter_single_coalesced([output], [tensor], opts)
+
+    def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> RequestWork:
+        opts = _with_timeout("ReduceScatter", opts, None)
+        draft = Draft()
+        with torch_errors():
+            for output, tensor in zip(outputs, inputs, strict=True):
+                _check_dtypes("reduce_scatter", output, tensor)
+                self._reduce_scatter(draft, opts, output, draft.read(tensor))
+        return self._work(draft, opts, outputs)
+
+    def _reduce_scatter(self, draft: Draft, opts: Any, output: torch.Tensor, source: View) -> None:
+        name, factor = name_of(opts.reduceOp)
+        array = source.array if factor is None else source.array * factor
+        op = op_of(name, output.dtype)
+        self._begin(draft, opts, "reduce_scatter", array, draft.write(output).array, op, dtype=source.dtype)
+
+    def _reduce_each(self, draft: Draft, opts: Any, output: torch.Tensor, parts: Tensors) -> None:
+        """A reduce_scatter of parts that differ in size."""
+        name, factor = name_of(opts.reduceOp)
+        for rank, part in enumerate(parts):
+            array, dtype = draft.read(part)
+            out = draft.write(output).array if rank == self.rank() else None
+            array = array if factor is None else array * factor
+            self._begin(draft, opts, "reduce", array, out, rank, op_of(name, part.dtype), dtype=dtype)
+
+    def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> RequestWork:
+        opts = _with_timeout("Barrier", opts, timeout)
+        draft = Draft()
+        with torch_errors():
+            token = np.zeros(1, np.uint8)
+            self._begin(draft, opts, "all_reduce", token, token, "max")
+        return self._work(draft, opts, ())
+
+    # -- those made of messages
+
+    def gather(
+        self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None
+    ) -> RequestWork:
+        if isinstance(inputs, torch.Tensor):
+            outputs, inputs = [outputs], [inputs]
+        opts = _with_timeout("Gather", opts, timeout, root=True)
+        draft, (tensor,), root = Draft(), inputs, opts.rootRank
+        parts: Tensors = outputs[0] if self.rank() == root else ()
+        with torch_errors():
+            self._check_root("gather", root)
+            if parts:
+                self._check_parts("gather", parts, tensor)
+            sent = [draft.read(tensor).array if rank == root else None for rank in range(self.size())]
+            taken = [draft.write(part).array for part in parts]
+            self._exchange(draft, sent, taken or self._nothing)
+        return self._work(draft, opts, parts)
+
+    def scatter(
+        self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None
+    ) -> RequestWork:
+        if isinstance(outputs, torch.Tensor):
+            outputs, inputs = [outputs], [inputs]
+        opts = _with_timeout("Scatter", opts, timeout, root=True)
+        draft, (tensor,), root = Draft(), outputs, opts.rootRank
+        parts: Tensors = inputs[0] if self.rank() == root else ()
+        with torch_errors():
+            self._check_root("scatter", root)
+            if parts:
+                self._check_parts("scatter", parts, tensor)
+            sent = [draft.read(part).array for part in parts]
+            taken = [draft.write(tensor).array if rank == root else None for rank in range(self.size())]
+            self._exchange(draft, sent or self._nothing, taken)
+        return self._work(draft, opts, [tensor])
+
+    def all_to_all_single(
+        self,
+        output: torch.Tensor,
+        tensor: torch.Tensor,
+        output_sizes: Sequence[int] = (),
+        input_sizes: Sequence[int] = (),
+        opts: Any = None,
+        timeout: timedelta | None = None,
+    ) -> RequestWork:
+        opts = _with_timeout("AllToAll", opts, timeout)
+        draft = Draft()
+        with torch_errors():
+            _check_dtypes("all_to_all", output, tensor)
+            source, target = draft.read(tensor).array, draft.write(output).array
+            if not output_sizes and not input_sizes:
+                self._begin(draft, opts, "all_to_all", source, target)
+            else:
+                self._exchange(
+                    draft,
+                    _rows("all_to_all", tensor, source, input_sizes, self.size()),
+                    _rows("all_to_all", output, target, output_sizes, self.size()),
+                )
+        return self._work(draft, opts, [output])
+
+    def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None, timeout: timedelta | None = None) -> Any:
+        opts = _with_timeout("AllToAll", opts, timeout)
+        draft = Draft()
+        with torch_errors():
+            for tensors in (inputs, outputs):
+                if len(tensors) != self.size():
+                    raise InputError(f"all_to_all: got {len(tensors)} tensors, expected {self.size()}")
+            sent = [draft.read(tensor).array for tensor in inputs]
+            self._exchange(draft, sent, [draft.write(tensor).array for tensor in outputs])
+        return self._work(draft, opts, outputs)
+
+    def _exchange(
+        self, draft: Draft, sent: Sequence[NDArray[Any] | None], taken: Sequence[NDArray[Any] | None]
+    ) -> None:
+        """Send and receive one message with each rank, in rank order; None, or nothing in it: no message."""
+        me, comm = self.rank(), self.communicator
+        mine, own = sent[me], taken[me]
+        if mine is not None and own is not None:
+            if mine.size != own.size:
+                raise InputError(f"got {mine.size} elements for this rank itself, expected {own.size}")
+            own[:] = mine
+        for shift in range(1, self.size()):
+            before, after = (me - shift) % self.size(), (me + shift) % self.size()
+            there, here = taken[before], sent[after]
+            if there is not None and there.size:
+                draft.requests.append(comm.start_recv(there, before, tag=OWN_TAG))
+            if here is not None and here.size:
+                draft.requests.append(comm.start_send(here, after, tag=OWN_TAG))
+
+    def send(self, tensors: Tensors, peer: int, tag: int = 0) -> RequestWork:
+        draft = Draft()
+        with torch_errors():
+            for tensor in tensors:
+                draft.requests.append(self.communicator.start_send(draft.read(tensor).array, peer, tag=tag))
+        return self._work(draft, None, tensors)
+
+    def recv(self, tensors: Tensors, peer: int, tag: int = 0) -> RequestWork:
+        draft = Draft()
+        with torch_errors():
+            for tensor in tensors:
+                draft.requests.append(self.communicator.start_recv(draft.write(tensor).array, peer, tag=tag))
+        return self._work(draft, None, tensors, source=lambda: peer)
+
+    # -- calls
+
+    def _begin(self, draft: Draft, opts: Any, verb: str, *args: Any, **options: Any) -> None:
+        """Start `verb` of the communicator, or run it where the caller waits anyway."""
+        comm = self.communicator
+        self._sequence += 1
+        if opts.asyncOp or self._together is not None:
+            draft.requests.append(getattr(comm, f"start_{verb}")(*args, **options))
+        else:
+            getattr(comm, verb)(*args, timeout_s=self._limit_s(opts), **options)
+
+    def _work(
+        self, draft: Draft, opts: Any, result: Tensors, source: Callable[[], int] | None = None
+    ) -> RequestWork:
+        work = RequestWork(draft.requests, self._limit_s(opts), result, draft.finish, source)
+        if self._together is not None:
+            self._together.append(work)
+        return work
+
+    def _limit_s(self, opts: Any) -> float:
+        limit_s = None if opts is None else seconds(opts.timeout)
+        return self.communicator.timeout_s if limit_s is None else limit_s
+
+    def _check_root(self, verb: str, root: int) -> None:
+        if not 0 <= root < self.size():
+            raise InputError(f"{verb}: got root {root}, expected 0 to {self.size() - 1}")
+
+    def _check_parts(self, verb: str, parts: Tensors, tensor: torch.Tensor) -> None:
+        if len(parts) != self.size():
+            raise InputError(f"{verb}: got a list of {len(parts)} tensors, expected {self.size()}")
+        for part in parts:
+            _check_dtypes(verb, part, tensor)
+            if part.numel() != tensor.numel():
+                raise InputError(f"{verb}: got {part.numel()} elements, expected {tensor.numel()} as the other tensor")
+
+    # -- several calls as one
+
+    def _start_coalescing(self, _device: torch.device) -> None:
+        self._together = []
+
+    def _end_coalescing(self, _device: torch.device) -> RequestWork:
+        together, self._together = self._together or [], None
+        return RequestWork([WorkRequest(work) for work in together], self._limit_s(None))
+
+    # -- names, numbers, the end
+
+    def name(self) -> str:
+        return "lanterne"
+
+    getBackendName = _get_backend_name = name
+
+    @property
+    def group_name(self) -> str:
+        return self._name
+
+    @group_name.setter
+    def group_name(self, name: str) -> None:
+        self._name = name
+
+    def getGroupName(self) -> str:
+        return self._name
+
+    def setGroupName(self, name: str) -> None:
+        self._name = name
+
+    _set_group_name = setGroupName
+
+    @property
+    def group_desc(self) -> str:
+        return self._desc
+
+    @group_desc.setter
+    def group_desc(self, desc: str) -> None:
+        self._desc = desc
+
+    def getGroupDesc(self) -> str:
+        return self._desc
+
+    def setGroupDesc(self, desc: str) -> None:
+        self._desc = desc
+
+    _set_group_desc = setGroupDesc
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [torch.device("cpu")]
+
+    def _set_sequence_number_for_group(self) -> None:
+        pass
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self._sequence
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Calls that are given no timeout have this one from now on."""
+        self.communicator.timeout_s = timeout.total_seconds()
+
+    def errored(self) -> LanterneError | None:
+        """What has ended this group; None: it works."""
+        return self.communicator.failure
+
+    def abort(self) -> None:
+        """End this group now: calls under way, and later ones, raise, here and on the other ranks."""
+        self.communicator.abort("aborted by its user")
+
+    def shutdown(self) -> None:
+        """End this group; a second call does nothing."""
+        on_shutdown, self._on_shutdown = self._on_shutdown, lambda _group: None
+        on_shutdown(self)
+        try:
+            self.communicator.close()
+        except TransportError as error:
+            raise_later = error
+            with torch_errors():
+                raise raise_later
+
+
+class WorkRequest:
+    """A Work as a request of another."""
+
+    def __init__(self, work: RequestWork) -> None:
+        self._work = work
+
+    def test(self) -> bool:
+        """Whether it is over; raises what it failed with."""
+        return self._work.is_completed() and self._work.wait()
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """See RequestWork.wait."""
+        self._work.wait(None if timeout_s is None else timedelta(seconds=timeout_s))
+
+    def then(self, callback: Callable[[], object], timeout_s: float | None = None) -> None:
+        """Call `callback` once it is over."""
+        self._work.get_future().add_done_callback(lambda _: callback())
+
+
+def _options(kind: str, tensors: Any, opts: Any, timeout: timedelta | None) -> tuple[list[torch.Tensor], Any]:
+    """(the tensors, the options of a call): torch calls with a tensor or a list, and options or what is in them."""
+    tensors = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+    if isinstance(opts, int):
+        root, opts = opts, None
+        opts = _with_timeout(kind, opts, timeout)
+        opts.rootRank = root
+    elif opts is not None and not hasattr(opts, "timeout"):
+        op, opts = opts, _with_timeout(kind, None, timeout)
+        opts.reduceOp = op
+    return tensors, _with_timeout(kind, opts, timeout)
+
+
+def _with_timeout(kind: str, opts: Any, timeout: timedelta | None, *, root: bool = False) -> Any:
+    if root and isinstance(opts, int):
+        number, opts = opts, OPTIONS[kind]()
+        opts.rootRank = number
+    opts = OPTIONS[kind]() if opts is None else opts
+    if timeout is not None:
+        opts.timeout = timeout
+    return opts
+
+
+def _check_dtypes(verb: str, one: torch.Tensor, other: torch.Tensor) -> None:
+    if one.dtype != other.dtype:
+        raise InputError(f"{verb}: got tensors of {one.dtype} and {other.dtype}, expected one dtype")
+
+
+def _rows(verb: str, tensor: torch.Tensor, array: NDArray[Any], sizes: Sequence[int], world_size: int) -> Any:
+    """The parts of `array` that are `sizes` rows of `tensor` each; no sizes: equal ones."""
+    rows = tensor.size(0) if tensor.dim() else 0
+    if not sizes:
+        if rows % world_size:
+            raise InputError(f"{verb}: got {rows} rows, expected a multiple of {world_size}")
+        sizes = [rows // world_size] * world_size
+    if len(sizes) != world_size or sum(sizes) != rows:
+        raise InputError(f"{verb}: got split sizes {list(sizes)} of {rows} rows, expected {world_size} that sum to it")
+    per_row = array.size // rows if rows else 0
+    return np.split(array, np.cumsum(sizes)[:-1] * per_row)

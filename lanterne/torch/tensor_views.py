@@ -1,0 +1,72 @@
+"""Tensors of the CPU as the arrays that lanterne takes: the same memory wherever it is contiguous."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from numpy.typing import NDArray
+
+from lanterne.errors import InputError
+
+# dtype -> (what NumPy sees in its memory, or None: itself; lanterne's name of it, or None: NumPy's).
+_SEEN: dict[torch.dtype, tuple[torch.dtype | None, str | None]] = {
+    torch.bfloat16: (torch.int16, "bfloat16"),
+    **{
+        getattr(torch, name): (torch.uint8, None)
+        for name in dir(torch)
+        if name.startswith("float8_") and isinstance(getattr(torch, name), torch.dtype)
+    },
+}
+# Tensors of bool are summed as NumPy does it: any; their product is all.
+_OF_BOOL = {"sum": "max", "prod": "min", "bor": "max", "band": "min"}
+_NAMES = {"SUM": "sum", "AVG": "mean", "PRODUCT": "prod", "MIN": "min", "MAX": "max", "PREMUL_SUM": "sum"}
+
+
+class View(NamedTuple):
+    """A tensor's memory: a flat `array`, and its `dtype` for lanterne where the array does not say it."""
+
+    array: NDArray[Any]
+    dtype: str | None
+
+
+def view_of(tensor: torch.Tensor) -> View:
+    """The View of a contiguous tensor.
+
+    Raises:
+        InputError: it is not dense, or of another device.
+    """
+    check_tensor(tensor)
+    flat = tensor.detach().view(-1)
+    seen, name = _SEEN.get(tensor.dtype, (None, None))
+    return View((flat if seen is None else flat.view(seen)).numpy(), name)
+
+
+def check_tensor(tensor: torch.Tensor) -> None:
+    """Raise InputError unless `tensor` is dense and of the CPU."""
+    if tensor.device.type != "cpu":
+        raise InputError(f"tensor: got one on {tensor.device}, expected the CPU, which lanterne serves")
+    if tensor.layout is not torch.strided:
+        raise InputError(f"tensor: got one of {tensor.layout}, expected a dense one")
+
+
+def op_of(name: str, dtype: torch.dtype) -> str:
+    """lanterne's name of torch's reduction `name` ("SUM") of tensors of `dtype`."""
+    op = _NAMES.get(name, name.lower())
+    return _OF_BOOL.get(op, op) if dtype is torch.bool else op
+
+
+def whole_of(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
+    """The flat tensor of which `tensors`, of one size, are the parts in order; None: their memory is not one piece."""
+    first = tensors[0]
+    place = first.storage_offset()
+    for tensor in tensors:
+        is_next = tensor.storage_offset() == place and tensor.data_ptr() == first.data_ptr() + (
+            (place - first.storage_offset()) * first.element_size()
+        )
+        if not (is_next and tensor.is_contiguous() and tensor.numel() == first.numel() and tensor.dtype == first.dtype):
+            return None
+        place += tensor.numel()
+    total = first.numel() * len(tensors)
+    if first.untyped_storage().nbytes() < (first.storage_offset() + total) * first.element_size():
+        return None
+    return first.detach().as_strided((total,), (1,), first.storage_offset())

@@ -1,0 +1,118 @@
+"""All that this backend needs of torch.distributed beyond what that documents: names, base classes, ways around traps.
+
+Checked against torch TESTED by tests/torch. What changes in another torch changes here only.
+"""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C import _distributed_c10d as c10d
+
+from lanterne.errors import InputError, LanterneError, TransportTimeout
+
+TESTED: tuple[str, ...] = ("2.13",)
+
+# Python may derive from these. Of `Backend` it may not, so a group of ours is a whole ProcessGroup.
+ProcessGroup: Any = dist.ProcessGroup
+Work: Any = dist.Work
+# Such verbs have an older name too, and torch calls now one, now the other.
+OLD_NAMES: dict[str, str] = {
+    "all_gather_single": "_allgather_base",
+    "all_gather_single_coalesced": "allgather_into_tensor_coalesced",
+    "reduce_scatter_single": "_reduce_scatter_base",
+    "reduce_scatter_single_coalesced": "reduce_scatter_tensor_coalesced",
+    "all_to_all_single": "alltoall_base",
+}
+# What each verb's options are, where its caller gives none.
+OPTIONS: dict[str, Any] = {
+    name: getattr(c10d, f"{name}Options")
+    for name in (
+        *("Allreduce", "AllreduceCoalesced", "Broadcast", "Reduce", "Allgather", "Gather", "Scatter"),
+        *("ReduceScatter", "Barrier", "AllToAll"),
+    )
+}
+# Callbacks that run in this thread right now, one inside the other.
+_settling = threading.local()
+
+
+def register(name: str, create: Callable[[Any, Any], Any]) -> None:
+    """Make `init_process_group(name)` call `create(options, users_options)`, for tensors of the CPU."""
+    if name.upper() not in dist.Backend._plugins:
+        dist.Backend.register_backend(name, create, extended_api=True, devices=["cpu"])
+
+
+def old_names(kind: type) -> type:
+    """`kind` with the older names of its verbs; a decorator."""
+    for name, old in OLD_NAMES.items():
+        setattr(kind, old, getattr(kind, name))
+    return kind
+
+
+def seconds(limit: timedelta | None) -> float | None:
+    """`limit` in seconds; None where it is none, which torch writes as 0 or less."""
+    if limit is None or limit <= timedelta(0):
+        return None
+    return limit.total_seconds()
+
+
+def after_each_step(hook: Callable[..., None]) -> None:
+    """Call `hook` after each step of any optimizer."""
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
+    register_optimizer_step_post_hook(hook)
+
+
+def name_of(op: Any) -> tuple[str, Any]:
+    """(name such as "SUM", factor of "PREMUL_SUM" or None) of a ReduceOp."""
+    name = getattr(op, "op", op).name
+    return name, op.factor if name == "PREMUL_SUM" else None
+
+
+def is_settling() -> bool:
+    """Whether this thread runs callbacks of a future: it is the one that would complete others."""
+    return bool(getattr(_settling, "depth", 0))
+
+
+def make_future(outcome: Callable[[], Sequence[torch.Tensor]]) -> tuple[Any, Callable[[], None]]:
+    """(a future, what completes it): its value is `outcome()`, called then, or what that raises.
+
+    After Future.set_exception DDP's C++ takes the exception for tensors and crashes; an error that a callback raises is
+    one to it.
+    """
+    start: Any = torch.futures.Future()
+    future = start.then(lambda _: list(outcome()))
+
+    def complete() -> None:
+        _settling.depth = getattr(_settling, "depth", 0) + 1
+        try:
+            start.set_result(None)
+        finally:
+            _settling.depth -= 1
+
+    return future, complete
+
+
+def as_torch(error: LanterneError) -> Exception:
+    """`error` as torch's users know it: an exception of torch's, or ValueError, with our line as its text."""
+    if isinstance(error, InputError):
+        return error
+    # torch and torchelastic look for these words.
+    told = f"lanterne: Timed out waiting: {error}" if isinstance(error, TransportTimeout) else f"lanterne: {error}"
+    return dist.DistBackendError(told)
+
+
+@contextmanager
+def torch_errors() -> Iterator[None]:
+    """A block whose errors are those of `as_torch`."""
+    try:
+        yield
+    except LanterneError as error:
+        told = as_torch(error)
+        if told is error:
+            raise
+        raise told from error
