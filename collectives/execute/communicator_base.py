@@ -207,11 +207,12 @@ class CommunicatorBase:
             rest = rest and call._rests
         return moved
 
-    def watch(self, message: WatchedMessage) -> None:
-        """Advance `message` like a call, and tell its user of its end."""
-        self._messages.append(message)
-        self.engine.busy[self] = None
-        self.engine.serve()
+    def watch(self, request: WatchedMessage) -> None:
+        """Tell the user of `request` of its end; one that is no call that was begun is advanced like one."""
+        if id(request) not in map(id, self._calls):
+            self._messages.append(request)
+            self.engine.busy[self] = None
+            self.engine.serve()
 
     def _poll_messages(self) -> bool:
         """Look which messages are done whose users want to be told; True if one is."""

@@ -109,12 +109,9 @@ class CollectiveRequest:
                 limit_s = communicator.timeout_s if timeout_s is None else check_timeout_s(timeout_s)
                 self._patience = _Patience(limit_s, communicator.machine.now_s())
                 self._callback = callback
-                self._watch()
+                communicator.watch(self)
         if over:
             callback()
-
-    def _watch(self) -> None:
-        """The engine is to see the end of this."""
 
     @property
     def _is_watched(self) -> bool:
@@ -289,9 +286,6 @@ class MessageRequest(CollectiveRequest):
 
     def _awaited(self) -> "MessageRequest":
         return self
-
-    def _watch(self) -> None:
-        self._communicator.watch(self)
 
     def _expire(self, limit_s: float) -> None:
         assert self._request is not None, "a wait ends once the message is done"

@@ -37,7 +37,7 @@ NAMES = {
     Captured: {"asks", "launch", "close"},
     Bound: {"start"},
     Mailbox: {"send", "start_send", "recv", "start_recv", "probe"},
-    MailRequest: {"test", "wait", "done", "received"},
+    MailRequest: {"test", "wait", "then", "done", "received"},
     Arrivals: {"calls", "begun_early", "last", "ranks", "delays_s", "late_rank", "to_json", "from_json"},
 } | {
     kind: {"test", "wait", "then", "done"}
