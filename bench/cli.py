@@ -46,6 +46,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "bench mpi": ("scores.peers.mpi_peers", "benchmark all-reduce against MPI's own and a plain ring over mpi4py"),
     "bench lab-peers": ("scores.peers.lab_peers", "compare with MPICH, Open MPI and Gloo on the emulated cluster"),
     "bench ddp": ("scores.peers.ddp", "train a model by PyTorch's DDP over gloo and over lanterne, in turn"),
+    "bench lab-arrivals": (
+        "scores.peers.lab_arrivals",
+        "benchmark all-reduce under patterns of arrivals on the emulated cluster",
+    ),
     "bench schedules": ("scores.speed.schedules", "benchmark generating and checking of collective schedules"),
     "bench pipeline": ("scores.speed.planning", "benchmark planning, checking and simulating of pipelines"),
     "bench planner": (
@@ -75,7 +79,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
 USERS_PROGRAM, STOPPED = ("watch", "lab"), (128 + signal.SIGHUP, 128 + signal.SIGINT, 128 + signal.SIGTERM)
 
 # These start jobs of their own and compare them: not from inside a job.
-STARTS_JOBS = ("lab", "bench deaths", "bench failover", "bench lab-peers", "bench ddp")
+STARTS_JOBS = ("lab", "bench deaths", "bench failover", "bench lab-peers", "bench lab-arrivals", "bench ddp")
 
 USAGE = "usage: lanterne COMMAND [OPTION ...]\n\n"
 DESCRIPTION = "Collectives and pipelines that stay fast although one rank is late or one link is slow.\n\ncommands:\n"

@@ -45,9 +45,9 @@ class QueuedCall(Protocol):
     @property
     def _goes_ahead(self) -> bool: ...
 
-    # Whether nothing is left to do in it before a rank comes that is late.
+    # How far it is for the calls behind it, where it goes ahead (late/turn.py).
     @property
-    def _rests(self) -> bool: ...
+    def _progress(self) -> int: ...
 
     # Whether its user wants to be told of its end (CollectiveRequest.then).
     @property
@@ -66,8 +66,13 @@ class QueuedCall(Protocol):
         """Make progress; True once complete, or queued on streams."""
         ...
 
-    def _go_ahead(self, ready: bool) -> None:
-        """Make progress beside the calls before it, which all go ahead too; `ready`: all of them rest."""
+    def _go_ahead(self, before: int) -> int:
+        """Make progress beside the calls before it, which all go ahead too; how far all are then, it included.
+
+        Args:
+            before: how far all of them are.
+        """
+        ...
 
     def wait(self) -> None:
         """Return once the call is complete on this rank."""
@@ -197,14 +202,15 @@ class CommunicatorBase:
 
     def _go_ahead(self) -> bool:
         """Advance the calls behind the first as far as they go without it; True if something has moved."""
-        moved, rest = False, True
-        for index, call in enumerate(self._calls[:MAX_AHEAD]):
+        first = self._calls[0]
+        if not first._goes_ahead:
+            return False
+        moved, before = False, first._progress
+        for call in self._calls[1:MAX_AHEAD]:
             if not call._goes_ahead:
                 break
-            if index:
-                call._go_ahead(rest)
-                moved = moved or call._moved
-            rest = rest and call._rests
+            before = call._go_ahead(before)
+            moved = moved or call._moved
         return moved
 
     def watch(self, request: WatchedMessage) -> None:

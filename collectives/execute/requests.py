@@ -144,12 +144,13 @@ class CollectiveRequest:
         return self.done
 
     @property
-    def _rests(self) -> bool:
+    def _progress(self) -> int:
         """See QueuedCall."""
-        return False
+        return 0
 
-    def _go_ahead(self, ready: bool) -> None:
+    def _go_ahead(self, before: int) -> int:
         """See QueuedCall."""
+        return before
 
     def _pending_peers(self) -> Sequence[int]:
         """Transport ranks that this waits for now."""

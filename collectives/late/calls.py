@@ -6,7 +6,8 @@ with it is posted before, and an ABORT until then is clean: all raise, and the n
 aborted call, in place its inputs too, are undefined.
 
 Calls that were started behind such a call go ahead of it (turn.py): while the late rank is away the others do of each,
-one after the other, what needs no late rank, and when it comes the joins follow each other in the order of the calls.
+one after the other, what needs no late rank, and when it comes the joins follow each other in the order of the calls,
+each beginning under the end of the one before.
 Each call has a lane of its own, by its number, and scratch memory of its own; a call that does not ask ends the queue.
 
 Calls below a size never ask, and short ones not always: a record may free the next few with the same signature. All
@@ -34,7 +35,7 @@ from lanterne.collectives.execute.plans import BOARD_LANES, AnyPlan, Plans
 from lanterne.collectives.execute.requests import CollectiveRequest
 from lanterne.collectives.execute.stream_execution import NativeExecution, StreamExecution
 from lanterne.collectives.late.arrivals import ArrivalLog, Arrivals
-from lanterne.collectives.late.turn import ARRIVE, BEGIN, END, RELEASE, Turn, TurnStep
+from lanterne.collectives.late.turn import ARRIVE, BEGIN, COMPLETE, END, RELEASE, Turn, TurnStep
 from lanterne.collectives.schedule.cost import CostModel, late_start, price
 from lanterne.errors import InputError, PeerFailed, TransportTimeout
 from lanterne.transport.base import Request
@@ -344,27 +345,31 @@ class LateRequest(CollectiveRequest):
 
     def _begin(self) -> None:
         """See QueuedCall."""
-        self._step(first=True, ready=True)
+        self._step(COMPLETE, room=True)
 
     def _advance(self) -> bool:
         """Make progress; True once complete, queued on streams, or aborted."""
         self._late.dispatch()
-        self._step(first=True, ready=True)
+        self._step(COMPLETE, room=True)
         execution = self._execution
         if self._error is not None and (execution is None or execution.drained):
             return self._end(None)
         return self._complete and self._end(execution.completion if execution is not None else None)
 
-    def _go_ahead(self, ready: bool) -> None:
+    def _go_ahead(self, before: int) -> int:
         """See QueuedCall."""
-        self._step(first=False, ready=ready and self._late.has_room)
+        self._step(before, self._late.has_room)
+        return min(before, self._progress)
 
     @property
-    def _rests(self) -> bool:
+    def _progress(self) -> int:
         """See QueuedCall."""
-        return self._turn.rests(self._execution is None or self._execution.drained)
+        execution = self._execution
+        if not isinstance(execution, Execution):
+            return self._turn.progress(posted=True, drained=True)
+        return self._turn.progress(execution.posted, execution.drained)
 
-    def _step(self, first: bool, ready: bool) -> None:
+    def _step(self, before: int, room: bool) -> None:
         """Do what comes next, as far as it goes now."""
         self._moved = False
         turn, late = self._turn, self._late
@@ -375,7 +380,7 @@ class LateRequest(CollectiveRequest):
             if late.is_free(turn):
                 late.came(self._signature)
                 turn.free()
-        while (step := turn.next(first, ready)) is not None:
+        while (step := turn.next(before, room)) is not None:
             self._moved = True
             self._do(step)
         execution = self._execution

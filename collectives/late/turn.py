@@ -1,20 +1,28 @@
 """Where one call of a queue stands on this rank, and what comes next there: pure, so that every order can be tried.
 
 Calls go ahead of those before them as far as they can: a rank says that it has come as soon as a call is started; once
-all before it rest, waiting for the late rank only, it says that it is ready; and begins without the late rank when the
-board says so. What follows the late rank's arrival, or needs nobody to be late, happens in the order of the calls.
+all before it have been begun, it says that it is ready, so that the board's word is there when they have nothing more
+to send; then it begins without the late rank. What follows the late rank's arrival, or needs nobody to be late, begins
+in the order of the calls, each time once the one before has nothing more to send: the ends of some are under the
+beginnings of others.
 """
 
 from collections import deque
 from typing import NamedTuple
 
-from lanterne.transport.board.sequencer import ABORT, NORMAL, TIMEOUT, WITHOUT, Record
+from lanterne.transport.board.sequencer import ABORT, JOIN, NORMAL, TIMEOUT, WITHOUT, Record
 
 # What a rank does next in a call: say that it has come, or that it is ready; begin without the late rank; run the rest
 # of that; run all; end it, as the record says.
 ARRIVE, READY, BEGIN, RELEASE, RUN, END = range(6)
 # How far it is: not announced; the board has not spoken; begun without the late rank; in its last part; ended early.
 _NEW, _ASKED, _EARLY, _LAST, _OVER = range(5)
+
+# How far a call is for those behind it: it is not begun; begun without the late rank; has sent all that needs no late
+# rank, or is in its last part; has sent everything; is complete. What they may do: say that they are ready from BEGUN
+# on, begin without the late rank from WAITING on, the rest from LEAVING on, end in an error once it is COMPLETE.
+BUSY, BEGUN, WAITING, LEAVING, COMPLETE = range(5)
+_NEEDS = {WITHOUT: WAITING, NORMAL: LEAVING, JOIN: LEAVING, ABORT: COMPLETE}
 
 
 class TurnStep(NamedTuple):
@@ -45,14 +53,15 @@ class Turn:
         self._state = _ASKED
         self._records.append(Record(self.number, NORMAL))
 
-    def next(self, first: bool, ready: bool) -> TurnStep | None:
+    def next(self, before: int, room: bool = True) -> TurnStep | None:
         """What to do now; None: nothing.
 
         Args:
-            first: all calls before it are complete.
-            ready: or rest (`rests`).
+            before: how far all the calls before it are, BUSY to COMPLETE.
+            room: whether there is memory for it beside those.
         """
         if not self._records:
+            ready = before >= BEGUN and room
             if self._state == _NEW:
                 self._state, self.ready = _ASKED, ready
                 return TurnStep(ARRIVE)
@@ -61,7 +70,9 @@ class Turn:
                 return TurnStep(READY)
             return None
         record = self._records[0]
-        if not first and record.verdict != WITHOUT and (record.verdict, record.cause) != (ABORT, TIMEOUT):
+        if (record.verdict, record.cause) != (ABORT, TIMEOUT) and (
+            before < _NEEDS[record.verdict] or not (room or record.verdict == WITHOUT or self._state == _EARLY)
+        ):
             return None
         self._records.popleft()
         if record.verdict == ABORT:
@@ -88,6 +99,17 @@ class Turn:
         """Whether this rank has begun without a late rank that is not known to have come."""
         return self._state == _EARLY and not self._records
 
-    def rests(self, drained: bool) -> bool:
-        """Whether nothing is to be done until the late rank comes; `drained`: nothing that was begun is under way."""
-        return drained and not self._records and self._state in (_EARLY, _OVER)
+    def progress(self, posted: bool, drained: bool) -> int:
+        """How far it is, BUSY to LEAVING.
+
+        Args:
+            posted: whether what was begun has no message left to post before a rank comes that is late.
+            drained: or nothing of it is under way.
+        """
+        if self._state == _LAST:
+            return LEAVING if posted else WAITING
+        if self._state == _OVER and drained:
+            return LEAVING
+        if self._state in (_EARLY, _OVER):
+            return WAITING if posted else BEGUN
+        return BUSY

@@ -150,8 +150,8 @@ def test_every_order_gives_the_right_result(run, n):
         arrivals = [rank.comm.arrivals() for rank in ranks]
         assert all(its.to_json() == arrivals[0].to_json() for its in arrivals), f"seed {seed}"
         begun_early.append(arrivals[0].begun_early)
-    # The orders are of all kinds: calls that wait for everybody, calls that begin early.
-    assert min(begun_early) == 0 and max(begun_early) >= 2
+    # The orders are of all kinds: of their three calls most wait for everybody, or all begin early.
+    assert min(begun_early) <= 1 and max(begun_early) == 3
 
 
 @pytest.fixture

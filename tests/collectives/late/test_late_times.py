@@ -1,0 +1,98 @@
+"""What calls with a late rank cost, in virtual time (timed_world.py): the same number on every machine.
+
+Times are x: from the last rank's call to the last completion, in multiples of what a port takes for all buffers.
+"""
+
+from functools import partial
+
+import numpy as np
+import pytest
+from timed_world import RATE_BYTES_PER_S, TimedWorld
+
+from lanterne.collectives.communicator import Communicator, core_of
+from lanterne.collectives.late import calls as late
+from lanterne.collectives.late.turn import COMPLETE, Turn
+from lanterne.collectives.schedule.cost import CostModel
+
+HOSTS, COUNT = 8, 1 << 18
+UNIT_S = 4 * COUNT / RATE_BYTES_PER_S
+MODEL = CostModel(1e-4, 1 / RATE_BYTES_PER_S, serial_messages=True)
+# A call that waits for all, or for the late rank's join and nothing else, at best.
+BOUND = 2 * (HOSTS - 1) / HOSTS
+
+
+class Job:
+    """HOSTS ranks, whose calls begin and end as time passes."""
+
+    def __init__(self, letter_s):
+        self.world = TimedWorld(HOSTS, letter_s)
+        self.comms = [Communicator(transport) for transport in self.world.transports]
+        for comm in self.comms:
+            comm.tuning.adopt(MODEL, "test")
+            comm.timeout_s = 1e9
+
+    def x(self, delays, calls=1):
+        """The x of so many calls, started at once; rank r comes after delays[r] of all of them."""
+        world, unit_s = self.world, calls * UNIT_S
+        requests, began, ended = [[] for _ in self.comms], [0.0] * HOSTS, [0.0] * HOSTS
+        ins = [np.full(COUNT, rank + 1, np.float32) for rank in range(HOSTS)]
+        outs = [[np.full(COUNT, -1, np.float32) for _ in range(calls)] for _ in self.comms]
+
+        def start(rank):
+            began[rank] = world.at_s
+            requests[rank] += [self.comms[rank].start_all_reduce(ins[rank], out) for out in outs[rank]]
+            world.woken.add(rank)
+
+        def poll(rank):
+            core = core_of(self.comms[rank])
+            while core.progress():
+                pass
+            if not ended[rank] and len(requests[rank]) == calls and all(each.test() for each in requests[rank]):
+                ended[rank] = world.at_s
+
+        for rank, delay in enumerate(delays):
+            world.at(world.at_s + 0.01 + delay * unit_s, partial(start, rank))
+        world.run([partial(poll, rank) for rank in range(HOSTS)], lambda: all(ended))
+        assert all((out == HOSTS * (HOSTS + 1) / 2).all() for its in outs for out in its)
+        return (max(ended) - max(began)) / unit_s
+
+
+@pytest.fixture(autouse=True)
+def cores_do_not_matter(monkeypatch):
+    """Calls ask from the same size on, whether ranks share cores here or not."""
+    monkeypatch.setattr(late, "SHARED", 1)
+
+
+@pytest.fixture
+def one_after_the_other(monkeypatch):
+    """A function that has calls end before those behind them go on."""
+
+    def patch():
+        inner = Turn.next
+        monkeypatch.setattr(Turn, "next", lambda turn, before, room: inner(turn, before, room and before == COMPLETE))
+
+    return patch
+
+
+def late_by(delay):
+    return [0.0] * (HOSTS - 1) + [delay]
+
+
+def test_a_queue_with_a_late_rank(one_after_the_other):
+    job = Job(letter_s=1e-3)
+    long, short = job.x(late_by(1.1), calls=4), job.x(late_by(0.5), calls=4)
+    # One pass of the late rank's buffers is 1; by 0.5 of all only some of the calls can be begun without it.
+    assert long < 1.25 and short < 1.6
+    one_after_the_other()
+    assert job.x(late_by(1.1), calls=4) > long + 0.3
+    assert job.x(late_by(0.5), calls=4) > short + 0.1
+
+
+def test_a_queue_without_one():
+    job = Job(letter_s=1e-3)
+    assert BOUND < job.x(late_by(0.0), calls=4) < BOUND + 0.15
+
+
+def test_the_way_to_the_board_does_not_count_in_a_queue():
+    near, far = (Job(letter_s).x(late_by(0.5), calls=4) for letter_s in (1e-4, 3e-3))
+    assert far < near + 0.15
