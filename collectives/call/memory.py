@@ -52,48 +52,53 @@ def call_memory(
         raise InputError(f"{collective}: got in_array of {in_array.size} elements, expected {sizes.in_count}")
     if out_array is not None:
         _check_out(collective, in_array, out_array, sizes.out_count)
-    source = _contiguous(in_array)
-    if out_array is None or in_array is None:
-        target = _room_for(out_array)
-        back = out_array if target is not out_array and not isinstance(out_array, DeviceView) else None
-        return CallMemory(source, target, False, back, source is not in_array or target is not out_array)
-    if in_array is out_array and sizes.in_parts == sizes.out_parts == 1:
-        back = None if source is in_array or isinstance(in_array, DeviceView) else in_array
-        return CallMemory(source, source, True, back, back is not None)
-    return _of_two(collective, in_array, out_array, source, sizes, separate)
+    if in_array is out_array is not None and sizes.in_parts == sizes.out_parts == 1:
+        source = _contiguous(in_array)
+        return CallMemory(source, source, True, *_back(in_array, source))
+    if in_array is None or out_array is None:
+        source, target = _contiguous(in_array), _room_for(out_array)
+        back, copies = _back(out_array, target)
+        return CallMemory(source, target, False, back, copies or source is not in_array)
+    if _overlap(in_array, out_array):
+        return _overlapping(collective, in_array, out_array, sizes, separate)
+    source, target = _contiguous(in_array), _room_for(out_array)
+    if source is in_array and target is out_array:
+        return CallMemory(source, target, False)
+    return CallMemory(source, target, False, _back(out_array, target)[0], True)
 
 
-def _of_two(
-    collective: str,
-    in_array: CallArray,
-    out_array: CallArray,
-    source: CallArray | None,
-    sizes: Sizes,
-    separate: bool,
+def _back(array: CallArray | None, used: CallArray | None) -> tuple[HostArray | None, bool]:
+    """(the user's array where another is used in its place, whether one is)."""
+    return (None, False) if used is array or isinstance(array, DeviceView) else (array, True)
+
+
+def _overlapping(
+    collective: str, in_array: CallArray, out_array: CallArray, sizes: Sizes, separate: bool
 ) -> CallMemory:
-    """Of an input and an output array that may share memory."""
-    target = _room_for(out_array)
-    in_place = moves = False
-    if source is in_array and target is out_array and _overlap(in_array, out_array):
-        start, other = _address(in_array), _address(out_array)
-        one, two = (sizes.before * in_array.dtype.itemsize * (parts > 1) for parts in (sizes.in_parts, sizes.out_parts))
-        if sizes.in_parts > 1 and sizes.out_parts > 1:
-            if start != other or isinstance(in_array, DeviceView):
-                raise _overlaps(collective)
-            return CallMemory(in_array.copy(), target, False, None, True)
-        in_place = start + one == other + two and not separate
-        # MPI leaves the result of a reduce-scatter in place at the start of the buffer.
-        moves = not in_place and (separate or (collective == "reduce_scatter" and start == other))
-        if not in_place and not moves:
+    """Of two arrays that share memory."""
+    start, other = _address(in_array), _address(out_array)
+    if isinstance(in_array, DeviceView) or isinstance(out_array, DeviceView):
+        if sizes.in_parts > 1 < sizes.out_parts or not _in_place(in_array, start, other, sizes):
             raise _overlaps(collective)
-    if isinstance(out_array, DeviceView):
-        if moves:
-            raise _overlaps(collective)
-        return CallMemory(source, target, in_place)
-    if moves:
+        return CallMemory(in_array, out_array, True)
+    if not in_array.flags.c_contiguous or not out_array.flags.c_contiguous:
+        # What is read is read before anything is written.
         target = np.empty(out_array.shape, out_array.dtype)
-    back = None if target is out_array else out_array
-    return CallMemory(source, target, in_place, back, source is not in_array or back is not None)
+        return CallMemory(in_array.copy(), target, False, out_array, True)
+    if sizes.in_parts > 1 < sizes.out_parts and start == other:
+        return CallMemory(in_array.copy(), out_array, False, None, True)
+    if not separate and not sizes.in_parts > 1 < sizes.out_parts and _in_place(in_array, start, other, sizes):
+        return CallMemory(in_array, out_array, True)
+    # MPI leaves the result of a reduce-scatter in place at the start of the buffer.
+    if separate or (collective == "reduce_scatter" and start == other):
+        return CallMemory(in_array, np.empty(out_array.shape, out_array.dtype), False, out_array, True)
+    raise _overlaps(collective)
+
+
+def _in_place(in_array: CallArray, start: int, other: int, sizes: Sizes) -> bool:
+    """Whether this rank's part of both arrays, which begin at `start` and `other`, is the same memory."""
+    before_nbytes = sizes.before * in_array.dtype.itemsize
+    return start + before_nbytes * (sizes.in_parts > 1) == other + before_nbytes * (sizes.out_parts > 1)
 
 
 def scaled(memory: CallMemory, factor: float, dtype: Dtype) -> CallMemory:

@@ -1,5 +1,6 @@
 """How many elements the arrays of a rank have in a call, and which of the two it has at all."""
 
+import functools
 import hashlib
 import operator
 from collections.abc import Callable, Sequence
@@ -59,6 +60,7 @@ def has_output(collective: str, rank: int, root: int | None) -> bool:
     return collective != "exscan" or rank > 0
 
 
+@functools.lru_cache(1024)
 def even_sizes(collective: str, rank: int, world_size: int, in_count: int | None, out_count: int | None) -> Sizes:
     """The Sizes of a call with equal parts, whose arrays have so many elements; None: it has no such array.
 

@@ -151,7 +151,8 @@ def resolve(
     op, factor = _named(collective, op)
     element = _element(collective, basis, op, dtype, told_dtype(given))
     if counts is None and out_counts is None:
-        sizes = even_sizes(collective, rank, size, *(None if x is None else x.size for x in (source, target)))
+        in_count, out_count = None if source is None else source.size, None if target is None else target.size
+        sizes = even_sizes(collective, rank, size, in_count, out_count)
     else:
         sizes = uneven_sizes(collective, rank, size, root, counts, out_counts)
     separate = algorithm == "native" and collective == "reduce_scatter" and not on_device

@@ -74,6 +74,22 @@ def blocks_of(message: Any, world_size: int) -> Blocks:
     return Blocks(array, list(counts), list(starts))
 
 
+def byte_blocks_of(message: Any, world_size: int) -> Blocks:
+    """The Blocks, in bytes, of a message with a datatype for each rank and its block's first byte.
+
+    Raises:
+        NoVerb: a derived datatype.
+    """
+    raw, counted, datatypes = _parts(message)
+    if type(raw) is type(MPI.BOTTOM) and raw == MPI.BOTTOM:
+        raise NoVerb("addresses from MPI.BOTTOM")
+    if not all(datatype.is_predefined for datatype in datatypes):
+        raise NoVerb("derived datatypes")
+    counts, starts = counted
+    sizes = [count * datatype.Get_size() for count, datatype in zip(counts, datatypes, strict=True)]
+    return Blocks(_flat(raw, None).view(np.uint8), sizes, list(starts))
+
+
 def _parts(message: Any) -> tuple[Any, Any, Any]:
     """(memory, count or counts or (counts, starts), datatype) of a message."""
     if not isinstance(message, (tuple, list)):

@@ -8,7 +8,15 @@ import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
-from lanterne.bench.scores.mpi4py_suite.buffers import NoVerb, array_of, blocks_of, is_in_place, split_counts
+from lanterne.bench.scores.mpi4py_suite.buffers import (
+    Blocks,
+    NoVerb,
+    array_of,
+    blocks_of,
+    byte_blocks_of,
+    is_in_place,
+    split_counts,
+)
 from lanterne.collectives.communicator import Communicator
 
 OPS = {
@@ -357,7 +365,15 @@ def _allgatherv(shim: ShimComm, sendbuf: Any, recvbuf: Any) -> Started:
 
 def _alltoallv(shim: ShimComm, sendbuf: Any, recvbuf: Any) -> Started:
     come = blocks_of(recvbuf, shim.size)
-    sent = come if is_in_place(sendbuf) else blocks_of(sendbuf, shim.size)
+    return _all_to_all_blocks(shim, come if is_in_place(sendbuf) else blocks_of(sendbuf, shim.size), come)
+
+
+def _alltoallw(shim: ShimComm, sendbuf: Any, recvbuf: Any) -> Started:
+    come = byte_blocks_of(recvbuf, shim.size)
+    return _all_to_all_blocks(shim, come if is_in_place(sendbuf) else byte_blocks_of(sendbuf, shim.size), come)
+
+
+def _all_to_all_blocks(shim: ShimComm, sent: Blocks, come: Blocks) -> Started:
     packed = sent.packed.copy() if sent is come else sent.packed
     out: NDArray[Any] = np.empty(sum(come.counts), come.array.dtype)
     return _one(
@@ -383,6 +399,7 @@ _VERBS: dict[str, Callable[..., Started]] = {
     "Scatterv": _scatterv,
     "Allgatherv": _allgatherv,
     "Alltoallv": _alltoallv,
+    "Alltoallw": _alltoallw,
 }
 
 
