@@ -1,6 +1,5 @@
 """mpi4py's ways to name a buffer, [array, count, datatype] and its like, as NumPy arrays on the same memory."""
 
-from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -119,10 +118,3 @@ def _flat(raw: Any, datatype: Any) -> NDArray[Any]:
         raise NoVerb("derived datatypes")
     memory: Any = raw
     return numpy_array(memory).reshape(-1)
-
-
-def split_counts(counts: Any, total: int, world_size: int) -> Sequence[int]:
-    """`counts` of a reduce-scatter; None: as even as possible."""
-    if counts is None:
-        return [total // world_size + (rank < total % world_size) for rank in range(world_size)]
-    return list(counts)

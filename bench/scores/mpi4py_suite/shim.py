@@ -15,7 +15,6 @@ from lanterne.bench.scores.mpi4py_suite.buffers import (
     blocks_of,
     byte_blocks_of,
     is_in_place,
-    split_counts,
 )
 from lanterne.collectives.communicator import Communicator
 
@@ -324,10 +323,17 @@ def _reduce_scatter(
 ) -> Started:
     out = array_of(recvbuf)
     source = out if is_in_place(sendbuf) else array_of(sendbuf)
-    counts = split_counts(recvcounts, source.size, shim.size)
+    # Without counts those of the arrays that ranks give, which MPI gathers too.
+    counts = list(recvcounts) if recvcounts is not None else _sizes(shim, out.size)
     return _one(
         lambda: shim._comm.start_reduce_scatter(source, out[: counts[shim.rank]], _name(op), counts=counts)
     )
+
+
+def _sizes(shim: ShimComm, size: int) -> list[int]:
+    sizes = np.empty(shim.size, np.int64)
+    shim._comm.all_gather(np.array([size]), sizes)
+    return [int(each) for each in sizes]
 
 
 def _gatherv(shim: ShimComm, sendbuf: Any, recvbuf: Any, root: int = 0) -> Started:
