@@ -35,8 +35,8 @@ X, Y = np.ones(4), np.empty(4)
         (lambda comm: comm.scan(X, Y, "mean"), "scan: got op mean, expected another"),
         (lambda comm: comm.all_reduce(X, Y, "land"), "op: got land of float64, expected one of int8"),
         (lambda comm: comm.all_reduce(X, Y, PremulSum("a")), "got a factor 'a'"),
-        (lambda comm: comm.all_reduce(X.astype(int), Y.astype(int), PremulSum(0.5)), "got a factor 0.5"),
-        (lambda comm: comm.all_reduce(X * 1j, Y * 1j, "max"), "op: got max of complex128"),
+        (lambda comm: comm.all_reduce(X.astype(int), X.astype(int), PremulSum(0.5)), "got a factor 0.5"),
+        (lambda comm: comm.all_reduce(X * 1j, X * 1j, "max"), "op: got max of complex128"),
         (lambda comm: comm.all_reduce(X, np.broadcast_to(1.0, 4)), "read-only"),
     ],
 )
