@@ -85,7 +85,7 @@ class Region:
             ) from error
         self.buffer = buffer
         self.nbytes = buffer.nbytes
-        self.address = _address(buffer)
+        self.address = address_of(buffer)
 
 
 def _as_bytes(array: Any, view: memoryview) -> memoryview:
@@ -97,7 +97,8 @@ def _as_bytes(array: Any, view: memoryview) -> memoryview:
     return view.cast("B")
 
 
-def _address(buffer: memoryview) -> int:
+def address_of(buffer: memoryview) -> int:
+    """The address of the first byte of a buffer of bytes; 0 of an empty one."""
     if not buffer.nbytes:
         return 0
     if not buffer.readonly:

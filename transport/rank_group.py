@@ -110,6 +110,10 @@ class Group:
                 f"{error}: rank {self.rank} waits for rank {names}" + (f"; {refused}" if refused else ""), absent
             ) from error
 
+    def secret(self, purpose: bytes) -> bytes:
+        """32 bytes for `purpose`, the same on every rank of this job, which nobody else can make."""
+        return os.urandom(32) if self.store is None else self.store.secret(purpose)
+
     def barrier(self, name: str = "lanterne/barrier", timeout_s: float | None = None) -> None:
         """Return once every rank has called it. Raises as `exchange`."""
         self.exchange(name, b"", timeout_s)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 TRANSPORTS: dict[str, tuple[str, str, str]] = {
     "mpi": ("mpi.over_mpi", "MpiTransport", "MPI point to point, through mpi4py"),
     "ucx": ("ucx.over_ucx", "UcxTransport", "UCX: RDMA where there is a NIC, shared memory and TCP elsewhere"),
-    "tcp": ("tcp", "TcpTransport", "TCP connections of our own: no library, a copy for each message"),
+    "tcp": ("tcp.over_tcp", "TcpTransport", "TCP connections of our own, sealed between hosts: no library"),
     "nccl": (
         "nccl.over_nccl",
         "NcclTransport",

@@ -78,8 +78,13 @@ def connect_rails(
     exchange: Exchange,
     machine: Machine = THIS_MACHINE,
     check_dead: CheckDead | None = None,
+    token: str | None = None,
 ) -> dict[tuple[int, int], socket.socket]:
-    """The proven sockets of spare rails (spare.py), by peer and index: of all rails, to all ranks."""
+    """The proven sockets of spare rails (spare.py), by peer and index: of all rails, to all ranks.
+
+    Args:
+        token: what both ends of a rail prove to know; None: one that rank 0 makes, and tells by `exchange`.
+    """
     own = {"host": network_host(), "rails": len(rails), "token": os.urandom(16).hex()}
     every = [json.loads(data) for data in exchange(json.dumps(own).encode())]
     listeners: list[socket.socket] = []
@@ -108,7 +113,7 @@ def connect_rails(
                 why = its_listening["error"] or f"got {its['rails']} of them, expected {len(rails)}"
                 raise InputError(f"spare rails: rank {other}: {why}")
         peers = {other: its["listen"] for other, its in enumerate(listening) if other != rank}
-        return join(listeners, hosts, peers, rank, every[0]["token"], SETUP_S, machine, check_dead)
+        return join(listeners, hosts, peers, rank, token or every[0]["token"], SETUP_S, machine, check_dead)
     finally:
         for sock in listeners:
             sock.close()

@@ -56,7 +56,8 @@ class StoreClient:
         self._lost: str | None = None
         self._sending = threading.Lock()
         self._receiving = threading.RLock()
-        self._sock = _connect(machine, address, wire.check_token(token), _limit(timeout_s), early, self._where)
+        self._key = wire.check_token(token)
+        self._sock = _connect(machine, address, self._key, _limit(timeout_s), early, self._where)
         self._until_readable: Woken = _woken(machine, self._sock, select.POLLIN)
         self._until_writable: Woken = _woken(machine, self._sock, select.POLLOUT)
 
@@ -85,6 +86,10 @@ class StoreClient:
     def delete(self, key: str, timeout_s: float | None = None) -> bool:
         """Forget `key`; True if it was there."""
         return bool(self.call(Kind.DELETE, [_key(key)], timeout_s, f"delete {key!r}")[0])
+
+    def secret(self, purpose: bytes) -> bytes:
+        """32 bytes for `purpose`, which all who know the job's token can make, and nobody else."""
+        return hmac.digest(self._key, purpose, "sha256")
 
     def refused(self) -> str:
         """How many connections the store has refused and why, in words; empty if none."""

@@ -20,13 +20,13 @@ from lanterne.errors import LanterneError, PeerFailed, TransportTimeout
 from lanterne.transport import wire
 from lanterne.transport.base import LANE_BITS
 from lanterne.transport.local import LocalTransport, LocalWorld
-from lanterne.transport.rails import rail
 from lanterne.transport.rails.door import GREETING
 from lanterne.transport.rank_group import Group
 from lanterne.transport.store.client import StoreClient
 from lanterne.transport.store.members import Members
 from lanterne.transport.store.server import Store
-from lanterne.transport.tcp import TcpTransport
+from lanterne.transport.tcp import duplex
+from lanterne.transport.tcp.over_tcp import TcpTransport
 
 TOKEN = "a simulated job's token"
 ADDRESS = "10.0.0.1", 4444
@@ -255,7 +255,7 @@ class World:
         )
 
     def _judge_stream(self, sock: SimulatedSocket) -> None:
-        """Over a rail no message is sent twice."""
+        """Over a connection no message is sent twice."""
         if sock.owner.name == "store" or sock.peer_name == "store":
             return
         stream = bytes(sock.sent)
@@ -263,10 +263,10 @@ class World:
         accepted = stream[wire.CHALLENGE_NBYTES : wire.CHALLENGE_NBYTES + 1] == wire.ACCEPTED
         start = wire.CHALLENGE_NBYTES + wire.VERDICT_NBYTES if accepted else wire.ANSWER_NBYTES + GREETING.size
         seen: set[tuple[int, int]] = set()
-        while start + rail.HEADER.size <= len(stream):
-            kind, number, nbytes, tag, _ = rail.HEADER.unpack_from(stream, start)
-            start += rail.HEADER.size
-            if kind == rail.DATA:
+        while start + duplex.HEADER.size <= len(stream):
+            kind, tag, number, nbytes = duplex.HEADER.unpack_from(stream, start)
+            start += duplex.HEADER.size
+            if kind == duplex.DATA:
                 start += nbytes
                 if (tag, number) in seen:
                     ends = f"{sock.owner.name} to {sock.peer_name}"

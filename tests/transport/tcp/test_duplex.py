@@ -1,0 +1,157 @@
+"""One connection of tcp, over a pair of sockets: what is put comes out, in order; what was changed on the way does not."""
+
+import socket
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lanterne.transport.tcp import duplex, seal
+from lanterne.transport.tcp.duplex import DATA, GRANT, OFFER, PACED_NBYTES, WHOLE_NBYTES, Duplex, Garbled, Seals
+from lanterne.transport.tcp.seal import RECORD_NBYTES, Seal, find_openssl
+
+FAST = [pytest.param(True, marks=pytest.mark.skipif(find_openssl() is None, reason="no libcrypto here")), False]
+EDGES = (0, 1, WHOLE_NBYTES, WHOLE_NBYTES + 1, PACED_NBYTES, RECORD_NBYTES - 1, RECORD_NBYTES, 2 * RECORD_NBYTES + 7)
+
+
+class Taker:
+    """Keeps the frames that come; messages in memory of their own."""
+
+    def __init__(self):
+        self.frames = []
+
+    def on_place(self, tag, number, nbytes):
+        self._coming = bytearray(nbytes)
+        return memoryview(self._coming)
+
+    def on_frame(self, kind, tag, number, nbytes, message):
+        payload = bytes(self._coming if message is None else message) if kind == DATA else b""
+        self.frames.append((kind, tag, number, nbytes, payload))
+
+
+def seal_pair(fast):
+    here, there = (Seal(bytes([side]) * 32, fast=fast) for side in (1, 2))
+    other_here, other_there = (Seal(bytes([side]) * 32, fast=fast) for side in (1, 2))
+    return Seals(here, there), Seals(other_there, other_here)
+
+
+def recorded(frames, seals):
+    """The bytes that a Duplex sends for `frames`: (kind, payload)."""
+    reader, writer = socket.socketpair()
+    with reader, writer:
+        writer.setblocking(False)
+        sender = Duplex(writer, Taker(), seals)
+        done = []
+        for number, (kind, payload) in enumerate(frames):
+            if len(payload) > WHOLE_NBYTES:
+                sender.put_message(7, number, memoryview(payload), lambda n=number: done.append(n))
+            else:
+                sender.put(kind, 7, number, len(payload), payload, lambda n=number: done.append(n))
+        got = []
+
+        def drain():
+            while data := reader.recv(1 << 16):
+                got.append(data)
+
+        thread = threading.Thread(target=drain)
+        thread.start()
+        while not sender.idle:
+            sender.flush()
+        writer.shutdown(socket.SHUT_WR)
+        thread.join(60)
+    assert done == list(range(len(frames)))
+    return b"".join(got)
+
+
+def taken(stream, seals, cuts=()):
+    """The frames that come out of `stream`, which comes in pieces that end at `cuts`."""
+    reader, writer = socket.socketpair()
+    taker = Taker()
+    with reader, writer:
+        reader.setblocking(False)
+        receiver = Duplex(reader, taker, seals)
+        ends = sorted({0, *cuts, *range(0, len(stream), 1 << 16), len(stream)})
+        for start, end in zip(ends, ends[1:], strict=False):
+            writer.sendall(stream[start:end])
+            while receiver.read():
+                pass
+    return taker.frames
+
+
+@st.composite
+def frame_lists(draw):
+    kinds = draw(st.lists(st.sampled_from((DATA, DATA, GRANT, OFFER)), min_size=1, max_size=5))
+    sizes = [draw(st.sampled_from(EDGES)) if kind == DATA else 0 for kind in kinds]
+    return [(kind, np.random.default_rng(size).bytes(size)) for kind, size in zip(kinds, sizes, strict=True)]
+
+
+@pytest.mark.parametrize("fast", [None, *FAST])
+@settings(max_examples=20, deadline=None)
+@given(frames=frame_lists(), data=st.data())
+def test_what_is_put_comes_out(fast, frames, data):
+    here, there = (None, None) if fast is None else seal_pair(fast)
+    stream = recorded(frames, here)
+    cuts = data.draw(st.lists(st.integers(0, len(stream)), max_size=8))
+    expected = [(kind, 7, number, len(payload), payload) for number, (kind, payload) in enumerate(frames)]
+    assert taken(stream, there, cuts) == expected
+
+
+@pytest.mark.parametrize("fast", FAST)
+@settings(max_examples=40, deadline=None)
+@given(data=st.data(), size=st.sampled_from(EDGES[1:]))
+def test_what_was_changed_comes_not(fast, data, size):
+    frames = [(DATA, bytes(size)), (GRANT, b""), (DATA, b"last")]
+    here, there = seal_pair(fast)
+    stream = bytearray(recorded(frames, here))
+    at = data.draw(st.one_of(st.integers(0, len(stream) - 1), st.sampled_from((0, 8, 24, duplex.HEADER.size))))
+    stream[at] ^= 1 << data.draw(st.integers(0, 7))
+    before = taken(recorded(frames, seal_pair(fast)[0]), there)
+    try:
+        got = taken(bytes(stream), seal_pair(fast)[1])
+    except Garbled:
+        return
+    assert got == before[: len(got)] and len(got) < len(before)  # It waits for more, or for what never comes.
+
+
+@pytest.mark.parametrize("fast", FAST)
+@pytest.mark.parametrize("what", ["repeated", "dropped", "swapped", "of another direction", "of another connection"])
+def test_what_was_moved_comes_not(fast, what):
+    messages = [(DATA, bytes([index]) * size) for index, size in enumerate((9, 9, 5000, 5000))]
+    here, there = seal_pair(fast)
+    size, large = duplex.HEADER.size + 9 + seal.SEAL_NBYTES, duplex.HEADER.size + 5000 + 2 * seal.SEAL_NBYTES
+    stream = recorded(messages, here)
+    assert len(stream) == 2 * (size + large)
+    parts = stream[:size], stream[size : 2 * size], stream[2 * size : -large], stream[-large:]
+    if what == "of another direction":
+        there = Seals(there.into, there.out)
+    elif what == "of another connection":
+        there = Seals(there.out, Seal(bytes(32), fast=fast))
+    else:
+        order = {"repeated": (0, 0, 1, 2, 3), "dropped": (0, 2, 3), "swapped": (0, 1, 3, 2)}[what]
+        stream = b"".join(parts[index] for index in order)
+    with pytest.raises(Garbled):
+        taken(stream, there)
+
+
+@pytest.mark.parametrize("frame", [(0, 0, 0, 0), (9, 0, 0, 0), (DATA, 0, 0, -1)])
+def test_garbage_is_refused(frame):
+    with pytest.raises(Garbled):
+        taken(duplex.HEADER.pack(*frame), None)
+
+
+def test_without_openssl_both_ends_take_what_python_has(monkeypatch):
+    assert seal.Seal(bytes(32), fast=False).of_record(memoryview(b"x")) != bytes(16)
+    monkeypatch.setattr("pathlib.Path.read_text", lambda self: "")
+    find_openssl.cache_clear()
+    assert find_openssl() is None
+    monkeypatch.undo()
+    find_openssl.cache_clear()
+
+
+@pytest.mark.skipif(find_openssl() is None, reason="no libcrypto here")
+def test_gmac_is_the_standards():
+    """Test case 13 of the GCM specification (a key of zeros, nothing authenticated), and Wycheproof's kind with data."""
+    gmac = seal.Gmac(bytes(32))
+    assert gmac(0, memoryview(b"")) == bytes.fromhex("530f8afbc74536b9a963b4f1c4cb738b")

@@ -1,0 +1,310 @@
+"""One TCP connection between two ranks: frames both ways, messages sent from where they lie, received where they go.
+
+A frame is a header, of kind, tag, number and nbytes; with a Seal (seal.py) its digest follows, which is checked before
+anything that the frame says is acted upon. DATA has its message behind it: up to WHOLE_NBYTES as a part of the frame,
+more as records with a tag each. Bytes of a record are in the receiver's memory before its tag has been checked; the
+message counts as received only afterwards.
+"""
+
+import hmac
+import socket
+import struct
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+from lanterne.transport.tcp.seal import RECORD_NBYTES, SEAL_NBYTES, Seal
+
+HEADER = struct.Struct("<qqqq")
+# DATA: a message. GRANT: the receive of a large message is posted, send it. OFFER: there is such a message of nbytes,
+# not granted yet. BYE: nothing else comes.
+DATA, GRANT, OFFER, BYE = range(1, 5)
+WHOLE_NBYTES = 1 << 10
+# From this size up a message waits for its GRANT.
+PACED_NBYTES = 16 << 10
+# Bytes read or written before others have their turn, and parts in one system call.
+TURN_NBYTES, PARTS = 8 << 20, 16
+INBOX_NBYTES = 32 << 10
+# Linux's struct tcp_info: packets that are not acknowledged, bytes that have not been sent.
+UNACKED_AT, UNSENT_AT = 24, 144
+_INFO = struct.Struct("<I")
+
+
+class Owner(Protocol):
+    """Who is told what comes."""
+
+    def on_place(self, tag: int, number: int, nbytes: int, /) -> memoryview:
+        """Where the `nbytes` bytes of a message that begins to come are to go."""
+        ...
+
+    def on_frame(self, kind: int, tag: int, number: int, nbytes: int, message: memoryview | None, /) -> None:
+        """A frame has come. DATA: whole; `message` has its bytes, None: they are where `on_place` said."""
+        ...
+
+
+class Garbled(Exception):
+    """What has come is not what was sent."""
+
+
+class Seals(NamedTuple):
+    """Of both directions of a connection."""
+
+    out: Seal
+    into: Seal
+
+
+class Duplex:
+    """One end of a connection.
+
+    Args:
+        sock: connected, both sides proven.
+        seals: None: nothing is digested.
+    """
+
+    def __init__(self, sock: socket.socket, owner: Owner, seals: Seals | None) -> None:
+        self.sock = sock
+        self._owner = owner
+        self._seals = seals
+        # Bytes that are to leave next; messages and frames after them; what to call once so many bytes have left.
+        self._ready: deque[memoryview] = deque()
+        self._later: deque[_Outgoing] = deque()
+        self._ends: deque[tuple[int, Callable[[], object]]] = deque()
+        self._put_nbytes = self._sent_nbytes = 0
+        self._inbox = memoryview(bytearray(INBOX_NBYTES))
+        self._start = self._end = 0
+        self._seal_nbytes = SEAL_NBYTES if seals else 0
+        self._body: _Incoming | None = None
+
+    def fileno(self) -> int:
+        return self.sock.fileno()
+
+    @property
+    def idle(self) -> bool:
+        """Whether all that was put has left this process."""
+        return not self._ready and not self._later
+
+    @property
+    def acknowledged(self) -> bool:
+        """Whether all that has left is in the other end's kernel."""
+        info = self.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, UNSENT_AT + _INFO.size)
+        size = len(info)
+        return not any(at + _INFO.size <= size and _INFO.unpack_from(info, at)[0] for at in (UNACKED_AT, UNSENT_AT))
+
+    # -- sending
+
+    def put(
+        self,
+        kind: int,
+        tag: int = 0,
+        number: int = 0,
+        nbytes: int = 0,
+        payload: bytes | memoryview = b"",
+        done: Callable[[], object] | None = None,
+    ) -> None:
+        """Send a frame after those before; see `flush`.
+
+        Args:
+            payload: at most WHOLE_NBYTES, which are copied.
+            done: called once all of it has left; None: nobody asks.
+        """
+        frame = HEADER.pack(kind, tag, number, nbytes)
+        if payload:
+            frame += payload
+        if self._seals:
+            frame += self._seals.out.of_frame(frame)
+        if self._later:
+            self._later.append(_Outgoing(memoryview(frame), None, done))
+        else:
+            self._add(memoryview(frame))
+            if done is not None:
+                self._ends.append((self._put_nbytes, done))
+
+    def put_message(self, tag: int, number: int, message: memoryview, done: Callable[[], object]) -> None:
+        """Send a message of more than WHOLE_NBYTES; done() is called once its memory may change."""
+        self.put(DATA, tag, number, message.nbytes)
+        self._later.append(_Outgoing(message, self._seals and self._seals.out, done))
+
+    def _refill(self) -> None:
+        """Make the next bytes ready: frames, and a record of a message, or all of it."""
+        later = self._later
+        while later and len(self._ready) < PARTS:
+            first = later[0]
+            if first.seal is None:
+                self._add(first.rest)
+            else:
+                record, first.rest = first.rest[:RECORD_NBYTES], first.rest[RECORD_NBYTES:]
+                self._add(record)
+                self._add(memoryview(first.seal.of_record(record)))
+                if first.rest:
+                    return
+            later.popleft()
+            if first.done is not None:
+                self._ends.append((self._put_nbytes, first.done))
+
+    def _add(self, data: memoryview) -> None:
+        self._ready.append(data)
+        self._put_nbytes += data.nbytes
+
+    def flush(self) -> bool:
+        """Write what the connection takes now; True if it took something. Raises OSError if the connection is dead."""
+        moved, ready = 0, self._ready
+        while moved < TURN_NBYTES:
+            if self._later and len(ready) < 2:
+                self._refill()
+            if not ready:
+                break
+            try:
+                if len(ready) == 1:
+                    sent = self.sock.send(ready[0])
+                else:
+                    sent = self.sock.sendmsg([ready[i] for i in range(min(len(ready), PARTS))])
+            except BlockingIOError:
+                break
+            moved += sent
+            while sent:
+                part = ready[0]
+                if sent < part.nbytes:
+                    ready[0] = part[sent:]
+                    break
+                sent -= part.nbytes
+                ready.popleft()
+        self._sent_nbytes += moved
+        while self._ends and self._ends[0][0] <= self._sent_nbytes:
+            self._ends.popleft()[1]()
+        return moved > 0
+
+    # -- receiving
+
+    def read(self) -> bool:
+        """Read what has come; True if something has.
+
+        Raises:
+            OSError, EOFError: the connection is dead.
+            Garbled: something else has come than was sent.
+        """
+        moved, is_more = 0, True
+        while is_more and moved < TURN_NBYTES:
+            body = self._body
+            try:
+                if body is None:
+                    asked = INBOX_NBYTES - self._end
+                    got = self.sock.recv_into(self._inbox[self._end :])
+                elif body.seal is None:
+                    asked = body.target.nbytes
+                    got = self.sock.recv_into(body.target)
+                else:
+                    buffers = body.buffers()
+                    asked = sum(buffer.nbytes for buffer in buffers)
+                    got = self.sock.recvmsg_into(buffers)[0]
+            except BlockingIOError:
+                break
+            if not got:
+                raise EOFError("it was closed")
+            moved += got
+            is_more = got == asked
+            if body is None:
+                self._end += got
+                self._parse()
+            elif body.advance(got):
+                self._finish(body)
+        return moved > 0
+
+    def _parse(self) -> None:
+        """Take the whole frames out of the inbox, and the beginning of a message."""
+        inbox, least = self._inbox, HEADER.size + self._seal_nbytes
+        while self._end - self._start >= least:
+            start = self._start
+            kind, tag, number, nbytes = HEADER.unpack_from(inbox, start)
+            if not DATA <= kind <= BYE or nbytes < 0:
+                raise Garbled(f"got a frame of kind {kind} with {nbytes} bytes")
+            within = nbytes if kind == DATA and nbytes <= WHOLE_NBYTES else 0
+            if self._end - start < least + within:
+                break
+            after = start + HEADER.size + within
+            if self._seals:
+                seal = self._seals.into.of_frame(inbox[start:after])
+                if not hmac.compare_digest(seal, inbox[after : after + SEAL_NBYTES]):
+                    raise Garbled("got a frame that its digest does not fit")
+            self._start = after + self._seal_nbytes
+            if kind == DATA and not within and nbytes:
+                self._begin(tag, number, nbytes)
+            else:
+                self._owner.on_frame(kind, tag, number, nbytes, inbox[after - within : after])
+        if self._start:
+            # The beginning of a frame goes to the front.
+            left = self._end - self._start
+            inbox[:left] = bytes(inbox[self._start : self._end])
+            self._start, self._end = 0, left
+
+    def _begin(self, tag: int, number: int, nbytes: int) -> None:
+        """Receive a message, of which a part may be in the inbox."""
+        place = self._owner.on_place(tag, number, nbytes)
+        body = self._body = _Incoming(tag, number, nbytes, place, self._seals and self._seals.into)
+        while self._start < self._end and self._body is not None:
+            buffer = body.buffers()[0]
+            took = min(buffer.nbytes, self._end - self._start)
+            buffer[:took] = self._inbox[self._start : self._start + took]
+            self._start += took
+            if body.advance(took):
+                self._finish(body)
+
+    def _finish(self, body: "_Incoming") -> None:
+        self._body = None
+        self._owner.on_frame(DATA, body.tag, body.number, body.nbytes, None)
+
+    def close(self) -> None:
+        self.sock.close()
+
+
+class _Outgoing:
+    """A message that is to leave, or a frame behind one; `rest` of it is not ready yet. `done`: None for a frame."""
+
+    __slots__ = ("done", "rest", "seal")
+
+    def __init__(self, rest: memoryview, seal: Seal | None, done: Callable[[], object] | None) -> None:
+        self.rest = rest
+        self.seal = seal
+        self.done = done
+
+
+class _Incoming:
+    """A message that comes; `target`: where its next bytes go."""
+
+    __slots__ = ("_proof", "_proof_nbytes", "_record", "_record_nbytes", "nbytes", "number", "seal", "tag", "target")
+
+    def __init__(self, tag: int, number: int, nbytes: int, target: memoryview, seal: Seal | None) -> None:
+        self.tag = tag
+        self.number = number
+        self.nbytes = nbytes
+        self.target = target
+        self.seal = seal
+        self._proof = memoryview(bytearray(SEAL_NBYTES))
+        self._next_record()
+
+    def _next_record(self) -> None:
+        self._record = self.target[:RECORD_NBYTES]
+        self._record_nbytes = self._proof_nbytes = 0
+
+    def buffers(self) -> list[memoryview]:
+        """Where the next bytes go: with a seal the rest of a record, and of its digest."""
+        if self.seal is None:
+            return [self.target]
+        proof = self._proof[self._proof_nbytes :]
+        rest = self._record[self._record_nbytes :]
+        return [rest, proof] if rest else [proof]
+
+    def advance(self, nbytes: int) -> bool:
+        """So many bytes have come; True once all have. Raises Garbled."""
+        if self.seal is None:
+            self.target = self.target[nbytes:]
+            return not self.target
+        within = min(nbytes, self._record.nbytes - self._record_nbytes)
+        self._record_nbytes += within
+        self._proof_nbytes += nbytes - within
+        if self._proof_nbytes < SEAL_NBYTES:
+            return False
+        if not hmac.compare_digest(self.seal.of_record(self._record), self._proof):
+            raise Garbled("got a message that its digest does not fit")
+        self.target = self.target[self._record.nbytes :]
+        self._next_record()
+        return not self.target

@@ -1,0 +1,454 @@
+"""Ranks as processes, over TCP connections of our own: host memory, no library.
+
+What jobs go over where there is neither MPI nor UCX, and nccl's host messages with them. A message leaves from where it
+lies, and comes to where its receive wants it. One of PACED_NBYTES or more leaves only once its receive is posted, which
+sends it a GRANT; a smaller one leaves at once, and waits in memory of its own where nobody has asked for it yet.
+
+Between hosts all that is said is sealed (seal.py), unless LANTERNE_TRUSTED_NETWORK says on every rank that nobody else
+reaches the network; between ranks of a host nobody but root could change it.
+"""
+
+import hmac
+import os
+import select
+import struct
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from math import ceil
+
+from lanterne.errors import TransportError
+from lanterne.transport.base import (
+    Capabilities,
+    Operation,
+    Request,
+    Send,
+    Transport,
+    check_ops,
+    timeout_error,
+)
+from lanterne.transport.local import LocalWorld
+from lanterne.transport.machine import Machine
+from lanterne.transport.networks import is_trusted
+from lanterne.transport.pauses import Pauses, Woken
+from lanterne.transport.rails.rail_names import connect_rails
+from lanterne.transport.rank_group import Group
+from lanterne.transport.tcp.duplex import (
+    BYE,
+    DATA,
+    GRANT,
+    OFFER,
+    PACED_NBYTES,
+    WHOLE_NBYTES,
+    Duplex,
+    Garbled,
+    Seals,
+)
+from lanterne.transport.tcp.seal import Seal, find_openssl
+from lanterne.transport.timeouts import check_timeout_s
+from lanterne.transport.waiting import MOVED, Moved, wait
+from lanterne.transport.wire import configure
+
+NONCE_NBYTES = 32
+# How long the job has to tell of a peer's death once the connection to it is dead, and `close` waits for what was sent
+# to leave.
+NOTICE_S, FAREWELL_S = 1.0, 2.0
+# How long a wait polls after the last thing that moved, and then sleeps before it looks for deaths.
+SPIN_S, SLEEP_S = 50e-6, 0.05
+
+
+class TcpTransport(Transport):
+    """One connection between any two ranks, made at the start; to itself a rank sends in its own memory.
+
+    Args:
+        timeout_s: the default of every wait.
+
+    Raises:
+        TransportError: a rank did not come.
+    """
+
+    name = "tcp"
+    background_s: float | None = SLEEP_S
+    capabilities: Capabilities = Capabilities(receiver_paced_nbytes=PACED_NBYTES)
+
+    def __init__(self, group: Group, timeout_s: float | None = None) -> None:
+        self.rank: int = group.rank
+        self.world_size: int = group.world_size
+        self.machine: Machine = group.machine
+        if timeout_s is not None:
+            self.timeout_s: float = check_timeout_s(timeout_s)
+        self.pauses: Pauses = group.machine.pauses(group.ranks_here)
+        self._job = group
+        self._group = group
+        self._own = LocalWorld(group.world_size, group.machine).transport(group.rank, timeout_s)
+        self._poll = group.machine.poller()
+        self.woken: Woken = Woken(group.machine, self._sleep, SPIN_S)
+        self.moved: bool = False
+        self.peers: dict[int, TcpPeer] = {}
+        self._by_fd: dict[int, TcpPeer] = {}
+        seals = _agree(group)
+        token = group.secret(b"lanterne/tcp").hex()
+        found = connect_rails(
+            self.rank,
+            ("tcp",),
+            lambda told: group.exchange("lanterne/tcp", told),
+            self.machine,
+            group.check_peers,
+            token,
+        )
+        for (rank, _), sock in sorted(found.items()):
+            configure(sock)
+            peer = self.peers[rank] = TcpPeer(rank)
+            peer.duplex = Duplex(sock, peer, seals.get(rank))
+            self._by_fd[sock.fileno()] = peer
+            self._poll.register(sock, select.POLLIN)
+        self._pid = os.getpid()
+        self.machine.at_exit(self.close)
+
+    # -- messages
+
+    def post(self, ops: Sequence[Operation]) -> "TcpRequest":
+        check_ops(self, ops)
+        pending: list[TcpOperation] = []
+        for op in ops:
+            pending.append(self._start(op))
+        for peer in {op.peer for op in ops}:
+            if peer != self.rank:
+                self._flush(self.peers[peer])
+        return TcpRequest(self, pending)
+
+    def _start(self, op: Operation) -> "TcpOperation":
+        if op.peer == self.rank:
+            return TcpOperation(op, None, self._own.post((op,)))
+        peer = self.peers[op.peer]
+        operation = TcpOperation(op, peer)
+        if type(op) is Send:
+            peer.send(operation)
+        else:
+            peer.receive(operation)
+        return operation
+
+    def is_done(self, operation: "TcpOperation") -> bool:
+        """Whether an operation is done; raises what has become of it."""
+        peer = operation.peer
+        if peer is None:
+            assert operation.request is not None
+            return operation.request.test()
+        if operation.error is not None:
+            raise operation.error
+        if not operation.done and peer.error is not None:
+            # Of a connection that was lost the job may know more in a moment.
+            self._group.check_peers((peer.rank,))
+            if self.machine.now_s() > peer.lost_s + NOTICE_S:
+                raise peer.error
+        return operation.done
+
+    # -- connections
+
+    def progress(self) -> bool:
+        """Read and write what can be; True, and `moved`, if something was."""
+        moved = False
+        for fd, event in self._poll.poll(0):
+            peer = self._by_fd.get(fd)
+            if peer is None or peer.duplex is None:
+                continue
+            try:
+                if event & ~select.POLLOUT:
+                    moved = peer.duplex.read() or moved
+            except (OSError, EOFError, Garbled) as error:
+                self._lose(peer, error)
+                continue
+            moved = self._flush(peer) or moved
+        self.moved = moved
+        return moved
+
+    def _flush(self, peer: "TcpPeer") -> bool:
+        duplex = peer.duplex
+        if duplex is None:
+            return False
+        moved = False
+        if not duplex.idle:
+            with suppress(OSError):  # What it still holds is read first, and then tells its end.
+                moved = duplex.flush()
+        if peer.is_full == duplex.idle:
+            peer.is_full = not duplex.idle
+            self._poll.modify(duplex, select.POLLIN | select.POLLOUT if peer.is_full else select.POLLIN)
+        return moved
+
+    def _lose(self, peer: "TcpPeer", why: object) -> None:
+        """The connection to a peer is dead."""
+        duplex = peer.duplex
+        if duplex is None:
+            return
+        peer.duplex = None
+        self._poll.unregister(duplex)
+        del self._by_fd[duplex.fileno()]
+        duplex.close()
+        if not peer.has_left:
+            peer.error = TransportError(f"tcp rank {self.rank}: the connection to rank {peer.rank}: {why}")
+            peer.error.rank_unknown = True  # Often the peer has ended because of another.
+            peer.lost_s = self.machine.now_s()
+
+    def _sleep(self, limit_s: float) -> None:
+        self._poll.poll(ceil(min(SLEEP_S, limit_s) * 1e3))
+
+    def watch(self) -> tuple[int, ...] | None:
+        if self.progress() or any(peer.is_full for peer in self.peers.values()):
+            return None
+        return *self._by_fd, *(super().watch() or ())
+
+    def check_peers(self, peers: Iterable[int]) -> None:
+        self._group.check_peers(peers)
+        for rank in peers:
+            if rank in self.peers and self.peers[rank].offer():
+                self._flush(self.peers[rank])
+
+    def abandon(self, peer: int, requests: Sequence[Request]) -> None:
+        self.peers[peer].forget()
+        self._lose(self.peers[peer], "it was given up")
+
+    # -- the end
+
+    def close(self) -> None:
+        """See Transport. What was sent is with the other ranks' kernels; receives that are still posted are dropped."""
+        if self.closed:
+            return
+        self.closed = True
+        self.machine.not_at_exit(self.close)
+        if os.getpid() == self._pid:
+            for peer in self.peers.values():
+                if peer.duplex is not None:
+                    peer.duplex.put(BYE)
+                    self._flush(peer)
+            # What is on its way would be lost if this end closed while it has not read all.
+            wait(self._has_left, FAREWELL_S, self.pauses)
+        for peer in self.peers.values():
+            if peer.duplex is not None:
+                peer.duplex.close()
+        self._own.close()
+
+    def _has_left(self) -> bool:
+        self.progress()
+        duplexes = [peer.duplex for peer in self.peers.values() if peer.duplex is not None]
+        return all(duplex.idle and duplex.acknowledged for duplex in duplexes)
+
+
+class TcpPeer:
+    """What a rank knows of another. Messages of a tag match in the order in which they are posted: by number, from 0.
+
+    Attributes:
+        duplex: None once it is dead.
+        error, lost_s: why, and when.
+        has_left: in order.
+        is_full: whether there is more to be written than the connection has taken.
+    """
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self.duplex: Duplex | None = None
+        self.error: TransportError | None = None
+        self.lost_s = 0.0
+        self.has_left = False
+        self.is_full = False
+        # By tag, how many were posted; by tag and number: receives, messages and offers that came before theirs, sends
+        # that wait for a grant, and grants that came before theirs.
+        self._sent: defaultdict[int, int] = defaultdict(int)
+        self._received: defaultdict[int, int] = defaultdict(int)
+        self._receives: dict[tuple[int, int], TcpOperation] = {}
+        self._early: dict[tuple[int, int], memoryview] = {}
+        self._offers: dict[tuple[int, int], int] = {}
+        self._held: dict[tuple[int, int], TcpOperation] = {}
+        self._grants: set[tuple[int, int]] = set()
+        self._coming: memoryview | None = None
+
+    def send(self, operation: "TcpOperation") -> None:
+        """Start a Send."""
+        tag, nbytes = operation.op.tag, operation.op.nbytes
+        number = self._sent[tag]
+        self._sent[tag] = number + 1
+        if self.duplex is None:
+            return
+        if nbytes <= WHOLE_NBYTES:
+            self.duplex.put(DATA, tag, number, nbytes, operation.view, operation.finish)
+        elif nbytes < PACED_NBYTES or (tag, number) in self._grants:
+            self._grants.discard((tag, number))
+            self.duplex.put_message(tag, number, operation.view, operation.finish)
+        else:
+            self._held[tag, number] = operation
+
+    def receive(self, operation: "TcpOperation") -> None:
+        """Start a Recv."""
+        tag = operation.op.tag
+        number = self._received[tag]
+        self._received[tag] = number + 1
+        key = tag, number
+        if (message := self._early.pop(key, None)) is not None:
+            self._take(operation, message)
+        elif operation.misfits(self._offers.pop(key, operation.op.nbytes)):
+            pass
+        else:
+            self._receives[key] = operation
+            if operation.op.nbytes >= PACED_NBYTES and self.duplex is not None:
+                self.duplex.put(GRANT, tag, number, operation.op.nbytes)
+
+    def offer(self) -> bool:
+        """Tell of sends that wait for their grant: a receive may expect less, and sends none. True if there are some."""
+        if self.duplex is None:
+            return False
+        waiting = [(key, operation) for key, operation in self._held.items() if not operation.offered]
+        for key, operation in waiting:
+            operation.offered = True
+            self.duplex.put(OFFER, *key, operation.op.nbytes)
+        return bool(waiting)
+
+    def on_place(self, tag: int, number: int, nbytes: int) -> memoryview:
+        """See Owner."""
+        operation = self._receives.get((tag, number))
+        if operation is not None and operation.op.nbytes == nbytes:
+            self._coming = None
+            return operation.view
+        self._coming = memoryview(bytearray(nbytes))
+        return self._coming
+
+    def on_frame(self, kind: int, tag: int, number: int, nbytes: int, message: memoryview | None) -> None:
+        """See Owner."""
+        key = tag, number
+        if kind == DATA:
+            self._on_data(key, nbytes, message)
+        elif kind == GRANT:
+            if (operation := self._held.pop(key, None)) is None:
+                self._grants.add(key)
+            elif self.duplex is not None:
+                self.duplex.put_message(tag, number, operation.view, operation.finish)
+        elif kind == OFFER:
+            if (operation := self._receives.get(key)) is None:
+                self._offers[key] = nbytes
+            elif operation.misfits(nbytes):
+                del self._receives[key]
+        else:
+            self.has_left = True
+
+    def _on_data(self, key: tuple[int, int], nbytes: int, message: memoryview | None) -> None:
+        operation = self._receives.pop(key, None)
+        if operation is None:
+            if key in self._early or key[1] < self._received.get(key[0], 0):
+                raise Garbled(f"got message {key[1]} of tag {key[0]} twice")
+            self._offers.pop(key, None)
+            self._early[key] = memoryview(bytes(message)) if message is not None else self._coming or _NOTHING
+        elif message is None and self._coming is None:
+            operation.done = True
+        else:
+            self._take(operation, message if message is not None else self._coming or _NOTHING)
+        self._coming = None
+
+    def _take(self, operation: "TcpOperation", message: memoryview) -> None:
+        """A message has come elsewhere than where it goes."""
+        if not operation.misfits(message.nbytes):
+            operation.view[:] = message
+        operation.done = True
+
+    def forget(self) -> None:
+        """Nothing that is posted is waited for, or written to, any more."""
+        self._receives.clear()
+        self._held.clear()
+
+
+_NOTHING = memoryview(b"")
+
+
+@dataclass(slots=True, eq=False)
+class TcpOperation:
+    """A Send or Recv: `peer` is None to this rank itself; `request` is then of its own memory's transport."""
+
+    op: Operation
+    peer: TcpPeer | None
+    request: Request | None = None
+    done: bool = False
+    offered: bool = False
+    error: TransportError | None = None
+
+    @property
+    def view(self) -> memoryview:
+        """The bytes to be sent, or written."""
+        region, offset, nbytes, _, _ = self.op
+        assert region.buffer is not None
+        return region.buffer[offset : offset + nbytes]
+
+    def finish(self) -> None:
+        """It is done."""
+        self.done = True
+
+    def misfits(self, nbytes: int) -> bool:
+        """Whether a message of `nbytes` is not what this receives, which then raises that whenever it is asked."""
+        if nbytes != self.op.nbytes:
+            self.error = TransportError(
+                f"tcp: rank {self.op.peer} sent {nbytes} bytes, expected {self.op.nbytes}, as its receive is"
+            )
+        return nbytes != self.op.nbytes
+
+
+class TcpRequest(Request):
+    """Complete once all its operations are."""
+
+    __slots__ = ("_pending", "_transport")
+
+    def __init__(self, transport: TcpTransport, pending: list[TcpOperation]) -> None:
+        self._transport = transport
+        self._pending = pending
+
+    @property
+    def transport(self) -> TcpTransport:
+        return self._transport
+
+    def test(self) -> bool:
+        if self._reap():
+            return True
+        if self._transport.closed:
+            raise TransportError(f"tcp rank {self._transport.rank}: closed before this request was complete")
+        return self._transport.progress() and self._reap()
+
+    def _reap(self) -> bool:
+        """Drop the last operations, as far as they are done; True if none is left."""
+        pending, is_done = self._pending, self._transport.is_done
+        while pending and is_done(pending[-1]):
+            pending.pop()
+        return not pending
+
+    def pending_peers(self) -> list[int]:
+        return sorted({operation.op.peer for operation in self._pending if not operation.done})
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        if self.test():
+            return
+        transport = self._transport
+        limit_s = transport.timeout_s if timeout_s is None else check_timeout_s(timeout_s)
+        look_at_peers = lambda _now_s: transport.check_peers(self.pending_peers())  # noqa: E731
+        if not wait(self._test_and_tell, limit_s, transport.woken, look_at_peers):
+            raise timeout_error(transport, self.pending_peers(), limit_s)
+
+    def _test_and_tell(self) -> bool | Moved:
+        """As `test`; MOVED while something moves."""
+        return self.test() or (MOVED if self._transport.moved else False)
+
+
+def _agree(group: Group) -> Mapping[int, Seals]:
+    """The Seals of the connections to ranks of other hosts; none where all ranks say that their network is trusted."""
+    nonce = os.urandom(NONCE_NBYTES)
+    told = group.exchange("lanterne/tcp-seals", nonce + bytes((is_trusted(), find_openssl() is not None)))
+    if all(each[NONCE_NBYTES] for each in told):
+        return {}
+    fast = all(each[NONCE_NBYTES + 1] for each in told)
+    told[group.rank] = nonce  # whatever came back
+    secret = group.secret(b"lanterne/tcp-seals")
+
+    def seal(source: int, target: int) -> Seal:
+        ends = told[source][:NONCE_NBYTES] + told[target][:NONCE_NBYTES] + struct.pack("<qq", source, target)
+        return Seal(hmac.digest(secret, ends, "sha256"), fast=fast)
+
+    here = group.rank
+    return {
+        peer: Seals(seal(here, peer), seal(peer, here))
+        for peer, host in enumerate(group.hosts)
+        if host != group.hosts[here]
+    }

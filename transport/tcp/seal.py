@@ -1,0 +1,143 @@
+"""Keyed digests of what is sent, so that nobody on the path of the packets can change, add, repeat or reorder anything.
+
+Each direction of a connection has keys of its own, made of the job's secret and fresh nonces of both ends, and counts
+what it seals; the count goes into the digest, so what comes twice, late or not at all does not fit. Frames get a keyed
+BLAKE2b of 16 bytes. The bytes of large messages are cut into records, each with a tag of 16 bytes: of AES-256-GCM that
+authenticates and encrypts nothing (GMAC, NIST SP 800-38D), by the OpenSSL that Python has loaded, at memory's speed;
+where there is none to be found, keyed BLAKE2b too, at some 1 GB/s. A forged digest passes with a probability of 2^-128
+for BLAKE2b; of 2^-113 for GMAC over a record of RECORD_NBYTES (its bound is length / 16 * 2^-128).
+"""
+
+import ctypes
+import hashlib
+import hmac
+import struct
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from lanterne.transport.base import address_of
+
+SEAL_NBYTES = 16
+# Bytes of a large message that one tag is for: they are still in a core's own cache when they are digested.
+RECORD_NBYTES = 256 << 10
+KEY_NBYTES, NONCE_NBYTES = 32, 12
+# Of OpenSSL's evp.h: asks for the tag of an authenticating cipher.
+EVP_CTRL_AEAD_GET_TAG = 0x10
+CIPHER = "EVP_aes_256_gcm"
+_COUNT = struct.Struct("<q")
+_FUNCTIONS = (
+    ("EVP_CIPHER_CTX_new", ctypes.c_void_p, ()),
+    ("EVP_CIPHER_CTX_free", None, (ctypes.c_void_p,)),
+    (CIPHER, ctypes.c_void_p, ()),
+    ("EVP_CipherInit_ex", ctypes.c_int, (*(ctypes.c_void_p,) * 5, ctypes.c_int)),
+    ("EVP_CipherUpdate", ctypes.c_int, (*(ctypes.c_void_p,) * 4, ctypes.c_int)),
+    ("EVP_CipherFinal_ex", ctypes.c_int, (ctypes.c_void_p,) * 3),
+    ("EVP_CIPHER_CTX_ctrl", ctypes.c_int, (ctypes.c_void_p, ctypes.c_int, ctypes.c_int, ctypes.c_void_p)),
+)
+
+# (number of the record, its bytes) -> the tag.
+Digest: TypeAlias = Callable[[int, memoryview], bytes]
+
+
+class Seal:
+    """Of one direction of a connection; both ends have one, and go through it in the same order.
+
+    Args:
+        secret: KEY_NBYTES bytes that both ends know, for this direction of this connection only.
+        fast: whether records are digested by OpenSSL, which both ends then have.
+    """
+
+    def __init__(self, secret: bytes, *, fast: bool) -> None:
+        self._frame = hashlib.blake2b(key=_derive(secret, b"frames"), digest_size=SEAL_NBYTES)
+        self._frames = self._records = 0
+        self._digest: Digest = (Gmac if fast else _slow)(_derive(secret, b"records"))
+
+    def of_frame(self, frame: bytes | memoryview) -> bytes:
+        """SEAL_NBYTES of the next frame."""
+        digest = self._frame.copy()
+        digest.update(_COUNT.pack(self._frames))
+        digest.update(frame)
+        self._frames += 1
+        return digest.digest()
+
+    def of_record(self, record: memoryview) -> bytes:
+        """SEAL_NBYTES of the next record, of at least one byte."""
+        self._records += 1
+        return self._digest(self._records, record)
+
+
+def _derive(secret: bytes, purpose: bytes) -> bytes:
+    return hmac.digest(secret, purpose, "sha256")
+
+
+def _slow(key: bytes) -> Digest:
+    """The Digest by the standard library alone."""
+    start = hashlib.blake2b(key=key, digest_size=SEAL_NBYTES)
+
+    def digest(number: int, record: memoryview) -> bytes:
+        of_one = start.copy()
+        of_one.update(_COUNT.pack(number))
+        of_one.update(record)
+        return of_one.digest()
+
+    return digest
+
+
+class Gmac:
+    """A Digest by OpenSSL's AES-256-GCM; the number is the nonce, so it must never come twice. Needs `find_openssl`.
+
+    Cost: 1 us, and some 0.1 ns a byte.
+    """
+
+    def __init__(self, key: bytes) -> None:
+        library = find_openssl()
+        assert library is not None
+        self._openssl = library
+        self._context = library.EVP_CIPHER_CTX_new()
+        self._nonce = ctypes.create_string_buffer(NONCE_NBYTES)
+        self._tag = ctypes.create_string_buffer(SEAL_NBYTES)
+        self._length = ctypes.c_int()
+        # Addresses as numbers: making a pointer costs as much as the call.
+        self._at_nonce, self._at_tag = ctypes.addressof(self._nonce), ctypes.addressof(self._tag)
+        self._at_length = ctypes.addressof(self._length)
+        cipher = getattr(library, CIPHER)()
+        _check(library.EVP_CipherInit_ex(self._context, cipher, None, key, self._at_nonce, 1))
+
+    def __call__(self, number: int, record: memoryview) -> bytes:
+        library, context = self._openssl, self._context
+        _COUNT.pack_into(self._nonce, 0, number)
+        _check(
+            library.EVP_CipherInit_ex(context, None, None, None, self._at_nonce, -1)
+            and library.EVP_CipherUpdate(context, None, self._at_length, address_of(record), record.nbytes)
+            and library.EVP_CipherFinal_ex(context, self._at_tag, self._at_length)
+            and library.EVP_CIPHER_CTX_ctrl(context, EVP_CTRL_AEAD_GET_TAG, SEAL_NBYTES, self._at_tag)
+        )
+        return self._tag.raw
+
+    def __del__(self) -> None:
+        self._openssl.EVP_CIPHER_CTX_free(self._context)
+
+
+def _check(succeeded: int) -> None:
+    if not succeeded:
+        raise RuntimeError("OpenSSL: AES-256-GCM failed")
+
+
+@cache
+def find_openssl() -> Any:
+    """OpenSSL's libcrypto, as Python itself has loaded it; None where it is a part of Python, or has no AES-256-GCM."""
+    try:
+        import _hashlib  # noqa: F401  loads it
+
+        mapped = {line.split(maxsplit=5)[-1].strip() for line in Path("/proc/self/maps").read_text().splitlines()}
+        path = min(name for name in mapped if "/libcrypto" in name)
+        # Under the interpreter's lock: a record takes no longer than letting go of it and getting it back may.
+        library = ctypes.PyDLL(path)
+        for name, result, arguments in _FUNCTIONS:
+            function = getattr(library, name)
+            function.restype, function.argtypes = result, arguments
+    except (ImportError, OSError, ValueError, AttributeError):
+        return None
+    return library if getattr(library, CIPHER)() else None
