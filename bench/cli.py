@@ -42,6 +42,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "experiment": ("papers.experiment", "redo a figure of the papers: table, JSON and plot"),
     "bench p2p": ("collective.p2p", "benchmark point to point: latency, one way, both ways, against bare mpi4py"),
     "bench deaths": ("scores.deaths", "benchmark how soon survivors learn that a rank was killed"),
+    "bench strangers": ("scores.strangers", "benchmark a running job under forged connections to its ports"),
     "bench persistence": ("scores.persistence", "benchmark a late rank that is named wrongly, or absent"),
     "bench mpi": ("scores.peers.mpi_peers", "benchmark all-reduce against MPI's own and a plain ring over mpi4py"),
     "bench lab-peers": ("scores.peers.lab_peers", "compare with MPICH, Open MPI and Gloo on the emulated cluster"),
@@ -79,7 +80,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
 USERS_PROGRAM, STOPPED = ("watch", "lab"), (128 + signal.SIGHUP, 128 + signal.SIGINT, 128 + signal.SIGTERM)
 
 # These start jobs of their own and compare them: not from inside a job.
-STARTS_JOBS = ("lab", "bench deaths", "bench failover", "bench lab-peers", "bench lab-arrivals", "bench ddp")
+STARTS_JOBS = (
+    *("lab", "bench deaths", "bench strangers", "bench failover"),
+    *("bench lab-peers", "bench lab-arrivals", "bench ddp"),
+)
 
 USAGE = "usage: lanterne COMMAND [OPTION ...]\n\n"
 DESCRIPTION = "Collectives and pipelines that stay fast although one rank is late or one link is slow.\n\ncommands:\n"

@@ -58,7 +58,6 @@ MPI_ENVIRONMENT = {
 ONE_HOST_ENVIRONMENT = {
     "UCX_TLS": NO_TCP,
     "FI_TCP_IFACE": "lo",
-    "HYDRA_IFACE": "lo",
     "OMPI_MCA_oob_tcp_if_include": "lo",
     "OMPI_MCA_btl_tcp_if_include": "lo",
     "PRTE_MCA_oob_tcp_if_include": "lo",

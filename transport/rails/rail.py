@@ -10,12 +10,12 @@ import socket
 import struct
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from lanterne.errors import TransportError
 from lanterne.transport import wire
+from lanterne.transport.door import Door
 from lanterne.transport.machine import THIS_MACHINE, Machine
-from lanterne.transport.rails.door import GREETING, Door, Greeting
 from lanterne.transport.waiting import never, wait
 
 # kind, then what the kind says.
@@ -33,6 +33,17 @@ MEMORY = "memory"
 LOOK_S, NOTICE_S = 0.05, 1.0
 # Between two tries to be let in.
 RETRY_S = 0.05
+
+GREETING = struct.Struct("<qqq")
+
+
+class Greeting(NamedTuple):
+    """What who connects says once it is proven: its rank, the rail's index, and how often that was made before."""
+
+    rank: int
+    rail: int
+    life: int = 0
+
 
 # Of a listener, as JSON tells it: of a rail of memory one name, of TCP host and port.
 Address: TypeAlias = list[Any]
@@ -279,15 +290,15 @@ def join(
                     wait(never, NOTICE_S, machine.pauses(), look_for_deaths)
                     raise TransportError(f"rail to rank {peer}: {error}") from error
                 found[peer, index] = opened.enter_context(sock)
-        door = Door(listeners, token, machine)
+        door = Door(listeners, token, machine, GREETING)
         opened.callback(door.close)
         while missing := expected.keys() - found.keys():
             left_s = deadline_s - machine.now_s()
             if left_s <= 0:
                 refused = f"; refused were {wire.in_words(door.refused)}" if door.refused else ""
                 raise TransportError(f"rail: rank {min(missing)[0]} did not connect within {limit_s:g} s{refused}")
-            for sock, greeting in door.look(min(left_s, LOOK_S)):
-                if (key := (greeting.rank, greeting.rail)) in missing:
+            for sock, (peer, index, _life) in door.look(min(left_s, LOOK_S)):
+                if (key := (peer, index)) in missing:
                     sock.setblocking(True)
                     found[key] = opened.enter_context(sock)
                 else:

@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 from lanterne.errors import TransportError
+from lanterne.transport.door import Door
 from lanterne.transport.machine import THIS_MACHINE
-from lanterne.transport.rails.door import Door, Greeting
-from lanterne.transport.rails.rail import Addresses, Rail, connect
+from lanterne.transport.rails.rail import GREETING, Addresses, Greeting, Rail, connect
 from lanterne.transport.wire import configure
 
 # Before a dead rail is tried again, at first and at most; and for connecting and proving.
@@ -72,7 +72,7 @@ class RailReturn:
     def _run(self) -> None:
         due: list[tuple[float, Key, int]] = []  # (when, which, life), a heap
         tries: dict[Key, int] = {}  # how often it was tried
-        door = Door(self._listeners, self._token)
+        door = Door(self._listeners, self._token, greeting=GREETING)
         watched: list[Door | int] = [door, self._poke]
         while True:
             waits_s = [max(0.0, due[0][0] - THIS_MACHINE.now_s())] if due else []
@@ -83,8 +83,8 @@ class RailReturn:
                 for _ in range(len(self._lost)):
                     peer, index, life = self._lost.popleft()
                     self._schedule(due, tries, (peer, index), life)
-            for sock, greeting in door.look(0.0):
-                self._give(sock, *greeting)
+            for sock, (peer, index, life) in door.look(0.0):
+                self._give(sock, peer, index, life)
             while due and due[0][0] <= THIS_MACHINE.now_s():
                 _, key, life = heapq.heappop(due)
                 if not self._connect(*key, life):

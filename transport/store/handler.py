@@ -22,11 +22,10 @@ class Refusal(Exception):
 class Connection:
     """One client. `rank` and `guards` are set once it has joined as a member, or as the parent, of a rank."""
 
-    __slots__ = ("guards", "inbox", "lost", "nonce", "outbox", "rank", "sock")
+    __slots__ = ("guards", "inbox", "lost", "outbox", "rank", "sock")
 
-    def __init__(self, sock: socket.socket, nonce: bytes) -> None:
+    def __init__(self, sock: socket.socket) -> None:
         self.sock: socket.socket = sock
-        self.nonce: bytes | None = nonce  # None once the client has proven that it knows the token
         self.inbox: bytearray = bytearray()
         self.outbox: bytearray = bytearray()
         self.rank: int | None = None

@@ -4,9 +4,7 @@
 owner closes its standard input (`--until owner`) or its last client is gone (`--until members`), so it never outlives
 its job. The token comes in LANTERNE_TOKEN. What it can do is in HANDLERS: a new service is one more class there.
 
-Strangers: a connection has AUTHENTICATION_S to prove that it knows the token, may send no more than the proof until
-then, and at most MAX_STRANGERS of them are open at a time, the oldest making room. Clients are bounded in number and in
-unread bytes.
+Strangers are kept out by door.py. Clients are bounded in number and in unread bytes.
 """
 
 import argparse
@@ -18,11 +16,11 @@ import selectors
 import signal
 import socket
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 from lanterne.errors import InputError
 from lanterne.transport import wire
+from lanterne.transport.door import Door
 from lanterne.transport.machine import THIS_MACHINE, Machine
 from lanterne.transport.store.board_handler import Board
 from lanterne.transport.store.handler import Answer, Connection, Handler, Refusal, Service
@@ -30,8 +28,6 @@ from lanterne.transport.store.members import Members
 from lanterne.transport.store.values import KeyValues
 
 HANDLERS: tuple[Callable[[Service], Handler], ...] = (KeyValues, Board)
-AUTHENTICATION_S = 5.0
-MAX_STRANGERS = 128
 MAX_CLIENTS = 8192
 MAX_OUTBOX_NBYTES = 256 << 20
 # After a frame the store polls this long before it sleeps: the next one often follows at once, and waking costs more
@@ -58,22 +54,19 @@ class Store:
         machine: Machine = THIS_MACHINE,
     ) -> None:
         self.machine = machine
-        self._key = wire.check_token(token)
         self._until = until
         self._selector = machine.selector()
-        self._strangers: dict[Connection, None] = {}  # insertion order is age
-        self._refused: Counter[str] = Counter()
         self._clients: set[Connection] = set()
         self._timers: list[tuple[float, int, Callable[[], object]]] = []
         self._timer_count = itertools.count()
         self._running = True
         self._listener = listener
-        listener.setblocking(False)
-        self._selector.register(listener, selectors.EVENT_READ, self._accept)
+        has_room = lambda: len(self._clients) < MAX_CLIENTS  # noqa: E731
+        self._door = Door([listener], token, machine, selector=self._selector, has_room=has_room)
         if owner is not None:
             self._selector.register(owner, selectors.EVENT_READ, lambda _events: self._owner_gone(owner))
         self._routes: dict[int, tuple[str, Callable[..., Answer]]] = {}
-        self.route(wire.Kind.REFUSED, "", lambda *_: [self._refused.total(), wire.in_words(self._refused).encode()])
+        self.route(wire.Kind.REFUSED, "", self._tell_refused)
         self.members: Members = Members(self)
         self.handlers: list[Handler] = [self.members, *(handler(self) for handler in HANDLERS)]
         if until == "members":
@@ -96,7 +89,11 @@ class Store:
                 heapq.heappop(self._timers)[2]()
             if not self._running:
                 break
-            timeout_s = max(0.0, self._timers[0][0] - now) if self._timers else None
+            for sock, _ in self._door.take():
+                self._welcome(sock)
+            limits_s = [max(0.0, self._timers[0][0] - now)] if self._timers else []
+            limits_s += [] if self._door.patience_s is None else [self._door.patience_s]
+            timeout_s = min(limits_s, default=None)
             events = self._selector.select(0 if now < spin_until else timeout_s)
             if not events:
                 self.machine.give_way()
@@ -104,7 +101,8 @@ class Store:
             for key, mask in events:
                 key.data(mask)
             spin_until = self.machine.now_s() + SPIN_S
-        for connection in [*self._clients, *self._strangers]:
+        self._door.close()
+        for connection in self._clients:
             connection.sock.close()
         self._listener.close()
         self._selector.close()
@@ -122,34 +120,15 @@ class Store:
         """Queue the reply to a request."""
         self.send(connection, wire.Kind.REPLY, request_id, fields)
 
-    def _accept(self, _events: int) -> None:
-        try:
-            sock, _address = self._listener.accept()
-        except OSError:  # gone again, or out of file descriptors: the oldest stranger makes room
-            self._drop_oldest_stranger()
-            return
-        if len(self._strangers) >= MAX_STRANGERS:
-            self._drop_oldest_stranger()
+    def _tell_refused(self, *_: object) -> Answer:
+        return [self._door.refused.total(), wire.in_words(self._door.refused).encode()]
+
+    def _welcome(self, sock: socket.socket) -> None:
+        """Serve who has been let in."""
         wire.configure(sock)
-        challenge, nonce = wire.make_challenge()
-        connection = Connection(sock, nonce)
-        self._strangers[connection] = None
+        connection = Connection(sock)
+        self._clients.add(connection)
         self._selector.register(sock, selectors.EVENT_READ, lambda events: self._serve(connection, events))
-        self.after(AUTHENTICATION_S, lambda: self._drop_stranger(connection))
-        connection.outbox += challenge
-        self._flush(connection)
-
-    def _drop_stranger(self, connection: Connection) -> None:
-        if connection in self._strangers:
-            self._refuse(connection, "silent")
-
-    def _drop_oldest_stranger(self) -> None:
-        if self._strangers:
-            self._refuse(next(iter(self._strangers)), "too many at once")
-
-    def _refuse(self, connection: Connection, why: str) -> None:
-        self._refused[why] += 1
-        self._drop(connection)
 
     def _serve(self, connection: Connection, events: int) -> None:
         if connection.sock.fileno() < 0:
@@ -169,19 +148,13 @@ class Store:
             data = b""
         connection.inbox += data
         try:
-            if not data and connection in self._strangers:
-                self._refuse(connection, "hung up")
-            elif not data or not self._consume(connection):
+            if not data or not self._consume(connection):
                 self._drop(connection)
         except wire.WireError:
             self._drop(connection)
 
     def _consume(self, connection: Connection) -> bool:
         """Act on what has arrived; False if the connection is to end."""
-        if connection.nonce is not None:
-            if len(connection.inbox) < wire.ANSWER_NBYTES:
-                return True
-            return self._authenticate(connection, connection.nonce)
         while connection.sock.fileno() >= 0 and (frame := wire.take_frame(connection.inbox)):
             kind, request_id, body = frame
             if kind not in self._routes:
@@ -195,21 +168,6 @@ class Store:
             if fields is not None:
                 self.reply(connection, request_id, fields)
         return True
-
-    def _authenticate(self, connection: Connection, nonce: bytes) -> bool:
-        answer = bytes(connection.inbox[: wire.ANSWER_NBYTES])
-        del connection.inbox[: wire.ANSWER_NBYTES]
-        verdict = wire.judge_answer(self._key, nonce, answer)
-        accepted = verdict.startswith(wire.ACCEPTED) and len(self._clients) < MAX_CLIENTS
-        connection.outbox += verdict if accepted else wire.REFUSED + bytes(wire.PROOF_NBYTES)
-        if accepted:
-            del self._strangers[connection]
-            self._clients.add(connection)
-            connection.nonce = None
-        else:
-            self._refused["wrong secret" if not verdict.startswith(wire.ACCEPTED) else "too many clients"] += 1
-        self._flush(connection)
-        return accepted
 
     def _flush(self, connection: Connection) -> None:
         try:
@@ -232,7 +190,6 @@ class Store:
             return
         self._selector.unregister(connection.sock)
         connection.sock.close()
-        self._strangers.pop(connection, None)
         if connection not in self._clients:
             return
         self._clients.remove(connection)

@@ -293,7 +293,7 @@ class TcpPeer:
                 self.duplex.put(GRANT, tag, number, operation.op.nbytes)
 
     def offer(self) -> bool:
-        """Tell of sends that wait for their grant: a receive may expect less, and sends none. True if there are some."""
+        """Tell of sends that wait for a grant: a receive of less sends none. True if there are some."""
         if self.duplex is None:
             return False
         waiting = [(key, operation) for key, operation in self._held.items() if not operation.offered]

@@ -4,13 +4,17 @@ UCXX's core API in blocking progress mode: a wait spins while something moves, t
 sane where ranks outnumber cores. Every endpoint handles errors, so a dead peer fails its requests; the job's control
 connection (Group) tells of deaths too, whichever is first.
 
-A UCX receive does not filter its source, so the tag holds it: communicator 16 bits, internal 1, source 15, lane 32.
+A UCX receive does not filter its source, so the tag tells it: 64 bits of a keyed hash of source, destination and tag.
+Who reaches a UCX port without the job's secret cannot make a tag that a receive waits for. Two tags that are equal
+would mix up messages: of a million in use at one rank, with a probability of 3e-8.
 """
 
 import atexit
+import hashlib
 import logging
 import math
 import os
+import struct
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn, TypeAlias
 
@@ -35,10 +39,11 @@ from lanterne.transport.timeouts import check_timeout_s
 from lanterne.transport.ucx.worker import flush, load_ucxx, make_worker, receiver_paced_nbytes, settings
 from lanterne.transport.waiting import MOVED, POLLS_PER_CHECK, Moved, never, wait
 
-SOURCE_BITS = 15
-# Of a base.make_tag().
+# Of a base.make_tag(); a barrier's are beyond.
 TAG_BITS = COMMUNICATOR_BITS + LANE_BITS
-INTERNAL = 1 << SOURCE_BITS + LANE_BITS
+INTERNAL = 1 << TAG_BITS
+# Tags that are kept; making one costs some 3 us.
+MAX_TAGS = 1 << 16
 # After UCX refused to connect or to start: how long the group has to say that the peer is dead, or has left.
 NOTICE_S = LEFT_GRACE_S + 0.5
 # How long close() waits at most for what was sent to leave, once a peer has failed.
@@ -57,9 +62,14 @@ log: logging.Logger = logging.getLogger(__name__)
 Started: TypeAlias = tuple[Any, Operation]
 
 
-def ucx_tag(tag: int, source: int) -> int:
-    """The 64-bit UCX tag of base.make_tag()'s `tag` from rank `source`."""
-    return tag >> LANE_BITS << SOURCE_BITS + 1 + LANE_BITS | source << LANE_BITS | tag & (1 << LANE_BITS) - 1
+def ucx_tag(secret: bytes, source: int, destination: int, tag: int) -> int:
+    """The 64-bit UCX tag of base.make_tag()'s `tag`, or one with INTERNAL, of a message between two ranks.
+
+    Args:
+        secret: at most 64 bytes, the same on all ranks.
+    """
+    message = struct.pack("<qqq", source, destination, tag)
+    return int.from_bytes(hashlib.blake2b(message, digest_size=8, key=secret).digest(), "little")
 
 
 class UcxTransport(Transport):
@@ -79,10 +89,9 @@ class UcxTransport(Transport):
     _worker: Any
 
     def __init__(self, group: Group, timeout_s: float | None = None) -> None:
-        if group.world_size > 1 << SOURCE_BITS:
-            raise InputError(f"ucx: got {group.world_size} ranks, expected at most {1 << SOURCE_BITS}")
         self._ucxx, self._array = load_ucxx()
-        self._tag = self._ucxx.UCXXTag
+        self._secret = group.secret(b"lanterne/ucx-tags")
+        self._tags: dict[tuple[int, int, int], Any] = {}  # by source, destination and tag
         self._group = group
         self._job = group
         self.rank: int = group.rank
@@ -148,8 +157,18 @@ class UcxTransport(Transport):
         region, offset, nbytes, peer, tag = op
         span = (region.native and region.native.get((offset, nbytes))) or self._span(region, offset, nbytes)
         if type(op) is Send:
-            return self._peers[peer][0].tag_send(span, self._tag(ucx_tag(tag, self.rank) | internal))
-        return self._peers[peer][1].tag_recv(span, self._tag(ucx_tag(tag, peer) | internal))
+            return self._peers[peer][0].tag_send(span, self._tag(self.rank, peer, tag | internal))
+        return self._peers[peer][1].tag_recv(span, self._tag(peer, self.rank, tag | internal))
+
+    def _tag(self, source: int, destination: int, tag: int) -> Any:
+        """The UCXXTag of `ucx_tag`."""
+        key = source, destination, tag
+        found = self._tags.get(key)
+        if found is None:
+            if len(self._tags) >= MAX_TAGS:
+                self._tags.clear()
+            found = self._tags[key] = self._ucxx.UCXXTag(ucx_tag(self._secret, *key))
+        return found
 
     def _connect(self, peer: int) -> tuple[Any, Any]:
         """The endpoints to `peer`, for sends and for receives; made when first needed: n ranks could have n * n.

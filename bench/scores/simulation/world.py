@@ -20,7 +20,7 @@ from lanterne.errors import LanterneError, PeerFailed, TransportTimeout
 from lanterne.transport import wire
 from lanterne.transport.base import LANE_BITS
 from lanterne.transport.local import LocalTransport, LocalWorld
-from lanterne.transport.rails.door import GREETING
+from lanterne.transport.rails.rail import GREETING
 from lanterne.transport.rank_group import Group
 from lanterne.transport.store.client import StoreClient
 from lanterne.transport.store.members import Members

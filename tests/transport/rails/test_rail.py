@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lanterne.errors import InputError, TransportError
+from lanterne.transport.door import Door
 from lanterne.transport.rails import rail as rails
 from lanterne.transport.rails.delegate_transport import MAX_QUEUES, queues_needed
-from lanterne.transport.rails.door import Door, Greeting
-from lanterne.transport.rails.rail import DATA, GRANT, MEMORY, PING, RECEIPT, Rail
+from lanterne.transport.rails.rail import DATA, GRANT, GREETING, MEMORY, PING, RECEIPT, Greeting, Rail
 
 TOKEN = "a token of sixteen"
 
@@ -100,7 +100,7 @@ def test_who_connects_is_proven(address):
         listener, where = rails.listen(address)
     except OSError as error:
         pytest.skip(f"no address {address} here: {error}")
-    door, guests = Door([listener], TOKEN), []
+    door, guests = Door([listener], TOKEN, greeting=GREETING), []
 
     def serve():
         while not guests:
@@ -118,7 +118,7 @@ def test_who_connects_is_proven(address):
         mute.close()
     sock = rails.connect(where, address, TOKEN, Greeting(3, 1), 5)
     thread.join(20)
-    assert [greeting for _, greeting in guests] == [Greeting(3, 1, 0)]
+    assert [greeting for _, greeting in guests] == [(3, 1, 0)]
     door.close()
     assert door.refused == {"wrong secret": 2, "hung up": 2}
     for end in (sock, guests[0][0], listener):

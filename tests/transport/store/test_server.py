@@ -17,10 +17,10 @@ from processes import MARK, assert_none_left, free_port, marked, new_mark, wait_
 
 from lanterne.errors import InputError, PeerFailed, TransportError, TransportTimeout, Unavailable
 from lanterne.transport import wire
+from lanterne.transport.door import MAX_STRANGERS
 from lanterne.transport.job.bootstrap import Group
 from lanterne.transport.store.client import StoreClient
 from lanterne.transport.store.process import StoreProcess
-from lanterne.transport.store.server import MAX_STRANGERS
 
 TOKEN = "a token of the tests"
 

@@ -1,4 +1,4 @@
-"""One connection of tcp, over a pair of sockets: what is put comes out, in order; what was changed on the way does not."""
+"""One connection of tcp, over two sockets: what is put comes out in order, what was changed on the way does not."""
 
 import socket
 import threading
@@ -152,6 +152,6 @@ def test_without_openssl_both_ends_take_what_python_has(monkeypatch):
 
 @pytest.mark.skipif(find_openssl() is None, reason="no libcrypto here")
 def test_gmac_is_the_standards():
-    """Test case 13 of the GCM specification (a key of zeros, nothing authenticated), and Wycheproof's kind with data."""
+    """Test case 13 of the GCM specification: a key and a nonce of zeros, and nothing else."""
     gmac = seal.Gmac(bytes(32))
     assert gmac(0, memoryview(b"")) == bytes.fromhex("530f8afbc74536b9a963b4f1c4cb738b")

@@ -14,26 +14,23 @@ from hypothesis import strategies as st
 
 from lanterne.errors import Unavailable
 from lanterne.transport.base import make_tag
-from lanterne.transport.ucx.over_ucx import INTERNAL, SOURCE_BITS, ucx_tag
+from lanterne.transport.ucx.over_ucx import INTERNAL, ucx_tag
 from lanterne.transport.ucx.worker import load_ucxx, receiver_paced_nbytes, settings
 
 RANK_PROGRAM = Path(__file__).resolve().parents[1].joinpath("ucx_rank.py")
-communicators, sources, lanes = (st.integers(0, 2**bits - 1) for bits in (16, SOURCE_BITS, 32))
-parts = st.tuples(communicators, sources, lanes, st.booleans())
-
-
-def full_tag(communicator, source, lane, internal):
-    return ucx_tag(make_tag(communicator, lane), source) | internal * INTERNAL
+tags = st.builds(make_tag, st.integers(0, 2**16 - 1), st.integers(0, 2**32 - 1)) | st.integers(INTERNAL, INTERNAL + 9)
+parts = st.tuples(st.binary(min_size=32, max_size=32), st.integers(0, 2**15), st.integers(0, 2**15), tags)
 
 
 @given(parts, parts)
 def test_tags_differ_where_their_parts_do(one, other):
-    assert 0 <= full_tag(*one) < 2**64
-    assert (full_tag(*one) == full_tag(*other)) == (one == other)
+    assert 0 <= ucx_tag(*one) < 2**64
+    assert (ucx_tag(*one) == ucx_tag(*other)) == (one == other)
 
 
-def test_tag_layout():
-    assert ucx_tag(make_tag(0xABCD, 0x12345678), 0x7EF1) == 0xABCD_7EF1_12345678
+def test_direction_and_secret_are_in_a_tag():
+    mine = ucx_tag(bytes(32), 1, 2, make_tag(3, 4))
+    assert len({mine, ucx_tag(bytes(32), 2, 1, make_tag(3, 4)), ucx_tag(b"x" * 32, 1, 2, make_tag(3, 4))}) == 3
 
 
 @pytest.mark.parametrize(
