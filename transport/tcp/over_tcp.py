@@ -29,7 +29,7 @@ from lanterne.transport.base import (
     timeout_error,
 )
 from lanterne.transport.local import LocalWorld
-from lanterne.transport.machine import Machine
+from lanterne.transport.machine import THIS_MACHINE, Machine
 from lanterne.transport.networks import is_trusted
 from lanterne.transport.pauses import Pauses, Woken
 from lanterne.transport.rails.rail_names import connect_rails
@@ -69,7 +69,6 @@ class TcpTransport(Transport):
     """
 
     name = "tcp"
-    background_s: float | None = SLEEP_S
     capabilities: Capabilities = Capabilities(receiver_paced_nbytes=PACED_NBYTES)
 
     def __init__(self, group: Group, timeout_s: float | None = None) -> None:
@@ -79,6 +78,8 @@ class TcpTransport(Transport):
         if timeout_s is not None:
             self.timeout_s: float = check_timeout_s(timeout_s)
         self.pauses: Pauses = group.machine.pauses(group.ranks_here)
+        # A thread of the engine's waits on descriptors: of no machine but the real one.
+        self.background_s: float | None = SLEEP_S if group.machine is THIS_MACHINE else None
         self._job = group
         self._group = group
         self._own = LocalWorld(group.world_size, group.machine).transport(group.rank, timeout_s)
