@@ -1,18 +1,24 @@
-"""Plain TCP between ranks, as nccl's host transport: the suite of every transport, deaths, and who chooses it."""
+"""tcp between ranks: the suite of every transport, sealed or not; deaths, sizes that differ, and who chooses it."""
 
+import contextlib
 import threading
 from types import SimpleNamespace
 
 import conformance
+import numpy as np
 import pytest
 from verdicts import verdict
 
-from lanterne.errors import PeerFailed, Unavailable
+from lanterne.errors import PeerFailed, TransportError, TransportTimeout, Unavailable
 from lanterne.transport import registry
+from lanterne.transport.base import Recv, Send
 from lanterne.transport.job.launchers import MPI_VARIABLES
 from lanterne.transport.local import LocalTransport, LocalWorld
 from lanterne.transport.machine import THIS_MACHINE
+from lanterne.transport.tcp import over_tcp
+from lanterne.transport.tcp.duplex import PACED_NBYTES
 from lanterne.transport.tcp.over_tcp import TcpTransport
+from lanterne.transport.tcp.seal import Gmac
 
 CHECKS = [check for check in conformance.ORDERLY if check is not conformance.check_large]
 
@@ -20,8 +26,9 @@ CHECKS = [check for check in conformance.ORDERLY if check is not conformance.che
 class Job:
     """Threads with a group each; `dead` are the ranks that check_peers knows of."""
 
-    def __init__(self, world_size):
+    def __init__(self, world_size, hosts=None):
         self.world_size, self.dead = world_size, set()
+        self._hosts = tuple(hosts or "h" * world_size)
         self._told, self._barrier = {}, threading.Barrier(world_size, timeout=60)
 
     def group(self, rank):
@@ -41,7 +48,7 @@ class Job:
             rank=rank, world_size=self.world_size, ranks_here=self.world_size, exchange=exchange,
             check_peers=check_peers, open_board=board, store="store", machine=THIS_MACHINE,
             secret=lambda purpose: purpose.ljust(32),
-            hosts=("here",) * self.world_size,
+            hosts=self._hosts,
         )  # fmt: skip
 
     def run(self, function, make=TcpTransport):
@@ -60,8 +67,49 @@ class Job:
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-def test_the_suite(check):
-    assert Job(3).run(check) == [None] * 3
+@pytest.mark.parametrize("hosts", ["hhh", "abb"], ids=["one host", "two hosts, sealed"])
+def test_the_suite(check, hosts):
+    assert Job(3, hosts).run(check) == [None] * 3
+
+
+@pytest.mark.parametrize(
+    ("trusted", "openssl", "sealed", "fast"),
+    [("00", "11", True, True), ("01", "11", True, True), ("11", "11", False, False), ("00", "10", True, False)],
+)
+def test_ranks_of_different_hosts_seal_what_they_say(monkeypatch, trusted, openssl, sealed, fast):
+    """Unless all trust the network; by OpenSSL where all have it."""
+    by_thread = threading.local()
+    monkeypatch.setattr(over_tcp, "is_trusted", lambda: trusted[by_thread.rank] == "1")
+    found = over_tcp.find_openssl()
+    monkeypatch.setattr(over_tcp, "find_openssl", lambda: found if openssl[by_thread.rank] == "1" else None)
+    kinds = {}
+
+    def make(group, timeout_s):
+        by_thread.rank = group.rank
+        transport = TcpTransport(group, timeout_s)
+        seals = transport.peers[1 - group.rank].duplex._seals
+        kinds[group.rank] = (seals is not None, seals is not None and isinstance(seals.out._digest, Gmac))
+        return transport
+
+    assert Job(2, "ab").run(conformance.check_both_directions, make) == [None] * 2
+    assert kinds == dict.fromkeys(range(2), (sealed, fast and found is not None))
+
+
+def test_large_messages_of_another_size_are_named():
+    """One that waits for its grant, too: its receive of less sends none."""
+
+    def exchange(transport):
+        region = transport.register(np.zeros(2 * PACED_NBYTES, np.uint8))
+        for tag, (sent, expected) in enumerate([(2 * PACED_NBYTES, 8), (2 * PACED_NBYTES, PACED_NBYTES)]):
+            if transport.rank == 0:
+                with pytest.raises(TransportError, match=rf"rank 1 sent {sent} bytes, expected {expected}"):
+                    transport.post((Recv(region, 0, expected, 1, tag),)).wait(20.0)
+            else:
+                request = transport.post((Send(region, 0, sent, 0, tag),))
+                with contextlib.suppress(TransportTimeout):
+                    request.wait(0.5)
+
+    assert Job(2).run(exchange) == [None] * 2
 
 
 def test_a_death_ends_the_wait_for_it():
