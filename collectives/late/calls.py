@@ -39,7 +39,7 @@ from lanterne.collectives.late.turn import ARRIVE, BEGIN, COMPLETE, END, RELEASE
 from lanterne.collectives.schedule.cost import CostModel, late_start, price
 from lanterne.errors import InputError, PeerFailed, TransportTimeout
 from lanterne.transport.base import Request
-from lanterne.transport.board.late_policy import MAX_LATE, Option, Policy, from_text, to_text
+from lanterne.transport.board.late_policy import MAX_LATE, Option, Policy, from_text, likely, to_text
 from lanterne.transport.board.seat import Seat
 from lanterne.transport.board.sequencer import (
     DIED,
@@ -75,8 +75,6 @@ _making = threading.Lock()
 GRACE_S = 5.0
 # The plans of calls by the board that are kept.
 MAX_PLANS = 64
-# Of so many options, the first of a policy, programs are made before they are needed, 10 ms each.
-LIKELY = 2
 # Calls go ahead of others while these have less scratch memory than this.
 AHEAD_NBYTES = 256 << 20
 # So many calls that did not ask are reported together, or at the next one that asks.
@@ -156,14 +154,16 @@ class LateRanks:
         self._seated.arrive(turn.number, turn.signature, policy, ready)
 
     def prepare(self, call: CheckedCall, policy: str) -> None:
-        """Make what calls like this one are likely to need, at the first of them: not once a late rank has come."""
+        """Make what calls like this one are likely to need, at the first of them: not once a late rank has come.
+
+        Cost: up to three options, in up to three roles, 10 ms each.
+        """
         if call.entry is not None or (call.key, call.in_place, policy) in self._prepared:
             return
         if len(self._prepared) >= MAX_SIGNATURES:
             self._prepared.clear()  # What is still kept (RankPrograms) is found, not made again.
         self._prepared.add((call.key, call.in_place, policy))
-        likely = [option for option in from_text(policy).options if option.late == 1][:LIKELY]
-        for option in likely:
+        for option in likely(from_text(policy)):
             key = key_of(call.key, option.choice, self._communicator.world_size - 1)
             self.plans.programs.prepare(key, call.dtype, call.in_place)
 

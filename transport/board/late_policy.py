@@ -57,6 +57,19 @@ def cost_s(policy: Policy, option: Option, window_s: float, delay_s: float) -> f
     return max(window_s + option.before_s, delay_s) + option.join_s
 
 
+def likely(policy: Policy) -> tuple[Option, ...]:
+    """The options that calls are likely to need first, at most three, of those for one late rank.
+
+    That of a call without a past, and those for ranks that are late by much and by half as much.
+    """
+    single = [option for option in policy.options if option.late == 1]
+    if not single:
+        return ()
+    most_s = max(option.before_s for option in single)
+    best = (min(single, key=lambda option: cost_s(policy, option, 0.0, d)) for d in (most_s, most_s / 2))
+    return tuple(dict.fromkeys((single[0], *best)))
+
+
 def saving_s(policy: Policy, gaps_s: Gaps) -> float:
     """Seconds that starting without the last ranks, at once, would have saved a call with these gaps."""
     saved_s = [0.0]

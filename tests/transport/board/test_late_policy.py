@@ -12,12 +12,14 @@ from lanterne.transport.board.late_policy import (
     decide,
     duration_s,
     from_text,
+    likely,
     starts,
     to_text,
 )
 
 JOIN, CHAIN = Option("late_join/56", 0.87, 1.05), Option("late_chain/64", 1.02, 1.04)
 POLICY = Policy(1.75, (JOIN, CHAIN))
+HALF, MOST = Option("late_hybrid/56/28", 0.43, 1.43), Option("late_hybrid/56/42", 0.64, 1.25)
 seconds = st.floats(0, 3)
 options = st.builds(Option, st.sampled_from(["a/1", "b/2", "c/3"]), st.floats(0.1, 2), st.floats(0.5, 2))
 several = st.lists(options, min_size=1, max_size=3, unique_by=lambda option: option.choice)
@@ -33,6 +35,27 @@ def test_never_much_worse_than_knowing(policy, past_s, delay_s):
     assume(option.before_s + option.join_s >= policy.normal_s)
     slack_s = max(critical_delay_s(policy, option), LEAST_WINDOW * policy.normal_s)
     assert cost_s(policy, option, window_s, delay_s) <= known_s + slack_s + 1e-9
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ((), ()),
+        ((JOIN,), (JOIN,)),
+        ((JOIN, CHAIN, HALF, MOST), (JOIN, CHAIN, MOST)),
+        ((JOIN, CHAIN._replace(join_s=1.06), HALF), (JOIN,)),
+        ((JOIN, HALF._replace(join_s=1.4)), (JOIN, HALF._replace(join_s=1.4))),
+        ((JOIN._replace(late=2),), ()),
+    ],
+)
+def test_what_is_made_before_it_is_needed(options, expected):
+    assert likely(Policy(1.75, options)) == expected
+
+
+@given(policies)
+def test_what_calls_without_a_past_take_is_made_before(policy):
+    policy = Policy(policy.normal_s, tuple(option._replace(late=1) for option in policy.options))
+    assert decide(policy)[1] == likely(policy)[0].choice
 
 
 def weighed_cost_s(policy, option, window_s, past_s):
