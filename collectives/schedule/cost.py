@@ -8,11 +8,14 @@ receive port those of all that it receives (full duplex). A message from a to b 
 so the one round of allpairs' reduce-scatter costs alpha + (p - 1)/p s beta. A rank is ready for its next round once all
 its messages of this one are done and what it had to add is added, gamma a byte. No barrier: a late rank delays those
 that wait for it.
+
+That is of equal links, a CostModel. Whatever else says what the messages of a round take is a LinkCosts, too, such as a
+Topology (topology/topology.py), where ranks share links.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -23,6 +26,19 @@ from lanterne.errors import InputError
 
 # One number, or an array of them.
 Numbers = TypeVar("Numbers", float, NDArray[np.float64])
+
+
+class LinkCosts(Protocol):
+    """What messages and sums cost."""
+
+    @property
+    def gamma_s_per_byte(self) -> float:
+        """Time to add one received byte, s per byte."""
+        ...
+
+    def round_s(self, src: Column, dst: Column, nbytes: float, world_size: int) -> NDArray[np.float64]:
+        """Seconds of the message of each transfer of one round, (transfers,), every chunk having `nbytes`."""
+        ...
 
 
 class Piece(NamedTuple):
@@ -73,6 +89,12 @@ class CostModel:
         time_s: Any = alpha * (messages if self.serial_messages else 1) + beta * nbytes
         return time_s
 
+    def round_s(self, src: Column, dst: Column, nbytes: float, world_size: int) -> NDArray[np.float64]:
+        """See LinkCosts: every rank has a port of its own."""
+        sent, received = np.bincount(src, minlength=world_size), np.bincount(dst, minlength=world_size)
+        messages = num_messages(src, dst, src, dst, world_size) if self.serial_messages else 1
+        return self.message_s(nbytes * np.maximum(sent[src], received[dst]), messages)
+
 
 @dataclass(frozen=True, eq=False)
 class Cost:
@@ -107,7 +129,7 @@ def chunk_nbytes(schedule: CollectiveSchedule, nbytes: float) -> float:
 def price(
     schedule: CollectiveSchedule,
     nbytes: float,
-    model: CostModel,
+    links: LinkCosts,
     start_delay_s: float | Sequence[float] | NDArray[np.float64] = 0.0,
 ) -> Cost:
     """The Cost of `schedule`.
@@ -115,6 +137,7 @@ def price(
     Args:
         schedule: a CollectiveSchedule.
         nbytes: bytes of the larger of a rank's two buffers.
+        links: a CostModel or a Topology.
         start_delay_s: when each rank calls: (world_size,), or one number for all.
 
     Raises:
@@ -136,12 +159,11 @@ def price(
             continue
         sent, received = np.bincount(src, minlength=p), np.bincount(dst, minlength=p)
         reduced = np.bincount(dst[op == REDUCE], minlength=p)
-        messages = _messages(src, dst, p) if model.serial_messages else 1
-        took_s = model.message_s(unit * np.maximum(sent[src], received[dst]), messages)
+        took_s = links.round_s(src, dst, unit, p)
         done = np.maximum(ready[src], ready[dst]) + took_s
         np.maximum.at(ready, src, done)
         np.maximum.at(ready, dst, done)
-        ready += model.gamma_s_per_byte * unit * reduced
+        ready += links.gamma_s_per_byte * unit * reduced
         load += max(sent.max(), received.max())
         added += reduced.max()
     scale = unit / nbytes if nbytes else 0.0
@@ -149,10 +171,11 @@ def price(
     return Cost(ready, end, end - float(start.max()), schedule.num_rounds, float(load * scale), float(added * scale))
 
 
-def _messages(src: Column, dst: Column, p: int) -> Ints:
-    """For every transfer, the messages at the busier of its two ports."""
-    senders, receivers = np.divmod(np.unique(src.astype(np.int64) * p + dst), p)
-    return np.maximum(np.bincount(senders, minlength=p)[src], np.bincount(receivers, minlength=p)[dst])
+def num_messages(src: Column, dst: Column, leaves: Column, enters: Column, links: int) -> Ints:
+    """For every transfer, the messages at the busier of the two links that it `leaves` and `enters`, of `links`."""
+    _, firsts = np.unique(src.astype(np.int64) << 32 | dst, return_index=True)
+    sent, received = (np.bincount(side[firsts], minlength=links) for side in (leaves, enters))
+    return np.maximum(sent[leaves], received[enters])
 
 
 def late_start(world_size: int, late_rank: LateRank, delay_s: float) -> NDArray[np.float64]:

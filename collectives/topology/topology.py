@@ -1,0 +1,246 @@
+"""A cluster as data: nodes, the ranks on them, and links by class, with what they cost and who shares them.
+
+A message crosses at most one link of each class on its way out, and one on its way in (full duplex). It takes the sum
+of the start-up times of the classes that it crosses, and the bytes at the busiest of those links at that link's rate:
+
+    class    carries messages                        shared by, if the file does not say it
+    inside   between two ranks of a node             one rank: its port at shared memory, NVLink or NVSwitch
+    switch   from a rank below it to any other       (must be said) ranks of a node: a PCIe switch, say
+    nic      from a rank that uses it to other nodes the ranks of a node
+    trunk    from a rank on its side to the others   (must be said) whole nodes: a rack, a site
+    mesh     between two ranks of a node             nobody: each pair has its own
+
+Equal links are the special case of one class, with the numbers of its CostModel (schedule/cost.py).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lanterne.collectives.schedule.cost import CostModel, num_messages
+from lanterne.collectives.schedule.ir import MAX_WORLD_SIZE, Column, Ints
+from lanterne.errors import InputError, one_of
+
+Ranks: TypeAlias = tuple[int, ...]
+Mask: TypeAlias = NDArray[np.bool_]
+
+INSIDE, SWITCH, NIC, TRUNK, MESH = "inside", "switch", "nic", "trunk", "mesh"
+
+
+class LinkKind(NamedTuple):
+    """Of a class: messages `inside` a node and `between` nodes are carried; ranks that share a link are of one node."""
+
+    inside: bool
+    between: bool
+    one_node: bool
+
+
+KINDS: dict[str, LinkKind] = {
+    INSIDE: LinkKind(True, False, True),
+    SWITCH: LinkKind(True, True, True),
+    NIC: LinkKind(False, True, True),
+    TRUNK: LinkKind(False, True, False),
+    MESH: LinkKind(True, False, True),
+}
+
+
+@dataclass(frozen=True)
+class LinkClass:
+    """The links of one class.
+
+    Attributes:
+        kind: a key of KINDS.
+        model: of the fastest link, on which a message is alone. Its gamma does not count.
+        shared_by: the ranks of each link, ascending; of a mesh, empty.
+        slowdown: of each link, its beta over that of `model`, at least 1; empty: all alike.
+    """
+
+    kind: str
+    model: CostModel
+    shared_by: tuple[Ranks, ...] = ()
+    slowdown: tuple[float, ...] = ()
+
+    @cached_property
+    def link_of(self) -> Ints:
+        """(highest rank + 1,) the link of each rank; len(shared_by) where it has none."""
+        size = 1 + max((rank for ranks in self.shared_by for rank in ranks), default=-1)
+        found = np.full(size, len(self.shared_by), np.int64)
+        for link, ranks in enumerate(self.shared_by):
+            found[list(ranks)] = link
+        return found
+
+
+class Crossing(NamedTuple):
+    """Which transfers cross a class: `mask` (transfers,); of those, the link that each `leaves` and `enters`."""
+
+    mask: Mask
+    leaves: Ints
+    enters: Ints
+    num_links: int
+    slowdown: NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Topology:
+    """See the module's docstring; a LinkCosts.
+
+    Attributes:
+        nodes: the ranks of each node, ascending.
+        links: LinkClass tuple; several trunks stand for several levels.
+        gamma_s_per_byte: time to add one received byte, s per byte.
+        name: for people.
+
+    Raises:
+        InputError: a rank twice, missing or on no link that it needs; names the place.
+    """
+
+    nodes: tuple[Ranks, ...]
+    links: tuple[LinkClass, ...]
+    gamma_s_per_byte: float = 0.0
+    name: str = "topology"
+
+    def __post_init__(self) -> None:
+        _check_each_once(self.name, "nodes", self.nodes, whole=True)
+        if not 0 <= self.gamma_s_per_byte < float("inf"):
+            raise InputError(f"{self.name}: gamma_s_per_byte: got {self.gamma_s_per_byte}, expected 0 or more")
+        for number, links in enumerate(self.links):
+            self._check_class(f"links[{number}]", links)
+        kinds = [links.kind for links in self.links]
+        if not any(KINDS[kind].inside for kind in kinds) and any(len(ranks) > 1 for ranks in self.nodes):
+            raise InputError(f"{self.name}: links: got none of class {INSIDE}, {SWITCH} or {MESH}, expected one")
+        if not any(KINDS[kind].between for kind in kinds) and len(self.nodes) > 1:
+            raise InputError(f"{self.name}: links: got none of class {NIC}, {SWITCH} or {TRUNK}, expected one")
+        for kind in set(kinds) - {TRUNK}:
+            if kinds.count(kind) > 1:
+                raise InputError(f"{self.name}: links: got class {kind} twice, expected it once")
+
+    def _check_class(self, where: str, links: LinkClass) -> None:
+        if links.kind not in KINDS:
+            raise InputError(f"{self.name}: {where}.class: {one_of(links.kind, KINDS)}")
+        if links.kind == MESH:
+            return
+        place = f"{where}.shared_by"
+        whole = links.kind in (INSIDE, NIC) and len(self.nodes if links.kind == NIC else range(2)) > 1
+        _check_each_once(self.name, place, links.shared_by, world_size=self.world_size, whole=whole)
+        for number, ranks in enumerate(links.shared_by):
+            nodes = {self.node_of[rank] for rank in ranks}
+            if KINDS[links.kind].one_node and len(nodes) > 1:
+                raise InputError(f"{self.name}: {place}[{number}]: got ranks of {len(nodes)} nodes, expected of one")
+            if links.kind == TRUNK and sum(len(self.nodes[node]) for node in nodes) != len(ranks):
+                raise InputError(f"{self.name}: {place}[{number}]: got a part of a node's ranks, expected whole nodes")
+        slow = links.slowdown
+        if slow and (len(slow) != len(links.shared_by) or not all(1 <= factor < float("inf") for factor in slow)):
+            raise InputError(f"{self.name}: {where}: got slowdowns {slow}, expected one of 1 or more for each link")
+
+    @cached_property
+    def world_size(self) -> int:
+        """How many ranks there are."""
+        return sum(map(len, self.nodes))
+
+    @cached_property
+    def node_of(self) -> Ranks:
+        """The node of each rank."""
+        found = [0] * self.world_size
+        for node, ranks in enumerate(self.nodes):
+            for rank in ranks:
+                found[rank] = node
+        return tuple(found)
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether there is nothing to gain from knowing nodes: one, or one rank on each."""
+        return len(self.nodes) in (1, self.world_size)
+
+    @cached_property
+    def _node_column(self) -> Ints:
+        return np.array(self.node_of, np.int64)
+
+    def crossings(self, src: Column, dst: Column) -> list[Crossing]:
+        """For each class of links, the Crossing of the messages from `src` to `dst` (int arrays)."""
+        node = self._node_column
+        inside = node[src] == node[dst]
+        found = []
+        for links in self.links:
+            kind = KINDS[links.kind]
+            mask = np.where(inside, kind.inside, kind.between)
+            if links.kind == MESH:
+                pair = (src.astype(np.int64) * self.world_size + dst)[mask]
+                size = self.world_size**2
+                found.append(Crossing(mask, pair, pair, size, np.ones(size)))
+                continue
+            size = len(links.shared_by)
+            link_of = np.full(self.world_size, size, np.int64)
+            link_of[: len(links.link_of)] = links.link_of
+            mask = mask & (link_of[src] != link_of[dst])
+            slowdown = np.append(np.array(links.slowdown or np.ones(size)), 0.0)
+            found.append(Crossing(mask, link_of[src[mask]], link_of[dst[mask]], size + 1, slowdown))
+        return found
+
+    def round_s(self, src: Column, dst: Column, nbytes: float, world_size: int) -> NDArray[np.float64]:
+        """See LinkCosts."""
+        starts_s, moves_s = np.zeros(len(src)), np.zeros(len(src))
+        for links, (mask, leaves, enters, size, slowdown) in zip(self.links, self.crossings(src, dst), strict=True):
+            if not len(leaves):
+                continue
+            out = np.bincount(leaves, minlength=size) * slowdown
+            into = np.bincount(enters, minlength=size) * slowdown
+            load = nbytes * np.maximum(out[leaves], into[enters])
+            alpha, beta = links.model.alpha_beta(load)
+            if links.model.serial_messages:
+                alpha = alpha * num_messages(src[mask], dst[mask], leaves, enters, size)
+            starts_s[mask] += alpha
+            moves_s[mask] = np.maximum(moves_s[mask], beta * load)
+        return starts_s + moves_s
+
+    def in_roles(self, rank_of: Sequence[int]) -> "Topology":
+        """The same with role r in the place of rank rank_of[r]."""
+        role_of = {rank: role for role, rank in enumerate(rank_of)}
+
+        def named(groups: tuple[Ranks, ...]) -> tuple[Ranks, ...]:
+            return tuple(tuple(sorted(role_of[rank] for rank in ranks)) for ranks in groups)
+
+        links = tuple(LinkClass(at.kind, at.model, named(at.shared_by), at.slowdown) for at in self.links)
+        return Topology(named(self.nodes), links, self.gamma_s_per_byte, self.name)
+
+
+def equal_links(world_size: int, model: CostModel) -> Topology:
+    """The Topology of `world_size` ranks that each have a port of their own, as `model` has it."""
+    ranks = tuple(range(world_size))
+    ports = LinkClass(INSIDE, model, tuple((rank,) for rank in ranks))
+    return Topology((ranks,), (ports,), model.gamma_s_per_byte, "equal links")
+
+
+def nodes_of(hosts: Sequence[object]) -> tuple[Ranks, ...]:
+    """The ranks of each host, from each rank's; in the order of their first ranks."""
+    found: dict[object, list[int]] = {}
+    for rank, host in enumerate(hosts):
+        found.setdefault(host, []).append(rank)
+    return tuple(map(tuple, found.values()))
+
+
+def _check_each_once(
+    name: str, place: str, groups: Sequence[Ranks], *, world_size: int | None = None, whole: bool
+) -> None:
+    """Raise unless `groups` hold each rank at most once, and all of them where `whole`."""
+    size = world_size or sum(map(len, groups))
+    if not 1 <= size <= MAX_WORLD_SIZE:
+        raise InputError(f"{name}: {place}: got {size} ranks, expected 1 to {MAX_WORLD_SIZE}")
+    seen: dict[int, int] = {}
+    for number, ranks in enumerate(groups):
+        if not ranks:
+            raise InputError(f"{name}: {place}[{number}]: got no ranks, expected at least one")
+        for rank in ranks:
+            if rank in seen:
+                raise InputError(
+                    f"{name}: {place}[{number}]: got rank {rank}, which {place}[{seen[rank]}] has, expected each once"
+                )
+            if not 0 <= rank < size:
+                raise InputError(f"{name}: {place}[{number}]: got rank {rank}, expected 0 to {size - 1}")
+            seen[rank] = number
+    if whole and len(seen) != size:
+        missing = next(rank for rank in range(size) if rank not in seen)
+        raise InputError(f"{name}: {place}: got no rank {missing}, expected all of 0 to {size - 1}")
