@@ -2,11 +2,14 @@
 
   lanterne lab --hosts 8 --rate 200mbit -- lanterne bench all_reduce --transport ucx --bytes 16MiB
   lanterne lab --hosts 4 --rate 200mbit --rate 3=50mbit -- lanterne bench all_reduce --transport ucx    one slow NIC
+  lanterne lab --hosts 2 --ranks-per-host 4 --rate 200mbit -- python job.py    ranks that share a host's link
+  lanterne lab --topology cluster.json -- python job.py                       hosts, ranks and rates of a file
   lanterne lab --hosts 4 --rate 1gbit --launcher mpich -- python job.py       under MPICH's mpiexec (or openmpi)
 
-Each host runs the command once, with RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT and a LANTERNE_TOKEN; UCX
-is told to use TCP on the emulated NIC. The links limit each direction to the rate; messages of up to some 4 MiB profit
-visibly from the bucket's first 128 kB. Needs root, ip and tc, and removes everything that it made, whatever ends it.
+Each rank runs the command, with RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT and a LANTERNE_TOKEN; UCX is
+told to use TCP on the emulated NIC. Of a file (docs/topology.md) the lab emulates nodes, ranks and one NIC a node. The
+links limit each direction to the rate; messages of up to some 4 MiB profit visibly from the bucket's first 128 kB.
+Needs root, ip and tc, and removes everything that it made, whatever ends it.
 Exit code: the first of a host that is not 0.
 """
 
@@ -19,20 +22,26 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
 
 from lanterne.bench.lab.network import INTERFACE, Network, Undertaker, check_available, check_num_hosts, create
 from lanterne.bench.output.units import parse_rate_bytes_per_s
+from lanterne.collectives.topology.topology import INSIDE, NIC
+from lanterne.collectives.topology.topology_json import read_topology
 from lanterne.errors import InputError, Unavailable
 from lanterne.transport.own_python import own_python
 
 MASTER_PORT = 29500
+MAX_RANKS_PER_HOST = 64
 # After one host has failed, how long the others may take to notice and say so themselves.
 GRACE_S = 15.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--hosts", type=int, default=4, metavar="N", help="hosts of the cluster (default 4)")
+    parser.add_argument("--hosts", type=int, metavar="N", help="hosts of the cluster (default 4)")
+    parser.add_argument("--ranks-per-host", type=int, metavar="K", help="ranks on each (default 1)")
+    parser.add_argument("--topology", metavar="FILE", help="hosts, their ranks and their NICs' rates, instead")
     parser.add_argument(
         "--rate",
         action="append",
@@ -42,15 +51,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--launcher", choices=("none", "mpich", "openmpi"), default="none", help="start the command by an mpiexec"
     )
-    parser.add_argument("command", nargs="+", metavar="COMMAND", help="what every host runs, after --")
+    parser.add_argument("command", nargs="+", metavar="COMMAND", help="what every rank runs, after --")
 
 
 def run(args: argparse.Namespace) -> int:
-    check_num_hosts(args.hosts)
-    rates = parse_rates(args.rate or ["200mbit"], args.hosts)
-    check_available()
     # Names of devices and namespaces are short; the process id keeps labs apart.
-    network = Network(f"lab{os.getpid()}", rates)
+    network = parse_network(args, f"lab{os.getpid()}")
+    check_available()
     command = resolve(args.command)
     undertaker = Undertaker(network.name)
     end_in_order()
@@ -63,6 +70,36 @@ def run(args: argparse.Namespace) -> int:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
         undertaker.close()
+
+
+def parse_network(args: argparse.Namespace, name: str) -> Network:
+    """The Network that the options ask for.
+
+    Raises:
+        InputError: a number or rate that cannot be, options that exclude each other, or a topology without one NIC for
+            each host.
+    """
+    if args.topology is None:
+        hosts = 4 if args.hosts is None else args.hosts
+        each = 1 if args.ranks_per_host is None else args.ranks_per_host
+        check_num_hosts(hosts)
+        if not 1 <= each <= MAX_RANKS_PER_HOST:
+            raise InputError(f"--ranks-per-host: got {each}, expected 1 to {MAX_RANKS_PER_HOST}")
+        host_of = tuple(rank // each for rank in range(hosts * each))
+        return Network(name, parse_rates(args.rate or ["200mbit"], hosts), host_of)
+    for option, given in (("--hosts", args.hosts), ("--ranks-per-host", args.ranks_per_host), ("--rate", args.rate)):
+        if given is not None:
+            raise InputError(f"{option}: got {given} beside --topology, which says it")
+    topology = read_topology(args.topology)
+    check_num_hosts(len(topology.nodes))
+    kinds = sorted({links.kind for links in topology.links if links.kind != INSIDE})
+    nics = next((links for links in topology.links if links.kind == NIC), None)
+    if kinds != [NIC] or nics is None or set(nics.shared_by) != set(topology.nodes):
+        raise InputError(f"--topology: got links of class {', '.join(kinds)}, expected one nic for each node")
+    slowdown = nics.slowdown or (1.0,) * len(topology.nodes)
+    beta = nics.model.beta_s_per_byte
+    rates = tuple(1 / beta / slowdown[nics.shared_by.index(ranks)] for ranks in topology.nodes)
+    return Network(name, rates, topology.node_of)
 
 
 def end_in_order() -> None:
@@ -111,13 +148,13 @@ def resolve(command: Sequence[str]) -> list[str]:
 
 
 def environment(network: Network, token: str, rank: int) -> dict[str, str]:
-    """The environment of the command on host `rank`."""
+    """The environment of the command that is `rank`."""
     own = {
         "LANTERNE_TOKEN": token,
         # All hosts have one kernel; this keeps them apart, or they would meet in shared memory.
-        "LANTERNE_HOST_ID": network.host(rank),
-        "LANTERNE_RANKS_HERE": str(network.num_hosts),
-        "LANTERNE_RATE_BYTES_PER_S": repr(network.rates_bytes_per_s[rank]),
+        "LANTERNE_HOST_ID": network.host(network.placement[rank]),
+        "LANTERNE_RANKS_HERE": str(network.num_ranks),
+        "LANTERNE_RATE_BYTES_PER_S": repr(network.rates_bytes_per_s[network.placement[rank]]),
         "UCX_TLS": "tcp,self",
         "UCX_NET_DEVICES": INTERFACE,
         # Namespaces of ours: ucx is as good as tcp here.
@@ -132,18 +169,13 @@ def environment(network: Network, token: str, rank: int) -> dict[str, str]:
 
 
 def run_ranks(network: Network, command: list[str]) -> int:
-    """Run `command` on every host as one rank of a torchrun-style job; the first exit code that is not 0."""
+    """Run `command` as every rank of a torchrun-style job; the first exit code that is not 0."""
     token = secrets.token_hex(16)
+    meeting = {"MASTER_ADDR": network.address(network.placement[0]), "MASTER_PORT": str(MASTER_PORT)}
     processes = []
-    for rank in range(network.num_hosts):
-        job = {
-            "RANK": str(rank),
-            "WORLD_SIZE": str(network.num_hosts),
-            "LOCAL_RANK": "0",
-            "MASTER_ADDR": network.address(0),
-            "MASTER_PORT": str(MASTER_PORT),
-        }
-        processes.append(subprocess.Popen(network.run_in(rank) + command, env=environment(network, token, rank) | job))
+    for rank, host in enumerate(network.placement):
+        job = environment(network, token, rank) | network.rank_variables(rank) | meeting
+        processes.append(subprocess.Popen(network.run_in(host) + command, env=job))
     return wait_for_all(processes)
 
 
@@ -171,7 +203,7 @@ def wait_for_all(processes: Sequence[subprocess.Popen[bytes]]) -> int:
 
 
 def run_mpi(network: Network, command: list[str], launcher: str) -> int:
-    """Run `command` under an mpiexec on host 0, one rank per host; the mpiexec's exit code."""
+    """Run `command` under an mpiexec on host 0; the mpiexec's exit code."""
     mpiexec = resolve(["mpiexec"])[0]
     version = subprocess.run([mpiexec, "--version"], capture_output=True, text=True, check=False).stdout
     is_open_mpi = "Open MPI" in version or "OpenRTE" in version or "PRRTE" in version
@@ -191,7 +223,9 @@ def mpiexec_words(network: Network, mpiexec: str, launcher: str, folder: Path) -
         'exec ip netns exec "$host" env LANTERNE_HOST_ID="$host" sh -c "$*"\n'
     )
     agent.chmod(0o755)
-    hosts = ",".join(network.host(index) for index in range(network.num_hosts))
+    # Ranks in the order of the list, as many on each host as it is listed in a row.
+    listed = [(network.host(host), len(list(ranks))) for host, ranks in groupby(network.placement)]
+    hosts = ",".join(f"{name}:{count}" for name, count in listed)
     if launcher == "mpich":
         how = ["-hosts", hosts, "-launcher", "ssh", "-launcher-exec", str(agent), "-iface", INTERFACE]
     else:
@@ -206,7 +240,7 @@ def mpiexec_words(network: Network, mpiexec: str, launcher: str, folder: Path) -
             "--bind-to",
             "none",
         ]
-    return [*network.run_in(0), str(mpiexec), "-n", str(network.num_hosts), *how]
+    return [*network.run_in(0), str(mpiexec), "-n", str(network.num_ranks), *how]
 
 
 def mpi_environment(network: Network) -> dict[str, str]:

@@ -40,14 +40,33 @@ SYSCTLS = {
 
 @dataclass(frozen=True)
 class Network:
-    """An emulated cluster: `name` begins the names of all that is its own; `rates_bytes_per_s` has one per host."""
+    """An emulated cluster.
+
+    Attributes: `name` begins the names of all that is its own; `rates_bytes_per_s` has one per host; `host_of` the host
+    of each rank, empty: one rank on each.
+    """
 
     name: str
     rates_bytes_per_s: tuple[float, ...]
+    host_of: tuple[int, ...] = ()
 
     @property
     def num_hosts(self) -> int:
         return len(self.rates_bytes_per_s)
+
+    @property
+    def placement(self) -> tuple[int, ...]:
+        """The host of each rank."""
+        return self.host_of or tuple(range(self.num_hosts))
+
+    @property
+    def num_ranks(self) -> int:
+        return len(self.placement)
+
+    def rank_variables(self, rank: int) -> dict[str, str]:
+        """The torchrun-style variables of `rank` that tell its place."""
+        here = self.placement[:rank].count(self.placement[rank])
+        return {"RANK": str(rank), "WORLD_SIZE": str(self.num_ranks), "LOCAL_RANK": str(here)}
 
     @property
     def switch(self) -> str:

@@ -22,6 +22,8 @@ from lanterne.collectives.algorithms import (
     scatter_allgather,
     tree,
 )
+from lanterne.collectives.algorithms.hierarchical import all_reduce as hier
+from lanterne.collectives.algorithms.hierarchical.compose import Nodes
 from lanterne.collectives.algorithms.late import broadcast as late_broadcast
 from lanterne.collectives.algorithms.late import chain as late_chain
 from lanterne.collectives.algorithms.late import group as late_group
@@ -67,6 +69,7 @@ class Algorithm(NamedTuple):
         law: world_size -> (a, c, k, grain): the cost that num_chunks = m influences, with a late rank that of the
             join, is a m + c rounds of k chunks at each port; counts beyond `grain` had better be multiples of it. None
             where there is nothing to choose.
+        nodes: takes `nodes`, the ranks of each node; None: one rank on each.
         slow: may search for seconds, and takes `progress`.
     """
 
@@ -80,6 +83,7 @@ class Algorithm(NamedTuple):
     cut: bool = False
     chunked: bool = False
     law: Law | None = None
+    nodes: bool = False
     slow: bool = False
 
 
@@ -115,6 +119,16 @@ _LINES: tuple[Algorithm, ...] = (
     Algorithm("all_reduce", "late_hybrid", late_hybrid.late_hybrid_all_reduce,
               "a part joins late, the rest runs around a ring; for short delays", late_join.refuses_one,
               late=True, cut=True, chunked=True),
+    Algorithm("all_reduce", "hier_ring", hier.hier_ring_all_reduce, "inside the nodes, a ring across them, inside",
+              chunked=True, nodes=True),
+    Algorithm("all_reduce", "hier_bruck", hier.hier_bruck_all_reduce, "as hier_ring, with few rounds across",
+              chunked=True, nodes=True),
+    Algorithm("all_reduce", "hier_late_join", hier.hier_late_join_all_reduce,
+              "inside the nodes, and a late join across them", late_join.refuses_one, late=True, several=True,
+              chunked=True, nodes=True),
+    Algorithm("all_reduce", "hier_late_chain", hier.hier_late_chain_all_reduce,
+              "inside the nodes, and one ring across them through the late one", late_join.refuses_one, late=True,
+              several=True, chunked=True, nodes=True),
     Algorithm("reduce_scatter", "ring", ring.ring_reduce_scatter, "around the ring; fewest bytes, many rounds"),
     Algorithm("reduce_scatter", "bruck", bruck.bruck_reduce_scatter, "circulant; fewest rounds and bytes, any number"),
     Algorithm("reduce_scatter", "rhd", rhd.rhd_reduce_scatter, "recursive halving; fewest rounds and bytes",
@@ -192,6 +206,7 @@ def make_schedule(
     late_rank: LateRank = None,
     progress: Progress | None = None,
     joined: int | None = None,
+    nodes: Nodes | None = None,
 ) -> CollectiveSchedule:
     """The (unchecked) schedule of a registered algorithm.
 
@@ -201,6 +216,7 @@ def make_schedule(
         late_rank: of the algorithms that expect one, a tuple of several where they can be; None is the last rank.
         progress: called with one line of text now and then by algorithms that search for long; None for silence.
         joined: of late_hybrid, 0 to num_chunks; None for its own choice.
+        nodes: the ranks of each node, for those that know them; None: one rank on each.
 
     Raises:
         InputError: unknown names, a rank out of range, or a world size or chunk count that the algorithm cannot use.
@@ -225,6 +241,10 @@ def make_schedule(
     if num_chunks is not None and not 1 <= num_chunks <= max(world_size**2, MAX_CELLS // world_size):
         limit = max(world_size**2, MAX_CELLS // world_size)
         raise InputError(f"chunks: got {num_chunks}, expected 1 to {limit} with {world_size} ranks")
+    if line.nodes and nodes is not None:
+        if sorted(rank for ranks in nodes for rank in ranks) != list(range(world_size)) or not all(nodes):
+            raise InputError(f"{name} {collective}: got nodes {nodes}, expected ranks 0 to {world_size - 1} once each")
+        options["nodes"] = nodes
     if line.slow:
         options["progress"] = progress
     if line.chunked:

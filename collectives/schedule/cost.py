@@ -171,7 +171,7 @@ def price(
     return Cost(ready, end, end - float(start.max()), schedule.num_rounds, float(load * scale), float(added * scale))
 
 
-def num_messages(src: Column, dst: Column, leaves: Column, enters: Column, links: int) -> Ints:
+def num_messages(src: Column, dst: Column, leaves: Ints | Column, enters: Ints | Column, links: int) -> Ints:
     """For every transfer, the messages at the busier of the two links that it `leaves` and `enters`, of `links`."""
     _, firsts = np.unique(src.astype(np.int64) << 32 | dst, return_index=True)
     sent, received = (np.bincount(side[firsts], minlength=links) for side in (leaves, enters))

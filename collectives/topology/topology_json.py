@@ -106,7 +106,7 @@ def _links(row: Any, place: str, nodes: tuple[Ranks, ...]) -> LinkClass:
     given = fields["bytes_per_s"]
     rates = [_number(rate, f"{place}.bytes_per_s") for rate in (given if isinstance(given, list) else [given])]
     if isinstance(given, list) and len(rates) != len(shared_by):
-        raise InputError(f"{place}.bytes_per_s: got {len(rates)} rates, expected one, or one for {len(shared_by)} links")
+        raise InputError(f"{place}.bytes_per_s: got {len(rates)} rates, expected one, or one for each link")
     serial = fields.get("serial_messages", False)
     if not isinstance(serial, bool):
         _refuse(f"{place}.serial_messages", serial, "true or false")

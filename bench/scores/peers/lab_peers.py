@@ -6,8 +6,9 @@
 
 Every contender is started once on every host; then they take turns, one all_reduce (float32, sum) each, and every
 element of every result is checked. A case HOSTSxSIZE@D has the last rank late by D * s/rate, the time that a link takes
-for the buffer; @0: nobody is late. HOSTSxCALLS*SIZE@D starts so many calls one after the other and waits for all, as a
-backward pass does, with s for all of them together. A figure is x, multiples of s/rate from the late rank's call to the
+for the buffer; @0: nobody is late. HOSTS may be 2*4, two hosts of four ranks that share its link. HOSTSxCALLS*SIZE@D
+starts so many calls one after the other and waits for all, as a backward pass does, with s for all of them together. A
+figure is x, multiples of s/rate from the late rank's call to the
 last completion on any host (without a late rank: from the common call); the rate is nominal. lanterne's `auto` is told
 nothing; the others of its algorithms are told who is late. In a session a peer's first call does not count, nor do the
 first of each of our algorithms at every size and the first four of auto in every case.
@@ -27,7 +28,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lanterne.bench.lab.command import end_in_order
+from lanterne.bench.lab.command import MAX_RANKS_PER_HOST, end_in_order
 from lanterne.bench.lab.network import Network, Undertaker, check_available, create
 from lanterne.bench.output import report
 from lanterne.bench.output.units import format_nbytes, parse_nbytes, parse_rate_bytes_per_s
@@ -38,7 +39,8 @@ from lanterne.errors import InputError, TransportError, one_of
 
 CASES = (
     "8x4MiB@1.1,8x16MiB@1.1,8x64MiB@1.1,8x16MiB@0.9,8x16MiB@0.7,8x16MiB@0.45,8x16MiB@0,4x16MiB@1.1,"
-    "8x8*4MiB@1.1,8x8*4MiB@0.5,8x8*4MiB@0"
+    "8x8*4MiB@1.1,8x8*4MiB@0.5,8x8*4MiB@0,"
+    "2*4x8MiB@0,2*4x8MiB@1.1,4*2x8MiB@0,4*2x8MiB@1.1"
 )
 DEFAULT = "lanterne,mpich,openmpi,gloo"
 ALGORITHMS = "auto,ring,late_join,late_chain,stragglar"
@@ -50,16 +52,22 @@ MARGIN_S = 0.05
 
 
 class PeerCase(NamedTuple):
-    """`hosts` ranks, one of them late by `delay` * s/rate (0: nobody), for `calls` of `nbytes` each, together s."""
+    """`hosts` of so many ranks, one late by `delay` * s/rate (0: nobody), for `calls` of `nbytes` each, together s."""
 
     hosts: int
     nbytes: int
     delay: float
     calls: int = 1
+    ranks_per_host: int = 1
+
+    @property
+    def num_ranks(self) -> int:
+        return self.hosts * self.ranks_per_host
 
     def __str__(self) -> str:
         calls = f"{self.calls}*" if self.calls > 1 else ""
-        return f"{self.hosts}x{calls}{format_nbytes(self.nbytes).replace(' ', '')}@{self.delay:g}"
+        each = f"*{self.ranks_per_host}" if self.ranks_per_host > 1 else ""
+        return f"{self.hosts}{each}x{calls}{format_nbytes(self.nbytes).replace(' ', '')}@{self.delay:g}"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -91,8 +99,8 @@ def run(args: argparse.Namespace) -> int:
     check_available()
     session = Session(document, algorithms, args, rate_bytes_per_s, until_s)
     end_in_order()
-    for hosts in sorted({case.hosts for case in cases}, reverse=True):
-        session.run([case for case in cases if case.hosts == hosts], names, pythons)
+    for shape in sorted({(case.hosts, case.ranks_per_host) for case in cases}, reverse=True):
+        session.run([case for case in cases if (case.hosts, case.ranks_per_host) == shape], names, pythons)
     report.progress("")
     if args.report:
         report.write_atomically(args.report, markdown(document).encode())
@@ -132,12 +140,13 @@ def parse_case(text: str) -> PeerCase:
     Raises:
         InputError: it is none.
     """
-    expected = "HOSTSxSIZE@D, such as 8x16MiB@0.7 or 8x8*4MiB@1.1, with 2 to 64 hosts and a D of at least 0"
+    expected = "HOSTSxSIZE@D, such as 8x16MiB@0.7, 2*4x8MiB@0 or 8x8*4MiB@1.1, with 2 to 64 hosts and a D of at least 0"
     hosts, times, rest = text.strip().partition("x")
     size, at, delay = rest.partition("@")
     calls, _, size = size.rpartition("*")
+    hosts, _, each = hosts.partition("*")
     try:
-        case = PeerCase(int(hosts), parse_nbytes(size, "--cases"), float(delay), int(calls or 1))
+        case = PeerCase(int(hosts), parse_nbytes(size, "--cases"), float(delay), int(calls or 1), int(each or 1))
     except (ValueError, InputError):
         case = None
     if (
@@ -148,6 +157,7 @@ def parse_case(text: str) -> PeerCase:
         or not 0 <= case.delay < 1e3
         or case.nbytes < ITEMSIZE
         or not 1 <= case.calls <= 1000
+        or not 1 <= case.ranks_per_host <= MAX_RANKS_PER_HOST
     ):
         raise InputError(f"--cases: got {text!r}, expected {expected}")
     return case
@@ -202,10 +212,12 @@ class Session:
         self._rate, self._until_s = rate_bytes_per_s, until_s
 
     def run(self, cases: Sequence[PeerCase], names: Sequence[str], pythons: Mapping[str, str]) -> None:
-        """All turns of `cases`, of one number of hosts, as far as time goes."""
+        """All turns of `cases`, of one number of hosts and ranks, as far as time goes."""
         if not any(self._due(case, name) for case in cases for name in names) or time.monotonic() > self._until_s:
             return
-        network = Network(f"peer{os.getpid()}", (self._rate,) * cases[0].hosts)
+        hosts, each = cases[0].hosts, cases[0].ranks_per_host
+        host_of = tuple(rank // each for rank in range(cases[0].num_ranks))
+        network = Network(f"peer{os.getpid()}", (self._rate,) * hosts, host_of)
         undertaker = Undertaker(network.name)
         self._document["sessions"] += 1
         teams: dict[str, Team] = {}
@@ -259,9 +271,11 @@ class Session:
             "calls": case.calls,
             "contender": name,
             "algorithm": algorithm,
+            "ranks_per_host": case.ranks_per_host,
         }
         for record in self._document["results"]:
-            if all(record.get(field) == value for field, value in key.items()):
+            # 1 of those that are not there in files of before.
+            if all(record.get(field, 1) == value for field, value in key.items()):
                 return record
         record = key | {
             "delay_s": case.delay * case.calls * case.nbytes / self._rate,
@@ -305,7 +319,7 @@ class Session:
         return True
 
     def _turn(self, case: PeerCase, team: Team, algorithm: str | None, record: dict[str, Any], counts: bool) -> None:
-        count, late_rank = case.nbytes // ITEMSIZE, case.hosts - 1
+        count, late_rank = case.nbytes // ITEMSIZE, case.num_ranks - 1
         if team.prepared != (count, case.calls):
             team.order("prepare", count=count, calls=case.calls)
             team.prepared = count, case.calls
@@ -313,7 +327,7 @@ class Session:
         if algorithm not in (None, "auto") and find_algorithm("all_reduce", algorithm).late:
             options["late_rank"] = late_rank
         start_s = time.monotonic() + MARGIN_S
-        at_s = [start_s + (record["delay_s"] if rank == late_rank else 0.0) for rank in range(case.hosts)]
+        at_s = [start_s + (record["delay_s"] if rank == late_rank else 0.0) for rank in range(case.num_ranks)]
         answers = team.order("call", at_s=at_s, options=options)
         record["wrong"] += sum(answer["wrong"] for answer in answers)
         if counts:

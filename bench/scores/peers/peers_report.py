@@ -9,30 +9,35 @@ from lanterne.bench.output import report
 from lanterne.bench.output.units import format_nbytes
 from lanterne.bench.scores.peers.team import CONTENDERS
 
-# (hosts, nbytes of a call, delay, calls) -> (bar, aim) of auto: what this project wants to reach.
-BARS: dict[tuple[int, int, float, int], tuple[float, float]] = {
-    (8, 4 << 20, 1.1, 1): (1.12, 1.05),
-    (8, 16 << 20, 1.1, 1): (1.08, 1.04),
-    (8, 64 << 20, 1.1, 1): (1.08, 1.04),
-    (8, 16 << 20, 0.9, 1): (1.10, 1.05),
-    (8, 16 << 20, 0.7, 1): (1.28, 1.20),
-    (8, 16 << 20, 0.45, 1): (1.50, 1.40),
-    (8, 16 << 20, 0, 1): (1.82, 1.77),
-    (4, 16 << 20, 1.1, 1): (1.07, 1.04),
-    (8, 4 << 20, 1.1, 8): (1.15, 1.05),
-    (8, 4 << 20, 0.5, 8): (1.45, 1.32),
-    (8, 4 << 20, 0, 8): (1.82, 1.77),
+# (hosts, nbytes of a call, delay, calls, ranks per host) -> (bar, aim) of auto: what this project wants to reach.
+BARS: dict[tuple[int, int, float, int, int], tuple[float, float]] = {
+    (8, 4 << 20, 1.1, 1, 1): (1.12, 1.05),
+    (8, 16 << 20, 1.1, 1, 1): (1.08, 1.04),
+    (8, 64 << 20, 1.1, 1, 1): (1.08, 1.04),
+    (8, 16 << 20, 0.9, 1, 1): (1.10, 1.05),
+    (8, 16 << 20, 0.7, 1, 1): (1.28, 1.20),
+    (8, 16 << 20, 0.45, 1, 1): (1.50, 1.40),
+    (8, 16 << 20, 0, 1, 1): (1.82, 1.77),
+    (4, 16 << 20, 1.1, 1, 1): (1.07, 1.04),
+    (8, 4 << 20, 1.1, 8, 1): (1.15, 1.05),
+    (8, 4 << 20, 0.5, 8, 1): (1.45, 1.32),
+    (8, 4 << 20, 0, 8, 1): (1.82, 1.77),
+    (2, 8 << 20, 0, 1, 4): (1.12, 1.05),
+    (2, 8 << 20, 1.1, 1, 4): (1.12, 1.05),
+    (4, 8 << 20, 0, 1, 2): (1.60, 1.55),
+    (4, 8 << 20, 1.1, 1, 2): (1.12, 1.05),
 }
 HEAD = """# The late rank on the emulated cluster
 
 x: multiples of s/rate from the late rank's call to the last completion on any host, medians; without a late rank: from
-the common call. Float32 sum, one rank on each host, {rate:g} Mbit/s each way (nominal: a stream reaches some 197), so 1
-is the time in which the late rank's own buffer leaves it. D: the last rank's delay, in the same multiples. A size 8 x 4
-MiB: eight calls started one after the other, then waited for; s is all eight buffers, the call the first. `auto` is
-told nothing, our other algorithms are told who is late. All took turns and every element of every result was checked.
-Columns: a name is one of our algorithms, or a peer's all_reduce; *best peer* is the least x of the peers in this row;
-*bar* is what `auto` has to reach at that size and delay, *aim* what it would like to, as this project set them before
-they were measured (1.77 is the best peer without a late rank; "-": none was set for the case).
+the common call. Float32 sum, one rank on each host, or as many as its row says, {rate:g} Mbit/s each way (nominal: a
+stream reaches some 197), so 1 is the time in which the late rank's own buffer leaves it. D: the last rank's delay, in
+the same multiples. A size 8 x 4 MiB: eight calls started one after the other, then waited for; s is all eight buffers,
+the call the first. `auto` is told nothing, our other algorithms are told who is late. All took turns and every element
+of every result was checked. Columns: a name is one of our algorithms, or a peer's all_reduce; *best peer* is the least
+x of the peers in this row; *bar* is what `auto` has to reach at that size and delay, *aim* what it would like to, as
+this project set them before they were measured (1.77 is the best peer without a late rank; "-": none was set for the
+case).
 
 Made by `{command}`
 on {cpus} cores ({platform}).
@@ -49,22 +54,28 @@ def table(document: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     titles = [algorithm or CONTENDERS[name].title for name, algorithm in makers]
     rows = []
     for case in cases:
-        hosts, _, delay, _ = case
+        delay = case[2]
         mine = [found.get((case, maker)) for maker in makers]
         peers = [_x(record) for record, (name, _) in zip(mine, makers, strict=True) if record and name != "lanterne"]
         bars = [f"{value:.2f}" for value in BARS[case]] if case in BARS else ["-", "-"]
         cells = [f"{_x(record):.2f}" if record else "-" for record in mine]
         best = f"{min(peers):.2f}" if peers else "-"
-        rows.append([str(hosts), _size(case), f"{delay:g}" if delay else "none", *cells, best, *bars])
+        rows.append([_hosts(case), _size(case), f"{delay:g}" if delay else "none", *cells, best, *bars])
     return ["hosts", "size", "D", *titles, "best peer", "bar", "aim"], rows
 
 
-def _case(record: dict[str, Any]) -> tuple[int, int, float, int]:
-    return record["hosts"], record["nbytes"], record["delay"], record.get("calls", 1)
+def _case(record: dict[str, Any]) -> tuple[int, int, float, int, int]:
+    calls, each = record.get("calls", 1), record.get("ranks_per_host", 1)
+    return record["hosts"], record["nbytes"], record["delay"], calls, each
 
 
-def _size(case: tuple[int, int, float, int]) -> str:
-    _, nbytes, _, calls = case
+def _hosts(case: tuple[int, int, float, int, int]) -> str:
+    hosts, *_, each = case
+    return f"{hosts} x {each}" if each > 1 else str(hosts)
+
+
+def _size(case: tuple[int, int, float, int, int]) -> str:
+    _, nbytes, _, calls, _ = case
     return format_nbytes(nbytes) if calls == 1 else f"{calls} x {format_nbytes(nbytes)}"
 
 
@@ -125,7 +136,7 @@ def markdown(document: dict[str, Any]) -> str:
 def _texts(record: dict[str, Any]) -> list[str]:
     delay = f"{record['delay']:g}" if record["delay"] else "none"
     who = record["algorithm"] or CONTENDERS[record["contender"]].title
-    return [str(record["hosts"]), _size(_case(record)), delay, who]
+    return [_hosts(_case(record)), _size(_case(record)), delay, who]
 
 
 def _line(cells: Iterable[str]) -> str:

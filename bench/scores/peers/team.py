@@ -102,7 +102,7 @@ class Team:
         command = [python, "-P", str(WORKER), contender.kind, str(path)]
         with socket.socket(socket.AF_UNIX) as listener, self._log.open("wb") as log:
             listener.bind(str(path))
-            listener.listen(network.num_hosts)
+            listener.listen(network.num_ranks)
             for words, variables in _starts(contender, python, network, folder, number, command):
                 process = subprocess.Popen(
                     words,
@@ -114,15 +114,15 @@ class Team:
                 )
                 self._processes.append(process)
             try:
-                self.version: str = self._meet(listener, network.num_hosts)
+                self.version: str = self._meet(listener, network.num_ranks)
             except BaseException:
                 self.close()
                 raise
 
-    def _meet(self, listener: socket.socket, num_hosts: int) -> str:
+    def _meet(self, listener: socket.socket, num_ranks: int) -> str:
         deadline, version = time.monotonic() + START_S, ""
         listener.settimeout(0.2)
-        while len(self._streams) < num_hosts:
+        while len(self._streams) < num_ranks:
             try:
                 connection = listener.accept()[0]
             except TimeoutError:
@@ -188,14 +188,8 @@ def _starts(
         words = mpiexec_words(network, str(Path(python).parent / "mpiexec"), contender.launcher, own)
         return [([*words, *command], mpi_environment(network))]
     token = secrets.token_hex(16)
-    meeting = {
-        "WORLD_SIZE": str(network.num_hosts),
-        "LOCAL_RANK": "0",
-        "MASTER_ADDR": network.address(0),
-        "MASTER_PORT": str(29500 + number),
-    }
-    ranks = range(network.num_hosts)
+    meeting = {"MASTER_ADDR": network.address(network.placement[0]), "MASTER_PORT": str(29500 + number)}
     return [
-        ([*network.run_in(rank), *command], environment(network, token, rank) | meeting | {"RANK": str(rank)})
-        for rank in ranks
+        ([*network.run_in(host), *command], environment(network, token, rank) | meeting | network.rank_variables(rank))
+        for rank, host in enumerate(network.placement)
     ]

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from argparse import ArgumentParser
 from functools import partial
 from pathlib import Path
 
@@ -13,7 +14,9 @@ import pytest
 
 from lanterne.bench.cli import main
 from lanterne.bench.lab import network as lab_network
-from lanterne.bench.lab.command import parse_rates, resolve
+from lanterne.bench.lab.command import add_arguments, parse_network, parse_rates, resolve
+from lanterne.collectives.topology.presets import find_preset
+from lanterne.collectives.topology.topology_json import to_document
 from lanterne.errors import InputError, Unavailable
 
 # Sends 12 MiB from host 0 to host 1, raw TCP, and then back, each while the other direction is idle; then both at once.
@@ -147,6 +150,38 @@ def test_rates():
 def test_bad_rates(texts):
     with pytest.raises(InputError, match="--rate: got"):
         parse_rates(texts, 3)
+
+
+def network(*words):
+    parser = ArgumentParser()
+    add_arguments(parser)
+    return parse_network(parser.parse_args([*words, "--", "true"]), "lab")
+
+
+def test_ranks_share_hosts(tmp_path):
+    found = network("--hosts", "2", "--ranks-per-host", "3", "--rate", "1=100mbit", "--rate", "200mbit")
+    assert found.placement == (0, 0, 0, 1, 1, 1) and found.rates_bytes_per_s == (25e6, 12.5e6)
+    assert found.rank_variables(4) == {"RANK": "4", "WORLD_SIZE": "6", "LOCAL_RANK": "1"}
+    (tmp_path / "t.json").write_text(
+        '{"nodes": [[1, 2], [0]], "links": [{"class": "inside", "alpha_s": 0, "bytes_per_s": 1e9},'
+        ' {"class": "nic", "alpha_s": 0, "bytes_per_s": [1e7, 2e7]}]}'
+    )
+    found = network("--topology", str(tmp_path / "t.json"))
+    assert found.placement == (1, 0, 0) and found.rates_bytes_per_s == pytest.approx((1e7, 2e7))
+    assert found.rank_variables(2)["LOCAL_RANK"] == "1"
+
+
+def test_bad_ranks_and_topologies(tmp_path):
+    (tmp_path / "t.json").write_text(json.dumps(to_document(find_preset("dgx-2x2"))))
+    for words, message in (
+        (["--ranks-per-host", "0"], "--ranks-per-host: got 0, expected 1 to 64"),
+        (["--topology", str(tmp_path / "t.json"), "--hosts", "2"], "--hosts: got 2 beside --topology"),
+        (["--topology", str(tmp_path / "none.json")], "No such file"),
+    ):
+        with pytest.raises(InputError, match=message):
+            network(*words)
+    with pytest.raises(InputError, match="expected one nic for each node"):
+        network("--topology", str(tmp_path / "t.json"))
 
 
 def test_commands_are_those_of_this_installation():

@@ -100,7 +100,10 @@ BAD = {
         "nodes": [[0, 1], [2]],
         "links": [INSIDE_LINK, NIC_LINK | {"shared_by": [[0, 1]]}],
     },
-    "links.2..shared_by: got nothing": {"nodes": [[0, 1], [2]], "links": [INSIDE_LINK, NIC_LINK, NIC_LINK | {"class": "trunk"}]},
+    "links.2..shared_by: got nothing": {
+        "nodes": [[0, 1], [2]],
+        "links": [INSIDE_LINK, NIC_LINK, NIC_LINK | {"class": "trunk"}],
+    },
     "links.2..shared_by.0.: got a part of a node": {
         "nodes": [[0, 1], [2]],
         "links": [INSIDE_LINK, NIC_LINK, NIC_LINK | {"class": "trunk", "shared_by": [[0, 2]]}],

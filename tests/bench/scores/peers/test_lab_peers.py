@@ -40,6 +40,7 @@ def document(*results):
 def test_cases_have_names():
     assert parse_case("8x16MiB@0.7") == PeerCase(8, 16 << 20, 0.7)
     assert parse_case("8x3*4MiB@1") == PeerCase(8, 4 << 20, 1, 3) == parse_case(str(PeerCase(8, 4 << 20, 1, 3)))
+    assert parse_case("2*4x8MiB@0") == PeerCase(2, 8 << 20, 0, 1, 4) == parse_case(str(PeerCase(2, 8 << 20, 0, 1, 4)))
     cases = [parse_case(text) for text in CASES.split(",")]
     assert {tuple(case) for case in cases} == BARS.keys()
     assert [str(case) for case in cases] == CASES.split(",")

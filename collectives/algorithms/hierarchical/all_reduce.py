@@ -1,0 +1,98 @@
+"""Hierarchical all-reduces: which schedule runs across the nodes."""
+
+from collections.abc import Callable
+
+from lanterne.collectives.algorithms.bruck import bruck_all_reduce
+from lanterne.collectives.algorithms.hierarchical.compose import (
+    Nodes,
+    compose_all_reduce,
+    each_alone,
+    nodes_with,
+    num_rails,
+    repeated,
+)
+from lanterne.collectives.algorithms.late.chain import late_chain_all_reduce
+from lanterne.collectives.algorithms.late.group import late_group_all_reduce
+from lanterne.collectives.algorithms.late.join import late_join_all_reduce
+from lanterne.collectives.algorithms.ring import ring_all_reduce
+from lanterne.collectives.schedule.ir import CollectiveSchedule, LateRank, late_set
+
+
+def hier_ring_all_reduce(
+    world_size: int, num_chunks: int | None = None, nodes: Nodes | None = None
+) -> CollectiveSchedule:
+    """A ring of nodes on every rail. Default chunk count N R, of N nodes and R rails.
+
+    Cost (p = world_size; one rank on each node): rounds = 2 * (p - 1); load = 2 * (p - 1) / p
+    """
+    return _without_late("hier_ring", ring_all_reduce, world_size, num_chunks, nodes)
+
+
+def hier_bruck_all_reduce(
+    world_size: int, num_chunks: int | None = None, nodes: Nodes | None = None
+) -> CollectiveSchedule:
+    """A circulant exchange of nodes on every rail; few rounds, for many nodes. Default chunk count N R.
+
+    Cost (p = world_size; one rank on each node): rounds = 2 * ceil(log2(p)); load = 2 * (p - 1) / p
+    """
+    return _without_late("hier_bruck", bruck_all_reduce, world_size, num_chunks, nodes)
+
+
+def hier_late_join_all_reduce(
+    world_size: int, late_rank: LateRank, num_chunks: int | None = None, nodes: Nodes | None = None
+) -> CollectiveSchedule:
+    """A late join of the late rank's node on every rail. Default chunk count N - 1 a rail.
+
+    Of several late nodes it is late_group's, and where all nodes have a late rank a ring, once they have come.
+
+    Cost (p = world_size, m = num_chunks; one rank on each node): join = m - 1 + ceil(log2(p)); join_load = join / m
+    """
+    return _with_late("hier_late_join", late_join_all_reduce, world_size, late_rank, num_chunks, nodes)
+
+
+def hier_late_chain_all_reduce(
+    world_size: int, late_rank: LateRank, num_chunks: int | None = None, nodes: Nodes | None = None
+) -> CollectiveSchedule:
+    """A pipelined ring of nodes through the late rank's, on every rail. Default chunk count N - 1 a rail.
+
+    Of several late nodes it is late_group's, and where all nodes have a late rank a ring, once they have come.
+
+    Cost (p = world_size, m = num_chunks; one rank on each node): join = m + p - 1; join_load = join / m
+    """
+    return _with_late("hier_late_chain", late_chain_all_reduce, world_size, late_rank, num_chunks, nodes)
+
+
+def _without_late(
+    name: str,
+    across: Callable[[int], CollectiveSchedule],
+    world_size: int,
+    num_chunks: int | None,
+    nodes: Nodes | None,
+) -> CollectiveSchedule:
+    nodes = nodes or each_alone(world_size)
+    rails = num_rails(nodes)
+    num_chunks = num_chunks or len(nodes) * rails
+    times = -(-num_chunks // (len(nodes) * rails))
+    return compose_all_reduce(name, repeated(across(len(nodes)), times), nodes, num_chunks)
+
+
+def _with_late(
+    name: str,
+    across: Callable[[int, int, int], CollectiveSchedule],
+    world_size: int,
+    late_rank: LateRank,
+    num_chunks: int | None,
+    nodes: Nodes | None,
+) -> CollectiveSchedule:
+    nodes = nodes or each_alone(world_size)
+    rails, size = num_rails(nodes), len(nodes)
+    num_chunks = num_chunks or max(1, size - 1) * rails
+    late = nodes_with(nodes, late_set(late_rank))
+    each = -(-num_chunks // rails)
+    if len(late) == size:
+        schedule = repeated(ring_all_reduce(size), -(-each // size))
+    elif len(late) == 1:
+        schedule = across(size, late[0], each)
+    else:
+        schedule = late_group_all_reduce(size, late, each)
+    return compose_all_reduce(name, schedule, nodes, num_chunks, late_rank)

@@ -1,0 +1,88 @@
+"""Collectives over nodes: proven for any nodes, chunks and late ranks; what they cost on links that are shared."""
+
+from itertools import combinations, product
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lanterne.collectives.algorithms.catalogue import make_schedule
+from lanterne.collectives.schedule.check_schedule import check
+from lanterne.collectives.schedule.cost import late_start, price
+from lanterne.collectives.topology.presets import find_preset
+from lanterne.errors import InputError
+
+PLAIN, LATE = ("hier_ring", "hier_bruck"), ("hier_late_join", "hier_late_chain")
+NODES = [
+    ((0, 1), (2, 3)),
+    ((0, 3), (1, 2, 4), (5,)),
+    ((0, 1, 2),),
+    ((0, 4, 6), (1,), (2, 3, 5, 7)),
+    ((0, 1), (2, 3), (4, 5), (6, 7)),
+]
+
+
+@pytest.mark.parametrize("nodes", NODES, ids=str)
+@pytest.mark.parametrize("num_chunks", [1, 5, 24, None])
+def test_all_late_ranks_pass_the_checker(nodes, num_chunks):
+    size = sum(map(len, nodes))
+    for name in PLAIN:
+        check(make_schedule("all_reduce", name, size, num_chunks, nodes=nodes))
+    sets = [late for count in (1, 2) for late in combinations(range(size), count)]
+    for name, late in product(LATE, [*sets, *(ranks for ranks in nodes if 2 < len(ranks) < size)]):
+        rank = late if len(late) > 1 else late[0]
+        check(make_schedule("all_reduce", name, size, num_chunks, nodes=nodes, late_rank=rank))
+
+
+@given(
+    st.integers(2, 14).flatmap(
+        lambda size: st.tuples(
+            st.lists(st.integers(0, 4), min_size=size, max_size=size),
+            st.sets(st.integers(0, size - 1), min_size=1, max_size=size - 1),
+        )
+    ),
+    st.integers(1, 40),
+    st.sampled_from(LATE),
+)
+def test_any_nodes_chunks_and_late_ranks(placement, num_chunks, name):
+    hosts, late = placement
+    nodes = tuple(
+        tuple(rank for rank, host in enumerate(hosts) if host == wanted) for wanted in dict.fromkeys(hosts)
+    )
+    schedule = make_schedule("all_reduce", name, len(hosts), num_chunks, nodes=nodes, late_rank=tuple(sorted(late)))
+    assert check(schedule).schedule.num_chunks == num_chunks
+
+
+@pytest.mark.parametrize(("preset", "bound"), [("dgx-8x8", 1 / 8), ("dgx-one-nic-8x8", 1.0)])
+@pytest.mark.parametrize("late", [0, 37, 63])
+def test_a_late_rank_costs_what_its_node_must_send(preset, bound, late):
+    """1 GiB, the rank later than all else takes: from its arrival near the time of its bytes through the NICs."""
+    topology, nbytes = find_preset(preset), 1 << 30
+    schedule = make_schedule("all_reduce", "hier_late_join", 64, 8 * 64, nodes=topology.nodes, late_rank=late)
+    exposed_s = price(schedule, nbytes, topology, late_start(64, late, 1.0)).exposed_s
+    least_s = bound * nbytes / 50e9
+    assert least_s <= exposed_s <= 1.15 * least_s
+    flat = make_schedule("all_reduce", "late_join", 64, 63 * 4, late_rank=late)
+    assert price(flat, nbytes, topology, late_start(64, late, 1.0)).exposed_s > 4 * exposed_s
+
+
+def test_nobody_late_is_at_the_bound_of_the_nics():
+    topology, nbytes = find_preset("dgx-8x8"), 1 << 30
+    schedule = make_schedule("all_reduce", "hier_ring", 64, 8 * 16, nodes=topology.nodes)
+    assert price(schedule, nbytes, topology).makespan_s == pytest.approx(2 * 7 / 8 / 8 * nbytes / 50e9, rel=0.12)
+
+
+def test_a_late_owner_does_not_give_out_what_it_owns():
+    """Its port inside carries its contributions; its results go out once, to a deputy."""
+    nodes = ((0, 1, 2, 3), (4, 5, 6, 7))
+    schedule = make_schedule("all_reduce", "hier_late_join", 8, 16, nodes=nodes, late_rank=7)
+    inside = (schedule.src == 7) & np.isin(schedule.dst, nodes[1])
+    # 12 chunks that others own, and the 4 of its own once.
+    assert inside.sum() == 12 + 4
+
+
+def test_bad_nodes():
+    for nodes in (((0, 1), (1, 2)), ((0,), (2,)), ((0, 1, 2), ())):
+        with pytest.raises(InputError, match="expected ranks 0 to 2 once each"):
+            make_schedule("all_reduce", "hier_ring", 3, nodes=nodes)
