@@ -42,12 +42,13 @@ class Communicator(Reductions, Movements):
         ranks: transport ranks of the members, in rank order; None for all.
         communicator_id: 16 bits, equal on all members, unlike that of any other group with a member of this one.
         ranks_here: how many ranks of the job run on this host; None: as many as members.
+        hosts: the host of each member, alike on all; None: one host.
         closes: objects to close with this communicator, in order.
 
     Attributes:
         rank, world_size: this rank's place among the members, and how many they are.
         ranks: transport ranks of the members; those in errors are these.
-        transport, communicator_id: as above.
+        transport, communicator_id, hosts: as above.
         timeout_s: the default of waits, seconds; may be set.
         tuning: what "auto" goes by.
         deterministic: False: where it matters, an all_reduce by "auto" finds out who is late (late/calls.py), and so in
@@ -86,10 +87,14 @@ class Communicator(Reductions, Movements):
         communicator_id: int = 0,
         *,
         ranks_here: int | None = None,
+        hosts: Sequence[str] | None = None,
         closes: Sequence[Closing] = (),
     ) -> None:
         pauses = None if ranks_here is None else transport.machine.pauses(ranks_here)
-        self._show(CommunicatorCore(transport, ranks, communicator_id, pauses=pauses, closes=closes))
+        core = CommunicatorCore(transport, ranks, communicator_id, pauses=pauses, closes=closes)
+        if hosts is not None:
+            core.hosts = tuple(hosts)
+        self._show(core)
 
     def _show(self, core: CommunicatorCore) -> None:
         """Be the face of `core`."""
@@ -102,6 +107,7 @@ class Communicator(Reductions, Movements):
         self.ranks: tuple[int, ...] = core.ranks
         self.transport: Transport = core.transport
         self.communicator_id: int = core.communicator_id
+        self.hosts: tuple[str, ...] = core.hosts
         self.tuning: Tuning = Tuning(self)
         core.tuning = self.tuning
 
@@ -294,7 +300,11 @@ class Communicator(Reductions, Movements):
         child = type(self).__new__(type(self))
         child._show(core)
         tuning = self.tuning
-        child.tuning.adopt(tuning.model, tuning.source, tuning.factors if core.world_size == self.world_size else ())
+        factors = tuning.factors if core.world_size == self.world_size else ()
+        places = [self.ranks.index(rank) for rank in core.ranks]
+        topology = None if tuning.topology is None else tuning.topology.of_ranks(places)
+        model = tuning.model if topology is None else topology.slowest
+        child.tuning.adopt(model, tuning.source, factors, topology)
         return child
 
     # -- the end

@@ -262,6 +262,7 @@ class CommunicatorCore(CommunicatorBase):
             board_key=f"{self.late.key[-200:]}.{self.number}/{free}:{members[0]}",
             engine=self.engine if transport in (None, self.transport) else None,
         )
+        child.hosts = tuple(self.hosts[rank] for rank in members)
         child.timeout_s = self.timeout_s
         child.deterministic = self.deterministic
         return child

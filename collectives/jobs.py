@@ -121,7 +121,7 @@ def open_communicator(opened: Transport, group: Group, *, deterministic: bool = 
     """The Communicator of all ranks of `group` over the transport `opened`, with a cost model; closed with both."""
     from lanterne.collectives.communicator import Communicator
 
-    communicator = Communicator(opened, ranks_here=group.ranks_here, closes=(opened, group))
+    communicator = Communicator(opened, ranks_here=group.ranks_here, hosts=group.hosts, closes=(opened, group))
     communicator.deterministic = deterministic
     try:
         if opened.capabilities.stream_ordered and opened.shares_devices:

@@ -49,6 +49,10 @@ def _any(p: int) -> None:
     return None
 
 
+def _one(p: int) -> int:
+    return 1
+
+
 def _levels(p: int) -> int:
     return (p - 1).bit_length()
 
@@ -68,7 +72,8 @@ class Algorithm(NamedTuple):
             their own.
         law: world_size -> (a, c, k, grain): the cost that num_chunks = m influences, with a late rank that of the
             join, is a m + c rounds of k chunks at each port; counts beyond `grain` had better be multiples of it. None
-            where there is nothing to choose.
+            where there is nothing to choose. Of those that take nodes: the number of nodes, and m chunks of a rail.
+        least: as `law`, the least m: with fewer chunks there are as many rounds.
         nodes: takes `nodes`, the ranks of each node; None: one rank on each.
         slow: may search for seconds, and takes `progress`.
     """
@@ -83,6 +88,7 @@ class Algorithm(NamedTuple):
     cut: bool = False
     chunked: bool = False
     law: Law | None = None
+    least: Callable[[int], int] = _one
     nodes: bool = False
     slow: bool = False
 
@@ -120,15 +126,15 @@ _LINES: tuple[Algorithm, ...] = (
               "a part joins late, the rest runs around a ring; for short delays", late_join.refuses_one,
               late=True, cut=True, chunked=True),
     Algorithm("all_reduce", "hier_ring", hier.hier_ring_all_reduce, "inside the nodes, a ring across them, inside",
-              chunked=True, nodes=True),
+              chunked=True, nodes=True, law=lambda n: (2 * (n - 1) / n, 3, 1, n), least=int),
     Algorithm("all_reduce", "hier_bruck", hier.hier_bruck_all_reduce, "as hier_ring, with few rounds across",
               chunked=True, nodes=True),
     Algorithm("all_reduce", "hier_late_join", hier.hier_late_join_all_reduce,
               "inside the nodes, and a late join across them", late_join.refuses_one, late=True, several=True,
-              chunked=True, nodes=True),
+              chunked=True, nodes=True, law=lambda n: (1, _levels(n) + 3, 1, 1)),
     Algorithm("all_reduce", "hier_late_chain", hier.hier_late_chain_all_reduce,
               "inside the nodes, and one ring across them through the late one", late_join.refuses_one, late=True,
-              several=True, chunked=True, nodes=True),
+              several=True, chunked=True, nodes=True, law=lambda n: (1, n + 2, 1, 1)),
     Algorithm("reduce_scatter", "ring", ring.ring_reduce_scatter, "around the ring; fewest bytes, many rounds"),
     Algorithm("reduce_scatter", "bruck", bruck.bruck_reduce_scatter, "circulant; fewest rounds and bytes, any number"),
     Algorithm("reduce_scatter", "rhd", rhd.rhd_reduce_scatter, "recursive halving; fewest rounds and bytes",
@@ -296,18 +302,18 @@ def best_num_chunks(
     a, c, k, grain = line.law(world_size)
     most = max(1, int(nbytes // max(1, min_chunk_nbytes)))
     alpha, beta = (float(x) for x in model.alpha_beta(nbytes))
-    count = 1
+    count, least = 1, min(line.least(world_size), most)
     # Alpha and beta may depend on the chunk's size: the second pass looks them up for the count of the first.
     for _ in range(2):
         ideal = (max(c, 0) * k * nbytes * beta / (a * alpha)) ** 0.5 if alpha else most
         ideal = round(ideal / grain) * grain if ideal > grain else round(ideal)
-        count = int(min(max(1, ideal), most))
+        count = int(min(max(least, ideal), most))
         alpha, beta = (float(x) for x in model.alpha_beta(nbytes / count))
     if not model.pieces:
         return count
     # Between pieces the law has several minima: try counts a factor of 1.2 apart.
     steps = {int(1.2**i) for i in range(1 + int(math.log(most, 1.2)))}
-    counts = {min(most, max(1, round(m / grain)) * int(grain) if m > grain else m) for m in steps} | {count}
+    counts = {min(most, max(least, round(m / grain)) * int(grain) if m > grain else m) for m in steps} | {count}
 
     def time_s(m: int) -> float:
         return (a * m + c) * float(model.message_s(k * nbytes / m, k))

@@ -13,10 +13,12 @@ import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from lanterne import __version__
+from lanterne.collectives.algorithms.hierarchical.compose import Nodes
 from lanterne.collectives.auto.predict import Factor
 from lanterne.collectives.auto.trials import (
     ENOUGH_S,
@@ -28,6 +30,7 @@ from lanterne.collectives.auto.trials import (
     try_again,
 )
 from lanterne.collectives.schedule.cost import CostModel, Piece
+from lanterne.collectives.topology.topology import INSIDE, NIC, LinkClass, Topology, nodes_of
 from lanterne.transport.job.secret import cache_folder
 
 log: logging.Logger = logging.getLogger("lanterne.collectives")
@@ -36,18 +39,51 @@ log: logging.Logger = logging.getLogger("lanterne.collectives")
 MESSAGE_NBYTES = (64, 4 << 10, 32 << 10, 256 << 10, 1 << 20, 4 << 20)
 MISFIT = 0.10
 REPEATS = 5
+# Of a message, by which it shows whether ranks share a NIC.
+SHARING_NBYTES = 256 << 10
 # Small calls are timed several at once, so that a token bucket or a cache does not stand for what a link can sustain.
 AT_ONCE_NBYTES, MAX_AT_ONCE = 2 << 20, 8
 # No message is timed whose buffer would be larger than this on a rank.
 MAX_BUFFER_NBYTES = 16 << 20
 # Bytes of a cache file; a longer one is not read.
 MAX_FILE_NBYTES = 16 << 10
+SCHEMA_VERSION = 4
 # A measurement that something disturbed shall not stay for good; nor need every one of many short jobs try again.
 MAX_AGE_S, AGAIN_AFTER_S = 24 * 3600.0, 600.0
 
 
-def learn(communicator: TrialGroup) -> tuple[CostModel, tuple[Factor, ...], str]:
-    """The model, the factors, and "measured" or "cache", the same on all ranks. A collective call.
+class Measured(NamedTuple):
+    """What was measured of the links of a group.
+
+    Attributes: `model`, of all, or where ranks share nodes of the first ranks of the nodes; then `inside`, of the ranks
+    of a node, and `shared`, whether those share its NIC.
+    """
+
+    model: CostModel
+    inside: CostModel | None = None
+    shared: bool = True
+
+    def topology(self, nodes: Nodes) -> Topology | None:
+        """The Topology of `nodes`; None where no inside was measured."""
+        if self.inside is None:
+            return None
+        alone = tuple((rank,) for ranks in nodes for rank in ranks)
+        inside = LinkClass(INSIDE, self.inside, alone)
+        nics = LinkClass(NIC, self.model, nodes if self.shared else alone)
+        return Topology(nodes, (inside, nics), self.inside.gamma_s_per_byte, "measured")
+
+
+class Learned(NamedTuple):
+    """What `auto` goes by, the same on all ranks: see Tuning.adopt."""
+
+    model: CostModel
+    factors: tuple[Factor, ...]
+    source: str
+    topology: Topology | None
+
+
+def learn(communicator: TrialGroup) -> Learned:
+    """What is measured of `communicator`, or known from the cache. A collective call.
 
     Cost: 7 to 15 s on one host, by its memory, most of it trials, up to a few ENOUGH_S on a slow network; where the
         cache knows it one broadcast, and some 0.5 s if nobody has tried again for AGAIN_AFTER_S.
@@ -61,17 +97,69 @@ def learn(communicator: TrialGroup) -> tuple[CostModel, tuple[Factor, ...], str]
         found[1 : 1 + len(text)] = np.frombuffer(text, np.uint8)
     communicator.broadcast(found, root=0, algorithm="binomial")
     known = _parse(found[1:].tobytes().rstrip(b"\0"))
-    if known is None:
-        measured_s, model = time.time(), measure_model(communicator)
-        factors = measure_factors(communicator, model) if found[0] else ()
-    else:
-        measured_s, model, factors = known
-        if found[0]:
-            # None are known where the job that measured tried none.
-            factors = try_again(communicator, model, factors) if factors else measure_factors(communicator, model)
+    factors: tuple[Factor, ...]
+    measured_s, measured, factors = known or (time.time(), measure_links(communicator), ())
+    topology = measured.topology(nodes_of(communicator.hosts))
+    links = measured.model if topology is None else topology
+    if found[0]:
+        # None are known where nothing was, or the job that measured tried none.
+        factors = try_again(communicator, links, factors) if factors else measure_factors(communicator, links)
     if communicator.rank == 0 and file is not None and (known is None or found[0]):
-        _write(file, measured_s, model, factors)
-    return model, factors, "measured" if known is None else "cache"
+        _write(file, measured_s, measured, factors)
+    return Learned(measured.model, factors, "measured" if known is None else "cache", topology)
+
+
+def measure_links(communicator: TrialGroup) -> Measured:
+    """What the links of the group cost, the same on all ranks. A collective call.
+
+    Where ranks share nodes, those of each node measure at once, then the first ranks of the nodes among themselves,
+    then all ranks with those in the same place of other nodes: by what that takes longer they share their node's NIC.
+    """
+    nodes = nodes_of(communicator.hosts)
+    if len(nodes) in (1, communicator.world_size):
+        return Measured(measure_model(communicator))
+    node = next(number for number, ranks in enumerate(nodes) if communicator.rank in ranks)
+    place = nodes[node].index(communicator.rank)
+    inside = nic = None
+    shared = True
+    with communicator.split(node) as here:
+        if here.world_size > 1:
+            inside = measure_model(here)
+    with communicator.split(place) as rail:
+        communicator.barrier(algorithm="dissemination")
+        if place == 0:
+            nic = measure_model(rail)
+        rails = sum(len(ranks) > 1 for ranks in _rails(nodes))
+        communicator.barrier(algorithm="dissemination")
+        if rail.world_size > 1 and rails > 1:
+            part = trial_array(rail, SHARING_NBYTES // 4)
+            whole = trial_array(rail, part.size * rail.world_size)
+            took_s = _time(rail, partial(rail.all_gather, part, whole, algorithm="ring"))
+            if nic is not None:
+                alone_s = (rail.world_size - 1) * float(nic.message_s(float(SHARING_NBYTES)))
+                shared = took_s > alone_s * (1 + rails) / 2
+    # Rank 0 is one of the first ranks; the largest node has an inside.
+    largest = max(nodes, key=len)
+    nic, shared = _told(communicator, 0, (nic, shared))
+    inside = _told(communicator, largest[0], inside)
+    return Measured(nic, inside, shared)
+
+
+def _rails(nodes: Nodes) -> list[list[int]]:
+    """The ranks in each place of their nodes."""
+    return [[ranks[place] for ranks in nodes if place < len(ranks)] for place in range(max(map(len, nodes)))]
+
+
+def _told(communicator: TrialGroup, root: int, value: Any) -> Any:
+    """`value` of rank `root`, a CostModel or a tuple that begins with one, on all ranks."""
+    buffer = np.zeros(MAX_FILE_NBYTES, np.uint8)
+    if communicator.rank == root:
+        model, *rest = value if isinstance(value, tuple) and not isinstance(value, CostModel) else (value,)
+        text = json.dumps([model.__dict__, *rest]).encode()
+        buffer[: len(text)] = np.frombuffer(text, np.uint8)
+    communicator.broadcast(buffer, root=root, algorithm="binomial")
+    model, *rest = json.loads(buffer.tobytes().rstrip(b"\0"))
+    return (CostModel(**model), *rest) if rest else CostModel(**model)
 
 
 def measure_model(communicator: TrialGroup) -> CostModel:
@@ -150,7 +238,7 @@ def _cache_file(communicator: TrialGroup) -> Path | None:
         return None
     transport = communicator.transport
     about = [__version__, transport.name, communicator.ranks, os.uname().nodename, len(os.sched_getaffinity(0))]
-    about += [*getattr(transport, "hosts", ()), *([] if _tries() else ["without trials"])]
+    about += [*communicator.hosts, *([] if _tries() else ["without trials"])]
     digest = hashlib.sha256(json.dumps(about).encode()).hexdigest()[:16]
     return base / f"model-{transport.name}-{communicator.world_size}-{digest}.json"
 
@@ -167,8 +255,10 @@ def _read(file: Path) -> tuple[bytes, bool]:
     return text, abs(time.time() - written_s) > AGAIN_AFTER_S
 
 
-def _write(file: Path, measured_s: float, model: CostModel, factors: Sequence[Factor]) -> None:
-    document = {"schema_version": 3, "measured_s": measured_s, "model": model.__dict__, "factors": factors}
+def _write(file: Path, measured_s: float, measured: Measured, factors: Sequence[Factor]) -> None:
+    inside = None if measured.inside is None else measured.inside.__dict__
+    links = {"model": measured.model.__dict__, "inside": inside, "shared": measured.shared}
+    document = {"schema_version": SCHEMA_VERSION, "measured_s": measured_s, **links, "factors": factors}
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         temporary = file.with_suffix(f".{os.getpid()}")
@@ -178,18 +268,20 @@ def _write(file: Path, measured_s: float, model: CostModel, factors: Sequence[Fa
         log.info("cannot keep the cost model in %s: %s", file, error)
 
 
-def _parse(text: bytes) -> tuple[float, CostModel, tuple[Factor, ...]] | None:
-    """(time.time() when it was measured, CostModel, tuple of Factor) that a cache file holds.
+def _parse(text: bytes) -> tuple[float, Measured, tuple[Factor, ...]] | None:
+    """(time.time() when it was measured, Measured, tuple of Factor) that a cache file holds.
 
     None if it is empty, broken or of another version.
     """
     try:
         document = json.loads(text)
-        if document["schema_version"] != 3:
+        if document["schema_version"] != SCHEMA_VERSION:
             return None
         factors = tuple(Factor(str(a), str(b), int(c), float(d)) for a, b, c, d in document["factors"])
         if not all(row.nbytes > 0 and 0 < row.factor < float("inf") for row in factors):
             return None
-        return float(document["measured_s"]), CostModel(**document["model"]), factors
+        inside = None if document["inside"] is None else CostModel(**document["inside"])
+        measured = Measured(CostModel(**document["model"]), inside, bool(document["shared"]))
+        return float(document["measured_s"]), measured, factors
     except (ValueError, TypeError, KeyError, AttributeError):
         return None

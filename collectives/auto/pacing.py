@@ -9,8 +9,10 @@ from enum import Enum
 
 import numpy as np
 
+from lanterne.collectives.algorithms.hierarchical.compose import Nodes
 from lanterne.collectives.schedule.cost import CostModel
 from lanterne.collectives.schedule.ir import CollectiveSchedule
+from lanterne.collectives.topology.topology import Topology
 from lanterne.transport.base import Transport
 
 
@@ -71,6 +73,11 @@ def sustained(model: CostModel) -> CostModel:
     return CostModel(OVERLAPPED * start_s(model), beta, model.gamma_s_per_byte, (), model.serial_messages)
 
 
+def sustained_links(links: CostModel | Topology) -> CostModel | Topology:
+    """`sustained` of all links."""
+    return links.with_models(sustained) if isinstance(links, Topology) else sustained(links)
+
+
 def bytes_of_starts(model: CostModel, starts: float) -> float:
     """Bytes that move in the time of `starts` start-ups; without end where a byte costs nothing."""
     return _bytes_within(model, starts * start_s(model))
@@ -81,13 +88,20 @@ def _bytes_within(model: CostModel, time_s: float) -> float:
     return time_s / beta if beta else float("inf")
 
 
-def traffic_of(schedule: CollectiveSchedule, chunked: bool) -> Traffic:
-    """The Traffic of `schedule`, by an algorithm that takes any number of chunks or not."""
+def traffic_of(schedule: CollectiveSchedule, chunked: bool, nodes: Nodes | None = None) -> Traffic:
+    """The Traffic of `schedule`, between `nodes` if there are some; `chunked`: its algorithm takes any chunk count."""
     if schedule.late_rank is not None:
         return PIECES if chunked else EXCHANGES
+    src, dst = schedule.src, schedule.dst
+    if nodes is not None:
+        node_of = np.zeros(schedule.world_size, np.int64)
+        for node, ranks in enumerate(nodes):
+            node_of[list(ranks)] = node
+        crosses = node_of[src] != node_of[dst]
+        src, dst = src[crosses], dst[crosses]
     one = np.zeros(schedule.world_size, schedule.src.dtype)
-    one[schedule.dst] = schedule.src
-    return STREAM if (one[schedule.dst] == schedule.src).all() else ROUNDS
+    one[dst] = src
+    return STREAM if (one[dst] == src).all() else ROUNDS
 
 
 def segment_nbytes(model: CostModel | None, chunk_nbytes: int, traffic: Traffic = ROUNDS) -> int:

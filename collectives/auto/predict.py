@@ -2,16 +2,22 @@
 
 import functools
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
 from lanterne.collectives.algorithms.catalogue import Algorithm, algorithms_for, best_num_chunks, make_schedule
+from lanterne.collectives.algorithms.hierarchical.compose import Nodes, num_rails
 from lanterne.collectives.schedule.cost import CostModel, price
 from lanterne.collectives.schedule.ir import CollectiveSchedule, LateRank
+from lanterne.collectives.topology.topology import Topology
 
 # Pipelined algorithms are cut no finer: every message costs the executor some 10 us of Python.
 MIN_CHUNK_NBYTES = 16 << 10
+
+
+# What `auto` goes by: equal links, or those of nodes.
+Links: TypeAlias = CostModel | Topology
 
 
 class Factor(NamedTuple):
@@ -32,25 +38,52 @@ class Prediction(NamedTuple):
 
 
 @functools.cache
-def candidates(collective: str, world_size: int) -> tuple[Algorithm, ...]:
-    """The registry lines that `auto` chooses from."""
-    return tuple(line for line in algorithms_for(collective) if not line.late and not line.refuses(world_size))
+def candidates(collective: str, world_size: int, over_nodes: bool = False) -> tuple[Algorithm, ...]:
+    """The registry lines that `auto` chooses from; `over_nodes`: ranks share nodes."""
+    lines = algorithms_for(collective)
+    return tuple(
+        line for line in lines if not line.late and not line.refuses(world_size) and (over_nodes or not line.nodes)
+    )
 
 
 @functools.lru_cache(64)
 def priced_schedule(
-    collective: str, algorithm: str, world_size: int, num_chunks: int | None, late_rank: LateRank = None
+    collective: str,
+    algorithm: str,
+    world_size: int,
+    num_chunks: int | None,
+    late_rank: LateRank = None,
+    nodes: Nodes | None = None,
 ) -> CollectiveSchedule:
     """The schedule of a registered algorithm, unchecked, cached."""
-    return make_schedule(collective, algorithm, world_size, num_chunks, late_rank=late_rank)
+    return make_schedule(collective, algorithm, world_size, num_chunks, late_rank=late_rank, nodes=nodes)
 
 
-def predictions(collective: str, world_size: int, nbytes: int, model: CostModel) -> list[Prediction]:
-    """What every candidate takes by `model`, cheapest first."""
-    rows = []
-    for line in candidates(collective, world_size):
-        chunks = best_num_chunks(line, world_size, nbytes, model, MIN_CHUNK_NBYTES)
-        cost = price(priced_schedule(collective, line.name, world_size, chunks), nbytes, model)
+def nodes_of_links(links: Links) -> Nodes | None:
+    """The nodes of `links`; None where there is nothing to gain from them."""
+    return links.nodes if isinstance(links, Topology) and not links.is_flat else None
+
+
+def chunk_count(line: Algorithm, world_size: int, nbytes: int, links: Links) -> int | None:
+    """The chunk count of `line` that the links like best; None where it has no choice."""
+    model = links.slowest if isinstance(links, Topology) else links
+    nodes = nodes_of_links(links)
+    if not line.nodes or nodes is None or not isinstance(links, Topology):
+        return best_num_chunks(line, world_size, nbytes, model, MIN_CHUNK_NBYTES)
+    # As nodes do that have the bytes which their busiest NIC carries.
+    rails = num_rails(nodes)
+    share = nbytes * min(rails, links.nic_sharers) / rails
+    count = best_num_chunks(line, len(nodes), share, model, MIN_CHUNK_NBYTES)
+    return None if count is None else count * rails
+
+
+def predictions(collective: str, world_size: int, nbytes: int, links: Links) -> list[Prediction]:
+    """What every candidate takes by `links`, cheapest first."""
+    rows, nodes = [], nodes_of_links(links)
+    for line in candidates(collective, world_size, nodes is not None):
+        chunks = chunk_count(line, world_size, nbytes, links)
+        over = nodes if line.nodes else None
+        cost = price(priced_schedule(collective, line.name, world_size, chunks, nodes=over), nbytes, links)
         rows.append(Prediction(line.name, chunks, cost.makespan_s))
     return sorted(rows, key=lambda row: row.time_s)
 

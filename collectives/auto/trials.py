@@ -10,13 +10,12 @@ import random
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from lanterne.collectives.auto.predict import Factor, Prediction, corrected, predictions
-from lanterne.collectives.schedule.cost import CostModel
+from lanterne.collectives.auto.predict import Factor, Links, Prediction, corrected, predictions
 from lanterne.kernels.arrays import Array
 from lanterne.kernels.cpu.delay import wait_until
 from lanterne.kernels.cuda.device_view import DeviceView
@@ -66,6 +65,8 @@ class TrialGroup(Protocol):
     @property
     def ranks(self) -> tuple[int, ...]: ...
     @property
+    def hosts(self) -> tuple[str, ...]: ...
+    @property
     def transport(self) -> Transport: ...
     @property
     def timeout_s(self) -> float: ...
@@ -76,9 +77,10 @@ class TrialGroup(Protocol):
     def all_gather(self, in_array: Array, out_array: Array, *, algorithm: str) -> None: ...
     def broadcast(self, in_out_array: Array, root: int = 0, *, algorithm: str) -> None: ...
     def barrier(self, *, algorithm: str) -> None: ...
+    def split(self, color: int, key: int = 0) -> Any: ...
 
 
-def measure_factors(communicator: TrialGroup, model: CostModel) -> tuple[Factor, ...]:
+def measure_factors(communicator: TrialGroup, model: Links) -> tuple[Factor, ...]:
     """Try the algorithms that `model` ranks close together; a tuple of Factor, equal on all ranks. A collective call.
 
     Those left out get the largest factor of those tried, so that what makes everything slower does not favour them.
@@ -101,7 +103,7 @@ def measure_factors(communicator: TrialGroup, model: CostModel) -> tuple[Factor,
     return tuple(factors)
 
 
-def try_again(communicator: TrialGroup, model: CostModel, factors: Sequence[Factor]) -> tuple[Factor, ...]:
+def try_again(communicator: TrialGroup, model: Links, factors: Sequence[Factor]) -> tuple[Factor, ...]:
     """`factors`, turned towards what a short trial finds now; equal on all ranks. A collective call.
 
     So a job that was disturbed while it measured does not decide for the others for long. Disturbances only add: all of

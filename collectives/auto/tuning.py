@@ -11,12 +11,21 @@ import logging
 import os
 from typing import NamedTuple
 
-from lanterne.collectives.algorithms.catalogue import ALGORITHMS, Algorithm, best_num_chunks, find_algorithm
+from lanterne.collectives.algorithms.catalogue import ALGORITHMS, Algorithm, find_algorithm
 from lanterne.collectives.auto.learn import learn
-from lanterne.collectives.auto.pacing import sustained
-from lanterne.collectives.auto.predict import MIN_CHUNK_NBYTES, Factor, Prediction, candidates, corrected, predictions
+from lanterne.collectives.auto.pacing import sustained_links
+from lanterne.collectives.auto.predict import (
+    Factor,
+    Links,
+    Prediction,
+    candidates,
+    chunk_count,
+    corrected,
+    predictions,
+)
 from lanterne.collectives.auto.trials import TrialGroup
 from lanterne.collectives.schedule.cost import CostModel
+from lanterne.collectives.topology.topology import Topology
 from lanterne.errors import InputError
 
 log: logging.Logger = logging.getLogger("lanterne.collectives")
@@ -51,15 +60,23 @@ class Tuning:
         communicator: the group; it measures with its own collectives.
 
     Attributes: `model`, a CostModel, None where there is none; `factors`, how far algorithms that were tried are off it
-        (predict.Factor); `source`, "measured", "cache", "threads" or "none".
+        (predict.Factor); `topology`, a Topology where ranks share nodes, else None; `source`, "measured", "cache",
+        "threads" or "none".
     """
 
     def __init__(self, communicator: TrialGroup):
         self._communicator = communicator
         self.adopt(None, "none")
 
-    def adopt(self, model: CostModel | None, source: str, factors: tuple[Factor, ...] = ()) -> None:
-        """Choose by `model` and `factors` from now on; call it alike on all ranks."""
+    def adopt(
+        self,
+        model: CostModel | None,
+        source: str,
+        factors: tuple[Factor, ...] = (),
+        topology: Topology | None = None,
+    ) -> None:
+        """Choose by `model`, `factors` and `topology` from now on; call it alike on all ranks."""
+        self.topology = None if topology is None or topology.is_flat else topology
         self._choices: dict[tuple[str, int], Choice] = {}
         self._chunk_counts: dict[tuple[str, int, str], int | None] = {}
         self.model = model
@@ -69,9 +86,14 @@ class Tuning:
     def learn(self) -> None:
         """Choose by what is measured now, or by the cache. A collective call."""
         if self._communicator.world_size > 1:
-            model, factors, source = learn(self._communicator)
-            self.adopt(model, source, factors)
-            log.info("cost model (%s): %s", self.source, self.model)
+            learned = learn(self._communicator)
+            self.adopt(learned.model, learned.source, learned.factors, learned.topology)
+            log.info("cost model (%s): %s", self.source, self.links)
+
+    @property
+    def links(self) -> Links | None:
+        """What predictions go by: the topology where ranks share nodes, else the model."""
+        return self.model if self.topology is None else self.topology
 
     def choose(self, collective: str, nbytes: int) -> Choice:
         """The Choice for `collective` on buffers of `nbytes`, the larger of a rank's two; the same on all ranks.
@@ -94,9 +116,10 @@ class Tuning:
         Raises:
             InputError: there is no model yet.
         """
-        if self.model is None:
+        links = self.links
+        if links is None:
             raise InputError("explain: got a communicator without a cost model; call tuning.learn() on all its ranks")
-        rows = predictions(collective, self._communicator.world_size, nbytes, self.model)
+        rows = predictions(collective, self._communicator.world_size, nbytes, links)
         return corrected(rows, self.factors, collective, nbytes)
 
     def num_chunks(self, collective: str, algorithm: str, nbytes: int) -> int | None:
@@ -106,8 +129,9 @@ class Tuning:
         if key not in self._chunk_counts:
             line = find_algorithm(collective, algorithm)
             world_size, count = self._communicator.world_size, None
-            if line.late and self.model is not None and not line.refuses(world_size):
-                count = late_num_chunks(line, world_size, size, self.model)
+            links = self.links
+            if (line.late or line.nodes) and links is not None and not line.refuses(world_size):
+                count = (late_num_chunks if line.late else chunk_count)(line, world_size, size, links)
             self._chunk_counts[key] = count
         return self._chunk_counts[key]
 
@@ -116,12 +140,14 @@ class Tuning:
         named = override(collective, world_size)
         if named is not None:
             return Choice(named, None, "named by LANTERNE_ALGORITHM")
-        lines = candidates(collective, world_size)
+        links = self.links
+        lines = candidates(collective, world_size, self.topology is not None)
         if len(lines) == 1 or world_size == 1:
             return Choice(lines[0].name, None, "the only one")
-        if self.model is None or world_size > MAX_PRICED_RANKS:
-            return Choice(lines[0].name, None, "not measured")
-        predicted = predictions(collective, world_size, nbytes, self.model)
+        if links is None or world_size > MAX_PRICED_RANKS:
+            first = next((line for line in lines if line.nodes), lines[0])
+            return Choice(first.name, None, "not measured")
+        predicted = predictions(collective, world_size, nbytes, links)
         rows = corrected(predicted, self.factors, collective, nbytes)
         near = {row.algorithm: row for row in rows if row.time_s <= TIE * rows[0].time_s}
         if self.factors and nbytes > max(row.nbytes for row in self.factors):
@@ -132,9 +158,9 @@ class Tuning:
         return Choice(algorithm, chunks, f"predicted to take {time_s * 1e6:.1f} us ({self.source} model)")
 
 
-def late_num_chunks(line: Algorithm, world_size: int, nbytes: int, model: CostModel) -> int | None:
+def late_num_chunks(line: Algorithm, world_size: int, nbytes: int, links: Links) -> int | None:
     """The chunk count of the late-rank algorithm `line`, whose messages are posted ahead."""
-    return best_num_chunks(line, world_size, nbytes, sustained(model), MIN_CHUNK_NBYTES)
+    return chunk_count(line, world_size, nbytes, sustained_links(links))
 
 
 def override(collective: str, world_size: int) -> str | None:

@@ -11,6 +11,7 @@ from lanterne.collectives.auto.tuning import Tuning
 from lanterne.collectives.execute.background import Engine
 from lanterne.collectives.execute.control import Control
 from lanterne.collectives.execute.scratch import Scratch
+from lanterne.collectives.topology.topology import nodes_of
 from lanterne.errors import InputError, LanterneError, PeerFailed, TransportTimeout
 from lanterne.transport.base import Transport, make_tag
 from lanterne.transport.machine import Machine
@@ -120,6 +121,7 @@ class CommunicatorBase:
         mpi_communicator: of exactly these ranks, for MPI's own collectives; made when first needed (native.py).
         number: calls that were begun.
         mail: what lets receives of a mailbox (collectives/mailbox.py) go on beside, while there are any.
+        hosts: of each member; who makes the communicator of a job with several sets it before any call.
     """
 
     tuning: Tuning
@@ -150,6 +152,7 @@ class CommunicatorBase:
         self.mpi_communicator: Any = None
         self.number: int = 0
         self.mail: Callable[[], None] | None = None
+        self.hosts: tuple[str, ...] = ("",) * len(ranks)
         # Calls not yet complete, in order; after a failure they stay, since the transport may still use their buffers.
         self._calls: list[QueuedCall] = []
         self._messages: list[WatchedMessage] = []
@@ -226,6 +229,11 @@ class CommunicatorBase:
         self._messages = [message for message in self._messages if message not in done]
         self.engine.over.extend(done)
         return bool(done)
+
+    @property
+    def nodes(self) -> tuple[tuple[int, ...], ...]:
+        """The members of each host."""
+        return nodes_of(self.hosts)
 
     @property
     def busy(self) -> bool:

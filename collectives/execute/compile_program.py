@@ -54,6 +54,7 @@ def compile_program(
     in_place: bool = False,
     mean: bool = False,
     align: int = 1,
+    unpaced: Collection[int] = (),
 ) -> RankProgram:
     """The RankProgram of `rank` for parts (schedule/contracts.py) of `part_count` elements of `itemsize` bytes.
 
@@ -63,6 +64,7 @@ def compile_program(
             receive is posted (Capabilities.receiver_paced_nbytes), this keeps flows from meeting at one ingress.
         in_place: the chunks that both start and end at this rank have one place, in the output.
         mean: divide complete sums by world_size.
+        unpaced: peers from which any number of receives are posted: those of the same node.
         align: chunks are of multiples of so many elements, but for the last of a part; the same on every rank.
 
     Cost: some 30 us per action.
@@ -86,7 +88,7 @@ def compile_program(
     compiler.batches.append(len(compiler.actions))
     compiler.add_results()
     if credits is not None:
-        compiler.limit_receives(credits)
+        compiler.limit_receives(credits, unpaced)
     return compiler.finish(join_start)
 
 
@@ -355,9 +357,13 @@ class _Compiler:
                 if self.place(cell).buffer != OUT:
                     self.move_home(cell)
 
-    def limit_receives(self, credits: int) -> None:
-        """Let every receive wait for the completion of the one that comes `credits` before it."""
-        receives = [i for i, action in enumerate(self.actions) if type(action) is Message and not action.sends]
+    def limit_receives(self, credits: int, unpaced: Collection[int]) -> None:
+        """Let every receive, but from `unpaced` peers, wait for the completion of the one `credits` before it."""
+        receives = [
+            index
+            for index, action in enumerate(self.actions)
+            if type(action) is Message and not action.sends and action.peer not in unpaced
+        ]
         for before, receive in zip(receives, receives[credits:], strict=False):
             self.events[receive].add(before)
 

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lanterne.collectives.algorithms.catalogue import NATIVE, algorithms_for, find_algorithm, make_schedule
+from lanterne.collectives.algorithms.hierarchical.compose import Nodes, Roles, roles_with
 from lanterne.collectives.auto.pacing import credits, segment_nbytes, traffic_of
 from lanterne.collectives.execute.arguments import Form, Key
 from lanterne.collectives.execute.communicator_base import CommunicatorBase
@@ -44,6 +45,8 @@ SIGNATURE_NBYTES = 256
 MAX_PROGRAMS = 96
 # Forms of one plan that are kept: of an all-to-all whose counts change with every call each is used once.
 MAX_FORMS = 16
+# That are made before they are needed.
+MAX_ROLES = 8
 
 _checking = threading.Lock()
 
@@ -60,8 +63,10 @@ def _checked(
     root: int | None,
     late_rank: LateRank,
     joined: int | None,
+    nodes: Nodes | None,
 ) -> CheckedSchedule:
-    return check(make_schedule(collective, algorithm, world_size, num_chunks, root, late_rank, joined=joined))
+    made = make_schedule(collective, algorithm, world_size, num_chunks, root, late_rank, joined=joined, nodes=nodes)
+    return check(made)
 
 
 def checked_schedule(
@@ -72,6 +77,7 @@ def checked_schedule(
     root: int | None = None,
     late_rank: LateRank = None,
     joined: int | None = None,
+    nodes: Nodes | None = None,
 ) -> CheckedSchedule:
     """The CheckedSchedule of a registered algorithm, made once per process.
 
@@ -79,72 +85,87 @@ def checked_schedule(
         InputError: as registry.make_schedule.
     """
     with _checking:
-        return _checked(collective, algorithm, world_size, num_chunks, root, late_rank, joined)
+        return _checked(collective, algorithm, world_size, num_chunks, root, late_rank, joined, nodes)
 
 
-def checked_of(key: Key, world_size: int) -> CheckedSchedule:
-    """The CheckedSchedule that calls of `key` run: with one late rank, as if that were the last (RankPrograms).
+def checked_of(key: Key, nodes: Nodes) -> CheckedSchedule:
+    """The CheckedSchedule that calls of `key` run: with one late rank, in its Roles.
 
     Raises:
         InputError: as registry.make_schedule.
     """
-    late = key.late_rank
-    if isinstance(late, int) and 0 <= late < world_size and find_algorithm(key.collective, key.algorithm).late:
-        late = world_size - 1
-    return checked_schedule(key.collective, key.algorithm, world_size, key.num_chunks, key.root, late, key.joined)
+    world_size, late = sum(map(len, nodes)), key.late_rank
+    line = find_algorithm(key.collective, key.algorithm)
+    if isinstance(late, int) and 0 <= late < world_size and line.late:
+        late, nodes = world_size - 1, roles_with(nodes, late).nodes
+    known = nodes if line.nodes else None
+    return checked_schedule(
+        key.collective, key.algorithm, world_size, key.num_chunks, key.root, late, key.joined, known
+    )
 
 
 class RankPrograms:
     """The RankPrograms of this rank.
 
-    A schedule with a late rank is in roles: the others in order, then the late rank (schedule/ir.late_builder). So
-    whoever is late, this rank has one of three programs, and only the numbers of its peers differ; they are kept, and
-    a call in which another rank is late than ever before waits for no compiler.
+    A schedule with a late rank is in roles: the others in order, then the late rank (schedule/ir.late_builder); of
+    nodes, those of the late rank last (compose.roles_with). So whoever is late, this rank has one of three programs,
+    of five over nodes of one size, and only the numbers of its peers differ; they are kept, and a call in which another
+    rank is late than ever before waits for no compiler.
     """
 
     def __init__(self, group: CommunicatorBase) -> None:
         self._group = group
-        # By key, role and place, and the model, which messages are cut by: least recently used first.
-        self._kept: OrderedDict[tuple[Key, int, bool, CostModel | None], RankProgram] = OrderedDict()
+        # By key, role and place, the model, which messages are cut by, and nodes: least recently used first.
+        self._kept: OrderedDict[tuple[Key, int, bool, CostModel | None, Nodes], RankProgram] = OrderedDict()
 
     def find(self, key: Key, dtype: Dtype, form: Form) -> RankProgram:
         """The RankProgram of calls of `key`."""
         n, rank, late = self._group.world_size, self._group.rank, key.late_rank
         in_place, own = form if isinstance(form, tuple) else (form, None)
         if not isinstance(late, int):
-            return self._compile(key, dtype, in_place, rank, own)
-        rank_of = [*(other for other in range(n) if other != late), late]
-        program = self._role(key._replace(late_rank=n - 1), dtype, in_place, rank_of.index(rank))
-        return program if late == n - 1 else program.with_peers(rank_of)
+            return self._compile(key, dtype, in_place, rank, self._nodes, own)
+        rank_of, nodes = self._roles(key, late)
+        program = self._role(key._replace(late_rank=n - 1), dtype, in_place, rank_of.index(rank), nodes)
+        return program if rank_of == tuple(range(n)) else program.with_peers(rank_of)
 
     def prepare(self, key: Key, dtype: Dtype, in_place: bool) -> None:
-        """Make now what `find` needs for `key` with any late rank."""
+        """Make now what `find` needs for `key` with any late rank; where nodes differ, with the first few."""
         n, rank = self._group.world_size, self._group.rank
-        for role in sorted({max(rank - 1, 0), min(rank, n - 2), n - 1}):
-            self._role(key._replace(late_rank=n - 1), dtype, in_place, role)
+        found = (self._roles(key, late) for late in range(n))
+        for role, nodes in list(dict.fromkeys((roles.rank_of.index(rank), roles.nodes) for roles in found))[:MAX_ROLES]:
+            self._role(key._replace(late_rank=n - 1), dtype, in_place, role, nodes)
 
-    def _role(self, key: Key, dtype: Dtype, in_place: bool, role: int) -> RankProgram:
+    @property
+    def _nodes(self) -> Nodes:
+        return self._group.nodes
+
+    def _roles(self, key: Key, late: int) -> Roles:
+        over_nodes = find_algorithm(key.collective, key.algorithm).nodes
+        return roles_with(self._nodes if over_nodes else (tuple(range(self._group.world_size)),), late)
+
+    def _role(self, key: Key, dtype: Dtype, in_place: bool, role: int, nodes: Nodes) -> RankProgram:
         kept = self._kept
-        place = key, role, in_place, self._group.tuning.model
+        place = key, role, in_place, self._group.tuning.model, nodes
         if place not in kept:
-            kept[place] = self._compile(key, dtype, in_place, role)
+            kept[place] = self._compile(key, dtype, in_place, role, nodes)
             if len(kept) > MAX_PROGRAMS:
                 kept.popitem(last=False)
         kept.move_to_end(place)
         return kept[place]
 
     def _compile(
-        self, key: Key, dtype: Dtype, in_place: bool, rank: int, own: tuple[int, ...] | None = None
+        self, key: Key, dtype: Dtype, in_place: bool, rank: int, nodes: Nodes, own: tuple[int, ...] | None = None
     ) -> RankProgram:
+        """The RankProgram of `rank`, of `nodes`."""
         group = self._group
-        checked = checked_of(key, group.world_size)
+        checked = checked_of(key, nodes)
         schedule, model = checked.schedule, group.tuning.model
         pieces = schedule.num_chunks // CONTRACTS[schedule.collective].parts(schedule.world_size)
         # Of parts that others do not know the size of nothing may depend on it: both ends of a message cut alike.
         largest = max(key.counts, default=0) if key.counts is not None else key.part_count
         chunk_nbytes = -(-largest // pieces) * dtype.nbytes
-        chunked = find_algorithm(schedule.collective, schedule.algorithm).chunked
-        flow = traffic_of(schedule, chunked=chunked)
+        line = find_algorithm(schedule.collective, schedule.algorithm)
+        flow = traffic_of(schedule, line.chunked, nodes if line.nodes else None)
         most_nbytes = key.segment_nbytes or segment_nbytes(model, chunk_nbytes, flow)
         granted = credits(model, group.transport, min(most_nbytes, chunk_nbytes), flow)
         streams = key.memory is not None and group.device_side().channel is not None
@@ -159,6 +180,7 @@ class RankPrograms:
             in_place=in_place,
             mean=key.op == "mean",
             align=max(1, alignment_nbytes // dtype.nbytes),
+            unpaced=next(ranks for ranks in nodes if rank in ranks) if line.nodes and len(nodes) > 1 else (),
         )
 
 
@@ -272,7 +294,7 @@ class Plans:
             InputError: no such algorithm, or not for this.
         """
         if key.algorithm != NATIVE:
-            schedule = checked_of(key, self._group.world_size).schedule
+            schedule = checked_of(key, self._group.nodes).schedule
             if key.counts == () and not is_direct(schedule):
                 raise InputError(
                     f"algorithm: got {key.algorithm} for {key.collective} with counts, expected one that sends every "

@@ -26,7 +26,7 @@ from dataclasses import replace
 
 from lanterne.collectives.algorithms.catalogue import find_algorithm
 from lanterne.collectives.auto.pacing import sustained
-from lanterne.collectives.auto.predict import priced_schedule
+from lanterne.collectives.auto.predict import Links, nodes_of_links, priced_schedule
 from lanterne.collectives.auto.tuning import MAX_PRICED_RANKS, late_num_chunks, override
 from lanterne.collectives.execute.arguments import CheckedCall, Key
 from lanterne.collectives.execute.communicator_base import CommunicatorBase
@@ -37,6 +37,7 @@ from lanterne.collectives.execute.stream_execution import NativeExecution, Strea
 from lanterne.collectives.late.arrivals import ArrivalLog, Arrivals
 from lanterne.collectives.late.turn import ARRIVE, BEGIN, COMPLETE, END, RELEASE, Turn, TurnStep
 from lanterne.collectives.schedule.cost import CostModel, late_start, price
+from lanterne.collectives.topology.topology import Topology
 from lanterne.errors import InputError, PeerFailed, TransportTimeout
 from lanterne.transport.base import Request
 from lanterne.transport.board.late_policy import MAX_LATE, Option, Policy, from_text, likely, to_text
@@ -58,6 +59,8 @@ LEAST_NORMAL_S, SHARED = 2e-3, 4
 LEAST_NBYTES = 64 << 10
 # Those that keep to one message per port and round, as a network likes it; a tie goes to the first.
 LATE_ALGORITHMS = ("late_join", "late_chain")
+# Where ranks share nodes.
+NODE_ALGORITHMS = ("hier_late_join", "hier_late_chain")
 # Of late_hybrid, in calls that take so long by the ordinary algorithm: shares of the chunks that join late. Few, since
 # every choice has a plan, which the first call that needs it has to make.
 CUTS = (0.25, 0.5, 0.75)
@@ -240,20 +243,25 @@ class LateRanks:
         least_s = LEAST_NORMAL_S * (SHARED if communicator.pauses.shared else 1)
         if normal_s < least_s or self.seat is None:
             return None
-        options = [make_option(collective, name, n, nbytes, model) for name in LATE_ALGORITHMS]
-        if normal_s >= LEAST_CUT_S:
+        links = communicator.tuning.links
+        assert links is not None, "there is a model"
+        over_nodes = links is not model
+        names = NODE_ALGORITHMS if over_nodes else LATE_ALGORITHMS
+        options = [make_option(collective, name, n, nbytes, links) for name in names]
+        if normal_s >= LEAST_CUT_S and not over_nodes:
             options += cut_options(options[0], n)
         if normal_s >= LEAST_SEVERAL_S:
             numbers = range(2, min(MAX_LATE, n - 1) + 1)
-            several = [make_option(collective, "late_group", n, nbytes, model, late) for late in numbers]
+            group = NODE_ALGORITHMS[0] if over_nodes else "late_group"
+            several = [make_option(collective, group, n, nbytes, links, late) for late in numbers]
             options += [option for option in several if option.join_s < MOST_JOIN * normal_s]
         return to_text(Policy(normal_s, tuple(options)))
 
 
-def make_option(collective: str, name: str, world_size: int, nbytes: int, model: CostModel, late: int = 1) -> Option:
+def make_option(collective: str, name: str, world_size: int, nbytes: int, links: Links, late: int = 1) -> Option:
     """The Option of the late algorithm `name` for `late` ranks, made once for all threads; see `_option`."""
     with _making:
-        return _option(collective, name, world_size, nbytes, model, late)
+        return _option(collective, name, world_size, nbytes, links, late)
 
 
 def cut_options(whole: Option, world_size: int) -> list[Option]:
@@ -276,21 +284,27 @@ def cut_options(whole: Option, world_size: int) -> list[Option]:
 
 
 @functools.lru_cache(256)
-def _option(collective: str, name: str, world_size: int, nbytes: int, model: CostModel, late: int) -> Option:
-    """The Option of the late algorithm `name`, with the chunk count that `model` likes best."""
+def _option(collective: str, name: str, world_size: int, nbytes: int, links: Links, late: int) -> Option:
+    """The Option of the late algorithm `name`, with the chunk count that `links` like best."""
     line = find_algorithm(collective, name)
-    chunks = late_num_chunks(line, world_size, nbytes, model)
-    absent = tuple(range(world_size - late, world_size)) if late > 1 else world_size - 1
+    chunks = late_num_chunks(line, world_size, nbytes, links)
+    nodes = nodes_of_links(links) if line.nodes else None
+    order = range(world_size) if nodes is None else [rank for ranks in nodes for rank in ranks]
+    absent = tuple(sorted(order[-late:])) if late > 1 else order[-1]
     # Several late ranks bring slices of chunks: of more than so many the time hardly changes, and pricing takes longer.
     priced = chunks if late == 1 or chunks is None else min(chunks, PRICED_SLICES * (world_size - late))
-    schedule = priced_schedule(collective, name, world_size, priced, absent)
+    schedule = priced_schedule(collective, name, world_size, priced, absent, nodes)
     # A start-up time for each round, although most overlap: where ranks share cores they do not, and a rank is not to
     # be called late for less. Not for each chunk, since those of a round are posted together; and the same per byte
     # whatever the size of the messages, which are cut alike.
-    paced = replace(sustained(model), alpha_s=model.alpha_s, serial_messages=False)
+    paced = links.with_models(_paced) if isinstance(links, Topology) else _paced(links)
     together_s = price(schedule, nbytes, paced).makespan_s
     join_s = price(schedule, nbytes, paced, late_start(world_size, absent, 10 * together_s)).exposed_s
     return Option(f"{name}/{chunks}", max(0.0, together_s - join_s), join_s, late)
+
+
+def _paced(model: CostModel) -> CostModel:
+    return replace(sustained(model), alpha_s=model.alpha_s, serial_messages=False)
 
 
 def key_of(key: Key, choice: str, late_rank: int | tuple[int, ...]) -> Key:

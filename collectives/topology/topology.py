@@ -13,8 +13,8 @@ of the start-up times of the classes that it crosses, and the bytes at the busie
 Equal links are the special case of one class, with the numbers of its CostModel (schedule/cost.py).
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple, TypeAlias
 
@@ -196,15 +196,39 @@ class Topology:
             moves_s[mask] = np.maximum(moves_s[mask], beta * load)
         return starts_s + moves_s
 
-    def in_roles(self, rank_of: Sequence[int]) -> "Topology":
-        """The same with role r in the place of rank rank_of[r]."""
-        role_of = {rank: role for role, rank in enumerate(rank_of)}
+    @property
+    def slowest(self) -> CostModel:
+        """Of messages between nodes, where there are several, else inside: what counts most."""
+        order = (NIC, SWITCH, TRUNK, INSIDE, MESH)
+        model = min(self.links, key=lambda links: order.index(links.kind)).model
+        return replace(model, gamma_s_per_byte=self.gamma_s_per_byte)
 
-        def named(groups: tuple[Ranks, ...]) -> tuple[Ranks, ...]:
-            return tuple(tuple(sorted(role_of[rank] for rank in ranks)) for ranks in groups)
+    @property
+    def nic_sharers(self) -> int:
+        """The ranks that share a NIC, at most."""
+        return max((len(ranks) for links in self.links if links.kind == NIC for ranks in links.shared_by), default=1)
 
-        links = tuple(LinkClass(at.kind, at.model, named(at.shared_by), at.slowdown) for at in self.links)
-        return Topology(named(self.nodes), links, self.gamma_s_per_byte, self.name)
+    def with_models(self, change: Callable[[CostModel], CostModel]) -> "Topology":
+        """The same with `change`d models of all links."""
+        links = tuple(LinkClass(at.kind, change(at.model), at.shared_by, at.slowdown) for at in self.links)
+        return Topology(self.nodes, links, self.gamma_s_per_byte, self.name)
+
+    def of_ranks(self, rank_of: Sequence[int]) -> "Topology":
+        """Of the ranks `rank_of` alone, in whose places are 0, 1, ...; links that none of them uses are left out."""
+        place_of = {rank: place for place, rank in enumerate(rank_of)}
+
+        def named(ranks: Ranks) -> Ranks:
+            return tuple(sorted(place_of[rank] for rank in ranks if rank in place_of))
+
+        nodes = tuple(filter(None, map(named, self.nodes)))
+        links = []
+        for at in self.links:
+            kind = KINDS[at.kind]
+            used = [number for number, ranks in enumerate(at.shared_by) if named(ranks)]
+            if (used or at.kind == MESH) and (kind.inside or len(nodes) > 1):
+                slowdown = tuple(at.slowdown[number] for number in used) if at.slowdown else ()
+                links.append(LinkClass(at.kind, at.model, tuple(named(at.shared_by[i]) for i in used), slowdown))
+        return Topology(nodes, tuple(links), self.gamma_s_per_byte, self.name)
 
 
 def equal_links(world_size: int, model: CostModel) -> Topology:

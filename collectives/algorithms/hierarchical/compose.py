@@ -15,6 +15,7 @@ over a few rounds, so that theirs is not, either.
 """
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -202,6 +203,22 @@ def repeated(schedule: CollectiveSchedule, times: int) -> CollectiveSchedule:
         (Phase("main", 0, times * schedule.num_rounds),),
         ports=schedule.ports,
     )
+
+
+class Roles(NamedTuple):
+    """`rank_of` each role: the nodes one after the other, with late ranks last; the `nodes` in roles."""
+
+    rank_of: tuple[int, ...]
+    nodes: Nodes
+
+
+def roles_with(nodes: Nodes, late_rank: int) -> Roles:
+    """The Roles in which the late rank is the last of the last node; alike for ranks of nodes of the same sizes."""
+    order = sorted(nodes, key=lambda ranks: late_rank in ranks)
+    rank_of = sorted(order[-1], key=lambda rank: rank == late_rank)
+    rank_of = [*(rank for ranks in order[:-1] for rank in ranks), *rank_of]
+    stops = np.cumsum([0, *map(len, order)]).tolist()
+    return Roles(tuple(rank_of), tuple(tuple(range(start, stop)) for start, stop in pairwise(stops)))
 
 
 def each_alone(world_size: int) -> Nodes:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from lanterne.collectives.auto import trials
 from lanterne.collectives.auto.learn import MAX_AGE_S, MISFIT, fit, learn
+from lanterne.collectives.communicator import core_of
 from lanterne.collectives.jobs import spawn
 
 SIZES = [64, 4096, 32768, 262144, 1048576]
@@ -47,10 +48,11 @@ def few_trials(monkeypatch):
 
 def test_the_cache_is_read_and_a_broken_one_is_measured_over(tmp_path, monkeypatch, few_trials):
     monkeypatch.setenv("LANTERNE_CACHE", str(tmp_path))
-    (model, factors, source), other = spawn(2, learn)
-    assert (model, factors, source) == other and source == "measured"
+    first, other = spawn(2, learn)
+    model, factors, source, topology = first
+    assert first == other and topology is None and source == "measured"
     (file,) = tmp_path.iterdir()
-    assert spawn(2, learn) == [(model, factors, "cache")] * 2
+    assert spawn(2, learn) == [(model, factors, "cache", None)] * 2
     os.utime(file, (0, 0))
     again = spawn(2, learn)
     assert again[0] == again[1] and again[0][0] == model and again[0][2] == "cache"
@@ -64,7 +66,7 @@ def test_the_cache_is_read_and_a_broken_one_is_measured_over(tmp_path, monkeypat
     document["measured_s"] -= MAX_AGE_S + 60
     file.write_text(json.dumps(document))
     assert spawn(2, learn)[0][2] == "measured", "a model of long ago is measured anew"
-    for broken in ('{"schema_version": 3, "measured_s": 0, "model": {"alpha_s": -1}, "factors": []}', "[1, 2"):
+    for broken in ('{"schema_version": 4, "measured_s": 0, "model": {"alpha_s": -1}, "factors": []}', "[1, 2"):
         file.write_text(broken)
         assert spawn(2, learn)[1][2] == "measured"
 
@@ -72,15 +74,27 @@ def test_the_cache_is_read_and_a_broken_one_is_measured_over(tmp_path, monkeypat
 def test_without_trials_the_model_alone_is_kept_apart_from_one_with(tmp_path, monkeypatch, few_trials):
     monkeypatch.setenv("LANTERNE_CACHE", str(tmp_path))
     monkeypatch.setenv("LANTERNE_TRIALS", "off")
-    ((model, factors, source), _) = spawn(2, learn)
+    ((model, factors, source, _), _) = spawn(2, learn)
     assert (factors, source) == ((), "measured")
     (file,) = tmp_path.iterdir()
     os.utime(file, (0, 0))
-    assert spawn(2, learn) == [(model, (), "cache")] * 2
+    assert spawn(2, learn) == [(model, (), "cache", None)] * 2
     monkeypatch.delenv("LANTERNE_TRIALS")
     assert spawn(2, learn)[0][2] == "measured"
 
 
 def test_a_cache_that_cannot_be_written_is_no_error(monkeypatch):
     monkeypatch.setenv("LANTERNE_CACHE", "/proc/nowhere")
-    assert [source for _, _, source in spawn(2, learn)] == ["measured"] * 2
+    assert [learned.source for learned in spawn(2, learn)] == ["measured"] * 2
+
+
+def test_ranks_that_share_hosts_measure_inside_and_between():
+    def measured(communicator):
+        core_of(communicator).hosts = communicator.hosts = ("a", "b", "a")
+        communicator.tuning.learn()
+        choice = communicator.tuning.choose("all_reduce", 1 << 16)
+        return communicator.tuning.topology, choice
+
+    (topology, choice), *others = spawn(3, measured)
+    assert others == [(topology, choice)] * 2
+    assert topology.nodes == ((0, 2), (1,)) and {links.kind for links in topology.links} == {"inside", "nic"}

@@ -51,7 +51,9 @@ def test_a_round_is_as_long_as_its_busiest_link():
     assert topology.round_s(np.array([0]), np.array([1]), 10.0, 4)[0] == pytest.approx(6.0 + 20.0)
     without = from_document(document | {"links": document["links"][:2]})
     assert without.round_s(np.array([0]), np.array([1]), 10.0, 4)[0] == pytest.approx(2.0 + 10.0)
-    assert without.in_roles([1, 3, 0, 2]).round_s(np.array([2]), np.array([1]), 10.0, 4)[0] == pytest.approx(12.0)
+    part = topology.of_ranks([3, 1])
+    assert part.nodes == ((0, 1),) and [links.kind for links in part.links] == ["inside"]
+    assert without.of_ranks([1, 3, 0, 2]).round_s(np.array([2]), np.array([1]), 10.0, 4)[0] == pytest.approx(12.0)
 
 
 @pytest.mark.parametrize("name", PRESETS)
