@@ -2,6 +2,7 @@
 
   lanterne cost all_reduce -n 4,8,16,64,256 --nbytes 1GiB --alpha 3us --bandwidth 450GB/s --plot f.png
   lanterne cost all_reduce -n 8 --nbytes 1MiB,64MiB,1GiB --delay 0,1ms,5ms --algorithm ring,stragglar,late_join
+  lanterne cost all_reduce --topology dgx-8x8 --nbytes 1GiB --algorithm ring,late_join,hier_ring,hier_late_join
 
 Every line is a schedule that was made, checked and priced; nothing is measured. Columns:
 
@@ -22,20 +23,27 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from lanterne.bench.collective.schedule import model_from
+from lanterne.bench.collective.schedule import model_from, topology_from
 from lanterne.bench.output.report import envelope, print_table, progress, write_json
 from lanterne.bench.output.units import format_nbytes, format_time, parse_nbytes, parse_time_s
 from lanterne.errors import InputError
 
 if TYPE_CHECKING:
     from lanterne.collectives.algorithms.catalogue import Algorithm
-    from lanterne.collectives.schedule.cost import CostModel
+    from lanterne.collectives.auto.predict import Links
     from lanterne.collectives.schedule.ir import CollectiveSchedule
+
+
+RANKS = "4,8,16,32,64,128,256"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("collective", metavar="COLLECTIVE", help="all_reduce, broadcast, ...")
-    parser.add_argument("-n", "--ranks", default="4,8,16,32,64,128,256", metavar="N,N,...", help="default: %(default)s")
+    parser.add_argument("-n", "--ranks", metavar="N,N,...", help=f"default: {RANKS}")
+    parser.add_argument(
+        "--topology", metavar="FILE|PRESET", help="ranks and links of a file, or such as dgx-8x8 (docs/topology.md)"
+    )
+    parser.add_argument("--late-rank", type=int, metavar="R", help="default: the last rank")
     parser.add_argument("--nbytes", default="1GiB", metavar="SIZE,...", help="buffer sizes (default: 1GiB)")
     parser.add_argument("--algorithm", default="all", metavar="A,A,...", help="default: all that can be used")
     parser.add_argument("--alpha", default="3us", metavar="TIME", help="start-up time of a message (default: 3us)")
@@ -49,14 +57,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from lanterne.collectives.algorithms.catalogue import algorithms_for, find_algorithm
 
-    model = model_from(args)
-    ranks = sorted({_count(text) for text in args.ranks.split(",")})
+    topology = topology_from(args)
+    links = model_from(args) if topology is None else topology
+    counts = sorted({_count(text) for text in (args.ranks or RANKS).split(",")})
+    ranks = counts if topology is None else [topology.world_size]
+    if args.late_rank is not None and not 0 <= args.late_rank < min(ranks):
+        raise InputError(f"--late-rank: got {args.late_rank}, expected 0 to {min(ranks) - 1}")
     sizes = sorted({parse_nbytes(text, "--nbytes") for text in args.nbytes.split(",")})
     delays = [parse_time_s(text, "--delay") for text in args.delay.split(",") if text]
     lines = algorithms_for(args.collective)
     if args.algorithm != "all":
         lines = tuple(find_algorithm(args.collective, name) for name in args.algorithm.split(","))
-    results = [record for size in sizes for n in ranks for record in study(lines, n, size, model, delays)]
+    results = [record for size in sizes for n in ranks for record in study(lines, n, size, links, delays, args.late_rank)]
     progress("")
     if not results:
         raise InputError(f"cost: got algorithms that cannot be used with {args.ranks} ranks, expected one that can")
@@ -64,13 +76,23 @@ def run(args: argparse.Namespace) -> int:
         from lanterne.bench.collective.cost_plot import plot
 
         plot(args.plot, results)
-    document = envelope(results=results, alpha_s=model.alpha_s, beta_s_per_byte=model.beta_s_per_byte,
-                        gamma_s_per_byte=model.gamma_s_per_byte)  # fmt: skip
+    document = envelope(results=results, **described(links))
     if args.json:
         write_json(args.json, document)
     if args.json != "-":
-        _print(results, delays, model)
+        _print(results, delays, links)
     return 0
+
+
+def described(links: Links) -> dict[str, Any]:
+    """What a document says of `links`."""
+    from lanterne.collectives.topology.topology import Topology
+    from lanterne.collectives.topology.topology_json import to_document
+
+    if isinstance(links, Topology):
+        return {"topology": to_document(links)}
+    names = ("alpha_s", "beta_s_per_byte", "gamma_s_per_byte")
+    return {name: getattr(links, name) for name in names}
 
 
 def _count(text: str) -> int:
@@ -80,27 +102,39 @@ def _count(text: str) -> int:
 
 
 def study(
-    lines: Sequence[Algorithm], ranks: int, nbytes: int, model: CostModel, delays: Sequence[float] = ()
+    lines: Sequence[Algorithm],
+    ranks: int,
+    nbytes: int,
+    links: Links,
+    delays: Sequence[float] = (),
+    late_rank: int | None = None,
 ) -> list[dict[str, Any]]:
     """One record (dict) per algorithm of `lines` that can be used with `ranks` ranks; see this module's docstring."""
-    from lanterne.collectives.algorithms.catalogue import best_num_chunks, make_schedule
+    from lanterne.collectives.algorithms.catalogue import make_schedule
+    from lanterne.collectives.auto.predict import chunk_count, nodes_of_links
     from lanterne.collectives.schedule.check_schedule import check
     from lanterne.collectives.schedule.cost import late_start, price
 
     records: list[dict[str, Any]] = []
     ring_s = None
     for line in lines:
-        if line.refuses(ranks):
+        nodes = nodes_of_links(links)
+        if line.refuses(ranks) or (line.nodes and nodes is None):
             continue
         progress(f"{line.name}, {ranks} ranks")
-        chunks = best_num_chunks(line, ranks, nbytes, model)
-        schedule = check(make_schedule(line.collective, line.name, ranks, chunks, progress=progress)).schedule
-        together = price(schedule, nbytes, model)
+        chunks = chunk_count(line, ranks, nbytes, links, min_chunk_nbytes=1)
+        expected = late_rank if line.late else None
+        schedule = check(
+            make_schedule(
+                line.collective, line.name, ranks, chunks, late_rank=expected, progress=progress, nodes=nodes
+            )
+        ).schedule
+        together = price(schedule, nbytes, links)
         join = [phase.start for phase in schedule.phases if phase.name == "join"]
         # Whoever is late: by symmetry the last rank stands for it where the algorithm expects nobody.
-        late = schedule.late_rank if join else ranks - 1
-        ideal_delay_s = price(_before(schedule, join[0]), nbytes, model).makespan_s if join else 0.0
-        ideal = price(schedule, nbytes, model, late_start(ranks, late, ideal_delay_s))
+        late = schedule.late_rank if join else ranks - 1 if late_rank is None else late_rank
+        ideal_delay_s = price(_before(schedule, join[0]), nbytes, links).makespan_s if join else 0.0
+        ideal = price(schedule, nbytes, links, late_start(ranks, late, ideal_delay_s))
         ring_s = together.makespan_s if line.name == "ring" else ring_s
         record: dict[str, Any] = {
             "collective": line.collective,
@@ -115,7 +149,7 @@ def study(
             "ideal_delay_s": ideal_delay_s,
             "critical_delay_s": None,
             "delay_s": list(delays),
-            "exposed_s": [price(schedule, nbytes, model, late_start(ranks, late, d)).exposed_s for d in delays],
+            "exposed_s": [price(schedule, nbytes, links, late_start(ranks, late, d)).exposed_s for d in delays],
         }
         records.append(record)
     for record in records:
@@ -135,7 +169,15 @@ def _before(schedule: CollectiveSchedule, stop: int) -> CollectiveSchedule:
     return replace(schedule, offsets=schedule.offsets[: stop + 1], phases=(Phase("before", 0, stop),), **columns)
 
 
-def _print(results: Sequence[dict[str, Any]], delays: Sequence[float], model: CostModel) -> None:
+def _in_words(links: Links) -> str:
+    from lanterne.collectives.topology.topology import Topology
+
+    if isinstance(links, Topology):
+        return f"{links.name}: {len(links.nodes)} nodes, {links.world_size} ranks"
+    return f"alpha {format_time(links.alpha_s)}, bandwidth {1e-9 / links.beta_s_per_byte:.4g} GB/s"
+
+
+def _print(results: Sequence[dict[str, Any]], delays: Sequence[float], links: Links) -> None:
     columns = [("ranks", ""), ("algorithm", ""), ("size", ""), ("chunks", ""), ("rounds", "alpha"), ("load", "s beta"),
                ("no delay", ""), ("ideal", ""), ("ideal delay", ""), ("critical delay", "")]  # fmt: skip
     columns += [(f"at {format_time(delay)}", "") for delay in delays]
@@ -156,7 +198,7 @@ def _print(results: Sequence[dict[str, Any]], delays: Sequence[float], model: Co
         for record in results
     ]
     notes = [
-        f"alpha {format_time(model.alpha_s)}, bandwidth {1e-9 / model.beta_s_per_byte:.4g} GB/s; model, not measured",
+        f"{_in_words(links)}; model, not measured",
         "ideal: from the arrival of a late rank to the end, when it comes at the ideal delay or later",
         "critical delay: from it on faster than the ring; -: never",
     ]

@@ -5,6 +5,7 @@
   lanterne schedule all_reduce --algorithm ring -n 8 --format json --output ring.json
   lanterne schedule ring.json --format svg --output ring.svg
   lanterne schedule all_reduce --list -n 6
+  lanterne schedule all_reduce --algorithm hier_late_join --topology dgx-2x4 --late-rank 7 --delay 5ms
 
 In the table a cell "3>5+" says that the rank sends chunk 3 to rank 5, where it is added; without the plus it
 overwrites. The cost is that of the alpha-beta model; its defaults are those of the StragglAR paper (3 us, 450 GB/s).
@@ -29,8 +30,9 @@ from lanterne.errors import InputError, one_of
 if TYPE_CHECKING:
     from lanterne.collectives.algorithms.catalogue import Algorithm
     from lanterne.collectives.schedule.check_schedule import CheckedSchedule
-    from lanterne.collectives.schedule.cost import CostModel
+    from lanterne.collectives.schedule.cost import CostModel, LinkCosts
     from lanterne.collectives.schedule.ir import CollectiveSchedule
+    from lanterne.collectives.topology.topology import Topology
 
 MAX_RANKS = 2048
 
@@ -48,6 +50,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--alpha", default="3us", metavar="TIME", help="start-up time of a message (default: 3us)")
     parser.add_argument("--bandwidth", default="450GB/s", metavar="RATE", help="of a rank, each way (default: 450GB/s)")
     parser.add_argument("--gamma", metavar="RATE", help="rate at which a rank adds (default: adding is free)")
+    parser.add_argument(
+        "--topology", metavar="FILE|PRESET", help="ranks and links of a file, or such as dgx-8x8 (docs/topology.md)"
+    )
     parser.add_argument("--delay", default="0", metavar="TIME", help="how late the late rank comes (default: 0)")
     parser.add_argument("--format", choices=FORMATS, default="table", help="default: table")
     parser.add_argument(
@@ -65,21 +70,43 @@ def model_from(args: argparse.Namespace) -> CostModel:
     return CostModel(parse_time_s(args.alpha, "--alpha"), beta, gamma)
 
 
+def topology_from(args: argparse.Namespace) -> Topology | None:
+    """The Topology of --topology, a file or a preset; None without it.
+
+    Raises:
+        InputError: neither, or a number of ranks beside it.
+    """
+    if args.topology is None:
+        return None
+    from lanterne.collectives.topology.presets import find_preset
+    from lanterne.collectives.topology.topology_json import read_topology
+
+    is_file = Path(args.topology).suffix or Path(args.topology).exists()
+    topology = read_topology(args.topology) if is_file else find_preset(args.topology)
+    if args.ranks is not None and str(args.ranks) != str(topology.world_size):
+        raise InputError(f"-n: got {args.ranks} beside a topology of {topology.world_size} ranks, expected none")
+    return topology
+
+
 def run(args: argparse.Namespace) -> int:
     from lanterne.collectives.algorithms.catalogue import algorithms_for, make_schedule
     from lanterne.collectives.schedule.check_schedule import check
     from lanterne.collectives.schedule.contracts import CONTRACTS
 
-    nbytes, model = parse_nbytes(args.nbytes, "--nbytes"), model_from(args)
+    nbytes, topology = parse_nbytes(args.nbytes, "--nbytes"), topology_from(args)
+    links = model_from(args) if topology is None else topology
     delay_s = parse_time_s(args.delay, "--delay")
-    ranks = 8 if args.ranks is None else args.ranks
+    ranks = topology.world_size if topology is not None else 8 if args.ranks is None else args.ranks
     if not 1 <= ranks <= MAX_RANKS:
         raise InputError(f"-n: got {ranks}, expected 1 to {MAX_RANKS}")
     if args.list:
         return _list(algorithms_for(args.what), ranks)
     if args.what in CONTRACTS:
         name = args.algorithm or algorithms_for(args.what)[0].name
-        schedule = make_schedule(args.what, name, ranks, args.chunks, args.root, args.late_rank, progress)
+        nodes = None if topology is None else topology.nodes
+        schedule = make_schedule(
+            args.what, name, ranks, args.chunks, args.root, args.late_rank, progress, nodes=nodes
+        )
         progress("")
     elif Path(args.what).suffix or Path(args.what).exists():
         for option in ("algorithm", "ranks", "chunks", "root", "late_rank"):
@@ -89,7 +116,11 @@ def run(args: argparse.Namespace) -> int:
     else:
         raise InputError(f"collective: {one_of(args.what, CONTRACTS)} or a file")
     checked = check(schedule)
-    text = FORMATS[args.format](checked, nbytes, model, delay_s)
+    if topology is not None and schedule.world_size != topology.world_size:
+        raise InputError(
+            f"{args.what}: got {schedule.world_size} ranks, and a topology of {topology.world_size}, expected as many"
+        )
+    text = FORMATS[args.format](checked, nbytes, links, delay_s)
     if args.output == "-":
         sys.stdout.write(text)
     else:
@@ -113,13 +144,13 @@ def _read(path: str) -> CollectiveSchedule:
     return from_json(read_json(path))
 
 
-def _table(checked: CheckedSchedule, nbytes: int, model: CostModel, delay_s: float) -> str:
+def _table(checked: CheckedSchedule, nbytes: int, links: LinkCosts, delay_s: float) -> str:
     from lanterne.collectives.schedule.cost import late_start, price
     from lanterne.collectives.schedule.draw import draw_text
     from lanterne.collectives.schedule.ir import MAX_DRAWN
 
     schedule = checked.schedule
-    cost = price(schedule, nbytes, model, late_start(schedule.world_size, schedule.late_rank, delay_s))
+    cost = price(schedule, nbytes, links, late_start(schedule.world_size, schedule.late_rank, delay_s))
     lines = [
         f"{schedule.name}: {schedule.num_rounds} rounds, {schedule.num_chunks} chunks, "
         f"{schedule.num_transfers} transfers"
@@ -127,7 +158,7 @@ def _table(checked: CheckedSchedule, nbytes: int, model: CostModel, delay_s: flo
     lines += [f"note: {schedule.note}"] if schedule.note else []
     scratch = checked.scratch_chunks
     lines.append(f"scratch {scratch} chunk{'s' * (scratch != 1)}, ports {schedule.ports}, checked")
-    adding = f" + {cost.added:.4g} s gamma" if model.gamma_s_per_byte else ""
+    adding = f" + {cost.added:.4g} s gamma" if links.gamma_s_per_byte else ""
     lines.append(f"cost {cost.rounds} alpha + {cost.load:.4g} s beta{adding} in lockstep; s = {format_nbytes(nbytes)}")
     when = f", from the late rank's arrival {format_time(cost.exposed_s)}" if schedule.late_rank is not None else ""
     lines.append(f"time {format_time(cost.makespan_s)}{when}")
@@ -166,8 +197,8 @@ def _mscclpp_json(checked: CheckedSchedule, *_: object) -> str:
     return json.dumps(to_mscclpp_plan(checked)) + "\n"
 
 
-# Of a schedule, for a buffer of so many bytes, by a cost model, with a late rank that comes so many seconds late.
-Format: TypeAlias = "Callable[[CheckedSchedule, int, CostModel, float], str]"
+# Of a schedule, for a buffer of so many bytes, by what links cost, with a late rank that comes so many seconds late.
+Format: TypeAlias = "Callable[[CheckedSchedule, int, LinkCosts, float], str]"
 FORMATS: dict[str, Format] = {
     "table": _table,
     "json": _json,

@@ -12,7 +12,6 @@ import numpy as np
 from lanterne.collectives.algorithms.hierarchical.compose import Nodes
 from lanterne.collectives.schedule.cost import CostModel
 from lanterne.collectives.schedule.ir import CollectiveSchedule
-from lanterne.collectives.topology.topology import Topology
 from lanterne.transport.base import Transport
 
 
@@ -71,11 +70,6 @@ def sustained(model: CostModel) -> CostModel:
     nbytes = LARGE * model.pieces[-1].nbytes if model.pieces else 1.0
     beta = max(0.0, float(model.message_s(nbytes)) - model.alpha_s) / nbytes
     return CostModel(OVERLAPPED * start_s(model), beta, model.gamma_s_per_byte, (), model.serial_messages)
-
-
-def sustained_links(links: CostModel | Topology) -> CostModel | Topology:
-    """`sustained` of all links."""
-    return links.with_models(sustained) if isinstance(links, Topology) else sustained(links)
 
 
 def bytes_of_starts(model: CostModel, starts: float) -> float:

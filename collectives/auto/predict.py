@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -10,7 +11,7 @@ from lanterne.collectives.algorithms.catalogue import Algorithm, algorithms_for,
 from lanterne.collectives.algorithms.hierarchical.compose import Nodes, num_rails
 from lanterne.collectives.schedule.cost import CostModel, price
 from lanterne.collectives.schedule.ir import CollectiveSchedule, LateRank
-from lanterne.collectives.topology.topology import Topology
+from lanterne.collectives.topology.topology import INSIDE, Topology
 
 # Pipelined algorithms are cut no finer: every message costs the executor some 10 us of Python.
 MIN_CHUNK_NBYTES = 16 << 10
@@ -64,17 +65,28 @@ def nodes_of_links(links: Links) -> Nodes | None:
     return links.nodes if isinstance(links, Topology) and not links.is_flat else None
 
 
-def chunk_count(line: Algorithm, world_size: int, nbytes: int, links: Links) -> int | None:
+def chunk_count(
+    line: Algorithm, world_size: int, nbytes: int, links: Links, min_chunk_nbytes: int = MIN_CHUNK_NBYTES
+) -> int | None:
     """The chunk count of `line` that the links like best; None where it has no choice."""
     model = links.slowest if isinstance(links, Topology) else links
     nodes = nodes_of_links(links)
     if not line.nodes or nodes is None or not isinstance(links, Topology):
-        return best_num_chunks(line, world_size, nbytes, model, MIN_CHUNK_NBYTES)
+        return best_num_chunks(line, world_size, nbytes, model, min_chunk_nbytes)
     # As nodes do that have the bytes which their busiest NIC carries.
     rails = num_rails(nodes)
     share = nbytes * min(rails, links.nic_sharers) / rails
-    count = best_num_chunks(line, len(nodes), share, model, MIN_CHUNK_NBYTES)
+    count = best_num_chunks(line, len(nodes), share, _with_inside(links, rails), min_chunk_nbytes)
     return None if count is None else count * rails
+
+
+def _with_inside(links: Topology, rails: int) -> CostModel:
+    """The model of messages between nodes; with the starts of those inside that go with each, where they add up."""
+    model = links.slowest
+    inside = [at.model for at in links.links if at.kind == INSIDE and at.model.serial_messages]
+    extra_s = 2 * (rails - 1) * sum(each.alpha_s for each in inside)
+    pieces = tuple(piece._replace(alpha_s=piece.alpha_s + extra_s) for piece in model.pieces)
+    return replace(model, alpha_s=model.alpha_s + extra_s, pieces=pieces)
 
 
 def predictions(collective: str, world_size: int, nbytes: int, links: Links) -> list[Prediction]:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from lanterne.collectives.algorithms.catalogue import ALGORITHMS, Algorithm, find_algorithm
 from lanterne.collectives.auto.learn import learn
-from lanterne.collectives.auto.pacing import sustained_links
+from lanterne.collectives.auto.pacing import sustained
 from lanterne.collectives.auto.predict import (
     Factor,
     Links,
@@ -159,8 +159,15 @@ class Tuning:
 
 
 def late_num_chunks(line: Algorithm, world_size: int, nbytes: int, links: Links) -> int | None:
-    """The chunk count of the late-rank algorithm `line`, whose messages are posted ahead."""
-    return chunk_count(line, world_size, nbytes, sustained_links(links))
+    """The chunk count of the late-rank algorithm `line`, whose messages are posted ahead.
+
+    Over nodes each chunk is several messages inside, which its ranks' cores start one by one.
+    """
+    return chunk_count(line, world_size, nbytes, links if line.nodes else sustained(_model(links)))
+
+
+def _model(links: Links) -> CostModel:
+    return links.slowest if isinstance(links, Topology) else links
 
 
 def override(collective: str, world_size: int) -> str | None:
