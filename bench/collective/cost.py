@@ -68,7 +68,9 @@ def run(args: argparse.Namespace) -> int:
     lines = algorithms_for(args.collective)
     if args.algorithm != "all":
         lines = tuple(find_algorithm(args.collective, name) for name in args.algorithm.split(","))
-    results = [record for size in sizes for n in ranks for record in study(lines, n, size, links, delays, args.late_rank)]
+    results = [
+        record for size in sizes for n in ranks for record in study(lines, n, size, links, delays, args.late_rank)
+    ]
     progress("")
     if not results:
         raise InputError(f"cost: got algorithms that cannot be used with {args.ranks} ranks, expected one that can")
