@@ -126,7 +126,7 @@ _LINES: tuple[Algorithm, ...] = (
               "a part joins late, the rest runs around a ring; for short delays", late_join.refuses_one,
               late=True, cut=True, chunked=True),
     Algorithm("all_reduce", "hier_ring", hier.hier_ring_all_reduce, "inside the nodes, a ring across them, inside",
-              chunked=True, nodes=True, law=lambda n: (2 * (n - 1) / n, 3, 1, n), least=int),
+              chunked=True, nodes=True, law=lambda n: (2 * max(1, n - 1) / n, 3, 1, n), least=int),
     Algorithm("all_reduce", "hier_bruck", hier.hier_bruck_all_reduce, "as hier_ring, with few rounds across",
               chunked=True, nodes=True),
     Algorithm("all_reduce", "hier_late_join", hier.hier_late_join_all_reduce,

@@ -25,7 +25,8 @@ MORE_OPTIONS = {
     "all_to_all": {"in_counts", "out_counts"},
     **dict.fromkeys(("reduce_scatter", "all_gather", "gather", "scatter"), {"counts"}),
 }
-ATTRIBUTES = {"rank", "world_size", "ranks", "transport", "communicator_id", "timeout_s", "tuning", "deterministic"}
+ATTRIBUTES = {"rank", "world_size", "ranks", "hosts", "transport", "communicator_id"}
+ATTRIBUTES |= {"timeout_s", "tuning", "deterministic"}
 METHODS = {
     *COLLECTIVES,
     *(f"start_{name}" for name in COLLECTIVES),
