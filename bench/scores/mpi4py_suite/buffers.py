@@ -38,8 +38,8 @@ class Blocks(NamedTuple):
 
 
 def is_in_place(message: Any) -> bool:
-    """Whether `message` is MPI.IN_PLACE."""
-    return type(message) is type(MPI.IN_PLACE) and message == MPI.IN_PLACE
+    """Whether `message` is MPI.IN_PLACE, or None, which stands for that too."""
+    return message is None or (type(message) is type(MPI.IN_PLACE) and message == MPI.IN_PLACE)
 
 
 def array_of(message: Any, blocks: int = 1) -> NDArray[Any]:
