@@ -22,8 +22,11 @@ if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
     from types import ModuleType
 
-COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "all_to_all", "barrier")
-LANTERNE = (*COLLECTIVES, *(f"start_{name}" for name in COLLECTIVES[:-1]))
+COLLECTIVES = (
+    *("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "all_to_all", "barrier"),
+    *("gather", "scatter", "scan", "exscan"),
+)
+LANTERNE = (*COLLECTIVES, *(f"start_{name}" for name in COLLECTIVES))
 MPI = (
     *("Allreduce Reduce Bcast Barrier Allgather Allgatherv Gather Gatherv Scatter Scatterv Alltoall Alltoallv").split(),
     *("Reduce_scatter Reduce_scatter_block Scan Exscan").split(),
