@@ -2,7 +2,8 @@
 
 UCX's TCP layer writes to the address that a message names, so whoever reaches such a port can write the process's
 memory, and no setting changes that. So a job takes ucx by itself on one host, where it opens no port, and between hosts
-where all have RDMA, or where LANTERNE_TRUSTED_NETWORK=1 says that nobody else reaches them; else tcp.
+where all have RDMA, or where LANTERNE_TRUSTED_NETWORK=1 says that nobody else reaches them; else tcp, which then seals
+what it says (tcp/seal.py).
 """
 
 import os

@@ -42,7 +42,7 @@ SIOCGIFADDR = 0x8915  # Linux: ask for an interface's address
 # Without LANTERNE_TOKEN and without a user's key, on loopback only: it keeps out accidents but no local user.
 OPEN_TOKEN = "loopback-without-a-secret"
 # How long a name may have no address yet, and the port of a job that was killed may still be taken.
-RESOLVE_S, PORT_S = 3.0, 4.0
+RESOLVE_S, PORT_S = 2.0, 4.0
 RETRY_S = 0.1
 
 log: logging.Logger = logging.getLogger(__name__)

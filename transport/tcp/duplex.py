@@ -10,7 +10,7 @@ import hmac
 import socket
 import struct
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from lanterne.transport.tcp.seal import RECORD_NBYTES, SEAL_NBYTES, Seal
@@ -24,6 +24,8 @@ WHOLE_NBYTES = 1 << 10
 PACED_NBYTES = 16 << 10
 # Bytes read or written before others have their turn, and parts in one system call.
 TURN_NBYTES, PARTS = 8 << 20, 16
+# Records of a message that are made ready, or received, at once.
+RECORDS = 4
 INBOX_NBYTES = 32 << 10
 # Linux's struct tcp_info: packets that are not acknowledged, bytes that have not been sent.
 UNACKED_AT, UNSENT_AT = 24, 144
@@ -125,9 +127,9 @@ class Duplex:
         self._later.append(_Outgoing(message, self._seals and self._seals.out, done))
 
     def _refill(self) -> None:
-        """Make the next bytes ready: frames, and a record of a message, or all of it."""
+        """Make the next bytes ready: frames, and some records of a message, or all of it."""
         later = self._later
-        while later and len(self._ready) < PARTS:
+        while later and len(self._ready) < 2 * RECORDS:
             first = later[0]
             if first.seal is None:
                 self._add(first.rest)
@@ -136,7 +138,7 @@ class Duplex:
                 self._add(record)
                 self._add(memoryview(first.seal.of_record(record)))
                 if first.rest:
-                    return
+                    continue
             later.popleft()
             if first.done is not None:
                 self._ends.append((self._put_nbytes, first.done))
@@ -268,9 +270,9 @@ class _Outgoing:
 
 
 class _Incoming:
-    """A message that comes; `target`: where its next bytes go."""
+    """A message that comes; `target`: where its next bytes go, or with a seal those that no record is open for."""
 
-    __slots__ = ("_proof", "_proof_nbytes", "_record", "_record_nbytes", "nbytes", "number", "seal", "tag", "target")
+    __slots__ = ("_open", "_parts", "nbytes", "number", "seal", "tag", "target")
 
     def __init__(self, tag: int, number: int, nbytes: int, target: memoryview, seal: Seal | None) -> None:
         self.tag = tag
@@ -278,33 +280,36 @@ class _Incoming:
         self.nbytes = nbytes
         self.target = target
         self.seal = seal
-        self._proof = memoryview(bytearray(SEAL_NBYTES))
-        self._next_record()
+        # The next records, each with its digest, and what of all these has not come.
+        self._open: deque[tuple[memoryview, memoryview]] = deque()
+        self._parts: deque[memoryview] = deque()
+        self._open_records()
 
-    def _next_record(self) -> None:
-        self._record = self.target[:RECORD_NBYTES]
-        self._record_nbytes = self._proof_nbytes = 0
+    def _open_records(self) -> None:
+        while self.seal is not None and self.target and len(self._open) < RECORDS:
+            record, self.target = self.target[:RECORD_NBYTES], self.target[RECORD_NBYTES:]
+            proof = memoryview(bytearray(SEAL_NBYTES))
+            self._open.append((record, proof))
+            self._parts += (record, proof)
 
-    def buffers(self) -> list[memoryview]:
-        """Where the next bytes go: with a seal the rest of a record, and of its digest."""
-        if self.seal is None:
-            return [self.target]
-        proof = self._proof[self._proof_nbytes :]
-        rest = self._record[self._record_nbytes :]
-        return [rest, proof] if rest else [proof]
+    def buffers(self) -> Sequence[memoryview]:
+        """Where the next bytes go."""
+        return [self.target] if self.seal is None else list(self._parts)
 
     def advance(self, nbytes: int) -> bool:
         """So many bytes have come; True once all have. Raises Garbled."""
         if self.seal is None:
             self.target = self.target[nbytes:]
             return not self.target
-        within = min(nbytes, self._record.nbytes - self._record_nbytes)
-        self._record_nbytes += within
-        self._proof_nbytes += nbytes - within
-        if self._proof_nbytes < SEAL_NBYTES:
-            return False
-        if not hmac.compare_digest(self.seal.of_record(self._record), self._proof):
-            raise Garbled("got a message that its digest does not fit")
-        self.target = self.target[self._record.nbytes :]
-        self._next_record()
-        return not self.target
+        parts = self._parts
+        while nbytes >= parts[0].nbytes:
+            nbytes -= parts.popleft().nbytes
+            if len(parts) % 2 == 0:
+                record, proof = self._open.popleft()
+                if not hmac.compare_digest(self.seal.of_record(record), proof):
+                    raise Garbled("got a message that its digest does not fit")
+                self._open_records()
+                if not parts:
+                    return True
+        parts[0] = parts[0][nbytes:]
+        return False

@@ -18,7 +18,7 @@ from lanterne.transport.machine import THIS_MACHINE
 from lanterne.transport.tcp import over_tcp
 from lanterne.transport.tcp.duplex import PACED_NBYTES
 from lanterne.transport.tcp.over_tcp import TcpTransport
-from lanterne.transport.tcp.seal import Gmac
+from lanterne.transport.tcp.seal import Poly1305
 
 CHECKS = [check for check in conformance.ORDERLY if check is not conformance.check_large]
 
@@ -88,7 +88,7 @@ def test_ranks_of_different_hosts_seal_what_they_say(monkeypatch, trusted, opens
         by_thread.rank = group.rank
         transport = TcpTransport(group, timeout_s)
         seals = transport.peers[1 - group.rank].duplex._seals
-        kinds[group.rank] = (seals is not None, seals is not None and isinstance(seals.out._digest, Gmac))
+        kinds[group.rank] = (seals is not None, seals is not None and isinstance(seals.out._digest, Poly1305))
         return transport
 
     assert Job(2, "ab").run(conformance.check_both_directions, make) == [None] * 2
