@@ -59,6 +59,8 @@ __all__ = ["add_arguments", "run"]
 BAR_COLUMNS = 50
 NO_NATIVE = "native: over such links only as root, by `lanterne lab`; MPICH and Gloo took the ring's time there"
 GAINS = 0.95
+# What stands beside a bar and its name: a mark, gaps, a time.
+BESIDE_BAR = 14
 
 
 def run(args: argparse.Namespace) -> int:
@@ -332,19 +334,22 @@ def print_late(document: dict[str, Any], file: TextIO) -> None:
     if longest_s:
         medians_s = [statistics.median(record["late_s"]) for record in late]
         what = ", ".join(filter(None, (format_nbytes(largest), f"{format_time(longest_s)} late", links_of(document))))
-        print(f"\n# {what}: from the late rank's call to the end", file=file)
+        print(file=file)
+        report.print_notes([f"{what}: from the late rank's call to the end"], file)
         names = list(map(name_of, late))
         longest, width = max(medians_s), max(map(len, names))
+        room = BAR_COLUMNS if (limit := report.columns_of(file)) is None else limit - width - BESIDE_BAR
         for name, median_s in zip(names, medians_s, strict=True):
-            bar = "=" * round(BAR_COLUMNS * median_s / longest)
+            bar = "=" * round(max(1, min(BAR_COLUMNS, room)) * median_s / longest)
             print(f"#   {name.ljust(width)}  {bar} {format_time(median_s)}", file=file)
         by_name = {record["algorithm"]: record["late_s"] for record in late}
         if not busy and {"auto", "ring"} <= by_name.keys():
             ratio = statistics.median(a / b for a, b in zip(by_name["auto"], by_name["ring"], strict=True))
             said = "auto gains" if ratio < GAINS else "auto gains nothing here"
-            print(f"# {said}: {ratio:.2f} of ring's time, the median of {len(by_name['ring'])} rounds", file=file)
+            how = f"{ratio:.2f} of ring's time, the median of {len(by_name['ring'])} rounds"
+            report.print_notes([f"{said}: {how}"], file)
     if busy:
-        print(busy, file=file)
+        report.print_notes([busy.removeprefix("# ")], file)
 
 
 def over_best(results: Sequence[dict[str, Any]], record: dict[str, Any]) -> float | None:

@@ -6,13 +6,16 @@ import os
 import platform
 import sys
 import tempfile
+import textwrap
 import time
 from collections.abc import Callable, Container, Iterable, Sequence
 from importlib import metadata
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, TextIO
 
 from lanterne.errors import InputError, need_package
+from lanterne.transport.job.bootstrap import in_a_job
 
 SCHEMA_VERSION = 1
 PICTURES = (".png", ".svg", ".pdf")
@@ -176,10 +179,11 @@ def print_table(
         rows: sequences of cells, one per column.
         left: the columns that are left-aligned; the others are right-aligned.
         notes: lines printed first, behind `# `.
+
+    On a terminal that is too narrow it is folded: further columns come below, behind the first ones on the left again.
     """
     file = file or sys.stdout
-    for note in notes:
-        print(f"# {note}", file=file)
+    print_notes(notes, file)
     if title:
         print(title, file=file)
     lines = [[header for header, _ in columns]] if any(header for header, _ in columns) else []
@@ -187,23 +191,68 @@ def print_table(
         lines.append([f"({unit})" if unit else "" for _, unit in columns])
     lines += [list(map(str, row)) for row in rows]
     widths = [max(len(line[column]) for line in lines) for column in range(len(columns))]
-    for line in lines:
-        cells = [
+    cells = [
+        [
             cell.ljust(width) if i in left else cell.rjust(width)
             for i, (cell, width) in enumerate(zip(line, widths, strict=True))
         ]
-        print("  ".join(cells).rstrip(), file=file)
+        for line in lines
+    ]
+    for number, block in enumerate(_blocks(widths, left, columns_of(file))):
+        if number:
+            print(file=file)
+        for line in cells:
+            print("  ".join(line[i] for i in block).rstrip(), file=file)
+
+
+def _blocks(widths: Sequence[int], left: Container[int], limit: int | None) -> list[list[int]]:
+    """The columns of a table that stand side by side in `limit` characters; what names a line is in each block."""
+    if limit is None:
+        return [list(range(len(widths)))]
+    names = list(takewhile(lambda i: i in left, range(len(widths))))
+    while len(names) > 1 and sum(widths[i] + 2 for i in names) > limit // 2:
+        names.pop()
+    blocks = [[*names]]
+    for i in range(len(names), len(widths)):
+        if len(blocks[-1]) > len(names) and sum(widths[j] + 2 for j in blocks[-1]) + widths[i] > limit:
+            blocks.append([*names])
+        blocks[-1].append(i)
+    return blocks
+
+
+def print_notes(notes: Iterable[str], file: TextIO) -> None:
+    """Print lines behind `# `, each over several where the terminal is narrow."""
+    limit = columns_of(file)
+    for note in notes:
+        wrapped = [note] if limit is None else textwrap.wrap(note, max(20, limit - 2), break_on_hyphens=False)
+        for line in wrapped or [""]:
+            print(f"# {line}", file=file)
+
+
+def columns_of(file: TextIO) -> int | None:
+    """How many characters a line of the terminal that `file` is holds; None: it is no terminal.
+
+    Ranks write through a pipe: their launcher tells them of its own in LANTERNE_COLUMNS.
+    """
+    try:
+        return os.get_terminal_size(file.fileno()).columns or None
+    except (AttributeError, OSError, ValueError):
+        told = os.environ.get("LANTERNE_COLUMNS", "") if file is sys.stdout and in_a_job() else ""
+        return int(told) if told.isdigit() and int(told) else None
 
 
 def progress(text: str) -> None:
     """Show `text` on the terminal's last line; silent where there is none. `progress("")` clears it.
 
-    Ranks write through a pipe: their launcher sets LANTERNE_PROGRESS where its own standard error is a terminal. Under
-    another launcher, which tells nothing, rank 0 says it in a line of its own each LINE_S.
+    Ranks write through a pipe: their launcher sets LANTERNE_PROGRESS to the width of its own standard error where that
+    is a terminal. Under another launcher, which tells nothing, rank 0 says it in a line of its own each LINE_S.
     """
     global _said_s
-    if sys.stderr.isatty() or "LANTERNE_PROGRESS" in os.environ:
-        sys.stderr.write(f"\r\x1b[K{text}")
+    told = os.environ.get("LANTERNE_PROGRESS", "")
+    columns = columns_of(sys.stderr) or (int(told) if told.isdigit() else None)
+    if columns or sys.stderr.isatty():
+        # A line that wraps could not be cleared.
+        sys.stderr.write(f"\r\x1b[K{text[: columns - 1] if columns else text}")
         sys.stderr.flush()
     elif text and time.monotonic() > _said_s + LINE_S and _is_first_of_a_foreign_job():
         _said_s = time.monotonic()
@@ -212,6 +261,6 @@ def progress(text: str) -> None:
 
 
 def _is_first_of_a_foreign_job() -> bool:
-    from lanterne.transport.job.bootstrap import in_a_job, launched_rank
+    from lanterne.transport.job.bootstrap import launched_rank
 
     return in_a_job() and "LANTERNE_LAUNCHER" not in os.environ and launched_rank() == 0

@@ -113,8 +113,8 @@ def launch(
             **(ONE_HOST_ENVIRONMENT if mpiexec else {}),
             # Without the traces of an MPI job that we are ourselves a rank of.
             **{name: value for name, value in os.environ.items() if not OUTER_JOB.match(name)},
-            # Ranks write through pipes, and cannot see that somebody is looking.
-            **({"LANTERNE_PROGRESS": "1"} if sys.stderr.isatty() else {}),
+            # Ranks write through pipes, and cannot see that somebody is looking, nor how wide the terminal is.
+            **_terminals(),
             **(env or {}),
             "LANTERNE_STORE": f"{store.address[0]}:{store.address[1]}",
             "LANTERNE_TOKEN": token,
@@ -248,6 +248,15 @@ class JobWatch:
 
 def _join(ranks: Iterable[int]) -> str:
     return ", ".join(map(str, ranks))
+
+
+def _terminals() -> dict[str, str]:
+    """The columns of the terminals that standard error and output are, as far as they are."""
+    columns: dict[str, str] = {}
+    for name, file in (("LANTERNE_PROGRESS", sys.stderr), ("LANTERNE_COLUMNS", sys.stdout)):
+        with suppress(AttributeError, OSError, ValueError):  # closed, or no terminal
+            columns[name] = str(os.get_terminal_size(file.fileno()).columns)
+    return columns
 
 
 def _start_guards(
