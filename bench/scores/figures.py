@@ -26,6 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TOPS = ("lanterne", "kernels", "transport", "collectives", "pipeline", "failslow", "bench")
 YARDSTICKS = ("bench/papers", "bench/scores")
 NOT_BUILT = "no command yet"
+FIRST_SCREEN = "python -m lanterne.bench.scores.first_screen"
 WORLD_JOBS = "python -m lanterne.bench.scores.detector.score --world --jobs 5000 --oracle --detector tracker"
 
 
@@ -229,6 +230,8 @@ FIGURES: list[Row] = [
     Row("house", "pyright --verifytypes", "100 %", completeness, long=True),
     Row("house", "the suite on two quiet cores", "10 minutes", "./run test"),
     Row("house", "the quick part of the suite", "90 s", "./run test -m quick"),
+    Row("first screen", "quiet runs of `./run bench` with a verdict", "19 of 20", FIRST_SCREEN),
+    Row("first screen", "wrong verdicts in 20 beside 4 busy processes", "0", f"{FIRST_SCREEN} --busy 4"),
     Row("one way", "classes over 200 lines", "5", large_classes),
     Row("one way", "numeric module constants", "1 in 250 lines", constants),
     Row("one way", "loops of tests that hide asserts", "0", asserting_loops),
