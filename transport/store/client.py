@@ -1,5 +1,6 @@
 """The store's client: one request at a time, a timeout on every call, and the store's notices beside. No thread."""
 
+import errno
 import hmac
 import select
 import socket
@@ -272,6 +273,8 @@ def _connect(
             reason = error.strerror or str(error)
             if isinstance(error, ConnectionRefusedError) and not early:
                 raise TransportError(f"{where}: {reason}; the job's store has ended") from error
+            if error.errno == errno.ENETUNREACH and address[0].startswith("127."):
+                raise TransportError(f"{where}: {reason}; expected the loopback interface (lo) to be up") from error
             if machine.now_s() + RETRY_S > deadline:
                 raise TransportTimeout(f"{where}: no connection within {limit_s:g} s: {reason}") from error
         machine.sleep(RETRY_S)

@@ -1,3 +1,4 @@
+import errno
 import os
 import socket
 import struct
@@ -19,6 +20,7 @@ from lanterne.errors import InputError, PeerFailed, TransportError, TransportTim
 from lanterne.transport import wire
 from lanterne.transport.door import MAX_STRANGERS
 from lanterne.transport.job.bootstrap import Group
+from lanterne.transport.machine import Machine
 from lanterne.transport.store.client import StoreClient
 from lanterne.transport.store.process import StoreProcess
 
@@ -451,3 +453,13 @@ def test_a_store_without_a_token_says_so(token):
     assert result.returncode == 1
     assert result.stdout.startswith("error LANTERNE_TOKEN: got ")
     assert result.stderr == ""
+
+
+def test_a_host_without_its_loopback_interface_is_told_at_once(monkeypatch):
+    def unreachable(_address, _limit_s):
+        raise OSError(errno.ENETUNREACH, "Network is unreachable")
+
+    machine = Machine()
+    monkeypatch.setattr(machine, "connect", unreachable)
+    with pytest.raises(TransportError, match=r"127.0.0.1:9: Network is unreachable; expected the loopback .* to be up"):
+        StoreClient(("127.0.0.1", 9), TOKEN, 30, machine=machine)
