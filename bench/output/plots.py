@@ -1,4 +1,4 @@
-"""The one style of plots: colours that colour-blind readers can tell apart, names at the lines instead of legends."""
+"""The one style of plots: colours that colour-blind readers can tell apart, names at the lines or above the data."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
+    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
 # Okabe and Ito's palette without yellow, then Tol's muted one: each colour once.
@@ -22,6 +24,29 @@ STYLES: list[dict[str, Any]] = [
 ]
 # Between names, of the height of the axes, for each inch of it.
 GAP_INCHES = 0.16
+# Of the width of a figure, for a name in a legend above it.
+NAME_INCHES = 1.5
+
+
+def settings() -> dict[str, Any]:
+    """Matplotlib's settings for this style: its colours as C0, C1 and so on, and no frame around the data."""
+    from cycler import cycler
+
+    return {"axes.prop_cycle": cycler(color=COLOURS), "axes.spines.top": False, "axes.spines.right": False}
+
+
+def lift_legends(figure: Figure) -> None:
+    """Make one legend, above all axes of `figure`, of those inside its axes, where they may lie over data."""
+    entries: dict[str, Artist | None] = {}
+    for axis in figure.axes:
+        if (legend := axis.get_legend()) is not None:
+            for text, handle in zip(legend.get_texts(), legend.legend_handles, strict=True):
+                entries.setdefault(text.get_text(), handle)
+            legend.remove()
+    if entries:
+        columns = max(1, min(len(entries), int(figure.get_figwidth() / NAME_INCHES)))
+        handles = [handle for handle in entries.values() if handle is not None]
+        figure.legend(handles, list(entries), loc="outside upper left", ncols=columns, frameon=False, fontsize=8)
 
 
 def label_ends(axis: Axes, fontsize: float = 8) -> None:

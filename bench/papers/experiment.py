@@ -57,6 +57,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 from lanterne.bench.output import report
 from lanterne.bench.output.bars import Bar
 from lanterne.bench.output.load import LoadMeter, busy_note
+from lanterne.bench.output.plots import lift_legends, settings
 from lanterne.errors import InputError, Unavailable, did_you_mean
 from lanterne.pipeline.simulate.gantt import save
 
@@ -187,6 +188,8 @@ def _draw(experiment: Experiment, path: str, records: Sequence[Record]) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    figure = plt.figure(figsize=experiment.FIGURE_INCHES, layout="constrained")
-    experiment.draw(figure, records)
-    save(figure, path)
+    with plt.rc_context(settings()):
+        figure = plt.figure(figsize=experiment.FIGURE_INCHES, layout="constrained")
+        experiment.draw(figure, records)
+        lift_legends(figure)
+        save(figure, path)

@@ -67,7 +67,7 @@ def draw(figure: Figure, records: Sequence[Record]) -> None:
         told = f", paper {1e3 * record['paper']:.0f} ms" if record["paper"] else ""
         # Of the iteration that is drawn, the one nearest to the median.
         drawn_ms, median_ms = 1e3 * lasted_s(record), 1e3 * statistics.median(record["measured_s"])
-        measured = f"{drawn_ms:.0f} ms measured, the median of {len(record['measured_s'])} {median_ms:.0f} ms"
+        measured = f"{drawn_ms:.0f} ms (median of {len(record['measured_s'])} runs: {median_ms:.0f} ms)"
         axis.set_title(f"{record['system']}: {measured}{told}", loc="left", fontsize=10)
         kinds |= draw_gantt(axis, record, limit_s)
         axis.set_ylabel("rank")

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lanterne.bench.output.plots import COLOURS, STYLES, _spread, label_ends
+from lanterne.bench.output.plots import COLOURS, STYLES, _spread, label_ends, lift_legends, settings
 
+plt = pytest.importorskip("matplotlib.pyplot")
 
 @pytest.mark.parametrize(
     ("heights", "placed"),
@@ -44,3 +45,29 @@ def test_each_named_line_has_its_name_in_its_colour():
 
 def test_each_colour_is_there_once():
     assert len(set(COLOURS)) == len(COLOURS) == len(STYLES) == 16
+
+
+def test_legends_are_one_above_the_axes():
+    with plt.rc_context(settings()):
+        figure, axes = plt.subplots(1, 2, layout="constrained")
+        for axis, names in zip(axes, (("ours", "paper"), ("ours", "peer")), strict=True):
+            for name in names:
+                axis.plot([0, 1], [0, 1], label=name)
+            axis.legend()
+        lift_legends(figure)
+    figure.draw_without_rendering()
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["ours", "paper", "peer"]
+    assert [axis.get_legend() for axis in axes] == [None, None]
+    bottom = legend.get_window_extent().y0
+    assert all(axis.get_window_extent().y1 <= bottom for axis in axes)
+    assert axes[0].get_lines()[0].get_color() == COLOURS[0]
+    plt.close(figure)
+
+
+def test_a_figure_without_a_legend_gets_none():
+    figure, axis = plt.subplots(layout="constrained")
+    axis.plot([0, 1], [0, 1])
+    lift_legends(figure)
+    assert not figure.legends
+    plt.close(figure)
