@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,11 +30,15 @@ GAP_INCHES = 0.16
 NAME_INCHES = 1.5
 
 
-def settings() -> dict[str, Any]:
-    """Matplotlib's settings for this style: its colours as C0, C1 and so on, and no frame around the data."""
+@contextmanager
+def in_style() -> Iterator[None]:
+    """A block in which Matplotlib has this style: its colours as C0, C1 and so on, and no frame around the data."""
+    import matplotlib
     from cycler import cycler
 
-    return {"axes.prop_cycle": cycler(color=COLOURS), "axes.spines.top": False, "axes.spines.right": False}
+    colours = cycler(color=COLOURS)
+    with matplotlib.rc_context({"axes.prop_cycle": colours, "axes.spines.top": False, "axes.spines.right": False}):
+        yield
 
 
 def lift_legends(figure: Figure) -> None:

@@ -220,7 +220,7 @@ def _blocks(widths: Sequence[int], left: Container[int], limit: int | None) -> l
     return blocks
 
 
-def print_notes(notes: Iterable[str], file: TextIO) -> None:
+def print_notes(notes: Iterable[str], file: TextIO | None) -> None:
     """Print lines behind `# `, each over several where the terminal is narrow."""
     limit = columns_of(file)
     for note in notes:
@@ -229,13 +229,13 @@ def print_notes(notes: Iterable[str], file: TextIO) -> None:
             print(f"# {line}", file=file)
 
 
-def columns_of(file: TextIO) -> int | None:
+def columns_of(file: TextIO | None) -> int | None:
     """How many characters a line of the terminal that `file` is holds; None: it is no terminal.
 
     Ranks write through a pipe: their launcher tells them of its own in LANTERNE_COLUMNS.
     """
     try:
-        return os.get_terminal_size(file.fileno()).columns or None
+        return os.get_terminal_size(file.fileno()).columns or None if file else None
     except (AttributeError, OSError, ValueError):
         told = os.environ.get("LANTERNE_COLUMNS", "") if file is sys.stdout and in_a_job() else ""
         return int(told) if told.isdigit() and int(told) else None

@@ -57,7 +57,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 from lanterne.bench.output import report
 from lanterne.bench.output.bars import Bar
 from lanterne.bench.output.load import LoadMeter, busy_note
-from lanterne.bench.output.plots import lift_legends, settings
+from lanterne.bench.output.plots import in_style, lift_legends
 from lanterne.errors import InputError, Unavailable, did_you_mean
 from lanterne.pipeline.simulate.gantt import save
 
@@ -188,7 +188,7 @@ def _draw(experiment: Experiment, path: str, records: Sequence[Record]) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    with plt.rc_context(settings()):
+    with in_style():
         figure = plt.figure(figsize=experiment.FIGURE_INCHES, layout="constrained")
         experiment.draw(figure, records)
         lift_legends(figure)

@@ -68,6 +68,15 @@ def is_wrong(record: dict[str, Any]) -> bool:
     return bool(record["said"] != "auto gains" or record["ratio"] > GAIN or record["foreign_cores"] > BUSY_CORES)
 
 
+def line(record: dict[str, Any]) -> str:
+    """What is told of a run once it is over."""
+    name, lasted = f"run {record['run'] + 1}", format_time(record["lasted_s"])
+    if record["failed"]:
+        return f"{name}: failed after {lasted}: {record['failed']}"
+    ratio, cores = record["ratio"], record["foreign_cores"]
+    return f"{name}: {record['said']}, {ratio:.2f} of ring's time, others used {cores:.1f} cores, {lasted}"
+
+
 def row(records: list[dict[str, Any]]) -> list[object]:
     """The line of the table."""
     told = [one for one in records if not one["failed"]]
@@ -99,9 +108,8 @@ def main(arguments: list[str] | None = None) -> int:
     records = []
     with busy(args.busy):
         for number in range(args.runs):
-            report.progress(f"run {number + 1} of {args.runs}")
             records.append(run(number))
-    report.progress("")
+            print(line(records[-1]), file=sys.stderr)
     document = report.envelope(busy=args.busy, results=records)
     title = f"lanterne bench, {'a quiet machine' if not args.busy else f'beside {args.busy} busy processes'}"
     rows = [row(records)]

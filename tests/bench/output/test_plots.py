@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lanterne.bench.output.plots import COLOURS, STYLES, _spread, label_ends, lift_legends, settings
+from lanterne.bench.output.plots import COLOURS, STYLES, _spread, in_style, label_ends, lift_legends
 
 plt = pytest.importorskip("matplotlib.pyplot")
 
@@ -48,7 +48,7 @@ def test_each_colour_is_there_once():
 
 
 def test_legends_are_one_above_the_axes():
-    with plt.rc_context(settings()):
+    with in_style():
         figure, axes = plt.subplots(1, 2, layout="constrained")
         for axis, names in zip(axes, (("ours", "paper"), ("ours", "peer")), strict=True):
             for name in names:
