@@ -248,10 +248,10 @@ def progress(text: str) -> None:
     is a terminal. Under another launcher, which tells nothing, rank 0 says it in a line of its own each LINE_S.
     """
     global _said_s
-    told = os.environ.get("LANTERNE_PROGRESS", "")
-    columns = columns_of(sys.stderr) or (int(told) if told.isdigit() else None)
-    if columns or sys.stderr.isatty():
-        # A line that wraps could not be cleared.
+    told = os.environ.get("LANTERNE_PROGRESS")
+    if told is not None or sys.stderr.isatty():
+        # A line that wraps could not be cleared; 0 stands for a terminal that does not know its width.
+        columns = columns_of(sys.stderr) or int(told if told and told.isdigit() else 0)
         sys.stderr.write(f"\r\x1b[K{text[: columns - 1] if columns else text}")
         sys.stderr.flush()
     elif text and time.monotonic() > _said_s + LINE_S and _is_first_of_a_foreign_job():
