@@ -258,7 +258,7 @@ def test_send_recv_exchanges():
 
 @pytest.mark.parametrize(
     ("peer", "tag", "text"),
-    [(2, 0, "peer: got 2"), (-1, 0, "peer: got -1"), ("a", 0, "peer: got 'a'"), (1, 2**31, "tag: got 2147483648, expected 0 to 2147483647")],
+    [(2, 0, "peer: got 2"), (-1, 0, "peer: got -1"), ("a", 0, "peer: got 'a'"), (1, 2**31, "expected 0 to 2147483647")],
 )
 def test_messages_refused(peer, tag, text):
     with pytest.raises(InputError, match=text):
