@@ -4,20 +4,17 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from lanterne.collectives.communicator import Communicator
+from lanterne.collectives.mailbox import Mailbox, MailRequest
 from lanterne.errors import InputError, LanterneError, TransportError
 from lanterne.torch.step_log import StepLog
-from lanterne.torch.tensor_views import View, check_tensor, op_of, view_of, whole_of
-from lanterne.torch.torch_internals import OPTIONS, ProcessGroup, name_of, old_names, seconds, torch_errors
+from lanterne.torch.tensor_views import View, check_tensor, view_of, whole_of
+from lanterne.torch.torch_internals import OPTIONS, ProcessGroup, old_names, op_of, seconds, torch_errors
 from lanterne.torch.works import RequestWork, Started
 
 Tensors = Sequence[torch.Tensor]
-# Of the tags that messages may have, the last is that of gather, scatter and all_to_all.
-OWN_TAG = 31
 
 
 class Draft:
@@ -91,23 +88,20 @@ class LanterneGroup(ProcessGroup):
         self._sequence = 0
         self._together: list[RequestWork] | None = None
         self.steps: StepLog = StepLog(communicator)
-        self._nothing: list[NDArray[Any] | None] = [None] * communicator.world_size
+        self._mailbox: Mailbox = communicator.mailbox()
 
     # -- collectives
 
     def allreduce(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None) -> RequestWork:
         tensors, opts = _options("Allreduce", tensors, opts, timeout)
-        op, factor = name_of(opts.reduceOp)
-        draft, result = Draft(), tensors
+        op, draft, result = op_of(opts.reduceOp), Draft(), tensors
         if len(tensors) == 1 and tensors[0].layout is not torch.strided:
             raise InputError(f"all_reduce: got a tensor of {tensors[0].layout}, expected a dense one")
         with torch_errors():
             for tensor in tensors:
-                if factor is not None:
-                    tensor.mul_(factor)
                 array, dtype = draft.write(tensor, holds=True)
                 self.steps.begins(array.nbytes)
-                self._begin(draft, opts, "all_reduce", array, array, op_of(op, tensor.dtype), dtype=dtype)
+                self._begin(draft, opts, "all_reduce", array, array, op, dtype=dtype)
         draft.ended = self.steps.ends
         return self._work(draft, opts, result)
 
@@ -129,17 +123,13 @@ class LanterneGroup(ProcessGroup):
         tensors, opts = _options("Reduce", tensors, opts, timeout)
         if op is not None:
             opts.reduceOp = op
-        name, factor = name_of(opts.reduceOp)
         draft = Draft()
         with torch_errors():
             for tensor in tensors:
                 is_root = self.rank() == opts.rootRank
                 array, dtype = draft.write(tensor, holds=True) if is_root else draft.read(tensor)
-                array = array if factor is None else array * factor
                 out = array if is_root else None
-                self._begin(
-                    draft, opts, "reduce", array, out, opts.rootRank, op_of(name, tensor.dtype), dtype=dtype
-                )
+                self._begin(draft, opts, "reduce", array, out, opts.rootRank, op_of(opts.reduceOp), dtype=dtype)
         return self._work(draft, opts, tensors)
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None) -> RequestWork:
@@ -177,11 +167,10 @@ class LanterneGroup(ProcessGroup):
         draft = Draft()
         with torch_errors():
             for output, parts in zip(outputs, inputs, strict=True):
-                if len({part.numel() for part in parts}) == 1:
-                    self._check_parts("reduce_scatter", parts, output)
-                    self._reduce_scatter(draft, opts, output, draft.read_parts(parts))
-                else:
-                    self._reduce_each(draft, opts, output, parts)
+                counts = [part.numel() for part in parts]
+                even = len(set(counts)) == 1
+                self._check_parts("reduce_scatter", parts, output, even=even)
+                self._reduce_scatter(draft, opts, output, draft.read_parts(parts), None if even else counts)
         return self._work(draft, opts, outputs)
 
     def reduce_scatter_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> RequestWork:
@@ -196,30 +185,18 @@ class LanterneGroup(ProcessGroup):
                 self._reduce_scatter(draft, opts, output, draft.read(tensor))
         return self._work(draft, opts, outputs)
 
-    def _reduce_scatter(self, draft: Draft, opts: Any, output: torch.Tensor, source: View) -> None:
-        name, factor = name_of(opts.reduceOp)
-        array = source.array if factor is None else source.array * factor
-        op = op_of(name, output.dtype)
-        self._begin(draft, opts, "reduce_scatter", array, draft.write(output).array, op, dtype=source.dtype)
-
-    def _reduce_each(self, draft: Draft, opts: Any, output: torch.Tensor, parts: Tensors) -> None:
-        """A reduce_scatter of parts that differ in size."""
-        name, factor = name_of(opts.reduceOp)
-        for rank, part in enumerate(parts):
-            array, dtype = draft.read(part)
-            out = draft.write(output).array if rank == self.rank() else None
-            array = array if factor is None else array * factor
-            self._begin(draft, opts, "reduce", array, out, rank, op_of(name, part.dtype), dtype=dtype)
+    def _reduce_scatter(
+        self, draft: Draft, opts: Any, output: torch.Tensor, source: View, counts: Sequence[int] | None = None
+    ) -> None:
+        op, target = op_of(opts.reduceOp), draft.write(output).array
+        self._begin(draft, opts, "reduce_scatter", source.array, target, op, dtype=source.dtype, counts=counts)
 
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> RequestWork:
         opts = _with_timeout("Barrier", opts, timeout)
         draft = Draft()
         with torch_errors():
-            token = np.zeros(1, np.uint8)
-            self._begin(draft, opts, "all_reduce", token, token, "max")
+            self._begin(draft, opts, "barrier")
         return self._work(draft, opts, ())
-
-    # -- those made of messages
 
     def gather(
         self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None
@@ -230,12 +207,10 @@ class LanterneGroup(ProcessGroup):
         draft, (tensor,), root = Draft(), inputs, opts.rootRank
         parts: Tensors = outputs[0] if self.rank() == root else ()
         with torch_errors():
-            self._check_root("gather", root)
             if parts:
                 self._check_parts("gather", parts, tensor)
-            sent = [draft.read(tensor).array if rank == root else None for rank in range(self.size())]
-            taken = [draft.write(part).array for part in parts]
-            self._exchange(draft, sent, taken or self._nothing)
+            whole = draft.write_parts(parts).array if parts else None
+            self._begin(draft, opts, "gather", draft.read(tensor).array, whole, root)
         return self._work(draft, opts, parts)
 
     def scatter(
@@ -247,12 +222,10 @@ class LanterneGroup(ProcessGroup):
         draft, (tensor,), root = Draft(), outputs, opts.rootRank
         parts: Tensors = inputs[0] if self.rank() == root else ()
         with torch_errors():
-            self._check_root("scatter", root)
             if parts:
                 self._check_parts("scatter", parts, tensor)
-            sent = [draft.read(part).array for part in parts]
-            taken = [draft.write(tensor).array if rank == root else None for rank in range(self.size())]
-            self._exchange(draft, sent or self._nothing, taken)
+            whole = draft.read_parts(parts).array if parts else None
+            self._begin(draft, opts, "scatter", whole, draft.write(tensor).array, root)
         return self._work(draft, opts, [tensor])
 
     def all_to_all_single(
@@ -268,59 +241,54 @@ class LanterneGroup(ProcessGroup):
         draft = Draft()
         with torch_errors():
             _check_dtypes("all_to_all", output, tensor)
-            source, target = draft.read(tensor).array, draft.write(output).array
-            if not output_sizes and not input_sizes:
-                self._begin(draft, opts, "all_to_all", source, target)
-            else:
-                self._exchange(
-                    draft,
-                    _rows("all_to_all", tensor, source, input_sizes, self.size()),
-                    _rows("all_to_all", output, target, output_sizes, self.size()),
-                )
+            counts = {}
+            if output_sizes or input_sizes:
+                counts["in_counts"] = _counts("all_to_all", tensor, input_sizes, self.size())
+                counts["out_counts"] = _counts("all_to_all", output, output_sizes, self.size())
+            self._begin(draft, opts, "all_to_all", draft.read(tensor).array, draft.write(output).array, **counts)
         return self._work(draft, opts, [output])
 
-    def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None, timeout: timedelta | None = None) -> Any:
+    def alltoall(
+        self, outputs: Tensors, inputs: Tensors, opts: Any = None, timeout: timedelta | None = None
+    ) -> RequestWork:
         opts = _with_timeout("AllToAll", opts, timeout)
         draft = Draft()
         with torch_errors():
             for tensors in (inputs, outputs):
                 if len(tensors) != self.size():
                     raise InputError(f"all_to_all: got {len(tensors)} tensors, expected {self.size()}")
-            sent = [draft.read(tensor).array for tensor in inputs]
-            self._exchange(draft, sent, [draft.write(tensor).array for tensor in outputs])
+            counts = {
+                "in_counts": [tensor.numel() for tensor in inputs],
+                "out_counts": [tensor.numel() for tensor in outputs],
+            }
+            source, target = draft.read_parts(inputs).array, draft.write_parts(outputs).array
+            self._begin(draft, opts, "all_to_all", source, target, **counts)
         return self._work(draft, opts, outputs)
 
-    def _exchange(
-        self, draft: Draft, sent: Sequence[NDArray[Any] | None], taken: Sequence[NDArray[Any] | None]
-    ) -> None:
-        """Send and receive one message with each rank, in rank order; None, or nothing in it: no message."""
-        me, comm = self.rank(), self.communicator
-        mine, own = sent[me], taken[me]
-        if mine is not None and own is not None:
-            if mine.size != own.size:
-                raise InputError(f"got {mine.size} elements for this rank itself, expected {own.size}")
-            own[:] = mine
-        for shift in range(1, self.size()):
-            before, after = (me - shift) % self.size(), (me + shift) % self.size()
-            there, here = taken[before], sent[after]
-            if there is not None and there.size:
-                draft.requests.append(comm.start_recv(there, before, tag=OWN_TAG))
-            if here is not None and here.size:
-                draft.requests.append(comm.start_send(here, after, tag=OWN_TAG))
+    # -- messages
 
     def send(self, tensors: Tensors, peer: int, tag: int = 0) -> RequestWork:
         draft = Draft()
         with torch_errors():
             for tensor in tensors:
-                draft.requests.append(self.communicator.start_send(draft.read(tensor).array, peer, tag=tag))
+                draft.requests.append(self._mailbox.start_send(draft.read(tensor).array, peer, tag=tag))
         return self._work(draft, None, tensors)
 
-    def recv(self, tensors: Tensors, peer: int, tag: int = 0) -> RequestWork:
-        draft = Draft()
+    def recv(self, tensors: Tensors, peer: int | None, tag: int = 0) -> RequestWork:
+        draft, received = Draft(), list[MailRequest]()
         with torch_errors():
             for tensor in tensors:
-                draft.requests.append(self.communicator.start_recv(draft.write(tensor).array, peer, tag=tag))
-        return self._work(draft, None, tensors, source=lambda: peer)
+                received.append(self._mailbox.start_recv(draft.write(tensor).array, peer, tag=tag))
+        draft.requests += received
+
+        def source() -> int:
+            found = received[-1].received
+            return -1 if found is None else found.source
+
+        return self._work(draft, None, tensors, source)
+
+    def recv_anysource(self, tensors: Tensors, tag: int = 0) -> RequestWork:
+        return self.recv(tensors, None, tag)
 
     # -- calls
 
@@ -345,16 +313,12 @@ class LanterneGroup(ProcessGroup):
         limit_s = None if opts is None else seconds(opts.timeout)
         return self.communicator.timeout_s if limit_s is None else limit_s
 
-    def _check_root(self, verb: str, root: int) -> None:
-        if not 0 <= root < self.size():
-            raise InputError(f"{verb}: got root {root}, expected 0 to {self.size() - 1}")
-
-    def _check_parts(self, verb: str, parts: Tensors, tensor: torch.Tensor) -> None:
+    def _check_parts(self, verb: str, parts: Tensors, tensor: torch.Tensor, *, even: bool = True) -> None:
         if len(parts) != self.size():
             raise InputError(f"{verb}: got a list of {len(parts)} tensors, expected {self.size()}")
         for part in parts:
             _check_dtypes(verb, part, tensor)
-            if part.numel() != tensor.numel():
+            if even and part.numel() != tensor.numel():
                 raise InputError(f"{verb}: got {part.numel()} elements, expected {tensor.numel()} as the other tensor")
 
     # -- several calls as one
@@ -486,8 +450,8 @@ def _check_dtypes(verb: str, one: torch.Tensor, other: torch.Tensor) -> None:
         raise InputError(f"{verb}: got tensors of {one.dtype} and {other.dtype}, expected one dtype")
 
 
-def _rows(verb: str, tensor: torch.Tensor, array: NDArray[Any], sizes: Sequence[int], world_size: int) -> Any:
-    """The parts of `array` that are `sizes` rows of `tensor` each; no sizes: equal ones."""
+def _counts(verb: str, tensor: torch.Tensor, sizes: Sequence[int], world_size: int) -> list[int]:
+    """Elements of the parts of `tensor` that have `sizes` rows each; no sizes: equal ones."""
     rows = tensor.size(0) if tensor.dim() else 0
     if not sizes:
         if rows % world_size:
@@ -495,5 +459,4 @@ def _rows(verb: str, tensor: torch.Tensor, array: NDArray[Any], sizes: Sequence[
         sizes = [rows // world_size] * world_size
     if len(sizes) != world_size or sum(sizes) != rows:
         raise InputError(f"{verb}: got split sizes {list(sizes)} of {rows} rows, expected {world_size} that sum to it")
-    per_row = array.size // rows if rows else 0
-    return np.split(array, np.cumsum(sizes)[:-1] * per_row)
+    return [size * (tensor.numel() // rows if rows else 0) for size in sizes]

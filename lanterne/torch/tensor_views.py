@@ -17,10 +17,6 @@ _SEEN: dict[torch.dtype, tuple[torch.dtype | None, str | None]] = {
         if name.startswith("float8_") and isinstance(getattr(torch, name), torch.dtype)
     },
 }
-# Tensors of bool are summed as NumPy does it: any; their product is all.
-_OF_BOOL = {"sum": "max", "prod": "min", "bor": "max", "band": "min"}
-_NAMES = {"SUM": "sum", "AVG": "mean", "PRODUCT": "prod", "MIN": "min", "MAX": "max", "PREMUL_SUM": "sum"}
-
 
 class View(NamedTuple):
     """A tensor's memory: a flat `array`, and its `dtype` for lanterne where the array does not say it."""
@@ -47,12 +43,6 @@ def check_tensor(tensor: torch.Tensor) -> None:
         raise InputError(f"tensor: got one on {tensor.device}, expected the CPU, which lanterne serves")
     if tensor.layout is not torch.strided:
         raise InputError(f"tensor: got one of {tensor.layout}, expected a dense one")
-
-
-def op_of(name: str, dtype: torch.dtype) -> str:
-    """lanterne's name of torch's reduction `name` ("SUM") of tensors of `dtype`."""
-    op = _NAMES.get(name, name.lower())
-    return _OF_BOOL.get(op, op) if dtype is torch.bool else op
 
 
 def whole_of(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:

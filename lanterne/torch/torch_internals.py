@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
 from lanterne.errors import InputError, LanterneError, TransportTimeout
+from lanterne.kernels.dtypes import Op, PremulSum
 
 TESTED: tuple[str, ...] = ("2.13",)
 
@@ -36,6 +37,8 @@ OPTIONS: dict[str, Any] = {
         *("ReduceScatter", "Barrier", "AllToAll"),
     )
 }
+# Other names are the same in lower case.
+_OPS = {"AVG": "mean", "PRODUCT": "prod"}
 # Callbacks that run in this thread right now, one inside the other.
 _settling = threading.local()
 
@@ -67,10 +70,10 @@ def after_each_step(hook: Callable[..., None]) -> None:
     register_optimizer_step_post_hook(hook)
 
 
-def name_of(op: Any) -> tuple[str, Any]:
-    """(name such as "SUM", factor of "PREMUL_SUM" or None) of a ReduceOp."""
+def op_of(op: Any) -> Op:
+    """lanterne's op for a ReduceOp of torch."""
     name = getattr(op, "op", op).name
-    return name, op.factor if name == "PREMUL_SUM" else None
+    return PremulSum(float(op.factor)) if name == "PREMUL_SUM" else _OPS.get(name, name.lower())
 
 
 def is_settling() -> bool:

@@ -58,6 +58,13 @@ def check_all_reduce():
     y = tensor_of(torch.float32)
     dist.all_reduce(y, group=GLOO)
     assert torch.allclose(x, y / SIZE)
+    for op, whole in ((dist.ReduceOp.BAND, 0), (dist.ReduceOp.BOR, 7), (dist.ReduceOp.BXOR, 7)):
+        dist.all_reduce(x := torch.tensor([1 << RANK]), op)
+        assert x.tolist() == [whole]
+    dist.all_reduce(x := torch.tensor([RANK == 1]))
+    assert x.tolist() == [True]
+    dist.all_reduce(x := torch.full((2,), 1j * RANK))
+    assert x.tolist() == [3j, 3j]
 
 
 def check_moves():
@@ -171,6 +178,11 @@ def check_messages():
     work = [dist.isend(x, after, tag=7), dist.irecv(z := torch.zeros(4, 3, dtype=torch.bfloat16).t(), before, tag=7)]
     assert work[1].get_future().wait()[0] is not None and torch.equal(y, z)
     work[0].wait()
+    if RANK:
+        dist.send(torch.full((2,), float(RANK)), 0, tag=1 << 20)
+    else:
+        seen = [(dist.recv(w := torch.zeros(2), tag=1 << 20), float(w[0])) for _ in range(SIZE - 1)]
+        assert sorted(seen) == [(rank, float(rank)) for rank in range(1, SIZE)], seen
 
 
 def check_futures():
