@@ -45,6 +45,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "bench strangers": ("scores.strangers", "benchmark a running job under forged connections to its ports"),
     "bench persistence": ("scores.persistence", "benchmark a late rank that is named wrongly, or absent"),
     "bench mpi": ("scores.peers.mpi_peers", "benchmark all-reduce against MPI's own and a plain ring over mpi4py"),
+    "bench calls": ("scores.speed.calls", "benchmark small calls, calls of a megabyte and CPU time against MPI's own"),
     "bench lab-peers": ("scores.peers.lab_peers", "compare with MPICH, Open MPI and Gloo on the emulated cluster"),
     "bench ddp": ("scores.peers.ddp", "train a model by PyTorch's DDP over gloo and over lanterne, in turn"),
     "bench lab-arrivals": (

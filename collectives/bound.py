@@ -4,6 +4,7 @@ from lanterne.collectives.call.sizes import ROOTED
 from lanterne.collectives.core import CommunicatorCore
 from lanterne.collectives.execute.arguments import CallOptions, CheckedCall, resolve
 from lanterne.collectives.execute.requests import CollectiveRequest
+from lanterne.collectives.shared.calls import SharedRequest
 from lanterne.errors import InputError
 from lanterne.kernels.arrays import Array, is_device_array
 from lanterne.kernels.dtypes import Op
@@ -36,14 +37,24 @@ class Bound:
         self._arguments = collective, in_array, out_array, op, root, None, options
         self._asks = communicator.asks(collective, options)
         self._call, self._known = self._resolve()
+        # Through shared memory there is one request, which is used again.
+        self._shared: SharedRequest | None = None
 
     def __call__(self, timeout_s: float | None = None) -> None:
         """Run the call; raises as the communicator's method does."""
-        check_timeout_s(timeout_s)
+        if timeout_s is not None:
+            check_timeout_s(timeout_s)
         communicator = self._communicator
         with communicator.lock:
-            request = communicator.begin_checked(self._now(), self._asks)
-        request.wait(timeout_s)
+            shared = self._shared
+            if shared is not None and shared.done and self._known is communicator.tuning.model:
+                communicator.check_open()
+                request: CollectiveRequest = communicator.begin_again(shared, self._asks)
+            else:
+                request = communicator.begin_checked(self._now(), self._asks)
+                self._shared = request if isinstance(request, SharedRequest) and not self._call.copies else None
+        if not request.done:
+            request.wait(timeout_s)
 
     def start(self) -> CollectiveRequest:
         """Start the call, which advances in the background, and return its request."""

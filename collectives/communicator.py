@@ -305,6 +305,7 @@ class Communicator(Reductions, Movements):
         topology = None if tuning.topology is None else tuning.topology.of_ranks(places)
         model = tuning.model if topology is None else topology.slowest
         child.tuning.adopt(model, tuning.source, factors, topology)
+        core.share_memory()
         return child
 
     # -- the end

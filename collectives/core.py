@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from lanterne.collectives.algorithms.catalogue import NATIVE, SHARED
 from lanterne.collectives.copied import CopiedRequest, copy_back
 from lanterne.collectives.execute import native
 from lanterne.collectives.execute.arguments import CallOptions, CheckedCall, Key, check_whole, resolve
@@ -19,6 +20,9 @@ from lanterne.collectives.execute.requests import CallRequest, CollectiveRequest
 from lanterne.collectives.late.calls import LateRanks, LateRequest
 from lanterne.collectives.mailbox import Mailbox
 from lanterne.collectives.point_to_point import StartedMessages
+from lanterne.collectives.shared.calls import SharedPlans, SharedRequest
+from lanterne.collectives.shared.memory import share_memory
+from lanterne.collectives.shared.pieces import WAYS
 from lanterne.errors import InputError, TransportError, TransportTimeout, Unavailable
 from lanterne.kernels.arrays import Array, Stream, is_device_array
 from lanterne.kernels.dtypes import Dtype, Op
@@ -111,6 +115,7 @@ class CommunicatorCore(CommunicatorBase):
         # By ranks, how many groups of them were made.
         self._grouped: Counter[tuple[int, ...]] = Counter()
         self._plans = Plans(self)
+        self._shared: SharedPlans | None = None
         self.messages: StartedMessages = StartedMessages(self)
         self._mailbox: Mailbox | None = None
         self.late: LateRanks = LateRanks(self, board_key)
@@ -129,9 +134,10 @@ class CommunicatorCore(CommunicatorBase):
         timeout_s: float | None = None,
     ) -> None:
         """Run the collective of this name; see Communicator."""
-        check_timeout_s(timeout_s)
+        if timeout_s is not None:
+            check_timeout_s(timeout_s)
         given = out_array if in_array is None else in_array
-        if options.algorithm == "native" and timeout_s is None and not is_device_array(given):
+        if options.algorithm == NATIVE and timeout_s is None and not is_device_array(given):
             self._drain()
             call = resolve(self, collective, in_array, out_array, op, root, stream, options)
             native.call(self, call)
@@ -140,7 +146,8 @@ class CommunicatorCore(CommunicatorBase):
         # What is queued on streams is ordered by them: the CPU does not wait for it.
         with self.lock:
             request = self._begin(collective, in_array, out_array, op, root, stream, options)
-        request.wait(timeout_s, queued=True)
+        if not request.done:
+            request.wait(timeout_s, queued=True)
 
     def start(
         self,
@@ -168,14 +175,15 @@ class CommunicatorCore(CommunicatorBase):
         stream: Stream,
         options: CallOptions,
     ) -> CollectiveRequest:
-        self.check_open()
+        if self._failure is not None or self._device is not None:
+            self.check_open()
         try:
             call = resolve(self, collective, in_array, out_array, op, root, stream, options)
         except TransportError as error:
             # The device has failed: no later call can succeed.
             self.fail(error)
             raise
-        return self.begin_checked(call, self.asks(collective, options))
+        return self.begin_checked(call, options.algorithm == "auto" and self.asks(collective, options))
 
     @staticmethod
     def asks(collective: str, options: CallOptions) -> bool:
@@ -189,6 +197,8 @@ class CommunicatorCore(CommunicatorBase):
 
     def _begun(self, call: CheckedCall, asks: bool) -> CollectiveRequest:
         policy, late = None, self.late
+        if call.key.algorithm == SHARED:
+            return self.begin_again(SharedRequest(self, self._shared_plans(call), call), asks)
         if asks:
             assert call.in_array is not None
             policy = late.policy(call.key.collective, call.in_array.nbytes)
@@ -196,21 +206,46 @@ class CommunicatorCore(CommunicatorBase):
                 late.came()
         if policy is not None:
             return self.begin(LateRequest(self, late, call, policy))
-        if call.algorithm == "native" and not native.is_queued(self, call):
+        if call.key.algorithm == NATIVE and not native.is_queued(self, call):
             return self.begin(native.start(self, call))
         return self.begin(self._planned(call))
+
+    def begin_again(self, request: SharedRequest, asks: bool) -> SharedRequest:
+        """Begin `request`, under `lock`, if need be for another time; `asks`: see there."""
+        request.again()
+        if asks and self.world_size > 2 and self.late.reports("all_reduce"):
+            self.late.came()
+        return self.begin(request)
 
     def plan(self, key: Key, dtype: Dtype) -> CallPlan:
         """The plan of calls of `key`."""
         return self._plans.find(key) or self._plans.add(key, dtype)
 
     def _planned(self, call: CheckedCall) -> CallRequest:
-        plan = self.plan(call.key, call.dtype)
+        plan = self._plans.find(call.key) or self._plans.add(call.key, call.dtype)
         execution = plan.take(call.form)
         execution.bind(call.in_array, call.out_array, call.entry)
-        with self.failing:
-            plan.agree()
+        if not plan.agreed:
+            with self.failing:
+                plan.agree()
         return CallRequest(self, plan, execution, call.form, call.entry)
+
+    def share_memory(self) -> None:
+        """Let the ranks share memory, if they are processes of one host. A collective call."""
+        memory = share_memory(self, self.call)
+        if memory is not None:
+            self._shared = SharedPlans(self, memory)
+            self.shares_memory = True
+            self.tuning.resolved.clear()
+
+    def _shared_plans(self, call: CheckedCall) -> SharedPlans:
+        if self._shared is None or call.entry is not None:
+            what = "device arrays" if call.entry is not None else "ranks that share no memory"
+            raise InputError(f"{SHARED} {call.key.collective}: got {what}, expected host arrays of ranks of one host")
+        if call.key.collective not in WAYS or call.key.counts is not None:
+            what = "counts" if call.key.collective in WAYS else call.key.collective
+            raise InputError(f"{SHARED}: got {what}, expected even parts of {', '.join(WAYS)}")
+        return self._shared
 
     def _drain(self) -> None:
         self.check_open()

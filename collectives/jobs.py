@@ -119,7 +119,7 @@ def join(
 
 def open_communicator(opened: Transport, group: Group, *, deterministic: bool = False) -> "Communicator":
     """The Communicator of all ranks of `group` over the transport `opened`, with a cost model; closed with both."""
-    from lanterne.collectives.communicator import Communicator
+    from lanterne.collectives.communicator import Communicator, core_of
 
     communicator = Communicator(opened, ranks_here=group.ranks_here, hosts=group.hosts, closes=(opened, group))
     communicator.deterministic = deterministic
@@ -129,6 +129,7 @@ def open_communicator(opened: Transport, group: Group, *, deterministic: bool = 
             communicator.tuning.adopt(GPUS, "assumed")
         else:
             communicator.tuning.learn()
+            core_of(communicator).share_memory()
     except LanterneError:
         communicator.close()
         raise

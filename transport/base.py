@@ -60,8 +60,17 @@ class Region:
     buffer: memoryview | None
 
     def __init__(self, array: Any, native: Any = None) -> None:
-        self.array: Any = array
+        self.point(array)
         self.native: Any = native
+
+    def point(self, array: Any) -> None:
+        """Be the memory of `array` from now on.
+
+        Raises:
+            InputError: not contiguous, or no array.
+        """
+        self.array: Any = array
+        self.native = None
         interface = getattr(array, "__cuda_array_interface__", None)
         self.device: bool = interface is not None
         if self.device:
@@ -76,7 +85,13 @@ class Region:
             view = memoryview(array)
             if not view.c_contiguous:
                 raise InputError("register: got a non-contiguous array, expected a C-contiguous one")
-            buffer = _as_bytes(array, view)
+            if view.nbytes == 0:
+                buffer = memoryview(bytearray(0))
+            elif hasattr(array, "view") and hasattr(array, "reshape"):
+                # NumPy first: memoryview.cast refuses formats such as float16's "e" and bfloat16's void types.
+                buffer = memoryview(array.reshape(-1).view("u1"))
+            else:
+                buffer = view.cast("B")
         except (TypeError, BufferError, ValueError) as error:
             if isinstance(error, InputError):
                 raise
@@ -86,15 +101,6 @@ class Region:
         self.buffer = buffer
         self.nbytes = buffer.nbytes
         self.address = address_of(buffer)
-
-
-def _as_bytes(array: Any, view: memoryview) -> memoryview:
-    if view.nbytes == 0:
-        return memoryview(bytearray(0))
-    if hasattr(array, "view") and hasattr(array, "reshape"):
-        # NumPy first: memoryview.cast refuses extension formats such as float16's 'e' and bfloat16's void types.
-        return memoryview(array.reshape(-1).view("u1"))
-    return view.cast("B")
 
 
 def address_of(buffer: memoryview) -> int:
@@ -274,6 +280,13 @@ class Transport(ABC):
     def open_board(self, key: str, rank: int, world_size: int) -> "Seat | None":
         """The seat of `rank` at the arrival board `key` of `world_size` ranks; None: there is none."""
         return None if self._job is None else self._job.open_board(key, rank, world_size)
+
+    def on_one_host(self, ranks: Iterable[int]) -> bool:
+        """Whether these ranks are processes of one host, which may share memory; no wrapper of a transport says so."""
+        job = self._job
+        if job is None or job.machine is not THIS_MACHINE or self.capabilities.stream_ordered:
+            return False
+        return len({job.hosts[rank] for rank in ranks}) == 1
 
     @property
     def lock(self) -> "threading.RLock":

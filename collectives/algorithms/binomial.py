@@ -6,12 +6,13 @@ from lanterne.collectives.schedule.ir import COPY, CollectiveSchedule, Ints, Sch
 from lanterne.collectives.schedule.passes import reverse
 
 
-def binomial_broadcast(world_size: int, root: int) -> CollectiveSchedule:
+def binomial_broadcast(world_size: int, root: int, *, only: int | None = None) -> CollectiveSchedule:
     """The number of ranks that have the buffer doubles every round.
 
     Cost (p = world_size): rounds = ceil(log2(p)); load = ceil(log2(p))
     """
-    build = ScheduleBuilder("broadcast", "binomial", world_size, 1, rank_of=from_root(world_size, root), root=root)
+    rank_of = from_root(world_size, root)
+    build = ScheduleBuilder("broadcast", "binomial", world_size, 1, rank_of=rank_of, root=root, only=only)
     have = 1
     while have < world_size:
         senders = np.arange(min(have, world_size - have))
@@ -20,12 +21,12 @@ def binomial_broadcast(world_size: int, root: int) -> CollectiveSchedule:
     return build.build()
 
 
-def binomial_reduce(world_size: int, root: int) -> CollectiveSchedule:
+def binomial_reduce(world_size: int, root: int, *, only: int | None = None) -> CollectiveSchedule:
     """The broadcast reversed in time.
 
     Cost (p = world_size): rounds = ceil(log2(p)); load = ceil(log2(p))
     """
-    return reverse(binomial_broadcast(world_size, root), "reduce")
+    return reverse(binomial_broadcast(world_size, root, only=only), "reduce")
 
 
 def from_root(world_size: int, root: int) -> Ints:

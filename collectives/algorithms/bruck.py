@@ -6,34 +6,34 @@ from lanterne.collectives.schedule.ir import COPY, CollectiveSchedule, ScheduleB
 from lanterne.collectives.schedule.passes import chain, reverse
 
 
-def bruck_all_gather(world_size: int) -> CollectiveSchedule:
+def bruck_all_gather(world_size: int, *, only: int | None = None) -> CollectiveSchedule:
     """Every rank hands all that it holds to the rank 1, 2, 4, ... places to its left.
 
     Cost (p = world_size): rounds = ceil(log2(p)); load = (p - 1) / p
     Paper: Bruck et al. 1997.
     """
-    build = ScheduleBuilder("all_gather", "bruck", world_size, world_size)
+    build = ScheduleBuilder("all_gather", "bruck", world_size, world_size, only=only)
     doubling_rounds(build, world_size)
     return build.build()
 
 
-def bruck_reduce_scatter(world_size: int) -> CollectiveSchedule:
+def bruck_reduce_scatter(world_size: int, *, only: int | None = None) -> CollectiveSchedule:
     """The all-gather reversed in time.
 
     Cost (p = world_size): rounds = ceil(log2(p)); load = (p - 1) / p
     Paper: Traeff 2024 (arXiv 2410.14234).
     """
-    return reverse(bruck_all_gather(world_size), "reduce_scatter")
+    return reverse(bruck_all_gather(world_size, only=only), "reduce_scatter")
 
 
-def bruck_all_reduce(world_size: int) -> CollectiveSchedule:
+def bruck_all_reduce(world_size: int, *, only: int | None = None) -> CollectiveSchedule:
     """Reduce-scatter, then all-gather: fewest rounds among those that move fewest bytes, for any p.
 
     Cost (p = world_size): rounds = 2 * ceil(log2(p)); load = 2 * (p - 1) / p
     Paper: Traeff 2024 (arXiv 2410.14234).
     """
-    phases = {"reduce_scatter": bruck_reduce_scatter(world_size), "all_gather": bruck_all_gather(world_size)}
-    return chain("all_reduce", phases)
+    sums, parts = bruck_reduce_scatter(world_size, only=only), bruck_all_gather(world_size, only=only)
+    return chain("all_reduce", {"reduce_scatter": sums, "all_gather": parts})
 
 
 def bruck_all_to_all(world_size: int) -> CollectiveSchedule:
@@ -52,13 +52,13 @@ def bruck_all_to_all(world_size: int) -> CollectiveSchedule:
     return build.build()
 
 
-def dissemination_barrier(world_size: int) -> CollectiveSchedule:
+def dissemination_barrier(world_size: int, *, only: int | None = None) -> CollectiveSchedule:
     """Every rank learns that all have come, from those it has heard of: Bruck's all-gather of nothing.
 
     Cost (p = world_size): rounds = ceil(log2(p)); load = 0
     Paper: Hensgen, Finkel and Manber 1988.
     """
-    build = ScheduleBuilder("barrier", "dissemination", world_size, world_size)
+    build = ScheduleBuilder("barrier", "dissemination", world_size, world_size, only=only)
     doubling_rounds(build, world_size)
     return build.build()
 
@@ -68,6 +68,7 @@ def doubling_rounds(build: ScheduleBuilder, size: int) -> None:
     held = 1
     while held < size:
         count = min(held, size - held)
-        roles = np.arange(size)[:, None]
+        mine = build.mine(size)
+        roles = np.union1d(mine, (mine + held) % size)[:, None]
         build.round((roles, (roles - held) % size, (roles + np.arange(count)) % size, COPY))
         held += count

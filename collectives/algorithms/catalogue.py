@@ -4,6 +4,8 @@ A new algorithm is one file in algorithms/ and one line here; check, cost, drawi
 tests then know it.
 """
 
+import functools
+import inspect
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
@@ -40,6 +42,9 @@ from lanterne.errors import InputError, one_of
 
 # The name under which benchmarks and the Communicator know the transport library's own collectives.
 NATIVE = "native"
+# And those through memory that the ranks of one host share (collectives/shared).
+SHARED = "shared"
+UNSCHEDULED = (NATIVE, SHARED)
 
 Generator: TypeAlias = Callable[..., CollectiveSchedule]
 Law: TypeAlias = Callable[[int], tuple[float, int, int, int]]
@@ -55,6 +60,11 @@ def _one(p: int) -> int:
 
 def _levels(p: int) -> int:
     return (p - 1).bit_length()
+
+
+@functools.cache
+def _takes_only(generator: Generator) -> bool:
+    return "only" in inspect.signature(generator).parameters
 
 
 class Algorithm(NamedTuple):
@@ -75,7 +85,9 @@ class Algorithm(NamedTuple):
             where there is nothing to choose. Of those that take nodes: the number of nodes, and m chunks of a rail.
         least: as `law`, the least m: with fewer chunks there are as many rounds.
         nodes: takes `nodes`, the ranks of each node; None: one rank on each.
+        early: of a late-rank algorithm, (world_size, num_chunks) -> (rounds, chunks of a message) before the join.
         slow: may search for seconds, and takes `progress`.
+        stream: all that a rank receives comes from one peer, where ranks are more than two.
     """
 
     collective: str
@@ -90,15 +102,25 @@ class Algorithm(NamedTuple):
     law: Law | None = None
     least: Callable[[int], int] = _one
     nodes: bool = False
+    early: Callable[[int, int], tuple[int, float]] | None = None
     slow: bool = False
+    stream: bool = False
+
+    @property
+    def own(self) -> bool:
+        """Whether it takes `only`, a rank, and makes that rank's transfers alone, as quickly as those are few."""
+        return _takes_only(self.generator)
 
 
 # A schedule of more ranks, or of more (rank, chunk) cells, would take gigabytes.
 MAX_RANKS, MAX_CELLS = 2048, 2**23
+# Of one rank's part.
+MAX_OWN_RANKS = 2**14
 
 # fmt: off
 _LINES: tuple[Algorithm, ...] = (
-    Algorithm("all_reduce", "ring", ring.ring_all_reduce, "around the ring twice; fewest bytes, many rounds"),
+    Algorithm("all_reduce", "ring", ring.ring_all_reduce, "around the ring twice; fewest bytes, many rounds",
+              stream=True),
     Algorithm("all_reduce", "rhd", rhd.rhd_all_reduce, "halving, then doubling; best for powers of two"),
     Algorithm("all_reduce", "bruck", bruck.bruck_all_reduce, "circulant; fewest rounds and bytes for any number"),
     Algorithm("all_reduce", "allpairs", allpairs.allpairs_all_reduce, "everybody to everybody at once; needs a switch"),
@@ -112,10 +134,10 @@ _LINES: tuple[Algorithm, ...] = (
               "StragglAR: a chunk meets the late rank in every round", stragglar.refuses_odd, late=True, slow=True),
     Algorithm("all_reduce", "late_join", late_join.late_join_all_reduce,
               "joins the late rank in the fewest rounds, any number of ranks and chunks", late_join.refuses_one,
-              late=True, chunked=True, law=lambda p: (1, _levels(p) - 1, 1, p - 1)),
+              late=True, chunked=True, law=lambda p: (1, _levels(p) - 1, 1, p - 1), early=late_join.early_rounds),
     Algorithm("all_reduce", "late_chain", late_chain.late_chain_all_reduce,
               "one pipelined ring through the late rank; for long delays", late_join.refuses_one,
-              late=True, chunked=True, law=lambda p: (1, p - 1, 1, 1)),
+              late=True, chunked=True, law=lambda p: (1, p - 1, 1, 1), early=lambda p, m: (m + p - 3, 1)),
     Algorithm("all_reduce", "late_group", late_group.late_group_all_reduce,
               "several late ranks bring their chunks to the owners of sums", late_join.refuses_one, late=True,
               several=True, chunked=True, law=lambda p: (1, p - 1, 1, 1)),
@@ -135,12 +157,14 @@ _LINES: tuple[Algorithm, ...] = (
     Algorithm("all_reduce", "hier_late_chain", hier.hier_late_chain_all_reduce,
               "inside the nodes, and one ring across them through the late one", late_join.refuses_one, late=True,
               several=True, chunked=True, nodes=True, law=lambda n: (1, n + 2, 1, 1)),
-    Algorithm("reduce_scatter", "ring", ring.ring_reduce_scatter, "around the ring; fewest bytes, many rounds"),
+    Algorithm("reduce_scatter", "ring", ring.ring_reduce_scatter, "around the ring; fewest bytes, many rounds",
+              stream=True),
     Algorithm("reduce_scatter", "bruck", bruck.bruck_reduce_scatter, "circulant; fewest rounds and bytes, any number"),
     Algorithm("reduce_scatter", "rhd", rhd.rhd_reduce_scatter, "recursive halving; fewest rounds and bytes",
               rhd.refuses_other_than_powers_of_two),
     Algorithm("reduce_scatter", "allpairs", allpairs.allpairs_reduce_scatter, "everybody to everybody; needs a switch"),
-    Algorithm("all_gather", "ring", ring.ring_all_gather, "around the ring; fewest bytes, many rounds"),
+    Algorithm("all_gather", "ring", ring.ring_all_gather, "around the ring; fewest bytes, many rounds",
+              stream=True),
     Algorithm("all_gather", "bruck", bruck.bruck_all_gather, "circulant; fewest rounds and bytes for any number"),
     Algorithm("all_gather", "rhd", rhd.rhd_all_gather, "recursive doubling; fewest rounds and bytes",
               rhd.refuses_other_than_powers_of_two),
@@ -198,6 +222,8 @@ def find_algorithm(collective: str, name: str) -> Algorithm:
     lines = algorithms_for(collective)
     if name == NATIVE:
         raise InputError(f"algorithm: {NATIVE} is the transport library's own, which has no schedule")
+    if name == SHARED:
+        raise InputError(f"algorithm: {SHARED} goes through the memory of one host, which has no schedule")
     if (collective, name) not in ALGORITHMS:
         raise InputError(f"algorithm: {one_of(name, [line.name for line in lines], f' for {collective}')}")
     return ALGORITHMS[collective, name]
@@ -213,6 +239,7 @@ def make_schedule(
     progress: Progress | None = None,
     joined: int | None = None,
     nodes: Nodes | None = None,
+    only: int | None = None,
 ) -> CollectiveSchedule:
     """The (unchecked) schedule of a registered algorithm.
 
@@ -223,13 +250,15 @@ def make_schedule(
         progress: called with one line of text now and then by algorithms that search for long; None for silence.
         joined: of late_hybrid, 0 to num_chunks; None for its own choice.
         nodes: the ranks of each node, for those that know them; None: one rank on each.
+        only: of the algorithms that are `own`: the transfers of this rank, and no others.
 
     Raises:
         InputError: unknown names, a rank out of range, or a world size or chunk count that the algorithm cannot use.
     """
     line = find_algorithm(collective, name)
-    if not 1 <= world_size <= MAX_RANKS:
-        raise InputError(f"world size: got {world_size}, expected 1 to {MAX_RANKS}")
+    most = MAX_RANKS if only is None else MAX_OWN_RANKS
+    if not 1 <= world_size <= most:
+        raise InputError(f"world size: got {world_size}, expected 1 to {most} for {name} {collective}")
     reason = line.refuses(world_size)
     if reason:
         raise InputError(f"{name} {collective}: got {world_size} ranks, {reason}")
@@ -244,6 +273,10 @@ def make_schedule(
         raise InputError(f"late rank: got {late_rank}, but {name} {collective} expects none")
     if joined is not None:
         options["joined"] = _check_joined(line, joined, num_chunks)
+    if only is not None:
+        if not line.own:
+            raise InputError(f"only: got rank {only}, but {name} {collective} makes those of all ranks together")
+        options["only"] = _rank("only", only, world_size)
     if num_chunks is not None and not 1 <= num_chunks <= max(world_size**2, MAX_CELLS // world_size):
         limit = max(world_size**2, MAX_CELLS // world_size)
         raise InputError(f"chunks: got {num_chunks}, expected 1 to {limit} with {world_size} ranks")

@@ -6,7 +6,7 @@ from lanterne.collectives.schedule.ir import COPY, REDUCE, CollectiveSchedule, S
 from lanterne.collectives.schedule.passes import reverse
 
 
-def rhd_all_reduce(world_size: int) -> CollectiveSchedule:
+def rhd_all_reduce(world_size: int, *, only: int | None = None) -> CollectiveSchedule:
     """Halving reduce-scatter, doubling all-gather; beyond a power of two extra ranks use a partner, before and after.
 
     Cost (p = world_size, f = 2 ** floor(log2(p))): rounds = 2 * log2(f) + 2 * (p > f); load = 2 * (f - 1) / f + 2 * (p
@@ -14,9 +14,9 @@ def rhd_all_reduce(world_size: int) -> CollectiveSchedule:
     Paper: Rabenseifner 2004; StragglAR (arXiv 2505.23523), appendix F.
     """
     size = 2 ** (world_size.bit_length() - 1)
-    extra = np.arange(size, world_size)[:, None]
-    chunks = np.arange(size)
-    build = ScheduleBuilder("all_reduce", "rhd", world_size, size)
+    build = ScheduleBuilder("all_reduce", "rhd", world_size, size, only=only)
+    mine, chunks = build.mine(world_size), np.arange(size)
+    extra = np.intersect1d(np.arange(size, world_size), np.union1d(mine, mine + size))[:, None]
     build.phase("fold")
     if size < world_size:
         build.round((extra, extra - size, chunks, REDUCE))
@@ -32,25 +32,25 @@ def rhd_all_reduce(world_size: int) -> CollectiveSchedule:
     return build.build()
 
 
-def rhd_all_gather(world_size: int) -> CollectiveSchedule:
+def rhd_all_gather(world_size: int, *, only: int | None = None) -> CollectiveSchedule:
     """Recursive doubling: partners at distances 1, 2, 4, ... exchange all that they hold.
 
     Cost (p = world_size): rounds = log2(p); load = (p - 1) / p
     Paper: Thakur, Rabenseifner and Gropp 2005.
     """
-    build = ScheduleBuilder("all_gather", "rhd", world_size, world_size)
+    build = ScheduleBuilder("all_gather", "rhd", world_size, world_size, only=only)
     for distance in reversed(_halves(world_size)):
         _exchange(build, world_size, distance, COPY)
     return build.build()
 
 
-def rhd_reduce_scatter(world_size: int) -> CollectiveSchedule:
+def rhd_reduce_scatter(world_size: int, *, only: int | None = None) -> CollectiveSchedule:
     """Recursive halving: partners at distances p/2, p/4, ... exchange the half that the other will own.
 
     Cost (p = world_size): rounds = log2(p); load = (p - 1) / p
     Paper: Thakur, Rabenseifner and Gropp 2005.
     """
-    return reverse(rhd_all_gather(world_size), "reduce_scatter")
+    return reverse(rhd_all_gather(world_size, only=only), "reduce_scatter")
 
 
 def refuses_other_than_powers_of_two(world_size: int) -> str | None:
@@ -67,6 +67,7 @@ def _exchange(build: ScheduleBuilder, size: int, distance: int, op: int) -> None
 
     A rank that reduces sends its partner's half, one that copies its own.
     """
-    ranks = np.arange(size)[:, None]
+    mine = build.mine(size)
+    ranks = np.union1d(mine, mine ^ distance)[:, None]
     half = ranks // distance if op == COPY else (ranks ^ distance) // distance
     build.round((ranks, ranks ^ distance, half * distance + np.arange(distance), op))

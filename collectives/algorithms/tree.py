@@ -7,40 +7,50 @@ from lanterne.collectives.schedule.ir import COPY, CollectiveSchedule, Ints, Sch
 from lanterne.collectives.schedule.passes import chain, reverse
 
 
-def tree_broadcast(world_size: int, root: int, num_chunks: int | None = None) -> CollectiveSchedule:
+def tree_broadcast(
+    world_size: int, root: int, num_chunks: int | None = None, *, only: int | None = None
+) -> CollectiveSchedule:
     """The root feeds both trees in turn; a rank hears its two parents in turn and sends to two children in turn.
 
     Cost (p = world_size, m = num_chunks): rounds <= (m + 1 + 2 * ceil(log2(p))) * (p > 1); load <= rounds / m
     Paper: Sanders, Speck and Traeff 2009.
     """
     num_chunks = num_chunks or max(2, 2 * (world_size - 1).bit_length())
-    build = ScheduleBuilder("broadcast", "tree", world_size, num_chunks, rank_of=from_root(world_size, root), root=root)
+    rank_of = from_root(world_size, root)
+    build = ScheduleBuilder("broadcast", "tree", world_size, num_chunks, rank_of=rank_of, root=root, only=only)
     if world_size > 1:
         tree, parent, child = _two_trees(world_size - 1)
         first = _first_rounds(tree, parent, child, _edge_colours(parent, child))
+        # The chunks of a tree after its first one follow every second round; of one chunk the second tree has none.
+        last = (first + 2 * ((num_chunks - 1 - tree) // 2))[tree < num_chunks].max()
+        mine = build.mine(world_size)
+        kept = np.isin(parent, mine) | np.isin(child, mine)
+        tree, parent, child, first = tree[kept], parent[kept], child[kept], first[kept]
         turn = np.arange((num_chunks + 1) // 2)
         chunk = 2 * turn + tree[:, None]
         index, src, dst, chunk = np.broadcast_arrays(first[:, None] + 2 * turn, parent[:, None], child[:, None], chunk)
         real = chunk < num_chunks
-        build.rounds(index[real], src[real], dst[real], chunk[real], COPY)
+        build.rounds(index[real], src[real], dst[real], chunk[real], COPY, count=int(last) + 1)
     return build.build()
 
 
-def tree_reduce(world_size: int, root: int, num_chunks: int | None = None) -> CollectiveSchedule:
+def tree_reduce(
+    world_size: int, root: int, num_chunks: int | None = None, *, only: int | None = None
+) -> CollectiveSchedule:
     """The broadcast reversed in time.
 
     Cost (p = world_size, m = num_chunks): rounds <= (m + 1 + 2 * ceil(log2(p))) * (p > 1); load <= rounds / m
     """
-    return reverse(tree_broadcast(world_size, root, num_chunks), "reduce")
+    return reverse(tree_broadcast(world_size, root, num_chunks, only=only), "reduce")
 
 
-def tree_all_reduce(world_size: int, num_chunks: int | None = None) -> CollectiveSchedule:
+def tree_all_reduce(world_size: int, num_chunks: int | None = None, *, only: int | None = None) -> CollectiveSchedule:
     """Up both trees to rank 0, then down again.
 
     Cost (p = world_size, m = num_chunks): rounds <= 2 * (m + 1 + 2 * ceil(log2(p))) * (p > 1); load <= rounds / m
     """
-    phases = {"reduce": tree_reduce(world_size, 0, num_chunks), "broadcast": tree_broadcast(world_size, 0, num_chunks)}
-    return chain("all_reduce", phases)
+    up, down = (make(world_size, 0, num_chunks, only=only) for make in (tree_reduce, tree_broadcast))
+    return chain("all_reduce", {"reduce": up, "broadcast": down})
 
 
 def _two_trees(size: int) -> tuple[Ints, Ints, Ints]:

@@ -82,10 +82,18 @@ def _bytes_within(model: CostModel, time_s: float) -> float:
     return time_s / beta if beta else float("inf")
 
 
-def traffic_of(schedule: CollectiveSchedule, chunked: bool, nodes: Nodes | None = None) -> Traffic:
-    """The Traffic of `schedule`, between `nodes` if there are some; `chunked`: its algorithm takes any chunk count."""
+def traffic_of(
+    schedule: CollectiveSchedule, chunked: bool, nodes: Nodes | None = None, stream: bool | None = None
+) -> Traffic:
+    """The Traffic of `schedule`, between `nodes` if there are some; `chunked`: its algorithm takes any chunk count.
+
+    Args:
+        stream: whether all that a rank receives comes from one peer, where `schedule` is the part of one rank.
+    """
     if schedule.late_rank is not None:
         return PIECES if chunked else EXCHANGES
+    if stream is not None:
+        return STREAM if stream else ROUNDS
     src, dst = schedule.src, schedule.dst
     if nodes is not None:
         node_of = np.zeros(schedule.world_size, np.int64)

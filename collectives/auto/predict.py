@@ -89,6 +89,25 @@ def _with_inside(links: Topology, rails: int) -> CostModel:
     return replace(model, alpha_s=model.alpha_s + extra_s, pieces=pieces)
 
 
+def late_times_s(
+    line: Algorithm, world_size: int, num_chunks: int, nbytes: int, model: CostModel
+) -> tuple[float, float]:
+    """(seconds before the join, seconds of the join) of a late-rank algorithm, by its laws; for many ranks.
+
+    Where prices would take a schedule of all ranks. From 1 MiB on within a fifth of those, where both are known.
+    """
+    assert line.law is not None and line.early is not None, "of each in late/calls.LATE_ALGORITHMS"
+    rounds, chunks = line.early(world_size, num_chunks)
+    a, c, k, _ = line.law(world_size)
+    before_s = rounds * float(model.message_s(chunks * nbytes / num_chunks))
+    return before_s, (a * num_chunks + c) * float(model.message_s(k * nbytes / num_chunks))
+
+
+def ring_s(world_size: int, nbytes: int, model: CostModel) -> float:
+    """Seconds of the ring, which stands for `auto` where ranks are many."""
+    return 2 * (world_size - 1) * float(model.message_s(nbytes / world_size))
+
+
 def predictions(collective: str, world_size: int, nbytes: int, links: Links) -> list[Prediction]:
     """What every candidate takes by `links`, cheapest first."""
     rows, nodes = [], nodes_of_links(links)

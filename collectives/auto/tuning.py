@@ -9,9 +9,10 @@ or "all_reduce=ring,broadcast=chain". Every new choice is logged, with its reaso
 
 import logging
 import os
-from typing import NamedTuple
+from math import inf
+from typing import Any, NamedTuple
 
-from lanterne.collectives.algorithms.catalogue import ALGORITHMS, Algorithm, find_algorithm
+from lanterne.collectives.algorithms.catalogue import ALGORITHMS, SHARED, Algorithm, find_algorithm
 from lanterne.collectives.auto.learn import learn
 from lanterne.collectives.auto.pacing import sustained
 from lanterne.collectives.auto.predict import (
@@ -43,6 +44,13 @@ THREADS = CostModel(30e-6, 1 / 5e9, 1 / 10e9, serial_messages=True)
 
 # Ranks with a GPU each, over NCCL on fast links: for those that share one in a test, of which nothing can be measured.
 GPUS = CostModel(15e-6, 1 / 150e9, 1 / 1e12)
+
+
+# Calls through shared memory: whoever reduces reads the buffers of all, so that it pays for short ones; and all_reduces
+# for which the others might begin without a late rank are to go by messages.
+SHARED_REDUCTIONS = ("all_reduce", "reduce")
+SHARED_MOVES = ("broadcast", "all_gather", "reduce_scatter", "all_to_all", "barrier")
+MOST_SHARED_NBYTES, MOST_SHARED_PAIR_NBYTES = 32 << 10, 1 << 20
 
 
 class Choice(NamedTuple):
@@ -77,7 +85,9 @@ class Tuning:
     ) -> None:
         """Choose by `model`, `factors` and `topology` from now on; call it alike on all ranks."""
         self.topology = None if topology is None or topology.is_flat else topology
-        self._choices: dict[tuple[str, int], Choice] = {}
+        # By their arguments, calls as they were checked (execute/arguments.py).
+        self.resolved: dict[tuple[object, ...], tuple[Any, ...]] = {}
+        self._choices: dict[tuple[str, int, bool], Choice] = {}
         self._chunk_counts: dict[tuple[str, int, str], int | None] = {}
         self.model = model
         self.source = source
@@ -95,18 +105,21 @@ class Tuning:
         """What predictions go by: the topology where ranks share nodes, else the model."""
         return self.model if self.topology is None else self.topology
 
-    def choose(self, collective: str, nbytes: int) -> Choice:
+    def choose(self, collective: str, nbytes: int, *, shared: bool = False) -> Choice:
         """The Choice for `collective` on buffers of `nbytes`, the larger of a rank's two; the same on all ranks.
 
         Sizes are rounded up to a power of two, so that there are few choices to make.
+
+        Args:
+            shared: the buffers are of the host, and the ranks share memory.
 
         Raises:
             InputError: LANTERNE_ALGORITHM names an algorithm that does not exist or cannot be used.
         """
         size = 1 << max(0, nbytes - 1).bit_length()
-        choice = self._choices.get((collective, size))
+        choice = self._choices.get((collective, size, shared))
         if choice is None:
-            choice = self._choices[collective, size] = self._make(collective, size)
+            choice = self._choices[collective, size, shared] = self._make(collective, size, shared)
             log.info("%s of %d bytes: %s, %s", collective, nbytes, choice.algorithm, choice.reason)
         return choice
 
@@ -135,11 +148,13 @@ class Tuning:
             self._chunk_counts[key] = count
         return self._chunk_counts[key]
 
-    def _make(self, collective: str, nbytes: int) -> Choice:
+    def _make(self, collective: str, nbytes: int, shared: bool) -> Choice:
         world_size = self._communicator.world_size
         named = override(collective, world_size)
         if named is not None:
             return Choice(named, None, "named by LANTERNE_ALGORITHM")
+        if shared and nbytes <= most_shared_nbytes(collective, world_size):
+            return Choice(SHARED, None, "all ranks share memory")
         links = self.links
         lines = candidates(collective, world_size, self.topology is not None)
         if len(lines) == 1 or world_size == 1:
@@ -156,6 +171,13 @@ class Tuning:
             names = [row.algorithm for row in predicted]
         algorithm, chunks, time_s = next(near[name] for name in names if name in near)
         return Choice(algorithm, chunks, f"predicted to take {time_s * 1e6:.1f} us ({self.source} model)")
+
+
+def most_shared_nbytes(collective: str, world_size: int) -> float:
+    """Up to this size calls go through shared memory, where the ranks have some."""
+    if collective not in SHARED_REDUCTIONS:
+        return inf if collective in SHARED_MOVES else -1
+    return MOST_SHARED_PAIR_NBYTES if world_size == 2 else MOST_SHARED_NBYTES
 
 
 def late_num_chunks(line: Algorithm, world_size: int, nbytes: int, links: Links) -> int | None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from lanterne.collectives.algorithms.catalogue import algorithms_for
+from lanterne.collectives.algorithms.catalogue import NATIVE, UNSCHEDULED, algorithms_for
 from lanterne.collectives.call.memory import CallArray, call_memory, scaled
 from lanterne.collectives.call.sizes import ROOTED, Counts, even_sizes, has_input, has_output, in_short, uneven_sizes
 from lanterne.collectives.execute.communicator_base import CommunicatorBase
@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 
 # Whether in place; and where ranks know the counts of their own parts only, those.
 Form: TypeAlias = bool | tuple[bool, tuple[int, ...]]
+
+
+# Calls that are remembered as they were checked.
+MAX_RESOLVED = 1024
 
 
 class CheckedCall(NamedTuple):
@@ -126,6 +130,40 @@ def resolve(
             arrays that are not contiguous.
         Unavailable: device arrays, and no GPU, driver or CuPy here.
     """
+    known: tuple[object, ...] | None = None
+    # What was checked once need not be again: only whether these arrays are such that their memory will do.
+    bare = stream is None and options.counts is None and options.out_counts is None
+    if bare and type(in_array) is np.ndarray and type(out_array) is np.ndarray:
+        same = in_array is out_array
+        known = collective, op, root, options, in_array.dtype, out_array.dtype, in_array.size, out_array.size, same
+        try:
+            found = communicator.tuning.resolved.get(known)
+        except TypeError:  # What cannot be hashed is refused below.
+            known = found = None
+        if found is not None and in_array.flags.c_contiguous and out_array.flags.carray:
+            if same or not np.may_share_memory(in_array, out_array):
+                key, reads, writes, in_place, element = found
+                return CheckedCall(key, in_array if reads else None, out_array if writes else None, in_place, element)
+    call = _resolve(communicator, collective, in_array, out_array, op, root, stream, options)
+    # Of what is in place by parts only, the next call's arrays may be apart.
+    if known is not None and not call.copies and (in_array is out_array or not call.in_place):
+        resolved = communicator.tuning.resolved
+        if len(resolved) >= MAX_RESOLVED:
+            resolved.clear()
+        resolved[known] = call.key, call.in_array is not None, call.out_array is not None, call.in_place, call.dtype
+    return call
+
+
+def _resolve(
+    communicator: CommunicatorBase,
+    collective: str,
+    in_array: "Array | None",
+    out_array: "Array | None",
+    op: Op | None,
+    root: int | None,
+    stream: Stream,
+    options: CallOptions,
+) -> CheckedCall:
     size, rank = communicator.world_size, communicator.rank
     algorithm, dtype, num_chunks, segment_nbytes, credits, late_rank, joined, counts, out_counts = options
     _check_root(collective, root, size)
@@ -155,7 +193,7 @@ def resolve(
         sizes = even_sizes(collective, rank, size, in_count, out_count)
     else:
         sizes = uneven_sizes(collective, rank, size, root, counts, out_counts)
-    separate = algorithm == "native" and collective == "reduce_scatter" and not on_device
+    separate = algorithm == NATIVE and collective == "reduce_scatter" and not on_device
     memory = call_memory(collective, source, target, sizes, separate=separate)
     if factor is not None:
         memory = scaled(memory, factor, element)
@@ -164,9 +202,10 @@ def resolve(
         # Of the registry the first sends every part straight to its owner.
         algorithm = algorithms_for(collective)[0].name
     elif algorithm == "auto":
-        choice = communicator.tuning.choose(collective, sizes.larger_count * element.nbytes)
+        shared = communicator.shares_memory and not on_device and sizes.counts is None
+        choice = communicator.tuning.choose(collective, sizes.larger_count * element.nbytes, shared=shared)
         algorithm, num_chunks = choice.algorithm, choice.num_chunks if num_chunks is None else num_chunks
-    elif num_chunks is None and algorithm != "native":
+    elif num_chunks is None and algorithm not in UNSCHEDULED:
         num_chunks = communicator.tuning.num_chunks(collective, algorithm, sizes.in_count * element.nbytes)
     part_count = sizes.part_count
     key = Key(collective, algorithm, op, element.name, part_count, root, late_rank, num_chunks, segment_nbytes, credits)

@@ -34,6 +34,10 @@ DEATH_S = 1.0
 class QueuedCall(Protocol):
     """What a CommunicatorBase needs of a request of a collective call (requests.py)."""
 
+    # Whether it is complete on this rank.
+    @property
+    def done(self) -> bool: ...
+
     # What the call is, equal on all ranks.
     @property
     def _signature(self) -> str: ...
@@ -122,6 +126,7 @@ class CommunicatorBase:
         number: calls that were begun.
         mail: what lets receives of a mailbox (collectives/mailbox.py) go on beside, while there are any.
         hosts: of each member; who makes the communicator of a job with several sets it before any call.
+        shares_memory: whether the ranks share memory, through which calls may go.
     """
 
     tuning: Tuning
@@ -153,6 +158,7 @@ class CommunicatorBase:
         self.number: int = 0
         self.mail: Callable[[], None] | None = None
         self.hosts: tuple[str, ...] = ("",) * len(ranks)
+        self.shares_memory: bool = False
         # Calls not yet complete, in order; after a failure they stay, since the transport may still use their buffers.
         self._calls: list[QueuedCall] = []
         self._messages: list[WatchedMessage] = []
@@ -168,9 +174,12 @@ class CommunicatorBase:
             self.control.begin(self.number, request._signature)
             self._calls.append(request)
             if len(self._calls) == 1:
-                self.engine.busy[self] = None
                 self.control.number = self.number
                 request._begin()
+                if request.done:
+                    self._calls.clear()
+                else:
+                    self.engine.busy[self] = None
             else:
                 self._go_ahead()
         return request

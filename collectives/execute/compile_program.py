@@ -30,6 +30,7 @@ from lanterne.collectives.execute.rank_program import (
     RankProgram,
 )
 from lanterne.collectives.execute.scratch import SlotKey, Slots
+from lanterne.collectives.schedule.check_own import OwnSchedule
 from lanterne.collectives.schedule.check_schedule import CheckedSchedule
 from lanterne.collectives.schedule.chunk_layout import PartCount, input_chunks, output_chunks
 from lanterne.collectives.schedule.ir import REDUCE, CollectiveSchedule
@@ -44,7 +45,7 @@ Operand: TypeAlias = tuple[BufferPlace, int, bool]
 
 
 def compile_program(
-    checked: CheckedSchedule,
+    checked: CheckedSchedule | OwnSchedule,
     rank: int,
     part_count: PartCount,
     itemsize: int,
@@ -59,6 +60,7 @@ def compile_program(
     """The RankProgram of `rank` for parts (schedule/contracts.py) of `part_count` elements of `itemsize` bytes.
 
     Args:
+        checked: of all ranks, or of `rank`.
         segment_nbytes: most bytes of a cell; the same on every rank.
         credits: receives that are posted at once, at most; None: any number. Where a message leaves only once its
             receive is posted (Capabilities.receiver_paced_nbytes), this keeps flows from meeting at one ingress.
@@ -75,7 +77,7 @@ def compile_program(
     compiler = _Compiler(cutter, rank, itemsize, in_place, rounds)
     join_round = next((phase.start for phase in schedule.phases if phase.name == "join"), schedule.num_rounds)
     join_start = None
-    complete = _complete_sums(schedule) if mean else np.zeros(schedule.num_transfers, bool)
+    complete = _complete_sums(schedule, rank) if mean else np.zeros(schedule.num_transfers, bool)
     for index, parts in rounds:
         if join_start is None and index >= join_round:
             join_start = len(compiler.actions)
@@ -92,17 +94,18 @@ def compile_program(
     return compiler.finish(join_start)
 
 
-def _complete_sums(schedule: CollectiveSchedule) -> NDArray[np.bool_]:
-    """Per transfer, whether it is a REDUCE after whose round the receiver holds all contributions."""
-    held = np.ones((schedule.world_size, schedule.num_chunks), np.int32)
+def _complete_sums(schedule: CollectiveSchedule, rank: int) -> NDArray[np.bool_]:
+    """Per transfer, whether it is a REDUCE that brings what `rank` lacked of a chunk of its result.
+
+    Those are of the last round in which anything comes to the chunk there: a sum is complete at the end.
+    """
     complete = np.zeros(schedule.num_transfers, bool)
-    for index in range(schedule.num_rounds):
-        src, dst, chunk, op = schedule.columns(index)
-        read, reduces = held[src, chunk], op == REDUCE
-        np.add.at(held, (dst[reduces], chunk[reduces]), read[reduces])
-        held[dst[~reduces], chunk[~reduces]] = read[~reduces]
-        start, stop = schedule.offsets[index : index + 2]
-        complete[start:stop] = reduces & (held[dst, chunk] == schedule.world_size)
+    into = np.flatnonzero(schedule.dst == rank)
+    chunk, round_of = schedule.chunk[into], np.searchsorted(schedule.offsets, into, side="right")
+    last = np.zeros(schedule.num_chunks, np.int64)
+    np.maximum.at(last, chunk, round_of)
+    last[np.setdiff1d(np.arange(schedule.num_chunks), output_chunks(schedule, rank))] = -1
+    complete[into] = (schedule.op[into] == REDUCE) & (round_of == last[chunk])
     return complete
 
 

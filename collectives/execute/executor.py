@@ -160,7 +160,9 @@ class Execution:
         self._entry = entry
         for buffer, array in ((IN, in_array), (OUT, out_array)):
             if array is not None:
-                self._point(buffer, self.transport.register(array))
+                region = self._regions[buffer]
+                region.point(array)
+                self._bases[buffer] = region.address if self._side is None else self._side.address_of(region)
 
     def use_tag(self, tag: int) -> None:
         """All messages from now on have `tag`. Cost: 1 us a message, where it is another one."""

@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from lanterne.collectives.algorithms.catalogue import NATIVE, SHARED
+from lanterne.collectives.auto.tuning import most_shared_nbytes
 from lanterne.collectives.execute.arguments import CheckedCall, Key
 from lanterne.collectives.execute.communicator_base import CommunicatorBase
 from lanterne.collectives.execute.plans import offered_algorithms
@@ -57,7 +59,9 @@ def offers(transport: Transport, collective: str, dtype_name: str | None = None)
 def algorithm_names(communicator: CommunicatorBase, collective: str) -> tuple[str, ...]:
     """What Communicator.algorithms gives."""
     names = offered_algorithms(collective, communicator.world_size)
-    return (*names, "native") if offers(communicator.transport, collective) else names
+    if communicator.shares_memory and most_shared_nbytes(collective, communicator.world_size) >= 0:
+        names = (*names, SHARED)
+    return (*names, NATIVE) if offers(communicator.transport, collective) else names
 
 
 def is_queued(communicator: CommunicatorBase, call: CheckedCall) -> bool:

@@ -25,6 +25,7 @@ from lanterne.collectives.execute.compile_program import compile_program
 from lanterne.collectives.execute.executor import Execution
 from lanterne.collectives.execute.rank_program import RankProgram
 from lanterne.collectives.execute.stream_execution import NativeExecution, StreamExecution
+from lanterne.collectives.schedule.check_own import OwnSchedule
 from lanterne.collectives.schedule.check_schedule import CheckedSchedule, check
 from lanterne.collectives.schedule.chunk_layout import is_direct, uneven_parts
 from lanterne.collectives.schedule.contracts import CONTRACTS
@@ -41,6 +42,8 @@ AGREEMENT_LANE, USER_LANES, PLAN_LANES, BOARD_LANES = 1, range(2, 34), range(64,
 # Of a mailbox.
 HEADER_LANE, DATA_LANE = 34, 35
 SIGNATURE_NBYTES = 256
+# Of more ranks each makes and checks its own part alone, where the algorithm can: of all it would take a gigabyte.
+MAX_CHECKED_RANKS = 64
 # Of late-rank algorithms, programs that are kept: of each choice there are three.
 MAX_PROGRAMS = 96
 # Forms of one plan that are kept: of an all-to-all whose counts change with every call each is used once.
@@ -104,6 +107,32 @@ def checked_of(key: Key, nodes: Nodes) -> CheckedSchedule:
     )
 
 
+def part_of(key: Key, nodes: Nodes, rank: int) -> CheckedSchedule | OwnSchedule:
+    """What `rank` compiles for calls of `key`, where with one late rank it has that role: all, or its part of many.
+
+    Raises:
+        InputError: as registry.make_schedule.
+    """
+    world_size = sum(map(len, nodes))
+    if world_size <= MAX_CHECKED_RANKS or not find_algorithm(key.collective, key.algorithm).own:
+        return checked_of(key, nodes)
+    late = world_size - 1 if isinstance(key.late_rank, int) else key.late_rank
+    return _own_part(key.collective, key.algorithm, world_size, key.num_chunks, key.root, late, rank)
+
+
+@functools.lru_cache(4)
+def _own_part(
+    collective: str,
+    algorithm: str,
+    world_size: int,
+    num_chunks: int | None,
+    root: int | None,
+    late_rank: LateRank,
+    rank: int,
+) -> OwnSchedule:
+    return OwnSchedule(make_schedule(collective, algorithm, world_size, num_chunks, root, late_rank, only=rank), rank)
+
+
 class RankPrograms:
     """The RankPrograms of this rank.
 
@@ -158,14 +187,15 @@ class RankPrograms:
     ) -> RankProgram:
         """The RankProgram of `rank`, of `nodes`."""
         group = self._group
-        checked = checked_of(key, nodes)
+        checked = part_of(key, nodes, rank)
         schedule, model = checked.schedule, group.tuning.model
         pieces = schedule.num_chunks // CONTRACTS[schedule.collective].parts(schedule.world_size)
         # Of parts that others do not know the size of nothing may depend on it: both ends of a message cut alike.
         largest = max(key.counts, default=0) if key.counts is not None else key.part_count
         chunk_nbytes = -(-largest // pieces) * dtype.nbytes
         line = find_algorithm(schedule.collective, schedule.algorithm)
-        flow = traffic_of(schedule, line.chunked, nodes if line.nodes else None)
+        stream = line.stream if isinstance(checked, OwnSchedule) else None
+        flow = traffic_of(schedule, line.chunked, nodes if line.nodes else None, stream)
         most_nbytes = key.segment_nbytes or segment_nbytes(model, chunk_nbytes, flow)
         granted = credits(model, group.transport, min(most_nbytes, chunk_nbytes), flow)
         streams = key.memory is not None and group.device_side().channel is not None
@@ -203,6 +233,7 @@ class CallPlan:
 
     Attributes:
         signature: text, equal on all ranks.
+        agreed: whether the agreement on it has begun.
         agreement: the SignatureExchange on it while it is under way, else None.
     """
 
@@ -222,13 +253,13 @@ class CallPlan:
         # By form: the RankProgram, and the Executions of it that are not in use.
         self._programs: dict[Form, RankProgram] = {}
         self._free: dict[Form, list[AnyExecution]] = {False: [], True: []}
-        self._agreed = group.world_size == 1
+        self.agreed: bool = group.world_size == 1
         self.agreement: SignatureExchange | None = None
 
     def agree(self) -> None:
         """Start the agreement on the signature, unless that was done."""
-        if not self._agreed:
-            self._agreed = True
+        if not self.agreed:
+            self.agreed = True
             self.agreement = SignatureExchange(self._group, self.signature)
 
     def take(self, form: Form, lane: int | None = None) -> AnyExecution:
@@ -294,7 +325,7 @@ class Plans:
             InputError: no such algorithm, or not for this.
         """
         if key.algorithm != NATIVE:
-            schedule = checked_of(key, self._group.nodes).schedule
+            schedule = part_of(key, self._group.nodes, self._group.rank).schedule
             if key.counts == () and not is_direct(schedule):
                 raise InputError(
                     f"algorithm: got {key.algorithm} for {key.collective} with counts, expected one that sends every "

@@ -73,9 +73,10 @@ class Scratch:
 
     def lend(self, nbytes: int) -> Region:
         """A Region of at least `nbytes`, until `give_back`."""
-        index = next((i for i, region in enumerate(self._free) if region.nbytes >= nbytes), None)
-        if index is not None:
-            region = self._free.pop(index)
+        for index, region in enumerate(self._free):
+            if region.nbytes >= nbytes:
+                del self._free[index]
+                break
         else:
             # A larger one takes the place of the largest that is free.
             del self._free[-1:]

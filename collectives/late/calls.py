@@ -19,6 +19,7 @@ without the last few (late_policy.starts).
 """
 
 import functools
+import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -26,7 +27,7 @@ from dataclasses import replace
 
 from lanterne.collectives.algorithms.catalogue import find_algorithm
 from lanterne.collectives.auto.pacing import sustained
-from lanterne.collectives.auto.predict import Links, nodes_of_links, priced_schedule
+from lanterne.collectives.auto.predict import Links, late_times_s, nodes_of_links, priced_schedule, ring_s
 from lanterne.collectives.auto.tuning import MAX_PRICED_RANKS, late_num_chunks, override
 from lanterne.collectives.execute.arguments import CheckedCall, Key
 from lanterne.collectives.execute.communicator_base import CommunicatorBase
@@ -52,6 +53,8 @@ from lanterne.transport.board.sequencer import (
     TIMEOUT,
     Record,
 )
+
+log: logging.Logger = logging.getLogger("lanterne.collectives")
 
 # The board costs some 0.05 ms a call, up to 1 ms where ranks share cores, and scheduling keeps those apart by a few ms
 # without any being late: below this predicted time, SHARED times as much there, or this size, it is not asked.
@@ -220,8 +223,9 @@ class LateRanks:
     def reports(self, collective: str) -> bool:
         """Whether calls that never ask are reported: only of what larger ones would ask about."""
         communicator = self._communicator
-        known = communicator.tuning.model is not None and not communicator.deterministic
-        return known and collective == "all_reduce" and communicator.world_size > 2 and self.seat is not None
+        if communicator.world_size <= 2 or collective != "all_reduce" or communicator.deterministic:
+            return False
+        return communicator.tuning.model is not None and self.seat is not None
 
     def policy(self, collective: str, nbytes: int) -> str | None:
         """What the board goes by for `collective` of `nbytes`, as text; None: it is not asked. Alike on all ranks."""
@@ -237,17 +241,23 @@ class LateRanks:
     def _make(self, collective: str, nbytes: int, model: CostModel) -> str | None:
         communicator = self._communicator
         n = communicator.world_size
-        if not 3 <= n <= MAX_PRICED_RANKS or override(collective, n) is not None:
+        if not 3 <= n or override(collective, n) is not None:
             return None
-        normal_s = communicator.tuning.explain(collective, nbytes)[0][2]
+        many = n > MAX_PRICED_RANKS
+        normal_s = ring_s(n, nbytes, model) if many else communicator.tuning.explain(collective, nbytes)[0][2]
         least_s = LEAST_NORMAL_S * (SHARED if communicator.pauses.shared else 1)
         if normal_s < least_s or self.seat is None:
             return None
         links = communicator.tuning.links
         assert links is not None, "there is a model"
         over_nodes = links is not model
+        if many and over_nodes:
+            log.info("%d ranks on nodes: nobody finds out who is late above %d", n, MAX_PRICED_RANKS)
+            return None
         names = NODE_ALGORITHMS if over_nodes else LATE_ALGORITHMS
         options = [make_option(collective, name, n, nbytes, links) for name in names]
+        if many:
+            return to_text(Policy(normal_s, tuple(options)))
         if normal_s >= LEAST_CUT_S and not over_nodes:
             options += cut_options(options[0], n)
         if normal_s >= LEAST_SEVERAL_S:
@@ -288,16 +298,19 @@ def _option(collective: str, name: str, world_size: int, nbytes: int, links: Lin
     """The Option of the late algorithm `name`, with the chunk count that `links` like best."""
     line = find_algorithm(collective, name)
     chunks = late_num_chunks(line, world_size, nbytes, links)
+    # A start-up time for each round, although most overlap: where ranks share cores they do not, and a rank is not to
+    # be called late for less. Not for each chunk, since those of a round are posted together; and the same per byte
+    # whatever the size of the messages, which are cut alike.
+    if world_size > MAX_PRICED_RANKS and not isinstance(links, Topology):
+        assert chunks is not None, "of each in LATE_ALGORITHMS"
+        return Option(f"{name}/{chunks}", *late_times_s(line, world_size, chunks, nbytes, _paced(links)), late)
+    paced = links.with_models(_paced) if isinstance(links, Topology) else _paced(links)
     nodes = nodes_of_links(links) if line.nodes else None
     order = range(world_size) if nodes is None else [rank for ranks in nodes for rank in ranks]
     absent = tuple(sorted(order[-late:])) if late > 1 else order[-1]
     # Several late ranks bring slices of chunks: of more than so many the time hardly changes, and pricing takes longer.
     priced = chunks if late == 1 or chunks is None else min(chunks, PRICED_SLICES * (world_size - late))
     schedule = priced_schedule(collective, name, world_size, priced, absent, nodes)
-    # A start-up time for each round, although most overlap: where ranks share cores they do not, and a rank is not to
-    # be called late for less. Not for each chunk, since those of a round are posted together; and the same per byte
-    # whatever the size of the messages, which are cut alike.
-    paced = links.with_models(_paced) if isinstance(links, Topology) else _paced(links)
     together_s = price(schedule, nbytes, paced).makespan_s
     join_s = price(schedule, nbytes, paced, late_start(world_size, absent, 10 * together_s)).exposed_s
     return Option(f"{name}/{chunks}", max(0.0, together_s - join_s), join_s, late)

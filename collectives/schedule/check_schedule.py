@@ -43,8 +43,8 @@ class CheckedSchedule:
     def __post_init__(self) -> None:
         schedule = self.schedule
         contract = contract_of(schedule)
-        _check_ranges(schedule)
-        _check_late_rank(schedule)
+        check_ranges(schedule)
+        check_late_rank(schedule)
         cells = Cells(schedule, contract)
         marks = np.zeros(len(cells.keys), np.int64)
         for index in range(schedule.num_rounds):
@@ -84,7 +84,8 @@ def _nonempty(sets: Sets) -> NDArray[np.bool_]:
     return np.logical_or.reduce(sets, axis=1)
 
 
-def _check_ranges(schedule: CollectiveSchedule) -> None:
+def check_ranges(schedule: CollectiveSchedule) -> None:
+    """Rule 1, and that late ranks and ports are such."""
     p, m = schedule.world_size, schedule.num_chunks
     for column, limit, what in (
         (schedule.src, p, "sending rank"),
@@ -106,7 +107,8 @@ def _check_ranges(schedule: CollectiveSchedule) -> None:
         raise ScheduleError(f"{schedule.name}: got {schedule.ports} ports, expected 1 or more")
 
 
-def _check_late_rank(schedule: CollectiveSchedule) -> None:
+def check_late_rank(schedule: CollectiveSchedule) -> None:
+    """The late rank takes part in nothing but the last phases, named "join"."""
     if schedule.late_rank is None:
         return
     joins = [phase.name == "join" for phase in schedule.phases]

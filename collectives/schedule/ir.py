@@ -200,6 +200,7 @@ class ScheduleBuilder:
     Args:
         rank_of: (world_size,) ranks by role, for algorithms written in roles; None where a role is its rank.
         root, late_rank, ports, note: of the schedule.
+        only: keep the transfers that this rank takes part in, and no others.
     """
 
     def __init__(
@@ -214,7 +215,9 @@ class ScheduleBuilder:
         late_rank: LateRank = None,
         ports: int = 1,
         note: str = "",
+        only: int | None = None,
     ):
+        self._only = only
         self._head = (collective, algorithm, world_size, num_chunks)
         self._rank_of: Ints = np.arange(world_size) if rank_of is None else np.asarray(rank_of)
         self._labels: tuple[int | None, LateRank, int, str] = (root, late_rank, ports, note)
@@ -230,24 +233,38 @@ class ScheduleBuilder:
         """Append one round of (src, dst, chunk, op) groups; each entry an int or an array, broadcast together."""
         size = 0
         for group in groups:
-            src, dst, chunk, op = np.broadcast_arrays(*group)
-            for column, values in zip(self._columns, (self._rank_of[src], self._rank_of[dst], chunk, op), strict=True):
-                column.append(values.reshape(-1))
-            size += src.size
+            src, dst, chunk, op = (values.reshape(-1) for values in np.broadcast_arrays(*group))
+            size += self._append(self._rank_of[src], self._rank_of[dst], chunk, op).size
         self._sizes.append(size)
 
-    def rounds(self, index: Entry, src: Entry, dst: Entry, chunk: Entry, op: Entry) -> None:
+    def rounds(self, index: Entry, src: Entry, dst: Entry, chunk: Entry, op: Entry, count: int | None = None) -> None:
         """Append as many rounds as `index` counts: transfer i goes into round index[i] of them, in listed order.
 
         Args:
             index, src, dst, chunk, op: ints or arrays, broadcast together; index from 0.
+            count: so many rounds, of which the last may be empty.
         """
         index, *columns = (values.reshape(-1) for values in np.broadcast_arrays(index, src, dst, chunk, op))
         order = np.argsort(index, kind="stable")
         src, dst, chunk, op = (values[order] for values in columns)
-        for column, values in zip(self._columns, (self._rank_of[src], self._rank_of[dst], chunk, op), strict=True):
-            column.append(values)
-        self._sizes += np.bincount(index).tolist()
+        kept = self._append(self._rank_of[src], self._rank_of[dst], chunk, op)
+        rounds = (int(index.max()) + 1 if index.size else 0) if count is None else count
+        self._sizes += np.bincount(index[order][kept], minlength=rounds).tolist()
+
+    def _append(self, src: Ints, dst: Ints, chunk: NDArray[np.integer[Any]], op: NDArray[np.integer[Any]]) -> Ints:
+        """Append transfers, or those of them that are kept; the indices of these."""
+        kept = np.arange(src.size) if self._only is None else np.flatnonzero((src == self._only) | (dst == self._only))
+        for column, values in zip(self._columns, (src, dst, chunk, op), strict=True):
+            column.append(values[kept])
+        return kept
+
+    def mine(self, size: int) -> Ints:
+        """(k,) those of the first `size` roles whose transfers are kept: all, or that of `only`, if it is one of them.
+
+        So a generator makes the transfers of these alone, instead of all that would be dropped.
+        """
+        roles = np.arange(size)
+        return roles if self._only is None else roles[self._rank_of[:size] == self._only]
 
     def build(self) -> CollectiveSchedule:
         """The CollectiveSchedule of the rounds so far."""
@@ -271,11 +288,26 @@ def late_set(late_rank: LateRank) -> tuple[int, ...]:
 
 
 def late_builder(
-    algorithm: str, world_size: int, num_chunks: int, late_rank: LateRank, *, ports: int = 1, note: str = ""
+    algorithm: str,
+    world_size: int,
+    num_chunks: int,
+    late_rank: LateRank,
+    *,
+    ports: int = 1,
+    note: str = "",
+    only: int | None = None,
 ) -> ScheduleBuilder:
     """A ScheduleBuilder of an all-reduce in roles: the last roles are the late ranks, the others keep their order."""
     late = late_set(late_rank)
     rank_of = np.array([*(rank for rank in range(world_size) if rank not in late), *late])
     return ScheduleBuilder(
-        "all_reduce", algorithm, world_size, num_chunks, rank_of=rank_of, late_rank=late_rank, ports=ports, note=note
+        "all_reduce",
+        algorithm,
+        world_size,
+        num_chunks,
+        rank_of=rank_of,
+        late_rank=late_rank,
+        ports=ports,
+        note=note,
+        only=only,
     )

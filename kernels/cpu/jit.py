@@ -33,7 +33,7 @@ def fold_function(op: str, dtype: Dtype, num_inputs: int) -> Callable[..., None]
     if dtype.name in LONG:
         return partial(long_fold, op, dtype)
     _check_cpu(dtype)
-    return _compile(fold_ir(op, dtype, num_inputs), [ctypes.c_void_p] * (num_inputs + 1))
+    return compile_ir(fold_ir(op, dtype, num_inputs), [ctypes.c_void_p] * (num_inputs + 1))
 
 
 @functools.cache
@@ -46,7 +46,7 @@ def divide_function(dtype: Dtype) -> Callable[..., None]:
     if dtype.name in LONG:
         return partial(long_with_number, np.divide, dtype)
     _check_cpu(dtype)
-    return _compile(divide_ir(dtype), [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_double])
+    return compile_ir(divide_ir(dtype), [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_double])
 
 
 @functools.cache
@@ -55,7 +55,7 @@ def multiply_function(dtype: Dtype) -> Callable[..., None]:
     if dtype.name in LONG:
         return partial(long_with_number, np.multiply, dtype)
     _check_cpu(dtype)
-    return _compile(multiply_ir(dtype), [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_double])
+    return compile_ir(multiply_ir(dtype), [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_double])
 
 
 @functools.cache
@@ -74,15 +74,19 @@ def _target_machine(cpu: str | None) -> Any:
     return target.create_target_machine(cpu=cpu or llvm.get_host_cpu_name(), features=features, opt=3)
 
 
-def _compile(ir: str, argument_types: list[Any], cpu: str | None = None) -> Callable[..., None]:
-    """The C function of `ir`; `cpu` names another instruction set than this machine's best, for tests."""
+def compile_ir(ir: str, argument_types: list[Any], result: Any = None, cpu: str | None = None) -> Callable[..., Any]:
+    """The C function `kernel` of `ir`, of a size and what `argument_types` say, which returns `result`.
+
+    Args:
+        cpu: another instruction set than this machine's best, for tests.
+    """
     with _lock:
         llvm = _llvm()
         module = llvm.parse_assembly(ir)
         module.verify()
         engine = llvm.create_mcjit_compiler(module, _target_machine(cpu))
         engine.finalize_object()
-        prototype = ctypes.CFUNCTYPE(None, ctypes.c_size_t, *argument_types)
+        prototype = ctypes.CFUNCTYPE(result, ctypes.c_size_t, *argument_types)
         function: Any = prototype(engine.get_function_address("kernel"))
     # The engine owns the machine code, so it has to live as long as the function.
     function.engine = engine

@@ -15,14 +15,24 @@ import numpy as np
 from lanterne.collectives.algorithms.late.chain import add_chain_join, add_chain_reduce
 from lanterne.collectives.algorithms.late.join_siteswap import Siteswap, find_siteswap
 from lanterne.collectives.algorithms.late.join_tail import Tail, find_tail
-from lanterne.collectives.schedule.ir import COPY, REDUCE, CollectiveSchedule, Group, ScheduleBuilder, late_builder
+from lanterne.collectives.schedule.ir import (
+    COPY,
+    REDUCE,
+    CollectiveSchedule,
+    Group,
+    Ints,
+    ScheduleBuilder,
+    late_builder,
+)
 
 Template: TypeAlias = tuple[Siteswap, Tail]
 
 _TRIES = 400
 
 
-def late_join_all_reduce(world_size: int, late_rank: int, num_chunks: int | None = None) -> CollectiveSchedule:
+def late_join_all_reduce(
+    world_size: int, late_rank: int, num_chunks: int | None = None, *, only: int | None = None
+) -> CollectiveSchedule:
     """Reduce-scatter among the early ranks; then num_chunks - 1 + ceil(log2(p)) rounds with the late rank.
 
     Default chunk count p - 1. With fewer, only the owners collect sums, by a halving reduce instead of a ring.
@@ -36,7 +46,7 @@ def late_join_all_reduce(world_size: int, late_rank: int, num_chunks: int | None
     num_chunks = num_chunks or early
     template = join_template(world_size) if world_size > 3 else None
     note = "" if template or world_size <= 3 else f"{no_template(world_size)}: a chain takes its place"
-    build = late_builder("late_join", world_size, num_chunks, late_rank, note=note)
+    build = late_builder("late_join", world_size, num_chunks, late_rank, note=note, only=only)
     if note:
         add_chain_reduce(build, early, num_chunks)
         add_chain_join(build, early, num_chunks)
@@ -71,6 +81,15 @@ def no_template(world_size: int) -> str:
     return f"no late_join template {why}"
 
 
+def early_rounds(world_size: int, num_chunks: int) -> tuple[int, float]:
+    """(rounds, chunks of a message, on average) of `add_owner_reduce`."""
+    early = world_size - 1
+    if num_chunks >= early:
+        return early - 1, -(-num_chunks // early)
+    rounds = (early - 1).bit_length()
+    return rounds, max(1.0, num_chunks / rounds)
+
+
 def add_owner_reduce(build: ScheduleBuilder, early: int, num_chunks: int) -> None:
     """Append rounds after which role c mod `early` holds the sum of chunk c over all early roles.
 
@@ -78,21 +97,32 @@ def add_owner_reduce(build: ScheduleBuilder, early: int, num_chunks: int) -> Non
     """
     chunks = np.arange(num_chunks)
     if num_chunks >= early:
-        for i in range(early - 1):
-            holder = (chunks + 1 + i) % early
-            build.round((holder, (holder + 1) % early, chunks, REDUCE))
+        mine = build.mine(early)
+        # In round i role h holds the chunks c with c + 1 + i = h, modulo the roles.
+        holder = np.union1d(mine, (mine - 1) % early)[:, None]
+        turn, lap = np.arange(early - 1)[:, None, None], np.arange(-(-num_chunks // early))
+        index, holder, chunk = np.broadcast_arrays(turn, holder, (holder - 1 - turn) % early + early * lap)
+        real = chunk < num_chunks
+        src = holder[real]
+        build.rounds(index[real], src, (src + 1) % early, chunk[real], REDUCE, count=early - 1)
         return
     # Seats around a circle: owner c sits at seat c * early // num_chunks, the others between them.
     seat = chunks * early // num_chunks
     role_at = np.empty(early, np.int64)
     role_at[seat] = chunks
     role_at[np.setdiff1d(np.arange(early), seat)] = np.arange(num_chunks, early)
+    mine = build.mine(early)
+    # By chunk and role of these, how far the role's seat is from that of the chunk's owner.
+    distance = (np.argsort(role_at)[mine][:, None] - seat) % early
     reach = early
     while reach > 1:
         # Before the round the sum of chunk c lies on the `reach` seats from its owner's on; the upper ones fold down.
         kept = -(-reach // 2)
-        upper = np.arange(kept, reach)[:, None]
-        build.round((role_at[(seat + upper) % early], role_at[(seat + upper - kept) % early], chunks, REDUCE))
+        upper = distance if len(mine) == early else np.concatenate([distance, distance + kept])
+        real = (kept <= upper) & (upper < reach)
+        chunk, upper = np.broadcast_to(chunks, real.shape)[real], upper[real]
+        at = seat[chunk] + upper
+        build.round((role_at[at % early], role_at[(at - kept) % early], chunk, REDUCE))
         reach = kept
 
 
@@ -116,11 +146,11 @@ def _turning_rounds(build: ScheduleBuilder, early: int, num_chunks: int, templat
     siteswap, tail = template
     time = np.arange(num_chunks)[:, None]
     owner = time % early
-    roles = np.arange(1, early)
-    chunk = time - siteswap.age_of_role[1:]
-    real = chunk >= 0
-    index, dst = np.broadcast_to(time, real.shape)[real], ((time + roles) % early)[real]
-    src = ((time + siteswap.source[1:]) % early)[real]
+    place = _places(build.mine(early), time, siteswap)
+    chunk = time - siteswap.age_of_role[place]
+    real = (chunk >= 0) & (place > 0)
+    index, place = np.broadcast_to(time, real.shape)[real], place[real]
+    dst, src = (index + place) % early, (index + siteswap.source[place]) % early
     build.rounds(
         np.concatenate([time[:, 0], time[:, 0], index]),
         np.concatenate([np.full(num_chunks, early), owner[:, 0], src]),
@@ -133,6 +163,20 @@ def _turning_rounds(build: ScheduleBuilder, early: int, num_chunks: int, templat
     for source, destination, tau in tail:
         real = tau < num_chunks
         build.round((last[source[real]], last[destination[real]], num_chunks - 1 - tau[real], COPY))
+
+
+def _places(mine: Ints, time: Ints, siteswap: Siteswap) -> Ints:
+    """(num_chunks, k) the places that receive in each round, seen from who meets the late rank: those of `mine`.
+
+    Of one role, its own place and the one that it sends to, 0 where it sends to none.
+    """
+    early = len(siteswap.source)
+    if len(mine) == early:
+        return np.broadcast_to(np.arange(1, early), (len(time), early - 1))
+    receiver = np.zeros(early, np.int64)
+    receiver[siteswap.source[1:]] = np.arange(1, early)
+    at = (mine - time) % early
+    return np.concatenate([at, receiver[at]], axis=1)
 
 
 def _three_ranks(num_chunks: int) -> Iterator[list[Group]]:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from lanterne.collectives.communicator import Communicator, core_of
+from lanterne.collectives.execute import plans
 from lanterne.collectives.execute.arguments import Key
 from lanterne.collectives.jobs import spawn
 from lanterne.collectives.late import calls as late
@@ -479,3 +480,34 @@ def test_short_delays_cut():
     for wrong, choices in spawn(4, cut_short, 0.1):
         assert wrong == 0
         assert any(choice.startswith("late_hybrid/") for choice in choices)
+
+
+@pytest.mark.parametrize("name", late.LATE_ALGORITHMS)
+@pytest.mark.parametrize("world_size", [33, 100])
+@pytest.mark.parametrize("nbytes", [1 << 20, 1 << 24])
+def test_laws_price_as_schedules_do(monkeypatch, name, world_size, nbytes):
+    """Of many ranks nobody makes a schedule of all to price it."""
+    priced = late._option.__wrapped__("all_reduce", name, world_size, nbytes, CostModel(1e-4, 1 / 25e6), 1)
+    monkeypatch.setattr(late, "MAX_PRICED_RANKS", 2)
+    by_law = late._option.__wrapped__("all_reduce", name, world_size, nbytes, CostModel(1e-4, 1 / 25e6), 1)
+    assert by_law.choice == priced.choice
+    assert 0.8 < by_law.before_s / priced.before_s < 1.25
+    assert 0.8 < by_law.join_s / priced.join_s < 1.25
+
+
+def found_out(comm):
+    comm.tuning.adopt(CostModel(1e-4, 1 / 5e6), "test")
+    x, y = np.ones(1 << 16, np.float32), np.empty(1 << 16, np.float32)
+    for number in range(4):
+        if comm.rank == 2:
+            time.sleep(0.3)
+        comm.all_reduce(x, y)
+        assert (y == 5).all(), number
+    return sum(count for choice, count in core_of(comm).late.ran.items() if choice)
+
+
+def test_of_many_ranks_the_late_one_is_found_out(monkeypatch):
+    """As of a thousand: options by law, each rank its own part."""
+    monkeypatch.setattr(late, "MAX_PRICED_RANKS", 2)
+    monkeypatch.setattr(plans, "MAX_CHECKED_RANKS", 2)
+    assert min(spawn(5, found_out)) > 0

@@ -68,7 +68,7 @@ def test_same_bits_with_avx2(name, op):
     memory = memory & 1 if dtype.kind == "bool" else memory
     here, there = np.zeros_like(memory[0]), np.zeros_like(memory[0])
     addresses = [row.ctypes.data for row in memory]
-    narrow = jit._compile(fold_ir(op, dtype, 3), [ctypes.c_void_p] * 4, cpu="x86-64-v3")
+    narrow = jit.compile_ir(fold_ir(op, dtype, 3), [ctypes.c_void_p] * 4, cpu="x86-64-v3")
     prepare(op, dtype, 3)(1001, here.ctypes.data, *addresses)
     narrow(1001, there.ctypes.data, *addresses)
     np.testing.assert_array_equal(here, there)
