@@ -223,12 +223,13 @@ class CommunicatorCore(CommunicatorBase):
 
     def _planned(self, call: CheckedCall) -> CallRequest:
         plan = self._plans.find(call.key) or self._plans.add(call.key, call.dtype)
-        execution = plan.take(call.form)
+        form = call.in_place if call.counts is None else call.form
+        execution = plan.take(form)
         execution.bind(call.in_array, call.out_array, call.entry)
         if not plan.agreed:
             with self.failing:
                 plan.agree()
-        return CallRequest(self, plan, execution, call.form, call.entry)
+        return CallRequest(self, plan, execution, form, call.entry)
 
     def share_memory(self) -> None:
         """Let the ranks share memory, if they are processes of one host. A collective call."""

@@ -1,0 +1,44 @@
+"""bench calls: the way of a call to its first message stays short, and what contenders write is looked at."""
+
+import io
+
+from lanterne.bench import cli
+from lanterne.bench.scores.speed.calls import PARTS, SIZES, Contest, print_document, steps
+from lanterne.collectives.jobs import spawn
+
+
+def test_a_short_way_from_all_reduce_to_post():
+    for calls, changes in spawn(2, steps):
+        assert 10 < calls <= 30
+        assert 8 < changes <= 14
+
+
+def contest(comm):
+    trial = Contest(comm)
+    small = trial.small(turns=2)
+    return [small, *(trial.large(name, sizes[0]) for name, sizes in SIZES.items() if name != "broadcast")]
+
+
+def test_results_are_right_and_shown():
+    results = spawn(2, contest)[0]
+    assert not any(row["wrong"] for result in results for row in result["rows"])
+    assert [row["way"] for row in results[0]["rows"]] == ["bound", "plain", "ring"]
+    text = io.StringIO()
+    cpu = {"cpu_s_per_gb": 2.5, "sent_gb": 1.0, "seconds": 4.0}
+    print_document({"results": results, "cpu": cpu, "steps": {"calls": 23, "changes_of_file": 14}}, text)
+    assert "2.50 s a GB" in text.getvalue() and "23 functions" in text.getvalue()
+
+
+def test_what_is_wrong_is_counted(monkeypatch):
+    def spoiled(comm):
+        trial = Contest(comm)
+        block = trial._block
+        monkeypatch.setattr(trial, "_block", lambda call, calls: block(lambda: None, calls))
+        return trial.small(turns=1)
+
+    assert all(row["wrong"] for row in spawn(2, spoiled)[0]["rows"])
+
+
+def test_parts_are_known(capsys):
+    assert cli.main(["bench", "calls", "--only", f"{PARTS[0]},nothing"]) == 2
+    assert "--only: got 'nothing', expected one of small, large" in capsys.readouterr().err
