@@ -1,12 +1,17 @@
 """How a program gets its Communicator: `init` in a process of a job, `spawn` for ranks that are threads."""
 
 import contextlib
+import hashlib
+import json
 import os
 import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar, TypeVarTuple, Unpack
 
 from lanterne.collectives.auto.tuning import GPUS, THREADS
+from lanterne.collectives.topology.presets import find_topology
+from lanterne.collectives.topology.topology import Topology
+from lanterne.collectives.topology.topology_json import to_document
 from lanterne.errors import InputError, LanterneError
 from lanterne.transport.base import Transport
 from lanterne.transport.job.bootstrap import MeetingPlace, connect, connect_at
@@ -30,6 +35,7 @@ def init(
     *,
     deterministic: bool = False,
     spare_rails: Sequence[str] = (),
+    topology: str | Topology | None = None,
 ) -> "Communicator":
     """The Communicator of all ranks of this job.
 
@@ -44,9 +50,12 @@ def init(
         deterministic: no decision at run time that changes the order of sums: nobody finds out who is late.
         spare_rails: addresses or interfaces of this host, or "tcp", as many on every rank: where all messages go over
             once MPI's or UCX's own path to a peer dies (transport/rails/spare.py). Every message then costs a copy.
+        topology: a file (docs/topology.md), a preset such as "dgx-2x8", or a Topology, alike on all ranks; `auto` goes
+            by it, and nothing is measured. None for LANTERNE_TOPOLOGY, else what is found.
 
     Raises:
-        InputError: no such transport, or it cannot span this job; rails that cannot be.
+        InputError: no such transport, or it cannot span this job; rails that cannot be; a topology that a rank cannot
+            read, that is not the same on all ranks, or has other ranks: on all ranks, before anything is sent.
         Unavailable: its library is missing.
         TransportTimeout: another rank did not come.
     """
@@ -62,6 +71,7 @@ def init(
         return spawned
     group = connect(check_timeout_s(timeout_s))
     try:
+        known = agreed_topology(topology or os.environ.get("LANTERNE_TOPOLOGY"), group.world_size, group.exchange)
         if group.world_size == 1 and name in (None, "local"):
             opened: Transport = LocalWorld(1).transport(0, timeout_s)
         elif name == "local":
@@ -75,7 +85,37 @@ def init(
     except LanterneError:
         group.abandon()
         raise
-    return open_communicator(opened, group, deterministic=deterministic)
+    return open_communicator(opened, group, deterministic=deterministic, topology=known)
+
+
+def agreed_topology(
+    given: str | Topology | None, world_size: int, exchange: Callable[[str, bytes], list[bytes]]
+) -> Topology | None:
+    """The Topology that all ranks were `given`; None where none was. All call it.
+
+    Args:
+        exchange: Group.exchange.
+
+    Raises:
+        InputError: on all ranks, what is wrong on one of them.
+    """
+    topology, told = None, b""
+    try:
+        if given is not None:
+            topology = given if isinstance(given, Topology) else find_topology(given)
+            if topology.world_size != world_size:
+                raise InputError(f"{topology.name}: got {topology.world_size} ranks, expected the job's {world_size}")
+            told = hashlib.sha256(json.dumps(to_document(topology)).encode()).hexdigest().encode()
+    except InputError as error:
+        told = b"!" + str(error).encode()
+    answers = exchange("lanterne/topology", told)
+    for rank, answer in enumerate(answers):
+        if answer.startswith(b"!"):
+            raise InputError(f"rank {rank}: {answer[1:].decode()}")
+    differing = next((rank for rank, answer in enumerate(answers) if answer != answers[0]), None)
+    if differing is not None:
+        raise InputError(f"topology: rank {differing} got another than rank 0, expected the same on every rank")
+    return topology
 
 
 def join(
@@ -117,14 +157,19 @@ def join(
     return open_communicator(opened, group, deterministic=deterministic)
 
 
-def open_communicator(opened: Transport, group: Group, *, deterministic: bool = False) -> "Communicator":
+def open_communicator(
+    opened: Transport, group: Group, *, deterministic: bool = False, topology: Topology | None = None
+) -> "Communicator":
     """The Communicator of all ranks of `group` over the transport `opened`, with a cost model; closed with both."""
     from lanterne.collectives.communicator import Communicator, core_of
 
-    communicator = Communicator(opened, ranks_here=group.ranks_here, hosts=group.hosts, closes=(opened, group))
+    hosts = group.hosts if topology is None else tuple(f"node {node}" for node in topology.node_of)
+    communicator = Communicator(opened, ranks_here=group.ranks_here, hosts=hosts, closes=(opened, group))
     communicator.deterministic = deterministic
     try:
-        if opened.capabilities.stream_ordered and opened.shares_devices:
+        if topology is not None:
+            communicator.tuning.adopt(topology.slowest, "given", (), topology)
+        elif opened.capabilities.stream_ordered and opened.shares_devices:
             # A test: ranks that take turns on a GPU tell nothing of links.
             communicator.tuning.adopt(GPUS, "assumed")
         else:

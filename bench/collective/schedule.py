@@ -78,11 +78,9 @@ def topology_from(args: argparse.Namespace) -> Topology | None:
     """
     if args.topology is None:
         return None
-    from lanterne.collectives.topology.presets import find_preset
-    from lanterne.collectives.topology.topology_json import read_topology
+    from lanterne.collectives.topology.presets import find_topology
 
-    is_file = Path(args.topology).suffix or Path(args.topology).exists()
-    topology = read_topology(args.topology) if is_file else find_preset(args.topology)
+    topology = find_topology(args.topology)
     if args.ranks is not None and str(args.ranks) != str(topology.world_size):
         raise InputError(f"-n: got {args.ranks} beside a topology of {topology.world_size} ranks, expected none")
     return topology

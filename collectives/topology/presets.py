@@ -5,10 +5,12 @@ Rates are of one direction. Start-up times are those of a message between two ra
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 
 from lanterne.collectives.schedule.cost import CostModel
 from lanterne.collectives.schedule.ir import MAX_WORLD_SIZE
 from lanterne.collectives.topology.topology import INSIDE, MESH, NIC, TRUNK, LinkClass, Ranks, Topology
+from lanterne.collectives.topology.topology_json import read_topology
 from lanterne.errors import InputError, one_of
 
 GB_PER_S = 1e9
@@ -103,6 +105,16 @@ PRESETS: dict[str, tuple[Callable[[int, int], Topology], str]] = {
     "cross-region-cloud": (_two_sites("cross-region-cloud", 30e-3, 5 * GBIT_PER_S), "dgx in two regions of a cloud"),
 }
 _SIZED = re.compile(r"(.+)-(\d{1,5})x(\d{1,5})")
+
+
+def find_topology(text: str) -> Topology:
+    """The Topology of a file, where `text` has a suffix or is there, else of a preset.
+
+    Raises:
+        InputError: as read_topology and find_preset.
+    """
+    path = Path(text)
+    return read_topology(path) if path.suffix or path.exists() else find_preset(text)
 
 
 def find_preset(text: str) -> Topology:

@@ -1,12 +1,17 @@
 """Collectives over nodes as calls: right results from every late rank, by the programs of roles."""
 
+import json
+
 import numpy as np
 import pytest
 
 from lanterne.collectives.communicator import core_of
-from lanterne.collectives.jobs import spawn
+from lanterne.collectives.jobs import agreed_topology, spawn
 from lanterne.collectives.schedule.cost import CostModel
+from lanterne.collectives.topology.presets import find_preset
 from lanterne.collectives.topology.topology import INSIDE, NIC, LinkClass, Topology, nodes_of
+from lanterne.collectives.topology.topology_json import to_document
+from lanterne.errors import InputError
 
 HOSTS = {"equal": "aabb", "in turns": "abcab", "uneven": "abbb"}
 COUNT = 1003
@@ -60,3 +65,33 @@ def test_auto_goes_over_nodes_and_groups_know_theirs():
     for over, beta, topology, hosts in spawn(4, job, timeout_s=60):
         assert over.startswith("hier_") and beta == 1e-9 and topology is None
         assert hosts in (("a", "b", "b"), ("a",))
+
+
+def test_a_topology_is_the_same_on_all_ranks_or_none_goes_on(tmp_path):
+    good, other, broken = (tmp_path / f"{name}.json" for name in ("good", "other", "broken"))
+    good.write_text(json.dumps(to_document(find_preset("dgx-2x2"))))
+    other.write_text(json.dumps(to_document(find_preset("hosts-2x2"))))
+    broken.write_text(good.read_text().replace("[2, 3]", "[2, 2]", 1))
+
+    def told(given, size=4):
+        """What each rank hears, the others first: the last one sees all."""
+        answers = []
+
+        def exchange(name, told):
+            answers.append(told)
+            return answers
+
+        for path in given:
+            outcome = None
+            try:
+                found = agreed_topology(None if path is None else str(path), size, exchange)
+                outcome = found and found.name
+            except InputError as error:
+                outcome = str(error)
+        return outcome
+
+    assert told([good] * 4) == "dgx-2x2" and told([None] * 4) is None
+    assert "rank 1 got another than rank 0" in told([good, other, good, good])
+    assert "rank 1 got another than rank 0" in told([good, None, good, good])
+    assert "rank 2: topology" in told([good, good, broken, good]) and "got rank 2" in told([good, good, broken, good])
+    assert "expected the job's 3" in told([good] * 3, size=3)
