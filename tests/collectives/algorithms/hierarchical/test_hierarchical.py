@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lanterne.collectives.algorithms.catalogue import make_schedule
+from lanterne.collectives.algorithms.catalogue import find_algorithm, make_schedule
+from lanterne.collectives.auto.predict import chunk_count
 from lanterne.collectives.schedule.check_schedule import check
 from lanterne.collectives.schedule.cost import late_start, price
 from lanterne.collectives.topology.presets import find_preset
@@ -65,6 +66,17 @@ def test_a_late_rank_costs_what_its_node_must_send(preset, bound, late):
     assert least_s <= exposed_s <= 1.15 * least_s
     flat = make_schedule("all_reduce", "late_join", 64, 63 * 4, late_rank=late)
     assert price(flat, nbytes, topology, late_start(64, late, 1.0)).exposed_s > 4 * exposed_s
+
+
+@pytest.mark.parametrize(("preset", "bound"), [("dgx-8x8", 1 / 8), ("dgx-one-nic-8x8", 1.0)])
+def test_the_chunk_count_is_within_a_tenth_of_the_optimum_for_any(preset, bound):
+    """Of rounds that each take 3 us and a chunk's time on a NIC, as many as chunks and log2 of the nodes."""
+    topology, nbytes = find_preset(preset), 1 << 30
+    chunks = chunk_count(find_algorithm("all_reduce", "hier_late_join"), 64, nbytes, topology, min_chunk_nbytes=1)
+    schedule = make_schedule("all_reduce", "hier_late_join", 64, chunks, nodes=topology.nodes, late_rank=21)
+    exposed_s = price(schedule, nbytes, topology, late_start(64, 21, 1.0)).exposed_s
+    best_s = min((count + 2) * (3e-6 + bound * nbytes / 50e9 / count) for count in range(1, 2000))
+    assert exposed_s <= 1.10 * best_s
 
 
 def test_nobody_late_is_at_the_bound_of_the_nics():
