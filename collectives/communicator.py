@@ -296,7 +296,37 @@ class Communicator(Reductions, Movements):
         """
         return self._child(self._core.group(ranks, timeout_s))
 
+    def revoke(self, reason: str = "") -> None:
+        """End this communicator on all its members: their calls, those under way too, raise Revoked with `reason`.
+
+        One rank calls it, the others learn it within some 0.1 s of waiting, or at their next call. `shrink` goes on.
+        """
+        self._core.revoke(reason)
+
+    def shrink(self, timeout_s: float | None = None) -> Self:
+        """The Communicator of the members that live, in the same order; after PeerFailed, TransportTimeout or Revoked.
+
+        All of them call it: each has had such an error, or gets Revoked in what it waits for. This communicator is over
+        then; the new one takes its transport over, and is closed with this one. The others of the job, and groups of
+        split, stay as they are. Over tcp, ucx, nccl and local. What was under way is lost: outputs of calls that raised
+        hold anything.
+
+        Args:
+            timeout_s: whoever has not come so long after the first is dead to the job from now on, and gets PeerFailed
+                with its own rank; None for the communicator's.
+
+        Raises:
+            Unavailable: the transport is mpi.
+            PeerFailed: of this rank: the others have gone on without it.
+            TransportError: the job's store is lost, which decides who lives.
+
+        Cost: one exchange with the store. Sources: MPI's ULFM (MPIX_Comm_revoke, MPIX_Comm_shrink); NCCL's
+        ncclCommShrink.
+        """
+        return self._child(self._core.shrink(timeout_s))
+
     def _child(self, core: CommunicatorCore) -> Self:
+        """The face of `core`, which came from this one."""
         child = type(self).__new__(type(self))
         child._show(core)
         tuning = self.tuning

@@ -2,12 +2,14 @@
 
 import itertools
 import logging
+import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from hashlib import sha256
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lanterne.collectives.algorithms.catalogue import NATIVE, SHARED
 from lanterne.collectives.copied import CopiedRequest, copy_back
@@ -23,7 +25,7 @@ from lanterne.collectives.point_to_point import StartedMessages
 from lanterne.collectives.shared.calls import SharedPlans, SharedRequest
 from lanterne.collectives.shared.memory import share_memory
 from lanterne.collectives.shared.pieces import WAYS
-from lanterne.errors import InputError, TransportError, TransportTimeout, Unavailable
+from lanterne.errors import InputError, Revoked, TransportError, TransportTimeout, Unavailable
 from lanterne.kernels.arrays import Array, Stream, is_device_array
 from lanterne.kernels.dtypes import Dtype, Op
 from lanterne.transport.base import COMMUNICATOR_BITS, Recv, Send, Transport
@@ -114,6 +116,7 @@ class CommunicatorCore(CommunicatorBase):
         self._closes = tuple(closes)
         # By ranks, how many groups of them were made.
         self._grouped: Counter[tuple[int, ...]] = Counter()
+        self._successor: CommunicatorCore | None = None  # what shrink has made of this one
         self._plans = Plans(self)
         self._shared: SharedPlans | None = None
         self.messages: StartedMessages = StartedMessages(self)
@@ -331,6 +334,43 @@ class CommunicatorCore(CommunicatorBase):
         child.deterministic = self.deterministic
         return child
 
+    def revoke(self, reason: str) -> None:
+        """See Communicator.revoke."""
+        text = f"communicator {self.communicator_id}: rank {self.transport.rank} has ended it"
+        with self.lock:
+            self.fail(Revoked(f"{text}: {reason}" if reason else text))
+        self.engine.tell()
+
+    def shrink(self, timeout_s: float | None) -> "CommunicatorCore":
+        """The core of what Communicator.shrink returns; its tuning is not set yet."""
+        if self._successor is not None:
+            raise InputError("shrink: got a communicator that was shrunk before, expected the one that shrink returned")
+        limit_s = self.timeout_s if timeout_s is None else check_timeout_s(timeout_s)
+        # Whoever is still in a call waits for ranks that have left it.
+        self.revoke("it shrinks")
+        # Mostly zeros.
+        ids = zlib.compress(self._id_table().tobytes(), 1)
+        cut = self.transport.cut_off(self.ranks)
+        came = self.transport.survivors(f"{self.late.key[-200:]}/shrink", self.ranks, cut, ids, limit_s)
+        tables = [np.frombuffer(zlib.decompress(each), np.uint8) for each in came.values()]
+        free = _free_id(np.maximum.reduce(tables))
+        members = [rank for rank in self.ranks if rank in came]
+        child = CommunicatorCore(
+            self.transport,
+            members,
+            free,
+            pauses=self.pauses,
+            closes=self._closes,
+            used_ids=self.used_ids,
+            board_key=f"{self.late.key[-200:]}.s/{free}:{members[0]}",
+            engine=self.engine,
+        )
+        self._closes, self._successor = (), child
+        self.transport.forget(self.communicator_id)
+        child.timeout_s = self.timeout_s
+        child.deterministic = self.deterministic
+        return child
+
     def _agreed_number(self, store: "StoreClient", ranks: tuple[int, ...], timeout_s: float | None) -> int:
         """A number that no other group of the job has: the first of `ranks` asks for it, and tells the others."""
         self._grouped[ranks] += 1
@@ -358,25 +398,25 @@ class CommunicatorCore(CommunicatorBase):
             self.fail(TransportError(f"{self.transport.name} rank {self.transport.rank}: {reason}"))
         self.engine.tell()
 
-    def _free_id(self) -> int:
-        """An id that no member uses, the same on all."""
+    def _id_table(self) -> NDArray[np.uint8]:
+        """By id: 0, CLOSED or OPEN."""
         used = np.zeros(1 << COMMUNICATOR_BITS, np.uint8)
         used[list(self.used_ids)] = list(self.used_ids.values())
+        return used
+
+    def _free_id(self) -> int:
+        """An id that no member uses, the same on all."""
+        used = self._id_table()
         self.call("all_reduce", used, used, "max")
-        # The last id belongs to the transports. That of a closed one comes last: a notice (see execute/control.py) that
-        # nobody has read may still be on its way there.
-        free = int(used[:-1].argmin())
-        if used[free] == OPEN:
-            raise InputError(
-                f"split: got no free communicator id, expected fewer than {len(used) - 1} open communicators"
-            )
-        return free
+        return _free_id(used)
 
     # -- the end
 
     def close(self) -> None:
         """See Communicator.close."""
         try:
+            if self._successor is not None:
+                self._successor.close()
             if self._failure is None and self._closes:
                 with self.failing:
                     self.transport.settle()
@@ -385,6 +425,8 @@ class CommunicatorCore(CommunicatorBase):
 
     def _release(self) -> None:
         with self.lock:
+            # Of one that failed there may be messages under way: no other gets its id.
+            self.used_ids[self.communicator_id] = CLOSED if self._failure is None else OPEN
             if self._failure is None and self.busy:
                 log.warning("closed before the end of %s", self.describe())
                 self.transport.end_soon()
@@ -392,8 +434,17 @@ class CommunicatorCore(CommunicatorBase):
         self.engine.tell()
         if self._closes:
             self.engine.stop()
-        self.used_ids[self.communicator_id] = CLOSED
         self.transport.keep(self.control)  # Its receives stay posted.
         closes, self._closes = self._closes, ()
         for closing in closes:
             closing.close()
+
+
+def _free_id(used: NDArray[np.uint8]) -> int:
+    """An id that nobody uses, by the table of all that somebody has used."""
+    # The last id belongs to the transports. That of a closed one comes last: a notice (see execute/control.py) that
+    # nobody has read may still be on its way there.
+    free = int(used[:-1].argmin())
+    if used[free] == OPEN:
+        raise InputError(f"split: got no free communicator id, expected fewer than {len(used) - 1} open communicators")
+    return free

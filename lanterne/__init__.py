@@ -14,6 +14,7 @@ if TYPE_CHECKING:  # what tools read; at run time __getattr__ finds the same nam
         InputError,
         LanterneError,
         PeerFailed,
+        Revoked,
         ScheduleError,
         TransportError,
         TransportTimeout,
@@ -31,6 +32,7 @@ __all__ = [
     "LanterneError",
     "PeerFailed",
     "PremulSum",
+    "Revoked",
     "ScheduleError",
     "TransportError",
     "TransportTimeout",
@@ -58,6 +60,7 @@ _PUBLIC = {
     "TransportError": "errors",
     "TransportTimeout": "errors",
     "PeerFailed": "errors",
+    "Revoked": "errors",
 }
 
 

@@ -54,6 +54,10 @@ class PeerFailed(TransportError):
         self.reason = reason
 
 
+class Revoked(TransportError):
+    """A rank has ended a communicator on all its members (Communicator.revoke, or shrink)."""
+
+
 def need_package(package: str, what: str) -> None:
     """Raise Unavailable, with the command that installs it, where `package` is missing, which `what` needs."""
     from importlib.util import find_spec

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeAlias
 
-from lanterne.errors import InputError, PeerFailed, TransportError, TransportTimeout
+from lanterne.errors import InputError, PeerFailed, TransportError, TransportTimeout, Unavailable
 from lanterne.transport.machine import THIS_MACHINE, Machine
 from lanterne.transport.pauses import Pauses
 from lanterne.transport.timeouts import DEFAULT_TIMEOUT_S, check_timeout_s
@@ -317,6 +317,26 @@ class Transport(ABC):
 
     def check_peers(self, peers: Iterable[int]) -> None:
         """Raise PeerFailed if one of `peers` is known to be dead; cheap enough to call from a waiting loop."""
+
+    def survivors(
+        self, name: str, ranks: Sequence[int], cut: Sequence[int], payload: bytes, limit_s: float
+    ) -> dict[int, bytes]:
+        """Those of `ranks` that still live, with what each brought, alike on all of them; see Group.survivors.
+
+        Raises:
+            Unavailable: over this transport no rank outlives another.
+        """
+        if self._job is None:
+            raise Unavailable(f"shrink: got transport {self.name}, where no rank outlives another; expected tcp or ucx")
+        return self._job.survivors(name, ranks, cut, payload, limit_s)
+
+    def cut_off(self, ranks: Iterable[int]) -> tuple[int, ...]:
+        """Those of `ranks` that no message reaches from here, dead or not."""
+        return ()
+
+    def forget(self, communicator_id: int) -> None:
+        """That communicator is over: what it still receives is not written any more, and its memory given back, as far
+        as the library under this transport allows it."""
 
     def first_death(self, ranks: Iterable[int]) -> PeerFailed | None:
         """The death of that of `ranks` which died first, as far as is known without asking."""

@@ -3,21 +3,23 @@
 Every message is a rendezvous: whoever posts second copies straight from the sender's memory into the receiver's.
 """
 
-import math
 import threading
 from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from math import inf
 from typing import TypeAlias
 
 import numpy as np
 
 from lanterne.errors import InputError, PeerFailed, TransportError
-from lanterne.transport.base import Capabilities, Operation, Request, Send, Transport, check_ops
+from lanterne.transport.base import LANE_BITS, Capabilities, Operation, Request, Send, Transport, check_ops
 from lanterne.transport.board.seat import LocalBoards, LocalSeat
 from lanterne.transport.machine import THIS_MACHINE, Machine
 from lanterne.transport.pauses import Pauses
 from lanterne.transport.rank_group import LEFT_GRACE_S
 from lanterne.transport.timeouts import check_timeout_s
+from lanterne.transport.waiting import wait
 
 # Above this size the copy goes through NumPy, which lets other threads run meanwhile.
 COPY_UNLOCKED_NBYTES = 32 * 1024
@@ -25,6 +27,13 @@ COPY_UNLOCKED_NBYTES = 32 * 1024
 
 # (request, operation, whether it sends).
 _Unmatched: TypeAlias = "tuple[LocalRequest, Operation, bool]"
+
+
+@dataclass
+class _Meeting:
+    end_s: float
+    came: dict[int, bytes] = field(default_factory=dict)
+    answer: dict[int, bytes] = field(default_factory=dict)
 
 
 class LocalWorld:
@@ -41,6 +50,8 @@ class LocalWorld:
         # Rank -> (why it left, when others are to know, on the machine's clock).
         self.gone: dict[int, tuple[str, float]] = {}
         self.boards: LocalBoards = LocalBoards(machine)
+        # By name: what the ranks that came bring; when the first one's time is over; what was agreed.
+        self.meetings: dict[str, _Meeting] = {}
 
     def transport(self, rank: int, timeout_s: float | None = None) -> "LocalTransport":
         """The transport of `rank`; `timeout_s` is the default of its waits."""
@@ -94,10 +105,46 @@ class LocalTransport(Transport):
     def check_peers(self, peers: Iterable[int]) -> None:
         gone = self.world.gone
         if gone:
-            for peer in peers:
-                reason, from_s = gone.get(peer, ("", math.inf))
+            for peer in (self.rank, *peers):  # The others may have gone on without this one.
+                reason, from_s = gone.get(peer, ("", inf))
                 if self.machine.now_s() >= from_s:
                     raise PeerFailed(peer, reason)
+
+    def survivors(
+        self, name: str, ranks: Sequence[int], cut: Sequence[int], payload: bytes, limit_s: float
+    ) -> dict[int, bytes]:
+        world, now_s = self.world, self.machine.now_s
+        with world.lock:
+            meeting = world.meetings.setdefault(name, _Meeting(now_s() + limit_s))
+            meeting.came[self.rank] = payload
+
+        def look() -> bool:
+            with world.lock:
+                if not meeting.answer:
+                    absent = [rank for rank in ranks if rank not in meeting.came and rank not in world.gone]
+                    if absent and now_s() >= meeting.end_s:
+                        why = f"it did not come when the others went on, within {limit_s:g} s"
+                        world.gone.update((rank, (why, now_s())) for rank in absent)
+                        absent = []
+                    if not absent:
+                        came = meeting.came
+                        meeting.answer = {rank: came[rank] for rank in ranks if rank in came and rank not in world.gone}
+                return bool(meeting.answer)
+
+        wait(look, inf, self.pauses)
+        if self.rank not in meeting.answer:
+            raise PeerFailed(self.rank, world.gone[self.rank][0])
+        return meeting.answer
+
+    def forget(self, communicator_id: int) -> None:
+        world = self.world
+        with world.lock:
+            for key in [key for key in world.unmatched if key[2] >> LANE_BITS == communicator_id]:
+                kept = deque(entry for entry in world.unmatched[key] if entry[0].transport is not self)
+                if kept:
+                    world.unmatched[key] = kept
+                else:
+                    del world.unmatched[key]
 
     def abandon(self, peer: int, requests: Sequence[Request]) -> None:
         world = self.world

@@ -6,7 +6,7 @@ import socket
 import sys
 import weakref
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, NoReturn, Self
 
@@ -14,7 +14,7 @@ from lanterne.errors import InputError, PeerFailed, TransportError, TransportTim
 from lanterne.transport.board.seat import StoreSeat, unpack_record
 from lanterne.transport.board.sequencer import Record
 from lanterne.transport.machine import THIS_MACHINE, Machine
-from lanterne.transport.wire import Kind, unpack_fields
+from lanterne.transport.wire import RANK_NBYTES, Kind, pack_ranks, unpack_fields, unpack_ranks
 
 if TYPE_CHECKING:
     from lanterne.transport.store.client import StoreClient
@@ -27,6 +27,8 @@ LOOK_S = 2e-3
 # What a rank sent before it left may still be on its way; a wait on it that lasts longer will never end.
 LEFT_GRACE_S = 1.0
 FOREVER_S = 1e6
+# A meeting's answer comes so much after its limit, at most.
+ANSWER_S = 5.0
 
 log: logging.Logger = logging.getLogger(__name__)
 
@@ -114,6 +116,30 @@ class Group:
         """32 bytes for `purpose`, the same on every rank of this job, which nobody else can make."""
         return os.urandom(32) if self.store is None else self.store.secret(purpose)
 
+    def survivors(
+        self, name: str, ranks: Sequence[int], cut: Sequence[int], payload: bytes, limit_s: float
+    ) -> dict[int, bytes]:
+        """Those of `ranks` that live, with what each brought; all of them call it with the same `name` and `ranks`.
+
+        Returns once all have come; those that have not `limit_s` after the first are declared dead, and of two with no
+        path between them one.
+
+        Args:
+            cut: those that this rank cannot reach.
+
+        Raises:
+            PeerFailed: of this rank: it is dead to the others.
+            TransportError: the store is lost.
+        """
+        if self.store is None:
+            return {self.rank: payload}
+        fields: list[int | bytes] = [name.encode(), pack_ranks(ranks), pack_ranks(cut), payload, int(limit_s * 1e3)]
+        try:
+            answer = self.store.call(Kind.MEET, fields, limit_s + ANSWER_S, f"meet at {name!r}", self._check_alive)
+        finally:
+            self._check_alive()
+        return {unpack_ranks(each[:RANK_NBYTES])[0]: each[RANK_NBYTES:] for each in answer}
+
     def barrier(self, name: str = "lanterne/barrier", timeout_s: float | None = None) -> None:
         """Return once every rank has called it. Raises as `exchange`."""
         self.exchange(name, b"", timeout_s)
@@ -134,6 +160,7 @@ class Group:
         finally:
             # A death that was told before the store was lost says more than that loss.
             if self._failed:
+                self._check_alive()
                 peers = self._failed if peers is None else frozenset(peers)
                 # The first to die first: it may be why the others did.
                 for rank, reason in self._failed.items():
@@ -245,6 +272,12 @@ class Group:
                 key, record = unpack_record(body)
                 if key in self._records:
                     self._records[key].append(record)
+
+    def _check_alive(self) -> None:
+        """Raise PeerFailed of this rank if the others have gone on without it."""
+        self._read_notices()
+        if self.rank in self._failed:
+            raise PeerFailed(self.rank, self._failed[self.rank])
 
     def _check_all_present(self) -> None:
         self._read_notices()

@@ -22,6 +22,7 @@ MIN_TOKEN_CHARS = 16
 HEADER = struct.Struct("<IHI")
 _INT = struct.Struct("<q")
 _LENGTH = struct.Struct("<I")
+RANK_NBYTES = 4
 
 MAGIC = b"lanterne"
 NONCE_NBYTES = 32
@@ -57,6 +58,7 @@ class Kind(enum.IntEnum):
     REPORT = 16
     REFUSED = 17
     READY = 18
+    MEET = 19
     REPLY = 20
     ERROR = 21
     DIED_NOTICE = 30
@@ -65,6 +67,7 @@ class Kind(enum.IntEnum):
     FINISHED_NOTICE = 33
     FAULT_NOTICE = 34
     RECORD_NOTICE = 35
+    GOES_ON_NOTICE = 36
 
 
 class WireError(TransportError):
@@ -136,6 +139,23 @@ def take_frame(buffer: bytearray, max_nbytes: int = MAX_BODY_NBYTES) -> Frame | 
     body = bytes(memoryview(buffer)[HEADER.size : end])
     del buffer[:end]
     return kind, request_id, body
+
+
+def pack_ranks(ranks: Iterable[int]) -> bytes:
+    """The bytes that stand for `ranks`."""
+    each = tuple(ranks)
+    return struct.pack(f"<{len(each)}i", *each)
+
+
+def unpack_ranks(data: bytes) -> tuple[int, ...]:
+    """The ranks that `data` stands for.
+
+    Raises:
+        WireError: it stands for none.
+    """
+    if len(data) % RANK_NBYTES:
+        raise WireError(f"frame: got ranks of {len(data)} bytes, expected {RANK_NBYTES} for each")
+    return struct.unpack(f"<{len(data) // RANK_NBYTES}i", data)
 
 
 def check_token(token: str) -> bytes:

@@ -1,7 +1,7 @@
 """A transport around another: what all of them pass on."""
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from lanterne.errors import PeerFailed
@@ -48,6 +48,17 @@ class Wrapper(Transport):
 
     def check_peers(self, peers: Iterable[int]) -> None:
         self.inner.check_peers(peers)
+
+    def survivors(
+        self, name: str, ranks: Sequence[int], cut: Sequence[int], payload: bytes, limit_s: float
+    ) -> dict[int, bytes]:
+        return self.inner.survivors(name, ranks, cut, payload, limit_s)
+
+    def cut_off(self, ranks: Iterable[int]) -> tuple[int, ...]:
+        return self.inner.cut_off(ranks)
+
+    def forget(self, communicator_id: int) -> None:
+        self.inner.forget(communicator_id)
 
     def first_death(self, ranks: Iterable[int]) -> PeerFailed | None:
         return super().first_death(ranks) or self.inner.first_death(ranks)

@@ -2,8 +2,9 @@
 
 A call that goes well says nothing here, so this costs nothing. A rank that has waited for STALL_S tells all others its
 call (number and signature), and looks what they told. Two ranks in the same call with different signatures: both raise
-InputError. A rank that fails tells why, and the others raise the same error instead of waiting for their own timeout;
-and who times out knows which ranks never came to the call, and names those.
+InputError. A rank that fails tells why, and the others raise the same error instead of waiting for their own timeout.
+Whoever times out names the ranks that never came to the call; if all did, it follows what they told of whom they wait
+for, to those that have fallen silent.
 
 Nothing received is evaluated: a notice is a struct and text. A rank tells another at most ten times a second, and every
 rank reads at least once a second while it makes calls, so reports do not pile up before a rank that is always late.
@@ -13,12 +14,13 @@ import contextlib
 import struct
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
-from typing import TypeAlias
+from math import inf
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lanterne.errors import InputError, LanterneError, PeerFailed, TransportError, TransportTimeout
+from lanterne.errors import InputError, LanterneError, PeerFailed, Revoked, TransportError, TransportTimeout
 from lanterne.transport.base import Recv, Request, Send, Transport
 from lanterne.transport.waiting import MOVED, Moved, never, wait
 
@@ -32,7 +34,21 @@ NOTICE_NBYTES = 512
 HEADER = struct.Struct("<iiq")
 # That many ranks are told at most: the text needs room too.
 MAX_RANKS = 32
-IN_CALL, MISMATCH, TIMEOUT, PEER_FAILED, FAILED = range(5)
+IN_CALL, MISMATCH, TIMEOUT, PEER_FAILED, FAILED, REVOKED = range(6)
+
+# A rank that waits tells so, and for whom, so often in the time that it waits at most; one of which nothing came in a
+# third of that is silent.
+TELLS_PER_LIMIT, SILENT_LIMITS = 8, 1 / 3
+
+
+class Report(NamedTuple):
+    """What a rank has told: the number and signature of its call, the transport ranks that it waits for; and when."""
+
+    number: int
+    signature: str
+    waits_for: tuple[int, ...]
+    heard_s: float
+
 
 # A posted receive of a notice, and where it will be.
 Expected: TypeAlias = tuple[Request, NDArray[np.uint8]]
@@ -58,9 +74,9 @@ class Control:
         self._tag = tag
         self._receives: dict[int, Expected] = {}
         self._sends: deque[Request] = deque()
-        # By peer: of which call it was told and when; which call it has told of.
+        # By peer: of which call it was told and when; what it has told.
         self._told: dict[int, tuple[int, float]] = {}
-        self._reports: dict[int, tuple[int, str]] = {}
+        self._reports: dict[int, Report] = {}
         # Signatures of this rank's latest calls, by number.
         self._calls: OrderedDict[int, str] = OrderedDict()
         self._next_read_s = self._transport.machine.now_s() + READ_EVERY_S
@@ -79,21 +95,24 @@ class Control:
         if self._transport.machine.now_s() > self._next_read_s:
             self.read()
 
-    def report(self) -> None:
-        """Tell the others in which call this rank is, and read what they have told.
+    def report(self, waits_for: Sequence[int], limit_s: float) -> None:
+        """Tell the others in which call this rank is and for which transport ranks it waits, and read what they told.
+
+        Args:
+            limit_s: of the wait.
 
         Raises:
             InputError: another rank is in the same call with a different signature.
             PeerFailed, TransportTimeout, TransportError: another rank told so.
         """
-        number, signature = self.number, self._calls.get(self.number)
-        if signature is not None:
-            now_s = self._transport.machine.now_s()
-            for peer in self._others():
-                told_number, told_s = self._told.get(peer, (-1, 0.0))
-                if told_number != number and now_s - told_s >= STALL_S:
-                    self._told[peer] = number, now_s
-                    self._send(peer, IN_CALL, (), number, signature)
+        number, signature = self.number, self._calls.get(self.number, "")
+        now_s = self._transport.machine.now_s()
+        again_s = max(STALL_S, limit_s / TELLS_PER_LIMIT)
+        for peer in self._others():
+            told_number, told_s = self._told.get(peer, (-1, -inf))
+            if now_s - told_s >= (STALL_S if told_number != number else again_s):
+                self._told[peer] = number, now_s
+                self._send(peer, IN_CALL, waits_for, number, signature)
         self.read()
 
     def read(self) -> None:
@@ -114,14 +133,36 @@ class Control:
                 request, buffer = self._receives[peer] = self._receive(peer)
                 if kind != IN_CALL:
                     raise _error(kind, ranks, text)
-                self._reports[peer] = number, text
+                self._reports[peer] = Report(number, text, ranks, self._transport.machine.now_s())
         while self._sends and self._sends[0].test():
             self._sends.popleft()
         self._compare()
 
     def absent(self) -> list[int]:
         """Transport ranks that have not told of the current call, or a later one."""
-        return [self._ranks[peer] for peer in self._others() if self._reports.get(peer, (-1, ""))[0] < self.number]
+        return [
+            self._ranks[peer]
+            for peer in self._others()
+            if peer not in self._reports or self._reports[peer].number < self.number
+        ]
+
+    def silent(self, waits_for: Sequence[int], limit_s: float) -> list[int]:
+        """Transport ranks for which, over others, `waits_for` wait, and which told nothing of late; else those."""
+        since_s = self._transport.machine.now_s() - limit_s * SILENT_LIMITS
+        index = {rank: peer for peer, rank in enumerate(self._ranks)}
+        own, found = self._ranks[self._rank], set[int]()
+        seen, ahead = {own}, list(waits_for)
+        while ahead:
+            rank = ahead.pop()
+            if rank in seen:
+                continue
+            seen.add(rank)
+            report = self._reports.get(index[rank])
+            if report is None or report.heard_s < since_s:
+                found.add(rank)
+            else:
+                ahead += (other for other in report.waits_for if other in index)
+        return sorted(found) or list(waits_for)
 
     def tell_failure(self, error: LanterneError) -> None:
         """Tell all others that this rank failed with `error`; returns once that has left, or after FAREWELL_S."""
@@ -147,7 +188,7 @@ class Control:
         return not self._sends or (MOVED if len(self._sends) < before else False)
 
     def _compare(self) -> None:
-        for peer, (number, theirs) in self._reports.items():
+        for peer, (number, theirs, _, _) in self._reports.items():
             # Calls before one that is another's are brought to their end.
             mine = self._calls.get(number) if number <= self.number else None
             if mine is not None and mine != theirs:
@@ -189,6 +230,8 @@ def _kind(error: LanterneError, rank: int) -> tuple[int, tuple[int, ...]]:
     """(kind, ranks) of the notice that stands for `error` of transport rank `rank`."""
     if isinstance(error, InputError):
         return MISMATCH, ()
+    if isinstance(error, Revoked):
+        return REVOKED, ()
     if isinstance(error, TransportTimeout):
         return TIMEOUT, error.peers
     if isinstance(error, PeerFailed):
@@ -208,6 +251,8 @@ def _error(kind: int, ranks: tuple[int, ...], text: str) -> LanterneError:
 def _of_notice(kind: int, ranks: tuple[int, ...], text: str) -> LanterneError:
     if kind == MISMATCH:
         return InputError(text)
+    if kind == REVOKED:
+        return Revoked(text)
     if kind == TIMEOUT:
         return TransportTimeout(text, ranks)
     if kind == PEER_FAILED and ranks:

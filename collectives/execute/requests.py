@@ -166,7 +166,8 @@ class CollectiveRequest:
         communicator = self._communicator
         if self._entry is not None:
             communicator.device_side().check_reached(self._entry, self._signature, limit_s)
-        peers = communicator.control.absent() or self._pending_peers()
+        control = communicator.control
+        peers = control.absent() or control.silent(self._pending_peers(), limit_s)
         raise timeout_error(communicator.transport, peers, limit_s)
 
 
@@ -290,7 +291,9 @@ class MessageRequest(CollectiveRequest):
 
     def _expire(self, limit_s: float) -> None:
         assert self._request is not None, "a wait ends once the message is done"
-        raise timeout_error(self._communicator.transport, self._request.awaited_peers(), limit_s)
+        communicator = self._communicator
+        peers = communicator.control.silent(self._request.awaited_peers(), limit_s)
+        raise timeout_error(communicator.transport, peers, limit_s)
 
     def _poll(self) -> bool:
         """As CollectiveRequest._poll; True once the data has left (send) or arrived (receive)."""
@@ -330,11 +333,13 @@ class _Patience:
         self._checked_s = now_s
         self._waited_s += min(since_s, gap_s)
         communicator = request._communicator
+        # Messages wait for no call, so nothing else tells them that a call has ended all.
+        communicator.check_open()
         first = request._awaited()
         with communicator.failing:
             communicator.transport.check_peers(first._pending_peers())
             if self._waited_s > self._reported_s + self._stall_s:
-                communicator.control.report()
+                communicator.control.report(first._pending_peers(), self._limit_s)
                 self._reported_s = self._waited_s
             if self._waited_s > self._limit_s:
                 first._expire(self._limit_s)

@@ -163,6 +163,7 @@ def test_in_place_may_differ_between_ranks():
 # -- ranks that fail
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("algorithm", ["ring", "rhd", "tree"])
 def test_a_rank_that_never_calls_is_named_by_all_others(algorithm):
     given_up = threading.Barrier(4)
@@ -183,6 +184,7 @@ def test_a_rank_that_never_calls_is_named_by_all_others(algorithm):
         assert errors[rank].peers == (2,), errors[rank]
 
 
+@pytest.mark.timing
 def test_whoever_is_told_of_a_timeout_gets_all_ranks_that_were_absent():
     given_up = threading.Barrier(5)
 
@@ -201,6 +203,7 @@ def test_whoever_is_told_of_a_timeout_gets_all_ranks_that_were_absent():
     assert errors == [((2, 3), False), ((2, 3), True), None, None, ((2, 3), True)]
 
 
+@pytest.mark.timing
 def test_the_late_one_learns_that_the_others_have_given_up():
     def run(comm):
         if comm.rank == 1:

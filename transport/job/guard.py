@@ -18,7 +18,7 @@ from lanterne.errors import InputError, LanterneError, TransportError
 from lanterne.transport.machine import THIS_MACHINE
 from lanterne.transport.mpi.library import unlink_segments
 from lanterne.transport.store.client import StoreClient
-from lanterne.transport.wire import Kind, unpack_fields
+from lanterne.transport.wire import Kind, unpack_fields, unpack_ranks
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 # Between SIGTERM and SIGKILL.
@@ -162,6 +162,9 @@ class Guard:
                 dead, _reason = unpack_fields(body, "ib")
                 grace_s = min(survivors_s(), EXIT_S) if dead == self._rank else survivors_s()
                 self._end_rank(grace_s, f"it still ran {grace_s:g} s after rank {dead} had failed")
+            if kind == Kind.GOES_ON_NOTICE and self._rank in unpack_ranks(unpack_fields(body, "bb")[1]):
+                # It has done what a survivor can: no end by itself is asked of it any more.
+                self._terminate_at, self._why = float("inf"), ""
         return False
 
     def _end_rank(self, delay_s: float, why: str) -> None:

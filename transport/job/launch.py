@@ -28,7 +28,7 @@ from lanterne.transport.own_python import own_python
 from lanterne.transport.store.client import StoreClient
 from lanterne.transport.store.members import UNKNOWN_CODE
 from lanterne.transport.store.process import StoreProcess
-from lanterne.transport.wire import Kind, unpack_fields
+from lanterne.transport.wire import Kind, unpack_fields, unpack_ranks
 
 MAX_WORLD_SIZE = 1024
 # How long mpiexec may take to end after its last rank, or guards after the store; and all after they were told to.
@@ -159,6 +159,7 @@ class JobWatch:
         self._starter = starter
         self._stopped = stopped
         self._codes: dict[int, int] = {}  # of the ranks that have ended, first end first
+        self._lost: set[int] = set()  # without whom the others went on
         self._world_size = world_size
         self._start_s = START_S + START_RANK_S * world_size
         client.call(Kind.WATCH)
@@ -225,10 +226,17 @@ class JobWatch:
                 # A rank that ended with a code of its own has had the chance to say why.
                 level = logging.INFO if 0 <= code < 128 else logging.WARNING
                 log.log(level, "lanterne: rank %d %s", rank, reason.decode(errors="replace"))
+            if kind == Kind.GOES_ON_NOTICE:
+                group, survivors = map(unpack_ranks, unpack_fields(body, "bb"))
+                if lost := sorted(set(group) - set(survivors)):
+                    self._lost.update(lost)
+                    log.warning("lanterne: rank %s go on without rank %s", _join(survivors), _join(lost))
 
     def _exit_code(self, processes: Sequence[Process]) -> int:
         launcher_code = next((process.returncode for process in processes if process.returncode != 0), 0)
-        failures = [code for code in self._codes.values() if code != 0]
+        # Without whom the others went on does not count; if nobody did, all do.
+        counted = {rank: code for rank, code in self._codes.items() if rank not in self._lost} or self._codes
+        failures = [code for code in counted.values() if code != 0]
         if not failures and len(self._codes) < self._world_size:
             if launcher_code != -signal.SIGPIPE:  # else nobody reads what it writes, or this
                 log.warning("rank %s did not report how it ended", _join(self._running()))

@@ -195,6 +195,11 @@ class MpiTransport(Transport):
             assert isinstance(request, MpiRequest)
             request.cancel_receives()
 
+    def survivors(
+        self, name: str, ranks: Sequence[int], cut: Sequence[int], payload: bytes, limit_s: float
+    ) -> dict[int, bytes]:
+        raise Unavailable("shrink: got transport mpi, expected tcp or ucx: after a death MPI promises nothing")
+
     def end_soon(self) -> None:
         global _patience_s
         _patience_s = PATIENCE_S

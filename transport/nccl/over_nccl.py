@@ -175,6 +175,17 @@ class NcclTransport(Transport):
     def first_death(self, ranks: Iterable[int]) -> PeerFailed | None:
         return self.host.first_death(ranks)
 
+    def survivors(
+        self, name: str, ranks: Sequence[int], cut: Sequence[int], payload: bytes, limit_s: float
+    ) -> dict[int, bytes]:
+        return self.host.survivors(name, ranks, cut, payload, limit_s)
+
+    def cut_off(self, ranks: Iterable[int]) -> tuple[int, ...]:
+        return self.host.cut_off(ranks)
+
+    def forget(self, communicator_id: int) -> None:
+        self.host.forget(communicator_id)
+
     def end_soon(self) -> None:
         self.host.end_soon()
 

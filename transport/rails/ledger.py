@@ -8,7 +8,7 @@ Nothing here does input or output.
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from lanterne.errors import TransportError
 
@@ -56,6 +56,13 @@ class Ledger:
     def sent(self) -> list[tuple[int, int]]:
         """[(tag, how many messages were sent)] of the tags of which the peer may lack some."""
         return [(tag, sent.count) for tag, sent in self._sent.items() if sent.copies]
+
+    def forget(self, is_over: Callable[[int], bool]) -> None:
+        """Nothing is kept of tags that are over, both ways."""
+        for table in (self._sent, self._came):
+            for tag in [tag for tag in table if is_over(tag)]:
+                del table[tag]
+        self._touched = {tag for tag in self._touched if not is_over(tag)}
 
     # -- what it receives
 

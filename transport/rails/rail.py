@@ -176,6 +176,11 @@ class Rail:
                 self._end_part(on_frame)
         return moved > 0
 
+    def divert(self, is_over: Callable[[int], bool]) -> None:
+        """What is left of the message that comes now goes nowhere if its tag is over."""
+        if self._frame is not None and is_over(self._frame[3]):
+            self._target = self._scrap
+
     def _end_part(self, on_frame: OnFrame) -> None:
         """A header has come whole, or the bytes of a message."""
         frame, self._frame = self._frame, None

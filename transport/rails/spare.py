@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from lanterne.errors import InputError, TransportError, one_of
-from lanterne.transport.base import Operation, Recv, Request, Send, Transport, check_ops
+from lanterne.transport.base import LANE_BITS, Operation, Recv, Request, Send, Transport, check_ops
 from lanterne.transport.rails.rail import BYE, DATA, PING, PONG, RECEIPT, SWITCH, Frame, Rail
 from lanterne.transport.rails.rail_names import Exchange, connect_rails
 from lanterne.transport.rails.spare_peer import DIRECT, SpareOperation, SparePeer, Swallowed, view_of
@@ -75,6 +75,7 @@ class SpareTransport(Wrapper):
         self._next_s = 0.0
         self._looked_s = 0.0
         self._by_fd: dict[int, Rail] = {}
+        self._over: set[int] = set()  # communicators
         found = connect_rails(self.rank, self.rails, exchange, self.machine, check_dead)
         self.peers: dict[int, SparePeer] = {
             rank: SparePeer(rank) for rank in range(self.world_size) if rank != self.rank
@@ -295,7 +296,8 @@ class SpareTransport(Wrapper):
             number, nbytes, tag, _ = words
             return self._on_data(peer, (tag, number), nbytes, is_whole)
         if kind == RECEIPT:
-            peer.ledger.receipt(words[0], words[1])
+            if not self._is_over(words[0]):
+                peer.ledger.receipt(words[0], words[1])
         elif kind == SWITCH:
             if words[0] > peer.path:
                 self._switch(peer, words[0], "the peer gave the path up")
@@ -320,6 +322,8 @@ class SpareTransport(Wrapper):
 
     def _on_data(self, peer: SparePeer, key: tuple[int, int], nbytes: int, is_whole: bool) -> memoryview | None:
         """Where a message that begins to come is to go; or it has come."""
+        if self._is_over(key[0]):
+            return None
         operation = peer.receives.get(key)
         if not is_whole:
             if peer.ledger.has(*key):
@@ -360,6 +364,25 @@ class SpareTransport(Wrapper):
         for operation in list(peer.receives.values()):
             if operation.request is not None:
                 self.test(operation)
+
+    def cut_off(self, ranks: Iterable[int]) -> tuple[int, ...]:
+        return tuple(rank for rank in ranks if rank in self.peers and self.peers[rank].error is not None)
+
+    # -- communicators that are over
+
+    def forget(self, communicator_id: int) -> None:
+        self._over.add(communicator_id)
+        self.inner.forget(communicator_id)
+        for peer in self.peers.values():
+            peer.ledger.forget(self._is_over)
+            for table in (peer.receives, peer.early):
+                for key in [key for key in table if self._is_over(key[0])]:
+                    del table[key]
+            for rail in peer.rails:
+                rail.divert(self._is_over)
+
+    def _is_over(self, tag: int) -> bool:
+        return bool(self._over) and tag >> LANE_BITS in self._over
 
     # -- the rest of a transport
 

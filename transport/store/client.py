@@ -20,7 +20,7 @@ from lanterne.transport.wire import Kind
 RETRY_S = 0.05
 _REPLY_TYPES = {
     **{Kind.GET: "b", Kind.ADD: "i", Kind.DELETE: "i", Kind.GATHER: "b*"},
-    **{Kind.ABSENT: "i*", Kind.END: "i", Kind.REFUSED: "ib"},
+    **{Kind.ABSENT: "i*", Kind.END: "i", Kind.REFUSED: "ib", Kind.MEET: "b*"},
 }
 
 

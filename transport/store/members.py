@@ -1,6 +1,6 @@
 """The store's list of a job's members: who is in it, who left, who died, and what they do all together."""
 
-from collections.abc import Container
+from collections.abc import Callable, Container
 
 from lanterne.transport.store.handler import Answer, Connection, Refusal, Service
 from lanterne.transport.wire import MAX_BODY_NBYTES, Kind
@@ -17,10 +17,13 @@ class Members:
 
     A *member* is a rank itself. A *guard* is a rank's parent, which knows how it ended. A *watcher* is the launcher. A
     member whose connection ends without goodbye has died.
+
+    Attributes: `on_gone`, called with each rank that has died or left; may be set.
     """
 
     def __init__(self, store: Service) -> None:
         self._store = store
+        self.on_gone: Callable[[int], object] = lambda rank: None
         self._world_size = 0  # as the first rank says
         self._members: dict[int, Connection] = {}
         self._guards: dict[int, Connection] = {}
@@ -86,7 +89,7 @@ class Members:
             self._store.send(connection, kind, 0, fields)
 
     def _leave(self, connection: Connection, _request_id: int) -> Answer:
-        rank = self._member(connection)
+        rank = self.rank_of(connection)
         self._members.pop(rank)
         self._tell_left(rank)
         return ()
@@ -96,12 +99,25 @@ class Members:
         self._gone.append((Kind.LEFT_NOTICE, [rank]))
         for member in self._members.values():
             self._store.send(member, Kind.LEFT_NOTICE, 0, [rank])
+        self.on_gone(rank)
 
-    def _member(self, connection: Connection) -> int:
+    def rank_of(self, connection: Connection) -> int:
         """The rank of a member."""
+        if connection.rank in self._died:
+            reason = self._died[connection.rank].decode(errors="replace")
+            raise Refusal(f"got a request of rank {connection.rank}, which is dead to this job: {reason}")
         if connection.rank is None or self._members.get(connection.rank) is not connection:
             raise Refusal("got a request of a member from a client that has not joined, or has left")
         return connection.rank
+
+    def lives(self, rank: int) -> bool:
+        """Whether `rank` is a member, or may become one."""
+        return rank not in self._died and rank not in self._left
+
+    def tell_guards(self, kind: Kind, fields: list[int | bytes]) -> None:
+        """Send a notice to all guards and watchers."""
+        for connection in [*self._guards.values(), *self._watchers]:
+            self._store.send(connection, kind, 0, fields)
 
     def _end(self, connection: Connection, _request_id: int, rank: int, code: int, reason: bytes) -> Answer:
         if connection.guards != rank:
@@ -116,7 +132,7 @@ class Members:
         for watcher in self._watchers:
             self._store.send(watcher, Kind.ENDED_NOTICE, 0, [rank, code, reason])
         if code != 0 or rank in self._members:
-            self._declare_dead(rank, reason)
+            self.declare_dead(rank, reason)
         elif rank not in self._left:  # who never joined is not waited for either
             self._tell_left(rank)
         if len(self._ended) == self._world_size:
@@ -130,14 +146,16 @@ class Members:
                 self._store.send(watcher, Kind.FAULT_NOTICE, 0, self._fault)
         return ()
 
-    def _declare_dead(self, rank: int, reason: bytes) -> None:
+    def declare_dead(self, rank: int, reason: bytes) -> None:
+        """From now on `rank` is dead to this job: all are told, it too if it can still hear."""
         if rank in self._died:
             return
         self._died[rank] = reason
         self._gone.append((Kind.DIED_NOTICE, [rank, reason]))
-        self._members.pop(rank, None)
         for connection in [*self._members.values(), *self._guards.values(), *self._watchers]:
             self._store.send(connection, Kind.DIED_NOTICE, 0, [rank, reason])
+        self._members.pop(rank, None)
+        self.on_gone(rank)
 
     def _vote(self, connection: Connection, request_id: int, willing: int) -> None:
         if connection.rank is None:
@@ -154,7 +172,7 @@ class Members:
             self._ending.clear()
 
     def _gather(self, connection: Connection, request_id: int, name: bytes, payload: bytes) -> None:
-        member = self._member(connection)
+        member = self.rank_of(connection)
         if len(payload) * self._world_size > MAX_BODY_NBYTES // 2:
             raise Refusal(
                 f"got {len(payload)} bytes from each rank, expected at most {MAX_BODY_NBYTES // 2 // self._world_size}"
@@ -182,7 +200,7 @@ class Members:
         absent = [rank for rank in range(self._world_size) if rank not in present]
         for rank in absent:
             if rank not in self._members and rank not in self._left:
-                self._declare_dead(rank, f"it did not join within the time of rank {connection.rank}".encode())
+                self.declare_dead(rank, f"it did not join within the time of rank {connection.rank}".encode())
         return absent
 
     def connection_closed(self, connection: Connection) -> None:
@@ -200,4 +218,4 @@ class Members:
             self._count_votes()
         if self._members.get(rank) is connection:
             lost = connection.lost.encode()
-            self._store.after(VERDICT_S if rank in self._guards else 0, lambda: self._declare_dead(rank, lost))
+            self._store.after(VERDICT_S if rank in self._guards else 0, lambda: self.declare_dead(rank, lost))

@@ -24,6 +24,7 @@ from lanterne.transport.door import Door
 from lanterne.transport.machine import THIS_MACHINE, Machine
 from lanterne.transport.store.board_handler import Board
 from lanterne.transport.store.handler import Answer, Connection, Handler, Refusal, Service
+from lanterne.transport.store.meetings import Meetings
 from lanterne.transport.store.members import Members
 from lanterne.transport.store.values import KeyValues
 
@@ -68,7 +69,9 @@ class Store:
         self._routes: dict[int, tuple[str, Callable[..., Answer]]] = {}
         self.route(wire.Kind.REFUSED, "", self._tell_refused)
         self.members: Members = Members(self)
-        self.handlers: list[Handler] = [self.members, *(handler(self) for handler in HANDLERS)]
+        meetings = Meetings(self, self.members)
+        self.members.on_gone = meetings.gone
+        self.handlers: list[Handler] = [self.members, meetings, *(handler(self) for handler in HANDLERS)]
         if until == "members":
             self.after(FIRST_CLIENT_S, self._stop_if_alone)
 

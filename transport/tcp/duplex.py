@@ -254,6 +254,17 @@ class Duplex:
         self._body = None
         self._owner.on_frame(DATA, body.tag, body.number, body.nbytes, None)
 
+    def divert(self, is_over: Callable[[int], bool]) -> None:
+        """What comes of a tag that is over goes elsewhere than where it was wanted, and what leaves is kept in copies.
+
+        Nobody keeps its memory as it is any more, and a digest is of what it was.
+        """
+        if self._body is not None and is_over(self._body.tag):
+            self._body.move()
+        self._ready = deque(memoryview(bytes(data)) for data in self._ready)
+        for outgoing in self._later:
+            outgoing.rest = memoryview(bytes(outgoing.rest))
+
     def close(self) -> None:
         self.sock.close()
 
@@ -291,6 +302,16 @@ class _Incoming:
             proof = memoryview(bytearray(SEAL_NBYTES))
             self._open.append((record, proof))
             self._parts += (record, proof)
+
+    def move(self) -> None:
+        """The rest goes to memory of its own."""
+        self.target = memoryview(bytearray(self.target))
+        if self._parts:
+            rest_nbytes, count = self._parts[0].nbytes, len(self._parts)
+            self._open = deque((memoryview(bytearray(record)), proof) for record, proof in self._open)
+            parts = [part for pair in self._open for part in pair][-count:]
+            parts[0] = parts[0][parts[0].nbytes - rest_nbytes :]
+            self._parts = deque(parts)
 
     def buffers(self) -> Sequence[memoryview]:
         """Where the next bytes go."""

@@ -13,13 +13,15 @@ import os
 import select
 import struct
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from math import ceil
+from typing import Any
 
 from lanterne.errors import TransportError
 from lanterne.transport.base import (
+    LANE_BITS,
     Capabilities,
     Operation,
     Request,
@@ -88,6 +90,7 @@ class TcpTransport(Transport):
         self.moved: bool = False
         self.peers: dict[int, TcpPeer] = {}
         self._by_fd: dict[int, TcpPeer] = {}
+        self._over: set[int] = set()  # communicators
         seals = _agree(group)
         token = group.secret(b"lanterne/tcp").hex()
         found = connect_rails(
@@ -100,7 +103,7 @@ class TcpTransport(Transport):
         )
         for (rank, _), sock in sorted(found.items()):
             configure(sock)
-            peer = self.peers[rank] = TcpPeer(rank)
+            peer = self.peers[rank] = TcpPeer(rank, self._is_over)
             peer.duplex = Duplex(sock, peer, seals.get(rank))
             self._by_fd[sock.fileno()] = peer
             self._poll.register(sock, select.POLLIN)
@@ -209,6 +212,20 @@ class TcpTransport(Transport):
         self.peers[peer].forget()
         self._lose(self.peers[peer], "it was given up")
 
+    # -- communicators that are over
+
+    def cut_off(self, ranks: Iterable[int]) -> tuple[int, ...]:
+        return tuple(rank for rank in ranks if rank in self.peers and self.peers[rank].error is not None)
+
+    def forget(self, communicator_id: int) -> None:
+        self._over.add(communicator_id)
+        self._own.forget(communicator_id)
+        for peer in self.peers.values():
+            peer.drop_over()
+
+    def _is_over(self, tag: int) -> bool:
+        return bool(self._over) and tag >> LANE_BITS in self._over
+
     # -- the end
 
     def close(self) -> None:
@@ -238,6 +255,9 @@ class TcpTransport(Transport):
 class TcpPeer:
     """What a rank knows of another. Messages of a tag match in the order in which they are posted: by number, from 0.
 
+    Args:
+        is_over: whether a tag is of a communicator that is over.
+
     Attributes:
         duplex: None once it is dead.
         error, lost_s: why, and when.
@@ -245,8 +265,9 @@ class TcpPeer:
         is_full: whether there is more to be written than the connection has taken.
     """
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self, rank: int, is_over: Callable[[int], bool]) -> None:
         self.rank = rank
+        self._is_over = is_over
         self.duplex: Duplex | None = None
         self.error: TransportError | None = None
         self.lost_s = 0.0
@@ -315,7 +336,9 @@ class TcpPeer:
     def on_frame(self, kind: int, tag: int, number: int, nbytes: int, message: memoryview | None) -> None:
         """See Owner."""
         key = tag, number
-        if kind == DATA:
+        if self._is_over(tag):
+            self._coming = None
+        elif kind == DATA:
             self._on_data(key, nbytes, message)
         elif kind == GRANT:
             if (operation := self._held.pop(key, None)) is None:
@@ -348,6 +371,20 @@ class TcpPeer:
         if not operation.misfits(message.nbytes):
             operation.view[:] = message
         operation.done = True
+
+    def drop_over(self) -> None:
+        """Nothing is kept of tags that are over."""
+        is_over = self._is_over
+        keyed: tuple[dict[tuple[int, int], Any], ...] = (self._receives, self._early, self._offers, self._held)
+        for table in keyed:
+            for key in [key for key in table if is_over(key[0])]:
+                del table[key]
+        for counts in (self._sent, self._received):
+            for tag in [tag for tag in counts if is_over(tag)]:
+                del counts[tag]
+        self._grants = {key for key in self._grants if not is_over(key[0])}
+        if self.duplex is not None:
+            self.duplex.divert(is_over)
 
     def forget(self) -> None:
         """Nothing that is posted is waited for, or written to, any more."""

@@ -240,6 +240,9 @@ class UcxTransport(Transport):
                 if not end.alive:
                     raise PeerFailed(peer, "its connection is closed")
 
+    def cut_off(self, ranks: Iterable[int]) -> tuple[int, ...]:
+        return tuple(rank for rank in ranks if not all(end.alive for end in self._peers.get(rank, ())))
+
     def adopt(self, pending: list[Started]) -> None:
         """Keep the memory of operations whose request nobody holds any more, until they are complete."""
         self._orphans = [(request, op) for request, op in self._orphans + pending if not request.completed]

@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -40,10 +41,15 @@ TOGETHER_S = 1.5
 
 @dataclass
 class RankOutcome:
-    """How a rank ended: its `error`, calls that were `complete`, and what it was given by each, with a copy."""
+    """How a rank ended: its first `error`, calls that were `complete`, and what it was given by each, with a copy.
+
+    After an error it goes on with whoever lives: `groups` it went on with, and what that failed with, `gave_up`.
+    """
 
     error: BaseException | None = None
     error_s: float = 0.0
+    groups: list[tuple[int, ...]] = field(default_factory=list)
+    gave_up: BaseException | None = None
     complete: int = 0
     has_opened: bool = False
     has_ended: bool = False
@@ -76,8 +82,9 @@ class World:
         self.machine = SimulatedMachine(self.baton)
         self.ranks = [RankOutcome() for _ in range(scenario.ranks)]
         self.actors: dict[int, Actor] = {}
-        # Who fell, and when, in order.
+        # Who fell, and when, in order; of those that froze, when they went on.
         self.fallen: list[tuple[float, int]] = []
+        self.thawed_s: dict[int, float] = {}
         self.problems: list[str] = []
         self._members: Members | None = None
         self._local = LocalWorld(scenario.ranks, self.machine) if scenario.transport == "local" else None
@@ -111,18 +118,45 @@ class World:
             with self._open(rank) as communicator:
                 outcome.has_opened = True
                 communicator.tuning.adopt(MODEL, "simulated")
-                for number, (kind, count) in enumerate(self.scenario.calls):
-                    self._fail_here(rank, number)
-                    self.baton.note(f"begins call {number}, {kind} of {count}")
-                    CALLS[kind.partition(" ")[0]](Call(communicator, number, kind, count, outcome))
-                    outcome.complete += 1
+                for _ in range(self.scenario.ranks):
+                    try:
+                        self._call_all(rank, communicator)
+                        return
+                    except LanterneError as error:
+                        self._note(outcome, error)
+                        communicator = self._go_on(outcome, communicator)
+                self.problems.append(f"endless: rank {rank} does not get through its calls")
         except Killed:
             raise
         except BaseException as error:
-            outcome.error, outcome.error_s = error, self.baton.now_s
-            self.baton.note(f"gets {type(error).__name__}: {error}")
+            self._note(outcome, error)
         finally:
             outcome.has_ended = not self.baton.current or not self.baton.current.is_killed
+
+    def _call_all(self, rank: int, communicator: Communicator) -> None:
+        outcome = self.ranks[rank]
+        outcome.complete = 0
+        for number, (kind, count) in enumerate(self.scenario.calls):
+            self._fail_here(rank, number)
+            self.baton.note(f"begins call {number}, {kind} of {count}")
+            CALLS[kind.partition(" ")[0]](Call(communicator, number, kind, count, outcome))
+            outcome.complete += 1
+
+    def _go_on(self, outcome: RankOutcome, communicator: Communicator) -> Communicator:
+        """The communicator of the survivors, who make all calls again."""
+        try:
+            shrunk = communicator.shrink()
+        except LanterneError as error:
+            outcome.gave_up = error
+            raise
+        outcome.groups.append(shrunk.ranks)
+        self.baton.note(f"goes on with ranks {shrunk.ranks}")
+        return shrunk
+
+    def _note(self, outcome: RankOutcome, error: BaseException) -> None:
+        self.baton.note(f"gets {type(error).__name__}: {error}")
+        if outcome.error is None:
+            outcome.error, outcome.error_s = error, self.baton.now_s
 
     def _open(self, rank: int) -> Communicator:
         size = self.scenario.ranks
@@ -168,6 +202,7 @@ class World:
         elif event.kind in ("freeze", "stop"):
             if event.kind == "freeze":
                 self.fallen.append((baton.now_s, event.rank))
+                self.thawed_s[event.rank] = baton.now_s + event.seconds
             actor.stopped_s = max(actor.stopped_s, baton.now_s + event.seconds)
         elif event.kind in ("cut", "partition"):
             if event.kind == "partition":
@@ -205,6 +240,7 @@ class World:
             if rank in fell or actor.is_killed:
                 continue
             self._judge_error(rank, outcome)
+            self._judge_end(rank, outcome)
             left = [sock for sock in self.machine.network.by_fd.values() if sock.owner is actor]
             if left:
                 self.problems.append(f"descriptors: rank {rank} leaves {len(left)} of {left[0].peer_name} open")
@@ -222,23 +258,37 @@ class World:
     def _judge_error(self, rank: int, outcome: RankOutcome) -> None:
         error = outcome.error
         if error is None:
-            if outcome.has_ended and outcome.complete < len(self.scenario.calls):
-                self.problems.append(f"lost: rank {rank} ended after {outcome.complete} calls without an error")
             return
         what = f"rank {rank}: {type(error).__name__}: {error}"
         if not isinstance(error, LanterneError):
             self.problems.append(f"crash: {what}")
         elif not self.fallen:
-            self.problems.append(f"false alarm: {what}")
+            # Stops add up where ranks wait for each other.
+            if sum(event.seconds for event in self.scenario.events) < TIMEOUT_S - TOGETHER_S:
+                self.problems.append(f"false alarm: {what}")
         elif not self._is_excused(rank):
             before = [each for at_s, each in self.fallen if at_s <= outcome.error_s]
-            first_s = self.fallen[0][0]
-            firsts = {each for at_s, each in self.fallen if at_s <= first_s + TOGETHER_S}
+            # One that froze first may have gone on by then.
+            down = [each for each in self.fallen if self.thawed_s.get(each[1], inf) > outcome.error_s] or self.fallen
+            firsts = {each for at_s, each in down if at_s <= down[0][0] + TOGETHER_S}
             if not named(error) & set(before):
                 self.problems.append(f"nobody named: {what}; fell: {sorted(set(before))}")
-            elif not named(error) & firsts and sum(event.kind == "freeze" for event in self.scenario.events) < 2:
-                # One that froze first may have gone on by then.
+            elif not named(error) & firsts:
                 self.problems.append(f"second named: {what}; first fell {sorted(firsts)}")
+
+    def _judge_end(self, rank: int, outcome: RankOutcome) -> None:
+        """Whoever lives gets through all calls, with the same survivors as they."""
+        befallen = {rank for event in self.scenario.events for rank in (event.rank, event.other)}
+        if rank in befallen or not all(each.has_opened for each in self.ranks):
+            return
+        if outcome.gave_up is not None:
+            self.problems.append(f"gave up: rank {rank}: {type(outcome.gave_up).__name__}: {outcome.gave_up}")
+        elif outcome.has_ended and outcome.complete < len(self.scenario.calls):
+            self.problems.append(f"lost: rank {rank} ended after {outcome.complete} calls")
+        for group in outcome.groups:
+            for other in group:
+                if other not in befallen and group not in self.ranks[other].groups:
+                    self.problems.append(f"apart: rank {rank} goes on with ranks {group}, rank {other} does not")
 
     def _is_excused(self, rank: int) -> bool:
         """Whether a rank cannot know who fell.

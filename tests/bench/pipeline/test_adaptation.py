@@ -49,6 +49,7 @@ def test_a_run_that_adapts(tmp_path, capsys):
     assert "full knowledge" in capsys.readouterr().out and picture.stat().st_size > 1000
 
 
+@pytest.mark.timing
 def test_a_slow_rank_without_adapting(tmp_path):
     path = tmp_path / "run.json"
     argv = [*RUN, *LOCAL, "--slow-rank", "2=2x@1:2", "--iterations", "3", "--json", str(path)]

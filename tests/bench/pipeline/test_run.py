@@ -194,6 +194,7 @@ def test_a_jitter_that_cannot_be(capsys, word):
     assert code == 2 and f"--jitter: got '{word}', expected SHARE=FACTOR" in err
 
 
+@pytest.mark.timing
 def test_own_runs_are_recorded_and_calibrated(capsys, tmp_path):
     file = tmp_path / "own.json"
     words = ["--scheduler", "zb_h1", "--data-plane", "delegate", "--iterations", "2", "--transport", "local"]

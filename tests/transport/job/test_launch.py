@@ -73,6 +73,7 @@ def test_every_rank_runs_and_finds_the_others(mark, launcher, world_size):
     assert all(report["payloads"] == ranks and report["one_host"] for report in reports)
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize(
     ("launcher", "how", "code", "reason"),
     [

@@ -1,0 +1,127 @@
+"""The store's meetings: after deaths, the ranks of a group that still live come together and agree who they are.
+
+The store is one process and answers one request at a time, so every rank of a meeting gets the same answer.
+"""
+
+from collections import Counter, OrderedDict
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from lanterne.transport.store.handler import Connection, Refusal, Service
+from lanterne.transport.wire import MAX_BODY_NBYTES, MAX_KEY_NBYTES, Kind, pack_ranks, unpack_ranks
+
+# A rank that gave up waiting for the answer may ask again: so many answers are kept.
+MAX_ANSWERS = 256
+MAX_LIMIT_MS = 86_400_000
+
+
+class Membership(Protocol):
+    """What a meeting needs of the Members."""
+
+    def rank_of(self, connection: Connection) -> int: ...
+    def lives(self, rank: int) -> bool: ...
+    def declare_dead(self, rank: int, reason: bytes) -> None: ...
+    def tell_guards(self, kind: Kind, fields: list[int | bytes]) -> None: ...
+
+
+@dataclass
+class _Meeting:
+    ranks: tuple[int, ...]
+    # By rank: (connection, request_id, payload); and those that it cannot reach.
+    came: dict[int, tuple[Connection, int, bytes]] = field(default_factory=dict)
+    cut: dict[int, tuple[int, ...]] = field(default_factory=dict)
+
+
+class Meetings:
+    """Answers a rank's MEET once all living ranks of its group have come: with those ranks and what each brought.
+
+    Whoever has not come when the first one's time is over is declared dead: the others go on without it. So is, of two
+    that cannot reach each other, the one with more such paths, or the higher rank.
+    """
+
+    def __init__(self, store: Service, members: Membership) -> None:
+        self._store = store
+        self._members = members
+        self._open: dict[bytes, _Meeting] = {}
+        self._answers: OrderedDict[bytes, list[bytes]] = OrderedDict()
+        store.route(Kind.MEET, "bbbbi", self._meet)
+
+    def _meet(
+        self,
+        connection: Connection,
+        request_id: int,
+        key: bytes,
+        packed: bytes,
+        cut: bytes,
+        payload: bytes,
+        limit_ms: int,
+    ) -> list[bytes] | None:
+        rank = self._members.rank_of(connection)
+        if len(key) > MAX_KEY_NBYTES or not 0 <= limit_ms <= MAX_LIMIT_MS:
+            raise Refusal("got a meeting with too long a name, or time")
+        ranks = unpack_ranks(packed)
+        if rank not in ranks or len(payload) * len(ranks) > MAX_BODY_NBYTES // 2:
+            raise Refusal(f"got rank {rank} at a meeting of other ranks, or too much of it")
+        if (answer := self._answers.get(key)) is not None:
+            return answer
+        meeting = self._open.get(key)
+        if meeting is None:
+            meeting = self._open[key] = _Meeting(ranks)
+            self._store.after(limit_ms / 1e3, lambda: self._end(key, meeting, limit_ms / 1e3))
+        elif meeting.ranks != ranks:
+            raise Refusal(f"got a meeting of ranks {ranks}, expected {meeting.ranks} as on the other ranks")
+        meeting.came[rank] = connection, request_id, payload
+        meeting.cut[rank] = unpack_ranks(cut)
+        self._look(key, meeting)
+        return None
+
+    def _absent(self, meeting: _Meeting) -> list[int]:
+        return [rank for rank in meeting.ranks if self._members.lives(rank) and rank not in meeting.came]
+
+    def _look(self, key: bytes, meeting: _Meeting) -> None:
+        """Answer if nobody is waited for any more."""
+        if self._open.get(key) is not meeting or not meeting.came or self._absent(meeting):
+            return
+        if (worst := _worst(meeting)) is not None:
+            rank, others = worst
+            names = ", ".join(map(str, others))
+            self._members.declare_dead(rank, f"there is no path between it and rank {names}".encode())
+            return  # `gone` looks again.
+        del self._open[key]
+        survivors = [rank for rank in meeting.ranks if rank in meeting.came]
+        answer = [pack_ranks((rank,)) + meeting.came[rank][2] for rank in survivors]
+        self._answers[key] = answer
+        if len(self._answers) > MAX_ANSWERS:
+            self._answers.popitem(last=False)
+        for connection, request_id, _payload in meeting.came.values():
+            self._store.reply(connection, request_id, answer)
+        self._members.tell_guards(Kind.GOES_ON_NOTICE, [pack_ranks(meeting.ranks), pack_ranks(survivors)])
+
+    def _end(self, key: bytes, meeting: _Meeting, limit_s: float) -> None:
+        """The first one's time is over."""
+        if self._open.get(key) is meeting and meeting.came:
+            first = next(iter(meeting.came))
+            for rank in self._absent(meeting):
+                why = f"it did not come when the others went on: rank {first} waited {limit_s:g} s for it"
+                self._members.declare_dead(rank, why.encode())
+
+    def gone(self, rank: int) -> None:
+        """A member has died or left."""
+        for key, meeting in list(self._open.items()):
+            meeting.came.pop(rank, None)
+            if not meeting.came:
+                del self._open[key]
+            self._look(key, meeting)
+
+    def connection_closed(self, connection: Connection) -> None:
+        """The Members say what has become of the rank."""
+
+
+def _worst(meeting: _Meeting) -> tuple[int, list[int]] | None:
+    """The rank, of those that came, with most broken paths, and whereto; None if there are none."""
+    pairs = {frozenset((rank, other)) for rank in meeting.came for other in meeting.cut[rank] if other in meeting.came}
+    if not pairs:
+        return None
+    paths = Counter(rank for pair in pairs for rank in pair)
+    rank = max(paths, key=lambda rank: (paths[rank], rank))
+    return rank, sorted(other for pair in pairs if rank in pair for other in pair - {rank})
