@@ -86,6 +86,7 @@ class SimulatedNetwork:
             raise ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")
         here, there = SimulatedSocket(self, owner), SimulatedSocket(self, listener.owner)
         here.peer, there.peer = there, here
+        there.was_accepted = True
         here.address = there.address = listener.address
         self.opened += [here, there]
         listener.backlog.append(there)
@@ -116,6 +117,7 @@ class SimulatedSocket:
         self.inbox = bytearray()
         self.coming_nbytes = 0
         self.sent = bytearray()  # All that was sent, for who looks afterwards.
+        self.was_accepted = False
         self.is_closed = False
         self.at_end = False
         self.error: int | None = None

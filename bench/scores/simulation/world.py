@@ -310,8 +310,7 @@ class World:
             return
         stream = bytes(sock.sent)
         # Of who connected: an answer and a greeting; of who accepted: a challenge and a verdict.
-        accepted = stream[wire.CHALLENGE_NBYTES : wire.CHALLENGE_NBYTES + 1] == wire.ACCEPTED
-        start = wire.CHALLENGE_NBYTES + wire.VERDICT_NBYTES if accepted else wire.ANSWER_NBYTES + GREETING.size
+        start = wire.CHALLENGE_NBYTES + wire.VERDICT_NBYTES if sock.was_accepted else wire.ANSWER_NBYTES + GREETING.size
         seen: set[tuple[int, int]] = set()
         while start + duplex.HEADER.size <= len(stream):
             kind, tag, number, nbytes = duplex.HEADER.unpack_from(stream, start)
