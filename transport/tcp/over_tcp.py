@@ -336,7 +336,7 @@ class TcpPeer:
     def on_frame(self, kind: int, tag: int, number: int, nbytes: int, message: memoryview | None) -> None:
         """See Owner."""
         key = tag, number
-        if self._is_over(tag):
+        if kind != BYE and self._is_over(tag):
             self._coming = None
         elif kind == DATA:
             self._on_data(key, nbytes, message)

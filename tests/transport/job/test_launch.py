@@ -300,3 +300,35 @@ def test_grace_times_refused(monkeypatch, grace):
     monkeypatch.setenv("LANTERNE_GRACE_S", grace)
     with pytest.raises(InputError, match=f"LANTERNE_GRACE_S: got '{grace}', expected seconds"):
         launch([sys.executable], 2, "direct")
+
+
+GOES_ON = """
+import os, signal
+import numpy as np
+import lanterne
+comm = lanterne.init(timeout_s=20)
+x, y, step = np.ones(1000), np.empty(1000), 0
+victims = [2, 0]
+while step < 20:
+    if comm.world_size == 2 + len(victims) and victims and comm.ranks[comm.rank] == victims[0] and step == 10:
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        comm.all_reduce(x, y)
+    except lanterne.TransportError:
+        comm = comm.shrink()
+        victims.pop(0)
+        step = 0
+        continue
+    assert (y == comm.world_size).all()
+    step += 1
+print(comm.ranks)
+comm.close()
+"""
+
+
+@pytest.mark.parametrize("transport", ["tcp", pytest.param("ucx", marks=pytest.mark.slow)])
+def test_survivors_go_on_and_the_job_ends_well(mark, transport):
+    process = start(mark, "direct", 4, sys.executable, "-P", "-c", GOES_ON, LANTERNE_TRANSPORT=transport)
+    code, output, errors = finish(process, mark)
+    assert code == 0 and output == "(1, 3)\n" * 2, (output, errors)
+    assert "rank 0, 1, 3 go on without rank 2" in errors and "rank 1, 3 go on without rank 0" in errors

@@ -11,7 +11,7 @@ from verdicts import verdict
 
 from lanterne.errors import PeerFailed, TransportError, TransportTimeout, Unavailable
 from lanterne.transport import registry
-from lanterne.transport.base import Recv, Send
+from lanterne.transport.base import Recv, Send, make_tag
 from lanterne.transport.job.launchers import MPI_VARIABLES
 from lanterne.transport.local import LocalTransport, LocalWorld
 from lanterne.transport.machine import THIS_MACHINE
@@ -173,3 +173,38 @@ def test_the_board_and_the_store_are_the_jobs():
         assert transport.store == "store"
 
     assert Job(2).run(look) == [None] * 2
+
+
+@pytest.mark.parametrize("hosts", ["hh", "ab"], ids=["one host", "two hosts, sealed"])
+def test_nothing_of_a_communicator_that_is_over_is_written_or_kept(hosts):
+    """A message that has begun to come, one that waits for its receive, one that was to be received."""
+    nbytes, old, new = 32 << 20, make_tag(0, 7), make_tag(1, 7)
+    began, over = threading.Event(), threading.Barrier(2, timeout=60)
+
+    def exchange(transport):
+        big = transport.register(np.full(nbytes, transport.rank + 1, np.uint8))
+        small = transport.register(np.full(8, transport.rank + 1, np.uint8))
+        peer = transport.peers[1 - transport.rank]
+        if transport.rank == 0:
+            transport.post((Send(big, 0, nbytes, 1, old), Send(small, 0, 8, 1, old), Send(big, 0, nbytes, 1, old + 1)))
+        else:
+            transport.post((Recv(big, 0, nbytes, 0, old), Recv(small, 0, 8, 0, old + 2)))
+            while peer.duplex._body is None:
+                transport.progress()
+            began.set()
+        while not began.is_set():
+            transport.progress()
+        over.wait()
+        transport.forget(0)
+        if transport.rank == 0:
+            big.buffer[:] = bytes(nbytes)  # whoever failed may use its arrays again
+        else:
+            before = bytes(big.buffer)
+        operation = (Send if transport.rank == 0 else Recv)(small, 0, 8, 1 - transport.rank, new)
+        transport.post((operation,)).wait(20.0)
+        assert bytes(small.buffer) == b"\1" * 8
+        if transport.rank == 1:
+            assert bytes(big.buffer) == before
+        assert not any((peer._receives, peer._early, peer._offers, peer._held, peer._grants))
+
+    assert Job(2, hosts).run(exchange) == [None] * 2
