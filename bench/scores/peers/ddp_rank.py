@@ -77,6 +77,7 @@ class Contest:
         dist.broadcast(told, 0, self._groups["gloo"])
         return float(told)
 
+    @torch.no_grad()
     def differ(self) -> float:
         """By how much the parameters of the two backends differ at most, relative to their size."""
         pairs = zip(*(self._ddp[name].parameters() for name in BACKENDS), strict=True)
