@@ -37,7 +37,7 @@ def simulate_flows(
     reduced = np.bincount(inverse, schedule.op == REDUCE, len(keys))
     at, src, dst = keys // p**2, keys // p % p, keys % p
     uses, alpha_s, capacity = _links(topology, src, dst)
-    flows = _Flows(uses, chunks * unit, capacity)
+    flows = _Flows(uses, np.asarray(chunks * unit, np.float64), capacity)
     # Of each rank its rounds in order, and of each (rank, round) its messages.
     messages: dict[tuple[int, int], list[int]] = defaultdict(list)
     for message in range(len(keys)):

@@ -11,6 +11,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any, Protocol, TextIO, TypeAlias
 
 import numpy as np
@@ -86,13 +87,13 @@ class Gloo:
     """Gloo, through torch.distributed. It works in place: the copy before the call is not timed."""
 
     def __init__(self) -> None:
-        import torch
-        from torch import distributed
-
+        # By name: checkers take lanterne/torch for it where PyTorch is not installed.
+        torch: Any = import_module("torch")
+        distributed: Any = import_module("torch.distributed")
         torch.set_num_threads(1)
         distributed.init_process_group("gloo")
-        self._torch: Any = torch
-        self._distributed: Any = distributed
+        self._torch = torch
+        self._distributed = distributed
         self.rank: int = distributed.get_rank()
         self.world_size: int = distributed.get_world_size()
         self.version: str = f"torch {torch.__version__}"
