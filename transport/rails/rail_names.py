@@ -79,11 +79,14 @@ def connect_rails(
     machine: Machine = THIS_MACHINE,
     check_dead: CheckDead | None = None,
     token: str | None = None,
+    *,
+    repeated: bool = False,
 ) -> dict[tuple[int, int], socket.socket]:
     """The proven sockets of spare rails (spare.py), by peer and index: of all rails, to all ranks.
 
     Args:
         token: what both ends of a rail prove to know; None: one that rank 0 makes, and tells by `exchange`.
+        repeated: several rails may have the same name: they are to carry different things, not to replace each other.
     """
     own = {"host": network_host(), "rails": len(rails), "token": os.urandom(16).hex()}
     every = [json.loads(data) for data in exchange(json.dumps(own).encode())]
@@ -92,7 +95,7 @@ def connect_rails(
     addresses: list[Address] = []
     error: Exception | None = None
     try:
-        if not rails or len(set(rails)) < len(rails) or MEMORY in rails:
+        if not rails or (len(set(rails)) < len(rails) and not repeated) or MEMORY in rails:
             got = ", ".join(rails) or "none"
             raise InputError(f"spare rails: got {got}, expected a tuple of different addresses or interfaces")
         several_hosts = len({other["host"] for other in every}) > 1

@@ -13,7 +13,7 @@ import os
 import select
 import struct
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from math import ceil
@@ -61,7 +61,10 @@ SPIN_S, SLEEP_S = 50e-6, 0.05
 
 
 class TcpTransport(Transport):
-    """One connection between any two ranks, made at the start; to itself a rank sends in its own memory.
+    """Connections between any two ranks, made at the start; to itself a rank sends in its own memory.
+
+    Between ranks of one host there is one, in a job of several hosts two: one for messages, one for what is said of
+    them. A GRANT behind all that the other direction has queued would make the pair half duplex.
 
     Args:
         timeout_s: the default of every wait.
@@ -89,23 +92,26 @@ class TcpTransport(Transport):
         self.woken: Woken = Woken(group.machine, self._sleep, SPIN_S)
         self.moved: bool = False
         self.peers: dict[int, TcpPeer] = {}
-        self._by_fd: dict[int, TcpPeer] = {}
+        self._by_fd: dict[int, tuple[TcpPeer, Duplex]] = {}
+        self._full: set[Duplex] = set()  # with more to be written than the connection has taken
         self._over: set[int] = set()  # communicators
         seals = _agree(group)
         token = group.secret(b"lanterne/tcp").hex()
         found = connect_rails(
             self.rank,
-            ("tcp",),
+            ("tcp",) * (1 if len(set(group.hosts)) == 1 else 2),
             lambda told: group.exchange("lanterne/tcp", told),
             self.machine,
             group.check_peers,
             token,
+            repeated=True,
         )
-        for (rank, _), sock in sorted(found.items()):
+        for (rank, index), sock in sorted(found.items()):
             configure(sock)
-            peer = self.peers[rank] = TcpPeer(rank, self._is_over)
-            peer.duplex = Duplex(sock, peer, seals.get(rank))
-            self._by_fd[sock.fileno()] = peer
+            peer = self.peers.setdefault(rank, TcpPeer(rank, self._is_over))
+            duplex = Duplex(sock, peer, seals(rank, index))
+            peer.duplexes.append(duplex)
+            self._by_fd[sock.fileno()] = peer, duplex
             self._poll.register(sock, select.POLLIN)
         self._pid = os.getpid()
         self.machine.at_exit(self.close)
@@ -154,42 +160,39 @@ class TcpTransport(Transport):
         """Read and write what can be; True, and `moved`, if something was."""
         moved = False
         for fd, event in self._poll.poll(0):
-            peer = self._by_fd.get(fd)
-            if peer is None or peer.duplex is None:
+            peer, duplex = self._by_fd.get(fd, (None, None))
+            if peer is None or duplex is None:
                 continue
             try:
                 if event & ~select.POLLOUT:
-                    moved = peer.duplex.read() or moved
+                    moved = duplex.read() or moved
             except (OSError, EOFError, Garbled) as error:
-                self._lose(peer, error)
+                self._lose(peer, duplex, error)
                 continue
             moved = self._flush(peer) or moved
         self.moved = moved
         return moved
 
     def _flush(self, peer: "TcpPeer") -> bool:
-        duplex = peer.duplex
-        if duplex is None:
-            return False
-        moved = False
-        if not duplex.idle:
-            with suppress(OSError):  # What it still holds is read first, and then tells its end.
-                moved = duplex.flush()
-        if peer.is_full == duplex.idle:
-            peer.is_full = not duplex.idle
-            self._poll.modify(duplex, select.POLLIN | select.POLLOUT if peer.is_full else select.POLLIN)
+        moved, full = False, self._full
+        for duplex in peer.duplexes:
+            if not duplex.idle:
+                with suppress(OSError):  # What it still holds is read first, and then tells its end.
+                    moved = duplex.flush() or moved
+            if (duplex in full) == duplex.idle:
+                full ^= {duplex}
+                self._poll.modify(duplex, select.POLLIN if duplex.idle else select.POLLIN | select.POLLOUT)
         return moved
 
-    def _lose(self, peer: "TcpPeer", why: object) -> None:
-        """The connection to a peer is dead."""
-        duplex = peer.duplex
-        if duplex is None:
-            return
-        peer.duplex = None
-        self._poll.unregister(duplex)
-        del self._by_fd[duplex.fileno()]
-        duplex.close()
-        if not peer.has_left:
+    def _lose(self, peer: "TcpPeer", lost: Duplex, why: object) -> None:
+        """A connection to a peer is dead, and so are all, unless it has left."""
+        for duplex in [lost] if peer.has_left else list(peer.duplexes):
+            peer.duplexes.remove(duplex)
+            self._full.discard(duplex)
+            self._poll.unregister(duplex)
+            del self._by_fd[duplex.fileno()]
+            duplex.close()
+        if not peer.has_left and peer.error is None:
             peer.error = TransportError(f"tcp rank {self.rank}: the connection to rank {peer.rank}: {why}")
             peer.error.rank_unknown = True  # Often the peer has ended because of another.
             peer.lost_s = self.machine.now_s()
@@ -198,7 +201,7 @@ class TcpTransport(Transport):
         self._poll.poll(ceil(min(SLEEP_S, limit_s) * 1e3))
 
     def watch(self) -> tuple[int, ...] | None:
-        if self.progress() or any(peer.is_full for peer in self.peers.values()):
+        if self.progress() or self._full:
             return None
         return *self._by_fd, *(super().watch() or ())
 
@@ -210,7 +213,8 @@ class TcpTransport(Transport):
 
     def abandon(self, peer: int, requests: Sequence[Request]) -> None:
         self.peers[peer].forget()
-        self._lose(self.peers[peer], "it was given up")
+        for duplex in self.peers[peer].duplexes[:1]:
+            self._lose(self.peers[peer], duplex, "it was given up")
 
     # -- communicators that are over
 
@@ -236,20 +240,18 @@ class TcpTransport(Transport):
         self.machine.not_at_exit(self.close)
         if os.getpid() == self._pid:
             for peer in self.peers.values():
-                if peer.duplex is not None:
-                    peer.duplex.put(BYE)
-                    self._flush(peer)
+                for duplex in peer.duplexes:
+                    duplex.put(BYE)
+                self._flush(peer)
             # What is on its way would be lost if this end closed while it has not read all.
             wait(self._has_left, FAREWELL_S, self.pauses)
-        for peer in self.peers.values():
-            if peer.duplex is not None:
-                peer.duplex.close()
+        for _, duplex in self._by_fd.values():
+            duplex.close()
         self._own.close()
 
     def _has_left(self) -> bool:
         self.progress()
-        duplexes = [peer.duplex for peer in self.peers.values() if peer.duplex is not None]
-        return all(duplex.idle and duplex.acknowledged for duplex in duplexes)
+        return all(duplex.idle and duplex.acknowledged for _, duplex in self._by_fd.values())
 
 
 class TcpPeer:
@@ -259,20 +261,18 @@ class TcpPeer:
         is_over: whether a tag is of a communicator that is over.
 
     Attributes:
-        duplex: None once it is dead.
+        duplexes: that for messages, and that for what is said of them where it is another; none once they are dead.
         error, lost_s: why, and when.
         has_left: in order.
-        is_full: whether there is more to be written than the connection has taken.
     """
 
     def __init__(self, rank: int, is_over: Callable[[int], bool]) -> None:
         self.rank = rank
         self._is_over = is_over
-        self.duplex: Duplex | None = None
+        self.duplexes: list[Duplex] = []
         self.error: TransportError | None = None
         self.lost_s = 0.0
         self.has_left = False
-        self.is_full = False
         # By tag, how many were posted; by tag and number: receives, messages and offers that came before theirs, sends
         # that wait for a grant, and grants that came before theirs.
         self._sent: defaultdict[int, int] = defaultdict(int)
@@ -289,13 +289,13 @@ class TcpPeer:
         tag, nbytes = operation.op.tag, operation.op.nbytes
         number = self._sent[tag]
         self._sent[tag] = number + 1
-        if self.duplex is None:
+        if not self.duplexes:
             return
         if nbytes <= WHOLE_NBYTES:
-            self.duplex.put(DATA, tag, number, nbytes, operation.view, operation.finish)
+            self.duplexes[0].put(DATA, tag, number, nbytes, operation.view, operation.finish)
         elif nbytes < PACED_NBYTES or (tag, number) in self._grants:
             self._grants.discard((tag, number))
-            self.duplex.put_message(tag, number, operation.view, operation.finish)
+            self.duplexes[0].put_message(tag, number, operation.view, operation.finish)
         else:
             self._held[tag, number] = operation
 
@@ -311,17 +311,17 @@ class TcpPeer:
             pass
         else:
             self._receives[key] = operation
-            if operation.op.nbytes >= PACED_NBYTES and self.duplex is not None:
-                self.duplex.put(GRANT, tag, number, operation.op.nbytes)
+            if operation.op.nbytes >= PACED_NBYTES and self.duplexes:
+                self.duplexes[-1].put(GRANT, tag, number, operation.op.nbytes)
 
     def offer(self) -> bool:
         """Tell of sends that wait for a grant: a receive of less sends none. True if there are some."""
-        if self.duplex is None:
+        if not self.duplexes:
             return False
         waiting = [(key, operation) for key, operation in self._held.items() if not operation.offered]
         for key, operation in waiting:
             operation.offered = True
-            self.duplex.put(OFFER, *key, operation.op.nbytes)
+            self.duplexes[-1].put(OFFER, *key, operation.op.nbytes)
         return bool(waiting)
 
     def on_place(self, tag: int, number: int, nbytes: int) -> memoryview:
@@ -343,11 +343,13 @@ class TcpPeer:
         elif kind == GRANT:
             if (operation := self._held.pop(key, None)) is None:
                 self._grants.add(key)
-            elif self.duplex is not None:
-                self.duplex.put_message(tag, number, operation.view, operation.finish)
+            elif self.duplexes:
+                self.duplexes[0].put_message(tag, number, operation.view, operation.finish)
         elif kind == OFFER:
             if (operation := self._receives.get(key)) is None:
-                self._offers[key] = nbytes
+                # An offer may come after its message, which was on the other connection.
+                if number >= self._received.get(tag, 0) and key not in self._early:
+                    self._offers[key] = nbytes
             elif operation.misfits(nbytes):
                 del self._receives[key]
         else:
@@ -383,8 +385,8 @@ class TcpPeer:
             for tag in [tag for tag in counts if is_over(tag)]:
                 del counts[tag]
         self._grants = {key for key in self._grants if not is_over(key[0])}
-        if self.duplex is not None:
-            self.duplex.divert(is_over)
+        for duplex in self.duplexes:
+            duplex.divert(is_over)
 
     def forget(self) -> None:
         """Nothing that is posted is waited for, or written to, any more."""
@@ -470,23 +472,24 @@ class TcpRequest(Request):
         return self.test() or (MOVED if self._transport.moved else False)
 
 
-def _agree(group: Group) -> Mapping[int, Seals]:
-    """The Seals of the connections to ranks of other hosts; none where all ranks say that their network is trusted."""
+def _agree(group: Group) -> Callable[[int, int], Seals | None]:
+    """The Seals of a connection, by peer and index; None on one host, and where all ranks trust the network."""
     nonce = os.urandom(NONCE_NBYTES)
     told = group.exchange("lanterne/tcp-seals", nonce + bytes((is_trusted(), find_openssl() is not None)))
     if all(each[NONCE_NBYTES] for each in told):
-        return {}
+        return lambda peer, index: None
     fast = all(each[NONCE_NBYTES + 1] for each in told)
     told[group.rank] = nonce  # whatever came back
     secret = group.secret(b"lanterne/tcp-seals")
 
-    def seal(source: int, target: int) -> Seal:
-        ends = told[source][:NONCE_NBYTES] + told[target][:NONCE_NBYTES] + struct.pack("<qq", source, target)
+    def seal(source: int, target: int, index: int) -> Seal:
+        ends = told[source][:NONCE_NBYTES] + told[target][:NONCE_NBYTES] + struct.pack("<qqq", source, target, index)
         return Seal(hmac.digest(secret, ends, "sha256"), fast=fast)
 
-    here = group.rank
-    return {
-        peer: Seals(seal(here, peer), seal(peer, here))
-        for peer, host in enumerate(group.hosts)
-        if host != group.hosts[here]
-    }
+    def seals(peer: int, index: int) -> Seals | None:
+        here = group.rank
+        if group.hosts[peer] == group.hosts[here]:
+            return None
+        return Seals(seal(here, peer, index), seal(peer, here, index))
+
+    return seals

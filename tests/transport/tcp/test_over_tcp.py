@@ -87,7 +87,7 @@ def test_ranks_of_different_hosts_seal_what_they_say(monkeypatch, trusted, opens
     def make(group, timeout_s):
         by_thread.rank = group.rank
         transport = TcpTransport(group, timeout_s)
-        seals = transport.peers[1 - group.rank].duplex._seals
+        seals = transport.peers[1 - group.rank].duplexes[0]._seals
         kinds[group.rank] = (seals is not None, seals is not None and isinstance(seals.out._digest, Poly1305))
         return transport
 
@@ -189,7 +189,7 @@ def test_nothing_of_a_communicator_that_is_over_is_written_or_kept(hosts):
             transport.post((Send(big, 0, nbytes, 1, old), Send(small, 0, 8, 1, old), Send(big, 0, nbytes, 1, old + 1)))
         else:
             transport.post((Recv(big, 0, nbytes, 0, old), Recv(small, 0, 8, 0, old + 2)))
-            while peer.duplex._body is None:
+            while peer.duplexes[0]._body is None:
                 transport.progress()
             began.set()
         while not began.is_set():
