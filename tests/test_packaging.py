@@ -89,7 +89,8 @@ def test_no_import_reaches_a_folder_of_the_checkout_by_its_bare_name(module):
     for node in ast.walk(ast.parse((PACKAGE.parent / module).read_text())):
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-        assert not {name.partition(".")[0] for name in names} & tops
+        # lanterne/torch is no folder of the checkout's top: `torch` is PyTorch.
+        assert not {name.partition(".")[0] for name in names} & (tops - {"torch"})
         assert not (isinstance(node, ast.ImportFrom) and node.level)
 
 

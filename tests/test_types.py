@@ -68,19 +68,3 @@ def test_every_slip_of_a_user_is_seen_and_nothing_else(checker, tmp_path):
     assert found == {("wrong.py", line) for line in range(NUM_RIGHT + 1, len(SLIPS.splitlines()) + 1)}
 
 
-MPIEXEC = [str(Path(sys.executable).parent / "mpiexec"), "-n", "4"]
-
-
-@pytest.mark.parametrize(
-    ("launcher", "example"),
-    [
-        *(([], path) for path in EXAMPLES),
-        *((MPIEXEC, path) for path in EXAMPLES if "mpiexec" in path.read_text()),
-    ],
-    ids=lambda value: value.stem if isinstance(value, Path) else "mpiexec" if value else "alone",
-)
-def test_examples_run(launcher, example, tmp_path):
-    command = [*launcher, sys.executable, str(example)]
-    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False)
-    assert result.returncode == 0, result.stdout + result.stderr
-    assert result.stdout

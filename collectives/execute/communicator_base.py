@@ -163,6 +163,8 @@ class CommunicatorBase:
         self._calls: list[QueuedCall] = []
         self._messages: list[WatchedMessage] = []
         self._failure: LanterneError | None = None
+        # What `hear` has raised, in another thread: it is told once, and this rank's own error may have come first.
+        self.heard: LanterneError | None = None
         self._device: DeviceSide | None = None
 
     # -- calls, one after the other
@@ -273,6 +275,9 @@ class CommunicatorBase:
                 self.transport.check_peers(())
                 if (death := self.transport.first_death(self.ranks)) is not None:
                     raise death
+            except LanterneError as error:
+                self.heard = error
+                raise
             finally:
                 self.lock.release()
 
@@ -365,6 +370,8 @@ def _cause(communicator: CommunicatorBase, error: LanterneError) -> LanterneErro
     def look() -> bool:
         nonlocal reason
         try:
+            if communicator.heard is not None:
+                raise communicator.heard
             communicator.control.listen(REASON_S)
             if not isinstance(error, PeerFailed):
                 communicator.transport.check_peers(communicator.ranks)

@@ -1,7 +1,9 @@
 """`lanterne.cupyx.NCCLBackend`: CuPy's arguments, shapes and errors, here over tcp and host arrays; on devices:
 tests/host_cuda and the GPU suite have the collectives that it calls."""
 
-import multiprocessing
+import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -15,13 +17,6 @@ def free_port():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
-
-
-def rank_of_two(rank, port, told):
-    try:
-        told.put((rank, calls(rank, port)))
-    except BaseException as error:
-        told.put((rank, repr(error)))
 
 
 def calls(rank, port):
@@ -68,14 +63,12 @@ def calls(rank, port):
 
 
 def test_two_processes_meet_by_host_and_port():
-    context = multiprocessing.get_context("spawn")
-    told, port = context.Queue(), free_port()
-    ranks = [context.Process(target=rank_of_two, args=(rank, port, told)) for rank in range(2)]
-    for rank in ranks:
-        rank.start()
-    found = dict(told.get(timeout=60) for _ in ranks)
-    for rank in ranks:
-        rank.join(timeout=30)
+    port = str(free_port())
+    ranks = [
+        subprocess.Popen([sys.executable, "-P", __file__, str(rank), port], stdout=subprocess.PIPE, text=True)
+        for rank in range(2)
+    ]
+    found = {rank: json.loads(process.communicate(timeout=60)[0]) for rank, process in enumerate(ranks)}
     assert found == dict.fromkeys(range(2), ["TypeError", "RuntimeError", "ValueError", "RuntimeError", "TypeError"])
 
 
@@ -83,3 +76,7 @@ def test_two_processes_meet_by_host_and_port():
 def test_bad_groups(n, rank, backend):
     with pytest.raises(ValueError, match="init_process_group: got"):
         init_process_group(n, rank, backend=backend)
+
+
+if __name__ == "__main__":
+    print(json.dumps(calls(int(sys.argv[1]), int(sys.argv[2]))))
