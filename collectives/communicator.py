@@ -28,7 +28,7 @@ from lanterne.collectives.mailbox import Mailbox
 from lanterne.collectives.movements import Movements
 from lanterne.collectives.reductions import Reductions
 from lanterne.collectives.schedule.ir import LateRank
-from lanterne.errors import InputError, LanterneError, PeerFailed
+from lanterne.errors import InputError, LanterneError, PeerFailed, TransportError
 from lanterne.kernels.arrays import Array, Stream
 from lanterne.kernels.dtypes import Op
 from lanterne.transport.base import Recv, Send, Transport
@@ -55,13 +55,13 @@ class Communicator(Reductions, Movements):
             which order to sum. May be set, alike on all ranks.
 
     Every collective has a blocking form and a started one (`start_all_reduce`, ...), which returns a request with
-    `wait` and `test`. Calls run in the order in which they were started, one after the other. Over ucx and mpi those of
-    host arrays advance in the background (execute/background.py), others while one of them is waited for or tested;
-    arrays are not to be changed before the end. They are NumPy arrays, other host buffers or tensors, or C-contiguous
-    device arrays of any library (`__cuda_array_interface__`, DLPack), in the order of `stream` (None: the one that made
-    the array, else the current one). Host arrays that are not C-contiguous are copied: an input when the call is
-    started, so it must not be the output of one that was not waited for; an output in `wait` or `test`. Over nccl a
-    call with device arrays returns once it is queued on streams, over other transports once it is complete.
+    `wait` and `test`. Calls run in the order in which they were started, one after the other. Over ucx, mpi and tcp
+    those of host arrays advance in the background (execute/background.py), others while one of them is waited for or
+    tested; arrays are not to be changed before the end. They are NumPy arrays, other host buffers or tensors, or
+    C-contiguous device arrays of any library (`__cuda_array_interface__`, DLPack), in the order of `stream` (None: the
+    one that made the array, else the current one). Host arrays that are not C-contiguous are copied: an input when the
+    call is started, so it must not be the output of one that was not waited for; an output in `wait` or `test`. Over
+    nccl a call with device arrays returns once it is queued on streams, over other transports once it is complete.
 
     Options of collectives:
         algorithm: a name of `algorithms(collective)`, or "auto".
@@ -277,9 +277,7 @@ class Communicator(Reductions, Movements):
         Cost: two small collectives. The new communicator has tags of its own and shares the transport; close it or not.
         """
         core = self._core.split(color, key, transport)
-        if core is None:
-            return None
-        return self._child(core)
+        return None if core is None else self._child(core)
 
     def group(self, ranks: Sequence[int], timeout_s: float | None = None) -> Self:
         """The Communicator of those `ranks` of this one, in that order; only they call it, each as often as the others.
@@ -323,7 +321,14 @@ class Communicator(Reductions, Movements):
         Cost: one exchange with the store. Sources: MPI's ULFM (MPIX_Comm_revoke, MPIX_Comm_shrink); NCCL's
         ncclCommShrink.
         """
-        return self._child(self._core.shrink(timeout_s))
+        core = self._core.shrink(timeout_s)
+        for _ in range(self.world_size - 1):
+            try:
+                return self._child(core)
+            except TransportError:
+                # Another one has died since they met.
+                core = core.shrink(timeout_s)
+        return self._child(core)
 
     def _child(self, core: CommunicatorCore) -> Self:
         """The face of `core`, which came from this one."""

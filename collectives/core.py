@@ -292,19 +292,7 @@ class CommunicatorCore(CommunicatorBase):
             return None
         members = [rank for rank in range(self.world_size) if everyone[rank, 0] == color]
         members.sort(key=lambda rank: (int(everyone[rank, 1]), rank))
-        child = CommunicatorCore(
-            transport or self.transport,
-            [self.ranks[rank] for rank in members],
-            free,
-            pauses=self.pauses,
-            used_ids=self.used_ids,
-            board_key=f"{self.late.key[-200:]}.{self.number}/{free}:{members[0]}",
-            engine=self.engine if transport in (None, self.transport) else None,
-        )
-        child.hosts = tuple(self.hosts[rank] for rank in members)
-        child.timeout_s = self.timeout_s
-        child.deterministic = self.deterministic
-        return child
+        return self._child(members, free, f"{self._key}.{self.number}/{free}:{members[0]}", transport=transport)
 
     def group(self, members: Sequence[int], timeout_s: float | None) -> "CommunicatorCore":
         """The core of what Communicator.group returns; its tuning is not set yet."""
@@ -321,25 +309,42 @@ class CommunicatorCore(CommunicatorBase):
         free = LAST_GROUP_ID - number % GROUP_IDS
         if self.used_ids.get(free) == OPEN:
             raise InputError(f"group: got no free communicator id, expected fewer than {GROUP_IDS} open groups")
+        return self._child(ranks, free, f"group {number}")
+
+    def _child(
+        self,
+        members: Sequence[int],
+        communicator_id: int,
+        board_key: str,
+        *,
+        transport: Transport | None = None,
+        closes: Sequence[Closing] = (),
+    ) -> "CommunicatorCore":
+        """The core of these ranks of this communicator, set as this one is; None: over its transport."""
         child = CommunicatorCore(
-            self.transport,
-            [self.ranks[rank] for rank in ranks],
-            free,
+            transport or self.transport,
+            [self.ranks[rank] for rank in members],
+            communicator_id,
             pauses=self.pauses,
+            closes=closes,
             used_ids=self.used_ids,
-            board_key=f"group {number}",
-            engine=self.engine,
+            board_key=board_key,
+            engine=self.engine if transport in (None, self.transport) else None,
         )
+        child.hosts = tuple(self.hosts[rank] for rank in members)
         child.timeout_s = self.timeout_s
         child.deterministic = self.deterministic
         return child
 
+    @property
+    def _key(self) -> str:
+        """Of the board, as far as it goes into the key of a communicator that comes from this one."""
+        return self.late.key[-200:]
+
     def revoke(self, reason: str) -> None:
         """See Communicator.revoke."""
         text = f"communicator {self.communicator_id}: rank {self.transport.rank} has ended it"
-        with self.lock:
-            self.fail(Revoked(f"{text}: {reason}" if reason else text))
-        self.engine.tell()
+        self._end_for_all(Revoked(f"{text}: {reason}" if reason else text))
 
     def shrink(self, timeout_s: float | None) -> "CommunicatorCore":
         """The core of what Communicator.shrink returns; its tuning is not set yet."""
@@ -351,24 +356,13 @@ class CommunicatorCore(CommunicatorBase):
         # Mostly zeros.
         ids = zlib.compress(self._id_table().tobytes(), 1)
         cut = self.transport.cut_off(self.ranks)
-        came = self.transport.survivors(f"{self.late.key[-200:]}/shrink", self.ranks, cut, ids, limit_s)
+        came = self.transport.survivors(f"{self._key}/shrink", self.ranks, cut, ids, limit_s)
         tables = [np.frombuffer(zlib.decompress(each), np.uint8) for each in came.values()]
-        free = _free_id(np.maximum.reduce(tables))
-        members = [rank for rank in self.ranks if rank in came]
-        child = CommunicatorCore(
-            self.transport,
-            members,
-            free,
-            pauses=self.pauses,
-            closes=self._closes,
-            used_ids=self.used_ids,
-            board_key=f"{self.late.key[-200:]}.s/{free}:{members[0]}",
-            engine=self.engine,
-        )
+        free = _first_free(np.maximum.reduce(tables))
+        members = [index for index, rank in enumerate(self.ranks) if rank in came]
+        child = self._child(members, free, f"{self._key}.s/{free}:{self.ranks[members[0]]}", closes=self._closes)
         self._closes, self._successor = (), child
         self.transport.forget(self.communicator_id)
-        child.timeout_s = self.timeout_s
-        child.deterministic = self.deterministic
         return child
 
     def _agreed_number(self, store: "StoreClient", ranks: tuple[int, ...], timeout_s: float | None) -> int:
@@ -394,8 +388,11 @@ class CommunicatorCore(CommunicatorBase):
 
     def abort(self, reason: str) -> None:
         """See Communicator.abort."""
+        self._end_for_all(TransportError(f"{self.transport.name} rank {self.transport.rank}: {reason}"))
+
+    def _end_for_all(self, error: TransportError) -> None:
         with self.lock:
-            self.fail(TransportError(f"{self.transport.name} rank {self.transport.rank}: {reason}"))
+            self.fail(error)
         self.engine.tell()
 
     def _id_table(self) -> NDArray[np.uint8]:
@@ -408,7 +405,7 @@ class CommunicatorCore(CommunicatorBase):
         """An id that no member uses, the same on all."""
         used = self._id_table()
         self.call("all_reduce", used, used, "max")
-        return _free_id(used)
+        return _first_free(used)
 
     # -- the end
 
@@ -440,7 +437,7 @@ class CommunicatorCore(CommunicatorBase):
             closing.close()
 
 
-def _free_id(used: NDArray[np.uint8]) -> int:
+def _first_free(used: NDArray[np.uint8]) -> int:
     """An id that nobody uses, by the table of all that somebody has used."""
     # The last id belongs to the transports. That of a closed one comes last: a notice (see execute/control.py) that
     # nobody has read may still be on its way there.

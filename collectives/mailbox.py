@@ -38,8 +38,8 @@ class Mailbox:
     """Messages of host memory between the ranks of a communicator: its `mailbox()`.
 
     What is sent here is received here, and neither by the communicator's `recv` nor in the order of its messages.
-    Messages from one rank that a receive could take come in the order in which they were started. One thread at a time,
-    as the communicator. Errors are as those of its messages; a receive from any rank also fails if one of them dies.
+    Messages from one rank that a receive could take come in the order in which they were started. One thread at a time.
+    Errors are as those of its messages; a receive from any rank also fails if one of them dies.
     """
 
     def __init__(self, comm: CommunicatorBase, messages: StartedMessages) -> None:

@@ -66,5 +66,3 @@ def test_every_slip_of_a_user_is_seen_and_nothing_else(checker, tmp_path):
     wrong.write_text(SLIPS)
     found = complaints(checker, tmp_path, wrong, *CHECKED)
     assert found == {("wrong.py", line) for line in range(NUM_RIGHT + 1, len(SLIPS.splitlines()) + 1)}
-
-

@@ -43,6 +43,27 @@ def make_tag(communicator: int, lane: int = 0) -> int:
     return communicator << LANE_BITS | lane
 
 
+class OverTags:
+    """The tags of communicators that are over: what still comes of them is nobody's."""
+
+    def __init__(self) -> None:
+        self._communicators: set[int] = set()
+
+    def add(self, communicator_id: int) -> None:
+        """That communicator is over."""
+        self._communicators.add(communicator_id)
+
+    def __call__(self, tag: int) -> bool:
+        """Whether `tag` is one of them."""
+        return bool(self._communicators) and tag >> LANE_BITS in self._communicators
+
+    def drop_from(self, *tables: dict[tuple[int, int], Any]) -> None:
+        """Remove what `tables`, by tag and number, have of them."""
+        for table in tables:
+            for key in [key for key in table if self(key[0])]:
+                del table[key]
+
+
 # The last communicator id belongs to the transports themselves.
 BARRIER_TAG = make_tag((1 << COMMUNICATOR_BITS) - 1)
 

@@ -73,7 +73,8 @@ def run(args: argparse.Namespace) -> int:
     ]
     progress("")
     if not results:
-        raise InputError(f"cost: got algorithms that cannot be used with {args.ranks} ranks, expected one that can")
+        told = ", ".join(map(str, ranks))
+        raise InputError(f"cost: got algorithms that cannot be used with {told} ranks, expected one that can")
     if args.plot:
         from lanterne.bench.collective.cost_plot import plot
 
@@ -119,8 +120,8 @@ def study(
 
     records: list[dict[str, Any]] = []
     ring_s = None
+    nodes = nodes_of_links(links)
     for line in lines:
-        nodes = nodes_of_links(links)
         if line.refuses(ranks) or (line.nodes and nodes is None):
             continue
         progress(f"{line.name}, {ranks} ranks")

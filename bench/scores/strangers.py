@@ -12,6 +12,7 @@ launcher listens on none but the store's, so these are all that a stranger finds
 
 import argparse
 import hmac
+import itertools
 import os
 import socket
 import statistics
@@ -126,7 +127,7 @@ class Attack:
                 time.sleep(0.05)
             time.sleep(SETTLE_S)
             token = _token_of(pids[0])
-            turns = _turns()
+            turns = itertools.cycle(KINDS)
             before = _memory_nbytes()
             for _ in range(self._num_bursts):
                 began_s = time.monotonic()
@@ -156,11 +157,6 @@ class Attack:
         self.bursts.append((began_s, time.monotonic()))
         for sock in opened:
             sock.close()
-
-
-def _turns() -> Iterator[str]:
-    while True:
-        yield from KINDS
 
 
 def _challenge(sock: socket.socket) -> bytes:

@@ -23,6 +23,7 @@ from lanterne.collectives.auto.predict import (
     chunk_count,
     corrected,
     predictions,
+    ring_s,
 )
 from lanterne.collectives.auto.trials import TrialGroup
 from lanterne.collectives.schedule.cost import CostModel
@@ -33,6 +34,8 @@ log: logging.Logger = logging.getLogger("lanterne.collectives")
 
 # A schedule of more ranks is priced in seconds; from there on the first of the registry that can run stands for auto.
 MAX_PRICED_RANKS = 128
+# So many sizes of calls are remembered.
+MAX_SIZES = 1024
 # Algorithms that differ by less are alike. Of those that were tried the model's favourite, which sends the fewest
 # messages or bytes, does best among the disturbances of a program; of sizes too long to try the first in the registry,
 # the ring, is the simplest for a network.
@@ -88,6 +91,7 @@ class Tuning:
         # By their arguments, calls as they were checked (execute/arguments.py).
         self.resolved: dict[tuple[object, ...], tuple[Any, ...]] = {}
         self._choices: dict[tuple[str, int, bool], Choice] = {}
+        self._ordinary_s: dict[tuple[str, int], float] = {}
         self._chunk_counts: dict[tuple[str, int, str], int | None] = {}
         self.model = model
         self.source = source
@@ -134,6 +138,20 @@ class Tuning:
             raise InputError("explain: got a communicator without a cost model; call tuning.learn() on all its ranks")
         rows = predictions(collective, self._communicator.world_size, nbytes, links)
         return corrected(rows, self.factors, collective, nbytes)
+
+    def ordinary_s(self, collective: str, nbytes: int) -> float:
+        """What `collective` takes while nobody is late, as is predicted; remembered. Raises as `explain`."""
+        key = collective, nbytes
+        if key not in self._ordinary_s:
+            world_size, model = self._communicator.world_size, self.model
+            if world_size > MAX_PRICED_RANKS and model is not None:
+                found = ring_s(world_size, nbytes, model)
+            else:
+                found = self.explain(collective, nbytes)[0][2]
+            if len(self._ordinary_s) >= MAX_SIZES:
+                self._ordinary_s.clear()
+            self._ordinary_s[key] = found
+        return self._ordinary_s[key]
 
     def num_chunks(self, collective: str, algorithm: str, nbytes: int) -> int | None:
         """The chunk count for `algorithm` on buffers of `nbytes`; None: its own choice. The same on all ranks."""

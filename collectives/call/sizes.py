@@ -31,9 +31,10 @@ class Sizes(NamedTuple):
         in_count, out_count: of its arrays.
         in_parts, out_parts: parts that they have.
         part_count: of a part; 0 where parts differ.
-        largest_nbytes_of: elements of the larger of a rank's two arrays.
+        larger_count: elements of the larger of a rank's two arrays.
         before: of the parts of the ranks before this one, in the array that has a part for each.
-        counts: where parts differ, chunk_layout.uneven_parts of them; None where they do not.
+        counts: where parts differ, elements of each, of all_to_all of both arrays (chunk_layout.uneven_parts); None
+            where they do not.
         own: each rank knows the counts of its own parts only.
     """
 

@@ -85,7 +85,7 @@ def checked_schedule(
     """The CheckedSchedule of a registered algorithm, made once per process.
 
     Raises:
-        InputError: as registry.make_schedule.
+        InputError: as catalogue.make_schedule.
     """
     with _checking:
         return _checked(collective, algorithm, world_size, num_chunks, root, late_rank, joined, nodes)
@@ -95,11 +95,12 @@ def checked_of(key: Key, nodes: Nodes) -> CheckedSchedule:
     """The CheckedSchedule that calls of `key` run: with one late rank, in its Roles.
 
     Raises:
-        InputError: as registry.make_schedule.
+        InputError: as catalogue.make_schedule.
     """
     world_size, late = sum(map(len, nodes)), key.late_rank
     line = find_algorithm(key.collective, key.algorithm)
-    if isinstance(late, int) and 0 <= late < world_size and line.late:
+    if is_in_roles(key, world_size):
+        assert isinstance(late, int), "it is one rank"
         late, nodes = world_size - 1, roles_with(nodes, late).nodes
     known = nodes if line.nodes else None
     return checked_schedule(
@@ -107,16 +108,22 @@ def checked_of(key: Key, nodes: Nodes) -> CheckedSchedule:
     )
 
 
+def is_in_roles(key: Key, world_size: int) -> bool:
+    """Whether the schedule of `key` is made in Roles: with the one late rank in the last of them."""
+    late = key.late_rank
+    return isinstance(late, int) and 0 <= late < world_size and find_algorithm(key.collective, key.algorithm).late
+
+
 def part_of(key: Key, nodes: Nodes, rank: int) -> CheckedSchedule | OwnSchedule:
     """What `rank` compiles for calls of `key`, where with one late rank it has that role: all, or its part of many.
 
     Raises:
-        InputError: as registry.make_schedule.
+        InputError: as catalogue.make_schedule.
     """
     world_size = sum(map(len, nodes))
     if world_size <= MAX_CHECKED_RANKS or not find_algorithm(key.collective, key.algorithm).own:
         return checked_of(key, nodes)
-    late = world_size - 1 if isinstance(key.late_rank, int) else key.late_rank
+    late = world_size - 1 if is_in_roles(key, world_size) else key.late_rank
     return _own_part(key.collective, key.algorithm, world_size, key.num_chunks, key.root, late, rank)
 
 
@@ -160,7 +167,9 @@ class RankPrograms:
     def prepare(self, key: Key, dtype: Dtype, in_place: bool) -> None:
         """Make now what `find` needs for `key` with any late rank; where nodes differ, with the first few."""
         n, rank = self._group.world_size, self._group.rank
-        found = (self._roles(key, late) for late in range(n))
+        # Of equal ranks it only matters whether this one, one before it or one after it is late.
+        over_nodes = find_algorithm(key.collective, key.algorithm).nodes
+        found = (self._roles(key, late) for late in (range(n) if over_nodes else sorted({0, rank, n - 1})))
         for role, nodes in list(dict.fromkeys((roles.rank_of.index(rank), roles.nodes) for roles in found))[:MAX_ROLES]:
             self._role(key._replace(late_rank=n - 1), dtype, in_place, role, nodes)
 

@@ -27,7 +27,7 @@ from dataclasses import replace
 
 from lanterne.collectives.algorithms.catalogue import find_algorithm
 from lanterne.collectives.auto.pacing import sustained
-from lanterne.collectives.auto.predict import Links, late_times_s, nodes_of_links, priced_schedule, ring_s
+from lanterne.collectives.auto.predict import Links, late_times_s, nodes_of_links, priced_schedule
 from lanterne.collectives.auto.tuning import MAX_PRICED_RANKS, late_num_chunks, override
 from lanterne.collectives.execute.arguments import CheckedCall, Key
 from lanterne.collectives.execute.communicator_base import CommunicatorBase
@@ -244,7 +244,7 @@ class LateRanks:
         if not 3 <= n or override(collective, n) is not None:
             return None
         many = n > MAX_PRICED_RANKS
-        normal_s = ring_s(n, nbytes, model) if many else communicator.tuning.explain(collective, nbytes)[0][2]
+        normal_s = communicator.tuning.ordinary_s(collective, nbytes)
         least_s = LEAST_NORMAL_S * (SHARED if communicator.pauses.shared else 1)
         if normal_s < least_s or self.seat is None:
             return None

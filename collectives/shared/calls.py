@@ -6,6 +6,7 @@ from typing import Any
 
 from lanterne.collectives.execute.arguments import CheckedCall, Key
 from lanterne.collectives.execute.communicator_base import CommunicatorBase
+from lanterne.collectives.execute.compile_program import MAX_FOLD_INPUTS
 from lanterne.collectives.execute.requests import CollectiveRequest
 from lanterne.collectives.shared.memory import SLOT_NBYTES, SharedMemory, digest_of
 from lanterne.collectives.shared.pieces import Piece, SharedProgram, shared_program
@@ -15,8 +16,6 @@ from lanterne.kernels.cpu.meet import WORDS
 from lanterne.kernels.dtypes import Dtype, kernel_op
 from lanterne.kernels.reduce import prepare
 
-# More slots than this are folded in several steps, as in execute/compile_program.py.
-MAX_FOLD_INPUTS = 16
 # Signatures whose plans are kept.
 MAX_PLANS = 128
 
@@ -26,7 +25,7 @@ _move = ctypes.memmove
 class SharedPlan:
     """All that calls of one signature have in common on this rank.
 
-    Attributes: `signature`; `digest`; `program`; `in_place`.
+    Attributes: `signature`; `digest`; `program`; `exchange`, of a small reduction the one function that does it all.
     """
 
     __slots__ = ("_divide", "_kernels", "_ranks", "_words", "_words_at", "digest", "exchange", "program", "signature")

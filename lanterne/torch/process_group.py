@@ -8,7 +8,7 @@ import torch
 
 from lanterne.collectives.communicator import Communicator
 from lanterne.collectives.mailbox import Mailbox, MailRequest
-from lanterne.errors import InputError, LanterneError, TransportError
+from lanterne.errors import InputError, LanterneError
 from lanterne.torch.step_log import StepLog
 from lanterne.torch.tensor_views import View, check_tensor, view_of, whole_of
 from lanterne.torch.torch_internals import OPTIONS, ProcessGroup, old_names, op_of, seconds, torch_errors
@@ -203,7 +203,7 @@ class LanterneGroup(ProcessGroup):
     ) -> RequestWork:
         if isinstance(inputs, torch.Tensor):
             outputs, inputs = [outputs], [inputs]
-        opts = _with_timeout("Gather", opts, timeout, root=True)
+        opts = _with_timeout("Gather", opts, timeout)
         draft, (tensor,), root = Draft(), inputs, opts.rootRank
         parts: Tensors = outputs[0] if self.rank() == root else ()
         with torch_errors():
@@ -218,7 +218,7 @@ class LanterneGroup(ProcessGroup):
     ) -> RequestWork:
         if isinstance(outputs, torch.Tensor):
             outputs, inputs = [outputs], [inputs]
-        opts = _with_timeout("Scatter", opts, timeout, root=True)
+        opts = _with_timeout("Scatter", opts, timeout)
         draft, (tensor,), root = Draft(), outputs, opts.rootRank
         parts: Tensors = inputs[0] if self.rank() == root else ()
         with torch_errors():
@@ -395,12 +395,8 @@ class LanterneGroup(ProcessGroup):
         """End this group; a second call does nothing."""
         on_shutdown, self._on_shutdown = self._on_shutdown, lambda _group: None
         on_shutdown(self)
-        try:
+        with torch_errors():
             self.communicator.close()
-        except TransportError as error:
-            raise_later = error
-            with torch_errors():
-                raise raise_later
 
 
 class WorkRequest:
@@ -425,18 +421,15 @@ class WorkRequest:
 def _options(kind: str, tensors: Any, opts: Any, timeout: timedelta | None) -> tuple[list[torch.Tensor], Any]:
     """(the tensors, the options of a call): torch calls with a tensor or a list, and options or what is in them."""
     tensors = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-    if isinstance(opts, int):
-        root, opts = opts, None
-        opts = _with_timeout(kind, opts, timeout)
-        opts.rootRank = root
-    elif opts is not None and not hasattr(opts, "timeout"):
+    if opts is not None and not isinstance(opts, int) and not hasattr(opts, "timeout"):
         op, opts = opts, _with_timeout(kind, None, timeout)
         opts.reduceOp = op
     return tensors, _with_timeout(kind, opts, timeout)
 
 
-def _with_timeout(kind: str, opts: Any, timeout: timedelta | None, *, root: bool = False) -> Any:
-    if root and isinstance(opts, int):
+def _with_timeout(kind: str, opts: Any, timeout: timedelta | None) -> Any:
+    """The options of a call; an int is its root."""
+    if isinstance(opts, int):
         number, opts = opts, OPTIONS[kind]()
         opts.rootRank = number
     opts = OPTIONS[kind]() if opts is None else opts

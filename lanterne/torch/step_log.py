@@ -66,7 +66,7 @@ class StepLog:
         self._nbytes += nbytes
         tuning = self._communicator.tuning
         if tuning.model is not None and self._communicator.world_size > 1 and nbytes:
-            self._ordinary_s += tuning.explain("all_reduce", nbytes)[0][2]
+            self._ordinary_s += tuning.ordinary_s("all_reduce", nbytes)
 
     def ends(self) -> None:
         """One has ended."""

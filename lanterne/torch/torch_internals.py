@@ -1,6 +1,6 @@
 """All that this backend needs of torch.distributed beyond what that documents: names, base classes, ways around traps.
 
-Checked against torch TESTED by tests/torch. What changes in another torch changes here only.
+Checked against torch 2.13 by tests/torch. What changes in another torch changes here only.
 """
 
 import threading
@@ -15,8 +15,6 @@ from torch._C import _distributed_c10d as c10d
 
 from lanterne.errors import InputError, LanterneError, TransportTimeout
 from lanterne.kernels.dtypes import Op, PremulSum
-
-TESTED: tuple[str, ...] = ("2.13",)
 
 # Python may derive from these. Of `Backend` it may not, so a group of ours is a whole ProcessGroup.
 ProcessGroup: Any = dist.ProcessGroup

@@ -131,18 +131,3 @@ class RequestWork(Work):
     def _outcome(self) -> Sequence[torch.Tensor]:
         self.wait()
         return self._result
-
-
-class Done:
-    """A request that was complete from the start."""
-
-    def test(self) -> bool:
-        """True."""
-        return True
-
-    def wait(self, timeout_s: float | None = None) -> None:
-        """Return."""
-
-    def then(self, callback: Callable[[], object], timeout_s: float | None = None) -> None:
-        """Call `callback`."""
-        callback()

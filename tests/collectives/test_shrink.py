@@ -8,7 +8,7 @@ import pytest
 
 import lanterne
 from lanterne.collectives.communicator import core_of
-from lanterne.collectives.core import OPEN
+from lanterne.collectives.core import OPEN, CommunicatorCore
 from lanterne.errors import InputError, PeerFailed, Revoked, TransportError, TransportTimeout, Unavailable
 from lanterne.transport.base import Transport
 
@@ -151,6 +151,37 @@ def test_closing_the_first_closes_what_came_of_it():
 def test_a_transport_without_a_store_says_what_would_do():
     with pytest.raises(Unavailable, match="got transport bare, where no rank outlives another; expected tcp or ucx"):
         Bare().survivors("", (), (), b"", 1.0)
+
+
+def test_who_dies_while_the_new_group_is_made_is_left_out_too(monkeypatch):
+    made, results = CommunicatorCore.share_memory, {}
+
+    def share_memory(core):
+        if core.world_size == 4 and core.transport.rank == 3:
+            raise ValueError("falls")
+        core.call("all_reduce", np.zeros(4), np.zeros(4), "sum")
+        made(core)
+
+    def run(comm):
+        if comm.rank == 0:
+            raise ValueError("falls")
+        with pytest.raises(TransportError):
+            total(comm)
+        shrunk = comm.shrink()
+        results[comm.rank] = shrunk.ranks, total(shrunk)
+
+    monkeypatch.setattr(CommunicatorCore, "share_memory", share_memory)
+    with pytest.raises(ValueError, match="falls"):
+        lanterne.spawn(5, run)
+    assert results == dict.fromkeys((1, 2, 4), ((1, 2, 4), 10.0))
+
+
+def test_a_group_that_shrinks_knows_its_hosts():
+    def run(comm):
+        core_of(comm).hosts = tuple("aabb")
+        return comm.shrink().hosts
+
+    assert lanterne.spawn(4, run) == [tuple("aabb")] * 4
 
 
 def test_late_ones_are_waited_for():

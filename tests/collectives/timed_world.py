@@ -9,9 +9,9 @@ import heapq
 from collections import defaultdict, deque
 from itertools import count
 
-from ordered_world import OrderedRequest
+from ordered_world import OrderedTransport
 
-from lanterne.transport.base import Capabilities, Send, Transport, check_ops
+from lanterne.transport.base import Capabilities, Send
 from lanterne.transport.board.seat import LocalBoards, LocalSeat
 from lanterne.transport.machine import Machine
 
@@ -31,6 +31,7 @@ class TimedWorld(Machine):
         self.world_size, self.letter_s, self.at_s = world_size, letter_s, 0.0
         self.boards = LocalBoards(self)
         self.transports = [TimedTransport(self, rank) for rank in range(world_size)]
+        self.seats = defaultdict(list)  # by board
         self._events, self._order = [], count()
         self._unmatched = defaultdict(lambda: (deque(), deque()))
         # By rank, until when its ports are taken.
@@ -137,29 +138,15 @@ class _Message:
         op.region.buffer[op.offset : op.offset + op.nbytes] = self._data
 
 
-class TimedTransport(Transport):
+class TimedTransport(OrderedTransport):
     """One rank's end of a TimedWorld."""
 
     name = "timed"
     capabilities = Capabilities(receiver_paced_nbytes=SMALL_NBYTES + 1)
 
     def __init__(self, world, rank):
-        self.world, self.rank, self.world_size = world, rank, world.world_size
-        self.machine = world
+        super().__init__(world, rank)
         self.pauses = world.pauses(1)
-
-    def post(self, ops):
-        check_ops(self, ops)
-        request = OrderedRequest(self, ops)
-        for op in ops:
-            self.world.post(self.rank, op, request)
-        return request
-
-    def open_board(self, key, rank, world_size):
-        return self.world.seat(key, rank)
-
-    def close(self):
-        self.closed = True
 
 
 class TimedSeat:
@@ -168,7 +155,7 @@ class TimedSeat:
     def __init__(self, world, key, rank):
         self._world, self._rank, self._records = world, rank, deque()
         self._inner = LocalSeat(world.boards, key, rank, world.world_size)
-        self._all = world.__dict__.setdefault("seats", {}).setdefault(key, [])
+        self._all = world.seats[key]
         self._all.append(self)
 
     def __getattr__(self, verb):

@@ -148,12 +148,7 @@ def connect_at(place: MeetingPlace, rank: int, world_size: int, timeout_s: float
         hosts = {place.get(f"lanterne/host/{other}") for other in range(world_size)}
         process, told = _start_and_tell(several_hosts=len(hosts) > 1)
         place.set("lanterne/store", told)
-    message = place.get("lanterne/store").decode()
-    if message.startswith("!"):
-        raise Unavailable(message[1:])
-    host, port, token = message.split(" ")
-    client = StoreClient((host, int(port)), token, timeout_s)
-    return Group(rank, world_size, client, process, timeout_s)
+    return _group_at(place.get("lanterne/store").decode(), rank, world_size, process, timeout_s)
 
 
 def _start_and_tell(*, several_hosts: bool) -> tuple[StoreProcess | None, str]:
@@ -164,6 +159,14 @@ def _start_and_tell(*, several_hosts: bool) -> tuple[StoreProcess | None, str]:
     except (Unavailable, InputError) as error:
         return None, f"!{error}"
     return process, f"{process.address[0]} {process.address[1]} {token}"
+
+
+def _group_at(told: str, rank: int, world_size: int, process: StoreProcess | None, timeout_s: float | None) -> Group:
+    """The Group at the store of which `_start_and_tell` has told."""
+    if told.startswith("!"):
+        raise Unavailable(told[1:])
+    host, port, token = told.split(" ")
+    return Group(rank, world_size, StoreClient((host, int(port)), token, timeout_s), process, timeout_s)
 
 
 def _tell_in_one_line(told: LanterneError) -> None:
@@ -206,10 +209,7 @@ def _connect_by_mpi(launch: Launch, timeout_s: float | None) -> Group:
         process, told = _start_and_tell(several_hosts=len(set(hosts)) > 1)
     message = _mpi_all_gather(comm, told.encode())[0].decode()
     unlink_segments()
-    if message.startswith("!"):
-        raise Unavailable(message[1:])
-    host, port, token = message.split(" ")
-    group = Group(comm.rank, comm.size, StoreClient((host, int(port)), token, timeout_s), process, timeout_s)
+    group = _group_at(message, comm.rank, comm.size, process, timeout_s)
     finalize_with(group)
     return group
 

@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from lanterne.errors import InputError, TransportError, one_of
-from lanterne.transport.base import LANE_BITS, Operation, Recv, Request, Send, Transport, check_ops
+from lanterne.transport.base import Operation, OverTags, Recv, Request, Send, Transport, check_ops
 from lanterne.transport.rails.rail import BYE, DATA, PING, PONG, RECEIPT, SWITCH, Frame, Rail
 from lanterne.transport.rails.rail_names import Exchange, connect_rails
 from lanterne.transport.rails.spare_peer import DIRECT, SpareOperation, SparePeer, Swallowed, view_of
@@ -75,7 +75,7 @@ class SpareTransport(Wrapper):
         self._next_s = 0.0
         self._looked_s = 0.0
         self._by_fd: dict[int, Rail] = {}
-        self._over: set[int] = set()  # communicators
+        self._over = OverTags()
         found = connect_rails(self.rank, self.rails, exchange, self.machine, check_dead)
         self.peers: dict[int, SparePeer] = {
             rank: SparePeer(rank) for rank in range(self.world_size) if rank != self.rank
@@ -296,7 +296,7 @@ class SpareTransport(Wrapper):
             number, nbytes, tag, _ = words
             return self._on_data(peer, (tag, number), nbytes, is_whole)
         if kind == RECEIPT:
-            if not self._is_over(words[0]):
+            if not self._over(words[0]):
                 peer.ledger.receipt(words[0], words[1])
         elif kind == SWITCH:
             if words[0] > peer.path:
@@ -322,7 +322,7 @@ class SpareTransport(Wrapper):
 
     def _on_data(self, peer: SparePeer, key: tuple[int, int], nbytes: int, is_whole: bool) -> memoryview | None:
         """Where a message that begins to come is to go; or it has come."""
-        if self._is_over(key[0]):
+        if self._over(key[0]):
             return None
         operation = peer.receives.get(key)
         if not is_whole:
@@ -374,15 +374,10 @@ class SpareTransport(Wrapper):
         self._over.add(communicator_id)
         self.inner.forget(communicator_id)
         for peer in self.peers.values():
-            peer.ledger.forget(self._is_over)
-            for table in (peer.receives, peer.early):
-                for key in [key for key in table if self._is_over(key[0])]:
-                    del table[key]
+            peer.ledger.forget(self._over)
+            self._over.drop_from(peer.receives, peer.early)
             for rail in peer.rails:
-                rail.divert(self._is_over)
-
-    def _is_over(self, tag: int) -> bool:
-        return bool(self._over) and tag >> LANE_BITS in self._over
+                rail.divert(self._over)
 
     # -- the rest of a transport
 

@@ -2,7 +2,8 @@
 
 `python -m lanterne.transport.store.server` prints its port on standard output and serves from one thread until its
 owner closes its standard input (`--until owner`) or its last client is gone (`--until members`), so it never outlives
-its job. The token comes in LANTERNE_TOKEN. What it can do is in HANDLERS: a new service is one more class there.
+its job. The token comes in LANTERNE_TOKEN. What it can do is in HANDLERS, a class for each service, beside the members
+of the job and their meetings.
 
 Strangers are kept out by door.py. Clients are bounded in number and in unread bytes.
 """

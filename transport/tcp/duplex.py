@@ -305,7 +305,7 @@ class _Incoming:
 
     def move(self) -> None:
         """The rest goes to memory of its own."""
-        self.target = memoryview(bytearray(self.target))
+        self.target = memoryview(bytearray(self.target.nbytes))
         if self._parts:
             rest_nbytes, count = self._parts[0].nbytes, len(self._parts)
             self._open = deque((memoryview(bytearray(record)), proof) for record, proof in self._open)

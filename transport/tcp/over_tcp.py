@@ -17,13 +17,12 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from math import ceil
-from typing import Any
 
 from lanterne.errors import TransportError
 from lanterne.transport.base import (
-    LANE_BITS,
     Capabilities,
     Operation,
+    OverTags,
     Request,
     Send,
     Transport,
@@ -94,12 +93,13 @@ class TcpTransport(Transport):
         self.peers: dict[int, TcpPeer] = {}
         self._by_fd: dict[int, tuple[TcpPeer, Duplex]] = {}
         self._full: set[Duplex] = set()  # with more to be written than the connection has taken
-        self._over: set[int] = set()  # communicators
-        seals = _agree(group)
+        self._over = OverTags()
+        one_host = len(set(group.hosts)) == 1
+        seals = (lambda peer, index: None) if one_host else _agree(group)
         token = group.secret(b"lanterne/tcp").hex()
         found = connect_rails(
             self.rank,
-            ("tcp",) * (1 if len(set(group.hosts)) == 1 else 2),
+            ("tcp",) * (1 if one_host else 2),
             lambda told: group.exchange("lanterne/tcp", told),
             self.machine,
             group.check_peers,
@@ -108,7 +108,7 @@ class TcpTransport(Transport):
         )
         for (rank, index), sock in sorted(found.items()):
             configure(sock)
-            peer = self.peers.setdefault(rank, TcpPeer(rank, self._is_over))
+            peer = self.peers.setdefault(rank, TcpPeer(rank, self._over))
             duplex = Duplex(sock, peer, seals(rank, index))
             peer.duplexes.append(duplex)
             self._by_fd[sock.fileno()] = peer, duplex
@@ -227,9 +227,6 @@ class TcpTransport(Transport):
         for peer in self.peers.values():
             peer.drop_over()
 
-    def _is_over(self, tag: int) -> bool:
-        return bool(self._over) and tag >> LANE_BITS in self._over
-
     # -- the end
 
     def close(self) -> None:
@@ -258,7 +255,7 @@ class TcpPeer:
     """What a rank knows of another. Messages of a tag match in the order in which they are posted: by number, from 0.
 
     Args:
-        is_over: whether a tag is of a communicator that is over.
+        over: the transport's.
 
     Attributes:
         duplexes: that for messages, and that for what is said of them where it is another; none once they are dead.
@@ -266,9 +263,9 @@ class TcpPeer:
         has_left: in order.
     """
 
-    def __init__(self, rank: int, is_over: Callable[[int], bool]) -> None:
+    def __init__(self, rank: int, over: OverTags) -> None:
         self.rank = rank
-        self._is_over = is_over
+        self._over = over
         self.duplexes: list[Duplex] = []
         self.error: TransportError | None = None
         self.lost_s = 0.0
@@ -336,7 +333,7 @@ class TcpPeer:
     def on_frame(self, kind: int, tag: int, number: int, nbytes: int, message: memoryview | None) -> None:
         """See Owner."""
         key = tag, number
-        if kind != BYE and self._is_over(tag):
+        if kind != BYE and self._over(tag):
             self._coming = None
         elif kind == DATA:
             self._on_data(key, nbytes, message)
@@ -376,17 +373,14 @@ class TcpPeer:
 
     def drop_over(self) -> None:
         """Nothing is kept of tags that are over."""
-        is_over = self._is_over
-        keyed: tuple[dict[tuple[int, int], Any], ...] = (self._receives, self._early, self._offers, self._held)
-        for table in keyed:
-            for key in [key for key in table if is_over(key[0])]:
-                del table[key]
+        over = self._over
+        over.drop_from(self._receives, self._early, self._offers, self._held)
         for counts in (self._sent, self._received):
-            for tag in [tag for tag in counts if is_over(tag)]:
+            for tag in [tag for tag in counts if over(tag)]:
                 del counts[tag]
-        self._grants = {key for key in self._grants if not is_over(key[0])}
+        self._grants = {key for key in self._grants if not over(key[0])}
         for duplex in self.duplexes:
-            duplex.divert(is_over)
+            duplex.divert(over)
 
     def forget(self) -> None:
         """Nothing that is posted is waited for, or written to, any more."""
@@ -473,7 +467,7 @@ class TcpRequest(Request):
 
 
 def _agree(group: Group) -> Callable[[int, int], Seals | None]:
-    """The Seals of a connection, by peer and index; None on one host, and where all ranks trust the network."""
+    """The Seals of a connection, by peer and index; None inside a host, and where all ranks trust the network."""
     nonce = os.urandom(NONCE_NBYTES)
     told = group.exchange("lanterne/tcp-seals", nonce + bytes((is_trusted(), find_openssl() is not None)))
     if all(each[NONCE_NBYTES] for each in told):

@@ -22,7 +22,7 @@ from lanterne.transport.base import address_of
 SEAL_NBYTES = 16
 # Bytes of a large message that one tag is for: they are still in a core's own cache when they are digested.
 RECORD_NBYTES = 256 << 10
-KEY_NBYTES, NONCE_NBYTES = 32, 12
+NONCE_NBYTES = 12
 # Of OpenSSL's evp.h: asks for the tag of an authenticating cipher.
 EVP_CTRL_AEAD_GET_TAG = 0x10
 CIPHER = "EVP_chacha20_poly1305"
@@ -45,7 +45,7 @@ class Seal:
     """Of one direction of a connection; both ends have one, and go through it in the same order.
 
     Args:
-        secret: KEY_NBYTES bytes that both ends know, for this direction of this connection only.
+        secret: 32 bytes that both ends know, for this direction of this connection only.
         fast: whether records are digested by OpenSSL, which both ends then have.
     """
 

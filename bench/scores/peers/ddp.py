@@ -17,17 +17,17 @@ import sys
 import tempfile
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, TextIO
 
 from lanterne.bench.lab.command import end_in_order, environment, wait_for_all
-from lanterne.bench.lab.network import Network, Undertaker, check_available, create
+from lanterne.bench.lab.network import INTERFACE, Network, Undertaker, check_available, create
 from lanterne.bench.output import report
 from lanterne.bench.output.units import parse_rate_bytes_per_s
 from lanterne.bench.scores.peers.team import Contender, find_python
 from lanterne.errors import InputError, TransportError, Unavailable
 
 RANK = Path(__file__).with_name("ddp_rank.py")
-NEEDS = Contender("DDP", "ddp", "none", ("torch", "numba"), ".venv-torch")
+NEEDS = Contender("DDP", "ddp", "none", ("torch", "lanterne"), ".venv-torch")
 # Of one host: what s/rate stands for there, where no link has a rate.
 NO_RATE_BYTES_PER_S = 1e9
 PORT = 29541
@@ -68,9 +68,7 @@ def run(args: argparse.Namespace) -> int:
         found = json.loads(Path(options["out"]).read_text())
     document = report.envelope(**found, ranks=args.hosts or args.ranks, hosts=args.hosts, rate_bytes_per_s=rate)
     document["results"] = [_summed_up(record, rate) for record in found["results"]]
-    if args.json:
-        report.write_json(args.json, document)
-    _show(document)
+    report.tell(args.json, document, _show)
     return int(any(record["difference"] > MOST_DIFFERENCE for record in document["results"]))
 
 
@@ -108,7 +106,7 @@ def _start(words: list[str], places: list[tuple[list[str], dict[str, str]]], net
     for rank, (prefix, variables) in enumerate(places):
         own = meeting | {"RANK": str(rank), "LOCAL_RANK": str(rank if network is None else 0)}
         if network is not None:
-            own["GLOO_SOCKET_IFNAME"] = variables["UCX_NET_DEVICES"]
+            own["GLOO_SOCKET_IFNAME"] = INTERFACE
         processes.append(subprocess.Popen([*prefix, *words], env=variables | own, stdout=sys.stderr))
     return wait_for_all(processes)
 
@@ -124,7 +122,7 @@ def _summed_up(record: dict[str, Any], rate: float) -> dict[str, Any]:
     return record | found | {"ratio": ratio}
 
 
-def _show(document: dict[str, Any]) -> None:
+def _show(document: dict[str, Any], file: TextIO) -> None:
     rows = []
     for record in document["results"]:
         x = [record[name]["x"] for name in ("gloo", "lanterne")]
@@ -135,4 +133,4 @@ def _show(document: dict[str, Any]) -> None:
     columns = [("cap", "MB"), ("model", "MB"), ("late", "s/rate"), ("gloo", "ms"), ("lanterne", "ms"), ("ratio", "")]
     columns += [("gloo", "x"), ("lanterne", "x"), ("differ", "")]
     notes = [f"torch {document['torch']}; init_process_group took {document['init_s']:.2f} s"]
-    report.print_table(columns, rows, notes=notes, left=())
+    report.print_table(columns, rows, notes=notes, left=(), file=file)

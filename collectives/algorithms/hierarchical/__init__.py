@@ -1,3 +1,3 @@
 """This folder holds collectives over nodes of several ranks: `compose` makes them of a schedule of nodes, and
-`all_reduce` and `parts` say of which.
+`all_reduce` says of which.
 """

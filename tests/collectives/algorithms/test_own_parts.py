@@ -68,15 +68,14 @@ def test_the_parts_are_the_whole_of_many(collective, name):
         compare(collective, name, n, range(n) if n < 65 else sorted({0, 1, 7, n // 3, n // 2, n - 2, n - 1}))
 
 
-@pytest.mark.parametrize(("collective", "name"), OWN)
+@pytest.mark.parametrize(("collective", "name"), [key for key in OWN if not ALGORITHMS[key].late])
 def test_who_has_one_part_cuts_messages_as_who_has_all(collective, name):
     """The registry says of the whole what a part cannot."""
     line = find_algorithm(collective, name)
     n = 64
     flow = traffic_of(make_schedule(collective, name, n, **options_of(line, n)), chunked=line.chunked)
-    if not line.late:
-        # Whether a few messages are a stream changes nothing: binomial's buffers are whole.
-        assert flow == (STREAM if line.stream else ROUNDS) or name == "binomial"
+    # Whether a few messages are a stream changes nothing: binomial's buffers are whole.
+    assert flow == (STREAM if line.stream else ROUNDS) or name == "binomial"
 
 
 @pytest.mark.parametrize(("collective", "name"), OWN)
@@ -162,3 +161,17 @@ def runs(comm):
 def test_parts_run(monkeypatch):
     monkeypatch.setattr(plans, "MAX_CHECKED_RANKS", 2)
     spawn(5, runs)
+
+
+@pytest.mark.parametrize(("algorithm", "late_rank"), [("late_join", 999), ("late_join", 100), ("ring", 3)])
+def test_a_late_rank_that_cannot_be_is_refused_of_many_as_of_few(algorithm, late_rank):
+    """Above MAX_CHECKED_RANKS too, and by its own number."""
+    key = Key("all_reduce", algorithm, "sum", "float32", 100, None, late_rank, None, None, None)
+    few, many = (refusal(part_of, key, (tuple(range(n)),), 5) for n in (64, 65))
+    assert str(late_rank) in few and many == few.replace("0 to 63", "0 to 64").replace("64 ranks", "65 ranks")
+
+
+def refusal(function, *args):
+    with pytest.raises(InputError) as raised:
+        function(*args)
+    return str(raised.value)

@@ -20,8 +20,6 @@ from lanterne.transport.tcp.duplex import PACED_NBYTES
 from lanterne.transport.tcp.over_tcp import TcpTransport
 from lanterne.transport.tcp.seal import Poly1305
 
-CHECKS = [check for check in conformance.ORDERLY if check is not conformance.check_large]
-
 
 class Job:
     """Threads with a group each; `dead` are the ranks that check_peers knows of."""
@@ -66,7 +64,7 @@ class Job:
         return results
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+@pytest.mark.parametrize("check", conformance.IN_THREADS, ids=lambda check: check.__name__)
 @pytest.mark.parametrize("hosts", ["hhh", "abb"], ids=["one host", "two hosts, sealed"])
 def test_the_suite(check, hosts):
     assert Job(3, hosts).run(check) == [None] * 3
