@@ -39,8 +39,8 @@ log: logging.Logger = logging.getLogger("lanterne.collectives")
 MESSAGE_NBYTES = (64, 4 << 10, 32 << 10, 256 << 10, 1 << 20, 4 << 20)
 MISFIT = 0.10
 REPEATS = 5
-# Of a message, by which it shows whether ranks share a NIC.
-SHARING_NBYTES = 256 << 10
+# Of the messages by which it shows whether ranks share a NIC, and calls in a row: a token bucket lets the first pass.
+SHARING_NBYTES, SHARING_CALLS = 256 << 10, 3
 # Small calls are timed several at once, so that a token bucket or a cache does not stand for what a link can sustain.
 AT_ONCE_NBYTES, MAX_AT_ONCE = 2 << 20, 8
 # No message is timed whose buffer would be larger than this on a rank.
@@ -112,8 +112,9 @@ def learn(communicator: TrialGroup) -> Learned:
 def measure_links(communicator: TrialGroup) -> Measured:
     """What the links of the group cost, the same on all ranks. A collective call.
 
-    Where ranks share nodes, those of each node measure at once, then the first ranks of the nodes among themselves,
-    then all ranks with those in the same place of other nodes: by what that takes longer they share their node's NIC.
+    Where ranks share nodes, those of each node measure at once, then the first ranks of the nodes among themselves.
+    These exchange messages once more, alone and at the same time as those in the other places of the nodes: by what
+    that takes longer they share their node's NIC.
     """
     nodes = nodes_of(communicator.hosts)
     if len(nodes) in (1, communicator.world_size):
@@ -131,18 +132,21 @@ def measure_links(communicator: TrialGroup) -> Measured:
             nic = measure_model(rail)
         rails = sum(len(ranks) > 1 for ranks in _rails(nodes))
         communicator.barrier(algorithm="dissemination")
-        if rail.world_size > 1 and rails > 1:
+        if rails > 1:
             part = trial_array(rail, SHARING_NBYTES // 4)
-            whole = trial_array(rail, part.size * rail.world_size)
-            took_s = _time(rail, partial(rail.all_gather, part, whole, algorithm="ring"))
-            if nic is not None:
-                alone_s = (rail.world_size - 1) * float(nic.message_s(float(SHARING_NBYTES)))
-                shared = took_s > alone_s * (1 + rails) / 2
+            call = partial(rail.all_gather, part, trial_array(rail, part.size * rail.world_size), algorithm="ring")
+            rows = [partial(_repeat, each, SHARING_CALLS) for each in (call if place == 0 else _nothing, call)]
+            alone_s, together_s = time_calls(communicator, rows, REPEATS).min(axis=0)
+            shared = bool(together_s > alone_s * (1 + rails) / 2)
     # Rank 0 is one of the first ranks; the largest node has an inside.
     largest = max(nodes, key=len)
     nic, shared = _told(communicator, 0, (nic, shared))
     inside = _told(communicator, largest[0], inside)
     return Measured(nic, inside, shared)
+
+
+def _nothing() -> None:
+    """What ranks do that are not measured."""
 
 
 def _rails(nodes: Nodes) -> list[list[int]]:
@@ -193,12 +197,12 @@ def measure_model(communicator: TrialGroup) -> CostModel:
 
 def _time(communicator: TrialGroup, call: Call, calls: int = 1) -> float:
     """Seconds of one of `calls` calls in a row on the slowest rank: the least of a few, some being disturbed."""
+    return float(time_calls(communicator, [partial(_repeat, call, calls)], REPEATS).min()) / calls
 
-    def row() -> None:
-        for _ in range(calls):
-            call()
 
-    return float(time_calls(communicator, [row], REPEATS).min()) / calls
+def _repeat(call: Call, times: int) -> None:
+    for _ in range(times):
+        call()
 
 
 def fit(

@@ -9,6 +9,7 @@ import numpy as np
 
 from lanterne.collectives.algorithms.catalogue import Algorithm, algorithms_for, best_num_chunks, make_schedule
 from lanterne.collectives.algorithms.hierarchical.compose import Nodes, num_rails
+from lanterne.collectives.auto.pacing import over_nodes, start_s, sustained
 from lanterne.collectives.schedule.cost import CostModel, price
 from lanterne.collectives.schedule.ir import CollectiveSchedule, LateRank
 from lanterne.collectives.topology.topology import INSIDE, Topology
@@ -69,24 +70,35 @@ def chunk_count(
     line: Algorithm, world_size: int, nbytes: int, links: Links, min_chunk_nbytes: int = MIN_CHUNK_NBYTES
 ) -> int | None:
     """The chunk count of `line` that the links like best; None where it has no choice."""
-    model = links.slowest if isinstance(links, Topology) else links
     nodes = nodes_of_links(links)
     if not line.nodes or nodes is None or not isinstance(links, Topology):
+        model = links.slowest if isinstance(links, Topology) else links
         return best_num_chunks(line, world_size, nbytes, model, min_chunk_nbytes)
     # As nodes do that have the bytes which their busiest NIC carries.
     rails = num_rails(nodes)
     share = nbytes * min(rails, links.nic_sharers) / rails
-    count = best_num_chunks(line, len(nodes), share, _with_inside(links, rails), min_chunk_nbytes)
+    count = best_num_chunks(line, len(nodes), share, _with_inside(in_series(links), rails), min_chunk_nbytes)
     return None if count is None else count * rails
+
+
+def in_series(links: Topology) -> Topology:
+    """`links` as chunks find them that follow each other over nodes: a line each, without a token bucket's credit.
+
+    Each message between nodes goes with some inside, so that it starts no sooner than those.
+    """
+    inside = [at.model for at in links.links if at.kind == INSIDE]
+
+    def line(model: CostModel) -> CostModel:
+        return replace(sustained(model), alpha_s=start_s(over_nodes(model, inside)))
+
+    return links.with_models(line)
 
 
 def _with_inside(links: Topology, rails: int) -> CostModel:
     """The model of messages between nodes; with the starts of those inside that go with each, where they add up."""
     model = links.slowest
     inside = [at.model for at in links.links if at.kind == INSIDE and at.model.serial_messages]
-    extra_s = 2 * (rails - 1) * sum(each.alpha_s for each in inside)
-    pieces = tuple(piece._replace(alpha_s=piece.alpha_s + extra_s) for piece in model.pieces)
-    return replace(model, alpha_s=model.alpha_s + extra_s, pieces=pieces)
+    return replace(model, alpha_s=model.alpha_s + 2 * (rails - 1) * sum(each.alpha_s for each in inside))
 
 
 def late_times_s(
@@ -114,7 +126,8 @@ def predictions(collective: str, world_size: int, nbytes: int, links: Links) -> 
     for line in candidates(collective, world_size, nodes is not None):
         chunks = chunk_count(line, world_size, nbytes, links)
         over = nodes if line.nodes else None
-        cost = price(priced_schedule(collective, line.name, world_size, chunks, nodes=over), nbytes, links)
+        at = in_series(links) if over and isinstance(links, Topology) else links
+        cost = price(priced_schedule(collective, line.name, world_size, chunks, nodes=over), nbytes, at)
         rows.append(Prediction(line.name, chunks, cost.makespan_s))
     return sorted(rows, key=lambda row: row.time_s)
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from lanterne.collectives.algorithms.catalogue import ALGORITHMS, SHARED, Algorithm, find_algorithm
 from lanterne.collectives.auto.learn import learn
-from lanterne.collectives.auto.pacing import sustained
+from lanterne.collectives.auto.pacing import over_nodes, sustained
 from lanterne.collectives.auto.predict import (
     Factor,
     Links,
@@ -27,7 +27,7 @@ from lanterne.collectives.auto.predict import (
 )
 from lanterne.collectives.auto.trials import TrialGroup
 from lanterne.collectives.schedule.cost import CostModel
-from lanterne.collectives.topology.topology import Topology
+from lanterne.collectives.topology.topology import INSIDE, Topology
 from lanterne.errors import InputError
 
 log: logging.Logger = logging.getLogger("lanterne.collectives")
@@ -108,6 +108,18 @@ class Tuning:
     def links(self) -> Links | None:
         """What predictions go by: the topology where ranks share nodes, else the model."""
         return self.model if self.topology is None else self.topology
+
+    @property
+    def model_over_nodes(self) -> CostModel | None:
+        """What messages over nodes are cut by; see pacing.over_nodes."""
+        if self.model is None or self.topology is None:
+            return self.model
+        return over_nodes(self.model, [links.model for links in self.topology.links if links.kind == INSIDE])
+
+    @property
+    def nic_sharers(self) -> int:
+        """The ranks that share a NIC, at most."""
+        return 1 if self.topology is None else self.topology.nic_sharers
 
     def choose(self, collective: str, nbytes: int, *, shared: bool = False) -> Choice:
         """The Choice for `collective` on buffers of `nbytes`, the larger of a rank's two; the same on all ranks.

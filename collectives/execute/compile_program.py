@@ -37,6 +37,10 @@ from lanterne.collectives.schedule.ir import REDUCE, CollectiveSchedule
 
 # More inputs than this are folded in several steps: the time to compile a kernel grows with their number.
 MAX_FOLD_INPUTS = 16
+# Receives from a peer of the same node that are posted at once: enough for memory to be busy, and few, since a rank
+# that posts hundreds when the late one comes keeps its core from those beside it (2 hosts of 4 ranks on 2 cores: 500
+# posts, 10 to 160 ms).
+NEIGHBOUR_CREDITS = 8
 
 # What two actions conflict on: a slot of scratch, or one cell of an array; by its buffer.
 Storage: TypeAlias = tuple[int, int | Cell]
@@ -55,7 +59,7 @@ def compile_program(
     in_place: bool = False,
     mean: bool = False,
     align: int = 1,
-    unpaced: Collection[int] = (),
+    neighbours: Collection[int] = (),
 ) -> RankProgram:
     """The RankProgram of `rank` for parts (schedule/contracts.py) of `part_count` elements of `itemsize` bytes.
 
@@ -66,7 +70,7 @@ def compile_program(
             receive is posted (Capabilities.receiver_paced_nbytes), this keeps flows from meeting at one ingress.
         in_place: the chunks that both start and end at this rank have one place, in the output.
         mean: divide complete sums by world_size.
-        unpaced: peers from which any number of receives are posted: those of the same node.
+        neighbours: peers of the same node; from each NEIGHBOUR_CREDITS receives are posted at once.
         align: chunks are of multiples of so many elements, but for the last of a part; the same on every rank.
 
     Cost: some 30 us per action.
@@ -90,7 +94,7 @@ def compile_program(
     compiler.batches.append(len(compiler.actions))
     compiler.add_results()
     if credits is not None:
-        compiler.limit_receives(credits, unpaced)
+        compiler.limit_receives(credits, neighbours)
     return compiler.finish(join_start)
 
 
@@ -360,15 +364,16 @@ class _Compiler:
                 if self.place(cell).buffer != OUT:
                     self.move_home(cell)
 
-    def limit_receives(self, credits: int, unpaced: Collection[int]) -> None:
-        """Let every receive, but from `unpaced` peers, wait for the completion of the one `credits` before it."""
-        receives = [
-            index
-            for index, action in enumerate(self.actions)
-            if type(action) is Message and not action.sends and action.peer not in unpaced
-        ]
-        for before, receive in zip(receives, receives[credits:], strict=False):
-            self.events[receive].add(before)
+    def limit_receives(self, credits: int, neighbours: Collection[int]) -> None:
+        """Let every receive wait for the completion of the one `credits` before it; of a neighbour, its own before."""
+        receives: dict[int | None, list[int]] = {}
+        for index, action in enumerate(self.actions):
+            if type(action) is Message and not action.sends:
+                receives.setdefault(action.peer if action.peer in neighbours else None, []).append(index)
+        for peer, indices in receives.items():
+            window = credits if peer is None else NEIGHBOUR_CREDITS
+            for before, receive in zip(indices, indices[window:], strict=False):
+                self.events[receive].add(before)
 
     def finish(self, join_start: int) -> RankProgram:
         """The RankProgram of the actions so far, of which those from `join_start` on need the late rank."""

@@ -197,16 +197,18 @@ class RankPrograms:
         """The RankProgram of `rank`, of `nodes`."""
         group = self._group
         checked = part_of(key, nodes, rank)
-        schedule, model = checked.schedule, group.tuning.model
+        schedule, line = checked.schedule, find_algorithm(checked.schedule.collective, checked.schedule.algorithm)
+        model, sharers = group.tuning.model, 1
+        if line.nodes:
+            model, sharers = group.tuning.model_over_nodes, group.tuning.nic_sharers
         pieces = schedule.num_chunks // CONTRACTS[schedule.collective].parts(schedule.world_size)
         # Of parts that others do not know the size of nothing may depend on it: both ends of a message cut alike.
         largest = max(key.counts, default=0) if key.counts is not None else key.part_count
         chunk_nbytes = -(-largest // pieces) * dtype.nbytes
-        line = find_algorithm(schedule.collective, schedule.algorithm)
         stream = line.stream if isinstance(checked, OwnSchedule) else None
         flow = traffic_of(schedule, line.chunked, nodes if line.nodes else None, stream)
         most_nbytes = key.segment_nbytes or segment_nbytes(model, chunk_nbytes, flow)
-        granted = credits(model, group.transport, min(most_nbytes, chunk_nbytes), flow)
+        granted = credits(model, group.transport, min(most_nbytes, chunk_nbytes), flow, sharers)
         streams = key.memory is not None and group.device_side().channel is not None
         alignment_nbytes = group.transport.capabilities.device_alignment_nbytes if streams else 0
         return compile_program(
@@ -219,7 +221,7 @@ class RankPrograms:
             in_place=in_place,
             mean=key.op == "mean",
             align=max(1, alignment_nbytes // dtype.nbytes),
-            unpaced=next(ranks for ranks in nodes if rank in ranks) if line.nodes and len(nodes) > 1 else (),
+            neighbours=next(ranks for ranks in nodes if rank in ranks) if line.nodes and len(nodes) > 1 else (),
         )
 
 

@@ -27,7 +27,7 @@ from dataclasses import replace
 
 from lanterne.collectives.algorithms.catalogue import find_algorithm
 from lanterne.collectives.auto.pacing import sustained
-from lanterne.collectives.auto.predict import Links, late_times_s, nodes_of_links, priced_schedule
+from lanterne.collectives.auto.predict import Links, in_series, late_times_s, nodes_of_links, priced_schedule
 from lanterne.collectives.auto.tuning import MAX_PRICED_RANKS, late_num_chunks, override
 from lanterne.collectives.execute.arguments import CheckedCall, Key
 from lanterne.collectives.execute.communicator_base import CommunicatorBase
@@ -304,7 +304,7 @@ def _option(collective: str, name: str, world_size: int, nbytes: int, links: Lin
     if world_size > MAX_PRICED_RANKS and not isinstance(links, Topology):
         assert chunks is not None, "of each in LATE_ALGORITHMS"
         return Option(f"{name}/{chunks}", *late_times_s(line, world_size, chunks, nbytes, _paced(links)), late)
-    paced = links.with_models(_paced) if isinstance(links, Topology) else _paced(links)
+    paced = in_series(links).with_models(_unserial) if isinstance(links, Topology) else _paced(links)
     nodes = nodes_of_links(links) if line.nodes else None
     order = range(world_size) if nodes is None else [rank for ranks in nodes for rank in ranks]
     absent = tuple(sorted(order[-late:])) if late > 1 else order[-1]
@@ -317,7 +317,11 @@ def _option(collective: str, name: str, world_size: int, nbytes: int, links: Lin
 
 
 def _paced(model: CostModel) -> CostModel:
-    return replace(sustained(model), alpha_s=model.alpha_s, serial_messages=False)
+    return _unserial(replace(sustained(model), alpha_s=model.alpha_s))
+
+
+def _unserial(model: CostModel) -> CostModel:
+    return replace(model, serial_messages=False)
 
 
 def key_of(key: Key, choice: str, late_rank: int | tuple[int, ...]) -> Key:

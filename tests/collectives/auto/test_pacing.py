@@ -21,8 +21,10 @@ from lanterne.collectives.auto.pacing import (
     START_NBYTES,
     STREAM,
     credits,
+    over_nodes,
     piece_nbytes,
     segment_nbytes,
+    start_s,
     sustained,
     traffic_of,
 )
@@ -46,6 +48,19 @@ def test_two_messages_make_the_bandwidth_delay_product_of_a_loaded_network():
     assert credits(LAB, PACED, piece_nbytes(LAB) // 4) == 4 * CREDITS
     assert credits(LAB, PACED, 1 << 30) == 1
     assert credits(LAB, PACED, 1 << 30, EXCHANGES) == credits(LAB, PACED, 1 << 17, STREAM) == CREDITS
+
+
+def test_ranks_that_share_a_nic_share_what_is_under_way_there():
+    assert credits(LAB, PACED, piece_nbytes(LAB), sharers=CREDITS) == 1
+    assert credits(LAB, PACED, piece_nbytes(LAB) // 4, sharers=4) == CREDITS
+    assert credits(LAB, PACED, piece_nbytes(LAB), sharers=64) == 1
+
+
+def test_messages_between_nodes_start_no_sooner_than_those_inside():
+    assert start_s(over_nodes(HOST, [LAB])) == pytest.approx(LAB.alpha_s)
+    assert over_nodes(LAB, [HOST]) == over_nodes(LAB, []) == LAB
+    bucket = CostModel(1e-4, 0.0, 0.0, ((64.0, 1e-4, 1e-8), (32768.0, 0.0, 1.7e-8), (262144.0, 0.0, 4e-8)))
+    assert start_s(over_nodes(bucket, [LAB])) == pytest.approx(LAB.alpha_s)
 
 
 def test_streams_are_short_on_slow_networks_and_free_in_memory():

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 from lanterne.collectives.algorithms.catalogue import make_schedule
-from lanterne.collectives.auto.predict import Factor, correction
+from lanterne.collectives.auto.predict import Factor, correction, predictions
 from lanterne.collectives.auto.tuning import override
 from lanterne.collectives.communicator import Communicator
 from lanterne.collectives.jobs import spawn
-from lanterne.collectives.schedule.cost import CostModel, price
+from lanterne.collectives.schedule.cost import CostModel, Piece, price
+from lanterne.collectives.topology.topology import INSIDE, NIC, LinkClass, Topology
 from lanterne.errors import InputError
 from lanterne.transport.local import LocalWorld
 
@@ -141,3 +142,18 @@ def test_a_bad_override_is_an_error(monkeypatch, text):
 def test_the_override_is_obeyed(monkeypatch):
     monkeypatch.setenv("LANTERNE_ALGORITHM", "all_reduce=tree")
     assert spawn(3, lambda comm: comm.tuning.choose("all_reduce", 8).algorithm) == ["tree"] * 3
+
+
+@pytest.mark.parametrize("nbytes", [1 << 20, 8 << 20, 64 << 20])
+def test_a_bucket_does_not_make_chunks_over_nodes_cheaper_than_the_link(nbytes):
+    """2 nodes of 4 ranks that share a NIC, whose first messages pass at twice its rate."""
+    bucket = CostModel(1e-4, 0.0, 0.0, (Piece(64.0, 1e-4, 1e-8), Piece(32768.0, 0.0, 2e-8), Piece(262144.0, 0.0, 4e-8)))
+    nodes = ((0, 1, 2, 3), (4, 5, 6, 7))
+    alone = tuple((rank,) for rank in range(8))
+    inside = CostModel(3e-4, 3e-9, serial_messages=True)
+    topology = Topology(nodes, (LinkClass(INSIDE, inside, alone), LinkClass(NIC, bucket, nodes)))
+    for row in predictions("all_reduce", 8, nbytes, topology):
+        if row.algorithm.startswith("hier"):
+            assert nbytes * 4e-8 <= row.time_s <= 1.5 * nbytes * 4e-8
+            # A chunk costs a start, so there are not more than pay.
+            assert row.num_chunks is None or row.num_chunks * 3e-4 <= nbytes * 4e-8

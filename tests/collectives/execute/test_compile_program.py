@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from interpreter import Deadlock, reducing_transfers, run_group
 
 from lanterne.collectives.algorithms.catalogue import ALGORITHMS
-from lanterne.collectives.execute.compile_program import compile_program
+from lanterne.collectives.execute.compile_program import NEIGHBOUR_CREDITS, compile_program
 from lanterne.collectives.execute.plans import checked_schedule
 from lanterne.collectives.execute.rank_program import Fold, Message, Move
 from lanterne.collectives.schedule.contracts import CONTRACTS
@@ -135,6 +135,17 @@ def test_credits_bound_the_posted_receives(credits):
     assert len(receives) > 10
     for before, receive in zip(receives, receives[credits:], strict=False):
         assert receive in program.successors[before]
+
+
+def test_neighbours_have_credits_of_their_own():
+    """Those of the same node do not wait for messages from others, nor these for theirs."""
+    (program, *_) = programs_of("all_to_all", "pairwise", 4, 64 * 64, 64, credits=1, neighbours=(0, 1, 2))
+    for peer, window in ((1, NEIGHBOUR_CREDITS), (2, NEIGHBOUR_CREDITS), (3, 1)):
+        receives = [i for i, a in enumerate(program.actions) if type(a) is Message and not a.sends and a.peer == peer]
+        assert len(receives) > NEIGHBOUR_CREDITS
+        for before, receive in zip(receives, receives[window:], strict=False):
+            assert receive in program.successors[before]
+        assert not any(program.waits[receive] > 1 for receive in receives[:window])
 
 
 def test_small_chunks_share_messages():
